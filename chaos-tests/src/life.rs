@@ -91,6 +91,7 @@ fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
             step_count: base.step_count,
             weights: base.weights.clone(),
             device: one_thread as MakeBackend,
+            host: zbelastic_kernels::HostThreads::one(),
             store: None,
             clock: None,
         },

@@ -29,7 +29,9 @@ pub use backend::{
     MatrixPart, MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn,
     UpdateState, View, ViewMut,
 };
-pub use cpu::{CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, InstructionSet};
+pub use cpu::{
+    CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, Normals,
+};
 pub use fault::{DeviceFault, Purpose};
 pub use fingerprint::{HeldSums, StateSums};
 pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};

@@ -110,6 +110,11 @@ pub trait ComputeModel {
     /// A layer before the first step.
     fn initial(&self, layer: LayerId) -> LayerImage;
 
+    /// The digest of a layer, on as many threads as there are for it.
+    fn digest(&self, image: &LayerImage) -> Digest {
+        layer_digest(image)
+    }
+
     /// Whether a layer has the size that the model gives it.
     fn fits(&self, image: &LayerImage) -> bool;
 

@@ -29,7 +29,7 @@ use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerImage, layer_digest};
+use crate::elastic::{ComputeModel, LayerImage};
 use crate::stage::{Progress, StageSetup};
 
 pub use peers::{PeerBody, PeerFrame, PeerRefusal};
@@ -309,7 +309,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let held = |image: &Arc<LayerImage>| HeldLayer {
             layer: image.layer,
             version: image.version,
-            digest: layer_digest(image),
+            digest: self.model.digest(image),
         };
         let mut layers: Vec<_> = self.shelf.values().map(held).collect();
         match &self.phase {
@@ -370,7 +370,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             return;
         }
         let (images, generation) = (station.export(version), station.plan().generation);
-        let layers: Vec<_> = images.iter().map(|i| (i.layer, layer_digest(i))).collect();
+        let layers: Vec<_> = images.iter().map(|i| (i.layer, self.model.digest(i))).collect();
         let missing = images.iter().map(|image| image.layer).collect();
         for (image, (_, digest)) in images.into_iter().zip(layers.iter().copied()) {
             self.outbox.push_back(HostOutput::Write { image, digest });
@@ -416,9 +416,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
 }
 
 /// The digests of images, in model order.
-fn digests_of<'a>(images: impl Iterator<Item = &'a Arc<LayerImage>>) -> Vec<LayerDigest> {
+fn digests_of<'a>(
+    model: &impl ComputeModel,
+    images: impl Iterator<Item = &'a Arc<LayerImage>>,
+) -> Vec<LayerDigest> {
     let mut digests: Vec<(LayerId, Digest)> =
-        images.map(|image| (image.layer, layer_digest(image))).collect();
+        images.map(|image| (image.layer, model.digest(image))).collect();
     digests.sort_unstable_by_key(|(layer, _)| *layer);
     digests
 }

@@ -31,11 +31,21 @@ impl Stream {
         Self { seed, purpose, subject }
     }
 
+    /// Philox's key.
+    pub(crate) const fn key(&self) -> [u32; 2] {
+        [self.seed as u32, (self.seed >> 32) as u32]
+    }
+
+    /// The upper half of Philox's counter.
+    pub(crate) const fn subject(&self) -> [u32; 2] {
+        [self.subject, self.purpose as u32]
+    }
+
     /// The four numbers at `position`.
     #[must_use]
     pub const fn block(&self, position: u64) -> [u32; 4] {
-        let counter = [position as u32, (position >> 32) as u32, self.subject, self.purpose as u32];
-        philox([self.seed as u32, (self.seed >> 32) as u32], counter)
+        let [subject, purpose] = self.subject();
+        philox(self.key(), [position as u32, (position >> 32) as u32, subject, purpose])
     }
 
     /// Uniform in `[0, 1)`, from the first number at `position`.

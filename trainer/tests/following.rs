@@ -14,7 +14,7 @@ use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, Pr
 use zbelastic_consensus::rehearsal::{Follow, Rehearsal};
 use zbelastic_consensus::seat::{LoadOrder, News, Order};
 use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Turn};
-use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_kernels::{AllocateError, CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage};
@@ -90,6 +90,7 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
         step_count: STEPS,
         weights,
         device,
+        host: HostThreads::one(),
         store: None,
         clock: None,
     };

@@ -11,15 +11,18 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::LoadFault;
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
 use zbelastic_consensus::seat::{LoadOrder, News, Order};
-use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
-use zbelastic_kernels::CpuBackend;
+use zbelastic_consensus::validation::{NonfinitePolicy, Reason, Seal, Turn, Verdict};
+use zbelastic_kernels::{CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, DeviceUse, LayerImage};
+use zbelastic_trainer::elastic::{
+    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient, LayerImage,
+};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
 use zbelastic_trainer::model::{Family, model_layers};
+use zbelastic_trainer::stage::Workbench;
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
@@ -95,8 +98,9 @@ fn host() -> Worker {
     let stage = common::setup(model.clone(), setup, 4);
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let (store, clock) = (None, None);
-    let compute = BackendModel { model, optimizer, step_count: 4, weights, device, store, clock };
+    let (host, store, clock, step_count) = (HostThreads::one(), None, None, 4);
+    let compute =
+        BackendModel { model, optimizer, step_count, weights, device, host, store, clock };
     Host::new(HostSetup { stage }, compute, common::corpus())
 }
 
@@ -120,6 +124,74 @@ fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
     host.handle(HostInput::Order(Order::Stop)).expect("an order");
     host.handle(load(&plan(2, [3, 2, 1], all), 3)).expect("an order");
     assert_eq!(inventory(&mut host), held);
+}
+
+/// A layer is in memory once, whoever looks at it: loaded, in training, as a copy and stopped.
+#[test]
+fn a_layer_is_not_copied_when_it_changes_hands() {
+    let mut host = host();
+    host.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("an order");
+    let places = |images: Vec<LayerImage>| -> BTreeSet<*const f32> {
+        let parts = images.iter().flat_map(|image| [&image.w, &image.m, &image.v]);
+        parts.map(|part| part.as_ptr()).collect()
+    };
+    let shelved = |host: &Worker| {
+        places(host.shelf().values().map(|image| LayerImage::clone(image)).collect())
+    };
+    let loaded = shelved(&host);
+    let station = host.station().expect("all layers are from the seed");
+    let mut held = places(station.engine().bench().images());
+    held.extend(places(station.copies().map(LayerCopy::image).collect()));
+    assert_eq!(held, loaded);
+    host.handle(HostInput::Order(Order::Run { generation: Generation(1) })).expect("an order");
+    host.handle(HostInput::Order(Order::Stop)).expect("an order");
+    assert_eq!(shelved(&host), loaded);
+}
+
+/// What a checkpoint or a peer holds of a version stays that version while the layer goes on.
+#[test]
+fn an_image_stays_as_it_was_while_its_layer_goes_on() {
+    let mut host = host();
+    host.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("an order");
+    let image = host.shelf().values().next().expect("it is loaded").clone();
+    let before = image.encode();
+    let apart = LayerImage::decode(&before).expect("an image");
+    let after = [&*image, &apart].map(|image| {
+        let setup = common::setup(
+            common::tiny_model(Family::Llama),
+            common::plan(&common::tiny_model(Family::Llama), ScheduleKind::ZbH1, 1, Window::One),
+            4,
+        );
+        let model = BackendModel {
+            model: setup.model,
+            optimizer: setup.optimizer,
+            step_count: 4,
+            weights: setup.weights,
+            device: |_: DeviceUse| CpuBackend::new(1).expect("one thread"),
+            host: HostThreads::one(),
+            store: None,
+            clock: None,
+        };
+        let mut copy = model.copy(image).expect("memory");
+        let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(0) };
+        let g = (0..image.w.len()).map(|i| i as f32 * 1e-3 - 0.1).collect();
+        copy.hold(&LayerGradient { layer: image.layer, turn, g }).expect("the open step");
+        let seal = Seal {
+            turn,
+            verdict: Verdict::Keep,
+            reason: Reason::Sound,
+            square_sum_bits: 0,
+            loss_sum_bits: 0,
+            updates_after: 1,
+            cursor_after: Step(1),
+        };
+        copy.apply(&seal).expect("its gradient is held");
+        copy.image()
+    });
+    assert_eq!(image.encode(), before);
+    assert_eq!(apart.encode(), before);
+    assert_eq!(after[0], after[1]);
+    assert_ne!(after[0].w, image.w);
 }
 
 fn holder(node: u64) -> Holder {

@@ -21,6 +21,9 @@ pub trait Machine: Send + 'static {
     /// What a person calls it.
     fn name(&self) -> String;
 
+    /// Threads of the host for what is done to a layer before the device has it.
+    fn host_threads(&self) -> usize;
+
     /// Opens it for a job.
     ///
     /// # Errors
@@ -43,6 +46,10 @@ impl Machine for Cores {
 
     fn name(&self) -> String {
         args::Device::Cpu.to_string()
+    }
+
+    fn host_threads(&self) -> usize {
+        self.threads
     }
 
     fn open(&self, _: ArithmeticConfig) -> Result<MakeCores, DeviceTrouble> {
@@ -76,6 +83,10 @@ where
 
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    fn host_threads(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
     }
 
     fn open(&self, arithmetic: ArithmeticConfig) -> Result<Beside<D>, DeviceTrouble> {

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::seat::News;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::cuda::OpenError;
-use zbelastic_kernels::{AllocateError, DeviceFault};
+use zbelastic_kernels::{AllocateError, DeviceFault, HostThreads};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{BackendModel, LayerImage, MakeStore};
@@ -540,6 +540,7 @@ fn begin<M: Machine>(machine: &M, job: DeviceJob) -> Result<WorkerHost<M>, Devic
         step_count: config.steps,
         weights: weights.clone(),
         device,
+        host: HostThreads::new(machine.host_threads())?,
         store: match config.memory.offload_store {
             OffloadStore::Memory => None,
             OffloadStore::File => Some(file_stores(scratch)),

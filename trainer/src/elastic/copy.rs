@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, ViewMut};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, HostThreads, ViewMut};
 use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
+use crate::digest::image_digest_on;
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
 use crate::plan::claim_copy;
@@ -24,6 +25,8 @@ pub struct BackendModel<F> {
     pub weights: InitialWeights,
     /// Makes a handle on the device.
     pub device: F,
+    /// What layers are drawn and hashed by before the device has them.
+    pub host: HostThreads,
     /// Makes the second store of a stage, if what leaves its device goes to another place than the
     /// host's memory.
     pub store: Option<MakeStore>,
@@ -77,7 +80,11 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
     }
 
     fn initial(&self, layer: LayerId) -> LayerImage {
-        self.weights.image_of(&model_layers(&self.model)[layer.index()])
+        self.weights.image_of(&self.host, &model_layers(&self.model)[layer.index()])
+    }
+
+    fn digest(&self, image: &LayerImage) -> Digest {
+        image_digest_on(&self.host, image)
     }
 
     fn fits(&self, image: &LayerImage) -> bool {

@@ -313,8 +313,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             (order.plan.generation, order.turn.step, order.is_pending);
         let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
         let is_own = |image: &&Arc<LayerImage>| own.contains(&image.layer);
-        let layers = digests_of(images.values().filter(is_own));
-        let copies = digests_of(images.values().filter(|image| !is_own(image)));
+        let layers = digests_of(&self.model, images.values().filter(is_own));
+        let copies = digests_of(&self.model, images.values().filter(|image| !is_own(image)));
         self.shelf = offered;
         self.shelf.extend(images.iter().map(|(layer, image)| (*layer, image.clone())));
         let parts = (&self.setup, &self.model, self.source.clone());

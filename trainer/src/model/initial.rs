@@ -1,5 +1,7 @@
 //! Initial weights: a function of seed, tensor and element.
 
+use zbelastic_kernels::{HostThreads, Normals};
+
 use super::tensors::{Initial, LayerSpec};
 use crate::random::{Purpose, Stream};
 
@@ -7,15 +9,15 @@ use crate::random::{Purpose, Stream};
 #[must_use]
 pub fn initial_weights(spec: &LayerSpec, seed: u64) -> Vec<f32> {
     let mut weights = vec![0.0; spec.len()];
-    draw_weights(spec, seed, &mut weights);
+    draw_weights(&HostThreads::one(), spec, seed, &mut weights);
     weights
 }
 
-/// The same, written where they are wanted.
+/// The same, written where they are wanted, on all threads of the host.
 ///
 /// # Panics
 /// If `weights` is not as long as the layer.
-pub fn draw_weights(spec: &LayerSpec, seed: u64, weights: &mut [f32]) {
+pub fn draw_weights(host: &HostThreads, spec: &LayerSpec, seed: u64, weights: &mut [f32]) {
     assert_eq!(weights.len(), spec.len(), "as many weights as the layer has");
     for tensor in &spec.tensors {
         let to = &mut weights[tensor.range.clone()];
@@ -23,13 +25,26 @@ pub fn draw_weights(spec: &LayerSpec, seed: u64, weights: &mut [f32]) {
             Initial::Constant(x) => to.fill(x),
             Initial::Normal(deviation) => {
                 let stream = Stream::new(seed, Purpose::Weights, tensor.index.0);
-                for (position, pair) in to.chunks_mut(2).enumerate() {
-                    let draws = stream.normal_pair(position as u64);
-                    for (to, draw) in pair.iter_mut().zip(draws) {
-                        *to = (draw * deviation) as f32;
-                    }
-                }
+                let (key, subject) = (stream.key(), stream.subject());
+                host.draw(Normals { key, subject, deviation }, to);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_those_of_their_stream_pair_by_pair() {
+        let stream = Stream::new(u64::MAX / 3, Purpose::Weights, 9);
+        let (key, subject) = (stream.key(), stream.subject());
+        let mut found = vec![0.0; 20_001];
+        HostThreads::one().draw(Normals { key, subject, deviation: 0.02 }, &mut found);
+        for (position, pair) in found.chunks(2).enumerate() {
+            let expected = stream.normal_pair(position as u64).map(|draw| (draw * 0.02) as f32);
+            assert_eq!(pair, &expected[..pair.len()], "pair {position}");
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostThreads};
 use zbelastic_types::{LayerRange, SliceIndex};
 
 use super::engine::InitialWeights;
@@ -193,7 +193,7 @@ impl Layers<'_> {
             let spec = specs[layer as usize].clone();
             match self {
                 Self::Initial(weights) => {
-                    let image = weights.image_of(&spec);
+                    let image = weights.image_of(&HostThreads::one(), &spec);
                     LayerState::of_image(backend, model, spec, &image)
                 }
                 Self::Images(images) => {

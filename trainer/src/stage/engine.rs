@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::{
     Application, LayerFingerprint, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, HostFloats, Loss, Parcel};
+use zbelastic_kernels::{
+    AllocateError, Backend, DeviceFault, HostFloats, HostThreads, Loss, Parcel,
+};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
@@ -82,10 +84,14 @@ impl InitialWeights {
     /// If there is no memory for them.
     #[must_use]
     pub fn of_layer(&self, spec: &LayerSpec) -> HostFloats {
+        self.of_layer_on(&HostThreads::one(), spec)
+    }
+
+    fn of_layer_on(&self, host: &HostThreads, spec: &LayerSpec) -> HostFloats {
         let mut weights =
             HostFloats::zeroed(spec.len()).expect("memory for the weights of a layer");
         match self {
-            Self::Drawn { seed } => draw_weights(spec, *seed, weights.as_mut_slice()),
+            Self::Drawn { seed } => draw_weights(host, spec, *seed, weights.as_mut_slice()),
             Self::Given(layers) => {
                 weights.as_mut_slice().copy_from_slice(&layers[spec.layer.index()]);
             }
@@ -93,14 +99,14 @@ impl InitialWeights {
         weights
     }
 
-    /// A layer before the first step. Its moments are zeros that take no memory until they are written.
+    /// A layer before the first step, drawn on the host's threads. Its moments are zeros that take no memory until they are written.
     ///
     /// # Panics
     /// If there is no memory for it.
     #[must_use]
-    pub fn image_of(&self, spec: &LayerSpec) -> LayerImage {
+    pub fn image_of(&self, host: &HostThreads, spec: &LayerSpec) -> LayerImage {
         let zeros = || HostFloats::zeroed(spec.len()).expect("pages that nobody has written");
-        let (layer, version, w) = (spec.layer, Step(0), self.of_layer(spec));
+        let (layer, version, w) = (spec.layer, Step(0), self.of_layer_on(host, spec));
         LayerImage { layer, version, w, m: zeros(), v: zeros() }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zbelastic_consensus::validation::{
     GuardPolicy, LayerFingerprint, Leader, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
-use zbelastic_kernels::{Backend, CpuBackend, Parcel};
+use zbelastic_kernels::{Backend, CpuBackend, HostThreads, Parcel};
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
     Window, check, lower, offload,
@@ -267,6 +267,7 @@ impl<B: Backend> Cluster<B> {
             step_count: setup.step_count,
             weights: setup.weights.clone(),
             device,
+            host: HostThreads::one(),
             store: None,
             clock: None,
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::{Backend, DeviceSizes};
+use zbelastic_kernels::{Backend, DeviceSizes, HostThreads};
 use zbelastic_schedule::{Memory, ScheduleKind, Window};
 use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
@@ -143,6 +143,7 @@ fn a_copy_takes_what_is_counted() {
         step_count: 1,
         weights: setup.weights.clone(),
         device: |_: DeviceUse| backend.beside(),
+        host: HostThreads::one(),
         store: None,
         clock: None,
     };

@@ -60,10 +60,15 @@ impl Worker {
             Order::Load(load) => self.load(load),
             Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
             Order::Forget if self.is_hung() => self.ending = Some(Ending::Hung),
+            Order::Run { generation } => {
+                // Everybody is ready: what was offered for this plan has been fetched, and who holds a
+                // layer keeps its owner from writing it in place.
+                self.shelf.clear_before(generation.next());
+                self.tell_device(HostInput::Order(order));
+            }
             Order::Forget
             | Order::Settle(_)
             | Order::Stop
-            | Order::Run { .. }
             | Order::Save { .. }
             | Order::GoBack
             | Order::Release
