@@ -131,14 +131,13 @@ fn retold(told: &str) -> Undisturbed {
     let mut found = Undisturbed::default();
     let mut times = Times::default();
     for line in told.lines() {
-        match Event::parse(line).kind {
-            EventKind::Seal(seal) => {
-                found.steps.insert(seal.step, seal.facts);
-                let line = serde_json::from_str::<serde_json::Value>(line);
-                times.extend(line.ok().and_then(|line| line["ms"].as_f64()));
-            }
-            EventKind::Done { digest, .. } => found.digest = digest,
-            _ => {}
+        let kind = Event::parse(line).kind;
+        if let EventKind::Seal(seal) = kind {
+            found.steps.insert(seal.step, seal.facts);
+            let line = serde_json::from_str::<serde_json::Value>(line);
+            times.extend(line.ok().and_then(|line| line["ms"].as_f64()));
+        } else if let EventKind::Done { digest, .. } = kind {
+            found.digest = digest;
         }
     }
     found.step_ms = times.quantiles().map_or(0.0, |quantiles| quantiles.p50_ms);
