@@ -233,7 +233,7 @@ impl Program {
         finish(&mut command, None).map(|_| ())
     }
 
-    /// Trains without a cluster, a thread for each worker, and returns the lines that it printed. It
+    /// Trains without a cluster, as one stage on all cores, and returns the lines that it printed. It
     /// takes as long as its steps do: nothing outside can tell a long one from none.
     ///
     /// # Errors
@@ -241,14 +241,13 @@ impl Program {
     pub fn train(
         &self,
         config: &Configuration,
-        (steps, workers): (u64, u32),
+        steps: u64,
         out: &Path,
     ) -> Result<String, VerbError> {
         let mut command = self.verb();
         command.arg("train");
         config.with("train.steps", steps).type_to(&mut command);
-        command.args(["--workers", &workers.to_string(), "--threads", WORKER_THREADS]);
-        command.args(["--threads-only", "--json", "--out"]).arg(out);
+        command.args(["--workers", "1", "--threads-only", "--json", "--out"]).arg(out);
         finish(&mut command, None)
     }
 

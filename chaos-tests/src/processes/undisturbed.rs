@@ -70,8 +70,7 @@ impl Training {
         Ok(undisturbed)
     }
 
-    /// What the same training agrees on in one process without a cluster, a thread for each worker;
-    /// from `cache` if it is there.
+    /// What the same training agrees on in one process without a cluster; from `cache` if it is there.
     ///
     /// # Errors
     /// If it does not come to its end.
@@ -88,7 +87,7 @@ impl Training {
             doing: "cannot make a folder".to_owned(),
             source,
         })?;
-        let told = self.program.train(&self.config, (self.steps, self.workers), folder.path())?;
+        let told = self.program.train(&self.config, self.steps, folder.path())?;
         let found = retold(&told);
         // Without a cache the next measurement trains again.
         let _ = save(&path, &found);
