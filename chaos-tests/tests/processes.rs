@@ -18,6 +18,7 @@ use chaos_tests::processes::contract::{Configuration, Program};
 use chaos_tests::processes::faults::{FaultKind, FaultMix};
 use chaos_tests::processes::folder::Folder;
 use chaos_tests::processes::group::{GroupError, GroupSetup};
+use chaos_tests::processes::measure::{self, MeasureSetup, Measures, RowKind};
 use chaos_tests::processes::undisturbed::Training;
 use chaos_tests::processes::watch::Watch;
 use chaos_tests::processes::wires::Wires;
@@ -178,6 +179,58 @@ fn whoever_watches_may_end_it() {
     assert_eq!(account.verdict, Verdict::Interrupted);
 }
 
+/// What comes of rows that are measured on fake processes with this bug.
+fn measured(bug: Option<&str>) -> Measures {
+    let scene = Scene::new(&[], 0, 0);
+    let Training { program, config, workers, .. } = scene.training(bug);
+    let folder = scene.folder.path().join("measured");
+    let group = GroupSetup {
+        program,
+        folder,
+        controllers: 1,
+        workers,
+        seed: SEED,
+        wires: Wires::Loopback,
+        small_disk_mib: None,
+    };
+    let rows = vec![RowKind::WorkerKilled, RowKind::Joins, RowKind::TwoKilled];
+    let cache = scene.folder.path().join("cache");
+    let setup = MeasureSetup {
+        group,
+        config,
+        rows,
+        times: 2,
+        power_cycles: 0,
+        undisturbed: 1,
+        steps: 9,
+        rounds: 1,
+        cache,
+    };
+    let (stop, mut sink) = (AtomicBool::new(false), std::io::sink());
+    measure::run(&setup, &mut Watch::new(&mut sink, &stop)).expect("it goes on")
+}
+
+/// Whether marks about this are met.
+fn are_met(measures: &Measures, what: &str) -> Vec<bool> {
+    let marks = measures.rows.iter().flat_map(|row| &row.marks);
+    marks.filter(|mark| mark.what.contains(what)).map(|mark| mark.is_met).collect()
+}
+
+fn rows_are_held_against_their_goals() {
+    let measures = measured(None);
+    let counts: Vec<_> =
+        measures.rows.iter().filter_map(|row| Some(row.next_seal?.count)).collect();
+    assert_eq!(counts, [2, 1, 2], "{measures:?}");
+    assert_eq!(are_met(&measures, "recovered from"), [true; 2]);
+    assert_eq!(are_met(&measures, "sealed steps lost"), [true; 3]);
+    assert_eq!(are_met(&measures, "ends with the digest"), [true]);
+    assert!(measures.rows.iter().all(|row| row.what.contains("struck") || row.plans > 0));
+}
+
+fn a_row_whose_run_ends_with_another_digest_misses_its_goal() {
+    assert_eq!(are_met(&measured(Some("digest")), "ends with the digest"), [false]);
+}
+
 fn a_program_that_cannot_start_is_told() {
     let scene = Scene::new(&[], 0, 0);
     let mut training = scene.training(None);
@@ -188,7 +241,7 @@ fn a_program_that_cannot_start_is_told() {
     assert!(matches!(error, Err(GroupError::System { .. })), "{error:?}");
 }
 
-const TESTS: [(&str, fn()); 10] = [
+const TESTS: [(&str, fn()); 12] = [
     ("a_sound_cluster_passes_under_every_fault", a_sound_cluster_passes_under_every_fault),
     ("a_wrong_digest_is_found", a_wrong_digest_is_found),
     ("a_wrong_loss_is_found", a_wrong_loss_is_found),
@@ -198,6 +251,11 @@ const TESTS: [(&str, fn()); 10] = [
     ("a_process_that_ends_by_itself_is_found", a_process_that_ends_by_itself_is_found),
     ("a_road_around_the_proxy_is_found", a_road_around_the_proxy_is_found),
     ("whoever_watches_may_end_it", whoever_watches_may_end_it),
+    ("rows_are_held_against_their_goals", rows_are_held_against_their_goals),
+    (
+        "a_row_whose_run_ends_with_another_digest_misses_its_goal",
+        a_row_whose_run_ends_with_another_digest_misses_its_goal,
+    ),
     ("a_program_that_cannot_start_is_told", a_program_that_cannot_start_is_told),
 ];
 

@@ -1,5 +1,7 @@
 //! What is typed to the binary, and what it answers. Nothing else of this package knows a verb.
 
+mod answers;
+
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -8,9 +10,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
+pub use self::answers::{
+    BenchAnswer, JobStatus, MemberStatus, PlanAnswer, PlannedSchedule, Status, WorkStatus,
+};
 use super::namespaces::Namespace;
 use super::system::tie;
 
@@ -181,106 +186,6 @@ pub struct Ticket {
     pub addresses: Vec<String>,
 }
 
-/// What `status --json` says, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Status {
-    /// Who leads.
-    pub leader: Option<u64>,
-    /// The members.
-    pub members: Vec<MemberStatus>,
-    /// What is trained.
-    pub job: Option<JobStatus>,
-}
-
-/// A member, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct MemberStatus {
-    /// Its number.
-    pub id: u64,
-    /// Its name.
-    pub name: String,
-    /// Its place in the pipeline.
-    pub stage: Option<u64>,
-    /// What it has done, as it reported last.
-    pub work: Option<WorkStatus>,
-}
-
-/// What a worker has done, as far as it matters here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct WorkStatus {
-    /// A count that grows with each operation that runs and each byte of a layer that comes.
-    pub done: u64,
-}
-
-/// What `plan --json` says, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct PlanAnswer {
-    /// Schedules.
-    pub schedules: Vec<PlannedSchedule>,
-}
-
-/// What a schedule takes.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct PlannedSchedule {
-    /// Its name.
-    pub schedule: String,
-    /// Memory of each stage, copies included.
-    pub stage_bytes: Vec<u64>,
-}
-
-impl PlanAnswer {
-    /// The memory of each stage under a schedule.
-    #[must_use]
-    pub fn stage_bytes(&self, schedule: &str) -> Option<&[u64]> {
-        let found = self.schedules.iter().find(|planned| planned.schedule == schedule)?;
-        Some(&found.stage_bytes)
-    }
-}
-
-/// What `bench cluster --json` says, as far as it matters here.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BenchAnswer {
-    /// A step, each worker a thread of one process, in milliseconds.
-    pub threads_ms: f64,
-    /// A step, each worker a process.
-    pub processes_ms: f64,
-    /// Tokens a second of processes over those of threads.
-    pub processes_over_threads: f64,
-    /// A step during which a checkpoint was written over one without.
-    pub checkpoint_ratio: Option<f64>,
-    /// From the last seal to the model's file over writing its bytes plainly.
-    pub ending_ratio: Option<f64>,
-}
-
-/// What is trained, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct JobStatus {
-    /// Steps sealed.
-    pub step: u64,
-    /// Steps of the run.
-    pub step_count: u64,
-    /// The digest of a state.
-    pub digest: Option<String>,
-    /// Steps sealed before that state.
-    pub digest_step: Option<u64>,
-}
-
-impl JobStatus {
-    /// The digest of the final state, if the run is done and it is known.
-    #[must_use]
-    pub fn final_digest(&self) -> Option<&str> {
-        let is_final = self.step == self.step_count
-            && self.digest_step.is_none_or(|step| step == self.step_count);
-        self.digest.as_deref().filter(|_| is_final)
-    }
-}
-
 impl Program {
     /// The command of a node's process, which stays in the foreground. Typed again, the node goes on
     /// with what it keeps.
@@ -328,7 +233,7 @@ impl Program {
         finish(&mut command, None).map(|_| ())
     }
 
-    /// Trains without a cluster, a thread for each worker, and returns the lines that it printed. It
+    /// Trains without a cluster, as one stage on all cores, and returns the lines that it printed. It
     /// takes as long as its steps do: nothing outside can tell a long one from none.
     ///
     /// # Errors
@@ -336,14 +241,13 @@ impl Program {
     pub fn train(
         &self,
         config: &Configuration,
-        (steps, workers): (u64, u32),
+        steps: u64,
         out: &Path,
     ) -> Result<String, VerbError> {
         let mut command = self.verb();
         command.arg("train");
         config.with("train.steps", steps).type_to(&mut command);
-        command.args(["--workers", &workers.to_string(), "--threads", WORKER_THREADS]);
-        command.args(["--threads-only", "--json", "--out"]).arg(out);
+        command.args(["--workers", "1", "--threads-only", "--json", "--out"]).arg(out);
         finish(&mut command, None)
     }
 
@@ -494,7 +398,7 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::time::Duration;
 
-    use super::{Entry, JobStatus, NodeSpec, Program, Role, Status, VerbError, end_of, line};
+    use super::{Entry, NodeSpec, Program, Role, VerbError, end_of, line};
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -553,21 +457,6 @@ mod tests {
         let hangs = shell(folder.path(), "sleep 600");
         let error = hangs.status(folder.path(), Duration::ZERO).expect_err("it hangs");
         assert!(matches!(error, VerbError::Late { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_digest_counts_only_at_the_end() {
-        let job = |step, digest_step| {
-            let digest = Some("ab".to_owned());
-            let job = JobStatus { step, step_count: 9, digest, digest_step };
-            job.final_digest().map(str::to_owned)
-        };
-        assert_eq!(job(9, Some(9)).as_deref(), Some("ab"));
-        assert_eq!(job(9, None).as_deref(), Some("ab"));
-        assert_eq!(job(9, Some(8)), None);
-        assert_eq!(job(8, Some(8)), None);
-        let status: Status = serde_json::from_str("{}").expect("nothing is known");
-        assert_eq!(status, Status::default());
     }
 
     #[test]

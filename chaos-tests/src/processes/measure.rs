@@ -6,6 +6,7 @@ mod bench;
 mod calm;
 mod moved;
 mod rows;
+mod struck;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -161,7 +161,8 @@ impl Replay<'_, '_> {
     /// microseconds since 1970.
     fn live(&mut self) -> Result<(u64, u64), GroupError> {
         let mut progress = Progress::new(&self.group);
-        while self.group.picture().step() < STEPS_BEFORE {
+        // Where the window begins with nobody, nothing goes on before it.
+        while self.setup.fleet.begin > 0 && self.group.picture().step() < STEPS_BEFORE {
             self.turn(&mut progress)?;
         }
         let (began, from_us) = (Instant::now(), wall_us());

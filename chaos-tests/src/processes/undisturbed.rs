@@ -70,8 +70,7 @@ impl Training {
         Ok(undisturbed)
     }
 
-    /// What the same training agrees on in one process without a cluster, a thread for each worker;
-    /// from `cache` if it is there.
+    /// What the same training agrees on in one process without a cluster; from `cache` if it is there.
     ///
     /// # Errors
     /// If it does not come to its end.
@@ -88,7 +87,7 @@ impl Training {
             doing: "cannot make a folder".to_owned(),
             source,
         })?;
-        let told = self.program.train(&self.config, (self.steps, self.workers), folder.path())?;
+        let told = self.program.train(&self.config, self.steps, folder.path())?;
         let found = retold(&told);
         // Without a cache the next measurement trains again.
         let _ = save(&path, &found);
@@ -131,14 +130,13 @@ fn retold(told: &str) -> Undisturbed {
     let mut found = Undisturbed::default();
     let mut times = Times::default();
     for line in told.lines() {
-        match Event::parse(line).kind {
-            EventKind::Seal(seal) => {
-                found.steps.insert(seal.step, seal.facts);
-                let line = serde_json::from_str::<serde_json::Value>(line);
-                times.extend(line.ok().and_then(|line| line["ms"].as_f64()));
-            }
-            EventKind::Done { digest, .. } => found.digest = digest,
-            _ => {}
+        let kind = Event::parse(line).kind;
+        if let EventKind::Seal(seal) = kind {
+            found.steps.insert(seal.step, seal.facts);
+            let line = serde_json::from_str::<serde_json::Value>(line);
+            times.extend(line.ok().and_then(|line| line["ms"].as_f64()));
+        } else if let EventKind::Done { digest, .. } = kind {
+            found.digest = digest;
         }
     }
     found.step_ms = times.quantiles().map_or(0.0, |quantiles| quantiles.p50_ms);

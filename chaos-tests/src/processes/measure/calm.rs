@@ -76,9 +76,12 @@ fn run_once(
     let (plans, drifts) = plans(events());
     calm.plans += plans;
     calm.drifts += drifts;
-    let schedule = events().find_map(|event| match &event.kind {
-        EventKind::Plan { schedule, .. } => Some(schedule.as_str()),
-        _ => None,
+    let schedule = events().find_map(|event| {
+        if let EventKind::Plan { schedule, .. } = &event.kind {
+            Some(schedule.as_str())
+        } else {
+            None
+        }
     });
     let stage_bytes = schedule.and_then(|schedule| promised.stage_bytes(schedule));
     for (stage, promised) in stage_bytes.into_iter().flatten().enumerate() {
@@ -93,9 +96,8 @@ fn run_once(
 
 /// Members that were held for lost.
 fn lost<'a>(events: impl Iterator<Item = &'a Event>) -> u64 {
-    let lost = events.filter_map(|event| match &event.kind {
-        EventKind::Lost { node, .. } => Some(*node),
-        _ => None,
+    let lost = events.filter_map(|event| {
+        if let EventKind::Lost { node, .. } = &event.kind { Some(*node) } else { None }
     });
     lost.collect::<BTreeSet<_>>().len() as u64
 }

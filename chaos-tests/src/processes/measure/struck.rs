@@ -1,0 +1,177 @@
+//! What is done for a row of faults, and what comes of it. Pure: strikes in, a row with its marks out.
+
+use std::collections::BTreeMap;
+
+use super::Row;
+use super::moved::{allowed_ms, bandwidth};
+use super::rows::RowKind;
+use crate::processes::events::Moved;
+use crate::processes::faults::Fault;
+use crate::processes::goal::{Bound, Mark, Unit};
+use crate::processes::times::{Times, words};
+
+/// Half of the kills of a controller delay the next seal at most so long, in milliseconds.
+const LEADER_P50_MS: f64 = 1500.0;
+/// Ninety-nine of a hundred.
+const LEADER_P99_MS: f64 = 3000.0;
+/// After a power cycle, the next seal may come so much later than its step and reading what is on
+/// disks take, in milliseconds.
+const POWER_MS: f64 = 2000.0;
+/// A fault that struck, and what followed.
+#[derive(Clone, Copy, Debug)]
+pub struct Struck {
+    /// From the fault, or from when everybody was started again, to the seal that shows recovery.
+    pub ms: f64,
+    /// By how much that seal came later than it would have come undisturbed.
+    pub late_ms: f64,
+    /// A step before the fault.
+    pub step_ms: f64,
+    /// The plan of that seal.
+    pub generation: u64,
+    /// Whether it is another one than before.
+    pub is_planned_anew: bool,
+    /// What it took to read all that was on disks, where power went.
+    pub read_ms: f64,
+}
+
+/// What a row strikes with.
+#[must_use]
+pub fn fault(kind: RowKind, draw: u64) -> Fault {
+    let down_ms = kind.lasts_ms();
+    match kind {
+        RowKind::ControllerKilled => Fault::KillLeader { down_ms },
+        RowKind::StoppedBriefly | RowKind::Stopped | RowKind::StoppedLong => {
+            Fault::PauseWorker { draw, ms: down_ms }
+        }
+        RowKind::Drains => Fault::Drain { draw, killed_after_ms: None },
+        RowKind::PowerCycle => Fault::PowerCycle { order: draw, down_ms },
+        RowKind::TwoKilled => Fault::KillWorkers { draw, count: 2, down_ms },
+        RowKind::WorkerKilled
+        | RowKind::Mass
+        | RowKind::Joins
+        | RowKind::Undisturbed
+        | RowKind::Speed => Fault::KillWorkers { draw, count: 1, down_ms },
+    }
+}
+
+/// The words of a row.
+const fn words_of(kind: RowKind) -> &'static str {
+    match kind {
+        RowKind::WorkerKilled => "worker killed",
+        RowKind::ControllerKilled => "controller killed",
+        RowKind::StoppedBriefly => "worker stopped for 0.3 s",
+        RowKind::Stopped => "worker stopped for 3 s",
+        RowKind::StoppedLong => "worker stopped for 30 s",
+        RowKind::Drains => "worker drained",
+        RowKind::PowerCycle => "power cycle (once all are up)",
+        RowKind::TwoKilled => "two neighbours killed",
+        RowKind::Undisturbed | RowKind::Speed | RowKind::Joins | RowKind::Mass => kind.name(),
+    }
+}
+
+/// A row of strikes, and what they are held against.
+#[must_use]
+pub fn row_of(kind: RowKind, count: u64, struck: &[Struck], moved: &BTreeMap<u64, Moved>) -> Row {
+    let next_seal = struck.iter().map(|one| one.ms).collect::<Times>().quantiles();
+    let plans = struck.iter().filter(|one| one.is_planned_anew).count();
+    let mut marks = vec![Mark::all_of("recovered from", struck.len() as u64, count)];
+    let late = struck.iter().map(|one| one.late_ms).collect::<Times>().quantiles();
+    let allowed = |one: &Struck| {
+        if kind == RowKind::PowerCycle {
+            return one.step_ms + one.read_ms + POWER_MS;
+        }
+        allowed_ms(one.step_ms, moved.get(&one.generation), bandwidth(moved))
+    };
+    let shares = struck.iter().map(|one| one.ms / allowed(one));
+    let worst = shares.max_by(f64::total_cmp);
+    match kind {
+        RowKind::ControllerKilled => {
+            let late_by = |what, most, found: Option<f64>| {
+                Mark::new(what, Bound::AtMost(most), Unit::Milliseconds, found)
+            };
+            marks.push(late_by("seal later by, p50", LEADER_P50_MS, late.map(|late| late.p50_ms)));
+            marks.push(late_by("seal later by, p99", LEADER_P99_MS, late.map(|late| late.p99_ms)));
+        }
+        RowKind::WorkerKilled | RowKind::TwoKilled => {
+            let what = "seal over a step + moved x 1.3 + 0.5 s, worst";
+            marks.push(Mark::new(what, Bound::AtMost(1.0), Unit::Ratio, worst));
+        }
+        RowKind::PowerCycle => {
+            let what = "seal over a step + reading disks + 2 s, worst";
+            marks.push(Mark::new(what, Bound::AtMost(1.0), Unit::Ratio, worst));
+        }
+        RowKind::StoppedBriefly => {
+            marks.push(Mark::none_of("plans because of it", plans as u64));
+        }
+        RowKind::Stopped
+        | RowKind::StoppedLong
+        | RowKind::Drains
+        | RowKind::Undisturbed
+        | RowKind::Speed
+        | RowKind::Joins
+        | RowKind::Mass => {}
+    }
+    let step = struck.iter().map(|one| one.step_ms).collect::<Times>().quantiles();
+    let step = step.map_or(0.0, |step| step.p50_ms);
+    let late = late.map_or(0.0, |late| late.p50_ms);
+    let note = format!("a step {}, later by {} p50", words(step), words(late));
+    let plans = u32::try_from(plans).unwrap_or(u32::MAX);
+    Row { what: words_of(kind), next_seal, plans, note, marks }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::{Struck, row_of};
+    use crate::processes::events::Moved;
+    use crate::processes::measure::RowKind;
+
+    const CALM: Struck = Struck {
+        ms: 500.0,
+        late_ms: 400.0,
+        step_ms: 100.0,
+        generation: 3,
+        is_planned_anew: true,
+        read_ms: 0.0,
+    };
+
+    /// What is met of a row of two strikes, in its order.
+    fn met(kind: RowKind, struck: &[Struck], moved: &BTreeMap<u64, Moved>) -> Vec<bool> {
+        row_of(kind, 2, struck, moved).marks.iter().map(|mark| mark.is_met).collect()
+    }
+
+    #[test]
+    fn each_row_is_held_against_its_own_goal() {
+        let none = BTreeMap::new();
+        let check = |kind: RowKind, second: Struck, expected: &[bool]| {
+            assert_eq!(met(kind, &[CALM, second], &none), expected, "{kind}");
+        };
+        // A step of 100 ms and half a second.
+        check(RowKind::WorkerKilled, Struck { ms: 600.0, ..CALM }, &[true, true]);
+        check(RowKind::WorkerKilled, Struck { ms: 601.0, ..CALM }, &[true, false]);
+        check(RowKind::TwoKilled, Struck { ms: 601.0, ..CALM }, &[true, false]);
+        let late = |late_ms| Struck { late_ms, ms: 90_000.0, ..CALM };
+        check(RowKind::ControllerKilled, late(3000.0), &[true, true, true]);
+        check(RowKind::ControllerKilled, late(3001.0), &[true, true, false]);
+        check(RowKind::PowerCycle, Struck { ms: 2600.0, read_ms: 500.0, ..CALM }, &[true, true]);
+        check(RowKind::PowerCycle, Struck { ms: 2600.0, read_ms: 400.0, ..CALM }, &[true, false]);
+        check(RowKind::StoppedBriefly, CALM, &[true, false]);
+        check(RowKind::Drains, Struck { ms: 90_000.0, ..CALM }, &[true]);
+        let calm = Struck { is_planned_anew: false, ..CALM };
+        assert_eq!(met(RowKind::StoppedBriefly, &[calm, calm], &none), [true, true]);
+        assert_eq!(met(RowKind::WorkerKilled, &[CALM], &none), [false, true], "one is missing");
+        assert_eq!(met(RowKind::WorkerKilled, &[], &none), [false, false]);
+    }
+
+    #[test]
+    fn what_moves_for_a_plan_is_allowed_for() {
+        let moved = Moved { generation: 3, bytes: 1000, floor: 1000, ms: 100.0 };
+        let moved = BTreeMap::from([(3, moved)]);
+        let strike = |ms| [CALM, Struck { ms, ..CALM }];
+        assert_eq!(met(RowKind::WorkerKilled, &strike(730.0), &moved), [true, true]);
+        assert_eq!(met(RowKind::WorkerKilled, &strike(731.0), &moved), [true, false]);
+        let other = Struck { generation: 4, ms: 700.0, ..CALM };
+        assert_eq!(met(RowKind::WorkerKilled, &[CALM, other], &moved), [true, false]);
+    }
+}
