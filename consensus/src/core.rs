@@ -28,13 +28,16 @@ use crate::duty::{
     Action, Duties, DutyTiming, Measured, NoPlan, Solution, SolveRequest, Unsolvable,
 };
 use crate::entry::Entry;
+use crate::job::JobSpec;
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
+use crate::plan::PlanRecord;
 use crate::raft::{
     ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftSetup,
     RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
 };
 use crate::state::{Change, EntryRefusal, State};
+use crate::told::Told;
 
 pub use logged::logged_state;
 pub use orders::{Command, Ordered};
@@ -238,7 +241,10 @@ pub struct Core {
     /// Why the plan that was needed last is not there.
     no_plan: Option<NoPlan>,
     /// What workers are told of where members are reached.
-    contacts: Arc<Contacts>,
+    contacts: Told<Contacts>,
+    /// The plan and the configuration, as they were told last.
+    plan: Option<Told<PlanRecord>>,
+    spec: Option<Told<JobSpec>>,
     /// A node that must stop does nothing more.
     is_stopped: bool,
     refusals: BTreeMap<&'static str, u64>,
@@ -281,7 +287,9 @@ impl Core {
             leaderless_ticks: 0,
             ticks: 0,
             no_plan: None,
-            contacts: Arc::new(state.contacts()),
+            contacts: Arc::new(state.contacts()).into(),
+            plan: None,
+            spec: None,
             state,
             duties: None,
             waiting,
@@ -301,11 +309,23 @@ impl Core {
         if self.is_stopped {
             return Err(CoreRefusal::Stopped);
         }
+        let is_beat = match &input {
+            Input::Message { message, .. } => matches!(message.message, Message::Beat { .. }),
+            Input::Tick
+            | Input::Solved { .. }
+            | Input::Closed { .. }
+            | Input::Measured(_)
+            | Input::Command(_) => false,
+        };
         let result = self.take_in(input);
         if let Err(refusal) = &result {
             self.count(refusal);
         }
-        self.advance();
+        // Beats are the most frequent of all inputs, and each tick looks at what they said: with a look
+        // at everybody for each of them, their cost would grow with the square of the workers.
+        if !is_beat {
+            self.advance();
+        }
         result
     }
 
@@ -460,7 +480,7 @@ impl Core {
 
     fn follow_contacts(&mut self) {
         if self.contacts.index != self.state.contacts_index() {
-            self.contacts = Arc::new(self.state.contacts());
+            self.contacts = Arc::new(self.state.contacts()).into();
         }
     }
 

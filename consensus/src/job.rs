@@ -1,6 +1,8 @@
 //! What is trained, as far as the cluster must agree on it.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -203,6 +205,18 @@ impl JobSpec {
     #[must_use]
     pub fn tensor_count(&self) -> u32 {
         self.layer_tensors.iter().sum()
+    }
+
+    /// The tensors of each of these layers.
+    #[must_use]
+    pub fn tensors_of(&self, layers: &BTreeSet<LayerId>) -> Vec<Range<u32>> {
+        let mut end = 0;
+        let ranges = self.layer_tensors.iter().map(|count| {
+            end += count;
+            end - count..end
+        });
+        let numbered = (0..).map(LayerId).zip(ranges);
+        numbered.filter(|(layer, _)| layers.contains(layer)).map(|(_, range)| range).collect()
     }
 
     /// The layer that holds a tensor.

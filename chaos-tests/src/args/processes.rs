@@ -8,7 +8,7 @@ use clap::Args;
 use crate::processes::faults::FaultKind;
 
 /// More processes are not started on one machine.
-const NODES_MAX: i64 = 64;
+const NODES_MAX: i64 = 256;
 /// No fault and no demonstration lasts longer, in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
 

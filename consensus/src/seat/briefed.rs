@@ -122,10 +122,10 @@ impl Seat {
         self.leader = briefing.leader;
         if let Some(contacts) = briefing.contacts.as_ref().filter(|c| c.index > self.contacts.index)
         {
-            self.contacts = Arc::clone(contacts);
+            self.contacts = Arc::clone(contacts.value());
         }
         if let Some(spec) = &briefing.spec {
-            self.spec = Some(spec.clone());
+            self.spec = Some(Arc::clone(spec.value()));
         }
         self.follow(&briefing);
         self.rehearse(from, &briefing);
@@ -266,7 +266,8 @@ impl Seat {
     fn change_plan(&mut self, briefing: &Briefing) {
         let found = briefing.generation;
         let Standing::Member(member) = &mut self.standing else { return };
-        let (Some(plan), Some(spec)) = (briefing.plan.clone(), self.spec.clone()) else { return };
+        let plan = briefing.plan.as_ref().map(|plan| Arc::clone(plan.value()));
+        let (Some(plan), Some(spec)) = (plan, self.spec.clone()) else { return };
         if found <= member.generation {
             return;
         }

@@ -8,26 +8,24 @@ use super::golden::hex;
 /// More than any of these take.
 const BYTES_MAX: usize = 4096;
 
-/// A program without slices is written as it was before there were any, so that logs and members of
-/// both kinds read each other.
 #[test]
 fn slices_take_no_bytes_where_there_are_none() {
     let check = |pass: Pass, expected: &str| {
         assert_eq!(hex(&encode(&pass)), expected, "{pass:?}");
         assert_eq!(decode(&encode(&pass), BYTES_MAX), Ok(pass));
     };
-    check(Pass::new(1, 2), "050102");
-    check(Pass::new(1, 300), "0501ac02");
-    check(Pass::sliced(1, 2, 1), "05018280808010");
-    check(Pass::sliced(1, u32::MAX, u32::MAX), "0501ffffffffffffffffff01");
+    check(Pass::new(1, 2), "060102");
+    check(Pass::new(1, 300), "0601ac02");
+    check(Pass::sliced(1, 2, 1), "06018280808010");
+    check(Pass::sliced(1, u32::MAX, u32::MAX), "0601ffffffffffffffffff01");
     let header = |text: &str| {
         let program: Program = text.parse().expect("the text is a program");
         hex(&encode(&program))
     };
     let plain = "program gpipe line stages 1 chunks 1 microbatches 2 window -\nstage 0:";
-    assert_eq!(header(plain), "0500000101020001 00".replace(' ', ""));
+    assert_eq!(header(plain), "060000010102 00 03010000".replace(' ', ""));
     let sliced = plain.replace("window", "slices 2 window");
-    assert_eq!(header(&sliced), "05000001018280808010000100");
+    assert_eq!(header(&sliced), "060000010182808080100003010000");
 }
 
 #[test]

@@ -146,12 +146,12 @@ pub(super) fn made(token: TokenId) -> AccessChange {
 
 pub(super) fn briefing() -> Briefing {
     let log = running();
-    let plan = log.state.plan().map(|plan| plan.record.clone());
+    let plan = log.state.plan().map(|plan| plan.record.clone().into());
     Briefing {
         index: log.state.applied(),
         leader: Some(NodeId(100)),
         you: Some((1, Incarnation(2))),
-        spec: Some(Arc::new(spec())),
+        spec: Some(Arc::new(spec()).into()),
         job: Some(JobPhase::Halted(HaltReason::DiffersFromLog { step: Step(2) })),
         generation: log.state.generation(),
         plan,
@@ -162,7 +162,7 @@ pub(super) fn briefing() -> Briefing {
         asks_inventory: true,
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
-        contacts: Some(Arc::new(log.state.contacts())),
+        contacts: Some(Arc::new(log.state.contacts()).into()),
         rehearsal: Some(Arc::new(rehearsal())),
     }
 }

@@ -283,7 +283,7 @@ fn join(boot: u64) -> Message {
 #[test]
 fn who_may_not_come_is_not_admitted() {
     let mut log = log();
-    log.vouch(1000..=2000);
+    log.vouch(1000..=1000 + MEMBERS_MAX as u64);
     let mut core = leader(&log.state);
     check(&mut core, from(5, join(100)), "not-admitted");
     // Nothing is durable meanwhile, so nobody is admitted.
@@ -291,7 +291,8 @@ fn who_may_not_come_is_not_admitted() {
         core.handle(from(1000 + node, join(1))).expect("there is room");
     }
     while core.poll_output().is_some() {}
-    check(&mut core, from(2000, join(1)), "too-many-changes");
+    let next = 1000 + MEMBERS_MAX as u64;
+    check(&mut core, from(next, join(1)), "too-many-changes");
     core.handle(from(1000, join(1))).expect("it waits already");
     let holder = log.holder(1);
     check(&mut core, from(1, Message::Drain { holder }), "too-many-changes");

@@ -100,7 +100,7 @@ fn a_seat_follows_the_controllers_that_it_is_told_of() {
     let members = [(NodeId(102), (Role::Controller, contact(102)))];
     let told = |index, members: &[_]| {
         let contacts = Contacts { index, members: members.iter().cloned().collect() };
-        Briefing { contacts: Some(Arc::new(contacts)), ..briefing(&log, Told::Changes) }
+        Briefing { contacts: Some(Arc::new(contacts).into()), ..briefing(&log, Told::Changes) }
     };
     bench.try_tell(CONTROLLERS[0], told(7, &members)).expect("it belongs");
     assert!(bench.seat.controllers().into_iter().eq([NodeId(102)]));
