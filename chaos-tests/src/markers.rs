@@ -77,6 +77,12 @@ pub enum Marker {
     OwnerLostWhileFollowed,
     /// Whoever copied a layer ahead was lost.
     FollowerLost,
+    /// A version became a checkpoint because time had passed.
+    TimedCheckpoint,
+    /// Two holders of a plan with two copies were lost at once, and every layer was in memory still.
+    PairSurvived,
+    /// A plan with more stages than any life has that is not a large one.
+    ManyStages,
     /// The window changed.
     WindowSwitched,
     /// Nothing moved, and the same nodes began anew.
@@ -90,7 +96,7 @@ pub enum Marker {
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 43] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -127,6 +133,9 @@ impl Marker {
         Self::JoinedWhileFollowing,
         Self::OwnerLostWhileFollowed,
         Self::FollowerLost,
+        Self::TimedCheckpoint,
+        Self::PairSurvived,
+        Self::ManyStages,
         Self::WindowSwitched,
         Self::Stalled,
         Self::WitnessLost,

@@ -18,6 +18,8 @@ pub enum Purpose {
     Targets = 6,
     /// What the checkpoint store does.
     Store = 7,
+    /// Which lives are large, and have checkpoints by time: what others draw stays as it was.
+    Extent = 8,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -18,20 +18,19 @@ use std::time::{Duration, Instant};
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::class::{DeviceClass, DeviceKind};
 use zbelastic_consensus::contact::Contact;
-use zbelastic_consensus::core::{Core, CoreSetup, Input, Output, Start};
-use zbelastic_consensus::duty::DutyTiming;
-use zbelastic_consensus::entry::{Entry, ReadyRecord};
+use zbelastic_consensus::core::{Command, Core, CoreSetup, Input, Output, Start};
+use zbelastic_consensus::duty::{DutyTiming, Solution, SolveRequest};
+use zbelastic_consensus::entry::ReadyRecord;
 use zbelastic_consensus::job::{JobChange, JobSpec, WindowPolicy};
-use zbelastic_consensus::member::{MemberChange, Resources, Role};
+use zbelastic_consensus::member::{Resources, Role};
 use zbelastic_consensus::message::{Envelope, HeldUpdate, Message, Pulse};
-use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
+use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::raft::RaftSetup;
 use zbelastic_consensus::state::{State, copied_layers};
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, Report, TensorSum};
 use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
-    Bytes, ClusterId, Digest, Generation, LayerId, LayerRange, NodeId, StageIndex, Step,
-    TensorIndex,
+    Bytes, ClusterId, Digest, LayerId, LayerRange, NodeId, StageIndex, TensorIndex,
 };
 
 const CLUSTER: ClusterId = ClusterId(7);
@@ -50,10 +49,14 @@ struct Bench {
     busy: Duration,
     sent: u64,
     bytes: u64,
+    /// Plans that it asked for, and workers that it asked what they hold.
+    solves: Vec<SolveRequest>,
+    asked: Vec<(NodeId, u64)>,
 }
 
 impl Bench {
-    fn new(workers: u32, steps: u64) -> Self {
+    /// A cluster of one controller that lets so many workers in.
+    fn new(nodes: &[NodeId]) -> Self {
         let mut raft = RaftSetup::new(VOTER, 1, 9);
         raft.compact_after = 1_000_000;
         let timing = DutyTiming {
@@ -63,10 +66,13 @@ impl Bench {
             inventory_ticks: 100,
         };
         let setup = CoreSetup { cluster: CLUSTER, contact: Contact::of_node(VOTER), raft, timing };
-        let state = Box::new(running(workers, steps));
-        let core = Core::new(setup, Start::Create { voters: vec![VOTER], state });
-        let core = core.expect("the setup is usual");
-        Self { core, busy: Duration::ZERO, sent: 0, bytes: 0 }
+        let first = [(VOTER, Contact::of_node(VOTER))];
+        let credentials = nodes.iter().map(|node| (*node, credential(*node)));
+        let state = State::new(CLUSTER).with_controllers(first).with_credentials(credentials);
+        let start = Start::Create { voters: vec![VOTER], state: Box::new(state) };
+        let core = Core::new(setup, start).expect("the setup is usual");
+        let (solves, asked) = (Vec::new(), Vec::new());
+        Self { core, busy: Duration::ZERO, sent: 0, bytes: 0, solves, asked }
     }
 
     fn handle(&mut self, input: Input) {
@@ -74,28 +80,55 @@ impl Bench {
         self.core.handle(input).expect("it belongs");
         while let Some(output) = self.core.poll_output() {
             match output {
-                Output::Send { message, .. } => {
+                Output::Send { to, message } => {
                     self.sent += 1;
                     self.bytes += message.encode().len() as u64;
+                    if let Message::Briefing(briefing) = message.message
+                        && briefing.asks_inventory
+                    {
+                        self.asked.push((to, briefing.index));
+                    }
                 }
                 Output::Persist { token, .. } => self.core.on_persisted(token),
+                Output::Solve(request) => self.solves.push(request),
                 Output::Trim { .. } | Output::Event(_) => {}
-                Output::Solve(_) | Output::Fatal(_) => panic!("nothing went wrong here"),
+                Output::Fatal(_) => panic!("nothing went wrong here"),
             }
         }
         self.busy += start.elapsed();
     }
 
-    fn tell(&mut self, from: NodeId, message: Message) {
-        let message = Box::new(Envelope { cluster: CLUSTER, message });
-        self.handle(Input::Message { from, message });
-    }
-
-    /// Until it leads; workers are sent the plan then.
-    fn elect(&mut self) {
+    /// Workers come, are given a plan, and run it. What that takes is left out of the steps.
+    fn begin(&mut self, nodes: &[NodeId], spec: JobSpec) -> Arc<PlanRecord> {
         while self.core.duties().is_none() {
             self.handle(Input::Tick);
         }
+        let workers = nodes.len() as u32;
+        self.handle(Input::Command(Command::Job(JobChange::Start(Arc::new(spec)))));
+        nodes.iter().for_each(|node| self.tell(*node, join(*node)));
+        while self.core.state().plan().is_none() {
+            self.handle(Input::Tick);
+            for request in std::mem::take(&mut self.solves) {
+                let solution = Box::new(Ok(solution(workers)));
+                self.handle(Input::Solved { number: request.number, solution });
+            }
+            for (node, index) in std::mem::take(&mut self.asked) {
+                let holder = self.core.state().holder_of(node).expect("it came");
+                self.tell(node, Message::Inventory { holder, index, layers: Vec::new() });
+            }
+        }
+        let plan = Arc::clone(&self.core.state().plan().expect("seen above").record);
+        for stage in plan.stage_indices() {
+            let ready = ready(&plan, stage);
+            self.tell(ready.holder.node, Message::Ready(ready));
+        }
+        assert!(self.core.state().is_running(), "everybody is ready");
+        plan
+    }
+
+    fn tell(&mut self, from: NodeId, message: Message) {
+        let message = Box::new(Envelope { cluster: CLUSTER, message });
+        self.handle(Input::Message { from, message });
     }
 
     fn beat(&mut self, plan: &PlanRecord) {
@@ -136,37 +169,21 @@ fn sums(spec: &JobSpec, plan: &PlanRecord, stage: StageIndex) -> Vec<TensorSum> 
     tensors.map(sum).collect()
 }
 
-/// The state of a cluster whose workers run a plan.
-fn running(workers: u32, steps: u64) -> State {
-    let nodes: Vec<NodeId> = (0..workers).map(|worker| NodeId(100 + u64::from(worker))).collect();
-    let credentials = nodes.iter().map(|node| (*node, credential(*node)));
-    let first = [(VOTER, Contact::of_node(VOTER))];
-    let state = State::new(CLUSTER).with_controllers(first);
-    let mut state = state.with_credentials(credentials);
-    let mut apply = |entry| {
-        let index = state.applied() + 1;
-        state.apply(index, entry).expect("it fits");
-        state.clone()
-    };
-    apply(Entry::Job(JobChange::Start(Arc::new(spec(workers, steps)))));
+fn join(node: NodeId) -> Message {
     let resources =
         Resources { memory: Bytes(1 << 30), speed_permille: 1000, class: DeviceClass::Processors };
-    let admit = |node: &NodeId| {
-        let addresses = vec![format!("10.0.{}.{}:7000", node.0 / 256, node.0 % 256)];
-        let contact = Contact { addresses, ..Contact::of_node(*node) };
-        MemberChange::Admit { node: *node, boot: 1, role: Role::Worker, resources, contact }
-    };
-    let joined = apply(Entry::Members(nodes.iter().map(admit).collect()));
-    let plan = plan(&joined, &nodes);
-    apply(Entry::Adopt(Box::new(plan.clone())));
-    for stage in plan.stage_indices() {
-        let digest = |layer: LayerId| (layer, Digest([layer.0 as u8; 32]));
-        let (generation, holder) = (plan.generation, plan.stages[stage.index()]);
-        let layers = plan.layers_of(stage).map(digest).collect();
-        let copies = copied_layers(&plan, stage).into_iter().map(digest).collect();
-        apply(Entry::Ready(ReadyRecord { generation, holder, layers, copies }));
-    }
-    apply(Entry::Resume { generation: plan.generation })
+    let addresses = vec![format!("10.0.{}.{}:7000", node.0 / 256, node.0 % 256)];
+    let contact = Contact { addresses, ..Contact::of_node(node) };
+    Message::Join { boot: 1, role: Role::Worker, resources, contact }
+}
+
+fn ready(plan: &PlanRecord, stage: StageIndex) -> ReadyRecord {
+    let digest = |layer: LayerId| (layer, Digest([layer.0 as u8; 32]));
+    let mut layers: Vec<_> = plan.layers_of(stage).map(digest).collect();
+    layers.sort_unstable_by_key(|(layer, _)| *layer);
+    let copies = copied_layers(plan, stage).into_iter().map(digest).collect();
+    let (generation, holder) = (plan.generation, plan.stages[stage.index()]);
+    ReadyRecord { generation, holder, layers, copies }
 }
 
 fn credential(node: NodeId) -> Credential {
@@ -200,51 +217,44 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
         window: WindowPolicy::Fixed(Window::One),
         copies: 1,
         checkpoint_every: 0,
+        checkpoint_ticks: 0,
         checkpoints_kept: 1,
         attest_every: 0,
         device: DeviceKind::Processors,
         stages_max: workers,
-        workers_min: 1,
+        workers_min: workers,
         lost_after_ticks: 1_000_000,
         settle_ticks: 10,
     }
 }
 
-fn plan(state: &State, nodes: &[NodeId]) -> PlanRecord {
-    let (count, layers) = (nodes.len() as u32, nodes.len() * LAYERS as usize);
-    let compute = generate(ScheduleKind::ZbH1, count, 2 * count).expect("the size is legal");
+/// What a solver answers: the schedule that copes best with many stages.
+fn solution(workers: u32) -> Solution {
+    let compute = generate(ScheduleKind::ZbH1, workers, 2 * workers).expect("the size is legal");
     let options = LowerOptions { window: Window::One, early_head_weights: false };
-    PlanRecord {
-        generation: Generation(1),
-        stages: nodes.iter().map(|node| state.holder_of(*node).expect("it joined")).collect(),
-        copies: (0..count).map(|stage| vec![StageIndex((stage + 1) % count)]).collect(),
-        promise: Promise::of(1, count),
-        chunks: (0..count).map(|at| LayerRange::new(at * LAYERS, (at + 1) * LAYERS)).collect(),
+    Solution {
         program: lower(&compute, options),
-        from_step: Step(0),
-        sources: vec![LayerSource::Initial; layers],
-        expected: vec![None; layers],
+        chunks: (0..workers).map(|at| LayerRange::new(at * LAYERS, (at + 1) * LAYERS)).collect(),
         op_ticks_max: 1_000_000,
-        reason: PlanReason::First,
     }
 }
 
 fn main() {
     let steps: u64 = std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(200);
-    println!("workers  us a step  us a worker  bytes a step  messages   plan to all: ms     bytes");
+    println!("workers  us a step  us a worker  bytes a step  messages   to begin: ms     bytes");
     for workers in [16, 64, 256] {
-        let mut bench = Bench::new(workers, 2 * steps);
-        bench.elect();
-        let (plan_ms, plan_bytes) = (bench.busy.as_secs_f64() * 1e3, bench.bytes);
+        let nodes: Vec<NodeId> = (0..u64::from(workers)).map(|at| NodeId(100 + at)).collect();
+        let mut bench = Bench::new(&nodes);
+        let plan = bench.begin(&nodes, spec(workers, 2 * steps));
+        let (begin_ms, begin_bytes) = (bench.busy.as_secs_f64() * 1e3, bench.bytes);
         (bench.busy, bench.sent, bench.bytes) = (Duration::ZERO, 0, 0);
-        let plan = Arc::clone(&bench.core.state().plan().expect("it runs").record);
         (0..steps).for_each(|_| bench.step(&plan));
         let us = bench.busy.as_secs_f64() * 1e6 / steps as f64;
         let (bytes, sent) = (bench.bytes / steps, bench.sent / steps);
         let each = us / f64::from(workers);
         println!(
-            "{workers:>7}  {us:>9.0}  {each:>11.2}  {bytes:>12}  {sent:>8}  {plan_ms:>16.1}  \
-             {plan_bytes:>8}"
+            "{workers:>7}  {us:>9.0}  {each:>11.2}  {bytes:>12}  {sent:>8}  {begin_ms:>13.1}  \
+             {begin_bytes:>8}"
         );
     }
 }

@@ -9,6 +9,7 @@
 
 mod briefing;
 mod logged;
+mod matters;
 mod orders;
 mod presence;
 mod refusal;
@@ -38,6 +39,8 @@ use crate::raft::{
 };
 use crate::state::{Change, EntryRefusal, State};
 use crate::told::Told;
+
+use matters::Matters;
 
 pub use logged::logged_state;
 pub use orders::{Command, Ordered};
@@ -235,6 +238,8 @@ pub struct Core {
     waiting: Option<Waiting>,
     /// The last entry that workers have to know of.
     told: u64,
+    /// Whether something happened since the last look at whether a plan is needed.
+    looks_at_plan: bool,
     /// Ticks for which nobody is known to lead.
     leaderless_ticks: u32,
     ticks: u64,
@@ -284,6 +289,7 @@ impl Core {
             setup,
             raft,
             told: state.applied(),
+            looks_at_plan: true,
             leaderless_ticks: 0,
             ticks: 0,
             no_plan: None,
@@ -309,21 +315,13 @@ impl Core {
         if self.is_stopped {
             return Err(CoreRefusal::Stopped);
         }
-        let is_beat = match &input {
-            Input::Message { message, .. } => matches!(message.message, Message::Beat { .. }),
-            Input::Tick
-            | Input::Solved { .. }
-            | Input::Closed { .. }
-            | Input::Measured(_)
-            | Input::Command(_) => false,
-        };
+        let matters = Matters::of(&input);
         let result = self.take_in(input);
         if let Err(refusal) = &result {
             self.count(refusal);
         }
-        // Beats are the most frequent of all inputs, and each tick looks at what they said: with a look
-        // at everybody for each of them, their cost would grow with the square of the workers.
-        if !is_beat {
+        self.looks_at_plan |= matters == Matters::ForAll;
+        if matters != Matters::ForNothing {
             self.advance();
         }
         result
@@ -450,6 +448,7 @@ impl Core {
     }
 
     fn apply(&mut self, index: u64, data: &[u8]) {
+        self.looks_at_plan = true;
         if data.is_empty() {
             self.state.pass(index);
             return;
@@ -507,6 +506,7 @@ impl Core {
     fn follow_leadership(&mut self) {
         let leads = self.raft.status().leads_applied;
         if leads != self.duties.is_some() {
+            self.looks_at_plan = true;
             self.no_plan = None;
             self.duties = leads.then(|| Duties::new(&self.state, self.setup.timing));
             if leads {
@@ -518,7 +518,11 @@ impl Core {
     /// Does one thing that is due. Yields whether there was one.
     fn act(&mut self) -> bool {
         let Some(duties) = &mut self.duties else { return false };
-        match duties.decide(&self.state) {
+        let action = match self.looks_at_plan {
+            true => duties.decide(&self.state),
+            false => duties.decide_entry(&self.state),
+        };
+        match action {
             Some(Action::Propose(entry)) => self.propose(&entry).is_ok(),
             Some(Action::Solve(request)) => {
                 self.no_plan = None;
@@ -539,7 +543,10 @@ impl Core {
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));
                 true
             }
-            None => self.change_voters(),
+            None => {
+                self.looks_at_plan = false;
+                self.change_voters()
+            }
         }
     }
 

@@ -71,6 +71,12 @@ pub enum Entry {
         /// The layers.
         layers: Vec<LayerDigest>,
     },
+    /// The version that follows the open one becomes a checkpoint: so much time has passed since the last
+    /// one.
+    Keep {
+        /// The version.
+        version: Step,
+    },
     /// All layers of a version are durable.
     Checkpoint {
         /// The version.
@@ -102,6 +108,7 @@ impl Entry {
             Self::Resume { .. } => "resume",
             Self::Seal(_) => "seal",
             Self::Durable { .. } => "durable",
+            Self::Keep { .. } => "keep",
             Self::Checkpoint { .. } => "checkpoint",
             Self::Rewind { .. } => "rewind",
             Self::Job(_) => "job",

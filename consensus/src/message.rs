@@ -93,7 +93,8 @@ pub struct Briefing {
     pub asks_inventory: bool,
     /// How often the run went back.
     pub rewinds: u64,
-    /// Versions that become checkpoints once all their layers are durable.
+    /// Versions that become checkpoints once all their layers are durable. One that is not open yet may be
+    /// among them.
     pub pending: Vec<Step>,
     /// Where members are reached, for who does not know it yet.
     pub contacts: Option<Told<Contacts>>,
@@ -178,6 +179,8 @@ pub enum Message {
         generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
+        /// How long reading them kept the device from computing, in thousandths of a tick.
+        busy_milliticks: u32,
     },
     /// A worker follows all layers that it will need.
     Following {

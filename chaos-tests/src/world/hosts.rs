@@ -59,6 +59,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             HostInput::Tick
             | HostInput::Order(_)
             | HostInput::Read { .. }
+            | HostInput::Exported { .. }
             | HostInput::Written { .. } => None,
         };
         let Some(machine) = self.workers.get_mut(&node) else { return };

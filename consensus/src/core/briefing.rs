@@ -41,6 +41,7 @@ impl Core {
             }
             Change::Resumed(_)
             | Change::Job { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Sealed { adopted: None, .. } => (true, Knows::ALL),
@@ -127,7 +128,7 @@ impl Core {
         let (spec, told) = if is_told { self.told() } else { (None, None) };
         let state = &self.state;
         let member = state.members().get(&node).filter(|member| member.is_live());
-        let plan = state.plan();
+        let (plan, pending) = (state.plan(), state.pending().iter());
         Briefing {
             index: state.applied(),
             leader: self.raft.status().leader,
@@ -142,7 +143,7 @@ impl Core {
             seal: state.last_seal().copied(),
             asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
             rewinds: state.rewinds(),
-            pending: state.pending().iter().map(|pending| pending.version).collect(),
+            pending: pending.map(|pending| pending.version).chain(state.due()).collect(),
             contacts: (!knows.contacts).then(|| self.contacts.clone()),
             rehearsal: self.rehearsal(),
         }

@@ -241,7 +241,7 @@ impl Duties {
         state: &State,
         holder: Holder,
         (version, generation): (Step, Generation),
-        layers: Vec<LayerDigest>,
+        (layers, busy_milliticks): (Vec<LayerDigest>, u32),
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
         check_record(state, &layers)?;
@@ -250,6 +250,7 @@ impl Duties {
         if generation != expected {
             return Err(InputRefusal::OtherGeneration { expected, found: generation });
         }
+        self.timed.note_saved(version, busy_milliticks);
         self.saved.insert((version, holder.node), (holder, layers));
         Ok(())
     }

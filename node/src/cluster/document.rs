@@ -1,6 +1,8 @@
 //! What a cluster trains: everything a worker builds its part from, in one document that travels
 //! through the log. Text and weights are too large for it and are named by their hash.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::STAGES_MAX;
@@ -167,6 +169,10 @@ impl JobDocument {
             },
             copies: config.elastic.copies,
             checkpoint_every: config.checkpoint.every,
+            checkpoint_ticks: match config.checkpoint.every_time {
+                Duration::ZERO => 0,
+                time => ticks_of(time),
+            },
             checkpoints_kept: config.checkpoint.keep_last,
             attest_every: ATTEST_EVERY,
             device: match config.arithmetic.device {

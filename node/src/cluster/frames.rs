@@ -424,13 +424,15 @@ impl fmt::Display for FrameName {
             4..BOUNDARIES_END => write!(f, "a boundary tensor of slice {}", kind - BOUNDARIES)?,
             2 => write!(f, "sums")?,
             3 => write!(f, "a receipt")?,
-            GRADIENTS.. => write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?,
+            GRADIENTS..PARTIALS => {
+                write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?;
+            }
             UPDATES..GRADIENTS => {
                 let (layer, piece) =
                     ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
                 write!(f, "piece {piece} of layer {layer}'s gradient")?;
             }
-            PARTIALS..UPDATES => {
+            PARTIALS.. => {
                 let (chunk, piece) = (
                     (kind - PARTIALS) / PARTIAL_PIECES_MAX,
                     (kind - PARTIALS) % PARTIAL_PIECES_MAX,
@@ -440,7 +442,7 @@ impl fmt::Display for FrameName {
             HALVES..HALVES_END => {
                 write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
             }
-            0 | BOUNDARIES_END..HALVES | HALVES_END..PARTIALS => {
+            0 | BOUNDARIES_END..HALVES | HALVES_END..UPDATES => {
                 return write!(f, "an unknown class {}", self.0.0);
             }
         }

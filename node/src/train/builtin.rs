@@ -61,6 +61,8 @@ const PAGES: [(&str, &str); 59] = pages![
     "decisions/0039-a-stage-claims-its-device-at-once.md",
     "decisions/0040-a-driver-made-of-processors.md",
     "decisions/0041-what-leaves-a-stage-is-read-late.md",
+    "decisions/0044-programs-are-packed-and-what-many-are-sent-is-encoded-once.md",
+    "decisions/0045-checkpoints-by-time-and-copies-by-place.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -83,7 +83,13 @@ fn messages_of_strangers_and_of_the_fenced_are_refused() {
             Message::Inventory { holder, index: u64::MAX, layers: Vec::new() },
             Message::Ready(ready),
             Message::LoadFailed { holder, generation, layer: LayerId(0), cause: LoadFault::Source },
-            Message::Saved { holder, version: Step(4), generation, layers: Vec::new() },
+            Message::Saved {
+                holder,
+                version: Step(4),
+                generation,
+                layers: Vec::new(),
+                busy_milliticks: 0,
+            },
             Message::Drain { holder },
             Message::Leave { holder },
         ] {
@@ -258,7 +264,7 @@ fn what_nobody_asked_for_is_refused() {
     let unknown = HeldLayer { layer: LayerId(4), ..held };
     check(&mut core, from(1, inventory(vec![unknown])), "unknown-layer");
     let (version, generation) = (Step(4), OPEN.generation);
-    let saved = |layers| Message::Saved { holder, version, generation, layers };
+    let saved = |layers| Message::Saved { holder, version, generation, layers, busy_milliticks: 0 };
     check(&mut core, from(1, saved(digests([LayerId(0)], 4))), "unasked");
     check(&mut core, from(1, saved(digests([LayerId(4)], 4))), "unknown-layer");
     for (generation, reason) in [(1, "other-generation"), (2, "unasked"), (3, "other-generation")] {

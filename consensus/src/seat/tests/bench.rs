@@ -106,6 +106,10 @@ impl Bench {
         self.input(SeatInput::Message { from, message })
     }
 
+    pub fn told(&mut self, briefing: Briefing) {
+        self.try_tell(CONTROLLERS[0], briefing).expect("the briefing belongs");
+    }
+
     pub fn brief(&mut self, log: &Log, told: Told) {
         self.try_tell(CONTROLLERS[0], briefing(log, told)).expect("the briefing belongs");
     }

@@ -173,7 +173,12 @@ fn what_was_untold_of_the_life_before_is_not_told_in_the_next() {
     let mut log = Log::running(spec(), &[1, 2]);
     let mut bench = Bench::briefed(&log);
     let generation = log.state.generation();
-    bench.news(News::Saved { version: Step(4), generation, layers: Vec::new() });
+    bench.news(News::Saved {
+        version: Step(4),
+        generation,
+        layers: Vec::new(),
+        busy_milliticks: 0,
+    });
     log.lose(1);
     bench.brief(&log, Told::Changes);
     log.apply(Entry::Members(vec![crate::fixture::admit(1, BOOT + 1)]));

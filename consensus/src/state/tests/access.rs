@@ -286,9 +286,17 @@ fn a_token_that_many_use_is_used_up_in_the_end() {
     (0..uses).for_each(|number| drop(apply(&mut log, key_of(number))));
     let token = &log.state.access().tokens()[&TOKEN];
     assert_eq!((token.used, token.uses.len()), (uses as u32, USES_KEPT_MAX));
-    refuse(&mut log, key_of(uses), AccessRefusal::TokenUsedUp { token: TOKEN, uses_max: uses as u32 });
+    refuse(
+        &mut log,
+        key_of(uses),
+        AccessRefusal::TokenUsedUp { token: TOKEN, uses_max: uses as u32 },
+    );
     apply(&mut log, key_of(uses - 1));
-    assert_eq!(log.state.access().tokens()[&TOKEN].used, uses as u32, "who asks again spends nothing");
+    assert_eq!(
+        log.state.access().tokens()[&TOKEN].used,
+        uses as u32,
+        "who asks again spends nothing"
+    );
 }
 
 /// Without a credential, with one for something else, or with one that was revoked.
