@@ -33,6 +33,9 @@ pub struct SimArgs {
     /// Live one seed, and print its options and a line for every change.
     #[arg(long, value_name = "N", group = "work")]
     pub seed: Option<u64>,
+    /// With a seed: its life with so many workers, and a stage for each.
+    #[arg(long, value_name = "N", requires = "seed", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub workers: Option<u32>,
     /// Live so many seeds [default: 100].
     #[arg(long, value_name = "N", group = "work", value_parser = parse_count)]
     pub count: Option<u64>,

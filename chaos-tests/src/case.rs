@@ -11,7 +11,7 @@ use crate::options::{Model, Options};
 /// The version of the file.
 const FORMAT_VERSION: u32 = 1;
 /// What the shortest operation of a life takes.
-const OP_US_LEAST: u64 = 1_000;
+pub(crate) const OP_US_LEAST: u64 = 1_000;
 /// What the shortest sync of a disk takes.
 const SYNC_US_LEAST: u64 = 200;
 
@@ -79,7 +79,18 @@ impl Case {
     /// The case of a seed.
     #[must_use]
     pub fn draw(seed: u64, model: Model) -> Self {
-        let options = Options::draw(seed, model);
+        Self::of(seed, Options::draw(seed, model))
+    }
+
+    /// The life of a seed with so many workers.
+    #[must_use]
+    pub fn draw_with(seed: u64, model: Model, workers: u32) -> Self {
+        let mut options = Options::draw(seed, model);
+        options.enlarge(workers);
+        Self::of(seed, options)
+    }
+
+    fn of(seed: u64, options: Options) -> Self {
         let faults = draw_faults(seed, &options);
         Self { format: FORMAT_VERSION, seed, options, faults }
     }

@@ -178,6 +178,7 @@ impl Checker {
             Change::Members(_)
             | Change::Ready(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Access(_) => {}

@@ -55,7 +55,11 @@ pub enum SimError {
 /// If a file holds no case, or an output takes no more.
 pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Result<u8, SimError> {
     match args.work() {
-        Work::Seed(seed) => tell_life(&args.model.ticket(seed).case(), args.twice, out),
+        Work::Seed(seed) => {
+            let ticket = args.model.ticket(seed);
+            let large = args.workers.map(|count| Case::draw_with(seed, ticket.model, count));
+            tell_life(&large.unwrap_or_else(|| ticket.case()), args.twice, out)
+        }
         Work::Replay(path) => tell_life(&Case::load(&path)?, args.twice, out),
         Work::Count(count) => {
             let last = args.from.checked_add(count - 1);

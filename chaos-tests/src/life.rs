@@ -131,6 +131,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
         window: options.window,
         copies: options.copies,
         checkpoint_every: options.checkpoint_every,
+        checkpoint_ticks: options.checkpoint_ticks,
         checkpoints_kept: options.checkpoints_kept,
         attest_every: options.attest_every,
         device: zbelastic_consensus::class::DeviceKind::Processors,

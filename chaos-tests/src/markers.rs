@@ -77,6 +77,12 @@ pub enum Marker {
     OwnerLostWhileFollowed,
     /// Whoever copied a layer ahead was lost.
     FollowerLost,
+    /// A version became a checkpoint because time had passed.
+    TimedCheckpoint,
+    /// Two holders of a plan with two copies were lost at once, and every layer was in memory still.
+    PairSurvived,
+    /// A plan with more stages than any life has that is not a large one.
+    ManyStages,
     /// The window changed.
     WindowSwitched,
     /// Nothing moved, and the same nodes began anew.
@@ -100,7 +106,7 @@ pub enum Marker {
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 48] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -137,6 +143,9 @@ impl Marker {
         Self::JoinedWhileFollowing,
         Self::OwnerLostWhileFollowed,
         Self::FollowerLost,
+        Self::TimedCheckpoint,
+        Self::PairSurvived,
+        Self::ManyStages,
         Self::WindowSwitched,
         Self::Stalled,
         Self::LateInventory,

@@ -125,6 +125,9 @@ pub struct Options {
     pub copies: u32,
     /// A checkpoint after so many steps.
     pub checkpoint_every: u64,
+    /// A checkpoint after so many ticks; 0 only by steps.
+    #[serde(default)]
+    pub checkpoint_ticks: u32,
     /// Checkpoints kept.
     pub checkpoints_kept: u32,
     /// Owners and copies compare their states at every so many steps.
@@ -184,6 +187,20 @@ const TRAINING_PERCENT: (u64, u64) = (70, 110);
 const STEPS_AFTER: (u64, u64) = (3, 8);
 /// Share of reads from the store that fail, if the store is one of what fails.
 const READ_FAILURES: f64 = 0.03;
+/// Workers at the beginning of a life that is not a large one, at most.
+pub const WORKERS_FEW: u32 = 5;
+/// The share of large lives, and of those among them that are as large as a cluster may be.
+const LARGE_SHARE: f64 = 0.02;
+const HUGE_SHARE: f64 = 0.001;
+/// Workers of either.
+const LARGE_WORKERS: (u32, u32) = (11, 64);
+const HUGE_WORKERS: (u32, u32) = (65, 256);
+/// Steps of a large life.
+const LARGE_STEPS: u64 = 12;
+/// The share of lives that have checkpoints by time.
+const TIMED_SHARE: f64 = 0.2;
+/// Ticks from one such checkpoint to the next: some steps.
+const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
 const MICROBATCH_OPS: u64 = 3;
 
@@ -222,7 +239,7 @@ impl Options {
         let microbatches = draws.between(2, 4) as u32;
         let (steps, storm_us) = (draws.between(40, 56), draws.between(25, 60) * 1_000_000);
         let training_us = storm_us * draws.between(TRAINING_PERCENT.0, TRAINING_PERCENT.1) / 100;
-        Self {
+        let mut options = Self {
             model,
             controllers,
             workers,
@@ -233,6 +250,7 @@ impl Options {
             window,
             copies: copies.max(u32::from(is_silent)),
             checkpoint_every: draws.between(3, 12),
+            checkpoint_ticks: 0,
             checkpoints_kept: draws.between(2, 3) as u32,
             attest_every: if is_silent { 1 } else { draws.below(3) },
             nonfinite: *draws.pick(&[NonfinitePolicy::Skip, NonfinitePolicy::Replay]),
@@ -250,7 +268,43 @@ impl Options {
             pace: Pace::draw(seed),
             network: draw_network(&mut draws, &classes),
             classes,
+        };
+        options.extend(&mut Draws::new(seed, Purpose::Extent));
+        options
+    }
+
+    /// Makes a few lives large, and others have checkpoints by time; of these half have none by steps.
+    fn extend(&mut self, draws: &mut Draws) {
+        let (share, more) = (draws.share(), draws.share());
+        if draws.chance(TIMED_SHARE) {
+            let (ticks_min, ticks_max) = CHECKPOINT_TICKS;
+            self.checkpoint_ticks = draws.between(ticks_min, ticks_max) as u32;
+            if draws.chance(0.5) {
+                self.checkpoint_every = self.steps;
+            }
         }
+        // Real kernels take too long for so many stages.
+        let range = match self.model {
+            Model::Float => return,
+            Model::Digest if share < HUGE_SHARE => HUGE_WORKERS,
+            Model::Digest if share < LARGE_SHARE => LARGE_WORKERS,
+            Model::Digest => return,
+        };
+        let (workers_min, workers_max) = (f64::from(range.0), f64::from(range.1));
+        self.enlarge((workers_min + more * (workers_max - workers_min)) as u32);
+    }
+
+    /// The same life with so many workers, and a stage for each of them. It has fewer steps, so that it
+    /// does not take much longer.
+    pub fn enlarge(&mut self, workers: u32) {
+        let training_us = self.storm_us * TRAINING_PERCENT.0 / 100;
+        (self.workers, self.blocks) = (workers, workers.max(self.blocks));
+        if workers > WORKERS_FEW {
+            self.steps = LARGE_STEPS;
+            self.checkpoint_every = self.checkpoint_every.min(LARGE_STEPS);
+        }
+        let op_us = op_us_max(training_us, self.steps, workers, self.microbatches);
+        self.op_us_max = op_us.max(crate::case::OP_US_LEAST);
     }
 
     /// Whether a class of faults is there.
@@ -347,11 +401,12 @@ impl fmt::Display for Options {
         )?;
         writeln!(
             f,
-            "copies {}, checkpoint every {} keep {}, attest every {}, {:?} with {} replays, \
+            "copies {}, checkpoint every {} or {} ticks keep {}, attest every {}, {:?} with {} replays, \
              spike guard {} with {} spikes, clip share {}, operations up to {} ms, storm {} s or \
              until {} steps are left",
             self.copies,
             self.checkpoint_every,
+            self.checkpoint_ticks,
             self.checkpoints_kept,
             self.attest_every,
             self.nonfinite,

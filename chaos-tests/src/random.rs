@@ -20,6 +20,8 @@ pub enum Purpose {
     Store = 7,
     /// Which work takes long.
     Pace = 8,
+    /// Which lives are large, and have checkpoints by time: what others draw stays as it was.
+    Extent = 9,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -304,6 +304,8 @@ pub struct World<'a, M: ComputeModel, S> {
     store_index: u64,
     /// Checkpoints that the log refers to.
     referred: BTreeMap<Step, CheckpointRecord>,
+    /// The version that becomes a checkpoint because time has passed.
+    kept: Option<Step>,
     /// What is copied ahead.
     rehearsal: Option<Arc<zbelastic_consensus::rehearsal::Rehearsal>>,
     failure: Option<Failure>,
@@ -374,6 +376,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             calm_at: Moment(options.storm_us),
             store_index: 0,
             referred: BTreeMap::new(),
+            kept: None,
             rehearsal: None,
             failure: None,
         };

@@ -193,6 +193,7 @@ fn spec(step_count: u64) -> JobSpec {
         window: WindowPolicy::Fixed(Window::One),
         copies: 0,
         checkpoint_every: 0,
+        checkpoint_ticks: 0,
         checkpoints_kept: 1,
         attest_every: 0,
         device: zbelastic_consensus::class::DeviceKind::Processors,

@@ -11,25 +11,30 @@
 mod book;
 mod refusal;
 
+use std::collections::VecDeque;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Digest, NodeId};
 
-use crate::member::Role;
+use crate::member::{MEMBERS_MAX, Role};
 
 pub use book::Access;
 pub use refusal::AccessRefusal;
 
 /// Tokens remembered. For a new one the oldest that nobody can use any more is forgotten.
 pub const TOKENS_MAX: usize = 64;
-/// Times that one token may be used.
-pub const TOKEN_USES_MAX: u32 = 1024;
+/// Times that one token may be used: one that machines are started with stays for as long as they come
+/// and go, and each that comes uses it once.
+pub const TOKEN_USES_MAX: u32 = 1 << 16;
+/// Uses of a token that are remembered, for who lost the answer and asks again: so many may come at once.
+pub const USES_KEPT_MAX: usize = MEMBERS_MAX;
 /// Bytes of a token's note.
 pub const NOTE_BYTES_MAX: usize = 128;
-/// Credentials remembered. For a new one the oldest expired one of a node that is no member that is
-/// counted on is forgotten.
-pub const CREDENTIALS_MAX: usize = 1024;
+/// Credentials remembered: eight for each member there may be. For a new one the first to have expired
+/// of a node that is no member that is counted on is forgotten; else that of the worker that was away
+/// longest, which needs a token to come again.
+pub const CREDENTIALS_MAX: usize = 8 * MEMBERS_MAX;
 /// Seconds that a credential holds at most, from one renewal to the next: 400 days.
 pub const CREDENTIAL_S_MAX: u64 = 400 * 24 * 3600;
 
@@ -115,8 +120,10 @@ pub struct Token {
     pub terms: TokenTerms,
     /// When it was made.
     pub made_at_s: u64,
-    /// Who used it.
-    pub uses: Vec<TokenUse>,
+    /// How often it was used.
+    pub used: u32,
+    /// Who used it last, up to [`USES_KEPT_MAX`].
+    pub uses: VecDeque<TokenUse>,
     /// Whether it was revoked.
     pub is_revoked: bool,
 }
@@ -125,7 +132,7 @@ impl Token {
     /// Whether somebody new can use it at this second.
     #[must_use]
     pub fn is_usable(&self, at_s: u64) -> bool {
-        let is_used_up = self.uses.len() >= self.terms.uses_max as usize;
+        let is_used_up = self.used >= self.terms.uses_max;
         !self.is_revoked && !is_used_up && at_s < self.terms.expires_at_s
     }
 }

@@ -17,6 +17,30 @@ pub const ADDRESSES_MAX: usize = 8;
 /// Bytes of one address.
 pub const ADDRESS_BYTES_MAX: usize = 64;
 
+/// Where a machine stands, as far as that is known: what stands in one place may be lost at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The zone, as a cloud or a person calls it: up to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`. Empty
+    /// if nobody said.
+    pub zone: String,
+    /// A number that all processes of one machine have, and hardly another; 0 if it is not known.
+    pub host: u64,
+}
+
+impl Place {
+    /// Whether both are known to stand in one zone.
+    #[must_use]
+    pub fn shares_zone(&self, other: &Self) -> bool {
+        !self.zone.is_empty() && self.zone == other.zone
+    }
+
+    /// Whether both are known to be one machine.
+    #[must_use]
+    pub const fn shares_host(&self, other: &Self) -> bool {
+        self.host != 0 && self.host == other.host
+    }
+}
+
 /// Where a node is reached, and what people call it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contact {
@@ -24,6 +48,8 @@ pub struct Contact {
     pub name: String,
     /// Its addresses, the best one first: [`ADDRESSES_MAX`] of [`ADDRESS_BYTES_MAX`] bytes at most.
     pub addresses: Vec<String>,
+    /// Where its machine stands.
+    pub place: Place,
 }
 
 /// Why a contact is not taken.
@@ -34,6 +60,18 @@ pub enum ContactRefusal {
     NameSize {
         /// Bytes found.
         found: usize,
+    },
+    /// The zone is too long.
+    #[error("a zone of {found} bytes, at most {NAME_BYTES_MAX} allowed")]
+    ZoneSize {
+        /// Bytes found.
+        found: usize,
+    },
+    /// The zone has another character than those allowed.
+    #[error("a zone is made of a-z, 0-9 and -, not of {found:?}")]
+    ZoneCharacter {
+        /// The first one.
+        found: char,
     },
     /// The name has another character than those allowed.
     #[error("a name is made of a-z, 0-9 and -, not of {found:?}")]
@@ -59,7 +97,8 @@ impl Contact {
     /// A node that is called by its number and has no address: one that lives in this process.
     #[must_use]
     pub fn of_node(node: NodeId) -> Self {
-        Self { name: format!("node-{node}"), addresses: Vec::new() }
+        let place = Place::default();
+        Self { name: format!("node-{node}"), addresses: Vec::new(), place }
     }
 
     /// Checks sizes, and the letters of the name.
@@ -68,6 +107,7 @@ impl Contact {
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), ContactRefusal> {
         check_name(&self.name)?;
+        check_zone(&self.place.zone)?;
         let found = self.addresses.len();
         if found > ADDRESSES_MAX {
             return Err(ContactRefusal::Addresses { found });
@@ -89,11 +129,29 @@ pub fn check_name(name: &str) -> Result<(), ContactRefusal> {
     if found == 0 || found > NAME_BYTES_MAX {
         return Err(ContactRefusal::NameSize { found });
     }
-    let is_allowed = |c: &char| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == '-';
-    match name.chars().find(|c| !is_allowed(c)) {
+    match name.chars().find(|c| !is_allowed(*c)) {
         Some(found) => Err(ContactRefusal::NameCharacter { found }),
         None => Ok(()),
     }
+}
+
+/// Checks the name of a zone.
+///
+/// # Errors
+/// If it is too long, or of other characters than `a-z`, `0-9` and `-`.
+pub fn check_zone(zone: &str) -> Result<(), ContactRefusal> {
+    let found = zone.len();
+    if found > NAME_BYTES_MAX {
+        return Err(ContactRefusal::ZoneSize { found });
+    }
+    match zone.chars().find(|c| !is_allowed(*c)) {
+        Some(found) => Err(ContactRefusal::ZoneCharacter { found }),
+        None => Ok(()),
+    }
+}
+
+const fn is_allowed(c: char) -> bool {
+    c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'
 }
 
 /// Where all members that are counted on are reached.
@@ -118,7 +176,8 @@ mod tests {
     use super::*;
 
     fn check(name: &str, addresses: Vec<String>, expected: Result<(), ContactRefusal>) {
-        assert_eq!(Contact { name: name.to_owned(), addresses }.check(), expected);
+        let contact = Contact { name: name.to_owned(), addresses, place: Place::default() };
+        assert_eq!(contact.check(), expected);
     }
 
     #[test]
@@ -140,5 +199,19 @@ mod tests {
             check("a", vec![address(found)], Err(ContactRefusal::AddressSize { found }));
         }
         assert_eq!(Contact::of_node(NodeId(u64::MAX)).check(), Ok(()));
+    }
+
+    #[test]
+    fn zones_have_their_size_and_what_is_not_known_is_shared_with_nobody() {
+        let found = NAME_BYTES_MAX + 1;
+        assert_eq!(check_zone(""), Ok(()));
+        assert_eq!(check_zone("us-east-1a"), Ok(()));
+        assert_eq!(check_zone(&"z".repeat(found)), Err(ContactRefusal::ZoneSize { found }));
+        assert_eq!(check_zone("a/b"), Err(ContactRefusal::ZoneCharacter { found: '/' }));
+        let place = |zone: &str, host| Place { zone: zone.to_owned(), host };
+        let unknown = place("", 0);
+        assert!(!unknown.shares_zone(&unknown) && !unknown.shares_host(&unknown));
+        let (one, other) = (place("a", 1), place("a", 2));
+        assert!(one.shares_zone(&other) && !one.shares_host(&other) && one.shares_host(&one));
     }
 }

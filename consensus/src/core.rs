@@ -9,6 +9,7 @@
 
 mod briefing;
 mod logged;
+mod matters;
 mod orders;
 mod presence;
 mod refusal;
@@ -28,13 +29,18 @@ use crate::duty::{
     Action, Duties, DutyTiming, Measured, NoPlan, Solution, SolveRequest, Unsolvable,
 };
 use crate::entry::Entry;
+use crate::job::JobSpec;
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
+use crate::plan::PlanRecord;
 use crate::raft::{
     ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftSetup,
     RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
 };
 use crate::state::{Change, EntryRefusal, State};
+use crate::told::Told;
+
+use matters::Matters;
 
 pub use logged::logged_state;
 pub use orders::{Command, Ordered};
@@ -232,13 +238,18 @@ pub struct Core {
     waiting: Option<Waiting>,
     /// The last entry that workers have to know of.
     told: u64,
+    /// Whether something happened since the last look at whether a plan is needed.
+    looks_at_plan: bool,
     /// Ticks for which nobody is known to lead.
     leaderless_ticks: u32,
     ticks: u64,
     /// Why the plan that was needed last is not there.
     no_plan: Option<NoPlan>,
     /// What workers are told of where members are reached.
-    contacts: Arc<Contacts>,
+    contacts: Told<Contacts>,
+    /// The plan and the configuration, as they were told last.
+    plan: Option<Told<PlanRecord>>,
+    spec: Option<Told<JobSpec>>,
     /// A node that must stop does nothing more.
     is_stopped: bool,
     refusals: BTreeMap<&'static str, u64>,
@@ -278,10 +289,13 @@ impl Core {
             setup,
             raft,
             told: state.applied(),
+            looks_at_plan: true,
             leaderless_ticks: 0,
             ticks: 0,
             no_plan: None,
-            contacts: Arc::new(state.contacts()),
+            contacts: Arc::new(state.contacts()).into(),
+            plan: None,
+            spec: None,
             state,
             duties: None,
             waiting,
@@ -301,11 +315,15 @@ impl Core {
         if self.is_stopped {
             return Err(CoreRefusal::Stopped);
         }
+        let matters = Matters::of(&input);
         let result = self.take_in(input);
         if let Err(refusal) = &result {
             self.count(refusal);
         }
-        self.advance();
+        self.looks_at_plan |= matters == Matters::ForAll;
+        if matters != Matters::ForNothing {
+            self.advance();
+        }
         result
     }
 
@@ -430,6 +448,7 @@ impl Core {
     }
 
     fn apply(&mut self, index: u64, data: &[u8]) {
+        self.looks_at_plan = true;
         if data.is_empty() {
             self.state.pass(index);
             return;
@@ -460,7 +479,7 @@ impl Core {
 
     fn follow_contacts(&mut self) {
         if self.contacts.index != self.state.contacts_index() {
-            self.contacts = Arc::new(self.state.contacts());
+            self.contacts = Arc::new(self.state.contacts()).into();
         }
     }
 
@@ -487,6 +506,7 @@ impl Core {
     fn follow_leadership(&mut self) {
         let leads = self.raft.status().leads_applied;
         if leads != self.duties.is_some() {
+            self.looks_at_plan = true;
             self.no_plan = None;
             self.duties = leads.then(|| Duties::new(&self.state, self.setup.timing));
             if leads {
@@ -498,7 +518,11 @@ impl Core {
     /// Does one thing that is due. Yields whether there was one.
     fn act(&mut self) -> bool {
         let Some(duties) = &mut self.duties else { return false };
-        match duties.decide(&self.state) {
+        let action = match self.looks_at_plan {
+            true => duties.decide(&self.state),
+            false => duties.decide_entry(&self.state),
+        };
+        match action {
             Some(Action::Propose(entry)) => self.propose(&entry).is_ok(),
             Some(Action::Solve(request)) => {
                 self.no_plan = None;
@@ -519,7 +543,10 @@ impl Core {
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));
                 true
             }
-            None => self.change_voters(),
+            None => {
+                self.looks_at_plan = false;
+                self.change_voters()
+            }
         }
     }
 

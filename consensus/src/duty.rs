@@ -16,6 +16,7 @@ mod sealing;
 mod seating;
 #[cfg(test)]
 mod tests;
+mod timed;
 mod watch;
 mod window;
 
@@ -44,6 +45,7 @@ pub use refusal::InputRefusal;
 pub use restore::{Inventory, Restore, restore_point};
 pub use sealing::{Contradiction, RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
 pub use seating::least_moved;
+pub use timed::COST_SHARE;
 pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
 /// How long a leader waits for what, in its own ticks.
@@ -150,6 +152,7 @@ enum Lane {
     Seal(Turn),
     Ready(Generation, NodeId),
     Durable(Step, NodeId),
+    Keep,
     Checkpoint(Step),
     Job,
     Access,
@@ -173,6 +176,7 @@ pub struct Duties {
     /// Who said of the plan that loads that a layer does not come.
     complained: BTreeSet<Holder>,
     saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
+    timed: timed::Timed,
     /// Why the plan of this generation must go, if it must.
     trouble: Option<(Generation, PlanReason)>,
     /// A state that owner and copy tell differently.
@@ -207,6 +211,7 @@ impl Duties {
             ready: BTreeMap::new(),
             complained: BTreeSet::new(),
             saved: BTreeMap::new(),
+            timed: timed::Timed::default(),
             trouble: None,
             differing: None,
             unread: BTreeMap::new(),
@@ -280,6 +285,7 @@ impl Duties {
             | Entry::Job(_)
             | Entry::Seal(_)
             | Entry::Durable { .. }
+            | Entry::Keep { .. }
             | Entry::Checkpoint { .. }
             | Entry::Access(
                 AccessChange::TokenMade { .. }
@@ -292,6 +298,7 @@ impl Duties {
         }
         if result.is_ok() {
             self.forgive_checkpoints(state, entry);
+            self.time_checkpoints(state, entry);
         }
         if let Err(EntryRefusal::DigestsDiffer { layer }) = result {
             self.note_digests_differ(state, *layer);
@@ -300,6 +307,7 @@ impl Duties {
         self.ready.retain(|_, ready| ready.generation == generation);
         let is_pending = |version: Step| state.pending().iter().any(|p| p.version == version);
         self.saved.retain(|(version, _), _| is_pending(*version));
+        self.timed.retain(is_pending);
         self.trouble = self.trouble.take().filter(|(of, _)| *of == generation);
         self.differing = self.differing.filter(|(of, _)| *of == generation);
     }
@@ -307,15 +315,21 @@ impl Duties {
     /// The next thing to do, until there is none. Each is asked for once: what is proposed is
     /// remembered by [`Self::on_proposed`].
     pub fn decide(&mut self, state: &State) -> Option<Action> {
+        self.decide_entry(state).or_else(|| self.decide_plan(state))
+    }
+
+    /// The next thing to do that is no plan. Whether one is needed does not follow from what is told of a
+    /// step, and takes a look at everybody.
+    pub fn decide_entry(&mut self, state: &State) -> Option<Action> {
         if let Some(entry) = self.decide_members(state) {
             return Some(Action::Propose(entry));
         }
         self.decide_ready(state)
             .or_else(|| self.decide_seal(state))
             .or_else(|| self.decide_durable(state))
+            .or_else(|| self.decide_timed(state))
             .or_else(|| self.decide_forgotten())
             .map(Action::Propose)
-            .or_else(|| self.decide_plan(state))
     }
 
     /// Why the open turn is not sealed.
@@ -519,6 +533,7 @@ impl Duties {
             | Entry::Ready(_)
             | Entry::Seal(_)
             | Entry::Durable { .. }
+            | Entry::Keep { .. }
             | Entry::Rewind { .. }
             | Entry::Job(_)
             | Entry::Access(_) => {}
@@ -558,6 +573,7 @@ fn lane_of(entry: &Entry) -> Lane {
         Entry::Ready(ready) => Lane::Ready(ready.generation, ready.holder.node),
         Entry::Seal(seal) => Lane::Seal(seal.turn),
         Entry::Durable { version, holder, .. } => Lane::Durable(*version, holder.node),
+        Entry::Keep { .. } => Lane::Keep,
         Entry::Checkpoint { version } => Lane::Checkpoint(*version),
         Entry::Job(_) => Lane::Job,
         Entry::Access(_) => Lane::Access,

@@ -6,12 +6,13 @@ use zbelastic_types::{Generation, LayerId, Step};
 use crate::access::AccessChange;
 use crate::checkpoint::LayerDigest;
 use crate::job::JobChange;
-use crate::member::{Holder, MemberChange};
+use crate::member::{Holder, MEMBERS_MAX, MemberChange};
 use crate::plan::PlanRecord;
 use crate::validation::Seal;
 
-/// Changes of members in one entry.
-pub const CHANGES_MAX: usize = 128;
+/// Changes of members in one entry: all that a cluster may have come at once. With the longest names
+/// and the most addresses that is less than an entry holds.
+pub const CHANGES_MAX: usize = MEMBERS_MAX;
 
 /// That a holder has loaded what a plan gives it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +71,12 @@ pub enum Entry {
         /// The layers.
         layers: Vec<LayerDigest>,
     },
+    /// The version that follows the open one becomes a checkpoint: so much time has passed since the last
+    /// one.
+    Keep {
+        /// The version.
+        version: Step,
+    },
     /// All layers of a version are durable.
     Checkpoint {
         /// The version.
@@ -101,6 +108,7 @@ impl Entry {
             Self::Resume { .. } => "resume",
             Self::Seal(_) => "seal",
             Self::Durable { .. } => "durable",
+            Self::Keep { .. } => "keep",
             Self::Checkpoint { .. } => "checkpoint",
             Self::Rewind { .. } => "rewind",
             Self::Job(_) => "job",

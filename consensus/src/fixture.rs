@@ -56,6 +56,7 @@ pub(crate) fn spec() -> JobSpec {
         window: WindowPolicy::Fixed(Window::One),
         copies: 1,
         checkpoint_every: 4,
+        checkpoint_ticks: 0,
         checkpoints_kept: 2,
         attest_every: 3,
         device: crate::class::DeviceKind::Processors,

@@ -1,6 +1,8 @@
 //! What is trained, as far as the cluster must agree on it.
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -59,6 +61,9 @@ pub struct JobSpec {
     pub copies: u32,
     /// A checkpoint after every so many steps; 0 never.
     pub checkpoint_every: u64,
+    /// A checkpoint when so many ticks of a leader have passed since the last one; 0 only by steps.
+    /// Which versions become checkpoints depends on time then, and the bits of none of them does.
+    pub checkpoint_ticks: u32,
     /// Checkpoints kept.
     pub checkpoints_kept: u32,
     /// Owners and copies compare their state's fingerprints at every so many steps; 0 never.
@@ -205,6 +210,14 @@ impl JobSpec {
         self.layer_tensors.iter().sum()
     }
 
+    /// The tensors of each of these layers.
+    #[must_use]
+    pub fn tensors_of(&self, layers: &BTreeSet<LayerId>) -> Vec<Range<u32>> {
+        let before = |layer: &LayerId| self.layer_tensors.iter().take(layer.index()).sum::<u32>();
+        let count = |layer: &LayerId| self.layer_tensors.get(layer.index()).copied().unwrap_or(0);
+        layers.iter().map(|layer| before(layer)..before(layer) + count(layer)).collect()
+    }
+
     /// The layer that holds a tensor.
     #[must_use]
     pub fn layer_of(&self, tensor: TensorIndex) -> Option<LayerId> {
@@ -233,6 +246,12 @@ impl JobSpec {
     pub fn checkpoints(&self, version: Step) -> bool {
         let is_due = self.checkpoint_every > 0 && version.0.is_multiple_of(self.checkpoint_every);
         version.0 > 0 && (is_due || version.0 == self.step_count)
+    }
+
+    /// Whether there are to be checkpoints before the end.
+    #[must_use]
+    pub const fn asks_checkpoints(&self) -> bool {
+        self.checkpoint_every > 0 || self.checkpoint_ticks > 0
     }
 
     /// Checks what a cluster can live with.

@@ -29,6 +29,7 @@ pub mod rehearsal;
 pub mod seat;
 pub mod standing;
 pub mod state;
+pub mod told;
 pub mod validation;
 
 pub use self::core::Core;

@@ -8,8 +8,9 @@ use zbelastic_types::{Bytes, Incarnation, NodeId};
 use crate::class::DeviceClass;
 use crate::contact::Contact;
 
-/// Members there may be, lost ones included.
-pub const MEMBERS_MAX: usize = 128;
+/// Members there may be, lost ones included: all that a plan can have stages for, as many spare ones,
+/// and twice as many that were lost and may come back.
+pub const MEMBERS_MAX: usize = 1024;
 
 /// A node in one of its lives. What an earlier life left under way is not this one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

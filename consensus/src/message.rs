@@ -16,10 +16,11 @@ use crate::member::{Holder, Resources, Role};
 use crate::plan::PlanRecord;
 use crate::raft::RaftMessage;
 use crate::rehearsal::Rehearsal;
+use crate::told::Told;
 use crate::validation::{LayerFingerprint, Report, Seal, TensorSum, Turn};
 
 /// Bytes of a message at most: a snapshot of the replicated state is the largest.
-pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+pub const MESSAGE_BYTES_MAX: usize = 14 << 20;
 
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,13 +78,13 @@ pub struct Briefing {
     /// The receiver's start and life, if it is a member that is counted on.
     pub you: Option<(u64, Incarnation)>,
     /// The job's configuration, for who does not know the plan yet.
-    pub spec: Option<Arc<JobSpec>>,
+    pub spec: Option<Told<JobSpec>>,
     /// How far the job is.
     pub job: Option<JobPhase>,
     /// The number of the plan in force.
     pub generation: Generation,
     /// The plan in force, for who does not know it yet.
-    pub plan: Option<Arc<PlanRecord>>,
+    pub plan: Option<Told<PlanRecord>>,
     /// Whether its program runs.
     pub is_running: bool,
     /// The turn that waits for its seal.
@@ -96,10 +97,11 @@ pub struct Briefing {
     pub asks_inventory: bool,
     /// How often the run went back.
     pub rewinds: u64,
-    /// Versions that become checkpoints once all their layers are durable.
+    /// Versions that become checkpoints once all their layers are durable. One that is not open yet may be
+    /// among them.
     pub pending: Vec<Step>,
     /// Where members are reached, for who does not know it yet.
-    pub contacts: Option<Arc<Contacts>>,
+    pub contacts: Option<Told<Contacts>>,
     /// What is to be copied ahead of a planned change, as far as the sender knows.
     pub rehearsal: Option<Arc<Rehearsal>>,
 }
@@ -181,6 +183,8 @@ pub enum Message {
         generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
+        /// How long reading them kept the device from computing, in thousandths of a tick.
+        busy_milliticks: u32,
     },
     /// A worker follows the layers that it will need, but for those that its memory does not hold.
     Following {

@@ -11,8 +11,9 @@ use zbelastic_types::{
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason};
 
-/// Stages a plan may have.
-pub const STAGES_MAX: usize = 64;
+/// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as many
+/// microbatches takes less than half of an entry.
+pub const STAGES_MAX: usize = 256;
 /// Nodes named as the source of a layer.
 pub const SOURCES_MAX: usize = 8;
 

@@ -443,8 +443,9 @@ impl Untold {
                 self.load_failed = Some(message.clone());
                 message
             }
-            News::Saved { version, generation, layers } => {
-                let message = Message::Saved { holder, version, generation, layers };
+            News::Saved { version, generation, layers, busy_milliticks } => {
+                let message =
+                    Message::Saved { holder, version, generation, layers, busy_milliticks };
                 self.remember_saved(version, message.clone());
                 message
             }

@@ -79,6 +79,8 @@ pub struct State {
     rewinds: u64,
     checkpoints: Vec<CheckpointRecord>,
     pending: Vec<PendingCheckpoint>,
+    /// The version that becomes a checkpoint when it is the open one, because time has passed.
+    due: Option<Step>,
 }
 
 impl State {
@@ -103,6 +105,7 @@ impl State {
             rewinds: 0,
             checkpoints: Vec::new(),
             pending: Vec::new(),
+            due: None,
         }
     }
 
@@ -262,7 +265,7 @@ impl State {
     /// lies behind it, or the run goes back to none.
     #[must_use]
     pub fn has_room_for_seal(&self) -> bool {
-        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.checkpoint_every > 0);
+        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.asks_checkpoints());
         let newest = self.checkpoints.last().map(|checkpoint| checkpoint.version);
         !self.history.is_full() || !is_asked || newest.is_some_and(|v| v > self.history.base())
     }
@@ -289,6 +292,12 @@ impl State {
     #[must_use]
     pub fn pending(&self) -> &[PendingCheckpoint] {
         &self.pending
+    }
+
+    /// The version that becomes a checkpoint when it is the open one, whatever the configuration says.
+    #[must_use]
+    pub fn due(&self) -> Option<Step> {
+        self.due
     }
 
     /// Whether this life of this node is counted on.

@@ -53,7 +53,7 @@ pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 pub const REQUEST_HEAD_BYTES_MAX: usize = REQUEST_BYTES_MAX - PIECE_BYTES_MAX - 8;
 /// Most bytes of an answer's head. A status with every member, failure and checkpoint there may be
 /// takes less than a quarter; an answer full of events and one full of log lines fit too.
-pub const ANSWER_HEAD_BYTES_MAX: usize = 1 << 20;
+pub const ANSWER_HEAD_BYTES_MAX: usize = 4 << 20;
 /// Most bytes of an answer.
 pub const ANSWER_BYTES_MAX: usize = 8 + ANSWER_HEAD_BYTES_MAX + PIECE_BYTES_MAX;
 /// Most bytes of a configuration that is submitted; in JSON, line ends and quotes take two.
@@ -71,4 +71,4 @@ pub const FAILURES_MAX: usize = 8;
 /// Most addresses in an answer, and in a list that is typed.
 pub const ADDRESSES_MAX: usize = 16;
 /// Most uses of a token.
-pub const TOKEN_USES_MAX: u32 = 1024;
+pub const TOKEN_USES_MAX: u32 = zbelastic_consensus::access::TOKEN_USES_MAX;

@@ -21,6 +21,7 @@ pub mod frames;
 pub mod home;
 pub mod journal;
 mod keeper;
+mod machine_id;
 mod means;
 mod moves;
 mod own_address;
@@ -288,7 +289,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     }
     let controllers = by_node(joined.controllers);
     let peer = joined.credentials.identity();
-    let home = Home::new(Beginning {
+    let mut home = Home::new(Beginning {
         cluster: peer.cluster,
         cluster_name: String::new(),
         founded_ms: None,
@@ -299,6 +300,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
         advertised,
         controllers,
     });
+    home.zone = args.zone.clone().unwrap_or_default();
     home.save(&identity).map_err(|error| again::unreadable(&error))?;
     Ok(home)
 }

@@ -121,6 +121,9 @@ pub struct RunConfig {
 pub struct CheckpointConfig {
     /// Steps from one checkpoint to the next; 0 never.
     pub every: u64,
+    /// Time from one checkpoint to the next; 0 for none by time.
+    #[serde(default)]
+    pub every_time: Duration,
     /// Checkpoints that are kept.
     pub keep_last: u32,
     /// A folder on every node; none for one beside the node's other data.

@@ -15,6 +15,7 @@ mod lower;
 mod memory;
 mod offload;
 mod op;
+mod packed;
 mod pass_table;
 mod placement;
 mod program;

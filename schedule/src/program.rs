@@ -12,11 +12,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use zbelastic_types::StageIndex;
 
 use crate::kind::{ScheduleKind, UnknownKind};
 use crate::op::{Compute, Memory, Op, OpParseError, Pass};
+use crate::packed::{UnpackError, pack, unpack};
 use crate::placement::{Placement, PlacementError, PlacementShape};
 
 /// How many steps may run ahead of the verdict.
@@ -30,8 +31,8 @@ pub enum Window {
 }
 
 /// The operations of one step, for every stage.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "ProgramForm", into = "ProgramForm")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "ProgramForm")]
 pub struct Program {
     /// The schedule it was generated as.
     pub kind: ScheduleKind,
@@ -48,32 +49,40 @@ pub struct Program {
 }
 
 /// A program as it is stored and travels. Slices beyond the first are counted in the upper half of
-/// a number whose lower half counts microbatches: so a program without slices has the bytes that it
-/// had before there were any.
+/// a number whose lower half counts microbatches; the lists are packed.
 #[derive(Serialize, Deserialize)]
 struct ProgramForm {
     kind: ScheduleKind,
     placement: Placement,
     microbatches: u64,
     window: Option<Window>,
-    stages: Vec<Vec<Op>>,
+    lists: Vec<u8>,
 }
 
-impl From<Program> for ProgramForm {
-    fn from(program: Program) -> Self {
-        let Program { kind, placement, microbatch_count, slice_count, window, stages } = program;
+impl Serialize for Program {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { kind, placement, microbatch_count, slice_count, window, stages } = self;
         let microbatches =
-            u64::from(slice_count.wrapping_sub(1)) << 32 | u64::from(microbatch_count);
-        Self { kind, placement, microbatches, window, stages }
+            u64::from(slice_count.wrapping_sub(1)) << 32 | u64::from(*microbatch_count);
+        let lists = pack(placement, stages);
+        let placement = placement.clone();
+        let form = ProgramForm { kind: *kind, placement, microbatches, window: *window, lists };
+        form.serialize(serializer)
     }
 }
 
-impl From<ProgramForm> for Program {
-    fn from(form: ProgramForm) -> Self {
-        let ProgramForm { kind, placement, microbatches, window, stages } = form;
+impl TryFrom<ProgramForm> for Program {
+    type Error = UnpackError;
+
+    fn try_from(form: ProgramForm) -> Result<Self, UnpackError> {
+        let ProgramForm { kind, placement, microbatches, window, lists } = form;
         let slice_count = ((microbatches >> 32) as u32).wrapping_add(1);
         let microbatch_count = microbatches as u32;
-        Self { kind, placement, microbatch_count, slice_count, window, stages }
+        let stages = Vec::new();
+        let empty = Self { kind, placement, microbatch_count, slice_count, window, stages };
+        let passes = empty.pass_count().min(PASS_COUNT_MAX);
+        let stages = unpack(&empty.placement, passes, &lists)?;
+        Ok(Self { stages, ..empty })
     }
 }
 

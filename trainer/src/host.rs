@@ -60,6 +60,14 @@ pub enum HostInput {
         /// Its bytes.
         bytes: Option<Vec<u8>>,
     },
+    /// Reading the layers of a version, which it was told to write, kept the device from computing for so
+    /// long.
+    Exported {
+        /// The version.
+        version: Step,
+        /// In thousandths of a tick.
+        busy_milliticks: u32,
+    },
     /// A layer of a checkpoint is durable, or could not be written.
     Written {
         /// The version.
@@ -134,6 +142,7 @@ struct Writing {
     generation: Generation,
     missing: Vec<LayerId>,
     layers: Vec<LayerDigest>,
+    busy_milliticks: u32,
 }
 
 /// The host of a worker.
@@ -185,6 +194,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             HostInput::Order(order) => self.handle_order(order),
             HostInput::Peer(frame) => return self.handle_peer(frame),
             HostInput::Read { version, layer, bytes } => self.handle_read(version, layer, bytes),
+            HostInput::Exported { version, busy_milliticks } => {
+                let writing = self.writing.iter_mut().find(|writing| writing.version == version);
+                if let Some(writing) = writing {
+                    writing.busy_milliticks = busy_milliticks;
+                }
+            }
             HostInput::Written { version, layer, digest, is_durable } => {
                 self.handle_written(version, (layer, digest), is_durable);
             }
@@ -375,7 +390,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         for (image, (_, digest)) in images.into_iter().zip(layers.iter().copied()) {
             self.outbox.push_back(HostOutput::Write { image, digest });
         }
-        self.writing.push_back(Writing { version, generation, missing, layers });
+        let writing = Writing { version, generation, missing, layers, busy_milliticks: 0 };
+        self.writing.push_back(writing);
     }
 
     fn handle_written(&mut self, version: Step, written: LayerDigest, is_durable: bool) {
@@ -391,9 +407,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let writing = &mut self.writing[position];
         writing.missing.retain(|missing| *missing != written.0);
         if writing.missing.is_empty() {
-            let Writing { version, generation, layers, .. } =
+            let Writing { version, generation, layers, busy_milliticks, .. } =
                 self.writing.remove(position).expect("found above");
-            self.tell(News::Saved { version, generation, layers });
+            self.tell(News::Saved { version, generation, layers, busy_milliticks });
             self.write_left_out();
         }
     }

@@ -132,6 +132,7 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
         window: WindowPolicy::Fixed(Window::One),
         copies: 0,
         checkpoint_every: 0,
+        checkpoint_ticks: 0,
         checkpoints_kept: 1,
         attest_every: 0,
         device: zbelastic_consensus::class::DeviceKind::Processors,

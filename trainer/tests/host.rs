@@ -62,6 +62,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         window: WindowPolicy::Fixed(Window::One),
         copies: 1,
         checkpoint_every: 0,
+        checkpoint_ticks: 0,
         checkpoints_kept: 1,
         attest_every: 0,
         device: zbelastic_consensus::class::DeviceKind::Processors,

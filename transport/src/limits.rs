@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Longest control frame that travels whole. A longer message is cut into pieces.
 pub const CONTROL_FRAME_BYTES_MAX: usize = 64 << 10;
 /// Longest control message of all. One that claims more closes the connection.
-pub const CONTROL_MESSAGE_BYTES_MAX: usize = 8 << 20;
+pub const CONTROL_MESSAGE_BYTES_MAX: usize = 14 << 20;
 /// Longest piece of a control message that was cut. A longer one closes the connection.
 pub const CONTROL_PIECE_BYTES_MAX: usize = 1 << 20;
 /// Longest request. A longer one is not sent, and is refused when it arrives.

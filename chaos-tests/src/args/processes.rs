@@ -10,7 +10,7 @@ use crate::processes::faults::FaultKind;
 use crate::processes::measure::RowKind;
 
 /// More processes are not started on one machine.
-const NODES_MAX: i64 = 64;
+const NODES_MAX: i64 = 256;
 /// No fault and no demonstration lasts longer, in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
 

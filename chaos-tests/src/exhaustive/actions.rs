@@ -83,6 +83,7 @@ fn entry_text(entry: &Entry) -> String {
         Entry::Members(_)
         | Entry::Ready(_)
         | Entry::Durable { .. }
+        | Entry::Keep { .. }
         | Entry::Checkpoint { .. }
         | Entry::Job(_)
         | Entry::Access(_) => entry.name().to_owned(),

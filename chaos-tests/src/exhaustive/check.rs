@@ -168,6 +168,7 @@ pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
         | Entry::Ready(_)
         | Entry::Resume { .. }
         | Entry::Durable { .. }
+        | Entry::Keep { .. }
         | Entry::Checkpoint { .. }
         | Entry::Rewind { .. }
         | Entry::Job(_)

@@ -30,7 +30,7 @@ pub(super) fn decide_seal(state: &State, world: &World) -> Option<Seal> {
     for (of, held) in &world.leader.held {
         // Nobody has two copies here: who told it is who keeps it.
         let keeper = plan.copy_holders(*of).next()?;
-        sealing.handle_held(keeper, HeldUpdate::clone(held));
+        sealing.handle_held(state, keeper, HeldUpdate::clone(held));
     }
     sealing.decide(state).ok()
 }

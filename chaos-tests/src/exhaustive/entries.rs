@@ -38,6 +38,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         window: WindowPolicy::Fixed(Window::One),
         copies: 1,
         checkpoint_every: 0,
+        checkpoint_ticks: 0,
         checkpoints_kept: 1,
         attest_every: 1,
         device: zbelastic_consensus::class::DeviceKind::Processors,

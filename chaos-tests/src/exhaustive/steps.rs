@@ -157,6 +157,7 @@ impl Model {
             | Change::Planned(_)
             | Change::Ready(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }

@@ -4,7 +4,7 @@
 use zbelastic_consensus::codec;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
-use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord};
+use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
 use zbelastic_consensus::rehearsal::Follow;
 use zbelastic_consensus::state::Change;
 use zbelastic_consensus::validation::{Seal, Verdict};
@@ -15,6 +15,9 @@ use zbelastic_types::{LayerId, NodeId, Step};
 use super::numbers::BOOTS_APART;
 use super::{Event, World};
 use crate::markers::Marker;
+
+/// Stages that a life has at most that is not a large one: it has no more blocks.
+const STAGES_FEW: usize = 10;
 
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn applied(&mut self, node: NodeId, index: u64, change: &Change) {
@@ -48,6 +51,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Resumed(_)
             | Change::Sealed { adopted: None, .. }
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Job { .. }
             | Change::Access(_) => {}
         }
@@ -71,6 +75,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Ready(_)
             | Change::Resumed(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Access(_) => {}
@@ -147,6 +152,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 | Change::Ready(_)
                 | Change::Resumed(_)
                 | Change::Durable { .. }
+                | Change::Kept { .. }
                 | Change::Checkpoint { .. }
                 | Change::Rewound { .. }
                 | Change::Job { .. }
@@ -185,11 +191,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.mark(Marker::StateDiffered);
                 }
             }
+            Change::Kept { version } => self.kept = Some(*version),
+            Change::Checkpoint { version, .. } => {
+                if self.kept.take_if(|kept| *kept <= *version) == Some(*version) {
+                    self.mark(Marker::TimedCheckpoint);
+                }
+            }
             Change::Planned(_)
             | Change::Ready(_)
             | Change::Resumed(_)
             | Change::Durable { .. }
-            | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Access(_) => {}
         }
@@ -325,6 +336,20 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         if new > old {
             self.mark(Marker::MoreStages);
+        }
+        if new > STAGES_FEW {
+            self.mark(Marker::ManyStages);
+        }
+        let is_kept =
+            before.promise == Promise::Kept && !self.checker.was_loading(before.generation);
+        let lost = before.stages.iter().filter(|holder| !plan.stages.contains(holder)).count();
+        let is_from_nodes = |source: &LayerSource| match source {
+            LayerSource::Nodes(_) => true,
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let keeps_two = before.copies.iter().all(|copies| copies.len() == 2);
+        if is_kept && keeps_two && lost == 2 && plan.sources.iter().all(is_from_nodes) {
+            self.mark(Marker::PairSurvived);
         }
         if plan.stages.iter().all(|holder| !before.stages.contains(holder)) {
             self.mark(Marker::AllStagesMoved);

@@ -46,7 +46,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let state = state
             .unwrap_or_else(|| State::new(self.cluster))
             .with_controllers(contacts(&nodes))
-            .with_credentials(credentials(first));
+            .with_credentials(credentials(first, self.case.options.workers));
         for node in &nodes {
             self.add_controller_machine(*node);
             self.controllers.get_mut(node).expect("added above").was_admitted = true;
@@ -452,6 +452,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Change::Planned(_)
             | Change::Resumed(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }

@@ -62,6 +62,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             HostInput::Tick
             | HostInput::Order(_)
             | HostInput::Read { .. }
+            | HostInput::Exported { .. }
             | HostInput::Written { .. } => false,
         };
         let frame = match &input {
@@ -69,6 +70,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             HostInput::Tick
             | HostInput::Order(_)
             | HostInput::Read { .. }
+            | HostInput::Exported { .. }
             | HostInput::Written { .. } => None,
         };
         let Some(machine) = self.workers.get_mut(&node) else { return };

@@ -5,7 +5,7 @@ use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_types::NodeId;
 
 use super::World;
-use crate::access::{LATER_CONTROLLERS, NODES_MAX};
+use crate::access::{LATER_CONTROLLERS, nodes_max};
 
 /// Between the numbers of two starts of processes.
 pub(super) const BOOTS_APART: u64 = 1000;
@@ -13,7 +13,7 @@ pub(super) const BOOTS_APART: u64 = 1000;
 impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn new_node(&mut self) -> NodeId {
         let node = NodeId(self.node_next);
-        let last = u64::from(self.case.options.controllers) + NODES_MAX;
+        let last = u64::from(self.case.options.controllers) + nodes_max(self.case.options.workers);
         assert!(node.0 <= last, "no node {node} was let in");
         self.node_next += 1;
         node
@@ -22,7 +22,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// The first controllers are numbered before the workers, later ones far behind them.
     pub(super) fn new_controller(&mut self) -> NodeId {
         let node = NodeId(self.controller_next);
-        assert!(node.0 < LATER_CONTROLLERS + NODES_MAX, "no node {node} was let in");
+        let end = LATER_CONTROLLERS + nodes_max(self.case.options.workers);
+        assert!(node.0 < end, "no node {node} was let in");
         let is_last = node.0 == u64::from(self.case.options.controllers);
         self.controller_next = if is_last { LATER_CONTROLLERS } else { node.0 + 1 };
         node

@@ -18,6 +18,8 @@ use crate::queue::Moment;
 const RETIRED_US: u64 = 8_000_000;
 /// Machines of workers there may be.
 const WORKERS_MAX: usize = 10;
+/// Workers that may come to a large life.
+const WORKERS_MORE: usize = 5;
 
 /// Until a majority is to be lost again, if the voters did not agree on who they are.
 const MAJORITY_RETRY_US: u64 = 500_000;
@@ -183,7 +185,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn join(&mut self, count: u32) -> bool {
         let there = self.workers.values().filter(|machine| !machine.is_gone).count();
-        let count = (count as usize).min(WORKERS_MAX.saturating_sub(there));
+        let workers = self.case.options.workers as usize;
+        let room = WORKERS_MAX.max(workers + WORKERS_MORE).saturating_sub(there);
+        let count = (count as usize).min(room);
         for _ in 0..count {
             self.add_worker();
         }

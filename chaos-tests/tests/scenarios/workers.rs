@@ -198,6 +198,20 @@ pub fn case_12_a_stage_that_dies_together_with_its_copy_takes_the_run_to_a_check
     play.expect(Claim::SameAsUndisturbed);
 }
 
+/// The same deaths where checkpoints come by time: what is lost is what was sealed since the last one.
+#[test]
+pub fn case_12_a_checkpoint_by_time_is_what_such_a_run_goes_back_to() {
+    let cast = Cast { workers: 4, checkpoint_ticks: 4, ..Cast::default() };
+    let mut play = Play::new(cast);
+    play.run_until(Goal::Sealed(8));
+    let lost = [play.stage(0), play.stage(1)];
+    lost.iter().for_each(|node| play.crash(*node));
+    play.finish();
+    let redone = play.redone();
+    assert!(redone.first().is_some_and(|step| *step > 0), "not from the beginning: {redone:?}");
+    play.expect(Claim::SameAsUndisturbed);
+}
+
 /// The same deaths with two copies: the stage behind the next one has the layers too.
 #[test]
 pub fn case_12_with_two_copies_a_stage_may_die_together_with_one_of_them() {

@@ -1,13 +1,13 @@
 //! What is remembered of tokens and credentials. Everything is checked before it is written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Digest, NodeId};
 
 use super::{
     AccessRefusal, AccessRole, CREDENTIAL_S_MAX, CREDENTIALS_MAX, Credential, NOTE_BYTES_MAX,
-    TOKEN_USES_MAX, TOKENS_MAX, Token, TokenId, TokenTerms, TokenUse,
+    TOKEN_USES_MAX, TOKENS_MAX, Token, TokenId, TokenTerms, TokenUse, USES_KEPT_MAX,
 };
 use crate::contact::check_name;
 use crate::member::Role;
@@ -104,7 +104,8 @@ impl Access {
             let oldest = self.oldest_dead_token(at_s).expect("checked before");
             self.tokens.remove(&oldest);
         }
-        let record = Token { terms, made_at_s: at_s, uses: Vec::new(), is_revoked: false };
+        let record =
+            Token { terms, made_at_s: at_s, used: 0, uses: VecDeque::new(), is_revoked: false };
         self.tokens.insert(token, record);
     }
 
@@ -147,13 +148,13 @@ impl Access {
         if at_s >= expired_at_s {
             return Err(AccessRefusal::TokenExpired { token, expired_at_s, at_s });
         }
-        if found.uses.len() >= terms.uses_max as usize {
+        if found.used >= terms.uses_max {
             return Err(AccessRefusal::TokenUsedUp { token, uses_max: terms.uses_max });
         }
         check_name(name)?;
         check_term(at_s, expires_at_s)?;
         let is_full = self.credentials.len() >= CREDENTIALS_MAX;
-        match self.oldest_expired(at_s, is_member) {
+        match self.first_to_forget(at_s, is_member) {
             None if is_full => Err(AccessRefusal::TooManyCredentials),
             Some(_) | None => Ok(None),
         }
@@ -168,13 +169,17 @@ impl Access {
         is_member: impl Fn(NodeId) -> bool,
     ) -> NodeId {
         if self.credentials.len() >= CREDENTIALS_MAX {
-            let oldest = self.oldest_expired(at_s, is_member).expect("checked before");
+            let oldest = self.first_to_forget(at_s, is_member).expect("checked before");
             self.credentials.remove(&oldest);
         }
         let node = self.node_next;
         self.reserve(node);
         let used = self.tokens.get_mut(&token).expect("checked before");
-        used.uses.push(TokenUse { key, node, at_s });
+        if used.uses.len() == USES_KEPT_MAX {
+            used.uses.pop_front();
+        }
+        used.used += 1;
+        used.uses.push_back(TokenUse { key, node, at_s });
         let TokenTerms { role, is_ephemeral, .. } = used.terms;
         let credential = Credential {
             role,
@@ -190,11 +195,16 @@ impl Access {
         node
     }
 
-    /// Of the credentials that do not hold any more, and are not of members, the first to expire.
-    fn oldest_expired(&self, at_s: u64, is_member: impl Fn(NodeId) -> bool) -> Option<NodeId> {
-        let expired = self.credentials.iter().filter(|(_, found)| found.expires_at_s <= at_s);
-        let free = expired.filter(|(node, _)| !is_member(**node));
-        free.min_by_key(|(node, found)| (found.expires_at_s, **node)).map(|(node, _)| *node)
+    /// Of the credentials that are not of members, the first to have expired; if none has, that of the
+    /// worker who showed itself longest ago. What was revoked is known until it ends.
+    fn first_to_forget(&self, at_s: u64, is_member: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        let free = || self.credentials.iter().filter(|(node, _)| !is_member(**node));
+        let expired = free().filter(|(_, found)| found.expires_at_s <= at_s);
+        let expired = expired.min_by_key(|(node, found)| (found.expires_at_s, **node));
+        let is_worker = |found: &Credential| found.role == AccessRole::Worker && !found.is_revoked;
+        let away = free().filter(|(_, found)| is_worker(found));
+        let away = || away.min_by_key(|(node, found)| (found.issued_at_s, **node));
+        expired.or_else(away).map(|(node, _)| *node)
     }
 
     /// A credential that was not revoked.

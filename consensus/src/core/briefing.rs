@@ -6,10 +6,13 @@ use zbelastic_types::{Generation, NodeId};
 
 use super::Core;
 use crate::access::AccessOutcome;
+use crate::job::JobSpec;
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
+use crate::plan::PlanRecord;
 use crate::rehearsal::Rehearsal;
 use crate::state::{Change, PlanPhase};
+use crate::told::Told;
 use crate::validation::Seal;
 
 /// What the receiver knows, and is not told again.
@@ -38,6 +41,7 @@ impl Core {
             }
             Change::Resumed(_)
             | Change::Job { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Sealed { adopted: None, .. } => (true, Knows::ALL),
@@ -119,29 +123,39 @@ impl Core {
         }
     }
 
-    fn briefing(&self, node: NodeId, knows: Knows) -> Briefing {
+    fn briefing(&mut self, node: NodeId, knows: Knows) -> Briefing {
+        let is_told = !knows.plan;
+        let (spec, told) = if is_told { self.told() } else { (None, None) };
         let state = &self.state;
         let member = state.members().get(&node).filter(|member| member.is_live());
-        let plan = state.plan();
-        let is_told = !knows.plan;
+        let (plan, pending) = (state.plan(), state.pending().iter());
         Briefing {
             index: state.applied(),
             leader: self.raft.status().leader,
             you: member.map(|member| (member.boot, member.incarnation)),
-            spec: state.job().filter(|_| is_told).map(|job| job.spec.clone()),
+            spec,
             job: state.job().map(|job| job.phase),
             generation: plan.map_or(Generation(0), |plan| plan.record.generation),
-            plan: plan.filter(|_| is_told).map(|plan| Arc::clone(&plan.record)),
+            plan: told,
             is_running: plan.is_some_and(|plan| plan.phase == PlanPhase::Running),
             open: state.open_turn(),
             updates: state.ledger().updates(),
             seal: state.last_seal().copied(),
             asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
             rewinds: state.rewinds(),
-            pending: state.pending().iter().map(|pending| pending.version).collect(),
-            contacts: (!knows.contacts).then(|| Arc::clone(&self.contacts)),
+            pending: pending.map(|pending| pending.version).chain(state.due()).collect(),
+            contacts: (!knows.contacts).then(|| self.contacts.clone()),
             rehearsal: self.rehearsal(),
         }
+    }
+
+    /// The configuration and the plan in force, encoded for the first worker that is told them.
+    fn told(&mut self) -> (Option<Told<JobSpec>>, Option<Told<PlanRecord>>) {
+        let spec = self.state.job().map(|job| &job.spec);
+        let plan = self.state.plan().map(|plan| &plan.record);
+        refresh(&mut self.spec, spec);
+        refresh(&mut self.plan, plan);
+        (self.spec.clone(), self.plan.clone())
     }
 
     /// What is to be copied ahead: for the plan that waits, or else for the one that is being made.
@@ -161,5 +175,17 @@ impl Core {
             let told = Briefing { seal: Some(seal), ..briefing };
             self.send(node, Message::Briefing(Box::new(told)));
         }
+    }
+}
+
+/// Encodes what is told, unless it is what was told last.
+fn refresh<T: serde::Serialize>(told: &mut Option<Told<T>>, value: Option<&Arc<T>>) {
+    let is_known = match (&*told, value) {
+        (Some(told), Some(value)) => told.is(value),
+        (None, None) => true,
+        (Some(_), None) | (None, Some(_)) => false,
+    };
+    if !is_known {
+        *told = value.map(|value| Arc::clone(value).into());
     }
 }

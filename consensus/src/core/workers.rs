@@ -66,8 +66,9 @@ impl Core {
                 Message::LoadFailed { holder, generation, layer, cause } => {
                     duties.handle_load_failed(state, holder, generation, (layer, cause))
                 }
-                Message::Saved { holder, version, generation, layers } => {
-                    duties.handle_saved(state, holder, (version, generation), layers)
+                Message::Saved { holder, version, generation, layers, busy_milliticks } => {
+                    let told = (layers, busy_milliticks);
+                    duties.handle_saved(state, holder, (version, generation), told)
                 }
                 Message::Following { holder, generation, layers } => {
                     duties.handle_following(state, holder, generation, layers)

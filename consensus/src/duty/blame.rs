@@ -59,6 +59,11 @@ impl Blame {
         self.pairs.retain(|_, doubt| seals - doubt.at < DOUBT_SEALS_MAX);
     }
 
+    /// Whether somebody is in doubt.
+    pub(super) fn has_doubts(&self) -> bool {
+        !self.pairs.is_empty()
+    }
+
     /// Contradictions so far, to pair others with.
     pub(super) fn total(&self) -> u32 {
         self.total

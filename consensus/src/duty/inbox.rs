@@ -1,6 +1,7 @@
 //! What workers tell a leader.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
@@ -124,7 +125,7 @@ impl Duties {
             return Err(InputRefusal::NotItsStage { holder, stage: update.of });
         }
         check_sums(state, update.of, &update.sums)?;
-        self.sealing_of(state)?.handle_held(holder, update);
+        self.sealing_of(state)?.handle_held(state, holder, update);
         Ok(())
     }
 
@@ -250,7 +251,7 @@ impl Duties {
         state: &State,
         holder: Holder,
         (version, generation): (Step, Generation),
-        layers: Vec<LayerDigest>,
+        (layers, busy_milliticks): (Vec<LayerDigest>, u32),
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
         check_record(state, &layers)?;
@@ -259,6 +260,7 @@ impl Duties {
         if generation != expected {
             return Err(InputRefusal::OtherGeneration { expected, found: generation });
         }
+        self.timed.note_saved(version, busy_milliticks);
         self.saved.insert((version, holder.node), (holder, layers));
         Ok(())
     }
@@ -287,10 +289,11 @@ fn check_sums(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<()
         return Err(InputRefusal::NotItsTensor { stage, tensor: TensorIndex(0) });
     }
     let layers: BTreeSet<LayerId> = plan.record.layers_of(stage).collect();
+    let tensors = job.spec.tensors_of(&layers);
     let mut named = BTreeSet::new();
     for sum in sums {
         let tensor = sum.tensor;
-        if job.spec.layer_of(tensor).is_none_or(|layer| !layers.contains(&layer)) {
+        if !tensors.iter().any(|of| of.contains(&tensor.0)) {
             return Err(InputRefusal::NotItsTensor { stage, tensor });
         }
         if !named.insert(tensor) {
@@ -301,8 +304,7 @@ fn check_sums(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<()
             return Err(InputRefusal::BadSum { tensor, square_sum, nonfinite });
         }
     }
-    let tensors = layers.iter().map(|layer| job.spec.layer_tensors[layer.index()] as usize);
-    let (expected, found) = (tensors.sum(), sums.len());
+    let (expected, found) = (tensors.iter().map(Range::len).sum(), sums.len());
     if found == expected {
         Ok(())
     } else {

@@ -14,6 +14,7 @@ use super::{
     switched_window,
 };
 use crate::codec;
+use crate::contact::Place;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobPhase, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
@@ -361,7 +362,8 @@ impl Duties {
     ) -> Option<Beginning> {
         let plan = &state.plan()?.record;
         let draft = self.planning.draft.as_ref()?;
-        let copies = self.copies_of(state, solution.program.placement.stage_count());
+        let stage_count = solution.program.placement.stage_count() as usize;
+        let copies = self.copies_of(state, &draft.nodes[..stage_count.min(draft.nodes.len())]);
         let resources = |holder: &Holder| self.paces.resources(state, holder);
         let spec = state.running_spec()?;
         let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies), spec);
@@ -402,8 +404,15 @@ impl Duties {
         Some(Ahead::Begins)
     }
 
-    fn copies_of(&self, state: &State, stage_count: u32) -> Vec<Vec<StageIndex>> {
-        copies(stage_count, copies_wanted(state), self.blame.total())
+    /// Who keeps copies of whose layers. As long as two are in doubt that does not depend on where they
+    /// stand: others must be paired until it is known who is at fault.
+    fn copies_of(&self, state: &State, stages: &[Holder]) -> Vec<Vec<StageIndex>> {
+        let place = |holder: &Holder| match state.members().get(&holder.node) {
+            Some(member) if !self.blame.has_doubts() => member.contact.place.clone(),
+            Some(_) | None => Place::default(),
+        };
+        let places: Vec<Place> = stages.iter().map(place).collect();
+        copies(&places, copies_wanted(state), self.blame.total())
     }
 
     fn adopt(
@@ -427,10 +436,11 @@ impl Duties {
         let Beginning { nodes, sources, expected, from_step } = from;
         let Solution { program, chunks, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
+        let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
         PlanRecord {
             generation: state.generation_next(),
-            stages: nodes.into_iter().take(stage_count as usize).collect(),
-            copies: self.copies_of(state, stage_count),
+            copies: self.copies_of(state, &stages),
+            stages,
             promise: Promise::of(copies_wanted(state), stage_count),
             chunks,
             program,
@@ -548,8 +558,9 @@ fn draining_workers(state: &State) -> BTreeSet<Holder> {
 
 /// Workers of the job's class that stay and have no stage.
 fn spare_workers(state: &State, plan: &PlanRecord) -> impl Iterator<Item = Holder> {
+    let stages: BTreeSet<Holder> = plan.stages.iter().copied().collect();
     let is_spare = move |(holder, member): &(Holder, &Member)| {
-        member.standing == Standing::Present && !plan.stages.contains(holder)
+        member.standing == Standing::Present && !stages.contains(holder)
     };
     state.fitting_workers().filter(is_spare).map(|(holder, _)| holder)
 }

@@ -102,6 +102,11 @@ pub struct Sealing {
     proposal: Option<Proposal>,
     reports: BTreeMap<StageIndex, (Report, Vec<LayerFingerprint>)>,
     held: BTreeMap<(StageIndex, Holder), HeldUpdate>,
+    /// What comes of comparing all who hold a stage's layers, for each stage that somebody told of:
+    /// made anew when another of them tells, and not whenever anybody does.
+    compared: BTreeMap<StageIndex, Result<(), Withheld>>,
+    /// How many of them tell the same.
+    agreeing: usize,
 }
 
 /// What one of those who hold a stage's layers tells of its update.
@@ -118,7 +123,8 @@ impl Sealing {
     pub fn new(state: &State, spec: &JobSpec) -> Self {
         let leader = Leader::new(state.ledger(), spec.tensor_count(), spec.policy);
         let turn = state.open_turn();
-        Self { turn, leader, proposal: None, reports: BTreeMap::new(), held: BTreeMap::new() }
+        let (reports, held, compared) = Default::default();
+        Self { turn, leader, proposal: None, reports, held, compared, agreeing: 0 }
     }
 
     /// The turn.
@@ -140,12 +146,27 @@ impl Sealing {
         let proposal = self.leader.handle_report(state.ledger(), report)?;
         self.proposal = self.proposal.or(proposal);
         self.reports.insert(report.stage, (report.clone(), attested));
+        self.compare(state, report.stage);
         Ok(())
     }
 
     /// Counts an update that somebody holds who keeps a copy.
-    pub fn handle_held(&mut self, holder: Holder, update: HeldUpdate) {
-        self.held.insert((update.of, holder), update);
+    pub fn handle_held(&mut self, state: &State, holder: Holder, update: HeldUpdate) {
+        let of = update.of;
+        self.held.insert((of, holder), update);
+        self.compare(state, of);
+    }
+
+    /// Compares what all who hold a stage's layers told so far.
+    fn compare(&mut self, state: &State, stage: StageIndex) {
+        let (Some(job), Some(plan)) = (state.job(), state.plan()) else { return };
+        if stage.index() >= plan.record.stages.len() {
+            return;
+        }
+        let found = self.check_stage(&job.spec, &plan.record, stage);
+        self.agreeing += usize::from(found.is_ok());
+        let before = self.compared.insert(stage, found);
+        self.agreeing -= usize::from(before.is_some_and(|before| before.is_ok()));
     }
 
     /// The seal to propose.
@@ -185,19 +206,28 @@ impl Sealing {
 
     /// R3: what is promised to survive is elsewhere, and is the same there.
     fn check_copies(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
-        let attests = spec.attests(self.turn.step);
-        for stage in plan.stage_indices() {
-            let told = self.told_of(plan, stage)?;
-            let sums = |one: Telling<'_>, other: Telling<'_>| differing_sum(spec, one, other);
-            if let Some(found) = contradiction(&told, sums) {
-                return Err(Withheld::Sums(found));
-            }
-            if !attests {
-                continue;
-            }
-            check_states(plan, stage, &told)?;
+        if self.agreeing == plan.stages.len() {
+            return Ok(());
         }
-        Ok(())
+        plan.stage_indices().try_for_each(|stage| match self.compared.get(&stage) {
+            Some(found) => found.clone(),
+            None => self.check_stage(spec, plan, stage),
+        })
+    }
+
+    /// Whether all who hold a stage's layers tell the same of its update.
+    fn check_stage(
+        &self,
+        spec: &JobSpec,
+        plan: &PlanRecord,
+        stage: StageIndex,
+    ) -> Result<(), Withheld> {
+        let told = self.told_of(plan, stage)?;
+        let sums = |one: Telling<'_>, other: Telling<'_>| differing_sum(spec, one, other);
+        if let Some(found) = contradiction(&told, sums) {
+            return Err(Withheld::Sums(found));
+        }
+        if spec.attests(self.turn.step) { check_states(plan, stage, &told) } else { Ok(()) }
     }
 
     /// Who trains a layer's second replica tells its state too, with copies and without. It is compared

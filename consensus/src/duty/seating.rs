@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use zbelastic_types::{LayerId, StageIndex};
 
 use super::Solution;
+use crate::contact::Place;
 use crate::job::JobSpec;
 use crate::member::{Holder, Resources};
 use crate::plan::{LayerSource, PlanRecord, copies_at};
@@ -138,24 +139,57 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     given
 }
 
-/// For each stage the stages that keep copies of it: the next ones behind `offset`, in a ring of
-/// the others. Another offset makes other pairs.
+/// For each stage the stages that keep copies of it, each of whose machines has a place here. They stand in
+/// other zones and on other machines than whoever has it already, as far as there are such and none of
+/// them keeps more than one copy more than its share; of several the next ones behind `offset`, in a
+/// ring of the others. Another offset makes other pairs.
 #[must_use]
-pub(super) fn copies(stage_count: u32, wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+pub(super) fn copies(places: &[Place], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+    let stage_count = places.len() as u32;
     let (others, count) = (stage_count.saturating_sub(1), copies_at(wanted, stage_count));
-    let by = |stage: u32, place: u32| {
-        StageIndex((stage + 1 + (offset % others + place) % others) % stage_count)
+    let mut kept = vec![0; places.len()];
+    let choose = |stage: u32| {
+        let mut has = vec![stage as usize];
+        for _ in 0..count {
+            let ring = (0..others).map(|place| stage + 1 + (offset % others + place) % others);
+            let free = ring.map(|at| (at % stage_count) as usize).filter(|at| !has.contains(at));
+            let cost = |at: &usize| {
+                let shared = |is: fn(&Place, &Place) -> bool| {
+                    has.iter().filter(|other| is(&places[*at], &places[**other])).count()
+                };
+                let load: u32 = kept[*at];
+                let crowded = (load > count, shared(Place::shares_host));
+                (crowded, shared(Place::shares_zone), load >= count)
+            };
+            let by = free.min_by_key(cost).expect("there are as many others");
+            kept[by] += 1;
+            has.push(by);
+        }
+        has[1..].iter().map(|at| StageIndex(*at as u32)).collect()
     };
-    let all = |stage| (0..count).map(|place| by(stage, place)).collect();
-    (0..stage_count).map(all).collect()
+    (0..stage_count).map(choose).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{assignment, copies};
+    use zbelastic_types::StageIndex;
+
+    use super::assignment;
+    use crate::contact::Place;
     use crate::job::COPIES_MAX;
+
+    fn copies(stage_count: u32, wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+        super::copies(&vec![Place::default(); stage_count as usize], wanted, offset)
+    }
+
+    /// Places of as many stages: the letters are zones, two stages to a machine if they are paired.
+    fn places(zones: &str, is_paired: bool) -> Vec<Place> {
+        let host = |at: usize| if is_paired { at / 2 + 1 } else { at + 1 } as u64;
+        let place = |(at, zone): (usize, char)| Place { zone: zone.to_string(), host: host(at) };
+        zones.chars().enumerate().map(place).collect()
+    }
 
     /// The least cost of all orders.
     fn least(count: usize, used: &mut Vec<usize>, cost: &impl Fn(usize, usize) -> u64) -> u64 {
@@ -213,5 +247,55 @@ mod tests {
         }
         assert_ne!(copies(3, 1, 0), copies(3, 1, 1));
         assert_ne!(copies(4, 2, 0), copies(4, 2, 1));
+    }
+
+    /// Stages of which somebody who has a layer shares the zone, or the machine, with another; and the
+    /// most copies that one keeps.
+    fn shared(places: &[Place], wanted: u32, offset: u32) -> (usize, usize, usize) {
+        let found = super::copies(places, wanted, offset);
+        let (mut zones, mut hosts, mut kept) = (0, 0, vec![0; places.len()]);
+        for (stage, by) in found.iter().enumerate() {
+            by.iter().for_each(|by| kept[by.index()] += 1);
+            let mut has: Vec<usize> = by.iter().map(|by| by.index()).collect();
+            has.push(stage);
+            let of = |is: fn(&Place, &Place) -> bool| {
+                let differ =
+                    |one: &usize, other: &usize| one != other && is(&places[*one], &places[*other]);
+                has.iter().any(|one| has.iter().any(|other| differ(one, other)))
+            };
+            zones += usize::from(of(Place::shares_zone));
+            hosts += usize::from(of(Place::shares_host));
+        }
+        (zones, hosts, kept.into_iter().max().unwrap_or(0))
+    }
+
+    #[test]
+    fn copies_stand_in_other_zones_and_on_other_machines_where_there_are_some() {
+        for offset in 0..9 {
+            for (zones, is_paired, wanted) in
+                [("aaaabbbb", false, 1), ("abababab", false, 1), ("aabbcc", false, 2)]
+            {
+                let (zones, hosts, most) = shared(&places(zones, is_paired), wanted, offset);
+                assert_eq!((zones, hosts), (0, 0), "offset {offset}");
+                assert!(most <= wanted as usize + 1, "{most} copies at one");
+            }
+            let (_, hosts, most) = shared(&places("aaaaaaaa", true), 1, offset);
+            assert!(hosts == 0 && most <= 2, "one zone, four machines");
+            let (zones, hosts, most) = shared(&places("aaaaaaab", false), 1, offset);
+            assert!(hosts == 0 && most <= 2, "one is not to keep all copies");
+            assert_eq!(zones, 5, "the one in the other zone keeps two, and its own go elsewhere");
+        }
+    }
+
+    #[test]
+    fn no_zones_make_the_ring_of_before() {
+        for (count, wanted, offset) in [(5_u32, 1_u32, 0_u32), (5, 2, 3), (2, 1, 7), (9, 2, 4)] {
+            let ring = |stage: u32, place: u32| {
+                let others = count - 1;
+                StageIndex((stage + 1 + (offset % others + place) % others) % count)
+            };
+            let of = |stage| (0..wanted).map(|place| ring(stage, place)).collect::<Vec<_>>();
+            assert_eq!(copies(count, wanted, offset), (0..count).map(of).collect::<Vec<_>>());
+        }
     }
 }

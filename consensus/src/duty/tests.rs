@@ -10,4 +10,5 @@ mod last;
 mod planning;
 mod restore;
 mod sealing;
+mod timed;
 mod watch;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{ClusterId, Generation, NodeId};
+use zbelastic_types::{ClusterId, Generation, NodeId, Step};
 
 use super::{LoadOrder, Membership, Order, Seat, Standing, Untold, Work};
 use crate::member::Holder;
@@ -122,10 +122,10 @@ impl Seat {
         self.leader = briefing.leader;
         if let Some(contacts) = briefing.contacts.as_ref().filter(|c| c.index > self.contacts.index)
         {
-            self.contacts = Arc::clone(contacts);
+            self.contacts = Arc::clone(contacts.value());
         }
         if let Some(spec) = &briefing.spec {
-            self.spec = Some(spec.clone());
+            self.spec = Some(Arc::clone(spec.value()));
         }
         self.follow(&briefing);
         self.rehearse(from, &briefing);
@@ -200,19 +200,22 @@ impl Seat {
         }
     }
 
-    /// Orders the open version to be written, once, if it is to become a checkpoint though the
-    /// configuration does not say so: what it says the host knows, and so does who loads.
+    /// Orders a version to be written, once, if it is to become a checkpoint though the configuration
+    /// does not say so: what it says the host knows, and so does who loads. It is the open version, or
+    /// one that follows: whoever runs writes that as soon as it is sealed.
     fn save(&mut self, briefing: &Briefing) {
         let Standing::Member(member) = &mut self.standing else { return };
-        let version = briefing.open.step;
-        let is_told = self.spec.as_ref().is_none_or(|spec| spec.checkpoints(version));
-        if is_told || !briefing.pending.contains(&version) {
-            return;
-        }
-        let generation = match &member.work {
-            Work::Loading { plan } | Work::Running { plan } => plan.generation,
+        let open = briefing.open.step;
+        let is_told = |version| self.spec.as_ref().is_none_or(|spec| spec.checkpoints(version));
+        let (generation, is_running) = match &member.work {
+            Work::Loading { plan } => (plan.generation, false),
+            Work::Running { plan } => (plan.generation, true),
             Work::Idle | Work::Left => return,
         };
+        let is_its = |version: &Step| *version == open || (is_running && *version > open);
+        let pending = briefing.pending.iter().copied();
+        let mut asked = pending.filter(|version| is_its(version) && !is_told(*version));
+        let Some(version) = asked.next() else { return };
         let order = Some((generation, version));
         if generation == briefing.generation && member.save_ordered != order {
             member.save_ordered = order;
@@ -266,7 +269,8 @@ impl Seat {
     fn change_plan(&mut self, briefing: &Briefing) {
         let found = briefing.generation;
         let Standing::Member(member) = &mut self.standing else { return };
-        let (Some(plan), Some(spec)) = (briefing.plan.clone(), self.spec.clone()) else { return };
+        let plan = briefing.plan.as_ref().map(|plan| Arc::clone(plan.value()));
+        let (Some(plan), Some(spec)) = (plan, self.spec.clone()) else { return };
         if found <= member.generation {
             return;
         }

@@ -143,5 +143,7 @@ pub enum News {
         generation: Generation,
         /// The layers.
         layers: Vec<LayerDigest>,
+        /// How long reading them kept the device from computing, in thousandths of a tick.
+        busy_milliticks: u32,
     },
 }

@@ -42,6 +42,11 @@ pub enum Change {
         /// The version.
         version: Step,
     },
+    /// The next version becomes a checkpoint.
+    Kept {
+        /// The version.
+        version: Step,
+    },
     /// A checkpoint is there; older ones are not referenced any more.
     Checkpoint {
         /// The version.
@@ -88,6 +93,7 @@ impl State {
             Entry::Durable { version, generation, holder, layers } => {
                 self.apply_durable((version, generation), holder, &layers)
             }
+            Entry::Keep { version } => self.apply_keep(version),
             Entry::Checkpoint { version } => self.apply_checkpoint(version),
             Entry::Rewind { generation, to, reason } => self.apply_rewind(generation, to, reason),
             Entry::Job(change) => self.apply_job(change),
@@ -270,7 +276,9 @@ impl State {
     fn open_checkpoint(&mut self, spec: &crate::job::JobSpec) {
         // A seal that was under way when the run was held leads to the version that is held.
         let is_held = self.job.as_ref().is_some_and(|job| job.phase == JobPhase::Paused);
-        if spec.checkpoints(self.open_turn().step) || is_held {
+        let version = self.open_turn().step;
+        let is_due = self.due.take_if(|due| *due <= version) == Some(version);
+        if spec.checkpoints(version) || is_held || is_due {
             self.keep_open_version();
         }
     }
@@ -288,7 +296,7 @@ impl State {
     /// and cannot end it, or if so much was sealed since the last checkpoint that one is due.
     pub(super) fn renew_checkpoint(&mut self) {
         let version = self.open_turn().step;
-        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.checkpoint_every > 0);
+        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.asks_checkpoints());
         let is_due = self.history.seals().len() >= CHECKPOINT_EVERY_MAX as usize;
         let position = self.pending.iter().position(|found| found.version == version);
         match position {
@@ -334,6 +342,25 @@ impl State {
         }
         pending.layers = durable;
         Ok(Change::Durable { version })
+    }
+
+    /// The version that follows the open one becomes a checkpoint. It is not the open one: a worker may
+    /// have left that behind when it hears of it. Whoever learns that the next one is sealed has been
+    /// sent this entry before, or is with the same briefing.
+    fn apply_keep(&mut self, version: Step) -> Result<Change, EntryRefusal> {
+        let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
+        if spec.checkpoint_ticks == 0 {
+            return Err(EntryRefusal::NoCheckpoint { version });
+        }
+        let expected = self.open_turn().step.next();
+        if version != expected {
+            return Err(EntryRefusal::NotNext { expected, found: version });
+        }
+        if !self.plan.as_ref().is_some_and(|plan| plan.phase == PlanPhase::Running) {
+            return Err(EntryRefusal::NotRunning { generation: self.generation() });
+        }
+        self.due = Some(version);
+        Ok(Change::Kept { version })
     }
 
     fn apply_checkpoint(&mut self, version: Step) -> Result<Change, EntryRefusal> {

@@ -91,6 +91,7 @@ impl State {
     fn let_go(&mut self) {
         (self.plan, self.next, self.last_seal) = (None, None, None);
         self.pending.clear();
+        self.due = None;
         self.rewinds += 1;
     }
 
@@ -163,7 +164,7 @@ impl State {
         self.ledger = ledger;
         self.ledger.adopt(generation);
         self.rewinds += 1;
-        self.next = None;
+        (self.next, self.due) = (None, None);
         if let Some(plan) = &mut self.plan {
             plan.phase = PlanPhase::Closed;
         }

@@ -86,6 +86,14 @@ pub enum EntryRefusal {
         /// The version named.
         version: Step,
     },
+    /// The version that is to become a checkpoint is not the one that follows.
+    #[error("version {found} is to become a checkpoint, the next one is {expected}")]
+    NotNext {
+        /// The next version.
+        expected: Step,
+        /// The one named.
+        found: Step,
+    },
     /// A layer was said to be durable with another digest, or is unknown.
     #[error("layer {layer} of version {version} does not fit")]
     DurableLayer {

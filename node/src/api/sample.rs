@@ -27,6 +27,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         standing: if is_live { MemberStanding::Present } else { MemberStanding::Lost { reason } },
         incarnation: 10 + id,
         addresses: vec![format!("10.0.0.{id}:7000")],
+        zone: String::new(),
         stage: None,
         layers: None,
         copies_stages: Vec::new(),

@@ -150,6 +150,9 @@ pub struct MemberStatus {
     pub incarnation: u64,
     /// Where it is reached.
     pub addresses: Vec<String>,
+    /// The zone that it stands in; empty if nobody said.
+    #[serde(default)]
+    pub zone: String,
     /// Its place in the pipeline, counted from 0; a standby has none.
     pub stage: Option<u32>,
     /// Layers it holds, as in `0-4`.

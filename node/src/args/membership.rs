@@ -10,7 +10,7 @@ use zbelastic_types::Bytes;
 use super::address::{Address, AddressList, parse_bind};
 use super::client::{ClientArgs, FolderArgs, ReadArgs};
 use super::device::Device;
-use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note};
+use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note, parse_zone};
 use super::{THREADS_MAX, short};
 use crate::api::{MemberRole, TOKEN_USES_MAX};
 use crate::notice::NoticeSource;
@@ -94,6 +94,9 @@ pub struct JoinArgs {
     /// The run's text, if it is here already: it must be the same, byte for byte.
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data_path: Vec<String>,
+    /// The zone that this machine stands in: copies of a stage's layers are kept in others.
+    #[arg(long, value_name = "ZONE", value_parser = parse_zone)]
+    pub zone: Option<String>,
     /// Whose notices of taking this machine away are listened to: auto, aws, gcp, azure or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,

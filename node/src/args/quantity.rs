@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use zbelastic_consensus::contact::{ContactRefusal, check_name};
 use zbelastic_types::Bytes;
 
 use crate::api::NAME_BYTES_MAX;
@@ -150,6 +151,15 @@ pub fn parse_name(text: &str) -> Result<String, QuantityError> {
     if text.bytes().all(|letter| letter.is_ascii_digit()) {
         return Err(QuantityError::DigitsName);
     }
+    Ok(text.to_owned())
+}
+
+/// A zone, as a cloud or a person calls it.
+///
+/// # Errors
+/// If it is empty, too long, or of other letters than a node's name.
+pub fn parse_zone(text: &str) -> Result<String, ContactRefusal> {
+    check_name(text)?;
     Ok(text.to_owned())
 }
 

@@ -104,6 +104,9 @@ pub fn come_back_as_member(
     if let Some(advertise) = &args.advertise {
         home.advertised = vec![advertise.to_string()];
     }
+    if let Some(zone) = &args.zone {
+        home.zone.clone_from(zone);
+    }
     Ok(())
 }
 

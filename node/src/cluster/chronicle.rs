@@ -241,7 +241,10 @@ impl Chronicle {
                 changes.iter().filter_map(|c| self.note_member(c, state, (now, now_ms))).collect()
             }
             Change::Adopted(plan) => self.note_plan(plan, state, now),
-            Change::Planned(_) | Change::Ready(_) | Change::Durable { .. } => Vec::new(),
+            Change::Planned(_)
+            | Change::Ready(_)
+            | Change::Durable { .. }
+            | Change::Kept { .. } => Vec::new(),
             Change::Resumed(generation) => self.note_resumed(*generation, now),
             Change::Sealed { seal, adopted, .. } => {
                 let mut told = self.note_seal(seal, state, now);

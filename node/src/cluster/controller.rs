@@ -489,6 +489,7 @@ impl Controller {
             | Change::Resumed(_)
             | Change::Sealed { .. }
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Rewound { .. }
             | Change::Job { .. } => {}
         }

@@ -36,6 +36,7 @@ use super::courier::Courier;
 use super::document::NamedJob;
 use super::ending::Ending;
 use super::frames::{Assembly, FramePiece, LayerOffer};
+use super::tick::TICK;
 use super::wire::LayerMessage;
 use super::work::{EvaluationGauge, WorkCount};
 use crate::config::{OffloadStore, ScheduleChoice};
@@ -375,7 +376,7 @@ impl<M: Machine> DeviceThread<M> {
             )
             | None => false,
         };
-        self.deliver()?;
+        self.deliver(began)?;
         Ok(has_run && self.host.is_some())
     }
 
@@ -451,16 +452,28 @@ impl<M: Machine> DeviceThread<M> {
 
     fn tell_host(&mut self, input: HostInput) -> Result<(), Over> {
         let Some(host) = &mut self.host else { return Ok(()) };
+        let began = Instant::now();
         // A frame that does not belong is dropped: its sender is of another plan or life.
         let _ = host.handle(input);
-        self.deliver()
+        self.deliver(began)
     }
 
     /// Passes on what the host says. A host whose device gave up says nothing any more; that is told,
     /// and the host is done with.
-    fn deliver(&mut self) -> Result<(), Over> {
+    ///
+    /// Layers that are to be written were read from the device since `began`: so long it did not compute.
+    fn deliver(&mut self, began: Instant) -> Result<(), Over> {
+        let (took, mut exported) = (began.elapsed(), None);
         while let Some(output) = self.host.as_mut().and_then(Host::poll_output) {
+            if let HostOutput::Write { image, .. } = &output {
+                exported = Some(image.version);
+            }
             self.perform(output)?;
+        }
+        if let (Some(version), Some(host)) = (exported, &mut self.host) {
+            let busy_milliticks = milliticks(took);
+            // It leads to nothing that could be refused.
+            let _ = host.handle(HostInput::Exported { version, busy_milliticks });
         }
         if let Some(error) = self.host.as_mut().and_then(Host::take_refusal) {
             self.say(DeviceOutput::NoRoom(error))?;
@@ -514,6 +527,11 @@ impl<M: Machine> DeviceThread<M> {
 }
 
 /// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
+/// A time in thousandths of a tick.
+fn milliticks(time: Duration) -> u32 {
+    u32::try_from(time.as_micros() * 1000 / TICK.as_micros()).unwrap_or(u32::MAX)
+}
+
 fn file_stores(scratch: PathBuf) -> MakeStore {
     // Of a process that was killed. What cannot be removed is told when something is written.
     drop(std::fs::remove_dir_all(&scratch));

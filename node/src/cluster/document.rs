@@ -1,8 +1,11 @@
 //! What a cluster trains: everything a worker builds its part from, in one document that travels
 //! through the log. Text and weights are too large for it and are named by their hash.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
 use zbelastic_trainer::model::model_layers;
@@ -17,8 +20,6 @@ use crate::config::{DeviceKind, RunConfig, WindowChoice};
 pub const DOCUMENT_VERSION: u32 = 1;
 /// Bytes of a document at most.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
-/// Stages that a job may have, whatever the model: more than a plan is looked for.
-const STAGES_MAX: u32 = 64;
 /// Owners and copies compare their states at every so many steps.
 const ATTEST_EVERY: u64 = 16;
 
@@ -168,6 +169,10 @@ impl JobDocument {
             },
             copies: config.elastic.copies,
             checkpoint_every: config.checkpoint.every,
+            checkpoint_ticks: match config.checkpoint.every_time {
+                Duration::ZERO => 0,
+                time => ticks_of(time),
+            },
             checkpoints_kept: config.checkpoint.keep_last,
             attest_every: ATTEST_EVERY,
             device: match config.arithmetic.device {
@@ -175,7 +180,7 @@ impl JobDocument {
                 DeviceKind::Cuda => zbelastic_consensus::class::DeviceKind::Cuda,
             },
             workers_min: config.elastic.min_nodes,
-            stages_max: config.model.blocks.min(STAGES_MAX),
+            stages_max: config.model.blocks.min(STAGES_MAX as u32),
             lost_after_ticks: ticks_of(config.elastic.detect_timeout),
             settle_ticks: ticks_of(config.elastic.settle),
         }

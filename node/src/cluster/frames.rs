@@ -57,7 +57,7 @@ enum Kind {
 }
 
 /// Bits of a class that name the kind.
-const KIND_BITS: u32 = 16;
+const KIND_BITS: u32 = 20;
 /// Pieces that a layer's gradient has at most: 2^32 floats of 2^28 a frame.
 const LAYER_PIECES_MAX: u32 = 16;
 /// Slices whose boundary tensors have a kind of their own; those behind share these kinds. Of slices
@@ -73,8 +73,8 @@ const HALVES: u32 = 1 << 12;
 const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
 /// Pieces that a chunk's gradient has at most on its way to its twin: 2^34 floats.
 const PARTIAL_PIECES_MAX: u32 = 64;
-/// The kind of the first piece for the first chunk: there are two chunks for each of 64 stages.
-const PARTIALS: u32 = 1 << 13;
+/// The kind of the first piece for the first chunk. There are 2^15: two chunks for each of 256 stages.
+const PARTIALS: u32 = 1 << 16;
 /// The kind of the first layer's update: there are at most 1024 layers.
 const UPDATES: u32 = 1 << 14;
 /// The kind of the first piece of a stage's gradient. There are fewer than 2^15: 1024 layers of 16
@@ -82,7 +82,7 @@ const UPDATES: u32 = 1 << 14;
 const GRADIENTS: u32 = 1 << 15;
 
 impl Kind {
-    /// Its class under a plan. Plans whose numbers are 2^16 apart share classes.
+    /// Its class under a plan. Plans whose numbers are 2^12 apart share classes.
     const fn of(self, generation: Generation) -> FrameClass {
         let kind = match self {
             Self::Boundary(slice) => match slice.0 % BOUNDARIES_MAX {
@@ -424,13 +424,15 @@ impl fmt::Display for FrameName {
             4..BOUNDARIES_END => write!(f, "a boundary tensor of slice {}", kind - BOUNDARIES)?,
             2 => write!(f, "sums")?,
             3 => write!(f, "a receipt")?,
-            GRADIENTS.. => write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?,
+            GRADIENTS..PARTIALS => {
+                write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?;
+            }
             UPDATES..GRADIENTS => {
                 let (layer, piece) =
                     ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
                 write!(f, "piece {piece} of layer {layer}'s gradient")?;
             }
-            PARTIALS..UPDATES => {
+            PARTIALS.. => {
                 let (chunk, piece) = (
                     (kind - PARTIALS) / PARTIAL_PIECES_MAX,
                     (kind - PARTIALS) % PARTIAL_PIECES_MAX,
@@ -440,7 +442,7 @@ impl fmt::Display for FrameName {
             HALVES..HALVES_END => {
                 write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
             }
-            0 | BOUNDARIES_END..HALVES | HALVES_END..PARTIALS => {
+            0 | BOUNDARIES_END..HALVES | HALVES_END..UPDATES => {
                 return write!(f, "an unknown class {}", self.0.0);
             }
         }

@@ -43,6 +43,9 @@ pub struct Home {
     pub advertised: Vec<String>,
     /// Where controllers were found last.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// The zone that it stands in, if somebody said.
+    #[serde(default)]
+    pub zone: String,
 }
 
 /// Why a node does not know itself.
@@ -102,6 +105,7 @@ impl Home {
             bind,
             advertised,
             controllers,
+            zone: String::new(),
         }
     }
 

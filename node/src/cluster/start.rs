@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
 use zbelastic_consensus::access::{AccessRole, Credential};
-use zbelastic_consensus::contact::Contact;
+use zbelastic_consensus::contact::{Contact, Place};
 use zbelastic_consensus::core::{Core, CoreSetup, Start, StartError};
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
@@ -30,6 +30,7 @@ use super::ending::{Ending, Signal};
 use super::home::Home;
 use super::journal::{Echo, Journal, now_s};
 use super::keeper::Keeper;
+use super::machine_id::host;
 use super::own_address::own_addresses;
 use super::recovery;
 use super::solver::Solver;
@@ -280,7 +281,8 @@ fn contact(home: &Home, local: SocketAddr) -> Contact {
     } else {
         home.advertised.clone()
     };
-    Contact { name: home.name.clone(), addresses }
+    let place = Place { zone: home.zone.clone(), host: host() };
+    Contact { name: home.name.clone(), addresses, place }
 }
 
 /// Controllers of a grant, by node.

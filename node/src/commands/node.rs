@@ -160,6 +160,7 @@ pub fn render_member(member: &MemberStatus, status: &Status) -> String {
         ("state", Some(standing_text(member))),
         ("incarnation", Some(member.incarnation.to_string())),
         ("addresses", Some(member.addresses.join(", "))),
+        ("zone", Some(member.zone.clone()).filter(|zone| !zone.is_empty())),
         ("road", Some(road_text(member.road).to_owned())),
         ("heard", member.last_heard_ms.map(|heard| format!("{} ago", heard_text(heard)))),
         ("round trip", round_trip),

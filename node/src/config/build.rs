@@ -129,6 +129,7 @@ fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
 fn checkpoint(reader: &Reader<'_>) -> CheckpointConfig {
     CheckpointConfig {
         every: reader.count(Key::CheckpointEvery),
+        every_time: Duration::from_millis(reader.count(Key::CheckpointTime)),
         keep_last: reader.size(Key::KeepLast),
         folder: reader.text(Key::CheckpointDir).map(PathBuf::from),
         copies: reader.size(Key::CheckpointCopies),

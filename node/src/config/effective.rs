@@ -140,6 +140,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),
         Key::Retries => size(guard.replays_max),
         Key::CheckpointEvery => whole(checkpoint.every),
+        Key::CheckpointTime => text(&duration_word(checkpoint.every_time)),
         Key::KeepLast => size(checkpoint.keep_last),
         Key::CheckpointDir => match &checkpoint.folder {
             None => return None,

@@ -95,6 +95,8 @@ const CHECKPOINT_COPIES_MAX: u64 = 2;
 const UPDATE_COPIES_MAX: u64 = COPIES_MAX as u64;
 /// A minute: who waits longer for company should start the run later.
 const SETTLE_MS_MAX: u64 = 60_000;
+/// A day: whoever waits longer for a checkpoint counts steps.
+const CHECKPOINT_TIME_MS_MAX: u64 = 86_400_000;
 /// Below this, a busy machine is taken for a dead one.
 const DETECT_MS_MIN: u64 = HEARTBEATS_LEAST * HEARTBEAT_MS;
 /// A connection that is silent for so long is closed by transport, and that is a loss: a longer time
@@ -225,6 +227,8 @@ keys! {
 
     /// On a cluster, a checkpoint after every so many steps; 0: never.
     CheckpointEvery: "checkpoint.every", Count(0, CHECKPOINT_EVERY_MAX), Literal("100");
+    /// On a cluster, a checkpoint after so long as well, but never for more than 2 % of the time; 0ms: never.
+    CheckpointTime: "checkpoint.every_time", Time(0, CHECKPOINT_TIME_MS_MAX), Literal("\"1m\"");
     /// The newest so many checkpoints are kept, older ones removed.
     KeepLast: "checkpoint.keep_last", Count(1, CHECKPOINTS_MAX as u64), Literal("3");
     /// A folder for checkpoints on every node, seen from its data folder; each makes its own in it.

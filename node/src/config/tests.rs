@@ -225,20 +225,22 @@ fn what_may_not_be_meant_is_noted() {
 #[test]
 fn what_a_cluster_does_has_defaults_and_limits() {
     let config = load(&Sources::default()).expect("legal").config;
-    let CheckpointConfig { every, keep_last, folder, copies } = config.checkpoint;
+    let CheckpointConfig { every, every_time, keep_last, folder, copies } = config.checkpoint;
     assert_eq!((every, keep_last, folder, copies), (100, 3, None, 1));
+    assert_eq!(every_time, Duration::from_secs(60));
     let ElasticConfig { min_nodes, settle, on_notice, .. } = config.elastic;
     let ElasticConfig { detect_timeout, copies, replan, .. } = config.elastic;
     assert_eq!((min_nodes, settle), (1, Duration::from_millis(500)));
     assert_eq!((on_notice, detect_timeout), (NoticePolicy::Drain, Duration::from_millis(700)));
     assert_eq!((copies, replan), (1, ReplanPolicy::Drift));
-    let text = "[checkpoint]\nevery = 2048\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
-                min_nodes = 64\nsettle = \"1m\"\non_notice = \"ignore\"\n\
+    let text = "[checkpoint]\nevery = 2048\nevery_time = \"0ms\"\nkeep_last = 16\ndir = \"/c\"\ncopies = 2\n[elastic]\n\
+                min_nodes = 256\nsettle = \"1m\"\non_notice = \"ignore\"\n\
                 detect_timeout = \"240ms\"\ncopies = 2\nreplan = \"never\"\n";
     let config = load_text(&format!("{TINY}{text}")).expect("legal").config;
     assert_eq!((config.checkpoint.every, config.checkpoint.keep_last), (2048, 16));
+    assert_eq!(config.checkpoint.every_time, Duration::ZERO);
     assert_eq!(config.checkpoint.folder, Some("/c".into()));
-    assert_eq!((config.elastic.min_nodes, config.elastic.on_notice), (64, NoticePolicy::Ignore));
+    assert_eq!((config.elastic.min_nodes, config.elastic.on_notice), (256, NoticePolicy::Ignore));
     assert_eq!((config.elastic.copies, config.elastic.replan), (2, ReplanPolicy::Never));
     let again = load_document("again", &config.effective()).expect("legal").config;
     assert_eq!(again, config);
@@ -247,7 +249,7 @@ fn what_a_cluster_does_has_defaults_and_limits() {
 #[test]
 fn what_a_cluster_cannot_do_is_refused() {
     check_tiny(
-        "[checkpoint]\nevery = 2049\nkeep_last = 17\ncopies = 3\n[elastic]\nmin_nodes = 65\n\
+        "[checkpoint]\nevery = 2049\nkeep_last = 17\ncopies = 3\n[elastic]\nmin_nodes = 257\n\
          settle = 500\ndetect_timeout = \"239ms\"\ncopies = 3\n",
         "
   run.toml:4: checkpoint.every: expected a whole number from 0 to 2048, found 2049
@@ -259,7 +261,7 @@ fn what_a_cluster_cannot_do_is_refused() {
   run.toml:6: checkpoint.copies: expected a whole number from 0 to 2, found 3
   why: it means: Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
   try: checkpoint.copies = 1, the default
-  run.toml:8: elastic.min_nodes: expected a whole number from 1 to 64, found 65
+  run.toml:8: elastic.min_nodes: expected a whole number from 1 to 256, found 257
   why: it means: A run begins, and goes on after losses, with so many workers or more.
   try: elastic.min_nodes = 1, the default
   run.toml:9: elastic.settle: expected a duration from \"0ms\" to \"1m\", found 500

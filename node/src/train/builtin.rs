@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 61] = pages![
+const PAGES: [(&str, &str); 67] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -63,6 +63,11 @@ const PAGES: [(&str, &str); 61] = pages![
     "decisions/0041-what-leaves-a-stage-is-read-late.md",
     "decisions/0042-losing-state-takes-evidence.md",
     "decisions/0043-waiting-ends-with-progress.md",
+    "decisions/0044-programs-are-packed-and-what-many-are-sent-is-encoded-once.md",
+    "decisions/0045-checkpoints-by-time-and-copies-by-place.md",
+    "decisions/0048-a-layers-memory-is-shared-until-it-is-written.md",
+    "decisions/0049-weights-are-drawn-side-by-side.md",
+    "decisions/0050-measured-rows-have-goals.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
@@ -71,6 +76,7 @@ const PAGES: [(&str, &str); 61] = pages![
     "schedules.md",
     "security.md",
     "validation.md",
+    "waiting-times.md",
     "wire-format.md",
 ];
 

@@ -32,6 +32,8 @@ pub struct Cast {
     pub copies: u32,
     /// A checkpoint after so many steps; 0 never.
     pub checkpoint_every: u64,
+    /// A checkpoint after so many ticks; 0 only by steps.
+    pub checkpoint_ticks: u32,
     /// The clip norm, as a share of the usual one.
     pub clip_share: f64,
     /// How often a step with a gradient that is not finite is run again.
@@ -48,6 +50,7 @@ impl Default for Cast {
             stages: BLOCKS,
             copies: 1,
             checkpoint_every: 0,
+            checkpoint_ticks: 0,
             clip_share: NEVER_CLIPS,
             replays: 0,
             kind: ScheduleKind::ZbH1,
@@ -75,6 +78,7 @@ impl Script {
             window: WindowPolicy::Fixed(Window::One),
             copies: cast.copies,
             checkpoint_every: cast.checkpoint_every,
+            checkpoint_ticks: cast.checkpoint_ticks,
             checkpoints_kept: 2,
             attest_every: 1,
             nonfinite: if cast.replays > 0 {

@@ -27,7 +27,7 @@ impl Play {
         let voters: Vec<NodeId> = (1..=self.cast.controllers).map(NodeId).collect();
         let state = State::new(CLUSTER)
             .with_controllers(contacts(&voters))
-            .with_credentials(credentials(self.cast.controllers));
+            .with_credentials(credentials(self.cast.controllers, 0));
         for (election_ticks, node) in (10..).step_by(4).zip(voters.clone()) {
             let controller = Controller { core: None, disk: Disk::default(), election_ticks };
             self.controllers.insert(node, controller);

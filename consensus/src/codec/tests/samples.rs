@@ -37,13 +37,14 @@ pub(super) const MESSAGES: [&str; 15] = [
 ];
 
 /// Entries by name, in the order of their numbers.
-pub(super) const ENTRIES: [&str; 10] = [
+pub(super) const ENTRIES: [&str; 11] = [
     "members",
     "adopt",
     "ready",
     "resume",
     "seal",
     "durable",
+    "keep",
     "checkpoint",
     "rewind",
     "job",
@@ -112,6 +113,7 @@ pub(super) fn entries() -> Vec<Entry> {
         Entry::Resume { generation: Generation(1) },
         Entry::Seal(log.seal(Verdict::Clip { coefficient: 0.25 })),
         log.durable(4, holder, digests([layer(0)], 4)),
+        Entry::Keep { version: Step(5) },
         Entry::Checkpoint { version: Step(4) },
         log.rewind(0),
         Entry::Job(JobChange::Start(Arc::new(spec()))),
@@ -146,12 +148,12 @@ pub(super) fn made(token: TokenId) -> AccessChange {
 
 pub(super) fn briefing() -> Briefing {
     let log = running();
-    let plan = log.state.plan().map(|plan| plan.record.clone());
+    let plan = log.state.plan().map(|plan| plan.record.clone().into());
     Briefing {
         index: log.state.applied(),
         leader: Some(NodeId(100)),
         you: Some((1, Incarnation(2))),
-        spec: Some(Arc::new(spec())),
+        spec: Some(Arc::new(spec()).into()),
         job: Some(JobPhase::Halted(HaltReason::DiffersFromLog { step: Step(2) })),
         generation: log.state.generation(),
         plan,
@@ -162,7 +164,7 @@ pub(super) fn briefing() -> Briefing {
         asks_inventory: true,
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
-        contacts: Some(Arc::new(log.state.contacts())),
+        contacts: Some(Arc::new(log.state.contacts()).into()),
         rehearsal: Some(Arc::new(rehearsal())),
     }
 }
@@ -196,7 +198,7 @@ pub(super) fn messages() -> Vec<Message> {
         Message::Inventory { holder, index: 300, layers: vec![held] },
         Message::Ready(log.ready(0)),
         Message::LoadFailed { holder, generation, layer: layer(3), cause: LoadFault::Memory },
-        Message::Saved { holder, version: Step(4), generation, layers: saved },
+        Message::Saved { holder, version: Step(4), generation, layers: saved, busy_milliticks: 0 },
         Message::Following { holder, generation, layers: vec![layer(0), layer(300)] },
         Message::Drain { holder },
         Message::Leave { holder },

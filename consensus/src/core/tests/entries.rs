@@ -138,7 +138,7 @@ fn a_solution_that_would_be_refused_is_not_proposed() {
     check(window, PlanRefusal::Window { found: Some(Window::Zero) });
     let chunks = Solution { chunks: chunks(4), ..good.clone() };
     check(chunks, PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 });
-    check(solution(3, Window::One), PlanRefusal::Stages { expected: 3, found: 2, copies: 3 });
+    check(solution(3, Window::One), PlanRefusal::Stages { expected: 3, found: 2, copies: 2 });
     let mut short = good;
     short.program.stages[1].pop();
     check_refused(short, |found| matches!(found, PlanRefusal::Program { .. }));
@@ -231,7 +231,7 @@ fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
     let generation = log.state.generation();
     let saved = |worker, layers| {
         let holder = log.holder(worker);
-        Message::Saved { holder, version, generation, layers }
+        Message::Saved { holder, version, generation, layers, busy_milliticks: 0 }
     };
     let input = told(&core, 1, saved(1, digests([LayerId(0)], 4)));
     core.handle(input).expect("a checkpoint is under way");
@@ -255,7 +255,8 @@ fn what_could_not_be_an_entry_does_not_stand_in_the_way() {
     let mut core = leader(&log.state);
     let layers = vec![(LayerId(0), digest(0, 4)); 40_000];
     let (holder, version, generation) = (log.holder(1), Step(4), log.state.generation());
-    let input = told(&core, 1, Message::Saved { holder, version, generation, layers });
+    let input =
+        told(&core, 1, Message::Saved { holder, version, generation, layers, busy_milliticks: 0 });
     core.handle(input).expect_err("there are four layers");
     assert_eq!(core.refusals()["too-many-layers"], 1);
     core.handle(Input::Closed { node: n(2) }).expect("it is noted");

@@ -55,7 +55,7 @@ impl Host {
                 let part = self.part.as_ref().filter(|part| part.plan.generation == generation);
                 let layers = |part: &LoadOrder| part.plan.layers_of(part.stage).collect::<Vec<_>>();
                 let layers = digests(part.map(layers).unwrap_or_default(), version.0);
-                vec![News::Saved { version, generation, layers }]
+                vec![News::Saved { version, generation, layers, busy_milliticks: 0 }]
             }
             Order::Forget => {
                 *self = Self::default();
@@ -92,7 +92,12 @@ impl Host {
         let layers: Vec<LayerId> = self.held.iter().map(|held| held.layer).collect();
         self.hold(&layers, turn);
         let (version, generation) = (turn.step, seal.turn.generation);
-        let saved = News::Saved { version, generation, layers: digests(own, version.0) };
+        let saved = News::Saved {
+            version,
+            generation,
+            layers: digests(own, version.0),
+            busy_milliticks: 0,
+        };
         let saved = is_checkpoint.then_some(saved);
         saved.into_iter().chain(self.reports()).collect()
     }

@@ -83,7 +83,13 @@ fn messages_of_strangers_and_of_the_fenced_are_refused() {
             Message::Inventory { holder, index: u64::MAX, layers: Vec::new() },
             Message::Ready(ready),
             Message::LoadFailed { holder, generation, layer: LayerId(0), cause: LoadFault::Source },
-            Message::Saved { holder, version: Step(4), generation, layers: Vec::new() },
+            Message::Saved {
+                holder,
+                version: Step(4),
+                generation,
+                layers: Vec::new(),
+                busy_milliticks: 0,
+            },
             Message::Drain { holder },
             Message::Leave { holder },
         ] {
@@ -258,7 +264,7 @@ fn what_nobody_asked_for_is_refused() {
     let unknown = HeldLayer { layer: LayerId(4), ..held };
     check(&mut core, from(1, inventory(vec![unknown])), "unknown-layer");
     let (version, generation) = (Step(4), OPEN.generation);
-    let saved = |layers| Message::Saved { holder, version, generation, layers };
+    let saved = |layers| Message::Saved { holder, version, generation, layers, busy_milliticks: 0 };
     check(&mut core, from(1, saved(digests([LayerId(0)], 4))), "unasked");
     check(&mut core, from(1, saved(digests([LayerId(4)], 4))), "unknown-layer");
     for (generation, reason) in [(1, "other-generation"), (2, "unasked"), (3, "other-generation")] {
@@ -283,7 +289,7 @@ fn join(boot: u64) -> Message {
 #[test]
 fn who_may_not_come_is_not_admitted() {
     let mut log = log();
-    log.vouch(1000..=2000);
+    log.vouch(1000..=1000 + MEMBERS_MAX as u64);
     let mut core = leader(&log.state);
     check(&mut core, from(5, join(100)), "not-admitted");
     // Nothing is durable meanwhile, so nobody is admitted.
@@ -291,7 +297,8 @@ fn who_may_not_come_is_not_admitted() {
         core.handle(from(1000 + node, join(1))).expect("there is room");
     }
     while core.poll_output().is_some() {}
-    check(&mut core, from(2000, join(1)), "too-many-changes");
+    let next = 1000 + MEMBERS_MAX as u64;
+    check(&mut core, from(next, join(1)), "too-many-changes");
     core.handle(from(1000, join(1))).expect("it waits already");
     let holder = log.holder(1);
     check(&mut core, from(1, Message::Drain { holder }), "too-many-changes");

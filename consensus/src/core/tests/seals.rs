@@ -75,7 +75,7 @@ fn workers_are_told_that_a_checkpoint_is_there() {
     let (version, generation) = (Step(4), log.state.generation());
     let (holder, layers) = (log.holder(1), digests(all_layers(), 4));
     let before = core.state().applied();
-    let message = Message::Saved { holder, version, generation, layers };
+    let message = Message::Saved { holder, version, generation, layers, busy_milliticks: 0 };
     let message = Box::new(Envelope { cluster: CLUSTER, message });
     core.handle(Input::Message { from: holder.node, message }).expect("it is asked for");
     let briefings = |core: &mut Core| -> Vec<Vec<Step>> {

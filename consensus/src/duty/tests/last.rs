@@ -31,7 +31,8 @@ fn save(bench: &mut Bench, stage: usize) {
     let layers = plan.layers_of(zbelastic_types::StageIndex(stage as u32));
     let (holder, version) = (plan.stages[stage], bench.log.state.open_turn().step);
     let (generation, layers) = (plan.generation, digests(layers, version.0));
-    let told = bench.duties.handle_saved(&bench.log.state, holder, (version, generation), layers);
+    let told =
+        bench.duties.handle_saved(&bench.log.state, holder, (version, generation), (layers, 0));
     told.expect("it is awaited");
 }
 

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::checkpoint::CheckpointRecord;
+use crate::contact::Place;
 use crate::duty::restore::{Inventory, Restore, restore_point};
+use crate::duty::seating::copies;
 use crate::fixture::digest;
 use crate::message::HeldLayer;
 use crate::plan::{LayerSource, SOURCES_MAX};
@@ -153,4 +155,41 @@ fn memory_that_differs_from_its_checkpoint_is_not_believed() {
     let mut case = Case::at(8).holds(1, 0, 8).holds(1, 1, 8).checkpoint(8);
     case.held.get_mut(&NodeId(1)).expect("it holds")[0].digest = digest(9, 9);
     case.check(Restore::Differs { layer: LayerId(0) });
+}
+
+/// What somebody holds who has a stage's layers, one for each stage: its own, and those it keeps copies of.
+fn held_by(stage: u32, copies: &[Vec<zbelastic_types::StageIndex>]) -> Vec<HeldLayer> {
+    let keeps = |of: &u32| copies[*of as usize].iter().any(|by| by.0 == stage);
+    let kept = (0..copies.len() as u32).filter(keeps);
+    let held =
+        |layer| HeldLayer { layer: LayerId(layer), version: Step(8), digest: digest(layer, 8) };
+    std::iter::once(stage).chain(kept).map(held).collect()
+}
+
+/// Whoever two of them are, and wherever machines stand: with two copies nothing sealed is lost.
+#[test]
+fn with_two_copies_any_two_may_be_lost_at_once() {
+    let zones = ["", "abc", "aab", "ab", "a"];
+    for (stages, zones) in (3..=12_u32).flat_map(|stages| zones.map(|zones| (stages, zones))) {
+        let zone = |at: u32| zones.chars().cycle().nth(at as usize).map(String::from);
+        let place = |at: u32| Place { zone: zone(at).unwrap_or_default(), host: 1 + at as u64 / 2 };
+        let places: Vec<Place> = (0..stages).map(place).collect();
+        let copies = copies(&places, 2, stages % 5);
+        for (one, other) in (0..stages).flat_map(|one| (0..one).map(move |other| (one, other))) {
+            let left = (0..stages).filter(|stage| ![one, other].contains(stage));
+            let held = left.map(|stage| (NodeId(stage.into()), held_by(stage, &copies)));
+            let (held, bad) = (held.collect(), BTreeSet::new());
+            let found = restore_point(&Inventory {
+                open: Step(8),
+                layer_count: stages,
+                held: Some(&held),
+                checkpoints: &[],
+                bad: &bad,
+                base: Step(0),
+            });
+            let Restore::Here(_) = found else {
+                panic!("{one} and {other} of {stages}: {found:?}")
+            };
+        }
+    }
 }

@@ -173,8 +173,8 @@ fn nobody_is_admitted_where_there_is_no_room() {
     let nodes: Vec<u64> = (1..=crate::member::MEMBERS_MAX as u64).collect();
     let mut bench = Bench::new(Log::with_job(spec(), &nodes));
     bench.agree(Entry::Job(crate::job::JobChange::Pause));
-    bench.log.vouch([1000]);
-    let (state, node) = (&bench.log.state, NodeId(1000));
+    bench.log.vouch([9999]);
+    let (state, node) = (&bench.log.state, NodeId(9999));
     let refused = bench.duties.handle_change(state, crate::fixture::admit(node.0, 1));
     assert_eq!(refused, Err(InputRefusal::NotAdmitted { node }));
     assert_eq!(bench.act(), []);

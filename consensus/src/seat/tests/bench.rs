@@ -34,10 +34,10 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
         index: state.applied(),
         leader: Some(CONTROLLERS[0]),
         you: member.map(|member| (member.boot, member.incarnation)),
-        spec: state.job().filter(|_| is_all).map(|job| Arc::clone(&job.spec)),
+        spec: state.job().filter(|_| is_all).map(|job| Arc::clone(&job.spec).into()),
         job: state.job().map(|job| job.phase),
         generation: plan.map_or(Generation(0), |plan| plan.record.generation),
-        plan: plan.filter(|_| is_all).map(|plan| Arc::clone(&plan.record)),
+        plan: plan.filter(|_| is_all).map(|plan| Arc::clone(&plan.record).into()),
         is_running: plan.is_some_and(|plan| plan.phase == PlanPhase::Running),
         open: state.open_turn(),
         updates: state.ledger().updates(),
@@ -104,6 +104,10 @@ impl Bench {
     ) -> Result<(), BriefingRefusal> {
         let message = Box::new(Envelope { cluster, message });
         self.input(SeatInput::Message { from, message })
+    }
+
+    pub fn told(&mut self, briefing: Briefing) {
+        self.try_tell(CONTROLLERS[0], briefing).expect("the briefing belongs");
     }
 
     pub fn brief(&mut self, log: &Log, told: Told) {

@@ -100,7 +100,7 @@ fn a_seat_follows_the_controllers_that_it_is_told_of() {
     let members = [(NodeId(102), (Role::Controller, contact(102)))];
     let told = |index, members: &[_]| {
         let contacts = Contacts { index, members: members.iter().cloned().collect() };
-        Briefing { contacts: Some(Arc::new(contacts)), ..briefing(&log, Told::Changes) }
+        Briefing { contacts: Some(Arc::new(contacts).into()), ..briefing(&log, Told::Changes) }
     };
     bench.try_tell(CONTROLLERS[0], told(7, &members)).expect("it belongs");
     assert!(bench.seat.controllers().into_iter().eq([NodeId(102)]));
@@ -173,7 +173,12 @@ fn what_was_untold_of_the_life_before_is_not_told_in_the_next() {
     let mut log = Log::running(spec(), &[1, 2]);
     let mut bench = Bench::briefed(&log);
     let generation = log.state.generation();
-    bench.news(News::Saved { version: Step(4), generation, layers: Vec::new() });
+    bench.news(News::Saved {
+        version: Step(4),
+        generation,
+        layers: Vec::new(),
+        busy_milliticks: 0,
+    });
     log.lose(1);
     bench.brief(&log, Told::Changes);
     log.apply(Entry::Members(vec![crate::fixture::admit(1, BOOT + 1)]));

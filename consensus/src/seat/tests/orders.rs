@@ -5,7 +5,7 @@ use zbelastic_types::{StageIndex, Step};
 use super::bench::{Bench, CONTROLLERS, Told, briefing};
 use crate::entry::Entry;
 use crate::fixture::{Log, spec};
-use crate::job::JobChange;
+use crate::job::{JobChange, JobSpec};
 use crate::message::{Briefing, Message};
 use crate::seat::{BriefingRefusal, LoadOrder, News, Order};
 use crate::validation::Verdict;
@@ -286,6 +286,30 @@ fn a_version_that_is_kept_by_order_is_written_once() {
     log.run_plan(&[1, 2]);
     bench.brief(&log, Told::All);
     assert_eq!(bench.taken_orders(), [Order::Stop, load_and_write(&log, 0, true), run(&log)]);
+}
+
+/// Whoever runs is ordered to before the version is sealed, and who is about to when it runs.
+#[test]
+fn a_version_that_follows_is_ordered_to_be_written_by_who_runs() {
+    let mut log = Log::running(JobSpec { checkpoint_ticks: 1, ..spec() }, &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    bench.taken_orders();
+    log.apply(Entry::Keep { version: Step(1) });
+    let due = |log: &Log, told| Briefing { pending: vec![Step(1)], ..briefing(log, told) };
+    let (generation, version) = (log.state.generation(), Step(1));
+    for expected in [vec![Order::Save { generation, version }], vec![]] {
+        bench.told(due(&log, Told::Changes));
+        assert_eq!(bench.taken_orders(), expected);
+    }
+    // A plan that loads is none that seals it; as soon as it runs it is ordered again.
+    log.adopt(log.plan(&[1, 2]));
+    bench.told(due(&log, Told::All));
+    let is_save = |order: &Order| matches!(order, Order::Save { .. });
+    assert!(!bench.taken_orders().iter().any(is_save), "it cannot be kept in mind there");
+    log.load();
+    bench.told(due(&log, Told::Changes));
+    let generation = log.state.generation();
+    assert_eq!(bench.taken_orders().last(), Some(&Order::Save { generation, version }));
 }
 
 #[test]

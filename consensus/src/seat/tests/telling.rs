@@ -126,11 +126,11 @@ fn what_is_durable_is_told_until_nobody_waits_for_it() {
     let (holder, generation) = (log.holder(1), log.state.generation());
     let saved = |version| {
         let layers = digests([LayerId(0)], version);
-        Message::Saved { holder, version: Step(version), generation, layers }
+        Message::Saved { holder, version: Step(version), generation, layers, busy_milliticks: 0 }
     };
     for version in [4, 8] {
         let layers = digests([LayerId(0)], version);
-        bench.news(News::Saved { version: Step(version), generation, layers });
+        bench.news(News::Saved { version: Step(version), generation, layers, busy_milliticks: 0 });
     }
     let step = |step| Turn { step: Step(step), ..log.state.open_turn() };
     let mut brief = |pending: &[u64], open: u64| {
@@ -150,7 +150,7 @@ fn so_many_versions_are_told_and_the_oldest_is_given_up() {
     let (log, mut bench) = running();
     let generation = log.state.generation();
     for version in (1..=5).map(Step) {
-        bench.news(News::Saved { version, generation, layers: Vec::new() });
+        bench.news(News::Saved { version, generation, layers: Vec::new(), busy_milliticks: 0 });
     }
     let versions: Vec<_> = bench.told_again();
     let version = |message: &Message| {
@@ -167,13 +167,13 @@ fn a_plan_that_ends_takes_what_was_about_it_along_but_not_what_is_durable() {
     bench.news(News::Reported { report: report(turn), state: Vec::new() });
     bench.news(News::Held(held(turn)));
     let version = Step(4);
-    bench.news(News::Saved { version, generation, layers: Vec::new() });
+    bench.news(News::Saved { version, generation, layers: Vec::new(), busy_milliticks: 0 });
     log.adopt(log.plan(&[2, 1]));
     bench.brief(&log, Told::All);
     let holder = log.holder(1);
     assert_eq!(
         bench.told_again(),
-        [Message::Saved { holder, version, generation, layers: vec![] }]
+        [Message::Saved { holder, version, generation, layers: vec![], busy_milliticks: 0 }]
     );
 }
 

@@ -4,7 +4,7 @@ use zbelastic_types::{ClusterId, Digest, NodeId};
 
 use crate::access::{
     AccessChange, AccessOutcome, AccessRefusal, AccessRole, CREDENTIAL_S_MAX, CREDENTIALS_MAX,
-    NOTE_BYTES_MAX, TOKEN_USES_MAX, TOKENS_MAX, TokenId, TokenTerms,
+    NOTE_BYTES_MAX, TOKEN_USES_MAX, TOKENS_MAX, TokenId, TokenTerms, USES_KEPT_MAX,
 };
 use crate::contact::{Contact, ContactRefusal};
 use crate::entry::Entry;
@@ -229,7 +229,8 @@ fn a_number_is_given_once() {
 fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
     let mut log = Log::empty();
     let all = (1..=CREDENTIALS_MAX as u64).map(|node| {
-        let (node, mut credential) = credential(node, AccessRole::Worker);
+        let role = if node == 1 { AccessRole::Worker } else { AccessRole::Observer };
+        let (node, mut credential) = credential(node, role);
         credential.expires_at_s = NOW_S + node.0;
         (node, credential)
     });
@@ -243,6 +244,59 @@ fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
     let known = log.state.access().credentials();
     assert_eq!(known.len(), CREDENTIALS_MAX);
     assert!(known.contains_key(&NodeId(1)) && !known.contains_key(&NodeId(2)));
+}
+
+/// Machines that come and go for months each leave a credential that has not expired: whoever comes next
+/// takes the place of the worker that showed itself longest ago, and of no one who was kept out.
+#[test]
+fn a_full_cluster_forgets_the_worker_that_was_away_longest() {
+    let mut log = Log::empty();
+    let all = (1..=CREDENTIALS_MAX as u64).map(|node| {
+        let (node, mut credential) = credential(node, AccessRole::Worker);
+        credential.expires_at_s = NOW_S + 900;
+        credential.issued_at_s = 10 * CREDENTIALS_MAX as u64 - node.0;
+        credential.is_revoked = node.0 == CREDENTIALS_MAX as u64;
+        (node, credential)
+    });
+    log.state = log.state.with_credentials(all);
+    let last = CREDENTIALS_MAX as u64;
+    log.join(last - 1);
+    apply(&mut log, made(TOKEN, terms()));
+    let used = used_at(1, NOW_S + 1, NOW_S + 9);
+    assert_eq!(apply(&mut log, used), let_in(last + 1, 1, false));
+    let known = log.state.access().credentials();
+    assert!(!known.contains_key(&NodeId(last - 2)), "it showed itself longest ago");
+    assert!(known.contains_key(&NodeId(last)), "it was kept out, and may show itself still");
+}
+
+/// Only the last uses are remembered, and all are counted.
+#[test]
+fn a_token_that_many_use_is_used_up_in_the_end() {
+    let uses = USES_KEPT_MAX as u64 + 2;
+    let terms = TokenTerms { uses_max: uses as u32, ..terms() };
+    let mut log = with_token(terms);
+    let key_of = |number: u64| AccessChange::TokenUsed {
+        token: TOKEN,
+        key: crate::fixture::digest(1, number),
+        name: format!("spot-{number}"),
+        role: AccessRole::Worker,
+        at_s: NOW_S,
+        expires_at_s: NOW_S + 9,
+    };
+    (0..uses).for_each(|number| drop(apply(&mut log, key_of(number))));
+    let token = &log.state.access().tokens()[&TOKEN];
+    assert_eq!((token.used, token.uses.len()), (uses as u32, USES_KEPT_MAX));
+    refuse(
+        &mut log,
+        key_of(uses),
+        AccessRefusal::TokenUsedUp { token: TOKEN, uses_max: uses as u32 },
+    );
+    apply(&mut log, key_of(uses - 1));
+    assert_eq!(
+        log.state.access().tokens()[&TOKEN].used,
+        uses as u32,
+        "who asks again spends nothing"
+    );
 }
 
 /// Without a credential, with one for something else, or with one that was revoked.

@@ -203,8 +203,9 @@ impl Controller {
             return self.reply(reply, &not_found(Thing::Token, id.to_owned()));
         };
         let token = TokenId(number);
-        let uses = self.core.state().access().tokens().get(&token).map(|token| &token.uses);
-        let nodes: Vec<NodeId> = uses.into_iter().flatten().map(|used| used.node).collect();
+        let known = self.core.state().access().credentials().iter();
+        let by_it = known.filter(|(_, credential)| credential.token == Some(token));
+        let nodes: Vec<NodeId> = by_it.map(|(node, _)| *node).collect();
         let command = Command::Access(AccessChange::TokenRevoked { token });
         if with_nodes {
             for node in &nodes {
@@ -503,7 +504,7 @@ fn token_info(id: TokenId, token: &Token) -> TokenInfo {
         created_ms: token.made_at_s * 1000,
         expires_ms: terms.expires_at_s * 1000,
         uses: terms.uses_max,
-        used: token.uses.len() as u32,
+        used: token.used,
         ephemeral: terms.is_ephemeral,
         revoked: token.is_revoked,
         note: Some(terms.note.clone()).filter(|note| !note.is_empty()),

@@ -117,7 +117,7 @@ impl Controller {
     fn join_refusal(&self, refusal: &AccessRefusal, attempt: &JoinAttempt) -> JoinRefusal {
         let token = attempt.token;
         let agreed = self.core.state().access().tokens().get(&AgreedToken(token.0));
-        let last = agreed.and_then(|token| token.uses.last()).map_or(0, |used| used.at_s);
+        let last = agreed.and_then(|token| token.uses.back()).map_or(0, |used| used.at_s);
         match refusal {
             AccessRefusal::UnknownToken { .. } => JoinRefusal::TokenUnknown { token },
             AccessRefusal::TokenExpired { expired_at_s, .. } => {

@@ -94,6 +94,7 @@ impl Controller {
             | Change::Ready(_)
             | Change::Resumed(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }

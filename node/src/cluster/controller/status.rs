@@ -104,6 +104,7 @@ impl Controller {
             },
             incarnation: member.incarnation.0,
             addresses: member.contact.addresses.clone(),
+            zone: member.contact.place.zone.clone(),
             stage: place.map(|(_, stage)| stage.0),
             layers: place.map(|(plan, stage)| {
                 // The middle one of an odd number of stages has the same layers twice.

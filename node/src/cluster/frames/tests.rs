@@ -114,8 +114,8 @@ fn a_piece_under_the_class_of_another_is_none() {
     let mut forged = arrive(&frames[1], &rules);
     forged.class = frames[0].class();
     let Err(fault) = incoming(forged) else { panic!("refused") };
-    let expected = "a frame of piece 0 of a stage's gradient of plan 4464 is one of piece 1 of a \
-                    stage's gradient of plan 4464 by its head";
+    let expected = "a frame of piece 0 of a stage's gradient of plan 368 is one of piece 1 of a \
+                    stage's gradient of plan 368 by its head";
     assert_eq!(fault.to_string(), expected);
 }
 
@@ -151,8 +151,8 @@ fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     let mut forged = arrive(&sent[1], &rules);
     forged.class = sent[2].class();
     let Err(fault) = incoming(forged) else { panic!("refused") };
-    let expected = "a frame of a boundary tensor of slice 2 of plan 4464 is one of a boundary \
-                    tensor of slice 1 of plan 4464 by its head";
+    let expected = "a frame of a boundary tensor of slice 2 of plan 368 is one of a boundary \
+                    tensor of slice 1 of plan 368 by its head";
     assert_eq!(fault.to_string(), expected);
 }
 
@@ -225,8 +225,32 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
         let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
         assert_eq!(found, partial);
         let name = FrameName(sent[0].class()).to_string();
-        assert_eq!(name, format!("piece 0 of a twin's gradient for chunk {chunk} of plan 4464"));
+        assert_eq!(name, format!("piece 0 of a twin's gradient for chunk {chunk} of plan 368"));
     }
     let strange = Kind::Partial(ChunkIndex(0), 0).of(GENERATION);
     assert_eq!(rules.parts(NodeId(1), strange), None, "chunk 0 is node 1's own");
+}
+
+/// The largest plan there may be: no two kinds of its frames share a class.
+#[test]
+fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
+    let chunks = 2 * zbelastic_consensus::plan::STAGES_MAX as u32;
+    let layers = zbelastic_consensus::job::LAYERS_MAX as u32;
+    let partials = (0..chunks).flat_map(|chunk| {
+        (0..PARTIAL_PIECES_MAX).map(move |piece| Kind::Partial(ChunkIndex(chunk), piece))
+    });
+    let updates = (0..layers).flat_map(|layer| {
+        (0..LAYER_PIECES_MAX).map(move |piece| Kind::Update(LayerId(layer), piece))
+    });
+    let gradients = (0..layers * LAYER_PIECES_MAX + layers / 64).map(Kind::Gradients);
+    let slices = (0..BOUNDARIES_MAX)
+        .flat_map(|slice| [Kind::Boundary(SliceIndex(slice)), Kind::Halves(SliceIndex(slice))]);
+    let others = [Kind::Prefix, Kind::Receipt].into_iter();
+    let kinds = partials.chain(updates).chain(gradients).chain(slices).chain(others);
+    let classes: Vec<u32> = kinds.map(|kind| kind.of(Generation(1)).0).collect();
+    let distinct: std::collections::BTreeSet<u32> = classes.iter().copied().collect();
+    assert_eq!(distinct.len(), classes.len());
+    assert!(distinct.iter().all(|class| class >> KIND_BITS == 1), "none is another plan's");
+    assert_ne!(Kind::Prefix.of(Generation(1 << 11)), Kind::Prefix.of(Generation(0)));
+    assert_eq!(Kind::Prefix.of(Generation(1 << 12)), Kind::Prefix.of(Generation(0)));
 }

@@ -1,0 +1,46 @@
+//! What there is to look at after an input.
+
+use super::Input;
+use crate::message::Message;
+
+/// What an input may lead to. With a look at everybody for each thing that a worker tells of a step, a
+/// leader's work for a step would grow with the square of the workers; each tick looks at everything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Matters {
+    /// Until the next tick: that a worker is there.
+    ForNothing,
+    /// For the seal of the open turn.
+    ForSeal,
+    /// For everything.
+    ForAll,
+}
+
+impl Matters {
+    /// What this one may lead to.
+    pub(super) const fn of(input: &Input) -> Self {
+        let message = match input {
+            Input::Message { message, .. } => &message.message,
+            Input::Tick
+            | Input::Solved { .. }
+            | Input::Closed { .. }
+            | Input::Measured(_)
+            | Input::Command(_) => return Matters::ForAll,
+        };
+        match message {
+            Message::Beat { .. } => Matters::ForNothing,
+            Message::Report { .. } | Message::Held { .. } => Matters::ForSeal,
+            Message::Raft(_)
+            | Message::Join { .. }
+            | Message::Inventory { .. }
+            | Message::Ready(_)
+            | Message::LoadFailed { .. }
+            | Message::Saved { .. }
+            | Message::Following { .. }
+            | Message::Drain { .. }
+            | Message::Leave { .. }
+            | Message::Briefing(_)
+            | Message::Spent { .. }
+            | Message::Moved { .. } => Matters::ForAll,
+        }
+    }
+}
