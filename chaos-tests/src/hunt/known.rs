@@ -170,7 +170,6 @@ impl Known {
             }
             Self::Bug(Bug::M3MomentsNotRestored) => &[Invariant::N1, Invariant::N2, Invariant::L3],
             Self::Bug(Bug::M4GradientsKept)
-            | Self::Mutant(Mutant::M7CursorMoves)
             | Self::Bug(Bug::M13DrawsNotRolledBack)
             | Self::Bug(Bug::M15OrderDependsOnSchedule)
             | Self::Mutant(Mutant::M16NormByStage) => &[Invariant::N3],
@@ -187,7 +186,10 @@ impl Known {
             Self::Mutant(Mutant::M10NanPasses) => &[Invariant::N4],
             Self::Mutant(Mutant::M11NoJointConsensus) => &[Invariant::S2],
             Self::Bug(Bug::M14UpdatesNotRolledBack) => &[Invariant::N1],
-            Self::Bug(Bug::M17ReplayFromOtherState) => &[Invariant::N2],
+            // Where the step was sealed before, it never comes out as it did.
+            Self::Mutant(Mutant::M7CursorMoves) => &[Invariant::N3, Invariant::N5],
+            // Where its owner runs it again, its copy tells another state.
+            Self::Bug(Bug::M17ReplayFromOtherState) => &[Invariant::N2, Invariant::L3],
             Self::Mutant(Mutant::M21WaitsForTheDead) => &[Invariant::L1, Invariant::L3],
             Self::Mutant(Mutant::M25RejectedCounted) | Self::Mutant(Mutant::M26GoodStepSkipped) => {
                 &[Invariant::N5]

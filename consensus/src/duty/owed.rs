@@ -1,5 +1,5 @@
-//! What members owe an answer, and whether they get on with it (rule R10): an answer is waited for as
-//! long as whoever owes it does some work, however long that takes, and no longer.
+//! Answers that members owe, and whether they get on with them (rule R10): an answer is waited for
+//! as long as whoever owes it does some work, however long that takes, and no longer.
 
 use std::fmt;
 

@@ -372,9 +372,9 @@ impl Duties {
         Some(Beginning { nodes, sources, expected, from_step })
     }
 
-    /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as long
-    /// as anybody who has not told gets on (rule R10); who has not caught up by then fetches layers
-    /// when the plan begins.
+    /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as
+    /// long as anybody who has not told gets on (rule R10); who has not caught up by then fetches
+    /// layers when the plan begins.
     fn rehearse(
         &mut self,
         state: &State,

@@ -4,6 +4,7 @@ mod ahead;
 mod bench;
 mod blame;
 mod drift;
+mod evidence;
 mod gone;
 mod hands;
 mod last;
