@@ -48,7 +48,6 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
         sink: watch::Sender::new(None),
         source: watch::Sender::new(None),
         requests_open: Arc::new(Semaphore::new(limits.requests_open_max)),
-        joins_open: Arc::new(Semaphore::new(limits.joins_max)),
         hub,
         limits,
     });
