@@ -10,6 +10,7 @@ mod bind;
 mod bulk_road;
 mod client;
 mod close;
+mod connection_id;
 mod context;
 mod counters;
 mod door;

@@ -40,13 +40,13 @@ pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow
 pub use credentials::{Credentials, CredentialsFault};
 pub use folder::{Damage, FolderFault, check_permissions};
 pub(crate) use gate::counted;
-pub use gate::{ATTEMPTS_MAX, ATTEMPTS_PER_ADDRESS_MAX, JoinDelay, JoinGate};
+pub use gate::{FAILURES_MAX, JoinDelay, JoinGate};
 pub use join::{
     ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
     JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
     JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
-    join_cluster, read_join, request_certificate, send_away, serve_join,
+    join_cluster, read_join, request_certificate, serve_join,
 };
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
 pub use name::{NAME_CHARS_MAX, NameFault, NodeName};

@@ -22,12 +22,14 @@ pub const PEER_ADDRESSES_MAX: usize = 8;
 /// The limits of one process. Each says what happens when it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Handshakes under way at once. More are not answered.
+    /// Handshakes under way at once. One more ends the oldest of the address that has the most, if
+    /// it proved its own address, and is not answered otherwise.
     pub handshakes_pending_max: usize,
     /// Handshakes under way from which on an address must be proved first, by a stateless Retry.
     pub handshakes_before_retry: usize,
-    /// Handshakes under way at once from one address, or one network of 64 bits of IPv6. More are not
-    /// answered, so that nobody takes the room of all others.
+    /// Handshakes under way at once from one address, or one network of 64 bits of IPv6. One more
+    /// ends the oldest of them, if it proved its address, and is not answered otherwise: nobody
+    /// takes the room of others, neither elsewhere nor behind the same address.
     pub handshakes_per_address_max: usize,
     /// Handshakes under way from one address from which on it must be proved first. Fewer than may
     /// be under way: whoever writes another's address on its datagrams does not keep that one out.
@@ -46,10 +48,14 @@ pub struct Limits {
     pub members_max: usize,
     /// Connections of admins and observers at once. More are refused.
     pub clients_max: usize,
-    /// Joins at once. More are refused.
+    /// Joins that wait for the node's decision at once. More are refused.
     pub joins_max: usize,
-    /// How long a join may take from its connection to its answer, commit included.
-    pub join_within: Duration,
+    /// Connections at once of joiners that said nothing yet, or were answered and do not hang up.
+    /// One more closes the oldest of the address that has the most.
+    pub joiners_idle_max: usize,
+    /// The same from one address, or one network of 64 bits of IPv6. One more closes the oldest of
+    /// them.
+    pub joiners_idle_per_address_max: usize,
     /// Control messages that wait for one peer. More drop the oldest, and are counted.
     pub control_queue_messages_max: usize,
     /// Bytes of control messages that wait for one peer. More drop the oldest, and are counted.
@@ -94,8 +100,9 @@ impl Default for Limits {
             streams_both_ways_max: 32,
             members_max: 1024,
             clients_max: 64,
-            joins_max: 64,
-            join_within: Duration::from_secs(30),
+            joins_max: 1024,
+            joiners_idle_max: 1024,
+            joiners_idle_per_address_max: 512,
             control_queue_messages_max: 1024,
             control_queue_bytes_max: 32 << 20,
             frame_queue_max: 64,

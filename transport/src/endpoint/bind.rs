@@ -34,7 +34,8 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
         None => None,
     };
     let (server, runtime) = (Some(configs.server), Arc::new(TokioRuntime));
-    let endpoint = Endpoint::new(endpoint_config(), server, socket, runtime).map_err(broken)?;
+    let config = endpoint_config(&credentials);
+    let endpoint = Endpoint::new(config, server, socket, runtime).map_err(broken)?;
     let (events, receiver) = Events::new(limits.events_max);
     let context = Arc::new(Context {
         own: credentials.identity(),
@@ -47,7 +48,6 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
         sink: watch::Sender::new(None),
         source: watch::Sender::new(None),
         requests_open: Arc::new(Semaphore::new(limits.requests_open_max)),
-        joins_open: Arc::new(Semaphore::new(limits.joins_max)),
         hub,
         limits,
     });

@@ -31,7 +31,6 @@ pub(crate) struct Context {
     pub(crate) sink: watch::Sender<Option<Arc<FrameSink>>>,
     pub(crate) source: watch::Sender<Option<Arc<BulkSource>>>,
     pub(crate) requests_open: Arc<Semaphore>,
-    pub(crate) joins_open: Arc<Semaphore>,
     pub(crate) hub: Option<LocalHub>,
 }
 

@@ -75,6 +75,8 @@ pub struct DoorCounters {
     pub pending_highest: u64,
     /// Attempts sent away to prove their address.
     pub retried: u64,
+    /// Handshakes that ended early, because newer ones came and their address had the most.
+    pub replaced: u64,
     /// Attempts not answered because too many were under way.
     pub ignored: u64,
     /// Attempts not answered because too many from their address were under way.

@@ -1,32 +1,39 @@
-//! Who knocks: handshakes are bounded in number, all together and by address, and in time; strangers
-//! are told of in few words.
+//! Who knocks: handshakes and joiners are bounded in number, all together and by address, and in
+//! time; whoever is silent makes room for the next one. Strangers are told of in few words.
 
 mod pending;
+mod room;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use quinn::{Connection, Endpoint, Incoming};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::close::CloseCode;
 use super::context::Context;
 use super::greeting::{Greeted, be_greeted};
 use super::hello::HelloFault;
-use super::join::{JoinerGone, Standing, serve_join};
+use super::join::{Failed, Failures, JoinerGone, serve_join};
 use super::tuning::{open_for_client, open_for_member};
 use crate::event::TransportEvent;
 use crate::identity::{Accepted, JoinGate, PeerIdentity};
 use crate::limits::Limits;
-use pending::Pending;
+use pending::{Crowded, Pending};
+pub(super) use room::IsDeciding;
+use room::Room;
+
+/// Failures of joiners that wait for the gate's verdict. Their tasks wait beyond it.
+const FAILURES_WAITING_MAX: usize = 64;
 
 /// What is done with an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     /// The handshake begins.
     Accept,
+    /// The handshake begins, and the oldest one of an address that is crowded ends.
+    Replace,
     /// It has to prove its address first, and nothing is kept of it meanwhile.
     Retry,
     /// It gets no answer: too many are under way.
@@ -47,14 +54,16 @@ const fn answer(crowd: Crowd, is_address_proved: bool, limits: &Limits) -> Answe
     let Crowd { all, of_address } = crowd;
     let is_proof_wanted = all >= limits.handshakes_before_retry
         || of_address >= limits.handshakes_per_address_before_retry;
-    if all >= limits.handshakes_pending_max {
-        Answer::Ignore
-    } else if of_address >= limits.handshakes_per_address_max {
-        Answer::IgnoreAddress
-    } else if is_proof_wanted && !is_address_proved {
-        Answer::Retry
-    } else {
-        Answer::Accept
+    if is_proof_wanted && !is_address_proved {
+        return Answer::Retry;
+    }
+    let is_address_full = of_address >= limits.handshakes_per_address_max;
+    let is_full = all >= limits.handshakes_pending_max;
+    match (is_address_proved, is_address_full, is_full) {
+        (_, false, false) => Answer::Accept,
+        (true, _, _) => Answer::Replace,
+        (false, true, _) => Answer::IgnoreAddress,
+        (false, false, true) => Answer::Ignore,
     }
 }
 
@@ -87,15 +96,15 @@ pub(super) async fn keep_door(
     inbox: mpsc::Sender<Greeted>,
 ) {
     let mut handshakes = Pending::default();
-    let mut joins = JoinSet::new();
-    let mut gate = JoinGate::default();
+    let (mut room, mut gate) = (Room::default(), JoinGate::default());
+    let (failures, mut failed) = mpsc::channel(FAILURES_WAITING_MAX);
     let mut book = StrangerBook { count: 0, tell_from: Instant::now() };
     loop {
         tokio::select! {
             incoming = endpoint.accept() => {
                 let Some(incoming) = incoming else { return };
                 let address = incoming.remote_address().ip();
-                if let Some(incoming) = sift(&context, handshakes.crowd(address), incoming) {
+                if let Some(incoming) = sift(&context, &mut handshakes, incoming) {
                     let entering = enter(Arc::clone(&context), incoming, inbox.clone());
                     handshakes.begin(address, entering);
                 }
@@ -103,17 +112,17 @@ pub(super) async fn keep_door(
             Some(knock) = handshakes.next() => match knock {
                 None | Some(Knock::Peer) => {}
                 Some(Knock::Joiner(connection)) => {
-                    let address = connection.remote_address().ip();
-                    let delay = gate.admit(address, std::time::Instant::now()).err();
-                    joins.spawn(serve_join(Arc::clone(&context), connection, delay));
+                    receive_joiner(&context, &mut room, &failures, connection);
                 }
                 Some(Knock::Stranger(stranger)) => book.note(&context, stranger),
             },
-            Some(Ok(JoinerGone { address, standing, why })) = joins.join_next() => {
-                match standing {
-                    Standing::Member => gate.succeeded(address.ip()),
-                    Standing::AtFault => gate.failed(address.ip(), std::time::Instant::now()),
-                    Standing::Unknown => {}
+            Some(Failed { address, verdict }) = failed.recv() => {
+                // A joiner that went away needs no verdict.
+                let _ = verdict.send(gate.failed(address, std::time::Instant::now()));
+            }
+            Some(Some(JoinerGone { address, is_member, why })) = room.next() => {
+                if is_member {
+                    gate.succeeded(address.ip());
                 }
                 if let Some(why) = why {
                     book.note(&context, Stranger { address, why });
@@ -123,10 +132,39 @@ pub(super) async fn keep_door(
     }
 }
 
+fn receive_joiner(
+    context: &Arc<Context>,
+    room: &mut Room,
+    failures: &Failures,
+    connection: Connection,
+) {
+    let serve = |is_deciding| {
+        serve_join(Arc::clone(context), connection.clone(), failures.clone(), is_deciding)
+    };
+    if !room.enter(&connection, &context.limits, serve) {
+        context.tallies.door_refused.one();
+        connection.close(CloseCode::Crowded.number().into(), &[]);
+    }
+}
+
 /// The attempt, if its handshake may begin.
-fn sift(context: &Context, crowd: Crowd, incoming: Incoming) -> Option<Incoming> {
-    match answer(crowd, incoming.remote_address_validated(), &context.limits) {
+fn sift(context: &Context, handshakes: &mut Pending, incoming: Incoming) -> Option<Incoming> {
+    let (limits, address) = (&context.limits, incoming.remote_address().ip());
+    let crowd = handshakes.crowd(address);
+    match answer(crowd, incoming.remote_address_validated(), limits) {
         Answer::Accept => return Some(incoming),
+        Answer::Replace => {
+            let crowded = Crowded {
+                all_max: limits.handshakes_pending_max,
+                of_address_max: limits.handshakes_per_address_max,
+            };
+            if handshakes.make_room(address, crowded, Instant::now()) {
+                context.tallies.door_replaced.one();
+                return Some(incoming);
+            }
+            context.tallies.door_ignored_of_address.one();
+            incoming.ignore();
+        }
         Answer::Retry => {
             context.tallies.door_retried.one();
             // It fails only for an address that is proved, and this one is not.
@@ -244,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_proved_from_one_count_on_and_nobody_is_answered_from_another() {
+    fn addresses_are_proved_from_one_count_on_and_the_oldest_makes_room_from_another() {
         let limits = Limits::default();
         let (retry, max) = (limits.handshakes_before_retry, limits.handshakes_pending_max);
         assert_eq!(answer(elsewhere(retry - 1), false, &limits), Answer::Accept);
@@ -252,12 +290,15 @@ mod tests {
         assert_eq!(answer(elsewhere(retry), true, &limits), Answer::Accept);
         assert_eq!(answer(elsewhere(max - 1), true, &limits), Answer::Accept);
         assert_eq!(answer(elsewhere(max - 1), false, &limits), Answer::Retry);
-        assert_eq!(answer(elsewhere(max), true, &limits), Answer::Ignore);
-        assert_eq!(answer(elsewhere(max), false, &limits), Answer::Ignore);
+        assert_eq!(answer(elsewhere(max), true, &limits), Answer::Replace);
+        assert_eq!(answer(elsewhere(max), false, &limits), Answer::Retry);
+        let believing = Limits { handshakes_before_retry: max + 1, ..limits };
+        assert_eq!(answer(elsewhere(max - 1), false, &believing), Answer::Accept);
+        assert_eq!(answer(elsewhere(max), false, &believing), Answer::Ignore);
     }
 
     #[test]
-    fn an_address_is_proved_and_ignored_earlier_than_all_together() {
+    fn an_address_is_proved_and_replaced_earlier_than_all_together() {
         let limits = Limits::default();
         let retry = limits.handshakes_per_address_before_retry;
         let max = limits.handshakes_per_address_max;
@@ -269,7 +310,7 @@ mod tests {
         assert_eq!(answer(retry, false), Answer::Retry);
         assert_eq!(answer(retry, true), Answer::Accept);
         assert_eq!(answer(max - 1, true), Answer::Accept);
-        assert_eq!(answer(max, true), Answer::IgnoreAddress);
-        assert_eq!(answer(max, false), Answer::IgnoreAddress);
+        assert_eq!(answer(max, true), Answer::Replace);
+        assert_eq!(answer(max, false), Answer::Retry);
     }
 }

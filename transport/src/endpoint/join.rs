@@ -1,13 +1,15 @@
 //! The door for those who want to become members.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use quinn::Connection;
-use tokio::time::timeout;
+use tokio::sync::{mpsc, oneshot};
 
 use super::close::CloseCode;
 use super::context::Context;
+use super::door::IsDeciding;
 use crate::event::TransportEvent;
 use crate::identity::{
     self, JoinAnswer, JoinAttempt, JoinDelay, JoinRefusal, JoinReply, JoinServeFault, UnixSeconds,
@@ -16,14 +18,23 @@ use crate::identity::{
 /// How serving a joiner ended.
 pub(super) struct JoinerGone {
     pub(super) address: SocketAddr,
-    pub(super) standing: Standing,
+    pub(super) is_member: bool,
     /// What was wrong, if anything was.
     pub(super) why: Option<String>,
 }
 
-/// What an attempt says about who made it.
+/// A joiner failed by its own fault, and asks whether it may hear why.
+pub(super) struct Failed {
+    pub(super) address: IpAddr,
+    pub(super) verdict: oneshot::Sender<Result<(), JoinDelay>>,
+}
+
+/// Where failures are reported: to the owner of the gate.
+pub(super) type Failures = mpsc::Sender<Failed>;
+
+/// What an answer says about who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+enum Standing {
     /// It became a member.
     Member,
     /// It came without what it takes.
@@ -57,64 +68,90 @@ impl Standing {
     }
 }
 
-/// Serves one joiner on its connection. The node decides, but for one who comes too often; a node
-/// without room for the question is not ready, which the joiner is told.
+/// Serves one joiner on its connection. The node decides, whoever failed before from the same
+/// address; only how a failure is answered depends on that. Each wait within has its own end.
 pub(super) async fn serve_join(
     context: Arc<Context>,
     connection: Connection,
-    delay: Option<JoinDelay>,
+    failures: Failures,
+    is_deciding: IsDeciding,
 ) -> JoinerGone {
     let address = connection.remote_address();
-    let gone = |standing, why: Option<String>| JoinerGone { address, standing, why };
-    let Ok(_place) = context.joins_open.try_acquire() else {
-        context.tallies.door_refused.one();
-        connection.close(CloseCode::Crowded.number().into(), &[]);
-        return gone(Standing::Unknown, Some("too many joins at once".to_owned()));
+    let is_member = Arc::new(AtomicBool::new(false));
+    let desk = Desk {
+        failures: failures.clone(),
+        address: address.ip(),
+        is_deciding,
+        is_member: Arc::clone(&is_member),
     };
-    let standing = Arc::new(OnceLock::new());
-    let hand_on = |attempt, reply: JoinReply| match delay {
-        Some(delay) => {
-            context.tallies.door_refused.one();
-            let seconds = delay.seconds();
-            reply.answer(JoinAnswer::Refused(JoinRefusal::TooManyAttempts { seconds }));
-        }
-        None => ask_node(&context, attempt, reply, Arc::clone(&standing)),
-    };
-    let served = identity::serve_join(&connection, UnixSeconds::now(), hand_on);
-    let served = timeout(context.limits.join_within, served).await;
+    let hand_on = |attempt, reply| desk.ask_node(&context, attempt, reply);
+    let served = identity::serve_join(&connection, UnixSeconds::now(), hand_on).await;
     connection.close(CloseCode::Left.number().into(), &[]);
-    match served {
-        Ok(Ok(())) => gone(standing.get().copied().unwrap_or(Standing::Unknown), None),
-        Ok(Err(fault)) => {
+    let why = match served {
+        Ok(()) => None,
+        Err(fault) => {
             context.tallies.door_failed.one();
-            let is_unreadable = matches!(fault, JoinServeFault::Read(_));
-            let standing = if is_unreadable { Standing::AtFault } else { Standing::Unknown };
-            gone(standing, Some(fault.to_string()))
+            if matches!(fault, JoinServeFault::Read(_)) {
+                // What it said is no request, which it heard. That counts, and changes nothing else.
+                let _ = verdict(&failures, address.ip()).await;
+            }
+            Some(fault.to_string())
         }
-        Err(_) => {
-            context.tallies.door_late.one();
-            gone(Standing::Unknown, Some("its join took too long".to_owned()))
-        }
-    }
+    };
+    JoinerGone { address, is_member: is_member.load(Ordering::Relaxed), why }
 }
 
-/// Gives the question to the node, and looks at the answer on its way back.
-fn ask_node(
-    context: &Context,
-    attempt: JoinAttempt,
-    reply: JoinReply,
-    standing: Arc<OnceLock<Standing>>,
-) {
-    let (to_us, answered) = JoinReply::pair();
-    // An event that finds no room drops the reply, and the joiner hears "not ready".
-    if !context.events.offer(TransportEvent::Join { attempt, reply: to_us }) {
-        return;
-    }
-    tokio::spawn(async move {
-        if let Ok(answer) = answered.await {
-            // One attempt has one answer.
-            let _ = standing.set(Standing::of(&answer));
-            reply.answer(answer);
+/// Whether a failure from an address may hear why.
+async fn verdict(failures: &Failures, address: IpAddr) -> Result<(), JoinDelay> {
+    let (sender, verdict) = oneshot::channel();
+    // Without an owner of the gate the transport closes.
+    let _ = failures.send(Failed { address, verdict: sender }).await;
+    verdict.await.unwrap_or(Ok(()))
+}
+
+/// Where the node's answer passes on its way back.
+struct Desk {
+    failures: Failures,
+    address: IpAddr,
+    is_deciding: IsDeciding,
+    is_member: Arc<AtomicBool>,
+}
+
+impl Desk {
+    /// Gives the question to the node.
+    fn ask_node(self, context: &Arc<Context>, attempt: JoinAttempt, reply: JoinReply) {
+        let (to_us, answered) = JoinReply::pair();
+        self.is_deciding.store(true, Ordering::Relaxed);
+        // An event that finds no room drops the reply, and the joiner hears "not ready".
+        if !context.events.offer(TransportEvent::Join { attempt, reply: to_us }) {
+            self.is_deciding.store(false, Ordering::Relaxed);
+            return;
         }
-    });
+        let context = Arc::clone(context);
+        tokio::spawn(async move {
+            let answer = answered.await;
+            self.is_deciding.store(false, Ordering::Relaxed);
+            if let Ok(answer) = answer {
+                reply.answer(self.look_at(&context, answer).await);
+            }
+        });
+    }
+
+    async fn look_at(&self, context: &Context, answer: JoinAnswer) -> JoinAnswer {
+        match Standing::of(&answer) {
+            Standing::Unknown => answer,
+            Standing::Member => {
+                self.is_member.store(true, Ordering::Relaxed);
+                answer
+            }
+            Standing::AtFault => match verdict(&self.failures, self.address).await {
+                Ok(()) => answer,
+                Err(delay) => {
+                    context.tallies.door_refused.one();
+                    let seconds = delay.seconds();
+                    JoinAnswer::Refused(JoinRefusal::TooManyAttempts { seconds })
+                }
+            },
+        }
+    }
 }

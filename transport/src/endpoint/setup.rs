@@ -11,7 +11,7 @@ use crate::limits::Limits;
 use crate::local::LocalBindError;
 
 /// What a transport is made of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TransportSetup {
     /// Who this process is, and whom it believes.
     pub credentials: Credentials,

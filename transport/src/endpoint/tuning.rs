@@ -10,6 +10,7 @@ use quinn::{
     TransportConfig, VarInt,
 };
 
+use super::connection_id::DrawnIds;
 use super::setup::BindError;
 use crate::identity::{Credentials, Doors, Wanted};
 use crate::limits::Limits;
@@ -52,8 +53,12 @@ impl QuicConfigs {
     }
 }
 
-pub(super) fn endpoint_config() -> EndpointConfig {
-    let mut config = EndpointConfig::default();
+/// An endpoint that can end the connections of the process before it: after a restart at the same
+/// port it answers their packets with the stateless resets that they were promised, so that peers
+/// dial anew at once, and not when they have heard nothing for [`Limits::idle_within`].
+pub(super) fn endpoint_config(credentials: &Credentials) -> EndpointConfig {
+    let mut config = EndpointConfig::new(Arc::new(credentials.key().reset_key()));
+    config.cid_generator(|| Box::new(DrawnIds));
     config.max_udp_payload_size(PACKET_BYTES_MAX).expect("above the least that QUIC asks for");
     config
 }

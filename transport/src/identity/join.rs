@@ -36,5 +36,5 @@ pub use pinned::JoinServerFault;
 pub use proof::{BindingFault, ChannelBinding};
 pub use serve::{
     DECISION_SECONDS_MAX, JoinAttempt, JoinReadFault, JoinReply, JoinServeFault, READ_SECONDS_MAX,
-    read_join, send_away, serve_join,
+    read_join, serve_join,
 };

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rcgen::{
     CertificateParams, DistinguishedName, KeyPair, PublicKeyData as _, SubjectPublicKeyInfo,
 };
+use ring::hmac;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -19,6 +20,9 @@ use super::certificate::pin;
 
 /// The longest request that is looked at. Ours have about 200 bytes.
 pub const REQUEST_BYTES_MAX: usize = 8 << 10;
+
+/// What a key for stateless resets is derived for.
+const RESET_LABEL: &[u8] = b"zbelastic stateless reset 1";
 
 /// The SHA-256 of a public key: by it the same request, sent again, is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -70,6 +74,13 @@ impl NodeKey {
     #[must_use]
     pub fn digest(&self) -> KeyDigest {
         KeyDigest(pin(&self.pair.subject_public_key_info()).0)
+    }
+
+    /// The key that stateless reset tokens of QUIC are derived from: the same after each start, so
+    /// that a process can end the connections of the one before it, and unknown to others.
+    pub(crate) fn reset_key(&self) -> hmac::Key {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.pair.serialize_der());
+        hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&key, RESET_LABEL).as_ref())
     }
 
     /// A request for a certificate for this key. It names nobody.

@@ -1,9 +1,14 @@
 //! Bans, and processes that end.
 
-use zbelastic_transport::{CloseCode, DialProblem, DownReason, ProcessStart};
+use std::time::Duration;
+
+use zbelastic_transport::{
+    CloseCode, DialProblem, DownReason, Limits, PeerRole, ProcessStart, Road, Transport,
+    TransportEvent,
+};
 use zbelastic_types::NodeId;
 
-use crate::site::{Options, Site};
+use crate::site::{DEADLINE, Options, Site};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ban_closes_a_live_connection_and_keeps_the_node_out() {
@@ -64,4 +69,33 @@ fn a_killed_process_of_the_same_host_is_noticed_by_its_socket() {
     there.shutdown_background();
     let (node, reason) = here.block_on(one.down());
     assert_eq!((node, reason), (NodeId(2), DownReason::ProcessEnded));
+}
+
+/// Over QUIC nobody sees a process end. The next one at the same port answers what is still sent to
+/// the former one with a stateless reset, long before the connection would count as silent.
+#[test]
+fn a_killed_process_that_starts_again_ends_its_former_connections() {
+    let runtime = |threads| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(threads).enable_all().build().unwrap()
+    };
+    let (here, there) = (runtime(2), runtime(1));
+    let site = Site::new();
+    let limits = Limits { idle_within: Duration::from_secs(600), ..Options::default().limits };
+    let options = Options { limits, ..Options::default() };
+    let mut one = here.block_on(site.node(1, options.clone()));
+    let mut setup = site.setup(2, &options);
+    let (transport, mut events) = there.block_on(Transport::bind(setup.clone())).unwrap();
+    setup.bind = transport.local_addr();
+    one.transport.know(NodeId(2), PeerRole::Worker, vec![setup.bind]);
+    here.block_on(one.up());
+    assert!(matches!(there.block_on(events.next()), Some(TransportEvent::Up { .. })));
+    // The handle stays until the runtime is gone, so nothing closes in order.
+    there.shutdown_timeout(DEADLINE);
+    drop((transport, events));
+    setup.start = ProcessStart { boot: 2, life: 2 };
+    let again = here.block_on(Transport::bind(setup)).unwrap();
+    assert_eq!(here.block_on(one.down()), (NodeId(2), DownReason::Reset));
+    assert_eq!(here.block_on(one.up()), (NodeId(2), 2, Road::Quic));
+    drop(again);
 }

@@ -1,11 +1,19 @@
 //! Strangers: noise, floods, other clusters, and those who want to join.
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::time::Duration;
 
-use quinn::Endpoint;
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{ClientConfig, Connection, Endpoint};
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use tokio::task::JoinSet;
 use zbelastic_transport::identity::{
-    JoinAnswer, JoinGrant, JoinSetup, NodeKey, Token, UnixSeconds, request_certificate,
+    JoinAnswer, JoinError, JoinGrant, JoinRefusal, JoinSetup, NodeKey, Token, UnixSeconds, Wanted,
+    request_certificate,
 };
 use zbelastic_transport::{DialProblem, Limits, PeerRole, TransportEvent};
 use zbelastic_types::NodeId;
@@ -173,6 +181,166 @@ async fn a_node_of_another_cluster_is_told_apart_at_both_ends() {
     assert_eq!(count, 1);
     assert!(!why.is_empty());
     assert!(one.transport.counters().door.failed >= 1);
+}
+
+fn setup(token: &Token, address: SocketAddr) -> JoinSetup {
+    JoinSetup {
+        token: token.clone(),
+        role: PeerRole::Worker,
+        name: "gpu-7".parse().unwrap(),
+        key: NodeKey::generate(),
+        cluster: vec![address],
+        advertised: Vec::new(),
+    }
+}
+
+async fn join(endpoint: &Endpoint, setup: &JoinSetup) -> Result<NodeId, JoinError> {
+    let joined = request_certificate(endpoint, setup, UnixSeconds::now()).await?;
+    Ok(joined.credentials.identity().node)
+}
+
+/// Lets in whoever holds the token, each under a number of its own, from 7 on.
+fn let_in(site: &Site, node: Node, token: &Token) {
+    let (authority, token) = (site.authority.clone(), token.clone());
+    tokio::spawn(async move {
+        // Without its handle the transport would close.
+        let Node { transport: _transport, mut events, .. } = node;
+        let mut next = 7;
+        while let Some(event) = events.next().await {
+            let TransportEvent::Join { attempt, reply } = event else { continue };
+            if let Err(refusal) = attempt.check_proof(&token.verifier()) {
+                reply.answer(JoinAnswer::Refused(refusal));
+                continue;
+            }
+            let (number, now) = (NodeId(next), UnixSeconds::now());
+            next += 1;
+            let issued = authority.issue(&attempt.key, attempt.role, number, now).unwrap();
+            let grant = JoinGrant::new(authority.cluster(), number, &issued, Vec::new(), None);
+            reply.answer(JoinAnswer::Granted(grant));
+        }
+    });
+}
+
+async fn controller(site: &Site, limits: Limits) -> Node {
+    let role = PeerRole::Controller;
+    site.node(1, Options { role, limits, ..Options::default() }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_with_a_valid_token_join_at_once_from_one_address() {
+    const JOINERS: usize = 300;
+    let site = Site::new();
+    let token = Token::create(PeerRole::Worker, site.authority.pin());
+    let one = controller(&site, Limits::default()).await;
+    let address = one.transport.local_addr();
+    let_in(&site, one, &token);
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut joins = JoinSet::new();
+    for _ in 0..JOINERS {
+        let (endpoint, setup) = (endpoint.clone(), setup(&token, address));
+        joins.spawn(async move { join(&endpoint, &setup).await });
+    }
+    let mut nodes = BTreeSet::new();
+    while let Some(joined) = joins.join_next().await {
+        assert!(nodes.insert(joined.unwrap().unwrap()));
+    }
+    assert_eq!(nodes.len(), JOINERS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() {
+    let site = Site::new();
+    let token = Token::create(PeerRole::Worker, site.authority.pin());
+    let wrong = Token::create(PeerRole::Worker, site.authority.pin());
+    let one = controller(&site, Limits::default()).await;
+    let (address, counters) = (one.transport.local_addr(), one.transport.clone());
+    let_in(&site, one, &token);
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    for attempt in 0..20 {
+        let refused = join(&endpoint, &setup(&wrong, address)).await.unwrap_err();
+        let JoinError::Refused { refusal, .. } = refused else { panic!("{refused}") };
+        if attempt == 0 {
+            assert_eq!(refusal, JoinRefusal::WrongProof { token: wrong.id() });
+        }
+        // Each wrong one is followed by one that is let in.
+        join(&endpoint, &setup(&token, address)).await.unwrap();
+    }
+    let mut flood = JoinSet::new();
+    for _ in 0..50 {
+        let (endpoint, setup) = (endpoint.clone(), setup(&wrong, address));
+        flood.spawn(async move { join(&endpoint, &setup).await });
+    }
+    join(&endpoint, &setup(&token, address)).await.unwrap();
+    while let Some(refused) = flood.join_next().await {
+        assert!(refused.unwrap().is_err());
+    }
+    assert!(counters.counters().door.refused >= 49, "all but one were told to wait");
+}
+
+/// The ends of joiners that have shaken hands and say nothing.
+async fn silent_joiners(site: &Site, address: SocketAddr, count: usize) -> Vec<Connection> {
+    #[derive(Debug)]
+    struct Nobody;
+    impl ResolvesClientCert for Nobody {
+        fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+            None
+        }
+        fn has_certs(&self) -> bool {
+            false
+        }
+    }
+    let credentials = site.credentials(PeerRole::Worker, 99);
+    let mut tls = credentials.client_config(Wanted::AnyMember).unwrap();
+    tls.alpn_protocols = vec![b"zbe-join/1".to_vec()];
+    tls.client_auth_cert_resolver = Arc::new(Nobody);
+    let config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut joiners = Vec::new();
+    for _ in 0..count {
+        let connecting = endpoint.connect_with(config.clone(), address, "zbelastic").unwrap();
+        joiners.push(connecting.await.unwrap());
+    }
+    joiners
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_joiners_make_room_for_one_that_speaks() {
+    let limits = Limits { joiners_idle_per_address_max: 4, ..Limits::default() };
+    let site = Site::new();
+    let token = Token::create(PeerRole::Worker, site.authority.pin());
+    let one = controller(&site, limits).await;
+    let address = one.transport.local_addr();
+    let_in(&site, one, &token);
+    let silent = silent_joiners(&site, address, 4).await;
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    join(&endpoint, &setup(&token, address)).await.unwrap();
+    let error = silent[0].closed().await;
+    let quinn::ConnectionError::ApplicationClosed(close) = error else {
+        panic!("closed otherwise: {error}");
+    };
+    let code = zbelastic_transport::CloseCode::of(close.error_code.into_inner());
+    assert_eq!(code, zbelastic_transport::CloseCode::Crowded);
+}
+
+/// Handshakes that stand still at one address do not keep out who comes from the same one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handshakes_that_stand_still_make_room_at_their_own_address() {
+    let limits = Limits {
+        handshakes_per_address_before_retry: 2,
+        handshakes_per_address_max: 2,
+        handshake_within: Duration::from_secs(600),
+        ..Limits::default()
+    };
+    let site = Site::new();
+    let one = site.node(2, Options { limits, ..Options::default() }).await;
+    let address = one.transport.local_addr();
+    let _sockets = flood(&site, address, 2).await;
+    let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let config = client_config(&site.credentials(PeerRole::Worker, 1));
+    let connecting = endpoint.connect_with(config, address, "zbelastic").unwrap();
+    let _connection = connecting.await.unwrap();
+    let door = one.transport.counters().door;
+    assert_eq!(door.replaced, 1, "{door:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -23,15 +23,55 @@ use crate::cluster::journal::now_s;
 use crate::cluster::peers::resolve;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
-/// Joins that wait for the log at once.
-const JOINS_MAX: usize = 256;
-/// Ticks until a joiner is told that nothing can be decided.
+/// Joins that wait for the log at once: as many as the door lets wait for a decision.
+const JOINS_MAX: usize = 1024;
+/// Refusals written to the journal before they are counted instead.
+const REFUSALS_LOGGED_MAX: u32 = 16;
+/// Ticks until one more refusal may be written: strangers do not fill the disk.
+const REFUSAL_TICKS: u32 = 100;
+/// Ticks until a joiner hears that nothing can be decided: many elections and commits. Who asks
+/// again with the same key is answered from the log if that decided meanwhile.
 const JOIN_TICKS_MAX: u32 = 1000;
 
 /// Joins that wait for the log, by the key of who joins.
 #[derive(Default)]
 pub(super) struct Joins {
     waiting: BTreeMap<Digest, Waiting>,
+    refusals: RefusalLog,
+}
+
+/// Which refusals are written to the journal.
+#[derive(Default)]
+struct RefusalLog {
+    /// Lines written lately; one less each [`REFUSAL_TICKS`].
+    written: u32,
+    ticks: u32,
+    /// Refusals since the last line, that have none.
+    unwritten: u64,
+}
+
+impl RefusalLog {
+    fn handle_tick(&mut self) {
+        self.ticks += 1;
+        if self.ticks == REFUSAL_TICKS {
+            self.ticks = 0;
+            self.written = self.written.saturating_sub(1);
+        }
+    }
+
+    /// The line to be written for a refusal, if there may be one.
+    fn line(&mut self, refusal: &JoinRefusal) -> Option<String> {
+        if self.written == REFUSALS_LOGGED_MAX {
+            self.unwritten += 1;
+            return None;
+        }
+        self.written += 1;
+        let others = match std::mem::take(&mut self.unwritten) {
+            0 => String::new(),
+            others => format!(", nor were {others} others before"),
+        };
+        Some(format!("somebody is not let in: {refusal}{others}"))
+    }
 }
 
 struct Waiting {
@@ -44,6 +84,7 @@ struct Waiting {
 impl Joins {
     /// Time passes: who waited too long is told so.
     pub(super) fn handle_tick(&mut self) {
+        self.refusals.handle_tick();
         self.waiting.values_mut().for_each(|waiting| waiting.ticks += 1);
         let is_late = |(_, waiting): &(&Digest, &Waiting)| waiting.ticks > JOIN_TICKS_MAX;
         while let Some(key) = self.waiting.iter().find(is_late).map(|(key, _)| *key) {
@@ -57,7 +98,9 @@ impl Controller {
     pub(super) fn handle_join(&mut self, attempt: JoinAttempt, reply: JoinReply) {
         if let Err(refusal) = self.begin_join(attempt, reply) {
             let (refusal, reply) = *refusal;
-            self.journal.log(format!("somebody is not let in: {refusal}"));
+            if let Some(line) = self.joins.refusals.line(&refusal) {
+                self.journal.log(line);
+            }
             reply.answer(JoinAnswer::Refused(refusal));
         }
     }
@@ -271,5 +314,27 @@ const fn peer_role(role: AccessRole) -> PeerRole {
         AccessRole::Controller => PeerRole::Controller,
         AccessRole::Worker => PeerRole::Worker,
         AccessRole::Observer => PeerRole::Observer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_transport::identity::JoinRefusal;
+
+    use super::{REFUSAL_TICKS, REFUSALS_LOGGED_MAX, RefusalLog};
+
+    #[test]
+    fn a_flood_of_refusals_is_counted_instead_of_written() {
+        let mut log = RefusalLog::default();
+        for _ in 0..REFUSALS_LOGGED_MAX {
+            assert!(log.line(&JoinRefusal::NotReady).is_some());
+        }
+        for _ in 0..5000 {
+            assert_eq!(log.line(&JoinRefusal::NotReady), None);
+        }
+        (0..REFUSAL_TICKS).for_each(|_| log.handle_tick());
+        let line = log.line(&JoinRefusal::NotReady).unwrap();
+        assert!(line.ends_with("nor were 5000 others before"), "{line}");
+        assert_eq!(log.line(&JoinRefusal::NotReady), None);
     }
 }

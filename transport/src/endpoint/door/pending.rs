@@ -1,26 +1,67 @@
 //! Handshakes under way, each with the address that it comes from.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::IpAddr;
+use std::time::Duration;
 
-use tokio::task::{Id, JoinError, JoinSet};
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tokio::time::Instant;
 
 use super::{Crowd, Knock};
 use crate::identity::counted;
 
-/// Handshakes under way: at most as many as the door lets begin.
+/// How long a handshake is left alone by newer ones: it takes three round trips and some
+/// milliseconds of two processors. Who is not answered meanwhile comes again by itself.
+const UNDISTURBED: Duration = Duration::from_secs(1);
+
+/// How many may be there before one of them has to make room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crowded {
+    pub(super) all_max: usize,
+    pub(super) of_address_max: usize,
+}
+
+/// Of which address one has to go before one more comes from `address`: of its own if that has as
+/// many as it may, of the one that has the most if there are too many altogether.
+pub(super) fn most_crowded(
+    there: &[IpAddr],
+    address: IpAddr,
+    Crowded { all_max, of_address_max }: Crowded,
+) -> Option<IpAddr> {
+    let count = |of: IpAddr| there.iter().filter(|found| **found == of).count();
+    if count(address) >= of_address_max {
+        return Some(address);
+    }
+    if there.len() < all_max {
+        return None;
+    }
+    let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+    for found in there {
+        *counts.entry(*found).or_default() += 1;
+    }
+    counts.into_iter().max_by_key(|(_, count)| *count).map(|(found, _)| found)
+}
+
+/// Handshakes under way: at most as many as the door lets begin, the oldest first.
 #[derive(Default)]
 pub(super) struct Pending {
     tasks: JoinSet<Knock>,
-    addresses: Vec<(Id, IpAddr)>,
+    addresses: Vec<UnderWay>,
+}
+
+struct UnderWay {
+    task: AbortHandle,
+    address: IpAddr,
+    began: Instant,
 }
 
 impl Pending {
     /// How many there are, for somebody at `address`.
     pub(super) fn crowd(&self, address: IpAddr) -> Crowd {
         let address = counted(address);
-        let of_address = self.addresses.iter().filter(|(_, found)| *found == address).count();
-        Crowd { all: self.tasks.len(), of_address }
+        let of_address = self.addresses.iter().filter(|found| found.address == address).count();
+        Crowd { all: self.addresses.len(), of_address }
     }
 
     /// One more begins.
@@ -29,16 +70,29 @@ impl Pending {
         address: IpAddr,
         handshake: impl Future<Output = Knock> + Send + 'static,
     ) {
-        let id = self.tasks.spawn(handshake).id();
-        self.addresses.push((id, counted(address)));
+        let task = self.tasks.spawn(handshake);
+        self.addresses.push(UnderWay { task, address: counted(address), began: Instant::now() });
+    }
+
+    /// Ends the oldest handshake of an address that is crowded, if it has had its time.
+    pub(super) fn make_room(&mut self, address: IpAddr, crowded: Crowded, now: Instant) -> bool {
+        let there: Vec<IpAddr> = self.addresses.iter().map(|found| found.address).collect();
+        let victim = most_crowded(&there, counted(address), crowded);
+        let oldest = self.addresses.iter().position(|found| Some(found.address) == victim);
+        let Some(oldest) = oldest else { return true };
+        if now < self.addresses[oldest].began + UNDISTURBED {
+            return false;
+        }
+        self.addresses.remove(oldest).task.abort();
+        true
     }
 
     /// What came of the next one that ends: nothing if it panicked. `None` while there is none. A
     /// call that is dropped before it ends loses nothing.
     pub(super) async fn next(&mut self) -> Option<Option<Knock>> {
         let ended = self.tasks.join_next_with_id().await?;
-        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        self.addresses.retain(|(found, _)| *found != id);
+        let id: Id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        self.addresses.retain(|found| found.task.id() != id);
         Some(ended.ok().map(|(_, knock)| knock))
     }
 }
@@ -74,5 +128,38 @@ mod tests {
         assert_eq!(panicked, 1);
         assert_eq!(crowd(&pending, "10.0.0.1"), (2, 0));
         assert_eq!(crowd(&pending, "2001:db8:1:2::1"), (2, 2));
+    }
+
+    #[test]
+    fn who_is_most_crowded_makes_room() {
+        let [a, b, c] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(address);
+        let crowded = Crowded { all_max: 4, of_address_max: 3 };
+        assert_eq!(most_crowded(&[a, a, b], a, crowded), None);
+        assert_eq!(most_crowded(&[a, a, a], a, crowded), Some(a));
+        assert_eq!(most_crowded(&[a, a, a], b, crowded), None);
+        assert_eq!(most_crowded(&[b, a, a, a], c, crowded), Some(a));
+        assert_eq!(most_crowded(&[b, b, a, c], c, crowded), Some(b));
+    }
+
+    #[tokio::test]
+    async fn the_oldest_handshake_of_an_address_makes_room() {
+        let mut pending = Pending::default();
+        pending.begin(address("10.0.0.1"), std::future::pending());
+        pending.begin(address("10.0.0.2"), std::future::pending());
+        pending.begin(address("10.0.0.1"), async { Knock::Peer });
+        let crowded = Crowded { all_max: 9, of_address_max: 2 };
+        let now = Instant::now();
+        assert!(pending.make_room(address("10.0.0.2"), crowded, now), "there is room");
+        assert!(!pending.make_room(address("10.0.0.1"), crowded, now), "none has had its time");
+        assert_eq!(crowd(&pending, "10.0.0.1"), (3, 2));
+        assert!(pending.make_room(address("10.0.0.1"), crowded, now + UNDISTURBED));
+        assert_eq!(crowd(&pending, "10.0.0.1"), (2, 1));
+        let mut ended = Vec::new();
+        for _ in 0..2 {
+            ended.push(pending.next().await.expect("two end").is_some());
+        }
+        ended.sort_unstable();
+        assert_eq!(ended, [false, true]);
+        assert_eq!(crowd(&pending, "10.0.0.1"), (1, 0));
     }
 }

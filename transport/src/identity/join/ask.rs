@@ -27,7 +27,7 @@ use super::message::{
 };
 use super::pinned::{self, JoinServerFault};
 use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
-use super::serve::{CLOSE_TOO_MANY, DECISION_SECONDS_MAX};
+use super::serve::DECISION_SECONDS_MAX;
 
 /// How long one address may take to answer a dial. A handshake takes three round trips.
 const DIAL_SECONDS_MAX: u64 = 5;
@@ -190,7 +190,7 @@ async fn dial(
     let answer = timeout(Duration::from_secs(ANSWER_SECONDS_MAX), ask(&connection, setup, now))
         .await
         .unwrap_or(Err(AskFault::TooSlow))
-        .or_else(|fault| sent_away(&connection).ok_or(DialFailure::elsewhere(&fault)))?;
+        .map_err(|fault| DialFailure::elsewhere(&fault))?;
     let root = pinned_root(&connection, setup);
     connection.close(0_u32.into(), b"thank you");
     match answer {
@@ -308,20 +308,6 @@ async fn ask(
     let _ = send.finish();
     let answer = receive.read_to_end(JOIN_ANSWER_BYTES_MAX).await?;
     Ok(decode_answer(&answer)?)
-}
-
-/// What a server said that closed the connection instead of answering.
-fn sent_away(connection: &quinn::Connection) -> Option<JoinAnswer> {
-    match connection.close_reason() {
-        Some(quinn::ConnectionError::ApplicationClosed(close))
-            if close.error_code == CLOSE_TOO_MANY.into() =>
-        {
-            let digits = std::str::from_utf8(&close.reason).ok()?;
-            let seconds = digits.parse().ok()?;
-            Some(JoinAnswer::Refused(JoinRefusal::TooManyAttempts { seconds }))
-        }
-        Some(_) | None => None,
-    }
 }
 
 /// The authority that the server showed and that the handshake found to be the token's.

@@ -11,7 +11,6 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::super::clock::{UnixSeconds, check_apart};
-use super::super::gate::JoinDelay;
 use super::super::key::{KeyDigest, RequestedKey};
 use super::super::name::NodeName;
 use super::super::role::PeerRole;
@@ -28,10 +27,6 @@ pub const READ_SECONDS_MAX: u64 = 5;
 pub const DECISION_SECONDS_MAX: u64 = 20;
 /// How long a joiner may take to read its answer.
 const GOODBYE_SECONDS_MAX: u64 = 5;
-
-/// With what a connection is closed whose joiner has to wait; the reason is the seconds in digits.
-/// Costs no stream and no memory, unlike an answer.
-pub(super) const CLOSE_TOO_MANY: u32 = 0x2009;
 
 /// What a stranger asks for, well-formed and not yet believed.
 #[derive(Clone, Debug)]
@@ -191,11 +186,6 @@ pub enum JoinServeFault {
     /// There was nothing to decide about. If it could be told, it was.
     #[error(transparent)]
     Read(#[from] JoinReadFault),
-}
-
-/// Closes the connection of a joiner that came too often, and tells it when to come back.
-pub fn send_away(connection: &quinn::Connection, delay: JoinDelay) {
-    connection.close(CLOSE_TOO_MANY.into(), delay.seconds().to_string().as_bytes());
 }
 
 /// Serves the joiner at the other end of an accepted connection: reads its request, gives it to

@@ -67,26 +67,6 @@ async fn a_token_with_another_secret_is_refused() {
     assert_eq!(refusal, JoinRefusal::WrongProof { token: other.id() });
 }
 
-#[tokio::test]
-async fn who_came_too_often_is_told_when_to_come_back() {
-    let (authority, own) = cluster();
-    let endpoint = super::super::super::tests::bench::server(
-        own.server_config(Doors::MembersAndJoiners).unwrap(),
-    );
-    let address = endpoint.local_addr().unwrap();
-    let guard = async {
-        let connection = endpoint.accept().await.unwrap().await.unwrap();
-        let wait = std::time::Duration::from_millis(7500);
-        send_away(&connection, JoinDelay::Failures { wait });
-        connection.closed().await
-    };
-    let token = Token::create(PeerRole::Worker, authority.pin());
-    let setup = setup(token, PeerRole::Worker, vec![address]);
-    let (joined, _) = tokio::join!(join(&setup), guard);
-    let JoinError::Refused { refusal, .. } = joined.unwrap_err() else { panic!() };
-    assert_eq!(refusal, JoinRefusal::TooManyAttempts { seconds: 8 });
-}
-
 /// A joiner with a token of `authority` meets a server with these credentials, which must get
 /// nothing but a failed handshake.
 async fn hangs_up(authority: &ClusterAuthority, server: &Credentials) -> JoinServerFault {
