@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 59] = pages![
+const PAGES: [(&str, &str); 61] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
