@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 67] = pages![
+const PAGES: [(&str, &str); 69] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -65,6 +65,8 @@ const PAGES: [(&str, &str); 67] = pages![
     "decisions/0043-waiting-ends-with-progress.md",
     "decisions/0044-programs-are-packed-and-what-many-are-sent-is-encoded-once.md",
     "decisions/0045-checkpoints-by-time-and-copies-by-place.md",
+    "decisions/0046-only-failed-joins-are-delayed.md",
+    "decisions/0047-restarts-are-noticed-by-stateless-resets.md",
     "decisions/0048-a-layers-memory-is-shared-until-it-is-written.md",
     "decisions/0049-weights-are-drawn-side-by-side.md",
     "decisions/0050-measured-rows-have-goals.md",
