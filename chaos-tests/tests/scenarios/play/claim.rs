@@ -201,6 +201,7 @@ impl Play {
             | Change::Ready(_)
             | Change::Resumed(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
@@ -219,6 +220,7 @@ impl Play {
             | Change::Resumed(_)
             | Change::Sealed { .. }
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Access(_) => None,
@@ -235,6 +237,7 @@ impl Play {
             | Change::Resumed(_)
             | Change::Sealed { .. }
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }

@@ -92,6 +92,7 @@ impl Record {
             | Change::Ready(_)
             | Change::Resumed(_)
             | Change::Durable { .. }
+            | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
