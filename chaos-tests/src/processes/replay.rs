@@ -142,7 +142,8 @@ fn rates(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<BTreeMap<u32, f64
     let mut rates = BTreeMap::new();
     for workers in setup.fleet.sizes() {
         let training = setup.training(workers, setup.trial_steps);
-        let step_ms = training.undisturbed(&setup.cache, STANDSTILL, watch)?.step_ms;
+        // Not from the cache: how fast a machine is changes with what else it does.
+        let step_ms = training.undisturbed(&setup.group.folder, STANDSTILL, watch)?.step_ms;
         watch.tell(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
         rates.insert(workers, 1e3 / step_ms);
     }
