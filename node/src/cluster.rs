@@ -21,6 +21,7 @@ pub mod frames;
 pub mod home;
 pub mod journal;
 mod keeper;
+mod keeping;
 mod machine_id;
 mod means;
 mod moves;

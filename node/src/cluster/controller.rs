@@ -42,12 +42,14 @@ use super::ending::{Ending, Signal, is_removal};
 use super::home::Home;
 use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
+use super::keeping::KeepQueue;
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::solver::{Answer as SolverAnswer, Solved, Solver};
 use super::stores::Places;
 use super::tick::TICK;
 use super::wire::{self, BulkKey, NodeMessage, PieceRef};
+use super::work::WorkCount;
 use crate::api::{EventKind, WorkStatus};
 
 /// Results of fetches and of work off the loop that wait for it at once.
@@ -134,6 +136,9 @@ struct Controller {
     orders: orders::Orders,
     /// Strangers that wait for the use of their token to be agreed.
     joins: joins::Joins,
+    /// Pieces to be kept for workers, and the bytes of them that came.
+    keeping: KeepQueue,
+    kept_bytes: WorkCount,
     /// The layer that somebody exports, read from the store.
     exported: Option<(PieceRef, Arc<dyn BulkBody>)>,
     /// Texts that are being uploaded.
@@ -211,6 +216,8 @@ impl Controller {
             paces: paces::Paces::default(),
             orders: orders::Orders::default(),
             joins: joins::Joins::default(),
+            keeping: KeepQueue::default(),
+            kept_bytes: WorkCount::default(),
             exported: None,
             uploads: data::Uploads::default(),
             arrivals,
@@ -341,6 +348,7 @@ impl Controller {
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
+            | NodeMessage::Keeping(_)
             | NodeMessage::Collect { .. } => {}
         }
     }
@@ -387,6 +395,7 @@ impl Controller {
     fn handle_tick(&mut self) {
         self.tell_core(Input::Tick);
         self.joins.handle_tick();
+        self.look_at_pieces();
         self.solver.handle_tick();
         self.look_at_certificate();
         self.answer_late_orders();

@@ -24,13 +24,15 @@ use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
 use super::wire::{BulkKey, PieceRef};
+use super::work::WorkCount;
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const ORDERS_MAX: usize = 4096;
 /// Manifests kept whatever the cluster refers to.
 const KEEP_LAST: usize = 1;
-/// Ticks that others may take to keep a piece before another node is asked.
-const KEEP_TICKS_MAX: u32 = 1000;
+/// Ticks without any progress of a piece, here or where it is to be kept, until it is given up: as long as a
+/// plan stands still before it is (rule R10).
+const STILL_TICKS_MAX: u32 = 2000;
 
 /// What the disk is to do.
 enum Order {
@@ -62,14 +64,38 @@ pub enum PieceBytes {
 
 impl PieceBytes {
     /// Writes the piece, in form as it is written: nothing of its length is made beside it.
-    fn put(self, store: &impl Store, name: PieceName) -> Result<PieceRecord, StoreError> {
+    fn put(
+        self,
+        store: &impl Store,
+        name: PieceName,
+        written: &WorkCount,
+    ) -> Result<PieceRecord, StoreError> {
         match self {
             Self::Layer(image) => {
                 let body = LayerBody::new(Arc::new(image));
-                store.put_from(name, body.len(), &mut BodyReader::new(&body))
+                let reader = BodyReader::new(&body);
+                store.put_from(name, body.len(), &mut CountingReader { reader, written })
             }
-            Self::Encoded(bytes) => store.put(name, &bytes),
+            Self::Encoded(bytes) => {
+                let reader = bytes.as_slice();
+                let length = bytes.len() as u64;
+                store.put_from(name, length, &mut CountingReader { reader, written })
+            }
         }
+    }
+}
+
+/// Counts what a store takes.
+struct CountingReader<'a, R> {
+    reader: R,
+    written: &'a WorkCount,
+}
+
+impl<R: io::Read> io::Read for CountingReader<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(into)?;
+        self.written.add(count as u64);
+        Ok(count)
     }
 }
 
@@ -141,6 +167,7 @@ pub struct Keeper {
     orders: SyncSender<Order>,
     store: watch::Receiver<InUse>,
     data: PathBuf,
+    written: WorkCount,
 }
 
 impl Keeper {
@@ -157,12 +184,20 @@ impl Keeper {
         let (orders, inbox) = sync_channel(ORDERS_MAX);
         let (reports, outbox) = mpsc::channel(ORDERS_MAX);
         let (in_use, store) = watch::channel(store);
+        let written = WorkCount::default();
+        let count = written.clone();
         let work = move || {
             stand_back();
-            serve(stores, &in_use, &inbox, &reports);
+            serve(stores, &in_use, &inbox, &reports, &count);
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
-        Ok((Self { orders, store, data }, outbox))
+        Ok((Self { orders, store, data, written }, outbox))
+    }
+
+    /// Bytes that the store has taken.
+    #[must_use]
+    pub fn written(&self) -> &WorkCount {
+        &self.written
     }
 
     /// Writes a piece.
@@ -306,6 +341,7 @@ fn serve(
     in_use: &watch::Sender<InUse>,
     orders: &Receiver<Order>,
     reports: &mpsc::Sender<Kept>,
+    written: &WorkCount,
 ) {
     while let Ok(order) = orders.recv() {
         let store = in_use.borrow().clone();
@@ -318,7 +354,7 @@ fn serve(
                 in_use.send_replace(store);
                 failure
             }
-            (order, Some(store)) => carry_out(&*store, order),
+            (order, Some(store)) => carry_out(&*store, order, written),
             (order, None) => without_store(order),
         };
         if let Some(report) = report
@@ -329,10 +365,10 @@ fn serve(
     }
 }
 
-fn carry_out(store: &impl Store, order: Order) -> Option<Kept> {
+fn carry_out(store: &impl Store, order: Order, written: &WorkCount) -> Option<Kept> {
     match order {
         Order::Put { piece, bytes, purpose } => {
-            let failure = bytes.put(store, name_of(piece)).err().map(KeepFailure::from);
+            let failure = bytes.put(store, name_of(piece), written).err().map(KeepFailure::from);
             Some(Kept::Put { piece, purpose, failure })
         }
         Order::Get { piece } => Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() }),
@@ -413,7 +449,7 @@ impl Copies {
             self.under_way.remove(&piece);
             return Some(CopyOutcome::Failed);
         }
-        copying.is_here = true;
+        (copying.is_here, copying.ticks) = (true, 0);
         self.outcome(piece)
     }
 
@@ -445,10 +481,24 @@ impl Copies {
         Some(CopyOutcome::Durable)
     }
 
-    /// Time passes. Yields pieces that nobody keeps in time.
+    /// A node that was asked gets on with a piece.
+    pub fn note_progress(&mut self, piece: PieceRef, node: NodeId) {
+        let copying = self.under_way.get_mut(&piece);
+        if let Some(copying) = copying.filter(|copying| copying.asked.contains(&node)) {
+            copying.ticks = 0;
+        }
+    }
+
+    /// The store here gets on: with a piece, or with those that are written before it.
+    pub fn note_written(&mut self) {
+        let here = self.under_way.values_mut().filter(|copying| !copying.is_here);
+        here.for_each(|copying| copying.ticks = 0);
+    }
+
+    /// Time passes. Yields pieces that get no further.
     pub fn handle_tick(&mut self) -> Vec<PieceRef> {
         self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
-        let is_late = |(_, copying): &(PieceRef, Copying)| copying.ticks > KEEP_TICKS_MAX;
+        let is_late = |(_, copying): &(PieceRef, Copying)| copying.ticks > STILL_TICKS_MAX;
         let all = std::mem::take(&mut self.under_way);
         let (late, others): (Vec<_>, Vec<_>) = all.into_iter().partition(is_late);
         self.under_way = others.into_iter().collect();
@@ -544,10 +594,28 @@ mod tests {
     }
 
     #[test]
-    fn piece_that_nobody_keeps_in_time_is_given_up() {
+    fn a_piece_may_take_as_long_as_somebody_gets_on_with_it() {
         let mut copies = Copies::default();
         copies.begin(piece(0), 1, &[NodeId(1)]);
-        for _ in 0..KEEP_TICKS_MAX {
+        for _ in 0..3 {
+            assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
+            copies.note_written();
+        }
+        assert_eq!(copies.note_here(piece(0), true), None);
+        for _ in 0..3 {
+            assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
+            copies.note_progress(piece(0), NodeId(2));
+            copies.note_progress(piece(0), NodeId(1));
+            copies.note_written();
+        }
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), Some(CopyOutcome::Durable));
+    }
+
+    #[test]
+    fn piece_that_nobody_gets_on_with_is_given_up() {
+        let mut copies = Copies::default();
+        copies.begin(piece(0), 1, &[NodeId(1)]);
+        for _ in 0..STILL_TICKS_MAX {
             assert_eq!(copies.handle_tick(), []);
         }
         assert_eq!(copies.handle_tick(), [piece(0)]);

@@ -125,6 +125,9 @@ pub enum NodeMessage {
         /// What arrived, in order.
         arrivals: Vec<Arrival>,
     },
+    /// The receiver of [`Self::Keep`] gets on with it: it fetches or writes this piece, or others before it.
+    /// A node of an earlier version does not know it and drops it.
+    Keeping(PieceRef),
     /// From workers to controllers: how much they have done, and what takes them long. A controller of
     /// an earlier version does not know it and drops it.
     Working {

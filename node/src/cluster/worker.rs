@@ -44,6 +44,7 @@ use super::frames::{Incoming, incoming};
 use super::home::Home;
 use super::journal::Journal;
 use super::keeper::{Copies, Keeper, Kept};
+use super::keeping::KeepQueue;
 use super::peers::Peers;
 use super::shelf::Shelf;
 use super::stores::Places;
@@ -143,6 +144,10 @@ struct Worker {
     transport: Transport,
     keeper: Keeper,
     copies: Copies,
+    /// Pieces to be kept for others.
+    keeping: KeepQueue,
+    /// Bytes that the store had taken at the last tick.
+    written_seen: u64,
     shelf: Shelf,
     peers: Peers,
     journal: Journal,
@@ -202,6 +207,8 @@ pub async fn run<M: Machine>(
         transport,
         keeper,
         copies: Copies::default(),
+        keeping: KeepQueue::default(),
+        written_seen: 0,
         shelf,
         peers,
         journal,
@@ -326,6 +333,7 @@ impl Worker {
             NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
             NodeMessage::Kept(piece) => self.note_copy(piece, from.node, true),
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
+            NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
             NodeMessage::Collect { kept } => self.collect(from, kept),
             // For controllers.
             NodeMessage::KeepData(_)
@@ -421,9 +429,6 @@ impl Worker {
         if self.is_device_idle() && self.arriving.is_empty() {
             // While a layer is on its way, no time passes that a host would lose patience with.
             self.tell_device(HostInput::Tick);
-        }
-        for piece in self.copies.handle_tick() {
-            self.tell_written(piece, false);
         }
         let controllers = self.peers.follow(&self.transport, self.seat.contacts());
         if let Some(controllers) = controllers {

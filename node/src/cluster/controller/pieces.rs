@@ -12,6 +12,7 @@ use zbelastic_types::{LayerId, NodeId, Step};
 use super::{Arrived, Controller, referred};
 use crate::api::{EventKind, HexDigest};
 use crate::cluster::keeper::{Kept, PieceBytes, Purpose};
+use crate::cluster::keeping::QueueFull;
 use crate::cluster::recovery::CheckpointDocument;
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
 
@@ -25,8 +26,32 @@ pub(super) struct PieceArrived {
 impl Controller {
     /// A worker wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
+        match self.keeping.push(piece, node) {
+            Ok(()) => self.keep_next(),
+            Err(QueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
+        }
+    }
+
+    /// What came of a piece that a worker wants to be kept here.
+    fn answer_keep(&mut self, node: NodeId, piece: PieceRef, answer: &NodeMessage) {
+        self.send_node(node, answer);
+        self.keeping.note_done(piece, node);
+        self.keep_next();
+    }
+
+    /// Tells those whose pieces wait here that they get on.
+    pub(super) fn look_at_pieces(&mut self) {
+        let done = self.kept_bytes.total() + self.keeper.written().total();
+        for (piece, node) in self.keeping.handle_tick(done) {
+            self.send_node(node, &NodeMessage::Keeping(piece));
+        }
+    }
+
+    fn keep_next(&mut self) {
+        let Some((piece, node)) = self.keeping.poll() else { return };
+        let progress = Some(self.kept_bytes.shared());
         let key = wire::encode(&BulkKey::Piece(piece));
-        let fetch = BulkFetch { holders: vec![node], key, length: piece.length, progress: None };
+        let fetch = BulkFetch { holders: vec![node], key, length: piece.length, progress };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let bytes = transport.fetch_bulk(fetch).await.ok();
@@ -41,7 +66,7 @@ impl Controller {
             |bytes| self.keeper.put(piece, PieceBytes::Encoded(bytes), Purpose::For(wanted_by));
         let kept = bytes.map(put);
         if !matches!(kept, Some(Ok(()))) {
-            self.send_node(wanted_by, &NodeMessage::NotKept(piece));
+            self.answer_keep(wanted_by, piece, &NodeMessage::NotKept(piece));
         }
     }
 
@@ -55,7 +80,7 @@ impl Controller {
                         NodeMessage::NotKept(piece)
                     }
                 };
-                self.send_node(node, &answer);
+                self.answer_keep(node, piece, &answer);
             }
             Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
             Kept::Collected { count } => {

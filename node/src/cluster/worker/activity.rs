@@ -143,11 +143,13 @@ impl Worker {
         if self.work.order.gets_on(gauge.orders()) {
             gauge.work().add(1);
         }
-        let done = gauge.work().total() + self.work.received.total();
+        let done =
+            gauge.work().total() + self.work.received.total() + self.keeper.written().total();
         if self.work.progress != done {
             self.work.progress = done;
             self.tell_seat(News::Progress { done });
         }
+        self.look_at_pieces(done);
         let gauge = self.device.gauge();
         self.work.ticks += 1;
         if self.work.ticks < REPORT_TICKS {

@@ -9,6 +9,7 @@ use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::{Arrived, Readiness, Worker};
 use crate::cluster::keeper::{CopyOutcome, Kept, PieceBytes, Purpose};
+use crate::cluster::keeping::QueueFull;
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
 
 /// A piece that was fetched, or not.
@@ -97,12 +98,43 @@ impl Worker {
 
     /// Another node wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
-        self.fetch_piece(piece, vec![node], PiecePurpose::Keep(node));
+        match self.keeping.push(piece, node) {
+            Ok(()) => self.keep_next(),
+            Err(QueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
+        }
+    }
+
+    fn keep_next(&mut self) {
+        if let Some((piece, node)) = self.keeping.poll() {
+            self.fetch_piece(piece, vec![node], PiecePurpose::Keep(node));
+        }
+    }
+
+    /// What came of a piece that another node wants to be kept here.
+    fn answer_keep(&mut self, node: NodeId, piece: PieceRef, answer: &NodeMessage) {
+        self.send_node(node, answer);
+        self.keeping.note_done(piece, node);
+        self.keep_next();
+    }
+
+    /// Tells those whose pieces wait here that they get on, and gives up own ones that do not.
+    pub(super) fn look_at_pieces(&mut self, done: u64) {
+        for (piece, node) in self.keeping.handle_tick(done) {
+            self.send_node(node, &NodeMessage::Keeping(piece));
+        }
+        let written = self.keeper.written().total();
+        if std::mem::replace(&mut self.written_seen, written) != written {
+            self.copies.note_written();
+        }
+        for piece in self.copies.handle_tick() {
+            self.give_up(piece, "neither this node nor one that was asked to keep it gets on");
+        }
     }
 
     fn fetch_piece(&mut self, piece: PieceRef, holders: Vec<NodeId>, purpose: PiecePurpose) {
+        let progress = Some(self.work.pieces().shared());
         let key = wire::encode(&BulkKey::Piece(piece));
-        let fetch = BulkFetch { holders, key, length: piece.length, progress: None };
+        let fetch = BulkFetch { holders, key, length: piece.length, progress };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
@@ -121,11 +153,12 @@ impl Worker {
             (PiecePurpose::Keep(node), Ok(bytes)) => {
                 let bytes = PieceBytes::Encoded(bytes);
                 if self.keeper.put(piece, bytes, Purpose::For(node)).is_err() {
-                    self.send_node(node, &NodeMessage::NotKept(piece));
+                    self.answer_keep(node, piece, &NodeMessage::NotKept(piece));
                 }
             }
-            (PiecePurpose::Keep(node), Err(_)) => {
-                self.send_node(node, &NodeMessage::NotKept(piece));
+            (PiecePurpose::Keep(node), Err(error)) => {
+                self.journal.warn(format!("nothing is kept for node {node}: {error}"));
+                self.answer_keep(node, piece, &NodeMessage::NotKept(piece));
             }
         }
     }
@@ -146,7 +179,7 @@ impl Worker {
                         NodeMessage::NotKept(piece)
                     }
                 };
-                self.send_node(node, &answer);
+                self.answer_keep(node, piece, &answer);
             }
             Kept::Got { piece, bytes: Some(bytes) } => self.answer_read(piece, Some(bytes)),
             Kept::Got { piece, bytes: None } => {
