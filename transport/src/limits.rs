@@ -89,9 +89,9 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            handshakes_pending_max: 256,
+            handshakes_pending_max: 1024,
             handshakes_before_retry: 64,
-            handshakes_per_address_max: 64,
+            handshakes_per_address_max: 512,
             handshakes_per_address_before_retry: 16,
             handshake_within: Duration::from_secs(5),
             idle_within: Duration::from_secs(10),

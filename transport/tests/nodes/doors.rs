@@ -228,7 +228,7 @@ async fn controller(site: &Site, limits: Limits) -> Node {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundreds_with_a_valid_token_join_at_once_from_one_address() {
-    const JOINERS: usize = 300;
+    const JOINERS: usize = 200;
     let site = Site::new();
     let token = Token::create(PeerRole::Worker, site.authority.pin());
     let one = controller(&site, Limits::default()).await;

@@ -35,8 +35,9 @@ const DIAL_SECONDS_MAX: u64 = 5;
 const ANSWER_SECONDS_MAX: u64 = DECISION_SECONDS_MAX + 5;
 /// The most dials of one attempt, so that controllers which point at each other end.
 const DIALS_MAX: usize = 32;
-/// How often one address is dialled: once because someone typed it, once because it leads now.
-const DIALS_PER_ADDRESS_MAX: usize = 2;
+/// How often one address is dialled: because someone typed it, because it leads now, and because it
+/// was crowded before.
+const DIALS_PER_ADDRESS_MAX: usize = 4;
 /// TLS wants a name where we have none. It is not sent and not checked.
 const NO_NAME: &str = "zbelastic.invalid";
 
@@ -190,7 +191,7 @@ async fn dial(
     let answer = timeout(Duration::from_secs(ANSWER_SECONDS_MAX), ask(&connection, setup, now))
         .await
         .unwrap_or(Err(AskFault::TooSlow))
-        .map_err(|fault| DialFailure::elsewhere(&fault))?;
+        .map_err(|fault| DialFailure::of_lost(&connection, address, &fault))?;
     let root = pinned_root(&connection, setup);
     connection.close(0_u32.into(), b"thank you");
     match answer {
@@ -226,6 +227,33 @@ impl DialFailure {
         Self::Elsewhere { why: why.to_string(), leader: Vec::new() }
     }
 
+    /// A connection that the other side closed before it answered: it was crowded, as many join at
+    /// once, and is asked again. One that went silent is not.
+    fn of_lost(connection: &quinn::Connection, address: SocketAddr, why: &impl ToString) -> Self {
+        Self::of_close(connection.close_reason().as_ref(), address, why)
+    }
+
+    fn of_close(
+        error: Option<&quinn::ConnectionError>,
+        address: SocketAddr,
+        why: &impl ToString,
+    ) -> Self {
+        use quinn::ConnectionError as Error;
+        let is_closed_by_peer = match error {
+            Some(Error::ApplicationClosed(_) | Error::ConnectionClosed(_) | Error::Reset) => true,
+            Some(
+                Error::VersionMismatch
+                | Error::TransportError(_)
+                | Error::TimedOut
+                | Error::LocallyClosed
+                | Error::CidsExhausted,
+            )
+            | None => false,
+        };
+        let leader = if is_closed_by_peer { vec![address] } else { Vec::new() };
+        Self::Elsewhere { why: why.to_string(), leader }
+    }
+
     fn setup(why: &impl ToString) -> Self {
         Self::Final(JoinError::Setup(why.to_string()))
     }
@@ -248,7 +276,7 @@ async fn connect(
         Ok(Ok(connection)) => Ok(connection),
         Ok(Err(error)) => Err(match fault.get().cloned() {
             Some(fault) => DialFailure::Final(JoinError::WrongServer { address, fault }),
-            None => DialFailure::elsewhere(&error),
+            None => DialFailure::of_close(Some(&error), address, &error),
         }),
         Err(_) => Err(DialFailure::elsewhere(&format!("no answer for {DIAL_SECONDS_MAX} seconds"))),
     }
