@@ -35,6 +35,8 @@ pub(super) struct WorkLog {
     received_before: u64,
     /// Bytes of the layers that are on their way, or came with them.
     receiving: u64,
+    /// Bytes of pieces of checkpoints that were verified on their way here.
+    pieces: WorkCount,
     writing: Option<Writing>,
     reported: Option<(u64, Option<Activity>)>,
     /// The count of work that the seat was given last.
@@ -81,6 +83,11 @@ impl WorkLog {
     pub(super) fn begin_receiving(&mut self, length: u64) -> WorkCount {
         self.receiving += length;
         self.received.clone()
+    }
+
+    /// What the bytes of pieces that are fetched are counted by.
+    pub(super) fn pieces(&self) -> &WorkCount {
+        &self.pieces
     }
 
     /// No layer is on its way any more.
@@ -143,8 +150,10 @@ impl Worker {
         if self.work.order.gets_on(gauge.orders()) {
             gauge.work().add(1);
         }
-        let done =
-            gauge.work().total() + self.work.received.total() + self.keeper.written().total();
+        let done = gauge.work().total()
+            + self.work.received.total()
+            + self.work.pieces.total()
+            + self.keeper.written().total();
         if self.work.progress != done {
             self.work.progress = done;
             self.tell_seat(News::Progress { done });
