@@ -61,8 +61,7 @@ impl Bench {
         raft.compact_after = 1_000_000;
         let timing = DutyTiming {
             lost_after_ticks: 1_000_000,
-            stall_ticks: 1_000_000,
-            load_ticks: 1_000_000,
+            progress_ticks: 1_000_000,
             inventory_ticks: 100,
         };
         let setup = CoreSetup { cluster: CLUSTER, contact: Contact::of_node(VOTER), raft, timing };

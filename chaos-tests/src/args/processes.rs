@@ -314,7 +314,7 @@ mod tests {
         let lines = [
             "run",
             "run --config a --workers 0",
-            "run --config a --workers 65",
+            "run --config a --workers 257",
             "run --config a --faults earthquake",
             "run --config a --every -1",
             "run --set a.b=1",
