@@ -11,6 +11,7 @@ mod breaches;
 pub mod chronicle;
 pub mod compute;
 mod controller;
+mod copies;
 mod courier;
 pub mod data;
 mod device;

@@ -138,6 +138,7 @@ const FENCES: [Fence; 37] = [
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
             "node/src/terminal.rs",
+            "node/src/train/disk.rs",
             "node/src/commands/doctor/",
         ],
     ),

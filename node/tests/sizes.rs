@@ -20,7 +20,7 @@ const LARGE: &str = "train --set model.preset=gpt2-124m --set train.seq_len=32 \
     --set train.microbatch=1 --set train.global_batch=3 --steps 4 --set data.text=text.txt \
     --set optimizer.warmup=0 --json";
 /// A chain of 32 stages, each with a block of a few thousand weights.
-const WIDE: &str = "train --set model.preset=tiny --set model.blocks=32 --set model.width=32 \
+const WIDE: &str = "train --set model.preset=tiny --set model.layers=32 --set model.width=32 \
     --set train.seq_len=16 --set train.microbatch=1 --set train.global_batch=32 --steps 12 \
     --set data.text=text.txt --set optimizer.warmup=0 --set elastic.copies=2 --json";
 

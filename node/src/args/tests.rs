@@ -99,7 +99,7 @@ fn wrong_flags_are_explained() {
     check(&["init", "--bind", "localhost"], "no address of an interface");
     check(&["token", "create", "--ttl", "24"], "24 of what?");
     check(&["token", "create", "--ttl", "0s"], "more than no time at all");
-    check(&["token", "create", "--uses", "0"], "0 is not in 1..=1024");
+    check(&["token", "create", "--uses", "0"], "0 is not in 1..=65536");
     check(&["token", "revoke", ""], "expected a name or a number");
     check(&["node", "show"], "<NODE>");
     check(&["ckpt", "show", "newest"], "invalid digit");

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn wrong() -> DownReason {
-        let class = FrameClass(7 << 16 | 1);
+        let class = FrameClass(7 << 20 | 1);
         let refusal = FrameRefusal::WrongLength { class, expected: 4012, found: 4016 };
         DownReason::Violation(Violation::Frame(refusal))
     }

@@ -38,7 +38,7 @@ use super::ending::Ending;
 use super::frames::{Assembly, FramePiece, LayerOffer};
 use super::tick::TICK;
 use super::wire::LayerMessage;
-use super::work::{EvaluationGauge, WorkCount};
+use super::work::Gauge;
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::device::{code_of, code_of_fault};
 use crate::failure::FailureCode;
@@ -189,48 +189,6 @@ pub struct StepTime {
     pub arrivals: Vec<Arrival>,
 }
 
-/// What the event loop sees of the device without asking it.
-#[derive(Debug, Default)]
-pub struct Gauge {
-    /// Operations begun and ended: odd while one is under way.
-    edges: AtomicU64,
-    /// Operations that ran, and orders that were carried out.
-    work: WorkCount,
-    /// Orders begun and carried out: odd while one is under way.
-    orders: AtomicU64,
-    evaluation: EvaluationGauge,
-}
-
-impl Gauge {
-    /// Counts each begin and end; odd while an operation is under way.
-    #[must_use]
-    pub fn edges(&self) -> u64 {
-        self.edges.load(Ordering::Acquire)
-    }
-
-    /// What the device has done.
-    #[must_use]
-    pub fn work(&self) -> &WorkCount {
-        &self.work
-    }
-
-    /// Counts each begin and end of an order; odd while one is carried out.
-    #[must_use]
-    pub fn orders(&self) -> u64 {
-        self.orders.load(Ordering::Acquire)
-    }
-
-    /// How far the evaluation under way is.
-    #[must_use]
-    pub fn evaluation(&self) -> &EvaluationGauge {
-        &self.evaluation
-    }
-
-    fn cross(&self) {
-        self.edges.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
 /// The inbox of the device is full, or its thread is gone.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceRefusal {
@@ -350,7 +308,7 @@ impl<M: Machine> DeviceThread<M> {
         let progress = host.run_next();
         self.gauge.cross();
         let station = host.station();
-        self.gauge.evaluation.set(station.and_then(|station| station.engine().evaluated()));
+        self.gauge.evaluation().set(station.and_then(|station| station.engine().evaluated()));
         let has_run = match progress {
             Some(Progress::Ran(activity)) => {
                 if let Some((since, turn)) = self.waits_since.take() {
@@ -383,7 +341,7 @@ impl<M: Machine> DeviceThread<M> {
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
     fn note(&mut self, activity: Activity, began: Instant) {
         let now = Instant::now();
-        self.gauge.work.add(1);
+        self.gauge.work().add(1);
         let is_drawn = match activity {
             Activity::Op {
                 op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
@@ -419,10 +377,10 @@ impl<M: Machine> DeviceThread<M> {
             input,
             DeviceInput::Begin(_) | DeviceInput::Host(HostInput::Order(_) | HostInput::Read { .. })
         );
-        self.gauge.orders.fetch_add(1, Ordering::AcqRel);
+        self.gauge.cross_order();
         let taken = self.carry_out(input);
-        self.gauge.orders.fetch_add(1, Ordering::AcqRel);
-        self.gauge.work.add(u64::from(is_order));
+        self.gauge.cross_order();
+        self.gauge.work().add(u64::from(is_order));
         taken
     }
 

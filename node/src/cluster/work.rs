@@ -93,6 +93,54 @@ impl EvaluationGauge {
     }
 }
 
+/// What the event loop sees of the device without asking it.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    /// Operations begun and ended: odd while one is under way.
+    edges: AtomicU64,
+    /// Operations that ran, and orders that were carried out.
+    work: WorkCount,
+    /// Orders begun and carried out: odd while one is under way.
+    orders: AtomicU64,
+    evaluation: EvaluationGauge,
+}
+
+impl Gauge {
+    /// Counts each begin and end; odd while an operation is under way.
+    #[must_use]
+    pub fn edges(&self) -> u64 {
+        self.edges.load(Ordering::Acquire)
+    }
+
+    /// What the device has done.
+    #[must_use]
+    pub fn work(&self) -> &WorkCount {
+        &self.work
+    }
+
+    /// Counts each begin and end of an order; odd while one is carried out.
+    #[must_use]
+    pub fn orders(&self) -> u64 {
+        self.orders.load(Ordering::Acquire)
+    }
+
+    /// How far the evaluation under way is.
+    #[must_use]
+    pub fn evaluation(&self) -> &EvaluationGauge {
+        &self.evaluation
+    }
+
+    /// An operation begins, or ends.
+    pub fn cross(&self) {
+        self.edges.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// An order begins to be carried out, or was.
+    pub fn cross_order(&self) {
+        self.orders.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

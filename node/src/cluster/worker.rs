@@ -36,6 +36,7 @@ use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
 use super::breaches::Breaches;
 use super::compute::Machine;
+use super::copies::Copies;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
@@ -43,7 +44,7 @@ use super::ending::{ALONE, DrainCause, Ending, Signal, is_removal};
 use super::frames::{Incoming, incoming};
 use super::home::Home;
 use super::journal::Journal;
-use super::keeper::{Copies, Keeper, Kept};
+use super::keeper::{Keeper, Kept};
 use super::keeping::KeepQueue;
 use super::peers::Peers;
 use super::shelf::Shelf;

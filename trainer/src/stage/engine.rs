@@ -57,12 +57,6 @@ impl StageSetup {
     pub(super) fn attests(&self, step: Step) -> bool {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
-
-    /// Whether held-out text is read at this version.
-    fn evaluates_at(&self, version: Step) -> bool {
-        let (done, every) = (version.0, self.evaluate_every);
-        done == self.step_count || (every > 0 && done > 0 && done.is_multiple_of(every))
-    }
 }
 
 /// Where weights begin.
@@ -554,12 +548,6 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// Whether the run ends with `step`.
     pub(super) fn is_last(&self, step: Step) -> bool {
         step.0 + 1 >= self.setup.step_count || self.halt_after.is_some_and(|last| step >= last)
-    }
-
-    /// Whether held-out text is read after `step`: a function of the configuration, so that all
-    /// stages agree.
-    pub(super) fn evaluates_after(&self, step: Step) -> bool {
-        self.setup.evaluates_at(step.next())
     }
 
     /// Whether nothing of the next step may run before `step` is sealed.

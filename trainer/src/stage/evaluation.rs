@@ -6,7 +6,7 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex, Step};
 
-use super::engine::{Activity, Output, Progress, StageEngine, Wait};
+use super::engine::{Activity, Output, Progress, StageEngine, StageSetup, Wait};
 use super::frame::{Frame, Lap};
 use super::workbench::Workbench;
 use crate::data::BatchSource;
@@ -45,7 +45,21 @@ impl Evaluation {
     }
 }
 
+impl StageSetup {
+    /// Whether held-out text is read at this version.
+    pub(super) fn evaluates_at(&self, version: Step) -> bool {
+        let (done, every) = (version.0, self.evaluate_every);
+        done == self.step_count || (every > 0 && done > 0 && done.is_multiple_of(every))
+    }
+}
+
 impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+    /// Whether held-out text is read after `step`: a function of the configuration, so that all
+    /// stages agree.
+    pub(super) fn evaluates_after(&self, step: Step) -> bool {
+        self.setup.evaluates_at(step.next())
+    }
+
     /// This stage's passes over held-out text: in groups of a step's microbatches, chunk by chunk,
     /// so that no more frames wait than in a step.
     fn held_out_passes(&self) -> VecDeque<Pass> {

@@ -1,5 +1,7 @@
 //! F, B and W on this stage's chunks, and boundary tensors in and out.
 
+mod update;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +27,7 @@ use crate::model::{
     Recompute, Scratch, Sizes, Space, Span, Timed, slice_angles,
 };
 use crate::optimizer::{
-    OptimizerConfig, Update, commit, compute_candidate, drop_candidate, skip, square_sums,
-    square_sums_ahead,
+    OptimizerConfig, compute_candidate, drop_candidate, skip, square_sums, square_sums_ahead,
 };
 use crate::plan::{AwayPlaces, SliceCut, away_places, claim_stage, device_claim, stage_memory};
 
@@ -546,12 +547,6 @@ impl<B: Backend> Workbench for Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
-    fn commit_then(&mut self, order: UpdateOrder, then: AfterCommit) {
-        self.with_update(order, LayerPart::Commit, |backend, layer, update| {
-            commit(backend, layer, update, order.step, then);
-        });
-    }
-
     /// Layers with the sums of their states, in the order of layers. Nobody waits for the sums yet.
     fn told(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, StateSums)> {
         let layers = self.layers_of_replica(is_it);
@@ -578,29 +573,6 @@ impl<B: Backend> Bench<B> {
             1 => Cow::Borrowed(batch),
             _ => Cow::Owned(batch.slice(self.shape.sequence_len, &self.cut.tokens(pass.slice))),
         }
-    }
-
-    fn update<'c>(&self, config: &'c OptimizerConfig, order: UpdateOrder) -> Update<'c> {
-        let UpdateOrder { step, number, clip } = order;
-        Update { config, lr: config.lr_at(step, self.step_count), number, clip }
-    }
-
-    fn with_update(
-        &mut self,
-        order: UpdateOrder,
-        part: LayerPart,
-        mut change: impl FnMut(&B, &mut LayerState<B>, &Update<'_>),
-    ) {
-        let config = self.optimizer.clone();
-        let update = self.update(&config, order);
-        let timer = std::mem::take(&mut self.timer);
-        let (backend, layers) = self.update_layers();
-        timer.begin(backend);
-        for layer in layers {
-            change(backend, layer, &update);
-            timer.pass(backend, layer.spec.kind, part);
-        }
-        self.timer = timer;
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::rehearsal::Rehearsal;
-use zbelastic_consensus::seat::{LoadOrder, Order};
+use zbelastic_consensus::seat::{LoadOrder, News, Order};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_types::{Digest, LayerId};
@@ -44,6 +44,14 @@ impl Worker {
         if let (Order::Forget, Some(Signal::Drain(cause))) = (&order, self.drain) {
             self.ending = Some(Ending::Drained(cause));
             return;
+        }
+        // Who has not begun a job holds no layer of it, and says so at once: sealed versions are given up on
+        // evidence alone (rule R9), so that nobody may be silent.
+        if let (Order::TakeInventory { index }, Readiness::Idle | Readiness::Fetching(_)) =
+            (&order, &self.readiness)
+        {
+            let (index, layers) = (*index, Vec::new());
+            return self.tell_seat(News::Inventory { index, layers });
         }
         match &mut self.readiness {
             Readiness::Fetching(held) if held.len() < ORDERS_HELD_MAX => held.push_back(order),

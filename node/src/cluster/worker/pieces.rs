@@ -8,7 +8,8 @@ use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole};
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
 use super::{Arrived, Readiness, Worker};
-use crate::cluster::keeper::{CopyOutcome, Kept, PieceBytes, Purpose};
+use crate::cluster::copies::CopyOutcome;
+use crate::cluster::keeper::{Kept, PieceBytes, Purpose};
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
 
