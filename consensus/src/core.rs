@@ -320,8 +320,8 @@ impl Core {
         if let Err(refusal) = &result {
             self.count(refusal);
         }
-        self.looks_at_plan |= matters == Matters::ForAll;
-        if matters != Matters::ForNothing {
+        self.looks_at_plan |= matters == Matters::All;
+        if matters != Matters::Nothing {
             self.advance();
         }
         result

@@ -8,11 +8,11 @@ use crate::message::Message;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Matters {
     /// Until the next tick: that a worker is there.
-    ForNothing,
+    Nothing,
     /// For the seal of the open turn.
-    ForSeal,
+    Seal,
     /// For everything.
-    ForAll,
+    All,
 }
 
 impl Matters {
@@ -24,11 +24,11 @@ impl Matters {
             | Input::Solved { .. }
             | Input::Closed { .. }
             | Input::Measured(_)
-            | Input::Command(_) => return Matters::ForAll,
+            | Input::Command(_) => return Matters::All,
         };
         match message {
-            Message::Beat { .. } => Matters::ForNothing,
-            Message::Report { .. } | Message::Held { .. } => Matters::ForSeal,
+            Message::Beat { .. } => Matters::Nothing,
+            Message::Report { .. } | Message::Held { .. } => Matters::Seal,
             Message::Raft(_)
             | Message::Join { .. }
             | Message::Inventory { .. }
@@ -40,7 +40,7 @@ impl Matters {
             | Message::Leave { .. }
             | Message::Briefing(_)
             | Message::Spent { .. }
-            | Message::Moved { .. } => Matters::ForAll,
+            | Message::Moved { .. } => Matters::All,
         }
     }
 }

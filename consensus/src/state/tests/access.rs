@@ -283,7 +283,9 @@ fn a_token_that_many_use_is_used_up_in_the_end() {
         at_s: NOW_S,
         expires_at_s: NOW_S + 9,
     };
-    (0..uses).for_each(|number| drop(apply(&mut log, key_of(number))));
+    for number in 0..uses {
+        let _used = apply(&mut log, key_of(number));
+    }
     let token = &log.state.access().tokens()[&TOKEN];
     assert_eq!((token.used, token.uses.len()), (uses as u32, USES_KEPT_MAX));
     refuse(
