@@ -35,8 +35,8 @@ const REFERENCE_FLOP_PER_S: f64 = 2e10;
 /// Bytes that an update moves for each weight, at most: the squares of its gradient, its candidate, its
 /// commit, and the fingerprint of what comes of it (docs/decisions/0038).
 const UPDATE_BYTES_PER_WEIGHT: f64 = 64.0;
-/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the same:
-/// a fifth of what one core of the kind above was measured to copy alone, and rounded down.
+/// What a device of speed 1000 moves in a second at least, in bytes, with its neighbours doing the same. It
+/// was chosen, and nobody has measured it: memory of machines that are rented gives several times as much.
 const REFERENCE_BYTES_PER_S: f64 = 1e9;
 /// How many times longer than predicted an operation may take: cores are shared, and shared cores
 /// are preempted.
