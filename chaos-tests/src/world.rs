@@ -248,6 +248,9 @@ struct Process<M: ComputeModel, S> {
     inventory_told: Option<(Moment, Vec<HeldLayer>)>,
     /// What the checker looked at last.
     checked: Option<(Turn, Step)>,
+    /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
+    /// to go back is still on its way to this one, which may follow that state.
+    may_follow_flipped: bool,
     /// What only a known bug looks at.
     last_program: Option<Program>,
 }

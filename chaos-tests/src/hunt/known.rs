@@ -164,7 +164,10 @@ impl Known {
     #[must_use]
     pub const fn expected(self) -> &'static [Invariant] {
         match self {
-            Self::Bug(Bug::M1AckBeforeSync) => &[Invariant::S2, Invariant::S6, Invariant::L3],
+            // A voter that forgot who votes waits for those who were voted out.
+            Self::Bug(Bug::M1AckBeforeSync) => {
+                &[Invariant::S2, Invariant::S6, Invariant::L1, Invariant::L3]
+            }
             Self::Mutant(Mutant::M2TurnUnchecked) | Self::Mutant(Mutant::M12FencedAccepted) => {
                 &[Invariant::S3]
             }

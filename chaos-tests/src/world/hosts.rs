@@ -277,7 +277,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
-        let process = process.filter(|process| process.seat.cluster() == self.cluster);
+        let process = process.filter(|process| {
+            process.seat.cluster() == self.cluster && !process.may_follow_flipped
+        });
         for copy in process.iter().flat_map(|process| process.host.followed()) {
             let layers = [(copy.layer(), copy.digest())];
             self.checker.holds(Invariant::N1, node, copy.version(), &layers);

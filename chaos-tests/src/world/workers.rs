@@ -79,6 +79,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             transfers: 0,
             inventory_told: None,
             checked: None,
+            may_follow_flipped: false,
             last_program: None,
         });
         let (life, tick_us) = (machine.life, machine.tick_us);
@@ -238,7 +239,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.note(|| format!("w{node} follows {count} layers"));
             }
             Order::GoBack => {
-                self.workers[&node].faults.borrow_mut().forget_flip();
+                self.forget_flip(node);
                 self.note(|| format!("w{node} goes back"));
             }
             Order::Load(load) => {
@@ -252,9 +253,21 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 self.note(|| format!("w{node} is to write version {version}"));
             }
             Order::Forget => {
-                self.workers[&node].faults.borrow_mut().forget_flip();
+                self.forget_flip(node);
                 self.note(|| format!("w{node} is fenced off and forgets"));
             }
+        }
+    }
+
+    /// A node gives up what it holds. If a bit of it was flipped, others may follow that until
+    /// they have given it up too.
+    fn forget_flip(&mut self, node: NodeId) {
+        let is_flipped = self.workers[&node].faults.borrow().flipped().is_some();
+        self.workers[&node].faults.borrow_mut().forget_flip();
+        for (other, machine) in &mut self.workers {
+            let Some(process) = &mut machine.process else { continue };
+            process.may_follow_flipped =
+                *other != node && (is_flipped || process.may_follow_flipped);
         }
     }
 

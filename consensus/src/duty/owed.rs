@@ -7,6 +7,7 @@ use zbelastic_types::NodeId;
 
 use super::Duties;
 use crate::member::{Holder, LossReason};
+use crate::mutant::{self, Mutant};
 use crate::state::{PlanPhase, State};
 
 /// An answer that a leader waits for.
@@ -92,7 +93,8 @@ impl Duties {
             let missing = draft.missing();
             return missing.map(|holder| debt(holder, Owed::Inventory, draft.since)).collect();
         }
-        let loading = state.plan().filter(|_| self.trouble.is_none());
+        let is_limited = !mutant::is(Mutant::M21WaitsForTheDead);
+        let loading = state.plan().filter(|_| self.trouble.is_none() && is_limited);
         let Some((plan, PlanPhase::Loading(slots))) = loading.map(|plan| (plan, &plan.phase))
         else {
             return Vec::new();

@@ -4,6 +4,7 @@
 //! huge pages are asked: a product touches a hundred small pages a tile, and small pages scattered
 //! over physical memory fill some sets of the second-level cache twice over.
 
+use std::alloc::{self, Layout};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapMut;
@@ -14,15 +15,34 @@ use crate::backend::AllocateError;
 const REGION_BYTES_MIN: usize = 32 << 20;
 /// Buffers start on a multiple of this: two cache lines, which processors fetch in pairs.
 const ALIGNMENT: usize = 128;
+/// A huge page. What is smaller than one comes from the process's allocator: a mapping of its own
+/// costs three system calls, and a process may have only so many (65,530 on Linux).
+const MAPPED_BYTES_MIN: usize = 2 << 20;
 
-/// Memory from the system, never handed out twice.
+/// Memory that belongs to nobody else, given back when it is dropped.
+enum Memory {
+    Mapped(#[expect(dead_code, reason = "keeps the mapping alive")] MmapMut),
+    Allocated(*mut u8, Layout),
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match self {
+            Self::Mapped(_) => {}
+            // SAFETY: allocated with this layout, and dropped once.
+            Self::Allocated(start, layout) => unsafe { alloc::dealloc(*start, *layout) },
+        }
+    }
+}
+
+/// A run of zeroed memory, never handed out twice.
 struct Region {
-    /// Keeps the mapping alive; the floats are reached through `start`.
-    _map: MmapMut,
+    /// Keeps the memory; the floats are reached through `start`.
+    _memory: Memory,
     start: *mut f32,
 }
 
-// SAFETY: the pointer is only read; what it points to is divided among buffers that do not overlap.
+// SAFETY: the pointers are only read; what they point to is divided among buffers that do not overlap.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -50,22 +70,37 @@ impl Arena {
             return Ok(buffer);
         }
         let size = bytes.max(REGION_BYTES_MIN);
-        let region = Arc::new(map(size).ok_or(AllocateError::of_bytes(bytes as u64))?);
+        let region = Arc::new(Region::of_bytes(size).ok_or(AllocateError::of_bytes(bytes as u64))?);
         let buffer = CpuBuffer::cut(&region, 0, len);
         *current = Some((region, bytes, size));
         Ok(buffer)
     }
 }
 
-fn map(size: usize) -> Option<Region> {
-    let mut map = MmapMut::map_anon(size).ok()?;
-    #[cfg(target_os = "linux")]
-    {
-        // A system without huge pages refuses; small pages serve as well, only slower.
-        let _refused = map.advise(memmap2::Advice::HugePage);
+impl Region {
+    /// `size` zeroed bytes, more than none; nothing if there is no memory of that size.
+    fn of_bytes(size: usize) -> Option<Self> {
+        if size >= MAPPED_BYTES_MIN { Self::mapped(size) } else { Self::allocated(size) }
     }
-    let start = map.as_mut_ptr().cast();
-    Some(Region { _map: map, start })
+
+    fn mapped(size: usize) -> Option<Self> {
+        let mut map = MmapMut::map_anon(size).ok()?;
+        #[cfg(target_os = "linux")]
+        {
+            // A system without huge pages refuses; small pages serve as well, only slower.
+            let _refused = map.advise(memmap2::Advice::HugePage);
+        }
+        let start = map.as_mut_ptr().cast();
+        Some(Self { _memory: Memory::Mapped(map), start })
+    }
+
+    fn allocated(size: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(size, ALIGNMENT).ok().filter(|_| size > 0)?;
+        // SAFETY: the layout is of more than no bytes.
+        let start = unsafe { alloc::alloc_zeroed(layout) };
+        let memory = (!start.is_null()).then_some(Memory::Allocated(start, layout))?;
+        Some(Self { _memory: memory, start: start.cast() })
+    }
 }
 
 /// A run of floats that starts on a cache line; zeros, until somebody writes them.
@@ -80,7 +115,7 @@ impl Block {
     /// A block with a region of its own.
     pub(crate) fn zeroed(len: usize) -> Result<Self, AllocateError> {
         let size = CpuBuffer::bytes(len).max(1) as usize;
-        let region = Arc::new(map(size).ok_or(AllocateError::of_bytes(size as u64))?);
+        let region = Arc::new(Region::of_bytes(size).ok_or(AllocateError::of_bytes(size as u64))?);
         Ok(Self { region, offset: 0, len })
     }
 
