@@ -74,15 +74,17 @@ pub enum RemovalReason {
 ///
 /// Never among it: the `keep_last` newest manifests and those of `needed` versions, a piece that
 /// one of these names, a piece of a needed or pending version, a chunk of a piece that stays, and
-/// a chunk that is under way. Pieces newer than the newest manifest stay as well: they belong to a
-/// checkpoint that this store has not heard of yet.
+/// a chunk that is under way. Pieces newer than the newest manifest and than the newest version that is
+/// needed stay as well: they belong to a checkpoint that this store has not heard of yet. A store without
+/// manifests, as a worker's is, goes by what is needed alone.
 #[must_use]
 pub fn what_to_remove(inventory: &Inventory, needed: &Needed) -> Vec<Removal> {
     let kept = kept_manifests(inventory, needed);
     let mut removals = superseded(inventory, &kept);
     let named: BTreeSet<PieceName> =
         kept.values().flat_map(|manifest| manifest.layers.iter().copied()).collect();
-    let newest = inventory.manifests.last_key_value().map(|(version, _)| *version);
+    let newest_manifest = inventory.manifests.last_key_value().map(|(version, _)| *version);
+    let newest = newest_manifest.max(needed.versions.last().copied());
     let stays = |name: &PieceName| {
         named.contains(name)
             || needed.versions.contains(&name.version)

@@ -78,6 +78,7 @@ proptest! {
         let removals = what_to_remove(&inventory, &needed);
         let newest: Vec<Step> = { inventory.manifests.keys().rev() }
             .take(needed.keep_last.max(1)).copied().collect();
+        let newest_known = newest.first().max(needed.versions.last()).copied();
         // A crash can come after any of them.
         for count in 0..=removals.len() {
             let left = apply(inventory.clone(), &removals[..count]);
@@ -89,7 +90,7 @@ proptest! {
                 let is_needed = newest.contains(&name.version)
                     || needed.versions.contains(&name.version)
                     || needed.pending.contains(&name.version)
-                    || newest.first().is_none_or(|newest| name.version > *newest);
+                    || newest_known.is_none_or(|newest| name.version > newest);
                 prop_assert!(!is_needed || left.pieces.contains_key(name), "{} is needed", name);
                 // What has a name keeps its bytes.
                 if left.pieces.contains_key(name) {
@@ -138,4 +139,21 @@ fn removals_tell_why() {
     assert_eq!(what_to_remove(&inventory, &needed), expected);
     let all = Needed { keep_last: 3, ..Needed::default() };
     assert_eq!(what_to_remove(&inventory, &all), expected[3..]);
+}
+
+#[test]
+fn a_store_without_manifests_keeps_what_is_needed_and_what_is_newer() {
+    let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
+    let inventory = Inventory {
+        pieces: (1..=5_u8).map(|n| (name(u64::from(n), 0), record(n))).collect(),
+        chunks: (1..=5).map(chunk).collect(),
+        ..Inventory::default()
+    };
+    let needed = Needed { versions: [Step(2), Step(4)].into(), ..Needed::default() };
+    let left = apply(inventory.clone(), &what_to_remove(&inventory, &needed));
+    let versions: Vec<u64> = left.pieces.keys().map(|name| name.version.0).collect();
+    assert_eq!(versions, [2, 4, 5], "5 may belong to a checkpoint that is being written");
+    assert_eq!(left.chunks, [2, 4, 5].map(chunk).into());
+    // Nobody said what is needed: nothing goes.
+    assert_eq!(what_to_remove(&inventory, &Needed::default()), []);
 }

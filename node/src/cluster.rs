@@ -21,14 +21,17 @@ pub mod ending;
 pub mod frames;
 pub mod home;
 pub mod journal;
+mod keep_rule;
 mod keeper;
 mod keeping;
 mod machine_id;
 mod means;
 mod moves;
+mod names;
 mod own_address;
 mod pace;
 mod peers;
+mod piece_sink;
 mod recovery;
 mod shelf;
 pub mod signals;
@@ -309,7 +312,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
 
 /// Where the addresses lead that a person typed.
 fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, Failure> {
-    let found = peers::resolve(&addresses.texts());
+    let found = names::resolve(&addresses.texts());
     if found.is_empty() {
         let what = format!("no such host: {}", addresses.texts().join(", "));
         let mut failure = Failure::new(FailureCode::Unreachable, what);

@@ -4,15 +4,17 @@
 mod harness;
 #[path = "cluster/replicas.rs"]
 mod replicas;
+#[path = "cluster/storage.rs"]
+mod storage;
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use zbelastic_node::api::{HexDigest, MemberRole, PromiseStatus, TokenRequest};
 
 use harness::{Cluster, Node, zbelastic};
+use storage::files;
 
 const STEPS: u64 = 120;
 
@@ -115,13 +117,6 @@ fn power_cut_of_everything_needs_nobody_and_changes_no_bit() {
     let found = cluster.digest(STEPS);
     drop(cluster);
     assert_eq!(found, undisturbed());
-}
-
-/// Files below a folder.
-fn files(folder: &Path) -> usize {
-    let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
-    let entries = entries.map(|entry| entry.expect("readable").path());
-    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
 }
 
 /// Three nodes share a disk for checkpoints, and come back to it after a power cut.

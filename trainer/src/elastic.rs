@@ -5,6 +5,7 @@
 
 mod assembler;
 mod copy;
+mod digester;
 mod image;
 mod scattered;
 
@@ -18,6 +19,7 @@ use crate::stage::{StageSetup, Workbench};
 
 pub use assembler::LayerAssembler;
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
+pub use digester::ImageDigester;
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
 pub use scattered::ScatteredLayer;
 

@@ -98,6 +98,12 @@ impl Chronicle {
         self.job.as_ref().map(|about| &about.job)
     }
 
+    /// Bytes of each layer of the job as it travels.
+    #[must_use]
+    pub fn layer_bytes(&self) -> Option<&[u64]> {
+        self.job.as_ref().map(|about| about.layer_bytes.as_slice())
+    }
+
     /// Bytes of one copy of a checkpoint.
     #[must_use]
     pub fn checkpoint_bytes(&self) -> Bytes {

@@ -38,7 +38,7 @@ use super::breaches::Breaches;
 use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
-use super::ending::{Ending, Signal, is_removal};
+use super::ending::{Accusers, Ending, Signal, is_removal};
 use super::home::Home;
 use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
@@ -129,6 +129,7 @@ struct Controller {
     journal: Journal,
     /// Connections that ended because somebody broke a rule.
     breaches: Breaches,
+    accusers: Accusers,
     chronicle: Chronicle,
     /// How fast nodes and links were found to be.
     paces: paces::Paces,
@@ -139,6 +140,8 @@ struct Controller {
     /// Pieces to be kept for workers, and the bytes of them that came.
     keeping: KeepQueue,
     kept_bytes: WorkCount,
+    /// The last checkpoint of which a failure was reported.
+    save_failed: Option<Step>,
     /// The layer that somebody exports, read from the store.
     exported: Option<(PieceRef, Arc<dyn BulkBody>)>,
     /// Texts that are being uploaded.
@@ -212,12 +215,14 @@ impl Controller {
             peers,
             journal,
             breaches: Breaches::default(),
+            accusers: Accusers::default(),
             chronicle: Chronicle::default(),
             paces: paces::Paces::default(),
             orders: orders::Orders::default(),
             joins: joins::Joins::default(),
             keeping: KeepQueue::default(),
             kept_bytes: WorkCount::default(),
+            save_failed: None,
             exported: None,
             uploads: data::Uploads::default(),
             arrivals,
@@ -277,11 +282,16 @@ impl Controller {
             }
             TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
             TransportEvent::DuplicateIdentity { told_by } => {
-                self.ending = Some(Ending::Duplicate { told_by });
+                let (role, workers) = (self.peers.role(told_by), self.peers.workers_up());
+                if self.accusers.note(told_by, role, workers) {
+                    self.ending = Some(Ending::Duplicate { told_by });
+                }
             }
             TransportEvent::DialFailed {
-                problem: DialProblem::Refused(CloseCode::Banned), ..
-            } => {
+                node,
+                problem: DialProblem::Refused(CloseCode::Banned),
+                ..
+            } if self.peers.role(node) == PeerRole::Controller => {
                 self.ending = Some(Ending::Removed);
             }
             TransportEvent::DialFailed { node, address, problem } => {
@@ -339,11 +349,15 @@ impl Controller {
                 self.chronicle.moves.note(plan, bytes, took, Instant::now());
             }
             NodeMessage::Evaluated { steps_done, loss } => self.note_held_out(steps_done, loss),
-            NodeMessage::KeepData(name) => self.keep_data(from.node, name),
+            NodeMessage::KeepData(name) => self.keep_data(from, name),
             NodeMessage::Working { done, activity } => {
                 if self.core.state().live_workers().any(|(holder, _)| holder.node == from.node) {
                     self.working.insert(from.node, WorkStatus { done, activity });
                 }
+            }
+            NodeMessage::SaveFailed { version, layer, copies, wanted } => {
+                let failed = pieces::SaveFailed { version, layer, copies, wanted };
+                self.note_save_failed(from.node, failed);
             }
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)

@@ -1,13 +1,14 @@
-//! Pieces of checkpoints that were written here, until as many other nodes keep them as are wanted.
+//! Pieces of checkpoints that were written here, until as many nodes keep them as are wanted. A node that
+//! cannot keep one, or says nothing about it, is replaced by the next; so is the store here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use zbelastic_types::NodeId;
 
 use super::wire::PieceRef;
 
-/// Ticks without any progress of a piece, here or where it is to be kept, until it is given up: as long as a
-/// plan stands still before it is (rule R10).
+/// Ticks without any progress of a piece, here or where it is to be kept, until those who are at it are
+/// given up: as long as a plan stands still before it is (rule R10).
 const STILL_TICKS_MAX: u32 = 2000;
 
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
@@ -18,75 +19,102 @@ pub struct Copies {
 
 #[derive(Debug)]
 struct Copying {
-    /// Whether it is durable here.
-    is_here: bool,
+    /// Whether the store here has it; none while it is written.
+    is_here: Option<bool>,
+    /// Copies that make it durable, here and elsewhere.
+    wanted: usize,
+    /// Nodes that were asked and have not answered.
     asked: BTreeSet<NodeId>,
     kept: BTreeSet<NodeId>,
+    /// Nodes that may be asked yet, the best first.
+    others: VecDeque<NodeId>,
     ticks: u32,
 }
 
-/// What came of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyOutcome {
+/// What is to be done for a piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopyNext {
+    /// Nothing: somebody is at it, or it is not one of this node's any more.
+    Wait,
+    /// These nodes are to be asked to keep it.
+    Ask(Vec<NodeId>),
     /// As many have it as are wanted.
     Durable,
     /// Too few can have it.
-    Failed,
+    Failed {
+        /// Copies there are.
+        copies: usize,
+        /// Copies that are wanted.
+        wanted: usize,
+    },
+}
+
+impl Copying {
+    fn copies(&self) -> usize {
+        self.kept.len() + usize::from(self.is_here == Some(true))
+    }
+
+    /// Others fetch it from here, so nobody is asked before it was written, or could not be.
+    fn next(&mut self) -> CopyNext {
+        if self.is_here.is_none() {
+            return CopyNext::Wait;
+        }
+        let (copies, wanted) = (self.copies(), self.wanted);
+        if copies >= wanted {
+            return CopyNext::Durable;
+        }
+        let missing = wanted.saturating_sub(copies + self.asked.len());
+        let now: Vec<_> = self.others.drain(..missing.min(self.others.len())).collect();
+        self.asked.extend(&now);
+        match (now.is_empty(), self.asked.len() + copies < wanted) {
+            (false, false) => CopyNext::Ask(now),
+            (true, false) => CopyNext::Wait,
+            (_, true) => CopyNext::Failed { copies, wanted },
+        }
+    }
 }
 
 impl Copies {
     /// A piece is being written here; `others` may keep it too, the best first. As many are to as
     /// are wanted, or all if there are fewer.
-    pub fn begin(&mut self, piece: PieceRef, wanted: usize, others: &[NodeId]) {
-        let asked = others.iter().copied().take(wanted).collect();
-        let copying = Copying { is_here: false, asked, kept: BTreeSet::new(), ticks: 0 };
-        self.under_way.insert(piece, copying);
+    pub fn begin(&mut self, piece: PieceRef, wanted: usize, others: Vec<NodeId>) {
+        let wanted = 1 + wanted.min(others.len());
+        let (asked, kept) = (BTreeSet::new(), BTreeSet::new());
+        let others = others.into();
+        self.under_way
+            .insert(piece, Copying { is_here: None, wanted, asked, kept, others, ticks: 0 });
     }
 
-    /// Whom to ask for it.
-    #[must_use]
-    pub fn asked(&self, piece: PieceRef) -> Vec<NodeId> {
-        let copying = self.under_way.get(&piece);
-        copying.map_or_else(Vec::new, |copying| copying.asked.iter().copied().collect())
-    }
-
-    /// It was written here, or not.
-    pub fn note_here(&mut self, piece: PieceRef, is_durable: bool) -> Option<CopyOutcome> {
-        let copying = self.under_way.get_mut(&piece)?;
-        if !is_durable {
-            self.under_way.remove(&piece);
-            return Some(CopyOutcome::Failed);
-        }
-        (copying.is_here, copying.ticks) = (true, 0);
-        self.outcome(piece)
+    /// The store here has it, or cannot take it.
+    pub fn note_here(&mut self, piece: PieceRef, is_durable: bool) -> CopyNext {
+        self.note(piece, |copying| copying.is_here = Some(is_durable))
     }
 
     /// Another node keeps it, or cannot.
-    pub fn note_kept(
-        &mut self,
-        piece: PieceRef,
-        node: NodeId,
-        is_kept: bool,
-    ) -> Option<CopyOutcome> {
-        let copying = self.under_way.get_mut(&piece)?;
-        if !copying.asked.contains(&node) {
-            return None;
-        }
-        if !is_kept {
-            self.under_way.remove(&piece);
-            return Some(CopyOutcome::Failed);
-        }
-        copying.kept.insert(node);
-        self.outcome(piece)
+    pub fn note_kept(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) -> CopyNext {
+        self.note(piece, |copying| {
+            if copying.asked.remove(&node) && is_kept {
+                copying.kept.insert(node);
+            }
+        })
     }
 
-    fn outcome(&mut self, piece: PieceRef) -> Option<CopyOutcome> {
-        let copying = self.under_way.get(&piece)?;
-        if !copying.is_here || copying.kept.len() < copying.asked.len() {
-            return None;
+    /// A node is gone, or its connection: it is not waited for. What it kept it still has on its disk.
+    pub fn note_down(&mut self, node: NodeId) -> Vec<(PieceRef, CopyNext)> {
+        let asked = self.under_way.iter().filter(|(_, copying)| copying.asked.contains(&node));
+        let pieces: Vec<PieceRef> = asked.map(|(piece, _)| *piece).collect();
+        pieces.into_iter().map(|piece| (piece, self.note_kept(piece, node, false))).collect()
+    }
+
+    fn note(&mut self, piece: PieceRef, what: impl FnOnce(&mut Copying)) -> CopyNext {
+        let Some(copying) = self.under_way.get_mut(&piece) else { return CopyNext::Wait };
+        what(copying);
+        copying.ticks = 0;
+        let next = copying.next();
+        if matches!(next, CopyNext::Durable | CopyNext::Failed { .. }) {
+            self.under_way.remove(&piece);
         }
-        self.under_way.remove(&piece);
-        Some(CopyOutcome::Durable)
+        next
     }
 
     /// A node that was asked gets on with a piece.
@@ -99,18 +127,20 @@ impl Copies {
 
     /// The store here gets on: with a piece, or with those that are written before it.
     pub fn note_written(&mut self) {
-        let here = self.under_way.values_mut().filter(|copying| !copying.is_here);
+        let here = self.under_way.values_mut().filter(|copying| copying.is_here.is_none());
         here.for_each(|copying| copying.ticks = 0);
     }
 
-    /// Time passes. Yields pieces that get no further.
-    pub fn handle_tick(&mut self) -> Vec<PieceRef> {
+    /// Time passes. Whoever was asked for a piece and does not get on with it is given up.
+    pub fn handle_tick(&mut self) -> Vec<(PieceRef, CopyNext)> {
         self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
-        let is_late = |(_, copying): &(PieceRef, Copying)| copying.ticks > STILL_TICKS_MAX;
-        let all = std::mem::take(&mut self.under_way);
-        let (late, others): (Vec<_>, Vec<_>) = all.into_iter().partition(is_late);
-        self.under_way = others.into_iter().collect();
-        late.into_iter().map(|(piece, _)| piece).collect()
+        let late = self.under_way.iter().filter(|(_, copying)| copying.ticks > STILL_TICKS_MAX);
+        let late: Vec<PieceRef> = late.map(|(piece, _)| *piece).collect();
+        let give_up = |copying: &mut Copying| {
+            copying.is_here.get_or_insert(false);
+            copying.asked.clear();
+        };
+        late.into_iter().map(|piece| (piece, self.note(piece, give_up))).collect()
     }
 }
 
@@ -125,62 +155,91 @@ mod tests {
         PieceRef { version: Step(4), layer: LayerId(layer), digest, length: 10 }
     }
 
+    fn ask(nodes: &[u64]) -> CopyNext {
+        CopyNext::Ask(nodes.iter().copied().map(NodeId).collect())
+    }
+
+    /// A piece that is wanted elsewhere this often, with nodes 1 to `others` to ask.
+    fn begun(wanted: usize, others: u64) -> Copies {
+        let mut copies = Copies::default();
+        copies.begin(piece(0), wanted, (1..=others).map(NodeId).collect());
+        copies
+    }
+
     #[test]
     fn piece_is_durable_when_it_is_here_and_elsewhere() {
-        let mut copies = Copies::default();
-        let others = [NodeId(1), NodeId(2)];
-        copies.begin(piece(0), 1, &others);
-        assert_eq!(copies.asked(piece(0)), [NodeId(1)]);
-        assert_eq!(copies.note_here(piece(0), true), None);
-        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), None, "nobody asked it");
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), Some(CopyOutcome::Durable));
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), None, "once");
+        let mut copies = begun(1, 2);
+        assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Wait, "nobody asked it");
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Durable);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait, "once");
     }
 
     #[test]
     fn piece_without_others_is_durable_here() {
-        let mut copies = Copies::default();
-        copies.begin(piece(0), 2, &[]);
-        assert_eq!(copies.asked(piece(0)), []);
-        assert_eq!(copies.note_here(piece(0), true), Some(CopyOutcome::Durable));
+        let mut copies = begun(2, 0);
+        assert_eq!(copies.note_here(piece(0), true), CopyNext::Durable);
     }
 
     #[test]
-    fn failed_write_is_told_once() {
-        let mut copies = Copies::default();
-        copies.begin(piece(0), 1, &[NodeId(1)]);
-        assert_eq!(copies.note_here(piece(0), false), Some(CopyOutcome::Failed));
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), None);
-        copies.begin(piece(1), 1, &[NodeId(1)]);
-        assert_eq!(copies.note_kept(piece(1), NodeId(1), false), Some(CopyOutcome::Failed));
+    fn who_cannot_keep_it_is_replaced_by_the_next() {
+        let mut copies = begun(2, 4);
+        assert_eq!(copies.note_here(piece(0), true), ask(&[1, 2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), ask(&[3]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Wait);
+        assert_eq!(copies.note_down(NodeId(3)), [(piece(0), ask(&[4]))]);
+        assert_eq!(copies.note_down(NodeId(2)), [], "it has it on its disk");
+        assert_eq!(copies.note_kept(piece(0), NodeId(4), true), CopyNext::Durable);
+    }
+
+    #[test]
+    fn a_store_here_that_takes_no_more_is_replaced_by_another_node() {
+        let mut copies = begun(1, 3);
+        assert_eq!(copies.note_here(piece(0), false), ask(&[1, 2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Durable);
+    }
+
+    #[test]
+    fn too_few_who_can_keep_it_are_a_failure_that_counts_them() {
+        let mut copies = begun(1, 1);
+        let failed = |copies| CopyNext::Failed { copies, wanted: 2 };
+        assert_eq!(copies.note_here(piece(0), false), failed(0));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait);
+        let mut copies = begun(1, 2);
+        assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), ask(&[2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), false), failed(1));
     }
 
     #[test]
     fn a_piece_may_take_as_long_as_somebody_gets_on_with_it() {
-        let mut copies = Copies::default();
-        copies.begin(piece(0), 1, &[NodeId(1)]);
+        let mut copies = begun(1, 1);
         for _ in 0..3 {
             assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
             copies.note_written();
         }
-        assert_eq!(copies.note_here(piece(0), true), None);
+        assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
         for _ in 0..3 {
             assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
             copies.note_progress(piece(0), NodeId(2));
             copies.note_progress(piece(0), NodeId(1));
             copies.note_written();
         }
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), Some(CopyOutcome::Durable));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Durable);
     }
 
     #[test]
-    fn piece_that_nobody_gets_on_with_is_given_up() {
-        let mut copies = Copies::default();
-        copies.begin(piece(0), 1, &[NodeId(1)]);
-        for _ in 0..STILL_TICKS_MAX {
-            assert_eq!(copies.handle_tick(), []);
-        }
-        assert_eq!(copies.handle_tick(), [piece(0)]);
+    fn who_gets_no_further_with_a_piece_is_given_up() {
+        let mut copies = begun(1, 2);
+        let late = |copies: &mut Copies| {
+            assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
+            copies.handle_tick()
+        };
+        assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
+        assert_eq!(late(&mut copies), [(piece(0), ask(&[2]))]);
+        let failed = CopyNext::Failed { copies: 1, wanted: 2 };
+        assert_eq!(late(&mut copies), [(piece(0), failed)]);
         assert_eq!(copies.handle_tick(), []);
     }
 }

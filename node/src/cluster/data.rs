@@ -28,6 +28,34 @@ pub struct Fetched {
     pub corpus: Arc<Corpus>,
     /// Where weights begin.
     pub weights: InitialWeights,
+    /// Copies that were found damaged on the way.
+    pub damaged: Vec<DamagedCopy>,
+}
+
+/// A node's copy of a text or of weights that has other bytes than its name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DamagedCopy {
+    /// Whose.
+    pub node: NodeId,
+    /// Of what.
+    pub name: DataName,
+}
+
+/// What people read of a damaged copy.
+#[must_use]
+pub fn damaged_words(node: NodeId, name: DataName) -> String {
+    let hash = crate::api::HexDigest(name.hash).short();
+    format!(
+        "data {hash} is damaged on node {node}, which is asked to fetch it again: check its disk"
+    )
+}
+
+/// Bytes that were asked for by their hash.
+pub struct Found {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Copies that were found damaged on the way.
+    pub damaged: Vec<DamagedCopy>,
 }
 
 /// Why a job cannot be built.
@@ -55,6 +83,17 @@ pub enum FetchError {
         /// What came.
         found: Digest,
     },
+    /// All who have it have it damaged.
+    #[error("{hash} is damaged on all nodes that have it: {nodes:?}; upload it again")]
+    AllDamaged {
+        /// What was asked for.
+        hash: Digest,
+        /// Who has it.
+        nodes: Vec<NodeId>,
+    },
+    /// A thread that hashed or wrote it panicked.
+    #[error("the thread that checked it ended")]
+    Interrupted,
     /// The text cannot be trained on.
     #[error("the text: {0}")]
     Corpus(#[from] CorpusError),
@@ -73,20 +112,21 @@ pub async fn fetch_job(
     holders: Vec<NodeId>,
     local: Vec<String>,
 ) -> Result<Fetched, FetchError> {
-    let text = match read_local(document.job.text, local).await {
-        Some(text) => text,
+    let Found { bytes: text, mut damaged } = match read_local(document.job.text, local).await {
+        Some(bytes) => Found { bytes, damaged: Vec::new() },
         None => fetch_data(document.job.text, transport, keeper, holders.clone()).await?,
     };
     let corpus = Arc::new(document.job.corpus(text)?);
     let weights = match document.job.weights {
         None => InitialWeights::Drawn { seed: document.job.config.seed },
         Some(name) => {
-            let bytes = fetch_data(name, transport, keeper, holders).await?;
-            let layers = import_safetensors(&document.job.config.model, &bytes)?;
+            let found = fetch_data(name, transport, keeper, holders).await?;
+            damaged.extend(found.damaged);
+            let layers = import_safetensors(&document.job.config.model, &found.bytes)?;
             InitialWeights::Given(Arc::new(layers))
         }
     };
-    Ok(Fetched { document, corpus, weights })
+    Ok(Fetched { document, corpus, weights, damaged })
 }
 
 /// The text at paths that a person named, if it is this one.
@@ -99,7 +139,8 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
     (DataName::of(&text.bytes) == name).then_some(text.bytes)
 }
 
-/// Gets bytes by their hash: from this node's disk, or from others.
+/// Gets bytes by their hash: from this node's disk, or from others. If what came from all of them together
+/// is something else, one copy has rotted: each is asked alone then, until one is sound.
 ///
 /// # Errors
 /// If nobody has them.
@@ -108,26 +149,62 @@ pub async fn fetch_data(
     transport: &Transport,
     keeper: &Keeper,
     holders: Vec<NodeId>,
+) -> Result<Found, FetchError> {
+    if name.length > DATA_BYTES_MAX {
+        return Err(FetchError::Size { found: name.length });
+    }
+    let path = keeper.data_path(name.hash);
+    let here = path.clone();
+    let here = tokio::task::spawn_blocking(move || read_if_same(&here, name)).await;
+    if let Ok(Some(bytes)) = here {
+        return Ok(Found { bytes, damaged: Vec::new() });
+    }
+    let found = match fetch_from(name, transport, holders.clone()).await {
+        Ok(bytes) => Found { bytes, damaged: Vec::new() },
+        Err(FetchError::Other { .. }) if holders.len() > 1 => {
+            fetch_from_each(name, transport, holders).await?
+        }
+        Err(error) => return Err(error),
+    };
+    let written = tokio::task::spawn_blocking(move || {
+        // Who has no room for it has it in memory, and asks again after the next start.
+        let _ = whole_file::write(&path, &found.bytes);
+        found
+    });
+    written.await.map_err(|_| FetchError::Interrupted)
+}
+
+async fn fetch_from(
+    name: DataName,
+    transport: &Transport,
+    holders: Vec<NodeId>,
 ) -> Result<Vec<u8>, FetchError> {
     let DataName { hash, length } = name;
-    if length > DATA_BYTES_MAX {
-        return Err(FetchError::Size { found: length });
-    }
-    let path = keeper.data_path(hash);
-    if let Some(bytes) = read_if_same(&path, name) {
-        return Ok(bytes);
-    }
-    let fetch =
-        BulkFetch { holders, key: wire::encode(&BulkKey::Data(hash)), length, progress: None };
+    let key = wire::encode(&BulkKey::Data(hash));
+    let fetch = BulkFetch { holders, key, length, progress: None };
     let bytes = transport.fetch_bulk(fetch).await;
     let bytes = bytes.map_err(|error| FetchError::Fetch { hash, error })?;
-    let found = DataName::of(&bytes).hash;
-    if found != hash {
-        return Err(FetchError::Other { expected: hash, found });
+    let hashed = tokio::task::spawn_blocking(move || (DataName::of(&bytes).hash, bytes)).await;
+    let (found, bytes) = hashed.map_err(|_| FetchError::Interrupted)?;
+    if found == hash { Ok(bytes) } else { Err(FetchError::Other { expected: hash, found }) }
+}
+
+async fn fetch_from_each(
+    name: DataName,
+    transport: &Transport,
+    holders: Vec<NodeId>,
+) -> Result<Found, FetchError> {
+    let mut damaged = Vec::new();
+    for node in holders {
+        match fetch_from(name, transport, vec![node]).await {
+            Ok(bytes) => return Ok(Found { bytes, damaged }),
+            Err(FetchError::Other { .. }) => damaged.push(DamagedCopy { node, name }),
+            // It has none, or does not answer.
+            Err(_) => {}
+        }
     }
-    // Who has no room for it has it in memory, and asks again after the next start.
-    let _ = whole_file::write(&path, &bytes);
-    Ok(bytes)
+    let nodes = damaged.into_iter().map(|copy| copy.node).collect();
+    Err(FetchError::AllDamaged { hash: name.hash, nodes })
 }
 
 /// The bytes of a file, if they are these.

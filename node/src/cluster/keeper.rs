@@ -4,7 +4,7 @@
 //! that a worker wrote is told to be durable only when as many other nodes have it as the
 //! configuration wants: a machine that is preempted takes its disk with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -12,18 +12,17 @@ use std::{io, thread};
 
 use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, SledStore, Store, StoreError,
+    CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, Removed, SledStore, Store, StoreError,
     what_to_remove,
 };
-use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_transport::BulkBody;
-use zbelastic_types::{Digest, NodeId, Step};
+use zbelastic_types::{Digest, Step};
 
 use super::data::FileBody;
 use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
-use super::wire::{BulkKey, PieceRef};
+use super::wire::{BulkKey, Freed, NodeAnswer, PieceRef};
 use super::work::WorkCount;
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -34,8 +33,7 @@ const KEEP_LAST: usize = 1;
 enum Order {
     Put {
         piece: PieceRef,
-        bytes: PieceBytes,
-        purpose: Purpose,
+        body: Arc<LayerBody>,
     },
     Get {
         piece: PieceRef,
@@ -48,37 +46,6 @@ enum Order {
     Use {
         folder: PathBuf,
     },
-}
-
-/// What a piece consists of.
-pub enum PieceBytes {
-    /// A layer that is to be brought into form.
-    Layer(LayerImage),
-    /// Bytes as they came.
-    Encoded(Vec<u8>),
-}
-
-impl PieceBytes {
-    /// Writes the piece, in form as it is written: nothing of its length is made beside it.
-    fn put(
-        self,
-        store: &impl Store,
-        name: PieceName,
-        written: &WorkCount,
-    ) -> Result<PieceRecord, StoreError> {
-        match self {
-            Self::Layer(image) => {
-                let body = LayerBody::new(Arc::new(image));
-                let reader = BodyReader::new(&body);
-                store.put_from(name, body.len(), &mut CountingReader { reader, written })
-            }
-            Self::Encoded(bytes) => {
-                let reader = bytes.as_slice();
-                let length = bytes.len() as u64;
-                store.put_from(name, length, &mut CountingReader { reader, written })
-            }
-        }
-    }
 }
 
 /// Counts what a store takes.
@@ -95,15 +62,6 @@ impl<R: io::Read> io::Read for CountingReader<'_, R> {
     }
 }
 
-/// Whose piece it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// One that was computed here.
-    Own,
-    /// One that this node asked to be kept for another.
-    For(NodeId),
-}
-
 /// What became of it.
 #[derive(Debug)]
 pub enum Kept {
@@ -111,10 +69,8 @@ pub enum Kept {
     Put {
         /// The piece.
         piece: PieceRef,
-        /// Whose.
-        purpose: Purpose,
-        /// Why not.
-        failure: Option<KeepFailure>,
+        /// Why not, and what others may fetch instead.
+        outcome: Result<(), (KeepFailure, Arc<LayerBody>)>,
     },
     /// A piece was read; `None` if it is not here or not whole.
     Got {
@@ -129,10 +85,7 @@ pub enum Kept {
         failure: KeepFailure,
     },
     /// What nobody needs any more is gone.
-    Collected {
-        /// Files and names removed.
-        count: usize,
-    },
+    Collected(Freed),
 }
 
 /// Why something is not kept.
@@ -200,13 +153,8 @@ impl Keeper {
     ///
     /// # Errors
     /// If too much waits.
-    pub fn put(
-        &self,
-        piece: PieceRef,
-        bytes: PieceBytes,
-        purpose: Purpose,
-    ) -> Result<(), KeeperBusy> {
-        self.send(Order::Put { piece, bytes, purpose })
+    pub fn put(&self, piece: PieceRef, body: Arc<LayerBody>) -> Result<(), KeeperBusy> {
+        self.send(Order::Put { piece, body })
     }
 
     /// Reads a piece.
@@ -363,9 +311,11 @@ fn serve(
 
 fn carry_out(store: &impl Store, order: Order, written: &WorkCount) -> Option<Kept> {
     match order {
-        Order::Put { piece, bytes, purpose } => {
-            let failure = bytes.put(store, name_of(piece), written).err().map(KeepFailure::from);
-            Some(Kept::Put { piece, purpose, failure })
+        Order::Put { piece, body } => {
+            let mut reader = CountingReader { reader: BodyReader::new(&*body), written };
+            let put = store.put_from(name_of(piece), body.len(), &mut reader);
+            let outcome = put.map(|_| ()).map_err(|failure| (failure.into(), body));
+            Some(Kept::Put { piece, outcome })
         }
         Order::Get { piece } => Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() }),
         Order::Manifest(manifest) => {
@@ -373,7 +323,7 @@ fn carry_out(store: &impl Store, order: Order, written: &WorkCount) -> Option<Ke
             Some(Kept::Failed { failure: failure.into() })
         }
         Order::Collect { versions } => Some(match collect(store, versions) {
-            Ok(count) => Kept::Collected { count },
+            Ok(freed) => Kept::Collected(freed),
             Err(failure) => Kept::Failed { failure: failure.into() },
         }),
         Order::Use { .. } => unreachable!("another store is no order to a store"),
@@ -383,8 +333,8 @@ fn carry_out(store: &impl Store, order: Order, written: &WorkCount) -> Option<Ke
 /// Nothing is kept somewhere else instead: nobody would look for it there.
 fn without_store(order: Order) -> Option<Kept> {
     match order {
-        Order::Put { piece, purpose, .. } => {
-            Some(Kept::Put { piece, purpose, failure: Some(KeepFailure::NoStore) })
+        Order::Put { piece, body } => {
+            Some(Kept::Put { piece, outcome: Err((KeepFailure::NoStore, body)) })
         }
         Order::Get { piece } => Some(Kept::Got { piece, bytes: None }),
         Order::Manifest(_) => Some(Kept::Failed { failure: KeepFailure::NoStore }),
@@ -392,10 +342,44 @@ fn without_store(order: Order) -> Option<Kept> {
     }
 }
 
-fn collect(store: &impl Store, versions: BTreeSet<Step>) -> Result<usize, StoreError> {
+/// Removes what none of these versions needs, and says what that was.
+///
+/// # Errors
+/// If the medium fails.
+pub fn collect(store: &impl Store, versions: BTreeSet<Step>) -> Result<Freed, StoreError> {
     let needed = Needed { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
-    let removals = what_to_remove(&store.inventory()?, &needed);
-    Ok(store.remove(&removals)?.len())
+    let inventory = store.inventory()?;
+    let removed = store.remove(&what_to_remove(&inventory, &needed))?;
+    let records = inventory.pieces.values();
+    let lengths = records.flat_map(|record| {
+        record.chunks.iter().enumerate().map(|(index, hash)| (*hash, record.chunk_bytes(index)))
+    });
+    let lengths: BTreeMap<_, _> = lengths.collect();
+    let mut freed = Freed::default();
+    for removal in removed {
+        match removal.what {
+            Removed::Chunk(hash) => {
+                freed.chunks += 1;
+                // A chunk without a record was part of something that was never finished.
+                freed.bytes += lengths.get(&hash).copied().unwrap_or_default();
+            }
+            Removed::Manifest(_) | Removed::Piece(_) => {}
+        }
+    }
+    Ok(freed)
+}
+
+/// The same beside the event loop, as it is answered to who asked for it.
+pub async fn collect_now(store: Option<Arc<SledStore>>, kept: Vec<Step>) -> NodeAnswer {
+    let Some(store) = store else {
+        return NodeAnswer::Refused { why: KeepFailure::NoStore.to_string() };
+    };
+    let kept = kept.into_iter().collect();
+    match tokio::task::spawn_blocking(move || collect(&*store, kept)).await {
+        Ok(Ok(freed)) => NodeAnswer::Collected(freed),
+        Ok(Err(error)) => NodeAnswer::Refused { why: error.to_string() },
+        Err(error) => NodeAnswer::Refused { why: error.to_string() },
+    }
 }
 
 #[cfg(test)]
@@ -403,6 +387,7 @@ mod tests {
     use super::*;
     use crate::cluster::stores::Places;
     use crate::data_folder::DataFolder;
+    use zbelastic_trainer::elastic::LayerImage;
     use zbelastic_types::LayerId;
 
     fn piece(layer: u32) -> PieceRef {
@@ -411,11 +396,13 @@ mod tests {
     }
 
     fn put(keeper: &Keeper, kept: &mut mpsc::Receiver<Kept>, layer: u32) -> Option<String> {
-        let bytes = PieceBytes::Encoded(vec![layer as u8; 10]);
-        keeper.put(piece(layer), bytes, Purpose::Own).expect("room");
-        let told = kept.blocking_recv().expect("the thread lives");
-        let Kept::Put { failure, .. } = told else { panic!("{told:?}") };
-        failure.map(|failure| failure.to_string())
+        let floats = || vec![layer as f32; 5].into();
+        let (w, m, v) = (floats(), floats(), floats());
+        let image = LayerImage { layer: LayerId(layer), version: Step(4), w, m, v };
+        keeper.put(piece(layer), Arc::new(LayerBody::new(Arc::new(image)))).expect("room");
+        let reported = kept.blocking_recv().expect("the thread lives");
+        let Kept::Put { outcome, .. } = reported else { panic!("{reported:?}") };
+        outcome.err().map(|(failure, _)| failure.to_string())
     }
 
     #[test]

@@ -1,30 +1,34 @@
 //! Where the other nodes are: from the contacts that were agreed on to connections that are wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
 use zbelastic_transport::{PeerRole, Transport};
 use zbelastic_types::{LayerId, NodeId};
 
+use super::names::{Names, system_lookup};
+
 /// The nodes that this one wants to be connected with.
-#[derive(Debug)]
 pub struct Peers {
     me: NodeId,
     /// Controllers known before anything was agreed.
     first: BTreeMap<NodeId, Vec<SocketAddr>>,
-    wanted: BTreeSet<NodeId>,
+    names: Names,
+    /// Where members are, as far as that was resolved; this node too.
+    places: BTreeMap<NodeId, (Role, Vec<SocketAddr>)>,
     up: BTreeSet<NodeId>,
-    /// The index of the contacts that were followed.
-    index: u64,
+    /// The index of the contacts that were followed; none before the first.
+    index: Option<u64>,
 }
 
 impl Peers {
     /// Knows these controllers, and nobody else.
     #[must_use]
     pub fn new(me: NodeId, first: BTreeMap<NodeId, Vec<SocketAddr>>) -> Self {
-        Self { me, first, wanted: BTreeSet::new(), up: BTreeSet::new(), index: 0 }
+        let names = Names::new(system_lookup());
+        Self { me, first, names, places: BTreeMap::new(), up: BTreeSet::new(), index: None }
     }
 
     /// Wants the controllers that are known.
@@ -43,30 +47,62 @@ impl Peers {
         transport: &Transport,
         contacts: &Contacts,
     ) -> Option<BTreeMap<NodeId, Vec<SocketAddr>>> {
-        if contacts.index == self.index {
+        let mut has_changed = false;
+        for (node, addresses) in self.names.poll() {
+            let Some((role, known)) = self.places.get_mut(&node) else { continue };
+            if !addresses.is_empty() && *known != addresses {
+                known.clone_from(&addresses);
+                let role = peer_role(*role);
+                has_changed = true;
+                self.know(transport, node, role, addresses);
+            }
+        }
+        if self.index.replace(contacts.index) != Some(contacts.index) {
+            has_changed = true;
+            self.follow_members(transport, contacts);
+        }
+        if !has_changed {
             return None;
         }
-        self.index = contacts.index;
-        let mut wanted = BTreeSet::new();
-        for (node, (role, contact)) in &contacts.members {
-            if *node == self.me {
-                continue;
-            }
-            wanted.insert(*node);
-            transport.know(*node, peer_role(*role), resolve(&contact.addresses));
-        }
-        for gone in self.wanted.difference(&wanted) {
-            transport.forget(*gone);
-        }
-        self.wanted = wanted;
-        let members = contacts.members.iter();
-        let controllers = members.filter(|(_, (role, _))| *role == Role::Controller);
-        let found = controllers.map(|(node, (_, contact))| (*node, resolve(&contact.addresses)));
+        let is_controller = |(role, found): &(Role, Vec<SocketAddr>)| {
+            (*role == Role::Controller && !found.is_empty()).then(|| found.clone())
+        };
+        let found = self.places.iter().filter_map(|(node, at)| Some((*node, is_controller(at)?)));
         let found: BTreeMap<_, _> = found.collect();
         (!found.is_empty() && found != self.first).then(|| {
             self.first.clone_from(&found);
             found
         })
+    }
+
+    fn follow_members(&mut self, transport: &Transport, contacts: &Contacts) {
+        let mut places = BTreeMap::new();
+        for (node, (role, contact)) in &contacts.members {
+            let numbers = self.names.ask(*node, &contact.addresses);
+            // Until its name is resolved again, a node is looked for where it was.
+            let known = self.places.remove(node).map(|(_, known)| known).unwrap_or_default();
+            let addresses = if numbers.is_empty() { known } else { numbers };
+            self.know(transport, *node, peer_role(*role), addresses.clone());
+            places.insert(*node, (*role, addresses));
+        }
+        for gone in self.places.keys().filter(|node| **node != self.me) {
+            transport.forget(*gone);
+        }
+        self.places = places;
+    }
+
+    /// Where a node is that says so at these addresses: names as far as they were resolved by now.
+    #[must_use]
+    pub fn places(&self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
+        let numbers: Vec<SocketAddr> = addresses.iter().filter_map(|a| a.parse().ok()).collect();
+        let known = self.places.get(&node).map(|(_, addresses)| addresses.clone());
+        if numbers.len() < addresses.len() { known.unwrap_or(numbers) } else { numbers }
+    }
+
+    fn know(&self, transport: &Transport, node: NodeId, role: PeerRole, at: Vec<SocketAddr>) {
+        if node != self.me {
+            transport.know(node, role, at);
+        }
     }
 
     /// A node is connected.
@@ -83,6 +119,20 @@ impl Peers {
     #[must_use]
     pub fn is_up(&self, node: NodeId) -> bool {
         self.up.contains(&node)
+    }
+
+    /// The role in which a node is known; that of a worker if it is not.
+    #[must_use]
+    pub fn role(&self, node: NodeId) -> PeerRole {
+        let agreed = self.places.get(&node).map(|(role, _)| peer_role(*role));
+        let first = self.first.contains_key(&node).then_some(PeerRole::Controller);
+        agreed.or(first).unwrap_or(PeerRole::Worker)
+    }
+
+    /// Workers that are connected.
+    #[must_use]
+    pub fn workers_up(&self) -> usize {
+        self.up.iter().filter(|node| self.role(**node) == PeerRole::Worker).count()
     }
 
     /// Whether a controller is connected.
@@ -130,11 +180,4 @@ pub const fn peer_role(role: Role) -> PeerRole {
         Role::Controller => PeerRole::Controller,
         Role::Worker => PeerRole::Worker,
     }
-}
-
-/// Addresses as a socket takes them; a name that does not resolve now is left out.
-#[must_use]
-pub fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
-    let all = addresses.iter().filter_map(|address| address.to_socket_addrs().ok());
-    all.flatten().collect()
 }

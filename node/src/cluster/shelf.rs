@@ -55,6 +55,14 @@ impl Shelf {
         });
     }
 
+    /// Takes back what was offered under this name.
+    ///
+    /// # Panics
+    /// If a thread that held the lock panicked.
+    pub fn take_back(&self, key: &BulkKey) {
+        self.layers.write().expect("nobody panics with the shelf in hand").remove(key);
+    }
+
     /// What is offered under this name.
     ///
     /// # Panics
@@ -69,6 +77,7 @@ impl Shelf {
 }
 
 /// A layer as it travels, read where it lies.
+#[derive(Debug)]
 pub struct LayerBody {
     image: Arc<LayerImage>,
     header: Vec<u8>,

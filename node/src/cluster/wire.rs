@@ -136,15 +136,41 @@ pub enum NodeMessage {
         /// What takes long, and how far it is.
         activity: Option<Activity>,
     },
+    /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not come
+    /// about. A controller of an earlier version does not know it and drops it.
+    SaveFailed {
+        /// The checkpoint.
+        version: Step,
+        /// The layer.
+        layer: LayerId,
+        /// Copies of it that were written.
+        copies: u32,
+        /// Copies that were wanted.
+        wanted: u32,
+    },
 }
 
-/// What a member asks a controller, apart from what people ask.
+/// What a node removed from its store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freed {
+    /// Files of chunks.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What members ask each other, apart from what people ask.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeRequest {
     /// A certificate that holds for longer, for the key that the member has.
     Renew {
         /// The signing request.
         request: Vec<u8>,
+    },
+    /// From controllers: what none of these versions needs is to be removed now.
+    Collect {
+        /// Versions that are referred to, or may be.
+        kept: Vec<Step>,
     },
 }
 
@@ -156,6 +182,8 @@ pub enum NodeAnswer {
         /// The member's own first.
         chain: Vec<Vec<u8>>,
     },
+    /// What was removed.
+    Collected(Freed),
     /// No.
     Refused {
         /// Why.

@@ -27,6 +27,7 @@ use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
+use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{
     CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
@@ -40,7 +41,7 @@ use super::copies::Copies;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
-use super::ending::{ALONE, DrainCause, Ending, Signal, is_removal};
+use super::ending::{ALONE, Accusers, DrainCause, Ending, Signal, is_removal};
 use super::frames::{Incoming, incoming};
 use super::home::Home;
 use super::journal::Journal;
@@ -128,6 +129,13 @@ struct JobHere {
     rehearsal: Option<Arc<Rehearsal>>,
 }
 
+impl JobHere {
+    /// Bytes of each layer as it travels.
+    fn layer_bytes(&self) -> Vec<u64> {
+        self.layer_floats.iter().map(|floats| image_bytes(*floats)).collect()
+    }
+}
+
 /// How far the job's text and weights are.
 enum Readiness {
     /// No plan yet.
@@ -147,6 +155,8 @@ struct Worker {
     copies: Copies,
     /// Pieces to be kept for others.
     keeping: KeepQueue,
+    /// The newest version that this node knows to be sealed.
+    newest: Step,
     /// Bytes that the store had taken at the last tick.
     written_seen: u64,
     shelf: Shelf,
@@ -154,6 +164,7 @@ struct Worker {
     journal: Journal,
     /// Connections that ended because somebody broke a rule.
     breaches: Breaches,
+    accusers: Accusers,
     readiness: Readiness,
     /// Layers that are on their way here.
     arriving: BTreeSet<BulkKey>,
@@ -209,11 +220,13 @@ pub async fn run<M: Machine>(
         keeper,
         copies: Copies::default(),
         keeping: KeepQueue::default(),
+        newest: Step(0),
         written_seen: 0,
         shelf,
         peers,
         journal,
         breaches: Breaches::default(),
+        accusers: Accusers::default(),
         readiness: Readiness::Idle,
         arriving: BTreeSet::new(),
         arrivals,
@@ -277,6 +290,7 @@ impl Worker {
             TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
             TransportEvent::Down { peer, reason } => {
                 self.peers.note_down(peer.node);
+                self.note_keeper_down(peer.node);
                 if is_removal(peer.role, reason) {
                     self.ending = Some(Ending::Removed);
                 }
@@ -284,15 +298,21 @@ impl Worker {
                 told.into_iter().for_each(|kind| self.journal.tell(kind));
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
-            // A worker answers nobody's questions but those for bodies.
-            TransportEvent::Request { reply, .. } => drop(reply),
+            TransportEvent::Request { from, bytes, reply } => {
+                self.handle_request(from, &bytes, reply);
+            }
             TransportEvent::Join { reply, .. } => drop(reply),
             TransportEvent::DuplicateIdentity { told_by } => {
-                self.ending = Some(Ending::Duplicate { told_by });
+                let (role, workers) = (self.peers.role(told_by), self.peers.workers_up());
+                if self.accusers.note(told_by, role, workers) {
+                    self.ending = Some(Ending::Duplicate { told_by });
+                }
             }
             TransportEvent::DialFailed {
-                problem: DialProblem::Refused(CloseCode::Banned), ..
-            } => {
+                node,
+                problem: DialProblem::Refused(CloseCode::Banned),
+                ..
+            } if self.peers.role(node) == PeerRole::Controller => {
                 self.ending = Some(Ending::Removed);
             }
             TransportEvent::DialFailed { node, address, problem } => {
@@ -336,8 +356,9 @@ impl Worker {
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
             NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
             NodeMessage::Collect { kept } => self.collect(from, kept),
+            NodeMessage::KeepData(name) => self.mend_data(from.node, name),
             // For controllers.
-            NodeMessage::KeepData(_)
+            NodeMessage::SaveFailed { .. }
             | NodeMessage::Took { .. }
             | NodeMessage::Moved { .. }
             | NodeMessage::Evaluated { .. }

@@ -70,6 +70,7 @@ const PAGES: [(&str, &str); 69] = pages![
     "decisions/0048-a-layers-memory-is-shared-until-it-is-written.md",
     "decisions/0049-weights-are-drawn-side-by-side.md",
     "decisions/0050-measured-rows-have-goals.md",
+    "decisions/0051-whoever-has-room-keeps-a-piece.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

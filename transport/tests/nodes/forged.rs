@@ -1,6 +1,9 @@
 //! Members that say what they must not.
 
-use zbelastic_transport::{CloseCode, DownReason, Limits, PeerRole, TransportEvent};
+use zbelastic_transport::{
+    CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX, CloseCode,
+    DownReason, Limits, PeerRole, TransportEvent,
+};
 use zbelastic_types::NodeId;
 
 use crate::raw::{HELLO, Raw, cannot_open_one_way};
@@ -35,9 +38,9 @@ async fn closed_for(site: &Site, node: &mut Node, bytes: &[u8]) -> CloseCode {
 async fn lengths_above_the_limits_close_before_anything_comes() {
     let site = Site::new();
     let mut node = site.worker(1).await;
-    let whole_max = 64 << 10;
-    let long_max = 8 << 20;
-    let piece_max = 1 << 20;
+    let whole_max = CONTROL_FRAME_BYTES_MAX as u64;
+    let long_max = CONTROL_MESSAGE_BYTES_MAX as u64;
+    let piece_max = CONTROL_PIECE_BYTES_MAX as u64;
     for (stream, kind, max) in [(CONTROL, 0, whole_max), (LONG, 1, long_max), (LONG, 2, piece_max)]
     {
         for length in [0, max + 1, 1 << 63, u64::MAX] {

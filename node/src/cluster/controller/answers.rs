@@ -104,7 +104,7 @@ impl Controller {
             Request::CheckpointExport { step, layer, offset } => {
                 return self.export(step, layer, offset, reply);
             }
-            Request::CheckpointCollect => self.collect_all(),
+            Request::CheckpointCollect => return self.collect_all(reply),
             Request::Trace { offset } => self.trace(offset),
             Request::ClusterInfo => Answer::Cluster(Box::new(self.cluster_info())),
             Request::ClusterBackup { digest, offset } => self.backup(digest, offset),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_checkpoint::{SledStore, Store, StoreError};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
-use zbelastic_transport::{BulkBody, BulkFetch, Reply, Transport};
+use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, Reply, Transport};
 use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 
 use super::Controller;
@@ -13,8 +13,8 @@ use crate::api::{
     Answer, Backup, CheckpointDetail, Collected, CopyState, HexDigest, LayerCopy, LayerDetail,
     LayerPiece, LayerVerified, PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
 };
-use crate::cluster::keeper::{Keeper, name_of};
-use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef, layer_bytes};
+use crate::cluster::keeper::{Keeper, collect_now, name_of};
+use crate::cluster::wire::{self, BulkKey, Freed, NodeAnswer, NodeRequest, PieceRef, layer_bytes};
 
 impl Controller {
     /// The piece of a layer at a checkpoint.
@@ -106,21 +106,34 @@ impl Controller {
         });
     }
 
-    /// Removes what no checkpoint needs: here now, elsewhere as soon as they hear of it.
-    pub(super) fn collect_all(&mut self) -> Answer {
+    /// Removes what no checkpoint needs, here and on every node that can be asked, and says what went where.
+    pub(super) fn collect_all(&mut self, reply: Reply) {
         let kept: Vec<Step> = super::referred(&self.core).into_iter().collect();
-        let mut collected = Vec::new();
-        for node in self.holders() {
-            let error = if node == self.setup.node {
-                let kept = kept.iter().copied().collect();
-                self.keeper.collect(kept).err().map(|error| error.to_string())
-            } else {
-                self.send_node(node, &NodeMessage::Collect { kept: kept.clone() });
-                None
-            };
-            collected.push(Collected { node, chunks: 0, bytes: Bytes(0), error });
+        let (me, nodes) = (self.setup.node, self.holders());
+        let (store, transport) = (self.keeper.store(), self.transport.clone());
+        tokio::spawn(async move {
+            let mut collected = Vec::new();
+            for node in nodes {
+                let answer = if node == me {
+                    collect_now(store.clone(), kept.clone()).await
+                } else {
+                    collect_there(&transport, node, kept.clone()).await
+                };
+                collected.push(collected_on(node, answer));
+            }
+            send(reply, &Answer::Collected(collected));
+        });
+    }
+
+    /// Another controller asks this node to remove what no checkpoint needs.
+    pub(super) fn answer_collect(&mut self, from: PeerIdentity, kept: Vec<Step>, reply: Reply) {
+        if from.role != PeerRole::Controller {
+            let why = format!("a {} may not ask for this", from.role);
+            reply.answer(wire::encode(&NodeAnswer::Refused { why }));
+            return;
         }
-        Answer::Collected(collected)
+        let store = self.keeper.store();
+        tokio::spawn(async move { reply.answer(wire::encode(&collect_now(store, kept).await)) });
     }
 
     /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
@@ -139,6 +152,28 @@ impl Controller {
         let text = self.chronicle.trace().unwrap_or_default();
         let (total, bytes) = (text.len() as u64, window(text.as_bytes(), offset).to_vec());
         Answer::Trace(TracePiece { total, offset, bytes })
+    }
+}
+
+async fn collect_there(transport: &Transport, node: NodeId, kept: Vec<Step>) -> NodeAnswer {
+    let answer = transport.request(node, NodeRequest::Collect { kept }.encode()).await;
+    let answer = answer.map_err(|error| error.to_string());
+    let answer = answer.and_then(|bytes| wire::decode(&bytes).map_err(|error| error.to_string()));
+    answer.unwrap_or_else(|why| NodeAnswer::Refused { why })
+}
+
+fn collected_on(node: NodeId, answer: NodeAnswer) -> Collected {
+    match answer {
+        NodeAnswer::Collected(Freed { chunks, bytes }) => {
+            Collected { node, chunks, bytes: Bytes(bytes), error: None }
+        }
+        NodeAnswer::Refused { why } => {
+            Collected { node, chunks: 0, bytes: Bytes(0), error: Some(why) }
+        }
+        NodeAnswer::Renewed { .. } => {
+            let error = Some("it answered something else".to_owned());
+            Collected { node, chunks: 0, bytes: Bytes(0), error }
+        }
     }
 }
 

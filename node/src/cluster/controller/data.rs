@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use zbelastic_transport::{PeerIdentity, PeerRole};
 use zbelastic_types::NodeId;
 
 use super::{Arrived, Controller};
 use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
-use crate::cluster::data::{DATA_BYTES_MAX, fetch_data, read_if_same};
+use crate::cluster::data::{DATA_BYTES_MAX, DamagedCopy, damaged_words, fetch_data, read_if_same};
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::whole_file;
 use crate::cluster::wire::NodeMessage;
@@ -25,6 +26,7 @@ pub(super) struct Uploads {
 /// A text was fetched, or not.
 pub(super) struct DataArrived {
     name: DataName,
+    damaged: Vec<DamagedCopy>,
     failure: Option<String>,
 }
 
@@ -97,9 +99,14 @@ impl Controller {
         others.for_each(|node| self.send_node(node, &NodeMessage::KeepData(name)));
     }
 
-    /// Another controller has a text that is to be here too.
-    pub(super) fn keep_data(&mut self, from: NodeId, name: DataName) {
-        self.fetch(name, vec![from]);
+    /// Another node has data that is to be here too: another controller what was uploaded to it, a worker
+    /// what it found to be damaged here. Of anything but the job's data a worker has no say.
+    pub(super) fn keep_data(&mut self, from: PeerIdentity, name: DataName) {
+        let job = self.chronicle.job().map(|job| &job.job);
+        let is_of_job = job.is_some_and(|job| job.text == name || job.weights == Some(name));
+        if from.role == PeerRole::Controller || is_of_job {
+            self.fetch(name, vec![from.node]);
+        }
     }
 
     /// A job's data is to be here: a controller that missed its upload asks the others.
@@ -113,24 +120,31 @@ impl Controller {
     }
 
     fn fetch(&mut self, name: DataName, holders: Vec<NodeId>) {
-        if self.has_data(name) {
-            return;
-        }
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let arrivals = self.arrivals.clone();
         tokio::spawn(async move {
             let fetched = fetch_data(name, &transport, &keeper, holders).await;
-            let failure = match fetched {
-                Ok(_) if read_if_same(&keeper.data_path(name.hash), name).is_some() => None,
-                Ok(_) => Some("the disk does not take it".to_owned()),
-                Err(error) => Some(error.to_string()),
+            let (damaged, fetched) = match fetched {
+                Ok(found) => (found.damaged, Ok(())),
+                Err(error) => (Vec::new(), Err(error.to_string())),
             };
-            let _ = arrivals.send(Arrived::Data(DataArrived { name, failure })).await;
+            let path = keeper.data_path(name.hash);
+            let is_kept = move || read_if_same(&path, name).is_some();
+            let failure = match fetched {
+                Ok(()) if tokio::task::spawn_blocking(is_kept).await.unwrap_or(false) => None,
+                Ok(()) => Some("the disk does not take it".to_owned()),
+                Err(why) => Some(why),
+            };
+            let _ = arrivals.send(Arrived::Data(DataArrived { name, damaged, failure })).await;
         });
     }
 
     pub(super) fn handle_data(&mut self, arrived: DataArrived) {
-        let DataArrived { name, failure } = arrived;
+        let DataArrived { name, damaged, failure } = arrived;
+        for DamagedCopy { node, name } in damaged {
+            self.journal.warn(damaged_words(node, name));
+            self.send_node(node, &NodeMessage::KeepData(name));
+        }
         match failure {
             None => self.journal.log(format!("text {} is here", HexDigest(name.hash).short())),
             Some(why) => {

@@ -4,6 +4,7 @@
 //! log, so that a token for one use lets one in whoever leads.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use zbelastic_consensus::access::{
     AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId as AgreedToken,
@@ -20,7 +21,6 @@ use zbelastic_types::{Digest, NodeId};
 use super::Controller;
 use crate::api::EventKind;
 use crate::cluster::journal::now_s;
-use crate::cluster::peers::resolve;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 /// Joins that wait for the log at once: as many as the door lets wait for a decision.
@@ -152,7 +152,7 @@ impl Controller {
 
     fn not_leader(&self) -> JoinRefusal {
         let leader = self.core.status().leader.filter(|leader| *leader != self.setup.node);
-        let leader = leader.map_or_else(Vec::new, |node| resolve(&self.addresses_of(node)));
+        let leader = leader.map_or_else(Vec::new, |node| self.places_of(node));
         JoinRefusal::NotLeader { leader }
     }
 
@@ -248,7 +248,10 @@ impl Controller {
 
     /// A member asks for something.
     pub(super) fn answer_node(&mut self, from: PeerIdentity, request: NodeRequest, reply: Reply) {
-        let NodeRequest::Renew { request } = request;
+        let request = match request {
+            NodeRequest::Renew { request } => request,
+            NodeRequest::Collect { kept } => return self.answer_collect(from, kept, reply),
+        };
         let answer = match self.renewed(from, &request) {
             Ok(chain) => NodeAnswer::Renewed { chain },
             Err(why) => {
@@ -278,10 +281,13 @@ impl Controller {
         Ok(issued.chain.iter().map(|part| part.to_vec()).collect())
     }
 
+    fn places_of(&self, node: NodeId) -> Vec<SocketAddr> {
+        self.peers.places(node, &self.addresses_of(node))
+    }
+
     fn controller_contacts(&self) -> Vec<ControllerContact> {
         let controllers = self.core.state().controllers();
-        let contact =
-            |node: NodeId| ControllerContact { node, addresses: resolve(&self.addresses_of(node)) };
+        let contact = |node: NodeId| ControllerContact { node, addresses: self.places_of(node) };
         controllers.map(contact).collect()
     }
 

@@ -6,26 +6,40 @@ use std::sync::Arc;
 use zbelastic_checkpoint::{Manifest, PieceName};
 use zbelastic_consensus::codec;
 use zbelastic_consensus::member::Role;
-use zbelastic_transport::BulkFetch;
-use zbelastic_types::{LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::{Arrived, Controller, referred};
 use crate::api::{EventKind, HexDigest};
-use crate::cluster::keeper::{Kept, PieceBytes, Purpose};
+use crate::cluster::keep_rule::check_keep;
+use crate::cluster::keeper::Kept;
 use crate::cluster::keeping::QueueFull;
+use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::recovery::CheckpointDocument;
-use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
+use crate::cluster::wire::{Freed, NodeMessage, PieceRef};
 
 /// A piece that was fetched, or not.
 pub(super) struct PieceArrived {
     piece: PieceRef,
     wanted_by: NodeId,
-    bytes: Option<Vec<u8>>,
+    outcome: Result<(), KeepError>,
+}
+
+/// What a worker says of a checkpoint that does not come about.
+pub(super) struct SaveFailed {
+    pub(super) version: Step,
+    pub(super) layer: LayerId,
+    pub(super) copies: u32,
+    pub(super) wanted: u32,
 }
 
 impl Controller {
     /// A worker wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
+        let sealed = self.core.state().open_turn().step;
+        if let Err(refusal) = check_keep(piece, self.chronicle.layer_bytes(), sealed) {
+            self.journal.log(format!("nothing is kept for node {node}: {refusal}"));
+            return self.send_node(node, &NodeMessage::NotKept(piece));
+        }
         match self.keeping.push(piece, node) {
             Ok(()) => self.keep_next(),
             Err(QueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
@@ -49,46 +63,53 @@ impl Controller {
 
     fn keep_next(&mut self) {
         let Some((piece, node)) = self.keeping.poll() else { return };
-        let progress = Some(self.kept_bytes.shared());
-        let key = wire::encode(&BulkKey::Piece(piece));
-        let fetch = BulkFetch { holders: vec![node], key, length: piece.length, progress };
-        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
+        let (progress, arrivals) = (self.kept_bytes.clone(), self.arrivals.clone());
         tokio::spawn(async move {
-            let bytes = transport.fetch_bulk(fetch).await.ok();
-            let arrived = PieceArrived { piece, wanted_by: node, bytes };
+            let outcome = keep(&transport, &keeper, piece, node, progress).await;
+            let arrived = PieceArrived { piece, wanted_by: node, outcome };
             let _ = arrivals.send(Arrived::Piece(arrived)).await;
         });
     }
 
     pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
-        let PieceArrived { piece, wanted_by, bytes } = arrived;
-        let put =
-            |bytes| self.keeper.put(piece, PieceBytes::Encoded(bytes), Purpose::For(wanted_by));
-        let kept = bytes.map(put);
-        if !matches!(kept, Some(Ok(()))) {
-            self.answer_keep(wanted_by, piece, &NodeMessage::NotKept(piece));
+        let PieceArrived { piece, wanted_by, outcome } = arrived;
+        let answer = match outcome {
+            Ok(()) => NodeMessage::Kept(piece),
+            Err(error) => {
+                self.journal.warn(format!("nothing is kept for node {wanted_by}: {error}"));
+                NodeMessage::NotKept(piece)
+            }
+        };
+        self.answer_keep(wanted_by, piece, &answer);
+    }
+
+    /// A worker says that a checkpoint does not come about. People hear of each once.
+    pub(super) fn note_save_failed(&mut self, node: NodeId, failed: SaveFailed) {
+        let SaveFailed { version, layer, copies, wanted } = failed;
+        let is_pending = self.core.state().pending().iter().any(|found| found.version == version);
+        if !self.leads() || !is_pending || self.save_failed.replace(version) == Some(version) {
+            return;
         }
+        let last = self.core.state().checkpoints().last();
+        let last = last
+            .map_or("none before it".to_owned(), |found| format!("the last is {}", found.version));
+        self.journal.warn(format!(
+            "checkpoint {version} failed ({last}): of layer {layer} of node {node} {copies} of {wanted} \
+             copies could be written; free disk space there and on who keeps copies"
+        ));
     }
 
     pub(super) fn handle_kept(&mut self, kept: Kept) {
         match kept {
-            Kept::Put { piece, purpose: Purpose::For(node), failure } => {
-                let answer = match failure {
-                    None => NodeMessage::Kept(piece),
-                    Some(failure) => {
-                        self.journal.warn(format!("nothing is kept for node {node}: {failure}"));
-                        NodeMessage::NotKept(piece)
-                    }
-                };
-                self.answer_keep(node, piece, &answer);
-            }
             Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
-            Kept::Collected { count } => {
-                if count > 0 {
-                    self.journal.log(format!("{count} things of old checkpoints removed"));
-                }
+            Kept::Collected(Freed { chunks: 0, .. }) => {}
+            Kept::Collected(Freed { chunks, bytes }) => {
+                let bytes = Bytes(bytes);
+                self.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
             }
-            Kept::Put { purpose: Purpose::Own, .. } | Kept::Got { .. } => {}
+            // Pieces of its own no controller has, nor does it go on from any.
+            Kept::Put { .. } | Kept::Got { .. } => {}
         }
     }
 

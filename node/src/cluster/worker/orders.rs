@@ -8,12 +8,14 @@ use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{LoadOrder, News, Order};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_types::{Digest, LayerId};
+use zbelastic_types::{Digest, LayerId, NodeId};
 
 use super::{Arrived, JobHere, ORDERS_HELD_MAX, Readiness, Worker};
-use crate::cluster::data::{FetchError, Fetched, fetch_job};
+use crate::cluster::data::{
+    DamagedCopy, FetchError, Fetched, damaged_words, fetch_data, fetch_job,
+};
 use crate::cluster::device::{DeviceInput, DeviceJob, StepTime};
-use crate::cluster::document::JobDocument;
+use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::ending::{Ending, Signal};
 use crate::cluster::frames::Expected;
 use crate::cluster::wire::NodeMessage;
@@ -64,6 +66,9 @@ impl Worker {
     }
 
     fn carry_out_now(&mut self, order: Order) {
+        if let Order::Settle(seal) = &order {
+            self.newest = self.newest.max(seal.turn.step);
+        }
         match order {
             Order::Load(load) => self.load(load),
             Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
@@ -171,11 +176,15 @@ impl Worker {
         let Readiness::Fetching(held) = &mut self.readiness else { return };
         let held = std::mem::take(held);
         self.readiness = Readiness::Idle;
-        let Fetched { document, corpus, weights } = match fetched {
+        let Fetched { document, corpus, weights, damaged } = match fetched {
             Ok(fetched) => fetched,
             // Whoever is planned in and loads nothing is planned out, and asked again later.
-            Err(error) => return self.journal.log(format!("the job cannot be built: {error}")),
+            Err(error) => return self.journal.warn(format!("the job cannot be built: {error}")),
         };
+        for DamagedCopy { node, name } in damaged {
+            self.journal.warn(damaged_words(node, name));
+            self.send_node(node, &NodeMessage::KeepData(name));
+        }
         let (config, job) = (&document.job.config, document.clone());
         let specs = model_layers(&config.model);
         let layer_floats = specs.iter().map(LayerSpec::len).collect();
@@ -188,6 +197,20 @@ impl Worker {
         self.readiness =
             Readiness::Ready(JobHere { document, layer_floats, plan: None, rehearsal: None });
         held.into_iter().for_each(|order| self.carry_out(order));
+    }
+
+    /// Another node found the copy here of a job's text or weights to be damaged, and has a sound one.
+    pub(super) fn mend_data(&mut self, from: NodeId, name: DataName) {
+        let Readiness::Ready(JobHere { document, .. }) = &self.readiness else { return };
+        if document.job.text != name && document.job.weights != Some(name) {
+            return;
+        }
+        self.journal.warn(format!("node {from} found the copy of the text here to be damaged"));
+        let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
+        // What is sound is found to be, and stays; what cannot be fetched is said by who wants it.
+        tokio::spawn(async move {
+            let _ = fetch_data(name, &transport, &keeper, vec![from]).await;
+        });
     }
 
     pub(super) fn tell_step_time(&mut self, step: StepTime) {

@@ -1,32 +1,28 @@
 //! Pieces of checkpoints on a worker: written here and kept elsewhere, read here or fetched.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use zbelastic_trainer::elastic::{LayerImage, image_bytes};
 use zbelastic_trainer::host::HostInput;
-use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole};
-use zbelastic_types::{Digest, LayerId, NodeId, Step};
+use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, Reply};
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 
 use super::{Arrived, Readiness, Worker};
-use crate::cluster::copies::CopyOutcome;
-use crate::cluster::keeper::{Kept, PieceBytes, Purpose};
+use crate::cluster::copies::CopyNext;
+use crate::cluster::keep_rule::check_keep;
+use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
-use crate::cluster::wire::{self, BulkKey, NodeMessage, PieceRef};
+use crate::cluster::piece_sink::{KeepError, keep};
+use crate::cluster::shelf::LayerBody;
+use crate::cluster::wire::{self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef};
 
 /// A piece that was fetched, or not.
-pub(super) struct PieceArrived {
-    piece: PieceRef,
-    purpose: PiecePurpose,
-    bytes: Result<Vec<u8>, String>,
-}
-
-/// What a piece is fetched for.
-#[derive(Clone, Copy)]
-enum PiecePurpose {
+pub(super) enum PieceArrived {
     /// To go on from.
-    Read,
+    Read { piece: PieceRef, bytes: Result<Vec<u8>, String> },
     /// To be kept for another node.
-    Keep(NodeId),
+    Kept { piece: PieceRef, node: NodeId, outcome: Result<(), KeepError> },
 }
 
 impl Worker {
@@ -39,45 +35,61 @@ impl Worker {
             Readiness::Idle | Readiness::Fetching(_) => 0,
         };
         let others = self.peers.keepers(self.seat.contacts(), layer);
-        self.copies.begin(piece, wanted, &others);
+        self.copies.begin(piece, wanted, others);
         self.work.begin_writing(piece);
-        if self.keeper.put(piece, PieceBytes::Layer(image), Purpose::Own).is_err() {
-            self.give_up(piece, "too much waits for the disk");
+        let body = Arc::new(LayerBody::new(Arc::new(image)));
+        if self.keeper.put(piece, body.clone()).is_err() {
+            self.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
+            self.note_own(piece, Some(body));
         }
-    }
-
-    fn give_up(&mut self, piece: PieceRef, why: &str) {
-        let what = format!("layer {} of checkpoint {}: {why}", piece.layer, piece.version);
-        self.journal.warn(what);
-        let _ = self.copies.note_here(piece, false);
-        self.tell_written(piece, false);
-    }
-
-    pub(super) fn tell_written(&mut self, piece: PieceRef, is_durable: bool) {
-        self.work.note_written(piece, is_durable);
-        let PieceRef { version, layer, digest, .. } = piece;
-        self.tell_device(HostInput::Written { version, layer, digest, is_durable });
     }
 
     pub(super) fn note_copy(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) {
-        match self.copies.note_kept(piece, node, is_kept) {
-            Some(CopyOutcome::Durable) => self.tell_written(piece, true),
-            Some(CopyOutcome::Failed) => self.tell_written(piece, false),
-            None => {}
+        let next = self.copies.note_kept(piece, node, is_kept);
+        self.go_on_copying(piece, next);
+    }
+
+    /// A node is not connected any more.
+    pub(super) fn note_keeper_down(&mut self, node: NodeId) {
+        for (piece, next) in self.copies.note_down(node) {
+            self.go_on_copying(piece, next);
         }
     }
 
-    /// A piece of this node is on its disk, or not: from there others fetch it who are to keep it.
-    fn note_own(&mut self, piece: PieceRef, is_durable: bool) {
-        match self.copies.note_here(piece, is_durable) {
-            Some(CopyOutcome::Durable) => self.tell_written(piece, true),
-            Some(CopyOutcome::Failed) => self.tell_written(piece, false),
-            None => {
-                for node in self.copies.asked(piece) {
-                    self.send_node(node, &NodeMessage::Keep(piece));
-                }
+    /// The store here has a piece of this node, or did not take it: then others fetch it from memory.
+    fn note_own(&mut self, piece: PieceRef, refused: Option<Arc<LayerBody>>) {
+        let is_here = refused.is_none();
+        if let Some(body) = refused {
+            self.shelf.offer(BulkKey::Piece(piece), body);
+        }
+        let next = self.copies.note_here(piece, is_here);
+        self.go_on_copying(piece, next);
+    }
+
+    fn go_on_copying(&mut self, piece: PieceRef, next: CopyNext) {
+        match next {
+            CopyNext::Wait => {}
+            CopyNext::Ask(nodes) => {
+                nodes.into_iter().for_each(|n| self.send_node(n, &NodeMessage::Keep(piece)));
+            }
+            CopyNext::Durable => self.end_copying(piece, true),
+            CopyNext::Failed { copies, wanted } => {
+                let PieceRef { version, layer, .. } = piece;
+                let what = format!("layer {layer} of checkpoint {version}");
+                self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
+                let (copies, wanted) = (copies as u32, wanted as u32);
+                let failed = NodeMessage::SaveFailed { version, layer, copies, wanted };
+                self.tell_controllers(&failed);
+                self.end_copying(piece, false);
             }
         }
+    }
+
+    fn end_copying(&mut self, piece: PieceRef, is_durable: bool) {
+        self.shelf.take_back(&BulkKey::Piece(piece));
+        self.work.note_written(piece, is_durable);
+        let PieceRef { version, layer, digest, .. } = piece;
+        self.tell_device(HostInput::Written { version, layer, digest, is_durable });
     }
 
     /// The host wants to go on from a layer of a checkpoint.
@@ -99,6 +111,14 @@ impl Worker {
 
     /// Another node wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
+        let layer_bytes = match &self.readiness {
+            Readiness::Ready(job) => Some(job.layer_bytes()),
+            Readiness::Idle | Readiness::Fetching(_) => None,
+        };
+        if let Err(refusal) = check_keep(piece, layer_bytes.as_deref(), self.newest) {
+            self.journal.log(format!("nothing is kept for node {node}: {refusal}"));
+            return self.send_node(node, &NodeMessage::NotKept(piece));
+        }
         match self.keeping.push(piece, node) {
             Ok(()) => self.keep_next(),
             Err(QueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
@@ -106,9 +126,14 @@ impl Worker {
     }
 
     fn keep_next(&mut self) {
-        if let Some((piece, node)) = self.keeping.poll() {
-            self.fetch_piece(piece, vec![node], PiecePurpose::Keep(node));
-        }
+        let Some((piece, node)) = self.keeping.poll() else { return };
+        let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
+        let (progress, arrivals) = (self.work.pieces().clone(), self.arrivals.clone());
+        tokio::spawn(async move {
+            let outcome = keep(&transport, &keeper, piece, node, progress).await;
+            let arrived = PieceArrived::Kept { piece, node, outcome };
+            let _ = arrivals.send(Arrived::Piece(arrived)).await;
+        });
     }
 
     /// What came of a piece that another node wants to be kept here.
@@ -127,37 +152,35 @@ impl Worker {
         if std::mem::replace(&mut self.written_seen, written) != written {
             self.copies.note_written();
         }
-        for piece in self.copies.handle_tick() {
-            self.give_up(piece, "neither this node nor one that was asked to keep it gets on");
+        for (piece, next) in self.copies.handle_tick() {
+            self.go_on_copying(piece, next);
         }
     }
 
-    fn fetch_piece(&mut self, piece: PieceRef, holders: Vec<NodeId>, purpose: PiecePurpose) {
+    fn fetch_piece(&mut self, piece: PieceRef) {
+        let holders = self.peers.holders(self.seat.contacts());
         let progress = Some(self.work.pieces().shared());
         let key = wire::encode(&BulkKey::Piece(piece));
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
-            let _ = arrivals.send(Arrived::Piece(PieceArrived { piece, purpose, bytes })).await;
+            let _ = arrivals.send(Arrived::Piece(PieceArrived::Read { piece, bytes })).await;
         });
     }
 
     pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
-        let PieceArrived { piece, purpose, bytes } = arrived;
-        match (purpose, bytes) {
-            (PiecePurpose::Read, Ok(bytes)) => self.answer_read(piece, Some(bytes)),
-            (PiecePurpose::Read, Err(error)) => {
-                self.journal.warn(format!("nobody has {piece:?}: {error}"));
+        match arrived {
+            PieceArrived::Read { piece, bytes: Ok(bytes) } => self.answer_read(piece, Some(bytes)),
+            PieceArrived::Read { piece, bytes: Err(error) } => {
+                let PieceRef { version, layer, .. } = piece;
+                self.journal.warn(format!("nobody has layer {layer} of {version}: {error}"));
                 self.answer_read(piece, None);
             }
-            (PiecePurpose::Keep(node), Ok(bytes)) => {
-                let bytes = PieceBytes::Encoded(bytes);
-                if self.keeper.put(piece, bytes, Purpose::For(node)).is_err() {
-                    self.answer_keep(node, piece, &NodeMessage::NotKept(piece));
-                }
+            PieceArrived::Kept { piece, node, outcome: Ok(()) } => {
+                self.answer_keep(node, piece, &NodeMessage::Kept(piece));
             }
-            (PiecePurpose::Keep(node), Err(error)) => {
+            PieceArrived::Kept { piece, node, outcome: Err(error) } => {
                 self.journal.warn(format!("nothing is kept for node {node}: {error}"));
                 self.answer_keep(node, piece, &NodeMessage::NotKept(piece));
             }
@@ -166,39 +189,40 @@ impl Worker {
 
     pub(super) fn handle_kept(&mut self, kept: Kept) {
         match kept {
-            Kept::Put { piece, purpose: Purpose::Own, failure } => {
-                if let Some(failure) = &failure {
-                    self.journal.warn(format!("layer {} is not kept: {failure}", piece.layer));
-                }
-                self.note_own(piece, failure.is_none());
-            }
-            Kept::Put { piece, purpose: Purpose::For(node), failure } => {
-                let answer = match failure {
-                    None => NodeMessage::Kept(piece),
-                    Some(failure) => {
-                        self.journal.warn(format!("nothing is kept for node {node}: {failure}"));
-                        NodeMessage::NotKept(piece)
-                    }
-                };
-                self.answer_keep(node, piece, &answer);
+            Kept::Put { piece, outcome: Ok(()) } => self.note_own(piece, None),
+            Kept::Put { piece, outcome: Err((failure, body)) } => {
+                self.journal.warn(format!("layer {} is not kept: {failure}", piece.layer));
+                self.note_own(piece, Some(body));
             }
             Kept::Got { piece, bytes: Some(bytes) } => self.answer_read(piece, Some(bytes)),
-            Kept::Got { piece, bytes: None } => {
-                let holders = self.peers.holders(self.seat.contacts());
-                self.fetch_piece(piece, holders, PiecePurpose::Read);
-            }
+            Kept::Got { piece, bytes: None } => self.fetch_piece(piece),
             Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
-            Kept::Collected { count } => {
-                if count > 0 {
-                    self.journal.log(format!("{count} things of old checkpoints removed"));
-                }
+            Kept::Collected(Freed { chunks: 0, .. }) => {}
+            Kept::Collected(Freed { chunks, bytes }) => {
+                let bytes = Bytes(bytes);
+                self.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
             }
+        }
+    }
+
+    /// A controller asks something.
+    pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
+        match NodeRequest::decode(bytes) {
+            Some(NodeRequest::Collect { kept }) if from.role == PeerRole::Controller => {
+                let store = self.keeper.store();
+                tokio::spawn(
+                    async move { reply.answer(wire::encode(&collect_now(store, kept).await)) },
+                );
+            }
+            // A worker answers nobody's other questions but those for bodies.
+            Some(NodeRequest::Collect { .. } | NodeRequest::Renew { .. }) | None => drop(reply),
         }
     }
 
     /// A controller says which versions are referred to.
     pub(super) fn collect(&mut self, from: PeerIdentity, kept: Vec<Step>) {
         if from.role == PeerRole::Controller {
+            self.newest = self.newest.max(kept.iter().copied().max().unwrap_or_default());
             // If there is no room now, the next checkpoint says it again.
             let _ = self.keeper.collect(BTreeSet::from_iter(kept));
         }

@@ -31,6 +31,7 @@ impl Worker {
             let chain = match answer.map(|bytes| wire::decode(&bytes)) {
                 Ok(Ok(NodeAnswer::Renewed { chain })) => Ok(chain),
                 Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
+                Ok(Ok(NodeAnswer::Collected(_))) => Err("it answered something else".to_owned()),
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             };

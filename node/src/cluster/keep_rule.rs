@@ -1,0 +1,93 @@
+//! Which pieces of checkpoints a node keeps for others. A certificate alone fills no disk: a piece must
+//! be one of the job's layers, as long as that layer is, and of a version that can be under way.
+
+use zbelastic_consensus::job::CHECKPOINT_EVERY_MAX;
+use zbelastic_types::{LayerId, Step};
+
+use super::wire::PieceRef;
+
+/// So many steps beyond those a node knows to be sealed a version may be that it is asked to keep. What a
+/// node hears of seals is late by messages, never by as many steps: this is the number of steps that a
+/// run trains at most without a checkpoint.
+pub const STEPS_AHEAD_MAX: u64 = CHECKPOINT_EVERY_MAX;
+
+/// Why a piece is not kept for another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeepRefusal {
+    /// There is no job here that it could be of.
+    #[error("no job is loaded here")]
+    NoJob,
+    /// The job's model has no such layer.
+    #[error("layer {found} of a model of {count} layers")]
+    Layer {
+        /// Layers of the model.
+        count: usize,
+        /// The layer named.
+        found: LayerId,
+    },
+    /// The layer has another length.
+    #[error("{found} bytes, the layer has {expected}")]
+    Length {
+        /// What the layer takes.
+        expected: u64,
+        /// What was named.
+        found: u64,
+    },
+    /// No such version can be under way.
+    #[error("version {found} cannot be under way, at most {most}")]
+    Version {
+        /// The newest that may be.
+        most: Step,
+        /// The version named.
+        found: Step,
+    },
+}
+
+/// Looks at a piece that a node is asked to keep. `layer_bytes` has the bytes of each layer of the job, as
+/// it travels; `sealed` is the newest version this node knows of.
+///
+/// # Errors
+/// If it is not to be kept.
+pub fn check_keep(
+    piece: PieceRef,
+    layer_bytes: Option<&[u64]>,
+    sealed: Step,
+) -> Result<(), KeepRefusal> {
+    let layer_bytes = layer_bytes.ok_or(KeepRefusal::NoJob)?;
+    let (count, found) = (layer_bytes.len(), piece.layer);
+    let expected = *layer_bytes.get(found.index()).ok_or(KeepRefusal::Layer { count, found })?;
+    if piece.length != expected {
+        return Err(KeepRefusal::Length { expected, found: piece.length });
+    }
+    let most = Step(sealed.0.saturating_add(STEPS_AHEAD_MAX));
+    if piece.version > most {
+        return Err(KeepRefusal::Version { most, found: piece.version });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::Digest;
+
+    use super::*;
+
+    #[test]
+    fn only_a_layer_of_the_job_at_a_version_that_can_be_under_way_is_kept() {
+        let piece = |version: u64, layer: u32, length: u64| {
+            let (version, layer, digest) = (Step(version), LayerId(layer), Digest::default());
+            PieceRef { version, layer, digest, length }
+        };
+        let (known, sealed) = (Some(&[100, 200][..]), Step(10));
+        let check = |piece| check_keep(piece, known, sealed);
+        assert_eq!(check(piece(11, 1, 200)), Ok(()));
+        assert_eq!(check(piece(10 + STEPS_AHEAD_MAX, 0, 100)), Ok(()));
+        let (most, found) = (Step(10 + STEPS_AHEAD_MAX), Step(1 << 40));
+        assert_eq!(check(piece(1 << 40, 0, 100)), Err(KeepRefusal::Version { most, found }));
+        let (expected, found) = (100, 64 << 30);
+        assert_eq!(check(piece(11, 0, 64 << 30)), Err(KeepRefusal::Length { expected, found }));
+        let found = LayerId(2);
+        assert_eq!(check(piece(11, 2, 100)), Err(KeepRefusal::Layer { count: 2, found }));
+        assert_eq!(check_keep(piece(1, 0, 100), None, sealed), Err(KeepRefusal::NoJob));
+    }
+}

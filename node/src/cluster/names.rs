@@ -1,0 +1,161 @@
+//! Names of machines, resolved beside the event loop: a resolver answers when it likes, and a loop that
+//! waits for it sends no heartbeats.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use zbelastic_types::NodeId;
+
+/// Nodes whose names are resolved at once, each on a thread: one slow name delays as many others, not all.
+const RESOLVING_MAX: usize = 16;
+
+/// Finds the addresses of a name and port; may take as long as it likes.
+pub type Lookup = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
+
+/// Asks the system's resolver.
+#[must_use]
+pub fn system_lookup() -> Lookup {
+    Arc::new(|address| address.to_socket_addrs().map(Iterator::collect).unwrap_or_default())
+}
+
+/// Addresses as a socket takes them, for who may wait for the resolver; a name that does not resolve now
+/// is left out.
+#[must_use]
+pub fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
+    let lookup = system_lookup();
+    addresses.iter().flat_map(|address| lookup(address)).collect()
+}
+
+/// Resolves the addresses of nodes, each node once at a time.
+pub struct Names {
+    lookup: Lookup,
+    /// Nodes that wait, in order, each with what was asked last.
+    waiting: VecDeque<(NodeId, Vec<String>)>,
+    /// Nodes being resolved.
+    under_way: BTreeMap<NodeId, Vec<String>>,
+    answers: Receiver<(NodeId, Vec<SocketAddr>)>,
+    answer: Sender<(NodeId, Vec<SocketAddr>)>,
+}
+
+impl Names {
+    /// Resolves with this lookup.
+    #[must_use]
+    pub fn new(lookup: Lookup) -> Self {
+        let (answer, answers) = channel();
+        Self { lookup, waiting: VecDeque::new(), under_way: BTreeMap::new(), answers, answer }
+    }
+
+    /// Asks where a node is. Yields the addresses that are numbers; those of names come from
+    /// [`Self::poll`], with the numbers.
+    pub fn ask(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
+        self.waiting.retain(|(waiting, _)| *waiting != node);
+        let numbers: Vec<SocketAddr> = addresses.iter().filter_map(|a| a.parse().ok()).collect();
+        let is_new = self.under_way.get(&node).is_none_or(|asked| asked != addresses);
+        if numbers.len() < addresses.len() && is_new {
+            self.waiting.push_back((node, addresses.to_vec()));
+            self.start();
+        }
+        numbers
+    }
+
+    /// What was found since this was asked last. What does not resolve now is left out.
+    pub fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)> {
+        let found: Vec<_> = self.answers.try_iter().collect();
+        for (node, _) in &found {
+            self.under_way.remove(node);
+        }
+        if !found.is_empty() {
+            self.start();
+        }
+        found
+    }
+
+    fn start(&mut self) {
+        while self.under_way.len() < RESOLVING_MAX {
+            let is_free = |(node, _): &(NodeId, _)| !self.under_way.contains_key(node);
+            let Some(next) = self.waiting.iter().position(is_free) else { return };
+            let Some((node, addresses)) = self.waiting.remove(next) else { return };
+            self.under_way.insert(node, addresses.clone());
+            let (lookup, answer) = (self.lookup.clone(), self.answer.clone());
+            let work = move || {
+                let found = addresses.iter().flat_map(|address| lookup(address)).collect();
+                let _ = answer.send((node, found));
+            };
+            if thread::Builder::new().name("names".to_owned()).spawn(work).is_err() {
+                // The machine has no thread to spare now: the next change of members asks again.
+                self.under_way.remove(&node);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+    use std::sync::{Mutex, PoisonError};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn here() -> SocketAddr {
+        "10.0.0.1:7000".parse().expect("an address")
+    }
+
+    /// Until something is found; fails after far longer than threads take to run.
+    fn wait(names: &mut Names) -> Vec<(NodeId, Vec<SocketAddr>)> {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let found = names.poll();
+            if !found.is_empty() {
+                return found;
+            }
+            assert!(Instant::now() < end, "nothing was resolved");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_name_that_hangs_delays_nobody_else() {
+        let (release, hangs) = sync_channel::<()>(0);
+        let hangs = Mutex::new(hangs);
+        let lookup: Lookup = Arc::new(move |address| {
+            if address.starts_with("slow") {
+                let _ = hangs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            }
+            vec![here()]
+        });
+        let mut names = Names::new(lookup);
+        let text = |address: &str| vec![address.to_owned()];
+        assert_eq!(names.ask(NodeId(1), &text("10.0.0.9:1")).len(), 1, "a number is there at once");
+        assert_eq!(names.ask(NodeId(2), &text("slow:1")), []);
+        assert_eq!(names.ask(NodeId(3), &text("fast:1")), []);
+        assert_eq!(wait(&mut names), [(NodeId(3), vec![here()])]);
+        // What is asked again while it is resolved is not asked twice.
+        assert_eq!(names.ask(NodeId(2), &text("slow:1")), []);
+        assert!(names.waiting.is_empty());
+        release.send(()).expect("it waits");
+        assert_eq!(wait(&mut names), [(NodeId(2), vec![here()])]);
+        assert!(names.under_way.is_empty());
+    }
+
+    #[test]
+    fn no_more_are_resolved_at_once_than_there_is_room_for() {
+        let (release, hangs) = sync_channel::<()>(0);
+        let hangs = Mutex::new(hangs);
+        let mut names = Names::new(Arc::new(move |_| {
+            let _ = hangs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            Vec::new()
+        }));
+        for node in 0..2 * RESOLVING_MAX as u64 {
+            names.ask(NodeId(node), &["slow:1".to_owned()]);
+        }
+        assert_eq!((names.under_way.len(), names.waiting.len()), (RESOLVING_MAX, RESOLVING_MAX));
+        release.send(()).expect("one waits");
+        let found = wait(&mut names).len();
+        assert_eq!(names.waiting.len(), RESOLVING_MAX - found);
+    }
+}

@@ -1,0 +1,217 @@
+//! A piece of a checkpoint that comes from another node, written as it arrives: what is in memory of it
+//! are the chunks that are not whole yet, whatever the layer. It counts as kept once the digest of all
+//! that was written is the one it was asked to be kept under.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use zbelastic_checkpoint::{CHUNK_BYTES, ChunkHash, PieceRecord, SledStore, Store, StoreError};
+use zbelastic_trainer::elastic::{ImageDigester, ImageError};
+use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
+use zbelastic_types::{Digest, NodeId};
+
+use super::keeper::{Keeper, name_of};
+use super::wire::{self, BulkKey, PieceRef};
+use super::work::WorkCount;
+
+/// Why a piece is not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepError {
+    /// The store cannot be opened.
+    #[error("there is no store")]
+    NoStore,
+    /// Whoever asked for it does not give it, or the store does not take it.
+    #[error("it does not come: {0}")]
+    Fetch(#[from] BulkError),
+    /// The store does not take it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// It is no layer.
+    #[error("it is no layer: {0}")]
+    Image(#[from] ImageError),
+    /// It is another layer, or another state of it.
+    #[error("a state with digest {expected} was announced, {found} came")]
+    Digest {
+        /// What was announced.
+        expected: Digest,
+        /// What came.
+        found: Digest,
+    },
+    /// Bytes of it are missing.
+    #[error("{found} of {expected} bytes came")]
+    Incomplete {
+        /// Bytes announced.
+        expected: u64,
+        /// Bytes that came.
+        found: u64,
+    },
+    /// The thread that wrote it panicked.
+    #[error("the thread that checked it ended")]
+    Interrupted,
+}
+
+/// Fetches a piece from a node into the store here, and checks it.
+///
+/// # Errors
+/// If it does not come, is another one, or the store does not take it.
+pub async fn keep(
+    transport: &Transport,
+    keeper: &Keeper,
+    piece: PieceRef,
+    holder: NodeId,
+    progress: WorkCount,
+) -> Result<(), KeepError> {
+    let store = keeper.store().ok_or(KeepError::NoStore)?;
+    if matches!(store.record(name_of(piece)), Ok(Some(_))) {
+        return Ok(());
+    }
+    let sink = PieceSink::new(store, piece, keeper.written().clone());
+    let key = wire::encode(&BulkKey::Piece(piece));
+    let (holders, progress) = (vec![holder], Some(progress.shared()));
+    let fetch = BulkFetch { holders, key, length: piece.length, progress };
+    let sink = transport.fetch_bulk_into(fetch, sink).await?;
+    let finished = tokio::task::spawn_blocking(move || sink.finish()).await;
+    finished.unwrap_or(Err(KeepError::Interrupted))
+}
+
+/// Writes a piece chunk by chunk. Dropped before [`Self::finish`], what it wrote may be removed.
+struct PieceSink<S: Store = SledStore> {
+    store: Arc<S>,
+    piece: PieceRef,
+    /// Chunks that are whole, by their place.
+    whole: BTreeMap<u64, ChunkHash>,
+    /// Chunks of which some bytes are missing, with how many came.
+    partial: BTreeMap<u64, (Vec<u8>, usize)>,
+    written: WorkCount,
+}
+
+impl<S: Store> PieceSink<S> {
+    fn new(store: Arc<S>, piece: PieceRef, written: WorkCount) -> Self {
+        Self { store, piece, whole: BTreeMap::new(), partial: BTreeMap::new(), written }
+    }
+
+    /// Bytes of the chunk at this place.
+    fn chunk_len(&self, index: u64) -> usize {
+        let left = self.piece.length.saturating_sub(index * CHUNK_BYTES as u64);
+        left.min(CHUNK_BYTES as u64) as usize
+    }
+
+    fn record(&self) -> PieceRecord {
+        let chunks = self.whole.values().copied().collect();
+        PieceRecord { length: self.piece.length, chunks }
+    }
+
+    /// Compares the digest, and gives the piece its name.
+    fn finish(self) -> Result<(), KeepError> {
+        let (expected, record) = (self.piece.length, self.record());
+        let found = (0..).take(record.chunks.len()).map(|index| self.chunk_len(index) as u64).sum();
+        if found != expected {
+            return Err(KeepError::Incomplete { expected, found });
+        }
+        let mut digester = ImageDigester::new(expected);
+        for hash in &record.chunks {
+            digester.push(&self.store.chunk(*hash)?)?;
+        }
+        let (expected, found) = (self.piece.digest, digester.finish()?);
+        if expected != found {
+            return Err(KeepError::Digest { expected, found });
+        }
+        Ok(self.store.put_record(name_of(self.piece), &record)?)
+    }
+}
+
+impl<S: Store> Drop for PieceSink<S> {
+    fn drop(&mut self) {
+        self.store.give_up(&self.record());
+    }
+}
+
+impl<S: Store + 'static> ChunkSink for PieceSink<S> {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (mut at, mut bytes) = (offset, bytes);
+        while !bytes.is_empty() {
+            let (index, start) = (at / CHUNK_BYTES as u64, (at % CHUNK_BYTES as u64) as usize);
+            let len = self.chunk_len(index);
+            if start >= len {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            let (now, later) = bytes.split_at(bytes.len().min(len - start));
+            let (chunk, filled) = self.partial.entry(index).or_insert_with(|| (vec![0; len], 0));
+            chunk[start..start + now.len()].copy_from_slice(now);
+            *filled += now.len();
+            if *filled == len
+                && let Some((chunk, _)) = self.partial.remove(&index)
+            {
+                let hash = ChunkHash::of(&chunk);
+                self.store.put_chunk(hash, &chunk).map_err(io::Error::other)?;
+                self.written.add(len as u64);
+                self.whole.insert(index, hash);
+            }
+            (at, bytes) = (at + now.len() as u64, later);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_checkpoint::MemoryStore;
+    use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+    use zbelastic_types::{LayerId, Step};
+
+    use super::*;
+
+    /// A layer of two chunks and a bit.
+    fn layer() -> (PieceRef, Vec<u8>) {
+        let len = 2 * CHUNK_BYTES / 12 + 100;
+        let floats = |start: usize| (start..start + len).map(|i| i as f32 * 0.5).collect();
+        let (w, m, v) = (floats(1), floats(2), floats(3));
+        let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
+        let bytes = image.encode();
+        let (digest, length) = (layer_digest(&image), bytes.len() as u64);
+        (PieceRef { version: Step(9), layer: LayerId(3), digest, length }, bytes)
+    }
+
+    fn sink(store: &Arc<MemoryStore>, piece: PieceRef) -> PieceSink<MemoryStore> {
+        PieceSink::new(store.clone(), piece, WorkCount::default())
+    }
+
+    /// Writes in pieces as the bulk lane does, the later half first.
+    fn write(sink: &mut PieceSink<MemoryStore>, bytes: &[u8]) -> io::Result<()> {
+        const PIECE: usize = 1 << 20;
+        let pieces: Vec<_> = bytes.chunks(PIECE).enumerate().collect();
+        let (first, second) = pieces.split_at(pieces.len() / 2);
+        let mut all = second.iter().chain(first);
+        all.try_for_each(|(index, bytes)| sink.write((index * PIECE) as u64, bytes))
+    }
+
+    #[test]
+    fn a_piece_that_came_in_any_order_is_there_as_it_was() {
+        let (store, (piece, bytes)) = (Arc::new(MemoryStore::new()), layer());
+        let mut sink = sink(&store, piece);
+        write(&mut sink, &bytes).expect("room");
+        assert!(sink.partial.is_empty());
+        assert_eq!(sink.written.total(), piece.length);
+        sink.finish().expect("the layer");
+        assert!(store.get(name_of(piece)).expect("there") == bytes);
+    }
+
+    #[test]
+    fn what_is_not_the_layer_that_was_announced_is_not_kept() {
+        let (store, (piece, mut bytes)) = (Arc::new(MemoryStore::new()), layer());
+        bytes[CHUNK_BYTES + 7] ^= 1;
+        let mut other = sink(&store, piece);
+        write(&mut other, &bytes).expect("room");
+        let error = other.finish().expect_err("one bit differs");
+        assert!(matches!(error, KeepError::Digest { expected, .. } if expected == piece.digest));
+        let mut short = sink(&store, piece);
+        write(&mut short, &bytes[..CHUNK_BYTES]).expect("room");
+        assert!(matches!(short.finish(), Err(KeepError::Incomplete { .. })));
+        let mut long = sink(&store, piece);
+        assert!(long.write(piece.length, &[0]).is_err(), "behind its end");
+        assert_eq!(store.record(name_of(piece)).expect("readable"), None);
+        let inventory = store.inventory().expect("readable");
+        assert!(inventory.under_way.is_empty(), "what was written of it may go");
+    }
+}

@@ -1,0 +1,101 @@
+//! What nodes keep on their disks: no more than is needed, wherever there is room, and what rots is mended.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use zbelastic_node::api::EventKind;
+
+use crate::harness::Cluster;
+
+/// Files below a folder.
+pub fn files(folder: &Path) -> usize {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let entries = entries.map(|entry| entry.expect("readable").path());
+    entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
+}
+
+fn chunks(cluster: &Cluster, node: &str) -> usize {
+    files(&cluster.root.path().join(node).join("store/chunks"))
+}
+
+fn newest_checkpoint(cluster: &Cluster) -> Option<u64> {
+    cluster.status()?.checkpoints.last().map(|found| found.step)
+}
+
+fn reach(cluster: &Cluster, checkpoint: u64) {
+    let found = |cluster: &Cluster| newest_checkpoint(cluster).filter(|at| *at >= checkpoint);
+    cluster.wait("a checkpoint", found);
+}
+
+/// Sixty checkpoints of which three are kept: nobody's disk has the others.
+#[test]
+fn no_store_keeps_what_no_checkpoint_needs() {
+    const STEPS: u64 = 300;
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    reach(&cluster, 30);
+    let nodes = ["controller", "a", "b"];
+    let early: Vec<usize> = nodes.iter().map(|node| chunks(&cluster, node)).collect();
+    cluster.digest(STEPS);
+    for (node, early) in nodes.into_iter().zip(early) {
+        let late = chunks(&cluster, node);
+        assert!(early > 0 && late <= 2 * early, "{node}: {late} chunks, {early} before");
+    }
+    let collected = cluster.wait("an answer", |cluster| cluster.ask(|client| client.collect()));
+    assert_eq!(collected.len(), nodes.len());
+    assert!(collected.iter().all(|node| node.error.is_none()), "{collected:?}");
+    // What a person asks for a second time is gone, and the answer says so.
+    let again = cluster.wait("an answer", |cluster| cluster.ask(|client| client.collect()));
+    assert!(again.iter().all(|node| node.chunks == 0 && node.error.is_none()), "{again:?}");
+}
+
+#[test]
+fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], 100_000);
+    reach(&cluster, 10);
+    let break_store = |node: &str| {
+        let folder = cluster.root.path().join(node).join("store/tmp");
+        fs::remove_dir_all(&folder).expect("it was there");
+    };
+    break_store("controller");
+    let at = newest_checkpoint(&cluster).expect("there are some");
+    reach(&cluster, at + 25);
+    // With two of three gone there is no second copy any more, and people hear of that at once.
+    break_store("a");
+    cluster.wait("a warning", |cluster| {
+        let events = cluster.ask(|client| client.events(0, 4096))?.events;
+        let mut kinds = events.into_iter().map(|event| event.kind);
+        kinds.find(|kind| {
+            matches!(kind, EventKind::Warning { what }
+                if what.contains("checkpoint") && what.contains("free disk space"))
+        })
+    });
+}
+
+/// The file of a node's copy of the text.
+fn text_file(cluster: &Cluster, node: &str) -> Option<PathBuf> {
+    let folder = cluster.root.path().join(node).join("data");
+    let mut entries = fs::read_dir(folder).ok()?.map(|entry| entry.expect("readable").path());
+    entries.find(|path| path.extension().is_some_and(|extension| extension == "data"))
+}
+
+#[test]
+fn a_damaged_copy_of_the_text_keeps_nobody_out_and_is_mended() {
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a"], 100_000);
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
+    cluster.wait("its copy of the text", |cluster| text_file(cluster, "a"));
+    let path = text_file(&cluster, "controller").expect("it was uploaded there");
+    let sound = fs::read(&path).expect("readable");
+    let mut damaged = sound.clone();
+    damaged[sound.len() / 2] ^= 1;
+    fs::write(&path, &damaged).expect("writable");
+    cluster.join("b");
+    let path_there = cluster.wait("a new worker's copy", |cluster| text_file(cluster, "b"));
+    assert_eq!(fs::read(path_there).expect("readable"), sound);
+    cluster.wait("the copy to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
+    cluster.wait("a plan with both", |cluster| {
+        cluster.status()?.plan.filter(|plan| plan.stages.len() == 2)
+    });
+}
