@@ -67,7 +67,8 @@ impl Solver {
         let nodes = request.nodes.len();
         let plan = found.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;
         let Plan { program, chunks, .. } = plan;
-        let solution = Solution { program, chunks, op_ticks_max: self.op_ticks_max };
+        let seats = (0..program.placement.stage_count() as usize).collect();
+        let solution = Solution { program, chunks, seats, op_ticks_max: self.op_ticks_max };
         self.found.insert(key, solution.clone());
         Ok(solution)
     }

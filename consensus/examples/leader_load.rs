@@ -234,6 +234,7 @@ fn solution(workers: u32) -> Solution {
     Solution {
         program: lower(&compute, options),
         chunks: (0..workers).map(|at| LayerRange::new(at * LAYERS, (at + 1) * LAYERS)).collect(),
+        seats: (0..workers as usize).collect(),
         op_ticks_max: 1_000_000,
     }
 }

@@ -70,7 +70,7 @@ pub struct SolveRequest {
     pub number: u64,
     /// The job.
     pub spec: Arc<JobSpec>,
-    /// Who may stand at a stage, in the order of stages; the first ones are used.
+    /// Who may stand at a stage, in the order of stages: the first ones are used before others.
     pub nodes: Vec<(NodeId, Resources)>,
     /// Whether steps run ahead.
     pub window: Window,
@@ -83,6 +83,9 @@ pub struct Solution {
     pub program: Program,
     /// The layers of each chunk.
     pub chunks: Vec<LayerRange>,
+    /// Who stands at each stage, by the place among the nodes of the request. Not always the first ones: a
+    /// node whose memory does not hold a stage is left out.
+    pub seats: Vec<usize>,
     /// Ticks after which one of its operations hangs.
     pub op_ticks_max: u32,
 }

@@ -91,7 +91,8 @@ pub(crate) fn crossed(plan: &mut PlanRecord) {
 /// What a solver answers for so many nodes.
 pub(crate) fn solution(stage_count: u32, window: Window) -> Solution {
     let (program, chunks) = (program(stage_count, window), chunks(stage_count));
-    Solution { program, chunks, op_ticks_max: 50 }
+    let seats = (0..stage_count as usize).collect();
+    Solution { program, chunks, seats, op_ticks_max: 50 }
 }
 
 /// The state of a layer at a version, as a digest.

@@ -165,6 +165,12 @@ impl Picture {
         self.rewinds
     }
 
+    /// The first seal after a moment, of a step that was sealed before or of a new one.
+    #[must_use]
+    pub fn first_seal_after(&self, at_us: u64) -> Option<u64> {
+        self.seals.values().map(|seal| seal.at_us).filter(|at| *at > at_us).min()
+    }
+
     /// The first seal after a moment that shows that the run recovered from what struck then: one
     /// of a later plan than `generation`, or the second one after `step`. The first one after
     /// `step` may have been on its way, with everything that it needs.

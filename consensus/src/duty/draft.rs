@@ -83,6 +83,22 @@ impl Draft {
         self.basis == *now
     }
 
+    /// Those whom a solution seats come first from here on, in the order of their stages. A plan for more
+    /// nodes than were offered is refused when it is checked.
+    fn seat(&mut self, solution: Solution) -> Result<Solution, Unsolvable> {
+        let nodes = self.nodes.len();
+        let stage_count = solution.program.placement.stage_count() as usize;
+        let is_once = BTreeSet::from_iter(&solution.seats).len() == solution.seats.len();
+        if !is_once || solution.seats.len() != stage_count {
+            let reason = format!("seats {:?} for {stage_count} stages", solution.seats);
+            return Err(Unsolvable { nodes, reason });
+        }
+        let seated = solution.seats.iter().copied().filter(|at| *at < nodes);
+        let others = (0..nodes).filter(|at| !solution.seats.contains(at));
+        self.nodes = seated.chain(others).map(|at| self.nodes[at]).collect();
+        Ok(solution)
+    }
+
     /// Who was asked which layers it holds, and has not answered.
     pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
         let is_asked = self.asked.is_some() && self.basis.is_now;
@@ -190,7 +206,7 @@ impl Planning {
     ) -> bool {
         match &mut self.draft {
             Some(draft) if draft.number == number => {
-                draft.solution = Some(solution);
+                draft.solution = Some(solution.and_then(|solution| draft.seat(solution)));
                 true
             }
             Some(_) | None => false,

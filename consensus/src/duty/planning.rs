@@ -434,7 +434,7 @@ impl Duties {
         from: Beginning,
     ) -> PlanRecord {
         let Beginning { nodes, sources, expected, from_step } = from;
-        let Solution { program, chunks, op_ticks_max } = solution;
+        let Solution { program, chunks, seats: _, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
         let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
         PlanRecord {

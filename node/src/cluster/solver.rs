@@ -5,6 +5,7 @@
 
 mod review;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
@@ -121,6 +122,9 @@ impl Solver {
     }
 }
 
+/// The limit of a stage that has none: more than any node has, and as much can be added to it.
+const UNLIMITED: Bytes = Bytes(1 << 60);
+
 /// What a plan depends on, beside the job and what counted work takes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Question {
@@ -128,7 +132,8 @@ struct Question {
     kinds: Vec<ScheduleKind>,
     chunks_per_stage: Option<u32>,
     is_ahead: bool,
-    bytes_max: Option<Bytes>,
+    /// What each stage may take, by stage; none if all may take anything.
+    bytes_max: Vec<Bytes>,
     /// By stage, in thousandths of a reference device's.
     speeds: Vec<u32>,
     /// Of a boundary tensor, latency and occupancy, and of a verdict, in whole microseconds.
@@ -136,13 +141,17 @@ struct Question {
 }
 
 impl Question {
-    fn new(resort: Resort<'_>, (nodes, window): (&[Seated], Window), pace: &Pace) -> Self {
+    fn new(
+        resort: Resort<'_>,
+        (nodes, window): (&[Seated], Window),
+        (pace, most): (&Pace, Option<Bytes>),
+    ) -> Self {
         Self {
             stage_count: nodes.len() as u32,
             kinds: resort.kinds.to_vec(),
             chunks_per_stage: resort.chunks_per_stage,
             is_ahead: window == Window::One,
-            bytes_max: least_memory(nodes),
+            bytes_max: limits(most, nodes),
             speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
             message_us: [pace.link, pace.occupancy, pace.verdict].map(|us| us.round() as u64),
         }
@@ -195,7 +204,8 @@ impl Search {
         self.plan_on(&document, request.window, &request.nodes).map_err(unsolvable)
     }
 
-    /// The first plan that can be had on some of the nodes, those that stand first.
+    /// The first plan that can be had on some of the nodes: on those that stand first, or on those with the
+    /// most memory.
     fn plan_on(
         &mut self,
         document: &JobDocument,
@@ -206,9 +216,11 @@ impl Search {
         let most = (nodes.len() as u32).min(config.model.blocks);
         let mut reason = "nobody is there".to_owned();
         for resort in config.resorts(most).map_err(has_no_steps)? {
-            match self.plan_for(document, resort, window, nodes) {
-                Ok(solution) => return Ok(solution),
-                Err(why) => reason = why,
+            for seats in choices(nodes, resort.stage_count as usize) {
+                match self.plan_for(document, resort, window, (nodes, &seats)) {
+                    Ok(solution) => return Ok(Solution { seats, ..solution }),
+                    Err(why) => reason = why,
+                }
             }
         }
         Err(reason)
@@ -252,15 +264,16 @@ impl Search {
         document: &JobDocument,
         resort: Resort<'_>,
         window: Window,
-        nodes: &[Seated],
+        (nodes, seats): (&[Seated], &[usize]),
     ) -> Result<Solution, String> {
-        let nodes = &nodes[..resort.stage_count as usize];
-        let pace = self.known.pace(&document.config, nodes);
-        let question = Question::new(resort, (nodes, window), &pace);
+        let nodes: Vec<Seated> = seats.iter().map(|at| nodes[*at]).collect();
+        let pace = self.known.pace(&document.config, &nodes);
+        let most = document.config.stage_bytes_max;
+        let question = Question::new(resort, (&nodes, window), (&pace, most));
         if let Some(found) = self.found.get(&question) {
             return found.clone();
         }
-        let found = search(document, resort, &question, (&pace, nodes));
+        let found = search(document, resort, &question, (&pace, &nodes));
         if self.found.len() >= REMEMBERED_MAX {
             self.found.pop_last();
         }
@@ -269,8 +282,32 @@ impl Search {
     }
 }
 
-fn least_memory(nodes: &[Seated]) -> Option<Bytes> {
-    nodes.iter().map(|(_, resources)| resources.memory).filter(|memory| memory.0 > 0).min()
+/// What the stage of each node may take: what its node brings, and the configuration allows. None if nobody
+/// has a limit.
+fn limits(most: Option<Bytes>, nodes: &[Seated]) -> Vec<Bytes> {
+    let own = |(_, brought): &Seated| Some(brought.memory).filter(|memory| memory.0 > 0);
+    let limits: Vec<Option<Bytes>> =
+        nodes.iter().map(|node| own(node).into_iter().chain(most).min()).collect();
+    if limits.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    limits.into_iter().map(|limit| limit.unwrap_or(UNLIMITED)).collect()
+}
+
+/// Places among the nodes of those to try for so many stages: the first ones, as they hold what they hold,
+/// and then those with the most memory.
+fn choices(nodes: &[Seated], stage_count: usize) -> Vec<Vec<usize>> {
+    let memory = |at: &usize| match nodes[*at].1.memory {
+        Bytes(0) => UNLIMITED,
+        limited => limited,
+    };
+    let mut largest: Vec<usize> = (0..nodes.len()).collect();
+    largest.sort_by_key(|at| Reverse(memory(at)));
+    largest.truncate(stage_count);
+    largest.sort_unstable();
+    let mut choices = vec![(0..stage_count).collect(), largest];
+    choices.dedup();
+    choices
 }
 
 /// A cluster refuses such a job when it is submitted.
@@ -287,7 +324,8 @@ fn search(
     let choice = choice(document, resort, question, pace)?;
     let op_ticks_max = op_ticks_max(document, &choice.plan, nodes);
     let Plan { program, chunks, .. } = choice.plan;
-    Ok(Solution { program, chunks, op_ticks_max })
+    let seats = (0..nodes.len()).collect();
+    Ok(Solution { program, chunks, seats, op_ticks_max })
 }
 
 /// The best plan at a pace.
@@ -298,9 +336,6 @@ fn choice(
     pace: &Pace,
 ) -> Result<Choice, String> {
     let config = &document.config;
-    let limit = config.stage_bytes_max.into_iter().chain(question.bytes_max).min();
-    let limits = vec![limit; stage_count as usize];
-    let limits: Vec<Bytes> = limits.into_iter().flatten().collect();
     let request = ChooseRequest {
         model: &config.model,
         batch: config.batch,
@@ -311,7 +346,7 @@ fn choice(
         window: if question.is_ahead { Window::One } else { Window::Zero },
         memory: config.memory.policy(),
         copies: copies_at(config.elastic.copies, stage_count),
-        stage_bytes_max: &limits,
+        stage_bytes_max: &question.bytes_max,
         pace,
     };
     choose(&config.arithmetic.sizes(), request).map_err(|refusals| {
@@ -390,6 +425,30 @@ mod tests {
             class: zbelastic_consensus::class::DeviceClass::Processors,
         };
         nodes.iter().map(|node| (NodeId(*node), resources)).collect()
+    }
+
+    /// A node that has no room for any stage is left out, wherever it stands.
+    #[test]
+    fn a_node_with_little_memory_stops_no_plan() {
+        let toml = "[model]\npreset = \"tiny\"\n".to_owned();
+        let config = load_document("test", &toml).expect("legal").config;
+        let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
+        for small in 0..3 {
+            let mut nodes = seats(&[1, 2, 3]);
+            nodes.iter_mut().for_each(|(_, brought)| brought.memory = Bytes(1 << 30));
+            nodes[small].1.memory = Bytes(1 << 10);
+            let found = Search::default().plan_on(&document, Window::One, &nodes);
+            let seats = found.expect("two others suffice").seats;
+            let others: Vec<usize> = (0..3).filter(|at| *at != small).collect();
+            assert_eq!(seats, others, "the one at {small} has no room");
+        }
+        // Nodes that all have room are used as they stand, whoever has more.
+        let mut nodes = seats(&[1, 2, 3, 4, 5, 6]);
+        for (at, (_, brought)) in nodes.iter_mut().enumerate() {
+            brought.memory = Bytes((at as u64 + 1) << 30);
+        }
+        let found = Search::default().plan_on(&document, Window::One, &nodes).expect("a plan");
+        assert_eq!(found.seats, (0..found.seats.len()).collect::<Vec<_>>());
     }
 
     /// What cannot be had with so many chunks is not taken for what cannot be had at all.

@@ -15,7 +15,7 @@ use crate::failure::{Detail, Failure, FailureCode, Stop};
 use crate::terminal;
 
 /// Holds a token.
-const TOKEN_VARIABLE: &str = "ZBELASTIC_TOKEN";
+pub const TOKEN_VARIABLE: &str = "ZBELASTIC_TOKEN";
 /// Most bytes of a token, far more than any has.
 const TOKEN_BYTES_MAX: u64 = 4096;
 

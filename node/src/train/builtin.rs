@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 69] = pages![
+const PAGES: [(&str, &str); 70] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",

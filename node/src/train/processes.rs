@@ -72,8 +72,14 @@ pub fn train(
     let mut children = Children::new(folder, workers)?;
     children.start_controller()?;
     let mut client = connect(&children)?;
-    let tokens = ask_until(&mut children, &mut client, "the controller", create_token)?;
-    children.start_workers(prepared.worker_count, &tokens)?;
+    for number in 1..=prepared.worker_count {
+        let token = if children.is_new(number) {
+            Some(ask_until(&mut children, &mut client, "the controller", create_token)?)
+        } else {
+            None
+        };
+        children.start_worker(number, token)?;
+    }
     let count = prepared.worker_count as usize;
     ask_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
     let status = client.status().ok();
@@ -133,7 +139,7 @@ fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
     let request = TokenRequest {
         role: MemberRole::Worker,
         ttl_s: TOKEN_S,
-        uses: crate::args::WORKERS_MAX as u32,
+        uses: 1,
         ephemeral: false,
         note: Some("train".to_owned()),
     };

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::moved::{MovedInAll, by_plan};
 use super::rows::{DOWN_MS, JOIN_STEPS, MASS_JOINED, MASS_KILLED, RowKind};
-use super::struck::{Struck, fault, row_of};
+use super::struck::{Struck, computed_again, fault, row_of};
 use super::{MeasureSetup, Row};
 use crate::processes::account::Recovery;
 use crate::processes::campaign::STEPS_APART_MIN;
@@ -97,11 +97,24 @@ impl<'a, 'b> Bench<'a, 'b> {
             | RowKind::TwoKilled => self.strikes(kind)?,
         };
         let lost = self.findings().steps_lost.saturating_sub(lost_before);
-        // Eight at once may hold all copies of a layer.
-        if kind == RowKind::Mass {
-            row.note = format!("{lost} sealed steps computed again");
-        } else {
-            row.marks.push(Mark::none_of("sealed steps lost", lost));
+        // Eight at once may hold all copies of a layer, and what nobody has in memory begins with the last
+        // checkpoint. What is computed again is compared with what was sealed, as ever.
+        match kind {
+            RowKind::Mass => row.note = format!("{lost} sealed steps computed again"),
+            RowKind::PowerCycle => {
+                let cycles = f64::from(self.power_cycles.max(1));
+                row.marks.push(computed_again(lost as f64 / cycles * self.step_ms));
+            }
+            RowKind::Undisturbed
+            | RowKind::Speed
+            | RowKind::WorkerKilled
+            | RowKind::ControllerKilled
+            | RowKind::StoppedBriefly
+            | RowKind::Stopped
+            | RowKind::StoppedLong
+            | RowKind::Drains
+            | RowKind::Joins
+            | RowKind::TwoKilled => row.marks.push(Mark::none_of("sealed steps lost", lost)),
         }
         Ok(row)
     }
@@ -145,9 +158,15 @@ impl<'a, 'b> Bench<'a, 'b> {
             at_us as f64 + (recovery.step.saturating_sub(step)) as f64 * step_ms * 1e3
         });
         let sealed_us = strike.at_us as f64 + recovery.ms * 1e3;
+        let up_us = strike.at_us + (down_ms * 1e3) as u64;
+        let first_us = self.group.picture().first_seal_after(up_us);
         self.settle()?;
+        let ms = match (kind, first_us) {
+            (RowKind::PowerCycle, Some(first_us)) => (first_us - up_us) as f64 / 1e3,
+            (_, _) => recovery.ms - down_ms,
+        };
         Ok(Some(Struck {
-            ms: recovery.ms - down_ms,
+            ms,
             late_ms: ((sealed_us - expected_us) / 1e3).max(0.0),
             step_ms,
             generation: recovery.generation,

@@ -17,10 +17,14 @@ const LEADER_P99_MS: f64 = 3000.0;
 /// After a power cycle, the next seal may come so much later than its step and reading what is on
 /// disks take, in milliseconds.
 const POWER_MS: f64 = 2000.0;
+/// A power cycle costs the steps since the last checkpoint, which is at most so old: what a run keeps of
+/// `checkpoint.every_time` by itself.
+const AGAIN_MS: f64 = 60_000.0;
 /// A fault that struck, and what followed.
 #[derive(Clone, Copy, Debug)]
 pub struct Struck {
-    /// From the fault, or from when everybody was started again, to the seal that shows recovery.
+    /// From the fault to the seal that shows recovery; where power went, from when everybody was started
+    /// again to the first seal, be it of a step that is computed again.
     pub ms: f64,
     /// By how much that seal came later than it would have come undisturbed.
     pub late_ms: f64,
@@ -52,6 +56,13 @@ pub fn fault(kind: RowKind, draw: u64) -> Fault {
         | RowKind::Undisturbed
         | RowKind::Speed => Fault::KillWorkers { draw, count: 1, down_ms },
     }
+}
+
+/// What steps took that had been sealed and were computed again, against what they may take.
+#[must_use]
+pub fn computed_again(ms: f64) -> Mark {
+    let what = "sealed steps computed again, each cycle";
+    Mark::new(what, Bound::AtMost(AGAIN_MS), Unit::Milliseconds, ms)
 }
 
 /// The words of a row.

@@ -60,7 +60,8 @@ impl Review {
             let resorts = config.resorts(now.len() as u32).ok()?;
             let here = resorts.into_iter().filter(|resort| resort.stage_count == now.len() as u32);
             let found = here.map(|resort| {
-                let question = Question::new(resort, (&now, window), &pace);
+                let most = config.stage_bytes_max;
+                let question = Question::new(resort, (&now, window), (&pace, most));
                 choice(document, resort, &question, &pace)
             });
             found.flatten().next().map(|best| best.prediction.period)

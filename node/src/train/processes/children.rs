@@ -15,6 +15,7 @@ use zbelastic_types::Bytes;
 use crate::args::Device;
 use crate::cluster::home::Home;
 use crate::cluster::signals::LIFELINE_VARIABLE;
+use crate::commands::token::TOKEN_VARIABLE;
 use crate::config::size_text;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
@@ -37,7 +38,19 @@ struct Process {
     child: Child,
     /// How often it ended by itself since a step was sealed.
     deaths: u32,
+    program: Program,
+}
+
+/// What a process is started with.
+#[derive(Clone)]
+struct Program {
     arguments: Vec<String>,
+    /// What lets it join.
+    token: Option<String>,
+}
+
+fn worker_name(number: u32) -> String {
+    format!("worker-{number}")
 }
 
 /// What workers compute on.
@@ -122,47 +135,51 @@ impl Children {
     pub fn start_controller(&mut self) -> Result<(), Failure> {
         let address = self.address.clone();
         let arguments = ["init", "--name", "train", "--bind", &address, "--advertise", &address];
-        self.start(CONTROLLER, arguments.map(str::to_owned).to_vec())
+        let arguments = arguments.map(str::to_owned).to_vec();
+        self.start(CONTROLLER, Program { arguments, token: None })
     }
 
-    /// Starts the workers.
+    /// Whether a worker has not joined yet, and needs a token.
+    #[must_use]
+    pub fn is_new(&self, number: u32) -> bool {
+        let held = DataFolder::new(self.folder.join(worker_name(number))).identity();
+        !matches!(Home::load(&held), Ok(Some(_)))
+    }
+
+    /// Starts a worker, with a token if it is new. The token is in its environment, which nobody else on the
+    /// machine can read; command lines all users can.
     ///
     /// # Errors
-    /// If one cannot be started.
-    pub fn start_workers(&mut self, count: u32, token: &str) -> Result<(), Failure> {
+    /// If it cannot be started.
+    pub fn start_worker(&mut self, number: u32, token: Option<String>) -> Result<(), Failure> {
         let (address, threads) = (self.address.clone(), self.workers.threads.to_string());
-        for number in 1..=count {
-            let name = format!("worker-{number}");
-            let arguments = [
-                "join",
-                "--cluster",
-                &address,
-                "--token",
-                token,
-                "--name",
-                &name,
-                "--threads",
-                &threads,
-                "--bind",
-                "127.0.0.1:0",
-                "--spot",
-                "none",
-            ];
-            let mut arguments = arguments.map(str::to_owned).to_vec();
-            arguments.extend(self.workers.device_arguments(number as usize - 1));
-            self.start(&name, arguments)?;
-        }
-        Ok(())
+        let name = worker_name(number);
+        let arguments = [
+            "join",
+            "--cluster",
+            &address,
+            "--name",
+            &name,
+            "--threads",
+            &threads,
+            "--bind",
+            "127.0.0.1:0",
+            "--spot",
+            "none",
+        ];
+        let mut arguments = arguments.map(str::to_owned).to_vec();
+        arguments.extend(self.workers.device_arguments(number as usize - 1));
+        self.start(&name, Program { arguments, token })
     }
 
-    fn start(&mut self, name: &str, arguments: Vec<String>) -> Result<(), Failure> {
-        let child = self.spawn(name, &arguments)?;
-        let process = Process { child, deaths: 0, arguments };
+    fn start(&mut self, name: &str, program: Program) -> Result<(), Failure> {
+        let child = self.spawn(name, &program)?;
+        let process = Process { child, deaths: 0, program };
         self.processes.insert(name.to_owned(), process);
         Ok(())
     }
 
-    fn spawn(&self, name: &str, arguments: &[String]) -> Result<Child, Failure> {
+    fn spawn(&self, name: &str, program: &Program) -> Result<Child, Failure> {
         let wrong = |error: io::Error| {
             let what = format!("cannot start the process of {name}: {error}");
             Failure::new(FailureCode::OutOfResource, what)
@@ -171,7 +188,8 @@ impl Children {
         let log = File::options().create(true).append(true).open(log).map_err(wrong)?;
         let mut command = Command::new(&self.program);
         command
-            .args(arguments)
+            .args(&program.arguments)
+            .envs(program.token.as_ref().map(|token| (TOKEN_VARIABLE, token)))
             .arg("--data-dir")
             .arg(self.folder.join(name))
             // It ends when this process does, however that ends: then nobody holds the other end.
@@ -205,9 +223,9 @@ impl Children {
                 failure.details = self.words_of(&name);
                 return Err(failure);
             }
-            let arguments = process.arguments.clone();
-            let child = self.spawn(&name, &arguments)?;
-            self.processes.insert(name, Process { child, deaths, arguments });
+            let program = process.program.clone();
+            let child = self.spawn(&name, &program)?;
+            self.processes.insert(name, Process { child, deaths, program });
         }
         Ok(())
     }
