@@ -17,7 +17,7 @@ use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
-pub use assembler::LayerAssembler;
+pub use assembler::{LayerAssembler, ReadLayer};
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
 pub use digester::ImageDigester;
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};

@@ -29,7 +29,7 @@ use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerImage};
+use crate::elastic::{ComputeModel, LayerImage, ReadLayer};
 use crate::stage::{Progress, StageSetup};
 
 pub use peers::{PeerBody, PeerFrame, PeerRefusal};
@@ -57,8 +57,8 @@ pub enum HostInput {
         version: Step,
         /// The layer.
         layer: LayerId,
-        /// Its bytes.
-        bytes: Option<Vec<u8>>,
+        /// What was read; none if it could not be.
+        read: Option<Box<ReadLayer>>,
     },
     /// Reading the layers of a version, which it was told to write, kept the device from computing for so
     /// long.
@@ -193,7 +193,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             HostInput::Tick => self.handle_tick(),
             HostInput::Order(order) => self.handle_order(order),
             HostInput::Peer(frame) => return self.handle_peer(frame),
-            HostInput::Read { version, layer, bytes } => self.handle_read(version, layer, bytes),
+            HostInput::Read { version, layer, read } => self.handle_read(version, layer, read),
             HostInput::Exported { version, busy_milliticks } => {
                 let writing = self.writing.iter_mut().find(|writing| writing.version == version);
                 if let Some(writing) = writing {
@@ -424,9 +424,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    fn handle_read(&mut self, version: Step, layer: LayerId, bytes: Option<Vec<u8>>) {
+    fn handle_read(&mut self, version: Step, layer: LayerId, read: Option<Box<ReadLayer>>) {
         let Phase::Loading(loading) = &mut self.phase else { return };
-        let outcome = loading.handle_read(version, layer, bytes);
+        let outcome = loading.handle_read(version, layer, read);
         self.after_loading(outcome);
     }
 }

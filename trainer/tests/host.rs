@@ -301,6 +301,33 @@ fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
     panic!("it is never given up");
 }
 
+/// A layer of gigabytes takes longer to be read than anybody is asked for one, and its checkpoint is sound.
+#[test]
+fn a_read_is_waited_for_however_long_it_takes() {
+    let (mut reader, digest) = (host(), Digest([7; 32]));
+    let source = LayerSource::Checkpoint { version: Step(0), digest };
+    reader.handle(load(&plan(2, [4, 2, 3], source), 4)).expect("an order");
+    let asked = outputs(&mut reader);
+    let reads = asked.iter().filter(|output| matches!(output, HostOutput::Read { .. })).count();
+    assert!(reads > 0 && reads == asked.iter().filter(|o| !is_news(o)).count(), "{asked:?}");
+    for _ in 0..10_000 {
+        reader.handle(HostInput::Tick).expect("a tick");
+        assert!(outputs(&mut reader).is_empty(), "it is asked for once, and waited for");
+    }
+    // What was read is something else: that is said at once.
+    let HostOutput::Read { version, layer, .. } = *asked.iter().find(|o| !is_news(o)).expect("one")
+    else {
+        panic!("a read")
+    };
+    reader.handle(HostInput::Read { version, layer, read: None }).expect("an answer");
+    let told = outputs(&mut reader);
+    assert!(matches!(told[..], [HostOutput::News(News::LoadFailed { .. })]), "{told:?}");
+}
+
+fn is_news(output: &HostOutput) -> bool {
+    matches!(output, HostOutput::News(_))
+}
+
 /// Two states of one version are two things; only the one that was ordered last is told of.
 #[test]
 fn what_was_written_of_another_state_is_not_told_as_durable() {

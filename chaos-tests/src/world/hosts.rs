@@ -3,7 +3,7 @@
 use zbelastic_consensus::seat::{News, Order};
 use zbelastic_schedule::Op;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::{ComputeModel, LayerCopy};
+use zbelastic_trainer::elastic::{ComputeModel, LayerCopy, ReadLayer};
 use zbelastic_trainer::host::{HostInput, HostOutput, PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
 use zbelastic_types::NodeId;
@@ -257,7 +257,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.checker.read_failed();
             self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
         }
-        self.host_input(node, life, HostInput::Read { version, layer, bytes });
+        let read = bytes.and_then(|bytes| ReadLayer::decode(&bytes).ok()).map(Box::new);
+        self.host_input(node, life, HostInput::Read { version, layer, read });
     }
 
     pub(super) fn handle_write_done(&mut self, node: NodeId, life: u64, key: PieceKey) {

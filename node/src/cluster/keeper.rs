@@ -15,6 +15,7 @@ use zbelastic_checkpoint::{
     CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, Removed, SledStore, Store, StoreError,
     what_to_remove,
 };
+use zbelastic_trainer::elastic::{LayerAssembler, ReadLayer};
 use zbelastic_transport::BulkBody;
 use zbelastic_types::{Digest, Step};
 
@@ -51,13 +52,13 @@ enum Order {
 /// Counts what a store takes.
 struct CountingReader<'a, R> {
     reader: R,
-    written: &'a WorkCount,
+    moved: &'a WorkCount,
 }
 
 impl<R: io::Read> io::Read for CountingReader<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.reader.read(into)?;
-        self.written.add(count as u64);
+        self.moved.add(count as u64);
         Ok(count)
     }
 }
@@ -76,8 +77,8 @@ pub enum Kept {
     Got {
         /// The piece.
         piece: PieceRef,
-        /// Its bytes.
-        bytes: Option<Vec<u8>>,
+        /// The layer.
+        read: Option<Box<ReadLayer>>,
     },
     /// A manifest could not be written, or something that is not needed not removed.
     Failed {
@@ -116,7 +117,7 @@ pub struct Keeper {
     orders: SyncSender<Order>,
     store: watch::Receiver<InUse>,
     data: PathBuf,
-    written: WorkCount,
+    moved: WorkCount,
 }
 
 impl Keeper {
@@ -133,20 +134,20 @@ impl Keeper {
         let (orders, inbox) = sync_channel(ORDERS_MAX);
         let (reports, outbox) = mpsc::channel(ORDERS_MAX);
         let (in_use, store) = watch::channel(store);
-        let written = WorkCount::default();
-        let count = written.clone();
+        let moved = WorkCount::default();
+        let count = moved.clone();
         let work = move || {
             stand_back();
             serve(stores, &in_use, &inbox, &reports, &count);
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
-        Ok((Self { orders, store, data, written }, outbox))
+        Ok((Self { orders, store, data, moved }, outbox))
     }
 
-    /// Bytes that the store has taken.
+    /// Bytes that the store has written and read.
     #[must_use]
-    pub fn written(&self) -> &WorkCount {
-        &self.written
+    pub fn moved(&self) -> &WorkCount {
+        &self.moved
     }
 
     /// Writes a piece.
@@ -285,7 +286,7 @@ fn serve(
     in_use: &watch::Sender<InUse>,
     orders: &Receiver<Order>,
     reports: &mpsc::Sender<Kept>,
-    written: &WorkCount,
+    moved: &WorkCount,
 ) {
     while let Ok(order) = orders.recv() {
         let store = in_use.borrow().clone();
@@ -298,7 +299,7 @@ fn serve(
                 in_use.send_replace(store);
                 failure
             }
-            (order, Some(store)) => carry_out(&*store, order, written),
+            (order, Some(store)) => carry_out(&*store, order, moved),
             (order, None) => without_store(order),
         };
         if let Some(report) = report
@@ -309,15 +310,17 @@ fn serve(
     }
 }
 
-fn carry_out(store: &impl Store, order: Order, written: &WorkCount) -> Option<Kept> {
+fn carry_out(store: &impl Store, order: Order, moved: &WorkCount) -> Option<Kept> {
     match order {
         Order::Put { piece, body } => {
-            let mut reader = CountingReader { reader: BodyReader::new(&*body), written };
+            let mut reader = CountingReader { reader: BodyReader::new(&*body), moved };
             let put = store.put_from(name_of(piece), body.len(), &mut reader);
             let outcome = put.map(|_| ()).map_err(|failure| (failure.into(), body));
             Some(Kept::Put { piece, outcome })
         }
-        Order::Get { piece } => Some(Kept::Got { piece, bytes: store.get(name_of(piece)).ok() }),
+        Order::Get { piece } => {
+            Some(Kept::Got { piece, read: read(store, piece, moved).map(Box::new) })
+        }
         Order::Manifest(manifest) => {
             let failure = store.put_manifest(&manifest).err()?;
             Some(Kept::Failed { failure: failure.into() })
@@ -336,10 +339,23 @@ fn without_store(order: Order) -> Option<Kept> {
         Order::Put { piece, body } => {
             Some(Kept::Put { piece, outcome: Err((KeepFailure::NoStore, body)) })
         }
-        Order::Get { piece } => Some(Kept::Got { piece, bytes: None }),
+        Order::Get { piece } => Some(Kept::Got { piece, read: None }),
         Order::Manifest(_) => Some(Kept::Failed { failure: KeepFailure::NoStore }),
         Order::Collect { .. } | Order::Use { .. } => None,
     }
+}
+
+/// Reads a piece chunk by chunk to where it will lie, and computes its digest on the way.
+fn read(store: &impl Store, piece: PieceRef, moved: &WorkCount) -> Option<ReadLayer> {
+    let record = store.record(name_of(piece)).ok()??;
+    let mut assembler = LayerAssembler::new(record.length);
+    for hash in &record.chunks {
+        let bytes = store.chunk(*hash).ok()?;
+        assembler.push(&bytes).ok()?;
+        moved.add(bytes.len() as u64);
+    }
+    let (image, digest) = assembler.finish().ok()?;
+    Some(ReadLayer { image, digest })
 }
 
 /// Removes what none of these versions needs, and says what that was.

@@ -66,7 +66,7 @@ pub async fn keep(
     if matches!(store.record(name_of(piece)), Ok(Some(_))) {
         return Ok(());
     }
-    let sink = PieceSink::new(store, piece, keeper.written().clone());
+    let sink = PieceSink::new(store, piece, keeper.moved().clone());
     let key = wire::encode(&BulkKey::Piece(piece));
     let (holders, progress) = (vec![holder], Some(progress.shared()));
     let fetch = BulkFetch { holders, key, length: piece.length, progress };

@@ -25,6 +25,29 @@ pub struct LayerAssembler {
     body: Option<Body>,
 }
 
+/// A layer of a checkpoint as it was read: where it was read, its digest was computed as well, so that no
+/// device waits for that.
+#[derive(Clone, Debug)]
+pub struct ReadLayer {
+    /// The layer.
+    pub image: LayerImage,
+    /// The digest of its bytes.
+    pub digest: Digest,
+}
+
+impl ReadLayer {
+    /// The layer that these bytes are.
+    ///
+    /// # Errors
+    /// If they are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
+        let mut assembler = LayerAssembler::new(bytes.len() as u64);
+        assembler.push(bytes)?;
+        let (image, digest) = assembler.finish()?;
+        Ok(Self { image, digest })
+    }
+}
+
 /// What follows the header.
 #[derive(Debug)]
 struct Body {

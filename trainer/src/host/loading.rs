@@ -14,7 +14,7 @@ use super::peers::{PeerBody, PeerFrame, PeerRefusal};
 use super::station::Station;
 use super::{Host, HostOutput, Phase, digests_of};
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerImage, layer_digest};
+use crate::elastic::{ComputeModel, LayerImage, ReadLayer};
 
 /// Ticks until a layer that does not come is asked for again; twice as many each time.
 const ASK_TICKS: u32 = 3;
@@ -123,11 +123,16 @@ impl Loading {
     }
 
     /// Asks others again for what has not come, and says so if nothing does. A read is answered, so it is asked
-    /// for once.
+    /// for once, and waited for however long a layer takes to be read.
     pub(super) fn ask_again(&mut self) -> Vec<HostOutput> {
         self.tick += 1;
+        let is_asked = |(_, awaited): &(&LayerId, &Awaited)| match awaited.source {
+            LayerSource::Nodes(_) => true,
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let asked = self.awaited.iter().find(is_asked).map(|(layer, _)| *layer);
         if self.tick - self.arrived >= SILENCE_TICKS_MAX
-            && let Some(layer) = self.awaited.keys().next().copied()
+            && let Some(layer) = asked
         {
             let generation = self.order.plan.generation;
             self.arrived = self.tick;
@@ -182,18 +187,18 @@ impl Loading {
         &mut self,
         version: Step,
         layer: LayerId,
-        bytes: Option<Vec<u8>>,
+        read: Option<Box<ReadLayer>>,
     ) -> Arrival {
         let expected: Digest = match self.awaited.get(&layer).map(|awaited| &awaited.source) {
             Some(LayerSource::Checkpoint { version: of, digest }) if *of == version => *digest,
             Some(_) | None => return Arrival::Waiting,
         };
-        let image = bytes.and_then(|bytes| LayerImage::decode(&bytes).ok());
-        let image = image.filter(|image| {
-            image.layer == layer && image.version == version && layer_digest(image) == expected
+        let read = read.filter(|read| {
+            let ReadLayer { image, digest } = &**read;
+            image.layer == layer && image.version == version && *digest == expected
         });
-        match image {
-            Some(image) => self.handle_image(Arc::new(image)),
+        match read {
+            Some(read) => self.handle_image(Arc::new(read.image)),
             None => Arrival::Failed(layer),
         }
     }

@@ -12,6 +12,7 @@ use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_schedule::{Compute, Op};
+use zbelastic_trainer::elastic::ReadLayer;
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerRefusal, Station};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
 use zbelastic_types::{Bytes, NodeId, Step};
@@ -110,7 +111,8 @@ impl Process {
             }
             HostOutput::Read { version, layer, digest } => {
                 let bytes = around.store.get((version, layer, digest));
-                self.host_input(HostInput::Read { version, layer, bytes }, around);
+                let read = bytes.and_then(|bytes| ReadLayer::decode(&bytes).ok()).map(Box::new);
+                self.host_input(HostInput::Read { version, layer, read }, around);
             }
             HostOutput::Write { image, digest } => {
                 let (version, layer, bytes) = (image.version, image.layer, image.encode());

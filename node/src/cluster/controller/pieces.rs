@@ -55,7 +55,7 @@ impl Controller {
 
     /// Tells those whose pieces wait here that they get on.
     pub(super) fn look_at_pieces(&mut self) {
-        let done = self.kept_bytes.total() + self.keeper.written().total();
+        let done = self.kept_bytes.total() + self.keeper.moved().total();
         for (piece, node) in self.keeping.handle_tick(done) {
             self.send_node(node, &NodeMessage::Keeping(piece));
         }

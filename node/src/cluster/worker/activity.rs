@@ -154,7 +154,7 @@ impl Worker {
         let done = gauge.work().total()
             + self.work.received.total()
             + self.work.pieces.total()
-            + self.keeper.written().total();
+            + self.keeper.moved().total();
         if self.work.progress != done {
             self.work.progress = done;
             self.tell_seat(News::Progress { done });

@@ -116,7 +116,7 @@ impl Worker {
 
 /// Fetches a layer to where it will lie. The bulk lane verifies its bytes chunk by chunk; that the state is
 /// the one that was sealed is verified when the plan resumes, by its digest.
-async fn fetch_image(
+pub(super) async fn fetch_image(
     transport: &Transport,
     fetch: BulkFetch,
     float_count: usize,

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use zbelastic_trainer::elastic::{LayerImage, image_bytes};
+use zbelastic_trainer::elastic::{LayerImage, ReadLayer, image_bytes, layer_digest};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, Reply};
 use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 
+use super::layers::fetch_image;
 use super::{Arrived, Readiness, Worker};
 use crate::cluster::copies::CopyNext;
 use crate::cluster::keep_rule::check_keep;
@@ -20,7 +21,7 @@ use crate::cluster::wire::{self, BulkKey, Freed, NodeMessage, NodeRequest, Piece
 /// A piece that was fetched, or not.
 pub(super) enum PieceArrived {
     /// To go on from.
-    Read { piece: PieceRef, bytes: Result<Vec<u8>, String> },
+    Read { piece: PieceRef, read: Result<Box<ReadLayer>, String> },
     /// To be kept for another node.
     Kept { piece: PieceRef, node: NodeId, outcome: Result<(), KeepError> },
 }
@@ -102,10 +103,10 @@ impl Worker {
         }
     }
 
-    fn answer_read(&mut self, piece: PieceRef, bytes: Option<Vec<u8>>) {
+    fn answer_read(&mut self, piece: PieceRef, read: Option<Box<ReadLayer>>) {
         let PieceRef { version, layer, .. } = piece;
         if self.reading.remove(&(version, layer)).is_some() {
-            self.tell_device(HostInput::Read { version, layer, bytes });
+            self.tell_device(HostInput::Read { version, layer, read });
         }
     }
 
@@ -148,7 +149,7 @@ impl Worker {
         for (piece, node) in self.keeping.handle_tick(done) {
             self.send_node(node, &NodeMessage::Keeping(piece));
         }
-        let written = self.keeper.written().total();
+        let written = self.keeper.moved().total();
         if std::mem::replace(&mut self.written_seen, written) != written {
             self.copies.note_written();
         }
@@ -158,21 +159,27 @@ impl Worker {
     }
 
     fn fetch_piece(&mut self, piece: PieceRef) {
+        let Some(float_count) = self.layer_floats(piece.layer) else {
+            return self.answer_read(piece, None);
+        };
         let holders = self.peers.holders(self.seat.contacts());
         let progress = Some(self.work.pieces().shared());
         let key = wire::encode(&BulkKey::Piece(piece));
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
-            let bytes = transport.fetch_bulk(fetch).await.map_err(|error| error.to_string());
-            let _ = arrivals.send(Arrived::Piece(PieceArrived::Read { piece, bytes })).await;
+            let read = match fetch_image(&transport, fetch, float_count).await {
+                Ok(image) => with_digest(image).await,
+                Err(error) => Err(error),
+            };
+            let _ = arrivals.send(Arrived::Piece(PieceArrived::Read { piece, read })).await;
         });
     }
 
     pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
         match arrived {
-            PieceArrived::Read { piece, bytes: Ok(bytes) } => self.answer_read(piece, Some(bytes)),
-            PieceArrived::Read { piece, bytes: Err(error) } => {
+            PieceArrived::Read { piece, read: Ok(read) } => self.answer_read(piece, Some(read)),
+            PieceArrived::Read { piece, read: Err(error) } => {
                 let PieceRef { version, layer, .. } = piece;
                 self.journal.warn(format!("nobody has layer {layer} of {version}: {error}"));
                 self.answer_read(piece, None);
@@ -194,8 +201,8 @@ impl Worker {
                 self.journal.warn(format!("layer {} is not kept: {failure}", piece.layer));
                 self.note_own(piece, Some(body));
             }
-            Kept::Got { piece, bytes: Some(bytes) } => self.answer_read(piece, Some(bytes)),
-            Kept::Got { piece, bytes: None } => self.fetch_piece(piece),
+            Kept::Got { piece, read: Some(read) } => self.answer_read(piece, Some(read)),
+            Kept::Got { piece, read: None } => self.fetch_piece(piece),
             Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
             Kept::Collected(Freed { chunks: 0, .. }) => {}
             Kept::Collected(Freed { chunks, bytes }) => {
@@ -227,4 +234,13 @@ impl Worker {
             let _ = self.keeper.collect(BTreeSet::from_iter(kept));
         }
     }
+}
+
+/// Computes the digest of a layer beside the event loop and the device.
+async fn with_digest(image: LayerImage) -> Result<Box<ReadLayer>, String> {
+    let hash = move || {
+        let digest = layer_digest(&image);
+        Box::new(ReadLayer { image, digest })
+    };
+    tokio::task::spawn_blocking(hash).await.map_err(|error| error.to_string())
 }
