@@ -11,5 +11,6 @@ mod last;
 mod planning;
 mod restore;
 mod sealing;
+mod seats;
 mod timed;
 mod watch;

@@ -72,6 +72,7 @@ pub fn train(
     let mut children = Children::new(folder, workers)?;
     children.start_controller()?;
     let mut client = connect(&children)?;
+    ask_until(&mut children, &mut client, "the controller", leads)?;
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {
             Some(ask_until(&mut children, &mut client, "the controller", create_token)?)
@@ -144,6 +145,12 @@ fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
         note: Some("train".to_owned()),
     };
     Ok(Asked::There(client.create_token(request)?.token))
+}
+
+/// Orders are taken by who leads, which a controller that comes back does after an election.
+fn leads(client: &mut ApiClient<'_>) -> Result<Asked<()>, ApiError> {
+    let leader = client.status()?.leader;
+    Ok(if leader.is_some() { Asked::There(()) } else { Asked::Partly(0) })
 }
 
 fn present(client: &mut ApiClient<'_>, count: usize) -> Result<Asked<()>, ApiError> {

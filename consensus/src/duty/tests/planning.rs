@@ -4,7 +4,7 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::duty::window::ROLLBACKS_TO_WAIT;
-use crate::duty::{Action, InputRefusal, Need, NoPlan, PLANS_FAILED_MAX, Solution, SolveRequest};
+use crate::duty::{Action, InputRefusal, Need, NoPlan, PLANS_FAILED_MAX, SolveRequest};
 use crate::entry::{Entry, RewindReason};
 use crate::fixture::{Log, SETTLE_TICKS, admit, digest, lost, solution, spec};
 use crate::history::ROLLBACK_WINDOW;
@@ -43,27 +43,6 @@ fn the_first_plan_waits_for_a_solution_and_for_what_everybody_holds() {
     let plan = adopted(&bench.act());
     assert_eq!((plan.reason, plan.from_step), (PlanReason::First, Step(0)));
     assert!(plan.sources.iter().all(|source| *source == LayerSource::Initial));
-}
-
-/// A solver may leave out whoever has no room, wherever it stands.
-#[test]
-fn a_solution_says_who_stands_at_its_stages() {
-    let begin = |seats: Vec<usize>| {
-        let mut bench = Bench::new(Log::with_job(spec(), &[1, 2, 3]));
-        bench.act();
-        (1..=3).for_each(|node| bench.tell_held(node, &[], 0));
-        let SolveRequest { number, window, .. } = bench.asked.take().expect("one was asked for");
-        let solution = Solution { seats, ..solution(2, window) };
-        assert!(bench.duties.handle_solution(number, Ok(solution)), "it is wanted");
-        bench.act()
-    };
-    let nodes = |seats| Bench::nodes(&adopted(&begin(seats)));
-    assert_eq!(nodes(vec![0, 1]), [NodeId(1), NodeId(2)]);
-    assert_eq!(nodes(vec![1, 2]), [NodeId(2), NodeId(3)]);
-    assert_eq!(nodes(vec![2, 0]), [NodeId(3), NodeId(1)]);
-    for wrong in [vec![1, 1], vec![1], vec![0, 1, 2]] {
-        assert_eq!(begin(wrong.clone()), [], "{wrong:?} seats nobody");
-    }
 }
 
 #[test]

@@ -1,0 +1,30 @@
+//! Whom a solution seats.
+
+use zbelastic_types::NodeId;
+
+use crate::duty::{Solution, SolveRequest};
+use crate::fixture::{Log, solution, spec};
+
+use super::bench::Bench;
+use super::planning::adopted;
+
+/// A solver may leave out whoever has no room, wherever it stands.
+#[test]
+fn a_solution_says_who_stands_at_its_stages() {
+    let begin = |seats: Vec<usize>| {
+        let mut bench = Bench::new(Log::with_job(spec(), &[1, 2, 3]));
+        bench.act();
+        (1..=3).for_each(|node| bench.tell_held(node, &[], 0));
+        let SolveRequest { number, window, .. } = bench.asked.take().expect("one was asked for");
+        let solution = Solution { seats, ..solution(2, window) };
+        assert!(bench.duties.handle_solution(number, Ok(solution)), "it is wanted");
+        bench.act()
+    };
+    let nodes = |seats| Bench::nodes(&adopted(&begin(seats)));
+    assert_eq!(nodes(vec![0, 1]), [NodeId(1), NodeId(2)]);
+    assert_eq!(nodes(vec![1, 2]), [NodeId(2), NodeId(3)]);
+    assert_eq!(nodes(vec![2, 0]), [NodeId(3), NodeId(1)]);
+    for wrong in [vec![1, 1], vec![1], vec![0, 1, 2]] {
+        assert_eq!(begin(wrong.clone()), [], "{wrong:?} seats nobody");
+    }
+}
