@@ -3,8 +3,8 @@
 use zbelastic_kernels::HostFloats;
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, Header, ImageError, LayerImage};
-use crate::digest::LayerHasher;
+use super::digester::{ImageDigester, fill};
+use super::image::{Header, ImageError, LayerImage};
 
 /// Bytes of a float.
 const FLOAT_LEN: usize = 4;
@@ -16,11 +16,8 @@ const FLOAT_LEN: usize = 4;
 /// a layer that arrives takes what it takes in training, and nothing of its length beside.
 #[derive(Debug)]
 pub struct LayerAssembler {
-    /// Bytes expected in all.
-    expected: u64,
-    /// Bytes pushed.
-    found: u64,
-    /// The header, until it is whole; then the bytes of a float that is not.
+    digester: ImageDigester,
+    /// The bytes of a float that is not whole.
     pending: Vec<u8>,
     body: Option<Body>,
 }
@@ -52,7 +49,6 @@ impl ReadLayer {
 #[derive(Debug)]
 struct Body {
     header: Header,
-    hasher: LayerHasher,
     /// w, m, v.
     parts: [HostFloats; 3],
     /// Floats of them that are there.
@@ -63,37 +59,27 @@ impl LayerAssembler {
     /// Of a layer of `expected` encoded bytes, header included: [`super::image_bytes`].
     #[must_use]
     pub fn new(expected: u64) -> Self {
-        Self { expected, found: 0, pending: Vec::with_capacity(HEADER_LEN), body: None }
+        let pending = Vec::with_capacity(FLOAT_LEN);
+        Self { digester: ImageDigester::new(expected), pending, body: None }
     }
 
     /// Bytes that came.
     #[must_use]
     pub const fn found(&self) -> u64 {
-        self.found
+        self.digester.found()
     }
 
     /// Takes the bytes that follow those pushed before.
     ///
     /// # Errors
     /// If what is there cannot become the layer that is expected. Nothing more may be pushed then.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), ImageError> {
-        self.found += bytes.len() as u64;
-        if self.found > self.expected {
-            return Err(ImageError::Length { expected: self.expected, found: self.found });
-        }
-        if self.body.is_none() {
-            fill(&mut self.pending, &mut bytes, HEADER_LEN);
-            let Some(header) = self.pending.first_chunk() else { return Ok(()) };
-            let header = Header::decode(header)?;
-            let (expected, found) = (header.image_bytes(), self.expected);
-            if expected != found {
-                return Err(ImageError::Length { expected, found });
-            }
-            self.pending.clear();
-            self.body = Some(Body::new(header)?);
-        }
-        let Self { pending, body: Some(body), .. } = self else { return Ok(()) };
-        body.push(pending, bytes);
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+        let Some((header, floats)) = self.digester.push_floats(bytes)? else { return Ok(()) };
+        let body = match &mut self.body {
+            Some(body) => body,
+            None => self.body.insert(Body::new(header)?),
+        };
+        body.push(&mut self.pending, floats);
         Ok(())
     }
 
@@ -101,28 +87,27 @@ impl LayerAssembler {
     ///
     /// # Errors
     /// If some are missing.
+    ///
+    /// # Panics
+    /// Never: whose bytes are all there has a header.
     pub fn finish(self) -> Result<(LayerImage, Digest), ImageError> {
-        let Self { expected, found, body, .. } = self;
-        let body = body.filter(|_| expected == found);
-        let Body { header, hasher, parts: [w, m, v], .. } =
-            body.ok_or(ImageError::Length { expected, found })?;
+        let digest = self.digester.finish()?;
+        let Body { header, parts: [w, m, v], .. } = self.body.expect("its header came");
         let Header { layer, version, .. } = header;
-        Ok((LayerImage { layer, version, w, m, v }, hasher.finish()))
+        Ok((LayerImage { layer, version, w, m, v }, digest))
     }
 }
 
 impl Body {
     fn new(header: Header) -> Result<Self, ImageError> {
-        let Header { layer, version, len } = header;
+        let len = header.len;
         let no_room = |_| ImageError::Memory { expected: header.image_bytes() };
         let part = || HostFloats::zeroed(len as usize).map_err(no_room);
-        let (hasher, parts) = (LayerHasher::new(layer, version), [part()?, part()?, part()?]);
-        Ok(Self { header, hasher, parts, filled: 0 })
+        Ok(Self { header, parts: [part()?, part()?, part()?], filled: 0 })
     }
 
     /// Takes bytes of floats, of which the first `pending` came before.
     fn push(&mut self, pending: &mut Vec<u8>, mut bytes: &[u8]) {
-        self.hasher.update(bytes);
         if !pending.is_empty() {
             fill(pending, &mut bytes, FLOAT_LEN);
             if pending.len() < FLOAT_LEN {
@@ -150,11 +135,4 @@ impl Body {
             (self.filled, floats) = (self.filled + now.len(), later);
         }
     }
-}
-
-/// Moves bytes until `to` has `len` of them, or none are left.
-fn fill(to: &mut Vec<u8>, from: &mut &[u8], len: usize) {
-    let (now, later) = from.split_at(from.len().min(len - to.len()));
-    to.extend_from_slice(now);
-    *from = later;
 }

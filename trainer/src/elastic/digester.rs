@@ -14,43 +14,53 @@ pub struct ImageDigester {
     /// Bytes pushed.
     found: u64,
     /// The header, until it is whole.
-    header: Vec<u8>,
-    hasher: Option<LayerHasher>,
+    pending: Vec<u8>,
+    begun: Option<(Header, LayerHasher)>,
 }
 
 impl ImageDigester {
     /// Of a layer of `expected` encoded bytes, header included: [`super::image_bytes`].
     #[must_use]
     pub fn new(expected: u64) -> Self {
-        Self { expected, found: 0, header: Vec::with_capacity(HEADER_LEN), hasher: None }
+        Self { expected, found: 0, pending: Vec::with_capacity(HEADER_LEN), begun: None }
+    }
+
+    /// Bytes that came.
+    #[must_use]
+    pub const fn found(&self) -> u64 {
+        self.found
     }
 
     /// Hashes the bytes that follow those pushed before.
     ///
     /// # Errors
     /// If they are not the bytes of a layer of the expected length. Nothing more may be pushed then.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), ImageError> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
+        self.push_floats(bytes).map(|_| ())
+    }
+
+    /// The same. Yields the header once it is whole, and the bytes of floats among those pushed.
+    pub(super) fn push_floats<'a>(
+        &mut self,
+        mut bytes: &'a [u8],
+    ) -> Result<Option<(Header, &'a [u8])>, ImageError> {
         self.found += bytes.len() as u64;
         if self.found > self.expected {
             return Err(ImageError::Length { expected: self.expected, found: self.found });
         }
-        if let Some(hasher) = &mut self.hasher {
-            hasher.update(bytes);
-            return Ok(());
+        if self.begun.is_none() {
+            fill(&mut self.pending, &mut bytes, HEADER_LEN);
+            let Some(header) = self.pending.first_chunk() else { return Ok(None) };
+            let header = Header::decode(header)?;
+            let (expected, found) = (header.image_bytes(), self.expected);
+            if expected != found {
+                return Err(ImageError::Length { expected, found });
+            }
+            self.begun = Some((header, LayerHasher::new(header.layer, header.version)));
         }
-        let (now, later) = bytes.split_at(bytes.len().min(HEADER_LEN - self.header.len()));
-        self.header.extend_from_slice(now);
-        bytes = later;
-        let Some(header) = self.header.first_chunk() else { return Ok(()) };
-        let header = Header::decode(header)?;
-        let (expected, found) = (header.image_bytes(), self.expected);
-        if expected != found {
-            return Err(ImageError::Length { expected, found });
-        }
-        let mut hasher = LayerHasher::new(header.layer, header.version);
+        let Some((header, hasher)) = &mut self.begun else { return Ok(None) };
         hasher.update(bytes);
-        self.hasher = Some(hasher);
-        Ok(())
+        Ok(Some((*header, bytes)))
     }
 
     /// The digest, once all bytes were pushed.
@@ -58,10 +68,18 @@ impl ImageDigester {
     /// # Errors
     /// If some are missing.
     pub fn finish(self) -> Result<Digest, ImageError> {
-        let Self { expected, found, hasher, .. } = self;
-        let hasher = hasher.filter(|_| expected == found);
-        Ok(hasher.ok_or(ImageError::Length { expected, found })?.finish())
+        let Self { expected, found, begun, .. } = self;
+        let begun = begun.filter(|_| expected == found);
+        let (_, hasher) = begun.ok_or(ImageError::Length { expected, found })?;
+        Ok(hasher.finish())
     }
+}
+
+/// Moves bytes until `to` has `len` of them, or none are left.
+pub(super) fn fill(to: &mut Vec<u8>, from: &mut &[u8], len: usize) {
+    let (now, later) = from.split_at(from.len().min(len - to.len()));
+    to.extend_from_slice(now);
+    *from = later;
 }
 
 #[cfg(test)]

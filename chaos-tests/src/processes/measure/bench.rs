@@ -29,6 +29,16 @@ use crate::random::{Draws, Purpose};
 /// All of a large cluster are members within this, in milliseconds.
 const MEMBERS_MS: f64 = 15_000.0;
 
+/// Which sealed steps a row may have computed again. They are compared with what was sealed, as ever.
+enum Again {
+    /// None.
+    Never,
+    /// Any: eight at once may hold all copies of a layer.
+    Noted,
+    /// Those since the last checkpoint, where nobody has anything in memory.
+    SinceCheckpoint,
+}
+
 /// A run under way.
 pub struct Bench<'a, 'b> {
     watch: &'a mut Watch<'b>,
@@ -82,9 +92,10 @@ impl<'a, 'b> Bench<'a, 'b> {
     /// If the run does not go on.
     pub fn row(&mut self, kind: RowKind) -> Result<Row, GroupError> {
         let lost_before = self.findings().steps_lost;
-        let mut row = match kind {
-            RowKind::Joins => self.joins()?,
-            RowKind::Mass => self.mass()?,
+        let (mut row, again) = match kind {
+            RowKind::Joins => (self.joins()?, Again::Never),
+            RowKind::Mass => (self.mass()?, Again::Noted),
+            RowKind::PowerCycle => (self.strikes(kind)?, Again::SinceCheckpoint),
             RowKind::Undisturbed
             | RowKind::Speed
             | RowKind::WorkerKilled
@@ -93,28 +104,16 @@ impl<'a, 'b> Bench<'a, 'b> {
             | RowKind::Stopped
             | RowKind::StoppedLong
             | RowKind::Drains
-            | RowKind::PowerCycle
-            | RowKind::TwoKilled => self.strikes(kind)?,
+            | RowKind::TwoKilled => (self.strikes(kind)?, Again::Never),
         };
         let lost = self.findings().steps_lost.saturating_sub(lost_before);
-        // Eight at once may hold all copies of a layer, and what nobody has in memory begins with the last
-        // checkpoint. What is computed again is compared with what was sealed, as ever.
-        match kind {
-            RowKind::Mass => row.note = format!("{lost} sealed steps computed again"),
-            RowKind::PowerCycle => {
+        match again {
+            Again::Never => row.marks.push(Mark::none_of("sealed steps lost", lost)),
+            Again::Noted => row.note = format!("{lost} sealed steps computed again"),
+            Again::SinceCheckpoint => {
                 let cycles = f64::from(self.power_cycles.max(1));
                 row.marks.push(computed_again(lost as f64 / cycles * self.step_ms));
             }
-            RowKind::Undisturbed
-            | RowKind::Speed
-            | RowKind::WorkerKilled
-            | RowKind::ControllerKilled
-            | RowKind::StoppedBriefly
-            | RowKind::Stopped
-            | RowKind::StoppedLong
-            | RowKind::Drains
-            | RowKind::Joins
-            | RowKind::TwoKilled => row.marks.push(Mark::none_of("sealed steps lost", lost)),
         }
         Ok(row)
     }
