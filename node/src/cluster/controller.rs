@@ -355,10 +355,7 @@ impl Controller {
                     self.working.insert(from.node, WorkStatus { done, activity });
                 }
             }
-            NodeMessage::SaveFailed { version, layer, copies, wanted } => {
-                let failed = pieces::SaveFailed { version, layer, copies, wanted };
-                self.note_save_failed(from.node, failed);
-            }
+            NodeMessage::SaveFailed(failed) => self.note_save_failed(from.node, failed),
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)

@@ -21,6 +21,12 @@ pub fn system_lookup() -> Lookup {
     Arc::new(|address| address.to_socket_addrs().map(Iterator::collect).unwrap_or_default())
 }
 
+/// Those of the addresses that are numbers, and need no resolver.
+#[must_use]
+pub fn numbers(addresses: &[String]) -> Vec<SocketAddr> {
+    addresses.iter().filter_map(|address| address.parse().ok()).collect()
+}
+
 /// Addresses as a socket takes them, for who may wait for the resolver; a name that does not resolve now
 /// is left out.
 #[must_use]
@@ -52,7 +58,7 @@ impl Names {
     /// [`Self::poll`], with the numbers.
     pub fn ask(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
         self.waiting.retain(|(waiting, _)| *waiting != node);
-        let numbers: Vec<SocketAddr> = addresses.iter().filter_map(|a| a.parse().ok()).collect();
+        let numbers = numbers(addresses);
         let is_new = self.under_way.get(&node).is_none_or(|asked| asked != addresses);
         if numbers.len() < addresses.len() && is_new {
             self.waiting.push_back((node, addresses.to_vec()));

@@ -8,7 +8,7 @@ use zbelastic_consensus::member::Role;
 use zbelastic_transport::{PeerRole, Transport};
 use zbelastic_types::{LayerId, NodeId};
 
-use super::names::{Names, system_lookup};
+use super::names::{Names, numbers, system_lookup};
 
 /// The nodes that this one wants to be connected with.
 pub struct Peers {
@@ -94,7 +94,7 @@ impl Peers {
     /// Where a node is that says so at these addresses: names as far as they were resolved by now.
     #[must_use]
     pub fn places(&self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
-        let numbers: Vec<SocketAddr> = addresses.iter().filter_map(|a| a.parse().ok()).collect();
+        let numbers = numbers(addresses);
         let known = self.places.get(&node).map(|(_, addresses)| addresses.clone());
         if numbers.len() < addresses.len() { known.unwrap_or(numbers) } else { numbers }
     }

@@ -138,16 +138,20 @@ pub enum NodeMessage {
     },
     /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not come
     /// about. A controller of an earlier version does not know it and drops it.
-    SaveFailed {
-        /// The checkpoint.
-        version: Step,
-        /// The layer.
-        layer: LayerId,
-        /// Copies of it that were written.
-        copies: u32,
-        /// Copies that were wanted.
-        wanted: u32,
-    },
+    SaveFailed(SaveFailed),
+}
+
+/// A layer of a checkpoint of which too few copies could be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveFailed {
+    /// The checkpoint.
+    pub version: Step,
+    /// The layer.
+    pub layer: LayerId,
+    /// Copies of it that were written.
+    pub copies: u32,
+    /// Copies that were wanted.
+    pub wanted: u32,
 }
 
 /// What a node removed from its store.

@@ -358,7 +358,7 @@ impl Worker {
             NodeMessage::Collect { kept } => self.collect(from, kept),
             NodeMessage::KeepData(name) => self.mend_data(from.node, name),
             // For controllers.
-            NodeMessage::SaveFailed { .. }
+            NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
             | NodeMessage::Moved { .. }
             | NodeMessage::Evaluated { .. }
@@ -448,8 +448,8 @@ impl Worker {
         self.look_at_device();
         self.report_work();
         let _ = self.seat.handle(SeatInput::Tick);
-        if self.is_device_idle() && self.arriving.is_empty() && self.reading.is_empty() {
-            // While a layer is on its way, or is read, no time passes that a host would lose patience with.
+        if self.is_device_idle() && self.arriving.is_empty() {
+            // While a layer is on its way, no time passes that a host would lose patience with.
             self.tell_device(HostInput::Tick);
         }
         let controllers = self.peers.follow(&self.transport, self.seat.contacts());

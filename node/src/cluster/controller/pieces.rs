@@ -15,21 +15,13 @@ use crate::cluster::keeper::Kept;
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::recovery::CheckpointDocument;
-use crate::cluster::wire::{Freed, NodeMessage, PieceRef};
+use crate::cluster::wire::{Freed, NodeMessage, PieceRef, SaveFailed};
 
 /// A piece that was fetched, or not.
 pub(super) struct PieceArrived {
     piece: PieceRef,
     wanted_by: NodeId,
     outcome: Result<(), KeepError>,
-}
-
-/// What a worker says of a checkpoint that does not come about.
-pub(super) struct SaveFailed {
-    pub(super) version: Step,
-    pub(super) layer: LayerId,
-    pub(super) copies: u32,
-    pub(super) wanted: u32,
 }
 
 impl Controller {

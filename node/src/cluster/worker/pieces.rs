@@ -16,7 +16,7 @@ use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::shelf::LayerBody;
-use crate::cluster::wire::{self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef};
+use crate::cluster::wire::{self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, SaveFailed};
 
 /// A piece that was fetched, or not.
 pub(super) enum PieceArrived {
@@ -79,8 +79,8 @@ impl Worker {
                 let what = format!("layer {layer} of checkpoint {version}");
                 self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
                 let (copies, wanted) = (copies as u32, wanted as u32);
-                let failed = NodeMessage::SaveFailed { version, layer, copies, wanted };
-                self.tell_controllers(&failed);
+                let failed = SaveFailed { version, layer, copies, wanted };
+                self.tell_controllers(&NodeMessage::SaveFailed(failed));
                 self.end_copying(piece, false);
             }
         }
