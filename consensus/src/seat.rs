@@ -173,6 +173,8 @@ pub struct Seat {
     contacts: Arc<Contacts>,
     spec: Option<Arc<JobSpec>>,
     pulse: Pulse,
+    /// The most ticks that an operation may take, as the newest plan with a stage here says.
+    op_ticks_max: Option<u32>,
     /// Whether the machine is about to go, in whatever life.
     is_draining: bool,
     tick: u64,
@@ -190,6 +192,7 @@ impl Seat {
             contacts: Arc::default(),
             spec: None,
             pulse: Pulse::default(),
+            op_ticks_max: None,
             is_draining: false,
             tick: 0,
             outbox: VecDeque::new(),
@@ -278,6 +281,14 @@ impl Seat {
             }
             Work::Idle | Work::Left => None,
         }
+    }
+
+    /// Whether the operation under way has taken longer than any of the newest plan that had a stage
+    /// here may, in ticks of this process: the rule by which a leader declares a member lost
+    /// ([`LossReason::OpOverdue`](crate::member::LossReason)), which only the end of the process mends.
+    #[must_use]
+    pub fn has_hung_operation(&self) -> bool {
+        self.op_ticks_max.is_some_and(|ticks_max| self.pulse.busy_ticks > ticks_max)
     }
 
     /// The job's configuration, once it is known.

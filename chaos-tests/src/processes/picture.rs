@@ -1,6 +1,6 @@
 //! What a cluster looks like, as far as its event files tell. Pure: events in, answers out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::events::{Event, EventKind, Facts, Seal};
 use super::times::Times;
@@ -29,6 +29,8 @@ pub struct Picture {
     names: BTreeMap<String, MemberIndex>,
     /// Which member a node is.
     members: BTreeMap<u64, MemberIndex>,
+    /// Members that were admitted as workers.
+    admitted: BTreeSet<MemberIndex>,
     /// How often each member's process said that it began.
     starts: BTreeMap<MemberIndex, u32>,
     term: u64,
@@ -57,6 +59,7 @@ impl Picture {
             EventKind::Joined { node, name } => {
                 if let Some(member) = self.names.get(name) {
                     self.members.insert(*node, *member);
+                    self.admitted.insert(*member);
                 }
             }
             EventKind::Leader { node, term } => {
@@ -139,6 +142,12 @@ impl Picture {
     #[must_use]
     pub fn is_known(&self, member: MemberIndex) -> bool {
         self.members.values().any(|known| *known == member)
+    }
+
+    /// Whether a worker was admitted: from then on plans count on it.
+    #[must_use]
+    pub fn is_admitted(&self, worker: MemberIndex) -> bool {
+        self.admitted.contains(&worker)
     }
 
     /// How often a member's process said that it began.
@@ -224,6 +233,8 @@ mod tests {
         picture.learn(1, &Event::parse(r#"{"event":"started","node":2}"#));
         let known = [0, 1, 2, 3].map(|member| picture.is_known(member));
         assert_eq!(known, [false, true, false, true]);
+        let admitted = [1, 3].map(|member| picture.is_admitted(member));
+        assert_eq!(admitted, [false, true], "a process that began may not have joined yet");
         picture.learn(0, &Event::parse(r#"{"event":"plan","generation":1,"stages":[9,8]}"#));
         assert_eq!(picture.stages(), [3]);
     }

@@ -284,6 +284,7 @@ impl Seat {
         member.inventory_due = None;
         // A plan that was closed before this worker heard of it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
+        self.op_ticks_max = stage.map_or(self.op_ticks_max, |_| Some(plan.op_ticks_max));
         member.work = match stage {
             Some(_) => Work::Loading { plan: plan.clone() },
             None if was_at_work => Work::Left,

@@ -156,6 +156,27 @@ fn who_was_fenced_off_forgets_and_asks_with_a_later_start() {
     assert!(second > first);
 }
 
+/// Who was fenced off while it computed lives on, and only an operation that takes longer than its plan
+/// allows has hung.
+#[test]
+fn an_operation_has_hung_if_it_takes_longer_than_its_plan_allows() {
+    let mut log = Log::running(spec(), &[1, 2]);
+    let mut bench = Bench::briefed(&log);
+    let ticks_max = log.state.plan().expect("one runs").record.op_ticks_max;
+    bench.tick(2 * ticks_max);
+    assert!(!bench.seat.has_hung_operation(), "none is under way");
+    bench.news(News::Busy { is_busy: true });
+    log.lose(1);
+    bench.brief(&log, Told::Changes);
+    assert!(!bench.seat.has_hung_operation(), "it has just begun");
+    bench.tick(ticks_max - 1);
+    assert!(!bench.seat.has_hung_operation(), "so long it may take");
+    bench.tick(1);
+    assert!(bench.seat.has_hung_operation());
+    bench.news(News::Busy { is_busy: false });
+    assert!(!bench.seat.has_hung_operation(), "it ended after all");
+}
+
 /// A later start of the node was admitted: this life is over, and the other is not this seat's.
 #[test]
 fn a_life_that_another_start_took_over_is_over() {

@@ -72,7 +72,7 @@ impl Worker {
         match order {
             Order::Load(load) => self.load(load),
             Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
-            Order::Forget if self.is_hung() => self.ending = Some(Ending::Hung),
+            Order::Forget if self.seat.has_hung_operation() => self.ending = Some(Ending::Hung),
             Order::Run { generation } => {
                 // Everybody is ready: what was offered for this plan has been fetched, and who holds a
                 // layer keeps its owner from writing it in place.
@@ -87,13 +87,6 @@ impl Worker {
             | Order::Release
             | Order::TakeInventory { .. } => self.tell_device(HostInput::Order(order)),
         }
-    }
-
-    /// Whether the operation under way has been since the last tick. Nothing ends one that hangs
-    /// but the end of its process, and who is fenced off has nothing to lose by that.
-    fn is_hung(&self) -> bool {
-        let edges = self.device.gauge().edges();
-        !edges.is_multiple_of(2) && edges == self.gauge_seen
     }
 
     fn load(&mut self, load: Box<LoadOrder>) {
