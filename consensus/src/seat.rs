@@ -173,7 +173,7 @@ pub struct Seat {
     contacts: Arc<Contacts>,
     spec: Option<Arc<JobSpec>>,
     pulse: Pulse,
-    /// The most ticks that an operation may take, as the newest plan with a stage here says.
+    /// The most ticks that an operation may take, as the newest plan says, with or without a stage here.
     op_ticks_max: Option<u32>,
     /// Whether the machine is about to go, in whatever life.
     is_draining: bool,
@@ -283,9 +283,10 @@ impl Seat {
         }
     }
 
-    /// Whether the operation under way has taken longer than any of the newest plan that had a stage
-    /// here may, in ticks of this process: the rule by which a leader declares a member lost
-    /// ([`LossReason::OpOverdue`](crate::member::LossReason)), which only the end of the process mends.
+    /// Whether the operation under way has taken longer than the newest plan allows, in ticks of this
+    /// process: the rule by which a leader declares a member lost
+    /// ([`LossReason::OpOverdue`](crate::member::LossReason)). Only the end of the process ends such an
+    /// operation.
     #[must_use]
     pub fn has_hung_operation(&self) -> bool {
         self.op_ticks_max.is_some_and(|ticks_max| self.pulse.busy_ticks > ticks_max)

@@ -165,8 +165,9 @@ impl Group {
         }
         let workers = (0..setup.workers).map(|_| group.add(Role::Worker));
         let workers = workers.collect::<Result<Vec<_>, _>>()?;
-        let are_in = |picture: &Picture| workers.iter().all(|worker| picture.is_admitted(*worker));
-        group.wait(limit, "the workers", |picture, _| are_in(picture))?;
+        let are_admitted =
+            |picture: &Picture| workers.iter().all(|worker| picture.is_admitted(*worker));
+        group.wait(limit, "the workers", |picture, _| are_admitted(picture))?;
         Ok(group)
     }
 

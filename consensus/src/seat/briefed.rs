@@ -279,12 +279,12 @@ impl Seat {
             Work::Idle | Work::Left => false,
         };
         member.generation = found;
+        self.op_ticks_max = Some(plan.op_ticks_max);
         member.untold.leave_plan();
         let (me, was_rehearsing) = (member.holder, member.end_rehearsal());
         member.inventory_due = None;
         // A plan that was closed before this worker heard of it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
-        self.op_ticks_max = stage.map_or(self.op_ticks_max, |_| Some(plan.op_ticks_max));
         member.work = match stage {
             Some(_) => Work::Loading { plan: plan.clone() },
             None if was_at_work => Work::Left,

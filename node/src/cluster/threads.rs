@@ -12,11 +12,11 @@ const TRANSPORT: &str = "transport";
 /// What disks and hashes of what travels take time of: nobody waits for it.
 const BACKGROUND: &str = "background";
 
-/// How far threads stand back that nobody waits for, as `nice` counts: they get a third of what a pass
-/// gets where all cores are busy, and everything where one is idle. Not further: a thread that is
-/// preempted while it holds its process's memory map (mprotect, munmap) stops every other one that
-/// allocates, heartbeats included. At GPT-2 124M on two cores loops stood for up to 0.9 s at 15, and
-/// 0.5 s at 5.
+/// The `nice` value of threads that nobody waits for: they get a third of the processor time that a pass
+/// gets where all cores are busy, and everything where one is idle. Not lower in priority: a thread that
+/// is preempted while it holds the memory map of its process (`mmap_lock`, in mprotect and munmap) stops
+/// all others that allocate, and with them heartbeats. At GPT-2 124M on two cores event loops stood still
+/// for up to 0.9 s at 15, and 0.5 s at 5.
 const NICENESS: i32 = 5;
 
 /// The calling thread, and those that it starts, stand back from now on. Linux counts this by thread.

@@ -313,11 +313,12 @@ impl<'a, 'b> Bench<'a, 'b> {
         let joined = (0..MASS_JOINED).map(|_| self.group.add(Role::Worker));
         let joined = joined.collect::<Result<Vec<_>, _>>()?;
         let mut progress = Progress::new(&self.group);
-        let are_in = |group: &Group| joined.iter().all(|new| group.picture().is_admitted(*new));
-        while !are_in(&self.group) && !self.is_done() {
+        let are_admitted =
+            |group: &Group| joined.iter().all(|new| group.picture().is_admitted(*new));
+        while !are_admitted(&self.group) && !self.is_done() {
             self.turn(&mut progress)?;
         }
-        let joined_ms = are_in(&self.group).then(|| began.elapsed().as_secs_f64() * 1e3);
+        let joined_ms = are_admitted(&self.group).then(|| began.elapsed().as_secs_f64() * 1e3);
         let from = self.group.picture().step();
         self.settle()?;
         let went_on = self.group.picture().step() > from;
