@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(2);
 const DRAINED: i32 = 75;
 /// The step at which a process with the bug `exit` ends.
 const EXIT_STEP: usize = 8;
+/// Workers' ids are their numbers after this one.
+const FIRST_WORKER: u64 = 100;
 
 pub fn is_verb(word: Option<&String>) -> bool {
     let verbs = ["init", "join", "token", "run", "status", "ckpt", "train"];
@@ -148,7 +150,7 @@ impl Node {
         fs::create_dir_all(&data_dir).expect("made");
         fs::write(world.path(&format!("at-{}", typed.value("--advertise"))), "").expect("written");
         Self {
-            id: if is_worker { 100 + number } else { number },
+            id: if is_worker { FIRST_WORKER + number } else { number },
             world,
             events: data_dir.join("events.jsonl"),
             is_worker,
@@ -238,6 +240,7 @@ impl Node {
     }
 
     fn lead(&self, log: &[String]) {
+        self.admit(log);
         let plans: Vec<&String> = log.iter().filter(|line| line.contains("\"plan\"")).collect();
         let workers = self.world.workers();
         let stages = format!("\"stages\":{workers:?}");
@@ -265,6 +268,19 @@ impl Node {
             self.world.agree(&format!(
                 "{{\"time_us\":{time},\"event\":\"done\",\"step\":{steps},\"digest\":\"{digest}\"}}"
             ));
+        }
+    }
+
+    /// Workers that are new are members from now on.
+    fn admit(&self, log: &[String]) {
+        for worker in self.world.workers() {
+            let joined = format!("\"event\":\"joined\",\"node\":{worker},");
+            if !log.iter().any(|line| line.contains(&joined)) {
+                let (time, number) = (now_us(), worker - FIRST_WORKER);
+                self.world.agree(&format!(
+                    "{{\"time_us\":{time},{joined}\"name\":\"w{number}\",\"role\":\"worker\"}}"
+                ));
+            }
         }
     }
 
