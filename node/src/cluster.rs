@@ -41,7 +41,6 @@ mod stopwatch;
 mod stores;
 mod threads;
 pub mod tick;
-mod whole_file;
 mod wire;
 pub mod work;
 mod worker;

@@ -15,3 +15,4 @@ pub mod second_store;
 pub mod terminal;
 pub mod text;
 pub mod train;
+pub mod whole_file;

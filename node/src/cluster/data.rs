@@ -14,8 +14,8 @@ use zbelastic_types::{Digest, NodeId};
 
 use super::document::{DataName, NamedJob};
 use super::keeper::Keeper;
-use super::whole_file;
 use super::wire::{self, BulkKey};
+use crate::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
 pub const DATA_BYTES_MAX: u64 = 64 << 30;

@@ -9,8 +9,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::whole_file;
 use crate::api::MemberRole;
+use crate::whole_file;
 
 /// The file, beside the certificates.
 const FILE: &str = "node.json";

@@ -22,8 +22,8 @@ use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{SledStore, StoreError};
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::whole_file;
 use crate::data_folder::DataFolder;
+use crate::whole_file;
 
 /// The file that says where the store was last.
 const FILE: &str = "store.json";

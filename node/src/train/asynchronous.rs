@@ -178,6 +178,7 @@ pub fn train_on<O: BackendOutfit>(
         steps_done: conducted.steps_done,
         digest: conducted.state.digest(),
         layers,
+        is_written: false,
         held_out,
         elapsed: conducted.elapsed,
         steps_before: 0,

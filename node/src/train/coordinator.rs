@@ -27,6 +27,8 @@ pub struct Outcome {
     pub steps_done: u64,
     /// Weights, layer by layer.
     pub layers: Vec<Vec<f32>>,
+    /// Whether the run folder has them already, as a model.
+    pub is_written: bool,
     /// The state.
     pub digest: StateDigest,
     /// The last evaluation after the last step, if there was text for it.
@@ -200,6 +202,7 @@ impl<'a> Coordinator<'a> {
         Outcome {
             steps_done: self.steps_done,
             layers: layers.into_iter().map(|(_, weights)| weights).collect(),
+            is_written: false,
             digest: state_digest(digests.into_values(), self.ledger.updates()),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),
             elapsed: self.sealed - self.began,

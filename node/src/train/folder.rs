@@ -15,6 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+use crate::whole_file;
 
 /// The effective configuration.
 pub const CONFIG: &str = "config.toml";
@@ -111,21 +112,6 @@ impl RunFolder {
         written.map_err(|error| no_place(&self.path.join(METRICS), &error))
     }
 
-    /// Writes the model in Hugging Face's form.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub fn write_model(
-        &self,
-        config: &str,
-        tensors: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Result<(), Failure> {
-        let folder = self.path.join(MODEL);
-        fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
-        write_file(&folder.join("config.json"), config.as_bytes())?;
-        write_file_with(&folder.join("model.safetensors"), tensors)
-    }
-
     /// Writes one of the other files.
     ///
     /// # Errors
@@ -133,6 +119,22 @@ impl RunFolder {
     pub fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
         write_file(&self.path.join(name), text.as_bytes())
     }
+}
+
+/// Writes the model in Hugging Face's form into a run folder.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn write_model(
+    run: &Path,
+    config: &str,
+    tensors: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
+    let folder = run.join(MODEL);
+    fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
+    write_file(&folder.join("config.json"), config.as_bytes())?;
+    let weights = folder.join("model.safetensors");
+    whole_file::write_with(&weights, tensors).map_err(|error| no_place(&weights, &error))
 }
 
 /// A place that cannot be written, with what to do about it.
@@ -144,23 +146,8 @@ fn no_place(path: &Path, error: &io::Error) -> Failure {
     failure
 }
 
-/// Writes beside the name and renames, so that what stands there is whole.
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    write_file_with(path, |to| to.write_all(bytes))
-}
-
-/// The same for what is written as it is made.
-fn write_file_with(
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<(), Failure> {
-    let beside = path.with_extension("part");
-    let written = File::create(&beside).and_then(|mut file| write(&mut file));
-    written.and_then(|()| fs::rename(&beside, path)).map_err(|error| {
-        // What is left of it is of no use; if it cannot be removed either, the first error tells.
-        let _ = fs::remove_file(&beside);
-        no_place(path, &error)
-    })
+    whole_file::write(path, bytes).map_err(|error| no_place(path, &error))
 }
 
 /// Takes a folder for this process. The lock is the system's: it ends with the process.
@@ -289,7 +276,7 @@ mod tests {
         let parent = tempfile::tempdir().expect("a folder");
         let out = parent.path().join("run");
         let folder = RunFolder::create(Some(&out), "unused", "").expect("new");
-        folder.write_model("{}", |to| to.write_all(b"tensors")).expect("writable");
+        write_model(folder.path(), "{}", |to| to.write_all(b"tensors")).expect("writable");
         folder.write(SAMPLE, "text").expect("writable");
         assert_eq!(fs::read(out.join("model/model.safetensors")).expect("there"), b"tensors");
         let mut names: Vec<_> = fs::read_dir(&out)

@@ -8,6 +8,7 @@
 
 mod children;
 mod follow;
+mod model;
 mod retold;
 mod standstill;
 
@@ -28,10 +29,11 @@ use crate::api::{
 };
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::exchange;
-use crate::commands::ckpt::export::weights;
+use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 use children::{Children, WorkerMachines};
 use follow::{Ended, Observe, Wishes, follow};
+use model::{ModelSource, ModelWriter, WrittenModel};
 use standstill::{STANDSTILL, Standstill};
 
 pub use follow::Told;
@@ -71,7 +73,7 @@ pub fn train(
     };
     let mut children = Children::new(folder, workers)?;
     children.start_controller()?;
-    let mut client = connect(&children)?;
+    let mut client = connect(&children.controller(), children.address())?;
     ask_until(&mut children, &mut client, "the controller", leads)?;
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {
@@ -92,14 +94,19 @@ pub fn train(
         reads_held_out: prepared.text.held_out_windows > 0,
         bubble_planned: prepared.plan.bubble(),
     };
-    let ended = follow(accepted, &wishes, &mut children, &mut client, observe)?;
+    let mut writer = ModelWriter::new(ModelSource {
+        address: children.address(),
+        controller: children.controller(),
+        model: prepared.config.model.clone(),
+        folder: folder.to_owned(),
+    });
+    let ended = follow(accepted, &wishes, (&mut children, &mut client), &mut writer, observe)?;
     let timed = (steps_before, began.elapsed());
-    finish(prepared, ended, timed, (&mut children, &mut client))
+    finish(ended, timed, writer, (&mut children, &mut client))
 }
 
-fn connect(children: &Children) -> Result<ApiClient<'static>, Failure> {
-    let exchange = exchange(&children.controller())?;
-    Ok(ApiClient::new(vec![children.address()], exchange))
+fn connect(controller: &DataFolder, address: String) -> Result<ApiClient<'static>, Failure> {
+    Ok(ApiClient::new(vec![address], exchange(controller)?))
 }
 
 /// What came of a question.
@@ -212,23 +219,24 @@ fn upload(
 
 /// What the run ended with, out of its last checkpoint; the processes end.
 fn finish(
-    prepared: &Prepared,
     ended: Ended,
     (steps_before, elapsed): (u64, Duration),
+    writer: ModelWriter,
     (children, client): (&mut Children, &mut ApiClient<'_>),
 ) -> Result<Outcome, Failure> {
     let Ended { steps_done, held_out } = ended;
     // The run is over because it is there.
-    let detail = ask_until(children, client, "the last checkpoint", |client| {
+    ask_until(children, client, "the last checkpoint", |client| {
         Ok(Asked::There(client.checkpoint(steps_done)?))
     })?;
-    let layers = weights(&detail, &prepared.config.model, client)?;
+    let WrittenModel { detail, layers } = writer.finish(steps_done, client)?;
     // A picture for people: without it the run is no less done.
     let trace = client.trace().ok().flatten();
     children.end();
     Ok(Outcome {
         steps_done,
         layers,
+        is_written: true,
         digest: StateDigest(detail.summary.digest.0.0),
         held_out,
         elapsed,

@@ -17,7 +17,7 @@ use zbelastic_trainer::stage::Injection;
 use super::coordinator::Outcome;
 use super::devices::Devices;
 use super::events::{DoneEvent, RunEvent};
-use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE};
+use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
 use super::line::{duration_text, grouped, tokens_per_s};
 use super::machines::Machines;
 use super::prepare::{PlanOfRun, Prepared};
@@ -98,8 +98,10 @@ pub fn write_end(
     out: &mut dyn Write,
 ) -> Result<(), Stop> {
     let (model, outcome) = (&prepared.config.model, &finished.outcome);
-    let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
-    folder.write_model(&config_json(model), write)?;
+    if !outcome.is_written {
+        let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
+        write_model(folder.path(), &config_json(model), write)?;
+    }
     folder.write(RUN, &run_json(prepared, finished))?;
     if let Some(trace) = &outcome.trace {
         folder.write(TRACE, trace)?;

@@ -10,8 +10,8 @@ use super::{Arrived, Controller};
 use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
 use crate::cluster::data::{DATA_BYTES_MAX, DamagedCopy, damaged_words, fetch_data, read_if_same};
 use crate::cluster::document::{DataName, JobDocument};
-use crate::cluster::whole_file;
 use crate::cluster::wire::NodeMessage;
+use crate::whole_file;
 
 /// Uploads under way at once; for another one the oldest is given up.
 const UPLOADS_MAX: usize = 4;

@@ -3,9 +3,9 @@
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
 //! that the cluster agreed on; moments stay behind. Nothing is written before all of it is there.
 
+use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::{fs, io};
 
 use zbelastic_trainer::elastic::{LayerAssembler, LayerImage, image_bytes};
 use zbelastic_trainer::hf::{config_json, write_safetensors};
@@ -18,6 +18,7 @@ use crate::api::{
 };
 use crate::config::load_document;
 use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
+use crate::whole_file;
 
 /// The description of the model.
 const CONFIG: &str = "config.json";
@@ -44,8 +45,11 @@ pub fn export(
     let model = model_of(&detail)?;
     let layers = weights(&detail, &model, client)?;
     fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
-    write_whole(&folder.join(WEIGHTS), |to| write_safetensors(&model, &layers, to))?;
-    write_whole(&folder.join(CONFIG), |to| to.write_all(config_json(&model).as_bytes()))?;
+    let written =
+        whole_file::write_with(&folder.join(WEIGHTS), |to| write_safetensors(&model, &layers, to));
+    written.map_err(|error| cannot_write(&folder.join(WEIGHTS), &error))?;
+    let written = whole_file::write(&folder.join(CONFIG), config_json(&model).as_bytes());
+    written.map_err(|error| cannot_write(&folder.join(CONFIG), &error))?;
     let floats: usize = layers.iter().map(Vec::len).sum();
     let (shown, size) = (folder.display(), Bytes::of_f32(floats));
     writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
@@ -149,20 +153,6 @@ fn fetch_image(
 fn wrong(name: &str, what: &str) -> Failure {
     let what = format!("{name} cannot be used: {}", escape(what));
     Failure::new(FailureCode::VerificationFailed, what)
-}
-
-/// Writes beside the name and renames, so that what stands there is whole.
-fn write_whole(
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<(), Failure> {
-    let beside = path.with_extension("part");
-    let written = fs::File::create(&beside).and_then(|mut file| write(&mut file));
-    written.and_then(|()| fs::rename(&beside, path)).map_err(|error| {
-        // What is left of it is of no use; if it cannot be removed either, the first error tells.
-        let _ = fs::remove_file(&beside);
-        cannot_write(path, &error)
-    })
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use zbelastic_types::Step;
 
 use super::ASK_PAUSE;
 use super::children::Children;
+use super::model::ModelWriter;
 use super::retold::Retold;
 use super::standstill::{InVain, STANDSTILL, Watch};
 use crate::api::client::ApiClient;
@@ -61,15 +62,15 @@ pub struct Ended {
     pub held_out: Option<Evaluated>,
 }
 
-/// Tells what happens until the run is over.
+/// Tells what happens until the run is over. The model is written once its checkpoint is durable.
 ///
 /// # Errors
 /// If it ends otherwise than done or as it was wished, or nobody answers for too long.
 pub fn follow(
     from: u64,
     wishes: &Wishes<'_>,
-    children: &mut Children,
-    client: &mut ApiClient<'_>,
+    (children, client): (&mut Children, &mut ApiClient<'_>),
+    writer: &mut ModelWriter,
     observe: Observe<'_>,
 ) -> Result<Ended, Failure> {
     let mut follower = Follower::starting_at(from);
@@ -98,7 +99,7 @@ pub fn follow(
             continue;
         }
         if course.may_be_over()
-            && let Some(steps_done) = course.over(children, client, observe)?
+            && let Some(steps_done) = course.over((children, client), writer, observe)?
         {
             // What was sealed between the last question and the end.
             let rest = follower.poll(client).unwrap_or_default();
@@ -194,8 +195,8 @@ impl<'a> Course<'a> {
     /// The steps it ended with, if it is over and what it ended with is kept.
     fn over(
         &mut self,
-        children: &mut Children,
-        client: &mut ApiClient<'_>,
+        (children, client): (&mut Children, &mut ApiClient<'_>),
+        writer: &mut ModelWriter,
         observe: Observe<'_>,
     ) -> Result<Option<u64>, Failure> {
         let Ok(status) = client.status() else { return Ok(None) };
@@ -206,6 +207,7 @@ impl<'a> Course<'a> {
         self.is_ending = job.step >= job.step_count;
         match &job.phase {
             JobPhaseStatus::Done => {
+                writer.begin(job.step);
                 let may_come = self.watch.is_evaluated(&status, now);
                 let is_read = self.held_out.is_some_and(|last| last.steps_done == job.step);
                 let is_complete = !self.wishes.reads_held_out || is_read || !may_come;

@@ -26,15 +26,33 @@ pub fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
 /// # Errors
 /// If it cannot be written; what was there before stays.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_with(path, |to| to.write_all(bytes))
+}
+
+/// The same for what is written as it is made.
+///
+/// # Errors
+/// If it cannot be made or written; what was there before stays.
+pub fn write_with(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".part");
     let beside = PathBuf::from(beside);
-    let mut file = File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&beside, path)?;
-    let folder = path.parent().unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+    let written = File::create(&beside).and_then(|mut file| {
+        write(&mut file)?;
+        // Durable before it has its name: a power cut leaves no name with nothing behind it.
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| fs::rename(&beside, path));
+    if renamed.is_err() {
+        // If it cannot be removed either, the first error says more.
+        let _ = fs::remove_file(&beside);
+    }
+    renamed?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]

@@ -1,0 +1,129 @@
+//! The model that a run ends with: read out of its last checkpoint and written in a thread of its own, as
+//! soon as that checkpoint is durable. Workers may evaluate held-out text for longer than that takes.
+
+use std::io;
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+use zbelastic_trainer::hf::{config_json, write_safetensors};
+use zbelastic_trainer::model::ModelConfig;
+
+use super::connect;
+use crate::api::CheckpointDetail;
+use crate::api::client::ApiClient;
+use crate::commands::ckpt::export::weights;
+use crate::data_folder::DataFolder;
+use crate::failure::{Failure, FailureCode};
+use crate::train::folder::write_model;
+
+/// The last checkpoint, and its weights, which the run folder holds as a model.
+#[derive(Debug)]
+pub struct WrittenModel {
+    /// The checkpoint.
+    pub detail: CheckpointDetail,
+    /// Its weights, layer by layer.
+    pub layers: Vec<Vec<f32>>,
+}
+
+/// Where a model is read from and written to.
+#[derive(Clone, Debug)]
+pub struct ModelSource {
+    /// A controller's address.
+    pub address: String,
+    /// The data folder with an administrator's certificate.
+    pub controller: DataFolder,
+    /// What is written.
+    pub model: ModelConfig,
+    /// The run folder.
+    pub folder: PathBuf,
+}
+
+impl ModelSource {
+    /// Reads the checkpoint of a step, and writes its model.
+    ///
+    /// # Errors
+    /// If there is no such checkpoint, it cannot be read whole, or the model cannot be written.
+    pub fn write(&self, step: u64, client: &mut ApiClient<'_>) -> Result<WrittenModel, Failure> {
+        let detail = client.checkpoint(step)?;
+        let layers = weights(&detail, &self.model, client)?;
+        let tensors = |to: &mut dyn io::Write| write_safetensors(&self.model, &layers, to);
+        write_model(&self.folder, &config_json(&self.model), tensors)?;
+        Ok(WrittenModel { detail, layers })
+    }
+}
+
+/// Writes the model beside what the run still waits for.
+#[derive(Debug)]
+pub struct ModelWriter {
+    source: ModelSource,
+    begun: Option<(u64, JoinHandle<Result<WrittenModel, Failure>>)>,
+}
+
+impl ModelWriter {
+    /// Nothing is written before [`Self::begin`].
+    #[must_use]
+    pub const fn new(source: ModelSource) -> Self {
+        Self { source, begun: None }
+    }
+
+    /// The checkpoint of the last step is durable. Said again, it changes nothing.
+    pub fn begin(&mut self, step: u64) {
+        if self.begun.as_ref().is_some_and(|(begun, _)| *begun == step) {
+            return;
+        }
+        let source = self.source.clone();
+        let write = move || {
+            let mut client = connect(&source.controller, source.address.clone())?;
+            source.write(step, &mut client)
+        };
+        // Without a thread it is written at the end.
+        let spawned = thread::Builder::new().name("model".to_owned()).spawn(write);
+        self.begun = spawned.ok().map(|thread| (step, thread));
+    }
+
+    /// What was written of a step. If that failed, as it does when a controller ends meanwhile, it is tried
+    /// once more here.
+    ///
+    /// # Errors
+    /// As [`ModelSource::write`].
+    pub fn finish(self, step: u64, client: &mut ApiClient<'_>) -> Result<WrittenModel, Failure> {
+        let Self { source, begun } = self;
+        match begun.filter(|(begun, _)| *begun == step).map(|(_, thread)| thread.join()) {
+            Some(Ok(Ok(written))) => Ok(written),
+            Some(Err(_)) => Err(Failure::new(
+                FailureCode::Internal,
+                "the thread that writes the model panicked",
+            )),
+            Some(Ok(Err(_))) | None => source.write(step, client),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::sample::scripted;
+    use crate::api::{Answer, Refusal, Thing};
+    use crate::config::load_document;
+
+    #[test]
+    fn what_could_not_be_written_beside_is_tried_once_more() {
+        let home = tempfile::tempdir().expect("a folder");
+        let model =
+            load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config.model;
+        let source = ModelSource {
+            address: "127.0.0.1:1".to_owned(),
+            controller: DataFolder::new(home.path().join("nobody")),
+            model,
+            folder: home.path().to_owned(),
+        };
+        let mut writer = ModelWriter::new(source);
+        writer.begin(3);
+        writer.begin(3);
+        let refusal = Refusal::NotFound { thing: Thing::Checkpoint, name: "3".to_owned() };
+        let (mut client, asked) = scripted(vec![Ok(Answer::Refused(refusal))]);
+        let failure = writer.finish(3, &mut client).expect_err("there is none");
+        assert_eq!(failure.code, FailureCode::NotFound, "{failure}");
+        assert_eq!(asked.borrow().len(), 1, "what the thread asked went nowhere");
+    }
+}
