@@ -24,6 +24,7 @@ pub mod journal;
 mod keep_rule;
 mod keeper;
 mod keeping;
+mod line;
 mod machine_id;
 mod means;
 mod moves;
@@ -33,6 +34,7 @@ mod pace;
 mod peers;
 mod piece_sink;
 mod recovery;
+mod renewal;
 mod shelf;
 pub mod signals;
 mod solver;
@@ -50,16 +52,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use tokio::runtime::Runtime;
 use zbelastic_transport::identity::{
     ClusterAuthority, JoinError, JoinRefusal, JoinSetup, NodeKey, NodeName, PeerRole, Token,
     UnixSeconds, check_permissions, join_cluster, random_number,
 };
-use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::api::MemberRole;
-use crate::api::client::{ClientError, Exchange};
+use crate::api::client::ClientError;
 use crate::args::{AddressList, Device, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs};
 use crate::commands::doctor::{self, DialOutcome, Outside};
 use crate::commands::token::find_token;
@@ -70,9 +70,11 @@ use compute::{Cores, Machine};
 use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
+pub use line::exchange;
 use means::{means, probe_of, threads_of};
+use renewal::{controller_credentials, member_credentials};
 pub use start::WorkerMeans;
-use start::{Node, by_node, load_credentials, run_controller, run_worker};
+use start::{Node, by_node, run_controller, run_worker};
 use threads::runtime;
 
 /// The port, if nothing is said.
@@ -173,36 +175,6 @@ fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
     ended(ending)
 }
 
-/// A controller has the authority, and so can renew its own certificate when it starts.
-fn controller_credentials(
-    folder: &DataFolder,
-    home: &Home,
-    authority: &ClusterAuthority,
-) -> Result<Credentials, Failure> {
-    let (identity, now) = (folder.identity(), UnixSeconds::now());
-    let key = NodeKey::load_or_create(&identity).map_err(cannot_keep)?;
-    let issued = authority.issue(&key.requested(), PeerRole::Controller, home.node, now);
-    let issued = issued.map_err(cannot_certify)?;
-    let roots = vec![authority.certificate().clone()];
-    let credentials = Credentials::new(issued.chain, key, roots);
-    let credentials = credentials.map_err(cannot_certify)?;
-    credentials.save(&identity).map_err(cannot_keep)?;
-    if folder.read_admin().is_ok() {
-        renew_admin(folder, authority)?;
-    }
-    Ok(credentials)
-}
-
-fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<(), Failure> {
-    let key = NodeKey::load_or_create(&folder.admin()).map_err(cannot_keep)?;
-    let now = UnixSeconds::now();
-    let issued = authority.issue(&key.requested(), PeerRole::Admin, ADMIN_NODE, now);
-    let issued = issued.map_err(cannot_certify)?;
-    let roots = vec![authority.certificate().clone()];
-    let admin = Credentials::new(issued.chain, key, roots).map_err(cannot_certify)?;
-    admin.save(&folder.admin()).map_err(cannot_keep)
-}
-
 /// The process behind `join`: becomes a member, or comes back as the one it was.
 ///
 /// # Errors
@@ -243,7 +215,8 @@ pub fn join_on<M: Machine>(
         drop(runtime);
         return serve_controller(folder, home);
     }
-    let credentials = load_credentials(&identity, &home)?;
+    let typed = args.cluster.as_ref().map_or_else(Vec::new, |typed| names::resolve(&typed.texts()));
+    let credentials = runtime.block_on(member_credentials(&folder, &home, typed))?;
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
         let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
@@ -348,79 +321,6 @@ pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
             Failure::new(FailureCode::NotFound, what)
         })?;
     recovery::recover(&folder, &home)
-}
-
-/// The road to the cluster that `folder` has an administrator's certificate of.
-///
-/// # Errors
-/// If the system gives no threads.
-pub fn exchange(folder: &DataFolder) -> Result<Exchange<'static>, Failure> {
-    let mut line = Line { runtime: runtime()?, folder: folder.admin(), open: None };
-    Ok(Box::new(move |addresses, bytes| line.ask(addresses, bytes)))
-}
-
-/// A command line's connection, which stays open between two questions.
-struct Line {
-    runtime: Runtime,
-    /// Where the administrator's certificate is. A question that is never asked needs none.
-    folder: PathBuf,
-    open: Option<(Vec<String>, AdminClient)>,
-}
-
-impl Line {
-    fn ask(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
-        let Self { runtime, folder, open } = self;
-        runtime.block_on(async {
-            if let Some((_, client)) = open.as_ref().filter(|(asked, _)| asked == addresses) {
-                match client.request(bytes.to_vec()).await {
-                    Ok(answer) => return Ok(answer),
-                    // The node may have ended since: another one is asked.
-                    Err(RequestError::Broken | RequestError::NoRoad) => *open = None,
-                    Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
-                }
-            }
-            let credentials = Credentials::load(folder, None, UnixSeconds::now());
-            let credentials =
-                credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
-            let client = AdminClient::connect(addresses, credentials).await;
-            let client = client.map_err(|error| client_error(&error))?;
-            let answer = client.request(bytes.to_vec()).await;
-            if let Some((_, before)) = open.replace((addresses.to_vec(), client)) {
-                before.close().await;
-            }
-            answer.map_err(|error| ClientError::Broken { reason: error.to_string() })
-        })
-    }
-}
-
-impl Drop for Line {
-    /// Says goodbye, so that the node keeps no connection of somebody who is gone.
-    fn drop(&mut self) {
-        if let Some((_, client)) = self.open.take() {
-            self.runtime.block_on(client.close());
-        }
-    }
-}
-
-fn client_error(error: &ConnectError) -> ClientError {
-    for attempt in &error.tried {
-        let (address, reason) = (attempt.address.clone(), attempt.problem.to_string());
-        match attempt.problem {
-            DialProblem::NotThisCluster => return ClientError::Stranger { address, reason },
-            DialProblem::CertificateExpired { .. } | DialProblem::Refused(_) => {
-                return ClientError::Denied { reason };
-            }
-            DialProblem::NotAnAddress
-            | DialProblem::NoSuchHost
-            | DialProblem::NobodyAnswers
-            | DialProblem::AnotherNode
-            | DialProblem::Version { .. }
-            | DialProblem::Other(_) => {}
-        }
-    }
-    let tried = error.tried.iter();
-    let tried = tried.map(|attempt| (attempt.address.clone(), attempt.problem.to_string()));
-    ClientError::Unreachable { tried: tried.collect() }
 }
 
 /// `doctor`, with what only a cluster's process knows.
@@ -529,6 +429,10 @@ fn refused_with(refusal: &JoinRefusal) -> (FailureCode, &'static str) {
         JoinRefusal::NotLeader { .. } | JoinRefusal::NotReady => {
             (FailureCode::WrongState, "the same again in a moment; the token is still good")
         }
+        JoinRefusal::NoMember => (
+            denied,
+            "join with a new token and an empty --data-dir: this node is no member any more",
+        ),
         JoinRefusal::WrongName(_) => (FailureCode::Usage, "another --name"),
         JoinRefusal::WrongRequest(_) | JoinRefusal::Unreadable => {
             (FailureCode::WrongState, "the same version of the program on both machines")

@@ -339,7 +339,10 @@ fn client_details(error: &ClientError) -> Vec<Detail> {
         }
         ClientError::Denied { .. } => vec![
             Detail::new("the certificate has ended, was revoked, or belongs to another cluster")
-                .hint("--data-dir with the folder of whoever ran `zbelastic init`"),
+                .hint(
+                    "--data-dir with the folder of whoever ran `zbelastic init`: its controller renews the \
+                     certificate; a copy elsewhere takes its admin/ again",
+                ),
         ],
         ClientError::Stranger { .. } => vec![
             Detail::new("another cluster or another program may listen there now")

@@ -115,6 +115,8 @@ enum Arrived {
     Piece(pieces::PieceArrived),
     /// A text, or not.
     Data(data::DataArrived),
+    /// The administrator's certificate could not be renewed, and why.
+    AdminNotRenewed(String),
 }
 
 struct Controller {
@@ -392,6 +394,9 @@ impl Controller {
         match arrived {
             Arrived::Piece(piece) => self.handle_piece(piece),
             Arrived::Data(data) => self.handle_data(data),
+            Arrived::AdminNotRenewed(why) => {
+                self.journal.warn(format!("the administrator's certificate is not renewed: {why}"));
+            }
         }
     }
 

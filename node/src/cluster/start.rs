@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +14,7 @@ use zbelastic_consensus::core::{Core, CoreSetup, Start, StartError};
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
 use zbelastic_consensus::state::State;
-use zbelastic_transport::identity::{
-    CertificateLife, ClusterAuthority, PeerRole, UnixSeconds, random_number,
-};
+use zbelastic_transport::identity::{CertificateLife, ClusterAuthority, PeerRole, random_number};
 use zbelastic_transport::{
     Credentials, EventQueue, Limits, ProcessStart, Transport, TransportSetup,
 };
@@ -291,20 +288,6 @@ pub fn by_node(
     contacts: Vec<zbelastic_transport::identity::ControllerContact>,
 ) -> BTreeMap<NodeId, Vec<SocketAddr>> {
     contacts.into_iter().map(|contact| (contact.node, contact.addresses)).collect()
-}
-
-/// The identity in a folder.
-///
-/// # Errors
-/// If it cannot be used now.
-pub fn load_credentials(folder: &Path, home: &Home) -> Result<Credentials, Failure> {
-    let now = UnixSeconds::now();
-    Credentials::load(folder, Some(home.cluster), now).map_err(|error| {
-        let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
-        let hint = "join with a new token and an empty --data-dir";
-        failure.details = vec![Detail::new("this node's certificate cannot be used").hint(hint)];
-        failure
-    })
 }
 
 fn internal(what: &str, error: &dyn std::fmt::Display) -> Failure {

@@ -92,6 +92,12 @@ impl Places {
         Self { folder }
     }
 
+    /// The data folder.
+    #[must_use]
+    pub const fn folder(&self) -> &DataFolder {
+        &self.folder
+    }
+
     /// The store's folder with this `checkpoint.dir`. A relative one is seen from the data folder.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 70] = pages![
+const PAGES: [(&str, &str); 71] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -71,6 +71,7 @@ const PAGES: [(&str, &str); 70] = pages![
     "decisions/0049-weights-are-drawn-side-by-side.md",
     "decisions/0050-measured-rows-have-goals.md",
     "decisions/0051-whoever-has-room-keeps-a-piece.md",
+    "decisions/0052-a-members-key-renews-its-certificate.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

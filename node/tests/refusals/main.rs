@@ -7,6 +7,7 @@ mod common;
 mod folders;
 mod orders;
 mod port;
+mod renewals;
 mod signals;
 mod site;
 mod tokens;

@@ -55,6 +55,7 @@ impl Standing {
                 | JoinRefusal::WrongRole { .. }
                 | JoinRefusal::WrongProof { .. }
                 | JoinRefusal::WrongRequest(_)
+                | JoinRefusal::NoMember
                 | JoinRefusal::Unreadable,
             ) => Self::AtFault,
             JoinAnswer::Refused(

@@ -189,14 +189,9 @@ impl Credentials {
         expected: Option<ClusterId>,
         now: UnixSeconds,
     ) -> Result<Self, FolderFault> {
-        check_mode(folder)?;
-        let key = load_key(&folder.join(KEY_FILE))?;
-        let roots = load_certificates(&folder.join(ROOTS_FILE))?;
+        let read = Self::load_ended(folder, expected)?;
         let path = folder.join(CERTIFICATE_FILE);
-        let chain = load_certificates(&path)?;
         let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
-        let read = Self::new(chain, key, roots).map_err(|fault| damaged(fault.into()))?;
-        check_cluster(&path, expected, read.identity().cluster)?;
         read.check_own(now).map_err(|refusal| match refusal {
             PeerRefusal::Clock(fault) => FolderFault::Clock { path: path.clone(), fault },
             PeerRefusal::Certificate(_)
@@ -205,6 +200,23 @@ impl Credentials {
             | PeerRefusal::ServesNobody { .. }
             | PeerRefusal::OtherPeer { .. } => damaged(refusal.into()),
         })?;
+        Ok(read)
+    }
+
+    /// The same, whether their time is over or not: with [`JoinSetup::of_member`](super::JoinSetup::of_member)
+    /// a member whose certificate ended asks for another one.
+    ///
+    /// # Errors
+    /// As [`Self::load`], but for the clock.
+    pub fn load_ended(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+        check_mode(folder)?;
+        let key = load_key(&folder.join(KEY_FILE))?;
+        let roots = load_certificates(&folder.join(ROOTS_FILE))?;
+        let path = folder.join(CERTIFICATE_FILE);
+        let chain = load_certificates(&path)?;
+        let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
+        let read = Self::new(chain, key, roots).map_err(|fault| damaged(fault.into()))?;
+        check_cluster(&path, expected, read.identity().cluster)?;
         Ok(read)
     }
 }

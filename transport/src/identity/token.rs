@@ -52,6 +52,12 @@ static BASE_32: LazyLock<Encoding> = LazyLock::new(|| {
 #[serde(transparent)]
 pub struct TokenId(pub u64);
 
+impl TokenId {
+    /// Of no token: with it a member whose certificate ended asks for another one. Its key, which the cluster
+    /// keeps the digest of, is what it shows instead.
+    pub const MEMBER: Self = Self(0);
+}
+
 impl fmt::Display for TokenId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:0width$x}", self.0, width = ID_DIGITS)
@@ -97,9 +103,17 @@ impl Token {
     pub fn create(role: PeerRole, pin: SpkiPin) -> Self {
         let (mut id, mut secret) = ([0_u8; 8], [0_u8; 32]);
         let random = SystemRandom::new();
-        random.fill(&mut id).expect("the machine has random numbers");
+        while TokenId(u64::from_le_bytes(id)) == TokenId::MEMBER {
+            random.fill(&mut id).expect("the machine has random numbers");
+        }
         random.fill(&mut secret).expect("the machine has random numbers");
         Self { role, id: TokenId(u64::from_le_bytes(id)), secret, pin }
+    }
+
+    /// What a member shows in a token's place: it names the authority, and proves nothing.
+    #[must_use]
+    pub(super) const fn of_member(role: PeerRole, pin: SpkiPin) -> Self {
+        Self { role, id: TokenId::MEMBER, secret: [0; 32], pin }
     }
 
     /// The token that a text is. White space around it does not count.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use zbelastic_consensus::access::{
     AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId as AgreedToken,
@@ -13,14 +14,15 @@ use zbelastic_consensus::core::{Command, CoreRefusal, Ordered};
 use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_transport::Reply;
 use zbelastic_transport::identity::{
-    CertificateLife, ControllerContact, JoinAnswer, JoinAttempt, JoinGrant, JoinRefusal, JoinReply,
-    PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
+    CertificateLife, ControllerContact, IssuedCertificate, JoinAnswer, JoinAttempt, JoinGrant,
+    JoinRefusal, JoinReply, PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
 };
 use zbelastic_types::{Digest, NodeId};
 
-use super::Controller;
+use super::{Arrived, Controller};
 use crate::api::EventKind;
 use crate::cluster::journal::now_s;
+use crate::cluster::renewal::renew_admin_if_due;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 /// Joins that wait for the log at once: as many as the door lets wait for a decision.
@@ -32,12 +34,16 @@ const REFUSAL_TICKS: u32 = 100;
 /// Ticks until a joiner hears that nothing can be decided: many elections and commits. Who asks
 /// again with the same key is answered from the log if that decided meanwhile.
 const JOIN_TICKS_MAX: u32 = 1000;
+/// Ticks between two looks at the administrator's certificate, which is renewed days before it ends: an hour.
+const ADMIN_LOOK_TICKS: u32 = 360_000;
 
 /// Joins that wait for the log, by the key of who joins.
 #[derive(Default)]
 pub(super) struct Joins {
     waiting: BTreeMap<Digest, Waiting>,
     refusals: RefusalLog,
+    /// Ticks since the administrator's certificate was looked at.
+    admin_ticks: u32,
 }
 
 /// Which refusals are written to the journal.
@@ -110,6 +116,15 @@ impl Controller {
         attempt: JoinAttempt,
         reply: JoinReply,
     ) -> Result<(), Box<(JoinRefusal, JoinReply)>> {
+        if attempt.is_of_member() {
+            return match self.renew_of_member(&attempt) {
+                Ok(grant) => {
+                    reply.answer(JoinAnswer::Granted(grant));
+                    Ok(())
+                }
+                Err(refusal) => Err(Box::new((refusal, reply))),
+            };
+        }
         match self.propose_join(&attempt) {
             Ok(index) => {
                 let key = Digest(attempt.key_digest().0);
@@ -229,6 +244,11 @@ impl Controller {
 
     /// A controller has the authority, and renews its own certificate long before it ends.
     pub(super) fn look_at_certificate(&mut self) {
+        self.joins.admin_ticks += 1;
+        if self.joins.admin_ticks == ADMIN_LOOK_TICKS {
+            self.joins.admin_ticks = 0;
+            self.look_at_admin();
+        }
         let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
         if now < credentials.window().renew_after() {
             return;
@@ -244,6 +264,20 @@ impl Controller {
             Ok(credentials) => self.setup.credentials = credentials,
             Err(why) => self.journal.log(format!("the certificate is not renewed: {why}")),
         }
+    }
+
+    /// Whoever founded the cluster commands it from the same folder, however long its controller runs.
+    fn look_at_admin(&self) {
+        let (places, authority) = (self.setup.places.clone(), Arc::clone(&self.authority));
+        let arrivals = self.arrivals.clone();
+        tokio::spawn(async move {
+            // A disk is read and synced beside the loop.
+            let renew = move || renew_admin_if_due(places.folder(), &authority);
+            let renewed = tokio::task::spawn_blocking(renew).await;
+            if let Ok(Err(failure)) = renewed {
+                let _ = arrivals.send(Arrived::AdminNotRenewed(failure.what)).await;
+            }
+        });
     }
 
     /// A member asks for something.
@@ -262,23 +296,63 @@ impl Controller {
         reply.answer(wire::encode(&answer));
     }
 
+    /// Another certificate for whoever shows one that is good: for the key that the log knows a member by.
+    /// A person's certificate stands in no log, and whoever holds one gets the next.
     fn renewed(&mut self, from: PeerIdentity, request: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let key = RequestedKey::from_request(request).map_err(|error| error.to_string())?;
-        let digest = Digest(key.digest().0);
-        let credential = self.core.state().access().credential(from.node);
-        let is_its = |known: &&Credential| known.key == digest && !known.is_revoked;
-        let credential = credential.filter(is_its).ok_or("it has no credential for this key")?;
-        if peer_role(credential.role) != from.role {
-            return Err(format!("it was let in as {}", credential.role));
+        match from.role {
+            PeerRole::Admin | PeerRole::Observer => {}
+            PeerRole::Controller | PeerRole::Worker => {
+                let digest = Digest(key.digest().0);
+                let credential = self.core.state().access().credential(from.node);
+                let credential = credential.filter(|known| known.key == digest);
+                let credential = credential.ok_or("it has no credential for this key")?;
+                if peer_role(credential.role) != from.role {
+                    return Err(format!("it was let in as {}", credential.role));
+                }
+            }
         }
-        let now = UnixSeconds::now();
-        let issued = self.authority.issue(&key, from.role, from.node, now);
-        let issued = issued.map_err(|error| error.to_string())?;
-        let (at_s, expires_at_s) = (now.0, now.0 + CertificateLife::of(from.role).0);
-        // That it holds for longer is noted if this node leads; the certificate says it in any case.
-        let change = AccessChange::Renewed { node: from.node, key: digest, at_s, expires_at_s };
-        let _ = self.core.order(Command::Access(change));
+        let issued = self.certify(from, &key)?;
         Ok(issued.chain.iter().map(|part| part.to_vec()).collect())
+    }
+
+    /// Another certificate for a member whose own ended while it was off: the key shows who it is.
+    fn renew_of_member(&mut self, attempt: &JoinAttempt) -> Result<JoinGrant, JoinRefusal> {
+        if !self.leads() {
+            return Err(self.not_leader());
+        }
+        let state = self.core.state();
+        let digest = Digest(attempt.key_digest().0);
+        // Controllers have the authority, and people no credential.
+        let is_its = |known: &Credential| {
+            known.key == digest && known.role == AccessRole::Worker && !known.is_revoked
+        };
+        let node = state.access().credentials().iter().find(|(_, known)| is_its(known));
+        let node =
+            *node.filter(|_| attempt.role == PeerRole::Worker).ok_or(JoinRefusal::NoMember)?.0;
+        let peer = PeerIdentity { cluster: state.cluster(), role: attempt.role, node };
+        let issued = self.certify(peer, &attempt.key).map_err(|why| {
+            self.journal.warn(format!("no certificate for node {node}: {why}"));
+            JoinRefusal::NotReady
+        })?;
+        self.journal.log(format!("node {node} is back: its certificate had ended"));
+        Ok(JoinGrant::new(peer.cluster, node, &issued, self.controller_contacts(), None))
+    }
+
+    fn certify(
+        &mut self,
+        peer: PeerIdentity,
+        key: &RequestedKey,
+    ) -> Result<IssuedCertificate, String> {
+        let now = UnixSeconds::now();
+        let issued = self.authority.issue(key, peer.role, peer.node, now);
+        let issued = issued.map_err(|error| error.to_string())?;
+        let (at_s, expires_at_s) = (now.0, now.0 + CertificateLife::of(peer.role).0);
+        let key = Digest(key.digest().0);
+        // That it holds for longer is noted if this node leads; the certificate says it in any case.
+        let change = AccessChange::Renewed { node: peer.node, key, at_s, expires_at_s };
+        let _ = self.core.order(Command::Access(change));
+        Ok(issued)
     }
 
     fn places_of(&self, node: NodeId) -> Vec<SocketAddr> {

@@ -3,6 +3,7 @@
 use zbelastic_transport::identity::UnixSeconds;
 
 use super::{Arrived, Worker};
+use crate::cluster::renewal::renewed;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 /// Ticks between two looks at the certificate, and two attempts to renew it: a minute.
@@ -20,6 +21,9 @@ impl Worker {
         if UnixSeconds::now() < credentials.window().renew_after() {
             return;
         }
+        if UnixSeconds::now() > credentials.window().not_after {
+            return self.ask_at_the_door();
+        }
         let Some(controller) = self.seat.controllers().into_iter().find(|n| self.peers.is_up(*n))
         else {
             return;
@@ -36,6 +40,21 @@ impl Worker {
                 Err(error) => Err(error.to_string()),
             };
             let _ = arrivals.send(Arrived::Certificate(chain)).await;
+        });
+    }
+
+    /// No controller takes a connection with a certificate that ended: it was cut off for so long. They know
+    /// its key.
+    fn ask_at_the_door(&self) {
+        let (ended, name) = (self.setup.credentials.clone(), self.setup.home.name.clone());
+        let controllers: Vec<_> = self.setup.home.controllers.values().flatten().copied().collect();
+        let arrivals = self.arrivals.clone();
+        tokio::spawn(async move {
+            let renewed = renewed(&ended, &name, controllers.into_iter()).await;
+            let chain =
+                renewed.map(|renewed| renewed.chain().iter().map(|part| part.to_vec()).collect());
+            let _ =
+                arrivals.send(Arrived::Certificate(chain.map_err(|failure| failure.what))).await;
         });
     }
 

@@ -59,6 +59,30 @@ pub struct JoinSetup {
     pub advertised: Vec<SocketAddr>,
 }
 
+impl JoinSetup {
+    /// What a member asks for whose certificate ended: another one for its key, from a controller of its own
+    /// cluster. No token is needed.
+    ///
+    /// # Errors
+    /// If its root is none.
+    pub fn of_member(
+        credentials: &Credentials,
+        name: NodeName,
+        cluster: Vec<SocketAddr>,
+    ) -> Result<Self, CredentialsFault> {
+        let role = credentials.identity().role;
+        let pin = read_authority(&credentials.roots()[0])?.key;
+        Ok(Self {
+            token: Token::of_member(role, pin),
+            role,
+            name,
+            key: credentials.key().clone(),
+            cluster,
+            advertised: Vec::new(),
+        })
+    }
+}
+
 /// A new member.
 #[derive(Clone, Debug)]
 pub struct Joined {
@@ -218,6 +242,7 @@ fn follow(address: SocketAddr, refusal: JoinRefusal) -> DialFailure {
         | JoinRefusal::Clock(_)
         | JoinRefusal::WrongName(_)
         | JoinRefusal::WrongRequest(_)
+        | JoinRefusal::NoMember
         | JoinRefusal::Unreadable => DialFailure::Final(JoinError::Refused { address, refusal }),
     }
 }

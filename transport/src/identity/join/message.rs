@@ -179,6 +179,11 @@ pub enum JoinRefusal {
     /// The cluster cannot decide now: too few controllers, or it took too long.
     #[error("the cluster cannot let anyone in right now, try again later")]
     NotReady,
+    /// A member asked for another certificate, and there is none with its key.
+    #[error(
+        "E2014 no member has this key: it was removed, or was away for so long that it was forgotten"
+    )]
+    NoMember,
 }
 
 /// What is wrong with a name.

@@ -68,6 +68,13 @@ impl JoinAttempt {
         Err(JoinRefusal::WrongProof { token: self.token })
     }
 
+    /// Whether it is a member whose certificate ended. That the key is its own was checked with its signing
+    /// request; a certificate for it is of use to nobody else.
+    #[must_use]
+    pub fn is_of_member(&self) -> bool {
+        self.token == TokenId::MEMBER
+    }
+
     /// The digest of the key, by which a repeated attempt is recognised.
     #[must_use]
     pub fn key_digest(&self) -> KeyDigest {

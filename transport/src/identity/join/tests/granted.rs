@@ -7,7 +7,8 @@ use zbelastic_types::{ClusterId, NodeId};
 
 use super::super::super::*;
 use super::stage::{
-    NODE, Note, believing, cluster, contact, controller, grant, join, other_cluster, setup,
+    NODE, Note, believing, cluster, contact, controller, first_controller, grant, join,
+    other_cluster, setup,
 };
 
 #[tokio::test]
@@ -71,6 +72,34 @@ async fn a_joiner_follows_to_the_controller_that_leads() {
     });
     let setup = setup(token, PeerRole::Worker, vec![follower.address]);
     assert_eq!(join(&setup).await.unwrap().credentials.identity().node, NODE);
+}
+
+#[tokio::test]
+async fn a_member_whose_certificate_ended_asks_with_its_key_and_no_token() {
+    let (authority, own) = cluster();
+    let long_ago = UnixSeconds::now().minus(40 * 24 * 3600);
+    let key = NodeKey::generate();
+    let ended = authority.issue(&key.requested(), PeerRole::Worker, NODE, long_ago).unwrap();
+    let ended = Credentials::new(ended.chain, key, vec![authority.certificate().clone()]).unwrap();
+    let (issuing, known) = (authority.clone(), ended.key().digest());
+    let mut controller = controller(&own, move |attempt| {
+        assert!(attempt.is_of_member() && attempt.key_digest() == known);
+        Some(JoinAnswer::Granted(grant(&issuing, attempt)))
+    });
+    let name = "gpu-7".parse().unwrap();
+    let setup = JoinSetup::of_member(&ended, name, vec![controller.address]).unwrap();
+    let renewed = join(&setup).await.unwrap().credentials;
+    assert_eq!(renewed.identity(), ended.identity());
+    assert_eq!(renewed.key().digest(), known);
+    assert!(renewed.window().not_before > ended.window().not_after);
+
+    // A server of another cluster is not asked, as little as by a joiner with a token.
+    let stranger = first_controller(&other_cluster());
+    let mut elsewhere = believing(&authority, &stranger, &setup.token);
+    let setup = JoinSetup { cluster: vec![elsewhere.address], ..setup };
+    assert!(join(&setup).await.is_err());
+    assert!(matches!(controller.notes.recv().await, Some(Note::Attempt(_))));
+    assert!(!matches!(elsewhere.notes.recv().await, Some(Note::Attempt(_))));
 }
 
 #[tokio::test]

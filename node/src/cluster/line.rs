@@ -1,0 +1,123 @@
+//! What a command line asks its cluster by: a connection with the administrator's certificate, which is
+//! renewed while it is used.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use zbelastic_transport::identity::UnixSeconds;
+use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
+
+use super::threads::runtime;
+use super::wire::{self, NodeAnswer, NodeRequest};
+use crate::api::client::{ClientError, Exchange};
+use crate::data_folder::DataFolder;
+use crate::failure::Failure;
+
+/// Between two attempts of a command to renew its certificate. It was begun days before the end.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
+
+/// The road to the cluster that `folder` has an administrator's certificate of.
+///
+/// # Errors
+/// If the system gives no threads.
+pub fn exchange(folder: &DataFolder) -> Result<Exchange<'static>, Failure> {
+    let mut line =
+        Line { runtime: runtime()?, folder: folder.admin(), open: None, renewal_asked: None };
+    Ok(Box::new(move |addresses, bytes| line.ask(addresses, bytes)))
+}
+
+/// A command line's connection, which stays open between two questions.
+struct Line {
+    runtime: Runtime,
+    /// Where the administrator's certificate is. A question that is never asked needs none.
+    folder: PathBuf,
+    open: Option<Open>,
+    /// When a certificate for longer was asked for last.
+    renewal_asked: Option<Instant>,
+}
+
+/// A connection.
+struct Open {
+    addresses: Vec<String>,
+    client: AdminClient,
+    credentials: Credentials,
+}
+
+impl Line {
+    fn ask(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
+        let Self { runtime, folder, open, renewal_asked } = self;
+        runtime.block_on(async {
+            if let Some(found) = open.as_mut().filter(|open| open.addresses == addresses) {
+                renew_if_due(folder, found, renewal_asked).await;
+                match found.client.request(bytes.to_vec()).await {
+                    Ok(answer) => return Ok(answer),
+                    // The node may have ended since: another one is asked.
+                    Err(RequestError::Broken | RequestError::NoRoad) => *open = None,
+                    Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
+                }
+            }
+            let credentials = Credentials::load(folder, None, UnixSeconds::now());
+            let credentials =
+                credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
+            let client = AdminClient::connect(addresses, credentials.clone()).await;
+            let client = client.map_err(|error| client_error(&error))?;
+            let mut new = Open { addresses: addresses.to_vec(), client, credentials };
+            renew_if_due(folder, &mut new, renewal_asked).await;
+            let answer = new.client.request(bytes.to_vec()).await;
+            if let Some(before) = open.replace(new) {
+                before.client.close().await;
+            }
+            answer.map_err(|error| ClientError::Broken { reason: error.to_string() })
+        })
+    }
+}
+
+/// Asks for a certificate that holds for longer, once two thirds of this one's time are over, and keeps it in
+/// the folder. Without it the command goes on: the next one asks again.
+async fn renew_if_due(folder: &Path, open: &mut Open, asked: &mut Option<Instant>) {
+    let is_due = UnixSeconds::now() >= open.credentials.window().renew_after();
+    if !is_due || asked.is_some_and(|asked| asked.elapsed() < RENEWAL_PAUSE) {
+        return;
+    }
+    *asked = Some(Instant::now());
+    let request = NodeRequest::Renew { request: open.credentials.key().signing_request() };
+    let Ok(answer) = open.client.request(request.encode()).await else { return };
+    let Ok(NodeAnswer::Renewed { chain }) = wire::decode(&answer) else { return };
+    let renewed = open.credentials.renewed(chain.into_iter().map(Into::into).collect());
+    if let Ok(renewed) = renewed
+        && renewed.save(folder).is_ok()
+    {
+        open.credentials = renewed;
+    }
+}
+
+impl Drop for Line {
+    /// Says goodbye, so that the node keeps no connection of somebody who is gone.
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.runtime.block_on(open.client.close());
+        }
+    }
+}
+
+fn client_error(error: &ConnectError) -> ClientError {
+    for attempt in &error.tried {
+        let (address, reason) = (attempt.address.clone(), attempt.problem.to_string());
+        match attempt.problem {
+            DialProblem::NotThisCluster => return ClientError::Stranger { address, reason },
+            DialProblem::CertificateExpired { .. } | DialProblem::Refused(_) => {
+                return ClientError::Denied { reason };
+            }
+            DialProblem::NotAnAddress
+            | DialProblem::NoSuchHost
+            | DialProblem::NobodyAnswers
+            | DialProblem::AnotherNode
+            | DialProblem::Version { .. }
+            | DialProblem::Other(_) => {}
+        }
+    }
+    let tried = error.tried.iter();
+    let tried = tried.map(|attempt| (attempt.address.clone(), attempt.problem.to_string()));
+    ClientError::Unreachable { tried: tried.collect() }
+}

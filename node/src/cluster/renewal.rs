@@ -1,0 +1,163 @@
+//! Certificates outlive no process and no folder that is used: who has the authority renews its own and
+//! its administrator's, and a member whose certificate ended while it was off asks for another one with
+//! the key that the cluster knows it by.
+
+use std::net::SocketAddr;
+
+use zbelastic_transport::Credentials;
+use zbelastic_transport::identity::{
+    ClockFault, ClusterAuthority, FolderFault, JoinSetup, NodeKey, NodeName, PeerRole, UnixSeconds,
+    join_cluster,
+};
+use zbelastic_types::NodeId;
+
+use super::home::Home;
+use super::{ADMIN_NODE, cannot_certify, cannot_join, cannot_keep};
+use crate::data_folder::DataFolder;
+use crate::failure::{Detail, Failure, FailureCode};
+
+/// A controller has the authority, and so can renew its own certificate when it starts.
+pub fn controller_credentials(
+    folder: &DataFolder,
+    home: &Home,
+    authority: &ClusterAuthority,
+) -> Result<Credentials, Failure> {
+    let key = NodeKey::load_or_create(&folder.identity()).map_err(cannot_keep)?;
+    let credentials = certify(authority, key, (PeerRole::Controller, home.node))?;
+    credentials.save(&folder.identity()).map_err(cannot_keep)?;
+    if folder.read_admin().is_ok() {
+        renew_admin(folder, authority)?;
+    }
+    Ok(credentials)
+}
+
+/// Makes the administrator's certificate, or another one for the same key.
+///
+/// # Errors
+/// If it cannot be made or written.
+pub fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<(), Failure> {
+    let key = NodeKey::load_or_create(&folder.admin()).map_err(cannot_keep)?;
+    let admin = certify(authority, key, (PeerRole::Admin, ADMIN_NODE))?;
+    admin.save(&folder.admin()).map_err(cannot_keep)
+}
+
+/// Makes another one if there is one in this folder, and two thirds of its time are over.
+///
+/// # Errors
+/// As [`renew_admin`].
+pub fn renew_admin_if_due(
+    folder: &DataFolder,
+    authority: &ClusterAuthority,
+) -> Result<(), Failure> {
+    let Ok(admin) = Credentials::load_ended(&folder.admin(), Some(authority.cluster())) else {
+        return Ok(());
+    };
+    if UnixSeconds::now() < admin.window().renew_after() {
+        return Ok(());
+    }
+    renew_admin(folder, authority)
+}
+
+fn certify(
+    authority: &ClusterAuthority,
+    key: NodeKey,
+    (role, node): (PeerRole, NodeId),
+) -> Result<Credentials, Failure> {
+    let issued = authority.issue(&key.requested(), role, node, UnixSeconds::now());
+    let issued = issued.map_err(cannot_certify)?;
+    let roots = vec![authority.certificate().clone()];
+    Credentials::new(issued.chain, key, roots).map_err(cannot_certify)
+}
+
+/// The identity in a member's folder; with another certificate, if its own ended meanwhile.
+///
+/// # Errors
+/// If it cannot be used, or the cluster does not renew it.
+pub async fn member_credentials(
+    folder: &DataFolder,
+    home: &Home,
+    typed: Vec<SocketAddr>,
+) -> Result<Credentials, Failure> {
+    let identity = folder.identity();
+    match Credentials::load(&identity, Some(home.cluster), UnixSeconds::now()) {
+        Ok(credentials) => Ok(credentials),
+        Err(FolderFault::Clock { fault: ClockFault::Expired { .. }, .. }) => {
+            let ended = Credentials::load_ended(&identity, Some(home.cluster));
+            let ended = ended.map_err(|error| unusable(&error))?;
+            let controllers = home.controllers.values().flatten().copied();
+            let renewed = renewed(&ended, &home.name, typed.into_iter().chain(controllers)).await?;
+            renewed.save(&identity).map_err(cannot_keep)?;
+            Ok(renewed)
+        }
+        Err(error) => Err(unusable(&error)),
+    }
+}
+
+/// Another certificate for a member whose own ended.
+///
+/// # Errors
+/// If no controller that leads was reached, or it knows of no such member.
+pub async fn renewed(
+    ended: &Credentials,
+    name: &str,
+    controllers: impl Iterator<Item = SocketAddr>,
+) -> Result<Credentials, Failure> {
+    let name = name.parse::<NodeName>().map_err(|error| unusable(&error))?;
+    let setup = JoinSetup::of_member(ended, name, controllers.collect());
+    let joined = join_cluster(&setup.map_err(cannot_certify)?).await.map_err(cannot_join)?;
+    let (expected, found) = (ended.identity(), joined.credentials.identity());
+    if expected != found {
+        let what = format!("the cluster sent a certificate of {found}, expected one of {expected}");
+        return Err(Failure::new(FailureCode::VerificationFailed, what));
+    }
+    Ok(joined.credentials)
+}
+
+fn unusable(error: &dyn std::fmt::Display) -> Failure {
+    let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
+    let hint = "the right time on this machine; else join with a new token and an empty --data-dir";
+    failure.details = vec![Detail::new("this node's certificate cannot be used").hint(hint)];
+    failure
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::ClusterId;
+
+    use super::*;
+
+    /// A folder whose administrator's certificate was made so many days ago.
+    fn aged(days: u64) -> (tempfile::TempDir, DataFolder, ClusterAuthority) {
+        let home = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(home.path().to_owned());
+        let then = UnixSeconds::now().minus(days * 24 * 3600);
+        let authority = ClusterAuthority::create(ClusterId(7), then).expect("it is made");
+        let key = NodeKey::load_or_create(&folder.admin()).expect("writable");
+        let issued = authority.issue(&key.requested(), PeerRole::Admin, ADMIN_NODE, then);
+        let roots = vec![authority.certificate().clone()];
+        let admin = Credentials::new(issued.expect("it is made").chain, key, roots);
+        admin.expect("they belong together").save(&folder.admin()).expect("writable");
+        (home, folder, authority)
+    }
+
+    #[test]
+    fn the_administrators_certificate_is_renewed_after_two_thirds_of_its_time_and_after_its_end() {
+        for (days, is_due) in [(1, false), (4, false), (5, true), (30, true)] {
+            let (_home, folder, authority) = aged(days);
+            let window = |folder: &DataFolder| {
+                Credentials::load_ended(&folder.admin(), None).expect("it is there").window()
+            };
+            let before = window(&folder);
+            renew_admin_if_due(&folder, &authority).expect("renewed or not");
+            assert_eq!(window(&folder) != before, is_due, "{days} days");
+        }
+    }
+
+    #[test]
+    fn a_controller_without_an_administrators_folder_makes_none() {
+        let (home, _, authority) = aged(30);
+        let other = DataFolder::new(home.path().join("other"));
+        renew_admin_if_due(&other, &authority).expect("nothing is to be done");
+        assert!(!other.admin().exists());
+    }
+}
