@@ -181,6 +181,7 @@ impl Checker {
             | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => {}
         }
         true

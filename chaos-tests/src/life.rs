@@ -121,6 +121,8 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
         spike_deviations: options.spike_guard.then_some(3.0),
     };
     let spec = JobSpec {
+        run: zbelastic_types::RunId(1),
+        name: "a-run".to_owned(),
         config: Digest([7; 32]),
         document: Vec::new(),
         layer_tensors,

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{PieceName, RecordLog, SledLog, SledStore, Store};
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_checkpoint::{CheckpointId, PieceName, RecordLog, SledLog, SledStore, Store};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 const RECORD_BYTES: usize = 300;
 const RECORDS: usize = 400;
@@ -66,7 +66,11 @@ fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
         })?);
         fs::remove_file(&path)?;
         let layer = LayerId(number);
-        let name = PieceName { version: Step(1), layer, digest: Digest::default() };
+        let name = PieceName {
+            version: CheckpointId { run: RunId(1), version: Step(1) },
+            layer,
+            digest: Digest::default(),
+        };
         ours.push(timed(|| Ok(store.put(name, &bytes).map(drop)?))?);
         again.push(timed(|| Ok(store.put(name, &bytes).map(drop)?))?);
         reads.push(timed(|| Ok(store.get(name).map(drop)?))?);

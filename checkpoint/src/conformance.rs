@@ -15,11 +15,11 @@ mod pieces;
 mod removals;
 mod transfers;
 
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 use crate::log::RecordLog;
 use crate::manifest::Manifest;
-use crate::names::PieceName;
+use crate::names::{CheckpointId, PieceName};
 use crate::store::Store;
 
 pub use log::*;
@@ -45,18 +45,23 @@ pub trait StorePlace {
     fn open(&mut self, before: Option<Self::Store>) -> Self::Store;
 }
 
+/// A version of the first run.
+fn at(version: u64) -> CheckpointId {
+    CheckpointId { run: RunId(1), version: Step(version) }
+}
+
 /// The name of a piece, its digest made up from both.
 fn name(version: u64, layer: u32) -> PieceName {
     let mut digest = [0; 32];
     digest[..8].copy_from_slice(&version.to_le_bytes());
     digest[8..12].copy_from_slice(&layer.to_le_bytes());
-    PieceName { version: Step(version), layer: LayerId(layer), digest: Digest(digest) }
+    PieceName { version: at(version), layer: LayerId(layer), digest: Digest(digest) }
 }
 
 /// A manifest of so many layers.
 fn manifest(version: u64, layers: u32) -> Manifest {
     Manifest {
-        version: Step(version),
+        version: at(version),
         layers: (0..layers).map(|layer| name(version, layer)).collect(),
         document: format!("version = {version}").into_bytes(),
         data: Digest([7; 32]),

@@ -11,15 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
-use zbelastic_types::Step;
-
 use crate::chunk_folder::{ChunkFolder, Found, Unnamed};
 use crate::error::{DatabaseFault, FileFault, Operation, StoreError};
 use crate::files::Files;
 use crate::index::{Change, Index};
 use crate::index_rows;
 use crate::manifest::Manifest;
-use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Inventory, Removal, Removed};
 use crate::store::{Store, check_chunk, check_length, check_piece_length, names_first, read_chunk};
 use crate::verify::Verification;
@@ -320,7 +318,7 @@ impl<I: Index> Store for FolderStore<I> {
         Ok(manifests.map_err(|fault| self.failed(fault))?.into_values().collect())
     }
 
-    fn manifest(&self, version: Step) -> Result<Option<Manifest>, StoreError> {
+    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, StoreError> {
         index_rows::manifest(&self.index, version).map_err(|fault| self.failed(fault))
     }
 

@@ -1,42 +1,46 @@
 //! The rows of a store's index.
 //!
 //! ```text
-//!   p | version (8) | layer (4) | digest (32)  ->  1 | PieceRecord
-//!   m | version (8)                            ->  1 | Manifest
+//!   P | run (8) | version (8) | layer (4) | digest (32)  ->  1 | PieceRecord
+//!   M | run (8) | version (8)                            ->  1 | Manifest
 //! ```
 //!
-//! Numbers in keys are big endian, so that rows are in the order of versions and layers. The byte 1
+//! Rows `p` and `m`, without a run, are of program versions that knew one run, and are not read. Numbers in keys are big endian, so that rows are in the order of versions and layers. The byte 1
 //! is the version of the value; what follows is in postcard's form.
 
 use std::collections::BTreeMap;
 
 use serde::{Serialize, de::DeserializeOwned};
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 use crate::error::DatabaseFault;
 use crate::index::{Change, Index};
 use crate::manifest::Manifest;
-use crate::names::{PieceName, PieceRecord};
+use crate::names::{CheckpointId, PieceName, PieceRecord};
 use crate::sled_rows::bad_row;
 
-const PIECE: u8 = b'p';
-const MANIFEST: u8 = b'm';
+const PIECE: u8 = b'P';
+const MANIFEST: u8 = b'M';
 const ROW_VERSION: u8 = 1;
 
 /// The key of a piece's record.
 pub(crate) fn piece_key(name: PieceName) -> Vec<u8> {
     let mut key = vec![PIECE];
-    key.extend(name.version.0.to_be_bytes());
+    key.extend(version_bytes(name.version));
     key.extend(name.layer.0.to_be_bytes());
     key.extend(name.digest.0);
     key
 }
 
 /// The key of a manifest.
-pub(crate) fn manifest_key(version: Step) -> Vec<u8> {
+pub(crate) fn manifest_key(version: CheckpointId) -> Vec<u8> {
     let mut key = vec![MANIFEST];
-    key.extend(version.0.to_be_bytes());
+    key.extend(version_bytes(version));
     key
+}
+
+fn version_bytes(CheckpointId { run, version }: CheckpointId) -> Vec<u8> {
+    [run.0.to_be_bytes(), version.0.to_be_bytes()].concat()
 }
 
 /// The change that writes a piece's record.
@@ -70,14 +74,16 @@ pub(crate) fn pieces(
 /// The manifest of a version.
 pub(crate) fn manifest(
     index: &impl Index,
-    version: Step,
+    version: CheckpointId,
 ) -> Result<Option<Manifest>, DatabaseFault> {
     let key = manifest_key(version);
     index.value(&key)?.map(|value| checked_manifest(&key, &value)).transpose()
 }
 
 /// All manifests.
-pub(crate) fn manifests(index: &impl Index) -> Result<BTreeMap<Step, Manifest>, DatabaseFault> {
+pub(crate) fn manifests(
+    index: &impl Index,
+) -> Result<BTreeMap<CheckpointId, Manifest>, DatabaseFault> {
     let rows = index.rows(&[MANIFEST])?;
     let manifests = rows.iter().map(|(key, value)| checked_manifest(key, value));
     manifests.map(|manifest| manifest.map(|manifest| (manifest.version, manifest))).collect()
@@ -85,10 +91,12 @@ pub(crate) fn manifests(index: &impl Index) -> Result<BTreeMap<Step, Manifest>, 
 
 fn name(key: &[u8]) -> Result<PieceName, DatabaseFault> {
     let parts = || {
-        let (version, rest) = key.get(1..)?.split_first_chunk()?;
+        let (run, rest) = key.get(1..)?.split_first_chunk()?;
+        let (version, rest) = rest.split_first_chunk()?;
         let (layer, digest) = rest.split_first_chunk()?;
         let digest = digest.try_into().ok()?;
-        let version = Step(u64::from_be_bytes(*version));
+        let (run, version) = (u64::from_be_bytes(*run), u64::from_be_bytes(*version));
+        let version = CheckpointId { run: RunId(run), version: Step(version) };
         let layer = LayerId(u32::from_be_bytes(*layer));
         Some(PieceName { version, layer, digest: Digest(digest) })
     };

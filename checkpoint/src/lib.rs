@@ -42,8 +42,8 @@ pub use manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
 pub use memory_log::MemoryLog;
 pub use memory_store::MemoryStore;
 pub use names::{
-    CHUNK_BYTES, ChunkDamage, ChunkHash, NameFault, PIECE_BYTES_MAX, PieceName, PieceRecord,
-    RecordFault,
+    CHUNK_BYTES, CheckpointId, ChunkDamage, ChunkHash, NameFault, PIECE_BYTES_MAX, PieceName,
+    PieceRecord, RecordFault,
 };
 pub use retention::{Inventory, Needed, Removal, RemovalReason, Removed, what_to_remove};
 pub use sled_database::SledDatabase;

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, LayerId};
 
-use crate::names::PieceName;
+use crate::names::{CheckpointId, PieceName};
 
 /// Layers of a manifest at most.
 pub const LAYERS_MAX: usize = 1 << 16;
@@ -18,7 +18,7 @@ pub const PROGRAM_BYTES_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Steps sealed before it. There is one manifest of a version.
-    pub version: Step,
+    pub version: CheckpointId,
     /// Its pieces, in the order of the layers, none left out.
     pub layers: Vec<PieceName>,
     /// The effective configuration.
@@ -57,9 +57,9 @@ pub enum ManifestFault {
         /// Which layer.
         layer: LayerId,
         /// The manifest's version.
-        expected: Step,
+        expected: CheckpointId,
         /// The piece's.
-        found: Step,
+        found: CheckpointId,
     },
     /// The document is too long.
     #[error("a document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]

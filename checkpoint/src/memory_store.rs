@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Mutex, MutexGuard};
 
-use zbelastic_types::Step;
-
 use crate::error::StoreError;
 use crate::manifest::Manifest;
-use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecord};
+use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Inventory, Removal, Removed};
 use crate::store::{Store, check_piece_length, read_chunk};
 use crate::verify::{ManifestHealth, PieceHealth, Verification};
@@ -22,7 +20,7 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct Held {
-    manifests: BTreeMap<Step, Manifest>,
+    manifests: BTreeMap<CheckpointId, Manifest>,
     pieces: BTreeMap<PieceName, PieceRecord>,
     chunks: BTreeMap<ChunkHash, Vec<u8>>,
     under_way: BTreeSet<ChunkHash>,
@@ -142,7 +140,7 @@ impl Store for MemoryStore {
         Ok(self.held().manifests.values().cloned().collect())
     }
 
-    fn manifest(&self, version: Step) -> Result<Option<Manifest>, StoreError> {
+    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, StoreError> {
         Ok(self.held().manifests.get(&version).cloned())
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 /// Bytes of a chunk; the last one of a piece may be shorter. Large enough that a file costs little
 /// beside its bytes, small enough to be sent again when a transfer breaks.
@@ -68,12 +68,27 @@ impl fmt::Debug for ChunkHash {
     }
 }
 
+/// A version of a run, which may be a checkpoint. Those of a run follow those of the runs before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CheckpointId {
+    /// The run.
+    pub run: RunId,
+    /// Steps of it sealed before.
+    pub version: Step,
+}
+
+impl fmt::Display for CheckpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "version {} of run {}", self.version, self.run)
+    }
+}
+
 /// What a piece is of: a layer as it was before a step. Never a stage, so that any number of stages
 /// can read what any other number wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PieceName {
-    /// Steps sealed before it.
-    pub version: Step,
+    /// The run, and steps of it sealed before.
+    pub version: CheckpointId,
     /// The layer.
     pub layer: LayerId,
     /// The digest of the layer's state, as the cluster agreed on it. It is not a hash of the bytes.
@@ -82,7 +97,7 @@ pub struct PieceName {
 
 impl fmt::Display for PieceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "layer {} of version {} ({:?})", self.layer, self.version, self.digest)
+        write!(f, "layer {} of {} ({:?})", self.layer, self.version, self.digest)
     }
 }
 

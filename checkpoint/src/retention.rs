@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_types::{LayerId, Step};
+use zbelastic_types::{LayerId, RunId};
 
 use crate::manifest::Manifest;
-use crate::names::{ChunkHash, PieceName, PieceRecord};
+use crate::names::{CheckpointId, ChunkHash, PieceName, PieceRecord};
 
 /// What a store holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Manifests by version.
-    pub manifests: BTreeMap<Step, Manifest>,
+    pub manifests: BTreeMap<CheckpointId, Manifest>,
     /// Pieces with what they consist of.
     pub pieces: BTreeMap<PieceName, PieceRecord>,
     /// Chunks whose files are there.
@@ -24,9 +24,9 @@ pub struct Inventory {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needed {
     /// Versions that the cluster refers to, as checkpoints or as something to restore from.
-    pub versions: BTreeSet<Step>,
+    pub versions: BTreeSet<CheckpointId>,
     /// Versions that are being written: their manifest is not there yet.
-    pub pending: BTreeSet<Step>,
+    pub pending: BTreeSet<CheckpointId>,
     /// The newest manifests that are kept in any case, at least one.
     pub keep_last: usize,
 }
@@ -44,7 +44,7 @@ pub struct Removal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Removed {
     /// The manifest of a version.
-    Manifest(Step),
+    Manifest(CheckpointId),
     /// The record of a piece.
     Piece(PieceName),
     /// A chunk's file.
@@ -57,14 +57,19 @@ pub enum RemovalReason {
     /// Newer manifests are kept, and nobody refers to this one.
     Superseded {
         /// The oldest version kept for being among the newest.
-        oldest_kept: Step,
+        oldest_kept: CheckpointId,
+    },
+    /// No manifest of its run is kept: the run was removed.
+    NoRun {
+        /// Which.
+        run: RunId,
     },
     /// No manifest that is kept names the piece, and its version is not being written.
     NoManifest {
         /// The layer it is of.
         layer: LayerId,
         /// The version it is of.
-        version: Step,
+        version: CheckpointId,
     },
     /// No piece that is kept names the chunk.
     NoPiece,
@@ -72,7 +77,7 @@ pub enum RemovalReason {
 
 /// What may go of `inventory`, names before bytes: manifests, then pieces, then chunks.
 ///
-/// Never among it: the `keep_last` newest manifests and those of `needed` versions, a piece that
+/// Never among it: the `keep_last` newest manifests of the newest run and those of `needed` versions, a piece that
 /// one of these names, a piece of a needed or pending version, a chunk of a piece that stays, and
 /// a chunk that is under way. Pieces newer than the newest manifest and than the newest version that is
 /// needed stay as well: they belong to a checkpoint that this store has not heard of yet. A store without
@@ -106,20 +111,30 @@ pub fn what_to_remove(inventory: &Inventory, needed: &Needed) -> Vec<Removal> {
     removals
 }
 
-fn kept_manifests<'a>(inventory: &'a Inventory, needed: &Needed) -> BTreeMap<Step, &'a Manifest> {
-    let newest = inventory.manifests.iter().rev().take(needed.keep_last.max(1));
-    let wanted =
-        |version: &Step| needed.versions.contains(version) || needed.pending.contains(version);
+fn kept_manifests<'a>(
+    inventory: &'a Inventory,
+    needed: &Needed,
+) -> BTreeMap<CheckpointId, &'a Manifest> {
+    // Of runs before the newest that is needed only what is needed: any other was removed.
+    let run = needed.versions.last().map(|version| version.run);
+    let manifests = inventory.manifests.iter().rev();
+    let of_run = manifests.filter(|(version, _)| run.is_none_or(|run| version.run >= run));
+    let newest = of_run.take(needed.keep_last.max(1));
+    let wanted = |version: &CheckpointId| {
+        needed.versions.contains(version) || needed.pending.contains(version)
+    };
     let referred = inventory.manifests.iter().filter(|(version, _)| wanted(version));
     newest.chain(referred).map(|(version, manifest)| (*version, manifest)).collect()
 }
 
-fn superseded(inventory: &Inventory, kept: &BTreeMap<Step, &Manifest>) -> Vec<Removal> {
+fn superseded(inventory: &Inventory, kept: &BTreeMap<CheckpointId, &Manifest>) -> Vec<Removal> {
     let gone = inventory.manifests.keys().filter(|version| !kept.contains_key(version));
-    let removal = |version: &Step| {
+    let removal = |version: &CheckpointId| {
         let newer = kept.range(*version..).next().map(|(newer, _)| *newer);
-        let oldest_kept = newer.expect("the newest manifest is kept");
-        let reason = RemovalReason::Superseded { oldest_kept };
+        let reason = match newer.filter(|newer| newer.run == version.run) {
+            Some(oldest_kept) => RemovalReason::Superseded { oldest_kept },
+            None => RemovalReason::NoRun { run: version.run },
+        };
         Removal { what: Removed::Manifest(*version), reason }
     };
     gone.map(removal).collect()

@@ -2,12 +2,11 @@
 
 use std::io;
 
-use zbelastic_types::Step;
-
 use crate::error::StoreError;
 use crate::manifest::Manifest;
 use crate::names::{
-    CHUNK_BYTES, ChunkDamage, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord, RecordFault,
+    CHUNK_BYTES, CheckpointId, ChunkDamage, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord,
+    RecordFault,
 };
 use crate::retention::{Inventory, Removal};
 use crate::verify::Verification;
@@ -102,7 +101,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// If the index fails.
-    fn manifest(&self, version: Step) -> Result<Option<Manifest>, StoreError>;
+    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, StoreError>;
 
     /// What is here, as [`crate::what_to_remove`] looks at it.
     ///

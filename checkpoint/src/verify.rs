@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use zbelastic_types::Step;
-
-use crate::names::{ChunkDamage, ChunkHash, PieceName};
+use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName};
 
 /// The answer to [`crate::Store::verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +31,7 @@ impl Verification {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestHealth {
     /// The manifest's version.
-    pub version: Step,
+    pub version: CheckpointId,
     /// Its pieces in the order of the layers.
     pub pieces: Vec<(PieceName, PieceHealth)>,
 }

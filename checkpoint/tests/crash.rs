@@ -11,14 +11,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{manifest, name, noise};
+use common::{at, manifest, name, noise};
 use zbelastic_checkpoint::faults::{Cut, Fault, Faults, FaultyFiles, FileIndex, SimulatedDisk};
 use zbelastic_checkpoint::files::{Files, RealFiles};
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, FolderStore, Index, Manifest, Needed, Operation, PieceHealth, PieceName,
-    PieceRecord, SledStore, Store, StoreError, what_to_remove,
+    CHUNK_BYTES, CheckpointId, FolderStore, Index, Manifest, Needed, Operation, PieceHealth,
+    PieceName, PieceRecord, SledStore, Store, StoreError, what_to_remove,
 };
-use zbelastic_types::Step;
 
 /// Seeds of power cuts at each operation.
 const SEEDS: u64 = 3;
@@ -30,7 +29,7 @@ type FileStore = FolderStore<FileIndex>;
 #[derive(Clone, Default)]
 struct Acknowledged {
     pieces: BTreeMap<PieceName, Vec<u8>>,
-    manifests: BTreeMap<Step, Manifest>,
+    manifests: BTreeMap<CheckpointId, Manifest>,
 }
 
 fn open(files: Arc<dyn Files>) -> Result<FileStore, StoreError> {
@@ -59,7 +58,7 @@ fn put_manifest(
     version: u64,
 ) -> Result<(), StoreError> {
     store.put_manifest(&manifest(version, 2))?;
-    model.manifests.insert(Step(version), manifest(version, 2));
+    model.manifests.insert(at(version), manifest(version, 2));
     Ok(())
 }
 
@@ -81,8 +80,8 @@ fn story(store: &impl Store, model: &mut Acknowledged) -> Result<(), StoreError>
     let removals = what_to_remove(&inventory, &needed);
     assert!(!removals.is_empty(), "there is something to remove");
     // From here on nobody may rely on version 1, whether it is there or not.
-    model.pieces.retain(|name, _| name.version == Step(2));
-    model.manifests.remove(&Step(1));
+    model.pieces.retain(|name, _| name.version == at(2));
+    model.manifests.remove(&at(1));
     store.remove(&removals)?;
     // A chunk that was just removed.
     put(store, model, name(3, 1), noise(2, CHUNK_BYTES + 1300).split_off(CHUNK_BYTES))?;

@@ -116,7 +116,8 @@ fn a_process_that_is_killed_loses_no_piece() {
         assert!(found.is_whole() && found.oddities.is_empty(), "life {life}: {found:?}");
         assert!(found.manifests.iter().all(|manifest| manifest.is_whole()), "life {life}");
         // A life that ends between a piece and its manifest leaves a number without one.
-        let kept: BTreeSet<u64> = found.manifests.iter().map(|found| found.version.0).collect();
+        let kept: BTreeSet<u64> =
+            found.manifests.iter().map(|found| found.version.version.0).collect();
         let lost = acknowledged.iter().find(|number| !kept.contains(number));
         assert_eq!(lost, None, "life {life}: it was put");
     }

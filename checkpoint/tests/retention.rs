@@ -5,24 +5,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use zbelastic_checkpoint::{
-    ChunkHash, Inventory, Manifest, Needed, PieceName, PieceRecord, Removal, RemovalReason,
-    Removed, what_to_remove,
+    CheckpointId, ChunkHash, Inventory, Manifest, Needed, PieceName, PieceRecord, Removal,
+    RemovalReason, Removed, what_to_remove,
 };
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 const VERSIONS: u64 = 8;
 const LAYERS: u32 = 2;
 const CHUNKS: u8 = 12;
 
+fn at(version: u64) -> CheckpointId {
+    CheckpointId { run: RunId(1), version: Step(version) }
+}
+
 fn name(version: u64, layer: u32) -> PieceName {
-    PieceName { version: Step(version), layer: LayerId(layer), digest: Digest::default() }
+    PieceName { version: at(version), layer: LayerId(layer), digest: Digest::default() }
 }
 
 fn manifest(version: u64) -> Manifest {
     let layers = (0..LAYERS).map(|layer| name(version, layer)).collect();
     let (document, program) = (Vec::new(), String::new());
     let data = Digest::default();
-    Manifest { version: Step(version), layers, document, data, program, seed: 0 }
+    Manifest { version: at(version), layers, document, data, program, seed: 0 }
 }
 
 fn chunk(number: u8) -> ChunkHash {
@@ -41,7 +45,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
             let pieces: BTreeMap<PieceName, PieceRecord> = { pieces.into_iter() }
                 .map(|((version, layer), chunks)| (name(version, layer), record(chunks)))
                 .collect();
-            let manifests = manifests.into_iter().map(|v| (Step(v), manifest(v))).collect();
+            let manifests = manifests.into_iter().map(|v| (at(v), manifest(v))).collect();
             let chunks = chunks.into_iter().map(chunk).collect();
             let under_way = under_way.into_iter().map(chunk).collect();
             Inventory { manifests, pieces, chunks, under_way }
@@ -52,7 +56,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
 fn needs() -> impl Strategy<Value = Needed> {
     (btree_set(0..VERSIONS, 0..3), btree_set(0..VERSIONS, 0..3), 0..4_usize).prop_map(
         |(versions, pending, keep_last)| {
-            let steps = |set: BTreeSet<u64>| set.into_iter().map(Step).collect();
+            let steps = |set: BTreeSet<u64>| set.into_iter().map(at).collect();
             Needed { versions: steps(versions), pending: steps(pending), keep_last }
         },
     )
@@ -76,7 +80,7 @@ proptest! {
     #[test]
     fn what_is_needed_stays_at_every_point(inventory in inventories(), needed in needs()) {
         let removals = what_to_remove(&inventory, &needed);
-        let newest: Vec<Step> = { inventory.manifests.keys().rev() }
+        let newest: Vec<CheckpointId> = { inventory.manifests.keys().rev() }
             .take(needed.keep_last.max(1)).copied().collect();
         let newest_known = newest.first().max(needed.versions.last()).copied();
         // A crash can come after any of them.
@@ -122,15 +126,15 @@ proptest! {
 fn removals_tell_why() {
     let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
     let inventory = Inventory {
-        manifests: [1, 2, 3].map(|version| (Step(version), manifest(version))).into(),
+        manifests: [1, 2, 3].map(|version| (at(version), manifest(version))).into(),
         pieces: [(name(1, 0), record(1)), (name(2, 0), record(2)), (name(3, 0), record(3))].into(),
         chunks: (1..=4).map(chunk).collect(),
         under_way: BTreeSet::new(),
     };
     let needed = Needed { keep_last: 2, ..Needed::default() };
-    let (version, layer) = (Step(1), LayerId(0));
+    let (version, layer) = (at(1), LayerId(0));
     let expected = [
-        (Removed::Manifest(version), RemovalReason::Superseded { oldest_kept: Step(2) }),
+        (Removed::Manifest(version), RemovalReason::Superseded { oldest_kept: at(2) }),
         (Removed::Piece(name(1, 0)), RemovalReason::NoManifest { layer, version }),
         (Removed::Chunk(chunk(1)), RemovalReason::NoPiece),
         (Removed::Chunk(chunk(4)), RemovalReason::NoPiece),
@@ -149,11 +153,36 @@ fn a_store_without_manifests_keeps_what_is_needed_and_what_is_newer() {
         chunks: (1..=5).map(chunk).collect(),
         ..Inventory::default()
     };
-    let needed = Needed { versions: [Step(2), Step(4)].into(), ..Needed::default() };
+    let needed = Needed { versions: [at(2), at(4)].into(), ..Needed::default() };
     let left = apply(inventory.clone(), &what_to_remove(&inventory, &needed));
-    let versions: Vec<u64> = left.pieces.keys().map(|name| name.version.0).collect();
+    let versions: Vec<u64> = left.pieces.keys().map(|name| name.version.version.0).collect();
     assert_eq!(versions, [2, 4, 5], "5 may belong to a checkpoint that is being written");
     assert_eq!(left.chunks, [2, 4, 5].map(chunk).into());
     // Nobody said what is needed: nothing goes.
     assert_eq!(what_to_remove(&inventory, &Needed::default()), []);
+}
+
+#[test]
+fn what_is_needed_of_runs_that_ended_stays_and_no_more_of_them() {
+    let of = |run, version| CheckpointId { run: RunId(run), version: Step(version) };
+    let piece = |run, version| PieceName { version: of(run, version), ..name(0, 0) };
+    let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
+    let pieces = [(1, 500), (1, 600), (2, 40), (2, 50), (3, 7)].map(|(run, at)| piece(run, at));
+    let inventory = Inventory {
+        pieces: pieces.into_iter().zip((1..).map(record)).collect(),
+        ..Inventory::default()
+    };
+    let left = |versions: &[CheckpointId]| -> Vec<(u64, u64)> {
+        let needed = Needed { versions: versions.iter().copied().collect(), ..Needed::default() };
+        let left = apply(inventory.clone(), &what_to_remove(&inventory, &needed));
+        left.pieces.keys().map(|name| (name.version.run.0, name.version.version.0)).collect()
+    };
+    assert_eq!(left(&[of(1, 600), of(2, 40)]), [(1, 600), (2, 40), (2, 50), (3, 7)]);
+    assert_eq!(left(&[of(1, 600), of(3, 0)]), [(1, 600), (3, 7)], "run 2 was removed");
+    assert_eq!(left(&[of(4, 0)]), [], "all were, and the next has not begun");
+    let manifests = [(of(1, 600), manifest(600))].into();
+    let named = Inventory { manifests, ..Inventory::default() };
+    let needed = Needed { versions: [of(2, 0)].into(), keep_last: 1, ..Needed::default() };
+    let gone = what_to_remove(&named, &needed);
+    assert_eq!(gone[0].reason, RemovalReason::NoRun { run: RunId(1) });
 }

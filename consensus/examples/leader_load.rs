@@ -206,6 +206,8 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
         spike_deviations: None,
     };
     JobSpec {
+        run: zbelastic_types::RunId(1),
+        name: "a-run".to_owned(),
         config: Digest([9; 32]),
         document: vec![b'#'; 4096],
         layer_tensors: vec![TENSORS; (workers * LAYERS) as usize],

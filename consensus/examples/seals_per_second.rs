@@ -183,6 +183,8 @@ fn spec(step_count: u64) -> JobSpec {
         spike_deviations: None,
     };
     JobSpec {
+        run: zbelastic_types::RunId(1),
+        name: "a-run".to_owned(),
         config: Digest([9; 32]),
         document: Vec::new(),
         layer_tensors: vec![1],

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
-    Bytes, ClusterId, Digest, Fingerprint, Generation, LayerId, LayerRange, NodeId, StageIndex,
-    Step, TensorIndex,
+    Bytes, ClusterId, Digest, Fingerprint, Generation, LayerId, LayerRange, NodeId, RunId,
+    StageIndex, Step, TensorIndex,
 };
 
 use crate::access::{AccessRole, Credential};
@@ -46,6 +46,8 @@ pub(crate) fn spec() -> JobSpec {
         spike_deviations: None,
     };
     JobSpec {
+        run: RunId(1),
+        name: "a-run".to_owned(),
         config: Digest([9; 32]),
         document: b"a document".to_vec(),
         layer_tensors: vec![1; LAYERS as usize],

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::Window;
-use zbelastic_types::{Digest, LayerId, Step, TensorIndex};
+use zbelastic_types::{Digest, LayerId, RunId, Step, TensorIndex};
 
 use crate::class::DeviceKind;
 use crate::history::SEALS_KEPT_MAX;
 use crate::plan::STAGES_MAX;
+use crate::run::{RUN_NAME_BYTES_MAX, RUNS_MAX, is_run_name};
 use crate::validation::GuardPolicy;
 
 /// Layers a model may have.
@@ -41,6 +42,10 @@ pub enum WindowPolicy {
 /// plan: they do not depend on who is there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
+    /// Which run of the cluster it is. The log gives it when the run begins, whatever was proposed.
+    pub run: RunId,
+    /// What people call it; no other run of the cluster is called so.
+    pub name: String,
     /// Names the whole configuration, what is not here included.
     pub config: Digest,
     /// The whole configuration, as whoever builds a stage reads it. Nobody looks into it here.
@@ -94,6 +99,29 @@ pub enum JobRefusal {
     /// There is none.
     #[error("there is no job")]
     Missing,
+    /// Another run is called so: an ended one is kept until it is removed.
+    #[error("a run called {name} is there already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// No run can be called so.
+    #[error(
+        "a run cannot be called {name:?}: 1 to {RUN_NAME_BYTES_MAX} of a-z, 0-9, '-', '_' and '.', the first a letter or a digit"
+    )]
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// As many ended runs are kept as can be.
+    #[error("{RUNS_MAX} ended runs are kept, which is the most: one must be removed first")]
+    TooManyRuns,
+    /// No such run is kept.
+    #[error("there is no run {run}")]
+    NoRun {
+        /// Which.
+        run: RunId,
+    },
     /// Every step of it is sealed: there is none left, or the job is over.
     #[error("the job is done")]
     Done,
@@ -180,6 +208,10 @@ impl JobRefusal {
             Self::UnderWay => "job-under-way",
             Self::Same => "job-same",
             Self::Missing => "job-missing",
+            Self::NameTaken { .. } => "job-name-taken",
+            Self::Name { .. } => "job-name",
+            Self::TooManyRuns => "job-too-many-runs",
+            Self::NoRun { .. } => "job-no-run",
             Self::Done => "job-done",
             Self::Stopped => "job-stopped",
             Self::NotHeld => "job-not-held",
@@ -289,6 +321,9 @@ impl JobSpec {
         if found > stages_max {
             return Err(JobRefusal::Workers { found, stages_max });
         }
+        if !is_run_name(&self.name) {
+            return Err(JobRefusal::Name { name: self.name.clone() });
+        }
         let found = self.document.len();
         if found > DOCUMENT_BYTES_MAX {
             return Err(JobRefusal::Document { found });
@@ -379,7 +414,8 @@ pub enum JobChange {
     Continue,
     /// It cannot go on.
     Halt(HaltReason),
-    /// It ends for good. Workers let go of it; its seals and checkpoints stay known until another
-    /// job begins.
+    /// It ends for good. Workers let go of it; its last checkpoint stays until it is removed.
     Stop,
+    /// A run that ended is forgotten, and its checkpoint goes.
+    Remove(RunId),
 }

@@ -26,6 +26,7 @@ pub mod mutant;
 pub mod plan;
 pub mod raft;
 pub mod rehearsal;
+pub mod run;
 pub mod seat;
 pub mod standing;
 pub mod state;

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_types::{ClusterId, Generation, Incarnation, NodeId, Step};
+use zbelastic_types::{ClusterId, Generation, Incarnation, NodeId, RunId, Step};
 
 use crate::access::Access;
 use crate::checkpoint::{CheckpointRecord, PendingCheckpoint};
@@ -27,6 +27,7 @@ use crate::history::History;
 use crate::job::{Job, JobPhase, JobSpec};
 use crate::member::{Holder, Member, Resources, Role, Standing};
 use crate::plan::PlanRecord;
+use crate::run::RunRecord;
 use crate::validation::{Ledger, Seal, Turn};
 
 pub use apply::Change;
@@ -67,6 +68,10 @@ pub struct State {
     /// The last entry that changed who is reached where.
     contacts_index: u64,
     job: Option<Job>,
+    /// The last run that began. No number is given twice.
+    run_last: RunId,
+    /// Runs that ended before the job began, oldest first.
+    ended: Vec<RunRecord>,
     /// What the job's first plan computed on.
     class: Option<DeviceClass>,
     plan: Option<PlanState>,
@@ -95,6 +100,8 @@ impl State {
             access: Access::default(),
             contacts_index: 0,
             job: None,
+            run_last: RunId(0),
+            ended: Vec::new(),
             class: None,
             plan: None,
             next: None,
@@ -138,6 +145,7 @@ impl State {
         let mut state = Self::new(cluster);
         let is_done = checkpoint.version.0 >= spec.step_count;
         let phase = if is_done { JobPhase::Done } else { JobPhase::Running };
+        state.run_last = spec.run;
         state.job = Some(Job { spec, phase });
         state.generation = checkpoint.ledger.open_turn().generation;
         state.ledger = checkpoint.ledger.clone();
@@ -164,6 +172,15 @@ impl State {
     pub fn of_class(mut self, class: Option<DeviceClass>) -> Self {
         let kind = self.job().map(|job| job.spec.device);
         self.class = class.filter(|class| Some(class.kind()) == kind);
+        self
+    }
+
+    /// The same with the runs that ended before the job began.
+    #[must_use]
+    pub fn with_ended(mut self, ended: Vec<RunRecord>) -> Self {
+        let last = ended.iter().map(RunRecord::run).max();
+        self.run_last = self.run_last.max(last.unwrap_or_default());
+        self.ended = ended;
         self
     }
 
@@ -202,6 +219,18 @@ impl State {
     #[must_use]
     pub fn job(&self) -> Option<&Job> {
         self.job.as_ref()
+    }
+
+    /// The number that the next run takes.
+    #[must_use]
+    pub fn run_next(&self) -> RunId {
+        self.run_last.next()
+    }
+
+    /// Runs that ended before the job began, oldest first. Each is kept until it is removed.
+    #[must_use]
+    pub fn ended(&self) -> &[RunRecord] {
+        &self.ended
     }
 
     /// The job's configuration, if it is under way and not held.

@@ -31,7 +31,7 @@ mod wire;
 pub use answer::{
     Answer, Backup, CheckpointDetail, ClusterInfo, Collected, CopyState, DataHeld, Events,
     LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid, RunAccepted,
-    RunDisposition, TokenCreated, TokenInfo, TracePiece,
+    RunDisposition, RunStatus, TokenCreated, TokenInfo, TracePiece,
 };
 pub use escape::escape;
 pub use event::{Event, EventKind};

@@ -21,7 +21,9 @@ pub use membership::{
     ClusterCommand, InitArgs, JoinArgs, LeaveArgs, NodeCommand, NodeRemoveArgs, RecoverArgs,
     RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
 };
-pub use operate::{CheckpointCommand, EventsArgs, LogsArgs, RunArgs, StatusArgs, StopArgs};
+pub use operate::{
+    CheckpointCommand, EventsArgs, ExportArgs, LogsArgs, RunArgs, RunsCommand, StatusArgs, StopArgs,
+};
 pub use plan::{PLAN_EXAMPLES, PlanArgs};
 pub use quantity::{QuantityError, duration_word, parse_duration};
 pub use schedule::{
@@ -106,7 +108,13 @@ pub enum Command {
     /// Show what a node logged.
     #[command(after_help = operate::LOGS_EXAMPLES)]
     Logs(LogsArgs),
-    /// Checkpoints of the run.
+    /// Runs of the cluster: the one under way, and those that ended.
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    /// Write a run's model as config.json and model.safetensors with Hugging Face's names.
+    #[command(after_help = operate::EXPORT_EXAMPLES)]
+    Export(ExportArgs),
+    /// Checkpoints of a run.
     #[command(subcommand)]
     Ckpt(CheckpointCommand),
     /// The cluster itself.

@@ -43,6 +43,7 @@ mod stopwatch;
 mod stores;
 mod threads;
 pub mod tick;
+mod unused_data;
 mod wire;
 pub mod work;
 mod worker;

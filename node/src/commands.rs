@@ -15,6 +15,7 @@ pub mod node;
 pub mod plan;
 mod reach;
 pub mod run;
+pub mod runs;
 pub mod schedule;
 mod select;
 pub mod status;

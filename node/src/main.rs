@@ -46,6 +46,8 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Status(args) => commands::status::run(args, &mut out)?,
         Command::Events(args) => commands::events::run_events(args, &mut out)?,
         Command::Logs(args) => commands::events::run_logs(args, &mut out)?,
+        Command::Runs(command) => commands::runs::run(command, &mut out)?,
+        Command::Export(args) => commands::ckpt::export_run(args, &mut out)?,
         Command::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
         Command::Cluster(command) => commands::cluster::run(command, &mut out)?,
         // A life is told while it is lived, so its lines are not held back.

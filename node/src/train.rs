@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use zbelastic_consensus::run::run_name_of;
 use zbelastic_kernels::cuda::Graphs;
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
@@ -209,7 +210,8 @@ fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
     // Paths are this run's, not the job's: it goes on wherever the same text lies.
     config.text.clear();
     let toml = config.effective();
-    let mut document = JobDocument::new(prepared.name.clone(), config, toml, DataName::of(&text));
+    let mut document =
+        JobDocument::new(run_name_of(&prepared.name), config, toml, DataName::of(&text));
     document.weights = weights.as_deref().map(DataName::of);
     document.injections = prepared.job.setup.injections.clone();
     Ok(Submission { document, data: std::iter::once(text).chain(weights).collect() })

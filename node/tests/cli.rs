@@ -61,6 +61,10 @@ fn every_command_has_help_with_an_example() {
         "ckpt restore",
         "ckpt gc",
         "ckpt export",
+        "runs list",
+        "runs show",
+        "runs remove",
+        "export",
         "cluster info",
         "cluster backup",
         "cluster recover",
@@ -74,7 +78,9 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains(&format!("zbelastic {command}")), "{help}");
         assert!(help.contains("Example"), "{help}");
     }
-    for group in ["schedule", "config", "bench", "chaos", "token", "node", "ckpt", "cluster"] {
+    for group in
+        ["schedule", "config", "bench", "chaos", "token", "node", "ckpt", "cluster", "runs"]
+    {
         assert!(printed(&[group, "--help"]).contains("Commands:"));
     }
     assert!(printed(&["--help"]).contains("Exit codes:"));

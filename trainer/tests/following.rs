@@ -119,6 +119,8 @@ fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> Pl
 fn load(plan: PlanRecord, updates: u64) -> HostInput {
     let BatchShape { microbatch_count, .. } = common::BATCH;
     let spec = JobSpec {
+        run: zbelastic_types::RunId(1),
+        name: "a-run".to_owned(),
         document: Vec::new(),
         workers_min: 1,
         lost_after_ticks: 100,

@@ -52,6 +52,8 @@ fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> 
 fn load(plan: &PlanRecord, node: u64) -> HostInput {
     let layers = plan.sources.len();
     let spec = JobSpec {
+        run: zbelastic_types::RunId(1),
+        name: "a-run".to_owned(),
         config: Digest([0; 32]),
         document: Vec::new(),
         layer_tensors: vec![1; layers],

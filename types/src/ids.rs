@@ -77,6 +77,10 @@ id! {
     Generation(u64)
 }
 id! {
+    /// A run of a cluster, counted from 1 in the order of their beginnings. 0 is of none.
+    RunId(u64)
+}
+id! {
     /// A process of the cluster. Never given twice, not even to a machine that lost its disk.
     NodeId(u64)
 }

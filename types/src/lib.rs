@@ -13,7 +13,7 @@ pub use digest::Digest;
 pub use fingerprint::Fingerprint;
 pub use ids::{
     Attempt, ChunkIndex, ClusterId, Generation, Incarnation, LayerId, MicrobatchIndex, NodeId,
-    SliceIndex, StageIndex, Step, TensorIndex,
+    RunId, SliceIndex, StageIndex, Step, TensorIndex,
 };
 pub use layers::LayerRange;
 pub use units::Bytes;

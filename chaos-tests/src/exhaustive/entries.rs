@@ -28,6 +28,8 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
         spike_deviations: None,
     };
     JobSpec {
+        run: zbelastic_types::RunId(1),
+        name: "a-run".to_owned(),
         config: Digest([1; 32]),
         document: Vec::new(),
         layer_tensors: vec![1; bounds.stages as usize],

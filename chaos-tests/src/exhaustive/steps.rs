@@ -161,6 +161,7 @@ impl Model {
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => {}
         }
         Ok(world)

@@ -53,6 +53,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Durable { .. }
             | Change::Kept { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => {}
         }
         self.mark_change(node, change);
@@ -78,6 +79,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => {}
         }
     }
@@ -156,6 +158,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 | Change::Checkpoint { .. }
                 | Change::Rewound { .. }
                 | Change::Job { .. }
+                | Change::Removed { .. }
                 | Change::Access(_) => format!("{change:?}"),
             };
             format!("n{node} #{index} {text}")
@@ -202,6 +205,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Resumed(_)
             | Change::Durable { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => {}
         }
     }

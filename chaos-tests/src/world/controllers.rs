@@ -456,6 +456,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => None,
         };
         let dies = point.is_some_and(|point| leads && self.hits(point))

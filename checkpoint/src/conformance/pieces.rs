@@ -2,9 +2,9 @@
 
 use std::{io, thread};
 
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_types::{Digest, LayerId};
 
-use super::{StorePlace, manifest, name, noise};
+use super::{StorePlace, at, manifest, name, noise};
 use crate::error::StoreError;
 use crate::manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
 use crate::names::{CHUNK_BYTES, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord, RecordFault};
@@ -217,8 +217,8 @@ pub fn a_manifest_comes_back(place: &mut impl StorePlace) {
     let store = place.open(None);
     store.put_manifest(&manifest(5, 3)).expect("durable");
     let store = place.open(Some(store));
-    assert_eq!(store.manifest(Step(5)).expect("readable"), Some(manifest(5, 3)));
-    assert_eq!(store.manifest(Step(6)).expect("readable"), None);
+    assert_eq!(store.manifest(at(5)).expect("readable"), Some(manifest(5, 3)));
+    assert_eq!(store.manifest(at(6)).expect("readable"), None);
 }
 
 /// Case of the suite.
@@ -261,7 +261,7 @@ pub fn a_bad_manifest_is_refused(place: &mut impl StorePlace) {
         |manifest| manifest.layers.retain(|name| name.layer != LayerId(1)),
         ManifestFault::WrongLayer { expected, found },
     );
-    let (layer, expected, found) = (LayerId(2), Step(5), Step(6));
+    let (layer, expected, found) = (LayerId(2), at(5), at(6));
     let wrong = ManifestFault::WrongVersion { layer, expected, found };
     check(|manifest| manifest.layers[2] = name(6, 2), wrong);
     let long = ManifestFault::LongDocument { found: DOCUMENT_BYTES_MAX + 1 };
@@ -278,7 +278,7 @@ pub fn a_large_manifest_comes_back(place: &mut impl StorePlace) {
     let mut large = manifest(9, 2000);
     large.document = noise(1, DOCUMENT_BYTES_MAX);
     store.put_manifest(&large).expect("durable");
-    let found = place.open(Some(store)).manifest(Step(9)).expect("readable");
+    let found = place.open(Some(store)).manifest(at(9)).expect("readable");
     assert!(found == Some(large), "it comes back as it was written");
 }
 

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_types::Step;
-
-use super::{StorePlace, manifest, name, noise};
+use super::{StorePlace, at, manifest, name, noise};
 use crate::error::StoreError;
-use crate::names::{ChunkHash, PieceName, PieceRecord};
+use crate::names::{CheckpointId, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Needed, Removal, RemovalReason, Removed, what_to_remove};
 use crate::store::Store;
 use crate::verify::PieceHealth;
@@ -39,8 +37,7 @@ pub fn what_is_removed_is_gone(place: &mut impl StorePlace) {
     let store = place.open(None);
     fill(&store, 1..=2);
     let chunk = chunk_of(&noise(2, 50));
-    let removals =
-        [removal(Removed::Manifest(Step(1))), removal(Removed::Piece(name(1, 0))), chunk];
+    let removals = [removal(Removed::Manifest(at(1))), removal(Removed::Piece(name(1, 0))), chunk];
     assert_eq!(store.remove(&removals).expect("durable"), removals);
     let store = place.open(Some(store));
     assert_eq!(store.manifests().expect("readable"), [manifest(2, 2)]);
@@ -52,7 +49,7 @@ pub fn what_is_removed_is_gone(place: &mut impl StorePlace) {
 pub fn removing_twice_says_so(place: &mut impl StorePlace) {
     let store = place.open(None);
     fill(&store, 1..=2);
-    let removals = [removal(Removed::Manifest(Step(1))), removal(Removed::Piece(name(1, 0)))];
+    let removals = [removal(Removed::Manifest(at(1))), removal(Removed::Piece(name(1, 0)))];
     assert_eq!(store.remove(&removals).expect("durable").len(), 2);
     assert_eq!(store.remove(&removals).expect("nothing to do"), []);
     assert_eq!(store.remove(&[]).expect("nothing to do"), []);
@@ -119,7 +116,7 @@ pub fn an_inventory_lists_all(place: &mut impl StorePlace) {
     let store = place.open(None);
     fill(&store, 3..=4);
     let inventory = store.inventory().expect("readable");
-    assert_eq!(inventory.manifests.into_keys().collect::<Vec<_>>(), [Step(3), Step(4)]);
+    assert_eq!(inventory.manifests.into_keys().collect::<Vec<_>>(), [at(3), at(4)]);
     assert_eq!(inventory.pieces.into_keys().collect::<Vec<_>>(), store.names().expect("readable"));
     assert_eq!(inventory.chunks, (6..10).map(|seed| ChunkHash::of(&noise(seed, 50))).collect());
     assert!(inventory.under_way.is_empty());
@@ -129,13 +126,13 @@ pub fn an_inventory_lists_all(place: &mut impl StorePlace) {
 pub fn retention_leaves_the_newest_restorable(place: &mut impl StorePlace) {
     let store = place.open(None);
     fill(&store, 1..=5);
-    let needed = Needed { versions: BTreeSet::from([Step(2)]), keep_last: 2, ..Needed::default() };
+    let needed = Needed { versions: BTreeSet::from([at(2)]), keep_last: 2, ..Needed::default() };
     let decided = what_to_remove(&store.inventory().expect("readable"), &needed);
     assert_eq!(store.remove(&decided).expect("durable"), decided);
     let store = place.open(Some(store));
     let found = store.verify().expect("readable");
-    let versions: Vec<Step> = found.manifests.iter().map(|health| health.version).collect();
-    assert_eq!(versions, [Step(2), Step(4), Step(5)]);
+    let versions: Vec<CheckpointId> = found.manifests.iter().map(|health| health.version).collect();
+    assert_eq!(versions, [at(2), at(4), at(5)]);
     assert!(found.manifests.iter().all(crate::ManifestHealth::is_whole));
     assert_eq!((found.pieces.len(), found.unnamed.len()), (6, 0));
     let inventory = store.inventory().expect("readable");

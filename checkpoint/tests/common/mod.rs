@@ -2,18 +2,23 @@
 
 mod noise;
 
-use zbelastic_checkpoint::{Manifest, PieceName};
-use zbelastic_types::{Digest, LayerId, Step};
+use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 pub use noise::noise;
 
+/// A version of the first run.
+pub fn at(version: u64) -> CheckpointId {
+    CheckpointId { run: RunId(1), version: Step(version) }
+}
+
 pub fn name(version: u64, layer: u32) -> PieceName {
-    PieceName { version: Step(version), layer: LayerId(layer), digest: Digest([3; 32]) }
+    PieceName { version: at(version), layer: LayerId(layer), digest: Digest([3; 32]) }
 }
 
 pub fn manifest(version: u64, layers: u32) -> Manifest {
     Manifest {
-        version: Step(version),
+        version: at(version),
         layers: (0..layers).map(|layer| name(version, layer)).collect(),
         document: b"steps = 1".to_vec(),
         data: Digest([7; 32]),

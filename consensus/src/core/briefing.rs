@@ -41,6 +41,7 @@ impl Core {
             }
             Change::Resumed(_)
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }

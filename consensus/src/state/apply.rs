@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{Generation, NodeId, Step};
+use zbelastic_types::{Generation, NodeId, RunId, Step};
 
 use super::{EntryRefusal, PlanPhase, State};
 use crate::access::AccessOutcome;
@@ -67,8 +67,13 @@ pub enum Change {
     Job {
         /// How far it is.
         phase: JobPhase,
-        /// Versions of checkpoints of the job before, which nobody will ask for again.
+        /// Versions of checkpoints of the job before that nobody will ask for again: all but its last.
         dropped: Vec<Step>,
+    },
+    /// A run that ended is forgotten.
+    Removed {
+        /// Which.
+        run: RunId,
     },
     /// Who may take part changed.
     Access(AccessOutcome),

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use zbelastic_types::{Generation, Step};
+use zbelastic_types::{Generation, RunId, Step};
 
 use super::{Change, EntryRefusal, PlanPhase, State};
+use crate::checkpoint::CheckpointRecord;
+use crate::class::DeviceClass;
 use crate::entry::RewindReason;
 use crate::history::History;
 use crate::job::{Job, JobChange, JobPhase, JobRefusal, JobSpec};
+use crate::run::{RUNS_MAX, RunRecord};
 use crate::validation::Ledger;
 
 impl State {
@@ -28,22 +31,44 @@ impl State {
             JobChange::Continue | JobChange::Halt(_) | JobChange::Stop => {
                 self.job_under_way().map(|_| ())
             }
+            JobChange::Remove(run) => self.check_remove(*run),
         }
     }
 
-    /// Another job may begin when there is none, or when the last one ended. What is done is not
-    /// begun again: its checkpoints would go.
+    /// Another job may begin when there is none, or when the last one ended, under a name that no run
+    /// has: what is kept of a run stays.
     fn check_start(&self, spec: &JobSpec) -> Result<(), JobRefusal> {
+        let name = &spec.name;
+        let taken = || JobRefusal::NameTaken { name: name.clone() };
+        if self.ended.iter().any(|ended| ended.spec.name == *name) {
+            return Err(taken());
+        }
         let Some(job) = &self.job else { return Ok(()) };
         let is_same = job.spec.config == spec.config;
+        // Of a run without a checkpoint nothing is left that could be kept.
+        let is_kept = !self.checkpoints.is_empty();
         match job.phase {
-            JobPhase::Stopped => Ok(()),
             JobPhase::Done if is_same => Err(JobRefusal::Done),
-            JobPhase::Done => Ok(()),
+            JobPhase::Stopped | JobPhase::Done if is_kept && job.spec.name == *name => Err(taken()),
+            JobPhase::Stopped | JobPhase::Done if is_kept && self.ended.len() >= RUNS_MAX => {
+                Err(JobRefusal::TooManyRuns)
+            }
+            JobPhase::Stopped | JobPhase::Done => Ok(()),
             JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) if is_same => {
                 Err(JobRefusal::Same)
             }
             JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => Err(JobRefusal::UnderWay),
+        }
+    }
+
+    fn check_remove(&self, run: RunId) -> Result<(), JobRefusal> {
+        if self.ended.iter().any(|ended| ended.run() == run) {
+            return Ok(());
+        }
+        let job = self.job.as_ref().filter(|job| job.spec.run == run);
+        match job.ok_or(JobRefusal::NoRun { run })?.under_way() {
+            Ok(_) => Err(JobRefusal::UnderWay),
+            Err(_) => Ok(()),
         }
     }
 
@@ -56,6 +81,9 @@ impl State {
 
     pub(super) fn apply_job(&mut self, change: JobChange) -> Result<Change, EntryRefusal> {
         self.check_job(&change)?;
+        if let JobChange::Remove(run) = change {
+            return Ok(self.remove_run(run));
+        }
         let (phase, dropped) = match change {
             JobChange::Start(spec) => (JobPhase::Running, self.start(spec)),
             // Whoever holds a run may switch all of it off.
@@ -69,22 +97,43 @@ impl State {
                 self.let_go();
                 (JobPhase::Stopped, Vec::new())
             }
+            JobChange::Remove(_) => unreachable!("removed above"),
         };
         self.job.as_mut().expect("checked before").phase = phase;
         Ok(Change::Job { phase, dropped })
     }
 
-    /// Nothing of the job before is left but the numbers of its plans, which are never given again.
-    /// Yields the versions of its checkpoints.
-    fn start(&mut self, spec: Arc<JobSpec>) -> Vec<Step> {
+    /// What is left of the job before is its last checkpoint, and the numbers of its plans, which are
+    /// never given again. Yields the versions of its other checkpoints.
+    fn start(&mut self, mut spec: Arc<JobSpec>) -> Vec<Step> {
+        self.run_last = self.run_next();
+        Arc::make_mut(&mut spec).run = self.run_last;
+        let (before, class, last) = self.end_job();
+        if let (Some(Job { spec, phase }), Some(checkpoint)) = (before, last) {
+            self.ended.push(RunRecord { spec, phase, class, checkpoint });
+        }
+        self.job = Some(Job { spec, phase: JobPhase::Running });
+        self.checkpoints.drain(..).map(|checkpoint| checkpoint.version).collect()
+    }
+
+    /// There is no job any more. Yields what it was, with its last checkpoint.
+    fn end_job(&mut self) -> (Option<Job>, Option<DeviceClass>, Option<CheckpointRecord>) {
         if self.job.is_some() {
             self.let_go();
         }
-        self.job = Some(Job { spec, phase: JobPhase::Running });
-        self.class = None;
         self.ledger = Ledger::new(self.generation, Step(0), 0);
         self.history = History::default();
-        self.checkpoints.drain(..).map(|checkpoint| checkpoint.version).collect()
+        (self.job.take(), self.class.take(), self.checkpoints.pop())
+    }
+
+    fn remove_run(&mut self, run: RunId) -> Change {
+        let count = self.ended.len();
+        self.ended.retain(|ended| ended.run() != run);
+        if self.ended.len() == count {
+            self.end_job();
+            self.checkpoints.clear();
+        }
+        Change::Removed { run }
     }
 
     /// No plan is in force, and what workers hold is not believed any more: they drop it.

@@ -8,4 +8,5 @@ mod malformed;
 mod members;
 mod plans;
 mod rewind;
+mod runs;
 mod seals;

@@ -6,7 +6,9 @@ use zbelastic_types::{Bytes, NodeId};
 use super::event::Event;
 use super::hex::HexDigest;
 use super::refusal::Refusal;
-use super::status::{CheckpointStatus, JobStatus, MemberRole, MemberStatus, Status};
+use super::status::{
+    CheckpointStatus, JobPhaseStatus, JobStatus, MemberRole, MemberStatus, Status,
+};
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +32,8 @@ pub enum Answer {
     DataWanted(DataHeld),
     /// To `pause`, `resume`, `stop` and `checkpoint_restore`: the job afterwards.
     Job(Box<JobStatus>),
+    /// To `run_list`: oldest first.
+    Runs(Vec<RunStatus>),
     /// To `checkpoint_list`.
     Checkpoints(Vec<CheckpointStatus>),
     /// To `checkpoint_show`.
@@ -76,6 +80,7 @@ impl Answer {
             Self::Run(_) => "run",
             Self::DataWanted(_) => "data_wanted",
             Self::Job(_) => "job",
+            Self::Runs(_) => "runs",
             Self::Checkpoints(_) => "checkpoints",
             Self::Checkpoint(_) => "checkpoint",
             Self::Verified(_) => "verified",
@@ -183,6 +188,29 @@ pub enum RunDisposition {
     Continued,
     /// Every step of it is sealed.
     Done,
+}
+
+/// A run that is kept: the one under way, or one that ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunStatus {
+    /// Its number, in the order of their beginnings.
+    pub run: u64,
+    /// Its name.
+    pub name: String,
+    /// Its configuration.
+    pub config: HexDigest,
+    /// How far it is.
+    pub phase: JobPhaseStatus,
+    /// Steps sealed; of a run before the newest those of its last checkpoint.
+    pub step: u64,
+    /// Steps of it.
+    pub step_count: u64,
+    /// Its checkpoints, by their steps.
+    pub checkpoints: Vec<u64>,
+    /// The digest of the last of them.
+    pub digest: Option<HexDigest>,
+    /// Bytes of one copy of a checkpoint.
+    pub bytes: Bytes,
 }
 
 /// A run that was submitted.

@@ -8,7 +8,7 @@ use zbelastic_types::NodeId;
 
 use super::answer::{
     Answer, Backup, CheckpointDetail, ClusterInfo, Collected, DataHeld, Events, LayerPiece,
-    LayerVerified, Logs, NodeSaid, TokenCreated, TokenInfo, TracePiece,
+    LayerVerified, Logs, NodeSaid, RunStatus, TokenCreated, TokenInfo, TracePiece,
 };
 use super::hex::HexDigest;
 use super::refusal::Refusal;
@@ -94,6 +94,8 @@ pub enum ApiError {
 /// Asks a cluster.
 pub struct ApiClient<'a> {
     addresses: Vec<String>,
+    /// Whose checkpoints are asked for; none for the newest run's.
+    run: Option<String>,
     exchange: Exchange<'a>,
 }
 
@@ -117,7 +119,13 @@ impl<'a> ApiClient<'a> {
     /// A client that begins at these addresses.
     #[must_use]
     pub fn new(addresses: Vec<String>, exchange: Exchange<'a>) -> Self {
-        Self { addresses, exchange }
+        Self { addresses, run: None, exchange }
+    }
+
+    /// The same, asking for checkpoints of this run from now on.
+    #[must_use]
+    pub fn of_run(self, run: Option<String>) -> Self {
+        Self { run, ..self }
     }
 
     /// Asks, and follows redirects. Where the answer came from is asked first the next time.
@@ -150,6 +158,7 @@ impl<'a> ApiClient<'a> {
                 | Answer::Run(_)
                 | Answer::DataWanted(_)
                 | Answer::Job(_)
+                | Answer::Runs(_)
                 | Answer::Checkpoints(_)
                 | Answer::Checkpoint(_)
                 | Answer::Verified(_)
@@ -211,14 +220,21 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, Answer::DataWanted(held) => held)
     }
 
+    /// Every run that is kept, oldest first.
+    pub fn runs(&mut self) -> Result<Vec<RunStatus>, ApiError> {
+        answer_to!(self, Request::RunList, Answer::Runs(runs) => runs)
+    }
+
     /// Every checkpoint.
     pub fn checkpoints(&mut self) -> Result<Vec<CheckpointStatus>, ApiError> {
-        answer_to!(self, Request::CheckpointList, Answer::Checkpoints(list) => list)
+        let request = Request::CheckpointList { run: self.run.clone() };
+        answer_to!(self, request, Answer::Checkpoints(list) => list)
     }
 
     /// One checkpoint.
     pub fn checkpoint(&mut self, step: u64) -> Result<CheckpointDetail, ApiError> {
-        answer_to!(self, Request::CheckpointShow { step }, Answer::Checkpoint(detail) => detail)
+        let request = Request::CheckpointShow { run: self.run.clone(), step };
+        answer_to!(self, request, Answer::Checkpoint(detail) => detail)
     }
 
     /// What stages did in the last steps, as the text of a trace file, if there is one.
@@ -240,7 +256,7 @@ impl<'a> ApiClient<'a> {
 
     /// Reads every copy of a layer.
     pub fn verify(&mut self, step: u64, layer: u32) -> Result<LayerVerified, ApiError> {
-        let request = Request::CheckpointVerify { step, layer };
+        let request = Request::CheckpointVerify { run: self.run.clone(), step, layer };
         answer_to!(self, request, Answer::Verified(verified) => verified)
     }
 
@@ -256,7 +272,7 @@ impl<'a> ApiClient<'a> {
         layer: u32,
         offset: u64,
     ) -> Result<LayerPiece, ApiError> {
-        let request = Request::CheckpointExport { step, layer, offset };
+        let request = Request::CheckpointExport { run: self.run.clone(), step, layer, offset };
         answer_to!(self, request, Answer::Layer(piece) => piece)
     }
 

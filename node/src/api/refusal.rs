@@ -82,6 +82,8 @@ pub enum Thing {
     Backup,
     /// A text.
     Text,
+    /// A run.
+    Run,
 }
 
 /// Whether there is a run at all.
@@ -111,6 +113,21 @@ pub enum WrongState {
         step: u64,
         /// Of how many steps.
         step_count: u64,
+    },
+    /// Another run is called so.
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// This run ended already, and what it made is kept.
+    Kept {
+        /// Its name.
+        name: String,
+    },
+    /// The run is under way, so that it is not removed.
+    RunLive {
+        /// Its name.
+        name: String,
     },
     /// The run is held already.
     Paused,
@@ -182,6 +199,7 @@ impl Thing {
             Self::Layer => "layer",
             Self::Backup => "backup",
             Self::Text => "text",
+            Self::Run => "run",
         }
     }
 
@@ -192,6 +210,7 @@ impl Thing {
             Self::Token => Some("`zbelastic token list` shows them all"),
             Self::Checkpoint | Self::Layer => Some("`zbelastic ckpt list` shows them all"),
             Self::Backup => Some("begin the backup again"),
+            Self::Run => Some("`zbelastic runs list` shows them all"),
             Self::Text => None,
         }
     }
@@ -271,6 +290,17 @@ impl WrongState {
                 "a cluster trains one configuration at a time",
                 "`zbelastic stop --yes` ends it; its checkpoints stay",
             )),
+            Self::NameTaken { .. } => Some((
+                "what a run made is kept under its name until it is removed",
+                "another --name; or `zbelastic runs remove`",
+            )),
+            Self::Kept { .. } => Some((
+                "it was trained with the same configuration over the same text",
+                "`zbelastic export` writes its model; with another --name it is trained again",
+            )),
+            Self::RunLive { .. } => {
+                Some(("what it has made would go", "`zbelastic stop --yes` ends it first"))
+            }
             Self::Paused => Some(("it stands as it was ordered to", "zbelastic resume")),
             Self::NotPaused => Some((
                 "it goes on",
@@ -344,6 +374,13 @@ impl fmt::Display for WrongState {
                 "another run is under way: {} at step {step} of {step_count}",
                 config.short()
             ),
+            Self::NameTaken { name } => {
+                write!(f, "there is a run called {} already", escape(name))
+            }
+            Self::Kept { name } => {
+                write!(f, "run {} has done this, and its checkpoint is kept", escape(name))
+            }
+            Self::RunLive { name } => write!(f, "run {} is under way", escape(name)),
             Self::Paused => write!(f, "the run is paused already"),
             Self::NotPaused => write!(f, "the run is not paused"),
             Self::Done => write!(f, "the run is done"),

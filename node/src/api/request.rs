@@ -62,6 +62,16 @@ pub enum Request {
         /// The weights to begin with; without, they are drawn from the seed.
         #[serde(default)]
         weights: Option<CorpusDescription>,
+        /// What it is to be called; without, by its model's size.
+        #[serde(default)]
+        name: Option<String>,
+    },
+    /// Every run that is kept.
+    RunList,
+    /// A run that ended is forgotten, and its checkpoints go.
+    RunRemove {
+        /// Its name.
+        name: String,
     },
     /// A piece of the text, in order.
     PutData {
@@ -80,14 +90,24 @@ pub enum Request {
     /// End the run for good; its checkpoints stay.
     Stop,
     /// Every checkpoint.
-    CheckpointList,
+    CheckpointList {
+        /// Which run's; none for the newest.
+        #[serde(default)]
+        run: Option<String>,
+    },
     /// One checkpoint, layer by layer.
     CheckpointShow {
+        /// Which run's; none for the newest.
+        #[serde(default)]
+        run: Option<String>,
         /// Which.
         step: u64,
     },
     /// Read every copy of a layer, and compare.
     CheckpointVerify {
+        /// Which run's; none for the newest.
+        #[serde(default)]
+        run: Option<String>,
         /// The checkpoint.
         step: u64,
         /// The layer, counted from 0.
@@ -102,6 +122,9 @@ pub enum Request {
     CheckpointCollect,
     /// A piece of a layer's image.
     CheckpointExport {
+        /// Which run's; none for the newest.
+        #[serde(default)]
+        run: Option<String>,
         /// The checkpoint.
         step: u64,
         /// The layer, counted from 0.
@@ -143,7 +166,9 @@ impl Request {
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::Stop => "stop",
-            Self::CheckpointList => "checkpoint_list",
+            Self::RunList => "run_list",
+            Self::RunRemove { .. } => "run_remove",
+            Self::CheckpointList { .. } => "checkpoint_list",
             Self::CheckpointShow { .. } => "checkpoint_show",
             Self::CheckpointVerify { .. } => "checkpoint_verify",
             Self::CheckpointRestore { .. } => "checkpoint_restore",

@@ -29,17 +29,19 @@ fn requests() -> Vec<Request> {
         Request::TokenRevoke { id, with_nodes: false },
         Request::NodeDrain { node: NodeId(3) },
         Request::NodeRemove { node: NodeId(3), force: true },
-        Request::Run { document, corpus, weights: Some(corpus) },
+        Request::Run { document, corpus, weights: Some(corpus), name: None },
         Request::PutData { hash: digest(1), offset: 4, bytes: vec![0, 1, 255] },
         Request::Pause,
         Request::Resume,
         Request::Stop,
-        Request::CheckpointList,
-        Request::CheckpointShow { step: 100 },
-        Request::CheckpointVerify { step: 100, layer: 2 },
+        Request::RunList,
+        Request::RunRemove { name: "baseline".to_owned() },
+        Request::CheckpointList { run: None },
+        Request::CheckpointShow { run: Some("baseline".to_owned()), step: 100 },
+        Request::CheckpointVerify { run: None, step: 100, layer: 2 },
         Request::CheckpointRestore { step: 100 },
         Request::CheckpointCollect,
-        Request::CheckpointExport { step: 100, layer: 2, offset: 0 },
+        Request::CheckpointExport { run: None, step: 100, layer: 2, offset: 0 },
         Request::Trace { offset: 7 },
         Request::ClusterInfo,
         Request::ClusterBackup { digest: None, offset: 0 },
@@ -147,10 +149,11 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     let refused = encode_request(&piece(PIECE_BYTES_MAX + 1));
     assert!(matches!(refused, Err(WireError::Body { .. })));
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
-    let run = |length| Request::Run { document: "a".repeat(length), corpus, weights: None };
+    let run =
+        |length| Request::Run { document: "a".repeat(length), corpus, weights: None, name: None };
     assert!(encode_request(&run(DOCUMENT_BYTES_MAX)).is_ok());
     let document = "\"".repeat(DOCUMENT_BYTES_MAX);
-    let quotes = Request::Run { document, corpus, weights: None };
+    let quotes = Request::Run { document, corpus, weights: None, name: None };
     assert!(encode_request(&quotes).is_ok());
     let refused = encode_request(&run(REQUEST_HEAD_BYTES_MAX));
     assert!(matches!(refused, Err(WireError::Head { .. })));

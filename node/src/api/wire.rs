@@ -143,7 +143,9 @@ impl Request {
             | Self::Pause
             | Self::Resume
             | Self::Stop
-            | Self::CheckpointList
+            | Self::RunList
+            | Self::RunRemove { .. }
+            | Self::CheckpointList { .. }
             | Self::CheckpointShow { .. }
             | Self::CheckpointVerify { .. }
             | Self::CheckpointRestore { .. }
@@ -175,6 +177,7 @@ impl Answer {
             | Self::Run(_)
             | Self::DataWanted(_)
             | Self::Job(_)
+            | Self::Runs(_)
             | Self::Checkpoints(_)
             | Self::Checkpoint(_)
             | Self::Verified(_)

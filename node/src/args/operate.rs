@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use zbelastic_consensus::run::{RUN_NAME_BYTES_MAX, is_run_name};
 
 use super::client::{ClientArgs, ReadArgs};
 use super::quantity::parse_duration_above_zero;
@@ -11,10 +12,12 @@ use super::{ConfigArgs, short};
 
 pub(super) const RUN_EXAMPLES: &str = "\
 The same configuration over the same text is the same run: if it is under way, this follows it; if
-it was held, it goes on. Ctrl-C ends the following, not the run.
+it was held, it goes on. What a run before it made is kept: `zbelastic runs list`. Ctrl-C ends the
+following, not the run.
 
 Examples:
   zbelastic run run.toml
+  zbelastic run run.toml --name baseline
   zbelastic run run.toml --set train.steps=1000 --text 'docs/*.md' --detach";
 
 pub(super) const STATUS_EXAMPLES: &str = "\
@@ -40,6 +43,9 @@ pub struct RunArgs {
     /// The configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
+    /// What the run is called: another name is another run [default: by the model's size].
+    #[arg(long, value_name = "NAME", value_parser = run_name)]
+    pub name: Option<String>,
     /// Submit and return, without following.
     #[arg(long)]
     pub detach: bool,
@@ -47,6 +53,72 @@ pub struct RunArgs {
     #[command(flatten)]
     pub read: ReadArgs,
 }
+
+/// A legal name of a run.
+fn run_name(text: &str) -> Result<String, String> {
+    if is_run_name(text) {
+        return Ok(text.to_owned());
+    }
+    let what = format!(
+        "expected 1 to {RUN_NAME_BYTES_MAX} of a-z, 0-9, '-', '_' and '.', the first a letter or a digit"
+    );
+    Err(what)
+}
+
+/// `runs`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum RunsCommand {
+    /// List runs, oldest first.
+    #[command(after_help = "Example:\n  zbelastic runs list --json")]
+    List(ReadArgs),
+    /// Show a run and its checkpoints.
+    #[command(after_help = "Example:\n  zbelastic runs show baseline")]
+    Show {
+        /// Which.
+        #[arg(value_name = "RUN", value_parser = run_name)]
+        name: String,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
+    /// Forget a run that ended; its checkpoints are removed from every node.
+    #[command(after_help = "Example:\n  zbelastic runs remove baseline --yes")]
+    Remove {
+        /// Which.
+        #[arg(value_name = "RUN", value_parser = run_name)]
+        name: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// The cluster.
+        #[command(flatten)]
+        client: ClientArgs,
+    },
+}
+
+/// `export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportArgs {
+    /// Which run.
+    #[arg(value_name = "RUN", value_parser = run_name)]
+    pub run: String,
+    /// Where to [default: the run's name].
+    #[arg(value_name = "DIR")]
+    pub folder: Option<PathBuf>,
+    /// Which checkpoint of it [default: the newest].
+    #[arg(long, value_name = "N")]
+    pub step: Option<u64>,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
+}
+
+pub(super) const EXPORT_EXAMPLES: &str = "\
+The folder may exist, without a model in it. transformers loads it, and so does model.from_hf.
+
+Examples:
+  zbelastic export baseline
+  zbelastic export baseline out/model --step 300";
 
 /// `stop`.
 #[derive(Args, Clone, Debug)]
@@ -108,14 +180,26 @@ pub struct LogsArgs {
 #[derive(Clone, Debug, Subcommand)]
 pub enum CheckpointCommand {
     /// List checkpoints.
-    #[command(after_help = "Example:\n  zbelastic ckpt list --json")]
-    List(ReadArgs),
+    #[command(
+        after_help = "Examples:\n  zbelastic ckpt list --json\n  zbelastic ckpt list --run baseline"
+    )]
+    List {
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
+        /// The cluster, and how to answer.
+        #[command(flatten)]
+        read: ReadArgs,
+    },
     /// Show a checkpoint layer by layer.
     #[command(after_help = "Example:\n  zbelastic ckpt show 300")]
     Show {
         /// Which.
         #[arg(value_name = "STEP")]
         step: u64,
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
         /// The cluster, and how to answer.
         #[command(flatten)]
         read: ReadArgs,
@@ -131,6 +215,9 @@ Examples:
         /// Which [default: all].
         #[arg(value_name = "STEP")]
         step: Option<u64>,
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
         /// The cluster, and how to answer.
         #[command(flatten)]
         read: ReadArgs,
@@ -171,6 +258,9 @@ Example:
         /// Which [default: the newest].
         #[arg(long, value_name = "N")]
         step: Option<u64>,
+        /// Whose [default: the newest run's].
+        #[arg(long, value_name = "RUN", value_parser = run_name)]
+        run: Option<String>,
         /// The cluster.
         #[command(flatten)]
         client: ClientArgs,

@@ -13,7 +13,7 @@ use zbelastic_consensus::state::{Change, State};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_schedule::Window;
 use zbelastic_trainer::model::LayerTimes;
-use zbelastic_types::{Bytes, Generation, NodeId, StageIndex, Step, TensorIndex};
+use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
 
 use super::document::NamedJob;
 use super::moves::Moves;
@@ -77,7 +77,11 @@ struct About {
 impl Chronicle {
     /// A job is under way, or another one.
     pub fn set_job(&mut self, job: NamedJob) {
-        if self.job.as_ref().is_some_and(|about| about.job.name == job.name) {
+        if self
+            .job
+            .as_ref()
+            .is_some_and(|about| (about.job.run, about.job.name) == (job.run, job.name))
+        {
             return;
         }
         let config = &job.job.config;
@@ -98,10 +102,10 @@ impl Chronicle {
         self.job.as_ref().map(|about| &about.job)
     }
 
-    /// Bytes of each layer of the job as it travels.
+    /// The run, and bytes of each of its layers as it travels.
     #[must_use]
-    pub fn layer_bytes(&self) -> Option<&[u64]> {
-        self.job.as_ref().map(|about| about.layer_bytes.as_slice())
+    pub fn layers_of_run(&self) -> Option<(RunId, &[u64])> {
+        self.job.as_ref().map(|about| (about.job.run, about.layer_bytes.as_slice()))
     }
 
     /// Bytes of one copy of a checkpoint.
@@ -250,7 +254,8 @@ impl Chronicle {
             Change::Planned(_)
             | Change::Ready(_)
             | Change::Durable { .. }
-            | Change::Kept { .. } => Vec::new(),
+            | Change::Kept { .. }
+            | Change::Removed { .. } => Vec::new(),
             Change::Resumed(generation) => self.note_resumed(*generation, now),
             Change::Sealed { seal, adopted, .. } => {
                 let mut told = self.note_seal(seal, state, now);

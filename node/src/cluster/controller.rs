@@ -11,9 +11,10 @@ mod joins;
 mod orders;
 mod paces;
 mod pieces;
+mod runs;
 mod status;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -329,8 +330,8 @@ impl Controller {
     fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
         match message {
             NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
-            NodeMessage::Collect { kept } if from.role == PeerRole::Controller => {
-                self.collect_here(kept);
+            NodeMessage::Collect(referred) if from.role == PeerRole::Controller => {
+                self.collect_here(referred);
             }
             NodeMessage::Took { generation, stage, .. }
             | NodeMessage::Arrived { generation, stage, .. }
@@ -362,7 +363,7 @@ impl Controller {
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
-            | NodeMessage::Collect { .. } => {}
+            | NodeMessage::Collect(_) => {}
         }
     }
 
@@ -506,6 +507,11 @@ impl Controller {
         self.note_pace(change);
         match change {
             Change::Checkpoint { version, .. } => self.note_checkpoint(*version),
+            Change::Removed { run } => {
+                self.journal.log(format!("run {run} is removed"));
+                self.collect_unused();
+            }
+            Change::Job { .. } => self.collect_unused(),
             Change::Access(outcome) => self.note_access(outcome),
             Change::Members(_) => self.keep_out(),
             Change::Adopted(_)
@@ -515,8 +521,7 @@ impl Controller {
             | Change::Sealed { .. }
             | Change::Durable { .. }
             | Change::Kept { .. }
-            | Change::Rewound { .. }
-            | Change::Job { .. } => {}
+            | Change::Rewound { .. } => {}
         }
         self.answer_order(index, Ok(()));
     }
@@ -574,13 +579,6 @@ fn fatal(cause: &FatalCause) -> Ending {
             Ending::Lost(format!("the log is cluster {found}'s, this node belongs to {expected}"))
         }
     }
-}
-
-/// Versions that are referred to, or may be.
-fn referred(core: &Core) -> BTreeSet<Step> {
-    let state = core.state();
-    let kept = state.checkpoints().iter().map(|checkpoint| checkpoint.version);
-    kept.chain(state.pending().iter().map(|pending| pending.version)).collect()
 }
 
 /// So long a person waits for an answer to an order before being told that nobody decides.

@@ -10,7 +10,7 @@ use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::stage::Injection;
-use zbelastic_types::Digest;
+use zbelastic_types::{Digest, RunId};
 
 use super::tick::ticks_of;
 use super::wire::layer_bytes;
@@ -64,6 +64,8 @@ pub struct JobDocument {
 /// A job with what names it in the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedJob {
+    /// Which run of the cluster it is.
+    pub run: RunId,
     /// The hash of the document's bytes.
     pub name: Digest,
     /// The document.
@@ -109,6 +111,13 @@ impl JobDocument {
         if found > DOCUMENT_BYTES_MAX { Err(DocumentError::Size { found }) } else { Ok(bytes) }
     }
 
+    /// Whether it trains the same, whatever the two are called.
+    #[must_use]
+    pub fn is_same_run(&self, other: &Self) -> bool {
+        let of = |job: &Self| Self { name: String::new(), ..job.clone() };
+        of(self) == of(other)
+    }
+
     /// The document of a job.
     ///
     /// # Errors
@@ -118,7 +127,7 @@ impl JobDocument {
         if expected != found {
             return Err(DocumentError::Name { expected, found });
         }
-        Ok(NamedJob { name: expected, job: Self::decode(&spec.document)? })
+        Ok(NamedJob { run: spec.run, name: expected, job: Self::decode(&spec.document)? })
     }
 
     /// The document in `bytes`.
@@ -155,6 +164,9 @@ impl JobDocument {
         let config = &self.config;
         let layers = model_layers(&config.model);
         JobSpec {
+            // The log gives it.
+            run: RunId(0),
+            name: self.name.clone(),
             config: DataName::of(&bytes).hash,
             document: bytes,
             layer_tensors: layers.iter().map(|layer| layer.tensors.len() as u32).collect(),

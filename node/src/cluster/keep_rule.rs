@@ -2,7 +2,7 @@
 //! be one of the job's layers, as long as that layer is, and of a version that can be under way.
 
 use zbelastic_consensus::job::CHECKPOINT_EVERY_MAX;
-use zbelastic_types::{LayerId, Step};
+use zbelastic_types::{LayerId, RunId, Step};
 
 use super::wire::PieceRef;
 
@@ -17,6 +17,14 @@ pub enum KeepRefusal {
     /// There is no job here that it could be of.
     #[error("no job is loaded here")]
     NoJob,
+    /// It is of another run.
+    #[error("it is of run {found}, run {expected} is loaded here")]
+    Run {
+        /// The one that is loaded.
+        expected: RunId,
+        /// The one named.
+        found: RunId,
+    },
     /// The job's model has no such layer.
     #[error("layer {found} of a model of {count} layers")]
     Layer {
@@ -43,17 +51,20 @@ pub enum KeepRefusal {
     },
 }
 
-/// Looks at a piece that a node is asked to keep. `layer_bytes` has the bytes of each layer of the job, as
-/// it travels; `sealed` is the newest version this node knows of.
+/// Looks at a piece that a node is asked to keep. `job` is the run that is loaded, with the bytes of each of
+/// its layers as it travels; `sealed` is the newest version this node knows of.
 ///
 /// # Errors
 /// If it is not to be kept.
 pub fn check_keep(
     piece: PieceRef,
-    layer_bytes: Option<&[u64]>,
+    job: Option<(RunId, &[u64])>,
     sealed: Step,
 ) -> Result<(), KeepRefusal> {
-    let layer_bytes = layer_bytes.ok_or(KeepRefusal::NoJob)?;
+    let (expected, layer_bytes) = job.ok_or(KeepRefusal::NoJob)?;
+    if piece.run != expected {
+        return Err(KeepRefusal::Run { expected, found: piece.run });
+    }
     let (count, found) = (layer_bytes.len(), piece.layer);
     let expected = *layer_bytes.get(found.index()).ok_or(KeepRefusal::Layer { count, found })?;
     if piece.length != expected {
@@ -76,9 +87,9 @@ mod tests {
     fn only_a_layer_of_the_job_at_a_version_that_can_be_under_way_is_kept() {
         let piece = |version: u64, layer: u32, length: u64| {
             let (version, layer, digest) = (Step(version), LayerId(layer), Digest::default());
-            PieceRef { version, layer, digest, length }
+            PieceRef { run: RunId(1), version, layer, digest, length }
         };
-        let (known, sealed) = (Some(&[100, 200][..]), Step(10));
+        let (known, sealed) = (Some((RunId(1), &[100, 200][..])), Step(10));
         let check = |piece| check_keep(piece, known, sealed);
         assert_eq!(check(piece(11, 1, 200)), Ok(()));
         assert_eq!(check(piece(10 + STEPS_AHEAD_MAX, 0, 100)), Ok(()));
@@ -89,5 +100,8 @@ mod tests {
         let found = LayerId(2);
         assert_eq!(check(piece(11, 2, 100)), Err(KeepRefusal::Layer { count: 2, found }));
         assert_eq!(check_keep(piece(1, 0, 100), None, sealed), Err(KeepRefusal::NoJob));
+        let (expected, found) = (RunId(1), RunId(2));
+        let other = PieceRef { run: found, ..piece(1, 0, 100) };
+        assert_eq!(check(other), Err(KeepRefusal::Run { expected, found }));
     }
 }

@@ -5,25 +5,27 @@
 //! configuration wants: a machine that is preempted takes its disk with it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 use std::{io, thread};
 
 use tokio::sync::{mpsc, watch};
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, Manifest, Needed, PieceName, PieceRecord, Removed, SledStore, Store, StoreError,
-    what_to_remove,
+    CHUNK_BYTES, CheckpointId, Manifest, Needed, PieceName, PieceRecord, Removed, SledStore, Store,
+    StoreError, what_to_remove,
 };
 use zbelastic_trainer::elastic::{LayerAssembler, ReadLayer};
 use zbelastic_transport::BulkBody;
-use zbelastic_types::{Digest, Step};
+use zbelastic_types::Digest;
 
 use super::data::FileBody;
 use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
-use super::wire::{BulkKey, Freed, NodeAnswer, PieceRef};
+use super::unused_data::collect_data;
+use super::wire::{BulkKey, Freed, NodeAnswer, PieceRef, Referred};
 use super::work::WorkCount;
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
@@ -41,7 +43,7 @@ enum Order {
     },
     Manifest(Box<Manifest>),
     Collect {
-        versions: BTreeSet<Step>,
+        referred: Referred,
     },
     /// From here on, use the store in this folder.
     Use {
@@ -136,9 +138,10 @@ impl Keeper {
         let (in_use, store) = watch::channel(store);
         let moved = WorkCount::default();
         let count = moved.clone();
+        let folder = data.clone();
         let work = move || {
             stand_back();
-            serve(stores, &in_use, &inbox, &reports, &count);
+            serve(stores, (&in_use, &folder), &inbox, &reports, &count);
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
         Ok((Self { orders, store, data, moved }, outbox))
@@ -174,12 +177,12 @@ impl Keeper {
         self.send(Order::Manifest(Box::new(manifest)))
     }
 
-    /// Removes what none of these versions needs.
+    /// Removes what nobody refers to.
     ///
     /// # Errors
     /// If too much waits.
-    pub fn collect(&self, versions: BTreeSet<Step>) -> Result<(), KeeperBusy> {
-        self.send(Order::Collect { versions })
+    pub fn collect(&self, referred: Referred) -> Result<(), KeeperBusy> {
+        self.send(Order::Collect { referred })
     }
 
     /// Uses another store for all that is ordered from now on.
@@ -273,7 +276,8 @@ impl BulkBody for PieceBody {
 /// The name of a piece in the store.
 #[must_use]
 pub const fn name_of(piece: PieceRef) -> PieceName {
-    PieceName { version: piece.version, layer: piece.layer, digest: piece.digest }
+    let version = CheckpointId { run: piece.run, version: piece.version };
+    PieceName { version, layer: piece.layer, digest: piece.digest }
 }
 
 /// Bytes as people write them.
@@ -283,7 +287,7 @@ pub fn hex(bytes: &[u8]) -> String {
 
 fn serve(
     mut stores: Stores,
-    in_use: &watch::Sender<InUse>,
+    (in_use, data): (&watch::Sender<InUse>, &Path),
     orders: &Receiver<Order>,
     reports: &mpsc::Sender<Kept>,
     moved: &WorkCount,
@@ -299,7 +303,7 @@ fn serve(
                 in_use.send_replace(store);
                 failure
             }
-            (order, Some(store)) => carry_out(&*store, order, moved),
+            (order, Some(store)) => carry_out((&*store, data), order, moved),
             (order, None) => without_store(order),
         };
         if let Some(report) = report
@@ -310,7 +314,7 @@ fn serve(
     }
 }
 
-fn carry_out(store: &impl Store, order: Order, moved: &WorkCount) -> Option<Kept> {
+fn carry_out((store, data): (&impl Store, &Path), order: Order, moved: &WorkCount) -> Option<Kept> {
     match order {
         Order::Put { piece, body } => {
             let mut reader = CountingReader { reader: BodyReader::new(&*body), moved };
@@ -325,7 +329,7 @@ fn carry_out(store: &impl Store, order: Order, moved: &WorkCount) -> Option<Kept
             let failure = store.put_manifest(&manifest).err()?;
             Some(Kept::Failed { failure: failure.into() })
         }
-        Order::Collect { versions } => Some(match collect(store, versions) {
+        Order::Collect { referred } => Some(match collect(store, data, &referred) {
             Ok(freed) => Kept::Collected(freed),
             Err(failure) => Kept::Failed { failure: failure.into() },
         }),
@@ -358,11 +362,12 @@ fn read(store: &impl Store, piece: PieceRef, moved: &WorkCount) -> Option<ReadLa
     Some(ReadLayer { image, digest })
 }
 
-/// Removes what none of these versions needs, and says what that was.
+/// Removes what nobody refers to, and says what that was.
 ///
 /// # Errors
 /// If the medium fails.
-pub fn collect(store: &impl Store, versions: BTreeSet<Step>) -> Result<Freed, StoreError> {
+fn collect(store: &impl Store, data: &Path, referred: &Referred) -> Result<Freed, StoreError> {
+    let versions = referred.versions.iter().copied().collect();
     let needed = Needed { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
     let inventory = store.inventory()?;
     let removed = store.remove(&what_to_remove(&inventory, &needed))?;
@@ -382,16 +387,19 @@ pub fn collect(store: &impl Store, versions: BTreeSet<Step>) -> Result<Freed, St
             Removed::Manifest(_) | Removed::Piece(_) => {}
         }
     }
+    if let Some(referred) = &referred.data {
+        freed.bytes += collect_data(data, referred, SystemTime::now());
+    }
     Ok(freed)
 }
 
 /// The same beside the event loop, as it is answered to who asked for it.
-pub async fn collect_now(store: Option<Arc<SledStore>>, kept: Vec<Step>) -> NodeAnswer {
-    let Some(store) = store else {
+pub async fn collect_now(keeper: Keeper, referred: Referred) -> NodeAnswer {
+    let Some(store) = keeper.store() else {
         return NodeAnswer::Refused { why: KeepFailure::NoStore.to_string() };
     };
-    let kept = kept.into_iter().collect();
-    match tokio::task::spawn_blocking(move || collect(&*store, kept)).await {
+    let collect = move || collect(&*store, &keeper.data, &referred);
+    match tokio::task::spawn_blocking(collect).await {
         Ok(Ok(freed)) => NodeAnswer::Collected(freed),
         Ok(Err(error)) => NodeAnswer::Refused { why: error.to_string() },
         Err(error) => NodeAnswer::Refused { why: error.to_string() },
@@ -404,11 +412,11 @@ mod tests {
     use crate::cluster::stores::Places;
     use crate::data_folder::DataFolder;
     use zbelastic_trainer::elastic::LayerImage;
-    use zbelastic_types::LayerId;
+    use zbelastic_types::{LayerId, RunId, Step};
 
     fn piece(layer: u32) -> PieceRef {
         let digest = Digest([layer as u8; 32]);
-        PieceRef { version: Step(4), layer: LayerId(layer), digest, length: 10 }
+        PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
     }
 
     fn put(keeper: &Keeper, kept: &mut mpsc::Receiver<Kept>, layer: u32) -> Option<String> {

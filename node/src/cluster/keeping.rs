@@ -70,13 +70,13 @@ impl KeepQueue {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::{Digest, LayerId, Step};
+    use zbelastic_types::{Digest, LayerId, RunId, Step};
 
     use super::*;
 
     fn piece(layer: u32) -> PieceRef {
         let digest = Digest([layer as u8; 32]);
-        PieceRef { version: Step(4), layer: LayerId(layer), digest, length: 10 }
+        PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl<S: Store + 'static> ChunkSink for PieceSink<S> {
 mod tests {
     use zbelastic_checkpoint::MemoryStore;
     use zbelastic_trainer::elastic::{LayerImage, layer_digest};
-    use zbelastic_types::{LayerId, Step};
+    use zbelastic_types::{LayerId, RunId, Step};
 
     use super::*;
 
@@ -170,7 +170,7 @@ mod tests {
         let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
         let bytes = image.encode();
         let (digest, length) = (layer_digest(&image), bytes.len() as u64);
-        (PieceRef { version: Step(9), layer: LayerId(3), digest, length }, bytes)
+        (PieceRef { run: RunId(1), version: Step(9), layer: LayerId(3), digest, length }, bytes)
     }
 
     fn sink(store: &Arc<MemoryStore>, piece: PieceRef) -> PieceSink<MemoryStore> {

@@ -16,6 +16,7 @@ use zbelastic_consensus::codec;
 use zbelastic_consensus::core::logged_state;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::raft::RecoveredLog;
+use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::{ClusterId, Digest};
@@ -37,6 +38,8 @@ struct Resumed {
     spec: Arc<JobSpec>,
     record: CheckpointRecord,
     class: Option<DeviceClass>,
+    /// Runs that ended before it, as far as that is known.
+    ended: Vec<RunRecord>,
 }
 
 /// What a manifest tells a cluster that goes on from it.
@@ -70,11 +73,12 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
-    let Resumed { phase, spec, record, class } = newest(folder, old.cluster)?;
+    let Resumed { phase, spec, record, class, ended } = newest(folder, old.cluster)?;
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
-    let state = State::recovered(cluster, spec, record).held_as(phase).of_class(class);
+    let state =
+        State::recovered(cluster, spec, record).held_as(phase).of_class(class).with_ended(ended);
     let path = folder.identity().join(BEGINNING);
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
@@ -114,10 +118,12 @@ fn newest(folder: &DataFolder, cluster: ClusterId) -> Result<Resumed, Failure> {
             spec: Arc::clone(&job.spec),
             record: record.clone(),
             class: state.class(),
+            ended: state.ended().to_vec(),
         }),
         None => {
             let found = newest_of_store(folder, Some(job.spec.config))?;
-            Ok(Resumed { phase: job.phase, class: state.class().or(found.class), ..found })
+            let (class, ended) = (state.class().or(found.class), state.ended().to_vec());
+            Ok(Resumed { phase: job.phase, class, ended, ..found })
         }
     }
 }
@@ -163,7 +169,7 @@ fn newest_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Resume
             .filter(|found| config.is_none_or(|config| config == found.spec.config))
             .map(|CheckpointDocument { spec, record, class }| {
                 let phase = JobPhase::Running;
-                Resumed { phase, spec, record, class }
+                Resumed { phase, spec, record, class, ended: Vec::new() }
             })
     };
     manifests.iter().rev().find_map(read).ok_or_else(|| {
@@ -224,11 +230,11 @@ fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Fa
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_checkpoint::PieceName;
+    use zbelastic_checkpoint::{CheckpointId, PieceName};
     use zbelastic_consensus::class::{DeviceKind, DeviceName};
     use zbelastic_consensus::raft::{Members, Record, SnapshotImage, encode_record};
     use zbelastic_consensus::validation::Ledger;
-    use zbelastic_types::{Generation, LayerId, Step};
+    use zbelastic_types::{Generation, LayerId, RunId, Step};
 
     use super::*;
 
@@ -264,9 +270,10 @@ mod tests {
     /// A checkpoint of version 5 in the store, with this document.
     fn put_manifest(folder: &DataFolder, document: Vec<u8>) {
         let digest = Digest([0; 32]);
-        let layer = PieceName { version: Step(5), layer: LayerId(0), digest };
+        let version = CheckpointId { run: RunId(1), version: Step(5) };
+        let layer = PieceName { version, layer: LayerId(0), digest };
         let manifest = Manifest {
-            version: Step(5),
+            version,
             layers: vec![layer],
             document,
             data: digest,

@@ -139,7 +139,7 @@ fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
 #[cfg(test)]
 mod tests {
     use zbelastic_trainer::model::{LayerClass, LayerPart};
-    use zbelastic_types::{Attempt, Step};
+    use zbelastic_types::{Attempt, RunId, Step};
 
     use super::*;
     use crate::cluster::document::{DataName, JobDocument};
@@ -151,7 +151,7 @@ mod tests {
         let plan = plan(&config);
         let job = JobDocument::new("test".to_owned(), config, String::new(), text);
         let mut stopwatch = Stopwatch::default();
-        stopwatch.begin(&NamedJob { name: text.hash, job }, &plan);
+        stopwatch.begin(&NamedJob { run: RunId(1), name: text.hash, job }, &plan);
         (stopwatch, plan)
     }
 

@@ -224,13 +224,14 @@ impl Stores {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_checkpoint::{PieceName, Store};
-    use zbelastic_types::{Digest, LayerId, Step};
+    use zbelastic_checkpoint::{CheckpointId, PieceName, Store};
+    use zbelastic_types::{Digest, LayerId, RunId, Step};
 
     use super::*;
 
+    const VERSION: CheckpointId = CheckpointId { run: RunId(1), version: Step(4) };
     const NAME: PieceName =
-        PieceName { version: Step(4), layer: LayerId(0), digest: Digest([1; 32]) };
+        PieceName { version: VERSION, layer: LayerId(0), digest: Digest([1; 32]) };
     const CLUSTER: ClusterId = ClusterId(0xab);
 
     fn of_job(places: &Places, dir: &Path, node: u64) -> PathBuf {

@@ -2,10 +2,11 @@
 //! says what it is. What travels as floats is in [`super::frames`].
 
 use serde::{Deserialize, Serialize};
+use zbelastic_checkpoint::CheckpointId;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
-use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
+use zbelastic_types::{Digest, Generation, LayerId, RunId, StageIndex, Step};
 
 use super::document::DataName;
 use super::work::Activity;
@@ -67,11 +68,8 @@ pub enum NodeMessage {
     Kept(PieceRef),
     /// It could not.
     NotKept(PieceRef),
-    /// Pieces of older versions than all of these may go.
-    Collect {
-        /// Versions that are referred to, or may be.
-        kept: Vec<Step>,
-    },
+    /// What nobody refers to may go.
+    Collect(Referred),
     /// A text, or weights, that the receiver is to keep too.
     KeepData(DataName),
     /// From workers to the leader: how a stage spent a step.
@@ -154,6 +152,16 @@ pub struct SaveFailed {
     pub wanted: u32,
 }
 
+/// What the cluster refers to, or may soon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Referred {
+    /// Checkpoints, and versions that are to become some. The newest names the run under way, or the next
+    /// one: older versions that are not here may go.
+    pub versions: Vec<CheckpointId>,
+    /// Texts and weights of the runs that there are; none if that is not known, and then all of it stays.
+    pub data: Option<Vec<Digest>>,
+}
+
 /// What a node removed from its store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
@@ -171,11 +179,8 @@ pub enum NodeRequest {
         /// The signing request.
         request: Vec<u8>,
     },
-    /// From controllers: what none of these versions needs is to be removed now.
-    Collect {
-        /// Versions that are referred to, or may be.
-        kept: Vec<Step>,
-    },
+    /// From controllers: what nobody refers to is to be removed now.
+    Collect(Referred),
 }
 
 /// What it is answered.
@@ -217,6 +222,8 @@ impl NodeRequest {
 /// A piece of a checkpoint: a layer at a version, by its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PieceRef {
+    /// The run.
+    pub run: RunId,
     /// The version.
     pub version: Step,
     /// The layer.

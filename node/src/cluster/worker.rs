@@ -355,7 +355,7 @@ impl Worker {
             NodeMessage::Kept(piece) => self.note_copy(piece, from.node, true),
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
             NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
-            NodeMessage::Collect { kept } => self.collect(from, kept),
+            NodeMessage::Collect(referred) => self.collect(from, referred),
             NodeMessage::KeepData(name) => self.mend_data(from.node, name),
             // For controllers.
             NodeMessage::SaveFailed(_)

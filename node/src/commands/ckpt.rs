@@ -5,6 +5,7 @@ mod verify;
 
 use std::fmt::Write as _;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::clock::{date_text, now_ms};
@@ -13,7 +14,7 @@ use super::reach::{confirm, connect, write_json};
 use super::table::{Align, Table};
 use crate::api::client::ApiClient;
 use crate::api::{CheckpointDetail, CheckpointStatus, Collected, Request, escape};
-use crate::args::CheckpointCommand;
+use crate::args::{CheckpointCommand, ClientArgs, ExportArgs};
 use crate::failure::{Failure, FailureCode, Stop};
 use crate::train::line::duration_text;
 
@@ -23,14 +24,14 @@ use crate::train::line::duration_text;
 /// If the cluster says no, if something is damaged, or if `out` cannot be written.
 pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
-        CheckpointCommand::List(args) => {
-            list(args.json, &mut connect(&args.client)?, now_ms(), out)
+        CheckpointCommand::List { run, read } => {
+            list(read.json, &mut of_run(&read.client, run)?, now_ms(), out)
         }
-        CheckpointCommand::Show { step, read } => {
-            show(*step, read.json, &mut connect(&read.client)?, out)
+        CheckpointCommand::Show { step, run, read } => {
+            show(*step, read.json, &mut of_run(&read.client, run)?, out)
         }
-        CheckpointCommand::Verify { step, read } => {
-            verify::verify(*step, read.json, &mut connect(&read.client)?, out)
+        CheckpointCommand::Verify { step, run, read } => {
+            verify::verify(*step, read.json, &mut of_run(&read.client, run)?, out)
         }
         CheckpointCommand::Restore { step, yes, client } => {
             restore(*step, *yes, &mut connect(client)?, out)
@@ -38,10 +39,24 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop>
         CheckpointCommand::Gc { yes, read } => {
             collect(*yes, read.json, &mut connect(&read.client)?, out)
         }
-        CheckpointCommand::Export { folder, step, client } => {
-            export::export(folder, *step, &mut connect(client)?, out)
+        CheckpointCommand::Export { folder, step, run, client } => {
+            export::export(folder, *step, &mut of_run(client, run)?, out)
         }
     }
+}
+
+/// Runs `export`.
+///
+/// # Errors
+/// If there is no such run or checkpoint, if what comes is damaged, or if it cannot be written.
+pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), Stop> {
+    let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));
+    let mut client = of_run(&args.client, &Some(args.run.clone()))?;
+    export::export(&folder, args.step, &mut client, out)
+}
+
+fn of_run(args: &ClientArgs, run: &Option<String>) -> Result<ApiClient<'static>, Failure> {
+    Ok(connect(args)?.of_run(run.clone()))
 }
 
 fn list(

@@ -78,7 +78,7 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
             CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
         (described, bytes)
     });
-    Ok(Submission { document, corpus, text: bytes, weights })
+    Ok(Submission { document, corpus, text: bytes, weights, name: args.name.clone() })
 }
 
 /// The configuration as it is submitted: without paths of this machine. What a folder says about the

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 71] = pages![
+const PAGES: [(&str, &str); 72] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -72,6 +72,7 @@ const PAGES: [(&str, &str); 71] = pages![
     "decisions/0050-measured-rows-have-goals.md",
     "decisions/0051-whoever-has-room-keeps-a-piece.md",
     "decisions/0052-a-members-key-renews-its-certificate.md",
+    "decisions/0053-what-a-run-made-is-kept-until-it-is-removed.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -180,7 +180,7 @@ fn submit(submission: &Submission, client: &mut ApiClient<'_>) -> Result<u64, Fa
     let name = submission.document.text;
     let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
     // The document names the weights.
-    let request = Request::Run { document, corpus, weights: None };
+    let request = Request::Run { document, corpus, weights: None, name: None };
     for _ in 0..=submission.data.len() {
         let answer = client.ask(&request)?;
         if let Answer::Run(accepted) = answer {

@@ -168,7 +168,7 @@ impl Cluster {
         let job = JobDocument::new("test".to_owned(), config, toml.to_owned(), name);
         let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
         let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        let request = Request::Run { document, corpus, weights: None };
+        let request = Request::Run { document, corpus, weights: None, name: None };
         self.ask(|client| {
             while let Answer::DataWanted(held) = client.ask(&request)? {
                 let bytes = text[held.held as usize..].to_vec();

@@ -8,6 +8,7 @@ mod folders;
 mod orders;
 mod port;
 mod renewals;
+mod runs;
 mod signals;
 mod site;
 mod tokens;

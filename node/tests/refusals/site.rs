@@ -199,6 +199,12 @@ impl Site {
 
     /// Begins a run over a text; it goes on by itself.
     pub fn run(&self, steps: u64) {
+        let (config, words) = self.submission(steps);
+        self.told(&["run", &config, "--text", &words, "--detach"]);
+    }
+
+    /// A configuration and a text, as files.
+    pub fn submission(&self, steps: u64) -> (String, String) {
         let (config, words) = (self.path("run.toml"), self.path("text"));
         let toml = format!(
             "[model]\npreset = \"tiny\"\n[train]\nsteps = {steps}\n[checkpoint]\nevery = 5\n"
@@ -206,8 +212,7 @@ impl Site {
         fs::write(&config, toml).expect("written");
         fs::write(&words, "the quick brown fox jumps over the lazy dog. ".repeat(2000))
             .expect("written");
-        let (config, words) = (config.display().to_string(), words.display().to_string());
-        self.told(&["run", &config, "--text", &words, "--detach"]);
+        (config.display().to_string(), words.display().to_string())
     }
 
     pub fn wait_for_checkpoint(&self) -> u64 {

@@ -55,7 +55,7 @@ fn run_once(
     expected: &Undisturbed,
     promised: &PlanAnswer,
     calm: &mut Calm,
-    watch: &Watch<'_>,
+    watch: &mut Watch<'_>,
 ) -> Result<(), GroupError> {
     let folder = Folder::temporary("calm").map_err(|source| {
         let doing = "cannot make a folder".to_owned();
@@ -72,6 +72,9 @@ fn run_once(
     calm.equal += u64::from(digest.is_some() && digest == expected.digest);
     calm.step_ms.extend(group.picture().step_ms());
     let events = || group.members().iter().flat_map(|member| member.events());
+    for line in disturbances(events()) {
+        watch.tell(&format!("    run {}: {line}", calm.runs))?;
+    }
     calm.suspected += lost(events());
     let (plans, drifts) = plans(events());
     calm.plans += plans;
@@ -100,6 +103,20 @@ fn lost<'a>(events: impl Iterator<Item = &'a Event>) -> u64 {
         if let EventKind::Lost { node, .. } = &event.kind { Some(*node) } else { None }
     });
     lost.collect::<BTreeSet<_>>().len() as u64
+}
+
+/// Why members were held for lost and plans were changed, each once.
+fn disturbances<'a>(events: impl Iterator<Item = &'a Event>) -> BTreeSet<String> {
+    let line = |event: &Event| {
+        if let EventKind::Lost { node, reason } = &event.kind {
+            Some(format!("node {node} suspected: {reason}"))
+        } else if let EventKind::Plan { generation, reason, .. } = &event.kind {
+            (*generation > 1).then(|| format!("plan {generation}: {reason}"))
+        } else {
+            None
+        }
+    };
+    events.filter_map(line).collect()
 }
 
 /// Plans behind the first one, and those that were made because passes drifted.
@@ -148,7 +165,7 @@ impl Calm {
 
 #[cfg(test)]
 mod tests {
-    use super::{Calm, lost, plans};
+    use super::{Calm, disturbances, lost, plans};
     use crate::processes::events::Event;
 
     #[test]
@@ -164,7 +181,11 @@ mod tests {
         assert_eq!(plans(events.iter()), (1, 1));
         assert_eq!(plans(events[..1].iter()), (0, 0));
         let gone = Event::parse("{\"event\":\"lost\",\"node\":5,\"reason\":\"silent\"}");
-        assert_eq!(lost([gone.clone(), gone].iter()), 1);
+        assert_eq!(lost([gone.clone(), gone.clone()].iter()), 1);
+        let told = disturbances(events.iter().chain([&gone, &gone]));
+        let told: Vec<_> = told.iter().map(String::as_str).collect();
+        let drift = "plan 2: stage 2 (node 4) drifted: takes 27 ms";
+        assert_eq!(told, ["node 5 suspected: silent", drift, "plan 3: node 5 was lost"]);
     }
 
     #[test]

@@ -205,6 +205,7 @@ impl Play {
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => None,
         });
         plans.collect()
@@ -223,6 +224,7 @@ impl Play {
             | Change::Kept { .. }
             | Change::Checkpoint { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => None,
         });
         rewinds.collect()
@@ -241,6 +243,7 @@ impl Play {
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => &[],
         });
         changes.flatten()

@@ -96,6 +96,7 @@ impl Record {
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => None,
         })
     }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use serde::Serialize;
 use zbelastic_schedule::Window;
-use zbelastic_types::{Incarnation, LayerId, NodeId, StageIndex, Step, TensorIndex};
+use zbelastic_types::{Incarnation, LayerId, NodeId, RunId, StageIndex, Step, TensorIndex};
 
 use super::super::encode;
 use super::golden::hex;
@@ -111,8 +111,13 @@ fn of_jobs() -> Vec<String> {
         JobPhase::Halted(halts[2]),
         JobPhase::Stopped,
     ];
-    let changes =
-        [JobChange::Pause, JobChange::Continue, JobChange::Halt(halts[1]), JobChange::Stop];
+    let changes = [
+        JobChange::Pause,
+        JobChange::Continue,
+        JobChange::Halt(halts[1]),
+        JobChange::Stop,
+        JobChange::Remove(RunId(3)),
+    ];
     [rows(halts), rows(phases), rows(changes), rows([Window::Zero, Window::One])].concat()
 }
 

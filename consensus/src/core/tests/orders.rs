@@ -157,7 +157,8 @@ fn a_job_is_checked_before_it_is_proposed() {
     let mut core = leader(&Log::with_job(spec(), &[]).state);
     let start = |spec: JobSpec| Command::Job(JobChange::Start(Arc::new(spec)));
     refuse(&mut core, start(spec()), "job-same");
-    let other = JobSpec { config: Digest([1; 32]), ..spec() };
+    let (name, config) = ("another".to_owned(), Digest([1; 32]));
+    let other = JobSpec { name, config, ..spec() };
     refuse(&mut core, start(other.clone()), "job-under-way");
     let none = JobSpec { step_count: 0, ..other.clone() };
     refuse(&mut core, start(none), "job-zero");
@@ -211,7 +212,8 @@ fn a_run_is_sent_back_by_order_goes_on_and_another_follows_it() {
     pump.command(Command::Job(JobChange::Stop));
     pump.until("it ended", |pump| phase(pump) == Some(JobPhase::Stopped));
     let generation = pump.state().generation();
-    let next = JobSpec { config: Digest([3; 32]), step_count: 12, ..spec() };
+    let (name, config) = ("next".to_owned(), Digest([3; 32]));
+    let next = JobSpec { name, config, step_count: 12, ..spec() };
     pump.command(Command::Job(JobChange::Start(Arc::new(next))));
     pump.until("the next one is done", |pump| phase(pump) == Some(JobPhase::Done));
     assert!(pump.state().generation() > generation, "a generation is never given twice");

@@ -20,7 +20,7 @@ fn start(spec: JobSpec) -> Entry {
 
 /// Another job than the usual one.
 fn other() -> JobSpec {
-    JobSpec { config: Digest([8; 32]), ..spec() }
+    JobSpec { name: "another".to_owned(), config: Digest([8; 32]), ..spec() }
 }
 
 fn phase(log: &Log) -> JobPhase {
@@ -160,8 +160,7 @@ fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
     log.keep(12);
     log.checkpoint(12, 1);
     log.refuse(start(spec()), JobRefusal::Done);
-    let dropped = vec![Step(12)];
-    let begun = Change::Job { phase: JobPhase::Running, dropped };
+    let begun = Change::Job { phase: JobPhase::Running, dropped: Vec::new() };
     assert_eq!(log.apply(start(other())), begun);
     let state = &log.state;
     assert!(
@@ -253,8 +252,10 @@ fn a_job_that_is_stopped_ends_for_good() {
     }
     log.refuse(log.rewind(4), JobRefusal::Stopped);
     log.refuse(Entry::Adopt(Box::new(log.plan(&[1]))), JobRefusal::Stopped);
-    let begun = Change::Job { phase: JobPhase::Running, dropped: vec![Step(4)] };
-    assert_eq!(log.apply(start(spec())), begun, "it may begin anew");
+    log.refuse(start(spec()), JobRefusal::NameTaken { name: spec().name });
+    let anew = JobSpec { name: "anew".to_owned(), ..spec() };
+    let begun = Change::Job { phase: JobPhase::Running, dropped: Vec::new() };
+    assert_eq!(log.apply(start(anew)), begun, "it may begin anew, under another name");
     assert_eq!(log.state.open_turn().step, Step(0));
     assert_eq!(log.plan(&[1, 2]).generation, generation.next());
     log.run_plan(&[1, 2]);

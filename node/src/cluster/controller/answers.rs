@@ -8,6 +8,7 @@ use zbelastic_consensus::access::{
 use zbelastic_consensus::core::{Command, CoreRefusal};
 use zbelastic_consensus::job::{JobChange, JobPhase, JobRefusal, JobSpec};
 use zbelastic_consensus::member::Standing;
+use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_transport::identity::Token as JoinToken;
 use zbelastic_transport::{PeerIdentity, PeerRole, Reply};
@@ -20,7 +21,7 @@ use crate::api::{
     NoRun, NodeSaid, Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo,
     TokenRequest, WrongState, decode_request, encode_answer,
 };
-use crate::cluster::document::{DataName, JobDocument};
+use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use crate::cluster::journal::now_s;
 use crate::cluster::keeper::hex;
 use crate::cluster::wire::NodeRequest;
@@ -33,7 +34,8 @@ pub fn may_ask(role: PeerRole, request: &Request) -> bool {
     match request {
         Request::Status
         | Request::Events { .. }
-        | Request::CheckpointList
+        | Request::RunList
+        | Request::CheckpointList { .. }
         | Request::CheckpointShow { .. }
         | Request::Trace { .. }
         | Request::ClusterInfo => match role {
@@ -46,6 +48,7 @@ pub fn may_ask(role: PeerRole, request: &Request) -> bool {
         | Request::NodeDrain { .. }
         | Request::NodeRemove { .. }
         | Request::Run { .. }
+        | Request::RunRemove { .. }
         | Request::PutData { .. }
         | Request::Pause
         | Request::Resume
@@ -98,11 +101,15 @@ impl Controller {
             Request::Events { from_sequence, max } => self.events(from_sequence, max),
             Request::Logs { node, from_sequence, max } => self.logs(node, from_sequence, max),
             Request::TokenList => self.tokens(),
-            Request::CheckpointList => Answer::Checkpoints(self.checkpoints()),
-            Request::CheckpointShow { step } => self.checkpoint(step),
-            Request::CheckpointVerify { step, layer } => return self.verify(step, layer, reply),
-            Request::CheckpointExport { step, layer, offset } => {
-                return self.export(step, layer, offset, reply);
+            Request::RunList => Answer::Runs(self.runs()),
+            Request::RunRemove { name } => return self.remove_run(name, reply),
+            Request::CheckpointList { run } => self.list_checkpoints(run.as_deref()),
+            Request::CheckpointShow { run, step } => self.checkpoint(run.as_deref(), step),
+            Request::CheckpointVerify { run, step, layer } => {
+                return self.verify(run.as_deref(), (step, layer), reply);
+            }
+            Request::CheckpointExport { run, step, layer, offset } => {
+                return self.export(run.as_deref(), (step, layer, offset), reply);
             }
             Request::CheckpointCollect => return self.collect_all(reply),
             Request::Trace { offset } => self.trace(offset),
@@ -115,8 +122,8 @@ impl Controller {
             }
             Request::NodeDrain { node } => return self.drain(node, reply),
             Request::NodeRemove { node, force } => return self.remove(node, force, reply),
-            Request::Run { document, corpus, weights } => {
-                return self.run_job(&document, (corpus, weights), reply);
+            Request::Run { document, corpus, weights, name } => {
+                return self.run_job(&document, (corpus, weights), name, reply);
             }
             Request::Pause => return self.change_job(JobChange::Pause, reply),
             Request::Resume => return self.change_job(JobChange::Continue, reply),
@@ -253,27 +260,56 @@ impl Controller {
         &mut self,
         document: &str,
         data: (CorpusDescription, Option<CorpusDescription>),
+        name: Option<String>,
         reply: Reply,
     ) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
         }
-        let job = match submitted(document, data) {
-            Ok(job) => job,
+        let submitted = submitted(document, data).and_then(|job| self.named(job, name));
+        let (job, spec) = match submitted {
+            Ok(submitted) => submitted,
             Err(refusal) => return self.reply(reply, &Answer::Refused(refusal)),
         };
+        // Nothing travels for a run that is refused.
+        let is_known =
+            self.core.state().job().is_some_and(|known| known.spec.config == spec.config);
+        let start = JobChange::Start(Arc::new(spec.clone()));
+        if let Err(refusal) = self.core.state().check_job(&start)
+            && !is_known
+        {
+            let refusal = self.job_refusal(&refusal);
+            return self.reply(reply, &Answer::Refused(refusal));
+        }
         if let Some(missing) = self.missing_data(&job) {
             return self.reply(reply, &Answer::DataWanted(missing));
         }
-        let spec = match job.encode() {
-            Ok(bytes) => job.spec(bytes),
-            Err(error) => {
-                let what = error.to_string();
-                return self.reply(reply, &Answer::Refused(Refusal::Malformed { what }));
+        self.begin_run(spec, reply);
+    }
+
+    /// The run under the name that was asked for. Without one it is the run that was submitted so before, if
+    /// that is under way or kept, and gets a name that no run has otherwise.
+    fn named(
+        &self,
+        mut job: JobDocument,
+        name: Option<String>,
+    ) -> Result<(JobDocument, JobSpec), Refusal> {
+        let known = self.core.state().job().filter(|known| known.phase != JobPhase::Stopped);
+        let known = known.and_then(|known| JobDocument::of_job(&known.spec).ok());
+        let known = known.filter(|known| known.job.is_same_run(&job)).map(|known| known.job.name);
+        job.name = match (name, known) {
+            (Some(name), _) | (None, Some(name)) => name,
+            (None, None) => {
+                if let Some(name) = self.kept_as(&job) {
+                    return Err(Refusal::WrongState(WrongState::Kept { name }));
+                }
+                self.free_name(&job.name)
             }
         };
-        self.begin_run(spec, reply);
+        let malformed = |error: DocumentError| Refusal::Malformed { what: error.to_string() };
+        let spec = job.spec(job.encode().map_err(malformed)?);
+        Ok((job, spec))
     }
 
     fn begin_run(&mut self, spec: JobSpec, reply: Reply) {
@@ -400,6 +436,13 @@ impl Controller {
             JobRefusal::Missing => WrongState::NoRun { was: NoRun::Never },
             JobRefusal::Stopped => WrongState::NoRun { was: NoRun::Stopped },
             JobRefusal::Done => WrongState::Done,
+            JobRefusal::NameTaken { name } => WrongState::NameTaken { name: name.clone() },
+            JobRefusal::TooManyRuns => {
+                return Refusal::OutOfResource { what: refusal.to_string() };
+            }
+            JobRefusal::NoRun { run } => {
+                return Refusal::NotFound { thing: Thing::Run, name: run.to_string() };
+            }
             JobRefusal::NotHeld => WrongState::NotPaused,
             JobRefusal::Halted { reason } => WrongState::Halted { reason: reason.to_string() },
             JobRefusal::UnderWay | JobRefusal::Same => match self.job_status() {
@@ -418,7 +461,8 @@ impl Controller {
             | JobRefusal::Replays { .. }
             | JobRefusal::LayerBytes { .. }
             | JobRefusal::Copies { .. }
-            | JobRefusal::Every { .. } => {
+            | JobRefusal::Every { .. }
+            | JobRefusal::Name { .. } => {
                 return Refusal::Malformed { what: refusal.to_string() };
             }
         };
@@ -479,7 +523,7 @@ fn refused(failure: &Failure) -> Refusal {
 /// What a run is called that has no other name: by its model's size.
 fn name_of(config: &RunConfig) -> String {
     let family = format!("{:?}", config.model.family).to_lowercase();
-    format!("{family}-{}x{}", config.model.blocks, config.model.width)
+    run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))
 }
 
 fn accepted(disposition: RunDisposition, events_from: u64) -> Outcome {

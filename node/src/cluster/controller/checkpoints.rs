@@ -5,60 +5,21 @@ use std::sync::Arc;
 use zbelastic_checkpoint::{SledStore, Store, StoreError};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, Reply, Transport};
-use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, Digest, NodeId};
 
 use super::Controller;
 use super::answers::not_found;
 use crate::api::{
-    Answer, Backup, CheckpointDetail, Collected, CopyState, HexDigest, LayerCopy, LayerDetail,
-    LayerPiece, LayerVerified, PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
+    Answer, Backup, Collected, CopyState, HexDigest, LayerCopy, LayerPiece, LayerVerified,
+    PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
 };
 use crate::cluster::keeper::{Keeper, collect_now, name_of};
-use crate::cluster::wire::{self, BulkKey, Freed, NodeAnswer, NodeRequest, PieceRef, layer_bytes};
+use crate::cluster::wire::{self, BulkKey, Freed, NodeAnswer, NodeRequest, PieceRef, Referred};
 
 impl Controller {
-    /// The piece of a layer at a checkpoint.
-    fn piece(&self, step: u64, layer: u32) -> Option<PieceRef> {
-        let state = self.core.state();
-        let record = state.checkpoints().iter().find(|found| found.version == Step(step))?;
-        let digest = *record.layers.get(layer as usize)?;
-        let model = &self.chronicle.job()?.job.config.model;
-        let spec = &zbelastic_trainer::model::model_layers(model)[layer as usize];
-        let layer = LayerId(layer);
-        Some(PieceRef { version: Step(step), layer, digest, length: layer_bytes(spec) })
-    }
-
-    pub(super) fn checkpoint(&self, step: u64) -> Answer {
-        let summary = self.checkpoints().into_iter().find(|found| found.step == step);
-        let (Some(summary), Some(job)) = (summary, self.chronicle.job()) else {
-            return not_found(Thing::Checkpoint, step.to_string());
-        };
-        let state = self.core.state();
-        let record = state.checkpoints().iter().find(|found| found.version == Step(step));
-        let count = record.map_or(0, |record| record.layers.len() as u32);
-        let pieces = (0..count).filter_map(|layer| self.piece(step, layer));
-        let here = |piece: PieceRef| {
-            let record = self.keeper.store().map(|store| store.record(name_of(piece)));
-            let has_it = matches!(record, Some(Ok(Some(_))));
-            if has_it { vec![self.setup.node] } else { Vec::new() }
-        };
-        let layers = pieces.map(|piece| LayerDetail {
-            layer: piece.layer.0,
-            digest: HexDigest(piece.digest),
-            bytes: Bytes(piece.length),
-            holders: here(piece),
-        });
-        Answer::Checkpoint(CheckpointDetail {
-            summary,
-            document: job.job.toml.clone(),
-            corpus: HexDigest(job.job.text.hash),
-            layers: layers.collect(),
-        })
-    }
-
     /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
-    pub(super) fn verify(&mut self, step: u64, layer: u32, reply: Reply) {
-        let Some(piece) = self.piece(step, layer) else {
+    pub(super) fn verify(&mut self, run: Option<&str>, (step, layer): (u64, u32), reply: Reply) {
+        let Some(piece) = self.piece(run, step, layer) else {
             return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
         };
         let store = self.keeper.store();
@@ -82,8 +43,13 @@ impl Controller {
 
     /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: whoever
     /// asks for one piece asks for the others.
-    pub(super) fn export(&mut self, step: u64, layer: u32, offset: u64, reply: Reply) {
-        let Some(piece) = self.piece(step, layer) else {
+    pub(super) fn export(
+        &mut self,
+        run: Option<&str>,
+        (step, layer, offset): (u64, u32, u64),
+        reply: Reply,
+    ) {
+        let Some(piece) = self.piece(run, step, layer) else {
             return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
         };
         let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
@@ -108,16 +74,16 @@ impl Controller {
 
     /// Removes what no checkpoint needs, here and on every node that can be asked, and says what went where.
     pub(super) fn collect_all(&mut self, reply: Reply) {
-        let kept: Vec<Step> = super::referred(&self.core).into_iter().collect();
+        let referred = self.referred();
         let (me, nodes) = (self.setup.node, self.holders());
-        let (store, transport) = (self.keeper.store(), self.transport.clone());
+        let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
         tokio::spawn(async move {
             let mut collected = Vec::new();
             for node in nodes {
                 let answer = if node == me {
-                    collect_now(store.clone(), kept.clone()).await
+                    collect_now(keeper.clone(), referred.clone()).await
                 } else {
-                    collect_there(&transport, node, kept.clone()).await
+                    collect_there(&transport, node, referred.clone()).await
                 };
                 collected.push(collected_on(node, answer));
             }
@@ -126,14 +92,16 @@ impl Controller {
     }
 
     /// Another controller asks this node to remove what no checkpoint needs.
-    pub(super) fn answer_collect(&mut self, from: PeerIdentity, kept: Vec<Step>, reply: Reply) {
+    pub(super) fn answer_collect(&mut self, from: PeerIdentity, referred: Referred, reply: Reply) {
         if from.role != PeerRole::Controller {
             let why = format!("a {} may not ask for this", from.role);
             reply.answer(wire::encode(&NodeAnswer::Refused { why }));
             return;
         }
-        let store = self.keeper.store();
-        tokio::spawn(async move { reply.answer(wire::encode(&collect_now(store, kept).await)) });
+        let keeper = self.keeper.clone();
+        tokio::spawn(
+            async move { reply.answer(wire::encode(&collect_now(keeper, referred).await)) },
+        );
     }
 
     /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
@@ -155,8 +123,8 @@ impl Controller {
     }
 }
 
-async fn collect_there(transport: &Transport, node: NodeId, kept: Vec<Step>) -> NodeAnswer {
-    let answer = transport.request(node, NodeRequest::Collect { kept }.encode()).await;
+async fn collect_there(transport: &Transport, node: NodeId, referred: Referred) -> NodeAnswer {
+    let answer = transport.request(node, NodeRequest::Collect(referred).encode()).await;
     let answer = answer.map_err(|error| error.to_string());
     let answer = answer.and_then(|bytes| wire::decode(&bytes).map_err(|error| error.to_string()));
     answer.unwrap_or_else(|why| NodeAnswer::Refused { why })

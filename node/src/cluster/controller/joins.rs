@@ -284,7 +284,7 @@ impl Controller {
     pub(super) fn answer_node(&mut self, from: PeerIdentity, request: NodeRequest, reply: Reply) {
         let request = match request {
             NodeRequest::Renew { request } => request,
-            NodeRequest::Collect { kept } => return self.answer_collect(from, kept, reply),
+            NodeRequest::Collect(referred) => return self.answer_collect(from, referred, reply),
         };
         let answer = match self.renewed(from, &request) {
             Ok(chain) => NodeAnswer::Renewed { chain },

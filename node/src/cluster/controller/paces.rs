@@ -98,6 +98,7 @@ impl Controller {
             | Change::Checkpoint { .. }
             | Change::Rewound { .. }
             | Change::Job { .. }
+            | Change::Removed { .. }
             | Change::Access(_) => {}
         }
     }

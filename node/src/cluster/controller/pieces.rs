@@ -1,21 +1,23 @@
 //! Pieces of checkpoints on a controller: kept for workers, named in manifests, let go of.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{Manifest, PieceName};
+use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName};
 use zbelastic_consensus::codec;
+use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Role;
-use zbelastic_types::{Bytes, LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 
-use super::{Arrived, Controller, referred};
+use super::runs::digest_of;
+use super::{Arrived, Controller};
 use crate::api::{EventKind, HexDigest};
+use crate::cluster::document::JobDocument;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::Kept;
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::recovery::CheckpointDocument;
-use crate::cluster::wire::{Freed, NodeMessage, PieceRef, SaveFailed};
+use crate::cluster::wire::{Freed, NodeMessage, PieceRef, Referred, SaveFailed};
 
 /// A piece that was fetched, or not.
 pub(super) struct PieceArrived {
@@ -28,7 +30,7 @@ impl Controller {
     /// A worker wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let sealed = self.core.state().open_turn().step;
-        if let Err(refusal) = check_keep(piece, self.chronicle.layer_bytes(), sealed) {
+        if let Err(refusal) = check_keep(piece, self.chronicle.layers_of_run(), sealed) {
             self.journal.log(format!("nothing is kept for node {node}: {refusal}"));
             return self.send_node(node, &NodeMessage::NotKept(piece));
         }
@@ -111,21 +113,50 @@ impl Controller {
         if let Err(error) = self.keeper.put_manifest(manifest) {
             self.journal.warn(error.to_string());
         }
-        let kept = referred(&self.core);
-        let newest = kept.iter().copied().collect::<Vec<_>>();
-        self.collect_here(newest.clone());
+        self.collect_unused();
+    }
+
+    /// What nobody refers to goes, here and, if this node leads, on all workers.
+    pub(super) fn collect_unused(&mut self) {
+        let referred = self.referred();
         if self.leads() {
             let workers: Vec<NodeId> = self.core.state().live_workers().map(|w| w.0.node).collect();
             for node in workers {
-                self.send_node(node, &NodeMessage::Collect { kept: newest.clone() });
+                self.send_node(node, &NodeMessage::Collect(referred.clone()));
             }
+        }
+        self.collect_here(referred);
+    }
+
+    pub(super) fn collect_here(&mut self, referred: Referred) {
+        if let Err(error) = self.keeper.collect(referred) {
+            self.journal.warn(error.to_string());
         }
     }
 
-    pub(super) fn collect_here(&mut self, kept: Vec<Step>) {
-        if let Err(error) = self.keeper.collect(BTreeSet::from_iter(kept)) {
-            self.journal.warn(error.to_string());
-        }
+    /// Checkpoints, versions that are to become some, and data that runs refer to.
+    pub(super) fn referred(&self) -> Referred {
+        let state = self.core.state();
+        let specs = state.ended().iter().map(|ended| &ended.spec);
+        let specs = specs.chain(state.job().map(|job| &job.spec));
+        let data: Option<Vec<Vec<Digest>>> = specs.map(|spec| data_of(spec)).collect();
+        let kept = state.ended().iter().map(|ended| {
+            let (run, version) = (ended.run(), ended.checkpoint.version);
+            CheckpointId { run, version }
+        });
+        let mut referred =
+            Referred { versions: kept.collect(), data: data.map(|data| data.concat()) };
+        let Some(job) = state.job() else {
+            // Nothing of any run is newer than the beginning of the next.
+            let run = state.run_next();
+            referred.versions.push(CheckpointId { run, version: Step(0) });
+            return referred;
+        };
+        let checkpoints = state.checkpoints().iter().map(|checkpoint| checkpoint.version);
+        let pending = state.pending().iter().map(|pending| pending.version);
+        let of_job = [Step(0)].into_iter().chain(checkpoints).chain(pending);
+        referred.versions.extend(of_job.map(|version| CheckpointId { run: job.spec.run, version }));
+        referred
     }
 
     fn manifest(&self, version: Step) -> Option<Manifest> {
@@ -133,6 +164,7 @@ impl Controller {
         let record = state.checkpoints().iter().find(|found| found.version == version)?;
         let job = self.chronicle.job()?;
         let spec = &state.job()?.spec;
+        let version = CheckpointId { run: spec.run, version };
         let name = |(layer, digest): (u32, &_)| PieceName {
             version,
             layer: LayerId(layer),
@@ -156,9 +188,7 @@ impl Controller {
     pub(super) fn state_digest(&self, version: Step) -> Option<HexDigest> {
         let state = self.core.state();
         let record = state.checkpoints().iter().find(|found| found.version == version)?;
-        let layers = record.layers.iter().copied();
-        let digest = zbelastic_trainer::digest::state_digest(layers, record.ledger.updates());
-        Some(HexDigest(zbelastic_types::Digest(digest.0)))
+        Some(digest_of(record))
     }
 
     /// An event that names the state's digest, where it is known.
@@ -179,4 +209,10 @@ impl Controller {
         };
         live.filter(|(_, member)| keeps(member.role)).map(|(node, _)| *node).collect()
     }
+}
+
+/// The text and the weights of a run, unless this version cannot read its document.
+fn data_of(spec: &JobSpec) -> Option<Vec<Digest>> {
+    let job = JobDocument::of_job(spec).ok()?.job;
+    Some([Some(job.text), job.weights].into_iter().flatten().map(|name| name.hash).collect())
 }

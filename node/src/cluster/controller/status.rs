@@ -13,8 +13,8 @@ use zbelastic_types::{NodeId, Step};
 
 use super::Controller;
 use crate::api::{
-    Answer, CheckpointStatus, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberStanding,
-    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, Road, SavingStatus, Status,
+    Answer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberStanding, MemberStatus,
+    PlanStatus, PromiseStatus, QuorumStatus, Road, SavingStatus, Status,
 };
 use crate::cluster::chronicle::{member_role, window_number};
 use crate::cluster::journal::now_ms;
@@ -47,7 +47,7 @@ impl Controller {
             verdict_wait: self.chronicle.verdict_wait(),
             pace: self.paces.status(),
             failures: self.chronicle.failures(),
-            checkpoints: self.checkpoints(),
+            checkpoints: self.checkpoints(None),
             counters: self.counters(),
         }
     }
@@ -146,12 +146,12 @@ impl Controller {
 
     pub(super) fn job_status(&self) -> Option<JobStatus> {
         let state = self.core.state();
-        let (job, named) = (state.job()?, self.chronicle.job()?);
+        let job = state.job()?;
         let sealed = state.open_turn().step.0;
         let last = self.chronicle.last();
         let newest = state.checkpoints().last().map(|checkpoint| checkpoint.version);
         Some(JobStatus {
-            name: named.job.name.clone(),
+            name: job.spec.name.clone(),
             config: HexDigest(job.spec.config),
             phase: self.phase(job.phase),
             step: sealed,
@@ -172,7 +172,7 @@ impl Controller {
         })
     }
 
-    fn phase(&self, phase: JobPhase) -> JobPhaseStatus {
+    pub(super) fn phase(&self, phase: JobPhase) -> JobPhaseStatus {
         match phase {
             JobPhase::Paused => JobPhaseStatus::Paused,
             JobPhase::Done => JobPhaseStatus::Done,
@@ -214,23 +214,6 @@ impl Controller {
             reason: record.reason.to_string(),
             waits_for,
         })
-    }
-
-    pub(super) fn checkpoints(&self) -> Vec<CheckpointStatus> {
-        let holders = self.holders();
-        let copies = self.chronicle.job().map_or(0, |job| job.job.config.checkpoint.copies);
-        let checkpoints = self.core.state().checkpoints().iter();
-        let status = checkpoints.filter_map(|checkpoint| {
-            Some(CheckpointStatus {
-                step: checkpoint.version.0,
-                at_ms: self.chronicle.checkpoint_times.get(&checkpoint.version).copied(),
-                bytes: self.chronicle.checkpoint_bytes(),
-                digest: self.state_digest(checkpoint.version)?,
-                holders: holders.clone(),
-                copies: copies + 1,
-            })
-        });
-        status.collect()
     }
 
     fn promise(&self) -> Option<PromiseStatus> {

@@ -176,13 +176,19 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_types::{Digest, LayerId};
+    use zbelastic_types::{Digest, LayerId, RunId};
 
     use super::*;
 
     fn piece(version: u64, layer: u32) -> PieceRef {
         let digest = Digest([layer as u8; 32]);
-        PieceRef { version: Step(version), layer: LayerId(layer), digest, length: 10 }
+        PieceRef {
+            run: RunId(1),
+            version: Step(version),
+            layer: LayerId(layer),
+            digest,
+            length: 10,
+        }
     }
 
     #[test]

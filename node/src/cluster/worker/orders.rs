@@ -8,7 +8,7 @@ use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{LoadOrder, News, Order};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_types::{Digest, LayerId, NodeId};
+use zbelastic_types::{LayerId, NodeId, Step};
 
 use super::{Arrived, JobHere, ORDERS_HELD_MAX, Readiness, Worker};
 use crate::cluster::data::{
@@ -90,7 +90,7 @@ impl Worker {
     }
 
     fn load(&mut self, load: Box<LoadOrder>) {
-        if !self.is_ready_for(load.spec.config) {
+        if !self.is_ready_for(&load.spec) {
             let spec = load.spec.clone();
             return self.begin_job(&spec, Order::Load(load));
         }
@@ -108,7 +108,7 @@ impl Worker {
     fn rehearse(&mut self, me: Holder, rehearsal: Option<Arc<Rehearsal>>) {
         let order = Order::Rehearse { me, rehearsal: rehearsal.clone() };
         let Some(spec) = self.seat.spec().cloned() else { return };
-        if !self.is_ready_for(spec.config) {
+        if !self.is_ready_for(&spec) {
             // Who has nothing to do with it waits for its plan.
             let is_mine =
                 |held: &Arc<Rehearsal>| held.follows.iter().any(|follow| follow.follower == me);
@@ -123,9 +123,11 @@ impl Worker {
         self.tell_device(HostInput::Order(order));
     }
 
-    fn is_ready_for(&self, config: Digest) -> bool {
+    fn is_ready_for(&self, spec: &JobSpec) -> bool {
         match &self.readiness {
-            Readiness::Ready(job) => job.document.name == config,
+            Readiness::Ready(job) => {
+                (job.document.run, job.document.name) == (spec.run, spec.config)
+            }
             Readiness::Idle | Readiness::Fetching(_) => false,
         }
     }
@@ -158,6 +160,7 @@ impl Worker {
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let (holders, arrivals) = (self.peers.holders(self.seat.contacts()), self.arrivals.clone());
         let local = self.setup.data_paths.clone();
+        self.newest = Step(0);
         self.readiness = Readiness::Fetching([order].into());
         tokio::spawn(async move {
             let fetched = fetch_job(document, (&transport, &keeper), holders, local).await;

@@ -1,12 +1,11 @@
 //! Pieces of checkpoints on a worker: written here and kept elsewhere, read here or fetched.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use zbelastic_trainer::elastic::{LayerImage, ReadLayer, image_bytes, layer_digest};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, Reply};
-use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, RunId, Step};
 
 use super::layers::fetch_image;
 use super::{Arrived, Readiness, Worker};
@@ -16,7 +15,9 @@ use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::shelf::LayerBody;
-use crate::cluster::wire::{self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, SaveFailed};
+use crate::cluster::wire::{
+    self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, Referred, SaveFailed,
+};
 
 /// A piece that was fetched, or not.
 pub(super) enum PieceArrived {
@@ -30,7 +31,8 @@ impl Worker {
     /// The host wants a layer to become durable.
     pub(super) fn write(&mut self, image: LayerImage, digest: Digest) {
         let LayerImage { version, layer, .. } = image;
-        let piece = PieceRef { version, layer, digest, length: image_bytes(image.w.len()) };
+        let Some(run) = self.run() else { return };
+        let piece = PieceRef { run, version, layer, digest, length: image_bytes(image.w.len()) };
         let wanted = match &self.readiness {
             Readiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
             Readiness::Idle | Readiness::Fetching(_) => 0,
@@ -95,8 +97,9 @@ impl Worker {
 
     /// The host wants to go on from a layer of a checkpoint.
     pub(super) fn read(&mut self, version: Step, layer: LayerId, digest: Digest) {
-        let Some(length) = self.layer_floats(layer).map(image_bytes) else { return };
-        let piece = PieceRef { version, layer, digest, length };
+        let length = self.layer_floats(layer).map(image_bytes);
+        let (Some(run), Some(length)) = (self.run(), length) else { return };
+        let piece = PieceRef { run, version, layer, digest, length };
         self.reading.insert((version, layer), piece);
         if self.keeper.get(piece).is_err() {
             self.answer_read(piece, None);
@@ -112,11 +115,12 @@ impl Worker {
 
     /// Another node wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
-        let layer_bytes = match &self.readiness {
-            Readiness::Ready(job) => Some(job.layer_bytes()),
+        let job = match &self.readiness {
+            Readiness::Ready(job) => Some((job.document.run, job.layer_bytes())),
             Readiness::Idle | Readiness::Fetching(_) => None,
         };
-        if let Err(refusal) = check_keep(piece, layer_bytes.as_deref(), self.newest) {
+        let job = job.as_ref().map(|(run, layer_bytes)| (*run, layer_bytes.as_slice()));
+        if let Err(refusal) = check_keep(piece, job, self.newest) {
             self.journal.log(format!("nothing is kept for node {node}: {refusal}"));
             return self.send_node(node, &NodeMessage::NotKept(piece));
         }
@@ -215,23 +219,34 @@ impl Worker {
     /// A controller asks something.
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
         match NodeRequest::decode(bytes) {
-            Some(NodeRequest::Collect { kept }) if from.role == PeerRole::Controller => {
-                let store = self.keeper.store();
-                tokio::spawn(
-                    async move { reply.answer(wire::encode(&collect_now(store, kept).await)) },
-                );
+            Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
+                let keeper = self.keeper.clone();
+                tokio::spawn(async move {
+                    reply.answer(wire::encode(&collect_now(keeper, referred).await))
+                });
             }
             // A worker answers nobody's other questions but those for bodies.
-            Some(NodeRequest::Collect { .. } | NodeRequest::Renew { .. }) | None => drop(reply),
+            Some(NodeRequest::Collect(_) | NodeRequest::Renew { .. }) | None => drop(reply),
         }
     }
 
-    /// A controller says which versions are referred to.
-    pub(super) fn collect(&mut self, from: PeerIdentity, kept: Vec<Step>) {
+    /// A controller says what is referred to.
+    pub(super) fn collect(&mut self, from: PeerIdentity, referred: Referred) {
         if from.role == PeerRole::Controller {
-            self.newest = self.newest.max(kept.iter().copied().max().unwrap_or_default());
+            let run = self.run();
+            let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
+            let newest = of_run.map(|found| found.version).max().unwrap_or_default();
+            self.newest = self.newest.max(newest);
             // If there is no room now, the next checkpoint says it again.
-            let _ = self.keeper.collect(BTreeSet::from_iter(kept));
+            let _ = self.keeper.collect(referred);
+        }
+    }
+
+    /// The run that is loaded here.
+    fn run(&self) -> Option<RunId> {
+        match &self.readiness {
+            Readiness::Ready(job) => Some(job.document.run),
+            Readiness::Idle | Readiness::Fetching(_) => None,
         }
     }
 }

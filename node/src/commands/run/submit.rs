@@ -21,6 +21,8 @@ pub struct Submission {
     pub text: Vec<u8>,
     /// The name and the bytes of the weights to begin with, if they are not drawn.
     pub weights: Option<(CorpusDescription, Vec<u8>)>,
+    /// What it is to be called, if a person said so.
+    pub name: Option<String>,
 }
 
 /// Something that the cluster wants.
@@ -57,9 +59,10 @@ pub fn submit(
     client: &mut ApiClient<'_>,
     told: &mut dyn Write,
 ) -> Result<RunAccepted, Failure> {
-    let Submission { document, corpus, weights, .. } = submission;
+    let Submission { document, corpus, weights, name, .. } = submission;
     let weights = weights.as_ref().map(|(name, _)| *name);
-    let request = Request::Run { document: document.clone(), corpus: *corpus, weights };
+    let (document, name) = (document.clone(), name.clone());
+    let request = Request::Run { document, corpus: *corpus, weights, name };
     for _ in 0..=UPLOADS_MAX {
         let answer = client.ask(&request)?;
         let found = answer.name();
@@ -112,7 +115,7 @@ mod tests {
     fn submission(length: usize) -> Submission {
         let corpus = CorpusDescription { hash: digest(1), length: Bytes(length as u64) };
         let text = (0..length).map(|index| index as u8).collect();
-        Submission { document: "[train]\n".to_owned(), corpus, text, weights: None }
+        Submission { document: "[train]\n".to_owned(), corpus, text, weights: None, name: None }
     }
 
     fn held(held: u64) -> Answer {

@@ -1,0 +1,62 @@
+//! Runs that ended, and what is kept of each: what another run does never touches it.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::RunId;
+
+use crate::checkpoint::CheckpointRecord;
+use crate::class::DeviceClass;
+use crate::job::{JobPhase, JobSpec};
+
+/// Ended runs kept at most. Each has its document in every snapshot, and a third of a snapshot is theirs.
+pub const RUNS_MAX: usize = 64;
+/// Bytes of a run's name at most.
+pub const RUN_NAME_BYTES_MAX: usize = 63;
+
+/// A run that ended with a checkpoint, kept until a person removes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// What was trained.
+    pub spec: Arc<JobSpec>,
+    /// How it ended.
+    pub phase: JobPhase,
+    /// What it computed on.
+    pub class: Option<DeviceClass>,
+    /// Its last checkpoint.
+    pub checkpoint: CheckpointRecord,
+}
+
+impl RunRecord {
+    /// Which run it was.
+    #[must_use]
+    pub fn run(&self) -> RunId {
+        self.spec.run
+    }
+}
+
+/// What a run may be called: 1 to 63 of `a-z`, `0-9`, `-`, `_` and `.`, the first a letter or a digit. It is
+/// safe in a path and on a command line.
+#[must_use]
+pub fn is_run_name(name: &str) -> bool {
+    let is_first = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_legal = |byte: &u8| is_first(byte) || b"-_.".contains(byte);
+    let bytes = name.as_bytes();
+    bytes.len() <= RUN_NAME_BYTES_MAX
+        && bytes.first().is_some_and(is_first)
+        && bytes.iter().all(is_legal)
+}
+
+/// What a run is called whose name comes from elsewhere, as from a file: what cannot stand in a name becomes
+/// a dash.
+#[must_use]
+pub fn run_name_of(text: &str) -> String {
+    let legal = |letter: char| match letter.to_ascii_lowercase() {
+        letter if letter.is_ascii_alphanumeric() || "-_.".contains(letter) => letter,
+        _ => '-',
+    };
+    let name: String = text.chars().map(legal).collect();
+    let name = name.trim_matches(|letter: char| !letter.is_ascii_alphanumeric());
+    let name: String = name.chars().take(RUN_NAME_BYTES_MAX).collect();
+    if is_run_name(&name) { name } else { "run".to_owned() }
+}

@@ -1,0 +1,206 @@
+//! Runs that are kept: the one under way, and those that ended.
+
+use std::sync::Arc;
+
+use zbelastic_checkpoint::Store as _;
+use zbelastic_consensus::checkpoint::CheckpointRecord;
+use zbelastic_consensus::core::Command;
+use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec};
+use zbelastic_consensus::run::RunRecord;
+use zbelastic_trainer::digest::state_digest;
+use zbelastic_transport::Reply;
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
+
+use super::Controller;
+use super::answers::not_found;
+use crate::api::{
+    Answer, CheckpointDetail, CheckpointStatus, HexDigest, JobPhaseStatus, LayerDetail, NodeSaid,
+    Refusal, RunStatus, Thing, WrongState,
+};
+use crate::cluster::document::JobDocument;
+use crate::cluster::keeper::name_of;
+use crate::cluster::wire::PieceRef;
+
+/// A run that is kept.
+pub(super) struct RunView<'a> {
+    spec: &'a Arc<JobSpec>,
+    phase: JobPhase,
+    checkpoints: &'a [CheckpointRecord],
+}
+
+impl<'a> RunView<'a> {
+    fn of_ended(ended: &'a RunRecord) -> Self {
+        let checkpoints = std::slice::from_ref(&ended.checkpoint);
+        Self { spec: &ended.spec, phase: ended.phase, checkpoints }
+    }
+
+    fn record(&self, step: u64) -> Option<&'a CheckpointRecord> {
+        self.checkpoints.iter().find(|found| found.version == Step(step))
+    }
+
+    /// The piece of a layer at a checkpoint.
+    fn piece(&self, step: u64, layer: u32) -> Option<PieceRef> {
+        let record = self.record(step)?;
+        let digest = *record.layers.get(layer as usize)?;
+        let length = *self.spec.layer_bytes.get(layer as usize)?;
+        let (run, version, layer) = (self.spec.run, Step(step), LayerId(layer));
+        Some(PieceRef { run, version, layer, digest, length })
+    }
+
+    fn bytes(&self) -> Bytes {
+        Bytes(self.spec.layer_bytes.iter().sum())
+    }
+}
+
+/// The digest of the state at a checkpoint.
+pub(super) fn digest_of(record: &CheckpointRecord) -> HexDigest {
+    let digest = state_digest(record.layers.iter().copied(), record.ledger.updates());
+    HexDigest(Digest(digest.0))
+}
+
+impl Controller {
+    fn job_view<'a>(&'a self, job: &'a Job) -> RunView<'a> {
+        let checkpoints = self.core.state().checkpoints();
+        RunView { spec: &job.spec, phase: job.phase, checkpoints }
+    }
+
+    /// Runs that are kept, newest first.
+    fn views(&self) -> impl Iterator<Item = RunView<'_>> {
+        let state = self.core.state();
+        let job = state.job().map(|job| self.job_view(job));
+        job.into_iter().chain(state.ended().iter().rev().map(RunView::of_ended))
+    }
+
+    /// The run with this name, or the newest.
+    fn view(&self, name: Option<&str>) -> Option<RunView<'_>> {
+        self.views().find(|view| name.is_none_or(|name| view.spec.name == name))
+    }
+
+    /// A run that ended, with what is kept of it, that was submitted as this document but for its name.
+    pub(super) fn kept_as(&self, job: &JobDocument) -> Option<String> {
+        let state = self.core.state();
+        let is_same = |ended: &&RunRecord| {
+            JobDocument::of_job(&ended.spec).is_ok_and(|known| known.job.is_same_run(job))
+        };
+        state.ended().iter().find(is_same).map(|ended| ended.spec.name.clone())
+    }
+
+    /// A name that no run has: this one, or this one with a number.
+    pub(super) fn free_name(&self, name: &str) -> String {
+        let is_free = |name: &str| self.view(Some(name)).is_none();
+        let numbered = (2..).map(|number: u32| format!("{name}-{number}"));
+        let mut names = [name.to_owned()].into_iter().chain(numbered);
+        names.find(|name| is_free(name)).expect("there are fewer runs than numbers")
+    }
+
+    pub(super) fn piece(&self, run: Option<&str>, step: u64, layer: u32) -> Option<PieceRef> {
+        self.view(run)?.piece(step, layer)
+    }
+
+    pub(super) fn runs(&self) -> Vec<RunStatus> {
+        let mut runs: Vec<RunStatus> = self.views().map(|view| self.run_status(&view)).collect();
+        runs.reverse();
+        runs
+    }
+
+    fn run_status(&self, view: &RunView<'_>) -> RunStatus {
+        let state = self.core.state();
+        let is_job = state.job().is_some_and(|job| job.spec.run == view.spec.run);
+        let last = view.checkpoints.last();
+        let (phase, step) = if is_job {
+            (self.phase(view.phase), state.open_turn().step.0)
+        } else {
+            (ended_phase(view.phase), last.map_or(0, |record| record.version.0))
+        };
+        RunStatus {
+            run: view.spec.run.0,
+            name: view.spec.name.clone(),
+            config: HexDigest(view.spec.config),
+            phase,
+            step,
+            step_count: view.spec.step_count,
+            checkpoints: view.checkpoints.iter().map(|record| record.version.0).collect(),
+            digest: last.map(digest_of),
+            bytes: view.bytes(),
+        }
+    }
+
+    /// Checkpoints of a run, oldest first; none of one that there is not.
+    pub(super) fn checkpoints(&self, run: Option<&str>) -> Vec<CheckpointStatus> {
+        let holders = self.holders();
+        let Some(view) = self.view(run) else { return Vec::new() };
+        let copies =
+            JobDocument::of_job(view.spec).map_or(0, |known| known.job.config.checkpoint.copies);
+        let times = &self.chronicle.checkpoint_times;
+        let is_job = self.chronicle.job().is_some_and(|known| known.run == view.spec.run);
+        let status = view.checkpoints.iter().map(|record| CheckpointStatus {
+            step: record.version.0,
+            at_ms: times.get(&record.version).copied().filter(|_| is_job),
+            bytes: view.bytes(),
+            digest: digest_of(record),
+            holders: holders.clone(),
+            copies: copies + 1,
+        });
+        status.collect()
+    }
+
+    pub(super) fn list_checkpoints(&self, run: Option<&str>) -> Answer {
+        match run {
+            Some(name) if self.view(run).is_none() => not_found(Thing::Run, name.to_owned()),
+            Some(_) | None => Answer::Checkpoints(self.checkpoints(run)),
+        }
+    }
+
+    pub(super) fn checkpoint(&self, run: Option<&str>, step: u64) -> Answer {
+        let summary = self.checkpoints(run).into_iter().find(|found| found.step == step);
+        let view = self.view(run);
+        let job = view.as_ref().and_then(|view| JobDocument::of_job(view.spec).ok());
+        let (Some(summary), Some(view), Some(job)) = (summary, view, job) else {
+            return not_found(Thing::Checkpoint, step.to_string());
+        };
+        let pieces = (0..view.spec.layer_count()).filter_map(|layer| view.piece(step, layer));
+        let here = |piece: PieceRef| -> Vec<NodeId> {
+            let record = self.keeper.store().map(|store| store.record(name_of(piece)));
+            let has_it = matches!(record, Some(Ok(Some(_))));
+            if has_it { vec![self.setup.node] } else { Vec::new() }
+        };
+        let layers = pieces.map(|piece| LayerDetail {
+            layer: piece.layer.0,
+            digest: HexDigest(piece.digest),
+            bytes: Bytes(piece.length),
+            holders: here(piece),
+        });
+        Answer::Checkpoint(CheckpointDetail {
+            summary,
+            document: job.job.toml.clone(),
+            corpus: HexDigest(job.job.text.hash),
+            layers: layers.collect(),
+        })
+    }
+
+    pub(super) fn remove_run(&mut self, name: String, reply: Reply) {
+        let Some(view) = self.view(Some(&name)) else {
+            return self.reply(reply, &not_found(Thing::Run, name));
+        };
+        let is_over = match view.phase {
+            JobPhase::Done | JobPhase::Stopped => true,
+            JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
+        };
+        if !is_over {
+            let refusal = Refusal::WrongState(WrongState::RunLive { name });
+            return self.reply(reply, &Answer::Refused(refusal));
+        }
+        let command = Command::Job(JobChange::Remove(view.spec.run));
+        let said = NodeSaid { what: format!("run {name} is removed"), nodes: Vec::new() };
+        self.order(command, reply, Box::new(|_| Answer::Done(said)));
+    }
+}
+
+fn ended_phase(phase: JobPhase) -> JobPhaseStatus {
+    match phase {
+        JobPhase::Done => JobPhaseStatus::Done,
+        JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) | JobPhase::Stopped => {
+            JobPhaseStatus::Stopped
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Texts and weights that no run refers to, removed from a node's disk.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use zbelastic_types::Digest;
+
+use super::keeper::hex;
+
+/// So long a file stays that no run refers to: what was uploaded, or fetched, for a run that is about to
+/// begin.
+const UNUSED_KEPT: Duration = Duration::from_secs(3600);
+
+/// Removes what lies in the folder of texts and weights under the name of none of these, and has lain there
+/// for an hour. Yields its bytes. What cannot be removed now is looked at again after the next checkpoint.
+pub fn collect_data(folder: &Path, referred: &[Digest], now: SystemTime) -> u64 {
+    let kept: BTreeSet<String> =
+        referred.iter().map(|hash| format!("{}.data", hex(&hash.0))).collect();
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let mut freed = 0;
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        // What a write was cut off in is nobody's either.
+        let is_ours = name.ends_with(".data") || name.ends_with(".part");
+        let Ok(found) = entry.metadata() else { continue };
+        let age = found.modified().ok().and_then(|at| now.duration_since(at).ok());
+        let is_old = age.is_some_and(|age| age > UNUSED_KEPT);
+        if is_ours
+            && is_old
+            && found.is_file()
+            && !kept.contains(name)
+            && fs::remove_file(entry.path()).is_ok()
+        {
+            freed += found.len();
+        }
+    }
+    freed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_run_refers_to_goes_once_it_is_old() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let named = |byte: u8| format!("{}.data", hex(&[byte; 32]));
+        for name in [named(1), named(2), named(3) + ".part", "notes.txt".to_owned()] {
+            fs::write(path(&name), [0; 10]).expect("writable");
+        }
+        let now = SystemTime::now();
+        assert_eq!(
+            collect_data(folder.path(), &[Digest([1; 32])], now),
+            0,
+            "it may be for the next"
+        );
+        let later = now + UNUSED_KEPT + Duration::from_secs(60);
+        assert_eq!(collect_data(folder.path(), &[Digest([1; 32])], later), 20);
+        let there = |name: &str| path(name).exists();
+        assert!(there(&named(1)) && there("notes.txt"));
+        assert!(!there(&named(2)) && !there(&(named(3) + ".part")));
+        assert_eq!(collect_data(&path("nowhere"), &[], later), 0);
+    }
+}

@@ -1,0 +1,113 @@
+//! Runs with names: what one made is kept until a person removes it, whatever is trained after it.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::site::{Site, wait_until};
+
+/// Trains a run of so many steps to its end, under a name or without.
+fn train(site: &Site, steps: u64, more: &[&str]) {
+    let (config, words) = site.submission(steps);
+    let line = ["run", &config, "--text", &words];
+    site.told(&[&line[..], more].concat());
+}
+
+fn runs(site: &Site) -> Vec<(String, String, Vec<u64>)> {
+    let listed = site.try_json(&["runs", "list", "--json"]).expect("listed");
+    let steps = |run: &Value| {
+        let steps = run["checkpoints"].as_array().expect("a list").iter();
+        steps.map(|step| step.as_u64().expect("a number")).collect()
+    };
+    let word = |value: &Value| value.as_str().expect("a word").to_owned();
+    let run = |run: &Value| (word(&run["name"]), word(&run["phase"]["state"]), steps(run));
+    listed.as_array().expect("a list").iter().map(run).collect()
+}
+
+fn exported(site: &Site, run: &str, folder: &str) -> Vec<u8> {
+    let path = site.path(folder);
+    site.told(&["export", run, &path.display().to_string()]);
+    fs::read(path.join("model.safetensors")).expect("written")
+}
+
+/// Bytes of a node's chunks of checkpoints.
+fn chunk_bytes(data: &std::path::Path) -> u64 {
+    let sum = |folder: std::path::PathBuf| -> u64 {
+        let Ok(entries) = fs::read_dir(folder) else { return 0 };
+        entries.flatten().map(|entry| entry.metadata().map_or(0, |found| found.len())).sum()
+    };
+    let chunks = data.join("store/chunks");
+    let Ok(entries) = fs::read_dir(&chunks) else { return 0 };
+    entries.flatten().map(|entry| sum(entry.path())).sum()
+}
+
+#[test]
+fn a_new_run_takes_nothing_from_the_runs_before_it() {
+    let site = Site::new();
+    let worker = site.worker("w");
+    assert_eq!(runs(&site), []);
+    train(&site, 7, &["--name", "first"]);
+    let made = exported(&site, "first", "out/first");
+    train(&site, 5, &[]);
+    let second = runs(&site)[1].0.clone();
+    assert!(second.starts_with("gpt2-") || second.starts_with("llama-"), "{second}");
+    let done = |name: &str, steps: u64| (name.to_owned(), "done".to_owned(), vec![steps]);
+    assert_eq!(runs(&site)[0], done("first", 7));
+    assert!(exported(&site, "first", "out/first-again") == made, "it is the model it was");
+    assert!(exported(&site, &second, "out/second") != made);
+    site.told(&["ckpt", "verify", "--run", "first"]);
+
+    // The same submission is the run that ended, under its own name or without one.
+    let (config, words) = site.submission(7);
+    let line = ["run", &config, "--text", &words, "--detach"];
+    let said = site.refused(&line, 6);
+    assert!(
+        said.contains("run first has done this") && said.contains("zbelastic export"),
+        "{said}"
+    );
+    let said = site.refused(&[&line[..], &["--name", "first"]].concat(), 6);
+    assert!(said.contains("there is a run called first already"), "{said}");
+    let said = site.refused(&[&line[..], &["--name", "A b"]].concat(), 2);
+    assert!(said.contains("expected 1 to 63 of a-z"), "{said}");
+
+    let said = site.refused(&["export", "frist"], 5);
+    assert!(said.contains("there is no run frist") && said.contains("runs list"), "{said}");
+    let said = site.refused(&["runs", "remove", "first"], 2);
+    assert!(said.contains("its checkpoint of step 7") && said.contains("--yes"), "{said}");
+    assert_eq!(runs(&site).len(), 2, "nobody said yes");
+
+    let before =
+        [site.controller.folder.clone(), worker.folder.clone()].map(|data| chunk_bytes(&data));
+    site.told(&["runs", "remove", "first", "--yes"]);
+    assert_eq!(runs(&site).len(), 1);
+    site.refused(&["export", "first"], 5);
+    for (data, before) in [&site.controller.folder, &worker.folder].into_iter().zip(before) {
+        wait_until("the checkpoint of the run that was removed goes", || {
+            let after = chunk_bytes(data);
+            after < before && after > 0
+        });
+    }
+    site.told(&["runs", "remove", &second, "--yes"]);
+    for data in [&site.controller.folder, &worker.folder] {
+        wait_until("everything goes", || chunk_bytes(data) == 0);
+    }
+    train(&site, 7, &["--name", "first"]);
+    assert!(exported(&site, "first", "out/anew") == made, "the same run has the same bits");
+}
+
+#[test]
+fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
+    let site = Site::new();
+    let _worker = site.worker("w");
+    site.run(100_000);
+    site.wait_for_checkpoint();
+    let name = runs(&site)[0].0.clone();
+    let said = site.refused(&["runs", "remove", &name, "--yes"], 6);
+    assert!(said.contains("is under way") && said.contains("zbelastic stop"), "{said}");
+    site.told(&["stop", "--yes"]);
+    train(&site, 5, &["--name", "next"]);
+    let kept = runs(&site);
+    assert_eq!((kept[0].0.as_str(), kept[0].1.as_str()), (name.as_str(), "stopped"));
+    assert_eq!(kept[0].2.len(), 1, "its last checkpoint");
+    exported(&site, &name, "out/stopped");
+}
