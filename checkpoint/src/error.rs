@@ -144,6 +144,22 @@ pub enum DatabaseFault {
 }
 
 impl DatabaseFault {
+    /// Whether what is there cannot be read, and will not be by trying again.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. }
+            | Self::Lost { .. }
+            | Self::WentBack { .. }
+            | Self::BadRow { .. } => true,
+            Self::Io(_)
+            | Self::OtherVersion { .. }
+            | Self::Foreign { .. }
+            | Self::Held { .. }
+            | Self::Stopped => false,
+        }
+    }
+
     /// Whether the disk or the user's share of it is full.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -301,6 +317,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the index cannot be read, and will not be by trying again.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        if let Self::Index { fault, .. } = self { fault.is_damage() } else { false }
+    }
+
     /// Whether the disk or the user's share of it is full. If it was a chunk that found no room, the
     /// store stays usable: what was written halfway is taken back. If it was the index, the store
     /// has to be opened again when there is room.

@@ -152,7 +152,7 @@ pub struct Credential {
     pub issued_at_s: u64,
     /// From this second of the Unix clock on it does not hold any more, unless it is renewed.
     pub expires_at_s: u64,
-    /// Whether it is forgotten once the node is gone for good.
+    /// Whether it is forgotten once the node is gone for good and was not removed.
     pub is_ephemeral: bool,
     /// Whether it was revoked.
     pub is_revoked: bool,

@@ -3,7 +3,7 @@
 //! An address is text here: who connects parses it. Only sizes are checked, so that whatever is
 //! agreed on stays small.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::NodeId;
@@ -161,6 +161,8 @@ pub struct Contacts {
     pub index: u64,
     /// What each member is for, and where it is reached.
     pub members: BTreeMap<NodeId, (Role, Contact)>,
+    /// Nodes that were removed, or are not trusted: nobody connects to them or lets them connect.
+    pub banned: BTreeSet<NodeId>,
 }
 
 impl Contacts {

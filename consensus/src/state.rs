@@ -355,7 +355,8 @@ impl State {
     pub fn contacts(&self) -> Contacts {
         let live = self.members.iter().filter(|(_, member)| member.is_live());
         let members = live.map(|(node, member)| (*node, (member.role, member.contact.clone())));
-        Contacts { index: self.contacts_index, members: members.collect() }
+        let banned = self.access.revoked().collect();
+        Contacts { index: self.contacts_index, members: members.collect(), banned }
     }
 
     /// The last entry that changed who is reached where.

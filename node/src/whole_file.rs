@@ -1,6 +1,6 @@
 //! Small files that are there whole or not at all, and durably once they are told to be.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -37,27 +37,57 @@ pub fn write_with(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".part");
-    let beside = PathBuf::from(beside);
-    let written = File::create(&beside).and_then(|mut file| {
+    let beside = beside(path);
+    let written = create(&beside).and_then(|mut file| {
         write(&mut file)?;
-        // Durable before it has its name: a power cut leaves no name with nothing behind it.
-        file.sync_all()
+        give_name(&file, &beside, path)
     });
-    let renamed = written.and_then(|()| fs::rename(&beside, path));
-    if renamed.is_err() {
+    if written.is_err() {
         // If it cannot be removed either, the first error says more.
         let _ = fs::remove_file(&beside);
     }
-    renamed?;
+    written
+}
+
+/// Where a file lies until it is whole.
+#[must_use]
+pub fn beside(path: &Path) -> PathBuf {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".part");
+    PathBuf::from(beside)
+}
+
+/// A new file. What was left under its name goes, and a link there is not followed: in a folder that others
+/// may write to it could lead anywhere.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn create(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+/// Makes a file that is whole durable, and then gives it its name: a power cut leaves no name with nothing
+/// behind it.
+///
+/// # Errors
+/// If the medium fails.
+pub fn give_name(file: &File, beside: &Path, path: &Path) -> io::Result<()> {
+    file.sync_all()?;
+    fs::rename(beside, path)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{read, write};
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::{beside, read, write};
 
     #[test]
     fn a_file_takes_the_place_of_the_one_before_and_is_read_up_to_its_limit() {
@@ -69,7 +99,20 @@ mod tests {
         assert_eq!(read(&path, 3).expect("readable"), Some(b"now".to_vec()));
         let error = read(&path, 2).expect_err("too long");
         assert_eq!(error.to_string(), "3 bytes, at most 2");
-        let names = std::fs::read_dir(folder.path()).expect("readable");
+        let names = fs::read_dir(folder.path()).expect("readable");
         assert_eq!(names.count(), 1, "nothing stays beside it");
+    }
+
+    #[test]
+    fn links_that_somebody_planted_are_not_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, other) = (folder.path().join("a.json"), folder.path().join("of-another"));
+        fs::write(&other, "untouched").expect("writable");
+        symlink(&other, beside(&path)).expect("writable");
+        symlink(&other, &path).expect("writable");
+        write(&path, b"ours").expect("writable");
+        assert_eq!(fs::read(&other).expect("readable"), b"untouched");
+        assert_eq!(fs::read(&path).expect("readable"), b"ours");
+        assert!(!fs::symlink_metadata(&path).expect("there").is_symlink());
     }
 }

@@ -229,17 +229,24 @@ impl Access {
         (found.key, found.issued_at_s, found.expires_at_s) = (key, at_s, expires_at_s);
     }
 
-    /// Revokes a credential, if there is one. One that is ephemeral is not kept.
+    /// Revokes a credential, if there is one. It is known until its time is over, ephemeral or not: so long
+    /// the certificate holds that the node has.
     pub(crate) fn revoke(&mut self, node: NodeId) {
         if let Some(found) = self.credentials.get_mut(&node) {
             found.is_revoked = true;
         }
-        self.forget_ephemeral(node);
     }
 
-    /// Forgets the credential of an ephemeral node.
+    /// Nodes whose credential was revoked.
+    pub fn revoked(&self) -> impl Iterator<Item = NodeId> {
+        let revoked = self.credentials.iter().filter(|(_, found)| found.is_revoked);
+        revoked.map(|(node, _)| *node)
+    }
+
+    /// Forgets the credential of an ephemeral node, unless it was revoked.
     pub(crate) fn forget_ephemeral(&mut self, node: NodeId) {
-        if self.credentials.get(&node).is_some_and(|found| found.is_ephemeral) {
+        let is_gone = |found: &Credential| found.is_ephemeral && !found.is_revoked;
+        if self.credentials.get(&node).is_some_and(is_gone) {
             self.credentials.remove(&node);
         }
     }

@@ -101,6 +101,7 @@ impl State {
             }
             AccessChange::Revoked { node } => {
                 self.access.revoke(node);
+                self.contacts_index = index;
                 if self.holder_of(node).is_some() {
                     self.lose(index, node, LossReason::Removed);
                 }

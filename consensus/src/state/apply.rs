@@ -168,10 +168,8 @@ impl State {
     pub(super) fn lose(&mut self, index: u64, node: NodeId, reason: LossReason) -> bool {
         match reason {
             LossReason::Removed if self.check_not_last(node).is_err() => return false,
-            LossReason::Removed => self.access.revoke(node),
-            LossReason::Untrusted { .. } | LossReason::Drained => {
-                self.access.forget_ephemeral(node);
-            }
+            LossReason::Removed | LossReason::Untrusted { .. } => self.access.revoke(node),
+            LossReason::Drained => self.access.forget_ephemeral(node),
             LossReason::Closed
             | LossReason::Silent { .. }
             | LossReason::OpOverdue { .. }

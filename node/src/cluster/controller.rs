@@ -4,6 +4,7 @@
 //!   wait ──▶ translate ──▶ core.handle ──▶ perform outputs ──▶ wait
 //! ```
 
+mod adopt;
 mod answers;
 mod checkpoints;
 mod data;
@@ -13,6 +14,7 @@ mod paces;
 mod pieces;
 mod runs;
 mod status;
+mod uploads;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -116,6 +118,10 @@ enum Arrived {
     Piece(pieces::PieceArrived),
     /// A text, or not.
     Data(data::DataArrived),
+    /// Pieces of runs that ended are here, or not.
+    Adopted(adopt::Adopted),
+    /// A piece of an upload is on the disk, or not.
+    Uploaded(uploads::UploadArrived),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
 }
@@ -147,8 +153,10 @@ struct Controller {
     save_failed: Option<Step>,
     /// The layer that somebody exports, read from the store.
     exported: Option<(PieceRef, Arc<dyn BulkBody>)>,
+    /// What runs that ended have here.
+    adopting: adopt::Adopting,
     /// Texts that are being uploaded.
-    uploads: data::Uploads,
+    uploads: uploads::Uploads,
     arrivals: mpsc::Sender<Arrived>,
     /// When members were heard last.
     heard: BTreeMap<NodeId, Instant>,
@@ -227,7 +235,8 @@ impl Controller {
             kept_bytes: WorkCount::default(),
             save_failed: None,
             exported: None,
-            uploads: data::Uploads::default(),
+            adopting: adopt::Adopting::default(),
+            uploads: uploads::Uploads::default(),
             arrivals,
             heard: BTreeMap::new(),
             roads: BTreeMap::new(),
@@ -395,6 +404,8 @@ impl Controller {
         match arrived {
             Arrived::Piece(piece) => self.handle_piece(piece),
             Arrived::Data(data) => self.handle_data(data),
+            Arrived::Adopted(adopted) => self.handle_adopted(adopted),
+            Arrived::Uploaded(upload) => self.handle_upload(upload),
             Arrived::AdminNotRenewed(why) => {
                 self.journal.warn(format!("the administrator's certificate is not renewed: {why}"));
             }
@@ -418,7 +429,11 @@ impl Controller {
         self.answer_late_orders();
         self.look_at_quorum();
         self.tell_paces();
-        let controllers = self.peers.follow(&self.transport, &self.core.state().contacts());
+        self.look_after_ended();
+        let state = self.core.state();
+        let is_new = !self.peers.follows(state.contacts_index());
+        let contacts = is_new.then(|| state.contacts());
+        let controllers = self.peers.follow(&self.transport, contacts.as_ref());
         if let Some(controllers) = controllers {
             self.setup.home.remember(&self.setup.identity, controllers);
         }
@@ -486,6 +501,7 @@ impl Controller {
             }
             CoreEvent::NoPlan(none) => self.journal.warn(format!("no plan: {none}")),
             CoreEvent::Installed { .. } => {
+                self.adopting.ask();
                 self.look_at_job();
                 self.keep_out();
             }
@@ -506,12 +522,18 @@ impl Controller {
         }
         self.note_pace(change);
         match change {
-            Change::Checkpoint { version, .. } => self.note_checkpoint(*version),
+            Change::Checkpoint { version, .. } => {
+                self.note_checkpoint(*version);
+                self.adopting.ask();
+            }
             Change::Removed { run } => {
                 self.journal.log(format!("run {run} is removed"));
                 self.collect_unused();
             }
-            Change::Job { .. } => self.collect_unused(),
+            Change::Job { .. } => {
+                self.collect_unused();
+                self.adopting.ask();
+            }
             Change::Access(outcome) => self.note_access(outcome),
             Change::Members(_) => self.keep_out(),
             Change::Adopted(_)
@@ -529,9 +551,7 @@ impl Controller {
     /// Whoever was taken back stays out, whichever controller took the order, and whenever this one
     /// heard of it.
     fn keep_out(&self) {
-        let credentials = self.core.state().access().credentials().iter();
-        let removed = credentials.filter(|(_, credential)| credential.is_revoked);
-        removed.for_each(|(node, _)| self.transport.ban(*node));
+        self.core.state().access().revoked().for_each(|node| self.transport.ban(node));
     }
 
     fn look_at_job(&mut self) {
@@ -545,19 +565,6 @@ impl Controller {
                 self.chronicle.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),
-        }
-    }
-
-    /// Keeps checkpoints where the job says.
-    fn use_store(&mut self, job: &JobDocument) {
-        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.home);
-        match self.setup.places.of_job(dir, home.cluster, home.node) {
-            Ok(folder) => {
-                if self.keeper.use_store(folder).is_err() {
-                    self.journal.warn("checkpoint.dir: too much waits for the disk".to_owned());
-                }
-            }
-            Err(error) => self.journal.warn(format!("checkpoint.dir: {error}")),
         }
     }
 

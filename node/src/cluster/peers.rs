@@ -21,6 +21,9 @@ pub struct Peers {
     up: BTreeSet<NodeId>,
     /// The index of the contacts that were followed; none before the first.
     index: Option<u64>,
+    banned: BTreeSet<NodeId>,
+    /// Of these, whose ban was not told of yet.
+    banned_now: Vec<NodeId>,
 }
 
 impl Peers {
@@ -28,7 +31,16 @@ impl Peers {
     #[must_use]
     pub fn new(me: NodeId, first: BTreeMap<NodeId, Vec<SocketAddr>>) -> Self {
         let names = Names::new(system_lookup());
-        Self { me, first, names, places: BTreeMap::new(), up: BTreeSet::new(), index: None }
+        Self {
+            me,
+            first,
+            names,
+            places: BTreeMap::new(),
+            up: BTreeSet::new(),
+            index: None,
+            banned: BTreeSet::new(),
+            banned_now: Vec::new(),
+        }
     }
 
     /// Wants the controllers that are known.
@@ -40,12 +52,18 @@ impl Peers {
         }
     }
 
-    /// Wants the members, if they are others than before.
+    /// Whether these are the contacts that were followed last.
+    #[must_use]
+    pub fn follows(&self, index: u64) -> bool {
+        self.index == Some(index)
+    }
+
+    /// Wants the members, if they are others than before; none are those of before.
     /// Yields where controllers are now, if that is to be remembered.
     pub fn follow(
         &mut self,
         transport: &Transport,
-        contacts: &Contacts,
+        contacts: Option<&Contacts>,
     ) -> Option<BTreeMap<NodeId, Vec<SocketAddr>>> {
         let mut has_changed = false;
         for (node, addresses) in self.names.poll() {
@@ -57,7 +75,9 @@ impl Peers {
                 self.know(transport, node, role, addresses);
             }
         }
-        if self.index.replace(contacts.index) != Some(contacts.index) {
+        if let Some(contacts) = contacts
+            && self.index.replace(contacts.index) != Some(contacts.index)
+        {
             has_changed = true;
             self.follow_members(transport, contacts);
         }
@@ -89,6 +109,17 @@ impl Peers {
             transport.forget(*gone);
         }
         self.places = places;
+        for node in &contacts.banned {
+            if *node != self.me && self.banned.insert(*node) {
+                transport.ban(*node);
+                self.banned_now.push(*node);
+            }
+        }
+    }
+
+    /// Nodes whose connections were closed for good since this was asked last.
+    pub fn poll_banned(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.banned_now)
     }
 
     /// Where a node is that says so at these addresses: names as far as they were resolved by now.

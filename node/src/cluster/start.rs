@@ -1,7 +1,9 @@
 //! A node's start: from its folder, or from nothing but a token, to a process that runs.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,11 +108,23 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
         failure
     })?;
     let mut stores = Stores::new(Places::new(node.folder.clone()));
-    let store = open_store(&mut stores, &node.folder)?;
+    let opened = open_store(&mut stores, &node.folder)?;
     let data = node.folder.root().join("data");
     std::fs::create_dir_all(&data).map_err(|error| internal("the folder of texts", &error))?;
     let mut journal = Journal::open(&node.folder.events(), node.echo)
         .map_err(|error| internal("events.jsonl", &error))?;
+    let store = match opened {
+        Opened::Store(store) => Ok(store),
+        Opened::Anew { store, damage, aside } => {
+            let aside = aside.display();
+            journal.warn(format!(
+                "{damage}; this node's pieces of checkpoints are put aside in {aside}, and it keeps others \
+                 from now on"
+            ));
+            Ok(store)
+        }
+        Opened::Nowhere(error) => Err(error),
+    };
     let store = match store {
         Ok(store) => Some(store),
         Err(error) => {
@@ -123,23 +137,60 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
     Ok(Parts { transport, events, keeper, kept, journal })
 }
 
+/// What became of the store that a node used last.
+enum Opened {
+    /// It is there.
+    Store(Arc<SledStore>),
+    /// Its index was damaged: what was there is put aside, and another one is begun.
+    Anew {
+        /// The new one.
+        store: Arc<SledStore>,
+        /// What was wrong.
+        damage: PlaceError,
+        /// Where the old one is.
+        aside: PathBuf,
+    },
+    /// It cannot be opened.
+    Nowhere(PlaceError),
+}
+
 /// The store that the node used last. One in the data folder must be there; one that a job named may
-/// lie on a disk that is gone, and the node is of use without.
+/// lie on a disk that is gone, and the node is of use without. Pieces of checkpoints lie on other nodes as well:
+/// a damaged index keeps nobody from starting.
 ///
 /// # Errors
 /// If it is in the data folder and cannot be opened, or it is not known where it is.
-fn open_store(
-    stores: &mut Stores,
-    folder: &DataFolder,
-) -> Result<Result<Arc<SledStore>, PlaceError>, Failure> {
+fn open_store(stores: &mut Stores, folder: &DataFolder) -> Result<Opened, Failure> {
     let place = Places::new(folder.clone()).last();
     let place = place.map_err(|error| storage("the store", false, &error))?;
     match stores.get(&place) {
+        Ok(store) => Ok(Opened::Store(store)),
+        Err(damage) if damage.is_damage() => {
+            let aside = put_aside(&place).map_err(|error| storage("the store", false, &error))?;
+            let store = stores.get(&place).map_err(|error| storage("the store", false, &error))?;
+            Ok(Opened::Anew { store, damage, aside })
+        }
         Err(PlaceError::Store { source, .. }) if place == folder.store() => {
             Err(storage("the store", source.is_full(), &source))
         }
-        store => Ok(store),
+        Err(error) => Ok(Opened::Nowhere(error)),
     }
+}
+
+/// Renames a store that cannot be opened. Of several only the last is kept, so that a disk that damages one
+/// after the other is not filled.
+fn put_aside(place: &Path) -> io::Result<PathBuf> {
+    let mut aside = place.as_os_str().to_owned();
+    aside.push(".damaged");
+    let aside = PathBuf::from(aside);
+    match std::fs::remove_dir_all(&aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    std::fs::rename(place, &aside)?;
+    // A store that was noted must be there, or its disk counts as not mounted.
+    std::fs::create_dir(place)?;
+    Ok(aside)
 }
 
 /// Runs a worker.

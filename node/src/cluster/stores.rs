@@ -73,6 +73,14 @@ pub enum PlaceError {
     TooMany,
 }
 
+impl PlaceError {
+    /// Whether what is there cannot be read, and will not be by trying again.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        if let Self::Store { source, .. } = self { source.is_damage() } else { false }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Note {
     version: u32,

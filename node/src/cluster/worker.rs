@@ -452,9 +452,12 @@ impl Worker {
             // While a layer is on its way, no time passes that a host would lose patience with.
             self.tell_device(HostInput::Tick);
         }
-        let controllers = self.peers.follow(&self.transport, self.seat.contacts());
+        let controllers = self.peers.follow(&self.transport, Some(self.seat.contacts()));
         if let Some(controllers) = controllers {
             self.setup.home.remember(&self.setup.identity, controllers);
+        }
+        for node in self.peers.poll_banned() {
+            self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
         }
         self.look_at_certificate();
         self.look_for_controllers();

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::site::{Site, wait_until};
+use crate::site::{Node, Site, wait_until};
 
 /// Trains a run of so many steps to its end, under a name or without.
 fn train(site: &Site, steps: u64, more: &[&str]) {
@@ -110,4 +110,32 @@ fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
     assert_eq!((kept[0].0.as_str(), kept[0].1.as_str()), (name.as_str(), "stopped"));
     assert_eq!(kept[0].2.len(), 1, "its last checkpoint");
     exported(&site, &name, "out/stopped");
+}
+
+/// What lies on other nodes as well is not worth a voter, and what nobody writes again is fetched back.
+#[test]
+fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() {
+    let mut site = Site::new();
+    let mut worker = site.worker("w");
+    train(&site, 5, &["--name", "first"]);
+    let made = exported(&site, "first", "out/first");
+    let folder = site.controller.folder.clone();
+    site.controller.child.kill().expect("it runs");
+    site.controller.ended();
+    let index = folder.join("store/index/db");
+    let mut bytes = fs::read(&index).expect("there is an index");
+    let middle = bytes.len() / 2;
+    bytes[..middle].iter_mut().for_each(|byte| *byte ^= 0x55);
+    fs::write(&index, bytes).expect("writable");
+
+    site.controller = Node::start(&folder, &["init"]);
+    site.controller.says("put aside in");
+    assert!(folder.join("store.damaged/chunks").is_dir());
+    wait_until("a leader", || {
+        site.try_json(&["status", "--json"]).is_some_and(|status| !status["leader"].is_null())
+    });
+    site.controller.says("layers of checkpoints fetched");
+    worker.child.kill().expect("it runs");
+    worker.ended();
+    assert!(exported(&site, "first", "out/again") == made, "it is all here");
 }

@@ -180,7 +180,12 @@ impl Site {
 
     /// A worker that is a member.
     pub fn worker(&self, name: &str) -> Node {
-        let token = self.token(&[]);
+        self.worker_with(name, &[])
+    }
+
+    /// The same, with a token made so.
+    pub fn worker_with(&self, name: &str, token: &[&str]) -> Node {
+        let token = self.token(token);
         let worker = Node::start(&self.path(name), &self.join(&token, name));
         wait_until("the worker", || self.member(name).is_some());
         worker

@@ -121,6 +121,25 @@ fn removed_node_stays_out_when_the_controller_starts_again() {
     assert_eq!(Node::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
 }
 
+/// What machines join with that come and go: their certificates hold for a day like others.
+#[test]
+fn ephemeral_node_that_is_removed_is_kept_out_by_every_member() {
+    let mut site = Site::new();
+    let other = site.worker("other");
+    let mut worker = site.worker_with("spot", &["--ephemeral"]);
+    let folder = worker.folder.clone();
+    let node = site.member("spot").expect("waited for")["id"].to_string();
+    site.told(&["node", "remove", "spot", "--force", "--yes"]);
+    other.says(&format!("node {node} was removed: no connection of it is accepted"));
+    wait_until("its end", || !worker.is_running());
+    assert_eq!(worker.ended(), Some(4));
+    site.controller.child.kill().expect("it runs");
+    site.controller.ended();
+    site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
+    wait_until("a leader", || site.try_json(&["status", "--json"]).is_some());
+    assert_eq!(Node::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
+}
+
 #[test]
 fn nobody_at_the_address_is_told_with_the_address() {
     let folder = tempfile::tempdir().expect("a folder");

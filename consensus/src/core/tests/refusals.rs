@@ -291,7 +291,7 @@ fn who_may_not_come_is_not_admitted() {
     let mut log = log();
     log.vouch(1000..=1000 + MEMBERS_MAX as u64);
     let mut core = leader(&log.state);
-    check(&mut core, from(5, join(100)), "not-admitted");
+    check(&mut core, from(5, join(100)), "no-credential");
     // Nothing is durable meanwhile, so nobody is admitted.
     for node in 0..MEMBERS_MAX as u64 {
         core.handle(from(1000 + node, join(1))).expect("there is room");

@@ -99,7 +99,8 @@ fn a_seat_follows_the_controllers_that_it_is_told_of() {
     assert!(bench.seat.controllers().into_iter().eq(CONTROLLERS));
     let members = [(NodeId(102), (Role::Controller, contact(102)))];
     let told = |index, members: &[_]| {
-        let contacts = Contacts { index, members: members.iter().cloned().collect() };
+        let contacts =
+            Contacts { index, members: members.iter().cloned().collect(), ..Contacts::default() };
         Briefing { contacts: Some(Arc::new(contacts).into()), ..briefing(&log, Told::Changes) }
     };
     bench.try_tell(CONTROLLERS[0], told(7, &members)).expect("it belongs");

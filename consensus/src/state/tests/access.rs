@@ -221,8 +221,30 @@ fn a_number_is_given_once() {
     assert_eq!(apply(&mut log, used(1)), let_in(10, 1, false));
     apply(&mut log, AccessChange::Revoked { node: NodeId(10) });
     assert_eq!(apply(&mut log, used(2)), let_in(11, 2, false));
-    let gone = AccessRefusal::NoCredential { node: NodeId(10) };
-    refuse(&mut log, used(1), gone);
+    let node = NodeId(10);
+    refuse(&mut log, used(1), AccessRefusal::Revoked { node });
+}
+
+/// Its certificate holds for as long, ephemeral or not.
+#[test]
+fn who_was_removed_is_banned_everywhere_until_its_credential_ends() {
+    for is_ephemeral in [false, true] {
+        for reason in [LossReason::Removed, LossReason::Untrusted { partners: 2 }] {
+            let mut log = with_token(TokenTerms { is_ephemeral, ..terms() });
+            apply(&mut log, used(1));
+            let holder = log.join(1);
+            log.join(2);
+            assert!(log.state.contacts().banned.is_empty());
+            log.apply(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
+            assert_eq!(log.state.contacts_index(), log.state.applied());
+            assert_eq!(log.state.contacts().banned, [NodeId(1)].into());
+        }
+        let mut log = with_token(TokenTerms { is_ephemeral, ..terms() });
+        apply(&mut log, used(1));
+        apply(&mut log, AccessChange::Revoked { node: NodeId(1) });
+        assert_eq!(log.state.contacts_index(), log.state.applied(), "it was no member yet");
+        assert_eq!(log.state.contacts().banned, [NodeId(1)].into());
+    }
 }
 
 #[test]

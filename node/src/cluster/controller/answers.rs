@@ -115,7 +115,9 @@ impl Controller {
             Request::Trace { offset } => self.trace(offset),
             Request::ClusterInfo => Answer::Cluster(Box::new(self.cluster_info())),
             Request::ClusterBackup { digest, offset } => self.backup(digest, offset),
-            Request::PutData { hash, offset, bytes } => self.put_data(hash, offset, bytes),
+            Request::PutData { hash, offset, bytes } => {
+                return self.put_data(hash, offset, bytes, reply);
+            }
             Request::TokenCreate(wanted) => return self.create_token(wanted, reply),
             Request::TokenRevoke { id, with_nodes } => {
                 return self.revoke_token(&id, with_nodes, reply);
@@ -282,7 +284,8 @@ impl Controller {
             let refusal = self.job_refusal(&refusal);
             return self.reply(reply, &Answer::Refused(refusal));
         }
-        if let Some(missing) = self.missing_data(&job) {
+        let data = std::iter::once(job.text).chain(job.weights);
+        if let Some(missing) = self.missing_data(data) {
             return self.reply(reply, &Answer::DataWanted(missing));
         }
         self.begin_run(spec, reply);

@@ -27,6 +27,19 @@ pub(super) struct PieceArrived {
 }
 
 impl Controller {
+    /// Keeps checkpoints where the job says.
+    pub(super) fn use_store(&mut self, job: &JobDocument) {
+        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.home);
+        match self.setup.places.of_job(dir, home.cluster, home.node) {
+            Ok(folder) => {
+                if self.keeper.use_store(folder).is_err() {
+                    self.journal.warn("checkpoint.dir: too much waits for the disk".to_owned());
+                }
+            }
+            Err(error) => self.journal.warn(format!("checkpoint.dir: {error}")),
+        }
+    }
+
     /// A worker wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let sealed = self.core.state().open_turn().step;

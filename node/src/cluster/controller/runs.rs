@@ -71,6 +71,17 @@ impl Controller {
         job.into_iter().chain(state.ended().iter().rev().map(RunView::of_ended))
     }
 
+    /// The pieces of the last checkpoint of each run that is over.
+    pub(super) fn ended_pieces(&self) -> Vec<PieceRef> {
+        let over = self.views().filter(|view| is_over(view.phase));
+        let pieces = over.flat_map(|view| {
+            let last = view.checkpoints.last().map_or(0, |record| record.version.0);
+            let layers = 0..view.spec.layer_count();
+            layers.filter_map(|layer| view.piece(last, layer)).collect::<Vec<_>>()
+        });
+        pieces.collect()
+    }
+
     /// The run with this name, or the newest.
     fn view(&self, name: Option<&str>) -> Option<RunView<'_>> {
         self.views().find(|view| name.is_none_or(|name| view.spec.name == name))
@@ -182,17 +193,20 @@ impl Controller {
         let Some(view) = self.view(Some(&name)) else {
             return self.reply(reply, &not_found(Thing::Run, name));
         };
-        let is_over = match view.phase {
-            JobPhase::Done | JobPhase::Stopped => true,
-            JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
-        };
-        if !is_over {
+        if !is_over(view.phase) {
             let refusal = Refusal::WrongState(WrongState::RunLive { name });
             return self.reply(reply, &Answer::Refused(refusal));
         }
         let command = Command::Job(JobChange::Remove(view.spec.run));
         let said = NodeSaid { what: format!("run {name} is removed"), nodes: Vec::new() };
         self.order(command, reply, Box::new(|_| Answer::Done(said)));
+    }
+}
+
+const fn is_over(phase: JobPhase) -> bool {
+    match phase {
+        JobPhase::Done | JobPhase::Stopped => true,
+        JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
     }
 }
 

@@ -1,0 +1,228 @@
+//! Texts and weights that are uploaded: appended to a file piece by piece, hashed and synced beside the
+//! event loop. Nothing of their length is held in memory.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use zbelastic_transport::Reply;
+use zbelastic_types::Digest;
+
+use super::answers::not_found;
+use super::{Arrived, Controller};
+use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
+use crate::cluster::data::DATA_BYTES_MAX;
+use crate::cluster::document::DataName;
+use crate::whole_file;
+
+/// Uploads under way at once; for another one the one with the first name is given up.
+const UPLOADS_MAX: usize = 4;
+
+/// Uploads under way, by hash.
+#[derive(Default)]
+pub(super) struct Uploads {
+    under_way: BTreeMap<HexDigest, Upload>,
+}
+
+/// An upload.
+struct Upload {
+    name: DataName,
+    held: u64,
+    state: UploadState,
+}
+
+/// Where its file is.
+enum UploadState {
+    /// Here; none before the first piece.
+    Waiting(Option<Box<UploadFile>>),
+    /// With the thread that appends a piece.
+    Writing,
+}
+
+/// A file that an upload is appended to.
+pub(super) struct UploadFile {
+    file: File,
+    beside: PathBuf,
+    path: PathBuf,
+    hasher: blake3::Hasher,
+}
+
+/// What became of a piece.
+pub(super) struct UploadArrived {
+    hash: HexDigest,
+    written: Result<Written, UploadFault>,
+    reply: Reply,
+}
+
+enum Written {
+    /// More is expected.
+    Part(Box<UploadFile>),
+    /// All of it is there, durably, under its name.
+    Whole,
+}
+
+/// Why an upload ends.
+#[derive(Debug, thiserror::Error)]
+enum UploadFault {
+    #[error(transparent)]
+    Disk(#[from] io::Error),
+    #[error("it hashes to {found:?}")]
+    Other { found: Digest },
+}
+
+impl UploadFile {
+    fn begin(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let beside = whole_file::beside(path);
+        let file = whole_file::create(&beside)?;
+        Ok(Self { file, beside, path: path.to_owned(), hasher: blake3::Hasher::new() })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hasher.update(bytes);
+        self.file.write_all(bytes)
+    }
+
+    fn complete(self, expected: Digest) -> Result<(), UploadFault> {
+        let found = Digest(*self.hasher.finalize().as_bytes());
+        if found != expected {
+            return Err(UploadFault::Other { found });
+        }
+        Ok(whole_file::give_name(&self.file, &self.beside, &self.path)?)
+    }
+}
+
+/// Appends a piece, which may be the last.
+fn append(
+    file: Option<Box<UploadFile>>,
+    path: &Path,
+    (bytes, is_last, expected): (&[u8], bool, Digest),
+) -> Result<Written, UploadFault> {
+    let mut file = match file {
+        Some(file) => file,
+        None => Box::new(UploadFile::begin(path)?),
+    };
+    let beside = file.beside.clone();
+    let written = file.append(bytes).map_err(UploadFault::from).and_then(|()| {
+        if is_last {
+            file.complete(expected).map(|()| Written::Whole)
+        } else {
+            Ok(Written::Part(file))
+        }
+    });
+    if written.is_err() {
+        // If it cannot be removed either, it goes with what no run refers to.
+        let _ = fs::remove_file(beside);
+    }
+    written
+}
+
+impl Controller {
+    /// What of a job's data is not here, if anything is missing.
+    pub(super) fn missing_data(
+        &mut self,
+        names: impl Iterator<Item = DataName>,
+    ) -> Option<DataHeld> {
+        let missing: Vec<DataName> = names.filter(|name| !self.has_data(*name)).collect();
+        let name = *missing.first()?;
+        let hash = HexDigest(name.hash);
+        let uploads = &mut self.uploads.under_way;
+        if !uploads.contains_key(&hash) && uploads.len() >= UPLOADS_MAX {
+            uploads.pop_first();
+        }
+        let fresh = || Upload { name, held: 0, state: UploadState::Waiting(None) };
+        let upload = uploads.entry(hash).or_insert_with(fresh);
+        Some(DataHeld { hash, held: upload.held })
+    }
+
+    /// A piece of an upload, in order; the last one completes it.
+    pub(super) fn put_data(&mut self, hash: HexDigest, offset: u64, bytes: Vec<u8>, reply: Reply) {
+        let Some(upload) = self.uploads.under_way.get_mut(&hash) else {
+            return self.reply(reply, &not_found(Thing::Text, hash.to_string()));
+        };
+        let (expected, found) = (upload.held, offset);
+        let max = upload.name.length.min(DATA_BYTES_MAX);
+        let after = expected.saturating_add(bytes.len() as u64);
+        if expected == found && after > max {
+            let what = "the text".to_owned();
+            let refusal = Refusal::TooLarge { what, found: after, max };
+            return self.reply(reply, &Answer::Refused(refusal));
+        }
+        let state = std::mem::replace(&mut upload.state, UploadState::Writing);
+        let file = match state {
+            UploadState::Waiting(file) if expected == found => file,
+            state @ (UploadState::Waiting(_) | UploadState::Writing) => {
+                upload.state = state;
+                let refusal = Refusal::WrongState(WrongState::OutOfOrder { expected, found });
+                return self.reply(reply, &Answer::Refused(refusal));
+            }
+        };
+        upload.held = after;
+        let (is_last, digest) = (after == upload.name.length, upload.name.hash);
+        let (path, arrivals) = (self.keeper.data_path(digest), self.arrivals.clone());
+        tokio::spawn(async move {
+            let write = move || append(file, &path, (&bytes, is_last, digest));
+            let written = tokio::task::spawn_blocking(write).await;
+            let written = written.unwrap_or_else(|error| Err(io::Error::other(error).into()));
+            let _ = arrivals.send(Arrived::Uploaded(UploadArrived { hash, written, reply })).await;
+        });
+    }
+
+    pub(super) fn handle_upload(&mut self, arrived: UploadArrived) {
+        let UploadArrived { hash, written, reply } = arrived;
+        // It may have been given up for another one meanwhile.
+        let upload = self.uploads.under_way.remove(&hash);
+        let answer = match (written, upload) {
+            (Ok(Written::Part(file)), Some(upload)) => {
+                let held = upload.held;
+                let upload = Upload { state: UploadState::Waiting(Some(file)), ..upload };
+                self.uploads.under_way.insert(hash, upload);
+                Answer::DataWanted(DataHeld { hash, held })
+            }
+            (Ok(Written::Whole), Some(Upload { name, .. })) => {
+                self.hand_on(name);
+                Answer::DataWanted(DataHeld { hash, held: name.length })
+            }
+            (Ok(Written::Part(_) | Written::Whole), None) => {
+                not_found(Thing::Text, hash.to_string())
+            }
+            (Err(UploadFault::Other { found }), _) => {
+                let what = "the text that was uploaded".to_owned();
+                let found = HexDigest(found);
+                Answer::Refused(Refusal::Damaged { what, expected: hash, found })
+            }
+            (Err(UploadFault::Disk(error)), _) => {
+                let what = format!("the text cannot be kept: {error}");
+                Answer::Refused(Refusal::OutOfResource { what })
+            }
+        };
+        self.reply(reply, &answer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upload_gets_its_name_when_it_is_whole_and_what_is_another_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data/one.data");
+        let digest = DataName::of(b"all of it").hash;
+        let part = append(None, &path, (b"all ", false, digest)).expect("room");
+        let Written::Part(file) = part else { panic!("more is expected") };
+        assert!(!path.exists());
+        let whole = append(Some(file), &path, (b"of it", true, digest)).expect("room");
+        assert!(matches!(whole, Written::Whole));
+        assert_eq!(fs::read(&path).expect("readable"), b"all of it");
+
+        let other = folder.path().join("data/two.data");
+        let fault = append(None, &other, (b"something else", true, digest)).err();
+        assert!(matches!(fault, Some(UploadFault::Other { .. })), "{fault:?}");
+        let left = fs::read_dir(folder.path().join("data")).expect("readable").count();
+        assert_eq!(left, 1, "only what is whole");
+    }
+}
