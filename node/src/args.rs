@@ -42,6 +42,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use zbelastic_schedule::ScheduleKind;
 
 use crate::config::{Flag, Key, Sources, Value, flag_value};
+use crate::notice::NoticeSource;
 
 /// Trains transformers in a pipeline of workers, and takes bad steps back exactly.
 #[derive(Debug, Parser)]
@@ -190,6 +191,9 @@ pub struct TrainArgs {
     /// Folder for what the run leaves behind; one that a run was interrupted in goes on.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Whose notices of taking this machine away end the run as SIGTERM does: auto, aws, gcp, azure or none.
+    #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
+    pub spot: NoticeSource,
     /// Corrupt a gradient on purpose; may be given several times.
     ///
     /// SPEC is step=N,tensor=NAME,value=nan|inf|x1000|bit=B[,attempts=K]: in step N, counted from

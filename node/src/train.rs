@@ -44,9 +44,10 @@ use zbelastic_types::StageIndex;
 
 use crate::args::{DeviceList, TrainArgs};
 use crate::cluster::document::{DataName, JobDocument};
-use crate::config::{OffloadStore, RunConfig, WeightSource};
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::config::{NoticePolicy, OffloadStore, RunConfig, WeightSource};
+use crate::failure::{Detail, Failure, FailureCode, Stop};
 use crate::machine;
+use crate::notice::NoticeSettings;
 use crate::second_store::SECOND_STORE;
 use coordinator::Outcome;
 use devices::Devices;
@@ -69,7 +70,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     let mut prepared = prepare(args)?;
     let context = if args.json { None } else { Some(line_context(&prepared)?) };
     check_disk(args, &prepared)?;
-    prepared.job.interrupt = Interrupt::listen()?;
+    prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?)?;
     let config = config_with_command(&prepared);
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, &config)?;
     let ended = train_into(&mut folder, &prepared, context, out);
@@ -148,7 +149,7 @@ fn train_into(
     }
     match stop {
         Some(stop) => Err(stop),
-        None => written.map(|()| exit_code(prepared.job.interrupt.is_requested())),
+        None => written.map(|()| exit_code(&prepared.job.interrupt)),
     }
 }
 
@@ -217,8 +218,21 @@ fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
     Ok(Submission { document, data: std::iter::once(text).chain(weights).collect() })
 }
 
-fn exit_code(is_interrupted: bool) -> ExitCode {
-    if is_interrupted { FailureCode::Interrupted.into() } else { ExitCode::SUCCESS }
+fn exit_code(interrupt: &Interrupt) -> ExitCode {
+    if interrupt.is_requested() { interrupt.code().into() } else { ExitCode::SUCCESS }
+}
+
+/// Whose notices are listened to, unless the configuration ignores them.
+fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings>, Failure> {
+    match config.elastic.on_notice {
+        NoticePolicy::Ignore => Ok(None),
+        NoticePolicy::Drain => {
+            let settings = NoticeSettings::from_environment(args.spot);
+            settings.map(Some).map_err(|error| {
+                Failure::usage("the environment", vec![Detail::new(error.to_string())])
+            })
+        }
+    }
 }
 
 /// Long enough to be hindered by what hinders a step, short enough not to be noticed.

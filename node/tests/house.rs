@@ -95,7 +95,7 @@ const FENCES: [Fence; 37] = [
         &[],
         &["consensus/src/raft/record.rs", "transport/src/"],
     ),
-    fence("ctrlc", &["node"], &[], &["node/src/train", "node/src/commands/chaos.rs"]),
+    fence("ctrlc", &["node"], &[], &["node/src/commands/chaos.rs"]),
     fence("cudarc", &["kernels", EMULATOR], &[], &["kernels/src/cuda/", "kernels/emulator/src/"]),
     fence("data-encoding", &["transport"], &[], &["transport/src/identity/"]),
     fence("glob", &["node"], &[], &["node/src/text.rs"]),

@@ -1,43 +1,175 @@
-//! Ctrl-C: once to finish the step, twice to stop at once.
+//! What ends a run early: Ctrl-C, SIGTERM, or a cloud's notice that the machine is taken away. Once to
+//! finish the step, twice to stop immediately.
 
 use std::io::{self, Write};
 use std::process;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use tokio::runtime::Builder;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::failure::{Failure, FailureCode};
+use crate::notice::{Cause, NoticeSettings, NoticeWatch, Report};
 
-/// How often the run was asked to end. An atomic, because a signal arrives on a thread of its own.
+/// How often the run was asked to end, and by whom first. Atomics, because signals and notices arrive on a
+/// thread of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     count: Arc<AtomicU32>,
+    is_preempted: Arc<AtomicBool>,
+}
+
+/// Who wants it to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wish {
+    /// A person, or a closed terminal.
+    Person,
+    /// Whoever manages the machine: SIGTERM.
+    Terminate,
+    /// A cloud, as it says.
+    Notice(String),
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
 }
 
 impl Interrupt {
-    /// Listens for Ctrl-C and for the signal to terminate.
+    /// Listens for signals, and for notices as `settings` say; none if notices are to be ignored.
     ///
     /// # Errors
     /// If the system does not allow it.
-    pub fn listen() -> Result<Self, Failure> {
-        let interrupt = Self::default();
-        let count = interrupt.count.clone();
-        let on_signal = move || {
-            let says = match count.fetch_add(1, Ordering::SeqCst) {
-                0 => "finishing the step; once more to stop at once",
-                _ => process::exit(FailureCode::Interrupted as i32),
-            };
-            // Standard error may be closed; the run ends all the same.
-            let _ = writeln!(io::stderr(), "\n{says}");
+    pub fn listen(settings: Option<NoticeSettings>) -> Result<Self, Failure> {
+        let cannot = |what: &str, error: &dyn std::fmt::Display| {
+            Failure::new(FailureCode::OutOfResource, format!("cannot listen to {what}: {error}"))
         };
-        ctrlc::set_handler(on_signal).map_err(|error| {
-            Failure::new(FailureCode::Internal, format!("cannot listen for Ctrl-C: {error}"))
-        })?;
-        Ok(interrupt)
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| cannot("signals", &error))?;
+        let signals = {
+            let _inside = runtime.enter();
+            let of = |kind| signal(kind).map_err(|error| cannot("signals", &error));
+            let (interrupt, terminate) =
+                (of(SignalKind::interrupt())?, of(SignalKind::terminate())?);
+            Signals { interrupt, terminate, hangup: of(SignalKind::hangup())? }
+        };
+        let watch = settings.map(NoticeWatch::start).transpose();
+        let watch = watch.map_err(|error| cannot("notices", &error))?;
+        let asked = Self::default();
+        let told = asked.clone();
+        let listen = move || runtime.block_on(told.serve(signals, watch));
+        let started = thread::Builder::new().name("signals".to_owned()).spawn(listen);
+        started.map(|_| asked).map_err(|error| cannot("signals", &error))
+    }
+
+    async fn serve(self, mut signals: Signals, mut watch: Option<NoticeWatch>) {
+        loop {
+            let wish = tokio::select! {
+                Some(()) = signals.interrupt.recv() => Wish::Person,
+                Some(()) = signals.hangup.recv() => Wish::Person,
+                Some(()) = signals.terminate.recv() => Wish::Terminate,
+                Some(report) = next(&mut watch) => match notice_of(&report) {
+                    Some(wish) => wish,
+                    None => continue,
+                },
+                else => return,
+            };
+            self.note(&wish);
+        }
+    }
+
+    fn note(&self, wish: &Wish) {
+        let Some(says) = self.answer(wish) else { process::exit(self.code() as i32) };
+        // Standard error may be closed; the run ends all the same.
+        let _ = writeln!(io::stderr(), "\n{says}");
+    }
+
+    /// What is said about a wish; nothing if it is the second, and the process ends immediately.
+    fn answer(&self, wish: &Wish) -> Option<String> {
+        let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
+        if is_first {
+            self.is_preempted.store(*wish != Wish::Person, Ordering::SeqCst);
+        }
+        let says = match wish {
+            Wish::Person => "finishing the step; press Ctrl-C again to stop immediately".to_owned(),
+            Wish::Terminate => "SIGTERM: finishing the step".to_owned(),
+            Wish::Notice(what) => format!("{what}: finishing the step"),
+        };
+        // A notice comes before the signal of the same machine: it is no second wish.
+        let is_notice = matches!(wish, Wish::Notice(_));
+        (is_first || is_notice).then_some(says)
     }
 
     /// Whether the run should end with the step under way.
     #[must_use]
     pub fn is_requested(&self) -> bool {
         self.count.load(Ordering::SeqCst) > 0
+    }
+
+    /// The exit code of a run that ends for it: whoever manages machines starts the same command again.
+    #[must_use]
+    pub fn code(&self) -> FailureCode {
+        if self.is_preempted.load(Ordering::SeqCst) {
+            FailureCode::Drained
+        } else {
+            FailureCode::Interrupted
+        }
+    }
+}
+
+async fn next(watch: &mut Option<NoticeWatch>) -> Option<Report> {
+    watch.as_mut()?.reports.recv().await
+}
+
+/// Whether a report is a reason to end. What only may happen sooner here than elsewhere is none.
+fn notice_of(report: &Report) -> Option<Wish> {
+    match report {
+        Report::Notice(notice) => match notice.cause {
+            Cause::Preempted | Cause::Maintenance => {
+                let source = notice.source.name();
+                Some(Wish::Notice(format!("notice of {source}: the machine is taken away")))
+            }
+            Cause::Rebalance => None,
+        },
+        Report::Watching(_) | Report::NoCloud | Report::Trouble { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notice::{Cloud, EventId, Notice};
+
+    #[test]
+    fn the_first_wish_decides_how_a_run_ends_and_the_second_ends_it() {
+        let codes = [
+            (Wish::Person, FailureCode::Interrupted),
+            (Wish::Terminate, FailureCode::Drained),
+            (Wish::Notice("notice of aws".to_owned()), FailureCode::Drained),
+        ];
+        for (first, code) in codes {
+            let interrupt = Interrupt::default();
+            assert!(!interrupt.is_requested());
+            let said = interrupt.answer(&first).expect("the step is finished");
+            assert!(said.contains("finishing the step"), "{said}");
+            assert!(interrupt.is_requested() && interrupt.code() == code);
+            assert!(interrupt.answer(&Wish::Notice("again".to_owned())).is_some());
+            assert_eq!(interrupt.answer(&Wish::Person), None);
+            assert_eq!(interrupt.code(), code);
+        }
+    }
+
+    #[test]
+    fn a_run_ends_for_a_machine_that_is_taken_away_and_not_for_one_that_may_be() {
+        let notice = |cause| {
+            let (source, event) = (Cloud::Gcp, EventId::new("e"));
+            notice_of(&Report::Notice(Notice { cause, deadline: None, source, event }))
+        };
+        assert!(notice(Cause::Preempted).is_some() && notice(Cause::Maintenance).is_some());
+        assert_eq!(notice(Cause::Rebalance), None);
+        assert_eq!(notice_of(&Report::NoCloud), None);
     }
 }

@@ -24,6 +24,7 @@ fn prepared(schedule: &str) -> Prepared {
         ..ConfigArgs::default()
     };
     let args = TrainArgs {
+        spot: crate::notice::NoticeSource::None,
         config,
         workers: Some(2),
         device: None,

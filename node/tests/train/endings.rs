@@ -98,12 +98,29 @@ impl Drop for Running {
     }
 }
 
-const FINISHING: &str = "\nfinishing the step; once more to stop at once";
+const FINISHING: &str = "\nfinishing the step; press Ctrl-C again to stop immediately";
 
 #[test]
 fn ctrl_c_ends_a_run_with_the_step_under_way() {
     let place = Place::new();
     check_ctrl_c(&place, &mut long(&place, "--json"), FINISHING, &FILES);
+}
+
+/// Whoever manages the machine starts the same command again, as for `join`.
+#[test]
+fn sigterm_ends_processes_with_the_step_under_way_and_code_75() {
+    let place = Place::new();
+    let more = format!("--steps 120 {STEADY} --workers 2 --out run");
+    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    running.read_to("{\"event\":\"step\"");
+    running.signal("-TERM");
+    let (_, said, code) = running.end();
+    assert_eq!(code, Some(75), "{said}");
+    assert!(said.contains("SIGTERM: finishing the step"), "{said}");
+    assert!(said.contains("the same command with --out run goes on"), "{said}");
+    let resumed = place.finish(&mut place.small_in_processes(&more));
+    let whole = place.run(&format!("--steps 120 {STEADY}"));
+    assert_eq!(resumed.digest(), whole.digest());
 }
 
 #[test]
@@ -140,7 +157,7 @@ fn a_person_reads_that_a_run_was_interrupted() {
     let place = Place::new();
     let mut running = Running::start(&mut long(&place, "--workers 2 --window 0 --out stopped"));
     running.read_to("step ");
-    running.signal("-TERM");
+    running.signal("-INT");
     let (rest, said, code) = running.end();
     assert_eq!((said.as_str(), code), (FINISHING, Some(130)));
     let ending = rest.split_once("\n\n▲ interrupted after ").expect("the ending").1;

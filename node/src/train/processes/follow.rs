@@ -246,7 +246,7 @@ impl<'a> Course<'a> {
         failure.details.extend(children.last_words());
         if let InVain::Checkpoint { .. } = in_vain {
             if self.wishes.interrupt.is_requested() {
-                failure.code = FailureCode::Interrupted;
+                failure.code = self.wishes.interrupt.code();
             }
             let out = children.run_folder().display();
             let detail =
