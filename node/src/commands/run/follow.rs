@@ -15,6 +15,9 @@ const SILENCES_MAX: u32 = 240;
 /// been forgotten, or logged by a node that is gone.
 const QUIET_MAX: u32 = 20;
 
+/// Looks at a run that waits, of which one is told: a minute, with the questions between two looks.
+const LOOKS_PER_LINE: u32 = 12;
+
 /// Who reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunView {
@@ -38,7 +41,7 @@ pub fn follow(
     pause: &mut dyn FnMut(),
 ) -> Result<(), Stop> {
     let mut follower = Follower::starting_at(from);
-    let (mut silences, mut quiet) = (0, 0);
+    let (mut silences, mut quiet, mut waited) = (0, 0, 0);
     loop {
         let polled = match follower.poll(client) {
             Ok(polled) => polled,
@@ -61,16 +64,33 @@ pub fn follow(
         }
         if quiet >= QUIET_MAX || polled.missed > 0 || polled.is_other_log {
             quiet = 0;
-            if let Some(job) = client.status().map_err(Failure::from)?.job
-                && job.phase.is_over()
-            {
-                return ending(&job);
+            if let Some(job) = client.status().map_err(Failure::from)?.job {
+                if job.phase.is_over() {
+                    return ending(&job);
+                }
+                waited = tell_wait(&job, waited, view, out)?;
             }
         }
         if polled.events.is_empty() {
             pause();
         }
     }
+}
+
+/// Says what a run waits for, once a minute: it may be for something that never comes. Yields the looks in a
+/// row at which it waited.
+fn tell_wait(
+    job: &JobStatus,
+    waited: u32,
+    view: RunView,
+    out: &mut dyn Write,
+) -> Result<u32, Stop> {
+    let JobPhaseStatus::Waiting { reason } = &job.phase else { return Ok(0) };
+    if waited.is_multiple_of(LOOKS_PER_LINE) && view != RunView::Json {
+        writeln!(out, "▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason))?;
+        out.flush()?;
+    }
+    Ok(waited + 1)
 }
 
 /// Whether the cluster may answer again: a controller was lost, another one takes over.
@@ -265,6 +285,26 @@ mod tests {
         let mut status = sample::status();
         status.job = Some(JobStatus { phase, ..sample::job() });
         Ok(Answer::Status(Box::new(status)))
+    }
+
+    #[test]
+    fn a_run_that_waits_says_for_what_once_a_minute() {
+        let waiting =
+            || status(JobPhaseStatus::Waiting { reason: "waiting for workers".to_owned() });
+        let looks = 2 * LOOKS_PER_LINE;
+        let mut answers = Vec::new();
+        for look in 0..looks {
+            answers.extend((0..QUIET_MAX).map(|_| page(1, 0, vec![])));
+            answers.push(if look == 3 { status(JobPhaseStatus::Running) } else { waiting() });
+        }
+        answers.push(page(1, 0, vec![done()]));
+        let (ended, text, _) = followed(RunView::File, answers);
+        assert_eq!(ended, Ok(()));
+        let said = text.matches("▲ waits: waiting for workers; `zbelastic stop --yes`").count();
+        assert_eq!(
+            said, 3,
+            "when it begins to wait, when it does again, and a minute later: {text}"
+        );
     }
 
     #[test]
