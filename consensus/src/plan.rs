@@ -384,6 +384,15 @@ impl PlanRecord {
         self.layers_where(stage, |_| true)
     }
 
+    /// Whether a node trains the last layer, and so knows the loss.
+    #[must_use]
+    pub fn has_head(&self, node: NodeId) -> bool {
+        let last = self.chunks.iter().flat_map(|chunk| chunk.layers()).max();
+        let of_node = (0..).map(StageIndex).zip(&self.stages).filter(|(_, at)| at.node == node);
+        let mut layers = of_node.flat_map(|(stage, _)| self.layers_at(stage));
+        layers.any(|layer| Some(layer) == last)
+    }
+
     fn layers_where(
         &self,
         stage: StageIndex,

@@ -154,14 +154,15 @@ impl DataFolder {
         })
     }
 
-    /// Asks the process that holds the folder to end.
+    /// Asks the process that holds the folder to end, as Ctrl-C does: a person wants it gone, and nothing is to
+    /// start it again.
     ///
     /// # Errors
     /// If it may not be asked.
     pub fn terminate(&self, process: u32) -> Result<(), Failure> {
         let number = i32::try_from(process).ok().and_then(Pid::from_raw);
         let number = number.expect("the number of a process, as it was read");
-        match kill_process(number, Signal::TERM) {
+        match kill_process(number, Signal::INT) {
             // It ended in between: what was wanted.
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(error) => {

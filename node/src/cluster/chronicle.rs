@@ -49,6 +49,8 @@ pub struct Chronicle {
     loads_since: Option<Instant>,
     /// The plan that was adopted last.
     plan: Option<PlanRecord>,
+    /// The one before it: what its stages sent may arrive late.
+    plan_before: Option<PlanRecord>,
     /// The fewest bytes that had to move for it.
     bytes_floor: Bytes,
     /// What workers fetched.
@@ -226,6 +228,13 @@ impl Chronicle {
         self.stopwatch.trace()
     }
 
+    /// Whether a node computes the loss: it has the head under the plan in force, or had it under the one
+    /// before.
+    #[must_use]
+    pub fn knows_loss(&self, node: NodeId) -> bool {
+        self.plan.iter().chain(&self.plan_before).any(|plan| plan.has_head(node))
+    }
+
     /// The loss on held-out text, which a change of plans may tell twice.
     pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> bool {
         let is_new = self.held_out.is_none_or(|(steps, _)| steps != steps_done);
@@ -357,8 +366,9 @@ impl Chronicle {
 
     fn note_plan(&mut self, plan: &PlanRecord, state: &State, now: Instant) -> Vec<EventKind> {
         let before = self.plan.replace(plan.clone());
-        let least = before.zip(state.running_spec());
-        let least = least.map_or(0, |(before, spec)| least_moved(&before, plan, spec));
+        let least = before.as_ref().zip(state.running_spec());
+        let least = least.map_or(0, |(before, spec)| least_moved(before, plan, spec));
+        self.plan_before = before;
         self.bytes_floor = Bytes(least);
         self.generation = plan.generation;
         self.stage_times.clear();

@@ -360,7 +360,9 @@ impl Controller {
                 let took = Duration::from_micros(took_us);
                 self.chronicle.moves.note(plan, bytes, took, Instant::now());
             }
-            NodeMessage::Evaluated { steps_done, loss } => self.note_held_out(steps_done, loss),
+            NodeMessage::Evaluated { steps_done, loss } => {
+                self.note_held_out(from.node, steps_done, loss);
+            }
             NodeMessage::KeepData(name) => self.keep_data(from, name),
             NodeMessage::Working { done, activity } => {
                 if self.core.state().live_workers().any(|(holder, _)| holder.node == from.node) {
@@ -384,8 +386,11 @@ impl Controller {
         })
     }
 
-    fn note_held_out(&mut self, steps_done: u64, loss: f64) {
-        if self.chronicle.note_held_out(steps_done, loss) {
+    fn note_held_out(&mut self, from: NodeId, steps_done: u64, loss: f64) {
+        let in_force = self.core.state().plan().is_some_and(|plan| plan.record.has_head(from));
+        if (in_force || self.chronicle.knows_loss(from))
+            && self.chronicle.note_held_out(steps_done, loss)
+        {
             let loss = Some(loss).filter(|loss| loss.is_finite());
             self.journal.tell(EventKind::HeldOut { step: steps_done, loss });
         }

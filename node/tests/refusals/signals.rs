@@ -15,6 +15,11 @@ fn standby_goes_when_it_is_told_to() {
         let standing = site.member(name).expect("it was one")["standing"].clone();
         assert_eq!(standing["state"], "lost");
     }
+    let mut worker = site.worker("by-command");
+    let left = zbelastic(&worker.folder, &["leave"]).output().expect("it runs");
+    assert!(left.status.success());
+    assert_eq!(worker.ended(), Some(0), "nothing starts it again: {}", worker.said());
+    assert!(!worker.said().contains("taken away"), "{}", worker.said());
     let mut worker = site.worker("by-order");
     site.told(&["node", "drain", "by-order"]);
     wait_until("that it is gone", || {

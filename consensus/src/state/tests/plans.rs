@@ -398,3 +398,13 @@ fn what_was_struck_after_it_was_told_of_does_not_run() {
     let generation = log.state.generation();
     log.refuse(Entry::Resume { generation }, EntryRefusal::DigestsDiffer { layer: LayerId(0) });
 }
+
+#[test]
+fn who_trains_the_last_layer_computes_the_loss() {
+    let log = Log::with_job(spec(), &[1, 2, 3]);
+    let mut plan = log.plan(&[1, 2]);
+    let heads = |plan: &PlanRecord| [1, 2, 3].map(|node| plan.has_head(NodeId(node)));
+    assert_eq!(heads(&plan), [false, true, false]);
+    crossed(&mut plan);
+    assert_eq!(heads(&plan), [true, true, false], "each stage has one of two replicas");
+}
