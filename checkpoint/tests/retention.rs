@@ -14,8 +14,9 @@ const VERSIONS: u64 = 8;
 const LAYERS: u32 = 2;
 const CHUNKS: u8 = 12;
 
+/// Versions of two runs, in their order.
 fn at(version: u64) -> CheckpointId {
-    CheckpointId { run: RunId(1), version: Step(version) }
+    CheckpointId { run: RunId(1 + version / 4), version: Step(version) }
 }
 
 fn name(version: u64, layer: u32) -> PieceName {
@@ -80,9 +81,11 @@ proptest! {
     #[test]
     fn what_is_needed_stays_at_every_point(inventory in inventories(), needed in needs()) {
         let removals = what_to_remove(&inventory, &needed);
+        let run = needed.versions.last().map(|version| version.run);
         let newest: Vec<CheckpointId> = { inventory.manifests.keys().rev() }
+            .filter(|version| run.is_none_or(|run| version.run >= run))
             .take(needed.keep_last.max(1)).copied().collect();
-        let newest_known = newest.first().max(needed.versions.last()).copied();
+        let newest_known = inventory.manifests.keys().last().max(needed.versions.last()).copied();
         // A crash can come after any of them.
         for count in 0..=removals.len() {
             let left = apply(inventory.clone(), &removals[..count]);

@@ -9,8 +9,9 @@ use crate::checkpoint::CheckpointRecord;
 use crate::class::DeviceClass;
 use crate::job::{JobPhase, JobSpec};
 
-/// Ended runs kept at most. Each has its document in every snapshot, and a third of a snapshot is theirs.
-pub const RUNS_MAX: usize = 64;
+/// Ended runs kept at most. Each has its document and the digests of its layers in every snapshot: a quarter of the
+/// largest, if all are as large as can be.
+pub const RUNS_MAX: usize = 32;
 /// Bytes of a run's name at most.
 pub const RUN_NAME_BYTES_MAX: usize = 63;
 

@@ -175,13 +175,18 @@ impl State {
         self
     }
 
-    /// The same with the runs that ended before the job began.
+    /// The same with the runs that ended before the job began, and the last number that a run was given.
     #[must_use]
-    pub fn with_ended(mut self, ended: Vec<RunRecord>) -> Self {
-        let last = ended.iter().map(RunRecord::run).max();
-        self.run_last = self.run_last.max(last.unwrap_or_default());
+    pub fn with_ended(mut self, ended: Vec<RunRecord>, last: RunId) -> Self {
+        self.run_last = self.run_last.max(last);
         self.ended = ended;
         self
+    }
+
+    /// The last number that a run was given.
+    #[must_use]
+    pub fn run_last(&self) -> RunId {
+        self.run_last
     }
 
     /// The cluster.

@@ -97,7 +97,7 @@ pub enum Command {
     /// Go on with a run that is held.
     #[command(after_help = "Example:\n  zbelastic resume")]
     Resume(ClientArgs),
-    /// End the run; its checkpoints stay.
+    /// End the run; its last checkpoint is kept.
     #[command(after_help = "Example:\n  zbelastic stop --yes")]
     Stop(StopArgs),
     /// Show how everything stands.

@@ -288,7 +288,7 @@ impl WrongState {
             }
             Self::OtherRun { .. } => Some((
                 "a cluster trains one configuration at a time",
-                "`zbelastic stop --yes` ends it; its checkpoints stay",
+                "`zbelastic stop --yes` ends it; its last checkpoint is kept",
             )),
             Self::NameTaken { .. } => Some((
                 "what a run made is kept under its name until it is removed",
@@ -378,7 +378,7 @@ impl fmt::Display for WrongState {
                 write!(f, "there is a run called {} already", escape(name))
             }
             Self::Kept { name } => {
-                write!(f, "run {} has done this, and its checkpoint is kept", escape(name))
+                write!(f, "run {} is this one and has ended; its checkpoint is kept", escape(name))
             }
             Self::RunLive { name } => write!(f, "run {} is under way", escape(name)),
             Self::Paused => write!(f, "the run is paused already"),

@@ -72,6 +72,8 @@ pub enum Request {
     RunRemove {
         /// Its name.
         name: String,
+        /// Its number, as it was shown to who removes it: another run may have the name by now.
+        run: u64,
     },
     /// A piece of the text, in order.
     PutData {
@@ -87,7 +89,7 @@ pub enum Request {
     Pause,
     /// Go on with a run that is held.
     Resume,
-    /// End the run for good; its checkpoints stay.
+    /// End the run for good; its last checkpoint is kept.
     Stop,
     /// Every checkpoint.
     CheckpointList {

@@ -35,7 +35,7 @@ fn requests() -> Vec<Request> {
         Request::Resume,
         Request::Stop,
         Request::RunList,
-        Request::RunRemove { name: "baseline".to_owned() },
+        Request::RunRemove { name: "baseline".to_owned(), run: 3 },
         Request::CheckpointList { run: None },
         Request::CheckpointShow { run: Some("baseline".to_owned()), step: 100 },
         Request::CheckpointVerify { run: None, step: 100, layer: 2 },

@@ -439,6 +439,9 @@ impl Controller {
         let is_new = !self.peers.follows(state.contacts_index());
         let contacts = is_new.then(|| state.contacts());
         let controllers = self.peers.follow(&self.transport, contacts.as_ref());
+        for node in self.peers.poll_banned() {
+            self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
+        }
         if let Some(controllers) = controllers {
             self.setup.home.remember(&self.setup.identity, controllers);
         }

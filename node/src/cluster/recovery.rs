@@ -4,6 +4,7 @@
 //! controller's log tells of, or, if the log is lost, of which it has the manifest. The new cluster has another id and another authority: whoever was a
 //! member of the old one is a stranger to it, whatever it remembers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use zbelastic_consensus::raft::RecoveredLog;
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
-use zbelastic_types::{ClusterId, Digest};
+use zbelastic_types::{ClusterId, Digest, RunId};
 
 use super::home::{Beginning, Home};
 use super::stores::Places;
@@ -38,8 +39,16 @@ struct Resumed {
     spec: Arc<JobSpec>,
     record: CheckpointRecord,
     class: Option<DeviceClass>,
-    /// Runs that ended before it, as far as that is known.
+}
+
+/// What a new cluster begins with.
+struct Known {
+    /// What it goes on with; none if the last run was removed, or has no checkpoint yet.
+    resumed: Option<Resumed>,
+    /// Runs that ended before.
     ended: Vec<RunRecord>,
+    /// The last number that a run was given.
+    run_last: RunId,
 }
 
 /// What a manifest tells a cluster that goes on from it.
@@ -73,12 +82,17 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         let what = format!("{} is no controller's folder", folder.root().display());
         return Err(Failure::new(FailureCode::WrongState, what));
     }
-    let Resumed { phase, spec, record, class, ended } = newest(folder, old.cluster)?;
+    let Known { resumed, ended, run_last } = known(folder, old.cluster)?;
     let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
     let home = found(folder, old, cluster)?;
-    let state =
-        State::recovered(cluster, spec, record).held_as(phase).of_class(class).with_ended(ended);
+    let state = match resumed {
+        Some(Resumed { phase, spec, record, class }) => {
+            State::recovered(cluster, spec, record).held_as(phase).of_class(class)
+        }
+        None => State::new(cluster),
+    };
+    let state = state.with_ended(ended, run_last);
     let path = folder.identity().join(BEGINNING);
     let bytes = codec::encode(&state);
     fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
@@ -105,27 +119,35 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
     Ok(Some(state))
 }
 
-/// The newest checkpoint that this controller tells of. A manifest is written when the log tells already,
-/// and so may be missing; where the log knows of a job, those of other jobs are none of its.
-fn newest(folder: &DataFolder, cluster: ClusterId) -> Result<Resumed, Failure> {
-    let Some(state) = known_state(folder, cluster)? else {
-        return newest_of_store(folder, None);
+/// What this controller knows of runs and their checkpoints: all that its log adds up to. A manifest is written
+/// when the log tells already, and so may be missing; where the log knows of a job, those of other jobs are none
+/// of its.
+fn known(folder: &DataFolder, cluster: ClusterId) -> Result<Known, Failure> {
+    let Some(state) = known_state(folder, cluster)? else { return known_of_store(folder, None) };
+    let Some(job) = state.job() else {
+        return match state.ended() {
+            [] => known_of_store(folder, None),
+            ended => Ok(Known { resumed: None, ended: ended.to_vec(), run_last: state.run_last() }),
+        };
     };
-    let Some(job) = state.job() else { return newest_of_store(folder, None) };
-    match state.checkpoints().last() {
-        Some(record) => Ok(Resumed {
-            phase: job.phase,
-            spec: Arc::clone(&job.spec),
-            record: record.clone(),
-            class: state.class(),
-            ended: state.ended().to_vec(),
-        }),
-        None => {
-            let found = newest_of_store(folder, Some(job.spec.config))?;
-            let (class, ended) = (state.class().or(found.class), state.ended().to_vec());
-            Ok(Resumed { phase: job.phase, class, ended, ..found })
+    let (ended, run_last) = (state.ended().to_vec(), state.run_last());
+    let class = state.class();
+    let resumed = match state.checkpoints().last() {
+        Some(record) => {
+            let (spec, record) = (Arc::clone(&job.spec), record.clone());
+            Some(Resumed { phase: job.phase, spec, record, class })
         }
-    }
+        None => match known_of_store(folder, Some(job.spec.config)) {
+            Ok(known) => known.resumed.map(|found| {
+                let class = class.or(found.class);
+                Resumed { phase: job.phase, class, ..found }
+            }),
+            // It has none yet, and what other runs made is not lost for that.
+            Err(_) if !ended.is_empty() => None,
+            Err(failure) => return Err(failure),
+        },
+    };
+    Ok(Known { resumed, ended, run_last })
 }
 
 /// What the log adds up to; what a recovery left that was not started since, if there is no log; nothing
@@ -154,9 +176,9 @@ fn known_state(folder: &DataFolder, cluster: ClusterId) -> Result<Option<State>,
     logged_state(cluster, &log).map(Some).map_err(|error| wrong(&error))
 }
 
-/// The newest checkpoint whose manifest tells how to go on, of the job with this configuration, if one is
-/// named.
-fn newest_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Resumed, Failure> {
+/// What manifests tell: the newest checkpoint of each run, of which the newest run goes on; only the job with this
+/// configuration, if one is named.
+fn known_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Known, Failure> {
     let places = Places::new(folder.clone());
     let wrong = |error: &dyn std::fmt::Display| {
         Failure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
@@ -167,19 +189,26 @@ fn newest_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Resume
     let read = |manifest: &Manifest| {
         CheckpointDocument::decode(&manifest.document)
             .filter(|found| config.is_none_or(|config| config == found.spec.config))
-            .map(|CheckpointDocument { spec, record, class }| {
-                let phase = JobPhase::Running;
-                Resumed { phase, spec, record, class, ended: Vec::new() }
-            })
+            .map(|found| (manifest.version.run, found))
     };
-    manifests.iter().rev().find_map(read).ok_or_else(|| {
+    // Oldest version first, so that the newest of each run stays.
+    let mut newest: BTreeMap<RunId, CheckpointDocument> =
+        manifests.iter().filter_map(read).collect();
+    let Some((run_last, CheckpointDocument { spec, record, class })) = newest.pop_last() else {
         let mut failure = Failure::new(FailureCode::NotFound, "there is no checkpoint here");
         failure.details = vec![
             Detail::new("a new cluster goes on from a checkpoint that this controller knows")
                 .hint("another controller's folder, or `zbelastic init` and a run from the start"),
         ];
-        failure
-    })
+        return Err(failure);
+    };
+    let ended = newest.into_values().map(|CheckpointDocument { spec, record, class }| {
+        let is_done = record.version.0 >= spec.step_count;
+        let phase = if is_done { JobPhase::Done } else { JobPhase::Stopped };
+        RunRecord { spec, phase, class, checkpoint: record }
+    });
+    let resumed = Some(Resumed { phase: JobPhase::Running, spec, record, class });
+    Ok(Known { resumed, ended: ended.collect(), run_last })
 }
 
 /// Keeps what was of the old cluster under another name.
@@ -234,7 +263,7 @@ mod tests {
     use zbelastic_consensus::class::{DeviceKind, DeviceName};
     use zbelastic_consensus::raft::{Members, Record, SnapshotImage, encode_record};
     use zbelastic_consensus::validation::Ledger;
-    use zbelastic_types::{Generation, LayerId, RunId, Step};
+    use zbelastic_types::{Generation, LayerId, Step};
 
     use super::*;
 
@@ -269,8 +298,12 @@ mod tests {
 
     /// A checkpoint of version 5 in the store, with this document.
     fn put_manifest(folder: &DataFolder, document: Vec<u8>) {
+        put_manifest_of(folder, 1, document);
+    }
+
+    fn put_manifest_of(folder: &DataFolder, run: u64, document: Vec<u8>) {
         let digest = Digest([0; 32]);
-        let version = CheckpointId { run: RunId(1), version: Step(5) };
+        let version = CheckpointId { run: RunId(run), version: Step(5) };
         let layer = PieceName { version, layer: LayerId(0), digest };
         let manifest = Manifest {
             version,
@@ -331,9 +364,12 @@ mod tests {
         let old = controller(ClusterId(7));
         let digest = Digest([0; 32]);
         put_manifest(&folder, codec::encode(&(job(), checkpoint(5))));
-        let resumed = |found: Result<Resumed, Failure>| found.expect("there is one").record.version;
-        assert_eq!(resumed(newest(&folder, old.cluster)), Step(5), "there is no log");
-        let other = newest_of_store(&folder, Some(digest)).err().expect("of another job");
+        let resumed = |found: Result<Known, Failure>| {
+            let found = found.expect("there is one").resumed;
+            found.expect("it goes on").record.version
+        };
+        assert_eq!(resumed(known(&folder, old.cluster)), Step(5), "there is no log");
+        let other = known_of_store(&folder, Some(digest)).err().expect("of another job");
         assert_eq!(other.code, FailureCode::NotFound);
 
         let state = State::recovered(old.cluster, Arc::new(job()), checkpoint(10));
@@ -349,6 +385,41 @@ mod tests {
             let home = Home::load(&folder.identity()).expect("readable").expect("it is recovered");
             recover(&folder, &home).expect("a checkpoint is known");
         }
+    }
+
+    /// Whatever the last run is, what others made is kept.
+    #[test]
+    fn runs_that_ended_come_along_from_a_log_and_from_a_store() {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        let old = controller(ClusterId(7));
+        let spec =
+            |run, name: &str| Arc::new(JobSpec { run: RunId(run), name: name.to_owned(), ..job() });
+        let ended = RunRecord {
+            spec: spec(1, "first"),
+            phase: JobPhase::Done,
+            class: None,
+            checkpoint: checkpoint(5),
+        };
+        let removed = State::new(old.cluster).with_ended(vec![ended.clone()], RunId(2));
+        put_log(&folder, &removed);
+        recover(&folder, &old).expect("a run is known");
+        let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
+        assert_eq!((state.ended(), state.run_last()), (&[ended][..], RunId(2)));
+        assert!(state.job().is_none(), "the last run was removed");
+
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        for (run, name, at) in [(1, "first", 5), (2, "second", 3)] {
+            let (spec, record) = (spec(run, name), checkpoint(at));
+            let document = CheckpointDocument { spec, record, class: None };
+            put_manifest_of(&folder, run, codec::encode(&document));
+        }
+        recover(&folder, &old).expect("runs are known");
+        let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
+        assert_eq!(state.job().map(|job| job.spec.name.clone()).as_deref(), Some("second"));
+        let names: Vec<&str> = state.ended().iter().map(|ended| ended.spec.name.as_str()).collect();
+        assert_eq!((names, state.run_last()), (vec!["first"], RunId(2)));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! the key that the cluster knows it by.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::{
-    ClockFault, ClusterAuthority, FolderFault, JoinSetup, NodeKey, NodeName, PeerRole, UnixSeconds,
-    join_cluster,
+    ClockFault, ClusterAuthority, FolderFault, JoinError, JoinRefusal, JoinSetup, NodeKey,
+    NodeName, PeerRole, UnixSeconds, join_cluster,
 };
 use zbelastic_types::NodeId;
 
@@ -15,6 +16,11 @@ use super::home::Home;
 use super::{ADMIN_NODE, cannot_certify, cannot_join, cannot_keep};
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
+
+/// Between two attempts of a worker that starts with a certificate that ended.
+const ASK_PAUSE: Duration = Duration::from_secs(1);
+/// How often it asks, if no controller that leads is reached: ten minutes, which controllers start in.
+const ASKED_MAX: u32 = 600;
 
 /// A controller has the authority, and so can renew its own certificate when it starts.
 pub fn controller_credentials(
@@ -85,11 +91,45 @@ pub async fn member_credentials(
             let ended = Credentials::load_ended(&identity, Some(home.cluster));
             let ended = ended.map_err(|error| unusable(&error))?;
             let controllers = home.controllers.values().flatten().copied();
-            let renewed = renewed(&ended, &home.name, typed.into_iter().chain(controllers)).await?;
+            let controllers: Vec<_> = typed.into_iter().chain(controllers).collect();
+            let renewed = renewed_in_time(&ended, &home.name, &controllers).await?;
             renewed.save(&identity).map_err(cannot_keep)?;
             Ok(renewed)
         }
         Err(error) => Err(unusable(&error)),
+    }
+}
+
+/// The same, asked for again while nobody decides: after an outage controllers start when workers do.
+async fn renewed_in_time(
+    ended: &Credentials,
+    name: &str,
+    controllers: &[SocketAddr],
+) -> Result<Credentials, Failure> {
+    let mut asked = 0;
+    loop {
+        match renewed(ended, name, controllers.iter().copied()).await {
+            Err(not) if not.failure.code == FailureCode::Unreachable && asked < ASKED_MAX => {
+                asked += 1;
+                tokio::time::sleep(ASK_PAUSE).await;
+            }
+            answer => return answer.map_err(|not| not.failure),
+        }
+    }
+}
+
+/// Why a member gets no other certificate.
+#[derive(Debug)]
+pub struct NotRenewed {
+    /// Whether the cluster said that it is no member any more.
+    pub is_no_member: bool,
+    /// What a person is told.
+    pub failure: Failure,
+}
+
+impl From<Failure> for NotRenewed {
+    fn from(failure: Failure) -> Self {
+        Self { is_no_member: false, failure }
     }
 }
 
@@ -101,14 +141,17 @@ pub async fn renewed(
     ended: &Credentials,
     name: &str,
     controllers: impl Iterator<Item = SocketAddr>,
-) -> Result<Credentials, Failure> {
+) -> Result<Credentials, NotRenewed> {
     let name = name.parse::<NodeName>().map_err(|error| unusable(&error))?;
     let setup = JoinSetup::of_member(ended, name, controllers.collect());
-    let joined = join_cluster(&setup.map_err(cannot_certify)?).await.map_err(cannot_join)?;
+    let joined = join_cluster(&setup.map_err(cannot_certify)?).await.map_err(|error| {
+        let no_member = matches!(error, JoinError::Refused { refusal: JoinRefusal::NoMember, .. });
+        NotRenewed { is_no_member: no_member, failure: cannot_join(error) }
+    })?;
     let (expected, found) = (ended.identity(), joined.credentials.identity());
     if expected != found {
         let what = format!("the cluster sent a certificate of {found}, expected one of {expected}");
-        return Err(Failure::new(FailureCode::VerificationFailed, what));
+        return Err(Failure::new(FailureCode::VerificationFailed, what).into());
     }
     Ok(joined.credentials)
 }

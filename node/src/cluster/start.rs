@@ -177,16 +177,21 @@ fn open_store(stores: &mut Stores, folder: &DataFolder) -> Result<Opened, Failur
     }
 }
 
-/// Renames a store that cannot be opened. Of several only the last is kept, so that a disk that damages one
-/// after the other is not filled.
+/// Stores that were put aside and are kept. Behind that a node with a disk that damages one after the other does not
+/// start, and none of what it had is gone.
+const ASIDE_MAX: u32 = 3;
+
+/// Renames a store that cannot be opened.
 fn put_aside(place: &Path) -> io::Result<PathBuf> {
-    let mut aside = place.as_os_str().to_owned();
-    aside.push(".damaged");
-    let aside = PathBuf::from(aside);
-    match std::fs::remove_dir_all(&aside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
+    let named = |number: u32| {
+        let mut aside = place.as_os_str().to_owned();
+        aside.push(if number == 1 { ".damaged".to_owned() } else { format!(".damaged-{number}") });
+        PathBuf::from(aside)
+    };
+    let aside = (1..=ASIDE_MAX).map(named).find(|aside| !aside.exists()).ok_or_else(|| {
+        let what = format!("{ASIDE_MAX} damaged stores lie beside {} already", place.display());
+        io::Error::new(io::ErrorKind::AlreadyExists, what)
+    })?;
     std::fs::rename(place, &aside)?;
     // A store that was noted must be there, or its disk counts as not mounted.
     std::fs::create_dir(place)?;

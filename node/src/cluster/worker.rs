@@ -114,6 +114,8 @@ enum Arrived {
     Piece(pieces::PieceArrived),
     /// A certificate that holds for longer, or not.
     Certificate(Result<Vec<Vec<u8>>, String>),
+    /// No member has this node's key any more.
+    NoMember,
     /// What a job is built from.
     Job(Box<Result<Fetched, super::data::FetchError>>),
 }
@@ -393,6 +395,7 @@ impl Worker {
             Arrived::Layer(layer) => self.handle_layer(layer),
             Arrived::Piece(piece) => self.handle_piece(piece),
             Arrived::Certificate(chain) => self.handle_certificate(chain),
+            Arrived::NoMember => self.ending = Some(Ending::Removed),
             Arrived::Job(fetched) => self.handle_job(*fetched),
         }
     }

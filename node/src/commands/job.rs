@@ -30,7 +30,7 @@ pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
 /// As [`pause`]; and if nobody says yes.
 pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let mut client = connect(&args.client)?;
-    confirm(args.yes, "the run ends for good; its checkpoints stay")?;
+    confirm(args.yes, "the run ends for good; its last checkpoint is kept")?;
     order(Request::Stop, &mut client, out)
 }
 

@@ -120,7 +120,7 @@ fn remove(
         ),
     };
     confirm(is_yes, &what)?;
-    let said = client.order(Request::RunRemove { name: name.to_owned() });
+    let said = client.order(Request::RunRemove { name: name.to_owned(), run: run.run });
     writeln!(out, "{}", said.map_err(Failure::from)?.what)?;
     Ok(())
 }

@@ -65,7 +65,7 @@ fn a_worker_that_was_off_for_days_comes_back_with_the_same_command() {
                 && member["incarnation"] != before["incarnation"]
         })
     });
-    assert_eq!(site.member("w").expect("waited for")["node"], before["node"]);
+    assert_eq!(site.member("w").expect("waited for")["id"], before["id"]);
     assert!(is_new(&identity));
     site.controller.says("its certificate had ended");
 

@@ -62,7 +62,7 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
     let line = ["run", &config, "--text", &words, "--detach"];
     let said = site.refused(&line, 6);
     assert!(
-        said.contains("run first has done this") && said.contains("zbelastic export"),
+        said.contains("run first is this one and has ended") && said.contains("zbelastic export"),
         "{said}"
     );
     let said = site.refused(&[&line[..], &["--name", "first"]].concat(), 6);
@@ -138,4 +138,50 @@ fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() 
     worker.child.kill().expect("it runs");
     worker.ended();
     assert!(exported(&site, "first", "out/again") == made, "it is all here");
+}
+
+/// What is read again at a start refers to other checkpoints than what follows it: here a newer one that was
+/// gone back behind.
+#[test]
+fn a_controller_that_reads_its_log_again_removes_nothing_that_later_entries_refer_to() {
+    let mut site = Site::new();
+    let _worker = site.worker("w");
+    let (config, words) = site.submission(100_000);
+    let line = ["run", &config, "--text", &words, "--detach", "--set", "checkpoint.every=100"];
+    site.told(&line);
+    let steps = |site: &Site| {
+        let listed = site.try_json(&["ckpt", "list", "--json"]).expect("listed");
+        let steps = listed.as_array().expect("a list").iter().map(|one| one["step"].as_u64());
+        steps.map(|step| step.expect("a number")).collect::<Vec<_>>()
+    };
+    wait_until("two checkpoints", || steps(&site).len() >= 2);
+    site.told(&["pause"]);
+    let held = || site.status()["job"]["step"].as_u64().expect("there is a job");
+    wait_until("the checkpoint that it is held at", || steps(&site).last() == Some(&held()));
+    let (first, before) = (steps(&site)[0], held());
+    site.told(&["ckpt", "restore", &first.to_string(), "--yes"]);
+    wait_until("that it went back", || held() == first);
+    site.told(&["resume"]);
+    wait_until("a step", || held() > first);
+    site.told(&["pause"]);
+    wait_until("the checkpoint that it is held at", || steps(&site).last() == Some(&held()));
+    let after = held();
+    assert!(after < before, "it is held before where it was: {after}, {before}");
+
+    let copies = |site: &Site| {
+        let found = site.told(&["ckpt", "verify", &after.to_string(), "--json"]);
+        let found: Value = serde_json::from_str(&found).expect("JSON");
+        found[0]["copies_sound"].as_u64().expect("a number")
+    };
+    let sound = copies(&site);
+    site.controller.child.kill().expect("it runs");
+    site.controller.ended();
+    site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
+    wait_until("a leader", || {
+        site.try_json(&["status", "--json"]).is_some_and(|status| !status["leader"].is_null())
+    });
+    wait_until("the worker", || {
+        site.member("w").is_some_and(|member| member["last_heard_ms"].is_u64())
+    });
+    assert_eq!(copies(&site), sound, "of checkpoint {after}, held at {before} before");
 }

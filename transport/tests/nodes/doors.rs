@@ -256,12 +256,16 @@ async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() 
     let (address, counters) = (one.transport.local_addr(), one.transport.clone());
     let_in(&site, one, &token);
     let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let began = Instant::now();
+    let is_reason = |refused: &JoinError| {
+        matches!(refused, JoinError::Refused { refusal: JoinRefusal::WrongProof { .. }, .. })
+    };
+    let mut counted = 0;
     for attempt in 0..20 {
         let refused = join(&endpoint, &setup(&wrong, address)).await.unwrap_err();
-        let JoinError::Refused { refusal, .. } = refused else { panic!("{refused}") };
-        if attempt == 0 {
-            assert_eq!(refusal, JoinRefusal::WrongProof { token: wrong.id() });
-        }
+        assert!(matches!(refused, JoinError::Refused { .. }), "{refused}");
+        assert!(attempt > 0 || is_reason(&refused), "{refused}");
+        counted += u32::from(is_reason(&refused));
         // Each wrong one is followed by one that is let in.
         join(&endpoint, &setup(&token, address)).await.unwrap();
     }
@@ -272,9 +276,12 @@ async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() 
     }
     join(&endpoint, &setup(&token, address)).await.unwrap();
     while let Some(refused) = flood.join_next().await {
-        assert!(refused.unwrap().is_err());
+        counted += u32::from(is_reason(&refused.unwrap().unwrap_err()));
     }
-    assert!(counters.counters().door.refused >= 49, "all but one were told to wait");
+    // Each that counts doubles the wait for the next: 1 s, 2 s, 4 s. However slow this machine is.
+    let most = 1 + (began.elapsed().as_secs() + 1).ilog2();
+    assert!(counted <= most, "{counted} of 70 heard their reason, at most {most} may have");
+    assert!(counters.counters().door.refused > 0, "others were told to wait");
 }
 
 /// The ends of joiners that have shaken hands and say nothing.

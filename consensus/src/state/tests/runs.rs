@@ -121,7 +121,8 @@ fn runs_are_kept_up_to_a_number_and_a_recovered_cluster_has_them() {
     let (spec, last) = (log.state.job().expect("there is one").spec.clone(), kept(&log.state));
     let checkpoint = log.state.checkpoints().last().expect("there is one").clone();
     let recovered = State::recovered(CLUSTER, spec, checkpoint);
-    let recovered = recovered.held_as(JobPhase::Stopped).with_ended(log.state.ended().to_vec());
+    let recovered = recovered.held_as(JobPhase::Stopped);
+    let recovered = recovered.with_ended(log.state.ended().to_vec(), log.state.run_last());
     assert_eq!(kept(&recovered), last);
     let mut log = Log { state: recovered };
     log.apply(Entry::Job(JobChange::Remove(RunId(1))));

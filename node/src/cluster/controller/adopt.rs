@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_checkpoint::Store as _;
+use zbelastic_checkpoint::{Manifest, Store as _};
 use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
 
@@ -74,11 +74,13 @@ impl Controller {
             return;
         }
         self.adopting.is_under_way = true;
+        let manifests = self.ended_manifests();
         let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let (progress, arrivals) = (self.kept_bytes.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let adopted = adopt(pieces, (&transport, &keeper), others, progress).await;
+            add_manifests(&keeper, manifests).await;
             let _ = arrivals.send(Arrived::Adopted(adopted)).await;
         });
     }
@@ -128,6 +130,20 @@ async fn adopt(
         }
     }
     adopted
+}
+
+/// Writes the manifests that are missing here, so that a recovery from this store alone knows these runs. One that
+/// cannot be written is tried again at the next look.
+async fn add_manifests(keeper: &Keeper, manifests: Vec<Manifest>) {
+    let Some(store) = keeper.store() else { return };
+    let add = move || {
+        for manifest in manifests {
+            if let Ok(None) = store.manifest(manifest.version) {
+                let _ = store.put_manifest(&manifest);
+            }
+        }
+    };
+    let _ = tokio::task::spawn_blocking(add).await;
 }
 
 #[cfg(test)]

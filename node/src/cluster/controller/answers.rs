@@ -12,7 +12,7 @@ use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_transport::identity::Token as JoinToken;
 use zbelastic_transport::{PeerIdentity, PeerRole, Reply};
-use zbelastic_types::{NodeId, Step};
+use zbelastic_types::{NodeId, RunId, Step};
 
 use super::Controller;
 use super::orders::Outcome;
@@ -102,7 +102,9 @@ impl Controller {
             Request::Logs { node, from_sequence, max } => self.logs(node, from_sequence, max),
             Request::TokenList => self.tokens(),
             Request::RunList => Answer::Runs(self.runs()),
-            Request::RunRemove { name } => return self.remove_run(name, reply),
+            Request::RunRemove { name, run } => {
+                return self.remove_run(name, RunId(run), reply);
+            }
             Request::CheckpointList { run } => self.list_checkpoints(run.as_deref()),
             Request::CheckpointShow { run, step } => self.checkpoint(run.as_deref(), step),
             Request::CheckpointVerify { run, step, layer } => {

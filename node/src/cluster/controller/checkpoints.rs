@@ -73,7 +73,12 @@ impl Controller {
     }
 
     /// Removes what no checkpoint needs, here and on every node that can be asked, and says what went where.
+    /// Only who leads knows all that is referred to.
     pub(super) fn collect_all(&mut self, reply: Reply) {
+        if !self.leads() {
+            let answer = self.redirect();
+            return self.reply(reply, &answer);
+        }
         let referred = self.referred();
         let (me, nodes) = (self.setup.node, self.holders());
         let (keeper, transport) = (self.keeper.clone(), self.transport.clone());

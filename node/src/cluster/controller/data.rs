@@ -1,6 +1,7 @@
 //! Texts and weights on a controller: handed on to the others, fetched from them, mended.
 
 use std::fs;
+use std::time::SystemTime;
 
 use zbelastic_transport::{PeerIdentity, PeerRole};
 use zbelastic_types::NodeId;
@@ -19,9 +20,19 @@ pub(super) struct DataArrived {
 }
 
 impl Controller {
+    /// Whether it is here. A run is about to begin with it, or has: it counts as new for what removes files that
+    /// no run refers to.
     pub(super) fn has_data(&self, name: DataName) -> bool {
         let path = self.keeper.data_path(name.hash);
-        fs::metadata(path).is_ok_and(|found| found.len() == name.length)
+        let is_here = fs::metadata(&path).is_ok_and(|found| found.len() == name.length);
+        if is_here {
+            // If that fails, the file is as old as it was.
+            let _ = fs::File::options()
+                .append(true)
+                .open(&path)
+                .and_then(|file| file.set_modified(SystemTime::now()));
+        }
+        is_here
     }
 
     /// The other controllers are to have it too.

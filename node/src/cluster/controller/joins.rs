@@ -297,11 +297,12 @@ impl Controller {
     }
 
     /// Another certificate for whoever shows one that is good: for the key that the log knows a member by.
-    /// A person's certificate stands in no log, and whoever holds one gets the next.
+    /// An administrator's certificate stands in no log, and whoever holds one gets the next.
     fn renewed(&mut self, from: PeerIdentity, request: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let key = RequestedKey::from_request(request).map_err(|error| error.to_string())?;
         match from.role {
-            PeerRole::Admin | PeerRole::Observer => {}
+            PeerRole::Admin => {}
+            PeerRole::Observer => return Err("an observer's certificate is not renewed".to_owned()),
             PeerRole::Controller | PeerRole::Worker => {
                 let digest = Digest(key.digest().0);
                 let credential = self.core.state().access().credential(from.node);
@@ -327,7 +328,8 @@ impl Controller {
         let is_its = |known: &Credential| {
             known.key == digest && known.role == AccessRole::Worker && !known.is_revoked
         };
-        let node = state.access().credentials().iter().find(|(_, known)| is_its(known));
+        // Of several that a key was given, as when an answer was lost, the last is the one in its folder.
+        let node = state.access().credentials().iter().rev().find(|(_, known)| is_its(known));
         let node =
             *node.filter(|_| attempt.role == PeerRole::Worker).ok_or(JoinRefusal::NoMember)?.0;
         let peer = PeerIdentity { cluster: state.cluster(), role: attempt.role, node };

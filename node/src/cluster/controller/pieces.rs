@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName};
+use zbelastic_consensus::checkpoint::CheckpointRecord;
+use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Role;
@@ -129,14 +131,15 @@ impl Controller {
         self.collect_unused();
     }
 
-    /// What nobody refers to goes, here and, if this node leads, on all workers.
+    /// What nobody refers to goes, on every node. Only who leads says so: another one may not have applied yet
+    /// what refers to a piece, as after its start, while it reads again what was agreed before.
     pub(super) fn collect_unused(&mut self) {
+        if !self.leads() {
+            return;
+        }
         let referred = self.referred();
-        if self.leads() {
-            let workers: Vec<NodeId> = self.core.state().live_workers().map(|w| w.0.node).collect();
-            for node in workers {
-                self.send_node(node, &NodeMessage::Collect(referred.clone()));
-            }
+        for node in self.holders().into_iter().filter(|node| *node != self.setup.node) {
+            self.send_node(node, &NodeMessage::Collect(referred.clone()));
         }
         self.collect_here(referred);
     }
@@ -175,26 +178,13 @@ impl Controller {
     fn manifest(&self, version: Step) -> Option<Manifest> {
         let state = self.core.state();
         let record = state.checkpoints().iter().find(|found| found.version == version)?;
-        let job = self.chronicle.job()?;
-        let spec = &state.job()?.spec;
-        let version = CheckpointId { run: spec.run, version };
-        let name = |(layer, digest): (u32, &_)| PieceName {
-            version,
-            layer: LayerId(layer),
-            digest: *digest,
-        };
-        Some(Manifest {
-            version,
-            layers: (0..).zip(&record.layers).map(name).collect(),
-            document: codec::encode(&CheckpointDocument {
-                spec: Arc::clone(spec),
-                record: record.clone(),
-                class: state.class(),
-            }),
-            data: job.job.text.hash,
-            program: job.job.program.clone(),
-            seed: job.job.config.seed,
-        })
+        manifest_of(&state.job()?.spec, record, state.class())
+    }
+
+    /// The manifests of runs that ended.
+    pub(super) fn ended_manifests(&self) -> Vec<Manifest> {
+        let ended = self.core.state().ended().iter();
+        ended.filter_map(|run| manifest_of(&run.spec, &run.checkpoint, run.class)).collect()
     }
 
     /// The digest of the state at a version, if there is a checkpoint of it.
@@ -222,6 +212,27 @@ impl Controller {
         };
         live.filter(|(_, member)| keeps(member.role)).map(|(node, _)| *node).collect()
     }
+}
+
+/// What a recovery goes on from. Of a document that this version cannot read there is none.
+fn manifest_of(
+    spec: &Arc<JobSpec>,
+    record: &CheckpointRecord,
+    class: Option<DeviceClass>,
+) -> Option<Manifest> {
+    let job = JobDocument::of_job(spec).ok()?.job;
+    let version = CheckpointId { run: spec.run, version: record.version };
+    let name =
+        |(layer, digest): (u32, &_)| PieceName { version, layer: LayerId(layer), digest: *digest };
+    let document = CheckpointDocument { spec: Arc::clone(spec), record: record.clone(), class };
+    Some(Manifest {
+        version,
+        layers: (0..).zip(&record.layers).map(name).collect(),
+        document: codec::encode(&document),
+        data: job.text.hash,
+        program: job.program,
+        seed: job.config.seed,
+    })
 }
 
 /// The text and the weights of a run, unless this version cannot read its document.

@@ -9,7 +9,7 @@ use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec};
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_trainer::digest::state_digest;
 use zbelastic_transport::Reply;
-use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Bytes, Digest, LayerId, NodeId, RunId, Step};
 
 use super::Controller;
 use super::answers::not_found;
@@ -189,8 +189,9 @@ impl Controller {
         })
     }
 
-    pub(super) fn remove_run(&mut self, name: String, reply: Reply) {
-        let Some(view) = self.view(Some(&name)) else {
+    pub(super) fn remove_run(&mut self, name: String, run: RunId, reply: Reply) {
+        let view = self.view(Some(&name)).filter(|view| view.spec.run == run);
+        let Some(view) = view else {
             return self.reply(reply, &not_found(Thing::Run, name));
         };
         if !is_over(view.phase) {

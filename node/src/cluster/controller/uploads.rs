@@ -16,8 +16,11 @@ use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::document::DataName;
 use crate::whole_file;
 
-/// Uploads under way at once; for another one the one with the first name is given up.
+/// Uploads under way at once; for another one the first that is not being written to is given up.
 const UPLOADS_MAX: usize = 4;
+/// Bytes that are written before they are synced: the last sync is as short as any other, and an answer waits for
+/// no more than that.
+const SYNC_BYTES: u64 = 64 << 20;
 
 /// Uploads under way, by hash.
 #[derive(Default)]
@@ -46,11 +49,15 @@ pub(super) struct UploadFile {
     beside: PathBuf,
     path: PathBuf,
     hasher: blake3::Hasher,
+    /// Bytes that were not synced yet.
+    unsynced: u64,
 }
 
 /// What became of a piece.
 pub(super) struct UploadArrived {
     hash: HexDigest,
+    /// Bytes that are there with it.
+    after: u64,
     written: Result<Written, UploadFault>,
     reply: Reply,
 }
@@ -76,14 +83,22 @@ impl UploadFile {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let beside = whole_file::beside(path);
+        // Not where a file lies that is fetched from another node meanwhile.
+        let beside = path.with_extension("upload.part");
         let file = whole_file::create(&beside)?;
-        Ok(Self { file, beside, path: path.to_owned(), hasher: blake3::Hasher::new() })
+        let hasher = blake3::Hasher::new();
+        Ok(Self { file, beside, path: path.to_owned(), hasher, unsynced: 0 })
     }
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.update(bytes);
-        self.file.write_all(bytes)
+        self.file.write_all(bytes)?;
+        self.unsynced += bytes.len() as u64;
+        if self.unsynced >= SYNC_BYTES {
+            self.unsynced = 0;
+            self.file.sync_data()?;
+        }
+        Ok(())
     }
 
     fn complete(self, expected: Digest) -> Result<(), UploadFault> {
@@ -131,7 +146,11 @@ impl Controller {
         let hash = HexDigest(name.hash);
         let uploads = &mut self.uploads.under_way;
         if !uploads.contains_key(&hash) && uploads.len() >= UPLOADS_MAX {
-            uploads.pop_first();
+            let idle = |upload: &Upload| matches!(upload.state, UploadState::Waiting(_));
+            let given_up = uploads.iter().find(|(_, upload)| idle(upload)).map(|(hash, _)| *hash);
+            // If none is idle, this one is refused when its first piece comes.
+            let Some(given_up) = given_up else { return Some(DataHeld { hash, held: 0 }) };
+            uploads.remove(&given_up);
         }
         let fresh = || Upload { name, held: 0, state: UploadState::Waiting(None) };
         let upload = uploads.entry(hash).or_insert_with(fresh);
@@ -160,27 +179,27 @@ impl Controller {
                 return self.reply(reply, &Answer::Refused(refusal));
             }
         };
-        upload.held = after;
         let (is_last, digest) = (after == upload.name.length, upload.name.hash);
         let (path, arrivals) = (self.keeper.data_path(digest), self.arrivals.clone());
         tokio::spawn(async move {
             let write = move || append(file, &path, (&bytes, is_last, digest));
             let written = tokio::task::spawn_blocking(write).await;
             let written = written.unwrap_or_else(|error| Err(io::Error::other(error).into()));
-            let _ = arrivals.send(Arrived::Uploaded(UploadArrived { hash, written, reply })).await;
+            let arrived = UploadArrived { hash, after, written, reply };
+            let _ = arrivals.send(Arrived::Uploaded(arrived)).await;
         });
     }
 
     pub(super) fn handle_upload(&mut self, arrived: UploadArrived) {
-        let UploadArrived { hash, written, reply } = arrived;
+        let UploadArrived { hash, after, written, reply } = arrived;
         // It may have been given up for another one meanwhile.
         let upload = self.uploads.under_way.remove(&hash);
         let answer = match (written, upload) {
             (Ok(Written::Part(file)), Some(upload)) => {
-                let held = upload.held;
-                let upload = Upload { state: UploadState::Waiting(Some(file)), ..upload };
+                let state = UploadState::Waiting(Some(file));
+                let upload = Upload { held: after, state, ..upload };
                 self.uploads.under_way.insert(hash, upload);
-                Answer::DataWanted(DataHeld { hash, held })
+                Answer::DataWanted(DataHeld { hash, held: after })
             }
             (Ok(Written::Whole), Some(Upload { name, .. })) => {
                 self.hand_on(name);

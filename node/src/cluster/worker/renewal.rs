@@ -50,11 +50,15 @@ impl Worker {
         let controllers: Vec<_> = self.setup.home.controllers.values().flatten().copied().collect();
         let arrivals = self.arrivals.clone();
         tokio::spawn(async move {
-            let renewed = renewed(&ended, &name, controllers.into_iter()).await;
-            let chain =
-                renewed.map(|renewed| renewed.chain().iter().map(|part| part.to_vec()).collect());
-            let _ =
-                arrivals.send(Arrived::Certificate(chain.map_err(|failure| failure.what))).await;
+            let arrived = match renewed(&ended, &name, controllers.into_iter()).await {
+                Ok(renewed) => {
+                    let chain = renewed.chain().iter().map(|part| part.to_vec());
+                    Arrived::Certificate(Ok(chain.collect()))
+                }
+                Err(not) if not.is_no_member => Arrived::NoMember,
+                Err(not) => Arrived::Certificate(Err(not.failure.what)),
+            };
+            let _ = arrivals.send(arrived).await;
         });
     }
 
