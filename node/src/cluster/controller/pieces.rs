@@ -132,7 +132,7 @@ impl Controller {
     }
 
     /// What nobody refers to goes, on every node. Only who leads says so: another one may not have applied yet
-    /// what refers to a piece, as after its start, while it reads again what was agreed before.
+    /// what refers to a piece.
     pub(super) fn collect_unused(&mut self) {
         if !self.leads() {
             return;
