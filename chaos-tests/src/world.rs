@@ -31,7 +31,7 @@ use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
 use zbelastic_trainer::stage::StageSetup;
-use zbelastic_types::{ClusterId, NodeId, Step};
+use zbelastic_types::{ClusterId, Generation, NodeId, Step};
 
 use crate::case::Case;
 use crate::check::Checker;
@@ -104,6 +104,8 @@ enum Event {
         node: NodeId,
         life: u64,
         key: PieceKey,
+        /// The plan under which the version was sealed.
+        generation: Generation,
     },
     /// A layer that took long leaves.
     Served {
@@ -500,7 +502,9 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             }
             Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
             Event::ReadDone { node, life, key } => self.handle_read_done(node, life, key),
-            Event::WriteDone { node, life, key } => self.handle_write_done(node, life, key),
+            Event::WriteDone { node, life, key, generation } => {
+                self.handle_write_done((node, life), (key, generation));
+            }
             Event::Served { node, life, to, frame } => self.handle_served(node, life, to, *frame),
             Event::Command { node, life, input } => self.handle_command(node, life, *input),
             Event::Advice { node, life, input } => self.handle_advice(node, life, *input),

@@ -74,10 +74,10 @@ pub enum HostInput {
         version: Step,
         /// The layer.
         layer: LayerId,
-        /// The digest that the order to write it named.
-        digest: Digest,
-        /// Whether it is durable.
-        is_durable: bool,
+        /// The plan that the order to write it named.
+        generation: Generation,
+        /// The digest of its state; none if it is not durable.
+        durable: Option<Digest>,
     },
 }
 
@@ -102,13 +102,13 @@ pub enum HostOutput {
         /// The digest of its state.
         digest: Digest,
     },
-    /// Make a layer of a checkpoint durable; answered by [`HostInput::Written`].
+    /// Hash a layer of a checkpoint and make it durable; answered by [`HostInput::Written`].
     Write {
         /// The layer. Who writes it brings it into form: it is as large as it was in training.
         image: LayerImage,
-        /// The digest of its state. Two states of one version are two things: a run that lost its
-        /// log and goes on from a checkpoint may leave out other steps than before.
-        digest: Digest,
+        /// The plan under which the version was sealed. Two states of one version are two things: a
+        /// run that went back may leave out other steps than before, under another plan.
+        generation: Generation,
     },
     /// The loss on held-out text. A change of plans may have it told twice, with the same bits.
     Evaluated {
@@ -140,9 +140,16 @@ enum Phase<M: ComputeModel, S> {
 struct Writing {
     version: Step,
     generation: Generation,
-    missing: Vec<LayerId>,
-    layers: Vec<LayerDigest>,
+    /// The layers, and the digest of each that is durable.
+    layers: Vec<(LayerId, Option<Digest>)>,
     busy_milliticks: u32,
+}
+
+impl Writing {
+    /// The digests of all layers, if all are durable.
+    fn digests(&self) -> Option<Vec<LayerDigest>> {
+        self.layers.iter().map(|(layer, durable)| Some((*layer, (*durable)?))).collect()
+    }
 }
 
 /// The host of a worker.
@@ -200,8 +207,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     writing.busy_milliticks = busy_milliticks;
                 }
             }
-            HostInput::Written { version, layer, digest, is_durable } => {
-                self.handle_written(version, (layer, digest), is_durable);
+            HostInput::Written { version, layer, generation, durable } => {
+                self.handle_written((version, generation), layer, durable);
             }
         }
         Ok(())
@@ -385,33 +392,34 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             return;
         }
         let (images, generation) = (station.export(version), station.plan().generation);
-        let layers: Vec<_> = images.iter().map(|i| (i.layer, self.model.digest(i))).collect();
-        let missing = images.iter().map(|image| image.layer).collect();
-        for (image, (_, digest)) in images.into_iter().zip(layers.iter().copied()) {
-            self.outbox.push_back(HostOutput::Write { image, digest });
-        }
-        let writing = Writing { version, generation, missing, layers, busy_milliticks: 0 };
-        self.writing.push_back(writing);
+        let layers = images.iter().map(|image| (image.layer, None)).collect();
+        let write = |image| HostOutput::Write { image, generation };
+        self.outbox.extend(images.into_iter().map(write));
+        self.writing.push_back(Writing { version, generation, layers, busy_milliticks: 0 });
     }
 
-    fn handle_written(&mut self, version: Step, written: LayerDigest, is_durable: bool) {
-        // What was written before a rewind came to this version again has another digest.
-        let is_it = |w: &Writing| w.version == version && w.layers.contains(&written);
-        let position = self.writing.iter().position(is_it);
-        let Some(position) = position else { return };
-        if !is_durable {
-            self.writing.remove(position);
-            self.write_left_out();
+    fn handle_written(
+        &mut self,
+        written: (Step, Generation),
+        layer: LayerId,
+        durable: Option<Digest>,
+    ) {
+        // What was written before a rewind came to this version again is of another plan.
+        let is_it = |writing: &Writing| (writing.version, writing.generation) == written;
+        let Some(position) = self.writing.iter().position(is_it) else { return };
+        let writing = &mut self.writing[position];
+        let Some(found) = writing.layers.iter_mut().find(|(of, _)| *of == layer) else { return };
+        found.1 = durable;
+        let digests = writing.digests();
+        if durable.is_some() && digests.is_none() {
             return;
         }
-        let writing = &mut self.writing[position];
-        writing.missing.retain(|missing| *missing != written.0);
-        if writing.missing.is_empty() {
-            let Writing { version, generation, layers, busy_milliticks, .. } =
-                self.writing.remove(position).expect("found above");
+        let Writing { version, generation, busy_milliticks, .. } =
+            self.writing.remove(position).expect("found above");
+        if let Some(layers) = digests {
             self.tell(News::Saved { version, generation, layers, busy_milliticks });
-            self.write_left_out();
         }
+        self.write_left_out();
     }
 
     /// Writes what there was no room for, if nothing was sealed since: the last version of a run, or

@@ -17,7 +17,9 @@ use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Tur
 use zbelastic_kernels::{AllocateError, CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage};
+use zbelastic_trainer::elastic::{
+    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage, layer_digest,
+};
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
 };
@@ -238,8 +240,8 @@ impl Pair {
                         order(&mut self.owner, Order::Settle(proposal.seal));
                     }
                 }
-                HostOutput::Write { image, digest } => {
-                    self.written.push((image.version, image.layer, digest));
+                HostOutput::Write { image, .. } => {
+                    self.written.push((image.version, image.layer, layer_digest(&image)));
                 }
                 HostOutput::News(_) | HostOutput::Read { .. } | HostOutput::Evaluated { .. } => {}
             }
@@ -390,7 +392,8 @@ fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes
         let first: Vec<_> =
             pair.written.iter().copied().filter(|(version, ..)| *version == Step(1)).collect();
         for (version, layer, digest) in first {
-            let written = HostInput::Written { version, layer, digest, is_durable: true };
+            let (generation, durable) = (GENERATION, Some(digest));
+            let written = HostInput::Written { version, layer, generation, durable };
             pair.owner.handle(written).expect("it is awaited");
         }
         pair.carry();

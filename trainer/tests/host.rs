@@ -16,7 +16,7 @@ use zbelastic_kernels::{CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient, LayerImage,
+    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient, LayerImage, layer_digest,
 };
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
@@ -344,22 +344,26 @@ fn what_was_written_of_another_state_is_not_told_as_durable() {
     let writes: Vec<_> = outputs(&mut host)
         .into_iter()
         .filter_map(|output| {
-            let HostOutput::Write { image, digest } = output else { return None };
-            Some((image.version, image.layer, digest))
+            let HostOutput::Write { image, generation } = output else { return None };
+            Some((image.version, image.layer, generation, layer_digest(&image)))
         })
         .collect();
     assert!(!writes.is_empty(), "what becomes a checkpoint is written when it is loaded");
-    let mut written = |digest_of: &dyn Fn(Digest) -> Digest, is_durable| {
-        for (version, layer, digest) in writes.iter().copied() {
-            let digest = digest_of(digest);
-            let input = HostInput::Written { version, layer, digest, is_durable };
+    let mut written = |plans_later, is_durable: bool| {
+        for (version, layer, generation, digest) in writes.iter().copied() {
+            let generation = Generation(generation.0 + plans_later);
+            let durable = is_durable.then_some(digest);
+            let input = HostInput::Written { version, layer, generation, durable };
             host.handle(input).expect("an answer");
         }
         outputs(&mut host)
     };
-    let other = |_| Digest([9; 32]);
-    assert!(written(&other, true).is_empty());
-    assert!(written(&other, false).is_empty(), "nor does its failure count");
-    let told = written(&|digest| digest, true);
-    assert!(matches!(told[..], [HostOutput::News(News::Saved { version: Step(0), .. })]));
+    assert!(written(1, true).is_empty());
+    assert!(written(1, false).is_empty(), "nor does its failure count");
+    let reported = written(0, true);
+    let [HostOutput::News(News::Saved { version: Step(0), layers, .. })] = &reported[..] else {
+        panic!("one checkpoint: {reported:?}")
+    };
+    let expected: Vec<_> = writes.iter().map(|(_, layer, _, digest)| (*layer, *digest)).collect();
+    assert_eq!(*layers, expected, "the digests that the writer computed");
 }

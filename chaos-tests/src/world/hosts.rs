@@ -3,10 +3,10 @@
 use zbelastic_consensus::seat::{News, Order};
 use zbelastic_schedule::Op;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::{ComputeModel, LayerCopy, ReadLayer};
+use zbelastic_trainer::elastic::{ComputeModel, LayerCopy, ReadLayer, layer_digest};
 use zbelastic_trainer::host::{HostInput, HostOutput, PeerBody, PeerFrame};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
-use zbelastic_types::NodeId;
+use zbelastic_types::{Generation, NodeId};
 
 use super::{Event, Packet, World};
 use crate::bug::{self, Bug};
@@ -212,9 +212,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 let at = self.transfer_ends(node, Work::Read, usual_us);
                 self.queue.push(at, Event::ReadDone { node, life, key: (version, layer, digest) });
             }
-            HostOutput::Write { image, digest } => {
-                let key = (image.version, image.layer, digest);
-                self.begin_write(node, life, key, image.encode());
+            HostOutput::Write { image, generation } => {
+                let key = (image.version, image.layer, layer_digest(&image));
+                self.begin_write((node, life), (key, generation), image.encode());
             }
             HostOutput::Evaluated { .. } => {}
         }
@@ -224,7 +224,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.send(node, to, Lane::Tensor, Packet::Peer(Box::new(frame)));
     }
 
-    fn begin_write(&mut self, node: NodeId, life: u64, key: PieceKey, bytes: Vec<u8>) {
+    fn begin_write(
+        &mut self,
+        (node, life): (NodeId, u64),
+        (key, generation): (PieceKey, Generation),
+        bytes: Vec<u8>,
+    ) {
         let (version, layer, digest) = key;
         self.store.put(key, bytes, node);
         if self.hits(CrashPoint::PiecesHalf) {
@@ -238,9 +243,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         let usual_us = self.draws_store.between(5_000, 900_000);
         let at = self.transfer_ends(node, Work::Write, usual_us);
-        self.queue.push(at, Event::WriteDone { node, life, key });
+        self.queue.push(at, Event::WriteDone { node, life, key, generation });
         if bug::is(Bug::M8ToldBeforeDurable) {
-            let told = HostInput::Written { version, layer, digest, is_durable: true };
+            let told = HostInput::Written { version, layer, generation, durable: Some(digest) };
             let machine = self.workers.get_mut(&node).expect("a worker");
             if let Some(process) = &mut machine.process {
                 process.backlog.push(told);
@@ -261,13 +266,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.host_input(node, life, HostInput::Read { version, layer, read });
     }
 
-    pub(super) fn handle_write_done(&mut self, node: NodeId, life: u64, key: PieceKey) {
+    pub(super) fn handle_write_done(
+        &mut self,
+        (node, life): (NodeId, u64),
+        (key, generation): (PieceKey, Generation),
+    ) {
         if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
             return;
         }
         self.transfer_ended(node, life);
-        let (is_durable, (version, layer, digest)) = (self.store.finish(key), key);
-        self.host_input(node, life, HostInput::Written { version, layer, digest, is_durable });
+        let (version, layer, digest) = key;
+        let durable = self.store.finish(key).then_some(digest);
+        self.host_input(node, life, HostInput::Written { version, layer, generation, durable });
     }
 
     /// Compares what a host follows with the reference. While a bit of a state is flipped anywhere,

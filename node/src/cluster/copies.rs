@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use zbelastic_types::NodeId;
+use zbelastic_types::{Generation, NodeId};
 
 use super::wire::PieceRef;
 
@@ -19,6 +19,8 @@ pub struct Copies {
 
 #[derive(Debug)]
 struct Copying {
+    /// The plan under which it was sealed.
+    generation: Generation,
     /// Whether the store here has it; none while it is written.
     is_here: Option<bool>,
     /// Copies that make it durable, here and elsewhere.
@@ -39,9 +41,14 @@ pub enum CopyNext {
     /// These nodes are to be asked to keep it.
     Ask(Vec<NodeId>),
     /// As many have it as are wanted.
-    Durable,
+    Durable {
+        /// The plan under which it was sealed.
+        generation: Generation,
+    },
     /// Too few can have it.
     Failed {
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// Copies there are.
         copies: usize,
         /// Copies that are wanted.
@@ -59,9 +66,9 @@ impl Copying {
         if self.is_here.is_none() {
             return CopyNext::Wait;
         }
-        let (copies, wanted) = (self.copies(), self.wanted);
+        let (copies, wanted, generation) = (self.copies(), self.wanted, self.generation);
         if copies >= wanted {
-            return CopyNext::Durable;
+            return CopyNext::Durable { generation };
         }
         let missing = wanted.saturating_sub(copies + self.asked.len());
         let now: Vec<_> = self.others.drain(..missing.min(self.others.len())).collect();
@@ -69,20 +76,25 @@ impl Copying {
         match (now.is_empty(), self.asked.len() + copies < wanted) {
             (false, false) => CopyNext::Ask(now),
             (true, false) => CopyNext::Wait,
-            (_, true) => CopyNext::Failed { copies, wanted },
+            (_, true) => CopyNext::Failed { generation, copies, wanted },
         }
     }
 }
 
 impl Copies {
-    /// A piece is being written here; `others` may keep it too, the best first. As many are to as
-    /// are wanted, or all if there are fewer.
-    pub fn begin(&mut self, piece: PieceRef, wanted: usize, others: Vec<NodeId>) {
+    /// A piece that was sealed under this plan is being written here; `others` may keep it too, the best
+    /// first. As many are to as are wanted, or all if there are fewer.
+    pub fn begin(
+        &mut self,
+        (piece, generation): (PieceRef, Generation),
+        wanted: usize,
+        others: Vec<NodeId>,
+    ) {
         let wanted = 1 + wanted.min(others.len());
         let (asked, kept) = (BTreeSet::new(), BTreeSet::new());
         let others = others.into();
-        self.under_way
-            .insert(piece, Copying { is_here: None, wanted, asked, kept, others, ticks: 0 });
+        let copying = Copying { generation, is_here: None, wanted, asked, kept, others, ticks: 0 };
+        self.under_way.insert(piece, copying);
     }
 
     /// The store here has it, or cannot take it.
@@ -111,7 +123,7 @@ impl Copies {
         what(copying);
         copying.ticks = 0;
         let next = copying.next();
-        if matches!(next, CopyNext::Durable | CopyNext::Failed { .. }) {
+        if matches!(next, CopyNext::Durable { .. } | CopyNext::Failed { .. }) {
             self.under_way.remove(&piece);
         }
         next
@@ -150,6 +162,9 @@ mod tests {
 
     use super::*;
 
+    const GENERATION: Generation = Generation(3);
+    const DURABLE: CopyNext = CopyNext::Durable { generation: GENERATION };
+
     fn piece(layer: u32) -> PieceRef {
         let digest = Digest([layer as u8; 32]);
         PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
@@ -162,7 +177,7 @@ mod tests {
     /// A piece that is wanted elsewhere this often, with nodes 1 to `others` to ask.
     fn begun(wanted: usize, others: u64) -> Copies {
         let mut copies = Copies::default();
-        copies.begin(piece(0), wanted, (1..=others).map(NodeId).collect());
+        copies.begin((piece(0), GENERATION), wanted, (1..=others).map(NodeId).collect());
         copies
     }
 
@@ -171,14 +186,14 @@ mod tests {
         let mut copies = begun(1, 2);
         assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
         assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Wait, "nobody asked it");
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Durable);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), DURABLE);
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait, "once");
     }
 
     #[test]
     fn piece_without_others_is_durable_here() {
         let mut copies = begun(2, 0);
-        assert_eq!(copies.note_here(piece(0), true), CopyNext::Durable);
+        assert_eq!(copies.note_here(piece(0), true), DURABLE);
     }
 
     #[test]
@@ -189,7 +204,7 @@ mod tests {
         assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Wait);
         assert_eq!(copies.note_down(NodeId(3)), [(piece(0), ask(&[4]))]);
         assert_eq!(copies.note_down(NodeId(2)), [], "it has it on its disk");
-        assert_eq!(copies.note_kept(piece(0), NodeId(4), true), CopyNext::Durable);
+        assert_eq!(copies.note_kept(piece(0), NodeId(4), true), DURABLE);
     }
 
     #[test]
@@ -197,13 +212,13 @@ mod tests {
         let mut copies = begun(1, 3);
         assert_eq!(copies.note_here(piece(0), false), ask(&[1, 2]));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait);
-        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Durable);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), DURABLE);
     }
 
     #[test]
     fn too_few_who_can_keep_it_are_a_failure_that_counts_them() {
         let mut copies = begun(1, 1);
-        let failed = |copies| CopyNext::Failed { copies, wanted: 2 };
+        let failed = |copies| CopyNext::Failed { generation: GENERATION, copies, wanted: 2 };
         assert_eq!(copies.note_here(piece(0), false), failed(0));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait);
         let mut copies = begun(1, 2);
@@ -226,7 +241,7 @@ mod tests {
             copies.note_progress(piece(0), NodeId(1));
             copies.note_written();
         }
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Durable);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), DURABLE);
     }
 
     #[test]
@@ -238,7 +253,7 @@ mod tests {
         };
         assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
         assert_eq!(late(&mut copies), [(piece(0), ask(&[2]))]);
-        let failed = CopyNext::Failed { copies: 1, wanted: 2 };
+        let failed = CopyNext::Failed { generation: GENERATION, copies: 1, wanted: 2 };
         assert_eq!(late(&mut copies), [(piece(0), failed)]);
         assert_eq!(copies.handle_tick(), []);
     }

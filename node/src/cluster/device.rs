@@ -29,7 +29,7 @@ use zbelastic_trainer::plan::{Plan, PlanRequest};
 use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
 use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
-use zbelastic_types::{Digest, LayerId, NodeId, Step};
+use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 
 use super::compute::Machine;
 use super::courier::Courier;
@@ -150,12 +150,12 @@ pub enum DeviceOutput {
         /// The digest of its state.
         digest: Digest,
     },
-    /// A layer of a checkpoint is to become durable.
+    /// A layer of a checkpoint is to be hashed and to become durable.
     Write {
         /// The layer.
         image: LayerImage,
-        /// The digest of its state.
-        digest: Digest,
+        /// The plan under which the version was sealed.
+        generation: Generation,
     },
     /// The loss on held-out text.
     Evaluated {
@@ -458,7 +458,9 @@ impl<M: Machine> DeviceThread<M> {
             HostOutput::Read { version, layer, digest } => {
                 self.say(DeviceOutput::Read { version, layer, digest })
             }
-            HostOutput::Write { image, digest } => self.say(DeviceOutput::Write { image, digest }),
+            HostOutput::Write { image, generation } => {
+                self.say(DeviceOutput::Write { image, generation })
+            }
             HostOutput::Evaluated { steps_done, loss_sum, token_count } => {
                 let loss = loss_sum / token_count as f64;
                 self.say(DeviceOutput::Evaluated { steps_done, loss })

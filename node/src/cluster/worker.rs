@@ -154,6 +154,8 @@ struct Worker {
     device: DeviceHandle,
     transport: Transport,
     keeper: Keeper,
+    /// Layers of a checkpoint that are to be hashed.
+    unhashed: pieces::HashQueue,
     copies: Copies,
     /// Pieces to be kept for others.
     keeping: KeepQueue,
@@ -220,6 +222,7 @@ pub async fn run<M: Machine>(
         device,
         transport,
         keeper,
+        unhashed: pieces::HashQueue::default(),
         copies: Copies::default(),
         keeping: KeepQueue::default(),
         newest: Step(0),
@@ -376,7 +379,7 @@ impl Worker {
             DeviceOutput::Ask { to, message } => self.send_node(to, &NodeMessage::Layer(message)),
             DeviceOutput::Offer { to, offer } => self.offer(to, offer),
             DeviceOutput::Read { version, layer, digest } => self.read(version, layer, digest),
-            DeviceOutput::Write { image, digest } => self.write(image, digest),
+            DeviceOutput::Write { image, generation } => self.write(image, generation),
             DeviceOutput::Evaluated { steps_done, loss } => {
                 self.tell_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }

@@ -12,7 +12,7 @@ use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_schedule::{Compute, Op};
-use zbelastic_trainer::elastic::ReadLayer;
+use zbelastic_trainer::elastic::{ReadLayer, layer_digest};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerRefusal, Station};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
 use zbelastic_types::{Bytes, NodeId, Step};
@@ -114,11 +114,13 @@ impl Process {
                 let read = bytes.and_then(|bytes| ReadLayer::decode(&bytes).ok()).map(Box::new);
                 self.host_input(HostInput::Read { version, layer, read }, around);
             }
-            HostOutput::Write { image, digest } => {
+            HostOutput::Write { image, generation } => {
                 let (version, layer, bytes) = (image.version, image.layer, image.encode());
+                let digest = layer_digest(&image);
                 around.store.put((version, layer, digest), bytes, self.node);
-                let is_durable = around.store.finish((version, layer, digest));
-                self.host_input(HostInput::Written { version, layer, digest, is_durable }, around);
+                let durable = around.store.finish((version, layer, digest)).then_some(digest);
+                let written = HostInput::Written { version, layer, generation, durable };
+                self.host_input(written, around);
             }
             HostOutput::Evaluated { .. } => {}
         }

@@ -1,11 +1,12 @@
 //! Pieces of checkpoints on a worker: written here and kept elsewhere, read here or fetched.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use zbelastic_trainer::elastic::{LayerImage, ReadLayer, image_bytes, layer_digest};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, Reply};
-use zbelastic_types::{Bytes, Digest, LayerId, NodeId, RunId, Step};
+use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
 
 use super::layers::fetch_image;
 use super::{Arrived, Readiness, Worker};
@@ -19,8 +20,44 @@ use crate::cluster::wire::{
     self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, Referred, SaveFailed,
 };
 
-/// A piece that was fetched, or not.
+/// A layer of a checkpoint, the plan under which it was sealed, and the run that was loaded then.
+pub(super) struct Sealed {
+    image: Arc<LayerImage>,
+    generation: Generation,
+    run: RunId,
+}
+
+/// Layers of checkpoints that wait to be hashed: one after the other, beside the event loop and the device.
+/// There are no more than a host writes at once, the layers of two versions.
+#[derive(Default)]
+pub(super) struct HashQueue {
+    waiting: VecDeque<Sealed>,
+    is_busy: bool,
+}
+
+impl HashQueue {
+    /// A layer is to be hashed.
+    fn push(&mut self, sealed: Sealed) {
+        self.waiting.push_back(sealed);
+    }
+
+    /// The next layer to be hashed, unless one is.
+    fn poll(&mut self) -> Option<Sealed> {
+        let next = if self.is_busy { None } else { self.waiting.pop_front() };
+        self.is_busy |= next.is_some();
+        next
+    }
+
+    /// A layer was hashed.
+    fn note_done(&mut self) {
+        self.is_busy = false;
+    }
+}
+
+/// A piece that was fetched or hashed, or not.
 pub(super) enum PieceArrived {
+    /// To become durable.
+    Hashed { sealed: Sealed, digest: Digest },
     /// To go on from.
     Read { piece: PieceRef, read: Result<Box<ReadLayer>, String> },
     /// To be kept for another node.
@@ -29,18 +66,39 @@ pub(super) enum PieceArrived {
 
 impl Worker {
     /// The host wants a layer to become durable.
-    pub(super) fn write(&mut self, image: LayerImage, digest: Digest) {
-        let LayerImage { version, layer, .. } = image;
+    pub(super) fn write(&mut self, image: LayerImage, generation: Generation) {
         let Some(run) = self.run() else { return };
+        self.unhashed.push(Sealed { image: Arc::new(image), generation, run });
+        self.hash_next();
+    }
+
+    fn hash_next(&mut self) {
+        let Some(sealed) = self.unhashed.poll() else { return };
+        let (arrivals, progress) = (self.arrivals.clone(), self.work.pieces().clone());
+        tokio::task::spawn_blocking(move || {
+            let digest = layer_digest(&sealed.image);
+            progress.add(image_bytes(sealed.image.w.len()));
+            let arrived = PieceArrived::Hashed { sealed, digest };
+            // If nobody listens, the process ends.
+            let _ = arrivals.blocking_send(Arrived::Piece(arrived));
+        });
+    }
+
+    /// A layer was hashed, and has a name now under which it is kept.
+    fn keep_own(&mut self, sealed: Sealed, digest: Digest) {
+        self.unhashed.note_done();
+        self.hash_next();
+        let Sealed { image, generation, run } = sealed;
+        let LayerImage { version, layer, .. } = *image;
         let piece = PieceRef { run, version, layer, digest, length: image_bytes(image.w.len()) };
         let wanted = match &self.readiness {
             Readiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
             Readiness::Idle | Readiness::Fetching(_) => 0,
         };
         let others = self.peers.keepers(self.seat.contacts(), layer);
-        self.copies.begin(piece, wanted, others);
+        self.copies.begin((piece, generation), wanted, others);
         self.work.begin_writing(piece);
-        let body = Arc::new(LayerBody::new(Arc::new(image)));
+        let body = Arc::new(LayerBody::new(image));
         if self.keeper.put(piece, body.clone()).is_err() {
             self.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
             self.note_own(piece, Some(body));
@@ -75,24 +133,25 @@ impl Worker {
             CopyNext::Ask(nodes) => {
                 nodes.into_iter().for_each(|n| self.send_node(n, &NodeMessage::Keep(piece)));
             }
-            CopyNext::Durable => self.end_copying(piece, true),
-            CopyNext::Failed { copies, wanted } => {
+            CopyNext::Durable { generation } => self.end_copying((piece, generation), true),
+            CopyNext::Failed { generation, copies, wanted } => {
                 let PieceRef { version, layer, .. } = piece;
                 let what = format!("layer {layer} of checkpoint {version}");
                 self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
                 let (copies, wanted) = (copies as u32, wanted as u32);
                 let failed = SaveFailed { version, layer, copies, wanted };
                 self.tell_controllers(&NodeMessage::SaveFailed(failed));
-                self.end_copying(piece, false);
+                self.end_copying((piece, generation), false);
             }
         }
     }
 
-    fn end_copying(&mut self, piece: PieceRef, is_durable: bool) {
+    fn end_copying(&mut self, (piece, generation): (PieceRef, Generation), is_durable: bool) {
         self.shelf.take_back(&BulkKey::Piece(piece));
         self.work.note_written(piece, is_durable);
         let PieceRef { version, layer, digest, .. } = piece;
-        self.tell_device(HostInput::Written { version, layer, digest, is_durable });
+        let durable = is_durable.then_some(digest);
+        self.tell_device(HostInput::Written { version, layer, generation, durable });
     }
 
     /// The host wants to go on from a layer of a checkpoint.
@@ -182,6 +241,7 @@ impl Worker {
 
     pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
         match arrived {
+            PieceArrived::Hashed { sealed, digest } => self.keep_own(sealed, digest),
             PieceArrived::Read { piece, read: Ok(read) } => self.answer_read(piece, Some(read)),
             PieceArrived::Read { piece, read: Err(error) } => {
                 let PieceRef { version, layer, .. } = piece;
