@@ -10,7 +10,7 @@ use zbelastic_kernels::{AllocateError, HostFloats, Loss, Parcel};
 use zbelastic_schedule::{Flow, Pass, Placement};
 use zbelastic_trainer::data::Batch;
 use zbelastic_trainer::elastic::{
-    ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest,
+    ComputeModel, CopyRefusal, GradientPart, HeldGradient, LayerCopy, LayerImage, layer_digest,
 };
 use zbelastic_trainer::stage::{Injection, StageSetup, StoreError, UpdateOrder, Workbench};
 use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
@@ -445,7 +445,12 @@ impl ComputeModel for DigestModel {
     }
 
     fn copy(&self, image: &LayerImage) -> Result<DigestCopy, AllocateError> {
-        Ok(DigestCopy { shape: self.shape.clone(), layer: Layer::of_image(image), held: None })
+        Ok(DigestCopy {
+            shape: self.shape.clone(),
+            layer: Layer::of_image(image),
+            floats: [0.0; FRAME_LEN],
+            held: HeldGradient::default(),
+        })
     }
 }
 
@@ -453,7 +458,9 @@ impl ComputeModel for DigestModel {
 pub struct DigestCopy {
     shape: DigestShape,
     layer: Layer,
-    held: Option<Turn>,
+    /// The floats of a gradient, as far as they came.
+    floats: [f32; FRAME_LEN],
+    held: HeldGradient,
 }
 
 impl LayerCopy for DigestCopy {
@@ -465,17 +472,28 @@ impl LayerCopy for DigestCopy {
         self.layer.version
     }
 
-    fn hold(&mut self, gradient: &LayerGradient) -> Result<Vec<TensorSum>, CopyRefusal> {
-        let (expected, found) = (self.layer.version, gradient.turn.step);
+    fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal> {
+        let (expected, found) = (self.layer.version, part.turn().step);
         if expected != found {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
-        if gradient.layer != self.layer.id || gradient.g.len() != FRAME_LEN {
+        if part.layer() != self.layer.id {
             return Err(CopyRefusal::OtherLayer);
         }
-        self.layer.g = Gradient::of_floats(&gradient.g);
-        self.held = Some(gradient.turn);
-        Ok(self.shape.sums(self.layer.id, self.layer.g))
+        self.held.count(part, FRAME_LEN)?;
+        self.floats[part.first()..][..part.len()].copy_from_slice(part.floats());
+        if self.held().is_some() {
+            self.layer.g = Gradient::of_floats(&self.floats);
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> Option<Turn> {
+        self.held.whole(FRAME_LEN)
+    }
+
+    fn sums(&self) -> Vec<TensorSum> {
+        self.shape.sums(self.layer.id, self.layer.g)
     }
 
     fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
@@ -485,7 +503,7 @@ impl LayerCopy for DigestCopy {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
         match seal.verdict.coefficient() {
-            Some(_) if self.held != Some(turn) => return Err(CopyRefusal::NoGradient { turn }),
+            Some(_) if self.held() != Some(turn) => return Err(CopyRefusal::NoGradient { turn }),
             Some(clip) => {
                 let order = UpdateOrder { step, number: seal.updates_after, clip };
                 self.layer.candidate = Some(self.layer.state.candidate(self.layer.g, order));
@@ -494,7 +512,7 @@ impl LayerCopy for DigestCopy {
             None if seal.verdict.is_final() => self.layer.skip(step),
             None => {}
         }
-        self.held = None;
+        self.held.clear();
         Ok(())
     }
 

@@ -5,43 +5,27 @@
 
 mod assembler;
 mod copy;
+mod cutting;
 mod digester;
+mod gradient;
 mod image;
 mod scattered;
 
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
-use zbelastic_kernels::{AllocateError, DeviceFault, HostFloats};
+use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
 pub use assembler::{LayerAssembler, ReadLayer};
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
+pub use cutting::{FrameRoom, GRADIENT_ROOM, Part, cut};
 pub use digester::ImageDigester;
+pub use gradient::{GradientPart, HeldGradient, LayerGradient};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
 pub use scattered::ScatteredLayer;
-
-/// A layer's gradient on its way to who keeps the layer's copy.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LayerGradient {
-    /// The layer.
-    pub layer: LayerId,
-    /// The turn it was computed in.
-    pub turn: Turn,
-    /// The gradient, in the layer's order. That of a device may still be on its way.
-    pub g: HostFloats,
-}
-
-impl LayerGradient {
-    /// Waits until it is here. What has ended the device that copied it, if anything has: then it is none.
-    #[must_use]
-    pub fn wait(&self) -> Option<DeviceFault> {
-        let _here: &[f32] = &self.g;
-        self.g.fault()
-    }
-}
 
 /// Why a copy does not take something in. It stays as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +41,14 @@ pub enum CopyRefusal {
     /// A gradient of another layer or length.
     #[error("not a gradient of this layer")]
     OtherLayer,
+    /// Floats of a gradient that do not follow on those before them.
+    #[error("floats from {found} on, {expected} are held")]
+    Gap {
+        /// Floats held.
+        expected: usize,
+        /// The first float of the part.
+        found: usize,
+    },
     /// There is no gradient of the turn that was sealed.
     #[error("no gradient of {turn} is held")]
     NoGradient {
@@ -73,11 +65,18 @@ pub trait LayerCopy {
     /// Its version.
     fn version(&self) -> Step;
 
-    /// Keeps a gradient, in place of one of an earlier turn; yields its sums as computed here.
+    /// Keeps some floats of a gradient, which come in order; the first take the place of a gradient that
+    /// was held before.
     ///
     /// # Errors
-    /// If it is not the next one.
-    fn hold(&mut self, gradient: &LayerGradient) -> Result<Vec<TensorSum>, CopyRefusal>;
+    /// If they do not follow on those before, or are of another step.
+    fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal>;
+
+    /// The turn whose whole gradient is held.
+    fn held(&self) -> Option<Turn>;
+
+    /// The sums of the gradient that is held, as computed here.
+    fn sums(&self) -> Vec<TensorSum>;
 
     /// Does what a seal says.
     ///

@@ -29,10 +29,10 @@ use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerImage, ReadLayer};
+use crate::elastic::{ComputeModel, FrameRoom, LayerImage, ReadLayer};
 use crate::stage::{Progress, StageSetup};
 
-pub use peers::{PeerBody, PeerFrame, PeerRefusal};
+pub use peers::{MessageNumber, PeerBody, PeerFrame, PeerRefusal};
 pub use station::Station;
 
 use following::Following;
@@ -126,6 +126,8 @@ pub enum HostOutput {
 pub struct HostSetup {
     /// The run; its plan is replaced by each plan that is loaded.
     pub stage: StageSetup,
+    /// What gradients for copies travel in, the same on all workers.
+    pub gradient_room: FrameRoom,
 }
 
 /// Where a host is.

@@ -18,7 +18,7 @@ use zbelastic_kernels::{AllocateError, CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerImage, layer_digest,
+    BackendModel, ComputeModel, DeviceUse, FrameRoom, LayerCopy, LayerImage, layer_digest,
 };
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
@@ -96,7 +96,11 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
         store: None,
         clock: None,
     };
-    Host::new(HostSetup { stage }, Tight { model: compute, is_full }, common::corpus())
+    Host::new(
+        HostSetup { stage, gradient_room: FrameRoom { parts: 2, floats: 100 } },
+        Tight { model: compute, is_full },
+        common::corpus(),
+    )
 }
 
 fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> PlanRecord {

@@ -16,7 +16,8 @@ use zbelastic_kernels::{CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient, LayerImage, layer_digest,
+    BackendModel, ComputeModel, DeviceUse, FrameRoom, GradientPart, LayerCopy, LayerGradient,
+    LayerImage, layer_digest,
 };
 use zbelastic_trainer::host::{
     Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
@@ -104,7 +105,11 @@ fn host() -> Worker {
     let (host, store, clock, step_count) = (HostThreads::one(), None, None, 4);
     let compute =
         BackendModel { model, optimizer, step_count, weights, device, host, store, clock };
-    Host::new(HostSetup { stage }, compute, common::corpus())
+    Host::new(
+        HostSetup { stage, gradient_room: FrameRoom { parts: 2, floats: 100 } },
+        compute,
+        common::corpus(),
+    )
 }
 
 fn outputs(host: &mut Worker) -> Vec<HostOutput> {
@@ -178,7 +183,8 @@ fn an_image_stays_as_it_was_while_its_layer_goes_on() {
         let mut copy = model.copy(image).expect("memory");
         let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(0) };
         let g = (0..image.w.len()).map(|i| i as f32 * 1e-3 - 0.1).collect();
-        copy.hold(&LayerGradient { layer: image.layer, turn, g }).expect("the open step");
+        let gradient = Arc::new(LayerGradient { layer: image.layer, turn, g });
+        copy.hold(&GradientPart::whole(gradient)).expect("the open step");
         let seal = Seal {
             turn,
             verdict: Verdict::Keep,

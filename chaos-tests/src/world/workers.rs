@@ -9,7 +9,7 @@ use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::{ComputeModel, GRADIENT_ROOM};
 use zbelastic_trainer::host::{Host, HostInput, HostSetup};
 use zbelastic_types::{Bytes, NodeId};
 
@@ -60,7 +60,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             controllers: self.controllers_in_use(),
             timing: SEAT_TIMING,
         };
-        let host_setup = HostSetup { stage: self.setup.stage.clone() };
+        let host_setup =
+            HostSetup { stage: self.setup.stage.clone(), gradient_room: GRADIENT_ROOM };
         let machine = self.workers.get_mut(&node).expect("a worker");
         if machine.process.is_some() || machine.is_gone {
             return;

@@ -11,7 +11,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use tokio::sync::mpsc;
-use zbelastic_trainer::elastic::LayerGradient;
+use zbelastic_trainer::elastic::GradientPart;
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
@@ -90,9 +90,8 @@ impl<R: Road> Courier<R> {
 fn is_held(body: &PeerBody) -> bool {
     match body {
         PeerBody::Frame(frame) => frame.tensor.is_held(),
-        PeerBody::Gradients { gradients, .. } | PeerBody::Update { gradients, .. } => {
-            gradients.iter().any(|gradient| gradient.g.is_held())
-        }
+        PeerBody::Gradients { parts, .. } => parts.iter().any(GradientPart::is_held),
+        PeerBody::Update { gradients, .. } => gradients.iter().any(|gradient| gradient.g.is_held()),
         PeerBody::Layer(image) | PeerBody::Ahead { image, .. } => image.is_held(),
         PeerBody::Prefix(_)
         | PeerBody::Partial(_)
@@ -105,8 +104,9 @@ impl<R: Road> Way<R> {
     fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
         let (held, fault) = match &frame.body {
             PeerBody::Frame(frame) => (frame.tensor.held(), None),
-            PeerBody::Gradients { gradients, .. } | PeerBody::Update { gradients, .. } => {
-                (None, gradients.iter().find_map(LayerGradient::wait))
+            PeerBody::Gradients { parts, .. } => (None, parts.iter().find_map(GradientPart::wait)),
+            PeerBody::Update { gradients, .. } => {
+                (None, gradients.iter().find_map(|gradient| gradient.wait()))
             }
             PeerBody::Layer(image) | PeerBody::Ahead { image, .. } => (None, image.wait()),
             PeerBody::Prefix(_)

@@ -22,7 +22,7 @@ use zbelastic_kernels::cuda::OpenError;
 use zbelastic_kernels::{AllocateError, DeviceFault, HostThreads};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, LayerImage, MakeStore};
+use zbelastic_trainer::elastic::{BackendModel, GRADIENT_ROOM, LayerImage, MakeStore};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
 use zbelastic_trainer::model::{LayerClock, LayerTimes, Timed};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
@@ -557,5 +557,5 @@ fn begin<M: Machine>(machine: &M, job: DeviceJob) -> Result<WorkerHost<M>, Devic
         copies_wanted: false,
         attest_every: 0,
     };
-    Ok(Host::new(HostSetup { stage }, model, corpus))
+    Ok(Host::new(HostSetup { stage, gradient_room: GRADIENT_ROOM }, model, corpus))
 }

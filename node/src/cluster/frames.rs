@@ -1,10 +1,10 @@
 //! Floats between workers: which frames there are, how long each is, and what they become.
 //!
 //! Both ends know a frame's length from the plan, before it comes. What is too long for one frame
-//! is cut into pieces where both ends cut alike ([`cutting`]), and joined again ([`assembly`]).
+//! is cut where both ends cut alike. Gradients for copies are used part by part as they arrive; what
+//! else was cut is joined again ([`assembly`]).
 
 mod assembly;
-mod cutting;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +18,9 @@ use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
 use zbelastic_kernels::{Numbers, Parcel};
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_trainer::elastic::{LayerGradient, LayerImage};
+use zbelastic_trainer::elastic::{
+    FrameRoom, GRADIENT_ROOM, GradientPart, LayerGradient, LayerImage, cut,
+};
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
@@ -30,7 +32,6 @@ use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, Stage
 use super::wire::{LayerMessage, encode};
 pub use assembly::{Assembly, FramePiece};
 use assembly::{Joined, PieceNumber};
-use cutting::{LANE, Part, cut};
 
 /// Bytes that a boundary tensor may have. It is not cut: whoever waits for it has nothing else to
 /// do, and a smaller microbatch makes it smaller.
@@ -46,7 +47,7 @@ enum Kind {
     Prefix,
     /// That the last chunk is done with held-out text; it has no floats.
     Receipt,
-    /// A piece of the gradient of the sender's stage: a node stands at one.
+    /// A frame of the gradient of the sender's stage: a node stands at one.
     Gradients(u32),
     /// A piece of a layer's gradient, for who follows it.
     Update(LayerId, u32),
@@ -58,8 +59,9 @@ enum Kind {
 
 /// Bits of a class that name the kind.
 const KIND_BITS: u32 = 20;
-/// Pieces that a layer's gradient has at most: 2^32 floats of 2^28 a frame.
-const LAYER_PIECES_MAX: u32 = 16;
+/// Pieces that the gradient of a layer that is followed has at most: 16 MiB each, and longer ones for a
+/// layer of more than 2^30 floats.
+const LAYER_PIECES_MAX: u32 = 256;
 /// Slices whose boundary tensors have a kind of their own; those behind share these kinds. Of slices
 /// that may be unequally long there are no more.
 const BOUNDARIES_MAX: u32 = SLICES_OF_EQUAL_TIME_MAX;
@@ -71,15 +73,19 @@ const BOUNDARIES_END: u32 = BOUNDARIES + BOUNDARIES_MAX;
 const HALVES: u32 = 1 << 12;
 /// Behind those of the last slice.
 const HALVES_END: u32 = HALVES + BOUNDARIES_MAX;
-/// Pieces that a chunk's gradient has at most on its way to its twin: 2^34 floats.
-const PARTIAL_PIECES_MAX: u32 = 64;
-/// The kind of the first piece for the first chunk. There are 2^15: two chunks for each of 256 stages.
-const PARTIALS: u32 = 1 << 16;
-/// The kind of the first layer's update: there are at most 1024 layers.
-const UPDATES: u32 = 1 << 14;
-/// The kind of the first piece of a stage's gradient. There are fewer than 2^15: 1024 layers of 16
-/// frames each, and one more for each 64 layers.
+/// Pieces that a chunk's gradient has at most on its way to its twin: 16 MiB each, and longer ones for a
+/// chunk of more than 2^32 floats.
+const PARTIAL_PIECES_MAX: u32 = 1024;
+/// The kind of the first piece for the first chunk. There are 2^19: two chunks for each of 256 stages.
+const PARTIALS: u32 = 1 << 19;
+/// The kind of the first layer's update. There are 2^18: at most 1024 layers.
+const UPDATES: u32 = 1 << 18;
+/// Frames that a stage's gradient has at most: half a tebibyte of them, each of 16 MiB.
+const GRADIENT_FRAMES_MAX: u32 = 1 << 15;
+/// The kind of the first frame of a stage's gradient.
 const GRADIENTS: u32 = 1 << 15;
+/// Behind that of the last.
+const GRADIENTS_END: u32 = GRADIENTS + GRADIENT_FRAMES_MAX;
 
 impl Kind {
     /// Its class under a plan. Plans whose numbers are 2^12 apart share classes.
@@ -121,11 +127,14 @@ enum HeadBody {
     Frame { turn: Turn, lap: Lap, flow: Flow, pass: Pass },
     Receipt { turn: Turn, pass: Pass },
     Prefix(Prefix),
-    Gradients { turn: Turn, of: StageIndex, layers: Vec<LayerId>, piece: PieceNumber },
+    Gradients { turn: Turn, of: StageIndex, parts: Vec<PartHead>, piece: PieceNumber },
     Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: PieceNumber },
     Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: PieceNumber },
     Halves { turn: Turn, lap: Lap, flow: Flow, pass: Pass, len: u32 },
 }
+
+/// Whose floats a part of a gradient has, and where the first of them stands in the layer.
+type PartHead = (LayerId, u64);
 
 /// Why a frame is not one of a worker's.
 #[derive(Debug, thiserror::Error)]
@@ -171,7 +180,7 @@ pub enum FrameFault {
 enum Floats {
     None,
     One(Vec<f32>),
-    Gradients(Arc<Vec<LayerGradient>>, Vec<Part>),
+    Gradients(Vec<GradientPart>),
 }
 
 impl FrameBody for Floats {
@@ -179,9 +188,7 @@ impl FrameBody for Floats {
         match self {
             Self::None => Vec::new(),
             Self::One(floats) => vec![floats],
-            Self::Gradients(layers, parts) => {
-                parts.iter().map(|part| &layers[part.tensor].g[part.floats.clone()]).collect()
-            }
+            Self::Gradients(parts) => parts.iter().map(GradientPart::floats).collect(),
         }
     }
 }
@@ -240,33 +247,30 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
         PeerBody::Prefix(prefix) => {
             vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)?]
         }
-        PeerBody::Gradients { turn, of, gradients } => pieces(&gradients)
-            .map(|(piece, parts)| {
-                let layers = parts.iter().map(|part| gradients[part.tensor].layer).collect();
-                let body = HeadBody::Gradients { turn, of, layers, piece };
-                let floats = Floats::Gradients(gradients.clone(), parts);
-                one(Kind::Gradients(piece.index), body, floats)
-            })
-            .collect::<Result<_, _>>()?,
+        PeerBody::Gradients { turn, of, number, parts } => {
+            let head = |part: &GradientPart| (part.layer(), part.first() as u64);
+            let (heads, piece) = (parts.iter().map(head).collect(), number.into());
+            let body = HeadBody::Gradients { turn, of, parts: heads, piece };
+            vec![one(Kind::Gradients(number.index), body, Floats::Gradients(parts))?]
+        }
         // Which layers are followed changes from step to step, and a frame's length must not.
         PeerBody::Update { turn, before, gradients } => {
-            let each = gradients.iter().map(|gradient| Arc::new(vec![gradient.clone()]));
-            let cut =
-                each.flat_map(|gradient| pieces(&gradient).map(move |cut| (gradient.clone(), cut)));
-            cut.map(|(gradient, (piece, parts))| {
-                let layer = gradient[0].layer;
+            let cut = gradients.iter().flat_map(|gradient| {
+                let pieces = pieces(gradient.clone(), LAYER_PIECES_MAX);
+                pieces.map(|(piece, parts)| (gradient.layer, piece, parts))
+            });
+            cut.map(|(layer, piece, parts)| {
                 let body = HeadBody::Update { turn, before, layer, piece };
-                one(Kind::Update(layer, piece.index), body, Floats::Gradients(gradient, parts))
+                one(Kind::Update(layer, piece.index), body, Floats::Gradients(parts))
             })
             .collect::<Result<_, _>>()?
         }
         PeerBody::Partial(partial) => {
             let (turn, chunk, losses) = (partial.turn, partial.chunk, partial.losses.len() as u32);
-            let run = Arc::new(vec![LayerGradient { layer: RUN, turn, g: run_of(partial).into() }]);
-            let cut = pieces(&run).map(|(piece, parts)| {
+            let run = Arc::new(LayerGradient { layer: RUN, turn, g: run_of(partial).into() });
+            let cut = pieces(run, PARTIAL_PIECES_MAX).map(|(piece, parts)| {
                 let body = HeadBody::Partial { turn, chunk, losses, piece };
-                let floats = Floats::Gradients(run.clone(), parts);
-                one(Kind::Partial(chunk, piece.index), body, floats)
+                one(Kind::Partial(chunk, piece.index), body, Floats::Gradients(parts))
             });
             cut.collect::<Result<_, _>>()?
         }
@@ -303,10 +307,19 @@ fn unpaired(floats: &[f32], len: usize) -> Vec<u16> {
     halves
 }
 
-/// The pieces that gradients travel in.
-fn pieces(gradients: &[LayerGradient]) -> impl Iterator<Item = (PieceNumber, Vec<Part>)> + use<> {
-    let lengths: Vec<usize> = gradients.iter().map(|gradient| gradient.g.len()).collect();
-    let frames = cut(&lengths, LANE);
+/// What fits into a piece of so many floats that are cut into this many pieces at most.
+fn room_of(len: usize, pieces_max: u32) -> FrameRoom {
+    let floats = GRADIENT_ROOM.floats.max(len.div_ceil(pieces_max as usize));
+    FrameRoom { floats, ..GRADIENT_ROOM }
+}
+
+/// The pieces that a gradient travels in.
+fn pieces(
+    gradient: Arc<LayerGradient>,
+    pieces_max: u32,
+) -> impl Iterator<Item = (PieceNumber, Vec<GradientPart>)> {
+    let room = room_of(gradient.g.len(), pieces_max);
+    let frames = GradientPart::messages(&[gradient], room);
     let count = frames.len() as u32;
     (0..).zip(frames).map(move |(index, parts)| (PieceNumber { index, count }, parts))
 }
@@ -388,15 +401,17 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
             let parts = vec![(RUN, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }
-        HeadBody::Gradients { turn, of, layers, piece } => {
+        HeadBody::Gradients { turn, of, parts: heads, piece } => {
             check_class(class, Kind::Gradients(piece.index), generation)?;
-            let expected = layers.len();
+            let expected = heads.len();
             if expected != found {
                 return Err(FrameFault::Parts { expected, found });
             }
-            let (of, parts) = (Joined::Gradients { turn, of }, layers.into_iter().zip(parts));
-            let parts = parts.collect();
-            return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
+            let part = |((layer, first), floats): (PartHead, Vec<f32>)| {
+                GradientPart::arrived(layer, turn, first as usize, floats.into())
+            };
+            let parts = heads.into_iter().zip(parts).map(part).collect();
+            PeerBody::Gradients { turn, of, number: piece.into(), parts }
         }
     };
     Ok(Incoming::Whole(Box::new(PeerFrame { generation, sender, body })))
@@ -424,10 +439,10 @@ impl fmt::Display for FrameName {
             4..BOUNDARIES_END => write!(f, "a boundary tensor of slice {}", kind - BOUNDARIES)?,
             2 => write!(f, "sums")?,
             3 => write!(f, "a receipt")?,
-            GRADIENTS..PARTIALS => {
+            GRADIENTS..GRADIENTS_END => {
                 write!(f, "piece {} of a stage's gradient", kind - GRADIENTS)?;
             }
-            UPDATES..GRADIENTS => {
+            UPDATES..PARTIALS => {
                 let (layer, piece) =
                     ((kind - UPDATES) / LAYER_PIECES_MAX, (kind - UPDATES) % LAYER_PIECES_MAX);
                 write!(f, "piece {piece} of layer {layer}'s gradient")?;
@@ -442,7 +457,7 @@ impl fmt::Display for FrameName {
             HALVES..HALVES_END => {
                 write!(f, "a boundary tensor of slice {} in bfloat16", kind - HALVES)?;
             }
-            0 | BOUNDARIES_END..HALVES | HALVES_END..UPDATES => {
+            0 | BOUNDARIES_END..HALVES | HALVES_END..GRADIENTS | GRADIENTS_END..UPDATES => {
                 return write!(f, "an unknown class {}", self.0.0);
             }
         }
@@ -497,9 +512,13 @@ impl Expected<'_> {
                 if !plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
                     continue;
                 }
-                for (piece, parts) in (0..).zip(cut(&lengths, LANE)) {
+                for (piece, parts) in (0..).zip(cut(&lengths, GRADIENT_ROOM)) {
+                    let class = Kind::Gradients(piece).of(now);
+                    if piece >= GRADIENT_FRAMES_MAX {
+                        return Err(RuleError::TooLong { class });
+                    }
                     let parts = parts.iter().map(|part| part.floats.len()).collect();
-                    rules.allow(holder.node, Kind::Gradients(piece).of(now), parts)?;
+                    rules.allow(holder.node, class, parts)?;
                 }
             }
         }
@@ -507,7 +526,7 @@ impl Expected<'_> {
             let own = rehearsal.follows.iter().filter(|follow| follow.follower.node == self.me);
             for follow in own {
                 let length = specs[follow.layer.index()].len();
-                for (piece, parts) in (0..).zip(cut(&[length], LANE)) {
+                for (piece, parts) in (0..).zip(cut(&[length], room_of(length, LAYER_PIECES_MAX))) {
                     let class = Kind::Update(follow.layer, piece).of(rehearsal.generation);
                     let parts = parts.iter().map(|part| part.floats.len()).collect();
                     rules.allow(follow.owner.node, class, parts)?;
@@ -532,12 +551,10 @@ impl Expected<'_> {
             });
             let layers = plan.chunks[chunk.index()].layers();
             let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
-            let frames = cut(&[floats + 2 * told as usize], LANE);
+            let len = floats + 2 * told as usize;
+            let frames = cut(&[len], room_of(len, PARTIAL_PIECES_MAX));
             for (piece, parts) in (0..).zip(frames) {
                 let class = Kind::Partial(chunk, piece).of(plan.generation);
-                if piece >= PARTIAL_PIECES_MAX {
-                    return Err(RuleError::TooLong { class });
-                }
                 rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
             }
         }

@@ -6,7 +6,9 @@ use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, HostThreads, ViewMut};
 use zbelastic_types::{Bytes, Digest, Fingerprint, LayerId, StageIndex, Step};
 
-use super::{ComputeModel, CopyRefusal, LayerCopy, LayerGradient, LayerImage, layer_digest};
+use super::{
+    ComputeModel, CopyRefusal, GradientPart, HeldGradient, LayerCopy, LayerImage, layer_digest,
+};
 use crate::digest::image_digest_on;
 use crate::model::{LayerClock, LayerSpec, LayerState, LayerTimer, ModelConfig, model_layers};
 use crate::optimizer::{OptimizerConfig, Update, replay, skip, square_sums};
@@ -111,7 +113,8 @@ impl<F: MakeBackend> ComputeModel for BackendModel<F> {
         claim_copy(&backend, &spec)?;
         let layer = LayerState::replayed(&backend, &self.model, spec, image)?;
         let (optimizer, step_count) = (self.optimizer.clone(), self.step_count);
-        Ok(BackendCopy { backend, layer, optimizer, step_count, held: None })
+        let held = HeldGradient::default();
+        Ok(BackendCopy { backend, layer, optimizer, step_count, held })
     }
 }
 
@@ -121,7 +124,7 @@ pub struct BackendCopy<B: Backend> {
     layer: LayerState<B>,
     optimizer: OptimizerConfig,
     step_count: u64,
-    held: Option<Turn>,
+    held: HeldGradient,
 }
 
 impl<B: Backend> BackendCopy<B> {
@@ -143,18 +146,26 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
         self.layer.version()
     }
 
-    fn hold(&mut self, gradient: &LayerGradient) -> Result<Vec<TensorSum>, CopyRefusal> {
-        let (expected, found) = (self.version(), gradient.turn.step);
+    fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal> {
+        let (expected, found) = (self.version(), part.turn().step);
         if expected != found {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
-        let len = self.layer.spec.len();
-        if gradient.layer != self.layer() || gradient.g.len() != len {
+        if part.layer() != self.layer() {
             return Err(CopyRefusal::OtherLayer);
         }
-        self.backend.upload(&gradient.g, ViewMut::new(&mut self.layer.g, 0..len));
-        self.held = Some(gradient.turn);
-        Ok(square_sums(&self.backend, [&self.layer]))
+        self.held.count(part, self.layer.spec.len())?;
+        let range = part.first()..part.first() + part.len();
+        self.backend.upload(part.floats(), ViewMut::new(&mut self.layer.g, range));
+        Ok(())
+    }
+
+    fn held(&self) -> Option<Turn> {
+        self.held.whole(self.layer.spec.len())
+    }
+
+    fn sums(&self) -> Vec<TensorSum> {
+        square_sums(&self.backend, [&self.layer])
     }
 
     fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
@@ -163,14 +174,14 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
         match seal.verdict.coefficient() {
-            Some(_) if self.held != Some(seal.turn) => {
+            Some(_) if self.held() != Some(seal.turn) => {
                 return Err(CopyRefusal::NoGradient { turn: seal.turn });
             }
             Some(clip) => self.take(seal, clip),
             None if seal.verdict.is_final() => skip(&mut self.layer, seal.turn.step),
             None => {}
         }
-        self.held = None;
+        self.held.clear();
         Ok(())
     }
 

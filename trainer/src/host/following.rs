@@ -18,7 +18,7 @@ use zbelastic_types::{LayerId, NodeId, Step};
 use super::peers::{PeerBody, PeerFrame, PeerRefusal};
 use super::{Host, HostOutput, Phase};
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerCopy, LayerGradient, LayerImage};
+use crate::elastic::{ComputeModel, GradientPart, LayerCopy, LayerGradient, LayerImage};
 
 /// Layers that are asked for and have not come, at once: a stage that exports is not training.
 const ASKED_MAX: usize = 2;
@@ -42,7 +42,7 @@ struct Followed<C> {
     asks: u32,
     /// When it is asked for again.
     due: u32,
-    updates: BTreeMap<Turn, Arc<Vec<LayerGradient>>>,
+    updates: BTreeMap<Turn, Vec<Arc<LayerGradient>>>,
 }
 
 impl<C: LayerCopy> Followed<C> {
@@ -55,8 +55,8 @@ impl<C: LayerCopy> Followed<C> {
         self.copy.is_none() && !self.is_given_up
     }
 
-    fn hold(&mut self, turn: Turn, gradients: &Arc<Vec<LayerGradient>>) {
-        self.updates.insert(turn, gradients.clone());
+    fn hold(&mut self, turn: Turn, gradients: &[Arc<LayerGradient>]) {
+        self.updates.insert(turn, gradients.to_vec());
         if self.updates.len() > UPDATES_MAX {
             if self.copy.take().is_some() {
                 (self.asks, self.due) = (0, 0);
@@ -72,7 +72,8 @@ impl<C: LayerCopy> Followed<C> {
             if seal.verdict.coefficient().is_some() {
                 let Some(gradients) = self.updates.get(&open) else { break };
                 let own = gradients.iter().find(|gradient| gradient.layer == copy.layer());
-                if own.is_none_or(|gradient| copy.hold(gradient).is_err()) {
+                let own = own.cloned().map(GradientPart::whole);
+                if own.is_none_or(|gradient| copy.hold(&gradient).is_err()) {
                     return;
                 }
             }
@@ -254,7 +255,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         &mut self,
         frame: &PeerFrame,
         (turn, before): (Turn, Option<Seal>),
-        gradients: &Arc<Vec<LayerGradient>>,
+        gradients: &[Arc<LayerGradient>],
     ) -> Result<(), PeerRefusal> {
         let following = self.following.as_mut().ok_or(PeerRefusal::NoStage)?;
         for gradient in gradients.iter() {

@@ -9,7 +9,7 @@ use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
 use super::{Host, HostOutput, Phase};
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerGradient, LayerImage};
+use crate::elastic::{ComputeModel, GradientPart, LayerGradient, LayerImage};
 use crate::stage::{EventRefusal, Frame, Partial};
 
 /// What one worker sends another.
@@ -30,14 +30,16 @@ pub enum PeerBody {
     Frame(Frame),
     /// The sums of the stages before.
     Prefix(Prefix),
-    /// A stage's gradient, for everybody who keeps a copy.
+    /// Some of a stage's gradient, for everybody who keeps a copy.
     Gradients {
         /// The turn.
         turn: Turn,
         /// The stage.
         of: StageIndex,
-        /// One for each layer.
-        gradients: Arc<Vec<LayerGradient>>,
+        /// Which message of the gradient it is.
+        number: MessageNumber,
+        /// What of which layers.
+        parts: Vec<GradientPart>,
     },
     /// A layer is wanted.
     Fetch {
@@ -67,10 +69,19 @@ pub enum PeerBody {
         /// The seal that led to it, if the plan has one.
         before: Option<Seal>,
         /// One for each layer that is followed there.
-        gradients: Arc<Vec<LayerGradient>>,
+        gradients: Vec<Arc<LayerGradient>>,
     },
     /// A chunk's gradient over the microbatches of its replica, for its twin.
     Partial(Partial),
+}
+
+/// Which of the messages that something travels in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageNumber {
+    /// Counted from 0.
+    pub index: u32,
+    /// How many there are.
+    pub count: u32,
 }
 
 /// Why a frame was dropped. The host stays as it was.

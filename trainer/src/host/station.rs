@@ -17,10 +17,10 @@ use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
 use super::copies::StageCopy;
 use super::following::Followers;
-use super::peers::{PeerBody, PeerFrame, PeerRefusal};
+use super::peers::{MessageNumber, PeerBody, PeerFrame, PeerRefusal};
 use super::{HostOutput, HostSetup};
 use crate::data::BatchSource;
-use crate::elastic::{ComputeModel, LayerCopy, LayerGradient, LayerImage};
+use crate::elastic::{ComputeModel, FrameRoom, GradientPart, LayerCopy, LayerGradient, LayerImage};
 use crate::plan::Plan;
 use crate::stage::{Event, Output, Progress, StageEngine, StageSetup, Wait, Workbench};
 
@@ -31,6 +31,7 @@ pub struct Station<M: ComputeModel, S> {
     stage: StageIndex,
     engine: StageEngine<M::Workbench, S>,
     copies: Vec<StageCopy<M::Copy>>,
+    gradient_room: FrameRoom,
     followers: Followers,
     /// The seal that was passed on last.
     settled: Option<Seal>,
@@ -67,6 +68,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
             stage,
             engine,
             copies,
+            gradient_room: setup.gradient_room,
             followers: Followers::default(),
             settled: None,
             is_running: false,
@@ -157,11 +159,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
             }
             PeerBody::Prefix(prefix) => Ok(self.engine.handle(Event::Prefix(prefix))?),
             PeerBody::Partial(partial) => Ok(self.engine.handle(Event::Partial(partial))?),
-            PeerBody::Gradients { turn, of, gradients } => {
+            PeerBody::Gradients { turn, of, number, parts } => {
                 let attests = self.spec.attests(turn.step);
                 let copy = self.copies.iter_mut().find(|copy| copy.of() == of);
                 let copy = copy.ok_or(PeerRefusal::Gradient { of, turn })?;
-                let held = copy.handle_gradients(turn, gradients, attests)?;
+                let held = copy.handle_gradients((turn, number), parts, attests)?;
                 self.news.extend(held.map(News::Held));
                 Ok(())
             }
@@ -192,13 +194,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
                     self.news.push_back(News::Reported { report, state });
                 }
                 Output::Gradients { turn, gradients } => {
+                    let gradients: Vec<_> = gradients.into_iter().map(Arc::new).collect();
                     self.update_followers(turn, &gradients, outbox);
-                    let (of, gradients) = (self.stage, Arc::new(gradients));
-                    for to in &self.plan.copies[of.index()] {
-                        let gradients = Arc::clone(&gradients);
-                        let body = PeerBody::Gradients { turn, of, gradients };
-                        outbox.push_back(self.to_stage(*to, body));
-                    }
+                    self.send_gradients(turn, &gradients, outbox);
                 }
                 Output::Sealed { version } => {
                     let ticks = std::mem::take(&mut self.waited_ticks);
@@ -271,8 +269,26 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
             let image = Arc::new(image);
             outbox.push_back(self.to_node(holder.node, PeerBody::Ahead { open, image }));
             if let Some(g) = frozen {
-                let own = vec![LayerGradient { layer, turn: open, g }];
+                let own = vec![Arc::new(LayerGradient { layer, turn: open, g })];
                 outbox.push_back(self.update(holder.node, open, own));
+            }
+        }
+    }
+
+    /// Sends the stage's gradient to those who keep its copies.
+    fn send_gradients(
+        &self,
+        turn: Turn,
+        gradients: &[Arc<LayerGradient>],
+        outbox: &mut VecDeque<HostOutput>,
+    ) {
+        let (of, messages) = (self.stage, GradientPart::messages(gradients, self.gradient_room));
+        let count = messages.len() as u32;
+        for (index, parts) in (0..).zip(messages) {
+            for to in &self.plan.copies[of.index()] {
+                let (number, parts) = (MessageNumber { index, count }, parts.clone());
+                let body = PeerBody::Gradients { turn, of, number, parts };
+                outbox.push_back(self.to_stage(*to, body));
             }
         }
     }
@@ -280,19 +296,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     fn update_followers(
         &self,
         turn: Turn,
-        gradients: &[LayerGradient],
+        gradients: &[Arc<LayerGradient>],
         outbox: &mut VecDeque<HostOutput>,
     ) {
         for (node, layers) in self.followers.served() {
-            let of_node = |gradient: &&LayerGradient| layers.contains(&gradient.layer);
+            let of_node = |gradient: &&Arc<LayerGradient>| layers.contains(&gradient.layer);
             let own = gradients.iter().filter(of_node).cloned().collect();
             outbox.push_back(self.update(node, turn, own));
         }
     }
 
-    fn update(&self, to: NodeId, turn: Turn, gradients: Vec<LayerGradient>) -> HostOutput {
+    fn update(&self, to: NodeId, turn: Turn, gradients: Vec<Arc<LayerGradient>>) -> HostOutput {
         let before = self.settled.filter(|seal| seal.next_turn() == turn);
-        let gradients = Arc::new(gradients);
         self.to_node(to, PeerBody::Update { turn, before, gradients })
     }
 

@@ -17,8 +17,8 @@ use zbelastic_schedule::{
 use zbelastic_trainer::data::{Corpus, Cut};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{
-    BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient, layer_digest,
-    layer_fingerprint,
+    BackendCopy, BackendModel, ComputeModel, DeviceUse, FrameRoom, GradientPart, LayerCopy,
+    LayerGradient, layer_digest, layer_fingerprint,
 };
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers, model_size};
 use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
@@ -198,7 +198,7 @@ pub struct Cluster<B: Backend = CpuBackend> {
     is_apart: bool,
     copies: BTreeMap<LayerId, BackendCopy<CpuBackend>>,
     /// By stage, the gradients that were sent last, which nobody has read.
-    carried: BTreeMap<usize, Vec<LayerGradient>>,
+    carried: BTreeMap<usize, Vec<Arc<LayerGradient>>>,
 }
 
 enum Wire {
@@ -372,9 +372,12 @@ impl<B: Backend> Cluster<B> {
                 Output::Gradients { turn, gradients } => {
                     self.read_gradients(stage, outcome);
                     assert!(gradients.iter().all(|gradient| gradient.turn == turn));
-                    for gradient in &gradients {
-                        if let Some(copy) = self.copies.get_mut(&gradient.layer) {
-                            copy.hold(gradient).expect("of the open turn");
+                    let gradients: Vec<_> = gradients.into_iter().map(Arc::new).collect();
+                    // As on a network, in messages that end anywhere within a layer.
+                    let room = FrameRoom { parts: 3, floats: 997 };
+                    for part in GradientPart::messages(&gradients, room).into_iter().flatten() {
+                        if let Some(copy) = self.copies.get_mut(&part.layer()) {
+                            copy.hold(&part).expect("of the open turn");
                         }
                     }
                     self.carried.insert(stage, gradients);
@@ -410,7 +413,8 @@ impl<B: Backend> Cluster<B> {
 
     /// Reads what a stage sent a step ago: as late as a courier may be.
     fn read_gradients(&mut self, stage: usize, outcome: &mut Outcome) {
-        for LayerGradient { layer, turn, g } in self.carried.remove(&stage).into_iter().flatten() {
+        for gradient in self.carried.remove(&stage).into_iter().flatten() {
+            let LayerGradient { layer, turn, ref g } = *gradient;
             let bits = g.iter().map(|x| x.to_bits()).collect();
             outcome.gradients.insert((turn, layer), bits);
         }

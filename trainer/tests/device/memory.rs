@@ -7,7 +7,9 @@ use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{Backend, DeviceSizes, HostThreads};
 use zbelastic_schedule::{Memory, ScheduleKind, Window};
-use zbelastic_trainer::elastic::{BackendModel, ComputeModel, DeviceUse, LayerCopy, LayerGradient};
+use zbelastic_trainer::elastic::{
+    BackendModel, ComputeModel, DeviceUse, GradientPart, LayerCopy, LayerGradient,
+};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, StageMemory, plan_memory};
 use zbelastic_trainer::stage::Bench;
@@ -158,7 +160,9 @@ fn a_copy_takes_what_is_counted() {
         let mut copy = maker.copy(&image).expect("room");
         let turn = Turn { generation: Generation(1), step: Step(0), attempt: Attempt(0) };
         let gradient = LayerGradient { turn, layer, g: vec![1.0; image.w.len()].into() };
-        copy.hold(&gradient).expect("its own");
+        copy.hold(&GradientPart::whole(Arc::new(gradient))).expect("its own");
+        assert_eq!(copy.held(), Some(turn));
+        copy.sums();
         copy.fingerprint();
         copies.push(copy);
     }

@@ -12,7 +12,7 @@ use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
 use zbelastic_schedule::{Compute, Op};
-use zbelastic_trainer::elastic::{ReadLayer, layer_digest};
+use zbelastic_trainer::elastic::{GRADIENT_ROOM, ReadLayer, layer_digest};
 use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerRefusal, Station};
 use zbelastic_trainer::stage::{Activity, Progress, Workbench};
 use zbelastic_types::{Bytes, NodeId, Step};
@@ -172,7 +172,8 @@ impl Play {
         let source = DigestSource { seed: shape.seed };
         let leftovers = Rc::new(RefCell::new(BTreeMap::new()));
         let model = DigestModel { shape, faults: worker.faults.clone(), leftovers };
-        let host_setup = HostSetup { stage: self.script.stage.clone() };
+        let host_setup =
+            HostSetup { stage: self.script.stage.clone(), gradient_room: GRADIENT_ROOM };
         let (seat, host) = (Seat::new(setup), Host::new(host_setup, model, source));
         worker.process = Some(Process { node, seat, host, done: 0 });
     }

@@ -1,4 +1,4 @@
-//! Pieces of gradients joined again, each sender's one after another.
+//! Pieces of followed and of partial gradients joined again, each sender's one after another.
 //!
 //! The lane keeps the order, so what does not follow on the piece before belongs to something that
 //! a broken connection cut short: it is dropped, and so is what came of it. Whoever waits for it is
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_trainer::elastic::LayerGradient;
-use zbelastic_trainer::host::{PeerBody, PeerFrame};
-use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, StageIndex};
+use zbelastic_trainer::host::{MessageNumber, PeerBody, PeerFrame};
+use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId};
 
 use super::{Incoming, partial_of};
 
@@ -25,11 +25,21 @@ pub(super) struct PieceNumber {
     pub(super) count: u32,
 }
 
+impl From<PieceNumber> for MessageNumber {
+    fn from(piece: PieceNumber) -> Self {
+        Self { index: piece.index, count: piece.count }
+    }
+}
+
+impl From<MessageNumber> for PieceNumber {
+    fn from(number: MessageNumber) -> Self {
+        Self { index: number.index, count: number.count }
+    }
+}
+
 /// What pieces make up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Joined {
-    /// A stage's gradient.
-    Gradients { turn: Turn, of: StageIndex },
     /// The gradient of a layer that is followed.
     Update { turn: Turn, before: Option<Seal>, layer: LayerId },
     /// What a chunk gets of its twin's gradient, and so many losses behind it.
@@ -63,12 +73,9 @@ impl FramePiece {
         let gradients = |turn, parts: Vec<(LayerId, Vec<f32>)>| {
             let each =
                 parts.into_iter().map(|(layer, g)| LayerGradient { layer, turn, g: g.into() });
-            Arc::new(each.collect::<Vec<_>>())
+            each.map(Arc::new).collect::<Vec<_>>()
         };
         let body = match of {
-            Joined::Gradients { turn, of } => {
-                PeerBody::Gradients { turn, of, gradients: gradients(turn, parts) }
-            }
             Joined::Update { turn, before, .. } => {
                 PeerBody::Update { turn, before, gradients: gradients(turn, parts) }
             }
@@ -139,14 +146,14 @@ mod tests {
 
     fn piece(node: u64, step: u64, index: u32, parts: &[(u32, &[f32])]) -> FramePiece {
         let sender = Holder { node: NodeId(node), incarnation: Incarnation(1) };
-        let of = Joined::Gradients { turn: turn(step), of: StageIndex(0) };
+        let of = Joined::Update { turn: turn(step), before: None, layer: LayerId(0) };
         let parts = parts.iter().map(|(layer, floats)| (LayerId(*layer), floats.to_vec()));
         let piece = PieceNumber { index, count: 3 };
         FramePiece { generation: Generation(1), sender, of, piece, parts: parts.collect() }
     }
 
     fn told(frame: Option<PeerFrame>) -> Vec<(u32, Vec<f32>)> {
-        let Some(PeerFrame { body: PeerBody::Gradients { gradients, .. }, .. }) = frame else {
+        let Some(PeerFrame { body: PeerBody::Update { gradients, .. }, .. }) = frame else {
             return Vec::new();
         };
         gradients.iter().map(|gradient| (gradient.layer.0, gradient.g.to_vec())).collect()

@@ -4,6 +4,7 @@ use zbelastic_consensus::plan::{PlanReason, Promise};
 use zbelastic_schedule::{
     LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
 };
+use zbelastic_trainer::host::MessageNumber;
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_trainer::plan::CutBy;
 use zbelastic_transport::{PeerIdentity, PeerRole};
@@ -61,7 +62,7 @@ fn arrive(frame: &OutgoingFrame, rules: &FrameRules) -> ReceivedFrame {
     ReceivedFrame { from, class: frame.class(), meta: frame.meta().to_vec(), parts }
 }
 
-fn gradients(config: &RunConfig, turn: Turn) -> Vec<LayerGradient> {
+fn gradients(config: &RunConfig, turn: Turn) -> Vec<Arc<LayerGradient>> {
     let specs = model_layers(&config.model);
     let each = (0..LAYERS).zip(&specs);
     let gradient = |(layer, spec): (u32, &zbelastic_trainer::model::LayerSpec)| LayerGradient {
@@ -69,7 +70,18 @@ fn gradients(config: &RunConfig, turn: Turn) -> Vec<LayerGradient> {
         turn,
         g: (0..spec.len()).map(|index| (layer as usize * 1000 + index) as f32).collect(),
     };
-    each.map(gradient).collect()
+    each.map(gradient).map(Arc::new).collect()
+}
+
+/// The frames that a stage's gradient travels in.
+fn gradient_frames(gradients: &[Arc<LayerGradient>]) -> Vec<OutgoingFrame> {
+    let messages = GradientPart::messages(gradients, GRADIENT_ROOM);
+    let count = messages.len() as u32;
+    let body = |(index, parts)| {
+        let number = MessageNumber { index, count };
+        PeerBody::Gradients { turn: turn(), of: StageIndex(0), number, parts }
+    };
+    (0..).zip(messages).map(body).flat_map(frames).collect()
 }
 
 fn frames(body: PeerBody) -> Vec<OutgoingFrame> {
@@ -83,34 +95,52 @@ fn turn() -> Turn {
 }
 
 #[test]
-fn a_stage_of_more_layers_than_a_frame_has_parts_tells_its_gradient_in_two() {
+fn a_stage_of_more_layers_than_a_frame_has_parts_sends_its_gradient_in_two() {
     let (config, plan) = (config(), plan());
     let rules = rules(&config, &plan).expect("every frame is short enough");
-    let sent = Arc::new(gradients(&config, turn()));
-    let body = PeerBody::Gradients { turn: turn(), of: StageIndex(0), gradients: sent.clone() };
-    let frames = frames(body);
+    let sent = gradients(&config, turn());
+    let frames = gradient_frames(&sent);
     assert_eq!(frames.len(), 2);
-    let mut assembly = Assembly::default();
-    let mut told = frames.iter().filter_map(|frame| {
-        match incoming(arrive(frame, &rules)).expect("a worker's") {
-            Incoming::Piece(piece) => assembly.take(*piece),
-            Incoming::Whole(_) => panic!("a piece"),
-        }
-    });
-    let frame = told.next().expect("both pieces came");
-    assert!(told.next().is_none());
-    let PeerBody::Gradients { gradients, of: StageIndex(0), .. } = frame.body else {
-        panic!("a gradient")
-    };
-    assert_eq!(gradients, sent);
+    let mut arrived: Vec<LayerGradient> = Vec::new();
+    for (at, frame) in (0..).zip(&frames) {
+        let Ok(Incoming::Whole(frame)) = incoming(arrive(frame, &rules)) else {
+            panic!("parts are used as they arrive")
+        };
+        let PeerBody::Gradients { of: StageIndex(0), number, parts, .. } = frame.body else {
+            panic!("a gradient")
+        };
+        assert_eq!((number.index, number.count), (at, 2));
+        arrived.extend(parts.iter().map(|part| {
+            assert_eq!(part.first(), 0, "no layer is longer than a frame");
+            let (layer, turn, g) = (part.layer(), part.turn(), part.floats().to_vec().into());
+            LayerGradient { layer, turn, g }
+        }));
+    }
+    assert!(sent.iter().map(|gradient| &**gradient).eq(&arrived));
+}
+
+/// An embedding of the size of GPT-2's is no frame of half a gigabyte, and neither is what follows it.
+#[test]
+fn a_long_layer_travels_in_pieces_of_16_mebibytes() {
+    let (len, floats) = (50_304 * 768, GRADIENT_ROOM.floats);
+    let g = zbelastic_kernels::HostFloats::zeroed(len).expect("pages that nobody writes");
+    let long = Arc::new(LayerGradient { layer: LayerId(3), turn: turn(), g });
+    let of_copies = GradientPart::messages(std::slice::from_ref(&long), GRADIENT_ROOM);
+    let followed = pieces(long, LAYER_PIECES_MAX).map(|(_, parts)| parts);
+    for cut in [of_copies, followed.collect()] {
+        assert_eq!(cut.len(), len.div_ceil(floats));
+        let firsts: Vec<usize> = cut.iter().map(|parts| parts[0].first()).collect();
+        assert!(firsts.iter().copied().eq((0..len).step_by(floats)));
+        assert!(cut.iter().all(|parts| parts.len() == 1 && parts[0].len() <= floats));
+    }
+    assert_eq!(room_of(1 << 32, LAYER_PIECES_MAX).floats, 1 << 24, "longer, not more than fit");
 }
 
 #[test]
 fn a_piece_under_the_class_of_another_is_none() {
     let (config, plan) = (config(), plan());
     let rules = rules(&config, &plan).expect("every frame is short enough");
-    let gradients = Arc::new(gradients(&config, turn()));
-    let frames = frames(PeerBody::Gradients { turn: turn(), of: StageIndex(0), gradients });
+    let frames = gradient_frames(&gradients(&config, turn()));
     let mut forged = arrive(&frames[1], &rules);
     forged.class = frames[0].class();
     let Err(fault) = incoming(forged) else { panic!("refused") };

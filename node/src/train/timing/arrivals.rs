@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Compute, Flow, Op, Pass, Update};
-use zbelastic_trainer::host::PeerBody;
+use zbelastic_trainer::elastic::GradientPart;
+use zbelastic_trainer::host::{MessageNumber, PeerBody};
 use zbelastic_trainer::stage::{Activity, Lap};
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -74,10 +75,12 @@ impl Arrival {
                 Lap::Evaluation => return None,
             },
             PeerBody::Prefix(prefix) => (Arrived::Prefix { turn: prefix.turn }, 0),
-            PeerBody::Gradients { turn, of, gradients } => {
-                let floats = gradients.iter().map(|gradient| gradient.g.len()).sum();
+            // Of more than one message, those behind the first wait for those before them.
+            PeerBody::Gradients { turn, of, number: MessageNumber { count: 1, .. }, parts } => {
+                let floats = parts.iter().map(GradientPart::len).sum();
                 (Arrived::Gradients { turn: *turn, of: *of }, floats)
             }
+            PeerBody::Gradients { .. } => return None,
             PeerBody::Fetch { .. }
             | PeerBody::Layer(_)
             | PeerBody::Follow { .. }

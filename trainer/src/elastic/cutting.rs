@@ -2,33 +2,32 @@
 
 use std::ops::Range;
 
-use zbelastic_transport::frame::{FRAME_BYTES_MAX, FRAME_PARTS_MAX};
-
 /// What fits into a frame.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FrameRoom {
-    /// Parts.
-    pub(super) parts: usize,
-    /// Floats, all parts together.
-    pub(super) floats: usize,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameRoom {
+    /// Parts, at least one.
+    pub parts: usize,
+    /// Floats, all parts together, at least one.
+    pub floats: usize,
 }
 
-/// What fits into a frame of the tensor lane.
-pub(super) const LANE: FrameRoom =
-    FrameRoom { parts: FRAME_PARTS_MAX, floats: FRAME_BYTES_MAX as usize / size_of::<f32>() };
+/// What a gradient travels in: 16 MiB at most, so that neither end holds more of it than that, and a
+/// boundary tensor waits for no more than that on its way.
+pub const GRADIENT_ROOM: FrameRoom = FrameRoom { parts: 64, floats: 4 << 20 };
 
 /// A part of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub struct Part {
     /// Of which tensor, by its place.
-    pub(super) tensor: usize,
+    pub tensor: usize,
     /// Which of its floats.
-    pub(super) floats: Range<usize>,
+    pub floats: Range<usize>,
 }
 
 /// The frames in which tensors of these lengths travel, in order: each as full as it can be, so
 /// that a tensor is cut only where a frame ends. One at least.
-pub(super) fn cut(lengths: &[usize], room: FrameRoom) -> Vec<Vec<Part>> {
+#[must_use]
+pub fn cut(lengths: &[usize], room: FrameRoom) -> Vec<Vec<Part>> {
     let (mut frames, mut frame, mut left) = (Vec::new(), Vec::new(), room.floats);
     for (tensor, &length) in lengths.iter().enumerate() {
         let mut begin = 0;
@@ -88,11 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_takes_64_layers_and_a_gibibyte() {
-        assert_eq!(cut(&[1; 64], LANE).len(), 1);
-        assert_eq!(cut(&[1; 65], LANE).len(), 2);
-        assert_eq!(cut(&[1 << 28], LANE).len(), 1);
-        assert_eq!(cut(&[(1 << 28) + 1], LANE).len(), 2);
-        assert_eq!(cut(&[1 << 32], LANE).len(), super::super::LAYER_PIECES_MAX as usize);
+    fn a_frame_of_gradients_takes_64_layers_and_16_mebibytes() {
+        assert_eq!(cut(&[1; 64], GRADIENT_ROOM).len(), 1);
+        assert_eq!(cut(&[1; 65], GRADIENT_ROOM).len(), 2);
+        assert_eq!(cut(&[1 << 22], GRADIENT_ROOM).len(), 1);
+        assert_eq!(cut(&[(1 << 22) + 1], GRADIENT_ROOM).len(), 2);
     }
 }
