@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use zbelastic_transport::bulk::{BulkBody, BulkFetch, fetch, serve};
 use zbelastic_transport::frame::{
-    FrameArrival, FrameClass, FrameReader, FrameRules, OutgoingFrame, write_frame,
+    FrameArrival, FrameClass, FrameReader, FrameRules, OutgoingFrame, PartPool, write_frame,
 };
 use zbelastic_transport::identity::{PeerIdentity, PeerRole};
 use zbelastic_transport::local::{LocalLane, LocalListener, dial};
@@ -182,7 +182,7 @@ async fn return_frames(stream: UnixStream, floats: usize) -> Outcome<()> {
     let (reader, mut writer) = stream.into_split();
     let (mut frames, _rules) = reader_of(reader, floats)?;
     while let Some(FrameArrival::Frame(mut frame)) = frames.read().await? {
-        write_frame(&mut writer, &frame_of(frame.parts.remove(0))?).await?;
+        write_frame(&mut writer, &frame_of(frame.parts.remove(0).into_vec())?).await?;
     }
     Ok(())
 }
@@ -198,7 +198,7 @@ where
     rules.allow(node, FrameClass(1), vec![floats])?;
     let (sender, rules) = watch::channel(Arc::new(rules));
     let from = PeerIdentity { cluster: ClusterId(1), role: PeerRole::Worker, node };
-    Ok((FrameReader::new(stream, from, rules), sender))
+    Ok((FrameReader::new(stream, from, rules, PartPool::default()), sender))
 }
 
 fn frame_of(part: Vec<f32>) -> Outcome<OutgoingFrame> {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! It promises that nothing is allocated for a body before its length is what the rule of its class
-//! says, that floats arrive bit for bit, and that a frame is one write which is flushed at once. It
+//! says, that memory of frames is used again, that floats arrive bit for bit, and that a frame is one write which is flushed at once. It
 //! promises no delivery: what lies in a queue when a road breaks is lost.
 
 #[cfg(target_endian = "big")]
@@ -18,6 +18,7 @@ compile_error!("floats travel as they lie in memory, which must be little endian
 
 mod header;
 mod message;
+mod pool;
 mod queue;
 mod read;
 mod rules;
@@ -25,6 +26,7 @@ mod write;
 
 pub use header::{FRAME_BYTES_MAX, FrameRefusal, META_BYTES_MAX};
 pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame};
+pub use pool::{FramePart, PART_POOL_BYTES, PartPool};
 pub use queue::{FRAME_QUEUE_BYTES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue};
 pub use read::{FrameArrival, FrameReader, ReadFrameError};
 pub use rules::{FRAME_PARTS_MAX, FrameClass, FrameRules, RuleError};

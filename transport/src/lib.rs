@@ -31,7 +31,9 @@ pub use endpoint::{
     RequestCounters, SendOutcome, Transport, TransportSetup, VERSIONS, VersionRange,
 };
 pub use event::{DownReason, EventQueue, Road, TransportEvent, Violation};
-pub use frame::{FrameBody, FrameClass, FrameRefusal, FrameRules, OutgoingFrame, ReceivedFrame};
+pub use frame::{
+    FrameBody, FrameClass, FramePart, FrameRefusal, FrameRules, OutgoingFrame, ReceivedFrame,
+};
 pub use identity::{Credentials, JoinAttempt, JoinReply, PeerIdentity, PeerRole};
 pub use limits::{
     ANSWER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX,

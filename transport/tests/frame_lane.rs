@@ -13,8 +13,9 @@ use tokio::io::{
 use tokio::sync::watch;
 use zbelastic_transport::frame::{
     FRAME_BYTES_MAX, FRAME_PARTS_MAX, FRAME_QUEUE_BYTES, FrameArrival, FrameBody, FrameClass,
-    FrameNotQueued, FrameReader, FrameRefusal, FrameRules, FrameTooLarge, META_BYTES_MAX,
-    OutgoingFrame, ReadFrameError, ReceivedFrame, RuleError, frame_queue, write_frame,
+    FrameNotQueued, FramePart, FrameReader, FrameRefusal, FrameRules, FrameTooLarge,
+    META_BYTES_MAX, OutgoingFrame, PartPool, ReadFrameError, ReceivedFrame, RuleError, frame_queue,
+    write_frame,
 };
 use zbelastic_transport::identity::{PeerIdentity, PeerRole};
 use zbelastic_types::{ClusterId, NodeId};
@@ -33,7 +34,15 @@ fn rules(parts: &[usize]) -> FrameRules {
 }
 
 fn reader<R: AsyncRead + Unpin>(stream: R, rules: FrameRules) -> FrameReader<R> {
-    FrameReader::new(stream, peer(), watch::channel(Arc::new(rules)).1)
+    reader_with(stream, rules, PartPool::default())
+}
+
+fn reader_with<R: AsyncRead + Unpin>(
+    stream: R,
+    rules: FrameRules,
+    pool: PartPool,
+) -> FrameReader<R> {
+    FrameReader::new(stream, peer(), watch::channel(Arc::new(rules)).1, pool)
 }
 
 fn frame(class: FrameClass, meta: &[u8], parts: Vec<Vec<f32>>) -> OutgoingFrame {
@@ -57,8 +66,8 @@ fn header(class: FrameClass, meta_bytes: u32, body_bytes: u64) -> Vec<u8> {
     bytes
 }
 
-fn bits(parts: &[Vec<f32>]) -> Vec<Vec<u32>> {
-    parts.iter().map(|part| part.iter().map(|float| float.to_bits()).collect()).collect()
+fn bits<T: AsRef<[f32]>>(parts: &[T]) -> Vec<Vec<u32>> {
+    parts.iter().map(|part| part.as_ref().iter().map(|float| float.to_bits()).collect()).collect()
 }
 
 /// Gives nothing and never ends: who waits for it waits forever.
@@ -104,6 +113,43 @@ async fn frames_arrive_bit_for_bit_through_any_pipe() {
         assert_eq!(reader.read().await.unwrap(), None);
         sender.await.unwrap();
     }
+}
+
+/// Parts from the length on from which memory is kept, and of more than one length.
+#[tokio::test]
+async fn parts_lie_in_the_memory_of_those_that_were_dropped() {
+    let lengths = [100_000, 50_000];
+    let sent = |first: f32| frame(CLASS, b"", lengths.map(|floats| vec![first; floats]).into());
+    let bytes = bytes_of(&[sent(1.0), sent(2.0), sent(3.0)]).await;
+    let pool = PartPool::default();
+    let mut reader = reader_with(&bytes[..], rules(&lengths), pool.clone());
+    let places = |frame: &ReceivedFrame| -> Vec<_> {
+        frame.parts.iter().map(|part| part.as_ptr()).collect()
+    };
+    let first = taken(reader.read().await.unwrap());
+    let memory = places(&first);
+    assert_eq!(pool.unused_bytes(), 0);
+    drop(first);
+    assert_eq!(pool.unused_bytes(), 4 * 150_000);
+    let second = taken(reader.read().await.unwrap());
+    assert_eq!((places(&second), pool.unused_bytes()), (memory.clone(), 0));
+    assert_eq!(second.parts, [vec![2.0; 100_000], vec![2.0; 50_000]]);
+    let kept: Vec<Vec<f32>> = second.parts.into_iter().map(FramePart::into_vec).collect();
+    let third = taken(reader.read().await.unwrap());
+    assert!(places(&third).iter().all(|place| !memory.contains(place)));
+    assert_eq!(kept, [vec![2.0; 100_000], vec![2.0; 50_000]]);
+}
+
+/// The stream ends within the second part.
+#[tokio::test]
+async fn memory_of_a_frame_that_broke_off_is_used_again() {
+    let lengths = [100_000, 50_000];
+    let parts = lengths.map(|floats| vec![1.0; floats]).into();
+    let bytes = bytes_of(&[frame(CLASS, b"", parts)]).await;
+    let pool = PartPool::default();
+    let mut reader = reader_with(&bytes[..bytes.len() - 1], rules(&lengths), pool.clone());
+    assert!(matches!(reader.read().await, Err(ReadFrameError::Cut)));
+    assert_eq!(pool.unused_bytes(), 4 * 150_000);
 }
 
 #[tokio::test]
@@ -215,7 +261,7 @@ async fn new_rules_hold_from_the_next_frame_on() {
     let (one, two) = (frame(CLASS, b"", vec![vec![1.0]]), frame(CLASS, b"", vec![vec![1.0; 2]]));
     let bytes = bytes_of(&[one.clone(), two, one]).await;
     let (sender, receiver) = watch::channel(Arc::new(rules(&[1])));
-    let mut reader = FrameReader::new(&bytes[..], peer(), receiver);
+    let mut reader = FrameReader::new(&bytes[..], peer(), receiver, PartPool::default());
     assert_eq!(taken(reader.read().await.unwrap()).parts, [[1.0]]);
     sender.send(Arc::new(rules(&[2]))).unwrap();
     assert_eq!(taken(reader.read().await.unwrap()).parts, [[1.0; 2]]);
@@ -228,7 +274,8 @@ async fn new_rules_hold_from_the_next_frame_on() {
 async fn rules_are_for_one_sender() {
     let bytes = bytes_of(&[frame(CLASS, b"", vec![vec![1.0]])]).await;
     let other = PeerIdentity { node: NodeId(8), ..peer() };
-    let mut reader = FrameReader::new(&bytes[..], other, watch::channel(Arc::new(rules(&[1]))).1);
+    let rules = watch::channel(Arc::new(rules(&[1]))).1;
+    let mut reader = FrameReader::new(&bytes[..], other, rules, PartPool::default());
     let skipped = FrameArrival::Skipped { class: CLASS, bytes: 4 };
     assert_eq!(reader.read().await.unwrap(), Some(skipped));
 }

@@ -26,7 +26,9 @@ use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
 use zbelastic_trainer::stage::{Frame, Lap, Partial};
 use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge, RuleError};
-use zbelastic_transport::{FrameBody, FrameClass, FrameRules, OutgoingFrame, ReceivedFrame};
+use zbelastic_transport::{
+    FrameBody, FrameClass, FramePart, FrameRules, OutgoingFrame, ReceivedFrame,
+};
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use super::wire::{LayerMessage, encode};
@@ -365,7 +367,7 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
         return Err(FrameFault::Sender { expected, found });
     }
     let (class, found) = (frame.class, frame.parts.len());
-    let mut parts = frame.parts.into_iter();
+    let mut parts = frame.parts.into_iter().map(FramePart::into_vec);
     let body = match body {
         HeadBody::Frame { turn, lap, flow, pass } => {
             check_class(class, Kind::Boundary(pass.slice), generation)?;

@@ -17,7 +17,7 @@ use super::tally::Tallies;
 use super::transport::Shared;
 use super::tuning::{QuicConfigs, endpoint_config};
 use crate::event::EventQueue;
-use crate::frame::FrameRules;
+use crate::frame::{FrameRules, PartPool};
 use crate::peers::{Directory, Keeper, Wishes};
 
 /// Peers that said hello and wait for the keeper. More wait with their handshake.
@@ -45,6 +45,7 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
         directory: Directory::default(),
         wishes: watch::Sender::new(Wishes::default()),
         rules: watch::Sender::new(Arc::new(FrameRules::new())),
+        parts: PartPool::default(),
         sink: watch::Sender::new(None),
         source: watch::Sender::new(None),
         requests_open: Arc::new(Semaphore::new(limits.requests_open_max)),

@@ -9,7 +9,7 @@ use super::setup::ProcessStart;
 use super::tally::Tallies;
 use super::transport::{BulkSource, FrameSink};
 use crate::event::TransportEvent;
-use crate::frame::FrameRules;
+use crate::frame::{FrameRules, PartPool};
 use crate::identity::PeerIdentity;
 use crate::limits::Limits;
 use crate::peers::{Directory, Wishes};
@@ -28,6 +28,7 @@ pub(crate) struct Context {
     pub(crate) directory: Directory,
     pub(crate) wishes: watch::Sender<Wishes>,
     pub(crate) rules: watch::Sender<Arc<FrameRules>>,
+    pub(crate) parts: PartPool,
     pub(crate) sink: watch::Sender<Option<Arc<FrameSink>>>,
     pub(crate) source: watch::Sender<Option<Arc<BulkSource>>>,
     pub(crate) requests_open: Arc<Semaphore>,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::header::{FRAME_BYTES_MAX, META_BYTES_MAX};
+use super::pool::FramePart;
 use super::rules::{FRAME_PARTS_MAX, FrameClass, body_bytes};
 use crate::identity::PeerIdentity;
 
@@ -115,5 +116,5 @@ pub struct ReceivedFrame {
     /// What went before the floats.
     pub meta: Vec<u8>,
     /// The floats, with the lengths that the rule says.
-    pub parts: Vec<Vec<f32>>,
+    pub parts: Vec<FramePart>,
 }

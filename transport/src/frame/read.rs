@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::header::{Admission, FrameRefusal, HEADER_BYTES, Header};
 use super::message::ReceivedFrame;
+use super::pool::{FramePart, PartPool};
 use super::rules::{FrameClass, FrameRules};
 use crate::identity::PeerIdentity;
 
@@ -26,6 +27,7 @@ pub struct FrameReader<R> {
     stream: BufReader<R>,
     from: PeerIdentity,
     rules: watch::Receiver<Arc<FrameRules>>,
+    pool: PartPool,
 }
 
 /// What came.
@@ -64,10 +66,15 @@ impl From<io::Error> for ReadFrameError {
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Reads what `from` sends on `stream`. Each frame is held to the rules of the moment in which
-    /// its header came.
+    /// its header came. Memory for parts is `pool`'s.
     #[must_use]
-    pub fn new(stream: R, from: PeerIdentity, rules: watch::Receiver<Arc<FrameRules>>) -> Self {
-        Self { stream: BufReader::with_capacity(READ_AHEAD_BYTES, stream), from, rules }
+    pub fn new(
+        stream: R,
+        from: PeerIdentity,
+        rules: watch::Receiver<Arc<FrameRules>>,
+        pool: PartPool,
+    ) -> Self {
+        Self { stream: BufReader::with_capacity(READ_AHEAD_BYTES, stream), from, rules, pool }
     }
 
     /// The next frame, or `None` if the peer ended the stream between two frames. Not to be dropped
@@ -106,7 +113,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         self.stream.read_exact(&mut meta).await?;
         let mut parts = Vec::with_capacity(lengths.len());
         for &floats in lengths {
-            parts.push(read_floats(&mut self.stream, floats).await?);
+            parts.push(read_part(&mut self.stream, floats, &self.pool).await?);
         }
         let frame = ReceivedFrame { from: self.from, class: header.class, meta, parts };
         Ok(FrameArrival::Frame(frame))
@@ -125,11 +132,16 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// So many floats from a stream, least significant byte first, into memory that nothing was written
-/// to before: what comes by is most of what a stage reads, and zeros in it would be written for
-/// nothing.
-async fn read_floats<R: AsyncRead + Unpin>(stream: &mut R, count: usize) -> io::Result<Vec<f32>> {
-    let mut floats = Vec::<f32>::with_capacity(count);
+/// So many floats from a stream, least significant byte first, into memory of the pool that nothing
+/// was written to before: what comes by is most of what a stage reads, and zeros in it would be
+/// written for nothing.
+async fn read_part<R: AsyncRead + Unpin>(
+    stream: &mut R,
+    count: usize,
+    pool: &PartPool,
+) -> io::Result<FramePart> {
+    let mut part = pool.take(count);
+    let floats = part.memory();
     let spare = &mut floats.spare_capacity_mut()[..count];
     // SAFETY: the same memory, as bytes: each may be uninitialised, and a byte is aligned anywhere.
     let bytes = unsafe {
@@ -151,5 +163,5 @@ async fn read_floats<R: AsyncRead + Unpin>(stream: &mut R, count: usize) -> io::
     // SAFETY: what is filled is this memory, all of it: `unfilled` counts only bytes that were
     // written, and there is no room left in it. Any four bytes are a float.
     unsafe { floats.set_len(count) };
-    Ok(floats)
+    Ok(part)
 }

@@ -73,7 +73,8 @@ pub(super) async fn receive_frames<R: AsyncRead + Unpin>(
     road: Road,
     stream: R,
 ) -> LaneEnd {
-    let mut reader = FrameReader::new(stream, link.peer, context.rules.subscribe());
+    let (rules, parts) = (context.rules.subscribe(), context.parts.clone());
+    let mut reader = FrameReader::new(stream, link.peer, rules, parts);
     loop {
         match reader.read().await {
             Ok(Some(FrameArrival::Frame(frame))) => take_frame(context, road, frame),
@@ -90,7 +91,7 @@ pub(super) async fn receive_frames<R: AsyncRead + Unpin>(
 }
 
 fn take_frame(context: &Context, road: Road, frame: ReceivedFrame) {
-    let floats: usize = frame.parts.iter().map(Vec::len).sum();
+    let floats: usize = frame.parts.iter().map(|part| part.len()).sum();
     let bytes = frame.meta.len() + floats * size_of::<f32>();
     context.tallies.frames.received(road, 1, bytes as u64);
     let sink = context.sink.borrow().clone();
