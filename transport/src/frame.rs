@@ -10,8 +10,9 @@
 //! ```
 //!
 //! It promises that nothing is allocated for a body before its length is what the rule of its class
-//! says, that memory of frames is used again, that floats arrive bit for bit, and that a frame is one write which is flushed at once. It
-//! promises no delivery: what lies in a queue when a road breaks is lost.
+//! says, that floats arrive bit for bit, that a frame is one write which is flushed at once, and
+//! that of two frames that wait the one goes first for which somebody waits. It promises no
+//! delivery: what lies in a queue when a road breaks is lost. Memory of parts is used again.
 
 #[cfg(target_endian = "big")]
 compile_error!("floats travel as they lie in memory, which must be little endian");
@@ -25,7 +26,7 @@ mod rules;
 mod write;
 
 pub use header::{FRAME_BYTES_MAX, FrameRefusal, META_BYTES_MAX};
-pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame};
+pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame, Urgency};
 pub use pool::{FramePart, PART_POOL_BYTES, PartPool};
 pub use queue::{FRAME_QUEUE_BYTES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue};
 pub use read::{FrameArrival, FrameReader, ReadFrameError};

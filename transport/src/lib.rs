@@ -33,6 +33,7 @@ pub use endpoint::{
 pub use event::{DownReason, EventQueue, Road, TransportEvent, Violation};
 pub use frame::{
     FrameBody, FrameClass, FramePart, FrameRefusal, FrameRules, OutgoingFrame, ReceivedFrame,
+    Urgency,
 };
 pub use identity::{Credentials, JoinAttempt, JoinReply, PeerIdentity, PeerRole};
 pub use limits::{

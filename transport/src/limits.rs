@@ -60,7 +60,7 @@ pub struct Limits {
     pub control_queue_messages_max: usize,
     /// Bytes of control messages that wait for one peer. More drop the oldest, and are counted.
     pub control_queue_bytes_max: usize,
-    /// Tensor frames that wait for one peer. More are given back to the sender as full.
+    /// Tensor frames of one urgency that wait for one peer. More are given back to the sender as full.
     pub frame_queue_max: usize,
     /// Events that wait for the node. Control messages beyond it are dropped and counted, requests
     /// are answered as busy; news of peers waits.

@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use zbelastic_transport::frame::{
     FRAME_BYTES_MAX, FRAME_PARTS_MAX, FRAME_QUEUE_BYTES, FrameArrival, FrameBody, FrameClass,
     FrameNotQueued, FramePart, FrameReader, FrameRefusal, FrameRules, FrameTooLarge,
-    META_BYTES_MAX, OutgoingFrame, PartPool, ReadFrameError, ReceivedFrame, RuleError, frame_queue,
-    write_frame,
+    META_BYTES_MAX, OutgoingFrame, PartPool, ReadFrameError, ReceivedFrame, RuleError, Urgency,
+    frame_queue, write_frame,
 };
 use zbelastic_transport::identity::{PeerIdentity, PeerRole};
 use zbelastic_types::{ClusterId, NodeId};
@@ -420,6 +420,55 @@ async fn a_queue_counts_bytes_until_they_are_written() {
     }
     queue.try_send(small).unwrap();
     assert_eq!(written, longer.body_bytes() + 16);
+}
+
+fn urgent(urgency: Urgency, meta: u8) -> OutgoingFrame {
+    frame(CLASS, &[meta], vec![vec![1.0; 100]]).with_urgency(urgency)
+}
+
+/// The pipe is shorter than a frame: no frame is written before the one before it is read.
+#[tokio::test]
+async fn a_critical_frame_overtakes_a_full_background_and_order_stays_otherwise() {
+    let (queue, mut outlet) = frame_queue(3);
+    for meta in 1..=3 {
+        queue.try_send(urgent(Urgency::Background, meta)).unwrap();
+    }
+    let full = queue.try_send(urgent(Urgency::Background, 4));
+    assert!(matches!(full, Err(FrameNotQueued::Full(_))), "{full:?}");
+    let (mut near, far) = duplex(64);
+    let mut reader = reader(far, rules(&[100]));
+    let mut order = Vec::new();
+    let writing = async move { outlet.write_to(&mut near, |_| ()).await };
+    let reading = async {
+        order.extend(taken(reader.read().await.unwrap()).meta);
+        // The beginning of the second frame is in the pipe by now: it stays the second.
+        for meta in 11..=13 {
+            queue.try_send(urgent(Urgency::Critical, meta)).unwrap();
+        }
+        let full = queue.try_send(urgent(Urgency::Critical, 14));
+        assert!(matches!(full, Err(FrameNotQueued::Full(_))), "{full:?}");
+        drop(queue);
+        while let Some(arrival) = reader.read().await.unwrap() {
+            order.extend(taken(Some(arrival)).meta);
+        }
+    };
+    let (written, ()) = tokio::join!(writing, reading);
+    written.unwrap();
+    assert_eq!(order, [1, 2, 11, 12, 13, 3]);
+}
+
+#[tokio::test]
+async fn each_urgency_has_all_the_bytes_of_a_queue() {
+    let body: Arc<dyn FrameBody> =
+        Arc::new(Repeated { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 4], times: 1 });
+    let whole = OutgoingFrame::new(CLASS, Vec::new(), body).unwrap();
+    assert_eq!(whole.urgency(), Urgency::Critical);
+    let (queue, _outlet) = frame_queue(8);
+    for urgency in [Urgency::Background, Urgency::Critical] {
+        queue.try_send(whole.clone().with_urgency(urgency)).unwrap();
+        let full = queue.try_send(urgent(urgency, 1));
+        assert!(matches!(full, Err(FrameNotQueued::Full(_))), "{full:?}");
+    }
 }
 
 #[tokio::test]

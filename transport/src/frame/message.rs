@@ -23,10 +23,21 @@ impl FrameBody for Vec<Vec<f32>> {
     }
 }
 
+/// Which of two frames to one peer goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Urgency {
+    /// Somebody waits for it: it goes before everything of the background.
+    #[default]
+    Critical,
+    /// It goes when nothing critical waits.
+    Background,
+}
+
 /// A frame to send. Copies share their body.
 #[derive(Clone)]
 pub struct OutgoingFrame {
     class: FrameClass,
+    urgency: Urgency,
     meta: Vec<u8>,
     body: Arc<dyn FrameBody>,
     body_bytes: u64,
@@ -53,7 +64,7 @@ pub enum FrameTooLarge {
 }
 
 impl OutgoingFrame {
-    /// A frame of `class`.
+    /// A frame of `class`, which is critical.
     ///
     /// # Errors
     /// If no receiver would take it.
@@ -70,13 +81,25 @@ impl OutgoingFrame {
             return Err(FrameTooLarge::Parts { found: lengths.len() });
         }
         let body_bytes = body_bytes(&lengths).ok_or(FrameTooLarge::Body)?;
-        Ok(Self { class, meta, body, body_bytes })
+        Ok(Self { class, urgency: Urgency::default(), meta, body, body_bytes })
+    }
+
+    /// The same frame with another urgency. The receiver does not learn of it.
+    #[must_use]
+    pub fn with_urgency(self, urgency: Urgency) -> Self {
+        Self { urgency, ..self }
     }
 
     /// What it is.
     #[must_use]
     pub fn class(&self) -> FrameClass {
         self.class
+    }
+
+    /// Whether it goes before others.
+    #[must_use]
+    pub fn urgency(&self) -> Urgency {
+        self.urgency
     }
 
     /// What goes before the floats.
@@ -101,8 +124,11 @@ impl OutgoingFrame {
 impl fmt::Debug for OutgoingFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut tuple = f.debug_struct("OutgoingFrame");
-        tuple.field("class", &self.class).field("meta", &self.meta);
-        tuple.field("body_bytes", &self.body_bytes).finish_non_exhaustive()
+        tuple.field("class", &self.class).field("urgency", &self.urgency);
+        tuple
+            .field("meta", &self.meta)
+            .field("body_bytes", &self.body_bytes)
+            .finish_non_exhaustive()
     }
 }
 

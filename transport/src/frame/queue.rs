@@ -1,4 +1,5 @@
-//! A bounded queue of frames to one peer. Plain threads put frames in, one task writes them.
+//! Bounded queues of frames to one peer, one for each urgency. Plain threads put frames in, one task
+//! writes them. Critical frames go first; those of one urgency keep their order.
 
 use std::sync::Arc;
 
@@ -7,27 +8,35 @@ use tokio::io::AsyncWrite;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::message::OutgoingFrame;
+use super::message::{OutgoingFrame, Urgency};
 use super::write::{WriteFrameError, write_frame};
 
-/// The most bytes of floats that wait for one peer. The next frame is handed back; a frame that is
-/// longer than all of this waits alone.
+/// The most bytes of floats of one urgency that wait for one peer. The next frame is handed back; a
+/// frame that is longer than all of this waits alone.
 pub const FRAME_QUEUE_BYTES: u64 = 256 << 20;
 /// Bytes are counted in units of this size, so that the count fits the permits of a semaphore.
 const UNIT_BYTES: u64 = 1024;
 const QUEUE_UNITS: u32 = (FRAME_QUEUE_BYTES / UNIT_BYTES) as u32;
 
-/// Where frames to one peer are put in. Copies share the queue.
+/// Where frames to one peer are put in. Copies share the queues.
 #[derive(Clone, Debug)]
 pub struct FrameQueue {
-    frames: mpsc::Sender<Waiting>,
-    room: Arc<Semaphore>,
+    critical: Entrance,
+    background: Entrance,
 }
 
 /// Where they come out.
 #[derive(Debug)]
 pub struct FrameOutlet {
-    frames: mpsc::Receiver<Waiting>,
+    critical: mpsc::Receiver<Waiting>,
+    background: mpsc::Receiver<Waiting>,
+}
+
+/// Where frames of one urgency are put in.
+#[derive(Clone, Debug)]
+struct Entrance {
+    frames: mpsc::Sender<Waiting>,
+    room: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -47,23 +56,39 @@ pub enum FrameNotQueued {
     Closed(OutgoingFrame),
 }
 
-/// A queue to one peer, in which at most `frames_max` frames wait.
+/// The queues to one peer, in each of which at most `frames_max` frames wait.
 ///
 /// # Panics
 /// If `frames_max` is zero.
 #[must_use]
 pub fn frame_queue(frames_max: usize) -> (FrameQueue, FrameOutlet) {
-    let (sender, receiver) = mpsc::channel(frames_max);
-    let room = Arc::new(Semaphore::new(QUEUE_UNITS as usize));
-    (FrameQueue { frames: sender, room }, FrameOutlet { frames: receiver })
+    let (critical, critical_outlet) = Entrance::new(frames_max);
+    let (background, background_outlet) = Entrance::new(frames_max);
+    let outlet = FrameOutlet { critical: critical_outlet, background: background_outlet };
+    (FrameQueue { critical, background }, outlet)
 }
 
 impl FrameQueue {
-    /// Puts a frame in, or hands it back. Never waits, and may be called on any thread.
+    /// Puts a frame in, or hands it back: each urgency has room of its own. Never waits, and may be
+    /// called on any thread.
     ///
     /// # Errors
     /// If there is no room, or the outlet is gone.
     pub fn try_send(&self, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
+        match frame.urgency() {
+            Urgency::Critical => self.critical.try_send(frame),
+            Urgency::Background => self.background.try_send(frame),
+        }
+    }
+}
+
+impl Entrance {
+    fn new(frames_max: usize) -> (Self, mpsc::Receiver<Waiting>) {
+        let (frames, receiver) = mpsc::channel(frames_max);
+        (Self { frames, room: Arc::new(Semaphore::new(QUEUE_UNITS as usize)) }, receiver)
+    }
+
+    fn try_send(&self, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
         if self.frames.is_closed() {
             return Err(FrameNotQueued::Closed(frame));
         }
@@ -80,8 +105,9 @@ impl FrameQueue {
 }
 
 impl FrameOutlet {
-    /// Writes what is put in, until every [`FrameQueue`] is dropped. `on_written` gets the bytes
-    /// of each frame that went. A frame that fails is lost; what waits stays for another stream.
+    /// Writes what is put in, critical frames before others, until every [`FrameQueue`] is dropped.
+    /// `on_written` gets the bytes of each frame that went. A frame that fails is lost; what waits
+    /// stays for another stream.
     ///
     /// # Errors
     /// If the stream fails.
@@ -93,9 +119,19 @@ impl FrameOutlet {
     where
         W: AsyncWrite + Unpin + ?Sized,
     {
-        while let Some(waiting) = self.frames.recv().await {
+        while let Some(waiting) = self.next().await {
             on_written(write_frame(writer, &waiting.frame).await?);
         }
         Ok(())
+    }
+
+    /// The frame that goes next, or `None` if none waits and none can come.
+    async fn next(&mut self) -> Option<Waiting> {
+        tokio::select! {
+            biased;
+            Some(waiting) = self.critical.recv() => Some(waiting),
+            Some(waiting) = self.background.recv() => Some(waiting),
+            else => None,
+        }
     }
 }
