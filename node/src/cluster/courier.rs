@@ -1,8 +1,10 @@
-//! Sends what the device thread hands out. A boundary tensor that a device holds, a gradient and a layer that
-//! it copies to the host have to be waited for; from the first one on that is done by a thread of its own,
-//! and the device thread goes on telling the device what to do.
+//! Sends what the device thread hands out. A boundary tensor that a device holds and a layer that it copies to
+//! the host have to be waited for; from the first one on that is done by a thread of its own, and the device
+//! thread goes on enqueuing work. Boundary tensors and sums of a worker go the same way, so that they
+//! keep their order.
 //!
-//! All frames of a worker go the same way, so that they keep their order.
+//! Gradients for copies and followers go by another thread: nobody's pass waits for them, there may be more
+//! of them than the queue to a peer takes, and none may be dropped.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +15,7 @@ use std::thread;
 use tokio::sync::mpsc;
 use zbelastic_trainer::elastic::GradientPart;
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
-use zbelastic_transport::{FrameSender, OutgoingFrame};
+use zbelastic_transport::{FrameSender, OutgoingFrame, Urgency};
 use zbelastic_types::NodeId;
 
 use super::device::{DeviceOutput, DeviceTrouble, Over};
@@ -22,24 +24,36 @@ use super::frames::{Outgoing, outgoing};
 /// Frames that wait for the courier. When there are more the device thread waits for it: a device that
 /// is so far ahead of its network has nothing to gain.
 const BAG_MAX: usize = 64;
+/// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a stage of
+/// 2^32 floats for four who take it. They share the memory of the gradient.
+const GRADIENTS_MAX: usize = 4096;
 
 /// Takes frames to other workers.
 pub(super) trait Road: Clone + Send + 'static {
     /// Takes a frame, or drops it: whoever cannot be reached is lost, or will be; its plan ends with it.
+    /// Of background frames it waits until there is room for one.
     fn take(&self, to: NodeId, frame: OutgoingFrame);
 }
 
 impl Road for FrameSender {
     fn take(&self, to: NodeId, frame: OutgoingFrame) {
-        let _queued_or_lost = self.send(to, frame);
+        match frame.urgency() {
+            Urgency::Critical => drop(self.send(to, frame)),
+            Urgency::Background => drop(self.send_blocking(to, frame)),
+        }
     }
 }
+
+/// Frames on their way to a thread that sends them.
+type Bag = SyncSender<(NodeId, PeerFrame)>;
 
 /// The way out of a worker.
 pub(super) struct Courier<R: Road = FrameSender> {
     way: Way<R>,
     /// The thread's, once there is one.
-    bag: Option<SyncSender<(NodeId, PeerFrame)>>,
+    bag: Option<Bag>,
+    /// Of the thread for gradients, once there is one.
+    gradients: Option<Bag>,
 }
 
 /// Where frames go to.
@@ -54,7 +68,7 @@ struct Way<R> {
 impl<R: Road> Courier<R> {
     /// No thread yet.
     pub(super) const fn new(frames: R, outbox: mpsc::Sender<DeviceOutput>, device: String) -> Self {
-        Self { way: Way { frames, outbox, device }, bag: None }
+        Self { way: Way { frames, outbox, device }, bag: None, gradients: None }
     }
 
     /// Sends a frame, or has it sent.
@@ -62,18 +76,21 @@ impl<R: Road> Courier<R> {
     /// # Errors
     /// If nobody listens any more.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
-        if self.bag.is_none() && is_held(&frame.body) {
-            self.bag = self.start();
+        let is_gradient = is_gradient(&frame.body);
+        if is_gradient && self.gradients.is_none() {
+            self.gradients = self.start("gradients", GRADIENTS_MAX);
+        } else if !is_gradient && self.bag.is_none() && is_held(&frame.body) {
+            self.bag = self.start("courier", BAG_MAX);
         }
-        match &self.bag {
+        match if is_gradient { &self.gradients } else { &self.bag } {
             Some(bag) => bag.send((to, frame)).map_err(|_| Over),
             None => self.way.send(to, frame),
         }
     }
 
     /// The bag of a new thread. Without one the device thread waits itself.
-    fn start(&self) -> Option<SyncSender<(NodeId, PeerFrame)>> {
-        let (bag, frames) = sync_channel(BAG_MAX);
+    fn start(&self, name: &str, frames_max: usize) -> Option<Bag> {
+        let (bag, frames) = sync_channel(frames_max);
         let way = self.way.clone();
         let carry = move || {
             while let Ok((to, frame)) = frames.recv() {
@@ -82,7 +99,21 @@ impl<R: Road> Courier<R> {
                 }
             }
         };
-        thread::Builder::new().name("courier".to_owned()).spawn(carry).ok().map(|_| bag)
+        thread::Builder::new().name(name.to_owned()).spawn(carry).ok().map(|_| bag)
+    }
+}
+
+/// Whether it is a gradient that no pass waits for.
+fn is_gradient(body: &PeerBody) -> bool {
+    match body {
+        PeerBody::Gradients { .. } | PeerBody::Update { .. } => true,
+        PeerBody::Frame(_)
+        | PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Layer(_)
+        | PeerBody::Ahead { .. }
+        | PeerBody::Fetch { .. }
+        | PeerBody::Follow { .. } => false,
     }
 }
 

@@ -16,7 +16,7 @@ use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
-use zbelastic_kernels::{Numbers, Parcel};
+use zbelastic_kernels::{Arriving, DeviceFault, HostFloats, Numbers, Parcel};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{
     FrameRoom, GRADIENT_ROOM, GradientPart, LayerGradient, LayerImage, cut,
@@ -27,7 +27,7 @@ use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
 use zbelastic_trainer::stage::{Frame, Lap, Partial};
 use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge, RuleError};
 use zbelastic_transport::{
-    FrameBody, FrameClass, FramePart, FrameRules, OutgoingFrame, ReceivedFrame,
+    FrameBody, FrameClass, FramePart, FrameRules, OutgoingFrame, ReceivedFrame, Urgency,
 };
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
@@ -195,6 +195,23 @@ impl FrameBody for Floats {
     }
 }
 
+/// Floats that arrived, in memory of the lane: it reads the next frame into it once they are dropped.
+struct InFrame(FramePart);
+
+impl Arriving for InFrame {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn floats(&self) -> &[f32] {
+        &self.0
+    }
+
+    fn fault(&self) -> Option<DeviceFault> {
+        None
+    }
+}
+
 /// What a worker's frame becomes.
 pub enum Outgoing {
     /// Frames of the tensor lane.
@@ -253,7 +270,8 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
             let head = |part: &GradientPart| (part.layer(), part.first() as u64);
             let (heads, piece) = (parts.iter().map(head).collect(), number.into());
             let body = HeadBody::Gradients { turn, of, parts: heads, piece };
-            vec![one(Kind::Gradients(number.index), body, Floats::Gradients(parts))?]
+            let frame = one(Kind::Gradients(number.index), body, Floats::Gradients(parts))?;
+            vec![frame.with_urgency(Urgency::Background)]
         }
         // Which layers are followed changes from step to step, and a frame's length must not.
         PeerBody::Update { turn, before, gradients } => {
@@ -263,7 +281,8 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
             });
             cut.map(|(layer, piece, parts)| {
                 let body = HeadBody::Update { turn, before, layer, piece };
-                one(Kind::Update(layer, piece.index), body, Floats::Gradients(parts))
+                let frame = one(Kind::Update(layer, piece.index), body, Floats::Gradients(parts))?;
+                Ok(frame.with_urgency(Urgency::Background))
             })
             .collect::<Result<_, _>>()?
         }
@@ -367,16 +386,17 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
         return Err(FrameFault::Sender { expected, found });
     }
     let (class, found) = (frame.class, frame.parts.len());
-    let mut parts = frame.parts.into_iter().map(FramePart::into_vec);
+    let mut parts = frame.parts.into_iter();
+    let mut next = || parts.next().map(FramePart::into_vec);
     let body = match body {
         HeadBody::Frame { turn, lap, flow, pass } => {
             check_class(class, Kind::Boundary(pass.slice), generation)?;
-            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
             PeerBody::Frame(Frame { turn, lap, flow, pass, tensor: floats.into() })
         }
         HeadBody::Halves { turn, lap, flow, pass, len } => {
             check_class(class, Kind::Halves(pass.slice), generation)?;
-            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
             let (expected, found) = ((len as usize).div_ceil(2), floats.len());
             if expected != found {
                 return Err(FrameFault::Halves { expected, found });
@@ -391,14 +411,14 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
         HeadBody::Prefix(prefix) => PeerBody::Prefix(prefix),
         HeadBody::Update { turn, before, layer, piece } => {
             check_class(class, Kind::Update(layer, piece.index), generation)?;
-            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
             let of = Joined::Update { turn, before, layer };
             let parts = vec![(layer, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }
         HeadBody::Partial { turn, chunk, losses, piece } => {
             check_class(class, Kind::Partial(chunk, piece.index), generation)?;
-            let floats = parts.next().ok_or(FrameFault::Parts { expected: 1, found })?;
+            let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
             let of = Joined::Partial { turn, chunk, losses };
             let parts = vec![(RUN, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
@@ -409,8 +429,9 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
             if expected != found {
                 return Err(FrameFault::Parts { expected, found });
             }
-            let part = |((layer, first), floats): (PartHead, Vec<f32>)| {
-                GradientPart::arrived(layer, turn, first as usize, floats.into())
+            let part = |((layer, first), floats): (PartHead, FramePart)| {
+                let floats = HostFloats::arriving(Arc::new(InFrame(floats)));
+                GradientPart::arrived(layer, turn, first as usize, floats)
             };
             let parts = heads.into_iter().zip(parts).map(part).collect();
             PeerBody::Gradients { turn, of, number: piece.into(), parts }

@@ -25,7 +25,8 @@ pub struct StageMemory {
     pub scratch: Bytes,
     /// Boundary tensors in flight to this stage, and the gradients of twins.
     pub messages: Bytes,
-    /// Copies of other stages' layers, the largest that it may have to keep.
+    /// Copies of other stages' layers, the largest that it may have to keep; on a processor their gradients
+    /// on their way here too.
     pub copies: Bytes,
     /// What a device takes beside: scratch of single operations, the workspace of products, and the rest
     /// of the pages that it hands out.
@@ -83,8 +84,11 @@ pub fn plan_memory<B: ByteCounts>(
     let stages = || (0..plan.program.placement.stage_count()).map(StageIndex);
     let specs = model_layers(model);
     let of_chunk = |layers: &LayerRange| {
-        let bytes = |layer: u32| copy_bytes(backend, &specs[layer as usize]);
-        layers.ids().map(bytes).sum()
+        let of_layer = |layer: u32| {
+            let spec = &specs[layer as usize];
+            copy_bytes(backend, spec) + arriving_bytes(backend, spec)
+        };
+        layers.ids().map(of_layer).sum()
     };
     let placement = plan.placement();
     let of_stage = |stage| {
@@ -292,6 +296,15 @@ impl StageMemory {
 /// What the copy of a layer takes.
 fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     Bytes(backend.claim_bytes(&copy_claim(backend, spec, &copy_operations(spec))))
+}
+
+/// What the gradient of a copied layer takes until it lies in the copy: all of it may arrive during one pass.
+/// It waits in the host's memory.
+fn arriving_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
+    match backend.sizes() {
+        DeviceSizes::Processors => Bytes::of_f32(spec.len()),
+        DeviceSizes::Cuda(_) => Bytes(0),
+    }
 }
 
 /// Takes what is counted for a stage, `beside` its buffers as well.

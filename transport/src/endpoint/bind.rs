@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use quinn::{Endpoint, TokioRuntime};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
@@ -56,7 +57,8 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
     let dialler = Dialler { endpoint: endpoint.clone(), config };
     let (done, closed) = watch::channel(false);
     tokio::spawn(live(Arc::clone(&context), endpoint.clone(), dialler, done));
-    Ok((Shared { context, address, endpoint, client, closed }, EventQueue { receiver }))
+    let runtime = Handle::current();
+    Ok((Shared { context, address, endpoint, client, closed, runtime }, EventQueue { receiver }))
 }
 
 /// Everything a transport does, from its first moment until it is closed.

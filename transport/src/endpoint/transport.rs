@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use quinn::{ClientConfig, Endpoint};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use zbelastic_types::NodeId;
 
@@ -42,6 +43,8 @@ pub(super) struct Shared {
     pub(super) endpoint: Endpoint,
     pub(super) client: watch::Sender<ClientConfig>,
     pub(super) closed: watch::Receiver<bool>,
+    /// What its tasks run on.
+    pub(super) runtime: Handle,
 }
 
 impl Drop for Shared {
@@ -126,7 +129,8 @@ impl Transport {
     /// The sender of the Tensor lane.
     #[must_use]
     pub fn frame_sender(&self) -> FrameSender {
-        FrameSender { context: Arc::clone(&self.shared.context) }
+        let Shared { context, runtime, .. } = &*self.shared;
+        FrameSender { context: Arc::clone(context), runtime: runtime.clone() }
     }
 
     /// Says which frames peers may send from now on; replaces what was said before.
@@ -200,6 +204,7 @@ impl Transport {
 #[derive(Clone)]
 pub struct FrameSender {
     context: Arc<Context>,
+    runtime: Handle,
 }
 
 impl fmt::Debug for FrameSender {
@@ -220,6 +225,17 @@ impl FrameSender {
             Err(FrameNotQueued::Full(frame)) => SendOutcome::Full(frame),
             Err(FrameNotQueued::Closed(frame)) => SendOutcome::NoRoad(frame),
         }
+    }
+
+    /// Gives a frame to the queue of a peer once there is room for it; yields it if the peer is not there,
+    /// or goes away meanwhile.
+    ///
+    /// # Panics
+    /// On a thread that runs tasks: it blocks.
+    #[must_use]
+    pub fn send_blocking(&self, to: NodeId, frame: OutgoingFrame) -> Option<OutgoingFrame> {
+        let Some(link) = self.context.directory.get(to) else { return Some(frame) };
+        self.runtime.block_on(link.frames.send(frame))
     }
 }
 

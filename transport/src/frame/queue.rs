@@ -25,11 +25,24 @@ pub struct FrameQueue {
     background: Entrance,
 }
 
-/// Where they come out.
+/// Where they come out. Whoever waits for room learns that there will be none when it is dropped.
 #[derive(Debug)]
 pub struct FrameOutlet {
-    critical: mpsc::Receiver<Waiting>,
-    background: mpsc::Receiver<Waiting>,
+    critical: Exit,
+    background: Exit,
+}
+
+/// Where frames of one urgency come out.
+#[derive(Debug)]
+struct Exit {
+    frames: mpsc::Receiver<Waiting>,
+    room: Arc<Semaphore>,
+}
+
+impl Drop for Exit {
+    fn drop(&mut self) {
+        self.room.close();
+    }
 }
 
 /// Where frames of one urgency are put in.
@@ -75,26 +88,42 @@ impl FrameQueue {
     /// # Errors
     /// If there is no room, or the outlet is gone.
     pub fn try_send(&self, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
+        self.entrance(&frame).try_send(frame)
+    }
+
+    /// Puts a frame in once there is room for it; yields it if nobody will write it any more.
+    pub async fn send(&self, frame: OutgoingFrame) -> Option<OutgoingFrame> {
+        self.entrance(&frame).send(frame).await
+    }
+
+    fn entrance(&self, frame: &OutgoingFrame) -> &Entrance {
         match frame.urgency() {
-            Urgency::Critical => self.critical.try_send(frame),
-            Urgency::Background => self.background.try_send(frame),
+            Urgency::Critical => &self.critical,
+            Urgency::Background => &self.background,
         }
     }
 }
 
 impl Entrance {
-    fn new(frames_max: usize) -> (Self, mpsc::Receiver<Waiting>) {
-        let (frames, receiver) = mpsc::channel(frames_max);
-        (Self { frames, room: Arc::new(Semaphore::new(QUEUE_UNITS as usize)) }, receiver)
+    fn new(frames_max: usize) -> (Self, Exit) {
+        let (sender, frames) = mpsc::channel(frames_max);
+        let room = Arc::new(Semaphore::new(QUEUE_UNITS as usize));
+        (Self { frames: sender, room: Arc::clone(&room) }, Exit { frames, room })
+    }
+
+    async fn send(&self, frame: OutgoingFrame) -> Option<OutgoingFrame> {
+        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(units(&frame)).await else {
+            return Some(frame);
+        };
+        let sent = self.frames.send(Waiting { frame, _room: room }).await;
+        sent.err().map(|unsent| unsent.0.frame)
     }
 
     fn try_send(&self, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
         if self.frames.is_closed() {
             return Err(FrameNotQueued::Closed(frame));
         }
-        let units = frame.body_bytes().div_ceil(UNIT_BYTES).min(u64::from(QUEUE_UNITS));
-        let units = u32::try_from(units).expect("not above the units of a queue");
-        let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(units) else {
+        let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(units(&frame)) else {
             return Err(FrameNotQueued::Full(frame));
         };
         self.frames.try_send(Waiting { frame, _room: room }).map_err(|error| match error {
@@ -102,6 +131,12 @@ impl Entrance {
             TrySendError::Closed(waiting) => FrameNotQueued::Closed(waiting.frame),
         })
     }
+}
+
+/// The units of room that a frame takes while it waits.
+fn units(frame: &OutgoingFrame) -> u32 {
+    let units = frame.body_bytes().div_ceil(UNIT_BYTES).min(u64::from(QUEUE_UNITS));
+    u32::try_from(units).expect("not above the units of a queue")
 }
 
 impl FrameOutlet {
@@ -129,8 +164,8 @@ impl FrameOutlet {
     async fn next(&mut self) -> Option<Waiting> {
         tokio::select! {
             biased;
-            Some(waiting) = self.critical.recv() => Some(waiting),
-            Some(waiting) = self.background.recv() => Some(waiting),
+            Some(waiting) = self.critical.frames.recv() => Some(waiting),
+            Some(waiting) = self.background.frames.recv() => Some(waiting),
             else => None,
         }
     }
