@@ -5,22 +5,31 @@
 //! Append of a record of 300 bytes beside a bare write of 300 bytes with fdatasync, and the writing
 //! of pieces beside a bare sequential write of as many bytes with fsync. The two of a pair take
 //! turns, so that a disk whose rate drifts is the same for both; medians are printed.
+//!
+//! Beside the rates of pieces stands the processor time of this process, in programs and in the
+//! system, per GiB: what a training on the same machine loses. It is read from `/proc/self/stat`, and
+//! missing where there is none. What the system does later in threads of its own is not in it.
 
 use std::error::Error;
 use std::fs::{self, File};
+use std::hint::black_box;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{CheckpointId, PieceName, RecordLog, SledLog, SledStore, Store};
+use zbelastic_checkpoint::{
+    CHUNK_BYTES, CheckpointId, PieceName, PieceRecord, RecordLog, SledLog, SledStore, Store,
+};
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 const RECORD_BYTES: usize = 300;
 const RECORDS: usize = 400;
 const PIECE_BYTES: usize = 256 << 20;
 const PIECES: u32 = 5;
+/// Milliseconds of a tick in `/proc`, the same on every Linux that programs see.
+const TICK_MS: u64 = 10;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("give a folder on the disk to measure")?;
@@ -55,15 +64,16 @@ fn appends(folder: &Path) -> Result<(), Box<dyn Error>> {
 fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
     let store_folder = folder.join("store");
     let store = SledStore::open(Arc::new(RealFiles), &store_folder)?;
-    let (mut plain, mut ours, mut again, mut reads) = (vec![], vec![], vec![], vec![]);
+    let (mut plain, mut ours) = (Costs::default(), Costs::default());
+    let (mut hashes, mut again, mut reads) = (Costs::default(), Costs::default(), Costs::default());
     for number in 0..PIECES {
         let bytes = noise(u64::from(number) + 2, PIECE_BYTES);
         let path = folder.join(format!("plain-{number}"));
-        plain.push(timed(|| {
+        plain.measure(|| {
             let mut file = File::create(&path)?;
-            bytes.chunks(4 << 20).try_for_each(|chunk| file.write_all(chunk))?;
+            bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| file.write_all(chunk))?;
             Ok(file.sync_all()?)
-        })?);
+        })?;
         fs::remove_file(&path)?;
         let layer = LayerId(number);
         let name = PieceName {
@@ -71,18 +81,76 @@ fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
             layer,
             digest: Digest::default(),
         };
-        ours.push(timed(|| Ok(store.put(name, &bytes).map(drop)?))?);
-        again.push(timed(|| Ok(store.put(name, &bytes).map(drop)?))?);
-        reads.push(timed(|| Ok(store.get(name).map(drop)?))?);
+        hashes.measure(|| {
+            black_box(PieceRecord::of(&bytes));
+            Ok(())
+        })?;
+        ours.measure(|| Ok(store.put(name, &bytes).map(drop)?))?;
+        let record = store.record(name)?.ok_or("it was put")?;
+        reads.measure(|| {
+            for hash in &record.chunks {
+                black_box(store.chunk(*hash)?);
+            }
+            Ok(())
+        })?;
+        again.measure(|| Ok(store.put(name, &bytes).map(drop)?))?;
     }
-    let rate = |times: &mut Vec<Duration>| (PIECE_BYTES >> 20) as f64 / median(times).as_secs_f64();
-    let (plain, ours) = (rate(&mut plain), rate(&mut ours));
-    println!("pieces of {} MiB, {PIECES} times, median:", PIECE_BYTES >> 20);
-    println!("  bare write and fsync {plain:>8.0} MiB/s");
-    println!("  put                  {ours:>8.0} MiB/s, {:.0} % of it", 100.0 * ours / plain);
-    println!("  put of what is there {:>8.0} MiB/s", rate(&mut again));
-    println!("  get, from memory     {:>8.0} MiB/s", rate(&mut reads));
+    println!(
+        "pieces of {} MiB, {PIECES} times, median, and all their processor time:",
+        PIECE_BYTES >> 20
+    );
+    plain.print("bare write and fsync");
+    hashes.print("hashing alone");
+    ours.print("put");
+    reads.print("chunks, after put");
+    again.print("put of what is there");
+    let (plain, ours) = (plain.rate(), ours.rate());
+    println!("  put against bare     {:>8.0} %", 100.0 * ours / plain);
     Ok(())
+}
+
+/// What one kind of work on a piece took, each time.
+#[derive(Default)]
+struct Costs {
+    times: Vec<Duration>,
+    /// Processor time of all of them, if it can be read.
+    processor: Option<Duration>,
+}
+
+impl Costs {
+    fn measure(
+        &mut self,
+        work: impl FnOnce() -> Result<(), Box<dyn Error>>,
+    ) -> Result<(), Box<dyn Error>> {
+        let before = processor_time();
+        self.times.push(timed(work)?);
+        let spent = processor_time().zip(before).map(|(after, before)| after - before);
+        self.processor = spent.map(|spent| self.processor.unwrap_or_default() + spent);
+        Ok(())
+    }
+
+    /// MiB in a second, the median.
+    fn rate(&mut self) -> f64 {
+        (PIECE_BYTES >> 20) as f64 / median(&mut self.times).as_secs_f64()
+    }
+
+    fn print(&mut self, what: &str) {
+        let gib = (PIECE_BYTES * self.times.len()) as f64 / f64::from(1 << 30);
+        let processor = self.processor.map_or(String::new(), |processor| {
+            format!(", {:.2} s of a processor per GiB", processor.as_secs_f64() / gib)
+        });
+        println!("  {what:<20} {:>8.0} MiB/s{processor}", self.rate());
+    }
+}
+
+/// What this process took of the processors until now, in programs and in the system.
+fn processor_time() -> Option<Duration> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // Behind the name, which may hold anything: the state is the 3rd field, utime the 14th, stime the 15th.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks = fields.split_ascii_whitespace().skip(14 - 3).take(2);
+    let ticks: u64 = ticks.map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>()?;
+    Some(Duration::from_millis(ticks * TICK_MS))
 }
 
 fn timed(work: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Duration, Box<dyn Error>> {

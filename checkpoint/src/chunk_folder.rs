@@ -10,17 +10,22 @@
 //! Whether the *name* is durable is known for each of the 256 folders: a chunk that is found and
 //! not written again may have been renamed a moment ago by another thread, or just before a crash.
 
+mod unnamed;
+
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
+use crate::direct::DirectWrites;
 use crate::error::{FileFault, Operation};
-use crate::files::{EntryKind, Files, OpenFile, write_all};
+use crate::files::{EntryKind, Files};
 use crate::names::{CHUNK_BYTES, ChunkHash};
 use crate::verify::{Oddity, OddityKind};
+
+pub(crate) use unnamed::Unnamed;
 
 const CHUNKS: &str = "chunks";
 const TEMPORARY: &str = "tmp";
@@ -35,6 +40,7 @@ pub(crate) struct ChunkFolder {
     files: Arc<dyn Files>,
     folder: PathBuf,
     temporaries: AtomicU64,
+    direct: DirectWrites,
     /// Which folders may hold names that are not durable. Held only to look and to note.
     entries: Mutex<Vec<Entries>>,
 }
@@ -44,17 +50,6 @@ pub(crate) struct ChunkFolder {
 struct Entries {
     changed: u64,
     synced: u64,
-}
-
-/// A chunk's file that has no name yet. It goes when this value is dropped.
-#[derive(Debug)]
-pub(crate) struct Unnamed<'a> {
-    chunks: &'a ChunkFolder,
-    path: PathBuf,
-    file: Box<dyn OpenFile>,
-    hash: ChunkHash,
-    is_synced: bool,
-    is_named: bool,
 }
 
 /// What is at the place of a chunk.
@@ -71,6 +66,17 @@ pub(crate) enum Found {
     },
     /// Something that cannot be read.
     Unreadable(FileFault),
+    /// Nothing.
+    Nothing,
+}
+
+/// What is at the place of a chunk, beside the bytes that it should hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compared {
+    /// A file that holds them.
+    Same,
+    /// Something else, or something that cannot be read.
+    Other,
     /// Nothing.
     Nothing,
 }
@@ -92,6 +98,7 @@ impl ChunkFolder {
             files,
             folder: folder.to_owned(),
             temporaries: AtomicU64::new(0),
+            direct: DirectWrites::default(),
             entries: Mutex::new(entries),
         };
         for name in [TEMPORARY, DAMAGED, CHUNKS] {
@@ -129,16 +136,13 @@ impl ChunkFolder {
         }
     }
 
-    /// Writes a chunk's bytes into a file without a name.
-    pub(crate) fn write(&self, hash: ChunkHash, bytes: &[u8]) -> Result<Unnamed<'_>, FileFault> {
-        let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
-        let path = self.folder.join(TEMPORARY).join(format!("{number}{TEMPORARY_SUFFIX}"));
-        let file = self.files.create(&path).map_err(FileFault::of(Operation::Create, &path))?;
-        let (is_synced, is_named) = (false, false);
-        let mut unnamed = Unnamed { chunks: self, path, file, hash, is_synced, is_named };
-        let written = write_all(&mut *unnamed.file, 0, bytes);
-        written.map_err(FileFault::of(Operation::Write, &unnamed.path))?;
-        Ok(unnamed)
+    /// What is at the place of a chunk whose bytes are at hand. They are compared, not hashed.
+    pub(crate) fn compare(&self, hash: ChunkHash, bytes: &[u8]) -> Compared {
+        match self.files.read(&self.path(hash), bytes.len() as u64) {
+            Ok(found) if found == bytes => Compared::Same,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Compared::Nothing,
+            Ok(_) | Err(_) => Compared::Other,
+        }
     }
 
     /// Waits until the names of these chunks are durable.
@@ -273,49 +277,6 @@ impl ChunkFolder {
 
     fn entries_of(&self, path: &Path) -> Result<Vec<crate::files::FolderEntry>, FileFault> {
         self.files.list(path).map_err(FileFault::of(Operation::List, path))
-    }
-}
-
-impl Unnamed<'_> {
-    /// Waits until the bytes are durable.
-    pub(crate) fn sync(&mut self) -> Result<(), FileFault> {
-        self.file.sync().map_err(FileFault::of(Operation::Sync, &self.path))?;
-        self.is_synced = true;
-        Ok(())
-    }
-
-    /// Gives the file its chunk's name. The name is durable after [`ChunkFolder::sync_names`].
-    pub(crate) fn give_name(mut self) -> Result<(), FileFault> {
-        assert!(self.is_synced, "a file without durable bytes gets no name");
-        let (chunks, path) = (self.chunks, self.chunks.path(self.hash));
-        let folder = usize::from(self.hash.0[0]);
-        // Before the rename: a thread that finds the file must find the folder changed as well.
-        chunks.entries.lock().expect("nothing panics under the lock")[folder].changed += 1;
-        let renamed = chunks.files.rename(&self.path, &path);
-        renamed.map_err(FileFault::of(Operation::Rename, &path))?;
-        self.is_named = true;
-        Ok(())
-    }
-
-    /// Puts aside what has the chunk's name and is not the chunk.
-    pub(crate) fn put_aside_what_is_there(&self) -> Result<(), FileFault> {
-        let aside = self.chunks.folder.join(DAMAGED).join(self.hash.to_string());
-        let path = self.chunks.path(self.hash);
-        match self.chunks.files.rename(&path, &aside) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(FileFault::of(Operation::Rename, &path)(error))
-            }
-            Ok(()) | Err(_) => Ok(()),
-        }
-    }
-}
-
-impl Drop for Unnamed<'_> {
-    fn drop(&mut self) {
-        if !self.is_named {
-            // What cannot be removed now goes when the store is opened again.
-            drop(self.chunks.files.remove(&self.path));
-        }
     }
 }
 

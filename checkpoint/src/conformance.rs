@@ -127,6 +127,7 @@ macro_rules! store_conformance {
                 digests_tell_pieces_apart, several_threads_write_at_once,
                 threads_that_write_the_same_agree, a_chunk_comes_back,
                 a_chunk_that_is_not_there_is_named, a_transfer_makes_a_piece,
+                a_chunk_is_told_its_name,
                 a_chunk_under_a_wrong_name_is_refused, a_chunk_of_a_wrong_length_is_refused,
                 a_record_without_its_chunks_is_refused, a_record_with_chunks_of_a_wrong_length_is_refused,
                 a_record_that_contradicts_itself_is_refused, missing_chunks_are_listed_once,

@@ -21,6 +21,8 @@ pub enum Operation {
     Create,
     /// Opening a file.
     Open,
+    /// Opening a file for writing past the page cache (O_DIRECT).
+    OpenDirect,
     /// Reading.
     Read,
     /// Writing.
@@ -45,6 +47,7 @@ impl std::fmt::Display for Operation {
             Self::CreateFolder => "make the folder",
             Self::Create => "create",
             Self::Open => "open",
+            Self::OpenDirect => "open for direct writing",
             Self::Read => "read",
             Self::Write => "write",
             Self::Sync => "sync",

@@ -14,6 +14,10 @@ use std::path::Path;
 
 pub use real::RealFiles;
 
+/// What a direct write is made of: its place in the file, its length and its place in memory are
+/// multiples of it. Media and file systems in use ask for 512 or 4,096.
+pub const DIRECT_BYTES: usize = 4096;
+
 /// What lies at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
@@ -71,6 +75,15 @@ pub trait Files: Debug + Send + Sync {
     /// If it is not there, no plain file, or the system refuses.
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
+    /// Opens a plain file for writing past the page cache (O_DIRECT), in blocks of [`DIRECT_BYTES`].
+    /// Whoever reads the file afterwards finds what was written, in whatever way it was opened.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::Unsupported`] if the file system does not
+    /// take it, which some say only when something is written. If it is not there, no plain file,
+    /// or the system refuses.
+    fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
+
     /// The bytes of a plain file. [`io::ErrorKind::FileTooLarge`] if it has more than `bytes_max`,
     /// before any is read.
     ///
@@ -105,7 +118,8 @@ pub trait OpenFile: Debug + Send {
     /// If none was written.
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Waits until its bytes, and what is needed to find them, are on the medium.
+    /// Waits until its bytes, and what is needed to find them, are on the medium, by whichever handle
+    /// they were written.
     ///
     /// # Errors
     /// If they may not be. To try again is no use: the system may have forgotten them.

@@ -5,13 +5,16 @@
 //! the chunks. `uses` makes the two exclude each other: whoever writes holds it shared from the
 //! first chunk it looks at to the record, whoever removes files holds it alone.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod writing;
+
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
-use crate::chunk_folder::{ChunkFolder, Found, Unnamed};
+use crate::buffers::Buffers;
+use crate::chunk_folder::{ChunkFolder, Found};
 use crate::error::{DatabaseFault, FileFault, Operation, StoreError};
 use crate::files::Files;
 use crate::index::{Change, Index};
@@ -19,17 +22,17 @@ use crate::index_rows;
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Inventory, Removal, Removed};
-use crate::store::{Store, check_chunk, check_length, check_piece_length, names_first, read_chunk};
+use crate::store::{
+    Store, check_chunk, check_length, check_piece_length, chunk_lengths, hash_chunk, names_first,
+    source_fault,
+};
 use crate::verify::Verification;
 
 /// The folder of the index, beside those of the chunks.
 const INDEX: &str = "index";
 /// Chunks that are written before the first of them is synced: few enough for a process that may
-/// have 64 files open, enough that the medium is never waited for with nothing to write.
+/// have 64 files open, enough that a sync, which the first of them pays for all, costs little.
 const CHUNKS_AT_ONCE: usize = 8;
-/// Chunks of transfers that are kept from removal at most, 4 TiB of them. Those beyond it are not
-/// protected until their record is there; a transfer that loses some fetches them again.
-const UNDER_WAY_MAX: usize = 1 << 20;
 
 /// A store in a folder.
 #[derive(Debug)]
@@ -37,6 +40,7 @@ pub struct FolderStore<I> {
     folder: PathBuf,
     index: I,
     chunks: ChunkFolder,
+    buffers: Buffers,
     /// Excludes writing of what uses chunks from removal of chunks. Taken before `under_way`.
     uses: RwLock<()>,
     /// Chunks written for a record that is not there yet.
@@ -69,6 +73,7 @@ impl<I: Index> FolderStore<I> {
             folder: folder.to_owned(),
             index,
             chunks,
+            buffers: Buffers::default(),
             uses: RwLock::new(()),
             under_way: Mutex::default(),
             has_failed: AtomicBool::new(false),
@@ -109,47 +114,6 @@ impl<I: Index> FolderStore<I> {
 
     fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
         self.index.commit(changes).map_err(|fault| self.failed(fault))
-    }
-
-    /// Writes chunks and gives them their names, which [`ChunkFolder::sync_names`] makes durable. `new` are
-    /// those that may not be there, [`CHUNKS_AT_ONCE`] at most.
-    fn write_batch(&self, new: &BTreeMap<ChunkHash, impl AsRef<[u8]>>) -> Result<(), StoreError> {
-        let mut unnamed = Vec::with_capacity(new.len());
-        for (hash, bytes) in new {
-            unnamed.extend(self.write_if_needed(*hash, bytes.as_ref())?);
-        }
-        for (file, _) in &mut unnamed {
-            self.sync_bytes(file)?;
-        }
-        for (file, is_something_there) in unnamed {
-            if is_something_there {
-                file.put_aside_what_is_there()?;
-            }
-            file.give_name()?;
-        }
-        Ok(())
-    }
-
-    /// The chunk's file and whether something else has its name, unless it is there and whole.
-    fn write_if_needed(
-        &self,
-        hash: ChunkHash,
-        bytes: &[u8],
-    ) -> Result<Option<(Unnamed<'_>, bool)>, StoreError> {
-        let is_something_there = match self.chunks.read(hash) {
-            Found::Whole(_) => return Ok(None),
-            Found::Nothing => false,
-            Found::Damaged { .. } | Found::Unreadable(_) => true,
-        };
-        Ok(Some((self.chunks.write(hash, bytes)?, is_something_there)))
-    }
-
-    /// A full disk that shows only now cost a file without a name, which goes; all else is fatal.
-    fn sync_bytes(&self, file: &mut Unnamed<'_>) -> Result<(), StoreError> {
-        match file.sync() {
-            Err(fault) if fault.is_full() => Err(fault.into()),
-            result => self.stop(result),
-        }
     }
 
     /// Reads a chunk of a piece onto the end of `bytes`, or says what is wrong with it.
@@ -205,19 +169,21 @@ impl<I: Index> Store for FolderStore<I> {
     ) -> Result<PieceRecord, StoreError> {
         check_piece_length(name, length)?;
         let _writing = self.writing()?;
-        let (mut left, mut record) = (length, PieceRecord { length, chunks: Vec::new() });
-        let (mut written, mut batch) = (BTreeSet::new(), BTreeMap::new());
-        while let Some(bytes) = read_chunk(name, &mut left, source)? {
-            let hash = ChunkHash::of(&bytes);
+        let mut record = PieceRecord { length, chunks: Vec::new() };
+        let (mut written, mut unnamed) = (BTreeSet::new(), Vec::new());
+        let mut chunk = self.buffers.take();
+        for count in chunk_lengths(length) {
+            chunk.fill(count, source).map_err(source_fault(name))?;
+            let hash = ChunkHash::of(chunk.bytes());
             record.chunks.push(hash);
             if written.insert(hash) {
-                batch.insert(hash, bytes);
+                unnamed.extend(self.write_if_needed(hash, &chunk)?);
             }
-            if batch.len() == CHUNKS_AT_ONCE || left == 0 {
-                self.write_batch(&batch)?;
-                batch.clear();
+            if unnamed.len() == CHUNKS_AT_ONCE {
+                self.name_files(std::mem::take(&mut unnamed))?;
             }
         }
+        self.name_files(unnamed)?;
         self.stop(self.chunks.sync_names(&written))?;
         self.commit(&[index_rows::put_piece(name, &record)])?;
         Ok(record)
@@ -273,19 +239,14 @@ impl<I: Index> Store for FolderStore<I> {
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
         let _writing = self.writing()?;
         check_chunk(hash, bytes)?;
-        {
-            let mut under_way = self.under_way();
-            if under_way.len() < UNDER_WAY_MAX {
-                under_way.insert(hash);
-            }
-        }
-        let written = self.write_batch(&BTreeMap::from([(hash, bytes)]));
-        let synced = || self.stop(self.chunks.sync_names(&BTreeSet::from([hash])));
-        let written = written.and_then(|()| synced());
-        if written.is_err() {
-            self.under_way().remove(&hash);
-        }
-        written
+        self.write_arrived(hash, bytes)
+    }
+
+    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, StoreError> {
+        let _writing = self.writing()?;
+        let hash = hash_chunk(bytes)?;
+        self.write_arrived(hash, bytes)?;
+        Ok(hash)
     }
 
     fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError> {

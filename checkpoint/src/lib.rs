@@ -10,9 +10,11 @@
 //! [`what_to_remove`], a pure function.
 #![forbid(unsafe_code)]
 
+mod buffers;
 mod chunk_folder;
 pub mod conformance;
 mod data_folder;
+mod direct;
 mod error;
 pub mod faults;
 pub mod files;

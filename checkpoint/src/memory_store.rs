@@ -8,7 +8,7 @@ use crate::error::StoreError;
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
 use crate::retention::{Inventory, Removal, Removed};
-use crate::store::{Store, check_piece_length, read_chunk};
+use crate::store::{Store, check_piece_length, chunk_lengths, source_fault};
 use crate::verify::{ManifestHealth, PieceHealth, Verification};
 
 /// A store in memory: for tests, and the model that others are compared with.
@@ -49,6 +49,11 @@ impl Held {
         if damage.is_empty() { PieceHealth::Whole } else { PieceHealth::Damaged(damage) }
     }
 
+    fn keep(&mut self, hash: ChunkHash, bytes: &[u8]) {
+        self.chunks.insert(hash, bytes.to_vec());
+        self.under_way.insert(hash);
+    }
+
     fn is_in_use(&self, hash: &ChunkHash) -> bool {
         self.under_way.contains(hash)
             || self.pieces.values().any(|record| record.chunks.contains(hash))
@@ -63,9 +68,11 @@ impl Store for MemoryStore {
         source: &mut dyn io::Read,
     ) -> Result<PieceRecord, StoreError> {
         check_piece_length(name, length)?;
-        let (mut left, mut record) = (length, PieceRecord { length, chunks: Vec::new() });
+        let mut record = PieceRecord { length, chunks: Vec::new() };
         let mut chunks = BTreeMap::new();
-        while let Some(bytes) = read_chunk(name, &mut left, source)? {
+        for count in chunk_lengths(length) {
+            let mut bytes = vec![0; count];
+            source.read_exact(&mut bytes).map_err(source_fault(name))?;
             let hash = ChunkHash::of(&bytes);
             record.chunks.push(hash);
             chunks.insert(hash, bytes);
@@ -108,10 +115,14 @@ impl Store for MemoryStore {
 
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
         crate::store::check_chunk(hash, bytes)?;
-        let mut held = self.held();
-        held.chunks.insert(hash, bytes.to_vec());
-        held.under_way.insert(hash);
+        self.held().keep(hash, bytes);
         Ok(())
+    }
+
+    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, StoreError> {
+        let hash = crate::store::hash_chunk(bytes)?;
+        self.held().keep(hash, bytes);
+        Ok(hash)
     }
 
     fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError> {

@@ -75,6 +75,13 @@ pub trait Store: Send + Sync {
     /// If the bytes are not those of the name, or it is not durable.
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError>;
 
+    /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and says
+    /// its name. Its bytes are hashed once, where who hashes them for a name has them hashed twice.
+    ///
+    /// # Errors
+    /// If they are no chunk, or it is not durable.
+    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, StoreError>;
+
     /// Writes the record of a piece whose chunks came from elsewhere, durably.
     ///
     /// # Errors
@@ -132,28 +139,28 @@ pub(crate) fn check_piece_length(name: PieceName, length: u64) -> Result<(), Sto
     Err(StoreError::BadRecord { name, fault })
 }
 
-/// Reads the next chunk of a piece of which `left` bytes are left, none at its end.
-pub(crate) fn read_chunk(
-    name: PieceName,
-    left: &mut u64,
-    source: &mut dyn io::Read,
-) -> Result<Option<Vec<u8>>, StoreError> {
-    if *left == 0 {
-        return Ok(None);
+/// Bytes of each chunk of a piece, in order.
+pub(crate) fn chunk_lengths(length: u64) -> impl Iterator<Item = usize> {
+    let starts = (0..length).step_by(CHUNK_BYTES);
+    starts.map(move |start| (length - start).min(CHUNK_BYTES as u64) as usize)
+}
+
+/// What is wrong when a piece cannot be read from where it comes from.
+pub(crate) fn source_fault(name: PieceName) -> impl FnOnce(io::Error) -> StoreError {
+    move |source| StoreError::Source { name, source }
+}
+
+/// Checks that `bytes` may be a chunk, and says which.
+pub(crate) fn hash_chunk(bytes: &[u8]) -> Result<ChunkHash, StoreError> {
+    if bytes.is_empty() || bytes.len() > CHUNK_BYTES {
+        return Err(StoreError::ChunkLength { found: bytes.len() });
     }
-    let count = (*left).min(CHUNK_BYTES as u64);
-    let mut bytes = vec![0; count as usize];
-    source.read_exact(&mut bytes).map_err(|source| StoreError::Source { name, source })?;
-    *left -= count;
-    Ok(Some(bytes))
+    Ok(ChunkHash::of(bytes))
 }
 
 /// Checks that `bytes` may be a chunk, and are the one called `expected`.
 pub(crate) fn check_chunk(expected: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
-    if bytes.is_empty() || bytes.len() > CHUNK_BYTES {
-        return Err(StoreError::ChunkLength { found: bytes.len() });
-    }
-    let found = ChunkHash::of(bytes);
+    let found = hash_chunk(bytes)?;
     if found != expected {
         return Err(StoreError::WrongChunk { expected, found });
     }

@@ -125,7 +125,11 @@ fn changes_of(store: &impl Store, faults: &Faults) -> Vec<u64> {
     drop(faults.take_done());
     story(store, &mut Acknowledged::default()).expect("nothing fails");
     let is_change = |operation| match operation {
-        Operation::Look | Operation::List | Operation::Open | Operation::Read => false,
+        Operation::Look
+        | Operation::List
+        | Operation::Open
+        | Operation::OpenDirect
+        | Operation::Read => false,
         Operation::CreateFolder
         | Operation::Create
         | Operation::Write
@@ -172,6 +176,16 @@ fn short_writes_change_nothing() {
     faults.set(short);
     let changes = changes(&faults);
     changes.iter().step_by(11).for_each(|operations| crash_at(*operations, Some(short)));
+}
+
+#[test]
+fn a_disk_that_refuses_direct_writes_loses_nothing_either() {
+    let (operation, kind) = (Operation::OpenDirect, std::io::ErrorKind::InvalidInput);
+    let refusal = Fault::FailOnce { operation, after: 0, kind };
+    let faults = Faults::default();
+    faults.set(refusal);
+    let changes = changes(&faults);
+    changes.iter().step_by(3).for_each(|operations| crash_at(*operations, Some(refusal)));
 }
 
 #[test]

@@ -40,6 +40,23 @@ pub fn a_transfer_makes_a_piece(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
+pub fn a_chunk_is_told_its_name(place: &mut impl StorePlace) {
+    let store = place.open(None);
+    let bytes = noise(1, CHUNK_BYTES + 3);
+    let put = |chunk| store.put_new_chunk(chunk).expect("durable");
+    let chunks: Vec<_> = bytes.chunks(CHUNK_BYTES).map(put).collect();
+    let record = PieceRecord::of(&bytes);
+    assert_eq!(chunks, record.chunks);
+    assert_eq!(store.inventory().expect("readable").under_way, chunks.into_iter().collect());
+    store.put_record(name(1, 0), &record).expect("durable");
+    assert!(store.get(name(1, 0)).expect("readable") == bytes, "it is the piece");
+    for length in [0, CHUNK_BYTES + 1] {
+        let refused = store.put_new_chunk(&noise(2, length));
+        assert!(matches!(refused, Err(StoreError::ChunkLength { found }) if found == length));
+    }
+}
+
+/// Case of the suite.
 pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StorePlace) {
     let store = place.open(None);
     let announced = ChunkHash::of(b"one");

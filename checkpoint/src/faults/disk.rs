@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::files::{EntryKind, Files, FolderEntry, OpenFile};
+use crate::files::{DIRECT_BYTES, EntryKind, Files, FolderEntry, OpenFile};
 
 /// What the medium writes whole.
 const SECTOR_BYTES: usize = 512;
@@ -215,12 +215,17 @@ impl Files for SimulatedDisk {
         let number = held.contents.len();
         held.contents.push(Content::default());
         held.live.insert(path.to_owned(), Node::File(number));
-        Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
+        Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: false }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
         let number = self.held().file(path)?;
-        Ok(Box::new(SimulatedFile { disk: self.clone(), number }))
+        Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: false }))
+    }
+
+    fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let number = self.held().file(path)?;
+        Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: true }))
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
@@ -268,10 +273,17 @@ impl Files for SimulatedDisk {
 struct SimulatedFile {
     disk: SimulatedDisk,
     number: usize,
+    is_direct: bool,
 }
 
 impl OpenFile for SimulatedFile {
+    /// A direct write that is not aligned is refused, as a kernel does. One that is survives a power
+    /// cut no better than another: the medium has a cache, and the length is written down by a sync.
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        let places = [offset as usize, bytes.len(), bytes.as_ptr().addr()];
+        if self.is_direct && !places.iter().all(|place| place.is_multiple_of(DIRECT_BYTES)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let live = &mut self.disk.held().contents[self.number].live;
         let start = offset as usize;
         let end = start + bytes.len();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::error::Operation;
-use crate::files::{EntryKind, Files, FolderEntry, OpenFile};
+use crate::files::{DIRECT_BYTES, EntryKind, Files, FolderEntry, OpenFile};
 
 /// Operations that are remembered at most; later ones are counted and not kept.
 const DONE_MAX: usize = 1 << 16;
@@ -27,7 +27,7 @@ pub enum Fault {
         /// What the system says.
         kind: io::ErrorKind,
     },
-    /// A write takes at most so many bytes, at least one.
+    /// A write takes at most so many bytes, at least one; a direct one at least one block.
     ShortWrites {
         /// How many.
         bytes_max: usize,
@@ -77,6 +77,25 @@ enum Fate {
     Pretends,
 }
 
+/// Bytes that a write asks for. What is taken of them are whole units.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    bytes: usize,
+    /// One byte, and [`DIRECT_BYTES`] if the write is direct.
+    unit: usize,
+}
+
+impl Asked {
+    /// Of an operation that writes nothing.
+    const NOTHING: Self = Self { bytes: 0, unit: 1 };
+
+    /// As much of it as `bytes_max` allows.
+    fn within(self, bytes_max: usize) -> usize {
+        let bytes = self.bytes.min(bytes_max);
+        bytes - bytes % self.unit
+    }
+}
+
 impl Faults {
     /// Sets a fault, beside those that are set.
     pub fn set(&self, fault: Fault) {
@@ -106,7 +125,7 @@ impl Faults {
         self.plan.lock().expect("nothing panics under the lock")
     }
 
-    fn begin(&self, operation: Operation, path: &Path, bytes: usize) -> io::Result<Fate> {
+    fn begin(&self, operation: Operation, path: &Path, asked: Asked) -> io::Result<Fate> {
         let mut plan = self.plan();
         plan.count += 1;
         if plan.done.len() < DONE_MAX {
@@ -115,20 +134,21 @@ impl Faults {
         if plan.is_killed {
             return Err(killed());
         }
-        plan.fate(operation, bytes)
+        plan.fate(operation, asked)
     }
 }
 
 impl Plan {
-    fn fate(&mut self, operation: Operation, bytes: usize) -> io::Result<Fate> {
+    fn fate(&mut self, operation: Operation, asked: Asked) -> io::Result<Fate> {
         let mut fate = Fate::Works;
         let mut spent = None;
         for (at, fault) in self.faults.iter_mut().enumerate() {
             match fault {
                 Fault::KillAfter { operations: 0 } => {
                     self.is_killed = true;
-                    if operation == Operation::Write && bytes > 1 {
-                        return Ok(Fate::Takes { bytes: bytes / 2, is_told: false });
+                    let half = asked.within(asked.bytes / 2);
+                    if operation == Operation::Write && half > 0 {
+                        return Ok(Fate::Takes { bytes: half, is_told: false });
                     }
                     return Err(killed());
                 }
@@ -141,15 +161,16 @@ impl Plan {
                     }
                 }
                 Fault::FullAfter { bytes: left } if operation == Operation::Write => {
-                    if *left == 0 {
+                    let taken = asked.within(usize::try_from(*left).unwrap_or(usize::MAX));
+                    if taken == 0 {
                         return Err(io::ErrorKind::StorageFull.into());
                     }
-                    let taken = bytes.min(usize::try_from(*left).unwrap_or(usize::MAX));
                     *left -= taken as u64;
                     fate = Fate::Takes { bytes: taken, is_told: true };
                 }
                 Fault::ShortWrites { bytes_max } if operation == Operation::Write => {
-                    fate = Fate::Takes { bytes: bytes.min(*bytes_max), is_told: true };
+                    let bytes = asked.within((*bytes_max).max(asked.unit));
+                    fate = Fate::Takes { bytes, is_told: true };
                 }
                 Fault::LyingSyncs
                     if matches!(operation, Operation::Sync | Operation::SyncFolder) =>
@@ -188,54 +209,59 @@ impl FaultyFiles {
         Self { inner, faults }
     }
 
-    fn wrap(&self, path: &Path, inner: Box<dyn OpenFile>) -> Box<dyn OpenFile> {
-        Box::new(FaultyFile { inner, path: path.to_owned(), faults: self.faults.clone() })
+    fn wrap(&self, path: &Path, unit: usize, inner: Box<dyn OpenFile>) -> Box<dyn OpenFile> {
+        Box::new(FaultyFile { inner, path: path.to_owned(), unit, faults: self.faults.clone() })
     }
 }
 
 impl Files for FaultyFiles {
     fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
-        self.faults.begin(Operation::Look, path, 0)?;
+        self.faults.begin(Operation::Look, path, Asked::NOTHING)?;
         self.inner.look(path)
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
-        self.faults.begin(Operation::List, folder, 0)?;
+        self.faults.begin(Operation::List, folder, Asked::NOTHING)?;
         self.inner.list(folder)
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.faults.begin(Operation::CreateFolder, path, 0)?;
+        self.faults.begin(Operation::CreateFolder, path, Asked::NOTHING)?;
         self.inner.create_folder(path)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        self.faults.begin(Operation::Create, path, 0)?;
-        Ok(self.wrap(path, self.inner.create(path)?))
+        self.faults.begin(Operation::Create, path, Asked::NOTHING)?;
+        Ok(self.wrap(path, 1, self.inner.create(path)?))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        self.faults.begin(Operation::Open, path, 0)?;
-        Ok(self.wrap(path, self.inner.open(path)?))
+        self.faults.begin(Operation::Open, path, Asked::NOTHING)?;
+        Ok(self.wrap(path, 1, self.inner.open(path)?))
+    }
+
+    fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        self.faults.begin(Operation::OpenDirect, path, Asked::NOTHING)?;
+        Ok(self.wrap(path, DIRECT_BYTES, self.inner.open_direct(path)?))
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-        self.faults.begin(Operation::Read, path, 0)?;
+        self.faults.begin(Operation::Read, path, Asked::NOTHING)?;
         self.inner.read(path, bytes_max)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.faults.begin(Operation::Rename, from, 0)?;
+        self.faults.begin(Operation::Rename, from, Asked::NOTHING)?;
         self.inner.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.faults.begin(Operation::Remove, path, 0)?;
+        self.faults.begin(Operation::Remove, path, Asked::NOTHING)?;
         self.inner.remove(path)
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        match self.faults.begin(Operation::SyncFolder, path, 0)? {
+        match self.faults.begin(Operation::SyncFolder, path, Asked::NOTHING)? {
             Fate::Pretends => Ok(()),
             Fate::Works | Fate::Takes { .. } => self.inner.sync_folder(path),
         }
@@ -246,12 +272,15 @@ impl Files for FaultyFiles {
 struct FaultyFile {
     inner: Box<dyn OpenFile>,
     path: PathBuf,
+    /// What a write is made of.
+    unit: usize,
     faults: Faults,
 }
 
 impl OpenFile for FaultyFile {
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        match self.faults.begin(Operation::Write, &self.path, bytes.len())? {
+        let asked = Asked { bytes: bytes.len(), unit: self.unit };
+        match self.faults.begin(Operation::Write, &self.path, asked)? {
             Fate::Takes { bytes: taken, is_told } => {
                 let written = self.inner.write_some(offset, &bytes[..taken])?;
                 if is_told { Ok(written) } else { Err(killed()) }
@@ -261,7 +290,7 @@ impl OpenFile for FaultyFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        match self.faults.begin(Operation::Sync, &self.path, 0)? {
+        match self.faults.begin(Operation::Sync, &self.path, Asked::NOTHING)? {
             Fate::Pretends => Ok(()),
             Fate::Works | Fate::Takes { .. } => self.inner.sync(),
         }

@@ -14,6 +14,12 @@ const FILE_MODE: u32 = 0o600;
 /// A link in the last part of a path is refused, and a pipe does not make us wait.
 const OPEN_FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
+/// Past the page cache, on systems that have a flag for it.
+#[cfg(target_os = "linux")]
+const DIRECT_FLAG: Option<i32> = Some(libc::O_DIRECT);
+#[cfg(not(target_os = "linux"))]
+const DIRECT_FLAG: Option<i32> = None;
+
 /// The system's files.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealFiles;
@@ -59,6 +65,13 @@ impl Files for RealFiles {
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).custom_flags(OPEN_FLAGS).open(path)?;
+        plain_bytes(&file)?;
+        Ok(Box::new(file))
+    }
+
+    fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+        let flag = DIRECT_FLAG.ok_or(io::ErrorKind::Unsupported)?;
+        let file = OpenOptions::new().write(true).custom_flags(OPEN_FLAGS | flag).open(path)?;
         plain_bytes(&file)?;
         Ok(Box::new(file))
     }

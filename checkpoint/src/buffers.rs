@@ -1,0 +1,106 @@
+//! Buffers for chunks, aligned as O_DIRECT asks for, and used again and again.
+//!
+//! A fresh buffer is a thousand pages that the system has to find and to clear while a piece is
+//! written, which costs more than to fill them. So a few are kept.
+
+use std::io;
+use std::mem;
+use std::sync::{Mutex, MutexGuard};
+
+use crate::files::DIRECT_BYTES;
+use crate::names::CHUNK_BYTES;
+
+/// Buffers that are kept while nobody uses them: one for the piece that is written, one for a
+/// chunk that arrives beside it. Whoever finds none makes one, so nobody waits.
+const IDLE_MAX: usize = 2;
+
+/// The buffers of a store.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    /// At most [`IDLE_MAX`]. Held only to take one or to lay one back.
+    idle: Mutex<Vec<Vec<u8>>>,
+}
+
+/// Room for one chunk, which begins at a multiple of [`DIRECT_BYTES`] in memory. It goes back when
+/// it is dropped.
+#[derive(Debug)]
+pub(crate) struct ChunkBuffer<'a> {
+    buffers: &'a Buffers,
+    /// Longer than a chunk, so that an aligned place for one is within. It never grows, as it would move.
+    room: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Buffers {
+    /// An empty buffer.
+    pub(crate) fn take(&self) -> ChunkBuffer<'_> {
+        let idle = self.idle().pop();
+        let room = idle.unwrap_or_else(|| vec![0; CHUNK_BYTES + DIRECT_BYTES]);
+        let address = room.as_ptr().addr();
+        let start = address.next_multiple_of(DIRECT_BYTES) - address;
+        ChunkBuffer { buffers: self, room, start, length: 0 }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.idle.lock().expect("nothing panics under the lock")
+    }
+}
+
+impl ChunkBuffer<'_> {
+    /// The chunk.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.room[self.start..self.start + self.length]
+    }
+
+    /// Reads a chunk of `length` bytes, in place of what was there.
+    ///
+    /// # Errors
+    /// If `source` fails or has fewer. The buffer is empty then.
+    pub(crate) fn fill(&mut self, length: usize, source: &mut dyn io::Read) -> io::Result<()> {
+        assert!(length <= CHUNK_BYTES, "a chunk has no more bytes");
+        self.length = 0;
+        source.read_exact(&mut self.room[self.start..self.start + length])?;
+        self.length = length;
+        Ok(())
+    }
+}
+
+impl Drop for ChunkBuffer<'_> {
+    fn drop(&mut self) {
+        let mut idle = self.buffers.idle();
+        if idle.len() < IDLE_MAX {
+            idle.push(mem::take(&mut self.room));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_aligned_and_holds_what_was_read_last() {
+        let buffers = Buffers::default();
+        let mut buffer = buffers.take();
+        for length in [CHUNK_BYTES, 1, 0, CHUNK_BYTES - 1] {
+            let byte = length as u8 ^ 0x5a;
+            buffer.fill(length, &mut &*vec![byte; length]).expect("there are as many");
+            assert!(buffer.bytes() == vec![byte; length], "{length} bytes");
+            assert_eq!(buffer.bytes().as_ptr().addr() % DIRECT_BYTES, 0);
+        }
+        buffer.fill(2, &mut &[1_u8][..]).expect_err("a byte is missing");
+        assert_eq!(buffer.bytes(), []);
+    }
+
+    #[test]
+    fn buffers_are_used_again_and_few_are_kept() {
+        let buffers = Buffers::default();
+        let place = |buffer: &ChunkBuffer<'_>| buffer.bytes().as_ptr().addr();
+        let first = place(&buffers.take());
+        assert_eq!(place(&buffers.take()), first);
+        let many: Vec<_> = (0..=IDLE_MAX).map(|_| buffers.take()).collect();
+        drop(many);
+        assert_eq!(buffers.idle().len(), IDLE_MAX);
+    }
+}

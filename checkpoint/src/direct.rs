@@ -1,0 +1,117 @@
+//! Writing a file's bytes past the page cache (O_DIRECT), where the file system takes that.
+//!
+//! Nobody reads a chunk soon after it was written, so its way through the page cache is lost work:
+//! every byte is copied into a page that was looked for first, beside a training that needs the
+//! processor and the memory. With O_DIRECT the medium fetches the bytes from where they are.
+//!
+//! What goes directly is whole blocks of [`DIRECT_BYTES`]; what is left behind the last of them goes
+//! through the cache, by another handle of the same file. The two never touch the same block. Not
+//! every file system takes O_DIRECT, and one that does not says so when a file is opened or written.
+//! Then that file is written through the cache from there on, and all that come after it.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::buffers::ChunkBuffer;
+use crate::error::{FileFault, Operation};
+use crate::files::{DIRECT_BYTES, Files, OpenFile, write_all};
+
+/// Whether the file system of a store takes direct writes, as far as is known.
+#[derive(Debug, Default)]
+pub(crate) struct DirectWrites {
+    /// Set by the first refusal, until the store is opened again.
+    are_refused: AtomicBool,
+}
+
+impl DirectWrites {
+    /// Writes a chunk into the empty file that lies at `path` and is open as `file`. Nothing of it is
+    /// durable before `file` was synced.
+    pub(crate) fn write(
+        &self,
+        files: &dyn Files,
+        path: &Path,
+        file: &mut dyn OpenFile,
+        chunk: &ChunkBuffer<'_>,
+    ) -> Result<(), FileFault> {
+        let bytes = chunk.bytes();
+        let direct = self.write_blocks(files, path, bytes)?;
+        let rest = write_all(file, direct as u64, &bytes[direct..]);
+        rest.map_err(FileFault::of(Operation::Write, path))
+    }
+
+    /// Writes what can go directly, and says how many bytes that were.
+    fn write_blocks(
+        &self,
+        files: &dyn Files,
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<usize, FileFault> {
+        let end = direct_end(bytes.len());
+        if end == 0 || self.are_refused.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        let mut file = match files.open_direct(path) {
+            Ok(file) => file,
+            Err(error) if is_refusal(&error) => return Ok(self.refused_after(0)),
+            Err(error) => return Err(FileFault::of(Operation::OpenDirect, path)(error)),
+        };
+        let mut at = 0;
+        // A system that stopped within a block goes on through the cache.
+        while at < end && at.is_multiple_of(DIRECT_BYTES) {
+            match file.write_some(at as u64, &bytes[at..end]) {
+                Ok(0) => break,
+                Ok(written) => at += written,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_refusal(&error) => return Ok(self.refused_after(at)),
+                Err(error) => return Err(FileFault::of(Operation::Write, path)(error)),
+            }
+        }
+        Ok(at)
+    }
+
+    fn refused_after(&self, written: usize) -> usize {
+        self.are_refused.store(true, Ordering::Relaxed);
+        written
+    }
+}
+
+/// Where the last whole block of so many bytes ends.
+const fn direct_end(length: usize) -> usize {
+    length - length % DIRECT_BYTES
+}
+
+/// Whether this is how a file system says that it does not take O_DIRECT, or not of such blocks:
+/// EINVAL or EOPNOTSUPP. If something else is meant, writing through the cache will tell.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_blocks_go_directly() {
+        let check = |length, expected| assert_eq!(direct_end(length), expected, "{length} bytes");
+        check(0, 0);
+        check(DIRECT_BYTES - 1, 0);
+        check(DIRECT_BYTES, DIRECT_BYTES);
+        check(2 * DIRECT_BYTES - 1, DIRECT_BYTES);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_the_system_says_is_understood() {
+        let check = |code, expected| {
+            let error = io::Error::from_raw_os_error(code);
+            assert_eq!(is_refusal(&error), expected, "{error}");
+        };
+        check(libc::EINVAL, true);
+        check(libc::EOPNOTSUPP, true);
+        check(libc::EIO, false);
+        check(libc::ENOSPC, false);
+        check(libc::EDQUOT, false);
+        check(libc::EMFILE, false);
+    }
+}

@@ -1,0 +1,78 @@
+//! The way of chunks into a store, from a buffer to a durable name.
+
+use std::collections::BTreeSet;
+
+use super::FolderStore;
+use crate::buffers::ChunkBuffer;
+use crate::chunk_folder::{Compared, Unnamed};
+use crate::error::StoreError;
+use crate::index::Index;
+use crate::names::ChunkHash;
+
+/// Chunks of transfers that are kept from removal at most, 4 TiB of them. Those beyond it are not
+/// protected until their record is there; a transfer that loses some fetches them again.
+const UNDER_WAY_MAX: usize = 1 << 20;
+
+impl<I: Index> FolderStore<I> {
+    /// Gives files their names, which `ChunkFolder::sync_names` makes durable, once their bytes are.
+    pub(super) fn name_files(
+        &self,
+        mut unnamed: Vec<(Unnamed<'_>, bool)>,
+    ) -> Result<(), StoreError> {
+        for (file, _) in &mut unnamed {
+            self.sync_bytes(file)?;
+        }
+        for (file, is_something_there) in unnamed {
+            if is_something_there {
+                file.put_aside_what_is_there()?;
+            }
+            file.give_name()?;
+        }
+        Ok(())
+    }
+
+    /// The chunk's file and whether something else has its name, unless it is there and whole.
+    pub(super) fn write_if_needed(
+        &self,
+        hash: ChunkHash,
+        chunk: &ChunkBuffer<'_>,
+    ) -> Result<Option<(Unnamed<'_>, bool)>, StoreError> {
+        let is_something_there = match self.chunks.compare(hash, chunk.bytes()) {
+            Compared::Same => return Ok(None),
+            Compared::Nothing => false,
+            Compared::Other => true,
+        };
+        Ok(Some((self.chunks.write(hash, chunk)?, is_something_there)))
+    }
+
+    /// Writes a chunk that came from elsewhere, durably, and keeps it from removal.
+    pub(super) fn write_arrived(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+        {
+            let mut under_way = self.under_way();
+            if under_way.len() < UNDER_WAY_MAX {
+                under_way.insert(hash);
+            }
+        }
+        let written = self.write_durably(hash, bytes);
+        if written.is_err() {
+            self.under_way().remove(&hash);
+        }
+        written
+    }
+
+    fn write_durably(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut chunk = self.buffers.take();
+        chunk.fill(bytes.len(), &mut &*bytes).expect("a slice has as many bytes as it has");
+        let unnamed = self.write_if_needed(hash, &chunk)?;
+        self.name_files(unnamed.into_iter().collect())?;
+        self.stop(self.chunks.sync_names(&BTreeSet::from([hash])))
+    }
+
+    /// A full disk that shows only now cost a file without a name, which goes; all else is fatal.
+    fn sync_bytes(&self, file: &mut Unnamed<'_>) -> Result<(), StoreError> {
+        match file.sync() {
+            Err(fault) if fault.is_full() => Err(fault.into()),
+            result => self.stop(result),
+        }
+    }
+}
