@@ -1,11 +1,16 @@
-//! What two processes of one machine get through the whole transport, on each road.
+//! What two processes of one machine get through the whole transport, beside a plain stream.
 //!
 //! ```text
 //! cargo run --release -p zbelastic-transport --example roads
 //! ```
 //!
-//! Both ends are in this process, each on a runtime of its own: frames and bodies a second, and the
-//! round trip of a short control message.
+//! Both ends are in this process, each on a runtime of its own. The plain stream is a Unix socket
+//! as the road of one host has, written in pieces of 1 MiB and read into one buffer of 1 MiB again
+//! and again; frames and bodies are dropped as they arrive. All take turns, and of each the best round
+//! counts: what else runs on the machine only takes away. Processor time is that of all threads, of
+//! the mean round. A body is hashed twice, by its holder and by who fetches it, on other threads
+//! than those that copy: what one of the two costs alone is the line `hash, once`. With fewer
+//! processors than threads, hashing takes their time from copying.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -15,18 +20,24 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
+use zbelastic_transport::bulk::CHUNK_BYTES;
 use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 use zbelastic_transport::{
-    BulkBody, BulkFetch, EventQueue, FrameClass, FrameRules, Limits, OutgoingFrame, PeerRole,
-    ProcessStart, SendOutcome, Transport, TransportEvent, TransportSetup,
+    BulkBody, BulkFetch, ChunkSink, EventQueue, FrameBody, FrameClass, FrameRules, Limits,
+    OutgoingFrame, PeerRole, ProcessStart, SendOutcome, Transport, TransportEvent, TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
-const FRAMES: usize = 256;
+const TURN_BYTES: usize = 256 << 20;
+const ROUNDS: usize = 5;
 /// 4 MiB: a microbatch of 1024 tokens of 1024 floats.
 const FRAME_FLOATS: usize = 1 << 20;
-const BODY_BYTES: usize = 512 << 20;
+const FRAMES: usize = TURN_BYTES / 4 / FRAME_FLOATS;
+const PLAIN_BYTES: usize = 1 << 20;
+const GIB: f64 = (1_u64 << 30) as f64;
 const ECHOES: usize = 2000;
 const CLASS: FrameClass = FrameClass(1);
 const WAIT: Duration = Duration::from_secs(60);
@@ -41,22 +52,125 @@ struct Node {
 
 fn main() -> Outcome<()> {
     let folder = tempfile::tempdir()?;
-    for same_host in [false, true] {
+    let body = content();
+    for same_host in [true, false] {
         let place = |name: &str| same_host.then(|| folder.path().join(name));
         let authority = ClusterAuthority::create(ClusterId(1), UnixSeconds::now())?;
         let mut one = node(&authority, 1, place("one").as_deref())?;
         let mut two = node(&authority, 2, place("two").as_deref())?;
         let address = two.transport.local_addr();
         one.transport.know(NodeId(2), PeerRole::Worker, vec![address]);
-        let road = up(&mut one)?;
+        println!("{}", up(&mut one)?);
         up(&mut two)?;
-        println!("{road}");
-        let frames = frames(&one, &two)?;
-        println!("  frames    {:8.0} MB/s", megabytes(FRAMES * FRAME_FLOATS * 4, frames));
-        println!("  bodies    {:8.0} MB/s", megabytes(BODY_BYTES, bodies(&one, &two)?));
+        compare(&one, &two, &body)?;
         echo_back(two);
-        println!("  messages  {:8.1} us there and back", round_trip(&mut one)?);
+        println!("  messages     {:8.1} us there and back", round_trip(&mut one)?);
     }
+    Ok(())
+}
+
+/// Bytes that no part of the way could guess.
+fn content() -> Arc<Vec<u8>> {
+    let mut bytes = vec![0; TURN_BYTES];
+    blake3::Hasher::new().finalize_xof().fill(&mut bytes);
+    Arc::new(bytes)
+}
+
+/// What turns of one contender took.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// The fastest.
+    best: Duration,
+    /// Of all processors, for all turns together.
+    processor: Duration,
+}
+
+type Turn<'a> = &'a dyn Fn() -> Outcome<()>;
+
+/// Lets the contenders take turns, and prints what they took.
+fn compare(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
+    let four = |four: &[u8]| f32::from_ne_bytes(four.try_into().expect("chunks of four"));
+    let floats: Arc<Vec<f32>> = Arc::new(body.chunks_exact(4).map(four).collect());
+    let [plain_cost, frames, bodies, plain_kept, kept, hash] = take_turns([
+        &|| plain(one, two, body, false),
+        &|| frames(one, two, &floats),
+        &|| bodies(one, two, body),
+        &|| plain(one, two, body, true),
+        &|| kept_bodies(one, two, body),
+        &|| hash(body),
+    ])?;
+    show("plain stream", plain_cost, plain_cost);
+    show("frames", frames, plain_cost);
+    show("bodies", bodies, plain_cost);
+    show("hash, once", hash, plain_cost);
+    println!("  into memory for all of it:");
+    show("plain stream", plain_kept, plain_kept);
+    show("bodies", kept, plain_kept);
+    Ok(())
+}
+
+fn take_turns<const COUNT: usize>(turns: [Turn<'_>; COUNT]) -> Outcome<[Cost; COUNT]> {
+    let mut costs = [Cost { best: Duration::MAX, processor: Duration::ZERO }; COUNT];
+    for _ in 0..ROUNDS {
+        for (cost, turn) in costs.iter_mut().zip(&turns) {
+            let (began, before) = (Instant::now(), processor_time()?);
+            turn()?;
+            cost.best = cost.best.min(began.elapsed());
+            cost.processor += processor_time()? - before;
+        }
+    }
+    Ok(costs)
+}
+
+fn show(name: &str, cost: Cost, plain: Cost) {
+    let rate = TURN_BYTES as f64 / 1e6 / cost.best.as_secs_f64();
+    let ratio = plain.best.as_secs_f64() / cost.best.as_secs_f64();
+    let processor = cost.processor.as_secs_f64() * GIB / (ROUNDS * TURN_BYTES) as f64;
+    println!(
+        "  {name:12} {rate:8.0} MB/s, {ratio:.2} of plain, {processor:.2} s/GiB of processors"
+    );
+}
+
+/// What all threads of this process have had so far, in ticks of a hundredth of a second.
+fn processor_time() -> Outcome<Duration> {
+    let text = std::fs::read_to_string("/proc/self/stat")?;
+    let after_name = text.rsplit(')').next().unwrap_or_default();
+    let ticks = after_name.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+    let ticks: u64 = ticks.sum::<Result<_, _>>()?;
+    Ok(Duration::from_millis(ticks * 10))
+}
+
+/// From `two` to `one`, into a buffer that is used again or into memory for all of it.
+fn plain(one: &Node, two: &Node, body: &Arc<Vec<u8>>, is_kept: bool) -> Outcome<()> {
+    let guard = one.runtime.enter();
+    let (mut near, far) = UnixStream::pair()?;
+    drop(guard);
+    let far = far.into_std()?;
+    let body = Arc::clone(body);
+    let sending = two.runtime.spawn(async move {
+        let mut far = UnixStream::from_std(far)?;
+        for piece in body.chunks(PLAIN_BYTES) {
+            far.write_all(piece).await?;
+        }
+        Ok::<(), std::io::Error>(())
+    });
+    let receiving = one.runtime.spawn(async move {
+        let mut room = vec![0; if is_kept { TURN_BYTES } else { PLAIN_BYTES }];
+        for piece in 0..TURN_BYTES / PLAIN_BYTES {
+            let start = if is_kept { piece * PLAIN_BYTES } else { 0 };
+            near.read_exact(&mut room[start..start + PLAIN_BYTES]).await?;
+        }
+        Ok::<_, std::io::Error>(room)
+    });
+    one.runtime.block_on(receiving)??;
+    Ok(two.runtime.block_on(sending)??)
+}
+
+/// What verification costs at one end: chunks of a body, on one thread.
+fn hash(body: &[u8]) -> Outcome<()> {
+    body.chunks(CHUNK_BYTES).for_each(|chunk| {
+        std::hint::black_box(blake3::hash(chunk));
+    });
     Ok(())
 }
 
@@ -82,46 +196,70 @@ fn up(node: &mut Node) -> Outcome<String> {
     Ok(format!("{road:?}"))
 }
 
-fn megabytes(bytes: usize, took: Duration) -> f64 {
-    bytes as f64 / 1e6 / took.as_secs_f64()
+/// A piece of floats that lie together.
+struct Piece {
+    floats: Arc<Vec<f32>>,
+    start: usize,
 }
 
-fn frames(one: &Node, two: &Node) -> Outcome<Duration> {
+impl FrameBody for Piece {
+    fn parts(&self) -> Vec<&[f32]> {
+        vec![&self.floats[self.start..self.start + FRAME_FLOATS]]
+    }
+}
+
+/// From `two` to `one`, each piece once.
+fn frames(one: &Node, two: &Node, floats: &Arc<Vec<f32>>) -> Outcome<()> {
     let mut rules = FrameRules::new();
-    rules.allow(NodeId(1), CLASS, vec![FRAME_FLOATS])?;
-    two.transport.expect(rules);
+    rules.allow(NodeId(2), CLASS, vec![FRAME_FLOATS])?;
+    one.transport.expect(rules);
     let (sender, received) = mpsc::channel();
-    two.transport.set_frame_sink(Box::new(move |frame| {
+    one.transport.set_frame_sink(Box::new(move |frame| {
         // The main thread counts; when it has gone, nobody does.
         let _ = sender.send(frame.parts.len());
     }));
-    let frame = OutgoingFrame::new(CLASS, Vec::new(), Arc::new(vec![vec![1.0; FRAME_FLOATS]]))?;
-    let began = Instant::now();
-    let (mut sent, mut arrived) = (0, 0);
-    let outlet = one.transport.frame_sender();
+    let outlet = two.transport.frame_sender();
+    let (mut starts, mut arrived) = ((0..TURN_BYTES / 4).step_by(FRAME_FLOATS).peekable(), 0);
     while arrived < FRAMES {
-        while sent < FRAMES && matches!(outlet.send(NodeId(2), frame.clone()), SendOutcome::Queued)
-        {
-            sent += 1;
+        while let Some(&start) = starts.peek() {
+            let body = Arc::new(Piece { floats: Arc::clone(floats), start });
+            let frame = OutgoingFrame::new(CLASS, Vec::new(), body)?;
+            if !matches!(outlet.send(NodeId(1), frame), SendOutcome::Queued) {
+                break;
+            }
+            starts.next();
         }
         received.recv_timeout(WAIT)?;
         arrived += 1;
     }
-    Ok(began.elapsed())
+    Ok(())
 }
 
-fn bodies(one: &Node, two: &Node) -> Outcome<Duration> {
-    let body: Arc<dyn BulkBody> = Arc::new(vec![7_u8; BODY_BYTES]);
-    two.transport.serve_bulk(Box::new(move |_, _| Some(Arc::clone(&body))));
-    let fetch = BulkFetch {
-        holders: vec![NodeId(2)],
-        key: b"body".to_vec(),
-        length: BODY_BYTES as u64,
-        progress: None,
-    };
-    let began = Instant::now();
-    one.runtime.block_on(one.transport.fetch_bulk(fetch))?;
-    Ok(began.elapsed())
+/// Takes chunks as a layer does that has its memory already.
+struct Forget;
+
+impl ChunkSink for Forget {
+    fn write(&mut self, _: u64, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn bodies(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
+    one.runtime.block_on(one.transport.fetch_bulk_into(serve(two, body), Forget))?;
+    Ok(())
+}
+
+/// Into one vector, which grows.
+fn kept_bodies(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
+    one.runtime.block_on(one.transport.fetch_bulk(serve(two, body)))?;
+    Ok(())
+}
+
+fn serve(holder: &Node, body: &Arc<Vec<u8>>) -> BulkFetch {
+    let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(body);
+    holder.transport.serve_bulk(Box::new(move |_, _| Some(Arc::clone(&body))));
+    let (holders, key) = (vec![NodeId(2)], b"body".to_vec());
+    BulkFetch { holders, key, length: TURN_BYTES as u64, progress: None }
 }
 
 /// Sends back every control message, for as long as the other end is there.
