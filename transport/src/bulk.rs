@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Who fetches knows the length beforehand. Memory for a chunk is allocated when its bytes begin to
-//! arrive, and given to the caller's sink when they are verified. Each chunk is held against its
+//! arrive, given to the caller's sink when they are verified, and used again. Each chunk is held against its
 //! hash; what is damaged, and what a broken stream did not bring, is asked of another holder. The
 //! hash is the holder's own: that the bytes are those which were meant is for the caller to check.
 //! Streams carry any number of requests, one after another, so that there is no pause between two.
@@ -19,6 +19,7 @@ mod holder;
 mod serve;
 mod share;
 mod sink;
+mod spare;
 mod streams;
 mod wire;
 

@@ -17,6 +17,7 @@ use super::error::{BulkError, HolderFailure};
 use super::holder::{Errand, Order, Report, run};
 use super::share::{HOLDER_FAILURES_MAX, ORDERS_AHEAD, Share};
 use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
+use super::spare::SpareChunks;
 use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
 
 /// The most holders that are asked. Those after them are not.
@@ -79,7 +80,7 @@ where
     W: AsyncWrite + Send + Unpin + 'static,
 {
     let mut crew = Crew::new(request)?;
-    let sink = SinkThread::start(sink);
+    let sink = SinkThread::start(sink, crew.spare.clone());
     let mut tasks = JoinSet::new();
     loop {
         let now = crew.began.elapsed();
@@ -136,6 +137,7 @@ struct Crew {
     reports: mpsc::Receiver<Report>,
     /// What new tasks get a copy of.
     reporter: mpsc::Sender<Report>,
+    spare: SpareChunks,
 }
 
 struct Member {
@@ -169,8 +171,19 @@ impl Crew {
         }
         let share = Share::new(chunk_count(length), members.len());
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
-        let (began, failures) = (Instant::now(), Vec::new());
-        Ok(Self { key, length, began, share, progress, members, failures, reports, reporter })
+        let (began, failures, spare) = (Instant::now(), Vec::new(), SpareChunks::default());
+        Ok(Self {
+            key,
+            length,
+            began,
+            share,
+            progress,
+            members,
+            failures,
+            reports,
+            reporter,
+            spare,
+        })
     }
 
     /// Tells a holder to give up what it owes, if another should have it.
@@ -197,7 +210,8 @@ impl Crew {
             sender.try_send(range).expect("a new queue has room");
             member.task = Some(Task { orders: sender, overtake: Some(overtake) });
             let (key, reports) = (self.key.clone(), self.reporter.clone());
-            return Some(Errand { holder, key, length: self.length, orders, reports, overtaken });
+            let (length, spare) = (self.length, self.spare.clone());
+            return Some(Errand { holder, key, length, orders, reports, spare, overtaken });
         }
         None
     }

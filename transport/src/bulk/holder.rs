@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::error::HolderError;
 use super::sink::VerifiedChunk;
+use super::spare::SpareChunks;
 use super::streams::{Inbox, Outbox, Unverified};
 use super::wire::Request;
 
@@ -25,7 +26,7 @@ const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// a road is, bytes keep arriving on it. Covers that the holder looks for what it was asked for.
 const SILENT_WITHIN: Duration = Duration::from_secs(30);
 /// The most chunks that were read and are not verified.
-const VERIFY_AHEAD: usize = 2;
+pub(super) const VERIFY_AHEAD: usize = 2;
 
 /// A range of chunks to ask for.
 pub(super) type Order = Range<u64>;
@@ -46,6 +47,7 @@ pub(super) struct Errand {
     pub(super) length: u64,
     pub(super) orders: mpsc::Receiver<Order>,
     pub(super) reports: mpsc::Sender<Report>,
+    pub(super) spare: SpareChunks,
     /// Resolves when another holder should take over.
     pub(super) overtaken: oneshot::Receiver<()>,
 }
@@ -96,7 +98,7 @@ impl Errand {
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut inbox = Inbox::new(reader, self.length);
+        let mut inbox = Inbox::new(reader, self.length, self.spare.clone());
         let mut verifying = Verifying::default();
         let mut error = self.turn(&mut inbox, Outbox::new(writer), &mut verifying).await;
         // What was read before the failure counts, up to the first chunk that is damaged: that came

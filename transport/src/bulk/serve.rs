@@ -3,7 +3,7 @@
 //! Chunks are read and hashed on threads that may block, a few ahead of the one that is written.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ where
         let find = find.clone();
         let body = finished(task::spawn_blocking(move || find(&key))).await;
         let (answer, range) = answer(body.as_deref(), first, count);
-        write(&mut writer, &answer.encode()).await?;
+        write(&mut writer, &mut [IoSlice::new(&answer.encode())]).await?;
         if let Some(body) = body {
             serve_chunks(&mut writer, &body, range, &mut served).await?;
         }
@@ -121,8 +121,7 @@ where
         };
         let Prepared { chunk, hash, buffer } = finished(first).await?;
         let bytes = lent(&**body, chunk).unwrap_or(&buffer);
-        write(writer, hash.as_bytes()).await?;
-        write(writer, bytes).await?;
+        write(writer, &mut [IoSlice::new(hash.as_bytes()), IoSlice::new(bytes)]).await?;
         served.chunks += 1;
         served.bytes += bytes.len() as u64;
         spare.push(buffer);
@@ -160,15 +159,17 @@ fn lent(body: &dyn BulkBody, chunk: u64) -> Option<&[u8]> {
     body.lend(chunk * CHUNK_BYTES as u64, chunk_bytes(body.len(), chunk))
 }
 
-async fn write<W>(writer: &mut W, mut bytes: &[u8]) -> Result<(), ServeBulkError>
+/// Writes all slices, in as few writes as the stream takes.
+async fn write<W>(writer: &mut W, mut slices: &mut [IoSlice<'_>]) -> Result<(), ServeBulkError>
 where
     W: AsyncWrite + Unpin,
 {
-    while !bytes.is_empty() {
-        let written = timeout(UNREAD_WITHIN, writer.write(bytes)).await;
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        let written = timeout(UNREAD_WITHIN, writer.write_vectored(slices)).await;
         match written.map_err(|_| ServeBulkError::Stalled)?? {
             0 => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-            written => bytes = &bytes[written..],
+            written => IoSlice::advance_slices(&mut slices, written),
         }
     }
     Ok(())

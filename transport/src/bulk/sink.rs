@@ -5,11 +5,12 @@ use std::io;
 use tokio::sync::mpsc;
 use tokio::task::{self, JoinHandle};
 
+use super::spare::SpareChunks;
 use super::wire::CHUNK_BYTES;
 
 /// The most verified chunks that wait for the sink. With this many, a slow sink slows the holders
 /// down instead of filling memory: one chunk is written, the others bridge a pause of the sink.
-const SINK_AHEAD: usize = 4;
+pub(super) const SINK_AHEAD: usize = 4;
 
 /// Takes the verified bytes of a fetch.
 pub trait ChunkSink: Send + 'static {
@@ -67,11 +68,13 @@ pub(super) struct SinkThread<S> {
 }
 
 impl<S: ChunkSink> SinkThread<S> {
-    pub(super) fn start(mut sink: S) -> Self {
+    /// What was written leaves its memory to `spare`.
+    pub(super) fn start(mut sink: S, spare: SpareChunks) -> Self {
         let (chunks, mut waiting) = mpsc::channel::<VerifiedChunk>(SINK_AHEAD);
         let thread = task::spawn_blocking(move || {
             while let Some(VerifiedChunk { chunk, bytes }) = waiting.blocking_recv() {
                 sink.write(chunk * CHUNK_BYTES as u64, &bytes)?;
+                spare.put(bytes);
             }
             Ok(sink)
         });
@@ -92,7 +95,7 @@ impl<S: ChunkSink> SinkThread<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ChunkSink, MemorySink};
+    use super::*;
 
     #[test]
     fn bytes_lie_at_their_offsets_whatever_order_they_come_in() {
@@ -101,6 +104,18 @@ mod tests {
             sink.write(offset, &bytes).unwrap();
         }
         assert_eq!(sink.into_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[tokio::test]
+    async fn memory_of_a_chunk_that_was_written_is_used_again() {
+        let spare = SpareChunks::default();
+        let thread = SinkThread::start(MemorySink::default(), spare.clone());
+        let bytes = vec![7; 100];
+        let place = bytes.as_ptr();
+        assert!(thread.give(VerifiedChunk { chunk: 0, bytes }).await);
+        assert_eq!(thread.finish().await.unwrap().into_bytes(), [7; 100]);
+        let again = spare.take(100);
+        assert_eq!(again.as_ptr(), place);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
 use super::error::HolderError;
+use super::spare::SpareChunks;
 use super::wire::{ANSWER_BYTES, Answer, HASH_BYTES, Request, chunk_bytes};
 
 /// What is read ahead of answers and hashes. The bytes of chunks pass it by.
@@ -35,6 +36,8 @@ pub(super) struct Inbox<R> {
     filled: usize,
     /// The bytes that came of the chunk that is read, in memory for all of it.
     bytes: Vec<u8>,
+    /// Where that memory comes from.
+    spare: SpareChunks,
 }
 
 /// What is left of a request.
@@ -90,7 +93,7 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
 }
 
 impl<R: AsyncRead + Unpin> Inbox<R> {
-    pub(super) fn new(reader: R, length: u64) -> Self {
+    pub(super) fn new(reader: R, length: u64, spare: SpareChunks) -> Self {
         let reader = BufReader::with_capacity(READ_AHEAD_BYTES, reader);
         Self {
             reader,
@@ -100,6 +103,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
             head: [0; HASH_BYTES],
             filled: 0,
             bytes: Vec::new(),
+            spare,
         }
     }
 
@@ -142,7 +146,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
             }
             Stage::Hash => {
                 self.stage = Stage::Bytes;
-                self.bytes = Vec::with_capacity(chunk_bytes(self.length, asked.chunks.start));
+                self.bytes = self.spare.take(chunk_bytes(self.length, asked.chunks.start));
                 Ok(None)
             }
             Stage::Bytes => {
