@@ -13,8 +13,9 @@ use super::queue::FRAME_QUEUE_BYTES;
 /// The most bytes that lie in a pool unused. As many as one peer can have waiting for this process
 /// under one urgency, so that such a burst finds memory when it comes again.
 pub const PART_POOL_BYTES: u64 = FRAME_QUEUE_BYTES;
-/// Shorter parts are allocated anew: an allocator keeps what is shorter by itself, and asks the
-/// system from here on (glibc's threshold). It bounds how many buffers lie in a pool as well.
+/// Shorter parts are allocated anew: memory that is shorter than this glibc always keeps by itself.
+/// Longer memory it keeps while little of it is free at once, and gives back after a burst. Bounds
+/// how many buffers lie in a pool as well.
 const POOLED_BYTES_MIN: u64 = 128 << 10;
 /// A part gets a buffer that is at most this many times as long as it is. Lengths of one plan come
 /// again each step; more room would only be held and not used.
