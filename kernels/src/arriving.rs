@@ -140,6 +140,12 @@ impl Deref for HostFloats {
     }
 }
 
+impl AsRef<[f32]> for HostFloats {
+    fn as_ref(&self) -> &[f32] {
+        self
+    }
+}
+
 impl From<Vec<f32>> for HostFloats {
     fn from(floats: Vec<f32>) -> Self {
         Self(Place::Here(floats))

@@ -47,6 +47,9 @@ pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_r
 
 /// Most bytes of a body: a piece of text, of a layer or of a backup.
 pub const PIECE_BYTES_MAX: usize = 512 << 10;
+/// Layers of checkpoints that one command reads at once, each piece by piece. Of another one a node reads each
+/// chunk again for every piece of it.
+pub const LAYERS_READ_MAX: usize = 4;
 /// Most bytes of a request: what transport carries.
 pub const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Most bytes of a request's head: the rest is a piece.

@@ -19,7 +19,7 @@ use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
 use crate::stage::{StageSetup, Workbench};
 
-pub use assembler::{LayerAssembler, ReadLayer};
+pub use assembler::{LayerAssembler, ReadLayer, ReadWeights};
 pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
 pub use cutting::{FrameRoom, GRADIENT_ROOM, Part, cut};
 pub use digester::ImageDigester;

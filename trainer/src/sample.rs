@@ -42,7 +42,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
         backend: B,
         model: &'a ModelConfig,
         context_len: usize,
-        weights: &[Vec<f32>],
+        weights: &[impl AsRef<[f32]>],
     ) -> Result<Self, AllocateError> {
         let shape = MicrobatchShape { sequences: 1, sequence_len: context_len };
         let sizes = Sizes::whole(model, shape);
@@ -51,8 +51,8 @@ impl<'a, B: Backend> Sampler<'a, B> {
         let logits = sizes.logits(&mut make)?;
         let angles = rotary_angles(&backend, model, shape)?;
         let layers = model_layers(model).into_iter().zip(weights);
-        let layers =
-            layers.map(|(spec, weights)| LayerState::frozen(&backend, model, spec, weights));
+        let layers = layers
+            .map(|(spec, weights)| LayerState::frozen(&backend, model, spec, weights.as_ref()));
         let chunk = Chunk::new(layers.collect::<Result<_, _>>()?);
         Ok(Self { backend, model, shape, chunk, stash, logits, angles })
     }

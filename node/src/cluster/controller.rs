@@ -8,6 +8,7 @@ mod adopt;
 mod answers;
 mod checkpoints;
 mod data;
+mod exports;
 mod joins;
 mod orders;
 mod paces;
@@ -32,7 +33,7 @@ use zbelastic_consensus::state::Change;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_transport::identity::ClusterAuthority;
 use zbelastic_transport::{
-    BulkBody, CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
+    CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
     Transport, TransportEvent,
 };
 use zbelastic_types::{Generation, NodeId, StageIndex, Step};
@@ -51,7 +52,7 @@ use super::shelf::Shelf;
 use super::solver::{Answer as SolverAnswer, Solved, Solver};
 use super::stores::Places;
 use super::tick::TICK;
-use super::wire::{self, BulkKey, NodeMessage, PieceRef};
+use super::wire::{self, BulkKey, NodeMessage};
 use super::work::WorkCount;
 use crate::api::{EventKind, WorkStatus};
 
@@ -151,8 +152,8 @@ struct Controller {
     kept_bytes: WorkCount,
     /// The last checkpoint of which a failure was reported.
     save_failed: Option<Step>,
-    /// The layer that somebody exports, read from the store.
-    exported: Option<(PieceRef, Arc<dyn BulkBody>)>,
+    /// The layers that somebody exports, read from the store.
+    exports: exports::Exports,
     /// What runs that ended have here.
     adopting: adopt::Adopting,
     /// Texts that are being uploaded.
@@ -234,7 +235,7 @@ impl Controller {
             keeping: KeepQueue::default(),
             kept_bytes: WorkCount::default(),
             save_failed: None,
-            exported: None,
+            exports: exports::Exports::default(),
             adopting: adopt::Adopting::default(),
             uploads: uploads::Uploads::default(),
             arrivals,
@@ -374,6 +375,7 @@ impl Controller {
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
+            | NodeMessage::Exporting
             | NodeMessage::Collect(_) => {}
         }
     }
@@ -429,6 +431,7 @@ impl Controller {
         self.tell_core(Input::Tick);
         self.joins.handle_tick();
         self.look_at_pieces();
+        self.tell_of_exports();
         self.solver.handle_tick();
         self.look_at_certificate();
         self.answer_late_orders();

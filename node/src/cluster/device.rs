@@ -303,6 +303,12 @@ impl<M: Machine> DeviceThread<M> {
     /// Runs an operation if one can run. Yields whether one did.
     fn run_next(&mut self) -> Result<bool, Over> {
         let Some(host) = &mut self.host else { return Ok(false) };
+        let evaluates =
+            host.station().is_some_and(|station| station.engine().evaluated().is_some());
+        if evaluates && self.gauge.evaluation().waits() {
+            // The next tick looks again.
+            return Ok(false);
+        }
         let began = Instant::now();
         self.gauge.cross();
         let progress = host.run_next();

@@ -52,6 +52,12 @@ impl KeepQueue {
         self.under_way
     }
 
+    /// Whether a piece is under way.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.under_way.is_some()
+    }
+
     /// A piece is kept, or will not be.
     pub fn note_done(&mut self, piece: PieceRef, node: NodeId) {
         self.under_way.take_if(|under_way| *under_way == (piece, node));

@@ -83,12 +83,40 @@ struct PieceSink<S: Store = SledStore> {
     whole: BTreeMap<u64, ChunkHash>,
     /// Chunks of which some bytes are missing, with how many came.
     partial: BTreeMap<u64, (Vec<u8>, usize)>,
+    /// The memory of the last chunk that was whole: fresh pages would have to be cleared for the next.
+    spare: Vec<u8>,
+    /// Hashes the state as chunks become whole, as long as they do in order.
+    digester: ImageDigester,
+    /// Chunks that it has hashed.
+    hashed: u64,
     written: WorkCount,
 }
 
 impl<S: Store> PieceSink<S> {
     fn new(store: Arc<S>, piece: PieceRef, written: WorkCount) -> Self {
-        Self { store, piece, whole: BTreeMap::new(), partial: BTreeMap::new(), written }
+        let digester = ImageDigester::new(piece.length);
+        let (whole, partial, spare) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Self { store, piece, whole, partial, spare, digester, hashed: 0, written }
+    }
+
+    /// A chunk is whole: it is hashed, if those before it were, and written.
+    fn keep_chunk(&mut self, index: u64, chunk: Vec<u8>) -> io::Result<()> {
+        if index == self.hashed {
+            self.digester.push(&chunk).map_err(io::Error::other)?;
+            self.hashed += 1;
+        }
+        let hash = self.store.put_new_chunk(&chunk).map_err(io::Error::other)?;
+        self.written.add(chunk.len() as u64);
+        self.whole.insert(index, hash);
+        self.spare = chunk;
+        Ok(())
+    }
+
+    /// Memory for a chunk of so many bytes, with any bytes in it.
+    fn memory(&mut self, len: usize) -> Vec<u8> {
+        let mut chunk = std::mem::take(&mut self.spare);
+        chunk.resize(len, 0);
+        chunk
     }
 
     /// Bytes of the chunk at this place.
@@ -103,16 +131,16 @@ impl<S: Store> PieceSink<S> {
     }
 
     /// Compares the digest, and gives the piece its name.
-    fn finish(self) -> Result<(), KeepError> {
+    fn finish(mut self) -> Result<(), KeepError> {
         let (expected, record) = (self.piece.length, self.record());
         let found = (0..).take(record.chunks.len()).map(|index| self.chunk_len(index) as u64).sum();
         if found != expected {
             return Err(KeepError::Incomplete { expected, found });
         }
-        let mut digester = ImageDigester::new(expected);
-        for hash in &record.chunks {
-            digester.push(&self.store.chunk(*hash)?)?;
+        for hash in record.chunks.iter().skip(self.hashed as usize) {
+            self.digester.push(&self.store.chunk(*hash)?)?;
         }
+        let digester = std::mem::replace(&mut self.digester, ImageDigester::new(0));
         let (expected, found) = (self.piece.digest, digester.finish()?);
         if expected != found {
             return Err(KeepError::Digest { expected, found });
@@ -137,16 +165,12 @@ impl<S: Store + 'static> ChunkSink for PieceSink<S> {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             let (now, later) = bytes.split_at(bytes.len().min(len - start));
-            let (chunk, filled) = self.partial.entry(index).or_insert_with(|| (vec![0; len], 0));
+            let begun = self.partial.remove(&index);
+            let (mut chunk, filled) = begun.unwrap_or_else(|| (self.memory(len), 0));
             chunk[start..start + now.len()].copy_from_slice(now);
-            *filled += now.len();
-            if *filled == len
-                && let Some((chunk, _)) = self.partial.remove(&index)
-            {
-                let hash = ChunkHash::of(&chunk);
-                self.store.put_chunk(hash, &chunk).map_err(io::Error::other)?;
-                self.written.add(len as u64);
-                self.whole.insert(index, hash);
+            match filled + now.len() {
+                filled if filled == len => self.keep_chunk(index, chunk)?,
+                filled => drop(self.partial.insert(index, (chunk, filled))),
             }
             (at, bytes) = (at + now.len() as u64, later);
         }

@@ -137,6 +137,9 @@ pub enum NodeMessage {
     /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not come
     /// about. A controller of an earlier version does not know it and drops it.
     SaveFailed(SaveFailed),
+    /// From controllers to workers: somebody reads layers of a checkpoint, as at the end of a run. A worker of
+    /// an earlier version does not know it and drops it.
+    Exporting,
 }
 
 /// A layer of a checkpoint of which too few copies could be written.

@@ -3,7 +3,7 @@
 //! (rule of progress, docs/validation.md), and people see how far a load, an evaluation or a checkpoint is.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, Step};
@@ -74,22 +74,37 @@ impl WorkCount {
     }
 }
 
-/// How far an evaluation is, as the device thread sets it and the event loop reads it.
+/// How far an evaluation is, as the device thread sets it and the event loop reads it; and whether it waits,
+/// as the event loop sets it and the device thread reads it.
 #[derive(Debug, Default)]
-pub struct EvaluationGauge(AtomicU64);
+pub struct EvaluationGauge {
+    packed: AtomicU64,
+    waits: AtomicBool,
+}
 
 impl EvaluationGauge {
     /// Passes that ran, and all of them; none if no evaluation is under way.
     pub fn set(&self, passes: Option<(u32, u32)>) {
         let packed = passes.map_or(0, |(done, total)| u64::from(done) << 32 | u64::from(total));
-        self.0.store(packed, Ordering::Relaxed);
+        self.packed.store(packed, Ordering::Relaxed);
     }
 
     /// As it was set last.
     #[must_use]
     pub fn get(&self) -> Option<(u32, u32)> {
-        let packed = self.0.load(Ordering::Relaxed);
+        let packed = self.packed.load(Ordering::Relaxed);
         (packed != 0).then_some(((packed >> 32) as u32, packed as u32))
+    }
+
+    /// Lets its passes wait, or go on.
+    pub fn set_waiting(&self, waits: bool) {
+        self.waits.store(waits, Ordering::Relaxed);
+    }
+
+    /// Whether its passes wait: the processor is needed for a checkpoint or for a model that is written.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
     }
 }
 

@@ -362,6 +362,10 @@ impl Worker {
             NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
             NodeMessage::Collect(referred) => self.collect(from, referred),
             NodeMessage::KeepData(name) => self.mend_data(from.node, name),
+            NodeMessage::Exporting if from.role == PeerRole::Controller => {
+                self.work.note_export();
+            }
+            NodeMessage::Exporting => {}
             // For controllers.
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }

@@ -177,7 +177,7 @@ pub fn train_on<O: BackendOutfit>(
     Ok(Outcome {
         steps_done: conducted.steps_done,
         digest: conducted.state.digest(),
-        layers,
+        layers: layers.into_iter().map(Into::into).collect(),
         is_written: false,
         held_out,
         elapsed: conducted.elapsed,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::validation::{Leader, Ledger, Proposal, Seal, Verdict};
 use zbelastic_kernels::DeviceFault;
+use zbelastic_kernels::HostFloats;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::model_size;
@@ -26,7 +27,7 @@ pub struct Outcome {
     /// Steps that were sealed.
     pub steps_done: u64,
     /// Weights, layer by layer.
-    pub layers: Vec<Vec<f32>>,
+    pub layers: Vec<HostFloats>,
     /// Whether the run folder has them already, as a model.
     pub is_written: bool,
     /// The state.
@@ -201,7 +202,7 @@ impl<'a> Coordinator<'a> {
         layers.sort_by_key(|(layer, _)| *layer);
         Outcome {
             steps_done: self.steps_done,
-            layers: layers.into_iter().map(|(_, weights)| weights).collect(),
+            layers: layers.into_iter().map(|(_, weights)| weights.into()).collect(),
             is_written: false,
             digest: state_digest(digests.into_values(), self.ledger.updates()),
             held_out: self.held_out.filter(|last| last.steps_done == self.steps_done),

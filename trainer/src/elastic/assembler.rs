@@ -1,7 +1,7 @@
 //! A layer put together from its bytes as they arrive, a piece at a time.
 
 use zbelastic_kernels::HostFloats;
-use zbelastic_types::Digest;
+use zbelastic_types::{Digest, LayerId, Step};
 
 use super::digester::{ImageDigester, fill};
 use super::image::{Header, ImageError, LayerImage};
@@ -19,7 +19,22 @@ pub struct LayerAssembler {
     digester: ImageDigester,
     /// The bytes of a float that is not whole.
     pending: Vec<u8>,
+    /// How many of weights and the two moments are kept.
+    kept: usize,
     body: Option<Body>,
+}
+
+/// The weights of a layer, whose moments were hashed and not kept.
+#[derive(Clone, Debug)]
+pub struct ReadWeights {
+    /// The layer.
+    pub layer: LayerId,
+    /// Steps sealed before it.
+    pub version: Step,
+    /// Its weights.
+    pub w: HostFloats,
+    /// The digest of all of its bytes.
+    pub digest: Digest,
 }
 
 /// A layer of a checkpoint as it was read: where it was read, its digest was computed as well, so that no
@@ -49,8 +64,8 @@ impl ReadLayer {
 #[derive(Debug)]
 struct Body {
     header: Header,
-    /// w, m, v.
-    parts: [HostFloats; 3],
+    /// w, m, v, or the first of them.
+    parts: Vec<HostFloats>,
     /// Floats of them that are there.
     filled: usize,
 }
@@ -59,8 +74,18 @@ impl LayerAssembler {
     /// Of a layer of `expected` encoded bytes, header included: [`super::image_bytes`].
     #[must_use]
     pub fn new(expected: u64) -> Self {
+        Self::keeping(expected, 3)
+    }
+
+    /// The same, for who wants no moments: they are hashed, and take no memory.
+    #[must_use]
+    pub fn of_weights(expected: u64) -> Self {
+        Self::keeping(expected, 1)
+    }
+
+    fn keeping(expected: u64, kept: usize) -> Self {
         let pending = Vec::with_capacity(FLOAT_LEN);
-        Self { digester: ImageDigester::new(expected), pending, body: None }
+        Self { digester: ImageDigester::new(expected), pending, kept, body: None }
     }
 
     /// Bytes that came.
@@ -77,7 +102,7 @@ impl LayerAssembler {
         let Some((header, floats)) = self.digester.push_floats(bytes)? else { return Ok(()) };
         let body = match &mut self.body {
             Some(body) => body,
-            None => self.body.insert(Body::new(header)?),
+            None => self.body.insert(Body::new(header, self.kept)?),
         };
         body.push(&mut self.pending, floats);
         Ok(())
@@ -89,21 +114,37 @@ impl LayerAssembler {
     /// If some are missing.
     ///
     /// # Panics
-    /// Never: whose bytes are all there has a header.
+    /// If it was made for the weights alone.
     pub fn finish(self) -> Result<(LayerImage, Digest), ImageError> {
         let digest = self.digester.finish()?;
-        let Body { header, parts: [w, m, v], .. } = self.body.expect("its header came");
+        let Body { header, parts, .. } = self.body.expect("its header came");
         let Header { layer, version, .. } = header;
+        let [w, m, v] = <[HostFloats; 3]>::try_from(parts).expect("the moments were kept");
         Ok((LayerImage { layer, version, w, m, v }, digest))
+    }
+
+    /// The weights and the digest of all bytes, once all are there.
+    ///
+    /// # Errors
+    /// If some are missing.
+    ///
+    /// # Panics
+    /// Never: whose bytes are all there has a header.
+    pub fn finish_weights(self) -> Result<ReadWeights, ImageError> {
+        let digest = self.digester.finish()?;
+        let Body { header, mut parts, .. } = self.body.expect("its header came");
+        let Header { layer, version, .. } = header;
+        Ok(ReadWeights { layer, version, w: parts.swap_remove(0), digest })
     }
 }
 
 impl Body {
-    fn new(header: Header) -> Result<Self, ImageError> {
+    fn new(header: Header, kept: usize) -> Result<Self, ImageError> {
         let len = header.len;
         let no_room = |_| ImageError::Memory { expected: header.image_bytes() };
-        let part = || HostFloats::zeroed(len as usize).map_err(no_room);
-        Ok(Self { header, parts: [part()?, part()?, part()?], filled: 0 })
+        let part = |_| HostFloats::zeroed(len as usize).map_err(no_room);
+        let parts = (0..kept).map(part).collect::<Result<_, _>>()?;
+        Ok(Self { header, parts, filled: 0 })
     }
 
     /// Takes bytes of floats, of which the first `pending` came before.
@@ -128,9 +169,11 @@ impl Body {
         while !floats.is_empty() {
             let (index, start) = (self.filled / len, self.filled % len);
             let (now, later) = floats.split_at(floats.len().min(len - start));
-            let to = &mut self.parts[index].as_mut_slice()[start..start + now.len()];
-            for (to, bytes) in to.iter_mut().zip(now) {
-                *to = f32::from_le_bytes(*bytes);
+            if let Some(part) = self.parts.get_mut(index) {
+                let to = &mut part.as_mut_slice()[start..start + now.len()];
+                for (to, bytes) in to.iter_mut().zip(now) {
+                    *to = f32::from_le_bytes(*bytes);
+                }
             }
             (self.filled, floats) = (self.filled + now.len(), later);
         }

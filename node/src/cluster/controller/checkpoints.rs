@@ -53,10 +53,7 @@ impl Controller {
             return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
         };
         let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
-        // The body keeps the chunk that was read last, which pieces that follow lie in as well.
-        let known = self.exported.take().filter(|(of, _)| *of == piece).map(|(_, body)| body);
-        let body = known.or_else(|| keeper.find(&BulkKey::Piece(piece)));
-        self.exported = body.clone().map(|body| (piece, body));
+        let body = self.exports.body(piece, || keeper.find(&BulkKey::Piece(piece)));
         let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
         tokio::spawn(async move {
             let body = match body {

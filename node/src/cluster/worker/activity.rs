@@ -27,6 +27,10 @@ const ORDER_PASSES: f64 = 4.0;
 /// of machines that are rented gives several times as much.
 const ORDER_BYTES_PER_S: f64 = 1e9;
 
+/// Ticks for which an evaluation waits once it heard that somebody reads layers: several times those between
+/// two such messages.
+const EXPORT_TICKS: u32 = 200;
+
 /// What is under way, and what was reported of it.
 #[derive(Default)]
 pub(super) struct WorkLog {
@@ -44,6 +48,10 @@ pub(super) struct WorkLog {
     progress: u64,
     ticks: u32,
     order: OrderWatch,
+    /// Ticks for which somebody is taken to read layers of a checkpoint.
+    export_ticks: u32,
+    /// Whether an evaluation waits.
+    evaluation_waits: bool,
 }
 
 /// The order that the device thread carries out.
@@ -118,13 +126,27 @@ impl WorkLog {
         }
     }
 
+    /// Somebody reads layers of a checkpoint.
+    pub(super) fn note_export(&mut self) {
+        self.export_ticks = EXPORT_TICKS;
+    }
+
+    /// A tick. Whether an evaluation waits for what makes a run last: a checkpoint on its way to disks, or
+    /// a model that is written. `is_keeping` says whether pieces are hashed, or kept for others.
+    fn look_at_evaluation(&mut self, is_keeping: bool) -> bool {
+        self.export_ticks = self.export_ticks.saturating_sub(1);
+        self.evaluation_waits = is_keeping || self.writing.is_some() || self.export_ticks > 0;
+        self.evaluation_waits
+    }
+
     fn activity(&self, evaluated: Option<(u32, u32)>) -> Option<Activity> {
         let received = self.received.total() - self.received_before;
         if received < self.receiving {
             let (done, total) = (Bytes(received), Bytes(self.receiving));
             return Some(Activity::Receiving { done, total });
         }
-        if let Some((done, total)) = evaluated {
+        let is_writing = self.evaluation_waits && self.writing.is_some();
+        if let Some((done, total)) = evaluated.filter(|_| !is_writing) {
             return Some(Activity::Evaluating { done, total });
         }
         let Writing { version, done, total } = self.writing.as_ref()?;
@@ -149,6 +171,12 @@ impl Worker {
     pub(super) fn report_work(&mut self) {
         let gauge = self.device.gauge();
         if self.work.order.gets_on(gauge.orders()) {
+            gauge.work().add(1);
+        }
+        let is_keeping = self.unhashed.is_busy() || self.keeping.is_busy();
+        gauge.evaluation().set_waiting(self.work.look_at_evaluation(is_keeping));
+        if self.work.export_ticks > 0 {
+            // Whoever reads gets on, and this node waits for nothing else.
             gauge.work().add(1);
         }
         let done = gauge.work().total()
@@ -240,5 +268,21 @@ mod tests {
         assert_eq!(log.activity(None), writing(6, 0, 10), "the newest");
         log.note_written(piece(6, 0), false);
         assert_eq!(log.activity(None), None);
+    }
+
+    #[test]
+    fn an_evaluation_waits_for_what_makes_a_run_last() {
+        let mut log = WorkLog::default();
+        assert!(!log.look_at_evaluation(false));
+        assert!(log.look_at_evaluation(true), "pieces are kept for others");
+        log.begin_writing(piece(4, 0));
+        assert!(log.look_at_evaluation(false));
+        let writing = Activity::Writing { version: Step(4), done: Bytes(0), total: Bytes(10) };
+        assert_eq!(log.activity(Some((1, 9))), Some(writing), "it does not get on meanwhile");
+        log.note_written(piece(4, 0), true);
+        assert!(!log.look_at_evaluation(false));
+        log.note_export();
+        let waited = (0..3 * EXPORT_TICKS).filter(|_| log.look_at_evaluation(false)).count();
+        assert_eq!(waited as u32, EXPORT_TICKS - 1, "and not for ever for whoever asked last");
     }
 }

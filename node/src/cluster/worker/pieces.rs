@@ -48,6 +48,11 @@ impl HashQueue {
         next
     }
 
+    /// Whether a layer is being hashed.
+    pub(super) const fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+
     /// A layer was hashed.
     fn note_done(&mut self) {
         self.is_busy = false;

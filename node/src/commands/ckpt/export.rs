@@ -6,15 +6,19 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use zbelastic_trainer::elastic::{LayerAssembler, LayerImage, image_bytes};
+use zbelastic_kernels::HostFloats;
+use zbelastic_trainer::elastic::{LayerAssembler, ReadWeights, image_bytes};
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_types::{Bytes, LayerId, Step};
 
 use crate::api::client::ApiClient;
 use crate::api::{
-    CheckpointDetail, HexDigest, LayerDetail, PIECE_BYTES_MAX, Refusal, Thing, escape,
+    CheckpointDetail, HexDigest, LAYERS_READ_MAX, LayerDetail, PIECE_BYTES_MAX, Refusal, Thing,
+    escape,
 };
 use crate::config::load_document;
 use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
@@ -50,7 +54,7 @@ pub fn export(
     written.map_err(|error| cannot_write(&folder.join(WEIGHTS), &error))?;
     let written = whole_file::write(&folder.join(CONFIG), config_json(&model).as_bytes());
     written.map_err(|error| cannot_write(&folder.join(CONFIG), &error))?;
-    let floats: usize = layers.iter().map(Vec::len).sum();
+    let floats: usize = layers.iter().map(|weights| weights.len()).sum();
     let (shown, size) = (folder.display(), Bytes::of_f32(floats));
     writeln!(out, "checkpoint {step}: {floats} parameters, {size}, in {shown}")?;
     Ok(())
@@ -64,10 +68,42 @@ pub fn weights(
     detail: &CheckpointDetail,
     model: &ModelConfig,
     client: &mut ApiClient<'_>,
-) -> Result<Vec<Vec<f32>>, Failure> {
+) -> Result<Vec<HostFloats>, Failure> {
     let specs = model_layers(model);
     let layers = detail.layers.iter().zip(&specs);
     layers.map(|(layer, spec)| fetch(detail.summary.step, layer, spec, client)).collect()
+}
+
+/// The same by as many connections as a controller reads layers for at once: a piece that is waited for
+/// does not keep others from coming.
+///
+/// # Errors
+/// As [`weights`], and if the cluster is not reached.
+pub fn weights_side_by_side<'a>(
+    detail: &CheckpointDetail,
+    model: &ModelConfig,
+    connect: impl Fn() -> Result<ApiClient<'a>, Failure> + Sync,
+) -> Result<Vec<HostFloats>, Failure> {
+    let specs = model_layers(model);
+    let layers: Vec<_> = detail.layers.iter().zip(&specs).collect();
+    let next = AtomicUsize::new(0);
+    let read = || -> Result<Vec<(usize, HostFloats)>, Failure> {
+        let (mut client, mut found) = (connect()?, Vec::new());
+        while let at = next.fetch_add(1, Ordering::Relaxed)
+            && let Some((layer, spec)) = layers.get(at)
+        {
+            found.push((at, fetch(detail.summary.step, layer, spec, &mut client)?));
+        }
+        Ok(found)
+    };
+    let found = thread::scope(|scope| {
+        let readers: Vec<_> = (0..LAYERS_READ_MAX).map(|_| scope.spawn(read)).collect();
+        let found = readers.into_iter().map(|reader| reader.join().expect("it does not panic"));
+        found.collect::<Result<Vec<_>, Failure>>()
+    });
+    let mut found: Vec<_> = found?.into_iter().flatten().collect();
+    found.sort_unstable_by_key(|(at, _)| *at);
+    Ok(found.into_iter().map(|(_, weights)| weights).collect())
 }
 
 fn check_free(folder: &Path) -> Result<(), Failure> {
@@ -108,28 +144,29 @@ fn fetch(
     layer: &LayerDetail,
     spec: &LayerSpec,
     client: &mut ApiClient<'_>,
-) -> Result<Vec<f32>, Failure> {
+) -> Result<HostFloats, Failure> {
     let name = format!("layer {} of checkpoint {step}", layer.layer);
-    let (image, digest) = fetch_image(step, layer.layer, image_bytes(spec.len()), client)?;
-    if image.layer != LayerId(layer.layer) || image.version != Step(step) {
-        let what = format!("it says that it is layer {} at {}", image.layer, image.version);
+    let read = fetch_weights(step, layer.layer, image_bytes(spec.len()), client)?;
+    if read.layer != LayerId(layer.layer) || read.version != Step(step) {
+        let what = format!("it says that it is layer {} at {}", read.layer, read.version);
         return Err(wrong(&name, &what));
     }
-    if digest == layer.digest {
-        return Ok(image.w.into_floats());
+    let found = HexDigest(read.digest);
+    if found == layer.digest {
+        return Ok(read.w);
     }
-    Err(Refusal::Damaged { what: name, expected: layer.digest, found: digest }.failure())
+    Err(Refusal::Damaged { what: name, expected: layer.digest, found }.failure())
 }
 
-/// A layer as it is stored, and its digest: put together and hashed as its pieces come.
-fn fetch_image(
+/// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come.
+fn fetch_weights(
     step: u64,
     layer: u32,
     expected: u64,
     client: &mut ApiClient<'_>,
-) -> Result<(LayerImage, HexDigest), Failure> {
+) -> Result<ReadWeights, Failure> {
     let name = format!("layer {layer} of checkpoint {step}");
-    let mut image = LayerAssembler::new(expected);
+    let mut image = LayerAssembler::of_weights(expected);
     while image.found() < expected {
         let offset = image.found();
         let piece = client.layer_piece(step, layer, offset)?;
@@ -146,8 +183,7 @@ fn fetch_image(
         }
         image.push(&piece.bytes).map_err(|error| wrong(&name, &error.to_string()))?;
     }
-    let (image, digest) = image.finish().map_err(|error| wrong(&name, &error.to_string()))?;
-    Ok((image, HexDigest(digest)))
+    image.finish_weights().map_err(|error| wrong(&name, &error.to_string()))
 }
 
 fn wrong(name: &str, what: &str) -> Failure {
@@ -157,7 +193,7 @@ fn wrong(name: &str, what: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_trainer::elastic::layer_digest;
+    use zbelastic_trainer::elastic::{LayerImage, layer_digest};
     use zbelastic_trainer::hf::import_safetensors;
 
     use super::*;
@@ -281,7 +317,12 @@ mod tests {
         ];
         let (mut client, asked) = scripted(answers);
         let digest = layer_digest(&image).into();
-        assert_eq!(fetch_image(100, 0, total as u64, &mut client), Ok((image, digest)));
+        let read = fetch_weights(100, 0, total as u64, &mut client).expect("it comes");
+        assert_eq!(
+            (read.layer, read.version, HexDigest(read.digest)),
+            (LayerId(0), Step(100), digest)
+        );
+        assert_eq!(read.w, image.w, "moments are hashed and not kept");
         assert_eq!(asked.borrow().len(), 2);
     }
 }

@@ -5,13 +5,14 @@ use std::io;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
+use zbelastic_kernels::HostFloats;
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::ModelConfig;
 
 use super::connect;
 use crate::api::CheckpointDetail;
 use crate::api::client::ApiClient;
-use crate::commands::ckpt::export::weights;
+use crate::commands::ckpt::export::weights_side_by_side;
 use crate::data_folder::DataFolder;
 use crate::failure::{Failure, FailureCode};
 use crate::train::folder::write_model;
@@ -22,7 +23,7 @@ pub struct WrittenModel {
     /// The checkpoint.
     pub detail: CheckpointDetail,
     /// Its weights, layer by layer.
-    pub layers: Vec<Vec<f32>>,
+    pub layers: Vec<HostFloats>,
 }
 
 /// Where a model is read from and written to.
@@ -45,7 +46,8 @@ impl ModelSource {
     /// If there is no such checkpoint, it cannot be read whole, or the model cannot be written.
     pub fn write(&self, step: u64, client: &mut ApiClient<'_>) -> Result<WrittenModel, Failure> {
         let detail = client.checkpoint(step)?;
-        let layers = weights(&detail, &self.model, client)?;
+        let connect = || connect(&self.controller, self.address.clone());
+        let layers = weights_side_by_side(&detail, &self.model, connect)?;
         let tensors = |to: &mut dyn io::Write| write_safetensors(&self.model, &layers, to);
         write_model(&self.folder, &config_json(&self.model), tensors)?;
         Ok(WrittenModel { detail, layers })
