@@ -9,6 +9,40 @@ use crate::message::Pulse;
 use crate::mutant::{self, Mutant};
 use crate::state::{PlanPhase, State};
 
+/// A member counts as lost when it is silent for so many times as long as its longest silence lately, if
+/// that is more than the configured time; and for never more than so many times the configured time.
+/// Heartbeats of a machine that computes on all cores, or whose hypervisor takes it from it, come late by
+/// what they came late by before: the bound follows what was measured, as that of an accrual failure
+/// detector does (Hayashibara et al., SRDS 2004, section 4), and stays a bound.
+pub(super) const SILENCES: u32 = 3;
+/// Silences of the last one to two minutes of ticks of 10 ms count.
+const LATELY_TICKS: u64 = 6_000;
+
+/// The longest silences of a member between two heartbeats.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silences {
+    /// When the present window began.
+    since: u64,
+    /// The longest in it, and in the one before it.
+    longest: u32,
+    before: u32,
+}
+
+impl Silences {
+    fn note(&mut self, silent: u32, now: u64) {
+        if now - self.since >= LATELY_TICKS {
+            *self = Self { since: now, longest: 0, before: self.longest };
+        }
+        self.longest = self.longest.max(silent);
+    }
+
+    /// Ticks of silence after which the member is lost.
+    fn bound(&self, lost_after_ticks: u32) -> u32 {
+        let lately = SILENCES.saturating_mul(self.longest.max(self.before));
+        lately.clamp(lost_after_ticks, SILENCES.saturating_mul(lost_after_ticks))
+    }
+}
+
 /// A member as its leader hears it.
 #[derive(Clone, Copy, Debug)]
 struct Heard {
@@ -17,6 +51,7 @@ struct Heard {
     pulse: Pulse,
     /// When it was last seen to get on: its count of work changed, or an operation was under way.
     progress_at: u64,
+    silences: Silences,
 }
 
 /// What was heard of the workers.
@@ -36,7 +71,9 @@ impl Watch {
     pub(super) fn follow(&mut self, state: &State, now: u64) {
         self.heard.retain(|_, heard| state.is_live(heard.holder));
         for (holder, _) in state.live_workers() {
-            let heard = Heard { holder, at: now, pulse: Pulse::default(), progress_at: now };
+            let silences = Silences { since: now, ..Silences::default() };
+            let pulse = Pulse::default();
+            let heard = Heard { holder, at: now, pulse, progress_at: now, silences };
             self.heard.entry(holder.node).or_insert(heard);
         }
     }
@@ -46,7 +83,9 @@ impl Watch {
         let is_same = |before: &&Heard| before.pulse.progress == pulse.progress;
         let stands = before.filter(is_same).filter(|_| pulse.busy_ticks == 0);
         let progress_at = stands.map_or(now, |before| before.progress_at);
-        self.heard.insert(holder.node, Heard { holder, at: now, pulse, progress_at });
+        let mut silences = before.map_or_else(Silences::default, |before| before.silences);
+        silences.note(before.map_or(0, |before| (now - before.at) as u32), now);
+        self.heard.insert(holder.node, Heard { holder, at: now, pulse, progress_at, silences });
     }
 
     /// When a member was last seen to get on with anything; the beginning of the watch if it is
@@ -78,7 +117,7 @@ impl Watch {
             let ticks = heard.pulse.busy_ticks;
             if is_waited_for(heard) {
                 None
-            } else if silent > lost_after_ticks {
+            } else if silent > heard.silences.bound(lost_after_ticks) {
                 Some((heard.holder, LossReason::Silent { ticks: silent }))
             } else if ticks > ticks_max {
                 Some((heard.holder, LossReason::OpOverdue { ticks, ticks_max }))
@@ -87,5 +126,24 @@ impl Watch {
             }
         });
         overdue.filter(|(holder, _)| state.is_live(*holder)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silences_are_forgotten_after_a_while() {
+        let mut silences = Silences::default();
+        assert_eq!(silences.bound(70), 70);
+        silences.note(40, 100);
+        assert_eq!(silences.bound(70), 120);
+        silences.note(6, LATELY_TICKS);
+        assert_eq!(silences.bound(70), 120, "it was in the window before");
+        silences.note(6, 2 * LATELY_TICKS);
+        assert_eq!(silences.bound(70), 70);
+        silences.note(u32::MAX, 3 * LATELY_TICKS);
+        assert_eq!(silences.bound(70), 210, "never for more");
     }
 }

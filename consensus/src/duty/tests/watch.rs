@@ -1,5 +1,6 @@
 //! Who is lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
 
+use crate::duty::watch::SILENCES;
 use crate::duty::{Action, Duties, InputRefusal, Need};
 use crate::entry::{CHANGES_MAX, Entry};
 use crate::fixture::{LOST_AFTER_TICKS, Log, admit, spec};
@@ -58,6 +59,26 @@ fn a_pause_below_the_limit_changes_nothing() {
         bench.beat(2, 0, 0);
         assert_eq!(bench.decide(), None);
     }
+}
+
+/// A busy machine beats late by what it beat late by before; a dead one is found for all that.
+#[test]
+fn who_was_silent_for_long_and_came_back_may_be_silent_for_longer_for_a_while() {
+    let lost_after = |bench: &mut Bench, ticks: u32| {
+        bench.tick(ticks, &[1, 3]);
+        assert_eq!(bench.decide(), None, "not before {ticks} ticks are over");
+        bench.tick(1, &[1, 3]);
+        let expected = lost(bench.log.holder(2), LossReason::Silent { ticks: ticks + 1 });
+        assert_eq!(bench.act(), [Entry::Members(vec![expected])]);
+    };
+    let mut bench = running();
+    bench.tick(LOST_AFTER_TICKS / 2, &[1, 3]);
+    bench.beat(2, 0, 0);
+    lost_after(&mut bench, LOST_AFTER_TICKS / 2 * SILENCES);
+    let mut bench = running();
+    bench.tick(LOST_AFTER_TICKS, &[1, 3]);
+    bench.beat(2, 0, 0);
+    lost_after(&mut bench, LOST_AFTER_TICKS * SILENCES);
 }
 
 #[test]
