@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
-use zbelastic_consensus::core::{Core, Event as CoreEvent, FatalCause, Input, Output};
+use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
@@ -489,7 +489,7 @@ impl Controller {
                 }
                 Output::Solve(request) => self.solver.ask(request),
                 Output::Event(event) => self.handle_core_event(event),
-                Output::Fatal(cause) => self.ending = Some(fatal(&cause)),
+                Output::Fatal(cause) => self.ending = Some(Ending::of_fatal(&cause)),
             }
         }
     }
@@ -582,20 +582,6 @@ impl Controller {
     /// Whether this node leads and knows all that was agreed before.
     fn leads(&self) -> bool {
         self.core.status().leads_applied
-    }
-}
-
-fn fatal(cause: &FatalCause) -> Ending {
-    match cause {
-        FatalCause::Log(reason) => {
-            Ending::Lost(format!("this node's log cannot be used any more: {reason:?}"))
-        }
-        FatalCause::Version(error) => {
-            Ending::Newer(format!("what is agreed cannot be read by this version: {error}"))
-        }
-        FatalCause::OtherCluster { expected, found } => {
-            Ending::Lost(format!("the log is cluster {found}'s, this node belongs to {expected}"))
-        }
     }
 }
 

@@ -8,8 +8,8 @@ use zbelastic_types::{Generation, NodeId};
 use super::wire::PieceRef;
 
 /// Ticks without any progress of a piece, here or where it is to be kept, until those who are at it are
-/// given up: as long as a plan stands still before it is (rule R10).
-const STILL_TICKS_MAX: u32 = 2000;
+/// given up: half of what a plan stands still before it is (rule R10), so that another node is asked first.
+const STILL_TICKS_MAX: u32 = 1000;
 
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
 #[derive(Debug, Default)]
@@ -116,6 +116,12 @@ impl Copies {
         let asked = self.under_way.iter().filter(|(_, copying)| copying.asked.contains(&node));
         let pieces: Vec<PieceRef> = asked.map(|(piece, _)| *piece).collect();
         pieces.into_iter().map(|piece| (piece, self.note_kept(piece, node, false))).collect()
+    }
+
+    /// Whether a piece is on its way to disks.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.under_way.is_empty()
     }
 
     fn note(&mut self, piece: PieceRef, what: impl FnOnce(&mut Copying)) -> CopyNext {

@@ -3,8 +3,9 @@
 //! thread goes on enqueuing work. Boundary tensors and sums of a worker go the same way, so that they
 //! keep their order.
 //!
-//! Gradients for copies and followers go by another thread: nobody's pass waits for them, there may be more
-//! of them than the queue to a peer takes, and none may be dropped.
+//! Gradients for copies go by another thread: nobody's pass waits for them, there may be more of them than
+//! the queue to a peer takes, and none may be dropped. Those for followers may: a follower that is too far
+//! behind asks for its layer anew.
 
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use std::thread;
 use tokio::sync::mpsc;
 use zbelastic_trainer::elastic::GradientPart;
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
-use zbelastic_transport::{FrameSender, OutgoingFrame, Urgency};
+use zbelastic_transport::{FrameSender, OutgoingFrame};
 use zbelastic_types::NodeId;
 
 use super::device::{DeviceOutput, DeviceTrouble, Over};
@@ -31,16 +32,19 @@ const GRADIENTS_MAX: usize = 4096;
 /// Takes frames to other workers.
 pub(super) trait Road: Clone + Send + 'static {
     /// Takes a frame, or drops it: whoever cannot be reached is lost, or will be; its plan ends with it.
-    /// Of background frames it waits until there is room for one.
     fn take(&self, to: NodeId, frame: OutgoingFrame);
+
+    /// The same, but waits until there is room for it.
+    fn take_blocking(&self, to: NodeId, frame: OutgoingFrame);
 }
 
 impl Road for FrameSender {
     fn take(&self, to: NodeId, frame: OutgoingFrame) {
-        match frame.urgency() {
-            Urgency::Critical => drop(self.send(to, frame)),
-            Urgency::Background => drop(self.send_blocking(to, frame)),
-        }
+        let _queued_or_lost = self.send(to, frame);
+    }
+
+    fn take_blocking(&self, to: NodeId, frame: OutgoingFrame) {
+        let _queued_or_lost = self.send_blocking(to, frame);
     }
 }
 
@@ -103,11 +107,12 @@ impl<R: Road> Courier<R> {
     }
 }
 
-/// Whether it is a gradient that no pass waits for.
+/// Whether it is a gradient for a copy, which no pass waits for.
 fn is_gradient(body: &PeerBody) -> bool {
     match body {
-        PeerBody::Gradients { .. } | PeerBody::Update { .. } => true,
-        PeerBody::Frame(_)
+        PeerBody::Gradients { .. } => true,
+        PeerBody::Update { .. }
+        | PeerBody::Frame(_)
         | PeerBody::Prefix(_)
         | PeerBody::Partial(_)
         | PeerBody::Layer(_)
@@ -145,6 +150,7 @@ impl<R: Road> Way<R> {
             | PeerBody::Fetch { .. }
             | PeerBody::Follow { .. } => (None, None),
         };
+        let is_gradient = is_gradient(&frame.body);
         let sent = outgoing(frame);
         if let Some(fault) = fault.or_else(|| held.and_then(|held| held.fault())) {
             // What a device that gave up was read as is no result: nobody may take it for one.
@@ -154,7 +160,10 @@ impl<R: Road> Way<R> {
         }
         match sent {
             Ok(Outgoing::Frames(frames)) => {
-                frames.into_iter().for_each(|frame| self.frames.take(to, frame));
+                frames.into_iter().for_each(|frame| match is_gradient {
+                    true => self.frames.take_blocking(to, frame),
+                    false => self.frames.take(to, frame),
+                });
                 Ok(())
             }
             Ok(Outgoing::Ask(message)) => self.say(DeviceOutput::Ask { to, message }),

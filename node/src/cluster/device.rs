@@ -303,8 +303,10 @@ impl<M: Machine> DeviceThread<M> {
     /// Runs an operation if one can run. Yields whether one did.
     fn run_next(&mut self) -> Result<bool, Over> {
         let Some(host) = &mut self.host else { return Ok(false) };
-        let evaluates =
-            host.station().is_some_and(|station| station.engine().evaluated().is_some());
+        let evaluates = host.station().is_some_and(|station| {
+            let engine = station.engine();
+            engine.evaluates_last() && engine.evaluated().is_some()
+        });
         if evaluates && self.gauge.evaluation().waits() {
             // The next tick looks again.
             return Ok(false);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
+use zbelastic_consensus::core::FatalCause;
 use zbelastic_transport::{CloseCode, DownReason, PeerRole};
 use zbelastic_types::NodeId;
 
@@ -91,6 +92,22 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// How a controller ends whose core cannot go on.
+    #[must_use]
+    pub fn of_fatal(cause: &FatalCause) -> Self {
+        match cause {
+            FatalCause::Log(reason) => {
+                Self::Lost(format!("this node's log cannot be used any more: {reason:?}"))
+            }
+            FatalCause::Version(error) => {
+                Self::Newer(format!("what is agreed cannot be read by this version: {error}"))
+            }
+            FatalCause::OtherCluster { expected, found } => {
+                Self::Lost(format!("the log is cluster {found}'s, this node belongs to {expected}"))
+            }
+        }
+    }
+
     /// What a script and a person are told; `None` if it ended well.
     #[must_use]
     pub fn failure(self) -> Option<Failure> {

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 72] = pages![
+const PAGES: [(&str, &str); 73] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -73,6 +73,7 @@ const PAGES: [(&str, &str); 72] = pages![
     "decisions/0051-whoever-has-room-keeps-a-piece.md",
     "decisions/0052-a-members-key-renews-its-certificate.md",
     "decisions/0053-what-a-run-made-is-kept-until-it-is-removed.md",
+    "decisions/0054-what-nobody-waits-for-leaves-the-way.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -123,6 +123,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         Progress::Ran(Activity::Evaluation { pass })
     }
 
+    /// Whether held-out text is evaluated behind the last step, so that no step waits for it.
+    #[must_use]
+    pub fn evaluates_last(&self) -> bool {
+        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return false };
+        self.is_last(evaluation.after)
+    }
+
     /// Passes of this stage over held-out text that ran, and all of them, while it is evaluated.
     #[must_use]
     pub fn evaluated(&self) -> Option<(u32, u32)> {

@@ -11,6 +11,8 @@ use crate::cluster::wire::{NodeMessage, PieceRef};
 
 /// Ticks between two messages to workers that layers are read.
 const REPORT_TICKS: u32 = 50;
+/// Ticks without a read after which nothing is held for another one.
+const IDLE_TICKS: u32 = 1_000;
 
 /// The layers that are read.
 #[derive(Default)]
@@ -44,6 +46,9 @@ impl Exports {
     /// A tick. Yields whether workers are to hear that layers are read.
     fn handle_tick(&mut self) -> bool {
         self.ticks = self.ticks.saturating_add(1);
+        if self.ticks >= IDLE_TICKS && !self.is_read {
+            self.bodies.clear();
+        }
         if self.ticks < REPORT_TICKS || !self.is_read {
             return false;
         }

@@ -273,7 +273,7 @@ fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
     let updates = (0..layers).flat_map(|layer| {
         (0..LAYER_PIECES_MAX).map(move |piece| Kind::Update(LayerId(layer), piece))
     });
-    let gradients = (0..layers * LAYER_PIECES_MAX + layers / 64).map(Kind::Gradients);
+    let gradients = (0..GRADIENT_FRAMES_MAX).map(Kind::Gradients);
     let slices = (0..BOUNDARIES_MAX)
         .flat_map(|slice| [Kind::Boundary(SliceIndex(slice)), Kind::Halves(SliceIndex(slice))]);
     let others = [Kind::Prefix, Kind::Receipt].into_iter();

@@ -30,6 +30,8 @@ const ORDER_BYTES_PER_S: f64 = 1e9;
 /// Ticks for which an evaluation waits once it heard that somebody reads layers: several times those between
 /// two such messages.
 const EXPORT_TICKS: u32 = 200;
+/// Ticks for which one evaluation waits for who reads layers, however slowly they do: a minute.
+const EXPORT_PATIENCE: u32 = 6_000;
 
 /// What is under way, and what was reported of it.
 #[derive(Default)]
@@ -50,8 +52,10 @@ pub(super) struct WorkLog {
     order: OrderWatch,
     /// Ticks for which somebody is taken to read layers of a checkpoint.
     export_ticks: u32,
-    /// Whether an evaluation waits.
-    evaluation_waits: bool,
+    /// Ticks for which the evaluation under way may yet wait for who reads layers.
+    export_patience: u32,
+    /// Ticks for which an evaluation waited for nothing else: the run gets on.
+    export_waits: u64,
 }
 
 /// The order that the device thread carries out.
@@ -131,12 +135,20 @@ impl WorkLog {
         self.export_ticks = EXPORT_TICKS;
     }
 
-    /// A tick. Whether an evaluation waits for what makes a run last: a checkpoint on its way to disks, or
-    /// a model that is written. `is_keeping` says whether pieces are hashed, or kept for others.
-    fn look_at_evaluation(&mut self, is_keeping: bool) -> bool {
+    /// A tick. Whether an evaluation behind the last step waits for what makes the run last: a checkpoint on
+    /// its way to disks, or a model that is written. `is_keeping` says whether pieces are hashed, written,
+    /// or kept for others.
+    fn look_at_evaluation(&mut self, is_evaluating: bool, is_keeping: bool) -> bool {
         self.export_ticks = self.export_ticks.saturating_sub(1);
-        self.evaluation_waits = is_keeping || self.writing.is_some() || self.export_ticks > 0;
-        self.evaluation_waits
+        if !is_evaluating {
+            self.export_patience = EXPORT_PATIENCE;
+        }
+        let is_read = self.export_ticks > 0 && self.export_patience > 0;
+        if is_evaluating && is_read && !is_keeping {
+            self.export_patience -= 1;
+            self.export_waits += 1;
+        }
+        is_keeping || is_read
     }
 
     fn activity(&self, evaluated: Option<(u32, u32)>) -> Option<Activity> {
@@ -145,8 +157,7 @@ impl WorkLog {
             let (done, total) = (Bytes(received), Bytes(self.receiving));
             return Some(Activity::Receiving { done, total });
         }
-        let is_writing = self.evaluation_waits && self.writing.is_some();
-        if let Some((done, total)) = evaluated.filter(|_| !is_writing) {
+        if let Some((done, total)) = evaluated {
             return Some(Activity::Evaluating { done, total });
         }
         let Writing { version, done, total } = self.writing.as_ref()?;
@@ -173,19 +184,17 @@ impl Worker {
         if self.work.order.gets_on(gauge.orders()) {
             gauge.work().add(1);
         }
-        let is_keeping = self.unhashed.is_busy() || self.keeping.is_busy();
-        gauge.evaluation().set_waiting(self.work.look_at_evaluation(is_keeping));
-        if self.work.export_ticks > 0 {
-            // Whoever reads gets on, and this node waits for nothing else.
-            gauge.work().add(1);
-        }
+        let is_keeping = self.unhashed.is_busy() || self.copies.is_busy() || self.keeping.is_busy();
+        let is_evaluating = gauge.evaluation().get().is_some();
+        gauge.evaluation().set_waiting(self.work.look_at_evaluation(is_evaluating, is_keeping));
         let done = gauge.work().total()
             + self.work.received.total()
             + self.work.pieces.total()
             + self.keeper.moved().total();
-        if self.work.progress != done {
-            self.work.progress = done;
-            self.tell_seat(News::Progress { done });
+        let reported = done + self.work.export_waits;
+        if self.work.progress != reported {
+            self.work.progress = reported;
+            self.tell_seat(News::Progress { done: reported });
         }
         self.look_at_pieces(done);
         let gauge = self.device.gauge();
@@ -273,16 +282,24 @@ mod tests {
     #[test]
     fn an_evaluation_waits_for_what_makes_a_run_last() {
         let mut log = WorkLog::default();
-        assert!(!log.look_at_evaluation(false));
-        assert!(log.look_at_evaluation(true), "pieces are kept for others");
-        log.begin_writing(piece(4, 0));
-        assert!(log.look_at_evaluation(false));
-        let writing = Activity::Writing { version: Step(4), done: Bytes(0), total: Bytes(10) };
-        assert_eq!(log.activity(Some((1, 9))), Some(writing), "it does not get on meanwhile");
-        log.note_written(piece(4, 0), true);
-        assert!(!log.look_at_evaluation(false));
+        assert!(!log.look_at_evaluation(true, false));
+        assert!(log.look_at_evaluation(true, true), "pieces are written, or kept for others");
+        assert!(!log.look_at_evaluation(true, false));
         log.note_export();
-        let waited = (0..3 * EXPORT_TICKS).filter(|_| log.look_at_evaluation(false)).count();
+        let waits = |log: &mut WorkLog| log.look_at_evaluation(true, false);
+        let waited = (0..3 * EXPORT_TICKS).filter(|_| waits(&mut log)).count();
         assert_eq!(waited as u32, EXPORT_TICKS - 1, "and not for ever for whoever asked last");
+        assert_eq!(log.export_waits, u64::from(EXPORT_TICKS) - 1, "the run gets on meanwhile");
+        let slow = (0..2 * EXPORT_PATIENCE).filter(|_| {
+            log.note_export();
+            waits(&mut log)
+        });
+        let patience = EXPORT_PATIENCE - (EXPORT_TICKS - 1);
+        assert_eq!(slow.count() as u32, patience, "nor for a reader that never ends");
+        let before = log.export_waits;
+        log.look_at_evaluation(false, false);
+        log.note_export();
+        log.look_at_evaluation(false, false);
+        assert_eq!(log.export_waits, before, "nobody waits: that others read is no progress");
     }
 }

@@ -28,7 +28,8 @@ pub(super) struct Sealed {
 }
 
 /// Layers of checkpoints that wait to be hashed: one after the other, beside the event loop and the device.
-/// There are no more than a host writes at once, the layers of two versions.
+/// What was sealed under another plan or in another run leaves the queue when a later one comes, so there are no
+/// more than a host writes at once, the layers of two versions.
 #[derive(Default)]
 pub(super) struct HashQueue {
     waiting: VecDeque<Sealed>,
@@ -38,6 +39,8 @@ pub(super) struct HashQueue {
 impl HashQueue {
     /// A layer is to be hashed.
     fn push(&mut self, sealed: Sealed) {
+        let is_of = |old: &Sealed| (old.run, old.generation) == (sealed.run, sealed.generation);
+        self.waiting.retain(is_of);
         self.waiting.push_back(sealed);
     }
 
@@ -62,7 +65,7 @@ impl HashQueue {
 /// A piece that was fetched or hashed, or not.
 pub(super) enum PieceArrived {
     /// To become durable.
-    Hashed { sealed: Sealed, digest: Digest },
+    Hashed { sealed: Sealed, digest: Option<Digest> },
     /// To go on from.
     Read { piece: PieceRef, read: Result<Box<ReadLayer>, String> },
     /// To be kept for another node.
@@ -80,21 +83,30 @@ impl Worker {
     fn hash_next(&mut self) {
         let Some(sealed) = self.unhashed.poll() else { return };
         let (arrivals, progress) = (self.arrivals.clone(), self.work.pieces().clone());
-        tokio::task::spawn_blocking(move || {
-            let digest = layer_digest(&sealed.image);
-            progress.add(image_bytes(sealed.image.w.len()));
-            let arrived = PieceArrived::Hashed { sealed, digest };
-            // If nobody listens, the process ends.
-            let _ = arrivals.blocking_send(Arrived::Piece(arrived));
+        let image = sealed.image.clone();
+        let hash = tokio::task::spawn_blocking(move || {
+            let digest = layer_digest(&image);
+            progress.add(image_bytes(image.w.len()));
+            digest
+        });
+        tokio::spawn(async move {
+            // Of a thread that panicked there is no digest, and the layer cannot be written.
+            let arrived = PieceArrived::Hashed { sealed, digest: hash.await.ok() };
+            let _ = arrivals.send(Arrived::Piece(arrived)).await;
         });
     }
 
     /// A layer was hashed, and has a name now under which it is kept.
-    fn keep_own(&mut self, sealed: Sealed, digest: Digest) {
+    fn keep_own(&mut self, sealed: Sealed, digest: Option<Digest>) {
         self.unhashed.note_done();
         self.hash_next();
         let Sealed { image, generation, run } = sealed;
         let LayerImage { version, layer, .. } = *image;
+        let Some(digest) = digest else {
+            self.journal.warn(format!("layer {layer} of checkpoint {version} cannot be hashed"));
+            let written = HostInput::Written { version, layer, generation, durable: None };
+            return self.tell_device(written);
+        };
         let piece = PieceRef { run, version, layer, digest, length: image_bytes(image.w.len()) };
         let wanted = match &self.readiness {
             Readiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,

@@ -92,7 +92,9 @@ pub fn weights_side_by_side<'a>(
         while let at = next.fetch_add(1, Ordering::Relaxed)
             && let Some((layer, spec)) = layers.get(at)
         {
-            found.push((at, fetch(detail.summary.step, layer, spec, &mut client)?));
+            let read = fetch(detail.summary.step, layer, spec, &mut client);
+            // Without one of them the others are of no use.
+            found.push((at, read.inspect_err(|_| next.store(layers.len(), Ordering::Relaxed))?));
         }
         Ok(found)
     };
