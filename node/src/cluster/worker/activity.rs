@@ -282,6 +282,7 @@ mod tests {
     #[test]
     fn an_evaluation_waits_for_what_makes_a_run_last() {
         let mut log = WorkLog::default();
+        assert!(!log.look_at_evaluation(false, false), "steps are trained");
         assert!(!log.look_at_evaluation(true, false));
         assert!(log.look_at_evaluation(true, true), "pieces are written, or kept for others");
         assert!(!log.look_at_evaluation(true, false));
