@@ -21,7 +21,7 @@ use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{
     FrameRoom, GRADIENT_ROOM, GradientPart, LayerGradient, LayerImage, cut,
 };
-use zbelastic_trainer::host::{PeerBody, PeerFrame};
+use zbelastic_trainer::host::{MessageNumber, PeerBody, PeerFrame};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
 use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
 use zbelastic_trainer::stage::{Frame, Lap, Partial};
@@ -32,8 +32,8 @@ use zbelastic_transport::{
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use super::wire::{LayerMessage, encode};
+use assembly::Joined;
 pub use assembly::{Assembly, FramePiece};
-use assembly::{Joined, PieceNumber};
 
 /// Bytes that a boundary tensor may have. It is not cut: whoever waits for it has nothing else to
 /// do, and a smaller microbatch makes it smaller.
@@ -129,9 +129,9 @@ enum HeadBody {
     Frame { turn: Turn, lap: Lap, flow: Flow, pass: Pass },
     Receipt { turn: Turn, pass: Pass },
     Prefix(Prefix),
-    Gradients { turn: Turn, of: StageIndex, parts: Vec<PartHead>, piece: PieceNumber },
-    Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: PieceNumber },
-    Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: PieceNumber },
+    Gradients { turn: Turn, of: StageIndex, parts: Vec<PartHead>, piece: MessageNumber },
+    Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: MessageNumber },
+    Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: MessageNumber },
     Halves { turn: Turn, lap: Lap, flow: Flow, pass: Pass, len: u32 },
 }
 
@@ -268,7 +268,7 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
         }
         PeerBody::Gradients { turn, of, number, parts } => {
             let head = |part: &GradientPart| (part.layer(), part.first() as u64);
-            let (heads, piece) = (parts.iter().map(head).collect(), number.into());
+            let (heads, piece) = (parts.iter().map(head).collect(), number);
             let body = HeadBody::Gradients { turn, of, parts: heads, piece };
             let frame = one(Kind::Gradients(number.index), body, Floats::Gradients(parts))?;
             vec![frame.with_urgency(Urgency::Background)]
@@ -338,11 +338,11 @@ fn room_of(len: usize, pieces_max: u32) -> FrameRoom {
 fn pieces(
     gradient: Arc<LayerGradient>,
     pieces_max: u32,
-) -> impl Iterator<Item = (PieceNumber, Vec<GradientPart>)> {
+) -> impl Iterator<Item = (MessageNumber, Vec<GradientPart>)> {
     let room = room_of(gradient.g.len(), pieces_max);
     let frames = GradientPart::messages(&[gradient], room);
     let count = frames.len() as u32;
-    (0..).zip(frames).map(move |(index, parts)| (PieceNumber { index, count }, parts))
+    (0..).zip(frames).map(move |(index, parts)| (MessageNumber { index, count }, parts))
 }
 
 /// Whose the floats of a partial gradient are: they are a run, of whatever layers.
@@ -434,7 +434,7 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
                 GradientPart::arrived(layer, turn, first as usize, floats)
             };
             let parts = heads.into_iter().zip(parts).map(part).collect();
-            PeerBody::Gradients { turn, of, number: piece.into(), parts }
+            PeerBody::Gradients { turn, of, number: piece, parts }
         }
     };
     Ok(Incoming::Whole(Box::new(PeerFrame { generation, sender, body })))

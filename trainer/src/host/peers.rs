@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
@@ -76,7 +77,7 @@ pub enum PeerBody {
 }
 
 /// Which of the messages that something travels in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageNumber {
     /// Counted from 0.
     pub index: u32,

@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_trainer::elastic::LayerGradient;
@@ -15,27 +14,6 @@ use zbelastic_trainer::host::{MessageNumber, PeerBody, PeerFrame};
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId};
 
 use super::{Incoming, partial_of};
-
-/// Which piece of how many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PieceNumber {
-    /// Counted from 0.
-    pub(super) index: u32,
-    /// How many there are.
-    pub(super) count: u32,
-}
-
-impl From<PieceNumber> for MessageNumber {
-    fn from(piece: PieceNumber) -> Self {
-        Self { index: piece.index, count: piece.count }
-    }
-}
-
-impl From<MessageNumber> for PieceNumber {
-    fn from(number: MessageNumber) -> Self {
-        Self { index: number.index, count: number.count }
-    }
-}
 
 /// What pieces make up.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +30,7 @@ pub struct FramePiece {
     pub(super) generation: Generation,
     pub(super) sender: Holder,
     pub(super) of: Joined,
-    pub(super) piece: PieceNumber,
+    pub(super) piece: MessageNumber,
     /// Floats, and whose they are: a layer's that are cut go on in the next piece.
     pub(super) parts: Vec<(LayerId, Vec<f32>)>,
 }
@@ -87,10 +65,10 @@ impl FramePiece {
     }
 
     fn is_followed_by(&self, next: &Self) -> bool {
-        let PieceNumber { index, count } = self.piece;
+        let MessageNumber { index, count } = self.piece;
         let is_same =
             (self.generation, self.sender, self.of) == (next.generation, next.sender, next.of);
-        is_same && next.piece == PieceNumber { index: index + 1, count }
+        is_same && next.piece == MessageNumber { index: index + 1, count }
     }
 
     fn append(&mut self, next: Self) {
@@ -148,7 +126,7 @@ mod tests {
         let sender = Holder { node: NodeId(node), incarnation: Incarnation(1) };
         let of = Joined::Update { turn: turn(step), before: None, layer: LayerId(0) };
         let parts = parts.iter().map(|(layer, floats)| (LayerId(*layer), floats.to_vec()));
-        let piece = PieceNumber { index, count: 3 };
+        let piece = MessageNumber { index, count: 3 };
         FramePiece { generation: Generation(1), sender, of, piece, parts: parts.collect() }
     }
 

@@ -4,7 +4,6 @@ use zbelastic_consensus::plan::{PlanReason, Promise};
 use zbelastic_schedule::{
     LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
 };
-use zbelastic_trainer::host::MessageNumber;
 use zbelastic_trainer::model::MicrobatchShape;
 use zbelastic_trainer::plan::CutBy;
 use zbelastic_transport::{PeerIdentity, PeerRole};
