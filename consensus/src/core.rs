@@ -543,10 +543,8 @@ impl Core {
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));
                 true
             }
-            None => {
-                self.looks_at_plan = false;
-                self.change_voters()
-            }
+            // Voters follow members, who do not change by what is told of a step either.
+            None => std::mem::take(&mut self.looks_at_plan) && self.change_voters(),
         }
     }
 

@@ -17,9 +17,11 @@ use zbelastic_types::NodeId;
 
 use holders::{Fault, Holder, Holders, KEY};
 
-/// An answer, and a chunk with its hash.
+/// An answer, and a chunk with its checksum.
 const ANSWER_BYTES: u64 = 9;
-const STEP_BYTES: u64 = CHUNK_BYTES as u64 + 32;
+const STEP_BYTES: u64 = CHUNK_BYTES as u64 + CHECKSUM_BYTES;
+/// A checksum.
+const CHECKSUM_BYTES: u64 = 4;
 /// How often in a row a holder may fail.
 const FAILURES: usize = 3;
 
@@ -74,17 +76,16 @@ async fn a_chunk_that_came_damaged_comes_from_another_holder() {
     };
     let holders = Holders::new([damaged, Holder::of(&bytes)]);
     assert!(holders.fetch(length).await.unwrap() == *bytes);
-    // Beyond the length: the damaged chunk, one that was read while it was hashed, and what is read
-    // of a third.
-    let limit = length as u64 + 3 * STEP_BYTES + 24 * 32 + 100;
+    // Beyond the length: the damaged chunk, and what is read of the next.
+    let limit = length as u64 + 2 * STEP_BYTES + 24 * CHECKSUM_BYTES + 100;
     assert!(holders.moved_by_all() <= limit, "{} of {length}", holders.moved_by_all());
     assert!(holders.moved(1) < 5 * STEP_BYTES, "the stream is not read on");
 }
 
 #[tokio::test]
-async fn a_damaged_hash_is_a_damaged_chunk() {
+async fn a_damaged_checksum_is_a_damaged_chunk() {
     let bytes = content(CHUNK_BYTES);
-    let damaged = Holder { always: vec![Fault::Flip(ANSWER_BYTES + 31)], ..Holder::of(&bytes) };
+    let damaged = Holder { always: vec![Fault::Flip(ANSWER_BYTES + CHECKSUM_BYTES - 1)], ..Holder::of(&bytes) };
     let failed = failures(Holders::new([damaged]).fetch(CHUNK_BYTES).await);
     assert_eq!(failed.len(), FAILURES);
     for (_, error) in failed {
@@ -100,7 +101,7 @@ async fn a_cut_stream_is_taken_up_where_it_ended() {
     let holders = Holders::new([Holder { faults: vec![cut], ..Holder::of(&bytes) }]);
     assert!(holders.fetch(length).await.unwrap() == *bytes);
     assert_eq!(holders.openings(1), 2);
-    let limit = length as u64 + 12 * 32 + 500 + 100;
+    let limit = length as u64 + 12 * CHECKSUM_BYTES + 500 + 100;
     assert!(holders.moved(1) <= limit, "{} of {length}", holders.moved(1));
 }
 
@@ -336,7 +337,7 @@ async fn requests_that_give_nothing_leave_the_stream_as_it_is() {
     asked.extend(request(KEY, 1, 1));
     let last = &body[CHUNK_BYTES..];
     expected
-        .extend([&answer(0, body.len() as u64), &blake3::hash(last).as_bytes()[..], last].concat());
+        .extend([&answer(0, body.len() as u64), &crc32fast::hash(last).to_le_bytes()[..], last].concat());
     let (replies, served) = replies(&body, &asked).await;
     assert_eq!(replies, expected);
     assert_eq!(served.unwrap(), Served { chunks: 1, bytes: 2 });

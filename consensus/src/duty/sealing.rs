@@ -105,8 +105,8 @@ pub struct Sealing {
     /// What comes of comparing all who hold a stage's layers, for each stage that somebody told of:
     /// made anew when another of them tells, and not whenever anybody does.
     compared: BTreeMap<StageIndex, Result<(), Withheld>>,
-    /// How many of them tell the same.
-    agreeing: usize,
+    /// The first stage of which not all tell the same: those before it need no other look, whoever tells.
+    first_open: StageIndex,
 }
 
 /// What one of those who hold a stage's layers tells of its update.
@@ -124,7 +124,8 @@ impl Sealing {
         let leader = Leader::new(state.ledger(), spec.tensor_count(), spec.policy);
         let turn = state.open_turn();
         let (reports, held, compared) = Default::default();
-        Self { turn, leader, proposal: None, reports, held, compared, agreeing: 0 }
+        let first_open = StageIndex(0);
+        Self { turn, leader, proposal: None, reports, held, compared, first_open }
     }
 
     /// The turn.
@@ -164,9 +165,13 @@ impl Sealing {
             return;
         }
         let found = self.check_stage(&job.spec, &plan.record, stage);
-        self.agreeing += usize::from(found.is_ok());
-        let before = self.compared.insert(stage, found);
-        self.agreeing -= usize::from(before.is_some_and(|before| before.is_ok()));
+        if found.is_err() {
+            self.first_open = self.first_open.min(stage);
+        }
+        self.compared.insert(stage, found);
+        while let Some(Ok(())) = self.compared.get(&self.first_open) {
+            self.first_open.0 += 1;
+        }
     }
 
     /// The seal to propose.
@@ -206,13 +211,14 @@ impl Sealing {
 
     /// R3: what is promised to survive is elsewhere, and is the same there.
     fn check_copies(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
-        if self.agreeing == plan.stages.len() {
+        let stage = self.first_open;
+        if stage.index() >= plan.stages.len() {
             return Ok(());
         }
-        plan.stage_indices().try_for_each(|stage| match self.compared.get(&stage) {
+        match self.compared.get(&stage) {
             Some(found) => found.clone(),
             None => self.check_stage(spec, plan, stage),
-        })
+        }
     }
 
     /// Whether all who hold a stage's layers tell the same of its update.

@@ -72,7 +72,7 @@ pub enum HolderError {
         /// What it says.
         found: u64,
     },
-    /// A chunk is not what its hash says.
+    /// A chunk is not what its checksum says.
     #[error("sent chunk {chunk} damaged")]
     Damaged {
         /// Which.

@@ -1,22 +1,18 @@
-//! One holder's stream: a task that asks for chunks, reads them and holds them against their hashes.
-//!
-//! Requests go out as orders come in, while earlier answers are still read. A chunk is hashed on a
-//! thread that may block while the next one is read.
+//! One holder's stream: a task that asks for chunks and reads them. Requests go out as orders come in,
+//! while earlier answers are still read.
 
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{self, JoinHandle};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::error::HolderError;
 use super::sink::VerifiedChunk;
 use super::spare::SpareChunks;
-use super::streams::{Inbox, Outbox, Unverified};
+use super::streams::{Inbox, Outbox};
 use super::wire::Request;
 
 /// How long a stream to a holder may take to open. A liveness bound of the network: a connection
@@ -25,8 +21,6 @@ const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// How long a holder that owes chunks may send no byte at all. A rule about progress: however slow
 /// a road is, bytes keep arriving on it. Covers that the holder looks for what it was asked for.
 const SILENT_WITHIN: Duration = Duration::from_secs(30);
-/// The most chunks that were read and are not verified.
-pub(super) const VERIFY_AHEAD: usize = 2;
 
 /// A range of chunks to ask for.
 pub(super) type Order = Range<u64>;
@@ -50,17 +44,6 @@ pub(super) struct Errand {
     pub(super) spare: SpareChunks,
     /// Resolves when another holder should take over.
     pub(super) overtaken: oneshot::Receiver<()>,
-}
-
-/// Chunks on their way through hashing, in order.
-#[derive(Default)]
-struct Verifying {
-    chunks: VecDeque<(u64, JoinHandle<Verified>)>,
-}
-
-struct Verified {
-    bytes: Vec<u8>,
-    is_whole: bool,
 }
 
 /// Serves orders on the stream that `opening` gives, until something fails or nobody listens.
@@ -99,36 +82,9 @@ impl Errand {
         W: AsyncWrite + Unpin,
     {
         let mut inbox = Inbox::new(reader, self.length, self.spare.clone());
-        let mut verifying = Verifying::default();
-        let mut error = self.turn(&mut inbox, Outbox::new(writer), &mut verifying).await;
-        // What was read before the failure counts, up to the first chunk that is damaged: that came
-        // before whatever else was seen.
-        while let Some((chunk, Verified { bytes, is_whole })) = verifying.next().await {
-            if matches!(error, HolderError::Damaged { .. }) {
-                continue;
-            }
-            if is_whole {
-                self.report(VerifiedChunk { chunk, bytes }).await;
-            } else {
-                error = HolderError::Damaged { chunk };
-            }
-        }
-        error
-    }
-
-    async fn turn<R, W>(
-        &mut self,
-        inbox: &mut Inbox<R>,
-        mut outbox: Outbox<W>,
-        verifying: &mut Verifying,
-    ) -> HolderError
-    where
-        R: AsyncRead + Unpin,
-        W: AsyncWrite + Unpin,
-    {
+        let mut outbox = Outbox::new(writer);
         let mut silent_until = Instant::now() + SILENT_WITHIN;
         loop {
-            let may_read = inbox.is_waiting() && verifying.chunks.len() < VERIFY_AHEAD;
             tokio::select! {
                 _ = &mut self.overtaken => return HolderError::Overtaken,
                 order = self.orders.recv() => {
@@ -144,20 +100,16 @@ impl Errand {
                 sent = outbox.send(), if outbox.is_waiting() => {
                     if let Err(error) = sent { return HolderError::Stream(error) }
                 }
-                read = inbox.read(), if may_read => match read {
-                    Ok(read) => {
-                        silent_until = Instant::now() + SILENT_WITHIN;
-                        verifying.chunks.extend(read.map(verify));
+                read = inbox.read(), if inbox.is_waiting() => {
+                    let verified = match read {
+                        Ok(verified) => verified,
+                        Err(error) => return error,
+                    };
+                    if let Some(verified) = verified {
+                        self.report(verified).await;
                     }
-                    Err(error) => return error,
-                },
-                Some((chunk, verified)) = verifying.next() => {
+                    // Behind the report, since a sink that is slow is not the holder's silence.
                     silent_until = Instant::now() + SILENT_WITHIN;
-                    let Verified { bytes, is_whole } = verified;
-                    if !is_whole {
-                        return HolderError::Damaged { chunk };
-                    }
-                    self.report(VerifiedChunk { chunk, bytes }).await;
                 }
                 () = sleep_until(silent_until), if inbox.is_waiting() => return HolderError::Stalled,
             }
@@ -168,25 +120,5 @@ impl Errand {
         let report = Report::Chunk { holder: self.holder, verified };
         // Without a receiver the fetch is over.
         let _ = self.reports.send(report).await;
-    }
-}
-
-/// Begins to hash a chunk.
-fn verify(Unverified { chunk, bytes, hash }: Unverified) -> (u64, JoinHandle<Verified>) {
-    let hashed = task::spawn_blocking(move || {
-        let is_whole = blake3::hash(&bytes) == hash;
-        Verified { bytes, is_whole }
-    });
-    (chunk, hashed)
-}
-
-impl Verifying {
-    /// The next chunk that was hashed, in order, or `None` if none is under way. May be dropped
-    /// half-way.
-    async fn next(&mut self) -> Option<(u64, Verified)> {
-        let (chunk, hashed) = self.chunks.front_mut()?;
-        let verified = (*chunk, hashed.await.expect("hashing does not fail"));
-        self.chunks.pop_front();
-        Some(verified)
     }
 }

@@ -1,6 +1,7 @@
 //! The holder's side: one stream, any number of requests, answered one after another.
 //!
-//! Chunks are read and hashed on threads that may block, a few ahead of the one that is written.
+//! Chunks are read on threads that may block, a few ahead of the one that is written, and their checksums
+//! are computed there.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,7 +17,7 @@ use tokio::time::timeout;
 use super::body::BulkBody;
 use super::wire::{Answer, CHUNK_BYTES, Request, RequestFault, chunk_bytes, chunk_count};
 
-/// How many chunks are read and hashed ahead of the one that is written.
+/// How many chunks are read ahead of the one that is written.
 const AHEAD_CHUNKS: usize = 2;
 /// How long a peer may take no byte at all of what is written to it. A rule about progress: a slow
 /// peer is served for as long as it reads, one that stopped is left alone, since it holds
@@ -119,9 +120,10 @@ where
         let Some(first) = ahead.pop_front() else {
             return Ok(());
         };
-        let Prepared { chunk, hash, buffer } = finished(first).await?;
+        let Prepared { chunk, checksum, buffer } = finished(first).await?;
         let bytes = lent(&**body, chunk).unwrap_or(&buffer);
-        write(writer, &mut [IoSlice::new(hash.as_bytes()), IoSlice::new(bytes)]).await?;
+        let head = checksum.to_le_bytes();
+        write(writer, &mut [IoSlice::new(&head), IoSlice::new(bytes)]).await?;
         served.chunks += 1;
         served.bytes += bytes.len() as u64;
         spare.push(buffer);
@@ -135,24 +137,25 @@ async fn finished<T>(task: JoinHandle<T>) -> T {
 /// A chunk that can be written.
 struct Prepared {
     chunk: u64,
-    hash: blake3::Hash,
+    checksum: u32,
     /// Its bytes, if its body does not lend them.
     buffer: Vec<u8>,
 }
 
-/// Hashes a chunk, and reads it if need be, into a buffer that may have held another.
+/// Reads a chunk, if its body does not lend it, into a buffer that may have held another, and computes its
+/// checksum.
 fn prepare(
     body: &dyn BulkBody,
     chunk: u64,
     mut buffer: Vec<u8>,
 ) -> Result<Prepared, ServeBulkError> {
     if let Some(bytes) = lent(body, chunk) {
-        return Ok(Prepared { chunk, hash: blake3::hash(bytes), buffer });
+        return Ok(Prepared { chunk, checksum: crc32fast::hash(bytes), buffer });
     }
     buffer.resize(chunk_bytes(body.len(), chunk), 0);
     let read = body.read(chunk * CHUNK_BYTES as u64, &mut buffer);
     read.map_err(|source| ServeBulkError::Body { chunk, source })?;
-    Ok(Prepared { chunk, hash: blake3::hash(&buffer), buffer })
+    Ok(Prepared { chunk, checksum: crc32fast::hash(&buffer), buffer })
 }
 
 fn lent(body: &dyn BulkBody, chunk: u64) -> Option<&[u8]> {

@@ -54,7 +54,7 @@ impl ChunkSink for MemorySink {
     }
 }
 
-/// A chunk that is what its hash says.
+/// A chunk that is what its checksum says.
 #[derive(Debug)]
 pub(super) struct VerifiedChunk {
     pub(super) chunk: u64,

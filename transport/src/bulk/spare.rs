@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::holder::VERIFY_AHEAD;
 use super::sink::SINK_AHEAD;
 
 /// The most chunks of memory that wait for bytes: as many as one holder and the sink have in hand
-/// together. One is read, some are hashed, one is reported, some wait for the sink, one is written.
-const SPARE_CHUNKS_MAX: usize = 1 + VERIFY_AHEAD + 1 + SINK_AHEAD + 1;
+/// together. One is read, one is reported, some wait for the sink, one is written.
+const SPARE_CHUNKS_MAX: usize = 1 + 1 + SINK_AHEAD + 1;
 
 /// What lies unused. Copies share it.
 #[derive(Clone, Debug, Default)]

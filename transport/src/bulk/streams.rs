@@ -10,10 +10,11 @@ use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
 use super::error::HolderError;
+use super::sink::VerifiedChunk;
 use super::spare::SpareChunks;
-use super::wire::{ANSWER_BYTES, Answer, HASH_BYTES, Request, chunk_bytes};
+use super::wire::{ANSWER_BYTES, Answer, CHECKSUM_BYTES, Request, chunk_bytes};
 
-/// What is read ahead of answers and hashes. The bytes of chunks pass it by.
+/// What is read ahead of answers and checksums. The bytes of chunks pass it by.
 const READ_AHEAD_BYTES: usize = 4096;
 
 /// Requests on their way out.
@@ -31,9 +32,12 @@ pub(super) struct Inbox<R> {
     /// What was asked for and did not come, in the order in which it comes.
     asked: VecDeque<Asked>,
     stage: Stage,
-    head: [u8; HASH_BYTES],
-    /// How much of the head is there.
+    /// The bytes of an answer, or of a checksum.
+    head: [u8; ANSWER_BYTES],
+    /// How much of what is read is there.
     filled: usize,
+    /// The checksum of the bytes that came: computed while they are in the cache.
+    checksum: crc32fast::Hasher,
     /// The bytes that came of the chunk that is read, in memory for all of it.
     bytes: Vec<u8>,
     /// Where that memory comes from.
@@ -50,17 +54,10 @@ struct Asked {
 /// What comes next. Follows from what was asked for only after a chunk was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// An answer, or the hash of a chunk that has none.
+    /// An answer, or the checksum of a chunk that has none.
     Begin,
-    Hash,
+    Checksum,
     Bytes,
-}
-
-/// A chunk and what its holder says it hashes to.
-pub(super) struct Unverified {
-    pub(super) chunk: u64,
-    pub(super) bytes: Vec<u8>,
-    pub(super) hash: blake3::Hash,
 }
 
 impl<W> Outbox<W> {
@@ -100,22 +97,28 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
             length,
             asked: VecDeque::new(),
             stage: Stage::Begin,
-            head: [0; HASH_BYTES],
+            head: [0; ANSWER_BYTES],
             filled: 0,
+            checksum: crc32fast::Hasher::new(),
             bytes: Vec::new(),
             spare,
         }
     }
 
-    /// Reads some of what comes, and gives a chunk when it is complete. May be dropped half-way.
-    pub(super) async fn read(&mut self) -> Result<Option<Unverified>, HolderError> {
+    /// Reads some of what comes, and gives a chunk when it is complete and verified. May be dropped
+    /// half-way.
+    ///
+    /// # Errors
+    /// If the stream fails, the answer is another one, or a chunk is not what its checksum says. Nothing
+    /// can be read behind an error.
+    pub(super) async fn read(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
         let asked = self.asked.front().expect("something was asked for");
         if self.stage == Stage::Begin && !asked.has_answer {
-            self.stage = Stage::Hash;
+            self.stage = Stage::Checksum;
         }
         let expected = match self.stage {
             Stage::Begin => ANSWER_BYTES,
-            Stage::Hash => HASH_BYTES,
+            Stage::Checksum => CHECKSUM_BYTES,
             Stage::Bytes => chunk_bytes(self.length, asked.chunks.start),
         };
         let read = if self.stage == Stage::Bytes {
@@ -124,10 +127,14 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         } else {
             self.reader.read(&mut self.head[self.filled..expected]).await
         };
-        match read.map_err(HolderError::Stream)? {
-            0 => return Err(HolderError::Stream(io::ErrorKind::UnexpectedEof.into())),
-            read => self.filled += read,
+        let read = read.map_err(HolderError::Stream)?;
+        if read == 0 {
+            return Err(HolderError::Stream(io::ErrorKind::UnexpectedEof.into()));
         }
+        if self.stage == Stage::Bytes {
+            self.checksum.update(&self.bytes[self.filled..]);
+        }
+        self.filled += read;
         if self.filled < expected {
             return Ok(None);
         }
@@ -135,16 +142,16 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         self.finish_stage()
     }
 
-    fn finish_stage(&mut self) -> Result<Option<Unverified>, HolderError> {
+    fn finish_stage(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
         let asked = self.asked.front_mut().expect("something was read");
         match self.stage {
             Stage::Begin => {
                 asked.has_answer = false;
-                self.stage = Stage::Hash;
+                self.stage = Stage::Checksum;
                 self.check_answer()?;
                 Ok(None)
             }
-            Stage::Hash => {
+            Stage::Checksum => {
                 self.stage = Stage::Bytes;
                 self.bytes = self.spare.take(chunk_bytes(self.length, asked.chunks.start));
                 Ok(None)
@@ -156,9 +163,11 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
                 if asked.chunks.is_empty() {
                     self.asked.pop_front();
                 }
-                let (bytes, hash) =
-                    (mem::take(&mut self.bytes), blake3::Hash::from_bytes(self.head));
-                Ok(Some(Unverified { chunk, bytes, hash }))
+                let found = mem::take(&mut self.checksum).finalize().to_le_bytes();
+                if found[..] != self.head[..CHECKSUM_BYTES] {
+                    return Err(HolderError::Damaged { chunk });
+                }
+                Ok(Some(VerifiedChunk { chunk, bytes: mem::take(&mut self.bytes) }))
             }
         }
     }

@@ -5,15 +5,17 @@ use std::io;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The bytes of a chunk, but of the last. A hash over it costs less than a tenth of a millisecond
-/// of overhead, and it fits the cache between the thread that hashes and the one that writes.
+/// The bytes of a chunk, but of the last. It fits the cache between the thread that reads it and the one
+/// that writes it to the stream, and the head in front of it costs nothing beside it.
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// The most bytes of a key.
 pub const KEY_BYTES_MAX: usize = 256;
 /// The most bytes that are fetched at once: 64 GiB.
 pub const BULK_BYTES_MAX: u64 = 64 << 30;
-/// The bytes of a hash.
-pub(super) const HASH_BYTES: usize = blake3::OUT_LEN;
+/// The bytes of a chunk's checksum: CRC-32 as in IEEE 802.3. It finds what a holder's memory or a local
+/// socket damaged; over a network TLS authenticates each packet, and what a body should be is its reader's
+/// to know: a layer has a digest, a text its hash.
+pub(super) const CHECKSUM_BYTES: usize = 4;
 /// The bytes of an answer before its chunks.
 pub(super) const ANSWER_BYTES: usize = 9;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 /// The versions this program speaks.
-pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 1 };
+pub const VERSIONS: VersionRange = VersionRange { oldest: 2, newest: 2 };
 
 /// An inclusive range of protocol versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

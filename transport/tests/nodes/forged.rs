@@ -182,11 +182,11 @@ async fn a_program_of_other_versions_hears_ours() {
     let site = Site::new();
     let node = site.worker(1).await;
     let raw = Raw::silent(&site.credentials(PeerRole::Worker, 2), &node.transport).await;
-    let newer = [1, 2, 0, 9, 0, 0, 0];
+    let newer = [1, 3, 0, 9, 0, 0, 0];
     let (_send, mut receive) = raw.say_both_ways(&newer).await;
     let mut versions = [0; 4];
     receive.read_exact(&mut versions).await.unwrap();
-    assert_eq!(versions, [1, 0, 1, 0]);
+    assert_eq!(versions, [2, 0, 2, 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

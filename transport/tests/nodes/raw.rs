@@ -23,7 +23,7 @@ pub fn client_config(credentials: &Credentials) -> ClientConfig {
 }
 
 /// The hello of the first start of a process, over QUIC.
-pub const HELLO: [u8; 11] = [1, 0, 1, 0, 5, 0, 1, 1, 1, 0, 0];
+pub const HELLO: [u8; 11] = [2, 0, 2, 0, 5, 0, 1, 1, 1, 0, 0];
 
 impl Raw {
     /// A connection on which nothing was said.
