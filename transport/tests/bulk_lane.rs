@@ -85,7 +85,10 @@ async fn a_chunk_that_came_damaged_comes_from_another_holder() {
 #[tokio::test]
 async fn a_damaged_checksum_is_a_damaged_chunk() {
     let bytes = content(CHUNK_BYTES);
-    let damaged = Holder { always: vec![Fault::Flip(ANSWER_BYTES + CHECKSUM_BYTES - 1)], ..Holder::of(&bytes) };
+    let damaged = Holder {
+        always: vec![Fault::Flip(ANSWER_BYTES + CHECKSUM_BYTES - 1)],
+        ..Holder::of(&bytes)
+    };
     let failed = failures(Holders::new([damaged]).fetch(CHUNK_BYTES).await);
     assert_eq!(failed.len(), FAILURES);
     for (_, error) in failed {
@@ -336,8 +339,9 @@ async fn requests_that_give_nothing_leave_the_stream_as_it_is() {
     }
     asked.extend(request(KEY, 1, 1));
     let last = &body[CHUNK_BYTES..];
-    expected
-        .extend([&answer(0, body.len() as u64), &crc32fast::hash(last).to_le_bytes()[..], last].concat());
+    expected.extend(
+        [&answer(0, body.len() as u64), &crc32fast::hash(last).to_le_bytes()[..], last].concat(),
+    );
     let (replies, served) = replies(&body, &asked).await;
     assert_eq!(replies, expected);
     assert_eq!(served.unwrap(), Served { chunks: 1, bytes: 2 });
