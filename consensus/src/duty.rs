@@ -411,6 +411,7 @@ impl Duties {
                 | Withheld::NotHeld { .. }
                 | Withheld::NotAttested { .. }
                 | Withheld::CheckpointOverdue
+                | Withheld::Leaving
                 | Withheld::NotRunning,
             ) => None,
         }
@@ -530,7 +531,8 @@ impl Duties {
                     !plan.iter().any(|plan| plan.sources.iter().any(is_it))
                 });
             }
-            Entry::Job(JobChange::Continue) => self.unread.clear(),
+            // Versions of another run are other checkpoints.
+            Entry::Job(JobChange::Continue | JobChange::Start(_)) => self.unread.clear(),
             Entry::Members(_)
             | Entry::Adopt(_)
             | Entry::Ready(_)

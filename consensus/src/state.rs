@@ -393,6 +393,36 @@ impl State {
         plan.record.stages.iter().filter(is_draining).count() as u32
     }
 
+    /// Whether somebody is about to go, and too few stay to go on without: what is sealed here would end with
+    /// those who hold it, were it not written.
+    #[must_use]
+    pub fn is_left_alone(&self) -> bool {
+        let Some(spec) = self.running_spec() else { return false };
+        let (mut staying, mut leaving) = (0, 0);
+        for (_, member) in self.fitting_workers() {
+            match member.standing {
+                Standing::Present => staying += 1,
+                Standing::Draining => leaving += 1,
+                Standing::Lost(_) => {}
+            }
+        }
+        leaving > 0 && staying < spec.workers_min
+    }
+
+    /// Whether the version that is open is a checkpoint.
+    #[must_use]
+    pub fn is_at_checkpoint(&self) -> bool {
+        let open = self.open_turn().step;
+        self.checkpoints.last().is_some_and(|last| last.version == open)
+    }
+
+    /// Whether the version that is open is a checkpoint, or is being written.
+    #[must_use]
+    pub fn is_being_kept(&self) -> bool {
+        let open = self.open_turn().step;
+        self.is_at_checkpoint() || self.pending.iter().any(|pending| pending.version == open)
+    }
+
     /// Whether the plan's program runs, and everybody it needs is there.
     #[must_use]
     pub fn is_running(&self) -> bool {

@@ -101,6 +101,10 @@ impl Duties {
     }
 
     fn planned_need(&self, state: &State, spec: &JobSpec, plan: &PlanRecord) -> Option<PlanReason> {
+        // There is nobody to plan with: what is held is saved.
+        if state.is_left_alone() {
+            return None;
+        }
         let draining = state.draining_holders();
         let spare = spare_workers(state, plan).count() as u32;
         let has_others = spare > 0 || plan.stages.len() as u32 > draining;
@@ -176,15 +180,21 @@ impl Duties {
     }
 
     /// Who was to go and has no part in the plan any more is gone. Where there is no run, or none
-    /// that has steps left, or one that is held at a checkpoint, nobody has a part in anything.
+    /// that has steps left, or one that is held or left at a checkpoint, nobody has a part in anything.
     fn decide_drained(&self, state: &State) -> Option<MemberChange> {
-        let plan = state.plan().filter(|_| !is_over(state) && !is_held_at_checkpoint(state));
+        let is_saved = is_held_at_checkpoint(state) || is_left_at_checkpoint(state);
+        let plan = state.plan().filter(|_| !is_over(state) && !is_saved);
         if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
+            return None;
+        }
+        // A seal under way would be of a step that nobody holds then.
+        if is_saved && self.is_changing() {
             return None;
         }
         let has_part = |holder: &Holder| {
             let plan = plan.is_some_and(|plan| plan.record.stages.contains(holder));
-            plan || state.next_plan().is_some_and(|next| next.stages.contains(holder))
+            let next = state.next_plan().filter(|_| !is_saved);
+            plan || next.is_some_and(|next| next.stages.contains(holder))
         };
         let is_free = |(holder, member): &(Holder, &Member)| {
             member.standing == Standing::Draining && !has_part(holder)
@@ -537,8 +547,12 @@ fn is_over(state: &State) -> bool {
 /// is there then.
 fn is_held_at_checkpoint(state: &State) -> bool {
     let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
-    let last = state.checkpoints().last().map(|checkpoint| checkpoint.version);
-    is_held && state.pending().is_empty() && last == Some(state.open_turn().step)
+    is_held && state.pending().is_empty() && state.is_at_checkpoint()
+}
+
+/// Whether what those who go cannot hand over is durable: it goes on from there with whoever comes.
+fn is_left_at_checkpoint(state: &State) -> bool {
+    state.is_left_alone() && state.pending().is_empty() && state.is_at_checkpoint()
 }
 
 /// Those of the job's class who stay, or all of them if nobody does.

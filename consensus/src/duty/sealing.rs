@@ -40,6 +40,9 @@ pub enum Withheld {
     },
     /// As many steps as can be remembered were sealed since the last checkpoint.
     CheckpointOverdue,
+    /// Whoever holds the layers is about to go, nobody is there to hand them over to, and the open version is
+    /// a checkpoint or becomes one: the run goes on from it with whoever comes.
+    Leaving,
     /// Holders of one stage computed different sums from the same gradient.
     Sums(Contradiction),
     /// Holders of one stage hold different states.
@@ -81,6 +84,9 @@ impl fmt::Display for Withheld {
                 write!(f, "the state of stage {stage} is not attested")
             }
             Self::CheckpointOverdue => write!(f, "a checkpoint is overdue"),
+            Self::Leaving => {
+                write!(f, "its workers leave, and too few are there to hand over to: it is saved")
+            }
             Self::Sums(found) => {
                 write!(f, "{found} tell different sums of layer {}", found.layer)
             }
@@ -183,6 +189,9 @@ impl Sealing {
         let plan = state.plan().ok_or(Withheld::NotRunning)?;
         if plan.phase != PlanPhase::Running {
             return Err(Withheld::NotRunning);
+        }
+        if state.is_left_alone() && state.is_being_kept() {
+            return Err(Withheld::Leaving);
         }
         let mut proposal = self.proposal.ok_or(Withheld::Reports)?;
         if mutant::is(Mutant::M16NormByStage) {

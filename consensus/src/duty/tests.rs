@@ -8,6 +8,7 @@ mod evidence;
 mod gone;
 mod hands;
 mod last;
+mod leaving;
 mod planning;
 mod restore;
 mod sealing;

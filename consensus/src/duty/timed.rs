@@ -60,12 +60,15 @@ impl Timed {
 }
 
 impl Duties {
-    /// The next version becomes a checkpoint if so much time has passed. While a seal is under way it is
-    /// not known which one is next.
+    /// The next version becomes a checkpoint if so much time has passed, or if those who hold it leave. While
+    /// a seal is under way it is not known which one is next.
     pub(super) fn decide_timed(&self, state: &State) -> Option<Entry> {
-        let spec = state.running_spec().filter(|spec| spec.checkpoint_ticks > 0)?;
-        let is_late = self.now - self.timed.since >= self.timed.interval(spec);
-        if !is_late || state.due().is_some() || self.is_changing() {
+        let spec = state.running_spec()?;
+        let is_late =
+            spec.checkpoint_ticks > 0 && self.now - self.timed.since >= self.timed.interval(spec);
+        // A machine that is taken away with nobody to hand over to saves what it holds.
+        let is_leaving = state.is_left_alone() && !state.is_being_kept();
+        if !(is_late || is_leaving) || state.due().is_some() || self.is_changing() {
             return None;
         }
         let version = state.open_turn().step.next();
@@ -97,7 +100,7 @@ impl Duties {
     }
 
     /// Whether an entry is under way that moves the open version, or names the next.
-    fn is_changing(&self) -> bool {
+    pub(super) fn is_changing(&self) -> bool {
         self.in_flight.values().any(|lane| match lane {
             Lane::Plan | Lane::Seal(_) | Lane::Keep | Lane::Job => true,
             Lane::Members

@@ -446,14 +446,6 @@ fn who_is_about_to_go_waits_for_the_checkpoint_that_a_run_is_held_at() {
     assert_eq!(bench.need(), Some(Need::Now(PlanReason::Lost { holder, reason })));
 }
 
-#[test]
-fn the_last_one_is_not_planned_out() {
-    let mut bench = Bench::running(long(), &[1]);
-    let holder = bench.log.holder(1);
-    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
-    assert_eq!((bench.need(), bench.decide()), (None, None));
-}
-
 /// A cluster whose last seals were so often no plain keeps.
 fn with_rollbacks(rollbacks: u32, seals: u32) -> Bench {
     let mut log = Log::running(JobSpec { window: WindowPolicy::Auto, ..long() }, &[1, 2]);
