@@ -25,7 +25,7 @@ use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::history::History;
 use crate::job::{Job, JobPhase, JobSpec};
-use crate::member::{Holder, Member, Resources, Role, Standing};
+use crate::member::{Holder, LossReason, Member, Resources, Role, Standing};
 use crate::plan::PlanRecord;
 use crate::run::RunRecord;
 use crate::validation::{Ledger, Seal, Turn};
@@ -407,6 +407,21 @@ impl State {
             }
         }
         leaving > 0 && staying < spec.workers_min
+    }
+
+    /// Whether somebody in the plan in force went after what it held was saved: what it reported since is held
+    /// by nobody.
+    #[must_use]
+    pub fn has_let_go(&self) -> bool {
+        let Some(plan) = &self.plan else { return false };
+        plan.record.stages.iter().any(|holder| {
+            let member = self.members.get(&holder.node);
+            match member.map(|member| member.standing) {
+                Some(Standing::Lost(reason)) => reason == LossReason::Drained,
+                Some(Standing::Present | Standing::Draining) => false,
+                None => true,
+            }
+        })
     }
 
     /// Whether the version that is open is a checkpoint.

@@ -38,6 +38,26 @@ pub fn who_is_about_to_go_hands_over_at_a_step_boundary_and_is_gone() {
     }
 }
 
+/// What the last workers hold would end with them: they save it, and whoever comes goes on from it.
+#[test]
+pub fn all_who_are_about_to_go_save_what_they_hold_and_the_next_go_on_from_it() {
+    for (workers, copies) in [(1, 0), (3, 0), (3, 1)] {
+        let mut play = Play::new(Cast { workers, copies, ..Cast::default() });
+        play.run_until(Goal::Sealed(4));
+        let all: Vec<_> = (0..workers as usize).map(|stage| play.stage(stage)).collect();
+        all.iter().for_each(|node| play.drain(*node));
+        play.run_until(Goal::Admitted(0));
+        let saved = play.sealed();
+        play.expect(Claim::Checkpoint(saved));
+        all.iter().for_each(|node| play.crash(*node));
+        play.join();
+        play.finish();
+        all.iter().for_each(|node| play.expect(Claim::Drained(*node)));
+        play.expect(Claim::SealedAgain(&[]));
+        play.expect(Claim::SameAsUndisturbed);
+    }
+}
+
 /// What was followed lacks its last updates: the layers are fetched when the plan begins.
 #[test]
 pub fn who_falls_behind_fetches_its_layers_when_the_plan_begins() {

@@ -190,9 +190,6 @@ impl Sealing {
         if plan.phase != PlanPhase::Running {
             return Err(Withheld::NotRunning);
         }
-        if state.is_left_alone() && state.is_being_kept() {
-            return Err(Withheld::Leaving);
-        }
         let mut proposal = self.proposal.ok_or(Withheld::Reports)?;
         if mutant::is(Mutant::M16NormByStage) {
             proposal.seal.square_sum_bits = self.sum_by_stage().to_bits();
@@ -201,6 +198,10 @@ impl Sealing {
             self.check_copies(spec, &plan.record)?;
         }
         self.check_twins(spec, &plan.record)?;
+        // Looks at everybody, so only once a step is complete.
+        if state.is_left_alone() && state.is_being_kept() || state.has_let_go() {
+            return Err(Withheld::Leaving);
+        }
         let history = state.history();
         if self.turn.step >= history.head() && !state.has_room_for_seal() {
             return Err(Withheld::CheckpointOverdue);
