@@ -123,6 +123,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
     let spec = JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         config: Digest([7; 32]),
         document: Vec::new(),
         layer_tensors,

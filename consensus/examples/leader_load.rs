@@ -208,6 +208,7 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
     JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         config: Digest([9; 32]),
         document: vec![b'#'; 4096],
         layer_tensors: vec![TENSORS; (workers * LAYERS) as usize],

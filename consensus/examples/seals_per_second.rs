@@ -185,6 +185,7 @@ fn spec(step_count: u64) -> JobSpec {
     JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         config: Digest([9; 32]),
         document: Vec::new(),
         layer_tensors: vec![1],

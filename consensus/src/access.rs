@@ -59,7 +59,9 @@ pub enum AccessRole {
     /// A node that runs a stage.
     Worker,
     /// Somebody who reads, and does nothing else.
-    Observer,
+    Viewer,
+    /// A person who gives orders about runs and checkpoints.
+    Operator,
 }
 
 impl AccessRole {
@@ -69,7 +71,7 @@ impl AccessRole {
         match self {
             Self::Controller => Some(Role::Controller),
             Self::Worker => Some(Role::Worker),
-            Self::Admin | Self::Observer => None,
+            Self::Admin | Self::Viewer | Self::Operator => None,
         }
     }
 }
@@ -80,7 +82,8 @@ impl fmt::Display for AccessRole {
             Self::Admin => "admin",
             Self::Controller => "controller",
             Self::Worker => "worker",
-            Self::Observer => "observer",
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
         })
     }
 }

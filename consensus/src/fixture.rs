@@ -48,6 +48,7 @@ pub(crate) fn spec() -> JobSpec {
     JobSpec {
         run: RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         config: Digest([9; 32]),
         document: b"a document".to_vec(),
         layer_tensors: vec![1; LAYERS as usize],

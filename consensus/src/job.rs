@@ -38,6 +38,27 @@ pub enum WindowPolicy {
     Auto,
 }
 
+/// Where a run that branches off another begins: at the last checkpoint of one that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The run.
+    pub run: RunId,
+    /// The version of its checkpoint, and the branch's first.
+    pub version: Step,
+    /// The digest of the state there, as people compare it. Nobody looks into it here: the layers' digests
+    /// stand in the checkpoint.
+    pub state: Digest,
+}
+
+impl Origin {
+    /// The run whose checkpoint a version of `run` is, which begins at `from`: what a branch begins with was
+    /// written by another.
+    #[must_use]
+    pub fn run_of(run: RunId, from: Option<Self>, version: Step) -> RunId {
+        from.filter(|from| from.version == version).map_or(run, |from| from.run)
+    }
+}
+
 /// The configuration of a run that decisions depend on. Batch and microbatches are here, and in no
 /// plan: they do not depend on who is there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,6 +67,8 @@ pub struct JobSpec {
     pub run: RunId,
     /// What people call it; no other run of the cluster is called so.
     pub name: String,
+    /// What it branches off; none if it begins with weights of its own at step 0.
+    pub from: Option<Origin>,
     /// Names the whole configuration, what is not here included.
     pub config: Digest,
     /// The whole configuration, as whoever builds a stage reads it. Nobody looks into it here.
@@ -121,6 +144,34 @@ pub enum JobRefusal {
     NoRun {
         /// Which.
         run: RunId,
+    },
+    /// The run that a branch names has no such checkpoint, or is not over.
+    #[error("run {run} is not over, or its last checkpoint is not that of version {version}")]
+    Origin {
+        /// The run.
+        run: RunId,
+        /// The version.
+        version: Step,
+    },
+    /// A branch has other layers than what it goes on from.
+    #[error("run {run} has another model")]
+    OtherModel {
+        /// The run.
+        run: RunId,
+    },
+    /// A branch ends where it begins, or before.
+    #[error("{step_count} steps, and it begins behind step {version}")]
+    NoStepsLeft {
+        /// The version it begins with.
+        version: Step,
+        /// Its steps.
+        step_count: u64,
+    },
+    /// A run that is under way has no other checkpoint than this one's.
+    #[error("run {name} goes on from it and has no checkpoint of its own yet")]
+    Needed {
+        /// The run that is under way.
+        name: String,
     },
     /// Every step of it is sealed: there is none left, or the job is over.
     #[error("the job is done")]
@@ -212,6 +263,10 @@ impl JobRefusal {
             Self::Name { .. } => "job-name",
             Self::TooManyRuns => "job-too-many-runs",
             Self::NoRun { .. } => "job-no-run",
+            Self::Origin { .. } => "job-origin",
+            Self::OtherModel { .. } => "job-other-model",
+            Self::NoStepsLeft { .. } => "job-no-steps-left",
+            Self::Needed { .. } => "job-needed",
             Self::Done => "job-done",
             Self::Stopped => "job-stopped",
             Self::NotHeld => "job-not-held",
@@ -273,6 +328,12 @@ impl JobSpec {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
 
+    /// The run whose checkpoint a version is.
+    #[must_use]
+    pub fn run_of(&self, version: Step) -> RunId {
+        Origin::run_of(self.run, self.from, version)
+    }
+
     /// Whether `version` becomes a checkpoint: every so many steps, and at the end.
     #[must_use]
     pub fn checkpoints(&self, version: Step) -> bool {
@@ -309,6 +370,11 @@ impl JobSpec {
         ];
         if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
             return Err(JobRefusal::Zero { what });
+        }
+        let version = self.from.map_or(Step(0), |from| from.version);
+        if version.0 >= self.step_count {
+            let step_count = self.step_count;
+            return Err(JobRefusal::NoStepsLeft { version, step_count });
         }
         let found = self.layer_bytes.len();
         if found != 0 && found != layers {

@@ -30,8 +30,8 @@ mod wire;
 
 pub use answer::{
     Answer, Backup, CheckpointDetail, ClusterInfo, Collected, CopyState, DataHeld, Events,
-    LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid, RunAccepted,
-    RunDisposition, RunStatus, TokenCreated, TokenInfo, TracePiece,
+    LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid, OriginStatus,
+    RunAccepted, RunDisposition, RunStatus, TokenCreated, TokenInfo, TracePiece,
 };
 pub use escape::escape;
 pub use event::{Event, EventKind};
@@ -41,7 +41,7 @@ pub use request::{CorpusDescription, Request, TokenRequest};
 pub use status::{
     CheckpointStatus, ClusterStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace,
     MemberRole, MemberStanding, MemberStatus, PaceStatus, PlanStatus, PromiseStatus, QuorumStatus,
-    Road, SavingStatus, Status, VerdictWait, WorkStatus,
+    Road, SavingStatus, Status, TokenRole, VerdictWait, WorkStatus,
 };
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 

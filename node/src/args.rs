@@ -18,8 +18,8 @@ pub use client::{ClientArgs, FolderArgs, ReadArgs};
 pub use device::{Device, DeviceError, DeviceList};
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
-    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, NodeCommand, NodeRemoveArgs, RecoverArgs,
-    RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
+    ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
+    RecoverArgs, RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
 };
 pub use operate::{
     CheckpointCommand, EventsArgs, ExportArgs, LogsArgs, RunArgs, RunsCommand, StatusArgs, StopArgs,
@@ -79,10 +79,13 @@ pub enum Command {
     /// Join a cluster: this process is a worker of it, or another controller.
     #[command(after_help = membership::JOIN_EXAMPLES)]
     Join(JoinArgs),
+    /// Let a person's commands in with a token: as an operator, or to look on.
+    #[command(after_help = membership::LOGIN_EXAMPLES)]
+    Login(LoginArgs),
     /// Tell the process of a folder to leave its cluster.
     #[command(after_help = membership::LEAVE_EXAMPLES)]
     Leave(LeaveArgs),
-    /// Tokens that let nodes join.
+    /// Tokens that let nodes join, and people in.
     #[command(subcommand)]
     Token(TokenCommand),
     /// Members of the cluster.
@@ -191,6 +194,10 @@ pub struct TrainArgs {
     /// Folder for what the run leaves behind; one that a run was interrupted in goes on.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Go on from the last checkpoint of the run in --out with another configuration: with more steps,
+    /// another learning rate or batch. Schedule, window, workers and threads may change without it.
+    #[arg(long, requires = "out", conflicts_with = "threads_only")]
+    pub branch: bool,
     /// Whose notices of taking this machine away end the run as SIGTERM does: auto, aws, gcp, azure or none.
     #[arg(long, value_name = "CLOUD", default_value_t = NoticeSource::Auto)]
     pub spot: NoticeSource,

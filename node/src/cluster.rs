@@ -25,6 +25,7 @@ mod keep_rule;
 mod keeper;
 mod keeping;
 mod line;
+mod login;
 mod machine_id;
 mod means;
 mod moves;
@@ -72,6 +73,7 @@ use ending::Ending;
 use home::{Beginning, Home};
 use journal::{Echo, now_ms};
 pub use line::exchange;
+pub use login::login;
 use means::{means, probe_of, threads_of};
 use renewal::{controller_credentials, member_credentials};
 pub use start::WorkerMeans;
@@ -234,11 +236,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
         return Err(Failure::usage("the command line", vec![detail]));
     };
     let text = find_token(&args.token)?;
-    let token = Token::parse(&text).map_err(|error| {
-        let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
-        failure.details = vec![Detail::new("nothing was sent").hint("paste it again, as a whole")];
-        failure
-    })?;
+    let token = parse_token(&text)?;
     let member_role = args.role.map_or(MemberRole::Worker, MemberRole::from);
     let role = match member_role {
         MemberRole::Controller => PeerRole::Controller,
@@ -281,6 +279,15 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     home.zone = args.zone.clone().unwrap_or_default();
     home.save(&identity).map_err(|error| again::unreadable(&error))?;
     Ok(home)
+}
+
+/// The token that somebody pasted.
+fn parse_token(text: &str) -> Result<Token, Failure> {
+    Token::parse(text).map_err(|error| {
+        let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
+        failure.details = vec![Detail::new("nothing was sent").hint("paste it again, as a whole")];
+        failure
+    })
 }
 
 /// Where the addresses lead that a person typed.
@@ -420,9 +427,10 @@ fn refused_with(refusal: &JoinRefusal) -> (FailureCode, &'static str) {
         | JoinRefusal::TokenSpent { .. }
         | JoinRefusal::TokenUnknown { .. }
         | JoinRefusal::WrongProof { .. } => (denied, "`zbelastic token create` makes a token"),
-        JoinRefusal::WrongRole { .. } => {
-            (denied, "the --role that the token is for, or `zbelastic token create --role ROLE`")
-        }
+        JoinRefusal::WrongRole { .. } => (
+            denied,
+            "the --role that the token is for (people: `zbelastic login`), or `zbelastic token create --role ROLE`",
+        ),
         JoinRefusal::Clock(_) => (denied, "the right time on both machines, then the same again"),
         JoinRefusal::TooManyAttempts { .. } => {
             (FailureCode::WrongState, "the same again after that time; the token is still good")

@@ -26,6 +26,7 @@ mod presets;
 mod problem;
 mod reader;
 mod resort;
+mod same_bits;
 mod settings;
 mod steps;
 #[cfg(test)]

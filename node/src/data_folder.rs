@@ -197,9 +197,9 @@ impl DataFolder {
     fn no_admin(&self) -> Failure {
         let what = format!("{} has no administrator's certificate", self.root.display());
         let mut failure = Failure::new(FailureCode::NotAuthorised, what);
-        let detail = Detail::new("only whoever ran `zbelastic init` may ask its cluster").hint(
+        let detail = Detail::new("only whoever ran `zbelastic init`, or was let in, may ask").hint(
             "run this where `zbelastic init` ran, or name its folder: --data-dir, or \
-             ZBELASTIC_DATA_DIR",
+             ZBELASTIC_DATA_DIR; `zbelastic login` makes one with a token",
         );
         failure.details = vec![detail];
         failure

@@ -35,6 +35,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
             drop(out);
             return cluster::join(args);
         }
+        Command::Login(args) => cluster::login(args, &mut out)?,
         Command::Doctor(args) => return cluster::doctor(args, &mut out),
         Command::Leave(args) => commands::leave::run(args, &mut out)?,
         Command::Token(command) => commands::token::run(command, &mut out)?,

@@ -51,14 +51,14 @@ use crate::notice::NoticeSettings;
 use crate::second_store::SECOND_STORE;
 use coordinator::Outcome;
 use devices::Devices;
-use folder::RunFolder;
+use folder::{RunFolder, Wanted};
 use interrupt::Interrupt;
 use line::LineContext;
 use machines::{Machines, Sharing};
 use news::News;
 use outfit::{BackendOutfit, Processors};
 use prepare::{PlanOfRun, Prepared, prepare};
-use processes::{Submission, Told};
+use processes::{Place, Submission, Told};
 use reporter::{Reader, Reporter};
 use summary::Finished;
 
@@ -72,8 +72,9 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
     check_disk(args, &prepared)?;
     prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?)?;
     let config = config_with_command(&prepared);
-    let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, &config)?;
-    let ended = train_into(&mut folder, &prepared, context, out);
+    let wanted = Wanted { config: &prepared.config, text: &config, may_branch: args.branch };
+    let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, wanted)?;
+    let ended = train_into((&mut folder, &config), &prepared, context, out);
     if ended.is_err() {
         folder.discard_if_empty();
     }
@@ -104,7 +105,7 @@ fn config_with_command(prepared: &Prepared) -> String {
 }
 
 fn train_into(
-    folder: &mut RunFolder,
+    (folder, config): (&mut RunFolder, &str),
     prepared: &Prepared,
     context: Option<LineContext>,
     out: &mut dyn Write,
@@ -118,6 +119,7 @@ fn train_into(
     let layers = model_layers(&prepared.config.model);
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
+    let beginning = folder.beginning();
     let mut reporter = Reporter::new(out, folder, context, names);
     let in_threads = match prepared.sharing {
         Sharing::Threads => true,
@@ -129,7 +131,8 @@ fn train_into(
     } else {
         let submission = submission(prepared)?;
         let place = reporter.folder_path();
-        processes::train(prepared, &submission, &place, &mut |told| match told {
+        let place = Place { folder: &place, config, beginning };
+        processes::train(prepared, &submission, place, &mut |told| match told {
             Told::News(news) => reporter.observe(&news),
             Told::Rollback(rollback) => reporter.observe_rollback(rollback),
             Told::Event(event) => reporter.observe_event(event),

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use zbelastic_node::api::{HexDigest, MemberRole, PromiseStatus, TokenRequest};
+use zbelastic_node::api::{HexDigest, PromiseStatus, TokenRequest, TokenRole};
 
 use harness::{Cluster, Node, zbelastic};
 use storage::files;
@@ -276,6 +276,28 @@ fn worker_that_is_told_to_go_when_all_controllers_are_gone_goes() {
     assert_eq!(found, undisturbed());
 }
 
+/// What the last workers of a run hold would end with them, and their disks go with their machines.
+#[test]
+fn the_last_workers_that_are_told_to_go_save_what_they_hold_and_others_go_on_from_it() {
+    let mut cluster = Cluster::new();
+    cluster.join_all(&["a", "b"], 3);
+    cluster.run_with(STEPS, "every_time = \"0ms\"\n");
+    cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
+    ["a", "b"].iter().for_each(|name| cluster.signal(name, "TERM"));
+    let folders = ["a", "b"].map(|name| cluster.root.path().join(name));
+    assert_eq!(["a", "b"].map(|name| cluster.ended(name)), [Some(75); 2]);
+    let sealed = cluster.wait("an answer", Cluster::step);
+    let saved = cluster.wait("a checkpoint", |cluster| {
+        cluster.ask(|client| client.checkpoints())?.last().map(|last| last.step)
+    });
+    assert_eq!(saved, sealed, "the last sealed step is saved");
+    folders.iter().for_each(|folder| std::fs::remove_dir_all(folder).expect("it is there"));
+    cluster.join("c");
+    let found = cluster.digest(STEPS);
+    drop(cluster);
+    assert_eq!(found, undisturbed());
+}
+
 #[test]
 fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     let mut cluster = Cluster::new();
@@ -310,13 +332,13 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
 fn nodes_that_are_not_told_where_they_are_reached_find_each_other() {
     let mut cluster = Cluster::everywhere();
     let request =
-        TokenRequest { role: MemberRole::Worker, ttl_s: 60, uses: 1, ephemeral: false, note: None };
+        TokenRequest { role: TokenRole::Worker, ttl_s: 60, uses: 1, ephemeral: false, note: None };
     let printed = cluster.wait("a token", |cluster| {
         cluster.ask(|client| client.create_token(request.clone())).map(|token| token.addresses)
     });
     cluster.addresses = printed;
-    cluster.join_as(MemberRole::Controller, "c2", &[]);
-    ["a", "b", "c"].iter().for_each(|name| cluster.join_as(MemberRole::Worker, name, &[]));
+    cluster.join_as(TokenRole::Controller, "c2", &[]);
+    ["a", "b", "c"].iter().for_each(|name| cluster.join_as(TokenRole::Worker, name, &[]));
     cluster.wait("all nodes", |cluster| (cluster.status()?.members.len() == 5).then_some(()));
     let members = cluster.wait("a status", Cluster::status).members;
     for address in members.iter().flat_map(|member| &member.addresses) {

@@ -127,6 +127,7 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
     let spec = JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         document: Vec::new(),
         workers_min: 1,
         lost_after_ticks: 100,

@@ -55,6 +55,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
     let spec = JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         config: Digest([0; 32]),
         document: Vec::new(),
         layer_tensors: vec![1; layers],

@@ -30,6 +30,7 @@ pub(super) fn spec(bounds: &Bounds) -> JobSpec {
     JobSpec {
         run: zbelastic_types::RunId(1),
         name: "a-run".to_owned(),
+        from: None,
         config: Digest([1; 32]),
         document: Vec::new(),
         layer_tensors: vec![1; bounds.stages as usize],

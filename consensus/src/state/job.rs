@@ -9,7 +9,7 @@ use crate::checkpoint::CheckpointRecord;
 use crate::class::DeviceClass;
 use crate::entry::RewindReason;
 use crate::history::History;
-use crate::job::{Job, JobChange, JobPhase, JobRefusal, JobSpec};
+use crate::job::{Job, JobChange, JobPhase, JobRefusal, JobSpec, Origin};
 use crate::run::{RUNS_MAX, RunRecord};
 use crate::validation::Ledger;
 
@@ -43,10 +43,11 @@ impl State {
         if self.ended.iter().any(|ended| ended.spec.name == *name) {
             return Err(taken());
         }
+        self.check_origin(spec)?;
         let Some(job) = &self.job else { return Ok(()) };
         let is_same = job.spec.config == spec.config;
         // Of a run without a checkpoint nothing is left that could be kept.
-        let is_kept = !self.checkpoints.is_empty();
+        let is_kept = self.own_checkpoint().is_some();
         match job.phase {
             JobPhase::Done if is_same => Err(JobRefusal::Done),
             JobPhase::Stopped | JobPhase::Done if is_kept && job.spec.name == *name => Err(taken()),
@@ -61,7 +62,44 @@ impl State {
         }
     }
 
+    /// A branch goes on from what is kept of a run that is over, with the same layers.
+    fn check_origin(&self, spec: &JobSpec) -> Result<(), JobRefusal> {
+        let Some(Origin { run, version, .. }) = spec.from else { return Ok(()) };
+        let (parent, checkpoint) =
+            self.ended_with(run).ok_or(JobRefusal::Origin { run, version })?;
+        let layers = |spec: &JobSpec| (spec.layer_tensors.clone(), spec.layer_bytes.clone());
+        if checkpoint.version != version {
+            Err(JobRefusal::Origin { run, version })
+        } else if layers(parent) != layers(spec) {
+            Err(JobRefusal::OtherModel { run })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A run that is over and the checkpoint that is kept of it, or will be when another begins.
+    #[must_use]
+    pub fn ended_with(&self, run: RunId) -> Option<(&Arc<JobSpec>, &CheckpointRecord)> {
+        let known = self.ended.iter().find(|ended| ended.run() == run);
+        let known = known.map(|ended| (&ended.spec, &ended.checkpoint));
+        let job = self.job.as_ref().filter(|job| job.spec.run == run && job.under_way().is_err());
+        known.or_else(|| Some((&job?.spec, self.own_checkpoint()?)))
+    }
+
+    /// The last checkpoint of the job that it wrote itself: what a branch begins with is its parent's.
+    fn own_checkpoint(&self) -> Option<&CheckpointRecord> {
+        let spec = &self.job.as_ref()?.spec;
+        self.checkpoints.last().filter(|last| spec.run_of(last.version) == spec.run)
+    }
+
     fn check_remove(&self, run: RunId) -> Result<(), JobRefusal> {
+        if let Some(job) = &self.job
+            && job.spec.from.is_some_and(|from| from.run == run)
+            && self.own_checkpoint().is_none()
+            && job.under_way().is_ok()
+        {
+            return Err(JobRefusal::Needed { name: job.spec.name.clone() });
+        }
         if self.ended.iter().any(|ended| ended.run() == run) {
             return Ok(());
         }
@@ -108,12 +146,23 @@ impl State {
     fn start(&mut self, mut spec: Arc<JobSpec>) -> Vec<Step> {
         self.run_last = self.run_next();
         Arc::make_mut(&mut spec).run = self.run_last;
+        let origin = spec.from.and_then(|from| self.ended_with(from.run));
+        let origin = origin.map(|(_, checkpoint)| checkpoint.clone());
+        let own = self.own_checkpoint().map(|own| own.version);
         let (before, class, last) = self.end_job();
-        if let (Some(Job { spec, phase }), Some(checkpoint)) = (before, last) {
+        let kept = last.filter(|last| own == Some(last.version));
+        if let (Some(Job { spec, phase }), Some(checkpoint)) = (before, kept) {
             self.ended.push(RunRecord { spec, phase, class, checkpoint });
         }
+        let dropped = self.checkpoints.drain(..).map(|checkpoint| checkpoint.version).collect();
+        if let Some(origin) = origin {
+            self.ledger = origin.ledger.clone();
+            self.ledger.adopt(self.generation);
+            self.history = History::starting_at(origin.version);
+            self.checkpoints.push(origin);
+        }
         self.job = Some(Job { spec, phase: JobPhase::Running });
-        self.checkpoints.drain(..).map(|checkpoint| checkpoint.version).collect()
+        dropped
     }
 
     /// There is no job any more. Yields what it was, with its last checkpoint.
@@ -158,10 +207,15 @@ impl State {
     /// Whether the run may be sent back by order, to this version.
     ///
     /// # Errors
-    /// If the job is not held, or has no such checkpoint; the beginning can always be gone back to.
+    /// If the job is not held, or has no such checkpoint; the beginning can always be gone back to, which of a
+    /// branch is its parent's checkpoint.
     pub fn check_restore(&self, to: Step) -> Result<(), EntryRefusal> {
         self.check_held()?;
         self.ledger_at(self.generation(), to).map(|_| ())
+    }
+
+    fn begins_at_zero(&self) -> bool {
+        self.job.as_ref().is_none_or(|job| job.spec.from.is_none())
     }
 
     /// The ledger as it stood at a version that can be gone back to.
@@ -172,7 +226,8 @@ impl State {
         }
         match self.checkpoints.iter().find(|found| found.version == to) {
             Some(checkpoint) => Ok(checkpoint.ledger.clone()),
-            None if to == Step(0) => Ok(Ledger::new(generation, to, 0)),
+            // A branch has no other beginning than its parent's checkpoint.
+            None if to == Step(0) && self.begins_at_zero() => Ok(Ledger::new(generation, to, 0)),
             None => Err(EntryRefusal::NoCheckpoint { version: to }),
         }
     }

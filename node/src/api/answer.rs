@@ -6,9 +6,7 @@ use zbelastic_types::{Bytes, NodeId};
 use super::event::Event;
 use super::hex::HexDigest;
 use super::refusal::Refusal;
-use super::status::{
-    CheckpointStatus, JobPhaseStatus, JobStatus, MemberRole, MemberStatus, Status,
-};
+use super::status::{CheckpointStatus, JobPhaseStatus, JobStatus, MemberStatus, Status, TokenRole};
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -150,7 +148,7 @@ pub struct TokenInfo {
     /// Its id.
     pub id: String,
     /// What joins with it.
-    pub role: MemberRole,
+    pub role: TokenRole,
     /// When it was made.
     pub created_ms: u64,
     /// When it ends.
@@ -205,12 +203,28 @@ pub struct RunStatus {
     pub step: u64,
     /// Steps of it.
     pub step_count: u64,
+    /// What it branched off, if it did.
+    #[serde(default)]
+    pub from: Option<OriginStatus>,
     /// Its checkpoints, by their steps.
     pub checkpoints: Vec<u64>,
     /// The digest of the last of them.
     pub digest: Option<HexDigest>,
     /// Bytes of one copy of a checkpoint.
     pub bytes: Bytes,
+}
+
+/// Where a run began that goes on from another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OriginStatus {
+    /// The number of the other run.
+    pub run: u64,
+    /// Its name, unless it was removed.
+    pub name: Option<String>,
+    /// The step behind which it goes on.
+    pub step: u64,
+    /// The digest of the state there.
+    pub digest: HexDigest,
 }
 
 /// A run that was submitted.

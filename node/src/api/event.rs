@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
-use super::status::MemberRole;
+use super::status::{MemberRole, TokenRole};
 use crate::train::timing::Causes;
 
 /// One thing that happened.
@@ -225,7 +225,7 @@ pub enum EventKind {
         /// Its id.
         id: String,
         /// What joins with it.
-        role: MemberRole,
+        role: TokenRole,
     },
     /// A token was taken back.
     TokenRevoked {

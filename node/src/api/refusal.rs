@@ -124,10 +124,27 @@ pub enum WrongState {
         /// Its name.
         name: String,
     },
-    /// The run is under way, so that it is not removed.
+    /// The run is under way: it is not removed, and nothing goes on from it.
     RunLive {
         /// Its name.
         name: String,
+    },
+    /// A run that goes on from another has another model.
+    OtherModel {
+        /// The other run's name.
+        name: String,
+    },
+    /// A run would end where it begins, or before.
+    NoStepsLeft {
+        /// The step behind which it begins.
+        step: u64,
+        /// Its steps.
+        step_count: u64,
+    },
+    /// A run that is under way has no other beginning than what would be removed.
+    RunNeeded {
+        /// The run under way.
+        by: String,
     },
     /// The run is held already.
     Paused,
@@ -262,7 +279,7 @@ impl Refusal {
         match self {
             Self::NotAuthorised { .. } => Some((
                 "the certificate that was shown does not allow it",
-                "--data-dir with the folder of whoever ran `zbelastic init`",
+                "--data-dir with the folder of whoever ran `zbelastic init`, or of an operator",
             )),
             Self::NotFound { thing, .. } => {
                 thing.listing().map(|listing| ("the cluster knows no such thing", listing))
@@ -299,16 +316,29 @@ impl WrongState {
                 "`zbelastic export` writes its model; with another --name it is trained again",
             )),
             Self::RunLive { .. } => {
-                Some(("what it has made would go", "`zbelastic stop --yes` ends it first"))
+                Some(("it has steps left", "`zbelastic stop --yes` ends it first"))
             }
+            Self::OtherModel { .. } => Some((
+                "weights and moments are those of its layers",
+                "the same keys of [model]; or begin anew, without --from",
+            )),
+            Self::NoStepsLeft { .. } => Some((
+                "steps are counted from the beginning of the first run",
+                "a greater train.steps",
+            )),
+            Self::RunNeeded { .. } => Some((
+                "it began there, and has no checkpoint of its own",
+                "again behind its first checkpoint, or `zbelastic stop --yes` ends it",
+            )),
             Self::Paused => Some(("it stands as it was ordered to", "zbelastic resume")),
             Self::NotPaused => Some((
                 "it goes on",
                 "`zbelastic status`; what goes back is paused first: `zbelastic pause`",
             )),
-            Self::Done => {
-                Some(("there is no step left", "zbelastic run with a greater train.steps"))
-            }
+            Self::Done => Some((
+                "there is no step left",
+                "`zbelastic run --from` it, with a greater train.steps",
+            )),
             Self::Halted { .. } => Some((
                 "the nodes disagree, and training on could hide it",
                 "`zbelastic events`, then `zbelastic ckpt restore`",
@@ -381,6 +411,11 @@ impl fmt::Display for WrongState {
                 write!(f, "run {} is this one and has ended; its checkpoint is kept", escape(name))
             }
             Self::RunLive { name } => write!(f, "run {} is under way", escape(name)),
+            Self::OtherModel { name } => write!(f, "run {} has another model", escape(name)),
+            Self::NoStepsLeft { step, step_count } => {
+                write!(f, "{step_count} steps, and the run begins behind step {step}")
+            }
+            Self::RunNeeded { by } => write!(f, "run {} goes on from it", escape(by)),
             Self::Paused => write!(f, "the run is paused already"),
             Self::NotPaused => write!(f, "the run is not paused"),
             Self::Done => write!(f, "the run is done"),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
-use super::status::MemberRole;
+use super::status::TokenRole;
 
 /// A question or an order. Steps are counted as people count them: step 1 is the first, and a
 /// checkpoint of step 100 is the state after 100 steps.
@@ -65,6 +65,9 @@ pub enum Request {
         /// What it is to be called; without, by its model's size.
         #[serde(default)]
         name: Option<String>,
+        /// The run whose last checkpoint it goes on from; without, it begins at step 0.
+        #[serde(default)]
+        from: Option<String>,
     },
     /// Every run that is kept.
     RunList,
@@ -186,8 +189,8 @@ impl Request {
 /// A token as it is wanted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRequest {
-    /// What joins with it.
-    pub role: MemberRole,
+    /// What it lets in.
+    pub role: TokenRole,
     /// How long it can be used.
     pub ttl_s: u64,
     /// How often it can be used.

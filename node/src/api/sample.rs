@@ -47,7 +47,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
 pub fn token(id: &str) -> TokenInfo {
     TokenInfo {
         id: id.to_owned(),
-        role: MemberRole::Worker,
+        role: TokenRole::Worker,
         created_ms: NOW_MS - 60_000,
         expires_ms: NOW_MS + 86_340_000,
         uses: 2,

@@ -106,6 +106,48 @@ impl fmt::Display for MemberRole {
     }
 }
 
+/// What a token lets in: a member, or a person's command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenRole {
+    /// A member that votes.
+    Controller,
+    /// A member that runs a stage.
+    Worker,
+    /// A person who gives orders about runs and checkpoints.
+    Operator,
+    /// A person who looks on.
+    Viewer,
+}
+
+impl TokenRole {
+    /// Its word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "controller",
+            Self::Worker => "worker",
+            Self::Operator => "operator",
+            Self::Viewer => "viewer",
+        }
+    }
+
+    /// Whether a person's command line is let in, and no member.
+    #[must_use]
+    pub const fn is_person(self) -> bool {
+        match self {
+            Self::Controller | Self::Worker => false,
+            Self::Operator | Self::Viewer => true,
+        }
+    }
+}
+
+impl fmt::Display for TokenRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// How a member stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]

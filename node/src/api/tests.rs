@@ -14,7 +14,7 @@ fn requests() -> Vec<Request> {
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
     let (id, document) = ("ab12".to_owned(), "[train]\n".to_owned());
     let token = TokenRequest {
-        role: MemberRole::Worker,
+        role: TokenRole::Worker,
         ttl_s: 60,
         uses: 1,
         ephemeral: true,
@@ -29,7 +29,13 @@ fn requests() -> Vec<Request> {
         Request::TokenRevoke { id, with_nodes: false },
         Request::NodeDrain { node: NodeId(3) },
         Request::NodeRemove { node: NodeId(3), force: true },
-        Request::Run { document, corpus, weights: Some(corpus), name: None },
+        Request::Run {
+            document,
+            corpus,
+            weights: Some(corpus),
+            name: None,
+            from: Some("baseline".to_owned()),
+        },
         Request::PutData { hash: digest(1), offset: 4, bytes: vec![0, 1, 255] },
         Request::Pause,
         Request::Resume,
@@ -149,11 +155,16 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     let refused = encode_request(&piece(PIECE_BYTES_MAX + 1));
     assert!(matches!(refused, Err(WireError::Body { .. })));
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
-    let run =
-        |length| Request::Run { document: "a".repeat(length), corpus, weights: None, name: None };
+    let run = |length| Request::Run {
+        document: "a".repeat(length),
+        corpus,
+        weights: None,
+        name: None,
+        from: None,
+    };
     assert!(encode_request(&run(DOCUMENT_BYTES_MAX)).is_ok());
     let document = "\"".repeat(DOCUMENT_BYTES_MAX);
-    let quotes = Request::Run { document, corpus, weights: None, name: None };
+    let quotes = Request::Run { document, corpus, weights: None, name: None, from: None };
     assert!(encode_request(&quotes).is_ok());
     let refused = encode_request(&run(REQUEST_HEAD_BYTES_MAX));
     assert!(matches!(refused, Err(WireError::Head { .. })));

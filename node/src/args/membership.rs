@@ -12,7 +12,7 @@ use super::client::{ClientArgs, FolderArgs, ReadArgs};
 use super::device::Device;
 use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note, parse_zone};
 use super::{THREADS_MAX, short};
-use crate::api::{MemberRole, TOKEN_USES_MAX};
+use crate::api::{MemberRole, TOKEN_USES_MAX, TokenRole};
 use crate::notice::NoticeSource;
 
 pub(super) const INIT_EXAMPLES: &str = "\
@@ -33,6 +33,13 @@ Examples:
   zbelastic join --cluster a,b,c --role controller --data-dir controller-2
   ZBELASTIC_TOKEN=... zbelastic join --cluster a:7000 --memory 8GiB --threads 4";
 
+pub(super) const LOGIN_EXAMPLES: &str = "\
+An administrator makes the token: `zbelastic token create --role operator --print-join`. An operator
+starts, holds, ends, removes and exports runs and their checkpoints; a viewer reads status and events.
+
+Examples:
+  zbelastic login --cluster 10.0.0.1:7000 --token-file token --data-dir ~/.zbelastic-wiki
+  zbelastic status --data-dir ~/.zbelastic-wiki";
 pub(super) const LEAVE_EXAMPLES: &str = "\
 Tells the process of this folder to go, as Ctrl-C in its terminal does: a worker hands over its
 layers first. Waits until it is gone.
@@ -142,16 +149,58 @@ impl From<RoleArg> for MemberRole {
     }
 }
 
+/// What a token lets in, as typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TokenRoleArg {
+    /// A node that runs a stage.
+    Worker,
+    /// A node that votes on what is agreed.
+    Controller,
+    /// A person who gives orders about runs and checkpoints (`zbelastic login`).
+    Operator,
+    /// A person who looks on (`zbelastic login`).
+    Viewer,
+}
+
+impl From<TokenRoleArg> for TokenRole {
+    fn from(role: TokenRoleArg) -> Self {
+        match role {
+            TokenRoleArg::Worker => Self::Worker,
+            TokenRoleArg::Controller => Self::Controller,
+            TokenRoleArg::Operator => Self::Operator,
+            TokenRoleArg::Viewer => Self::Viewer,
+        }
+    }
+}
+
+/// `login`.
+#[derive(Args, Clone, Debug)]
+pub struct LoginArgs {
+    /// Controllers of the cluster, with commas; any few will do.
+    #[arg(long, value_name = "ADDR,...", value_parser = AddressList::parse)]
+    pub cluster: AddressList,
+    /// The token.
+    #[command(flatten)]
+    pub token: TokenSourceArgs,
+    /// What others see of who this is [default: the machine's name and a number].
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    /// The folder that commands are then given.
+    #[command(flatten)]
+    pub folder: FolderArgs,
+}
+
 /// `token`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Make a token that lets nodes join.
+    /// Make a token that lets nodes join, or people in.
     #[command(after_help = "\
 The token is printed once and not kept. Whoever has it can join until it ends or is used up.
 
 Examples:
   zbelastic token create --print-join
   zbelastic token create --role controller --ttl 15m
+  zbelastic token create --role viewer --print-join --note dashboard
   zbelastic token create --uses 8 --ephemeral --note spot-fleet")]
     Create(TokenCreateArgs),
     /// List tokens, without what they say.
@@ -168,9 +217,9 @@ Examples:
 /// `token create`.
 #[derive(Args, Clone, Debug)]
 pub struct TokenCreateArgs {
-    /// What joins with it.
+    /// What it lets in.
     #[arg(long, value_name = "ROLE", default_value = "worker")]
-    pub role: RoleArg,
+    pub role: TokenRoleArg,
     /// How long it can be used.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_duration_above_zero)]
     pub ttl: Duration,

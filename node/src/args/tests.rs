@@ -92,7 +92,7 @@ fn wrong_flags_are_explained() {
     check(&["train", "--device", "gpu0"], "expected cpu or cuda:N, as in cuda:0");
     check(&["join", "--memory", "8GB"], "units are of 1024, GiB instead of GB");
     check(&["join", "--name", "7"], "would be read as a node's number");
-    check(&["join", "--role", "observer"], "[possible values: worker, controller]");
+    check(&["join", "--role", "viewer"], "[possible values: worker, controller]");
     check(&["join", "--token", "a", "--token-file", "b"], "cannot be used with");
     check(&["join", "--threads", "0"], "0 is not in 1..=64");
     check(&["init", "--advertise", "0.0.0.0"], "every interface of this machine");

@@ -298,8 +298,9 @@ impl Chronicle {
     fn note_job(&mut self, phase: JobPhase, state: &State) -> Vec<EventKind> {
         let step = state.open_turn().step.0;
         let Some(job) = state.job() else { return Vec::new() };
+        let first = job.spec.from.map_or(0, |from| from.version.0);
         vec![match phase {
-            JobPhase::Running if step == 0 && state.plan().is_none() => EventKind::RunStarted {
+            JobPhase::Running if step == first && state.plan().is_none() => EventKind::RunStarted {
                 config: HexDigest(job.spec.config),
                 step,
                 step_count: job.spec.step_count,

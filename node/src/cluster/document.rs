@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::job::{JobSpec, Origin};
 use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::stage::Injection;
-use zbelastic_types::{Digest, RunId};
+use zbelastic_types::{Digest, RunId, Step};
 
 use super::tick::ticks_of;
 use super::wire::layer_bytes;
@@ -49,6 +49,9 @@ pub struct JobDocument {
     pub program: String,
     /// What the run is called.
     pub name: String,
+    /// What it goes on from, if not from weights at step 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<Origin>,
     /// The whole configuration.
     pub config: RunConfig,
     /// The same as a person would write it.
@@ -98,6 +101,14 @@ pub enum DocumentError {
         /// What the bytes give.
         found: Digest,
     },
+}
+
+impl NamedJob {
+    /// The run whose checkpoint a version is.
+    #[must_use]
+    pub fn run_of(&self, version: Step) -> RunId {
+        Origin::run_of(self.run, self.job.from, version)
+    }
 }
 
 impl JobDocument {
@@ -154,8 +165,8 @@ impl JobDocument {
     #[must_use]
     pub fn new(name: String, config: RunConfig, toml: String, text: DataName) -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let (version, weights, injections) = (DOCUMENT_VERSION, None, Vec::new());
-        Self { version, program, name, config, toml, text, weights, injections }
+        let (version, from, weights, injections) = (DOCUMENT_VERSION, None, None, Vec::new());
+        Self { version, program, name, from, config, toml, text, weights, injections }
     }
 
     /// What the cluster must agree on, of this document's `bytes`.
@@ -167,6 +178,7 @@ impl JobDocument {
             // The log gives it.
             run: RunId(0),
             name: self.name.clone(),
+            from: self.from,
             config: DataName::of(&bytes).hash,
             document: bytes,
             layer_tensors: layers.iter().map(|layer| layer.tensors.len() as u32).collect(),

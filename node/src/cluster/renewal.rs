@@ -31,7 +31,7 @@ pub fn controller_credentials(
     let key = NodeKey::load_or_create(&folder.identity()).map_err(cannot_keep)?;
     let credentials = certify(authority, key, (PeerRole::Controller, home.node))?;
     credentials.save(&folder.identity()).map_err(cannot_keep)?;
-    if folder.read_admin().is_ok() {
+    if folder.read_admin().is_ok() && !is_of_another(folder, authority) {
         renew_admin(folder, authority)?;
     }
     Ok(credentials)
@@ -47,6 +47,13 @@ pub fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<
     admin.save(&folder.admin()).map_err(cannot_keep)
 }
 
+/// Whether the certificate in the folder of a person is an operator's, a viewer's, or of another cluster: nobody
+/// becomes an administrator by what lies on a controller's machine.
+fn is_of_another(folder: &DataFolder, authority: &ClusterAuthority) -> bool {
+    let held = Credentials::load_ended(&folder.admin(), None).map(|held| held.identity());
+    held.is_ok_and(|held| (held.role, held.cluster) != (PeerRole::Admin, authority.cluster()))
+}
+
 /// Makes another one if there is one in this folder, and two thirds of its time are over.
 ///
 /// # Errors
@@ -58,7 +65,7 @@ pub fn renew_admin_if_due(
     let Ok(admin) = Credentials::load_ended(&folder.admin(), Some(authority.cluster())) else {
         return Ok(());
     };
-    if UnixSeconds::now() < admin.window().renew_after() {
+    if is_of_another(folder, authority) || UnixSeconds::now() < admin.window().renew_after() {
         return Ok(());
     }
     renew_admin(folder, authority)

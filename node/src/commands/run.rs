@@ -63,11 +63,12 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
         let _ = writeln!(io::stderr(), "note: {note}");
     }
     let weights = match &loaded.config.weights {
-        WeightSource::Drawn => None,
-        WeightSource::HuggingFace { folder } => {
+        // What a run goes on from has its weights.
+        WeightSource::HuggingFace { folder } if args.from.is_none() => {
             let (weights, _) = weights_of_folder(&loaded.config.model, folder)?;
             Some(weights)
         }
+        WeightSource::HuggingFace { .. } | WeightSource::Drawn => None,
     };
     let document = document(loaded)?;
     let corpus =
@@ -78,7 +79,8 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
             CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
         (described, bytes)
     });
-    Ok(Submission { document, corpus, text: bytes, weights, name: args.name.clone() })
+    let (name, from) = (args.name.clone(), args.from.clone());
+    Ok(Submission { document, corpus, text: bytes, weights, name, from })
 }
 
 /// The configuration as it is submitted: without paths of this machine. What a folder says about the

@@ -7,7 +7,7 @@ use super::clock::now_ms;
 use super::reach::{confirm, connect, write_json};
 use super::table::{Align, Table};
 use crate::api::client::ApiClient;
-use crate::api::{JobPhaseStatus, Refusal, Request, RunStatus, Thing};
+use crate::api::{JobPhaseStatus, OriginStatus, Refusal, Request, RunStatus, Thing};
 use crate::args::RunsCommand;
 use crate::commands::ckpt::render_list;
 use crate::failure::{Failure, Stop};
@@ -97,6 +97,11 @@ fn show(
     let mut text = format!("run     {} (number {})\n", run.name, run.run);
     let _ = writeln!(text, "state   {}", phase_word(&run.phase));
     let _ = writeln!(text, "step    {} of {}", run.step, run.step_count);
+    if let Some(from) = &run.from {
+        let OriginStatus { run, step, digest, .. } = from;
+        let name = from.name.clone().unwrap_or_else(|| format!("run {run}, removed"));
+        let _ = writeln!(text, "from    {name}, behind step {step}, digest {digest}");
+    }
     let _ = writeln!(text, "config  {}\n", run.config);
     text += &render_list(&checkpoints, now_ms());
     out.write_all(text.as_bytes())?;
@@ -142,6 +147,7 @@ mod tests {
             phase,
             step: 300,
             step_count: 1000,
+            from: None,
             checkpoints: checkpoints.to_vec(),
             digest: checkpoints.last().map(|_| digest(0x0c)),
             bytes: Bytes(1_600_000_000),

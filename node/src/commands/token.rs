@@ -9,7 +9,7 @@ use super::reach::{confirm, connect, write_json};
 use super::select::select_token;
 use super::table::{Align, Table};
 use crate::api::client::ApiClient;
-use crate::api::{Request, TokenCreated, TokenInfo, TokenRequest, escape};
+use crate::api::{Request, TokenCreated, TokenInfo, TokenRequest, TokenRole, escape};
 use crate::args::{TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs};
 use crate::failure::{Detail, Failure, FailureCode, Stop};
 use crate::terminal;
@@ -36,8 +36,13 @@ fn create(
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), Stop> {
+    let role = TokenRole::from(args.role);
+    if role.is_person() && args.ephemeral {
+        let detail = Detail::new("--ephemeral is for nodes, which come and go").at("--ephemeral");
+        return Err(Failure::usage("the command line", vec![detail]).into());
+    }
     let request = TokenRequest {
-        role: args.role.into(),
+        role,
         ttl_s: args.ttl.as_secs().max(1),
         uses: args.uses,
         ephemeral: args.ephemeral,
@@ -61,6 +66,9 @@ pub fn join_line(created: &TokenCreated) -> String {
     let TokenCreated { token, info, addresses } = created;
     let role = info.role.name();
     let (addresses, token) = (addresses.join(","), escape(token));
+    if info.role.is_person() {
+        return format!("zbelastic login --cluster {} --token {token}", escape(&addresses));
+    }
     format!("zbelastic join --cluster {} --role {role} --token {token}", escape(&addresses))
 }
 
@@ -180,7 +188,7 @@ fn no_token() -> Failure {
 mod tests {
     use super::*;
     use crate::api::sample::{self, NOW_MS, scripted};
-    use crate::api::{Answer, MemberRole, NodeSaid};
+    use crate::api::{Answer, NodeSaid};
     use crate::args::{Cli, Command};
     use clap::Parser;
 
@@ -209,7 +217,7 @@ mod tests {
             asked.borrow()[0].clone()
         };
         let day = TokenRequest {
-            role: MemberRole::Worker,
+            role: TokenRole::Worker,
             ttl_s: 86_400,
             uses: 1,
             ephemeral: false,
@@ -226,7 +234,7 @@ mod tests {
             "zbelastic token create --role controller --ttl 15m --uses 8 --ephemeral --note a";
         let asked = check(line, "zbe1-secret\n");
         let expected = TokenRequest {
-            role: MemberRole::Controller,
+            role: TokenRole::Controller,
             ttl_s: 900,
             uses: 8,
             ephemeral: true,

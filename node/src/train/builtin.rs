@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 73] = pages![
+const PAGES: [(&str, &str); 75] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -74,6 +74,8 @@ const PAGES: [(&str, &str); 73] = pages![
     "decisions/0052-a-members-key-renews-its-certificate.md",
     "decisions/0053-what-a-run-made-is-kept-until-it-is-removed.md",
     "decisions/0054-what-nobody-waits-for-leaves-the-way.md",
+    "decisions/0055-a-branch-begins-with-its-parents-checkpoint.md",
+    "decisions/0056-people-are-let-in-as-nodes-are.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

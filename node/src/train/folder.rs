@@ -14,6 +14,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::config::{RunConfig, load_document};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 use crate::whole_file;
 
@@ -41,10 +42,35 @@ pub const RUNS: &str = "runs";
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
 
+/// What a run is to be, as its folder is opened for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its configuration.
+    pub config: &'a RunConfig,
+    /// The same as the folder holds it: a line with workers and threads, then the effective keys.
+    pub text: &'a str,
+    /// Whether it may go on from a run whose arithmetic is another one's.
+    pub may_branch: bool,
+}
+
+/// How a run begins in its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// Nothing was there.
+    New,
+    /// It was interrupted there.
+    Again,
+    /// From the last checkpoint of the run that is there: only what changes no bit is another than it had.
+    Moved,
+    /// From the last checkpoint of the run that is there, by a configuration that makes other bits.
+    Branch,
+}
+
 /// A folder that belongs to one run.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
+    beginning: Beginning,
     metrics: File,
     /// Whether nothing was told yet.
     is_empty: bool,
@@ -53,24 +79,30 @@ pub struct RunFolder {
 impl RunFolder {
     /// The folder `out`, or the first that is free of `runs/<name>-1` and so on; with the
     /// configuration in it, so that one that cannot be written is found before training starts.
-    /// One in which processes trained by the same configuration, and were interrupted, goes on.
+    /// One in which processes trained and were interrupted goes on, if the configuration makes the same bits.
     ///
     /// # Errors
     /// If it cannot be written, or holds another run, or one that is done.
-    pub fn open(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
-        match out {
-            Some(path) if was_interrupted(path, config)? => {
-                let metrics_path = path.join(METRICS);
-                let metrics = OpenOptions::new().create(true).append(true).open(&metrics_path);
-                let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
-                take(path, &metrics)?;
-                Ok(Self { path: path.to_owned(), metrics, is_empty: false })
-            }
-            _ => Self::create(out, name, config),
+    pub fn open(out: Option<&Path>, name: &str, wanted: Wanted<'_>) -> Result<Self, Failure> {
+        let Some(path) = out else { return Self::create(out, name, wanted.text) };
+        let beginning = beginning_in(path, wanted)?;
+        if beginning == Beginning::New {
+            return Self::create(out, name, wanted.text);
         }
+        let metrics_path = path.join(METRICS);
+        let metrics = OpenOptions::new().create(true).append(true).open(&metrics_path);
+        let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
+        take(path, &metrics)?;
+        Ok(Self { path: path.to_owned(), beginning, metrics, is_empty: false })
     }
 
-    fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
+    /// How the run begins.
+    #[must_use]
+    pub const fn beginning(&self) -> Beginning {
+        self.beginning
+    }
+
+    pub(super) fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
         let path = match out {
             Some(path) => take_folder(path)?,
             None => first_free(Path::new(RUNS), name)?,
@@ -80,7 +112,7 @@ impl RunFolder {
         let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(&path, &metrics)?;
-        Ok(Self { path, metrics, is_empty: true })
+        Ok(Self { path, beginning: Beginning::New, metrics, is_empty: true })
     }
 
     /// Takes back the folder of a run that did not begin, so that its place is free for the next.
@@ -172,25 +204,94 @@ fn ended_early(path: &Path) -> bool {
     run.is_some_and(|run| run["interrupted"] == true)
 }
 
-/// Whether `path` holds a run of processes that is not done, by this configuration.
-fn was_interrupted(path: &Path, config: &str) -> Result<bool, Failure> {
+/// How a run begins in a folder that may hold one. A branch takes a folder whose run is done as well.
+fn beginning_in(path: &Path, wanted: Wanted<'_>) -> Result<Beginning, Failure> {
+    if !path.join(CLUSTER).is_dir() {
+        return Ok(Beginning::New);
+    }
+    let held = match fs::read_to_string(path.join(CONFIG)) {
+        Ok(held) => held,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Beginning::New),
+        Err(error) => return Err(no_place(&path.join(CONFIG), &error)),
+    };
     let is_done = path.join(RUN).exists() && !ended_early(path);
-    if !path.join(CLUSTER).is_dir() || is_done {
-        return Ok(false);
+    if keys_of(&held) == keys_of(wanted.text) {
+        return Ok(if is_done { Beginning::New } else { Beginning::Again });
     }
-    match fs::read(path.join(CONFIG)) {
-        Ok(held) if held == config.as_bytes() => Ok(true),
-        Ok(_) => {
-            let what = format!("{} holds a run with another configuration", path.display());
-            let mut failure = Failure::new(FailureCode::WrongState, what);
-            let detail = Detail::new(format!("it was interrupted; see its {CONFIG}")).at("--out");
-            let hint = "the command in its first line, or another folder";
-            failure.details = vec![detail.why("a run goes on as it began").hint(hint)];
-            Err(failure)
+    let known = load_document(&path.join(CONFIG).display().to_string(), &held);
+    let known = known.ok().map(|known| known.config);
+    if !is_done && known.as_ref().is_some_and(|known| known.makes_same_bits(wanted.config)) {
+        Ok(Beginning::Moved)
+    } else if wanted.may_branch {
+        check_branch(path, known.as_ref(), wanted.config).map(|()| Beginning::Branch)
+    } else if is_done {
+        Ok(Beginning::New)
+    } else {
+        Err(other_configuration(path))
+    }
+}
+
+/// What a branch must have in common with the run that it goes on from, looked at before that is ended.
+fn check_branch(path: &Path, known: Option<&RunConfig>, wanted: &RunConfig) -> Result<(), Failure> {
+    let other = |key: &str| {
+        let what = format!("{} holds a run with another {key}", path.display());
+        let mut failure = Failure::new(FailureCode::WrongState, what);
+        let detail = Detail::new(format!("see its {CONFIG}")).at("--branch");
+        failure.details = vec![detail.hint("the same keys there; or another folder")];
+        Err(failure)
+    };
+    match known {
+        Some(known) if known.model != wanted.model => other("[model]"),
+        Some(known) if known.checkpoint.folder != wanted.checkpoint.folder => {
+            other("checkpoint.dir")
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(no_place(&path.join(CONFIG), &error)),
+        Some(_) => Ok(()),
+        None => other("form of its configuration, which cannot be read,"),
     }
+}
+
+/// The effective keys, without the line of workers and threads, which change no bit of a run.
+fn keys_of(text: &str) -> &str {
+    if text.starts_with('#') { text.split_once('\n').map_or("", |(_, keys)| keys) } else { text }
+}
+
+fn other_configuration(path: &Path) -> Failure {
+    let what = format!("{} holds a run with another configuration", path.display());
+    let mut failure = Failure::new(FailureCode::WrongState, what);
+    let detail = Detail::new(format!("it was interrupted; see its {CONFIG}")).at("--out");
+    let why = "what changed changes the result";
+    let hint =
+        "with --branch it goes on with what changed; or the keys it began with, or another folder";
+    failure.details = vec![detail.why(why).hint(hint)];
+    failure
+}
+
+/// A branch has begun: the folder's configuration is its own from now on, and what a run that was done left is
+/// put aside, under the number of its steps.
+///
+/// # Errors
+/// If something cannot be renamed or written.
+pub fn begin_branch(path: &Path, config: &str) -> Result<(), Failure> {
+    let run = fs::read(path.join(RUN)).ok();
+    let run: Option<serde_json::Value> = run.and_then(|run| serde_json::from_slice(&run).ok());
+    if let Some(steps) = run.filter(|run| run["interrupted"] != true) {
+        let steps = steps["steps"].as_u64().unwrap_or_default();
+        for (name, aside) in [
+            (MODEL, format!("model-{steps}")),
+            (SAMPLE, format!("sample-{steps}.txt")),
+            (TRACE, format!("trace-{steps}.json")),
+            // The last one: as long as it is there, what is left is put aside by the next attempt.
+            (RUN, format!("run-{steps}.json")),
+        ] {
+            match fs::rename(path.join(name), path.join(aside)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(no_place(&path.join(name), &error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+    }
+    write_file(&path.join(CONFIG), config.as_bytes())
 }
 
 fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
@@ -202,7 +303,7 @@ fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
         failure.details = vec![
             detail
                 .why("a run never writes over another")
-                .hint("another folder, or remove this one"),
+                .hint("another folder; or --branch, where processes trained, with other keys"),
         ];
         return Err(failure);
     }
@@ -291,24 +392,67 @@ mod tests {
     fn only_an_interrupted_run_of_processes_by_the_same_configuration_goes_on() {
         let parent = tempfile::tempdir().expect("a folder");
         let out = parent.path().join("run");
-        let open = |config| RunFolder::open(Some(&out), "unused", config);
-        let mut first = open("seed = 1").expect("new");
+        let open = |keys: &str| opened(&out, keys, false);
+        let mut first = open("[train]\nseed = 1\n").expect("new");
         first.append_metrics("{}").expect("room");
         drop(first);
-        assert_eq!(open("seed = 1").expect_err("of threads").code, FailureCode::WrongState);
+        assert_eq!(
+            open("[train]\nseed = 1\n").expect_err("of threads").code,
+            FailureCode::WrongState
+        );
         fs::create_dir(out.join(CLUSTER)).expect("room");
-        let mut again = open("seed = 1").expect("interrupted");
+        let mut again = open("[train]\nseed = 1\n").expect("interrupted");
         again.append_metrics("{}").expect("room");
-        let taken = open("seed = 1").expect_err("under way");
+        let taken = open("[train]\nseed = 1\n").expect_err("under way");
         assert!(taken.to_string().contains("is in use"), "{taken}");
         drop(again);
         assert_eq!(fs::read_to_string(out.join(METRICS)).expect("written"), "{}\n{}\n");
-        let other = open("seed = 2").expect_err("another run");
+        let other = open("[train]\nseed = 2\n").expect_err("another run");
         assert!(other.to_string().contains("another configuration"), "{other}");
         fs::write(out.join(RUN), "{\"interrupted\":true}").expect("room");
-        open("seed = 1").expect("it wrote what it had");
+        open("[train]\nseed = 1\n").expect("it wrote what it had");
         fs::write(out.join(RUN), "{\"interrupted\":false}").expect("room");
-        let done = open("seed = 1").expect_err("done");
+        let done = open("[train]\nseed = 1\n").expect_err("done");
         assert!(done.to_string().contains("holds a run already"), "{done}");
+    }
+    /// The folder, opened for a run with these keys.
+    fn opened(out: &Path, keys: &str, may_branch: bool) -> Result<RunFolder, Failure> {
+        let keys = format!("[model]\npreset = \"tiny\"\n{keys}");
+        let config = load_document("test", &keys).expect("legal").config;
+        let text = format!("# zbelastic train config.toml --workers 2\n{keys}");
+        let wanted = Wanted { config: &config, text: &text, may_branch };
+        RunFolder::open(Some(out), "unused", wanted)
+    }
+
+    #[test]
+    fn what_makes_other_bits_goes_on_as_a_branch_if_a_person_says_so() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let out = parent.path().join("run");
+        let (first, longer) = ("[train]\nsteps = 10\n", "[train]\nsteps = 20\n");
+        let moved = "[train]\nsteps = 10\n[schedule]\nkind = \"1f1b\"\n";
+        drop(opened(&out, first, false).expect("new"));
+        fs::create_dir_all(out.join(CLUSTER)).expect("room");
+        let began = |keys, may_branch| opened(&out, keys, may_branch).map(|run| run.beginning());
+        assert_eq!(began(first, false).expect("goes on"), Beginning::Again);
+        assert_eq!(began(moved, false).expect("no bit changes"), Beginning::Moved);
+        let elsewhere = "[train]\nsteps = 20\n[checkpoint]\ndir = \"/elsewhere\"\n";
+        let refused = began(elsewhere, true).expect_err("another store");
+        assert!(refused.to_string().contains("checkpoint.dir"), "{refused}");
+        let refused = began(longer, false).expect_err("other bits");
+        assert!(refused.to_string().contains("--branch"), "{refused}");
+        assert_eq!(began(longer, true).expect("said so"), Beginning::Branch);
+
+        fs::write(out.join(RUN), "{\"interrupted\":false,\"steps\":10}").expect("room");
+        fs::create_dir(out.join(MODEL)).expect("room");
+        for keys in [first, moved, longer] {
+            let done = began(keys, false).expect_err("done");
+            assert!(done.to_string().contains("holds a run already"), "{done}");
+        }
+        assert_eq!(began(longer, true).expect("said so"), Beginning::Branch);
+        let text = format!("[model]\npreset = \"tiny\"\n{longer}");
+        begin_branch(&out, &text).expect("room");
+        assert!(out.join("model-10").is_dir() && !out.join(MODEL).exists());
+        assert!(out.join("run-10.json").is_file() && !out.join(RUN).exists());
+        assert_eq!(began(longer, false).expect("it is the folder's run now"), Beginning::Again);
     }
 }

@@ -20,12 +20,13 @@ use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
 
 use super::coordinator::Outcome;
+use super::folder::{Beginning, begin_branch};
 use super::machines::Sharing;
 use super::prepare::Prepared;
 use crate::api::client::{ApiClient, ApiError};
 use crate::api::{
-    Answer, CorpusDescription, DataHeld, HexDigest, MemberRole, MemberStanding, PIECE_BYTES_MAX,
-    Request, Status, TokenRequest,
+    Answer, CorpusDescription, DataHeld, HexDigest, JobPhaseStatus, MemberRole, MemberStanding,
+    PIECE_BYTES_MAX, Refusal, Request, RunStatus, Status, TokenRequest, TokenRole, WrongState,
 };
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::exchange;
@@ -51,7 +52,25 @@ pub struct Submission {
     pub data: Vec<Vec<u8>>,
 }
 
-/// Trains in processes whose folders lie in `folder`. `observe` is told what happens, and may end
+/// Where a run of processes lies, and how it begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The run folder; the processes' folders lie in it.
+    pub folder: &'a Path,
+    /// What its configuration is to say once the run has begun.
+    pub config: &'a str,
+    /// How it begins there.
+    pub beginning: Beginning,
+}
+
+/// What a run goes on from.
+struct Parent {
+    name: String,
+    /// Steps sealed at its last checkpoint, if it has one.
+    step: Option<u64>,
+}
+
+/// Trains in processes whose folders lie in `place`. `observe` is told what happens, and may end
 /// the run after the step under way by breaking.
 ///
 /// # Errors
@@ -59,7 +78,7 @@ pub struct Submission {
 pub fn train(
     prepared: &Prepared,
     submission: &Submission,
-    folder: &Path,
+    place: Place<'_>,
     observe: Observe<'_>,
 ) -> Result<Outcome, Failure> {
     let devices = prepared.machines.indices();
@@ -71,6 +90,7 @@ pub fn train(
             .filter(|_| !devices.is_empty()),
         devices,
     };
+    let Place { folder, config, beginning } = place;
     let mut children = Children::new(folder, workers)?;
     children.start_controller()?;
     let mut client = connect(&children.controller(), children.address())?;
@@ -85,9 +105,27 @@ pub fn train(
     }
     let count = prepared.worker_count as usize;
     ask_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
+    let parent = parent_of(beginning, submission, &mut client)?;
     let status = client.status().ok();
-    let steps_before = status.and_then(|status| status.job).map_or(0, |job| job.step);
-    let accepted = submit(submission, &mut client)?;
+    let sealed = status.and_then(|status| status.job).map_or(0, |job| job.step);
+    let steps_before = match (&parent, beginning) {
+        (Some(parent), _) => parent.step.unwrap_or(0),
+        (None, Beginning::New | Beginning::Again) => sealed,
+        (None, Beginning::Moved | Beginning::Branch) => 0,
+    };
+    let from = parent.as_ref().and_then(|parent| parent.step.map(|_| parent.name.clone()));
+    let accepted = submit(submission, from, &mut client)?;
+    if let Beginning::Moved | Beginning::Branch = beginning {
+        begin_branch(folder, config)?;
+    }
+    if let Some(Parent { name, step }) = parent {
+        let told = match step {
+            Some(step) => format!("goes on behind step {step} of run {name}"),
+            None => format!("begins at step 0: run {name} has no checkpoint"),
+        };
+        // Whoever takes nothing that is told is asked again with the next.
+        let _ = observe(Told::Activity(told));
+    }
     let began = Instant::now();
     let wishes = Wishes {
         interrupt: &prepared.job.interrupt,
@@ -145,7 +183,7 @@ fn ask_until<T>(
 
 fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
     let request = TokenRequest {
-        role: MemberRole::Worker,
+        role: TokenRole::Worker,
         ttl_s: TOKEN_S,
         uses: 1,
         ephemeral: false,
@@ -171,8 +209,70 @@ fn workers_present(status: &Status) -> usize {
     workers.filter(|member| member.standing == MemberStanding::Present).count()
 }
 
+/// What this run goes on from: the newest run, which is ended unless it is over. What would be refused afterwards is
+/// refused before that.
+fn parent_of(
+    beginning: Beginning,
+    submission: &Submission,
+    client: &mut ApiClient<'_>,
+) -> Result<Option<Parent>, Failure> {
+    let newest = |client: &mut ApiClient<'_>| client.runs().map(|runs| runs.into_iter().last());
+    let Some(run) = newest(client)? else { return Ok(None) };
+    let is_ended = match run.phase {
+        JobPhaseStatus::Done | JobPhaseStatus::Stopped => true,
+        JobPhaseStatus::Running
+        | JobPhaseStatus::Waiting { .. }
+        | JobPhaseStatus::Paused
+        | JobPhaseStatus::Halted { .. } => false,
+    };
+    match beginning {
+        Beginning::New => return Ok(None),
+        // Between the end of a parent and the beginning of its branch the process may have been killed.
+        Beginning::Again if run.phase != JobPhaseStatus::Stopped => return Ok(None),
+        Beginning::Again => {}
+        Beginning::Moved => check_same_text(&run, submission, client)?,
+        Beginning::Branch => check_steps_left(&run, submission)?,
+    }
+    if !is_ended {
+        client.order_job(Request::Stop)?;
+    }
+    let run = newest(client)?.unwrap_or(run);
+    Ok(Some(Parent { name: run.name, step: run.checkpoints.last().copied() }))
+}
+
+/// Another text makes other bits, whatever the keys say.
+fn check_same_text(
+    run: &RunStatus,
+    submission: &Submission,
+    client: &mut ApiClient<'_>,
+) -> Result<(), Failure> {
+    let Some(step) = run.checkpoints.last() else { return Ok(()) };
+    let (expected, found) =
+        (client.checkpoint(*step)?.corpus, HexDigest(submission.document.text.hash));
+    if expected == found {
+        return Ok(());
+    }
+    let what = format!("the text is another one than that of run {}", run.name);
+    let mut failure = Failure::new(FailureCode::WrongState, what);
+    let detail = Detail::new(format!("hash {found}, expected {expected}")).at("data.text");
+    failure.details = vec![detail.hint("with --branch it goes on over this text")];
+    Err(failure)
+}
+
+fn check_steps_left(run: &RunStatus, submission: &Submission) -> Result<(), Failure> {
+    let (step, step_count) = (run.step, submission.document.config.steps);
+    if step < step_count {
+        return Ok(());
+    }
+    Err(Refusal::WrongState(WrongState::NoStepsLeft { step, step_count }).failure())
+}
+
 /// Hands the job over, and what it needs as far as it is wanted. Yields the first event of it.
-fn submit(submission: &Submission, client: &mut ApiClient<'_>) -> Result<u64, Failure> {
+fn submit(
+    submission: &Submission,
+    from: Option<String>,
+    client: &mut ApiClient<'_>,
+) -> Result<u64, Failure> {
     let bytes = submission.document.encode().map_err(|error| {
         Failure::usage("the configuration", vec![Detail::new(error.to_string())])
     })?;
@@ -180,7 +280,7 @@ fn submit(submission: &Submission, client: &mut ApiClient<'_>) -> Result<u64, Fa
     let name = submission.document.text;
     let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
     // The document names the weights.
-    let request = Request::Run { document, corpus, weights: None, name: None };
+    let request = Request::Run { document, corpus, weights: None, name: None, from };
     for _ in 0..=submission.data.len() {
         let answer = client.ask(&request)?;
         if let Answer::Run(accepted) = answer {

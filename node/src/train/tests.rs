@@ -32,6 +32,7 @@ fn prepared(schedule: &str) -> Prepared {
         threads_only: true,
         json: false,
         out: None,
+        branch: false,
         inject: Vec::new(),
     };
     prepare(&args).expect("it fits")
@@ -108,7 +109,7 @@ fn a_run_without_a_sample_is_done() {
     for reader in [Reader::Person, Reader::Script] {
         let home = tempfile::tempdir().expect("a folder");
         let path = home.path().join("run");
-        let mut folder = RunFolder::open(Some(&path), "unused", "").expect("new");
+        let mut folder = RunFolder::create(Some(&path), "unused", "").expect("new");
         let mut out = Vec::new();
         summary::write_end(&prepared, &finished, &mut folder, reader, &mut out).expect("done");
         let told = String::from_utf8(out).expect("text");

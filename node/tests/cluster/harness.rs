@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zbelastic_node::api::client::{ApiClient, ApiError};
 use zbelastic_node::api::{
-    Answer, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole, Request, Status, TokenRequest,
+    Answer, CorpusDescription, HexDigest, JobPhaseStatus, Request, Status, TokenRequest, TokenRole,
 };
 use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_node::config::load_document;
@@ -121,16 +121,16 @@ impl Cluster {
 
     pub fn join_with(&mut self, name: &str, more: &[&str]) {
         let words = [&["--bind", "127.0.0.1:0"], more].concat();
-        self.join_as(MemberRole::Worker, name, &words);
+        self.join_as(TokenRole::Worker, name, &words);
     }
 
     pub fn join_controller(&mut self, name: &str) {
         let address = free_address();
-        self.join_as(MemberRole::Controller, name, &["--bind", &address]);
+        self.join_as(TokenRole::Controller, name, &["--bind", &address]);
         self.addresses.push(address);
     }
 
-    pub fn join_as(&mut self, role: MemberRole, name: &str, listens: &[&str]) {
+    pub fn join_as(&mut self, role: TokenRole, name: &str, listens: &[&str]) {
         let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
         let token = self.wait("a token", |cluster| {
             cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)
@@ -168,7 +168,7 @@ impl Cluster {
         let job = JobDocument::new("test".to_owned(), config, toml.to_owned(), name);
         let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
         let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        let request = Request::Run { document, corpus, weights: None, name: None };
+        let request = Request::Run { document, corpus, weights: None, name: None, from: None };
         self.ask(|client| {
             while let Answer::DataWanted(held) = client.ask(&request)? {
                 let bytes = text[held.held as usize..].to_vec();

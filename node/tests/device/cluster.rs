@@ -7,7 +7,7 @@ use clap::Parser;
 use zbelastic_consensus::class::{DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::Precision;
-use zbelastic_node::api::{HexDigest, MemberRole, TokenRequest};
+use zbelastic_node::api::{HexDigest, TokenRequest, TokenRole};
 use zbelastic_node::args::{Cli, Command, JoinArgs};
 use zbelastic_node::cluster::compute::Opener;
 use zbelastic_node::cluster::{WorkerMeans, join_on};
@@ -26,7 +26,7 @@ const STEPS: u64 = 12;
 type Ended = JoinHandle<Option<Failure>>;
 
 fn join_args(cluster: &Cluster, name: &str) -> JoinArgs {
-    let role = MemberRole::Worker;
+    let role = TokenRole::Worker;
     let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
     let token = cluster.wait("a token", |cluster| {
         cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)

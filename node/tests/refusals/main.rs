@@ -6,6 +6,7 @@ mod common;
 
 mod folders;
 mod orders;
+mod people;
 mod port;
 mod renewals;
 mod runs;

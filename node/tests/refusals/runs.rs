@@ -139,3 +139,42 @@ fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() 
     worker.ended();
     assert!(exported(&site, "first", "out/again") == made, "it is all here");
 }
+
+/// With a learning rate that does not depend on the number of steps a run that goes on is the longer run.
+#[test]
+fn a_run_goes_on_from_another_with_more_steps() {
+    const STEADY: [&str; 4] = ["--set", "optimizer.decay=constant", "--set", "optimizer.warmup=0"];
+    let site = Site::new();
+    let _worker = site.worker("w");
+    let named = |more: &[&'static str]| [&STEADY[..], more].concat();
+    train(&site, 12, &named(&["--name", "whole"]));
+    train(&site, 7, &named(&["--name", "first"]));
+    train(&site, 12, &named(&["--name", "longer", "--from", "first", "--schedule", "gpipe"]));
+    assert!(exported(&site, "longer", "out/longer") == exported(&site, "whole", "out/whole"));
+    let listed: Vec<Vec<u64>> = runs(&site).into_iter().map(|run| run.2).collect();
+    assert_eq!(listed[..2], [vec![12], vec![7]], "what was kept is kept");
+    let shown = site.told(&["runs", "show", "longer"]);
+    assert!(shown.contains("from    first, behind step 7, digest "), "{shown}");
+
+    let (config, words) = site.submission(20);
+    let line = ["run", &config, "--text", &words, "--detach"];
+    let refused = |more: &[&str], code| site.refused(&[&line[..], more].concat(), code);
+    let said = refused(&["--from", "frist"], 5);
+    assert!(said.contains("there is no run frist"), "{said}");
+    let said = refused(&["--from", "first", "--steps", "7"], 6);
+    assert!(said.contains("7 steps, and the run begins behind step 7"), "{said}");
+    let said = refused(&["--from", "first", "--set", "model.layers=3"], 6);
+    assert!(said.contains("run first has another model") && said.contains("--from"), "{said}");
+
+    // A branch that has no checkpoint yet stands on its parent's.
+    let far = ["--from", "first", "--steps", "100000", "--set", "checkpoint.every=2000"];
+    let quiet = ["--name", "far", "--set", "checkpoint.every_time=0ms"];
+    site.told(&[&line[..], &far, &quiet].concat());
+    let said = site.refused(&["runs", "remove", "first", "--yes"], 6);
+    assert!(said.contains("run far goes on from it"), "{said}");
+    let said = refused(&["--from", "far"], 6);
+    assert!(said.contains("run far is under way") && said.contains("zbelastic stop"), "{said}");
+    site.told(&["stop", "--yes"]);
+    site.told(&["runs", "remove", "first", "--yes"]);
+    exported(&site, "longer", "out/longer-again");
+}

@@ -264,6 +264,53 @@ fn processes_that_were_interrupted_go_on_where_they_are() {
     assert_eq!(resumed.json("run.json")["interrupted"], false);
 }
 
+/// Workers, schedule and window are no arithmetic: the run goes on with others, and has the same bits.
+#[test]
+fn a_run_that_was_interrupted_goes_on_with_other_workers_and_another_schedule() {
+    let place = Place::new();
+    let more = format!("--steps 120 {STEADY} --out run");
+    let first = format!("{more} --workers 2 --schedule zb-h1 --json");
+    let mut running = Running::start(&mut place.small_in_processes(&first));
+    running.read_to("{\"event\":\"step\"");
+    running.signal("-INT");
+    assert_eq!(running.end().2, Some(130));
+    let told = std::fs::read_to_string(place.path("run/metrics.jsonl")).expect("kept");
+    let until = Run::read(&place, told).done()["steps"].as_u64().expect("a count");
+    let other = format!("{more} --workers 3 --schedule 1f1b --window 0");
+    let resumed = place.finish(&mut place.small_in_processes(&other));
+    assert_eq!(resumed.digest(), place.run(&format!("--steps 120 {STEADY}")).digest());
+    assert_eq!(resumed.step(1)["step"], until + 1, "no step is taken twice");
+    let kept = std::fs::read_to_string(place.path("run/config.toml")).expect("kept");
+    assert!(kept.contains("--workers 3") && kept.contains("kind = \"1f1b\""), "{kept}");
+}
+
+#[test]
+fn a_run_that_is_done_goes_on_as_a_branch_with_more_steps() {
+    let place = Place::new();
+    let steps = |steps| format!("--steps {steps} {STEADY} --workers 2 --out run");
+    let short = place.finish(&mut place.small_in_processes(&steps(10)));
+    let model = std::fs::read(place.path("run/model/model.safetensors")).expect("written");
+    let refused = place.small_in_processes(&steps(20)).output().expect("it runs");
+    assert_eq!(refused.status.code(), Some(6));
+    let said = text(&refused.stderr);
+    assert!(said.contains("holds a run already") && said.contains("--branch"), "{said}");
+    let longer = format!("{} --branch", steps(20));
+    let branch = place.finish(&mut place.small_in_processes(&longer));
+    assert_eq!(branch.digest(), place.run(&format!("--steps 20 {STEADY}")).digest());
+    assert_eq!(branch.step(1)["step"], 11);
+    let aside = std::fs::read(place.path("run/model-10/model.safetensors")).expect("put aside");
+    assert!(aside == model, "the first model is still there");
+    assert_ne!(std::fs::read(place.path("run/model/model.safetensors")).expect("written"), model);
+    let kept = std::fs::read_to_string(place.path("run/run-10.json")).expect("put aside");
+    let kept: serde_json::Value = serde_json::from_str(&kept).expect("JSON");
+    assert_eq!(kept["digest"], short.digest());
+    let shorter = place.small_in_processes(&format!("{} --branch", steps(15))).output();
+    let shorter = shorter.expect("it runs");
+    assert_eq!(shorter.status.code(), Some(6));
+    let said = text(&shorter.stderr);
+    assert!(said.contains("15 steps, and the run begins behind step 20"), "{said}");
+}
+
 /// The controller reads its log again, and tells all of it as if it happened now.
 #[test]
 #[cfg(target_os = "linux")]

@@ -41,9 +41,9 @@ impl CertificateLife {
     #[must_use]
     pub const fn of(role: PeerRole) -> Self {
         match role {
-            PeerRole::Worker | PeerRole::Observer => Self(DAY_SECONDS),
+            PeerRole::Worker => Self(DAY_SECONDS),
             PeerRole::Controller => Self(30 * DAY_SECONDS),
-            PeerRole::Admin => Self(7 * DAY_SECONDS),
+            PeerRole::Admin | PeerRole::Operator | PeerRole::Viewer => Self(7 * DAY_SECONDS),
         }
     }
 }

@@ -43,7 +43,7 @@ pub enum IdentityFault {
     #[error("the cluster of an identity is {CLUSTER_DIGITS} lower-case hexadecimal digits")]
     WrongCluster,
     /// The role is none.
-    #[error("the role of an identity is one of admin, controller, worker, observer")]
+    #[error("the role of an identity is one of admin, controller, worker, viewer, operator")]
     WrongRole,
     /// The node is no decimal number, or is written with leading zeros.
     #[error("the node of an identity is a decimal number without leading zeros")]

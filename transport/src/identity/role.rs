@@ -1,4 +1,4 @@
-//! The four things a holder of a certificate can be.
+//! The five things a holder of a certificate can be.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,17 +16,20 @@ pub enum PeerRole {
     /// A process that trains.
     Worker,
     /// Someone who looks on.
-    Observer,
+    Viewer,
+    /// A person's command line that gives orders about runs and checkpoints, and none about who takes part.
+    Operator,
 }
 
 /// A word that is no role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("not a role: one of admin, controller, worker, observer is")]
+#[error("not a role: one of admin, controller, worker, viewer, operator is")]
 pub struct UnknownRole;
 
 impl PeerRole {
     /// Every role, in order.
-    pub const ALL: [Self; 4] = [Self::Admin, Self::Controller, Self::Worker, Self::Observer];
+    pub const ALL: [Self; 5] =
+        [Self::Admin, Self::Controller, Self::Worker, Self::Viewer, Self::Operator];
 
     /// The role as a word, as a certificate holds it.
     #[must_use]
@@ -35,7 +38,8 @@ impl PeerRole {
             Self::Admin => "admin",
             Self::Controller => "controller",
             Self::Worker => "worker",
-            Self::Observer => "observer",
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
         }
     }
 
@@ -46,16 +50,17 @@ impl PeerRole {
             Self::Admin => 'a',
             Self::Controller => 'c',
             Self::Worker => 'w',
-            Self::Observer => 'o',
+            Self::Viewer => 'v',
+            Self::Operator => 'o',
         }
     }
 
-    /// Whether others may dial one: an admin and an observer only ever ask.
+    /// Whether others may dial one: people only ever ask.
     #[must_use]
     pub const fn serves(self) -> bool {
         match self {
             Self::Controller | Self::Worker => true,
-            Self::Admin | Self::Observer => false,
+            Self::Admin | Self::Viewer | Self::Operator => false,
         }
     }
 }

@@ -60,13 +60,17 @@ pub const fn may(role: PeerRole, kind: MessageKind) -> bool {
         )
         | (PeerRole::Worker, MessageKind::Tensor)
         | (
-            PeerRole::Admin | PeerRole::Controller | PeerRole::Worker | PeerRole::Observer,
+            PeerRole::Admin
+            | PeerRole::Controller
+            | PeerRole::Worker
+            | PeerRole::Viewer
+            | PeerRole::Operator,
             MessageKind::Request,
         ) => true,
         (PeerRole::Worker, MessageKind::Control(ControlKind::Raft))
         | (PeerRole::Controller, MessageKind::Tensor)
         | (
-            PeerRole::Admin | PeerRole::Observer,
+            PeerRole::Admin | PeerRole::Viewer | PeerRole::Operator,
             MessageKind::Control(ControlKind::Raft | ControlKind::Member | ControlKind::Blob)
             | MessageKind::Tensor
             | MessageKind::Bulk,

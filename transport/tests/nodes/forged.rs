@@ -117,7 +117,7 @@ fn control_message(kind: u8) -> Said {
 /// is given to the node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_role_may_send_what_it_may_and_is_closed_for_the_rest() {
-    use PeerRole::{Admin, Controller, Observer, Worker};
+    use PeerRole::{Controller, Worker};
     let kinds: [Kind; 6] = [
         ("raft", || control_message(0), &[Controller]),
         ("member", || control_message(1), &[Controller, Worker]),
@@ -127,7 +127,7 @@ async fn every_role_may_send_what_it_may_and_is_closed_for_the_rest() {
         ("request", || Said::BothWays(vec![REQUEST, 0, 0, 0, 0]), &PeerRole::ALL),
     ];
     let site = Site::new();
-    for role in [Admin, Controller, Worker, Observer] {
+    for role in PeerRole::ALL {
         for (name, said, allowed) in &kinds {
             let mut node = site.worker(1).await;
             let raw = Raw::greeted(&site.credentials(role, 2), &node.transport).await;

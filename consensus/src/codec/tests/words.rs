@@ -51,8 +51,13 @@ fn of_members() -> Vec<String> {
 fn of_access() -> Vec<String> {
     let (token, node, key) = (TokenId(300), NodeId(9), digest(9, 300));
     let (at_s, expires_at_s) = (3600, 90_000);
-    let roles =
-        [AccessRole::Admin, AccessRole::Controller, AccessRole::Worker, AccessRole::Observer];
+    let roles = [
+        AccessRole::Admin,
+        AccessRole::Controller,
+        AccessRole::Worker,
+        AccessRole::Viewer,
+        AccessRole::Operator,
+    ];
     let changes = [
         made(token),
         AccessChange::TokenRevoked { token },

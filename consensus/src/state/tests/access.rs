@@ -251,7 +251,7 @@ fn who_was_removed_is_banned_everywhere_until_its_credential_ends() {
 fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
     let mut log = Log::empty();
     let all = (1..=CREDENTIALS_MAX as u64).map(|node| {
-        let role = if node == 1 { AccessRole::Worker } else { AccessRole::Observer };
+        let role = if node == 1 { AccessRole::Worker } else { AccessRole::Viewer };
         let (node, mut credential) = credential(node, role);
         credential.expires_at_s = NOW_S + node.0;
         (node, credential)
@@ -331,7 +331,7 @@ fn only_who_has_a_credential_is_admitted() {
         credential(1, AccessRole::Worker),
         credential(2, AccessRole::Controller),
         credential(3, AccessRole::Admin),
-        credential(4, AccessRole::Observer),
+        credential(4, AccessRole::Viewer),
     ]);
     apply(&mut log, made(TOKEN, terms()));
     let changes: Vec<_> = (1..=5).map(|node| admit(node, 1)).collect();

@@ -6,7 +6,7 @@ use zbelastic_types::{Digest, RunId, Step};
 
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
-use crate::job::{JobChange, JobPhase, JobRefusal, JobSpec};
+use crate::job::{JobChange, JobPhase, JobRefusal, JobSpec, Origin};
 use crate::run::{RUNS_MAX, RunRecord, is_run_name, run_name_of};
 use crate::state::{Change, State};
 
@@ -128,4 +128,88 @@ fn runs_are_kept_up_to_a_number_and_a_recovered_cluster_has_them() {
     log.apply(Entry::Job(JobChange::Remove(RunId(1))));
     log.apply(start(run(RUNS_MAX + 2)));
     assert_eq!(log.state.job().map(|job| job.spec.run.0), Some(RUNS_MAX as u64 + 2));
+}
+
+/// A run that goes on from another.
+fn branch(number: usize, parent: u64, version: u64) -> JobSpec {
+    let state = Digest([6; 32]);
+    let from = Some(Origin { run: RunId(parent), version: Step(version), state });
+    JobSpec { from, ..run(number) }
+}
+
+/// A run that was stopped at its checkpoint of step 8.
+fn stopped() -> Log {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(8);
+    log.checkpoint(4, 1);
+    log.checkpoint(8, 1);
+    log.apply(Entry::Job(JobChange::Stop));
+    log
+}
+
+#[test]
+fn a_branch_begins_with_the_state_of_its_parents_last_checkpoint() {
+    let mut log = stopped();
+    let parent = log.state.checkpoints().last().expect("of step 8").clone();
+    log.apply(start(branch(2, 1, 8)));
+    assert_eq!(kept(&log.state), [(1, 8)], "the parent is kept as it was");
+    assert_eq!(log.state.checkpoints(), std::slice::from_ref(&parent));
+    assert_eq!(log.state.open_turn().step, Step(8));
+    assert_eq!(log.state.open_turn().generation, log.state.generation());
+    assert_eq!(log.state.ledger().updates(), parent.ledger.updates());
+    let history = log.state.history();
+    assert_eq!((history.base(), history.head()), (Step(8), Step(8)));
+    let spec = log.state.job().expect("it began").spec.clone();
+    assert_eq!(
+        (spec.run, spec.run_of(Step(8)), spec.run_of(Step(9))),
+        (RunId(2), RunId(1), RunId(2))
+    );
+    log.run_plan(&[1]);
+    log.keep(4);
+    log.checkpoint(12, 1);
+    assert_eq!(log.state.job().map(|job| job.phase), Some(JobPhase::Done));
+    log.apply(start(run(3)));
+    assert_eq!(kept(&log.state), [(1, 8), (2, 12)]);
+}
+
+#[test]
+fn a_branch_without_a_checkpoint_of_its_own_holds_its_parent_and_leaves_nothing() {
+    let mut log = stopped();
+    log.apply(start(branch(2, 1, 8)));
+    let remove = |run| Entry::Job(JobChange::Remove(RunId(run)));
+    log.refuse(remove(1), JobRefusal::Needed { name: "run-2".to_owned() });
+    log.apply(Entry::Job(JobChange::Stop));
+    log.apply(start(branch(3, 1, 8)));
+    assert_eq!(kept(&log.state), [(1, 8)], "the second left nothing");
+    log.run_plan(&[1]);
+    log.keep(4);
+    log.refuse(remove(1), JobRefusal::Needed { name: "run-3".to_owned() });
+    log.checkpoint(12, 1);
+    log.apply(remove(1));
+    log.apply(start(run(4)));
+    assert_eq!(kept(&log.state), [(3, 12)]);
+}
+
+#[test]
+fn a_branch_of_what_is_not_kept_is_refused() {
+    let mut log = Log::running(spec(), &[1]);
+    log.keep(8);
+    log.checkpoint(8, 1);
+    let origin = |run, version| JobRefusal::Origin { run: RunId(run), version: Step(version) };
+    log.refuse(start(branch(2, 1, 8)), origin(1, 8));
+    log.apply(Entry::Job(JobChange::Stop));
+    log.refuse(start(branch(2, 1, 4)), origin(1, 4));
+    log.refuse(start(branch(2, 7, 8)), origin(7, 8));
+    let other = JobSpec { layer_tensors: vec![1; 3], layer_bytes: Vec::new(), ..branch(2, 1, 8) };
+    log.refuse(start(other), JobRefusal::OtherModel { run: RunId(1) });
+    let none = JobRefusal::NoStepsLeft { version: Step(8), step_count: 8 };
+    log.refuse(start(JobSpec { step_count: 8, ..branch(2, 1, 8) }), none);
+    log.apply(start(branch(2, 1, 8)));
+    log.run_plan(&[1]);
+    log.keep(1);
+    log.apply(Entry::Job(JobChange::Pause));
+    let back = |to| log.state.check_restore(Step(to));
+    assert_eq!(back(8), Ok(()));
+    let refused = back(0).expect_err("it has no such beginning");
+    assert_eq!(refused, crate::state::EntryRefusal::NoCheckpoint { version: Step(0) });
 }

@@ -17,9 +17,9 @@ use zbelastic_types::{NodeId, RunId, Step};
 use super::Controller;
 use super::orders::Outcome;
 use crate::api::{
-    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, LOG_LINES_MAX, Logs, MemberRole,
-    NoRun, NodeSaid, Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo,
-    TokenRequest, WrongState, decode_request, encode_answer,
+    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, LOG_LINES_MAX, Logs, NoRun,
+    NodeSaid, Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo,
+    TokenRequest, TokenRole, WrongState, decode_request, encode_answer,
 };
 use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use crate::cluster::journal::now_s;
@@ -28,7 +28,8 @@ use crate::cluster::wire::NodeRequest;
 use crate::config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
 use crate::failure::Failure;
 
-/// Whether somebody with this role may ask this.
+/// Whether somebody with this role may ask this: who looks on reads, an operator gives orders about runs and
+/// checkpoints, and who takes part is an administrator's matter.
 #[must_use]
 pub fn may_ask(role: PeerRole, request: &Request) -> bool {
     match request {
@@ -39,14 +40,13 @@ pub fn may_ask(role: PeerRole, request: &Request) -> bool {
         | Request::CheckpointShow { .. }
         | Request::Trace { .. }
         | Request::ClusterInfo => match role {
-            PeerRole::Admin | PeerRole::Controller | PeerRole::Worker | PeerRole::Observer => true,
+            PeerRole::Admin
+            | PeerRole::Operator
+            | PeerRole::Viewer
+            | PeerRole::Controller
+            | PeerRole::Worker => true,
         },
         Request::Logs { .. }
-        | Request::TokenCreate(_)
-        | Request::TokenList
-        | Request::TokenRevoke { .. }
-        | Request::NodeDrain { .. }
-        | Request::NodeRemove { .. }
         | Request::Run { .. }
         | Request::RunRemove { .. }
         | Request::PutData { .. }
@@ -56,10 +56,21 @@ pub fn may_ask(role: PeerRole, request: &Request) -> bool {
         | Request::CheckpointVerify { .. }
         | Request::CheckpointRestore { .. }
         | Request::CheckpointCollect
-        | Request::CheckpointExport { .. }
+        | Request::CheckpointExport { .. } => match role {
+            PeerRole::Admin | PeerRole::Operator => true,
+            PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => false,
+        },
+        // A backup holds the keys that tokens are checked with.
+        Request::TokenCreate(_)
+        | Request::TokenList
+        | Request::TokenRevoke { .. }
+        | Request::NodeDrain { .. }
+        | Request::NodeRemove { .. }
         | Request::ClusterBackup { .. } => match role {
             PeerRole::Admin => true,
-            PeerRole::Controller | PeerRole::Worker | PeerRole::Observer => false,
+            PeerRole::Operator | PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => {
+                false
+            }
         },
     }
 }
@@ -126,8 +137,8 @@ impl Controller {
             }
             Request::NodeDrain { node } => return self.drain(node, reply),
             Request::NodeRemove { node, force } => return self.remove(node, force, reply),
-            Request::Run { document, corpus, weights, name } => {
-                return self.run_job(&document, (corpus, weights), name, reply);
+            Request::Run { document, corpus, weights, name, from } => {
+                return self.run_job(&document, (corpus, weights), (name, from), reply);
             }
             Request::Pause => return self.change_job(JobChange::Pause, reply),
             Request::Resume => return self.change_job(JobChange::Continue, reply),
@@ -177,8 +188,10 @@ impl Controller {
 
     fn create_token(&mut self, wanted: TokenRequest, reply: Reply) {
         let (role, token_role) = match wanted.role {
-            MemberRole::Controller => (AccessRole::Controller, PeerRole::Controller),
-            MemberRole::Worker => (AccessRole::Worker, PeerRole::Worker),
+            TokenRole::Controller => (AccessRole::Controller, PeerRole::Controller),
+            TokenRole::Worker => (AccessRole::Worker, PeerRole::Worker),
+            TokenRole::Operator => (AccessRole::Operator, PeerRole::Operator),
+            TokenRole::Viewer => (AccessRole::Viewer, PeerRole::Viewer),
         };
         let token = JoinToken::create(token_role, self.authority.pin());
         let id = TokenId(token.id().0);
@@ -264,14 +277,15 @@ impl Controller {
         &mut self,
         document: &str,
         data: (CorpusDescription, Option<CorpusDescription>),
-        name: Option<String>,
+        (name, from): (Option<String>, Option<String>),
         reply: Reply,
     ) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
         }
-        let submitted = submitted(document, data).and_then(|job| self.named(job, name));
+        let submitted = submitted(document, data).and_then(|job| self.branched(job, from));
+        let submitted = submitted.and_then(|job| self.named(job, name));
         let (job, spec) = match submitted {
             Ok(submitted) => submitted,
             Err(refusal) => return self.reply(reply, &Answer::Refused(refusal)),
@@ -448,6 +462,13 @@ impl Controller {
             JobRefusal::NoRun { run } => {
                 return Refusal::NotFound { thing: Thing::Run, name: run.to_string() };
             }
+            JobRefusal::OtherModel { run } => {
+                WrongState::OtherModel { name: self.name_of_run(*run) }
+            }
+            JobRefusal::NoStepsLeft { version, step_count } => {
+                WrongState::NoStepsLeft { step: version.0, step_count: *step_count }
+            }
+            JobRefusal::Needed { name } => WrongState::RunNeeded { by: name.clone() },
             JobRefusal::NotHeld => WrongState::NotPaused,
             JobRefusal::Halted { reason } => WrongState::Halted { reason: reason.to_string() },
             JobRefusal::UnderWay | JobRefusal::Same => match self.job_status() {
@@ -467,6 +488,7 @@ impl Controller {
             | JobRefusal::LayerBytes { .. }
             | JobRefusal::Copies { .. }
             | JobRefusal::Every { .. }
+            | JobRefusal::Origin { .. }
             | JobRefusal::Name { .. } => {
                 return Refusal::Malformed { what: refusal.to_string() };
             }
@@ -503,6 +525,11 @@ fn submitted(
         let job = JobDocument::decode(document.as_bytes());
         let job = job.map_err(|error| Refusal::Malformed { what: error.to_string() })?;
         check_cluster_can_run(&job.config).map_err(|failure| refused(&failure))?;
+        if job.from.is_some() {
+            // The log knows what a run goes on from, and whoever submits names it.
+            let what = "a document that says itself what it goes on from".to_owned();
+            return Err(Refusal::Malformed { what });
+        }
         return Ok(job);
     }
     let loaded = load_document("the submitted configuration", document)
@@ -542,14 +569,21 @@ pub(super) fn not_found(thing: Thing, name: String) -> Answer {
     Answer::Refused(Refusal::NotFound { thing, name })
 }
 
+/// What a token lets in, as people are told. No token lets an administrator in.
+pub(super) const fn token_role(role: AccessRole) -> TokenRole {
+    match role {
+        AccessRole::Controller => TokenRole::Controller,
+        AccessRole::Worker => TokenRole::Worker,
+        AccessRole::Operator | AccessRole::Admin => TokenRole::Operator,
+        AccessRole::Viewer => TokenRole::Viewer,
+    }
+}
+
 fn token_info(id: TokenId, token: &Token) -> TokenInfo {
     let terms = &token.terms;
     TokenInfo {
         id: id.to_string(),
-        role: match terms.role {
-            AccessRole::Controller => MemberRole::Controller,
-            AccessRole::Worker | AccessRole::Admin | AccessRole::Observer => MemberRole::Worker,
-        },
+        role: token_role(terms.role),
         created_ms: token.made_at_s * 1000,
         expires_ms: terms.expires_at_s * 1000,
         uses: terms.uses_max,

@@ -19,6 +19,7 @@ use zbelastic_transport::identity::{
 };
 use zbelastic_types::{Digest, NodeId};
 
+use super::answers::token_role;
 use super::{Arrived, Controller};
 use crate::api::EventKind;
 use crate::cluster::journal::now_s;
@@ -210,8 +211,7 @@ impl Controller {
             AccessOutcome::LetIn { key, node, .. } => self.let_in(*key, *node),
             AccessOutcome::TokenMade { token } => {
                 let terms = self.core.state().access().tokens().get(token).map(|t| t.terms.role);
-                if let Some(role) = terms.and_then(AccessRole::member_role) {
-                    let role = crate::cluster::chronicle::member_role(role);
+                if let Some(role) = terms.map(token_role) {
                     self.journal.tell(EventKind::TokenCreated { id: token.to_string(), role });
                 }
             }
@@ -302,8 +302,7 @@ impl Controller {
         let key = RequestedKey::from_request(request).map_err(|error| error.to_string())?;
         match from.role {
             PeerRole::Admin => {}
-            PeerRole::Observer => return Err("an observer's certificate is not renewed".to_owned()),
-            PeerRole::Controller | PeerRole::Worker => {
+            PeerRole::Operator | PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => {
                 let digest = Digest(key.digest().0);
                 let credential = self.core.state().access().credential(from.node);
                 let credential = credential.filter(|known| known.key == digest);
@@ -324,7 +323,7 @@ impl Controller {
         }
         let state = self.core.state();
         let digest = Digest(attempt.key_digest().0);
-        // Controllers have the authority, and people no credential.
+        // Controllers have the authority, and people are let in anew.
         let is_its = |known: &Credential| {
             known.key == digest && known.role == AccessRole::Worker && !known.is_revoked
         };
@@ -386,7 +385,8 @@ const fn access_role(role: PeerRole) -> AccessRole {
         PeerRole::Admin => AccessRole::Admin,
         PeerRole::Controller => AccessRole::Controller,
         PeerRole::Worker => AccessRole::Worker,
-        PeerRole::Observer => AccessRole::Observer,
+        PeerRole::Viewer => AccessRole::Viewer,
+        PeerRole::Operator => AccessRole::Operator,
     }
 }
 
@@ -395,7 +395,8 @@ const fn peer_role(role: AccessRole) -> PeerRole {
         AccessRole::Admin => PeerRole::Admin,
         AccessRole::Controller => PeerRole::Controller,
         AccessRole::Worker => PeerRole::Worker,
-        AccessRole::Observer => PeerRole::Observer,
+        AccessRole::Viewer => PeerRole::Viewer,
+        AccessRole::Operator => PeerRole::Operator,
     }
 }
 

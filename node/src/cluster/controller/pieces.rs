@@ -171,7 +171,8 @@ impl Controller {
         let checkpoints = state.checkpoints().iter().map(|checkpoint| checkpoint.version);
         let pending = state.pending().iter().map(|pending| pending.version);
         let of_job = [Step(0)].into_iter().chain(checkpoints).chain(pending);
-        referred.versions.extend(of_job.map(|version| CheckpointId { run: job.spec.run, version }));
+        let named = |version| CheckpointId { run: job.spec.run_of(version), version };
+        referred.versions.extend(of_job.map(named));
         referred
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zbelastic_checkpoint::Store as _;
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::core::Command;
-use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec};
+use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec, Origin};
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_trainer::digest::state_digest;
 use zbelastic_transport::Reply;
@@ -15,7 +15,7 @@ use super::Controller;
 use super::answers::not_found;
 use crate::api::{
     Answer, CheckpointDetail, CheckpointStatus, HexDigest, JobPhaseStatus, LayerDetail, NodeSaid,
-    Refusal, RunStatus, Thing, WrongState,
+    OriginStatus, Refusal, RunStatus, Thing, WrongState,
 };
 use crate::cluster::document::JobDocument;
 use crate::cluster::keeper::name_of;
@@ -43,7 +43,7 @@ impl<'a> RunView<'a> {
         let record = self.record(step)?;
         let digest = *record.layers.get(layer as usize)?;
         let length = *self.spec.layer_bytes.get(layer as usize)?;
-        let (run, version, layer) = (self.spec.run, Step(step), LayerId(layer));
+        let (run, version, layer) = (self.spec.run_of(Step(step)), Step(step), LayerId(layer));
         Some(PieceRef { run, version, layer, digest, length })
     }
 
@@ -85,6 +85,15 @@ impl Controller {
     /// The run with this name, or the newest.
     fn view(&self, name: Option<&str>) -> Option<RunView<'_>> {
         self.views().find(|view| name.is_none_or(|name| view.spec.name == name))
+    }
+
+    /// What a run is called, or its number if it is not kept.
+    pub(super) fn name_of_run(&self, run: RunId) -> String {
+        self.known_name(run).unwrap_or_else(|| run.to_string())
+    }
+
+    fn known_name(&self, run: RunId) -> Option<String> {
+        self.views().find(|view| view.spec.run == run).map(|view| view.spec.name.clone())
     }
 
     /// A run that ended, with what is kept of it, that was submitted as this document but for its name.
@@ -130,10 +139,50 @@ impl Controller {
             phase,
             step,
             step_count: view.spec.step_count,
+            from: view.spec.from.map(|from| self.origin_status(from)),
             checkpoints: view.checkpoints.iter().map(|record| record.version.0).collect(),
             digest: last.map(digest_of),
             bytes: view.bytes(),
         }
+    }
+
+    fn origin_status(&self, from: Origin) -> OriginStatus {
+        let Origin { run, version, state } = from;
+        let name = self.known_name(run);
+        OriginStatus { run: run.0, name, step: version.0, digest: HexDigest(state) }
+    }
+
+    /// A job that goes on from the last checkpoint of the run with this name.
+    pub(super) fn branched(
+        &self,
+        mut job: JobDocument,
+        from: Option<String>,
+    ) -> Result<JobDocument, Refusal> {
+        let Some(name) = from else { return Ok(job) };
+        let Some(parent) = self.view(Some(&name)) else {
+            return Err(Refusal::NotFound { thing: Thing::Run, name });
+        };
+        if !is_over(parent.phase) {
+            return Err(Refusal::WrongState(WrongState::RunLive { name }));
+        }
+        let Some(last) = parent.checkpoints.last() else {
+            return Err(Refusal::NotFound {
+                thing: Thing::Checkpoint,
+                name: format!("of run {name}"),
+            });
+        };
+        let known = JobDocument::of_job(parent.spec).ok().map(|known| known.job.config);
+        let Some(known) = known.filter(|known| known.model == job.config.model) else {
+            return Err(Refusal::WrongState(WrongState::OtherModel { name }));
+        };
+        if known.checkpoint.folder != job.config.checkpoint.folder {
+            // Nodes have one store open, and the parent's checkpoint is in that one.
+            let what = format!("checkpoint.dir: another one than that of run {name}");
+            return Err(Refusal::Config { problems: vec![what] });
+        }
+        let (run, version) = (parent.spec.run_of(last.version), last.version);
+        job.from = Some(Origin { run, version, state: digest_of(last).0 });
+        Ok(job)
     }
 
     /// Checkpoints of a run, oldest first; none of one that there is not.

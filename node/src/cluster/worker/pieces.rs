@@ -174,7 +174,8 @@ impl Worker {
     /// The host wants to go on from a layer of a checkpoint.
     pub(super) fn read(&mut self, version: Step, layer: LayerId, digest: Digest) {
         let length = self.layer_floats(layer).map(image_bytes);
-        let (Some(run), Some(length)) = (self.run(), length) else { return };
+        let (Readiness::Ready(job), Some(length)) = (&self.readiness, length) else { return };
+        let run = job.document.run_of(version);
         let piece = PieceRef { run, version, layer, digest, length };
         self.reading.insert((version, layer), piece);
         if self.keeper.get(piece).is_err() {

@@ -23,6 +23,8 @@ pub struct Submission {
     pub weights: Option<(CorpusDescription, Vec<u8>)>,
     /// What it is to be called, if a person said so.
     pub name: Option<String>,
+    /// The run that it goes on from, if it does.
+    pub from: Option<String>,
 }
 
 /// Something that the cluster wants.
@@ -59,10 +61,10 @@ pub fn submit(
     client: &mut ApiClient<'_>,
     told: &mut dyn Write,
 ) -> Result<RunAccepted, Failure> {
-    let Submission { document, corpus, weights, name, .. } = submission;
+    let Submission { document, corpus, weights, name, from, .. } = submission;
     let weights = weights.as_ref().map(|(name, _)| *name);
-    let (document, name) = (document.clone(), name.clone());
-    let request = Request::Run { document, corpus: *corpus, weights, name };
+    let (document, name, from) = (document.clone(), name.clone(), from.clone());
+    let request = Request::Run { document, corpus: *corpus, weights, name, from };
     for _ in 0..=UPLOADS_MAX {
         let answer = client.ask(&request)?;
         let found = answer.name();
@@ -115,7 +117,8 @@ mod tests {
     fn submission(length: usize) -> Submission {
         let corpus = CorpusDescription { hash: digest(1), length: Bytes(length as u64) };
         let text = (0..length).map(|index| index as u8).collect();
-        Submission { document: "[train]\n".to_owned(), corpus, text, weights: None, name: None }
+        let document = "[train]\n".to_owned();
+        Submission { document, corpus, text, weights: None, name: None, from: None }
     }
 
     fn held(held: u64) -> Answer {

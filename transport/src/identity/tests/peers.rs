@@ -146,7 +146,7 @@ fn whom_one_dials_is_whom_one_meets() {
     };
     for wanted in [Wanted::AnyMember, Wanted::Role(PeerRole::Worker), Wanted::Node(NodeId(3))] {
         assert!(dial(PeerRole::Worker, wanted).is_ok());
-        for role in [PeerRole::Admin, PeerRole::Observer] {
+        for role in [PeerRole::Admin, PeerRole::Viewer, PeerRole::Operator] {
             let refusal = dial(role, wanted).unwrap_err();
             assert!(matches!(refusal, PeerRefusal::ServesNobody { .. }), "{refusal}");
         }

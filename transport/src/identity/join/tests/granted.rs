@@ -179,7 +179,7 @@ async fn a_grant_for_another_node_role_or_cluster_is_not_believed() {
             good
         },
         |authority, attempt, _| {
-            regrant(authority, &attempt.key, PeerRole::Observer, UnixSeconds::now())
+            regrant(authority, &attempt.key, PeerRole::Viewer, UnixSeconds::now())
         },
         |_, _, mut good| {
             good.cluster = ClusterId(8);

@@ -106,7 +106,7 @@ async fn a_joiner_says_nothing_to_someone_who_shows_the_clusters_public_certific
 #[tokio::test]
 async fn a_joiner_says_nothing_to_a_member_that_is_no_controller() {
     let (authority, _) = cluster();
-    for role in [PeerRole::Worker, PeerRole::Observer, PeerRole::Admin] {
+    for role in [PeerRole::Worker, PeerRole::Viewer, PeerRole::Admin] {
         let fault = hangs_up(&authority, &member(&authority, role, 3)).await;
         assert!(matches!(fault, JoinServerFault::Peer(_)), "{fault}");
     }
