@@ -7,6 +7,7 @@ mod blame;
 mod draft;
 mod gone;
 mod inbox;
+mod leaving;
 mod owed;
 mod pace;
 mod planning;

@@ -16,8 +16,8 @@ use super::{
 use crate::codec;
 use crate::contact::Place;
 use crate::entry::{Entry, RewindReason};
-use crate::job::{HaltReason, JobChange, JobPhase, JobSpec, WindowPolicy};
-use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
+use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
+use crate::member::{Holder, LossReason, Member, Standing};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, SOURCES_MAX};
 use crate::raft::ENTRY_BYTES_MAX;
@@ -177,31 +177,6 @@ impl Duties {
             return Some(Entry::Job(JobChange::Halt(HaltReason::NothingToRestore)));
         };
         Some(Entry::Rewind { generation, to, reason: RewindReason::StateDiffers { layer } })
-    }
-
-    /// Who was to go and has no part in the plan any more is gone. Where there is no run, or none
-    /// that has steps left, or one that is held or left at a checkpoint, nobody has a part in anything.
-    fn decide_drained(&self, state: &State) -> Option<MemberChange> {
-        let is_saved = is_held_at_checkpoint(state) || is_left_at_checkpoint(state);
-        let plan = state.plan().filter(|_| !is_over(state) && !is_saved);
-        if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
-            return None;
-        }
-        // A seal under way would be of a step that nobody holds then.
-        if is_saved && self.is_changing() {
-            return None;
-        }
-        let has_part = |holder: &Holder| {
-            let plan = plan.is_some_and(|plan| plan.record.stages.contains(holder));
-            let next = state.next_plan().filter(|_| !is_saved);
-            plan || next.is_some_and(|next| next.stages.contains(holder))
-        };
-        let is_free = |(holder, member): &(Holder, &Member)| {
-            member.standing == Standing::Draining && !has_part(holder)
-        };
-        let (holder, _) = state.live_workers().find(is_free)?;
-        let change = MemberChange::Lost { holder, reason: LossReason::Drained };
-        (!self.is_in_flight(Lane::Members)).then_some(change)
     }
 
     /// What a leader with a known bug does: an answer that is late is one that nothing is held.
@@ -532,27 +507,6 @@ fn basis_of(state: &State, need: &Need) -> Basis {
             Need::Planned(_) | Need::Now(_) => None,
         },
     }
-}
-
-/// Whether no step of the job will ever be computed again, and all that was to be kept of it is.
-fn is_over(state: &State) -> bool {
-    let has_ended = state.job().is_none_or(|job| match job.phase {
-        JobPhase::Done | JobPhase::Stopped => true,
-        JobPhase::Running | JobPhase::Paused | JobPhase::Halted(_) => false,
-    });
-    has_ended && state.pending().is_empty()
-}
-
-/// Whether the run is held, and what it is held at is durable: it goes on from there with whoever
-/// is there then.
-fn is_held_at_checkpoint(state: &State) -> bool {
-    let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
-    is_held && state.pending().is_empty() && state.is_at_checkpoint()
-}
-
-/// Whether what those who go cannot hand over is durable: it goes on from there with whoever comes.
-fn is_left_at_checkpoint(state: &State) -> bool {
-    state.is_left_alone() && state.pending().is_empty() && state.is_at_checkpoint()
 }
 
 /// Those of the job's class who stay, or all of them if nobody does.
