@@ -140,6 +140,9 @@ impl Duties {
         if let Some(entry) = self.decide_rewind(state) {
             return Some(Action::Propose(entry));
         }
+        if let Some(entry) = self.decide_saved(state) {
+            return Some(Action::Propose(entry));
+        }
         if let Some(change) = self.decide_drained(state) {
             self.note_change(change);
             return self.decide_members(state).map(Action::Propose);

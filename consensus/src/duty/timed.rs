@@ -60,15 +60,17 @@ impl Timed {
 }
 
 impl Duties {
-    /// The next version becomes a checkpoint if so much time has passed, or if those who hold it leave. While
-    /// a seal is under way it is not known which one is next.
+    /// The next version becomes a checkpoint if so much time has passed.
     pub(super) fn decide_timed(&self, state: &State) -> Option<Entry> {
-        let spec = state.running_spec()?;
-        let is_late =
-            spec.checkpoint_ticks > 0 && self.now - self.timed.since >= self.timed.interval(spec);
-        // A machine that is taken away with nobody to hand over to saves what it holds.
-        let is_leaving = state.is_left_alone() && !state.is_being_kept();
-        if !(is_late || is_leaving) || state.due().is_some() || self.is_changing() {
+        let spec = state.running_spec().filter(|spec| spec.checkpoint_ticks > 0)?;
+        let is_late = self.now - self.timed.since >= self.timed.interval(spec);
+        if is_late { self.keep_next(state, spec) } else { None }
+    }
+
+    /// That the next version becomes a checkpoint, unless it does anyway. While a seal is under way it is not
+    /// known which one is next.
+    pub(super) fn keep_next(&self, state: &State, spec: &JobSpec) -> Option<Entry> {
+        if state.due().is_some() || self.is_changing() {
             return None;
         }
         let version = state.open_turn().step.next();

@@ -148,9 +148,9 @@ impl State {
         Arc::make_mut(&mut spec).run = self.run_last;
         let origin = spec.from.and_then(|from| self.ended_with(from.run));
         let origin = origin.map(|(_, checkpoint)| checkpoint.clone());
-        let own = self.own_checkpoint().map(|own| own.version);
+        let has_own = self.own_checkpoint().is_some();
         let (before, class, last) = self.end_job();
-        let kept = last.filter(|last| own == Some(last.version));
+        let kept = last.filter(|_| has_own);
         if let (Some(Job { spec, phase }), Some(checkpoint)) = (before, kept) {
             self.ended.push(RunRecord { spec, phase, class, checkpoint });
         }

@@ -40,6 +40,7 @@ starts, holds, ends, removes and exports runs and their checkpoints; a viewer re
 Examples:
   zbelastic login --cluster 10.0.0.1:7000 --token-file token --data-dir ~/.zbelastic-wiki
   zbelastic status --data-dir ~/.zbelastic-wiki";
+
 pub(super) const LEAVE_EXAMPLES: &str = "\
 Tells the process of this folder to go, as Ctrl-C in its terminal does: a worker hands over its
 layers first. Waits until it is gone.

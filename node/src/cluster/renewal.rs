@@ -65,7 +65,8 @@ pub fn renew_admin_if_due(
     let Ok(admin) = Credentials::load_ended(&folder.admin(), Some(authority.cluster())) else {
         return Ok(());
     };
-    if is_of_another(folder, authority) || UnixSeconds::now() < admin.window().renew_after() {
+    let is_admin = admin.identity().role == PeerRole::Admin;
+    if !is_admin || UnixSeconds::now() < admin.window().renew_after() {
         return Ok(());
     }
     renew_admin(folder, authority)

@@ -197,11 +197,14 @@ fn take(path: &Path, metrics: &File) -> Result<(), Failure> {
     }
 }
 
+/// What a run told of its end.
+fn told_end(path: &Path) -> Option<serde_json::Value> {
+    serde_json::from_slice(&fs::read(path.join(RUN)).ok()?).ok()
+}
+
 /// Whether a run that has told of its end ended before its time.
 fn ended_early(path: &Path) -> bool {
-    let run = fs::read(path.join(RUN)).ok();
-    let run: Option<serde_json::Value> = run.and_then(|run| serde_json::from_slice(&run).ok());
-    run.is_some_and(|run| run["interrupted"] == true)
+    told_end(path).is_some_and(|run| run["interrupted"] == true)
 }
 
 /// How a run begins in a folder that may hold one. A branch takes a folder whose run is done as well.
@@ -272,10 +275,8 @@ fn other_configuration(path: &Path) -> Failure {
 /// # Errors
 /// If something cannot be renamed or written.
 pub fn begin_branch(path: &Path, config: &str) -> Result<(), Failure> {
-    let run = fs::read(path.join(RUN)).ok();
-    let run: Option<serde_json::Value> = run.and_then(|run| serde_json::from_slice(&run).ok());
-    if let Some(steps) = run.filter(|run| run["interrupted"] != true) {
-        let steps = steps["steps"].as_u64().unwrap_or_default();
+    if let Some(run) = told_end(path).filter(|run| run["interrupted"] != true) {
+        let steps = run["steps"].as_u64().unwrap_or_default();
         for (name, aside) in [
             (MODEL, format!("model-{steps}")),
             (SAMPLE, format!("sample-{steps}.txt")),
@@ -415,6 +416,7 @@ mod tests {
         let done = open("[train]\nseed = 1\n").expect_err("done");
         assert!(done.to_string().contains("holds a run already"), "{done}");
     }
+
     /// The folder, opened for a run with these keys.
     fn opened(out: &Path, keys: &str, may_branch: bool) -> Result<RunFolder, Failure> {
         let keys = format!("[model]\npreset = \"tiny\"\n{keys}");

@@ -106,12 +106,9 @@ pub fn train(
     let count = prepared.worker_count as usize;
     ask_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
     let parent = parent_of(beginning, submission, &mut client)?;
-    let status = client.status().ok();
-    let sealed = status.and_then(|status| status.job).map_or(0, |job| job.step);
-    let steps_before = match (&parent, beginning) {
-        (Some(parent), _) => parent.step.unwrap_or(0),
-        (None, Beginning::New | Beginning::Again) => sealed,
-        (None, Beginning::Moved | Beginning::Branch) => 0,
+    let steps_before = match &parent {
+        Some(parent) => parent.step.unwrap_or(0),
+        None => client.status().ok().and_then(|status| status.job).map_or(0, |job| job.step),
     };
     let from = parent.as_ref().and_then(|parent| parent.step.map(|_| parent.name.clone()));
     let accepted = submit(submission, from, &mut client)?;
@@ -233,10 +230,12 @@ fn parent_of(
         Beginning::Moved => check_same_text(&run, submission, client)?,
         Beginning::Branch => check_steps_left(&run, submission)?,
     }
-    if !is_ended {
+    let run = if is_ended {
+        run
+    } else {
         client.order_job(Request::Stop)?;
-    }
-    let run = newest(client)?.unwrap_or(run);
+        newest(client)?.unwrap_or(run)
+    };
     Ok(Some(Parent { name: run.name, step: run.checkpoints.last().copied() }))
 }
 
