@@ -29,6 +29,22 @@ impl fmt::Display for StateDigest {
     }
 }
 
+/// Bytes of layer and version, which a layer's digest begins with.
+pub(crate) const HASHED_HEAD_LEN: usize = 12;
+
+/// Bytes that the digest of a layer of so many floats is over.
+pub(crate) const fn hashed_bytes(float_count: usize) -> u64 {
+    HASHED_HEAD_LEN as u64 + 12 * float_count as u64
+}
+
+/// What a layer's digest begins with.
+pub(crate) fn hashed_head(layer: LayerId, version: Step) -> [u8; HASHED_HEAD_LEN] {
+    let mut head = [0; HASHED_HEAD_LEN];
+    head[..4].copy_from_slice(&layer.0.to_le_bytes());
+    head[4..].copy_from_slice(&version.0.to_le_bytes());
+    head
+}
+
 /// Makes the digest of a layer as it travels: of its id, its version, then weights and moments.
 #[derive(Debug)]
 pub(crate) struct LayerHasher(blake3::Hasher);
@@ -36,8 +52,7 @@ pub(crate) struct LayerHasher(blake3::Hasher);
 impl LayerHasher {
     pub(crate) fn new(layer: LayerId, version: Step) -> Self {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&layer.0.to_le_bytes());
-        hasher.update(&version.0.to_le_bytes());
+        hasher.update(&hashed_head(layer, version));
         Self(hasher)
     }
 
@@ -63,60 +78,100 @@ pub(crate) fn image_digest(image: &LayerImage) -> Digest {
 /// The same on all threads of the host.
 pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest {
     let LayerImage { layer, version, w, m, v } = image;
-    let mut head = [0; 12];
-    head[..4].copy_from_slice(&layer.0.to_le_bytes());
-    head[4..].copy_from_slice(&version.0.to_le_bytes());
-    let len = (head.len() + 12 * w.len()) as u64;
+    let head = hashed_head(*layer, *version);
+    let len = hashed_bytes(w.len());
     if host.count() == 1 || len <= LEAF_BYTES || cfg!(target_endian = "big") {
         return image_digest(image);
     }
     let floats = [w, m, v].map(|part| bytemuck::cast_slice(part));
     let parts = [&head[..], floats[0], floats[1], floats[2]];
-    let mut leaves = Vec::new();
-    split(0..len, &mut leaves);
-    let mut values = vec![[0; 32]; leaves.len()];
-    let tasks = leaves.into_iter().zip(&mut values).collect();
-    host.for_each(tasks, |(leaf, value): (Range<u64>, &mut ChainingValue)| {
-        *value = leaf_value(&parts, leaf);
+    let tree = Subtrees { len, cut: 0, max: LEAF_BYTES };
+    let ranges = tree.ranges();
+    let mut values = vec![[0; 32]; ranges.len()];
+    let tasks = ranges.into_iter().zip(&mut values).collect();
+    host.for_each(tasks, |(range, value): (Range<u64>, &mut ChainingValue)| {
+        *value = subtree_value(&parts, range);
     });
-    let mut values = values.into_iter();
-    let left_len = left_subtree_len(len);
-    let (left, right) = (merged(left_len, &mut values), merged(len - left_len, &mut values));
-    Digest(*merge_subtrees_root(&left, &right, Mode::Hash).as_bytes())
+    tree.root(values)
 }
 
-/// Cuts a subtree of BLAKE3 into those that are hashed as a whole, in order.
-fn split(Range { start, end }: Range<u64>, leaves: &mut Vec<Range<u64>>) {
-    if end - start <= LEAF_BYTES {
-        return leaves.push(start..end);
+/// The subtrees that a BLAKE3 tree over `len` bytes is cut into, so that each is hashed apart from the others (the
+/// specification of BLAKE3, section 2.1, and what the Bao format calls a slice). None lies on both sides of
+/// byte `cut`, a multiple of [`blake3::CHUNK_LEN`]; none has more than `max` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subtrees {
+    pub(crate) len: u64,
+    pub(crate) cut: u64,
+    pub(crate) max: u64,
+}
+
+impl Subtrees {
+    /// The bytes of each, in order.
+    pub(crate) fn ranges(self) -> Vec<Range<u64>> {
+        let mut ranges = Vec::new();
+        self.split(0..self.len, &mut ranges);
+        ranges
     }
-    let middle = start + left_subtree_len(end - start);
-    split(start..middle, leaves);
-    split(middle..end, leaves);
+
+    /// The digest of all bytes, from the chaining values of [`Self::ranges`], of which there are at least two.
+    ///
+    /// # Panics
+    /// If there are fewer values than subtrees, or the tree is not cut.
+    pub(crate) fn root(self, values: impl IntoIterator<Item = ChainingValue>) -> Digest {
+        let left_len = left_subtree_len(self.len);
+        let mut values = values.into_iter();
+        let left = self.merged(0..left_len, &mut values);
+        let right = self.merged(left_len..self.len, &mut values);
+        Digest(*merge_subtrees_root(&left, &right, Mode::Hash).as_bytes())
+    }
+
+    fn is_apart(self, range: &Range<u64>) -> bool {
+        let is_on_one_side = range.end <= self.cut || range.start >= self.cut;
+        is_on_one_side && range.end - range.start <= self.max
+    }
+
+    fn split(self, range: Range<u64>, ranges: &mut Vec<Range<u64>>) {
+        if self.is_apart(&range) {
+            return ranges.push(range);
+        }
+        let middle = range.start + left_subtree_len(range.end - range.start);
+        self.split(range.start..middle, ranges);
+        self.split(middle..range.end, ranges);
+    }
+
+    fn merged(
+        self,
+        range: Range<u64>,
+        values: &mut impl Iterator<Item = ChainingValue>,
+    ) -> ChainingValue {
+        if self.is_apart(&range) {
+            return values.next().expect("a value for each subtree");
+        }
+        let middle = range.start + left_subtree_len(range.end - range.start);
+        let left = self.merged(range.start..middle, values);
+        let right = self.merged(middle..range.end, values);
+        merge_subtrees_non_root(&left, &right, Mode::Hash)
+    }
 }
 
-/// The value of a subtree over what lies in `leaf`, if `parts` lie one behind the other.
-fn leaf_value(parts: &[&[u8]], leaf: Range<u64>) -> ChainingValue {
+/// A hasher of the subtree whose first byte is at `start`.
+pub(crate) fn subtree_hasher(start: u64) -> blake3::Hasher {
     let mut hasher = blake3::Hasher::new();
-    hasher.set_input_offset(leaf.start);
+    hasher.set_input_offset(start);
+    hasher
+}
+
+/// The chaining value of a subtree over `range`, if `parts` lie one behind the other.
+fn subtree_value(parts: &[&[u8]], range: Range<u64>) -> ChainingValue {
+    let mut hasher = subtree_hasher(range.start);
     let mut start = 0;
     for part in parts {
         let end = start + part.len() as u64;
-        let (from, to) = (leaf.start.clamp(start, end), leaf.end.clamp(start, end));
+        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
         hasher.update(&part[(from - start) as usize..(to - start) as usize]);
         start = end;
     }
     hasher.finalize_non_root()
-}
-
-/// The value of a subtree of so many bytes, from those that [`split`] cut it into.
-fn merged(len: u64, values: &mut impl Iterator<Item = ChainingValue>) -> ChainingValue {
-    if len <= LEAF_BYTES {
-        return values.next().expect("a value for each leaf");
-    }
-    let left_len = left_subtree_len(len);
-    let (left, right) = (merged(left_len, values), merged(len - left_len, values));
-    merge_subtrees_non_root(&left, &right, Mode::Hash)
 }
 
 /// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats each:

@@ -10,6 +10,7 @@ mod digester;
 mod gradient;
 mod image;
 mod scattered;
+mod weights;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub use digester::ImageDigester;
 pub use gradient::{GradientPart, HeldGradient, LayerGradient};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
 pub use scattered::ScatteredLayer;
+pub use weights::{ChainingValue, moment_subtrees, moment_value, weights_end};
 
 /// Why a copy does not take something in. It stays as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

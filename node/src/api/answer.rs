@@ -42,6 +42,8 @@ pub enum Answer {
     Collected(Vec<Collected>),
     /// To `checkpoint_export`.
     Layer(LayerPiece),
+    /// To `checkpoint_subtree`: the chaining value.
+    Subtree(HexDigest),
     /// To `trace`.
     Trace(TracePiece),
     /// To `cluster_info`.
@@ -84,6 +86,7 @@ impl Answer {
             Self::Verified(_) => "verified",
             Self::Collected(_) => "collected",
             Self::Layer(_) => "layer",
+            Self::Subtree(_) => "subtree",
             Self::Trace(_) => "trace",
             Self::Cluster(_) => "cluster",
             Self::Backup(_) => "backup",

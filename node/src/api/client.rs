@@ -164,6 +164,7 @@ impl<'a> ApiClient<'a> {
                 | Answer::Verified(_)
                 | Answer::Collected(_)
                 | Answer::Layer(_)
+                | Answer::Subtree(_)
                 | Answer::Trace(_)
                 | Answer::Cluster(_)
                 | Answer::Backup(_)) => {
@@ -274,6 +275,17 @@ impl<'a> ApiClient<'a> {
     ) -> Result<LayerPiece, ApiError> {
         let request = Request::CheckpointExport { run: self.run.clone(), step, layer, offset };
         answer_to!(self, request, Answer::Layer(piece) => piece)
+    }
+
+    /// The chaining value of a subtree behind a layer's weights.
+    pub fn layer_subtree(
+        &mut self,
+        step: u64,
+        layer: u32,
+        subtree: u32,
+    ) -> Result<HexDigest, ApiError> {
+        let request = Request::CheckpointSubtree { run: self.run.clone(), step, layer, subtree };
+        answer_to!(self, request, Answer::Subtree(value) => value)
     }
 
     /// The cluster itself.

@@ -137,6 +137,19 @@ pub enum Request {
         /// Where the piece begins.
         offset: u64,
     },
+    /// The chaining value of a subtree of the hash over a layer's image, behind its weights: by them the weights
+    /// are proved without the moments.
+    CheckpointSubtree {
+        /// Which run's; none for the newest.
+        #[serde(default)]
+        run: Option<String>,
+        /// The checkpoint.
+        step: u64,
+        /// The layer, counted from 0.
+        layer: u32,
+        /// Which, counted from the weights on.
+        subtree: u32,
+    },
     /// A piece of what stages did in the last steps, as the text of a trace file.
     Trace {
         /// Where the piece begins.
@@ -179,6 +192,7 @@ impl Request {
             Self::CheckpointRestore { .. } => "checkpoint_restore",
             Self::CheckpointCollect => "checkpoint_collect",
             Self::CheckpointExport { .. } => "checkpoint_export",
+            Self::CheckpointSubtree { .. } => "checkpoint_subtree",
             Self::Trace { .. } => "trace",
             Self::ClusterInfo => "cluster_info",
             Self::ClusterBackup { .. } => "cluster_backup",

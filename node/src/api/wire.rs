@@ -151,6 +151,7 @@ impl Request {
             | Self::CheckpointRestore { .. }
             | Self::CheckpointCollect
             | Self::CheckpointExport { .. }
+            | Self::CheckpointSubtree { .. }
             | Self::ClusterInfo
             | Self::Trace { .. }
             | Self::ClusterBackup { .. } => None,
@@ -182,6 +183,7 @@ impl Answer {
             | Self::Checkpoint(_)
             | Self::Verified(_)
             | Self::Collected(_)
+            | Self::Subtree(_)
             | Self::Cluster(_)
             | Self::Redirect { .. }
             | Self::NoQuorum { .. }

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 75] = pages![
+const PAGES: [(&str, &str); 76] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -76,6 +76,7 @@ const PAGES: [(&str, &str); 75] = pages![
     "decisions/0054-what-nobody-waits-for-leaves-the-way.md",
     "decisions/0055-a-branch-begins-with-its-parents-checkpoint.md",
     "decisions/0056-people-are-let-in-as-nodes-are.md",
+    "decisions/0057-weights-are-proved-without-moments.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

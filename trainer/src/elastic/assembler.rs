@@ -5,6 +5,7 @@ use zbelastic_types::{Digest, LayerId, Step};
 
 use super::digester::{ImageDigester, fill};
 use super::image::{Header, ImageError, LayerImage};
+use super::weights::ChainingValue;
 
 /// Bytes of a float.
 const FLOAT_LEN: usize = 4;
@@ -24,7 +25,7 @@ pub struct LayerAssembler {
     body: Option<Body>,
 }
 
-/// The weights of a layer, whose moments were hashed and not kept.
+/// The weights of a layer, whose moments were not read.
 #[derive(Clone, Debug)]
 pub struct ReadWeights {
     /// The layer.
@@ -74,18 +75,18 @@ impl LayerAssembler {
     /// Of a layer of `expected` encoded bytes, header included: [`super::image_bytes`].
     #[must_use]
     pub fn new(expected: u64) -> Self {
-        Self::keeping(expected, 3)
+        Self::keeping(3, ImageDigester::new(expected))
     }
 
-    /// The same, for who wants no moments: they are hashed, and take no memory.
+    /// The same, for who wants no moments: the bytes up to [`super::weights_end`] are pushed, and
+    /// chaining values stand for the others.
     #[must_use]
     pub fn of_weights(expected: u64) -> Self {
-        Self::keeping(expected, 1)
+        Self::keeping(1, ImageDigester::of_weights(expected))
     }
 
-    fn keeping(expected: u64, kept: usize) -> Self {
-        let pending = Vec::with_capacity(FLOAT_LEN);
-        Self { digester: ImageDigester::new(expected), pending, kept, body: None }
+    fn keeping(kept: usize, digester: ImageDigester) -> Self {
+        Self { digester, pending: Vec::with_capacity(FLOAT_LEN), kept, body: None }
     }
 
     /// Bytes that came.
@@ -123,15 +124,16 @@ impl LayerAssembler {
         Ok((LayerImage { layer, version, w, m, v }, digest))
     }
 
-    /// The weights and the digest of all bytes, once all are there.
+    /// The weights, once they are there, and the digest of the layer whose subtrees behind them
+    /// ([`super::moment_subtrees`]) have the values `behind`.
     ///
     /// # Errors
-    /// If some are missing.
+    /// If bytes or values are missing.
     ///
     /// # Panics
     /// Never: whose bytes are all there has a header.
-    pub fn finish_weights(self) -> Result<ReadWeights, ImageError> {
-        let digest = self.digester.finish()?;
+    pub fn finish_weights(self, behind: &[ChainingValue]) -> Result<ReadWeights, ImageError> {
+        let digest = self.digester.finish_before(behind)?;
         let Body { header, mut parts, .. } = self.body.expect("its header came");
         let Header { layer, version, .. } = header;
         Ok(ReadWeights { layer, version, w: parts.swap_remove(0), digest })

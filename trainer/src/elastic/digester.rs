@@ -3,26 +3,44 @@
 use zbelastic_types::Digest;
 
 use super::image::{HEADER_LEN, Header, ImageError};
+use super::weights::{ChainingValue, WeightsHasher, weights_end};
 use crate::digest::LayerHasher;
 
 /// Computes the digest of a layer from its encoded bytes, pushed in order, in pieces of any size. It
 /// holds the header and the state of a hash function, whatever the layer.
 #[derive(Debug)]
 pub struct ImageDigester {
-    /// Bytes expected in all.
+    /// Bytes of the layer.
+    image: u64,
+    /// Bytes of it that are pushed.
     expected: u64,
     /// Bytes pushed.
     found: u64,
     /// The header, until it is whole.
     pending: Vec<u8>,
-    begun: Option<(Header, LayerHasher)>,
+    begun: Option<(Header, Hashed)>,
+}
+
+/// What the digest is computed from.
+#[derive(Debug)]
+enum Hashed {
+    /// All bytes.
+    Whole(LayerHasher),
+    /// The weights, and chaining values of what lies behind them.
+    Weights(WeightsHasher),
 }
 
 impl ImageDigester {
     /// Of a layer of `expected` encoded bytes, header included: [`super::image_bytes`].
     #[must_use]
     pub fn new(expected: u64) -> Self {
-        Self { expected, found: 0, pending: Vec::with_capacity(HEADER_LEN), begun: None }
+        let pending = Vec::with_capacity(HEADER_LEN);
+        Self { image: expected, expected, found: 0, pending, begun: None }
+    }
+
+    /// Of a layer of `image` encoded bytes, of which only those up to [`weights_end`] are pushed.
+    pub(super) fn of_weights(image: u64) -> Self {
+        Self { expected: weights_end(image), ..Self::new(image) }
     }
 
     /// Bytes that came.
@@ -52,14 +70,22 @@ impl ImageDigester {
             fill(&mut self.pending, &mut bytes, HEADER_LEN);
             let Some(header) = self.pending.first_chunk() else { return Ok(None) };
             let header = Header::decode(header)?;
-            let (expected, found) = (header.image_bytes(), self.expected);
+            let (expected, found) = (header.image_bytes(), self.image);
             if expected != found {
                 return Err(ImageError::Length { expected, found });
             }
-            self.begun = Some((header, LayerHasher::new(header.layer, header.version)));
+            let hashed = if self.expected == self.image {
+                Hashed::Whole(LayerHasher::new(header.layer, header.version))
+            } else {
+                Hashed::Weights(WeightsHasher::new(header))
+            };
+            self.begun = Some((header, hashed));
         }
-        let Some((header, hasher)) = &mut self.begun else { return Ok(None) };
-        hasher.update(bytes);
+        let Some((header, hashed)) = &mut self.begun else { return Ok(None) };
+        match hashed {
+            Hashed::Whole(hasher) => hasher.update(bytes),
+            Hashed::Weights(hasher) => hasher.update(bytes),
+        }
         Ok(Some((*header, bytes)))
     }
 
@@ -68,10 +94,20 @@ impl ImageDigester {
     /// # Errors
     /// If some are missing.
     pub fn finish(self) -> Result<Digest, ImageError> {
+        self.finish_before(&[])
+    }
+
+    /// The digest, once all bytes were pushed that are: `behind` are the chaining values of the others.
+    pub(super) fn finish_before(self, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
         let Self { expected, found, begun, .. } = self;
         let begun = begun.filter(|_| expected == found);
-        let (_, hasher) = begun.ok_or(ImageError::Length { expected, found })?;
-        Ok(hasher.finish())
+        match begun.ok_or(ImageError::Length { expected, found })? {
+            (_, Hashed::Whole(hasher)) => match behind {
+                [] => Ok(hasher.finish()),
+                values => Err(ImageError::Values { expected: 0, found: values.len() }),
+            },
+            (_, Hashed::Weights(hasher)) => hasher.finish_before(behind),
+        }
     }
 }
 

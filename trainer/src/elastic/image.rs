@@ -45,6 +45,14 @@ pub enum ImageError {
         /// Bytes there are.
         found: u64,
     },
+    /// Chaining values of the moments are missing, or too many.
+    #[error("{found} chaining values of a layer's moments, expected {expected}")]
+    Values {
+        /// Subtrees behind the weights.
+        expected: usize,
+        /// Values there are.
+        found: usize,
+    },
     /// Another version of the program wrote them.
     #[error("layer format {found}, this program reads {FORMAT_VERSION}")]
     Version {

@@ -56,7 +56,8 @@ pub fn may_ask(role: PeerRole, request: &Request) -> bool {
         | Request::CheckpointVerify { .. }
         | Request::CheckpointRestore { .. }
         | Request::CheckpointCollect
-        | Request::CheckpointExport { .. } => match role {
+        | Request::CheckpointExport { .. }
+        | Request::CheckpointSubtree { .. } => match role {
             PeerRole::Admin | PeerRole::Operator => true,
             PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => false,
         },
@@ -122,7 +123,10 @@ impl Controller {
                 return self.verify(run.as_deref(), (step, layer), reply);
             }
             Request::CheckpointExport { run, step, layer, offset } => {
-                return self.export(run.as_deref(), (step, layer, offset), reply);
+                return self.export(run.as_deref(), (step, layer), offset, reply);
+            }
+            Request::CheckpointSubtree { run, step, layer, subtree } => {
+                return self.export_subtree(run.as_deref(), (step, layer), subtree, reply);
             }
             Request::CheckpointCollect => return self.collect_all(reply),
             Request::Trace { offset } => self.trace(offset),

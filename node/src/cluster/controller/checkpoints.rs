@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use zbelastic_checkpoint::{SledStore, Store, StoreError};
-use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
 use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, Reply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 
@@ -20,7 +20,7 @@ impl Controller {
     /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
     pub(super) fn verify(&mut self, run: Option<&str>, (step, layer): (u64, u32), reply: Reply) {
         let Some(piece) = self.piece(run, step, layer) else {
-            return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
+            return self.reply(reply, &no_layer((step, layer)));
         };
         let store = self.keeper.store();
         let (me, others) = (self.setup.node, self.holders());
@@ -46,14 +46,56 @@ impl Controller {
     pub(super) fn export(
         &mut self,
         run: Option<&str>,
-        (step, layer, offset): (u64, u32, u64),
+        layer: (u64, u32),
+        offset: u64,
         reply: Reply,
     ) {
-        let Some(piece) = self.piece(run, step, layer) else {
-            return self.reply(reply, &not_found(Thing::Layer, format!("{layer} of {step}")));
+        let Some(piece) = self.exported(run, layer) else {
+            return self.reply(reply, &no_layer(layer));
         };
-        let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
+        let keeper = self.keeper.clone();
         let body = self.exports.body(piece, || keeper.find(&BulkKey::Piece(piece)));
+        self.answer_from(piece, body, reply, move |body| slice(body, offset).map(Answer::Layer));
+    }
+
+    /// The chaining value of a subtree of the hash over a layer's image, behind its weights.
+    pub(super) fn export_subtree(
+        &mut self,
+        run: Option<&str>,
+        layer: (u64, u32),
+        subtree: u32,
+        reply: Reply,
+    ) {
+        let Some(piece) = self.exported(run, layer) else {
+            return self.reply(reply, &no_layer(layer));
+        };
+        let Some(range) = moment_subtrees(piece.length).into_iter().nth(subtree as usize) else {
+            return self.reply(reply, &not_found(Thing::Layer, format!("subtree {subtree}")));
+        };
+        // Not the body that the weights are read from, which keeps the chunk that was read last.
+        let body = self.keeper.find(&BulkKey::Piece(piece));
+        self.answer_from(piece, body, reply, move |body| {
+            let value = moment_value(range, |offset, into| body.read(offset, into));
+            let value = value.map_err(|error| error.to_string())?;
+            Ok(Answer::Subtree(HexDigest(Digest(value.0))))
+        });
+    }
+
+    /// A layer that somebody exports.
+    fn exported(&mut self, run: Option<&str>, (step, layer): (u64, u32)) -> Option<PieceRef> {
+        self.exports.note_read();
+        self.piece(run, step, layer)
+    }
+
+    /// Answers from a body, which is fetched first if it is not here: beside the loop, for disks are slow.
+    fn answer_from(
+        &self,
+        piece: PieceRef,
+        body: Option<Arc<dyn BulkBody>>,
+        reply: Reply,
+        read: impl FnOnce(&dyn BulkBody) -> Result<Answer, String> + Send + 'static,
+    ) {
+        let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
         let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
         tokio::spawn(async move {
             let body = match body {
@@ -61,11 +103,13 @@ impl Controller {
                 None => bring(&keeper, &transport, others, piece).await,
             };
             let answer = match body {
-                Ok(body) => slice(body, offset).await,
+                Ok(body) => tokio::task::spawn_blocking(move || read(&*body))
+                    .await
+                    .unwrap_or_else(|error| Err(error.to_string())),
                 Err(what) => Err(what),
             };
             let refused = |what| Answer::Refused(Refusal::OutOfResource { what });
-            send(reply, &answer.map_or_else(refused, Answer::Layer));
+            send(reply, &answer.unwrap_or_else(refused));
         });
     }
 
@@ -159,17 +203,17 @@ fn window(bytes: &[u8], offset: u64) -> &[u8] {
     &bytes[start..end]
 }
 
-/// The bytes of a layer from `offset` on, as many as an answer holds. A disk is read beside the loop.
-async fn slice(body: Arc<dyn BulkBody>, offset: u64) -> Result<LayerPiece, String> {
-    let read = move || {
-        let total = body.len();
-        let count = total.saturating_sub(offset).min(PIECE_BYTES_MAX as u64);
-        let mut bytes = vec![0; count as usize];
-        body.read(offset, &mut bytes).map_err(|error| error.to_string())?;
-        Ok(LayerPiece { total, offset, bytes })
-    };
-    let read = tokio::task::spawn_blocking(read).await;
-    read.unwrap_or_else(|error| Err(error.to_string()))
+/// The bytes of a layer from `offset` on, as many as an answer holds.
+fn slice(body: &dyn BulkBody, offset: u64) -> Result<LayerPiece, String> {
+    let total = body.len();
+    let count = total.saturating_sub(offset).min(PIECE_BYTES_MAX as u64);
+    let mut bytes = vec![0; count as usize];
+    body.read(offset, &mut bytes).map_err(|error| error.to_string())?;
+    Ok(LayerPiece { total, offset, bytes })
+}
+
+fn no_layer((step, layer): (u64, u32)) -> Answer {
+    not_found(Thing::Layer, format!("{layer} of {step}"))
 }
 
 /// Fetches a piece that others have into the store here.

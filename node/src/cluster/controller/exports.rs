@@ -26,13 +26,18 @@ pub(super) struct Exports {
 }
 
 impl Exports {
+    /// Something of a layer is read.
+    pub(super) const fn note_read(&mut self) {
+        self.is_read = true;
+    }
+
     /// The body of a piece: the one that is read, or what `find` finds.
     pub(super) fn body(
         &mut self,
         piece: PieceRef,
         find: impl FnOnce() -> Option<Arc<dyn BulkBody>>,
     ) -> Option<Arc<dyn BulkBody>> {
-        self.is_read = true;
+        self.note_read();
         let known = self.bodies.iter().position(|(of, _)| *of == piece);
         let known = known.and_then(|at| self.bodies.remove(at)).map(|(_, body)| body);
         let body = known.or_else(find)?;

@@ -1,7 +1,8 @@
 //! `ckpt export`: a checkpoint's weights as a folder in Hugging Face's form.
 //!
 //! Layers come as the images they are stored as, piece by piece, and are checked against the digest
-//! that the cluster agreed on; moments stay behind. Nothing is written before all of it is there.
+//! that the cluster agreed on. Moments are not sent: chaining values of the hash stand for them. Nothing is
+//! written before all of it is there.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use zbelastic_kernels::HostFloats;
-use zbelastic_trainer::elastic::{LayerAssembler, ReadWeights, image_bytes};
+use zbelastic_trainer::elastic::{
+    ChainingValue, LayerAssembler, ReadWeights, image_bytes, moment_subtrees, weights_end,
+};
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
 use zbelastic_types::{Bytes, LayerId, Step};
@@ -160,7 +163,8 @@ fn fetch(
     Err(Refusal::Damaged { what: name, expected: layer.digest, found }.failure())
 }
 
-/// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come.
+/// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come. For
+/// its moments, which nobody exports, chaining values of that hash are asked.
 fn fetch_weights(
     step: u64,
     layer: u32,
@@ -169,23 +173,28 @@ fn fetch_weights(
 ) -> Result<ReadWeights, Failure> {
     let name = format!("layer {layer} of checkpoint {step}");
     let mut image = LayerAssembler::of_weights(expected);
-    while image.found() < expected {
+    let weights_end = weights_end(expected);
+    while image.found() < weights_end {
         let offset = image.found();
         let piece = client.layer_piece(step, layer, offset)?;
         if piece.total != expected {
             let what = format!("it has {} bytes, expected {expected}", piece.total);
             return Err(wrong(&name, &what));
         }
-        let length = piece.bytes.len() as u64;
-        let end = offset + length;
-        let is_full = length == PIECE_BYTES_MAX as u64 || end == expected;
-        if piece.offset != offset || end > expected || length == 0 || !is_full {
+        let length = piece.bytes.len();
+        let is_full = length == PIECE_BYTES_MAX || offset + length as u64 == expected;
+        if piece.offset != offset || length == 0 || !is_full {
             let what = format!("a piece of {length} bytes at {}, asked at {offset}", piece.offset);
             return Err(wrong(&name, &what));
         }
-        image.push(&piece.bytes).map_err(|error| wrong(&name, &error.to_string()))?;
+        let wanted = length.min((weights_end - offset) as usize);
+        image.push(&piece.bytes[..wanted]).map_err(|error| wrong(&name, &error.to_string()))?;
     }
-    image.finish_weights().map_err(|error| wrong(&name, &error.to_string()))
+    let subtrees = 0..moment_subtrees(expected).len() as u32;
+    let values = subtrees.map(|subtree| client.layer_subtree(step, layer, subtree));
+    let values = values.map(|value| value.map(|value| ChainingValue(value.0.0)));
+    let values = values.collect::<Result<Vec<_>, _>>()?;
+    image.finish_weights(&values).map_err(|error| wrong(&name, &error.to_string()))
 }
 
 fn wrong(name: &str, what: &str) -> Failure {
@@ -195,8 +204,9 @@ fn wrong(name: &str, what: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_trainer::elastic::{LayerImage, layer_digest};
+    use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_value};
     use zbelastic_trainer::hf::import_safetensors;
+    use zbelastic_types::Digest;
 
     use super::*;
     use crate::api::sample::{self, digest, scripted};
@@ -254,9 +264,24 @@ mod tests {
         }
     }
 
+    /// What is answered for layers that fit one piece each.
     fn whole(images: &[LayerImage]) -> Vec<Answer> {
-        let bytes = images.iter().map(LayerImage::encode);
-        bytes.map(|bytes| piece(bytes.clone(), bytes.len(), 0)).collect()
+        let layers = images.iter().map(LayerImage::encode).map(|bytes| {
+            let mut answers = vec![piece(bytes.clone(), bytes.len(), 0)];
+            answers.extend(subtrees(&bytes));
+            answers
+        });
+        layers.flatten().collect()
+    }
+
+    fn subtrees(bytes: &[u8]) -> Vec<Answer> {
+        let read = |at: u64, into: &mut [u8]| {
+            into.copy_from_slice(&bytes[at as usize..][..into.len()]);
+            Ok(())
+        };
+        let values = moment_subtrees(bytes.len() as u64).into_iter();
+        let values = values.map(|subtree| moment_value(subtree, read).expect("it is read"));
+        values.map(|value| Answer::Subtree(HexDigest(Digest(value.0)))).collect()
     }
 
     #[test]
@@ -291,6 +316,11 @@ mod tests {
         floats[0] += 1.0;
         flipped[1].w = floats.into();
         check(detail(&images), whole(&flipped));
+        let mut moments = images.clone();
+        let mut floats = moments[1].v.to_vec();
+        floats[0] += 1.0;
+        moments[1].v = floats.into();
+        check(detail(&images), whole(&moments));
         let mut late = images.clone();
         late[0].version = Step(101);
         check(detail(&late), whole(&late));
@@ -308,15 +338,16 @@ mod tests {
 
     #[test]
     fn a_layer_comes_in_pieces() {
-        let part = |scale: f32| (0..50_000).map(|i| scale * i as f32).collect();
+        let part = |scale: f32| (0..150_000).map(|i| scale * i as f32).collect();
         let (w, m, v) = (part(1.0), part(0.5), part(0.25));
         let image = LayerImage { layer: LayerId(0), version: Step(100), w, m, v };
         let bytes = image.encode();
         let total = bytes.len();
-        let answers = vec![
-            Ok(piece(bytes[..PIECE_BYTES_MAX].to_vec(), total, 0)),
-            Ok(piece(bytes[PIECE_BYTES_MAX..].to_vec(), total, PIECE_BYTES_MAX as u64)),
-        ];
+        let pieces = bytes.chunks(PIECE_BYTES_MAX).enumerate().take(2);
+        let pieces = pieces
+            .map(|(index, bytes)| piece(bytes.to_vec(), total, (index * PIECE_BYTES_MAX) as u64));
+        let answers: Vec<_> = pieces.chain(subtrees(&bytes)).map(Ok).collect();
+        let answer_count = answers.len();
         let (mut client, asked) = scripted(answers);
         let digest = layer_digest(&image).into();
         let read = fetch_weights(100, 0, total as u64, &mut client).expect("it comes");
@@ -324,7 +355,7 @@ mod tests {
             (read.layer, read.version, HexDigest(read.digest)),
             (LayerId(0), Step(100), digest)
         );
-        assert_eq!(read.w, image.w, "moments are hashed and not kept");
-        assert_eq!(asked.borrow().len(), 2);
+        assert_eq!(read.w, image.w);
+        assert_eq!(asked.borrow().len(), answer_count, "two pieces of four: moments are not sent");
     }
 }

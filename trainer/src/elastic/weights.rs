@@ -1,0 +1,210 @@
+//! The weights of a layer proved by the digest of all of it, without its moments.
+//!
+//! The digest of a layer is the root of a BLAKE3 tree over layer, version, weights and moments. Who has the
+//! weights, and the chaining values of the subtrees behind them, computes the same root: nobody can give other
+//! weights with values that lead to it (the specification of BLAKE3, sections 2.1 and 5.1). So a model is
+//! exported without two thirds of a checkpoint's bytes being sent.
+
+use std::io;
+use std::ops::Range;
+
+use blake3::CHUNK_LEN;
+use blake3::hazmat::HasherExt;
+use zbelastic_types::Digest;
+
+use super::image::{HEADER_LEN, Header, ImageError};
+use crate::digest::{HASHED_HEAD_LEN, Subtrees, hashed_bytes, hashed_head, subtree_hasher};
+
+/// Bytes of a subtree at most: one is hashed in some milliseconds, wherever it is asked for.
+const SUBTREE_BYTES: u64 = 16 << 20;
+/// Bytes read at once while a subtree is hashed: a chunk of a checkpoint.
+const READ_BYTES: usize = 4 << 20;
+/// An encoded layer has so many bytes more than its digest is over.
+const ENCODED_MORE: u64 = (HEADER_LEN - HASHED_HEAD_LEN) as u64;
+
+/// The value of a subtree of a BLAKE3 tree that is not its root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainingValue(pub [u8; 32]);
+
+/// Of an encoded layer of `image` bytes, how many come before the first subtree without a weight: what is
+/// read for the weights.
+#[must_use]
+pub fn weights_end(image: u64) -> u64 {
+    ENCODED_MORE + tree(float_count(image)).cut
+}
+
+/// The subtrees behind the weights of an encoded layer of `image` bytes, as bytes of it, in order.
+#[must_use]
+pub fn moment_subtrees(image: u64) -> Vec<Range<u64>> {
+    let tree = tree(float_count(image));
+    let behind = tree.ranges().into_iter().filter(|range| range.start >= tree.cut);
+    behind.map(|range| range.start + ENCODED_MORE..range.end + ENCODED_MORE).collect()
+}
+
+/// The chaining value of one of [`moment_subtrees`], whose bytes `read` reads from the offset that it is given.
+///
+/// # Errors
+/// If they cannot be read.
+pub fn moment_value(
+    subtree: Range<u64>,
+    mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+) -> io::Result<ChainingValue> {
+    let mut hasher = subtree_hasher(subtree.start - ENCODED_MORE);
+    let mut at = subtree.start;
+    let mut bytes = vec![0; (subtree.end - at).min(READ_BYTES as u64) as usize];
+    while at < subtree.end {
+        bytes.truncate((subtree.end - at).min(READ_BYTES as u64) as usize);
+        read(at, &mut bytes)?;
+        hasher.update(&bytes);
+        at += bytes.len() as u64;
+    }
+    Ok(ChainingValue(hasher.finalize_non_root()))
+}
+
+/// Hashes what comes before the moments, in order.
+#[derive(Debug)]
+pub(super) struct WeightsHasher {
+    tree: Subtrees,
+    /// Before the cut.
+    ranges: Vec<Range<u64>>,
+    /// Of those that are whole.
+    values: Vec<blake3::hazmat::ChainingValue>,
+    /// Of the one that is not.
+    hasher: blake3::Hasher,
+    at: u64,
+}
+
+impl WeightsHasher {
+    pub(super) fn new(Header { layer, version, len }: Header) -> Self {
+        let tree = tree(len as usize);
+        let mut ranges = tree.ranges();
+        ranges.retain(|range| range.end <= tree.cut);
+        let values = Vec::with_capacity(ranges.len());
+        let mut hasher = Self { tree, ranges, values, hasher: subtree_hasher(0), at: 0 };
+        hasher.update(&hashed_head(layer, version));
+        hasher
+    }
+
+    pub(super) fn update(&mut self, mut bytes: &[u8]) {
+        while let Some(range) = self.ranges.get(self.values.len())
+            && !bytes.is_empty()
+        {
+            let left = range.end - self.at;
+            let (now, later) = bytes.split_at(bytes.len().min(left as usize));
+            self.hasher.update(now);
+            (self.at, bytes) = (self.at + now.len() as u64, later);
+            if self.at == range.end {
+                self.values.push(self.hasher.finalize_non_root());
+                self.hasher = subtree_hasher(self.at);
+            }
+        }
+    }
+
+    /// The digest of the layer whose subtrees behind the weights have these values.
+    pub(super) fn finish_before(self, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
+        let Self { tree, ranges, values, .. } = self;
+        let (expected, found) = (tree.ranges().len() - ranges.len(), behind.len());
+        if expected != found {
+            return Err(ImageError::Values { expected, found });
+        }
+        Ok(tree.root(values.into_iter().chain(behind.iter().map(|value| value.0))))
+    }
+}
+
+fn float_count(image: u64) -> usize {
+    (image.saturating_sub(HEADER_LEN as u64) / 12) as usize
+}
+
+/// The tree of a layer's digest, cut behind the chunk that the last weight lies in.
+fn tree(float_count: usize) -> Subtrees {
+    let len = hashed_bytes(float_count);
+    let weights = (HASHED_HEAD_LEN + 4 * float_count) as u64;
+    let cut = weights.next_multiple_of(CHUNK_LEN as u64).min(len);
+    Subtrees { len, cut, max: SUBTREE_BYTES }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{LayerId, Step};
+
+    use super::super::{LayerAssembler, LayerImage, image_bytes, layer_digest};
+    use super::*;
+
+    fn image(len: usize) -> LayerImage {
+        let part = |scale: f32| (0..len).map(|i| scale * i as f32).collect();
+        let (w, m, v) = (part(1.0), part(-0.5), part(0.25));
+        LayerImage { layer: LayerId(5), version: Step(1 << 40), w, m, v }
+    }
+
+    fn values(bytes: &[u8]) -> Vec<ChainingValue> {
+        let read = |at: u64, into: &mut [u8]| {
+            into.copy_from_slice(&bytes[at as usize..][..into.len()]);
+            Ok(())
+        };
+        let subtrees = moment_subtrees(bytes.len() as u64).into_iter();
+        subtrees.map(|subtree| moment_value(subtree, read).expect("it is read")).collect()
+    }
+
+    fn read(bytes: &[u8], piece: usize, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
+        let image = bytes.len() as u64;
+        let mut assembler = LayerAssembler::of_weights(image);
+        let front = &bytes[..weights_end(image) as usize];
+        front.chunks(piece).try_for_each(|piece| assembler.push(piece))?;
+        let read = assembler.finish_weights(behind)?;
+        let (floats, _) = bytes[HEADER_LEN..].as_chunks::<4>();
+        let expected = floats.iter().take(read.w.len()).map(|bytes| f32::from_le_bytes(*bytes));
+        assert!(read.w.iter().copied().eq(expected), "the weights are those before the moments");
+        Ok(read.digest)
+    }
+
+    #[test]
+    fn weights_and_values_lead_to_the_digest_of_all() {
+        let large = SUBTREE_BYTES as usize / 4;
+        for len in [0, 1, 80, 84, 85, 170, 253, 254, 509, 1000, 4093, 100_000, large + 3] {
+            let image = image(len);
+            let (bytes, expected) = (image.encode(), layer_digest(&image));
+            let behind = values(&bytes);
+            for piece in [7, 1024, 1 << 19] {
+                assert_eq!(read(&bytes, piece, &behind), Ok(expected), "{len} floats by {piece}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_weights_moments_and_values_are_found() {
+        let image = image(5000);
+        let (bytes, expected) = (image.encode(), layer_digest(&image));
+        let behind = values(&bytes);
+        assert!(behind.len() > 1);
+        let mut flipped = bytes.clone();
+        flipped[HEADER_LEN + 4 * 4999] ^= 1;
+        assert_ne!(read(&flipped, 1024, &behind), Ok(expected));
+        let mut moments = bytes.clone();
+        *moments.last_mut().expect("bytes") ^= 1;
+        assert_ne!(read(&bytes, 1024, &values(&moments)), Ok(expected));
+        let mut swapped = behind.clone();
+        swapped.swap(0, 1);
+        assert_ne!(read(&bytes, 1024, &swapped), Ok(expected));
+        let (short, len) = (&behind[1..], behind.len());
+        let wrong = ImageError::Values { expected: len, found: len - 1 };
+        assert_eq!(read(&bytes, 1024, short), Err(wrong));
+        let small = image_bytes(3);
+        assert_eq!((weights_end(small), moment_subtrees(small)), (small, Vec::new()));
+    }
+
+    #[test]
+    fn subtrees_are_bounded_and_cover_all_moments() {
+        for len in [10_000, 38_597_376, 1 << 28] {
+            let image = image_bytes(len);
+            let subtrees = moment_subtrees(image);
+            assert!(subtrees.iter().all(|subtree| subtree.end - subtree.start <= SUBTREE_BYTES));
+            let mut at = weights_end(image);
+            assert!(at >= (HEADER_LEN + 4 * len) as u64);
+            for subtree in subtrees {
+                assert_eq!(subtree.start, at);
+                at = subtree.end;
+            }
+            assert_eq!(at, image);
+        }
+    }
+}
