@@ -80,6 +80,12 @@ impl<I: Index> FolderStore<I> {
         })
     }
 
+    /// Where it lies.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub(crate) fn index(&self) -> &I {
         &self.index
     }

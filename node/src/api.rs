@@ -39,9 +39,9 @@ pub use hex::HexDigest;
 pub use refusal::{NoRun, Refusal, Thing, WrongState};
 pub use request::{CorpusDescription, Request, TokenRequest};
 pub use status::{
-    CheckpointStatus, ClusterStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace,
-    MemberRole, MemberStanding, MemberStatus, PaceStatus, PlanStatus, PromiseStatus, QuorumStatus,
-    Road, SavingStatus, Status, TokenRole, VerdictWait, WorkStatus,
+    CheckpointStatus, ClusterStatus, DiskStatus, FailureStatus, JobPhaseStatus, JobStatus,
+    LayerPace, LinkPace, MemberRole, MemberStanding, MemberStatus, PaceStatus, PlanStatus,
+    PromiseStatus, QuorumStatus, Road, SavingStatus, Status, TokenRole, VerdictWait, WorkStatus,
 };
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 

@@ -36,6 +36,7 @@ mod peers;
 mod piece_sink;
 mod recovery;
 mod renewal;
+mod room;
 mod shelf;
 pub mod signals;
 mod solver;

@@ -221,6 +221,20 @@ pub struct MemberStatus {
     /// What it has done, as it reported last.
     #[serde(default)]
     pub work: Option<WorkStatus>,
+    /// The disk that its store of checkpoints lies on, as it reported last.
+    #[serde(default)]
+    pub disk: Option<DiskStatus>,
+}
+
+/// The room on a member's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Bytes that it may still write.
+    pub free: Bytes,
+    /// Bytes of the disk.
+    pub total: Bytes,
+    /// Whether a checkpoint may find no room there.
+    pub low: bool,
 }
 
 /// What a worker has done, and what takes it long.

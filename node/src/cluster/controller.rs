@@ -13,6 +13,7 @@ mod joins;
 mod orders;
 mod paces;
 mod pieces;
+mod rooms;
 mod runs;
 mod status;
 mod uploads;
@@ -48,6 +49,7 @@ use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
 use super::keeping::KeepQueue;
 use super::peers::Peers;
+use super::room::DiskRoom;
 use super::shelf::Shelf;
 use super::solver::{Answer as SolverAnswer, Solved, Solver};
 use super::stores::Places;
@@ -123,6 +125,8 @@ enum Arrived {
     Adopted(adopt::Adopted),
     /// A piece of an upload is on the disk, or not.
     Uploaded(uploads::UploadArrived),
+    /// The room on the store's disk, if it said.
+    Room(Option<DiskRoom>),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
 }
@@ -165,6 +169,7 @@ struct Controller {
     roads: BTreeMap<NodeId, zbelastic_transport::Road>,
     /// What workers reported last of their work, while they are connected.
     working: BTreeMap<NodeId, WorkStatus>,
+    rooms: rooms::Rooms,
     leaderless: bool,
     started: Instant,
     ending: Option<Ending>,
@@ -242,6 +247,7 @@ impl Controller {
             heard: BTreeMap::new(),
             roads: BTreeMap::new(),
             working: BTreeMap::new(),
+            rooms: rooms::Rooms::default(),
             leaderless: false,
             started: Instant::now(),
             ending: None,
@@ -284,6 +290,7 @@ impl Controller {
                 self.roads.remove(&peer.node);
                 self.peers.note_down(peer.node);
                 self.working.remove(&peer.node);
+                self.rooms.note_down(peer.node);
                 self.tell_core(Input::Closed { node: peer.node });
                 if is_removal(peer.role, reason) {
                     self.ending = Some(Ending::Removed);
@@ -370,6 +377,7 @@ impl Controller {
                     self.working.insert(from.node, WorkStatus { done, activity });
                 }
             }
+            NodeMessage::Room { room, low } => self.note_room(from.node, room, low),
             NodeMessage::SaveFailed(failed) => self.note_save_failed(from.node, failed),
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
@@ -413,6 +421,7 @@ impl Controller {
             Arrived::Data(data) => self.handle_data(data),
             Arrived::Adopted(adopted) => self.handle_adopted(adopted),
             Arrived::Uploaded(upload) => self.handle_upload(upload),
+            Arrived::Room(found) => self.handle_room(found),
             Arrived::AdminNotRenewed(why) => {
                 self.journal.warn(format!("the administrator's certificate is not renewed: {why}"));
             }
@@ -438,6 +447,7 @@ impl Controller {
         self.look_at_quorum();
         self.tell_paces();
         self.look_after_ended();
+        self.look_at_room();
         let state = self.core.state();
         let is_new = !self.peers.follows(state.contacts_index());
         let contacts = is_new.then(|| state.contacts());

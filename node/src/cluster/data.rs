@@ -10,10 +10,11 @@ use zbelastic_trainer::data::{Corpus, CorpusError};
 use zbelastic_trainer::hf::{ImportError, import_safetensors};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
-use zbelastic_types::{Digest, NodeId};
+use zbelastic_types::{Bytes, Digest, NodeId};
 
 use super::document::{DataName, NamedJob};
 use super::keeper::Keeper;
+use super::room::DiskRoom;
 use super::wire::{self, BulkKey};
 use crate::whole_file;
 
@@ -168,7 +169,10 @@ pub async fn fetch_data(
     };
     let written = tokio::task::spawn_blocking(move || {
         // Who has no room for it has it in memory, and asks again after the next start.
-        let _ = whole_file::write(&path, &found.bytes);
+        let room = DiskRoom::of(path.parent().unwrap_or(Path::new(".")));
+        if room.is_ok_and(|room| room.check(Bytes(name.length)).is_ok()) {
+            let _ = whole_file::write(&path, &found.bytes);
+        }
         found
     });
     written.await.map_err(|_| FetchError::Interrupted)

@@ -18,9 +18,10 @@ use zbelastic_checkpoint::{
 };
 use zbelastic_trainer::elastic::{LayerAssembler, ReadLayer};
 use zbelastic_transport::BulkBody;
-use zbelastic_types::Digest;
+use zbelastic_types::{Bytes, Digest};
 
 use super::data::FileBody;
+use super::room::{DiskRoom, NoRoom};
 use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
@@ -100,6 +101,9 @@ pub enum KeepFailure {
     /// The store cannot be opened.
     #[error(transparent)]
     Place(#[from] PlaceError),
+    /// The disk is low.
+    #[error(transparent)]
+    Room(#[from] NoRoom),
     /// It could not be opened before, which was told then.
     #[error("there is no store")]
     NoStore,
@@ -204,6 +208,12 @@ impl Keeper {
     #[must_use]
     pub fn store(&self) -> Option<Arc<SledStore>> {
         self.store.borrow().clone()
+    }
+
+    /// The room on the store's disk; none if that is not known. It may block.
+    #[must_use]
+    pub fn room(&self) -> Option<DiskRoom> {
+        DiskRoom::of(self.store()?.folder()).ok()
     }
 
     /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.
@@ -314,12 +324,10 @@ fn serve(
     }
 }
 
-fn carry_out((store, data): (&impl Store, &Path), order: Order, moved: &WorkCount) -> Option<Kept> {
+fn carry_out((store, data): (&SledStore, &Path), order: Order, moved: &WorkCount) -> Option<Kept> {
     match order {
         Order::Put { piece, body } => {
-            let mut reader = CountingReader { reader: BodyReader::new(&*body), moved };
-            let put = store.put_from(name_of(piece), body.len(), &mut reader);
-            let outcome = put.map(|_| ()).map_err(|failure| (failure.into(), body));
+            let outcome = put(store, piece, &body, moved).map_err(|failure| (failure, body));
             Some(Kept::Put { piece, outcome })
         }
         Order::Get { piece } => {
@@ -335,6 +343,26 @@ fn carry_out((store, data): (&impl Store, &Path), order: Order, moved: &WorkCoun
         }),
         Order::Use { .. } => unreachable!("another store is no order to a store"),
     }
+}
+
+/// Whether so many bytes find room where a store lies. A disk that does not say is tried.
+///
+/// # Errors
+/// If they do not.
+pub fn check_room(store: &SledStore, length: u64) -> Result<(), NoRoom> {
+    DiskRoom::of(store.folder()).map_or(Ok(()), |room| room.check(Bytes(length)))
+}
+
+fn put(
+    store: &SledStore,
+    piece: PieceRef,
+    body: &LayerBody,
+    moved: &WorkCount,
+) -> Result<(), KeepFailure> {
+    check_room(store, piece.length)?;
+    let mut reader = CountingReader { reader: BodyReader::new(body), moved };
+    store.put_from(name_of(piece), body.len(), &mut reader)?;
+    Ok(())
 }
 
 /// Nothing is kept somewhere else instead: nobody would look for it there.

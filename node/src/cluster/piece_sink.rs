@@ -11,7 +11,8 @@ use zbelastic_trainer::elastic::{ImageDigester, ImageError};
 use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
 use zbelastic_types::{Digest, NodeId};
 
-use super::keeper::{Keeper, name_of};
+use super::keeper::{Keeper, check_room, name_of};
+use super::room::NoRoom;
 use super::wire::{self, BulkKey, PieceRef};
 use super::work::WorkCount;
 
@@ -21,6 +22,9 @@ pub enum KeepError {
     /// The store cannot be opened.
     #[error("there is no store")]
     NoStore,
+    /// The disk is low.
+    #[error(transparent)]
+    Room(#[from] NoRoom),
     /// Whoever asked for it does not give it, or the store does not take it.
     #[error("it does not come: {0}")]
     Fetch(#[from] BulkError),
@@ -66,6 +70,9 @@ pub async fn keep(
     if matches!(store.record(name_of(piece)), Ok(Some(_))) {
         return Ok(());
     }
+    let disk = store.clone();
+    let room = tokio::task::spawn_blocking(move || check_room(&disk, piece.length)).await;
+    room.map_err(|_| KeepError::Interrupted)??;
     let sink = PieceSink::new(store, piece, keeper.moved().clone());
     let key = wire::encode(&BulkKey::Piece(piece));
     let (holders, progress) = (vec![holder], Some(progress.shared()));

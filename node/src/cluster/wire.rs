@@ -9,6 +9,7 @@ use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_types::{Digest, Generation, LayerId, RunId, StageIndex, Step};
 
 use super::document::DataName;
+use super::room::{DiskRoom, NoRoom};
 use super::work::Activity;
 use crate::train::timing::{Arrival, Slice};
 
@@ -140,6 +141,14 @@ pub enum NodeMessage {
     /// From controllers to workers: somebody reads layers of a checkpoint, as at the end of a run. A worker of
     /// an earlier version does not know it and drops it.
     Exporting,
+    /// From members to controllers: the room on the disk of the sender's store. A controller of an earlier
+    /// version does not know it and drops it.
+    Room {
+        /// What it has.
+        room: DiskRoom,
+        /// What it lacks, if it is low.
+        low: Option<NoRoom>,
+    },
 }
 
 /// A layer of a checkpoint of which too few copies could be written.

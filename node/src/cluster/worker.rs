@@ -48,6 +48,7 @@ use super::journal::Journal;
 use super::keeper::{Keeper, Kept};
 use super::keeping::KeepQueue;
 use super::peers::Peers;
+use super::room::{DiskRoom, RoomWatch};
 use super::shelf::Shelf;
 use super::stores::Places;
 use super::tick::{SEAT_TIMING, TICK, ticks_of};
@@ -116,6 +117,8 @@ enum Arrived {
     Certificate(Result<Vec<Vec<u8>>, String>),
     /// No member has this node's key any more.
     NoMember,
+    /// The room on the store's disk, if it said.
+    Room(Option<DiskRoom>),
     /// What a job is built from.
     Job(Box<Result<Fetched, super::data::FetchError>>),
 }
@@ -176,6 +179,7 @@ struct Worker {
     /// Reads of checkpoint pieces that others are asked for.
     reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
     work: activity::WorkLog,
+    room: RoomWatch,
     gauge_seen: u64,
     /// Ticks until the certificate is looked at again.
     renewal_ticks: u32,
@@ -237,6 +241,7 @@ pub async fn run<M: Machine>(
         arrivals,
         reading: BTreeMap::new(),
         work: activity::WorkLog::default(),
+        room: RoomWatch::default(),
         gauge_seen: 0,
         renewal_ticks: 0,
         ending: None,
@@ -373,6 +378,7 @@ impl Worker {
             | NodeMessage::Evaluated { .. }
             | NodeMessage::LayersTook { .. }
             | NodeMessage::Arrived { .. }
+            | NodeMessage::Room { .. }
             | NodeMessage::Working { .. } => {}
         }
     }
@@ -402,6 +408,7 @@ impl Worker {
             Arrived::Layer(layer) => self.handle_layer(layer),
             Arrived::Piece(piece) => self.handle_piece(piece),
             Arrived::Certificate(chain) => self.handle_certificate(chain),
+            Arrived::Room(found) => self.handle_room(found),
             Arrived::NoMember => self.ending = Some(Ending::Removed),
             Arrived::Job(fetched) => self.handle_job(*fetched),
         }
@@ -471,6 +478,7 @@ impl Worker {
         }
         self.look_at_certificate();
         self.look_for_controllers();
+        self.look_at_room();
     }
 
     /// Nobody sees to it that what is here is handed over if all controllers are gone.

@@ -7,7 +7,9 @@ use super::reach::{confirm, connect, write_json};
 use super::select::select_node;
 use super::table::{Align, Table};
 use crate::api::client::ApiClient;
-use crate::api::{MemberRole, MemberStanding, MemberStatus, Request, Road, Status, escape};
+use crate::api::{
+    DiskStatus, MemberRole, MemberStanding, MemberStatus, Request, Road, Status, escape,
+};
 use crate::args::{NodeCommand, NodeRemoveArgs};
 use crate::failure::{Failure, Stop};
 
@@ -117,6 +119,9 @@ fn standing_text(member: &MemberStatus) -> String {
     let is_standby = member.role == MemberRole::Worker && member.stage.is_none();
     match &member.standing {
         MemberStanding::Present if member.left_out.is_some() => "left out".to_owned(),
+        MemberStanding::Present if member.disk.is_some_and(|disk| disk.low) => {
+            "disk low".to_owned()
+        }
         MemberStanding::Present if is_standby => "standby".to_owned(),
         MemberStanding::Present => "present".to_owned(),
         MemberStanding::Draining => "draining".to_owned(),
@@ -130,6 +135,11 @@ fn memory_text(member: &MemberStatus) -> String {
         (MemberRole::Worker, None) => member.memory.to_string(),
         (MemberRole::Worker, Some(used)) => format!("{used} of {}", member.memory),
     }
+}
+
+fn disk_text(DiskStatus { free, total, low }: DiskStatus) -> String {
+    let low = if low { ": low, a checkpoint may find no room" } else { "" };
+    format!("{free} of {total} free{low}")
 }
 
 /// As in `40 ms` and `12.3 s`.
@@ -166,6 +176,7 @@ pub fn render_member(member: &MemberStatus, status: &Status) -> String {
         ("round trip", round_trip),
         ("device", Some(member.device.clone())),
         ("left out", member.left_out.clone()),
+        ("disk", member.disk.map(disk_text)),
         ("memory", Some(memory_text(member)).filter(|text| !text.is_empty())),
         ("stage", member.stage.map(|stage| stage.to_string())),
         ("layers", member.layers.clone()),

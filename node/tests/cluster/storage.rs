@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use zbelastic_node::api::EventKind;
+use chaos_tests::processes::small_disk;
+use chaos_tests::processes::system::own_mounts;
+use zbelastic_node::api::{DiskStatus, EventKind};
 
 use crate::harness::Cluster;
 
@@ -98,4 +101,55 @@ fn a_damaged_copy_of_the_text_keeps_nobody_out_and_is_mended() {
     cluster.wait("a plan with both", |cluster| {
         cluster.status()?.plan.filter(|plan| plan.stages.len() == 2)
     });
+}
+
+/// The disk of a node's store, as the leader knows it.
+fn disk_of(cluster: &Cluster, name: &str) -> Option<DiskStatus> {
+    cluster.status()?.members.into_iter().find(|member| member.name == name)?.disk
+}
+
+#[test]
+fn a_disk_that_is_low_is_reported_and_takes_only_what_finds_room() {
+    if !small_disk::is_possible() {
+        println!("skipped: this machine does not let us mount");
+        return;
+    }
+    // What is mounted is seen by this thread and by what it starts.
+    let tried = std::thread::spawn(|| {
+        own_mounts().expect("it is possible");
+        fill_the_disk_of_a_worker();
+    });
+    tried.join().expect("it passed");
+}
+
+fn fill_the_disk_of_a_worker() {
+    const DISK_MIB: u32 = 64;
+    const MIB: u64 = 1 << 20;
+    let mut cluster = Cluster::new();
+    let folder = cluster.root.path().join("a");
+    small_disk::mount(&folder, DISK_MIB).expect("it is possible");
+    cluster.begin(&["a", "b"], 100_000);
+    reach(&cluster, 10);
+    let is_low = |cluster: &Cluster, low| disk_of(cluster, "a").filter(|disk| disk.low == low);
+    let disk = cluster.wait("a report of its room", |cluster| is_low(cluster, false));
+    assert_eq!(disk.total.0, u64::from(DISK_MIB) * MIB);
+    let ballast = folder.join("ballast");
+    fs::write(&ballast, vec![1; (disk.free.0 - 4 * MIB) as usize]).expect("room");
+    cluster.wait("a report that it is low", |cluster| is_low(cluster, true));
+    cluster.wait("a warning", |cluster| {
+        let events = cluster.ask(|client| client.events(0, 4096))?.events;
+        let mut kinds = events.into_iter().map(|event| event.kind);
+        kinds.find(|kind| {
+            matches!(kind, EventKind::Warning { what }
+                if what.contains("disk of node") && what.contains("is low"))
+        })
+    });
+    let at = newest_checkpoint(&cluster).expect("there are some");
+    reach(&cluster, at + 25);
+    fs::write(folder.join("more"), vec![1; 2 * MIB as usize]).expect("pieces left room");
+    fs::remove_file(&ballast).expect("it is there");
+    cluster.wait("a report of room again", |cluster| is_low(cluster, false));
+    cluster.nodes.clear();
+    let unmounted = Command::new("umount").arg(&folder).status();
+    assert!(unmounted.expect("there is an umount").success());
 }

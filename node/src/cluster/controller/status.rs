@@ -128,6 +128,7 @@ impl Controller {
                 (false, None) => Road::Down,
             },
             work: self.working.get(&node).copied(),
+            disk: self.rooms.status(node),
         }
     }
 

@@ -7,13 +7,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use zbelastic_transport::Reply;
-use zbelastic_types::Digest;
+use zbelastic_types::{Bytes, Digest};
 
 use super::answers::not_found;
 use super::{Arrived, Controller};
 use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
 use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::document::DataName;
+use crate::cluster::room::{DiskRoom, NoRoom};
 use crate::whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
@@ -74,6 +75,8 @@ enum Written {
 enum UploadFault {
     #[error(transparent)]
     Disk(#[from] io::Error),
+    #[error(transparent)]
+    Room(#[from] NoRoom),
     #[error("it hashes to {found:?}")]
     Other { found: Digest },
 }
@@ -110,19 +113,22 @@ impl UploadFile {
     }
 }
 
-/// Appends a piece, which may be the last.
+/// Appends a piece, if it and the `left` bytes behind it find room: a full disk would end this controller.
 fn append(
     file: Option<Box<UploadFile>>,
     path: &Path,
-    (bytes, is_last, expected): (&[u8], bool, Digest),
+    (bytes, left, expected): (&[u8], u64, Digest),
 ) -> Result<Written, UploadFault> {
     let mut file = match file {
         Some(file) => file,
         None => Box::new(UploadFile::begin(path)?),
     };
     let beside = file.beside.clone();
-    let written = file.append(bytes).map_err(UploadFault::from).and_then(|()| {
-        if is_last {
+    let room = DiskRoom::of(path.parent().unwrap_or(Path::new(".")));
+    let room = room.map_or(Ok(()), |room| room.check(Bytes(left + bytes.len() as u64)));
+    let written = room.map_err(UploadFault::from).and_then(|()| Ok(file.append(bytes)?));
+    let written = written.and_then(|()| {
+        if left == 0 {
             file.complete(expected).map(|()| Written::Whole)
         } else {
             Ok(Written::Part(file))
@@ -179,10 +185,10 @@ impl Controller {
                 return self.reply(reply, &Answer::Refused(refusal));
             }
         };
-        let (is_last, digest) = (after == upload.name.length, upload.name.hash);
+        let (left, digest) = (upload.name.length - after, upload.name.hash);
         let (path, arrivals) = (self.keeper.data_path(digest), self.arrivals.clone());
         tokio::spawn(async move {
-            let write = move || append(file, &path, (&bytes, is_last, digest));
+            let write = move || append(file, &path, (&bytes, left, digest));
             let written = tokio::task::spawn_blocking(write).await;
             let written = written.unwrap_or_else(|error| Err(io::Error::other(error).into()));
             let arrived = UploadArrived { hash, after, written, reply };
@@ -213,8 +219,8 @@ impl Controller {
                 let found = HexDigest(found);
                 Answer::Refused(Refusal::Damaged { what, expected: hash, found })
             }
-            (Err(UploadFault::Disk(error)), _) => {
-                let what = format!("the text cannot be kept: {error}");
+            (Err(fault @ (UploadFault::Disk(_) | UploadFault::Room(_))), _) => {
+                let what = format!("the text cannot be kept: {fault}");
                 Answer::Refused(Refusal::OutOfResource { what })
             }
         };
@@ -231,16 +237,18 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("data/one.data");
         let digest = DataName::of(b"all of it").hash;
-        let part = append(None, &path, (b"all ", false, digest)).expect("room");
+        let part = append(None, &path, (b"all ", 5, digest)).expect("room");
         let Written::Part(file) = part else { panic!("more is expected") };
         assert!(!path.exists());
-        let whole = append(Some(file), &path, (b"of it", true, digest)).expect("room");
+        let whole = append(Some(file), &path, (b"of it", 0, digest)).expect("room");
         assert!(matches!(whole, Written::Whole));
         assert_eq!(fs::read(&path).expect("readable"), b"all of it");
 
         let other = folder.path().join("data/two.data");
-        let fault = append(None, &other, (b"something else", true, digest)).err();
+        let fault = append(None, &other, (b"something else", 0, digest)).err();
         assert!(matches!(fault, Some(UploadFault::Other { .. })), "{fault:?}");
+        let fault = append(None, &other, (b"a part", 1 << 60, digest)).err();
+        assert!(matches!(fault, Some(UploadFault::Room(_))), "{fault:?}");
         let left = fs::read_dir(folder.path().join("data")).expect("readable").count();
         assert_eq!(left, 1, "only what is whole");
     }

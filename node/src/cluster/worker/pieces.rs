@@ -15,6 +15,7 @@ use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
+use crate::cluster::room::{DiskRoom, RoomChange};
 use crate::cluster::shelf::LayerBody;
 use crate::cluster::wire::{
     self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, Referred, SaveFailed,
@@ -169,6 +170,37 @@ impl Worker {
         let PieceRef { version, layer, digest, .. } = piece;
         let durable = is_durable.then_some(digest);
         self.tell_device(HostInput::Written { version, layer, generation, durable });
+    }
+
+    /// Looks at the disk now and then, beside the loop.
+    pub(super) fn look_at_room(&mut self) {
+        if !self.room.handle_tick() {
+            return;
+        }
+        let (keeper, arrivals) = (self.keeper.clone(), self.arrivals.clone());
+        tokio::spawn(async move {
+            let found = tokio::task::spawn_blocking(move || keeper.room()).await;
+            let _ = arrivals.send(Arrived::Room(found.ok().flatten())).await;
+        });
+    }
+
+    pub(super) fn handle_room(&mut self, found: Option<DiskRoom>) {
+        let checkpoint = match &self.readiness {
+            Readiness::Ready(job) => job.layer_bytes().iter().sum(),
+            Readiness::Idle | Readiness::Fetching(_) => 0,
+        };
+        match self.room.note(found, Bytes(checkpoint)) {
+            Some(RoomChange::Low(no_room)) => {
+                self.journal.warn(format!(
+                    "{no_room}: pieces of checkpoints that find no room go elsewhere"
+                ));
+            }
+            Some(RoomChange::Ample) => self.journal.log("the disk has room again".to_owned()),
+            None => {}
+        }
+        if let Some(room) = found {
+            self.tell_controllers(&NodeMessage::Room { room, low: self.room.low() });
+        }
     }
 
     /// The host wants to go on from a layer of a checkpoint.
