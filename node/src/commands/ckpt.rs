@@ -40,7 +40,7 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop>
             collect(*yes, read.json, &mut connect(&read.client)?, out)
         }
         CheckpointCommand::Export { folder, step, run, client } => {
-            export::export(folder, *step, &mut of_run(client, run)?, out)
+            export::export(folder, *step, || of_run(client, run), out)
         }
     }
 }
@@ -51,8 +51,8 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop>
 /// If there is no such run or checkpoint, if what comes is damaged, or if it cannot be written.
 pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));
-    let mut client = of_run(&args.client, &Some(args.run.clone()))?;
-    export::export(&folder, args.step, &mut client, out)
+    let run = Some(args.run.clone());
+    export::export(&folder, args.step, || of_run(&args.client, &run), out)
 }
 
 fn of_run(args: &ClientArgs, run: &Option<String>) -> Result<ApiClient<'static>, Failure> {

@@ -37,20 +37,21 @@ const WEIGHTS: &str = "model.safetensors";
 /// # Errors
 /// If there is no such checkpoint, if what comes is damaged, if the folder holds a model, or if it
 /// cannot be written.
-pub fn export(
+pub fn export<'a>(
     folder: &Path,
     step: Option<u64>,
-    client: &mut ApiClient<'_>,
+    connect: impl Fn() -> Result<ApiClient<'a>, Failure> + Sync,
     out: &mut dyn Write,
 ) -> Result<(), Stop> {
     check_free(folder)?;
+    let mut client = connect()?;
     let step = match step {
         Some(step) => step,
-        None => newest(client)?,
+        None => newest(&mut client)?,
     };
     let detail = client.checkpoint(step).map_err(Failure::from)?;
     let model = model_of(&detail)?;
-    let layers = weights(&detail, &model, client)?;
+    let layers = weights(&detail, &model, connect)?;
     fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
     let written =
         whole_file::write_with(&folder.join(WEIGHTS), |to| write_safetensors(&model, &layers, to));
@@ -63,26 +64,12 @@ pub fn export(
     Ok(())
 }
 
-/// The weights of a checkpoint, layer by layer, each checked against its digest.
+/// The weights of a checkpoint, layer by layer, each checked against its digest: by as many connections as a
+/// controller reads layers for at once, so that a piece that is waited for does not keep others from coming.
 ///
 /// # Errors
-/// If one cannot be had whole.
-pub fn weights(
-    detail: &CheckpointDetail,
-    model: &ModelConfig,
-    client: &mut ApiClient<'_>,
-) -> Result<Vec<HostFloats>, Failure> {
-    let specs = model_layers(model);
-    let layers = detail.layers.iter().zip(&specs);
-    layers.map(|(layer, spec)| fetch(detail.summary.step, layer, spec, client)).collect()
-}
-
-/// The same by as many connections as a controller reads layers for at once: a piece that is waited for
-/// does not keep others from coming.
-///
-/// # Errors
-/// As [`weights`], and if the cluster is not reached.
-pub fn weights_side_by_side<'a>(
+/// If one cannot be had whole, or the cluster is not reached.
+pub fn weights<'a>(
     detail: &CheckpointDetail,
     model: &ModelConfig,
     connect: impl Fn() -> Result<ApiClient<'a>, Failure> + Sync,
@@ -210,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, digest, scripted};
-    use crate::api::{Answer, LayerPiece};
+    use crate::api::{Answer, LayerPiece, Request, decode_request, encode_answer};
 
     const DOCUMENT: &str = "[model]\nfamily = \"llama\"\nlayers = 1\nwidth = 8\nheads = 2\n\
                             mlp_width = 16\n[train]\nseq_len = 16\n";
@@ -248,30 +235,38 @@ mod tests {
         Answer::Layer(LayerPiece { total: total as u64, offset, bytes })
     }
 
+    /// A client of a controller that has this checkpoint, and these layers of it.
+    fn client(detail: &CheckpointDetail, images: &[LayerImage]) -> ApiClient<'static> {
+        let detail = detail.clone();
+        let bodies: Vec<Vec<u8>> = images.iter().map(LayerImage::encode).collect();
+        let exchange = move |_: &[String], message: &[u8]| {
+            let request = decode_request(message).expect("a request");
+            let answer = if let Request::CheckpointExport { layer, offset, .. } = request {
+                let body = &bodies[layer as usize];
+                let bytes = body[offset as usize..].iter().take(PIECE_BYTES_MAX);
+                piece(bytes.copied().collect(), body.len(), offset)
+            } else if let Request::CheckpointSubtree { layer, subtree, .. } = request {
+                subtrees(&bodies[layer as usize]).swap_remove(subtree as usize)
+            } else {
+                assert!(matches!(request, Request::CheckpointShow { .. }), "{request:?}");
+                Answer::Checkpoint(detail.clone())
+            };
+            Ok(encode_answer(&answer).expect("small"))
+        };
+        ApiClient::new(vec!["a:7000".to_owned()], Box::new(exchange))
+    }
+
     fn exported(
         folder: &Path,
-        detail: CheckpointDetail,
-        pieces: Vec<Answer>,
+        detail: &CheckpointDetail,
+        images: &[LayerImage],
     ) -> Result<String, FailureCode> {
-        let mut answers = vec![Ok(Answer::Checkpoint(detail))];
-        answers.extend(pieces.into_iter().map(Ok));
-        let (mut client, _) = scripted(answers);
         let mut out = Vec::new();
-        match export(folder, Some(100), &mut client, &mut out) {
+        match export(folder, Some(100), || Ok(client(detail, images)), &mut out) {
             Ok(()) => Ok(String::from_utf8(out).expect("UTF-8")),
             Err(Stop::Failed(failure)) => Err(failure.code),
             Err(Stop::Output(error)) => panic!("{error}"),
         }
-    }
-
-    /// What is answered for layers that fit one piece each.
-    fn whole(images: &[LayerImage]) -> Vec<Answer> {
-        let layers = images.iter().map(LayerImage::encode).map(|bytes| {
-            let mut answers = vec![piece(bytes.clone(), bytes.len(), 0)];
-            answers.extend(subtrees(&bytes));
-            answers
-        });
-        layers.flatten().collect()
     }
 
     fn subtrees(bytes: &[u8]) -> Vec<Answer> {
@@ -288,7 +283,7 @@ mod tests {
     fn weights_come_out_as_they_went_in() {
         let parent = tempfile::tempdir().expect("a folder");
         let (folder, images) = (parent.path().join("model"), images());
-        let told = exported(&folder, detail(&images), whole(&images)).expect("exported");
+        let told = exported(&folder, &detail(&images), &images).expect("exported");
         assert!(told.starts_with("checkpoint 100: "), "{told}");
         let file = fs::read(folder.join(WEIGHTS)).expect("written");
         let layers = import_safetensors(&model(), &file).expect("a model");
@@ -298,7 +293,7 @@ mod tests {
             fs::read_to_string(folder.join(CONFIG)).expect("written"),
             config_json(&model())
         );
-        let again = exported(&folder, detail(&images), whole(&images));
+        let again = exported(&folder, &detail(&images), &images);
         assert_eq!(again, Err(FailureCode::WrongState));
     }
 
@@ -307,33 +302,44 @@ mod tests {
         let parent = tempfile::tempdir().expect("a folder");
         let folder = parent.path().join("model");
         let images = images();
-        let check = |detail: CheckpointDetail, pieces: Vec<Answer>| {
-            assert_eq!(exported(&folder, detail, pieces), Err(FailureCode::VerificationFailed));
+        let check = |detail: CheckpointDetail, images: &[LayerImage]| {
+            assert_eq!(exported(&folder, &detail, images), Err(FailureCode::VerificationFailed));
             assert!(!folder.exists());
         };
         let mut flipped = images.clone();
         let mut floats = flipped[1].w.to_vec();
         floats[0] += 1.0;
         flipped[1].w = floats.into();
-        check(detail(&images), whole(&flipped));
+        check(detail(&images), &flipped);
         let mut moments = images.clone();
         let mut floats = moments[1].v.to_vec();
         floats[0] += 1.0;
         moments[1].v = floats.into();
-        check(detail(&images), whole(&moments));
+        check(detail(&images), &moments);
         let mut late = images.clone();
         late[0].version = Step(101);
-        check(detail(&late), whole(&late));
+        check(detail(&late), &late);
         let mut few = detail(&images);
         few.layers.pop();
-        check(few, Vec::new());
-        let bytes = images[0].encode();
+        check(few, &images);
+    }
+
+    #[test]
+    fn pieces_that_are_none_of_the_layer_are_refused() {
+        let bytes = images()[0].encode();
         let total = bytes.len();
-        check(detail(&images), vec![piece(bytes.clone(), total, 1)]);
-        check(detail(&images), vec![piece(bytes.clone(), total - 1, 0)]);
-        check(detail(&images), vec![piece(bytes[..10].to_vec(), total, 0)]);
-        check(detail(&images), vec![piece(Vec::new(), total, 0)]);
-        check(detail(&images), vec![piece(bytes, 65 << 30, 0)]);
+        let pieces = [
+            piece(bytes.clone(), total, 1),
+            piece(bytes.clone(), total - 1, 0),
+            piece(bytes[..10].to_vec(), total, 0),
+            piece(Vec::new(), total, 0),
+            piece(bytes, 65 << 30, 0),
+        ];
+        for piece in pieces {
+            let (mut client, _) = scripted(vec![Ok(piece)]);
+            let failure = fetch_weights(100, 0, total as u64, &mut client).expect_err("no layer");
+            assert_eq!(failure.code, FailureCode::VerificationFailed, "{failure}");
+        }
     }
 
     #[test]

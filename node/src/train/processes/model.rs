@@ -12,7 +12,7 @@ use zbelastic_trainer::model::ModelConfig;
 use super::connect;
 use crate::api::CheckpointDetail;
 use crate::api::client::ApiClient;
-use crate::commands::ckpt::export::weights_side_by_side;
+use crate::commands::ckpt::export::weights;
 use crate::data_folder::DataFolder;
 use crate::failure::{Failure, FailureCode};
 use crate::train::folder::write_model;
@@ -47,7 +47,7 @@ impl ModelSource {
     pub fn write(&self, step: u64, client: &mut ApiClient<'_>) -> Result<WrittenModel, Failure> {
         let detail = client.checkpoint(step)?;
         let connect = || connect(&self.controller, self.address.clone());
-        let layers = weights_side_by_side(&detail, &self.model, connect)?;
+        let layers = weights(&detail, &self.model, connect)?;
         let tensors = |to: &mut dyn io::Write| write_safetensors(&self.model, &layers, to);
         write_model(&self.folder, &config_json(&self.model), tensors)?;
         Ok(WrittenModel { detail, layers })
