@@ -37,6 +37,7 @@ mod piece_sink;
 mod recovery;
 mod renewal;
 mod room;
+mod scrub;
 mod shelf;
 pub mod signals;
 mod solver;

@@ -18,10 +18,13 @@ use zbelastic_checkpoint::{
 };
 use zbelastic_trainer::elastic::{LayerAssembler, ReadLayer};
 use zbelastic_transport::BulkBody;
+use zbelastic_transport::identity::random_number;
 use zbelastic_types::{Bytes, Digest};
 
 use super::data::FileBody;
+use super::document::DataName;
 use super::room::{DiskRoom, NoRoom};
+use super::scrub::scrub;
 use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
 use super::threads::stand_back;
@@ -90,6 +93,22 @@ pub enum Kept {
     },
     /// What nobody needs any more is gone.
     Collected(Freed),
+    /// A piece was read again and is not whole.
+    Rotten {
+        /// Which.
+        piece: PieceRef,
+        /// What was found.
+        why: String,
+    },
+    /// A text, or weights, was read again and is another one.
+    RottenData(DataName),
+    /// A piece that was damaged was fetched again, or not.
+    Mended {
+        /// Which.
+        piece: PieceRef,
+        /// Why it is as it was.
+        outcome: Result<(), String>,
+    },
 }
 
 /// Why something is not kept.
@@ -110,7 +129,7 @@ pub enum KeepFailure {
 }
 
 /// The store in use; none if it could not be opened.
-type InUse = Option<Arc<SledStore>>;
+pub type InUse = Option<Arc<SledStore>>;
 
 /// The disk has too much to do.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +140,7 @@ pub struct KeeperBusy;
 #[derive(Clone)]
 pub struct Keeper {
     orders: SyncSender<Order>,
+    reports: mpsc::Sender<Kept>,
     store: watch::Receiver<InUse>,
     data: PathBuf,
     moved: WorkCount,
@@ -128,10 +148,10 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
-    /// `data`. It stands back for passes.
+    /// `data`; and one that reads all of it again now and then. They stand back for passes.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If they cannot be started.
     pub fn start(
         stores: Stores,
         store: InUse,
@@ -142,13 +162,22 @@ impl Keeper {
         let (in_use, store) = watch::channel(store);
         let moved = WorkCount::default();
         let count = moved.clone();
-        let folder = data.clone();
+        let (folder, to) = (data.clone(), reports.clone());
         let work = move || {
             stand_back();
-            serve(stores, (&in_use, &folder), &inbox, &reports, &count);
+            serve(stores, (&in_use, &folder), &inbox, &to, &count);
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
-        Ok((Self { orders, store, data, moved }, outbox))
+        let (read, folder, to) = (store.clone(), data.clone(), reports.clone());
+        let work = move || scrub(&read, &folder, &to, random_number());
+        thread::Builder::new().name("scrub".to_owned()).spawn(work)?;
+        Ok((Self { orders, reports, store, data, moved }, outbox))
+    }
+
+    /// Reports what was done beside the store's thread.
+    pub async fn report(&self, kept: Kept) {
+        // Without somebody who takes reports the node ends.
+        let _ = self.reports.send(kept).await;
     }
 
     /// Bytes that the store has written and read.

@@ -70,6 +70,21 @@ pub async fn keep(
     if matches!(store.record(name_of(piece)), Ok(Some(_))) {
         return Ok(());
     }
+    keep_anew(transport, keeper, piece, holder, progress).await
+}
+
+/// The same for a piece of which something is here already: what is damaged of it is replaced.
+///
+/// # Errors
+/// As [`keep`].
+pub async fn keep_anew(
+    transport: &Transport,
+    keeper: &Keeper,
+    piece: PieceRef,
+    holder: NodeId,
+    progress: WorkCount,
+) -> Result<(), KeepError> {
+    let store = keeper.store().ok_or(KeepError::NoStore)?;
     let disk = store.clone();
     let room = tokio::task::spawn_blocking(move || check_room(&disk, piece.length)).await;
     room.map_err(|_| KeepError::Interrupted)??;

@@ -103,6 +103,39 @@ fn a_damaged_copy_of_the_text_keeps_nobody_out_and_is_mended() {
     });
 }
 
+/// The first file below a folder, in the order of names.
+fn first_file(folder: &Path) -> Option<PathBuf> {
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    let of = |path: PathBuf| if path.is_dir() { first_file(&path) } else { Some(path) };
+    paths.into_iter().find_map(of)
+}
+
+/// The last checkpoint of a run that is over is read by nobody, and one of its chunks rots.
+#[test]
+fn what_rots_at_rest_is_found_and_mended_from_others() {
+    const STEPS: u64 = 20;
+    let mut cluster = Cluster::new();
+    cluster.begin(&["a", "b"], STEPS);
+    cluster.digest(STEPS);
+    let folder = cluster.root.path().join("controller/store/chunks");
+    let path = first_file(&folder).expect("it keeps the last checkpoint");
+    let sound = fs::read(&path).expect("readable");
+    let mut rotten = sound.clone();
+    rotten[sound.len() / 2] ^= 1;
+    fs::write(&path, &rotten).expect("writable");
+    cluster.wait("a warning", |cluster| {
+        let events = cluster.ask(|client| client.events(0, 4096))?.events;
+        let mut kinds = events.into_iter().map(|event| event.kind);
+        kinds.find(|kind| {
+            matches!(kind, EventKind::Warning { what }
+                if what.contains("is damaged on this node's disk"))
+        })
+    });
+    cluster.wait("the chunk to be mended", |_| fs::read(&path).ok().filter(|now| *now == sound));
+}
+
 /// The disk of a node's store, as the leader knows it.
 fn disk_of(cluster: &Cluster, name: &str) -> Option<DiskStatus> {
     cluster.status()?.members.into_iter().find(|member| member.name == name)?.disk

@@ -75,7 +75,7 @@ impl Controller {
         }
         self.adopting.is_under_way = true;
         let manifests = self.ended_manifests();
-        let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
+        let others = self.other_holders();
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let (progress, arrivals) = (self.kept_bytes.clone(), self.arrivals.clone());
         tokio::spawn(async move {

@@ -96,7 +96,7 @@ impl Controller {
         read: impl FnOnce(&dyn BulkBody) -> Result<Answer, String> + Send + 'static,
     ) {
         let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
-        let others = self.holders().into_iter().filter(|node| *node != self.setup.node).collect();
+        let others = self.other_holders();
         tokio::spawn(async move {
             let body = match body {
                 Some(body) => Ok(body),

@@ -55,13 +55,12 @@ impl Controller {
     pub(super) fn want_data(&mut self, job: &JobDocument) {
         for name in std::iter::once(job.text).chain(job.weights) {
             if !self.has_data(name) {
-                let holders = self.holders().into_iter().filter(|node| *node != self.setup.node);
-                self.fetch(name, holders.collect());
+                self.fetch(name, self.other_holders());
             }
         }
     }
 
-    fn fetch(&mut self, name: DataName, holders: Vec<NodeId>) {
+    pub(super) fn fetch(&self, name: DataName, holders: Vec<NodeId>) {
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         let arrivals = self.arrivals.clone();
         tokio::spawn(async move {

@@ -13,12 +13,14 @@ use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
 use super::runs::digest_of;
 use super::{Arrived, Controller};
 use crate::api::{EventKind, HexDigest};
+use crate::cluster::data::damaged_words;
 use crate::cluster::document::JobDocument;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::Kept;
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::recovery::CheckpointDocument;
+use crate::cluster::scrub::{mend, mended_words, rotten_words};
 use crate::cluster::wire::{Freed, NodeMessage, PieceRef, Referred, SaveFailed};
 
 /// A piece that was fetched, or not.
@@ -117,6 +119,20 @@ impl Controller {
                 let bytes = Bytes(bytes);
                 self.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
             }
+            Kept::Rotten { piece, why } => {
+                self.journal.warn(rotten_words(piece, &why));
+                let others = self.other_holders();
+                let parts = (self.transport.clone(), self.keeper.clone());
+                mend(piece, parts, others, self.kept_bytes.clone());
+            }
+            Kept::RottenData(name) => {
+                self.journal.warn(damaged_words(self.setup.node, name));
+                self.fetch(name, self.other_holders());
+            }
+            Kept::Mended { piece, outcome } => match mended_words(piece, outcome) {
+                Ok(what) => self.journal.log(what),
+                Err(what) => self.journal.warn(what),
+            },
             // Pieces of its own no controller has, nor does it go on from any.
             Kept::Put { .. } | Kept::Got { .. } => {}
         }
@@ -138,7 +154,7 @@ impl Controller {
             return;
         }
         let referred = self.referred();
-        for node in self.holders().into_iter().filter(|node| *node != self.setup.node) {
+        for node in self.other_holders() {
             self.send_node(node, &NodeMessage::Collect(referred.clone()));
         }
         self.collect_here(referred);
@@ -212,6 +228,13 @@ impl Controller {
             Role::Controller | Role::Worker => true,
         };
         live.filter(|(_, member)| keeps(member.role)).map(|(node, _)| *node).collect()
+    }
+
+    /// The same without this node.
+    pub(super) fn other_holders(&self) -> Vec<NodeId> {
+        let mut holders = self.holders();
+        holders.retain(|node| *node != self.setup.node);
+        holders
     }
 }
 

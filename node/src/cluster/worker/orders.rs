@@ -202,10 +202,15 @@ impl Worker {
             return;
         }
         self.journal.warn(format!("node {from} found the copy of the text here to be damaged"));
+        self.fetch_again(name, vec![from]);
+    }
+
+    /// A copy of a text or of weights is damaged here.
+    pub(super) fn fetch_again(&self, name: DataName, holders: Vec<NodeId>) {
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
         // What is sound is found to be, and stays; what cannot be fetched is said by who wants it.
         tokio::spawn(async move {
-            let _ = fetch_data(name, &transport, &keeper, vec![from]).await;
+            let _ = fetch_data(name, &transport, &keeper, holders).await;
         });
     }
 

@@ -11,11 +11,13 @@ use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
 use super::layers::fetch_image;
 use super::{Arrived, Readiness, Worker};
 use crate::cluster::copies::CopyNext;
+use crate::cluster::data::damaged_words;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
 use crate::cluster::piece_sink::{KeepError, keep};
 use crate::cluster::room::{DiskRoom, RoomChange};
+use crate::cluster::scrub::{mend, mended_words, rotten_words};
 use crate::cluster::shelf::LayerBody;
 use crate::cluster::wire::{
     self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, Referred, SaveFailed,
@@ -318,6 +320,20 @@ impl Worker {
             Kept::Got { piece, read: Some(read) } => self.answer_read(piece, Some(read)),
             Kept::Got { piece, read: None } => self.fetch_piece(piece),
             Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
+            Kept::Rotten { piece, why } => {
+                self.journal.warn(rotten_words(piece, &why));
+                let others = self.peers.holders(self.seat.contacts());
+                let parts = (self.transport.clone(), self.keeper.clone());
+                mend(piece, parts, others, self.work.pieces().clone());
+            }
+            Kept::RottenData(name) => {
+                self.journal.warn(damaged_words(self.setup.node, name));
+                self.fetch_again(name, self.peers.holders(self.seat.contacts()));
+            }
+            Kept::Mended { piece, outcome } => match mended_words(piece, outcome) {
+                Ok(what) => self.journal.log(what),
+                Err(what) => self.journal.warn(what),
+            },
             Kept::Collected(Freed { chunks: 0, .. }) => {}
             Kept::Collected(Freed { chunks, bytes }) => {
                 let bytes = Bytes(bytes);
