@@ -180,6 +180,17 @@ impl Summary {
                 replays,
             });
         }
+        // Each may be finite and all together not: a norm of infinity would be clipped to nothing, and blind the
+        // guard against spikes for as long as it is remembered.
+        let mut total = 0.0;
+        let overflow = self.sums.iter().find(|sum| {
+            total += sum.square_sum;
+            !f64::is_finite(total)
+        });
+        if let Some(TensorSum { tensor, .. }) = overflow {
+            let (tensor, values, tensor_count) = (*tensor, 0, 1);
+            return Some(Reason::NonfiniteGradient { tensor, values, tensor_count, replays });
+        }
         (!self.loss_sum.is_finite()).then_some(Reason::NonfiniteLoss { replays })
     }
 }

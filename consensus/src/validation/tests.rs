@@ -70,6 +70,38 @@ fn reason_names_the_first_bad_tensor_in_model_order() {
     assert_eq!(found, expected);
 }
 
+/// Only a node that lies tells such sums, and it must not reach the ledger of norms with them.
+#[test]
+fn sums_that_overflow_together_are_no_norm_to_clip_to_nothing() {
+    let both = summary(&[1.0, 1e308, 1e308], 1.0);
+    let found = decide(&both, &POLICY, QUIET);
+    let tensor = TensorIndex(2);
+    let expected = Reason::NonfiniteGradient { tensor, values: 0, tensor_count: 1, replays: 0 };
+    assert_eq!((found.verdict, found.reason), (Verdict::Skip, expected));
+    let text = "the sum of squares overflows at tensor 2 after 0 replays";
+    assert_eq!(found.reason.to_string(), text);
+    assert_eq!(decide(&both, &REPLAYING, QUIET).verdict, Verdict::Replay);
+    let unclipped = GuardPolicy { clip_norm: None, ..POLICY };
+    assert_eq!(decide(&both, &unclipped, QUIET).verdict, Verdict::Skip);
+}
+
+#[test]
+fn a_step_that_clipping_scales_to_nothing_is_left_out() {
+    const LARGE: Reason = Reason::LargeNorm { clip_norm: 1.0 };
+    // 2^-149 is the least that an `f32` can be; half of it and less is 0.
+    let least = f64::from(f32::from_bits(1));
+    let check = |coefficient: f64, policy, verdict: &str| {
+        let norm = 1.0 / coefficient;
+        let found = decide(&summary(&[norm * norm], 1.0), policy, QUIET);
+        assert_eq!((found.verdict.name(), found.reason), (verdict, LARGE));
+        assert_ne!(found.verdict.coefficient(), Some(0.0));
+    };
+
+    check(least, &POLICY, "clip");
+    check(least / 4.0, &POLICY, "skip");
+    check(least / 4.0, &REPLAYING, "replay");
+}
+
 #[test]
 fn a_spike_is_skipped_only_after_warm_up_and_only_so_often() {
     let policy = GuardPolicy { spike_deviations: Some(6.0), clip_norm: None, ..POLICY };

@@ -94,16 +94,18 @@ impl Verdict {
 pub enum Reason {
     /// Finite, and not above the clip norm.
     Sound,
-    /// The norm is above the clip norm.
+    /// The norm is above the clip norm; so far above, if the step is not taken, that no `f32` scales the
+    /// gradient to it.
     LargeNorm {
         /// The clip norm.
         clip_norm: f64,
     },
-    /// Some gradient is not finite.
+    /// Some gradient is not finite, or the norm of all is not.
     NonfiniteGradient {
-        /// The first such tensor in canonical order.
+        /// The first such tensor in canonical order; the one at which the sum of squares overflows, if each is
+        /// finite.
         tensor: TensorIndex,
-        /// Its values that are not finite.
+        /// Its values that are not finite; none if only sums are not.
         values: u64,
         /// Tensors that have any.
         tensor_count: u32,
@@ -139,6 +141,9 @@ impl fmt::Display for Reason {
         match self {
             Self::Sound => write!(f, "finite and within the clip norm"),
             Self::LargeNorm { clip_norm } => write!(f, "norm above {clip_norm}"),
+            Self::NonfiniteGradient { tensor, values: 0, replays, .. } => {
+                write!(f, "the sum of squares overflows at tensor {tensor} after {replays} replays")
+            }
             Self::NonfiniteGradient { tensor, values, tensor_count, replays } => {
                 write!(f, "non-finite gradient in tensor {tensor} ({values} values")?;
                 if *tensor_count > 1 {
@@ -205,12 +210,7 @@ pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> 
     let decision = |verdict, reason| Decision { verdict, reason, square_sum };
     let nonfinite = summary.nonfinite_reason(history.replays);
     if let Some(reason) = nonfinite.filter(|_| !mutant::is(Mutant::M10NanPasses)) {
-        let may_replay = history.replays < policy.replays_max;
-        let verdict = match policy.nonfinite {
-            NonfinitePolicy::Replay if may_replay => Verdict::Replay,
-            NonfinitePolicy::Replay | NonfinitePolicy::Skip => Verdict::Skip,
-        };
-        return decision(verdict, reason);
+        return decision(left_out(policy, history), reason);
     }
     if mutant::is(Mutant::M26GoodStepSkipped) && history.norms.len() % 8 == 7 {
         let replays = history.replays;
@@ -228,6 +228,10 @@ pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> 
         reason = Reason::SpikeAccepted { deviations };
     }
     match policy.clip_norm.map(|clip_norm| (clip_norm, clip_coefficient(square_sum, clip_norm))) {
+        // Taken, it would count as a step and change nothing.
+        Some((clip_norm, coefficient)) if coefficient as f32 == 0.0 => {
+            decision(left_out(policy, history), Reason::LargeNorm { clip_norm })
+        }
         Some((clip_norm, coefficient)) if coefficient < 1.0 => {
             if reason == Reason::Sound {
                 reason = Reason::LargeNorm { clip_norm };
@@ -235,6 +239,14 @@ pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> 
             decision(Verdict::Clip { coefficient: coefficient as f32 }, reason)
         }
         Some(_) | None => decision(Verdict::Keep, reason),
+    }
+}
+
+/// The verdict on a step that cannot be taken.
+fn left_out(policy: &GuardPolicy, history: History<'_>) -> Verdict {
+    match policy.nonfinite {
+        NonfinitePolicy::Replay if history.replays < policy.replays_max => Verdict::Replay,
+        NonfinitePolicy::Replay | NonfinitePolicy::Skip => Verdict::Skip,
     }
 }
 

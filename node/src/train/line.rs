@@ -72,6 +72,7 @@ pub fn reason_text(reason: &Reason, name: &dyn Fn(TensorIndex) -> String) -> Str
         return reason.to_string();
     };
     let values = match values {
+        0 => return format!("the sum of squares overflows at {}", name(*tensor)),
         1 => "1 value".to_owned(),
         count => format!("{count} values"),
     };
@@ -228,6 +229,13 @@ mod tests {
             reason(4),
             "▲ step 7 skipped: non-finite gradient in tensor3 (3 values, first of 4 tensors); \
              its batch is left out",
+        );
+        let (tensor, values, tensor_count) = (TensorIndex(3), 0, 1);
+        let overflow = Reason::NonfiniteGradient { tensor, values, tensor_count, replays: 0 };
+        check(
+            Verdict::Skip,
+            overflow,
+            "▲ step 7 skipped: the sum of squares overflows at tensor3; its batch is left out",
         );
     }
 
