@@ -23,6 +23,7 @@ pub mod demo;
 pub mod events;
 pub mod faults;
 pub mod folder;
+pub mod footprint;
 pub mod goal;
 pub mod group;
 pub mod machine;

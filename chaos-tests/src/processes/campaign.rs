@@ -13,6 +13,7 @@ use super::account::{Account, Recovery, StrikeRecord, Verdict, recovery_times};
 use super::check::{Findings, Undisturbed, check};
 use super::events::Facts;
 use super::faults::{Fault, FaultMix};
+use super::footprint::Footprint;
 use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Standing};
 use super::proxy::Proxy;
 use super::strike::{Strike, Striker};
@@ -75,6 +76,8 @@ struct Campaign<'a, 'b> {
     open: Option<Strike>,
     strikes: Vec<StrikeRecord>,
     missed: u64,
+    /// What its processes hold once half of the faults have struck, from when that is so.
+    halfway: Option<Footprint>,
     began: Instant,
     told: Instant,
     told_step: u64,
@@ -97,8 +100,11 @@ pub fn run(
     };
     let mut campaign = Campaign::new(setup, group, watch, began);
     let ended = campaign.live();
-    let Campaign { group, faults, strikes, missed, .. } = campaign;
-    let findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
+    let Campaign { group, faults, strikes, missed, halfway, .. } = campaign;
+    let mut findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
+    if let Some(growth) = halfway.and_then(|before| Footprint::of(&group).growth_since(before)) {
+        findings.violate("R1", growth.to_string());
+    }
     let proxy = group.network().proxy().map(Proxy::counts);
     let is_bypassed = proxy.as_ref().is_some_and(|counts| counts.sent() < findings.step);
     let verdict = match ended {
@@ -198,6 +204,7 @@ impl<'a, 'b> Campaign<'a, 'b> {
             open: None,
             strikes: Vec::new(),
             missed: 0,
+            halfway: None,
             began,
             told: began,
             told_step: 0,
@@ -277,6 +284,9 @@ impl<'a, 'b> Campaign<'a, 'b> {
             record.recovery = Some(recovery);
         }
         self.open = None;
+        if self.halfway.is_none() && self.strikes.len() >= self.faults.len() {
+            self.halfway = Some(Footprint::of(&self.group));
+        }
         let Recovery { ms, step, generation } = recovery;
         self.tell(&format!("✔ sealed step {step} of generation {generation} after {}", words(ms)))
     }

@@ -4,17 +4,21 @@
 //! |---|---|
 //! | S1 | the files together tell of every step from the first to the last, and none tells of a step twice within the life of a process |
 //! | S2 | what two files say about a step is the same, to the last bit |
-//! | S6 | a step that was sealed is not sealed again under another plan, unless the run was told to go back |
+//! | S6 | a step that was sealed is not sealed again under another plan, unless the run was told to go back in between |
 //! | N1 | every step has the loss and the norm of the undisturbed run, and the final digest is its |
 //! | D1 | every step's batch is used once: by S1, since the batch follows from the step |
 //! | C1 | every copy of every checkpoint can be read (asked of the cluster, not of its files) |
+//! | R1 | what processes hold does not grow with the run (looked at by the campaign, not in files) |
 //! | E1 | a file has no broken lines but those that a killed or full node left |
+
+mod rewinds;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use self::rewinds::{Rewind, rewinds_of, unexcused};
 use super::events::{Event, EventKind, Facts, Seal};
 
 /// Violations that are told; one is enough to fail.
@@ -83,7 +87,7 @@ impl Findings {
     }
 }
 
-/// A step as it was told first since the run last went back.
+/// A step as somebody told it.
 struct Told<'a> {
     by: &'a str,
     seal: &'a Seal,
@@ -93,10 +97,7 @@ struct Told<'a> {
 #[must_use]
 pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>) -> Findings {
     let mut findings = Findings::default();
-    let rewinds_to = logs.iter().flat_map(|log| log.events).filter_map(|event| {
-        if let EventKind::Rewound { to_step } = event.kind { Some(to_step) } else { None }
-    });
-    let lowest_rewind = rewinds_to.min();
+    let rewinds: Vec<Rewind> = logs.iter().flat_map(rewinds_of).collect();
     let mut told: BTreeMap<u64, Vec<Told<'_>>> = BTreeMap::new();
     for log in logs {
         check_file(log, &mut findings);
@@ -110,7 +111,7 @@ pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>
         }
     }
     for (step, told) in &told {
-        check_step(*step, told, lowest_rewind, &mut findings);
+        check_step(*step, told, &rewinds, &mut findings);
     }
     check_line(&told, steps, &mut findings);
     if let Some(undisturbed) = undisturbed {
@@ -159,7 +160,7 @@ fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
 }
 
 /// S2 and S6 at one step.
-fn check_step(step: u64, told: &[Told<'_>], lowest_rewind: Option<u64>, findings: &mut Findings) {
+fn check_step(step: u64, told: &[Told<'_>], rewinds: &[Rewind], findings: &mut Findings) {
     let Some(first) = told.first() else { return };
     let differs = told.iter().find(|other| {
         let digests = (&first.seal.digest, &other.seal.digest);
@@ -178,9 +179,11 @@ fn check_step(step: u64, told: &[Told<'_>], lowest_rewind: Option<u64>, findings
     generations.dedup();
     if generations.len() > 1 {
         findings.steps_lost += 1;
-        // Told to go back before this step, it is sealed again by right.
-        if lowest_rewind.is_none_or(|to_step| step <= to_step) {
-            let what = format!("step {step} was sealed under generations {generations:?}");
+        if let Some((one, two)) = unexcused(step, &generations, rewinds) {
+            let what = format!(
+                "step {step} was sealed under generation {one} and again under {two}, and nobody tells that \
+                 the run went back before it in between"
+            );
             findings.violate("S6", what);
         }
     }
@@ -244,6 +247,10 @@ mod tests {
         )
     }
 
+    fn rewound(to_step: u64) -> String {
+        format!("{{\"event\":\"rewound\",\"to_step\":{to_step}}}")
+    }
+
     const STARTED: &str = "{\"event\":\"started\",\"node\":1}";
 
     fn seals(steps: impl IntoIterator<Item = u64>) -> Vec<String> {
@@ -303,10 +310,38 @@ mod tests {
         other[3] = seal(3, 2, 3.0);
         assert_eq!(ids(&[seals(1..=4), other.clone()]), ["S6"]);
         assert_eq!(found(&[seals(1..=4), other.clone()], None).steps_lost, 1);
-        other.insert(0, "{\"event\":\"rewound\",\"to_step\":2}".to_owned());
+        other.insert(3, rewound(2));
         assert!(ids(&[seals(1..=4), other.clone()]).is_empty());
-        other[0] = "{\"event\":\"rewound\",\"to_step\":3}".to_owned();
+        other[3] = rewound(3);
         assert_eq!(ids(&[seals(1..=4), other]), ["S6"]);
+    }
+
+    /// Back to the beginning once, and then every step may be sealed again, but only once and only then.
+    #[test]
+    fn a_rewind_excuses_what_was_sealed_before_it_and_nothing_later() {
+        let plan = |generation| {
+            format!("{{\"event\":\"plan\",\"generation\":{generation},\"stages\":[1]}}")
+        };
+        let under = |generation, steps: std::ops::RangeInclusive<u64>| {
+            let seals = steps.map(move |step| seal(step, generation, step as f64));
+            std::iter::once(plan(generation)).chain(seals).collect::<Vec<_>>()
+        };
+        let told = |parts: &[Vec<String>]| [vec![STARTED.to_owned()], parts.concat()].concat();
+        let back = || vec![rewound(0)];
+        let whole = told(&[under(1, 1..=2), back(), under(2, 1..=3), under(3, 4..=4)]);
+        assert!(ids(std::slice::from_ref(&whole)).is_empty());
+        // Somebody else has step 3 under the third plan, and no rewind lies between the second and that.
+        let other = told(&[under(3, 3..=4)]);
+        assert_eq!(ids(&[whole.clone(), other]), ["S6"]);
+        // A rewind that came later excuses nothing before it.
+        let later = told(&[under(2, 2..=2), back(), under(3, 1..=4)]);
+        assert_eq!(ids(&[told(&[under(1, 1..=2)]), later]), ["S6"]);
+        // A process that died with the rewind, or begins with it, tells of one of the two plans.
+        let died = told(&[under(1, 1..=2), back()]);
+        let begins = told(&[back(), under(2, 1..=4)]);
+        assert!(ids(&[died.clone(), told(&[under(2, 1..=4)])]).is_empty());
+        assert!(ids(&[told(&[under(1, 1..=2)]), begins]).is_empty());
+        assert_eq!(ids(&[died, told(&[under(2, 1..=4)]), told(&[under(3, 4..=4)])]), ["S6"]);
     }
 
     #[test]

@@ -1,0 +1,80 @@
+//! When a run was told to go back, as far as event files tell, and what that excuses: steps that were sealed
+//! before it under one plan, and after it under another. A run that goes back excuses nothing that it is told
+//! to do later, or did before.
+
+use super::NodeLog;
+use crate::processes::events::EventKind;
+
+/// The run went back once, told by one file. Each file tells its own; they need not be matched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rewind {
+    /// Steps that were left.
+    to_step: u64,
+    /// The plan before it.
+    from: u64,
+    /// The plan after it.
+    then: u64,
+}
+
+/// What was told of one so far.
+struct Open {
+    to_step: u64,
+    /// The last plan that the process told of before, if it told of any.
+    from: Option<u64>,
+}
+
+impl Open {
+    /// With the plan that was told of next. A process that begins with the rewind tells of no plan before it, and one
+    /// that dies with it of none after: then they are taken to follow each other.
+    fn close(self, then: Option<u64>) -> Option<Rewind> {
+        let Self { to_step, from } = self;
+        let from = from.or_else(|| then.map(|then| then.saturating_sub(1)))?;
+        Some(Rewind { to_step, from, then: then.unwrap_or(from + 1) })
+    }
+}
+
+/// All that a file tells of.
+pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<Rewind> {
+    let (mut found, mut open, mut last) = (Vec::new(), Vec::<Open>::new(), None);
+    for event in log.events {
+        match &event.kind {
+            EventKind::Rewound { to_step } => open.push(Open { to_step: *to_step, from: last }),
+            EventKind::Started { .. } => {
+                found.extend(open.drain(..).filter_map(|open| open.close(None)));
+                last = None;
+            }
+            EventKind::Plan { generation, .. } => {
+                found.extend(open.drain(..).filter_map(|open| open.close(Some(*generation))));
+                last = Some(*generation);
+            }
+            EventKind::Seal(seal) => {
+                found.extend(open.drain(..).filter_map(|open| open.close(Some(seal.generation))));
+                last = Some(seal.generation);
+            }
+            EventKind::Leader { .. }
+            | EventKind::Joined { .. }
+            | EventKind::Lost { .. }
+            | EventKind::Running(_)
+            | EventKind::Halted { .. }
+            | EventKind::Done { .. }
+            | EventKind::Other
+            | EventKind::Torn { .. } => {}
+        }
+    }
+    found.extend(open.into_iter().filter_map(|open| open.close(None)));
+    found
+}
+
+/// The first two plans of a step, in order, that no rewind lies between which went back before the step.
+pub(super) fn unexcused(step: u64, generations: &[u64], rewinds: &[Rewind]) -> Option<(u64, u64)> {
+    let is_excused = |one: u64, two: u64| {
+        rewinds
+            .iter()
+            .any(|Rewind { to_step, from, then }| *to_step < step && *from < two && *then > one)
+    };
+    generations
+        .iter()
+        .zip(generations.iter().skip(1))
+        .map(|(one, two)| (*one, *two))
+        .find(|(one, two)| !is_excused(*one, *two))
+}

@@ -1,0 +1,141 @@
+//! What the processes of a cluster hold of this machine: descriptors, memory, and what they keep on disks. None of it
+//! may grow with the length of a run, whatever strikes it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::group::{Group, Member};
+use super::resident::peak_bytes;
+
+/// Folders of a node that hold checkpoints and texts. What it tells and agrees on has limits of its own.
+const KEPT: [&str; 2] = ["store", "data"];
+/// From the middle of a campaign to its end nothing grows by more than this share of what it was.
+const GROWTH_MAX: f64 = 0.5;
+/// What may come beside that: a checkpoint that is written when it is looked at, or a connection more.
+const SLACK: Footprint = Footprint { descriptors: 64, resident: 128 << 20, kept: 64 << 20 };
+
+/// What the process that holds the most of it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// Open files and sockets.
+    pub descriptors: u64,
+    /// The peak of its memory, in bytes.
+    pub resident: u64,
+    /// Bytes of its checkpoints and texts.
+    pub kept: u64,
+}
+
+/// Something grew that may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// What.
+    what: &'static str,
+    before: u64,
+    now: u64,
+}
+
+impl fmt::Display for Growth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, before, now } = self;
+        write!(
+            f,
+            "{what} grew from {before} to {now} between the middle of the campaign and its end"
+        )
+    }
+}
+
+impl Footprint {
+    /// The most that any member of a group holds.
+    #[must_use]
+    pub fn of(group: &Group) -> Self {
+        group.members().iter().map(of_member).fold(Self::default(), Self::most)
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            resident: self.resident.max(other.resident),
+            kept: self.kept.max(other.kept),
+        }
+    }
+
+    /// What grew by more than it may since `before`, if anything did.
+    #[must_use]
+    pub fn growth_since(self, before: Self) -> Option<Growth> {
+        let pairs = [
+            (
+                "open descriptors of a process",
+                before.descriptors,
+                self.descriptors,
+                SLACK.descriptors,
+            ),
+            ("peak memory of a process, in bytes,", before.resident, self.resident, SLACK.resident),
+            ("what a node keeps, in bytes,", before.kept, self.kept, SLACK.kept),
+        ];
+        pairs.into_iter().find_map(|(what, before, now, slack)| {
+            let is_much = now as f64 > before as f64 * (1.0 + GROWTH_MAX) + slack as f64;
+            is_much.then_some(Growth { what, before, now })
+        })
+    }
+}
+
+fn of_member(member: &Member) -> Footprint {
+    let folder = &member.spec().data_dir;
+    let kept = KEPT.iter().filter_map(|name| bytes_below(&folder.join(name)).ok()).sum();
+    let Some(pid) = member.pid() else { return Footprint { kept, ..Footprint::default() } };
+    let descriptors =
+        fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |found| found.count() as u64);
+    Footprint { descriptors, resident: peak_bytes(pid).unwrap_or(0), kept }
+}
+
+/// Files come and go meanwhile; what is gone is not counted.
+fn bytes_below(folder: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder)?.flatten() {
+        match entry.metadata() {
+            Ok(found) if found.is_dir() => bytes += bytes_below(&entry.path()).unwrap_or(0),
+            Ok(found) if found.is_file() => bytes += found.len(),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Footprint, bytes_below};
+
+    #[test]
+    fn what_grows_with_the_length_of_a_run_is_told() {
+        let before = Footprint { descriptors: 100, resident: 400 << 20, kept: 200 << 20 };
+        let check = |now: Footprint, expected: Option<&str>| {
+            let found = now.growth_since(before).map(|growth| growth.what);
+            assert_eq!(found, expected);
+        };
+        check(before, None);
+        check(Footprint { descriptors: 214, resident: 728 << 20, kept: 364 << 20 }, None);
+        check(Footprint { descriptors: 215, ..before }, Some("open descriptors of a process"));
+        check(
+            Footprint { resident: 729 << 20, ..before },
+            Some("peak memory of a process, in bytes,"),
+        );
+        let twice = Footprint { kept: 400 << 20, ..before };
+        check(twice, Some("what a node keeps, in bytes,"));
+        let told = twice.growth_since(before).expect("it grew").to_string();
+        assert!(
+            told.starts_with("what a node keeps, in bytes, grew from 209715200 to 419430400"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn bytes_are_those_of_files_however_deep() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(folder.path().join("chunks/ab")).expect("room");
+        std::fs::write(folder.path().join("chunks/ab/x"), [0; 7]).expect("room");
+        std::fs::write(folder.path().join("index"), [0; 5]).expect("room");
+        assert_eq!(bytes_below(folder.path()).expect("readable"), 12);
+    }
+}
