@@ -29,6 +29,8 @@ pub enum Operation {
     Write,
     /// Waiting until a file is on the medium.
     Sync,
+    /// Dropping what the system's cache holds of a file.
+    Forget,
     /// Waiting until the entries of a folder are on the medium.
     SyncFolder,
     /// Giving another name.
@@ -51,6 +53,7 @@ impl std::fmt::Display for Operation {
             Self::Read => "read",
             Self::Write => "write",
             Self::Sync => "sync",
+            Self::Forget => "read from the medium",
             Self::SyncFolder => "sync the folder",
             Self::Rename => "rename",
             Self::Remove => "remove",

@@ -124,6 +124,13 @@ pub trait OpenFile: Debug + Send {
     /// # Errors
     /// If they may not be. To try again is no use: the system may have forgotten them.
     fn sync(&mut self) -> io::Result<()>;
+
+    /// Has the system drop what its cache holds of the file and need not write any more, so that what is read next
+    /// is what the medium has. After a sync that failed the cache may hold what was never written.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    fn forget_cached(&mut self) -> io::Result<()>;
 }
 
 /// Writes all of `bytes` at `offset`.

@@ -27,6 +27,7 @@ mod manifest;
 mod memory_log;
 mod memory_store;
 mod names;
+mod panics;
 mod retention;
 mod sled_database;
 mod sled_log;
@@ -47,6 +48,7 @@ pub use names::{
     CHUNK_BYTES, CheckpointId, ChunkDamage, ChunkHash, NameFault, PIECE_BYTES_MAX, PieceName,
     PieceRecord, RecordFault,
 };
+pub use panics::is_expected_panic;
 pub use retention::{Inventory, Needed, Removal, RemovalReason, Removed, what_to_remove};
 pub use sled_database::SledDatabase;
 pub use sled_log::SledLog;

@@ -16,7 +16,6 @@
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -25,6 +24,7 @@ use std::time::{Duration, Instant};
 use crate::error::DatabaseFault;
 use crate::files::{EntryKind, Files, OpenFile, write_all};
 use crate::index::{Change, Index, Row};
+use crate::panics;
 use crate::sled_rows::{self, PART_BYTES, PART_NUMBER_BYTES};
 
 /// The version of the rows, in the stamp.
@@ -147,6 +147,10 @@ impl Index for SledDatabase {
 
     fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
         let is_new = !check_folder(&*files, folder)?;
+        wait_for_release(&folder.join(DATABASE))?;
+        if !is_new {
+            forget_cached(&*files, folder)?;
+        }
         let database = open_sled(folder)?;
         if !is_new && !database.was_recovered() {
             return Err(DatabaseFault::Lost { file: folder.join(DATABASE) });
@@ -239,14 +243,27 @@ fn check_stamp(files: &dyn Files, folder: &Path) -> Result<(), DatabaseFault> {
 }
 
 fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {
-    wait_for_release(&folder.join(DATABASE))?;
     let config = sled::Config::new().path(folder).cache_capacity(CACHE_BYTES);
     let config = config.flush_every_ms(Some(TIDY_MILLISECONDS));
-    // On some damaged files sled panics where it should return an error.
-    catch_unwind(AssertUnwindSafe(|| config.open().map_err(fault))).unwrap_or_else(|_| {
+    panics::opened(|| config.open().map_err(fault)).unwrap_or_else(|| {
         let reason = "it cannot be opened".to_owned();
         Err(DatabaseFault::Damaged { reason })
     })
+}
+
+/// Has everything read from the medium that is read from now on. A process before this one may have ended because a sync
+/// failed: then the system's cache holds bytes that are not on the medium, and no sync writes them any more.
+fn forget_cached(files: &dyn Files, folder: &Path) -> Result<(), DatabaseFault> {
+    for entry in files.list(folder).map_err(DatabaseFault::Io)? {
+        if let EntryKind::File { .. } = entry.kind {
+            let file = files.open(&folder.join(entry.name));
+            // What waits to be written is written first, or it would stay in the cache.
+            let forgotten =
+                file.and_then(|mut file| file.sync().and_then(|()| file.forget_cached()));
+            forgotten.map_err(DatabaseFault::Io)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns once nobody holds the lock that sled takes on its file.

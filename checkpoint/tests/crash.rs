@@ -129,7 +129,8 @@ fn changes_of(store: &impl Store, faults: &Faults) -> Vec<u64> {
         | Operation::List
         | Operation::Open
         | Operation::OpenDirect
-        | Operation::Read => false,
+        | Operation::Read
+        | Operation::Forget => false,
         Operation::CreateFolder
         | Operation::Create
         | Operation::Write

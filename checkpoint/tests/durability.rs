@@ -116,6 +116,10 @@ impl OpenFile for WitnessedFile {
         *count += 1;
         Ok(())
     }
+
+    fn forget_cached(&mut self) -> io::Result<()> {
+        self.inner.forget_cached()
+    }
 }
 
 #[test]
@@ -193,6 +197,39 @@ fn a_log_takes_nothing_after_a_sync_that_failed() {
     let mut log = open(&folder).expect("it opens again");
     assert_eq!(log.read_all().expect("readable")[..3], written(3));
     append(&mut log, 1);
+}
+
+/// The system's cache holds what the sync could not write, and would give it to whoever opens the table next.
+#[test]
+fn what_is_opened_after_a_sync_that_failed_is_read_from_the_medium() {
+    let root = TempDir::new().expect("a folder");
+    let folder = root.path().join("log");
+    let mut log = open(&folder).expect("it opens");
+    append(&mut log, 3);
+    drop(log);
+    let faults = Faults::default();
+    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let log = SledLog::open(Arc::new(files), &folder).expect("it opens again");
+    let done = faults.take_done();
+    let place = |operation, name: &str| {
+        let wanted = (operation, folder.join(name));
+        done.iter().position(|done| (done.operation, done.path.clone()) == wanted)
+    };
+    for name in ["db", "conf", "MARK"] {
+        let (synced, forgotten) = (place(Operation::Sync, name), place(Operation::Forget, name));
+        assert!(synced.is_some() && synced < forgotten, "{name}: {done:?}");
+    }
+    assert!(place(Operation::Forget, "MARK") < place(Operation::Read, "MARK"), "{done:?}");
+    assert_eq!(log.read_all().expect("readable"), written(3));
+    drop(log);
+    // A medium that still cannot write what the cache holds is found out before anything is believed.
+    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let kind = io::ErrorKind::Other;
+    faults.set(Fault::FailOnce { operation: Operation::Sync, after: 0, kind });
+    match SledLog::open(Arc::new(files), &folder) {
+        Err(LogError::Database { fault: DatabaseFault::Io(_), .. }) => {}
+        other => panic!("the sync fails, got {other:?}"),
+    }
 }
 
 #[test]

@@ -132,9 +132,10 @@ const FENCES: [Fence; 37] = [
     fence("rustls", &["transport"], &[], &["transport/src/"]),
     fence(
         "rustix",
-        &["node"],
+        &["checkpoint", "node"],
         &[],
         &[
+            "checkpoint/src/files/real.rs",
             "node/src/cluster/threads.rs",
             "node/src/data_folder.rs",
             "node/src/terminal.rs",

@@ -295,4 +295,9 @@ impl OpenFile for FaultyFile {
             Fate::Works | Fate::Takes { .. } => self.inner.sync(),
         }
     }
+
+    fn forget_cached(&mut self) -> io::Result<()> {
+        self.faults.begin(Operation::Forget, &self.path, Asked::NOTHING)?;
+        self.inner.forget_cached()
+    }
 }

@@ -114,6 +114,12 @@ impl OpenFile for File {
         // fdatasync: the bytes and the length, not the time of the last change.
         self.sync_data()
     }
+
+    fn forget_cached(&mut self) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        rustix::fs::fadvise(&*self, 0, None, rustix::fs::Advice::DontNeed)?;
+        Ok(())
+    }
 }
 
 fn kind(metadata: &fs::Metadata) -> EntryKind {
