@@ -34,6 +34,7 @@ mod own_address;
 mod pace;
 mod peers;
 mod piece_sink;
+mod questions;
 mod recovery;
 mod renewal;
 mod room;
@@ -63,7 +64,6 @@ use zbelastic_transport::identity::{
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::api::MemberRole;
-use crate::api::client::ClientError;
 use crate::args::{AddressList, Device, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs};
 use crate::commands::doctor::{self, DialOutcome, Outside};
 use crate::commands::token::find_token;
@@ -72,9 +72,10 @@ use crate::failure::{Detail, Failure, FailureCode, Stop};
 use again::Beginner;
 use compute::{Cores, Machine};
 use ending::Ending;
-use home::{Beginning, Home};
+use home::{Beginning, Home, with_controllers};
 use journal::{Echo, now_ms};
 pub use line::exchange;
+use line::reach;
 pub use login::login;
 use means::{means, probe_of, threads_of};
 use renewal::{controller_credentials, member_credentials};
@@ -96,6 +97,7 @@ const ADMIN_NODE: NodeId = NodeId(0);
 pub fn init(args: &InitArgs) -> Result<ExitCode, Stop> {
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
+    recovery::finish(&folder)?;
     let identity = folder.identity();
     let home = match Home::load(&identity).map_err(|error| again::unreadable(&error))? {
         Some(mut home) => {
@@ -150,7 +152,7 @@ fn tell_administrator(folder: &DataFolder, home: &Home, local: SocketAddr) -> Re
     let address = asked_at(&home.advertised, local);
     if !admin.addresses.contains(&address) {
         admin.addresses = vec![address];
-        folder.write_admin(&admin)?;
+        folder.write_admin(&with_controllers(&admin, home))?;
     }
     let Home { cluster_name, node, .. } = home;
     let path = folder.root().display();
@@ -204,6 +206,7 @@ pub fn join_on<M: Machine>(
 ) -> Result<ExitCode, Stop> {
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
+    recovery::finish(&folder)?;
     let identity = folder.identity();
     let runtime = runtime()?;
     let home = match Home::load(&identity).map_err(|error| again::unreadable(&error))? {
@@ -324,6 +327,9 @@ fn host_name(key: &NodeKey) -> String {
 pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
     let folder = DataFolder::of(&args.folder);
     let _hold = folder.hold()?;
+    if let Some(kept) = recovery::finish(&folder)? {
+        return Ok(kept);
+    }
     let home = Home::load(&folder.identity())
         .map_err(|error| again::unreadable(&error))?
         .ok_or_else(|| {
@@ -341,16 +347,9 @@ pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCod
     let folder = DataFolder::of(&FolderArgs { data_dir: args.data_dir.clone() });
     let dial = |address: &str| {
         let began = std::time::Instant::now();
-        let failed = |why: String| DialOutcome::Failed { why };
-        match exchange(&folder) {
-            Ok(mut exchange) => match exchange(&[address.to_owned()], &[]) {
-                // Whoever refuses an empty question is reached.
-                Ok(_) | Err(ClientError::Broken { .. }) => {
-                    DialOutcome::Reached { took: began.elapsed() }
-                }
-                Err(error) => failed(error.to_string()),
-            },
-            Err(failure) => failed(failure.what),
+        match reach(&folder, address) {
+            Ok(()) => DialOutcome::Reached { took: began.elapsed() },
+            Err(why) => DialOutcome::Failed { why },
         }
     };
     let permissions = |folder: &std::path::Path| {

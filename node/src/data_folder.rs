@@ -5,7 +5,7 @@
 //! admin/           certificate and key of whoever ran `init` here, and cluster.json
 //! log/             what controllers agreed on
 //! store/           checkpoints
-//! events.jsonl     what happened
+//! events.jsonl     what happened, and events.jsonl.1, what had happened before
 //! LOCK             held by the process that runs on the folder, with its number inside
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! was killed does not stay.
 
 use std::env;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::FolderError;
 
 use crate::args::{AddressList, ClientArgs, FolderArgs};
+use crate::checked_json::{self, CheckedError};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 
 /// The folder when nothing is said.
@@ -181,17 +182,24 @@ impl DataFolder {
     /// If there is none here.
     pub fn read_admin(&self) -> Result<AdminFile, Failure> {
         let path = self.admin_file();
-        let file = File::open(&path).map_err(|error| {
-            let is_absent = error.kind() == io::ErrorKind::NotFound;
-            if is_absent { self.no_admin() } else { cannot_read(&path, &error) }
-        })?;
-        let mut text = String::new();
-        let read = file.take(SMALL_FILE_MAX).read_to_string(&mut text);
-        read.map_err(|error| cannot_read(&path, &error))?;
-        serde_json::from_str(&text).map_err(|error| {
-            let what = format!("{} cannot be read: {error}", path.display());
-            Failure::new(FailureCode::Usage, what)
-        })
+        let read = checked_json::read(&path, SMALL_FILE_MAX);
+        let read = read.and_then(|read| read.map(checked_json::Read::checked).transpose());
+        match read {
+            Ok(Some(admin)) => Ok(admin),
+            Ok(None) => Err(self.no_admin()),
+            Err(CheckedError::File(error)) => Err(cannot_read(&path, &error)),
+            Err(error @ (CheckedError::Form(_) | CheckedError::Check { .. })) => {
+                let what = format!("{} {error}", path.display());
+                let mut failure = Failure::new(FailureCode::VerificationFailed, what);
+                let detail = Detail::new(
+                    "it says which cluster the certificate beside it is of, and where it is",
+                );
+                failure.details = vec![detail.hint(
+                    "the file from a backup; or look at what it says, mend it, and remove its line \"check\"",
+                )];
+                Err(failure)
+            }
+        }
     }
 
     fn no_admin(&self) -> Failure {
@@ -212,10 +220,12 @@ impl DataFolder {
     pub fn write_admin(&self, admin: &AdminFile) -> Result<(), Failure> {
         let (path, folder) = (self.admin_file(), self.admin());
         fs::create_dir_all(&folder).map_err(|error| cannot_write(&folder, &error))?;
-        let text = serde_json::to_string_pretty(admin).expect("texts are JSON");
-        let beside = path.with_extension("part");
-        let written = fs::write(&beside, text + "\n").and_then(|()| fs::rename(&beside, &path));
-        written.map_err(|error| cannot_write(&path, &error))
+        checked_json::write(&path, admin).map_err(|error| match error {
+            CheckedError::File(error) => cannot_write(&path, &error),
+            error @ (CheckedError::Form(_) | CheckedError::Check { .. }) => {
+                Failure::new(FailureCode::Internal, format!("{} {error}", path.display()))
+            }
+        })
     }
 }
 
@@ -325,8 +335,13 @@ mod tests {
             addresses: vec!["10.0.0.1:7000".to_owned()],
         };
         folder.write_admin(&admin).expect("writable");
-        assert_eq!(folder.read_admin(), Ok(admin));
+        assert_eq!(folder.read_admin(), Ok(admin.clone()));
         fs::write(folder.admin_file(), "{").expect("writable");
-        assert_eq!(folder.read_admin().expect_err("damaged").code, FailureCode::Usage);
+        assert_eq!(folder.read_admin().expect_err("damaged").code, FailureCode::VerificationFailed);
+        folder.write_admin(&admin).expect("writable");
+        let text = fs::read_to_string(folder.admin_file()).expect("there");
+        fs::write(folder.admin_file(), text.replace(":7000", ":7008")).expect("writable");
+        let failure = folder.read_admin().expect_err("a digit flipped");
+        assert_eq!(failure.code, FailureCode::VerificationFailed);
     }
 }

@@ -3,6 +3,7 @@
 pub mod api;
 pub mod args;
 pub mod bench;
+pub mod checked_json;
 pub mod cluster;
 pub mod commands;
 pub mod config;
@@ -11,6 +12,7 @@ pub mod device;
 pub mod failure;
 pub mod machine;
 pub mod notice;
+pub mod panics;
 pub mod second_store;
 pub mod terminal;
 pub mod text;

@@ -9,6 +9,7 @@ use zbelastic_node::bench;
 use zbelastic_node::cluster;
 use zbelastic_node::commands;
 use zbelastic_node::failure::Stop;
+use zbelastic_node::panics;
 use zbelastic_node::train;
 
 fn main() -> ExitCode {
@@ -24,15 +25,20 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Schedule(command) => commands::schedule::run(command, &mut out)?,
         Command::Plan(args) => commands::plan::run(args, &mut out)?,
         Command::Config(command) => commands::config::run(command, &mut out)?,
-        Command::Train(args) => return train::run(args, &mut out),
+        Command::Train(args) => {
+            panics::end_the_process();
+            return train::run(args, &mut out);
+        }
         Command::Bench(command) => bench::run(command, &mut out)?,
         // A process tells of itself while it lives, so its lines are not held back.
         Command::Init(args) => {
             drop(out);
+            panics::end_the_process();
             return cluster::init(args);
         }
         Command::Join(args) => {
             drop(out);
+            panics::end_the_process();
             return cluster::join(args);
         }
         Command::Login(args) => cluster::login(args, &mut out)?,

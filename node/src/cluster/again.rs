@@ -8,6 +8,7 @@ use zbelastic_transport::identity::{Token, UnixSeconds};
 use super::home::{Home, HomeError};
 use crate::api::MemberRole;
 use crate::args::{InitArgs, JoinArgs};
+use crate::checked_json::CheckedError;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 
@@ -162,11 +163,17 @@ pub fn unreadable(error: &HomeError) -> Failure {
         HomeError::Version { .. } => {
             (FailureCode::WrongState, "the program that wrote it, or another --data-dir")
         }
-        HomeError::Form(_) => (
+        HomeError::File(CheckedError::Form(_)) => (
             FailureCode::VerificationFailed,
             "the folder from a backup; else another --data-dir, and a new token",
         ),
-        HomeError::File(_) => (FailureCode::OutOfResource, "room and rights for this user"),
+        HomeError::File(CheckedError::Check { .. }) => (
+            FailureCode::VerificationFailed,
+            "the file from a backup; or look at what it says, mend it, and remove its line \"check\"",
+        ),
+        HomeError::File(CheckedError::File(_)) => {
+            (FailureCode::OutOfResource, "room and rights for this user")
+        }
     };
     let mut failure = Failure::new(code, error.to_string());
     failure.details = vec![Detail::new("the data is untouched").hint(hint)];

@@ -560,7 +560,9 @@ fn milliseconds(time: Duration) -> f64 {
 }
 fn rewind_text(reason: RewindReason) -> String {
     match reason {
-        RewindReason::LayerLost { layer } => format!("nobody holds layer {layer} any newer"),
+        RewindReason::LayerLost { layer } => {
+            format!("no copy and no newer checkpoint of layer {layer} survives")
+        }
         RewindReason::StateDiffers { layer } => {
             format!("owner and copy of layer {layer} differ, and only a checkpoint can tell")
         }

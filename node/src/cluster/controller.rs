@@ -20,7 +20,6 @@ mod uploads;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,7 +43,7 @@ use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
 use super::ending::{Accusers, Ending, Signal, is_removal};
-use super::home::Home;
+use super::home::{Home, HomeWriter};
 use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
 use super::keeping::KeepQueue;
@@ -75,10 +74,10 @@ pub struct ControllerSetup {
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
     /// What it knows of itself.
     pub home: Home,
+    /// Writes that down.
+    pub writer: HomeWriter,
     /// Its certificate and key.
     pub credentials: Credentials,
-    /// Where all of these are kept.
-    pub identity: PathBuf,
     /// Where checkpoints are kept.
     pub places: Places,
 }
@@ -456,7 +455,7 @@ impl Controller {
             self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
         }
         if let Some(controllers) = controllers {
-            self.setup.home.remember(&self.setup.identity, controllers);
+            self.setup.home.remember(&self.setup.writer, controllers);
         }
     }
 

@@ -2,15 +2,16 @@
 //! has started, and where it found controllers last.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::api::MemberRole;
-use crate::whole_file;
+use crate::api::{ADDRESSES_MAX, MemberRole};
+use crate::checked_json::{self, CheckedError};
+use crate::data_folder::{AdminFile, DataFolder};
 
 /// The file, beside the certificates.
 const FILE: &str = "node.json";
@@ -51,12 +52,9 @@ pub struct Home {
 /// Why a node does not know itself.
 #[derive(Debug, thiserror::Error)]
 pub enum HomeError {
-    /// The file cannot be read or written.
-    #[error("{FILE}: {0}")]
-    File(#[from] io::Error),
-    /// It is no such file.
-    #[error("{FILE} cannot be read: {0}")]
-    Form(#[from] serde_json::Error),
+    /// The file cannot be read or written, or is not what was written.
+    #[error("{FILE} {0}")]
+    File(#[from] CheckedError),
     /// Another version of this program wrote it.
     #[error("{FILE} is of version {found}, this program reads version {VERSION}")]
     Version {
@@ -114,12 +112,15 @@ impl Home {
     /// # Errors
     /// If something is there that cannot be read.
     pub fn load(folder: &Path) -> Result<Option<Self>, HomeError> {
-        let Some(bytes) = whole_file::read(&folder.join(FILE), BYTES_MAX)? else {
+        let Some(read) = checked_json::read(&folder.join(FILE), BYTES_MAX)? else {
             return Ok(None);
         };
-        let home: Self = serde_json::from_slice(&bytes)?;
-        let found = home.version;
-        if found == VERSION { Ok(Some(home)) } else { Err(HomeError::Version { found }) }
+        // First: what a later version checks, and how, is its own affair.
+        let version = read.field("version").and_then(serde_json::Value::as_u64);
+        match version.and_then(|version| u32::try_from(version).ok()) {
+            Some(found) if found != VERSION => Err(HomeError::Version { found }),
+            Some(_) | None => Ok(Some(read.checked()?)),
+        }
     }
 
     /// Writes it to `folder`, durably, whole or not at all.
@@ -127,17 +128,17 @@ impl Home {
     /// # Errors
     /// If it cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), HomeError> {
-        Ok(whole_file::write(&folder.join(FILE), &serde_json::to_vec_pretty(self)?)?)
+        Ok(checked_json::write(&folder.join(FILE), self)?)
     }
 
     /// Remembers where controllers are, for the next start: those of the first start may be gone.
-    /// What cannot be written now is written with the next change; a start with what is there finds
-    /// whoever is left of it.
-    pub fn remember(&mut self, folder: &Path, controllers: BTreeMap<NodeId, Vec<SocketAddr>>) {
+    pub fn remember(
+        &mut self,
+        writer: &HomeWriter,
+        controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    ) {
         self.controllers = controllers;
-        let (home, folder) = (self.clone(), folder.to_owned());
-        // Disks take their time, and nobody waits for this.
-        tokio::task::spawn_blocking(move || home.save(&folder));
+        writer.latest.send_replace(Some(self.clone()));
     }
 
     /// The node starts once more: no two starts have the same number, whatever happens next.
@@ -147,5 +148,107 @@ impl Home {
     pub fn count_boot(&mut self, folder: &Path) -> Result<(), HomeError> {
         self.boot += 1;
         self.save(folder)
+    }
+}
+
+/// Writes what a running node learns, one save after the other and the last word last.
+pub struct HomeWriter {
+    latest: watch::Sender<Option<Home>>,
+}
+
+impl HomeWriter {
+    /// Writes to `folder`, beside the event loop: disks take their time, and nobody waits for this. What cannot be
+    /// written is written with the next change; a start with what is there finds whoever is left of it.
+    #[must_use]
+    pub fn start(folder: DataFolder) -> Self {
+        let (latest, mut homes) = watch::channel(None::<Home>);
+        tokio::spawn(async move {
+            while homes.changed().await.is_ok() {
+                let home = homes.borrow_and_update().clone();
+                let folder = folder.clone();
+                let save = move || {
+                    let Some(home) = home else { return };
+                    let _ = home.save(&folder.identity());
+                    tell_admin(&folder, &home);
+                };
+                let _ = tokio::task::spawn_blocking(save).await;
+            }
+        });
+        Self { latest }
+    }
+}
+
+/// Whose commands ask here ask the other controllers as well, once this one is gone.
+fn tell_admin(folder: &DataFolder, home: &Home) {
+    let Ok(admin) = folder.read_admin() else { return };
+    let told = with_controllers(&admin, home);
+    if told != admin {
+        let _ = folder.write_admin(&told);
+    }
+}
+
+/// The same, with the other controllers that a node knows behind its own address.
+#[must_use]
+pub fn with_controllers(admin: &AdminFile, home: &Home) -> AdminFile {
+    let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
+    let others = others.flat_map(|(_, addresses)| addresses).map(SocketAddr::to_string);
+    let mut addresses: Vec<String> = admin.addresses.iter().take(1).cloned().collect();
+    for address in others {
+        if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    AdminFile { addresses, ..admin.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn home() -> Home {
+        Home::new(Beginning {
+            cluster: ClusterId(7),
+            cluster_name: "test".to_owned(),
+            founded_ms: None,
+            node: NodeId(1),
+            name: "first".to_owned(),
+            role: MemberRole::Worker,
+            bind: "127.0.0.1:7000".parse().expect("an address"),
+            advertised: Vec::new(),
+            controllers: BTreeMap::new(),
+        })
+    }
+
+    /// Changes come faster than disks: two saves at once would write over each other's file.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_learnt_last_is_what_is_there_in_the_end() {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        std::fs::create_dir(folder.identity()).expect("room");
+        let addresses = vec!["10.0.0.9:7000".to_owned(), "10.0.0.8:7000".to_owned()];
+        let admin = AdminFile { name: "wiki".to_owned(), id: "0a".repeat(16), addresses };
+        folder.write_admin(&admin).expect("room");
+        let writer = HomeWriter::start(folder.clone());
+        let mut home = home();
+        for port in 1..200 {
+            let address = SocketAddr::from(([10, 0, 0, 1], port));
+            home.remember(&writer, BTreeMap::from([(NodeId(2), vec![address])]));
+            if port % 20 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        let expected = ["10.0.0.9:7000", "10.0.0.1:199"];
+        loop {
+            let found = Home::load(&folder.identity()).expect("never half of it");
+            let admin = folder.read_admin().expect("never half of it");
+            if found.as_ref() == Some(&home) && admin.addresses == expected {
+                break;
+            }
+            assert!(Instant::now() < end, "the last one is not written: {found:?}, {admin:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }

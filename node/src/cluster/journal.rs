@@ -3,9 +3,9 @@
 //! Nothing here is needed to go on: a disk that takes no more lines costs lines, and nothing else.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +18,8 @@ const EVENTS_KEPT: usize = 8192;
 const LINES_KEPT: usize = 2048;
 /// Lines that wait for the disk at once; beyond it they are left out of the file.
 const LINES_WAITING_MAX: usize = 4096;
+/// Bytes of the file at most, some hundred thousand steps; what it had before is kept once, beside it.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Where log lines are shown, beside being kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Echo {
@@ -44,7 +46,7 @@ impl Journal {
     /// # Errors
     /// If it cannot be opened.
     pub fn open(path: &Path, echo: Echo) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let file = EventFile::open(path, FILE_BYTES_MAX)?;
         let (lines, inbox) = sync_channel(LINES_WAITING_MAX);
         thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
         Ok(Self {
@@ -123,10 +125,39 @@ impl Journal {
     }
 }
 
-fn write_all(mut file: File, lines: &Receiver<String>) {
+fn write_all(mut file: EventFile, lines: &Receiver<String>) {
     while let Ok(line) = lines.recv() {
         // A line that cannot be written is lost; the next one may fit again.
-        let _ = writeln!(file, "{line}");
+        let _ = file.write(&line);
+    }
+}
+
+/// A file of lines that does not grow beyond a limit.
+struct EventFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl EventFile {
+    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        let bytes = line.len() as u64 + 1;
+        if self.bytes > 0 && self.bytes + bytes > self.bytes_max {
+            let mut before = self.path.as_os_str().to_owned();
+            before.push(".1");
+            fs::rename(&self.path, before)?;
+            *self = Self::open(&self.path, self.bytes_max)?;
+        }
+        writeln!(self.file, "{line}")?;
+        self.bytes += bytes;
+        Ok(())
     }
 }
 
@@ -141,4 +172,27 @@ pub fn now_ms() -> u64 {
 #[must_use]
 pub fn now_s() -> u64 {
     now_ms() / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_events_does_not_grow_for_ever() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.jsonl");
+        for number in 10..90 {
+            // As a process that is started again and again.
+            EventFile::open(&path, 10)
+                .and_then(|mut file| file.write(&format!("e{number}")))
+                .expect("room");
+        }
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).expect("there");
+        assert_eq!(
+            (read("events.jsonl.1"), read("events.jsonl")),
+            ("e86\ne87\n".to_owned(), "e88\ne89\n".to_owned())
+        );
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 2);
+    }
 }

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
-use zbelastic_transport::identity::UnixSeconds;
+use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
+use zbelastic_types::ClusterId;
 
+use super::ADMIN_NODE;
 use super::threads::runtime;
 use super::wire::{self, NodeAnswer, NodeRequest};
 use crate::api::client::{ClientError, Exchange};
@@ -25,6 +27,38 @@ pub fn exchange(folder: &DataFolder) -> Result<Exchange<'static>, Failure> {
     let mut line =
         Line { runtime: runtime()?, folder: folder.admin(), open: None, renewal_asked: None };
     Ok(Box::new(move |addresses, bytes| line.ask(addresses, bytes)))
+}
+
+/// Tries whether anybody answers at an address. Without a certificate of its own, as on a machine that is yet to join,
+/// one that no cluster knows will do: whoever turns it away has been reached.
+///
+/// # Errors
+/// With the reason, if nobody answers.
+pub fn reach(folder: &DataFolder, address: &str) -> Result<(), String> {
+    let now = UnixSeconds::now();
+    let stranger = || {
+        let authority = ClusterAuthority::create(ClusterId(random_number()), now);
+        let authority = authority.map_err(|error| error.to_string())?;
+        let own = authority.credentials(PeerRole::Viewer, ADMIN_NODE, now);
+        own.map_err(|error| error.to_string())
+    };
+    let credentials = Credentials::load(&folder.admin(), None, now).or_else(|_| stranger())?;
+    let runtime = runtime().map_err(|failure| failure.what)?;
+    runtime.block_on(async {
+        match AdminClient::connect(&[address.to_owned()], credentials).await {
+            Ok(client) => {
+                client.close().await;
+                Ok(())
+            }
+            Err(error) => match client_error(&error) {
+                ClientError::Stranger { .. } | ClientError::Denied { .. } => Ok(()),
+                ClientError::Unreachable { tried } => {
+                    Err(tried.into_iter().map(|(_, why)| why).collect::<Vec<_>>().join("; "))
+                }
+                ClientError::Broken { reason } => Err(reason),
+            },
+        }
+    })
 }
 
 /// A command line's connection, which stays open between two questions.

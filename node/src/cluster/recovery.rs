@@ -4,6 +4,8 @@
 //! controller's log tells of, or, if the log is lost, of which it has the manifest. The new cluster has another id and another authority: whoever was a
 //! member of the old one is a stranger to it, whatever it remembers.
 
+mod changeover;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,9 @@ use super::{ADMIN_NODE, FIRST_NODE, again, cannot_certify, cannot_keep};
 use crate::api::MemberRole;
 use crate::data_folder::{AdminFile, DataFolder};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+use crate::whole_file;
+
+pub use changeover::finish;
 
 /// The state that a recovered cluster begins with, beside the certificates.
 const BEGINNING: &str = "beginning.bin";
@@ -83,9 +88,7 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         return Err(Failure::new(FailureCode::WrongState, what));
     }
     let Known { resumed, ended, run_last } = known(folder, old.cluster)?;
-    let kept = put_aside(folder, old)?;
     let cluster = ClusterId(random_number());
-    let home = found(folder, old, cluster)?;
     let state = match resumed {
         Some(Resumed { phase, spec, record, class }) => {
             State::recovered(cluster, spec, record).held_as(phase).of_class(class)
@@ -93,11 +96,13 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
         None => State::new(cluster),
     };
     let state = state.with_ended(ended, run_last);
-    let path = folder.identity().join(BEGINNING);
-    let bytes = codec::encode(&state);
-    fs::write(&path, bytes).map_err(|error| cannot_write(&path, &error))?;
-    home.save(&folder.identity()).map_err(|error| again::unreadable(&error))?;
-    Ok(kept)
+    changeover::change_over(folder, &format!("before-{}", old.cluster), |new| {
+        let home = found(new, old, cluster)?;
+        let path = new.identity().join(BEGINNING);
+        let written = whole_file::write(&path, &codec::encode(&state));
+        written.map_err(|error| cannot_write(&path, &error))?;
+        home.save(&new.identity()).map_err(|error| again::unreadable(&error))
+    })
 }
 
 /// The state that a cluster begins with in this folder, if it was recovered.
@@ -209,23 +214,6 @@ fn known_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Known, 
     });
     let resumed = Some(Resumed { phase: JobPhase::Running, spec, record, class });
     Ok(Known { resumed, ended: ended.collect(), run_last })
-}
-
-/// Keeps what was of the old cluster under another name.
-fn put_aside(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
-    let kept = folder.root().join(format!("before-{}", old.cluster));
-    fs::create_dir_all(&kept).map_err(|error| cannot_write(&kept, &error))?;
-    for (from, name) in
-        [(folder.identity(), "identity"), (folder.admin(), "admin"), (folder.log(), "log")]
-    {
-        let to = kept.join(name);
-        match fs::rename(&from, &to) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(cannot_write(&to, &error)),
-        }
-    }
-    Ok(kept)
 }
 
 fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Failure> {

@@ -26,7 +26,7 @@ use super::compute::Machine;
 use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
 use super::disk::Disk;
 use super::ending::{Ending, Signal};
-use super::home::Home;
+use super::home::{Home, HomeWriter};
 use super::journal::{Echo, Journal, now_s};
 use super::keeper::Keeper;
 use super::machine_id::host;
@@ -219,6 +219,7 @@ pub async fn run_worker<M: Machine>(
         resources: means.resources,
         data_paths: means.data_paths,
         home: home.clone(),
+        writer: HomeWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
         places: Places::new(node.folder.clone()),
@@ -258,8 +259,8 @@ pub async fn run_controller(
         founded_ms: node.home.founded_ms,
         controllers: node.home.controllers.clone(),
         home: node.home.clone(),
+        writer: HomeWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),
-        identity: node.folder.identity(),
         places: Places::new(node.folder.clone()),
     };
     let authority = Arc::new(authority);

@@ -22,8 +22,8 @@ use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{SledStore, StoreError};
 use zbelastic_types::{ClusterId, NodeId};
 
+use crate::checked_json::{self, CheckedError};
 use crate::data_folder::DataFolder;
-use crate::whole_file;
 
 /// The file that says where the store was last.
 const FILE: &str = "store.json";
@@ -61,12 +61,12 @@ pub enum PlaceError {
         source: StoreError,
     },
     /// Where the store is cannot be written down, or read.
-    #[error("{}: {source}", file.display())]
+    #[error("{} {source}", file.display())]
     Note {
         /// The file.
         file: PathBuf,
         /// Why.
-        source: io::Error,
+        source: CheckedError,
     },
     /// Too many stores are open.
     #[error("{STORES_MAX} stores are open: start the node anew")]
@@ -139,25 +139,21 @@ impl Places {
     fn noted(&self) -> Result<Option<PathBuf>, PlaceError> {
         let file = self.file();
         let wrong = |source| PlaceError::Note { file: file.clone(), source };
-        let damaged = |what: String| wrong(io::Error::new(io::ErrorKind::InvalidData, what));
-        let Some(bytes) = whole_file::read(&file, BYTES_MAX).map_err(wrong)? else {
-            return Ok(None);
-        };
-        let note: Note =
-            serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-        let found = note.version;
-        if found != VERSION {
-            return Err(damaged(format!("version {found}, this program reads {VERSION}")));
+        let read = checked_json::read(&file, BYTES_MAX);
+        let read = read.and_then(|read| read.map(checked_json::Read::checked::<Note>).transpose());
+        match read.map_err(wrong)? {
+            Some(Note { version, .. }) if version != VERSION => {
+                let what = format!("version {version}, this program reads {VERSION}");
+                Err(wrong(io::Error::new(io::ErrorKind::InvalidData, what).into()))
+            }
+            note => Ok(note.map(|note| note.folder)),
         }
-        Ok(Some(note.folder))
     }
 
     /// Writes down where it is now, durably, whole or not at all.
     fn note(&self, folder: &Path) -> Result<(), PlaceError> {
         let (file, note) = (self.file(), Note { version: VERSION, folder: folder.to_owned() });
-        let bytes = serde_json::to_vec(&note).map_err(io::Error::from);
-        let written = bytes.and_then(|bytes| whole_file::write(&file, &bytes));
-        written.map_err(|source| PlaceError::Note { file, source })
+        checked_json::write(&file, &note).map_err(|source| PlaceError::Note { file, source })
     }
 
     /// Opens the store in `folder`, which is made unless it was there before.

@@ -10,6 +10,7 @@ mod activity;
 mod layers;
 mod orders;
 mod pieces;
+mod questions;
 mod renewal;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,7 +44,7 @@ use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
 use super::ending::{ALONE, Accusers, DrainCause, Ending, Signal, is_removal};
 use super::frames::{Incoming, incoming};
-use super::home::Home;
+use super::home::{Home, HomeWriter};
 use super::journal::Journal;
 use super::keeper::{Keeper, Kept};
 use super::keeping::KeepQueue;
@@ -81,6 +82,8 @@ pub struct WorkerSetup {
     pub data_paths: Vec<String>,
     /// What it knows of itself.
     pub home: Home,
+    /// Writes that down.
+    pub writer: HomeWriter,
     /// Its certificate and key.
     pub credentials: Credentials,
     /// Where all of these are kept.
@@ -423,7 +426,8 @@ impl Worker {
             }
             (Signal::Drain(cause), None) => {
                 self.drain = Some(signal);
-                self.journal.log(format!("about to go: {cause}; once more to go at once"));
+                self.journal
+                    .log(format!("about to go: {cause}; the same again ends it immediately"));
                 let _ = self.seat.handle(SeatInput::Drain);
                 if self.seat.holder().is_none() {
                     self.ending = Some(Ending::Drained(cause));
@@ -471,7 +475,7 @@ impl Worker {
         }
         let controllers = self.peers.follow(&self.transport, Some(self.seat.contacts()));
         if let Some(controllers) = controllers {
-            self.setup.home.remember(&self.setup.identity, controllers);
+            self.setup.home.remember(&self.setup.writer, controllers);
         }
         for node in self.peers.poll_banned() {
             self.journal.log(format!("node {node} was removed: no connection of it is accepted"));

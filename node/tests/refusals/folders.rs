@@ -77,7 +77,7 @@ fn empty_lock_is_no_harm() {
 /// What is done to a copy of a controller's folder, the exit code, and what is said.
 type Damage = (&'static str, fn(&Path), i32, &'static str);
 
-const DAMAGE: [Damage; 9] = [
+const DAMAGE: [Damage; 10] = [
     (
         "a newer folder",
         |folder| fs::write(folder.join("VERSION"), "zbelastic-data 9 7.0.0 7.0.0\n").unwrap(),
@@ -99,6 +99,16 @@ const DAMAGE: [Damage; 9] = [
         },
         6,
         "node.json is of version 2",
+    ),
+    (
+        "a digit of node.json",
+        |folder| {
+            let path = folder.join("identity/node.json");
+            let text = fs::read_to_string(&path).unwrap();
+            fs::write(path, text.replace("127.0.0.1:", "127.0.0.1:1")).unwrap();
+        },
+        8,
+        "node.json is damaged: its check is",
     ),
     (
         "half a node.json",

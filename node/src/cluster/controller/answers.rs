@@ -17,64 +17,17 @@ use zbelastic_types::{NodeId, RunId, Step};
 use super::Controller;
 use super::orders::Outcome;
 use crate::api::{
-    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, LOG_LINES_MAX, Logs, NoRun,
-    NodeSaid, Refusal, Request, RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo,
-    TokenRequest, TokenRole, WrongState, decode_request, encode_answer,
+    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, NoRun, NodeSaid, Refusal, Request,
+    RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo, TokenRequest, TokenRole,
+    WrongState, decode_request,
 };
 use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use crate::cluster::journal::now_s;
 use crate::cluster::keeper::hex;
+use crate::cluster::questions;
 use crate::cluster::wire::NodeRequest;
 use crate::config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
 use crate::failure::Failure;
-
-/// Whether somebody with this role may ask this: who looks on reads, an operator gives orders about runs and
-/// checkpoints, and who takes part is an administrator's matter.
-#[must_use]
-pub fn may_ask(role: PeerRole, request: &Request) -> bool {
-    match request {
-        Request::Status
-        | Request::Events { .. }
-        | Request::RunList
-        | Request::CheckpointList { .. }
-        | Request::CheckpointShow { .. }
-        | Request::Trace { .. }
-        | Request::ClusterInfo => match role {
-            PeerRole::Admin
-            | PeerRole::Operator
-            | PeerRole::Viewer
-            | PeerRole::Controller
-            | PeerRole::Worker => true,
-        },
-        Request::Logs { .. }
-        | Request::Run { .. }
-        | Request::RunRemove { .. }
-        | Request::PutData { .. }
-        | Request::Pause
-        | Request::Resume
-        | Request::Stop
-        | Request::CheckpointVerify { .. }
-        | Request::CheckpointRestore { .. }
-        | Request::CheckpointCollect
-        | Request::CheckpointExport { .. }
-        | Request::CheckpointSubtree { .. } => match role {
-            PeerRole::Admin | PeerRole::Operator => true,
-            PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => false,
-        },
-        // A backup holds the keys that tokens are checked with.
-        Request::TokenCreate(_)
-        | Request::TokenList
-        | Request::TokenRevoke { .. }
-        | Request::NodeDrain { .. }
-        | Request::NodeRemove { .. }
-        | Request::ClusterBackup { .. } => match role {
-            PeerRole::Admin => true,
-            PeerRole::Operator | PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => {
-                false
-            }
-        },
-    }
-}
 
 impl Controller {
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
@@ -88,23 +41,14 @@ impl Controller {
                 return self.reply(reply, &Answer::Refused(Refusal::Malformed { what }));
             }
         };
-        if !may_ask(from.role, &request) {
-            let what = format!("a certificate of a {} may not ask {}", from.role, request.name());
-            self.journal.log(format!("refused node {}: {what}", from.node));
-            return self.reply(reply, &Answer::Refused(Refusal::NotAuthorised { what }));
+        if let Err(refusal) = questions::check(&mut self.journal, from, &request) {
+            return self.reply(reply, &Answer::Refused(refusal));
         }
         self.answer(request, reply);
     }
 
     pub(super) fn reply(&self, reply: Reply, answer: &Answer) {
-        // An answer that is too large is a mistake of ours, and is told as one.
-        let bytes = encode_answer(answer).or_else(|error| {
-            let what = error.to_string();
-            encode_answer(&Answer::Refused(Refusal::Internal { what }))
-        });
-        if let Ok(bytes) = bytes {
-            reply.answer(bytes);
-        }
+        questions::reply(reply, answer);
     }
 
     fn answer(&mut self, request: Request, reply: Reply) {
@@ -164,9 +108,7 @@ impl Controller {
             let addresses = self.addresses_of(asked);
             return Answer::Redirect { addresses };
         }
-        let max = max.min(LOG_LINES_MAX) as usize;
-        let (first_sequence, next_sequence, lines) = self.journal.lines(from, max);
-        Answer::Logs(Logs { node: asked, first_sequence, next_sequence, lines })
+        questions::logs(&self.journal, asked, (from, max))
     }
 
     /// Where a member is reached.
@@ -231,19 +173,25 @@ impl Controller {
             return self.reply(reply, &not_found(Thing::Token, id.to_owned()));
         };
         let token = TokenId(number);
+        let command = Command::Access(AccessChange::TokenRevoked { token });
+        let what = format!("token {token} is revoked");
+        // Once it is revoked nobody is let in with it any more: a use on its way would be missed before.
+        let revoked = move |controller: &mut Self| {
+            let nodes = if with_nodes { controller.remove_joined_with(token) } else { Vec::new() };
+            Answer::Done(NodeSaid { what, nodes })
+        };
+        self.order(command, reply, Box::new(revoked));
+    }
+
+    fn remove_joined_with(&mut self, token: TokenId) -> Vec<NodeId> {
         let known = self.core.state().access().credentials().iter();
         let by_it = known.filter(|(_, credential)| credential.token == Some(token));
         let nodes: Vec<NodeId> = by_it.map(|(node, _)| *node).collect();
-        let command = Command::Access(AccessChange::TokenRevoked { token });
-        if with_nodes {
-            for node in &nodes {
-                // Who is gone already is gone.
-                let _ = self.core.order(Command::Remove(*node));
-            }
+        for node in &nodes {
+            // Who is gone already is gone.
+            let _ = self.core.order(Command::Remove(*node));
         }
-        let what = format!("token {token} is revoked");
-        let nodes = if with_nodes { nodes } else { Vec::new() };
-        self.order(command, reply, Box::new(|_| Answer::Done(NodeSaid { what, nodes })));
+        nodes
     }
 
     fn drain(&mut self, node: NodeId, reply: Reply) {

@@ -15,7 +15,7 @@ use crate::api::{Answer, Refusal};
 const ORDERS_MAX: usize = 256;
 
 /// What is answered once an order is carried out.
-pub(super) type Outcome = Box<dyn FnOnce(&Controller) -> Answer>;
+pub(super) type Outcome = Box<dyn FnOnce(&mut Controller) -> Answer>;
 
 /// An order that waits.
 struct Pending {

@@ -351,8 +351,8 @@ impl Worker {
                     reply.answer(wire::encode(&collect_now(keeper, referred).await))
                 });
             }
-            // A worker answers nobody's other questions but those for bodies.
-            Some(NodeRequest::Collect(_) | NodeRequest::Renew { .. }) | None => drop(reply),
+            Some(NodeRequest::Collect(_) | NodeRequest::Renew { .. }) => drop(reply),
+            None => self.answer(from, bytes, reply),
         }
     }
 

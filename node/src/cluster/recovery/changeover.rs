@@ -1,0 +1,247 @@
+//! From the old cluster's files to the new one's, in steps each of which can be the last before the power goes.
+//!
+//! ```text
+//!   recovery.part/   what the new cluster begins with is written; nothing else was touched
+//!   recovery/        it is whole and durable: from here on there is no way back
+//!                      log       -> before-CLUSTER/log
+//!                      admin     -> before-CLUSTER/admin,    recovery/admin    -> admin
+//!                      identity  -> before-CLUSTER/identity, recovery/identity -> identity
+//! ```
+//!
+//! Whoever holds the folder next, `init` included, makes the steps that are left.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::checked_json::{self, CheckedError, Read};
+use crate::data_folder::DataFolder;
+use crate::failure::{Failure, FailureCode, cannot_write};
+
+/// Where the new files are written.
+const PART: &str = "recovery.part";
+/// Where they wait for their places.
+const WHOLE: &str = "recovery";
+/// Says where the old ones go.
+const ORDER: &str = "recovery.json";
+/// Bytes of it at most.
+const ORDER_BYTES_MAX: u64 = 4 << 10;
+/// What the old and the new cluster have of their own; of the log the new one has none yet.
+const PARTS: [&str; 3] = ["log", "admin", "identity"];
+/// Recoveries of one cluster whose old files are kept: its folder was put back from a copy each time.
+const KEPT_MAX: u32 = 16;
+
+#[derive(Serialize, Deserialize)]
+struct Order {
+    /// The name of the folder for what was of the old cluster.
+    kept: String,
+}
+
+/// A folder whose files are renamed into another's place.
+#[derive(Debug, PartialEq, Eq)]
+struct Move {
+    from: PathBuf,
+    to: PathBuf,
+}
+
+/// Has `write` write the new files below a folder of their own, and puts them in the place of the old ones. Yields
+/// where those are kept, as what was `before`.
+///
+/// # Errors
+/// If something cannot be written. Nothing was changed then, or [`finish`] makes the rest.
+pub(super) fn change_over(
+    folder: &DataFolder,
+    before: &str,
+    write: impl FnOnce(&DataFolder) -> Result<(), Failure>,
+) -> Result<PathBuf, Failure> {
+    stage(folder, before, write)?;
+    finish(folder)?.ok_or_else(|| {
+        let what = format!("{} is gone", folder.root().join(WHOLE).display());
+        Failure::new(FailureCode::Internal, what)
+    })
+}
+
+/// Writes what the new cluster begins with, up to where there is no way back.
+fn stage(
+    folder: &DataFolder,
+    before: &str,
+    write: impl FnOnce(&DataFolder) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let root = folder.root();
+    let (part, whole) = (root.join(PART), root.join(WHOLE));
+    let failed = |error: io::Error| cannot_write(&part, &error);
+    fs::create_dir(&part).map_err(failed)?;
+    let named = |number: u32| match number {
+        1 => before.to_owned(),
+        _ => format!("{before}-{number}"),
+    };
+    let kept = (1..=KEPT_MAX).map(named).find(|name| !root.join(name).exists());
+    let kept = kept.ok_or_else(|| failed(io::ErrorKind::AlreadyExists.into()))?;
+    write(&DataFolder::new(part.clone()))?;
+    let order = part.join(ORDER);
+    checked_json::write(&order, &Order { kept }).map_err(|error| wrong(&order, error))?;
+    let synced = sync(&part).and_then(|()| fs::rename(&part, &whole)).and_then(|()| sync(root));
+    synced.map_err(failed)
+}
+
+/// Makes what is left of a recovery that was cut short. Yields where the old files are kept, if there was one that had
+/// no way back; what was cut short before that goes.
+///
+/// # Errors
+/// If files cannot be moved, or what is there is not what a recovery leaves.
+pub fn finish(folder: &DataFolder) -> Result<Option<PathBuf>, Failure> {
+    let root = folder.root();
+    let (part, whole) = (root.join(PART), root.join(WHOLE));
+    match fs::remove_dir_all(&part) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(cannot_write(&part, &error));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    if !whole.is_dir() {
+        return Ok(None);
+    }
+    let order = whole.join(ORDER);
+    let read = checked_json::read(&order, ORDER_BYTES_MAX);
+    let read = read.and_then(|read| read.map(Read::checked::<Order>).transpose());
+    let kept = read.map_err(|error| wrong(&order, error))?.map(|order| root.join(order.kept));
+    if let Some(kept) = &kept {
+        move_all(root, kept).map_err(|error| cannot_write(kept, &error))?;
+        fs::remove_file(&order).map_err(|error| cannot_write(&order, &error))?;
+    }
+    // It is empty but for what is not a recovery's, which stays and is told.
+    let removed = fs::remove_dir(&whole).and_then(|()| sync(root));
+    removed.map_err(|error| cannot_write(&whole, &error))?;
+    Ok(kept)
+}
+
+fn move_all(root: &Path, kept: &Path) -> io::Result<()> {
+    fs::create_dir_all(kept)?;
+    sync(root)?;
+    // Each part is moved away once, and comes once.
+    for _ in 0..2 * PARTS.len() {
+        let Some(Move { from, to }) = next_move(root, kept, &Path::exists) else { break };
+        fs::rename(&from, &to)?;
+        // Where it is before where it was: a power cut must not lose both names.
+        for folder in [to.parent(), from.parent()].into_iter().flatten() {
+            sync(folder)?;
+        }
+    }
+    Ok(())
+}
+
+/// The next step, by what is there.
+fn next_move(root: &Path, kept: &Path, is_there: &dyn Fn(&Path) -> bool) -> Option<Move> {
+    PARTS.iter().find_map(|name| {
+        let (here, new) = (root.join(name), root.join(WHOLE).join(name));
+        let aside = kept.join(name);
+        let is_due = is_there(&new) || *name == "log";
+        match (is_there(&here), is_there(&aside)) {
+            (true, false) if is_due => Some(Move { from: here, to: aside }),
+            (false, _) if is_there(&new) => Some(Move { from: new, to: here }),
+            (true | false, true | false) => None,
+        }
+    })
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+fn wrong(path: &Path, error: CheckedError) -> Failure {
+    match error {
+        CheckedError::File(error) => cannot_write(path, &error),
+        error @ (CheckedError::Form(_) | CheckedError::Check { .. }) => {
+            let what = format!("{} {error}", path.display());
+            Failure::new(FailureCode::VerificationFailed, what)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn old() -> (tempfile::TempDir, DataFolder) {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = DataFolder::new(site.path().to_owned());
+        for name in PARTS {
+            put(&folder.root().join(name), "old");
+        }
+        (site, folder)
+    }
+
+    fn put(folder: &Path, text: &str) {
+        fs::create_dir_all(folder).expect("room");
+        fs::write(folder.join("text"), text).expect("room");
+    }
+
+    fn write_new(folder: &DataFolder) -> Result<(), Failure> {
+        put(&folder.identity(), "new");
+        put(&folder.admin(), "new");
+        Ok(())
+    }
+
+    /// What lies where: of the parts, of what is kept of them, and whether anything else is left.
+    fn found(folder: &DataFolder, kept: &str) -> (Vec<Option<String>>, Vec<Option<String>>, bool) {
+        let texts = |root: &Path| {
+            let text = |name: &&str| fs::read_to_string(root.join(name).join("text")).ok();
+            PARTS.iter().map(text).collect::<Vec<_>>()
+        };
+        let root = folder.root();
+        let is_left = root.join(PART).exists() || root.join(WHOLE).exists();
+        (texts(root), texts(&root.join(kept)), is_left)
+    }
+
+    fn texts(of: [Option<&str>; 3]) -> Vec<Option<String>> {
+        of.map(|text| text.map(str::to_owned)).to_vec()
+    }
+
+    /// Cut behind every step: whoever comes next makes the rest, and nothing is lost on the way.
+    #[test]
+    fn a_recovery_that_is_cut_short_anywhere_is_finished_by_the_next_start() {
+        let whole = (texts([None, Some("new"), Some("new")]), texts([Some("old"); 3]), false);
+        for steps in 0..=2 * PARTS.len() {
+            let (_site, folder) = old();
+            stage(&folder, "before-1", write_new).expect("room");
+            let kept = folder.root().join("before-1");
+            fs::create_dir_all(&kept).expect("room");
+            for _ in 0..steps {
+                let Some(Move { from, to }) = next_move(folder.root(), &kept, &Path::exists) else {
+                    break;
+                };
+                fs::rename(from, to).expect("room");
+            }
+            assert_eq!(finish(&folder), Ok(Some(kept)), "{steps}");
+            assert_eq!(found(&folder, "before-1"), whole, "{steps}");
+            assert_eq!(finish(&folder), Ok(None), "{steps}");
+        }
+    }
+
+    #[test]
+    fn a_recovery_that_is_cut_short_while_it_writes_has_changed_nothing() {
+        let (_site, folder) = old();
+        let fails = |folder: &DataFolder| {
+            write_new(folder).expect("room");
+            Err(Failure::new(FailureCode::OutOfResource, "no room"))
+        };
+        assert!(change_over(&folder, "before-1", fails).is_err());
+        assert_eq!(finish(&folder), Ok(None));
+        assert_eq!(found(&folder, "before-1"), (texts([Some("old"); 3]), texts([None; 3]), false));
+        let kept = change_over(&folder, "before-1", write_new).expect("room");
+        assert_eq!(kept, folder.root().join("before-1"));
+    }
+
+    /// A folder that was put back from a copy, and is recovered once more.
+    #[test]
+    fn what_was_kept_before_is_not_written_over() {
+        let (_site, folder) = old();
+        put(&folder.root().join("before-1/log"), "older");
+        let kept = change_over(&folder, "before-1", write_new).expect("room");
+        assert_eq!(kept, folder.root().join("before-1-2"));
+        assert_eq!(found(&folder, "before-1").1, texts([Some("older"), None, None]));
+        assert_eq!(found(&folder, "before-1-2").1, texts([Some("old"); 3]));
+    }
+}
