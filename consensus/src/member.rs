@@ -119,7 +119,7 @@ impl fmt::Display for LossReason {
             Self::NoProgress { ticks } => {
                 write!(f, "no progress for {ticks} ticks with what it owes")
             }
-            Self::Superseded => write!(f, "came back in a new life"),
+            Self::Superseded => write!(f, "its process was started again"),
             Self::Drained => write!(f, "drained"),
             Self::Untrusted { partners } => write!(f, "contradicted by {partners} others"),
             Self::Removed => write!(f, "removed by order"),

@@ -198,7 +198,9 @@ impl fmt::Display for PlanReason {
         match self {
             Self::First => write!(f, "first plan"),
             Self::Lost { holder, reason } => write!(f, "{holder} lost: {reason}"),
+            Self::Joined { count: 1 } => write!(f, "1 node joined"),
             Self::Joined { count } => write!(f, "{count} nodes joined"),
+            Self::Draining { count: 1 } => write!(f, "1 node about to go"),
             Self::Draining { count } => write!(f, "{count} nodes about to go"),
             Self::Stalled { ticks } => write!(f, "no seal for {ticks} ticks"),
             Self::LoadFailed { layer } => write!(f, "layer {layer} could not be loaded"),

@@ -38,6 +38,23 @@ pub struct TextFile {
     pub path: PathBuf,
     /// Its size.
     pub size: Bytes,
+    /// What whoever named it may not know of how it is read.
+    pub note: Option<&'static str>,
+}
+
+/// Forms that have more in them than the text they carry, by the end of a name.
+const FORMS: [&str; 4] = ["jsonl", "json", "csv", "tsv"];
+
+/// What is worth knowing of a file that was named. Of folders and globs, only text is taken.
+fn note_on(path: &Path, content: &[u8]) -> Option<&'static str> {
+    let form = path.extension().and_then(|form| form.to_str()).map(str::to_ascii_lowercase);
+    if str::from_utf8(content).is_err() {
+        Some("is not UTF-8: its bytes are trained on as they are, not unpacked and not decoded")
+    } else if form.is_some_and(|form| FORMS.contains(&&*form)) {
+        Some("is trained on as it stands, names of fields and marks included")
+    } else {
+        None
+    }
 }
 
 /// Why an entry gives no text.
@@ -216,7 +233,8 @@ impl Gathering {
         }
         self.bytes.extend(newline.iter().chain(&content));
         self.known.insert(canonical, size);
-        self.files.push(TextFile { path, size });
+        let note = if found == Found::Named { note_on(&path, &content) } else { None };
+        self.files.push(TextFile { path, size, note });
         Ok(size)
     }
 }
@@ -350,8 +368,19 @@ mod tests {
         assert_eq!(text.bytes, b"a");
         assert_eq!(text.skipped, [folder.path().join("./picture.png")]);
         assert_eq!(gather_from(&folder, &["*"]).expect("text").bytes, b"a");
+        assert!(text.files.iter().all(|file| file.note.is_none()));
         let named = gather_from(&folder, &["picture.png", ".hidden"]).expect("text");
+        assert!(named.files[0].note.is_some_and(|note| note.starts_with("is not UTF-8")));
+        assert_eq!(named.files[1].note, None);
         assert_eq!(named.bytes, [0x89, b'P', 0xff, b'\n', b'h']);
+    }
+
+    #[test]
+    fn a_named_file_of_fields_is_read_as_it_stands_and_says_so() {
+        let folder = folder(&[("a.JSONL", b"{}\n"), ("b.txt", b"b")]);
+        let text = gather_from(&folder, &["a.JSONL", "b.txt"]).expect("text");
+        let notes: Vec<bool> = text.files.iter().map(|file| file.note.is_some()).collect();
+        assert_eq!(notes, [true, false]);
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     watch.tell(&format!("{:.0} ms. Now {steps} steps that nothing disturbs.", trial.step_ms))?;
     let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
     let faults = mix.count;
-    watch.tell(&format!("The same {steps} steps, while {faults} times somebody is killed."))?;
+    watch.tell(&format!("The same {steps} steps, while {faults} processes are killed."))?;
     let setup = CampaignSetup {
         group: group(demo, folder.path().join("cluster")),
         training,

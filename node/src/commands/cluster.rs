@@ -52,9 +52,10 @@ pub fn render_info(info: &ClusterInfo) -> String {
         .map(|voter| format!("{} ({}) {}", voter.name, voter.id, voter.addresses.join(" ")))
         .collect();
     let tolerated = match info.failures_tolerated {
-        0 => "none may be lost: `zbelastic join --role controller` twice makes it one".to_owned(),
-        1 => "1 may be lost".to_owned(),
-        several => format!("{several} may be lost"),
+        0 => "0 failures; add 2 controllers to tolerate 1: `zbelastic join --role controller`"
+            .to_owned(),
+        1 => "1 failure".to_owned(),
+        several => format!("{several} failures"),
     };
     let leader = info.leader.map_or_else(|| "nobody".to_owned(), |node| format!("node {node}"));
     let lines = [
@@ -66,7 +67,7 @@ pub fn render_info(info: &ClusterInfo) -> String {
         ("leader", Some(format!("{leader}, term {}", info.term))),
         ("agreed", Some(format!("{} entries", info.committed))),
         ("controllers", Some(voters.join(", "))),
-        ("of them", Some(tolerated)),
+        ("tolerates", Some(tolerated)),
     ];
     let mut text = String::new();
     for (title, value) in lines {
@@ -185,10 +186,10 @@ version      0.1.0
 leader       node 1, term 4
 agreed       1290 entries
 controllers  ctl-1 (1) 10.0.0.1:7000, ctl-2 (6) 10.0.0.6:7000
-of them      none may be lost: `zbelastic join --role controller` twice makes it one
+tolerates    0 failures; add 2 controllers to tolerate 1: `zbelastic join --role controller`
 ";
         assert_eq!(render_info(&cluster_info(0)), expected);
-        assert!(render_info(&cluster_info(2)).ends_with("of them      2 may be lost\n"));
+        assert!(render_info(&cluster_info(2)).ends_with("tolerates    2 failures\n"));
     }
 
     fn piece(bytes: &[u8], of: &[u8], offset: u64) -> Answer {

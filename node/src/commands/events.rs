@@ -162,8 +162,8 @@ fn step_text(kind: &EventKind) -> Option<String> {
     let loss = loss.map_or_else(|| "not finite".into(), |loss| format!("{loss:.4}"));
     let verdict = match (verdict.as_str(), clip) {
         ("keep", _) => String::new(),
-        (verdict, Some(clip)) => format!(" {} {}", escape(verdict), three_digits(*clip)),
-        (verdict, None) => format!(" {}", escape(verdict)),
+        (verdict, Some(clip)) => format!("  {} {}", escape(verdict), three_digits(*clip)),
+        (verdict, None) => format!("  {}", escape(verdict)),
     };
     let eta = eta_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let eta = eta.map_or_else(String::new, |eta| format!("  eta {}", duration_text(eta)));
@@ -172,8 +172,8 @@ fn step_text(kind: &EventKind) -> Option<String> {
     let rate = grouped(tokens_per_s.round() as u64);
     let stages = if *stages == 1 { "1 stage".to_owned() } else { format!("{stages} stages") };
     Some(format!(
-        "step {step:>width$}/{step_count}  loss {loss}  gnorm {}{verdict}  lr {lr}  {ms} ms  \
-         {rate} tok/s  g{generation} {stages}{eta}",
+        "step {step:>width$}/{step_count}  loss {loss}  gnorm {}  lr {lr}  {ms} ms  \
+         {rate} tok/s  g{generation} {stages}{verdict}{eta}",
         number(gnorm)
     ))
 }
@@ -226,8 +226,8 @@ mod tests {
         }
         check(
             clipped,
-            "step     7/10000  loss not finite  gnorm 0.812 clip 0.707  lr 5.9e-4  412 ms  \
-             127,184 tok/s  g7 1 stage",
+            "step     7/10000  loss not finite  gnorm 0.812  lr 5.9e-4  412 ms  \
+             127,184 tok/s  g7 1 stage  clip 0.707",
         );
         let (name, reason) = ("gpu-\u{1b}c".to_owned(), "connection closed".to_owned());
         let lost = EventKind::Lost { node: NodeId(4), name, reason, detected_ms: Some(400.0) };

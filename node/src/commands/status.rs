@@ -9,8 +9,10 @@ use std::ops::ControlFlow;
 use std::thread;
 
 use super::reach::{connect, write_json, write_json_line};
+use crate::api::Status;
 use crate::api::client::ApiClient;
 use crate::args::StatusArgs;
+use crate::data_folder::DataFolder;
 use crate::failure::{Failure, Stop};
 use crate::terminal;
 
@@ -36,10 +38,14 @@ enum View {
 /// If the cluster does not answer, or `out` cannot be written.
 pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let mut client = connect(&args.read.client)?;
+    // A controller that joined was not told what its cluster is called; the folder that asks was.
+    let name = DataFolder::of(&args.read.client.folder)
+        .read_admin()
+        .map_or_else(|_| String::new(), |admin| admin.name);
     let is_terminal = io::stdout().is_terminal();
     let width = if is_terminal { terminal::width() } else { WIDTH_ENDLESS };
     if !args.watch {
-        return once(args.read.json, width, &mut client, out);
+        return once((args.read.json, width), &name, &mut client, out);
     }
     let view = match (args.read.json, is_terminal) {
         (true, _) => View::JsonLines,
@@ -50,16 +56,16 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), Stop> {
         thread::sleep(args.interval);
         ControlFlow::Continue(())
     };
-    watch(view, &mut client, out, &mut pause)
+    watch(view, &name, &mut client, out, &mut pause)
 }
 
 fn once(
-    is_json: bool,
-    width: usize,
+    (is_json, width): (bool, usize),
+    name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
 ) -> Result<(), Stop> {
-    let status = client.status().map_err(Failure::from)?;
+    let status = asked(client, name)?;
     if is_json {
         return write_json(out, &status);
     }
@@ -67,15 +73,25 @@ fn once(
     Ok(())
 }
 
+/// How everything stands, by the name that a folder knows where the node that answers knows none.
+fn asked(client: &mut ApiClient<'_>, name: &str) -> Result<Status, Failure> {
+    let mut status = client.status().map_err(Failure::from)?;
+    if status.cluster.name.is_empty() {
+        name.clone_into(&mut status.cluster.name);
+    }
+    Ok(status)
+}
+
 /// Shows the status until `pause` says that it is enough, or nobody reads, or nobody answers.
 fn watch(
     view: View,
+    name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<(), Stop> {
     loop {
-        let status = client.status().map_err(Failure::from)?;
+        let status = asked(client, name)?;
         match view {
             View::JsonLines => write_json_line(out, &status)?,
             View::Redrawn(width) => {
@@ -106,7 +122,7 @@ mod tests {
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        watch(view, &mut client, &mut out, &mut pause).expect("shown");
+        watch(view, "", &mut client, &mut out, &mut pause).expect("shown");
         String::from_utf8(out).expect("UTF-8")
     }
 
@@ -126,7 +142,7 @@ mod tests {
     fn a_cluster_that_does_not_answer_ends_it_with_3() {
         let tried = vec![("a:7000".to_owned(), "no answer".to_owned())];
         let (mut client, _) = scripted(vec![Err(ClientError::Unreachable { tried })]);
-        let ended = once(false, 80, &mut client, &mut Vec::new());
+        let ended = once((false, 80), "", &mut client, &mut Vec::new());
         let Err(Stop::Failed(failure)) = ended else { panic!("nobody answers") };
         assert_eq!(failure.code, FailureCode::Unreachable);
         assert!(failure.to_string().contains("a:7000: no answer"), "{failure}");
@@ -145,7 +161,7 @@ mod tests {
         }
         let (mut client, _) = scripted(vec![Ok(Answer::Status(Box::new(sample::status())))]);
         let mut endless = || ControlFlow::Continue(());
-        let ended = watch(View::Blocks, &mut client, &mut Closed, &mut endless);
+        let ended = watch(View::Blocks, "", &mut client, &mut Closed, &mut endless);
         let Err(Stop::Output(error)) = ended else { panic!("it is closed") };
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }

@@ -28,6 +28,9 @@ const SHAPE_KEYS: [Key; 12] = [
     Key::Tied,
 ];
 
+/// What models that read tokens bring beside their weights.
+const TOKENIZERS: [&str; 4] = ["tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"];
+
 /// Without these there is no shape.
 const NEEDED_KEYS: [Key; 4] = [Key::Family, Key::Layers, Key::Width, Key::Heads];
 
@@ -66,7 +69,18 @@ impl Builder<'_> {
         let wrong = |error| Problem::FolderModel { path: path.clone(), error };
         self.problems.extend(errors.into_iter().map(wrong));
         self.check_positions(&model);
+        self.check_tokenizer(folder, model.vocabulary);
         Some(model)
+    }
+
+    /// A model with more tokens than bytes may have learnt bytes all the same. One that brings what reads its tokens
+    /// did not: trained on bytes, it would begin with the rows of other things.
+    fn check_tokenizer(&mut self, folder: &Path, vocabulary: u32) {
+        let tokenizer =
+            TOKENIZERS.into_iter().map(|name| folder.join(name)).find(|path| path.exists());
+        if let Some(path) = tokenizer.filter(|_| vocabulary > BYTE_VALUES) {
+            self.problems.push(Problem::Tokenizer { path, vocabulary });
+        }
     }
 
     fn check_positions(&mut self, model: &ModelConfig) {

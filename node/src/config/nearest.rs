@@ -1,7 +1,7 @@
 //! Which of the known names a misspelt one was probably meant to be.
 
 /// The known name nearest to `found`, if it is near: at most two letters in five, and at least one,
-/// may be wrong. Of equally near names the first.
+/// may be wrong. Of equally near names the first. If none is near, the first that begins with it.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let found = found.to_lowercase();
     let letters = found.chars().count();
@@ -10,8 +10,10 @@ pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
         distance <= (longest * 2 / 5).max(1)
     };
     let distances = known.into_iter().map(|name| (name, distance(&found, name)));
-    let (name, _) = distances.filter(|(name, far)| is_near(name, *far)).min_by_key(|x| x.1)?;
-    Some(name)
+    let distances: Vec<_> = distances.collect();
+    let near = distances.iter().filter(|(name, far)| is_near(name, *far)).min_by_key(|x| x.1);
+    let begun = || distances.iter().find(|(name, _)| letters > 2 && name.starts_with(&found));
+    near.or_else(begun).map(|(name, _)| *name)
 }
 
 /// The number of letters to insert, delete, replace or exchange with their neighbour that lead from
@@ -63,6 +65,8 @@ mod tests {
         check("zb-h3", Some("zb-h1"));
         check("zbh2", Some("zb-h2"));
         check("weightdecay", Some("weight_decay"));
+        check("wei", Some("weight_decay"));
+        check("zb", None);
         check("batch", None);
         check("learning_rate", None);
         check("", None);

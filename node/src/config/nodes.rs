@@ -78,7 +78,7 @@ const fn one() -> usize {
 /// If it cannot be read, or with everything that is wrong in it.
 pub fn read_nodes(path: &Path) -> Result<NodesSpec, Failure> {
     let place = path.display().to_string();
-    let refused = |details: Vec<Detail>| Failure::usage("the nodes", details);
+    let refused = |details: Vec<Detail>| Failure::usage("the list of nodes", details);
     let text = read_bounded(path).map_err(|error| {
         let detail = Detail::new(error.to_string()).at(&*place);
         refused(vec![detail.hint("--nodes 4 plans for four machines like this one")])

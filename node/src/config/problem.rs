@@ -177,6 +177,13 @@ pub enum Problem {
         /// Tokens of the model.
         vocabulary: u32,
     },
+    /// The folder's model reads tokens that are no bytes.
+    Tokenizer {
+        /// What reads them.
+        path: PathBuf,
+        /// Tokens of the model.
+        vocabulary: u32,
+    },
     /// The folder has no `config.json` that can be read.
     FolderUnreadable {
         /// Where the folder is named.
@@ -265,6 +272,7 @@ impl Problem {
                 wording::slice_length(at, (*by, *slices, *sequence_len), beside)
             }
             Self::Vocabulary { at, vocabulary } => wording::vocabulary(at, *vocabulary),
+            Self::Tokenizer { path, vocabulary } => wording::tokenizer(path, *vocabulary),
             Self::FolderUnreadable { at, path, error } => {
                 wording::folder_unreadable(at, path, error)
             }

@@ -253,25 +253,25 @@ fn what_a_cluster_cannot_do_is_refused() {
          settle = 500\ndetect_timeout = \"239ms\"\ncopies = 3\n",
         "
   run.toml:4: checkpoint.every: expected a whole number from 0 to 2048, found 2049
-  why: it means: On a cluster, a checkpoint after every so many steps; 0: never.
+  why: On a cluster, a checkpoint after every so many steps; 0: never.
   try: checkpoint.every = 100, the default
   run.toml:5: checkpoint.keep_last: expected a whole number from 1 to 16, found 17
-  why: it means: The newest so many checkpoints are kept, older ones removed.
+  why: The newest so many checkpoints are kept, older ones removed.
   try: checkpoint.keep_last = 3, the default
   run.toml:6: checkpoint.copies: expected a whole number from 0 to 2, found 3
-  why: it means: Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
+  why: Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
   try: checkpoint.copies = 1, the default
   run.toml:8: elastic.min_nodes: expected a whole number from 1 to 256, found 257
-  why: it means: A run begins, and goes on after losses, with so many workers or more.
+  why: A run begins, and goes on after losses, with so many workers or more.
   try: elastic.min_nodes = 1, the default
   run.toml:9: elastic.settle: expected a duration from \"0ms\" to \"1m\", found 500
-  why: it means: How long more nodes are waited for when one joins.
+  why: How long more nodes are waited for when one joins.
   try: elastic.settle = \"500ms\", the default
   run.toml:10: elastic.detect_timeout: expected a duration from \"240ms\" to \"10s\", found \"239ms\"
-  why: it means: How long a node may be silent before it is lost: four heartbeats of 60 ms at least.
+  why: How long a node may be silent before it is lost: four heartbeats of 60 ms at least.
   try: elastic.detect_timeout = \"700ms\", the default
   run.toml:11: elastic.copies: expected a whole number from 0 to 2, found 3
-  why: it means: Other nodes that hold each update before it is sealed: as many may be lost at once.
+  why: Other nodes that hold each update before it is sealed: as many may be lost at once.
   try: elastic.copies = 1, the default",
     );
 }

@@ -9,6 +9,7 @@ use zbelastic_trainer::model::ModelError;
 use zbelastic_trainer::plan::{CutBy, PlanError, SLICES_OF_EQUAL_TIME_MAX};
 
 use super::key::{Fallback, Key, SECTIONS};
+use super::kind::Kind;
 use super::nearest::nearest;
 use super::presets::preset_names;
 use super::problem::Given;
@@ -78,7 +79,7 @@ pub(super) fn value(at: &Origin, key: Key, found: &Value) -> Detail {
         | Value::Whole(_)
         | Value::Flag(_)
         | Value::List(_)
-        | Value::Other(_) => detail.why(format!("it means: {}", spec.doc)),
+        | Value::Other(_) => detail.why(spec.doc),
     };
     match value_hint(key, found) {
         Some(hint) => detail.hint(format!("{} = {hint}", spec.name)),
@@ -90,7 +91,18 @@ pub(super) fn value(at: &Origin, key: Key, found: &Value) -> Detail {
 fn value_hint(key: Key, found: &Value) -> Option<String> {
     let words = key.spec().kind.words();
     let meant = match found {
-        Value::Text(text) => nearest(text, words.iter().copied()),
+        Value::Text(text) => match key.spec().kind {
+            Kind::Size => return size_meant(text),
+            Kind::Text
+            | Kind::Texts
+            | Kind::Words(_)
+            | Kind::Word(_)
+            | Kind::Flag
+            | Kind::Count(..)
+            | Kind::Number(_)
+            | Kind::Pair(_)
+            | Kind::Time(..) => nearest(text, words.iter().copied()),
+        },
         Value::Whole(_) | Value::Number(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => {
             None
         }
@@ -101,6 +113,14 @@ fn value_hint(key: Key, found: &Value) -> Option<String> {
         (None, Fallback::Literal(literal)) => Some(format!("{literal}, the default")),
         (None, Fallback::Told(_)) => None,
     }
+}
+
+/// The size with the unit that is known here, as most write 1024 of them with the other's name.
+fn size_meant(text: &str) -> Option<String> {
+    let number = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = text.trim()[number.len()..].chars().next()?.to_ascii_uppercase();
+    let is_size = "KMGT".contains(unit) && number.trim().parse::<f64>().is_ok();
+    Some(if is_size { format!("\"{}{unit}iB\"", number.trim()) } else { "\"10GiB\"".to_owned() })
 }
 
 pub(super) fn missing(keys: &[Key]) -> Detail {
@@ -278,6 +298,13 @@ pub(super) fn vocabulary(at: &Origin, vocabulary: u32) -> Detail {
         .at(at.to_string())
         .why("text is read as bytes, each byte is a token, and there are 256 of them")
         .hint("model.vocab = 256")
+}
+
+pub(super) fn tokenizer(path: &Path, vocabulary: u32) -> Detail {
+    Detail::new(format!("model.from_hf: the model has {vocabulary} tokens of its own tokenizer"))
+        .at(path.display().to_string())
+        .why("text is read as bytes, and bytes mean other things to this model")
+        .hint("a model that was trained on bytes, as `zbelastic train` writes them")
 }
 
 pub(super) fn folder_unreadable(at: &Origin, path: &Path, error: &io::Error) -> Detail {

@@ -94,7 +94,7 @@ pub fn text() -> Text {
     let mut bytes = Vec::new();
     let mut files = Vec::new();
     for (page, text) in PAGES {
-        files.push(TextFile { path: page.into(), size: Bytes(text.len() as u64) });
+        files.push(TextFile { path: page.into(), size: Bytes(text.len() as u64), note: None });
         bytes.extend_from_slice(text.as_bytes());
     }
     Text { hash: blake3::hash(&bytes), bytes, files, skipped: Vec::new() }

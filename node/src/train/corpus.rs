@@ -27,6 +27,8 @@ pub struct AboutText {
     pub size: Bytes,
     /// Files that were left out because they are not UTF-8.
     pub skipped: Vec<std::path::PathBuf>,
+    /// Files with what is worth knowing of how they are read.
+    pub noted: Vec<(std::path::PathBuf, &'static str)>,
     /// BLAKE3 of its bytes, in hexadecimal.
     pub hash: String,
     /// What a model that knows only how often each byte occurs would lose a token, in nats.
@@ -72,6 +74,8 @@ pub fn cut_text(text: Text, loaded: &Loaded) -> Result<RunText, Failure> {
         seed: config.seed,
         vocabulary: config.model.vocabulary,
     };
+    let noted = text.files.iter().filter_map(|file| Some((file.path.clone(), file.note?)));
+    let noted = noted.collect();
     let (file_count, size) = (text.files.len(), Bytes(text.bytes.len() as u64));
     let byte_entropy = byte_entropy(&text.bytes);
     let corpus = Corpus::new(text.bytes, &cut).map_err(|error| corpus_failure(&error, &place))?;
@@ -80,6 +84,7 @@ pub fn cut_text(text: Text, loaded: &Loaded) -> Result<RunText, Failure> {
         file_count,
         size,
         skipped: text.skipped,
+        noted,
         hash: text.hash.to_string(),
         byte_entropy,
         training_windows: corpus.training_windows(),
@@ -117,7 +122,9 @@ impl AboutText {
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let note =
             |path: &std::path::PathBuf| format!("{} is not UTF-8 and is left out", path.display());
-        self.skipped.iter().map(note)
+        let noted =
+            |(path, note): &(std::path::PathBuf, &str)| format!("{} {note}", path.display());
+        self.skipped.iter().map(note).chain(self.noted.iter().map(noted))
     }
 }
 

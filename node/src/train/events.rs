@@ -24,6 +24,13 @@ pub enum RunEvent {
     Done(DoneEvent),
 }
 
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    event: &'a RunEvent,
+    at_ms: u64,
+}
+
 /// A sealed step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepEvent {
@@ -43,6 +50,8 @@ pub struct StepEvent {
     pub ms: f64,
     /// Tokens of the step over that time.
     pub tokens_per_s: f64,
+    /// Tokens of all steps up to this one, those of skipped ones included.
+    pub tokens: u64,
     /// The share of the step in which the busiest stage waited.
     pub bubble_measured: f64,
     /// What the schedule says that should be, with what passes took lately.
@@ -113,6 +122,7 @@ impl From<&StepRecord> for StepEvent {
             lr: record.lr,
             ms: record.elapsed.as_secs_f64() * 1e3,
             tokens_per_s: tokens_per_s(record.tokens, record.elapsed),
+            tokens: (record.step.0 + 1) * record.tokens,
             bubble_measured: record.bubbles.measured,
             bubble_planned: record.bubbles.planned,
             attempts: record.attempts,
@@ -138,9 +148,10 @@ impl From<&Evaluated> for EvalEvent {
 }
 
 impl RunEvent {
-    /// The event as a line, without its end.
-    pub fn line(&self) -> String {
-        serde_json::to_string(self).expect("numbers and texts are JSON")
+    /// The event as a line that is written now, without its end; the time is in milliseconds since 1970.
+    pub fn line(&self, at_ms: u64) -> String {
+        let line = Line { event: self, at_ms };
+        serde_json::to_string(&line).expect("numbers and texts are JSON")
     }
 }
 
@@ -159,15 +170,16 @@ mod tests {
             lr: 0.001,
             ms: 412.5,
             tokens_per_s: 1000.0,
+            tokens: 2800,
             bubble_measured: 0.25,
             bubble_planned: 0.125,
             attempts: 2,
         };
         assert_eq!(
-            RunEvent::Step(step).line(),
+            RunEvent::Step(step).line(1_764_000_000_000),
             "{\"event\":\"step\",\"step\":7,\"loss\":3.25,\"gnorm\":null,\"verdict\":\"skip\",\
              \"clip\":null,\"lr\":0.001,\"ms\":412.5,\"tokens_per_s\":1000.0,\
-             \"bubble_measured\":0.25,\"bubble_planned\":0.125,\"attempts\":2}"
+             \"tokens\":2800,\"bubble_measured\":0.25,\"bubble_planned\":0.125,\"attempts\":2,\"at_ms\":1764000000000}"
         );
     }
 }

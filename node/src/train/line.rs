@@ -31,15 +31,6 @@ pub fn step_line(record: &StepRecord, context: &LineContext, eta: Duration) -> S
     let step = record.step.0 + 1;
     let mut line = format!("step {step:>width$}/{step_count}  loss {:.4}", record.loss);
     let _ = write!(line, "  gnorm {}", three_digits(record.norm));
-    match record.verdict {
-        Verdict::Keep => {}
-        Verdict::Clip { coefficient } => {
-            let _ = write!(line, " clip {}", three_digits(f64::from(coefficient)));
-        }
-        Verdict::Skip | Verdict::Replay => {
-            let _ = write!(line, " {}", record.verdict.name());
-        }
-    }
     let tokens_per_s = tokens_per_s(record.tokens, record.elapsed);
     let _ = write!(line, "  lr {}", scientific(record.lr));
     let _ = write!(line, "  {} ms", three_digits(record.elapsed.as_secs_f64() * 1e3));
@@ -52,6 +43,16 @@ pub fn step_line(record: &StepRecord, context: &LineContext, eta: Duration) -> S
     let (stage, bytes) = context.fullest;
     let memory = context.bytes_max.map_or_else(|| bytes.to_string(), |max| share(bytes, max));
     let _ = write!(line, "  mem {memory} @s{stage}  g{generation} {stage_count} stages");
+    // Behind what every step has, so that nothing moves for it.
+    match record.verdict {
+        Verdict::Keep => {}
+        Verdict::Clip { coefficient } => {
+            let _ = write!(line, "  clip {}", three_digits(f64::from(coefficient)));
+        }
+        Verdict::Skip | Verdict::Replay => {
+            let _ = write!(line, "  {}", record.verdict.name());
+        }
+    }
     let _ = write!(line, "  eta {}", duration_text(eta));
     line
 }
@@ -183,15 +184,15 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_that_is_not_keep_stands_behind_the_norm() {
+    fn a_verdict_that_is_not_keep_moves_no_other_column() {
         let check = |norm, verdict, expected: &str| {
             let record = StepRecord { norm, verdict, ..record() };
             let line = step_line(&record, &context(), Duration::ZERO);
             assert!(line.contains(expected), "{line}");
         };
-        check(1.414, Verdict::Clip { coefficient: 0.707 }, "  gnorm 1.41 clip 0.707  lr");
-        check(f64::NAN, Verdict::Skip, "  gnorm NaN skip  lr");
-        check(f64::INFINITY, Verdict::Skip, "  gnorm inf skip  lr");
+        check(1.414, Verdict::Clip { coefficient: 0.707 }, "  g7 4 stages  clip 0.707  eta");
+        check(f64::NAN, Verdict::Skip, "  g7 4 stages  skip  eta");
+        check(f64::INFINITY, Verdict::Skip, "  gnorm inf  lr");
     }
 
     #[test]

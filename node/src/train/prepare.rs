@@ -357,7 +357,7 @@ fn refusal_failure(
     }
     let mut failure = match refusals.iter().find_map(|(_, refusal)| part_of(refusal, parts)) {
         Some(part) => part.failure(),
-        None => Failure::new(FailureCode::Usage, "stage memory does not fit"),
+        None => Failure::new(FailureCode::OutOfResource, "stage memory does not fit"),
     };
     failure.details = memory;
     say_reasons_once(&mut failure.details);
@@ -418,6 +418,9 @@ fn initial_weights(config: &RunConfig) -> Result<InitialWeights, Failure> {
     }
 }
 
+/// Says which weights are in which of several files.
+const SHARDS: &str = "model.safetensors.index.json";
+
 /// The bytes of a folder's `model.safetensors`, and the weights of each layer in them.
 ///
 /// # Errors
@@ -428,10 +431,17 @@ pub fn weights_of_folder(
 ) -> Result<(Vec<u8>, Vec<Vec<f32>>), Failure> {
     let path = folder.join("model.safetensors");
     read_weights(model, &path).map_err(|why| {
-        let detail = Detail::new(format!("{}: {why}", path.display()))
-            .at("model.from_hf")
-            .hint("a folder with config.json and all weights in one model.safetensors");
-        Failure::usage("the model", vec![detail])
+        let is_sharded = !path.exists() && folder.join(SHARDS).exists();
+        let detail = if is_sharded {
+            let what = format!("{}: the weights are spread over several files", folder.display());
+            Detail::new(what).hint(
+                "one file of all: in Python, model.save_pretrained(FOLDER, max_shard_size=\"64GB\")",
+            )
+        } else {
+            Detail::new(format!("{}: {why}", path.display()))
+                .hint("a folder with config.json and all weights in one model.safetensors")
+        };
+        Failure::usage("the model", vec![detail.at("model.from_hf")])
     })
 }
 
@@ -456,6 +466,17 @@ mod tests {
     /// Two stages on a device with so much free memory.
     fn planned(free: u64, sharing: Sharing) -> Result<PlanOfRun, Failure> {
         planned_for("1f1b", free, "", sharing)
+    }
+
+    #[test]
+    fn weights_in_several_files_are_told_as_that() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config;
+        let told =
+            || weights_of_folder(&config.model, folder.path()).expect_err("no weights").to_string();
+        assert!(told().contains("all weights in one model.safetensors"), "{}", told());
+        std::fs::write(folder.path().join(SHARDS), "{}").expect("room");
+        assert!(told().contains("the weights are spread over several files"), "{}", told());
     }
 
     /// The same under another schedule.

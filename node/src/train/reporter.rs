@@ -17,6 +17,7 @@ use super::mail::Evaluated;
 use super::news::{News, StepRecord};
 use super::timing::Causes;
 use crate::api::{Event, EventKind, escape};
+use crate::cluster::journal::now_ms;
 use crate::commands::events::run_line;
 use crate::failure::Stop;
 
@@ -146,7 +147,7 @@ impl<'a> Reporter<'a> {
     }
 
     fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), Stop> {
-        self.show(&event.line(), line)
+        self.show(&event.line(now_ms()), line)
     }
 
     fn show(&mut self, json: &str, line: Option<String>) -> Result<(), Stop> {

@@ -23,6 +23,7 @@ use super::machines::Machines;
 use super::prepare::{PlanOfRun, Prepared};
 use super::reporter::Reader;
 use super::timing::Causes;
+use crate::cluster::journal::now_ms;
 use crate::config::WeightSource;
 use crate::device::code_of_fault;
 use crate::failure::{Failure, FailureCode, Stop};
@@ -119,7 +120,7 @@ pub fn write_end(
         }
     };
     folder.write(SAMPLE, &sample)?;
-    let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line();
+    let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(now_ms());
     folder.append_metrics(&done)?;
     match reader {
         Reader::Script => writeln!(out, "{done}")?,
@@ -215,7 +216,6 @@ fn run_json(prepared: &Prepared, finished: &Finished) -> String {
         "params": model_size(&config.model).1,
         "injections": job.setup.injections,
         "plan": {
-            "generation": plan.synchronous().generation,
             "schedule": plan.schedule(),
             "window": window(plan),
             "workers": worker_count,

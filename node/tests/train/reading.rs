@@ -79,10 +79,10 @@ fn every_step_is_a_line() {
     assert_eq!(lines.len(), 10);
     for (line, step) in lines.iter().zip(run.of("step")) {
         let number = |key: &str| step[key].as_f64().expect("a number");
-        let clip = if step["verdict"] == "clip" { " clip #" } else { "" };
+        let clip = if step["verdict"] == "clip" { "  clip #" } else { "" };
         let expected = format!(
-            "step #/#  loss #  gnorm #{clip}  lr #  # ms  # tok/s  mfu #%  bubble #% (plan #%)  \
-             mem #/# MiB @s#  g# # stages  eta #s"
+            "step #/#  loss #  gnorm #  lr #  # ms  # tok/s  mfu #%  bubble #% (plan #%)  \
+             mem #/# MiB @s#  g# # stages{clip}  eta #s"
         );
         assert_eq!(shape(line).replace("step  #", "step #"), expected, "{line}");
         let start = format!("step {:>2}/10  loss {:.4}  ", number("step"), number("loss"));

@@ -315,7 +315,7 @@ fn does_not_fit(refusals: &[(ScheduleKind, Refusal)], nodes: &[NodeSpec]) -> Fai
             Detail::new(what)
         }
     };
-    let mut failure = Failure::new(FailureCode::Usage, "no schedule fits these nodes");
+    let mut failure = Failure::new(FailureCode::OutOfResource, "no schedule fits these nodes");
     failure.details = refusals.iter().map(detail).collect();
     let is_odd = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
         Refusal::Plan(PlanError::Generate(GenerateError::OddStages { .. })) => true,

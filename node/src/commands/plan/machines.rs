@@ -18,7 +18,7 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NodesSpec, Failure> {
     if let Ok(count) = named.parse::<usize>() {
         if !(1..=NODES_MAX).contains(&count) {
             let what = format!("expected 1 to {NODES_MAX} nodes, found {count}");
-            return Err(Failure::usage("the nodes", vec![Detail::new(what).at("--nodes")]));
+            return Err(Failure::usage("the list of nodes", vec![Detail::new(what).at("--nodes")]));
         }
         let node = |index| NodeSpec { name: format!("n{index}"), speed: 1.0, memory: None };
         let nodes = (0..count).map(node).collect();

@@ -143,7 +143,7 @@ fn plan_line(plan: &PlanStatus, status: &Status) -> String {
     }
     let _ = write!(line, ", after step {}: {}", plan.from_step, escape(&plan.reason));
     if let Some(waits_for) = &plan.waits_for {
-        let _ = write!(line, "; waits for {}", escape(waits_for));
+        let _ = write!(line, "; waiting: {}", escape(waits_for));
     }
     line
 }

@@ -67,3 +67,17 @@ fn a_folder_that_cannot_be_used_is_named() {
     let (_folder, sources) = folder_model(&untied, &["train.seq_len=64"]);
     assert!(load(&sources).is_ok());
 }
+
+/// Bytes mean other things to a model that learnt tokens, and a model of bytes with rows to spare brings no tokenizer.
+#[test]
+fn a_model_that_reads_tokens_is_refused() {
+    let wide = GPT2
+        .replace("\"n_head\": 5", "\"n_head\": 4, \"tie_word_embeddings\": false")
+        .replace("\"vocab_size\": 256", "\"vocab_size\": 257");
+    let (folder, sources) = folder_model(&wide, &["train.seq_len=64"]);
+    assert_eq!(load(&sources).expect("legal").notes, [Note::ManyTokens { vocabulary: 257 }]);
+    std::fs::write(folder.path().join("tokenizer.json"), "{}").expect("a file");
+    let failure = load(&sources).expect_err("it reads tokens");
+    let what = "model.from_hf: the model has 257 tokens of its own tokenizer";
+    assert_eq!(failure.details[0].what, what);
+}

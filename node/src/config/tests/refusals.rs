@@ -54,17 +54,30 @@ fn words_are_refused_with_the_nearest() {
         "
   run.toml:2: model.preset: expected one of quickstart, tiny, bench-a, bench-b, bench-c, \
          gpt2-124m, found \"tinny\"
-  why: it means: A model with its usual batch, by name; keys beside it override single values.
+  why: A model with its usual batch, by name; keys beside it override single values.
   try: model.preset = \"tiny\"
   run.toml:4: schedule.kind: expected one of auto, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-auto, \
          zb-v, looped-bfs, gis, gis-h, po, v-half, v-min, 1f1b-v, dualpipe-v, gems, chimera, seq1f1b, \
          po-half, po-full, po-selective, pipedream, pipedream-2bw, pipemare, xpipe, spectrain, wpipe, avgpipe, ampnet, found \"zb-h3\"
-  why: it means: The pipeline schedule; auto takes the fastest that fits.
+  why: The pipeline schedule; auto takes the fastest that fits.
   try: schedule.kind = \"zb-h1\"
   run.toml:6: optimizer.decay: expected one of cosine, linear, constant, found \"cos\"
-  why: it means: How the learning rate falls after the warm-up.
-  try: optimizer.decay = \"cosine\", the default",
+  why: How the learning rate falls after the warm-up.
+  try: optimizer.decay = \"cosine\"",
     );
+}
+
+#[test]
+fn what_was_probably_meant_is_suggested() {
+    for (key, said, meant) in [
+        ("schedule.max_mem", "10GB", "schedule.max_mem = \"10GiB\""),
+        ("schedule.max_mem", "1.5g", "schedule.max_mem = \"1.5GiB\""),
+        ("schedule.max_mem", "lots", "schedule.max_mem = \"10GiB\""),
+        ("model.preset", "gpt2", "model.preset = \"gpt2-124m\""),
+    ] {
+        let failure = load_with(TINY, &[set(&format!("{key}={said}"))]).expect_err(key);
+        assert_eq!(failure.details[0].hint.as_deref(), Some(meant), "{failure}");
+    }
 }
 
 #[test]
@@ -79,13 +92,13 @@ fn numbers_that_cannot_be_used_are_refused() {
   why: a run computes in single precision, which has no such number
   try: optimizer.eps = 1e-8, the default
   run.toml:6: optimizer.betas: expected two finite numbers from 0 to below 1, found [0.9, 1.0]
-  why: it means: Decay rates of the two moments.
+  why: Decay rates of the two moments.
   try: optimizer.betas = [0.9, 0.95], the default
   run.toml:7: optimizer.clip: expected a finite number from 0, found -1
-  why: it means: Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
+  why: Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
   try: optimizer.clip = 1.0, the default
   run.toml:9: train.steps: expected a whole number from 1 to 1000000000000, found 0
-  why: it means: Optimizer steps of the run.
+  why: Optimizer steps of the run.
   try: train.steps = 300, the default",
     );
     for (key, refused) in [
@@ -206,9 +219,9 @@ fn a_refused_value_is_not_held_against_other_keys() {
         "heads = 0\nwidth = 65\n[train]\nmicrobatch = \"4\"\nglobal_batch = 31\n",
         "
   run.toml:3: model.heads: expected a whole number from 1 to 65536, found 0
-  why: it means: Query heads.
+  why: Query heads.
   run.toml:6: train.microbatch: expected a whole number from 1 to 65536, found \"4\"
-  why: it means: Sequences that pass through the pipeline together; must divide global_batch.
+  why: Sequences that pass through the pipeline together; must divide global_batch.
   try: train.microbatch = 4, the default",
     );
 }

@@ -59,7 +59,7 @@ pub fn choose_async(
     let sizes = stages().zip(memory.iter().map(StageMemory::total));
     let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
     if let Some(limit) = config.stage_bytes_max.filter(|limit| needed > *limit) {
-        let mut failure = Failure::new(FailureCode::Usage, "stage memory does not fit");
+        let mut failure = Failure::new(FailureCode::OutOfResource, "stage memory does not fit");
         failure.details = vec![stage_memory_detail(kind.name(), stage, (needed, limit))];
         return Err(failure);
     }
