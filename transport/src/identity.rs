@@ -52,6 +52,7 @@ pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey}
 pub use name::{NAME_CHARS_MAX, NameFault, NodeName};
 pub use peer::{IdentityFault, PeerIdentity};
 pub use role::{PeerRole, UnknownRole};
+pub(crate) use tls::shown_authority;
 pub use tls::{AcceptFault, Accepted, Doors, Protocol};
 pub use token::{TOKEN_CHARS_MAX, Token, TokenFault, TokenId, TokenVerifier};
 pub use verify::{PeerRefusal, Wanted};

@@ -140,7 +140,9 @@ fn client_error(error: &ConnectError) -> ClientError {
         let (address, reason) = (attempt.address.clone(), attempt.problem.to_string());
         match attempt.problem {
             DialProblem::NotThisCluster => return ClientError::Stranger { address, reason },
-            DialProblem::CertificateExpired { .. } | DialProblem::Refused(_) => {
+            DialProblem::CertificateExpired { .. }
+            | DialProblem::AuthorityRetired
+            | DialProblem::Refused(_) => {
                 return ClientError::Denied { reason };
             }
             DialProblem::NotAnAddress

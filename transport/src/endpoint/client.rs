@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream};
+use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::net::lookup_host;
 use tokio::time::timeout;
@@ -15,7 +16,9 @@ use super::hello::Hello;
 use super::problem::problem_of;
 use super::tuning::{client_config, open_for_client};
 use super::version::VersionRange;
-use crate::identity::{Accepted, Credentials, PeerIdentity, PeerRefusal, UnixSeconds};
+use crate::identity::{
+    Accepted, Credentials, PeerIdentity, PeerRefusal, UnixSeconds, shown_authority,
+};
 use crate::limits::{Limits, PEER_ADDRESSES_MAX};
 use crate::request::{RequestError, ask};
 
@@ -108,6 +111,12 @@ impl AdminClient {
     #[must_use]
     pub const fn peer(&self) -> &PeerIdentity {
         &self.peer
+    }
+
+    /// The authority that whoever answers shows as the one that issued its certificate.
+    #[must_use]
+    pub fn authority(&self) -> Option<CertificateDer<'static>> {
+        shown_authority(&self.connection)
     }
 
     /// The address that worked.
@@ -204,6 +213,9 @@ pub enum DialProblem {
     /// Somebody answers, but not with a certificate of this cluster.
     #[error("it is not a node of this cluster")]
     NotThisCluster,
+    /// A node of the cluster answers, and believes no authority that vouches for our certificate.
+    #[error("E2015 the cluster does not believe the authority that issued our certificate")]
+    AuthorityRetired,
     /// A node of the cluster answers, but not the one wanted.
     #[error("another node answers there")]
     AnotherNode,

@@ -9,6 +9,8 @@ use super::close::CloseCode;
 const TLS_ALERTS: std::ops::RangeInclusive<u64> = 0x100..=0x1ff;
 /// The code that stands in every refusal of a certificate by its time, at either end.
 const CLOCK_CODE: &str = "E2010";
+/// The code that stands in every refusal of a certificate whose authority is not believed.
+const AUTHORITY_CODE: &str = "E2015";
 
 /// What a broken connection says of the one who was dialled.
 pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
@@ -19,9 +21,12 @@ pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
             let is_stranger = code == CloseCode::NotThisCluster;
             if is_stranger { DialProblem::NotThisCluster } else { DialProblem::Refused(code) }
         }
-        ConnectionError::TransportError(error) => of_code(error.code.into(), &error.reason),
+        ConnectionError::TransportError(error) => {
+            of_code(error.code.into(), &error.reason, Refuser::Us)
+        }
         ConnectionError::ConnectionClosed(close) => {
-            of_code(close.error_code.into(), &String::from_utf8_lossy(&close.reason))
+            let reason = String::from_utf8_lossy(&close.reason);
+            of_code(close.error_code.into(), &reason, Refuser::Peer)
         }
         ConnectionError::VersionMismatch => {
             DialProblem::Other("it speaks another version of QUIC".to_owned())
@@ -32,12 +37,22 @@ pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
     }
 }
 
-fn of_code(code: u64, reason: &str) -> DialProblem {
+/// Whose look at the other's certificate ended the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refuser {
+    Us,
+    Peer,
+}
+
+fn of_code(code: u64, reason: &str, refuser: Refuser) -> DialProblem {
     if !TLS_ALERTS.contains(&code) {
         return DialProblem::Other(format!("the connection failed with code {code}"));
     }
     match reason.find(CLOCK_CODE) {
         Some(at) => DialProblem::CertificateExpired { why: printable(&reason[at..]) },
+        None if refuser == Refuser::Peer && reason.contains(AUTHORITY_CODE) => {
+            DialProblem::AuthorityRetired
+        }
         None => DialProblem::NotThisCluster,
     }
 }
@@ -54,11 +69,14 @@ mod tests {
 
     #[test]
     fn a_clock_is_told_from_another_cluster_and_from_what_is_no_certificate() {
+        let of_code = |code, reason| of_code(code, reason, Refuser::Peer);
         let late = of_code(0x128, "other error: E2010 certificate expired:\u{7} never");
         let why = "E2010 certificate expired: never".to_owned();
         assert_eq!(late, DialProblem::CertificateExpired { why });
         assert_eq!(of_code(0x128, "whatever"), DialProblem::NotThisCluster);
         assert_eq!(of_code(0x1ff, ""), DialProblem::NotThisCluster);
+        assert_eq!(of_code(0x12a, "E2015 of old"), DialProblem::AuthorityRetired);
+        assert_eq!(super::of_code(0x12a, "E2015", Refuser::Us), DialProblem::NotThisCluster);
         assert!(matches!(of_code(0x200, "E2010"), DialProblem::Other(_)));
         assert!(matches!(of_code(0xa, "E2010"), DialProblem::Other(_)));
     }

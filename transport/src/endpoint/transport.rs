@@ -112,6 +112,11 @@ impl Transport {
         self.shared.context.wishes.send_if_modified(|wishes| wishes.ban(node));
     }
 
+    /// Closes the connections of people. Who has a certificate that is believed comes again.
+    pub fn end_people(&self) {
+        self.shared.context.wishes.send_modify(|wishes| wishes.people_ended += 1);
+    }
+
     /// Sends a control message: its first byte is a [`crate::ControlKind`]. Never blocks; what does
     /// not fit or has no road is dropped and counted.
     pub fn send(&self, to: NodeId, bytes: Bytes) {

@@ -52,6 +52,9 @@ impl CertificateLife {
 #[derive(Clone)]
 pub struct ClusterAuthority {
     certificate: CertificateDer<'static>,
+    /// What leads from it to the authority before it, for those who believe that one only: the certificate
+    /// that the earlier one made for this one's key, and the earlier one's own. Empty for a cluster's first.
+    bridge: Vec<CertificateDer<'static>>,
     read: AuthorityCertificate,
     key: NodeKey,
 }
@@ -73,7 +76,7 @@ impl fmt::Debug for AuthoritySecret {
 /// A certificate that was made for a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuedCertificate {
-    /// What the member shows: its certificate, then the authority's.
+    /// What the member shows: its certificate, then the authority's, then what leads to the authority before.
     pub chain: Vec<CertificateDer<'static>>,
     /// Its number.
     pub serial: SerialNumber,
@@ -120,13 +123,53 @@ impl ClusterAuthority {
             not_before: now.minus(CLOCK_TOLERANCE_SECONDS),
             not_after: now.plus(AUTHORITY_DAYS * DAY_SECONDS),
         };
-        let name = cluster_text(cluster);
-        let mut params = parameters(format!("{SCHEME}{name}"), window)?;
-        params.distinguished_name.push(DnType::CommonName, format!("zbelastic authority {name}"));
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let params = authority_parameters(cluster, window)?;
         let certificate = params.self_signed(key.pair()).map_err(refused)?;
         Self::from_parts(certificate.der().clone(), key)
+    }
+
+    /// Another authority for the same cluster, with a key of its own. This one vouches for it, so who believes
+    /// this one only believes what the other one issues as well.
+    ///
+    /// # Errors
+    /// If this authority is not good now, or whoever makes certificates refuses.
+    pub fn successor(&self, now: UnixSeconds) -> Result<Self, AuthorityFault> {
+        self.check_good(now)?;
+        let next = Self::create(self.read.cluster, now)?;
+        let not_after = next.read.window.not_after.min(self.read.window.not_after);
+        let not_before = next.read.window.not_before.max(self.read.window.not_before);
+        let window = ValidityWindow { not_before, not_after };
+        let mut params = authority_parameters(self.read.cluster, window)?;
+        params.serial_number = Some(random_serial().0.into());
+        let issuer =
+            Issuer::from_ca_cert_der(&self.certificate, self.key.pair()).map_err(refused)?;
+        let vouched = params.signed_by(next.key.requested().spki(), &issuer).map_err(refused)?;
+        Ok(next.with_bridge(vec![vouched.der().clone(), self.certificate.clone()]))
+    }
+
+    /// The same, with what leads to the authority before it.
+    #[must_use]
+    pub fn with_bridge(self, bridge: Vec<CertificateDer<'static>>) -> Self {
+        Self { bridge, ..self }
+    }
+
+    /// What leads to the authority before it: the certificate that one made for this one, then that one's own.
+    #[must_use]
+    pub fn bridge(&self) -> &[CertificateDer<'static>] {
+        &self.bridge
+    }
+
+    fn check_good(&self, now: UnixSeconds) -> Result<(), AuthorityFault> {
+        let own = self.read.window;
+        if now < own.not_before || now >= own.not_after {
+            return Err(AuthorityFault::NotGood { now, window: own });
+        }
+        Ok(())
+    }
+
+    /// What stands behind a member's own certificate in what it shows.
+    pub(super) fn path(&self) -> impl Iterator<Item = CertificateDer<'static>> {
+        std::iter::once(&self.certificate).chain(&self.bridge).cloned()
     }
 
     pub(super) fn from_parts(
@@ -137,7 +180,7 @@ impl ClusterAuthority {
         if read.key.0 != key.digest().0 {
             return Err(AuthorityFault::OtherKey);
         }
-        Ok(Self { certificate, read, key })
+        Ok(Self { certificate, bridge: Vec::new(), read, key })
     }
 
     /// The authority that another controller sent.
@@ -192,11 +235,8 @@ impl ClusterAuthority {
         node: NodeId,
         now: UnixSeconds,
     ) -> Result<IssuedCertificate, AuthorityFault> {
-        let own = self.read.window;
-        if now < own.not_before || now >= own.not_after {
-            return Err(AuthorityFault::NotGood { now, window: own });
-        }
-        let not_after = now.plus(CertificateLife::of(role).0).min(own.not_after);
+        self.check_good(now)?;
+        let not_after = now.plus(CertificateLife::of(role).0).min(self.read.window.not_after);
         let window = ValidityWindow { not_before: now, not_after };
         let identity = PeerIdentity { cluster: self.read.cluster, role, node };
         let serial = random_serial();
@@ -209,7 +249,7 @@ impl ClusterAuthority {
         let issuer =
             Issuer::from_ca_cert_der(&self.certificate, self.key.pair()).map_err(refused)?;
         let certificate = params.signed_by(key.spki(), &issuer).map_err(refused)?;
-        let chain = vec![certificate.der().clone(), self.certificate.clone()];
+        let chain = std::iter::once(certificate.der().clone()).chain(self.path()).collect();
         Ok(IssuedCertificate { chain, serial, window })
     }
 
@@ -254,7 +294,19 @@ fn parameters(name: String, window: ValidityWindow) -> Result<CertificateParams,
     Ok(params)
 }
 
-/// A number that no other certificate has: positive, and as long as it looks.
+/// What all authorities have in common.
+fn authority_parameters(
+    cluster: ClusterId,
+    window: ValidityWindow,
+) -> Result<CertificateParams, AuthorityFault> {
+    let name = cluster_text(cluster);
+    let mut params = parameters(format!("{SCHEME}{name}"), window)?;
+    params.distinguished_name.push(DnType::CommonName, format!("zbelastic authority {name}"));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(params)
+}
+
 /// A number that nobody can guess: for the id of a new cluster, and for what tells a process from
 /// one with a copy of its folder.
 ///
@@ -267,6 +319,7 @@ pub fn random_number() -> u64 {
     u64::from_le_bytes(bytes)
 }
 
+/// A number that no other certificate has: positive, and as long as it looks.
 fn random_serial() -> SerialNumber {
     let mut bytes = vec![0_u8; SERIAL_BYTES];
     SystemRandom::new().fill(&mut bytes).expect("the machine has random numbers");

@@ -138,6 +138,26 @@ impl Credentials {
         Self::new(chain, self.parts.key.clone(), self.parts.roots.clone())
     }
 
+    /// The same member, that believes these authorities.
+    ///
+    /// # Errors
+    /// As [`Credentials::new`].
+    pub fn with_roots(
+        &self,
+        roots: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, CredentialsFault> {
+        Self::new(self.parts.chain.clone(), self.parts.key.clone(), roots)
+    }
+
+    /// Whether the certificate was issued by this authority, whatever it leads to beside that.
+    #[must_use]
+    pub fn is_by(&self, authority: &CertificateDer<'static>) -> bool {
+        let check = PeerCheck::new(self.identity().cluster, std::slice::from_ref(authority));
+        check.is_ok_and(|check| {
+            check.check(&self.parts.chain[0], &[], self.window().not_before).is_ok()
+        })
+    }
+
     /// Whether others would believe these credentials at `now`.
     ///
     /// # Errors

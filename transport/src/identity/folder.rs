@@ -6,6 +6,7 @@
 //!     ca.pem                the authorities it believes
 //!     cert.pem              its certificate and the authority's
 //!     ca-key.pem     0600   controllers only: the authority's key
+//!     ca-key-next.pem 0600  controllers only: the key of the one that follows, until it issues
 //! ```
 //!
 //! Each file is replaced as a whole and is on the disk before the call returns. A renewed
@@ -36,6 +37,7 @@ const KEY_FILE: &str = "key.pem";
 const CERTIFICATE_FILE: &str = "cert.pem";
 const ROOTS_FILE: &str = "ca.pem";
 const AUTHORITY_KEY_FILE: &str = "ca-key.pem";
+const NEXT_KEY_FILE: &str = "ca-key-next.pem";
 /// The longest file of an identity: four certificates of 8 KiB as text, and room.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 const FOLDER_MODE: u32 = 0o700;
@@ -239,14 +241,52 @@ impl ClusterAuthority {
         }
         let path = folder.join(ROOTS_FILE);
         match load_certificates(&path) {
-            Ok(roots) if roots.contains(self.certificate()) => Ok(()),
-            Ok(_) => Err(FolderFault::Occupied { path }),
-            Err(FolderFault::Missing { .. }) => {
-                let own = std::slice::from_ref(self.certificate());
-                replace(folder, ROOTS_FILE, &certificates_text(own))
-            }
+            Ok(roots) if !roots.contains(self.certificate()) => Err(FolderFault::Occupied { path }),
+            // What is known of the one before, or of the one that follows, stays.
+            Ok(_) if self.bridge().is_empty() => Ok(()),
+            Ok(_) | Err(FolderFault::Missing { .. }) => self.save_path(folder),
             Err(fault) => Err(fault),
         }
+    }
+
+    /// Its certificate, and what leads to the one before, whose certificate is the last.
+    fn save_path(&self, folder: &Path) -> Result<(), FolderFault> {
+        let path: Vec<_> = self.path().collect();
+        replace(folder, ROOTS_FILE, &certificates_text(&path))
+    }
+
+    /// Writes the authority that follows the one in `folder`, which is the end of its bridge. It takes the place
+    /// of another one that was to follow.
+    ///
+    /// # Errors
+    /// If it does not follow that one, or something cannot be written.
+    pub fn save_next(&self, folder: &Path) -> Result<(), FolderFault> {
+        let now = Self::load(folder, Some(self.cluster()))?;
+        if self.bridge().last() != Some(now.certificate()) {
+            return Err(FolderFault::Occupied { path: folder.join(NEXT_KEY_FILE) });
+        }
+        // A key whose certificate is not there is of no use, so the certificate comes first.
+        self.save_path(folder)?;
+        replace(folder, NEXT_KEY_FILE, &key_text(self.key()))
+    }
+
+    /// The authority that follows the one in `folder`.
+    ///
+    /// # Errors
+    /// With what is wrong. `Missing` for the key means that none is to follow.
+    pub fn load_next(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+        Self::load_with(folder, NEXT_KEY_FILE, expected)
+    }
+
+    /// The authority that follows takes the place of the one in `folder`, whose key is gone with that.
+    ///
+    /// # Errors
+    /// If there is none, or the disk fails.
+    pub fn succeed(folder: &Path) -> Result<(), FolderFault> {
+        let path = folder.join(AUTHORITY_KEY_FILE);
+        fs::rename(folder.join(NEXT_KEY_FILE), &path)
+            .and_then(|()| File::open(folder)?.sync_all())
+            .map_err(|source| FolderFault::Unwritable { path, source })
     }
 
     /// The authority in `folder`. With `expected`, only of that cluster.
@@ -254,19 +294,29 @@ impl ClusterAuthority {
     /// # Errors
     /// With what is wrong. `Missing` for the key means that the folder is not of a controller.
     pub fn load(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+        Self::load_with(folder, AUTHORITY_KEY_FILE, expected)
+    }
+
+    fn load_with(
+        folder: &Path,
+        key_file: &str,
+        expected: Option<ClusterId>,
+    ) -> Result<Self, FolderFault> {
         check_mode(folder)?;
-        let key = load_key(&folder.join(AUTHORITY_KEY_FILE))?;
+        let key = load_key(&folder.join(key_file))?;
         let path = folder.join(ROOTS_FILE);
-        let roots = load_certificates(&path)?;
+        let mut roots = load_certificates(&path)?;
         let is_own = |root: &CertificateDer<'_>| {
             read_authority(root).is_ok_and(|read| read.key.0 == key.digest().0)
         };
         let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
-        let root = roots.into_iter().find(is_own);
-        let root = root.ok_or_else(|| damaged(AuthorityFault::OtherKey.into()))?;
+        let place = roots.iter().position(is_own);
+        let place = place.ok_or_else(|| damaged(AuthorityFault::OtherKey.into()))?;
+        let bridge = roots.split_off(place + 1);
+        let root = roots.pop().expect("found above");
         let read = Self::from_parts(root, key).map_err(|fault| damaged(fault.into()))?;
         check_cluster(&path, expected, read.cluster())?;
-        Ok(read)
+        Ok(read.with_bridge(bridge))
     }
 }
 
@@ -276,6 +326,7 @@ impl ClusterAuthority {
 pub fn check_permissions(folder: &Path) -> Vec<FolderFault> {
     let paths =
         [folder.to_owned(), folder.join(KEY_FILE), folder.join(AUTHORITY_KEY_FILE)].into_iter();
+    let paths = paths.chain([folder.join(NEXT_KEY_FILE)]);
     let faults = paths.filter_map(|path| check_mode(&path).err());
     faults.filter(|fault| !matches!(fault, FolderFault::Missing { .. })).collect()
 }

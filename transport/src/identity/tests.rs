@@ -4,3 +4,4 @@ pub(super) mod bench;
 mod handshakes;
 mod peers;
 mod readers;
+mod succession;

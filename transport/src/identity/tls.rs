@@ -105,6 +105,13 @@ impl Accepted {
     }
 }
 
+/// The authority's certificate that the other end of a member's connection showed behind its own: the one that
+/// issues there now. It is shown and not believed.
+pub(crate) fn shown_authority(connection: &quinn::Connection) -> Option<CertificateDer<'static>> {
+    let shown = connection.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    shown.get(1).cloned()
+}
+
 /// The arithmetic behind TLS. Only version 1.3's.
 pub(super) fn provider() -> CryptoProvider {
     let mut provider = rustls::crypto::ring::default_provider();

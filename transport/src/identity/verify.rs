@@ -51,7 +51,7 @@ pub enum PeerRefusal {
     #[error(transparent)]
     Clock(#[from] ClockFault),
     /// No root of ours vouches for it.
-    #[error("the certificate does not lead to this cluster's authority: {0}")]
+    #[error("E2015 the certificate does not lead to this cluster's authority: {0}")]
     Untrusted(rustls::Error),
     /// It is a member, and none that others dial.
     #[error("dialled a member and met {found}, which serves nobody")]

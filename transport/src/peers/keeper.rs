@@ -29,6 +29,8 @@ pub(crate) struct Keeper {
     members: usize,
     clients: BTreeMap<u64, (NodeId, Closer)>,
     clients_seen: u64,
+    /// How often their connections ended because the node wanted it.
+    clients_ended: u64,
     attempts: u64,
     dials: JoinSet<(NodeId, Result<Greeted, DialFailure>)>,
     links: JoinSet<LinkEnd>,
@@ -44,6 +46,7 @@ impl Keeper {
             members: 0,
             clients: BTreeMap::new(),
             clients_seen: 0,
+            clients_ended: 0,
             attempts: 0,
             dials: JoinSet::new(),
             links: JoinSet::new(),
@@ -107,8 +110,11 @@ impl Keeper {
         for (node, closer) in self.clients.values() {
             if wishes.banned.contains(node) {
                 closer.close(DownReason::Banned);
+            } else if wishes.people_ended > self.clients_ended {
+                closer.close(DownReason::Forgotten);
             }
         }
+        self.clients_ended = wishes.people_ended;
         let own = self.context.own.node;
         for (&node, wanted) in wishes.wanted.iter().filter(|(node, _)| **node != own) {
             let seat = self.seats.entry(node).or_default();

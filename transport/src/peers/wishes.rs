@@ -15,6 +15,8 @@ pub(crate) struct Wishes {
     pub(crate) wanted: BTreeMap<NodeId, Wanted>,
     /// Who must never be there again.
     pub(crate) banned: BTreeSet<NodeId>,
+    /// How often the connections of people were to end.
+    pub(crate) people_ended: u64,
     /// The transport should close.
     pub(crate) closing: bool,
 }

@@ -249,3 +249,35 @@ fn a_joiners_key_outlives_its_process() {
     let fault = NodeKey::load_or_create(&home.folder).unwrap_err();
     assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
 }
+
+#[test]
+fn the_authority_that_follows_takes_the_place_of_the_one_before_whenever_the_machine_dies() {
+    let home = Home::of_controller();
+    let load = || ClusterAuthority::load(&home.folder, Some(CLUSTER));
+    let load_next = || ClusterAuthority::load_next(&home.folder, Some(CLUSTER));
+    let old = load().unwrap();
+    assert!(matches!(load_next(), Err(FolderFault::Missing { .. })));
+    // One that is announced anew, because nobody had the key of the first, takes its place.
+    let first = old.successor(NOW).unwrap();
+    first.save_next(&home.folder).unwrap();
+    let next = old.successor(NOW).unwrap();
+    // As if it died between the two files: there is none that follows, and the one there is issues.
+    let key = fs::read(home.file(NEXT_KEY_FILE)).unwrap();
+    next.save_next(&home.folder).unwrap();
+    let new_key = fs::read(home.file(NEXT_KEY_FILE)).unwrap();
+    fs::write(home.file(NEXT_KEY_FILE), key).unwrap();
+    assert!(matches!(load_next(), Err(FolderFault::Damaged { .. })));
+    assert_eq!(load().unwrap().pin(), old.pin());
+    fs::write(home.file(NEXT_KEY_FILE), new_key).unwrap();
+    assert_eq!((load().unwrap().pin(), load_next().unwrap().pin()), (old.pin(), next.pin()));
+    assert_eq!(load().unwrap().bridge(), []);
+
+    ClusterAuthority::succeed(&home.folder).unwrap();
+    let succeeded = load().unwrap();
+    assert_eq!((succeeded.pin(), succeeded.bridge()), (next.pin(), next.bridge()));
+    assert!(matches!(load_next(), Err(FolderFault::Missing { .. })));
+    succeeded.save(&home.folder).unwrap();
+    assert!(matches!(old.save(&home.folder), Err(FolderFault::Occupied { .. })));
+    // It follows the one that stands there, and no other.
+    assert!(matches!(first.save_next(&home.folder), Err(FolderFault::Occupied { .. })));
+}

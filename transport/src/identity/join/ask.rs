@@ -393,7 +393,8 @@ fn accept(
         return Err(GrantFault::WrongSecret);
     }
     let authority = grant.authority.as_ref().map(ClusterAuthority::from_secret).transpose()?;
-    if authority.as_ref().is_some_and(|authority| authority.pin() != setup.token.pin()) {
+    // The token may name the authority before: the certificate, which leads to it, says who issues now.
+    if authority.as_ref().is_some_and(|authority| !credentials.is_by(authority.certificate())) {
         return Err(JoinServerFault::OtherAuthority.into());
     }
     Ok(Joined { credentials, controllers: grant.controllers.clone(), authority })

@@ -13,13 +13,13 @@ use super::bench::{DAY_SECONDS, authority_today, client, client_config, member, 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of one dial at both ends: the text of an error, or the connection.
-struct Meeting {
-    accepted: Result<Connection, String>,
-    dialled: Result<Connection, String>,
+pub(super) struct Meeting {
+    pub(super) accepted: Result<Connection, String>,
+    pub(super) dialled: Result<Connection, String>,
 }
 
 impl Meeting {
-    fn texts(&self) -> String {
+    pub(super) fn texts(&self) -> String {
         let text = |end: &Result<Connection, String>| match end {
             Ok(connection) => connection.close_reason().map_or("open".into(), |e| e.to_string()),
             Err(error) => error.clone(),
@@ -50,7 +50,11 @@ async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> Meeting {
     Meeting { accepted, dialled }
 }
 
-async fn meet_members(own: &Credentials, other: &Credentials, wanted: Wanted) -> Meeting {
+pub(super) async fn meet_members(
+    own: &Credentials,
+    other: &Credentials,
+    wanted: Wanted,
+) -> Meeting {
     meet(own.server_config(Doors::Members).unwrap(), other.client_config(wanted).unwrap()).await
 }
 

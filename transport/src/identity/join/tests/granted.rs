@@ -44,6 +44,25 @@ async fn a_controller_that_joins_gets_the_authority() {
     assert_eq!((arrived.cluster(), arrived.pin()), (authority.cluster(), authority.pin()));
 }
 
+/// Whoever has a token that names the authority before finds the cluster with it, as long as the log lets it.
+#[tokio::test]
+async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_issues() {
+    let (old, _) = cluster();
+    let new = old.successor(UnixSeconds::now()).unwrap();
+    let own = first_controller(&new);
+    for pin in [old.pin(), new.pin()] {
+        for role in [PeerRole::Worker, PeerRole::Controller] {
+            let token = Token::create(role, pin);
+            let controller = believing(&new, &own, &token);
+            let joined = join(&setup(token, role, vec![controller.address])).await.unwrap();
+            assert!(joined.credentials.is_by(new.certificate()));
+            assert!(joined.credentials.believes(pin));
+            let pins = joined.authority.map(|authority| authority.pin());
+            assert_eq!(pins, (role == PeerRole::Controller).then(|| new.pin()));
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_same_joiner_asking_again_is_recognised_by_its_key() {
     let (authority, own) = cluster();
