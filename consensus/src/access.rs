@@ -10,6 +10,7 @@
 
 mod book;
 mod refusal;
+mod rotation;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,6 +22,10 @@ use crate::member::{MEMBERS_MAX, Role};
 
 pub use book::Access;
 pub use refusal::AccessRefusal;
+pub use rotation::{
+    AUTHORITY_BYTES_MAX, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
+    Succession,
+};
 
 /// Tokens remembered. For a new one the oldest that nobody can use any more is forgotten.
 pub const TOKENS_MAX: usize = 64;
@@ -95,6 +100,8 @@ pub struct TokenTerms {
     pub role: AccessRole,
     /// What a proof of knowing its secret is held against.
     pub verifier: [u8; 32],
+    /// The key of the authority that it names, as a digest.
+    pub authority: Digest,
     /// From this second of the Unix clock on it is not good any more.
     pub expires_at_s: u64,
     /// How often it may be used.
@@ -214,6 +221,8 @@ pub enum AccessChange {
         /// The node.
         node: NodeId,
     },
+    /// One authority follows another.
+    Authority(AuthorityChange),
 }
 
 /// What a change of tokens and credentials came to.
@@ -254,5 +263,12 @@ pub enum AccessOutcome {
     Forgotten {
         /// Which.
         node: NodeId,
+    },
+    /// The change of authority is so far.
+    Authority {
+        /// How far.
+        phase: RotationPhase,
+        /// Tokens that are revoked with it.
+        revoked: Vec<TokenId>,
     },
 }

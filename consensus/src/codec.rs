@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The version written in front of everything.
-pub const FORMAT_VERSION: u8 = 8;
+pub const FORMAT_VERSION: u8 = 9;
 
 /// Why bytes are not taken in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

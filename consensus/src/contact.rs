@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use zbelastic_types::NodeId;
 
+use crate::access::Rotation;
 use crate::member::Role;
 
 /// Bytes of a node's name.
@@ -154,7 +155,7 @@ const fn is_allowed(c: char) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'
 }
 
-/// Where all members that are counted on are reached.
+/// Where all members that are counted on are reached, and who vouches for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contacts {
     /// The entry that changed them last; 0 if nothing is known.
@@ -163,6 +164,8 @@ pub struct Contacts {
     pub members: BTreeMap<NodeId, (Role, Contact)>,
     /// Nodes that were removed, or are not trusted: nobody connects to them or lets them connect.
     pub banned: BTreeSet<NodeId>,
+    /// The last change of authority: whom members believe.
+    pub rotation: Option<Rotation>,
 }
 
 impl Contacts {

@@ -295,7 +295,8 @@ impl Duties {
                 AccessChange::TokenMade { .. }
                 | AccessChange::TokenRevoked { .. }
                 | AccessChange::TokenUsed { .. }
-                | AccessChange::Renewed { .. },
+                | AccessChange::Renewed { .. }
+                | AccessChange::Authority(_),
             ) => {}
             // Whatever came of it: if it was refused, it is counted anew.
             Entry::Access(AccessChange::Forgotten { node }) => self.gone.forget(*node),

@@ -361,7 +361,8 @@ impl State {
         let live = self.members.iter().filter(|(_, member)| member.is_live());
         let members = live.map(|(node, member)| (*node, (member.role, member.contact.clone())));
         let banned = self.access.revoked().collect();
-        Contacts { index: self.contacts_index, members: members.collect(), banned }
+        let rotation = self.access.rotation().cloned();
+        Contacts { index: self.contacts_index, members: members.collect(), banned, rotation }
     }
 
     /// The last entry that changed who is reached where.

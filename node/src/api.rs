@@ -31,7 +31,8 @@ mod wire;
 pub use answer::{
     Answer, Backup, CheckpointDetail, ClusterInfo, Collected, CopyState, DataHeld, Events,
     LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid, OriginStatus,
-    RunAccepted, RunDisposition, RunStatus, TokenCreated, TokenInfo, TracePiece,
+    RotationProgress, RotationStatus, RunAccepted, RunDisposition, RunStatus, TokenCreated,
+    TokenInfo, TracePiece,
 };
 pub use escape::escape;
 pub use event::{Event, EventKind};

@@ -19,7 +19,8 @@ pub use device::{Device, DeviceError, DeviceList};
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
     ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
-    RecoverArgs, RoleArg, TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs,
+    RecoverArgs, RoleArg, RotateCaArgs, TokenCommand, TokenCreateArgs, TokenRevokeArgs,
+    TokenSourceArgs,
 };
 pub use operate::{
     CheckpointCommand, EventsArgs, ExportArgs, LogsArgs, RunArgs, RunsCommand, StatusArgs, StopArgs,

@@ -7,6 +7,7 @@
 //! ```
 
 mod again;
+mod authority;
 mod breaches;
 pub mod chronicle;
 pub mod compute;

@@ -7,7 +7,7 @@ use zbelastic_types::{Digest, NodeId};
 
 use super::{
     AccessRefusal, AccessRole, CREDENTIAL_S_MAX, CREDENTIALS_MAX, Credential, NOTE_BYTES_MAX,
-    TOKEN_USES_MAX, TOKENS_MAX, Token, TokenId, TokenTerms, TokenUse, USES_KEPT_MAX,
+    Rotation, TOKEN_USES_MAX, TOKENS_MAX, Token, TokenId, TokenTerms, TokenUse, USES_KEPT_MAX,
 };
 use crate::contact::check_name;
 use crate::member::Role;
@@ -15,15 +15,18 @@ use crate::member::Role;
 /// Tokens and credentials as they are agreed on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Access {
-    tokens: BTreeMap<TokenId, Token>,
+    pub(super) tokens: BTreeMap<TokenId, Token>,
     credentials: BTreeMap<NodeId, Credential>,
     /// The number the next node takes.
     node_next: NodeId,
+    /// The last change of authority.
+    pub(super) rotation: Option<Rotation>,
 }
 
 impl Default for Access {
     fn default() -> Self {
-        Self { tokens: BTreeMap::new(), credentials: BTreeMap::new(), node_next: NodeId(1) }
+        let (tokens, credentials) = (BTreeMap::new(), BTreeMap::new());
+        Self { tokens, credentials, node_next: NodeId(1), rotation: None }
     }
 }
 

@@ -1,9 +1,11 @@
 //! Why somebody is not let in, or a token not made.
 
-use zbelastic_types::NodeId;
+use zbelastic_types::{Digest, NodeId};
 
-use super::{AccessRole, CREDENTIAL_S_MAX, CREDENTIALS_MAX, NOTE_BYTES_MAX, TOKEN_USES_MAX};
-use super::{TOKENS_MAX, TokenId};
+use super::{
+    AUTHORITY_BYTES_MAX, AccessRole, CREDENTIAL_S_MAX, CREDENTIALS_MAX, NOTE_BYTES_MAX,
+    RotationPhase, TOKEN_USES_MAX, TOKENS_MAX, TokenId,
+};
 use crate::contact::ContactRefusal;
 
 /// Why a change of tokens and credentials changed nothing.
@@ -108,6 +110,24 @@ pub enum AccessRefusal {
         /// The node.
         node: NodeId,
     },
+    /// A certificate of an authority that is none.
+    #[error("an authority's certificate of {found} bytes, 1 to {AUTHORITY_BYTES_MAX} allowed")]
+    CertificateSize {
+        /// Bytes found.
+        found: usize,
+    },
+    /// It is about another authority than the one that is to follow, or follows another than the one that issues.
+    #[error("authority {found} does not follow the one that issues now")]
+    OtherAuthority {
+        /// The key of the one named, as a digest.
+        found: Digest,
+    },
+    /// The change of authority is not so far, or further.
+    #[error("the change of authority is {found}")]
+    RotationPhase {
+        /// How far it is.
+        found: RotationPhase,
+    },
 }
 
 impl AccessRefusal {
@@ -131,6 +151,9 @@ impl AccessRefusal {
             Self::Revoked { .. } => "revoked",
             Self::LastController { .. } => "last-controller",
             Self::NotForgotten { .. } => "not-forgotten",
+            Self::CertificateSize { .. } => "authority-size",
+            Self::OtherAuthority { .. } => "other-authority",
+            Self::RotationPhase { .. } => "rotation-phase",
         }
     }
 }

@@ -36,7 +36,8 @@ impl Core {
     pub(super) fn tell_workers(&mut self, index: u64, change: &Change) {
         let (matters, knows) = match change {
             // Whoever saved layers of a checkpoint tells so until it hears that it is there.
-            Change::Members(_) | Change::Access(AccessOutcome::Revoked { .. }) => {
+            Change::Members(_)
+            | Change::Access(AccessOutcome::Revoked { .. } | AccessOutcome::Authority { .. }) => {
                 (true, Knows::PLAN)
             }
             Change::Resumed(_)

@@ -7,6 +7,7 @@ mod orders;
 mod pump;
 mod refusals;
 mod repeat;
+mod rotation;
 mod run;
 mod seals;
 mod snapshots;

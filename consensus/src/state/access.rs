@@ -1,9 +1,13 @@
 //! Tokens and credentials: what an entry about them does to members.
 
+use std::collections::BTreeMap;
+
 use zbelastic_types::NodeId;
 
 use super::{Change, EntryRefusal, State};
-use crate::access::{Access, AccessChange, AccessOutcome, AccessRefusal, Credential};
+use crate::access::{
+    Access, AccessChange, AccessOutcome, AccessRefusal, AuthorityReport, Credential, RotationStep,
+};
 use crate::contact::Contact;
 use crate::member::{LossReason, Role};
 
@@ -53,6 +57,7 @@ impl State {
                 let is_free = credential.is_ephemeral && self.holder_of(*node).is_none();
                 if is_free { Ok(()) } else { Err(AccessRefusal::NotForgotten { node: *node }) }
             }
+            AccessChange::Authority(change) => self.access.check_authority(change),
         }
     }
 
@@ -114,8 +119,26 @@ impl State {
                 }
                 AccessOutcome::Forgotten { node }
             }
+            AccessChange::Authority(change) => {
+                let (phase, revoked) = self.access.rotate(change);
+                // What members believe travels with where they are reached.
+                self.contacts_index = index;
+                AccessOutcome::Authority { phase, revoked }
+            }
         };
         Ok(Change::Access(outcome))
+    }
+
+    /// What is to be done next about a change of authority, as far as members reported.
+    #[must_use]
+    pub fn rotation_step(
+        &self,
+        reports: &BTreeMap<NodeId, AuthorityReport>,
+        now_s: u64,
+    ) -> RotationStep {
+        let Some(rotation) = self.access.rotation() else { return RotationStep::Nothing };
+        let is_let_in = |node| self.access.credential(node).is_some();
+        rotation.next_step(&self.members, is_let_in, reports, now_s)
     }
 
     /// Whether this node is let in as a member of this role, with this contact.

@@ -8,5 +8,6 @@ mod malformed;
 mod members;
 mod plans;
 mod rewind;
+mod rotation;
 mod runs;
 mod seals;

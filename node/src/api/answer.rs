@@ -366,6 +366,9 @@ pub struct ClusterInfo {
     pub founded_ms: Option<u64>,
     /// The hash of its authority's certificate, as tokens carry it.
     pub authority: String,
+    /// The last change of the authority, if there was one.
+    #[serde(default)]
+    pub rotation: Option<RotationStatus>,
     /// The version of the program that answers.
     pub version: String,
     /// Who decides.
@@ -378,6 +381,31 @@ pub struct ClusterInfo {
     pub voters: Vec<MemberStatus>,
     /// Voters that may be lost, with decisions still being made.
     pub failures_tolerated: u32,
+}
+
+/// How far a change of the authority is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RotationStatus {
+    /// The hash of the new authority's key, as tokens carry it.
+    pub authority: String,
+    /// How far it is.
+    pub progress: RotationProgress,
+    /// Members that it waits for, by name.
+    pub waits_for: Vec<String>,
+    /// Until when people who are away have time, in milliseconds since 1970.
+    pub people_until_ms: Option<u64>,
+}
+
+/// The phases of a change of the authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RotationProgress {
+    /// Both are believed, the old one issues.
+    Announced,
+    /// Both are believed, the new one issues.
+    Issuing,
+    /// The new one alone is believed.
+    Retired,
 }
 
 /// A piece of a backup.

@@ -366,10 +366,14 @@ fn client_details(error: &ClientError) -> Vec<Detail> {
             details
         }
         ClientError::Denied { .. } => vec![
-            Detail::new("the certificate has ended, was revoked, or belongs to another cluster")
+            Detail::new(
+                "the certificate has ended, was revoked, is by an authority that was replaced, or belongs to \
+                 another cluster",
+            )
                 .hint(
                     "--data-dir with the folder of whoever ran `zbelastic init`: its controller renews the \
-                     certificate; a copy elsewhere takes its admin/ again",
+                     certificate; a copy elsewhere takes its admin/ again, an operator or a viewer logs in with \
+                     another token",
                 ),
         ],
         ClientError::Stranger { .. } => vec![

@@ -157,6 +157,11 @@ pub enum Request {
     },
     /// The cluster itself.
     ClusterInfo,
+    /// Another authority takes the place of the one that issues; asked again, how far that is.
+    ClusterRotateCa {
+        /// Whether the old one is retired without waiting for who is away.
+        force: bool,
+    },
     /// A piece of what a cluster is recovered from.
     ClusterBackup {
         /// Which backup: none begins a new one, whose digest the answer tells.
@@ -195,6 +200,7 @@ impl Request {
             Self::CheckpointSubtree { .. } => "checkpoint_subtree",
             Self::Trace { .. } => "trace",
             Self::ClusterInfo => "cluster_info",
+            Self::ClusterRotateCa { .. } => "cluster_rotate_ca",
             Self::ClusterBackup { .. } => "cluster_backup",
         }
     }

@@ -51,6 +51,7 @@ fn requests() -> Vec<Request> {
         Request::CheckpointSubtree { run: None, step: 100, layer: 2, subtree: 3 },
         Request::Trace { offset: 7 },
         Request::ClusterInfo,
+        Request::ClusterRotateCa { force: true },
         Request::ClusterBackup { digest: None, offset: 0 },
     ]
 }

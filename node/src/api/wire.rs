@@ -154,6 +154,7 @@ impl Request {
             | Self::CheckpointSubtree { .. }
             | Self::ClusterInfo
             | Self::Trace { .. }
+            | Self::ClusterRotateCa { .. }
             | Self::ClusterBackup { .. } => None,
         }
     }

@@ -332,6 +332,16 @@ Example:
         #[command(flatten)]
         client: ClientArgs,
     },
+    /// Replace the certificate authority while the cluster runs; again, show how far that is.
+    #[command(after_help = "\
+Members get other certificates by themselves, and training does not wait. The old authority is
+retired once all members that are there have them, and people had seven days to use a command;
+--force does not wait for who is away. Tokens that name the old authority are revoked with it.
+`zbelastic cluster info` shows how far it is and whom it waits for.
+
+Example:
+  zbelastic cluster rotate-ca --yes")]
+    RotateCa(RotateCaArgs),
     /// Make a new cluster out of one controller's folder, when most controllers are lost for good.
     #[command(after_help = "\
 Members of the old cluster are strangers to the new one, and join with new tokens. What the lost
@@ -340,6 +350,20 @@ controllers had agreed on and this one had not heard of is lost. Its process mus
 Example:
   zbelastic cluster recover --force-new-cluster --data-dir controller-1 --yes")]
     Recover(RecoverArgs),
+}
+
+/// `cluster rotate-ca`.
+#[derive(Args, Clone, Debug)]
+pub struct RotateCaArgs {
+    /// Wait for nobody who is away.
+    #[arg(long)]
+    pub force: bool,
+    /// Do not ask.
+    #[arg(long)]
+    pub yes: bool,
+    /// The cluster.
+    #[command(flatten)]
+    pub client: ClientArgs,
 }
 
 /// `cluster recover`.

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod answers;
+mod authority;
 mod checkpoints;
 mod data;
 mod exports;
@@ -31,12 +32,12 @@ use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_transport::identity::ClusterAuthority;
+use zbelastic_transport::identity::{AuthoritySecret, ClusterAuthority};
 use zbelastic_transport::{
     CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
     Transport, TransportEvent,
 };
-use zbelastic_types::{Generation, NodeId, StageIndex, Step};
+use zbelastic_types::{NodeId, Step};
 
 use super::breaches::Breaches;
 use super::chronicle::Chronicle;
@@ -128,6 +129,8 @@ enum Arrived {
     Room(Option<DiskRoom>),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
+    /// The key of the authority that follows, or why it did not come.
+    AuthorityKey(Result<AuthoritySecret, String>),
 }
 
 struct Controller {
@@ -136,6 +139,8 @@ struct Controller {
     disk: Disk,
     solver: Solver,
     authority: Arc<ClusterAuthority>,
+    /// What follows it.
+    succeeding: authority::Succeeding,
     transport: Transport,
     keeper: Keeper,
     peers: Peers,
@@ -226,6 +231,7 @@ impl Controller {
             disk,
             solver,
             authority,
+            succeeding: authority::Succeeding::default(),
             transport,
             keeper,
             peers,
@@ -378,30 +384,13 @@ impl Controller {
             }
             NodeMessage::Room { room, low } => self.note_room(from.node, room, low),
             NodeMessage::SaveFailed(failed) => self.note_save_failed(from.node, failed),
+            NodeMessage::Authority(report) => self.note_authority(from.node, report),
             NodeMessage::Layer(_)
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
             | NodeMessage::Exporting
             | NodeMessage::Collect(_) => {}
-        }
-    }
-
-    /// Whether the plan in force has this node at the stage: others tell nothing of it.
-    fn stands_at(&self, node: NodeId, (generation, stage): (Generation, StageIndex)) -> bool {
-        self.core.state().plan().is_some_and(|plan| {
-            let holder = plan.record.stages.get(stage.index());
-            plan.record.generation == generation && holder.is_some_and(|at| at.node == node)
-        })
-    }
-
-    fn note_held_out(&mut self, from: NodeId, steps_done: u64, loss: f64) {
-        let in_force = self.core.state().plan().is_some_and(|plan| plan.record.has_head(from));
-        if (in_force || self.chronicle.knows_loss(from))
-            && self.chronicle.note_held_out(steps_done, loss)
-        {
-            let loss = Some(loss).filter(|loss| loss.is_finite());
-            self.journal.tell(EventKind::HeldOut { step: steps_done, loss });
         }
     }
 
@@ -424,6 +413,7 @@ impl Controller {
             Arrived::AdminNotRenewed(why) => {
                 self.journal.warn(format!("the administrator's certificate is not renewed: {why}"));
             }
+            Arrived::AuthorityKey(secret) => self.handle_authority_key(secret),
         }
     }
 
@@ -441,6 +431,7 @@ impl Controller {
         self.look_at_pieces();
         self.tell_of_exports();
         self.solver.handle_tick();
+        self.look_at_authority();
         self.look_at_certificate();
         self.answer_late_orders();
         self.look_at_quorum();

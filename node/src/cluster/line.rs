@@ -107,18 +107,22 @@ impl Line {
     }
 }
 
-/// Asks for a certificate that holds for longer, once two thirds of this one's time are over, and keeps it in
-/// the folder. Without it the command goes on: the next one asks again.
+/// Asks for a certificate that holds for longer, once two thirds of this one's time are over or the controller shows
+/// that another authority issues now, and keeps it in the folder. Without it the command goes on: the next one asks again.
 async fn renew_if_due(folder: &Path, open: &mut Open, asked: &mut Option<Instant>) {
-    let is_due = UnixSeconds::now() >= open.credentials.window().renew_after();
+    let is_late = UnixSeconds::now() >= open.credentials.window().renew_after();
+    let issues = open.client.authority();
+    let is_due = is_late || issues.is_some_and(|issues| !open.credentials.is_by(&issues));
     if !is_due || asked.is_some_and(|asked| asked.elapsed() < RENEWAL_PAUSE) {
         return;
     }
     *asked = Some(Instant::now());
     let request = NodeRequest::Renew { request: open.credentials.key().signing_request() };
     let Ok(answer) = open.client.request(request.encode()).await else { return };
-    let Ok(NodeAnswer::Renewed { chain }) = wire::decode(&answer) else { return };
+    let Ok(NodeAnswer::Renewed { chain, roots }) = wire::decode(&answer) else { return };
     let renewed = open.credentials.renewed(chain.into_iter().map(Into::into).collect());
+    let renewed =
+        renewed.and_then(|renewed| renewed.with_roots(roots.into_iter().map(Into::into).collect()));
     if let Ok(renewed) = renewed
         && renewed.save(folder).is_ok()
     {

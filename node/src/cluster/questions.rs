@@ -44,6 +44,7 @@ fn may_ask(role: PeerRole, request: &Request) -> bool {
         | Request::TokenRevoke { .. }
         | Request::NodeDrain { .. }
         | Request::NodeRemove { .. }
+        | Request::ClusterRotateCa { .. }
         | Request::ClusterBackup { .. } => match role {
             PeerRole::Admin => true,
             PeerRole::Operator | PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => {

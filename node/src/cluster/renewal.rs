@@ -29,21 +29,27 @@ pub fn controller_credentials(
     authority: &ClusterAuthority,
 ) -> Result<Credentials, Failure> {
     let key = NodeKey::load_or_create(&folder.identity()).map_err(cannot_keep)?;
-    let credentials = certify(authority, key, (PeerRole::Controller, home.node))?;
+    let kept = Credentials::load_ended(&folder.identity(), Some(home.cluster)).ok();
+    let credentials = certify(authority, key, (PeerRole::Controller, home.node), kept.as_ref())?;
     credentials.save(&folder.identity()).map_err(cannot_keep)?;
     if folder.read_admin().is_ok() && !is_of_another(folder, authority) {
-        renew_admin(folder, authority)?;
+        renew_admin(folder, authority, Some(&credentials))?;
     }
     Ok(credentials)
 }
 
-/// Makes the administrator's certificate, or another one for the same key.
+/// Makes the administrator's certificate, or another one for the same key. It believes whom the controller does
+/// whose folder this is.
 ///
 /// # Errors
 /// If it cannot be made or written.
-pub fn renew_admin(folder: &DataFolder, authority: &ClusterAuthority) -> Result<(), Failure> {
+pub fn renew_admin(
+    folder: &DataFolder,
+    authority: &ClusterAuthority,
+    own: Option<&Credentials>,
+) -> Result<(), Failure> {
     let key = NodeKey::load_or_create(&folder.admin()).map_err(cannot_keep)?;
-    let admin = certify(authority, key, (PeerRole::Admin, ADMIN_NODE))?;
+    let admin = certify(authority, key, (PeerRole::Admin, ADMIN_NODE), own)?;
     admin.save(&folder.admin()).map_err(cannot_keep)
 }
 
@@ -54,32 +60,39 @@ fn is_of_another(folder: &DataFolder, authority: &ClusterAuthority) -> bool {
     held.is_ok_and(|held| (held.role, held.cluster) != (PeerRole::Admin, authority.cluster()))
 }
 
-/// Makes another one if there is one in this folder, and two thirds of its time are over.
+/// Makes another one if there is one in this folder, and two thirds of its time are over, or another authority
+/// issues now or is believed.
 ///
 /// # Errors
 /// As [`renew_admin`].
 pub fn renew_admin_if_due(
     folder: &DataFolder,
     authority: &ClusterAuthority,
+    own: &Credentials,
 ) -> Result<(), Failure> {
     let Ok(admin) = Credentials::load_ended(&folder.admin(), Some(authority.cluster())) else {
         return Ok(());
     };
     let is_admin = admin.identity().role == PeerRole::Admin;
-    if !is_admin || UnixSeconds::now() < admin.window().renew_after() {
-        return Ok(());
-    }
-    renew_admin(folder, authority)
+    let is_due = UnixSeconds::now() >= admin.window().renew_after()
+        || !admin.is_by(authority.certificate())
+        || admin.roots() != own.roots();
+    if is_admin && is_due { renew_admin(folder, authority, Some(own)) } else { Ok(()) }
 }
 
+/// Credentials by the authority, which is believed; and so are those that `kept` believes.
 fn certify(
     authority: &ClusterAuthority,
     key: NodeKey,
     (role, node): (PeerRole, NodeId),
+    kept: Option<&Credentials>,
 ) -> Result<Credentials, Failure> {
     let issued = authority.issue(&key.requested(), role, node, UnixSeconds::now());
     let issued = issued.map_err(cannot_certify)?;
-    let roots = vec![authority.certificate().clone()];
+    let mut roots = kept.map_or_else(Vec::new, |kept| kept.roots().to_vec());
+    if !roots.contains(authority.certificate()) {
+        roots.push(authority.certificate().clone());
+    }
     Credentials::new(issued.chain, key, roots).map_err(cannot_certify)
 }
 
@@ -191,6 +204,27 @@ mod tests {
         (home, folder, authority)
     }
 
+    fn controller(authority: &ClusterAuthority) -> Credentials {
+        let now = UnixSeconds::now();
+        authority.credentials(PeerRole::Controller, NodeId(1), now).expect("it is made")
+    }
+
+    #[test]
+    fn the_administrators_certificate_is_by_the_authority_that_issues_and_believes_whom_its_controller_does()
+     {
+        let (_home, folder, old) = aged(1);
+        let new = old.successor(UnixSeconds::now()).expect("it is made");
+        let both = vec![old.certificate().clone(), new.certificate().clone()];
+        let own = controller(&new).with_roots(both).expect("they are of one cluster");
+        let admin = || Credentials::load_ended(&folder.admin(), None).expect("it is there");
+        renew_admin_if_due(&folder, &new, &own).expect("it is renewed");
+        assert!(admin().is_by(new.certificate()));
+        assert_eq!(admin().roots(), own.roots());
+        let retired = controller(&new);
+        renew_admin_if_due(&folder, &new, &retired).expect("it is renewed");
+        assert_eq!(admin().roots(), retired.roots());
+    }
+
     #[test]
     fn the_administrators_certificate_is_renewed_after_two_thirds_of_its_time_and_after_its_end() {
         for (days, is_due) in [(1, false), (4, false), (5, true), (30, true)] {
@@ -199,7 +233,8 @@ mod tests {
                 Credentials::load_ended(&folder.admin(), None).expect("it is there").window()
             };
             let before = window(&folder);
-            renew_admin_if_due(&folder, &authority).expect("renewed or not");
+            let own = controller(&authority);
+            renew_admin_if_due(&folder, &authority, &own).expect("renewed or not");
             assert_eq!(window(&folder) != before, is_due, "{days} days");
         }
     }
@@ -208,7 +243,8 @@ mod tests {
     fn a_controller_without_an_administrators_folder_makes_none() {
         let (home, _, authority) = aged(30);
         let other = DataFolder::new(home.path().join("other"));
-        renew_admin_if_due(&other, &authority).expect("nothing is to be done");
+        renew_admin_if_due(&other, &authority, &controller(&authority))
+            .expect("nothing is to be done");
         assert!(!other.admin().exists());
     }
 }

@@ -3,9 +3,11 @@
 
 use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::CheckpointId;
+use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
+use zbelastic_transport::identity::AuthoritySecret;
 use zbelastic_types::{Digest, Generation, LayerId, RunId, StageIndex, Step};
 
 use super::document::DataName;
@@ -149,6 +151,8 @@ pub enum NodeMessage {
         /// What it lacks, if it is low.
         low: Option<NoRoom>,
     },
+    /// From members to controllers: how far the sender is with the authority that follows.
+    Authority(AuthorityReport),
 }
 
 /// A layer of a checkpoint of which too few copies could be written.
@@ -193,6 +197,11 @@ pub enum NodeRequest {
     },
     /// From controllers: what nobody refers to is to be removed now.
     Collect(Referred),
+    /// From controllers: the key of the authority that follows.
+    AuthorityKey {
+        /// Which: the digest of its key.
+        key: Digest,
+    },
 }
 
 /// What it is answered.
@@ -202,9 +211,13 @@ pub enum NodeAnswer {
     Renewed {
         /// The member's own first.
         chain: Vec<Vec<u8>>,
+        /// The authorities that are believed now.
+        roots: Vec<Vec<u8>>,
     },
     /// What was removed.
     Collected(Freed),
+    /// The authority, key and all.
+    AuthorityKey(AuthoritySecret),
     /// No.
     Refused {
         /// Why.

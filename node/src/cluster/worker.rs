@@ -7,6 +7,7 @@
 //! The loop takes no decision of the protocol: what the seat says is done, what happens is told.
 
 mod activity;
+mod authority;
 mod layers;
 mod orders;
 mod pieces;
@@ -186,6 +187,12 @@ struct Worker {
     gauge_seen: u64,
     /// Ticks until the certificate is looked at again.
     renewal_ticks: u32,
+    /// Ticks since it was looked at whom to believe.
+    authority_ticks: u32,
+    /// Whether another authority issues than the one that made the certificate.
+    wants_certificate: bool,
+    /// Whether a controller does not believe the authority that made the certificate.
+    is_shut_out: bool,
     ending: Option<Ending>,
     drain: Option<Signal>,
     /// Ticks since it last heard of a controller, while it drains.
@@ -247,6 +254,9 @@ pub async fn run<M: Machine>(
         room: RoomWatch::default(),
         gauge_seen: 0,
         renewal_ticks: 0,
+        authority_ticks: 0,
+        wants_certificate: false,
+        is_shut_out: false,
         ending: None,
         drain: None,
         alone_ticks: 0,
@@ -329,6 +339,9 @@ impl Worker {
                 self.ending = Some(Ending::Removed);
             }
             TransportEvent::DialFailed { node, address, problem } => {
+                if problem == DialProblem::AuthorityRetired {
+                    (self.is_shut_out, self.renewal_ticks) = (true, 0);
+                }
                 let what = format!("node {node} is not reached at {address}: {problem}");
                 self.journal.log(what);
             }
@@ -382,7 +395,8 @@ impl Worker {
             | NodeMessage::LayersTook { .. }
             | NodeMessage::Arrived { .. }
             | NodeMessage::Room { .. }
-            | NodeMessage::Working { .. } => {}
+            | NodeMessage::Working { .. }
+            | NodeMessage::Authority(_) => {}
         }
     }
 
@@ -480,6 +494,7 @@ impl Worker {
         for node in self.peers.poll_banned() {
             self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
         }
+        self.look_at_authority();
         self.look_at_certificate();
         self.look_for_controllers();
         self.look_at_room();

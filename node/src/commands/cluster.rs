@@ -1,4 +1,4 @@
-//! `cluster info`, `cluster backup`, `cluster recover`.
+//! `cluster info`, `cluster rotate-ca`, `cluster backup`, `cluster recover`.
 
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
@@ -11,8 +11,10 @@ use zbelastic_types::Bytes;
 use super::clock::date_text;
 use super::reach::{confirm, connect, write_json};
 use crate::api::client::ApiClient;
-use crate::api::{ClusterInfo, HexDigest, Refusal, escape};
-use crate::args::{ClusterCommand, RecoverArgs};
+use crate::api::{
+    ClusterInfo, HexDigest, Refusal, Request, RotationProgress, RotationStatus, escape,
+};
+use crate::args::{ClusterCommand, RecoverArgs, RotateCaArgs};
 use crate::cluster;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
@@ -29,6 +31,7 @@ const OWNER_ONLY: u32 = 0o600;
 pub fn run(command: &ClusterCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         ClusterCommand::Info(args) => info(args.json, &mut connect(&args.client)?, out),
+        ClusterCommand::RotateCa(args) => rotate_ca(args, &mut connect(&args.client)?, out),
         ClusterCommand::Backup { file, client } => backup(file, &mut connect(client)?, out),
         ClusterCommand::Recover(args) => recover(args, out),
     }
@@ -63,6 +66,7 @@ pub fn render_info(info: &ClusterInfo) -> String {
         ("id", Some(info.id.clone())),
         ("founded", info.founded_ms.map(date_text)),
         ("authority", Some(info.authority.clone())),
+        ("its change", info.rotation.as_ref().map(rotation_text)),
         ("version", Some(info.version.clone())),
         ("leader", Some(format!("{leader}, term {}", info.term))),
         ("agreed", Some(format!("{} entries", info.committed))),
@@ -76,6 +80,48 @@ pub fn render_info(info: &ClusterInfo) -> String {
         }
     }
     text
+}
+
+/// How far a change of the authority is, in a line.
+fn rotation_text(rotation: &RotationStatus) -> String {
+    let authority = &rotation.authority;
+    let mut text = match rotation.progress {
+        RotationProgress::Announced => format!("{authority} is announced and believed"),
+        RotationProgress::Issuing => {
+            format!("{authority} issues, the one before is still believed")
+        }
+        RotationProgress::Retired => "over, the one before is retired".to_owned(),
+    };
+    if !rotation.waits_for.is_empty() {
+        let _ = write!(text, "; waits for {}", rotation.waits_for.join(", "));
+    }
+    if let Some(until_ms) = rotation.people_until_ms {
+        let until = date_text(until_ms);
+        let _ = write!(
+            text,
+            "; waits for people until {until}, or `zbelastic cluster rotate-ca --force`"
+        );
+    }
+    text
+}
+
+fn rotate_ca(
+    args: &RotateCaArgs,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), Stop> {
+    let force = args.force;
+    let what = match force {
+        true => {
+            "the old authority is retired as soon as all who are there have other certificates; people who are \
+                 away are let in anew"
+        }
+        false => "the cluster gets another certificate authority",
+    };
+    confirm(args.yes, what)?;
+    let said = client.order(Request::ClusterRotateCa { force }).map_err(Failure::from)?;
+    said.what.lines().try_for_each(|line| writeln!(out, "{}", escape(line)))?;
+    Ok(())
 }
 
 fn backup(file: &Path, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
@@ -166,6 +212,7 @@ mod tests {
             id: "3f".repeat(16),
             founded_ms: Some(NOW_MS),
             authority: "ab".repeat(4),
+            rotation: None,
             version: "0.1.0".to_owned(),
             leader: Some(NodeId(1)),
             term: 4,
@@ -190,6 +237,23 @@ tolerates    0 failures; add 2 controllers to tolerate 1: `zbelastic join --role
 ";
         assert_eq!(render_info(&cluster_info(0)), expected);
         assert!(render_info(&cluster_info(2)).ends_with("tolerates    2 failures\n"));
+    }
+
+    #[test]
+    fn a_change_of_the_authority_is_told_with_whom_it_waits_for() {
+        let rotation = |progress, waits_for: &[&str], people_until_ms| {
+            let waits_for = waits_for.iter().copied().map(str::to_owned).collect();
+            let authority = "cd".repeat(4);
+            rotation_text(&RotationStatus { authority, progress, waits_for, people_until_ms })
+        };
+        let announced = rotation(RotationProgress::Announced, &["w-1", "w-2"], None);
+        assert_eq!(announced, "cdcdcdcd is announced and believed; waits for w-1, w-2");
+        let issuing = rotation(RotationProgress::Issuing, &[], Some(NOW_MS));
+        let expected = "cdcdcdcd issues, the one before is still believed; waits for people until \
+                        2026-11-21 12:01:03Z, or `zbelastic cluster rotate-ca --force`";
+        assert_eq!(issuing, expected);
+        let retired = rotation(RotationProgress::Retired, &[], None);
+        assert_eq!(retired, "over, the one before is retired");
     }
 
     fn piece(bytes: &[u8], of: &[u8], offset: u64) -> Answer {

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 76] = pages![
+const PAGES: [(&str, &str); 77] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -77,6 +77,7 @@ const PAGES: [(&str, &str); 76] = pages![
     "decisions/0055-a-branch-begins-with-its-parents-checkpoint.md",
     "decisions/0056-people-are-let-in-as-nodes-are.md",
     "decisions/0057-weights-are-proved-without-moments.md",
+    "decisions/0058-an-authority-is-replaced-by-one-it-vouches-for.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -9,6 +9,7 @@ mod orders;
 mod people;
 mod port;
 mod renewals;
+mod rotation;
 mod runs;
 mod signals;
 mod site;

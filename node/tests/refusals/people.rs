@@ -5,7 +5,7 @@ use crate::site::{Site, refused, zbelastic};
 
 impl Site {
     /// Somebody who was let in with a token of this role, by the folder's name.
-    fn person(&self, role: &str) -> std::path::PathBuf {
+    pub fn person(&self, role: &str) -> std::path::PathBuf {
         let token = self.token(&["--role", role]);
         let folder = self.path(role);
         let login = ["login", "--cluster", &self.address, "--token", &token, "--name", role];
@@ -16,7 +16,7 @@ impl Site {
 }
 
 /// What a command that succeeds on a folder prints.
-fn told(folder: &std::path::Path, arguments: &[&str]) -> String {
+pub fn told(folder: &std::path::Path, arguments: &[&str]) -> String {
     let output = zbelastic(folder, arguments).output().expect("it runs");
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)

@@ -11,7 +11,7 @@ use crate::site::{Node, Site, refused, wait_until};
 const DAY: u64 = 24 * 3600;
 
 /// A cluster whose authority is a month old: what it made is never older than itself.
-fn old_site() -> Site {
+pub fn old_site() -> Site {
     let mut site = Site::new();
     site.controller.child.kill().expect("it runs");
     site.controller.ended();
@@ -24,7 +24,7 @@ fn old_site() -> Site {
     site
 }
 
-fn start_again(site: &mut Site) {
+pub fn start_again(site: &mut Site) {
     site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
     wait_until("a leader", || {
         site.try_json(&["status", "--json"]).is_some_and(|status| !status["leader"].is_null())
@@ -32,7 +32,7 @@ fn start_again(site: &mut Site) {
 }
 
 /// Puts a certificate into a folder that was made so many days ago, for the same key.
-fn age(site: &Site, identity: &Path, days: u64) {
+pub fn age(site: &Site, identity: &Path, days: u64) {
     let folder = site.controller.folder.join("identity/authority");
     let authority = ClusterAuthority::load(&folder, None).expect("a controller has it");
     let own = Credentials::load_ended(identity, None).expect("it has one");

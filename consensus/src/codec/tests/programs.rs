@@ -14,18 +14,18 @@ fn slices_take_no_bytes_where_there_are_none() {
         assert_eq!(hex(&encode(&pass)), expected, "{pass:?}");
         assert_eq!(decode(&encode(&pass), BYTES_MAX), Ok(pass));
     };
-    check(Pass::new(1, 2), "080102");
-    check(Pass::new(1, 300), "0801ac02");
-    check(Pass::sliced(1, 2, 1), "08018280808010");
-    check(Pass::sliced(1, u32::MAX, u32::MAX), "0801ffffffffffffffffff01");
+    check(Pass::new(1, 2), "090102");
+    check(Pass::new(1, 300), "0901ac02");
+    check(Pass::sliced(1, 2, 1), "09018280808010");
+    check(Pass::sliced(1, u32::MAX, u32::MAX), "0901ffffffffffffffffff01");
     let header = |text: &str| {
         let program: Program = text.parse().expect("the text is a program");
         hex(&encode(&program))
     };
     let plain = "program gpipe line stages 1 chunks 1 microbatches 2 window -\nstage 0:";
-    assert_eq!(header(plain), "080000010102 00 03010000".replace(' ', ""));
+    assert_eq!(header(plain), "090000010102 00 03010000".replace(' ', ""));
     let sliced = plain.replace("window", "slices 2 window");
-    assert_eq!(header(&sliced), "080000010182808080100003010000");
+    assert_eq!(header(&sliced), "090000010182808080100003010000");
 }
 
 #[test]

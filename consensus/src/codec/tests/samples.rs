@@ -138,6 +138,7 @@ pub(super) fn made(token: TokenId) -> AccessChange {
     let terms = TokenTerms {
         role: AccessRole::Worker,
         verifier: [7; 32],
+        authority: digest(6, 300),
         expires_at_s: 90_000,
         uses_max: 2,
         is_ephemeral: true,

@@ -10,7 +10,9 @@ use zbelastic_types::{Incarnation, LayerId, NodeId, RunId, StageIndex, Step, Ten
 use super::super::encode;
 use super::golden::hex;
 use super::samples::{made, used};
-use crate::access::{AccessChange, AccessRole, TokenId};
+use crate::access::{
+    AccessChange, AccessRole, AuthorityChange, RotationPhase, Succession, TokenId,
+};
 use crate::entry::RewindReason;
 use crate::fixture::{admit, contact, digest, lost, seal_at, turn};
 use crate::job::{HaltReason, JobChange, JobPhase};
@@ -66,7 +68,21 @@ fn of_access() -> Vec<String> {
         AccessChange::Revoked { node },
         AccessChange::Forgotten { node },
     ];
-    [rows(roles), rows(changes)].concat()
+    let succession =
+        Succession { key, certificate: vec![1, 2], bridge: vec![3], old: vec![4, 5, 6] };
+    let steps = [
+        AuthorityChange::Announced { succession: Box::new(succession), is_forced: true },
+        AuthorityChange::Issues { key, until_s: 90_000 },
+        AuthorityChange::Forced { key },
+        AuthorityChange::Retired { key },
+    ];
+    let phases = [
+        RotationPhase::Announced,
+        RotationPhase::Issuing { until_s: 90_000 },
+        RotationPhase::Retired,
+    ];
+    let steps = steps.map(AccessChange::Authority);
+    [rows(roles), rows(changes), rows(steps), rows(phases)].concat()
 }
 
 fn drifted(part: DriftedPart) -> PlanReason {

@@ -22,6 +22,7 @@ fn made(uses_max: u32) -> Command {
     let terms = TokenTerms {
         role: AccessRole::Worker,
         verifier: [7; 32],
+        authority: Digest([6; 32]),
         expires_at_s: 1000,
         uses_max,
         is_ephemeral: false,

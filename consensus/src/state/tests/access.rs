@@ -19,6 +19,7 @@ fn terms() -> TokenTerms {
     TokenTerms {
         role: AccessRole::Worker,
         verifier: [7; 32],
+        authority: Digest([6; 32]),
         expires_at_s: NOW_S + 100,
         uses_max: 2,
         is_ephemeral: false,
@@ -55,7 +56,8 @@ fn used_at(by: u8, at: u64, until: u64) -> AccessChange {
         | AccessChange::TokenRevoked { .. }
         | AccessChange::Renewed { .. }
         | AccessChange::Revoked { .. }
-        | AccessChange::Forgotten { .. } => unreachable!("a use"),
+        | AccessChange::Forgotten { .. }
+        | AccessChange::Authority(_) => unreachable!("a use"),
     }
 }
 

@@ -12,18 +12,17 @@ use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::EntryRefusal;
 use zbelastic_transport::identity::Token as JoinToken;
 use zbelastic_transport::{PeerIdentity, PeerRole, Reply};
-use zbelastic_types::{NodeId, RunId, Step};
+use zbelastic_types::{Digest, NodeId, RunId, Step};
 
 use super::Controller;
 use super::orders::Outcome;
 use crate::api::{
-    Answer, ClusterInfo, CorpusDescription, EVENTS_MAX, Events, NoRun, NodeSaid, Refusal, Request,
-    RunAccepted, RunDisposition, Thing, TokenCreated, TokenInfo, TokenRequest, TokenRole,
-    WrongState, decode_request,
+    Answer, CorpusDescription, EVENTS_MAX, Events, NoRun, NodeSaid, Refusal, Request, RunAccepted,
+    RunDisposition, Thing, TokenCreated, TokenInfo, TokenRequest, TokenRole, WrongState,
+    decode_request,
 };
 use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use crate::cluster::journal::now_s;
-use crate::cluster::keeper::hex;
 use crate::cluster::questions;
 use crate::cluster::wire::NodeRequest;
 use crate::config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
@@ -75,6 +74,7 @@ impl Controller {
             Request::CheckpointCollect => return self.collect_all(reply),
             Request::Trace { offset } => self.trace(offset),
             Request::ClusterInfo => Answer::Cluster(Box::new(self.cluster_info())),
+            Request::ClusterRotateCa { force } => return self.rotate_authority(force, reply),
             Request::ClusterBackup { digest, offset } => self.backup(digest, offset),
             Request::PutData { hash, offset, bytes } => {
                 return self.put_data(hash, offset, bytes, reply);
@@ -144,6 +144,7 @@ impl Controller {
         let terms = TokenTerms {
             role,
             verifier: token.verifier().to_bytes(),
+            authority: Digest(self.authority.pin().0),
             expires_at_s: now_s().saturating_add(wanted.ttl_s),
             uses_max: wanted.uses,
             is_ephemeral: wanted.ephemeral,
@@ -361,7 +362,7 @@ impl Controller {
     }
 
     /// What people call a member.
-    fn name_of_member(&self, node: NodeId) -> String {
+    pub(super) fn name_of_member(&self, node: NodeId) -> String {
         let member = self.core.state().members().get(&node);
         member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
     }
@@ -396,7 +397,10 @@ impl Controller {
             | AccessRefusal::Note { .. }
             | AccessRefusal::Name(_)
             | AccessRefusal::Term { .. }
-            | AccessRefusal::NotForgotten { .. } => {
+            | AccessRefusal::NotForgotten { .. }
+            | AccessRefusal::CertificateSize { .. }
+            | AccessRefusal::OtherAuthority { .. }
+            | AccessRefusal::RotationPhase { .. } => {
                 Refusal::Malformed { what: refusal.to_string() }
             }
         }
@@ -446,25 +450,6 @@ impl Controller {
             }
         };
         Refusal::WrongState(state)
-    }
-
-    fn cluster_info(&self) -> ClusterInfo {
-        let status = self.core.status();
-        let members = self.members();
-        let voters: Vec<_> =
-            members.into_iter().filter(|m| status.members.voters.contains(&m.id)).collect();
-        ClusterInfo {
-            name: self.setup.cluster_name.clone(),
-            id: self.core.state().cluster().to_string(),
-            founded_ms: self.setup.founded_ms,
-            authority: hex(&self.authority.pin().0),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            leader: status.leader,
-            term: status.term,
-            committed: status.commit,
-            failures_tolerated: (voters.len().saturating_sub(1) / 2) as u32,
-            voters,
-        }
     }
 }
 

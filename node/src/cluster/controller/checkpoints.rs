@@ -184,7 +184,7 @@ fn collected_on(node: NodeId, answer: NodeAnswer) -> Collected {
         NodeAnswer::Refused { why } => {
             Collected { node, chunks: 0, bytes: Bytes(0), error: Some(why) }
         }
-        NodeAnswer::Renewed { .. } => {
+        NodeAnswer::Renewed { .. } | NodeAnswer::AuthorityKey(_) => {
             let error = Some("it answered something else".to_owned());
             Collected { node, chunks: 0, bytes: Bytes(0), error }
         }

@@ -12,11 +12,11 @@ use zbelastic_consensus::access::{
 };
 use zbelastic_consensus::core::{Command, CoreRefusal, Ordered};
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_transport::Reply;
 use zbelastic_transport::identity::{
     CertificateLife, ControllerContact, IssuedCertificate, JoinAnswer, JoinAttempt, JoinGrant,
     JoinRefusal, JoinReply, PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
 };
+use zbelastic_transport::{Credentials, Reply};
 use zbelastic_types::{Digest, NodeId};
 
 use super::answers::token_role;
@@ -201,7 +201,10 @@ impl Controller {
             | AccessRefusal::NoCredential { .. }
             | AccessRefusal::Revoked { .. }
             | AccessRefusal::LastController { .. }
-            | AccessRefusal::NotForgotten { .. } => JoinRefusal::NotReady,
+            | AccessRefusal::NotForgotten { .. }
+            | AccessRefusal::CertificateSize { .. }
+            | AccessRefusal::OtherAuthority { .. }
+            | AccessRefusal::RotationPhase { .. } => JoinRefusal::NotReady,
         }
     }
 
@@ -221,6 +224,7 @@ impl Controller {
             AccessOutcome::Revoked { node } | AccessOutcome::Forgotten { node } => {
                 self.transport.ban(*node);
             }
+            AccessOutcome::Authority { phase, revoked } => self.note_rotation(*phase, revoked),
             AccessOutcome::Renewed { .. } => {}
         }
     }
@@ -249,30 +253,41 @@ impl Controller {
             self.joins.admin_ticks = 0;
             self.look_at_admin();
         }
-        let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
-        if now < credentials.window().renew_after() {
-            return;
-        }
-        let key = credentials.key().requested();
-        let issued = self.authority.issue(&key, PeerRole::Controller, self.setup.node, now);
-        let renewed = issued.map_err(|error| error.to_string()).and_then(|issued| {
-            let renewed = credentials.renewed(issued.chain).map_err(|error| error.to_string())?;
-            self.transport.set_credentials(renewed.clone()).map_err(|error| error.to_string())?;
-            Ok(renewed)
-        });
-        match renewed {
-            Ok(credentials) => self.setup.credentials = credentials,
-            Err(why) => self.journal.log(format!("the certificate is not renewed: {why}")),
+        if UnixSeconds::now() >= self.setup.credentials.window().renew_after() {
+            self.renew_own();
         }
     }
 
+    /// Another certificate for this controller, by the authority that issues now.
+    pub(super) fn renew_own(&mut self) {
+        let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
+        let key = credentials.key().requested();
+        let issued = self.authority.issue(&key, PeerRole::Controller, self.setup.node, now);
+        let renewed = issued.map_err(|error| error.to_string()).and_then(|issued| {
+            credentials.renewed(issued.chain).map_err(|error| error.to_string())
+        });
+        if let Err(why) = renewed.and_then(|renewed| self.use_credentials(renewed)) {
+            self.journal.warn(format!("the certificate is not renewed: {why}"));
+        }
+    }
+
+    /// Uses other credentials from now on, and after the next start.
+    pub(super) fn use_credentials(&mut self, credentials: Credentials) -> Result<(), String> {
+        credentials
+            .save(&self.setup.places.folder().identity())
+            .map_err(|error| error.to_string())?;
+        self.transport.set_credentials(credentials.clone()).map_err(|error| error.to_string())?;
+        self.setup.credentials = credentials;
+        Ok(())
+    }
+
     /// Whoever founded the cluster commands it from the same folder, however long its controller runs.
-    fn look_at_admin(&self) {
+    pub(super) fn look_at_admin(&self) {
         let (places, authority) = (self.setup.places.clone(), Arc::clone(&self.authority));
-        let arrivals = self.arrivals.clone();
+        let (arrivals, own) = (self.arrivals.clone(), self.setup.credentials.clone());
         tokio::spawn(async move {
             // A disk is read and synced beside the loop.
-            let renew = move || renew_admin_if_due(places.folder(), &authority);
+            let renew = move || renew_admin_if_due(places.folder(), &authority, &own);
             let renewed = tokio::task::spawn_blocking(renew).await;
             if let Ok(Err(failure)) = renewed {
                 let _ = arrivals.send(Arrived::AdminNotRenewed(failure.what)).await;
@@ -285,9 +300,15 @@ impl Controller {
         let request = match request {
             NodeRequest::Renew { request } => request,
             NodeRequest::Collect(referred) => return self.answer_collect(from, referred, reply),
+            NodeRequest::AuthorityKey { key } => {
+                return self.answer_authority_key(from, key, reply);
+            }
         };
         let answer = match self.renewed(from, &request) {
-            Ok(chain) => NodeAnswer::Renewed { chain },
+            Ok(chain) => {
+                let roots = self.setup.credentials.roots().iter().map(|part| part.to_vec());
+                NodeAnswer::Renewed { chain, roots: roots.collect() }
+            }
             Err(why) => {
                 self.journal.log(format!("node {}'s certificate is not renewed: {why}", from.node));
                 NodeAnswer::Refused { why }
@@ -346,6 +367,14 @@ impl Controller {
         key: &RequestedKey,
     ) -> Result<IssuedCertificate, String> {
         let now = UnixSeconds::now();
+        let rotation = self.core.state().access().rotation();
+        // A certificate by the one before would have to be renewed again.
+        let is_behind = rotation.is_some_and(|rotation| {
+            rotation.is_issuing() && rotation.succession.key.0 != self.authority.pin().0
+        });
+        if is_behind {
+            return Err("the authority that issues now is not here yet".to_owned());
+        }
         let issued = self.authority.issue(key, peer.role, peer.node, now);
         let issued = issued.map_err(|error| error.to_string())?;
         let (at_s, expires_at_s) = (now.0, now.0 + CertificateLife::of(peer.role).0);

@@ -351,7 +351,11 @@ impl Worker {
                     reply.answer(wire::encode(&collect_now(keeper, referred).await))
                 });
             }
-            Some(NodeRequest::Collect(_) | NodeRequest::Renew { .. }) => drop(reply),
+            Some(
+                NodeRequest::Collect(_)
+                | NodeRequest::Renew { .. }
+                | NodeRequest::AuthorityKey { .. },
+            ) => drop(reply),
             None => self.answer(from, bytes, reply),
         }
     }

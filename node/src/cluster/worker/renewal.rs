@@ -1,5 +1,6 @@
 //! A worker's certificate is renewed long before it ends, over the connection that it vouches for.
 
+use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::UnixSeconds;
 
 use super::{Arrived, Worker};
@@ -8,20 +9,25 @@ use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 /// Ticks between two looks at the certificate, and two attempts to renew it: a minute.
 const LOOK_TICKS: u32 = 6000;
+/// The same while another authority issues than the one that made the certificate: three seconds.
+pub(super) const RETRY_TICKS: u32 = 300;
 
 impl Worker {
-    /// Asks for a certificate that holds for longer, if two thirds of this one's time are over.
+    /// Asks for a certificate that holds for longer, if two thirds of this one's time are over, or for one by the
+    /// authority that issues now.
     pub(super) fn look_at_certificate(&mut self) {
         if self.renewal_ticks > 0 {
             self.renewal_ticks -= 1;
             return;
         }
         self.renewal_ticks = LOOK_TICKS;
-        let credentials = &self.setup.credentials;
-        if UnixSeconds::now() < credentials.window().renew_after() {
+        let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
+        let is_shut_out = self.is_shut_out && !self.peers.hears_controller();
+        let is_due = now >= credentials.window().renew_after() || self.wants_certificate;
+        if !is_due && !is_shut_out {
             return;
         }
-        if UnixSeconds::now() > credentials.window().not_after {
+        if now > credentials.window().not_after || is_shut_out {
             return self.ask_at_the_door();
         }
         let Some(controller) = self.seat.controllers().into_iter().find(|n| self.peers.is_up(*n))
@@ -33,9 +39,11 @@ impl Worker {
         tokio::spawn(async move {
             let answer = transport.request(controller, request.encode()).await;
             let chain = match answer.map(|bytes| wire::decode(&bytes)) {
-                Ok(Ok(NodeAnswer::Renewed { chain })) => Ok(chain),
+                Ok(Ok(NodeAnswer::Renewed { chain, .. })) => Ok(chain),
                 Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
-                Ok(Ok(NodeAnswer::Collected(_))) => Err("it answered something else".to_owned()),
+                Ok(Ok(NodeAnswer::Collected(_) | NodeAnswer::AuthorityKey(_))) => {
+                    Err("it answered something else".to_owned())
+                }
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
@@ -43,8 +51,8 @@ impl Worker {
         });
     }
 
-    /// No controller takes a connection with a certificate that ended: it was cut off for so long. They know
-    /// its key.
+    /// No controller takes a connection with a certificate that ended, or that an authority made which is retired:
+    /// it was cut off for so long. They know its key.
     fn ask_at_the_door(&self) {
         let (ended, name) = (self.setup.credentials.clone(), self.setup.home.name.clone());
         let controllers: Vec<_> = self.setup.home.controllers.values().flatten().copied().collect();
@@ -65,18 +73,23 @@ impl Worker {
     pub(super) fn handle_certificate(&mut self, chain: Result<Vec<Vec<u8>>, String>) {
         let renewed = chain.and_then(|chain| {
             let chain = chain.into_iter().map(Into::into).collect();
-            let renewed = self.setup.credentials.renewed(chain).map_err(|e| e.to_string())?;
-            renewed.save(&self.setup.identity).map_err(|error| error.to_string())?;
-            self.transport.set_credentials(renewed.clone()).map_err(|error| error.to_string())?;
-            Ok(renewed)
+            self.setup.credentials.renewed(chain).map_err(|error| error.to_string())
         });
-        match renewed {
-            Ok(credentials) => {
-                self.setup.credentials = credentials;
+        match renewed.and_then(|renewed| self.use_credentials(renewed)) {
+            Ok(()) => {
+                self.is_shut_out = false;
                 self.journal.log("the certificate is renewed".to_owned());
             }
             // It is tried again, and it was begun long before the end.
             Err(why) => self.journal.warn(format!("the certificate is not renewed: {why}")),
         }
+    }
+
+    /// Uses other credentials from now on, and after the next start.
+    pub(super) fn use_credentials(&mut self, credentials: Credentials) -> Result<(), String> {
+        credentials.save(&self.setup.identity).map_err(|error| error.to_string())?;
+        self.transport.set_credentials(credentials.clone()).map_err(|error| error.to_string())?;
+        self.setup.credentials = credentials;
+        Ok(())
     }
 }

@@ -1,0 +1,368 @@
+//! `cluster rotate-ca`: another authority takes the place of the one that issues, while the cluster runs.
+//!
+//! What is next is decided by the state that is agreed on and by what members report; here it is carried out:
+//! keys are made and fetched, certificates issued, and folders written.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use zbelastic_consensus::access::{
+    AccessChange, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
+    Succession, TokenId,
+};
+use zbelastic_consensus::core::Command;
+use zbelastic_consensus::member::Role;
+use zbelastic_transport::Reply;
+use zbelastic_transport::identity::{
+    AuthoritySecret, CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds,
+};
+use zbelastic_types::{Digest, NodeId};
+
+use super::{Arrived, Controller};
+use crate::api::{
+    Answer, ClusterInfo, EventKind, NodeSaid, Refusal, RotationProgress, RotationStatus,
+};
+use crate::cluster::authority::{LOOK_TICKS, followed, is_certified, report};
+use crate::cluster::journal::now_s;
+use crate::cluster::keeper::hex;
+use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
+
+/// What a controller knows of a change of authority beside what is agreed on.
+#[derive(Default)]
+pub(super) struct Succeeding {
+    /// The authority that follows, once its key is here and until it issues.
+    next: Option<Arc<ClusterAuthority>>,
+    /// What members said last.
+    reports: BTreeMap<NodeId, AuthorityReport>,
+    /// Ticks since this was looked at.
+    ticks: u32,
+    /// Whether another controller is asked for the key.
+    is_asking: bool,
+}
+
+impl Controller {
+    /// Follows a change of authority, and takes it further if this node leads.
+    pub(super) fn look_at_authority(&mut self) {
+        self.succeeding.ticks += 1;
+        if self.succeeding.ticks < LOOK_TICKS {
+            return;
+        }
+        self.succeeding.ticks = 0;
+        let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
+        self.find_key(&rotation);
+        self.follow_authorities(&rotation);
+        if rotation.is_issuing() {
+            self.issue_by_next(&rotation);
+        }
+        if rotation.is_under_way() {
+            self.report_authority(&rotation);
+            self.take_next_step(&rotation);
+        }
+    }
+
+    fn authority_folder(&self) -> PathBuf {
+        self.setup.places.folder().identity().join("authority")
+    }
+
+    /// The authority with this key, if it is here.
+    fn authority_of(&self, key: Digest) -> Option<&ClusterAuthority> {
+        let held = [Some(&self.authority), self.succeeding.next.as_ref()].into_iter().flatten();
+        held.map(|authority| &**authority).find(|authority| authority.pin().0 == key.0)
+    }
+
+    /// The key of the authority that follows is on this disk, or with another controller.
+    fn find_key(&mut self, rotation: &Rotation) {
+        let Succession { key, old, .. } = &rotation.succession;
+        let is_it = |authority: &ClusterAuthority| authority.pin().0 == key.0;
+        if is_it(&self.authority) {
+            return self.find_bridge(rotation);
+        }
+        let is_here = self.succeeding.next.as_deref().is_some_and(is_it);
+        // The log is read from an earlier change of authority on.
+        if is_here || **self.authority.certificate() != **old {
+            return;
+        }
+        let kept = ClusterAuthority::load_next(&self.authority_folder(), None);
+        self.succeeding.next = kept.ok().filter(is_it).map(Arc::new);
+        if self.succeeding.next.is_none() {
+            self.ask_for_key(*key);
+        }
+    }
+
+    /// Whoever joined with the new authority was told nothing of the old one.
+    fn find_bridge(&mut self, rotation: &Rotation) {
+        if !self.authority.bridge().is_empty() {
+            return;
+        }
+        let authority = bridged((*self.authority).clone(), rotation);
+        if let Err(error) = authority.save(&self.authority_folder()) {
+            return self.journal.warn(format!("the authority is not written: {error}"));
+        }
+        self.authority = Arc::new(authority);
+        self.renew_own();
+    }
+
+    fn ask_for_key(&mut self, key: Digest) {
+        let me = self.setup.node;
+        let others = self.core.state().controllers().filter(|node| *node != me);
+        let has_it = |node: &NodeId| {
+            let report = self.succeeding.reports.get(node);
+            report.is_some_and(|report| report.key == key && report.has_key)
+        };
+        let found = others.filter(|node| self.peers.is_up(*node)).find(has_it);
+        let Some(other) = found.filter(|_| !self.succeeding.is_asking) else { return };
+        self.succeeding.is_asking = true;
+        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        tokio::spawn(async move {
+            let request = NodeRequest::AuthorityKey { key };
+            let answer = transport.request(other, request.encode()).await;
+            let secret = match answer.map(|bytes| wire::decode(&bytes)) {
+                Ok(Ok(NodeAnswer::AuthorityKey(secret))) => Ok(secret),
+                Ok(Ok(NodeAnswer::Refused { why })) => Err(why),
+                Ok(Ok(NodeAnswer::Renewed { .. } | NodeAnswer::Collected(_))) => {
+                    Err("it answered something else".to_owned())
+                }
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            let _ = arrivals.send(Arrived::AuthorityKey(secret)).await;
+        });
+    }
+
+    pub(super) fn handle_authority_key(&mut self, secret: Result<AuthoritySecret, String>) {
+        self.succeeding.is_asking = false;
+        let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
+        let kept = secret.and_then(|secret| {
+            let next = ClusterAuthority::from_secret(&secret).map_err(|error| error.to_string())?;
+            if next.pin().0 != rotation.succession.key.0 {
+                return Err("it is of another authority than the one announced".to_owned());
+            }
+            let next = bridged(next, &rotation);
+            next.save_next(&self.authority_folder()).map_err(|error| error.to_string())?;
+            Ok(next)
+        });
+        match kept {
+            Ok(next) => {
+                self.succeeding.next = Some(Arc::new(next));
+                self.succeeding.ticks = LOOK_TICKS;
+            }
+            Err(why) => self.journal.log(format!("the new authority's key did not come: {why}")),
+        }
+    }
+
+    /// Another controller wants the key of the authority that follows. It is sent to nobody else.
+    pub(super) fn answer_authority_key(&self, from: PeerIdentity, key: Digest, reply: Reply) {
+        let refuse = |why: &str| NodeAnswer::Refused { why: why.to_owned() };
+        let known = self.core.state().access();
+        let is_controller = known.lets_in(from.node, Role::Controller);
+        let answer = match self.authority_of(key) {
+            Some(authority) if from.role == PeerRole::Controller && is_controller => {
+                NodeAnswer::AuthorityKey(authority.secret())
+            }
+            Some(_) => refuse("controllers alone have an authority's key"),
+            None => refuse("it is not here"),
+        };
+        reply.answer(wire::encode(&answer));
+    }
+
+    /// The authority that follows issues from now on here, for this controller first.
+    fn issue_by_next(&mut self, rotation: &Rotation) {
+        // One that is made for the next change is not agreed on yet.
+        let key = rotation.succession.key.0;
+        if let Some(next) = self.succeeding.next.take_if(|next| next.pin().0 == key) {
+            if let Err(error) = ClusterAuthority::succeed(&self.authority_folder()) {
+                self.journal.warn(format!("the new authority is not used: {error}"));
+                self.succeeding.next = Some(next);
+                return;
+            }
+            self.authority = next;
+        }
+        let is_here = self.authority.pin().0 == key;
+        if is_here && !is_certified(rotation, &self.setup.credentials) {
+            self.renew_own();
+            self.look_at_admin();
+        }
+    }
+
+    fn follow_authorities(&mut self, rotation: &Rotation) {
+        let Some(followed) = followed(rotation, &self.setup.credentials) else { return };
+        let followed = followed.map_err(|error| error.to_string());
+        match followed.and_then(|credentials| self.use_credentials(credentials)) {
+            Ok(()) => self.look_at_admin(),
+            Err(why) => {
+                return self.journal.warn(format!("another authority is not believed: {why}"));
+            }
+        }
+        if !rotation.is_under_way() {
+            // Connections of members are by certificates of the new one, or end with those of the old one.
+            self.transport.end_people();
+        }
+    }
+
+    fn report_authority(&mut self, rotation: &Rotation) {
+        let key = rotation.succession.key;
+        let has_key = self.authority_of(key).is_some();
+        let report = report(rotation, &self.setup.credentials, has_key);
+        let me = self.setup.node;
+        self.note_authority(me, report);
+        for node in self.core.state().controllers().filter(|node| *node != me) {
+            self.send_node(node, &NodeMessage::Authority(report));
+        }
+    }
+
+    /// A member says how far it is. Of others nothing is remembered.
+    pub(super) fn note_authority(&mut self, from: NodeId, report: AuthorityReport) {
+        let state = self.core.state();
+        let (members, reports) = (state.members(), &mut self.succeeding.reports);
+        if members.contains_key(&from) {
+            reports.insert(from, report);
+        }
+        if reports.len() > members.len() {
+            reports.retain(|node, _| members.contains_key(node));
+        }
+    }
+
+    fn take_next_step(&mut self, rotation: &Rotation) {
+        if !self.leads() {
+            return;
+        }
+        let key = rotation.succession.key;
+        let change = match self.core.state().rotation_step(&self.succeeding.reports, now_s()) {
+            RotationStep::Nothing | RotationStep::Wait { .. } => return,
+            RotationStep::Issue => {
+                // As long as any certificate of a person may hold that the old authority made.
+                let until_s = now_s() + CertificateLife::of(PeerRole::Admin).0;
+                AuthorityChange::Issues { key, until_s }
+            }
+            RotationStep::Retire => AuthorityChange::Retired { key },
+            RotationStep::AnnounceAnew => match self.announcement(rotation.is_forced) {
+                Ok(change) => change,
+                Err(why) => return self.journal.warn(format!("no authority is announced: {why}")),
+            },
+        };
+        // One that is not taken is found again at the next look, by whoever leads then.
+        let _ = self.core.order(Command::Access(AccessChange::Authority(change)));
+    }
+
+    /// Makes another authority. Its key is on this disk before anybody hears of it.
+    fn announcement(&mut self, is_forced: bool) -> Result<AuthorityChange, String> {
+        let now = UnixSeconds::now();
+        let next = self.authority.successor(now).map_err(|error| error.to_string())?;
+        next.save_next(&self.authority_folder()).map_err(|error| error.to_string())?;
+        let [bridge, old] = next.bridge() else { return Err("it follows nobody".to_owned()) };
+        let succession = Succession {
+            key: Digest(next.pin().0),
+            certificate: next.certificate().to_vec(),
+            bridge: bridge.to_vec(),
+            old: old.to_vec(),
+        };
+        self.succeeding.next = Some(Arc::new(next));
+        Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
+    }
+
+    /// `cluster rotate-ca`. Asked again, it says how far it is.
+    pub(super) fn rotate_authority(&mut self, force: bool, reply: Reply) {
+        if !self.leads() {
+            let answer = self.redirect();
+            return self.reply(reply, &answer);
+        }
+        let under_way = self.core.state().access().rotation().filter(|last| last.is_under_way());
+        let change = match under_way {
+            Some(last) if force && !last.is_forced => {
+                Ok(AuthorityChange::Forced { key: last.succession.key })
+            }
+            Some(_) => {
+                let answer = self.rotation_said();
+                return self.reply(reply, &answer);
+            }
+            None => self.announcement(force),
+        };
+        match change {
+            Ok(change) => {
+                let command = Command::Access(AccessChange::Authority(change));
+                self.order(command, reply, Box::new(|controller| controller.rotation_said()));
+            }
+            Err(what) => self.reply(reply, &Answer::Refused(Refusal::Internal { what })),
+        }
+    }
+
+    /// The change of authority is further.
+    pub(super) fn note_rotation(&mut self, phase: RotationPhase, revoked: &[TokenId]) {
+        self.succeeding.ticks = LOOK_TICKS;
+        self.journal.log(format!("the change of authority is {phase}"));
+        for token in revoked {
+            self.journal.tell(EventKind::TokenRevoked { id: token.to_string() });
+        }
+    }
+
+    fn rotation_said(&self) -> Answer {
+        let Some(rotation) = self.core.state().access().rotation() else {
+            let what = "no change of authority".to_owned();
+            return Answer::Refused(Refusal::Internal { what });
+        };
+        let (key, phase) = (rotation.succession.key, rotation.phase);
+        let tokens = self.core.state().access().tokens_beside(key).count();
+        let what = format!(
+            "authority {key} is {phase}; `zbelastic cluster info` shows whom it waits for\n\
+             {tokens} tokens name the authority before and are revoked when it is retired: make others with \
+             `zbelastic token create` once the new one issues"
+        );
+        let nodes = match self.core.state().rotation_step(&self.succeeding.reports, now_s()) {
+            RotationStep::Wait { nodes, .. } => nodes,
+            RotationStep::Nothing
+            | RotationStep::AnnounceAnew
+            | RotationStep::Issue
+            | RotationStep::Retire => Vec::new(),
+        };
+        Answer::Done(NodeSaid { what, nodes })
+    }
+
+    fn rotation_status(&self) -> Option<RotationStatus> {
+        let state = self.core.state();
+        let rotation = state.access().rotation()?;
+        let (nodes, until_s) = match state.rotation_step(&self.succeeding.reports, now_s()) {
+            RotationStep::Wait { nodes, until_s } => (nodes, until_s),
+            RotationStep::Nothing
+            | RotationStep::AnnounceAnew
+            | RotationStep::Issue
+            | RotationStep::Retire => (Vec::new(), None),
+        };
+        Some(RotationStatus {
+            authority: rotation.succession.key.to_string(),
+            progress: match rotation.phase {
+                RotationPhase::Announced => RotationProgress::Announced,
+                RotationPhase::Issuing { .. } => RotationProgress::Issuing,
+                RotationPhase::Retired => RotationProgress::Retired,
+            },
+            waits_for: nodes.into_iter().map(|node| self.name_of_member(node)).collect(),
+            people_until_ms: until_s.map(|until_s| until_s * 1000),
+        })
+    }
+
+    pub(super) fn cluster_info(&self) -> ClusterInfo {
+        let status = self.core.status();
+        let members = self.members();
+        let voters: Vec<_> =
+            members.into_iter().filter(|m| status.members.voters.contains(&m.id)).collect();
+        ClusterInfo {
+            name: self.setup.cluster_name.clone(),
+            id: self.core.state().cluster().to_string(),
+            founded_ms: self.setup.founded_ms,
+            authority: hex(&self.authority.pin().0),
+            rotation: self.rotation_status(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leader: status.leader,
+            term: status.term,
+            committed: status.commit,
+            failures_tolerated: (voters.len().saturating_sub(1) / 2) as u32,
+            voters,
+        }
+    }
+}
+
+/// An authority with what leads from it to the one before.
+fn bridged(authority: ClusterAuthority, rotation: &Rotation) -> ClusterAuthority {
+    let Succession { bridge, old, .. } = rotation.succession.clone();
+    authority.with_bridge(vec![bridge.into(), old.into()])
+}

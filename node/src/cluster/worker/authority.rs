@@ -1,0 +1,35 @@
+//! A worker believes whom the cluster agreed to believe, and says so.
+
+use super::Worker;
+use super::renewal::RETRY_TICKS;
+use crate::cluster::authority::{LOOK_TICKS, followed, is_certified, report};
+use crate::cluster::wire::NodeMessage;
+
+impl Worker {
+    /// Follows a change of authority: what was agreed travels with where members are reached.
+    pub(super) fn look_at_authority(&mut self) {
+        self.authority_ticks += 1;
+        if self.authority_ticks < LOOK_TICKS {
+            return;
+        }
+        self.authority_ticks = 0;
+        let contacts = self.seat.contacts().clone();
+        let Some(rotation) = &contacts.rotation else { return };
+        if let Some(followed) = followed(rotation, &self.setup.credentials) {
+            let followed = followed.map_err(|error| error.to_string());
+            match followed.and_then(|credentials| self.use_credentials(credentials)) {
+                Ok(()) => self.journal.log("whom this node believes has changed".to_owned()),
+                Err(why) => self.journal.warn(format!("another authority is not believed: {why}")),
+            }
+        }
+        self.wants_certificate =
+            rotation.is_issuing() && !is_certified(rotation, &self.setup.credentials);
+        if self.wants_certificate {
+            self.renewal_ticks = self.renewal_ticks.min(RETRY_TICKS);
+        }
+        if rotation.is_under_way() {
+            let report = report(rotation, &self.setup.credentials, false);
+            self.tell_controllers(&NodeMessage::Authority(report));
+        }
+    }
+}

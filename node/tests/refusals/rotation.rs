@@ -1,0 +1,161 @@
+//! `cluster rotate-ca` in a cluster that trains: who goes on, who comes back, and who is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use zbelastic_transport::Credentials;
+use zbelastic_transport::identity::ClusterAuthority;
+
+use crate::people::told;
+use crate::renewals::{age, old_site};
+use crate::site::{Node, Site, refused, wait_until, zbelastic};
+
+impl Site {
+    fn rotation(&self) -> Value {
+        let info = self.told(&["cluster", "info", "--json"]);
+        let info: Value = serde_json::from_str(&info).expect("JSON");
+        info["rotation"].clone()
+    }
+
+    fn wait_for_phase(&self, phase: &str) {
+        wait_until(phase, || self.rotation()["progress"] == phase);
+    }
+
+    fn wait_for_nobody(&self) {
+        wait_until("all who are there to have other certificates", || {
+            self.rotation()["waits_for"] == Value::Array(Vec::new())
+        });
+    }
+
+    fn authority(&self) -> ClusterAuthority {
+        let folder = self.controller.folder.join("identity/authority");
+        ClusterAuthority::load(&folder, None).expect("a controller has it")
+    }
+
+    /// A controller that joins with this token.
+    fn another_controller(&self, token: &str, name: &str) -> Node {
+        let join = [&self.join(token, name)[..], &["--role", "controller"]].concat();
+        let node = Node::start(&self.path(name), &join);
+        self.wait_until_present(name);
+        node
+    }
+
+    fn wait_until_present(&self, name: &str) {
+        wait_until("it is there", || {
+            self.member(name).is_some_and(|member| member["standing"]["state"] == "present")
+        });
+    }
+}
+
+/// A copy of what somebody commands the cluster with.
+fn copied(folder: &Path, to: PathBuf) -> PathBuf {
+    fs::create_dir_all(&to).expect("a folder");
+    let (from, admin) = (folder.join("admin"), to.join("admin"));
+    let copied = std::process::Command::new("cp").arg("-a").args([from, admin]).status();
+    assert!(copied.expect("there is a cp").success());
+    to
+}
+
+fn is_by(folder: &Path, authority: &ClusterAuthority) -> bool {
+    let own = Credentials::load_ended(folder, None).expect("it has one");
+    own.is_by(authority.certificate()) && own.roots() == [authority.certificate().clone()]
+}
+
+#[test]
+fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_off() {
+    let mut site = old_site();
+    let second = site.another_controller(&site.token(&["--role", "controller"]), "second");
+    let worker = site.worker("w");
+    let mut away = site.worker("away");
+    away.child.kill().expect("it runs");
+    away.ended();
+    age(&site, &away.folder.join("identity"), 3);
+    site.run(1_000_000);
+    site.wait_for_checkpoint();
+    let before = site.member("w").expect("it is there");
+    let (old_token, unused) = (site.token(&[]), site.token(&[]));
+    let for_third = site.token(&["--role", "controller"]);
+    let (viewer, idle) = (site.person("viewer"), site.person("operator"));
+    let copy = copied(&site.controller.folder, site.path("copy"));
+    let old = site.authority();
+
+    let said = site.told(&["cluster", "rotate-ca", "--yes"]);
+    assert!(said.contains("announced") && said.contains("name the authority before"), "{said}");
+    site.wait_for_phase("issuing");
+    site.wait_for_nobody();
+    assert!(site.rotation()["people_until_ms"].is_u64(), "{}", site.rotation());
+    let said = site.told(&["cluster", "rotate-ca", "--yes"]);
+    assert!(said.contains("is issuing"), "asked again, it says how far it is: {said}");
+    let new = site.authority();
+    assert_ne!(new.pin(), old.pin());
+    // A token of before lets in for as long as it is good, and whoever uses a command goes on.
+    let late = Node::start(&site.path("late"), &site.join(&old_token, "late"));
+    site.wait_until_present("late");
+    let third = site.another_controller(&for_third, "third");
+    told(&viewer, &["status"]);
+    site.wait_for_nobody();
+
+    site.told(&["cluster", "rotate-ca", "--force", "--yes"]);
+    site.wait_for_phase("retired");
+    for node in [&worker, &late, &site.controller, &second, &third] {
+        let identity = node.folder.join("identity");
+        wait_until("it believes the new one alone", || is_by(&identity, &new));
+    }
+    for node in [&second, &third] {
+        let folder = node.folder.join("identity/authority");
+        let held = ClusterAuthority::load(&folder, None).expect("a controller has it");
+        assert_eq!((held.pin(), held.bridge()), (new.pin(), new.bridge()));
+    }
+    let now = site.member("w").expect("it is there");
+    assert_eq!(now["incarnation"], before["incarnation"], "it was never lost");
+    let step = site.wait_for_checkpoint();
+    wait_until("training goes on", || site.wait_for_checkpoint() > step);
+    told(&viewer, &["status"]);
+    let said = refused(&idle, &["status"], 4);
+    assert!(said.contains("E2015") && said.contains("another token"), "{said}");
+    let said = refused(&copy, &["status"], 4);
+    assert!(said.contains("E2015") && said.contains("takes its admin/ again"), "{said}");
+    let said = site.join_refused(&site.join(&unused, "u"), 4);
+    assert!(said.contains("E2003") && said.contains("token create"), "{said}");
+
+    // Whoever was off all the time, and whose certificate ended, is known by its key.
+    let _away = Node::start(&site.path("away"), &["join", "--spot", "none"]);
+    site.wait_until_present("away");
+    let _new = site.worker("new");
+    // The new authority is what the controller starts with.
+    site.controller.child.kill().expect("it runs");
+    site.controller.ended();
+    crate::renewals::start_again(&mut site);
+    for name in ["w", "late", "away", "new", "second", "third"] {
+        site.wait_until_present(name);
+    }
+    let keys = fs::read_dir(site.controller.folder.join("identity/authority")).expect("a folder");
+    assert_eq!(keys.count(), 2, "the old one's key is gone");
+}
+
+/// With a certificate that would be good for hours, and that nobody believes any more.
+#[test]
+fn a_worker_that_was_cut_off_meanwhile_is_let_in_by_its_key_while_its_certificate_is_good() {
+    let site = Site::new();
+    let mut worker = site.worker("w");
+    worker.child.kill().expect("it runs");
+    worker.ended();
+    wait_until("its loss", || {
+        site.member("w").is_some_and(|member| member["standing"]["state"] == "lost")
+    });
+    let before = site.member("w").expect("it is known");
+    site.told(&["cluster", "rotate-ca", "--force", "--yes"]);
+    site.wait_for_phase("retired");
+    let again = Node::start(&worker.folder, &["join", "--spot", "none"]);
+    site.wait_until_present("w");
+    assert_eq!(site.member("w").expect("it is there")["id"], before["id"]);
+    let new = site.authority();
+    wait_until("its certificate", || is_by(&again.folder.join("identity"), &new));
+    // The next change begins where this one ended.
+    let said = zbelastic(&site.controller.folder, &["cluster", "rotate-ca", "--yes"]).output();
+    assert!(said.expect("it runs").status.success());
+    wait_until("the next one issues", || {
+        site.rotation()["progress"] == "issuing" && site.authority().pin() != new.pin()
+    });
+}
