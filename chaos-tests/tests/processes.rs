@@ -7,6 +7,7 @@
 #[path = "processes/fake.rs"]
 mod fake;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +42,8 @@ struct Scene {
 impl Scene {
     fn new(kinds: &[FaultKind], count: u64, power_cycles: u64) -> Self {
         let folder = Folder::temporary("fake").expect("a folder");
-        let mix = FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: LONGEST_MS };
+        let (kinds, longest_ms, together) = (kinds.to_vec(), LONGEST_MS, 1);
+        let mix = FaultMix { count, kinds, power_cycles, longest_ms, together };
         Self { folder, bug: None, mix, wires: Wires::Loopback, standstill: PATIENCE }
     }
 
@@ -105,6 +107,23 @@ fn a_sound_cluster_passes_under_every_fault() {
     assert!(told.contains("✔ sealed step"), "{told}");
     let left: Vec<_> = children().collect();
     assert!(left.is_empty(), "{left:?} live on");
+}
+
+fn several_faults_at_once_strike_different_nodes_and_are_survived() {
+    let kinds = [FaultKind::KillWorker, FaultKind::PauseWorker, FaultKind::KillFollower];
+    let mut scene = Scene::new(&kinds, 9, 0);
+    scene.mix.together = 3;
+    let (account, told) = scene.campaign(&AtomicBool::new(false));
+    assert_eq!(account.verdict, Verdict::Passed, "{account}\n{told}");
+    assert!(account.strikes.iter().all(|strike| strike.recovery.is_some()), "{account}");
+    let rounds = account.strikes.chunk_by(|one, two| two.step < one.step + EVERY_STEPS / 2);
+    let (mut most, mut count) = (0, 0);
+    for round in rounds {
+        let victims: BTreeSet<_> = round.iter().flat_map(|strike| &strike.victims).collect();
+        assert_eq!(victims.len(), round.len(), "somebody is struck twice: {round:?}");
+        (most, count) = (most.max(round.len()), count + 1);
+    }
+    assert!(most == 3 && count <= 4, "{count} rounds of at most {most}");
 }
 
 /// What all tests have in common, so that the run without faults is run once for each length.
@@ -241,8 +260,12 @@ fn a_program_that_cannot_start_is_told() {
     assert!(matches!(error, Err(GroupError::System { .. })), "{error:?}");
 }
 
-const TESTS: [(&str, fn()); 12] = [
+const TESTS: [(&str, fn()); 13] = [
     ("a_sound_cluster_passes_under_every_fault", a_sound_cluster_passes_under_every_fault),
+    (
+        "several_faults_at_once_strike_different_nodes_and_are_survived",
+        several_faults_at_once_strike_different_nodes_and_are_survived,
+    ),
     ("a_wrong_digest_is_found", a_wrong_digest_is_found),
     ("a_wrong_loss_is_found", a_wrong_loss_is_found),
     ("a_sealed_step_that_is_lost_is_found", a_sealed_step_that_is_lost_is_found),

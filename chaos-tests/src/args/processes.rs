@@ -82,6 +82,9 @@ pub struct RunArgs {
     /// Besides, so many times everything dies at once.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub power_cycles: u64,
+    /// So many of them strike at once, each somebody else.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=8))]
+    pub together: u64,
     /// Seconds of training between two faults, at least.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub every: Duration,

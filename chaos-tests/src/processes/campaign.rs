@@ -1,7 +1,7 @@
 //! A run that is struck again and again, and must end as if nothing had happened.
 //!
-//! Faults strike one after the other. The next one waits until the run has recovered from the last
-//! one, until what it did is taken back, and until its step: those are spread evenly over the run.
+//! Faults strike one after the other, or several at once. The next ones wait until the run has recovered from the last
+//! ones, until what they did is taken back, and until their step: those are spread evenly over the run.
 //! So each fault has a run to strike and something to recover to. A run goes on while a node is
 //! away, so it must be long enough for all its faults; how many steps that takes follows from how
 //! long a step takes without faults.
@@ -60,7 +60,7 @@ impl CampaignSetup {
     /// Steps that a campaign of so many faults needs, if so many pass during the longest of them.
     #[must_use]
     pub const fn steps(mix: &FaultMix, every_steps: u64, longest_steps: u64) -> u64 {
-        (mix.count + mix.power_cycles + MARGINS) * every_steps + MARGINS * longest_steps
+        (mix.rounds() + MARGINS) * every_steps + MARGINS * longest_steps
     }
 }
 
@@ -72,8 +72,10 @@ struct Campaign<'a, 'b> {
     striker: Striker,
     /// What is still to strike, the next one last.
     faults: Vec<Fault>,
-    /// What struck last, until the run recovers.
-    open: Option<Strike>,
+    /// What struck last, until the run recovers, each with its place among the strikes.
+    open: Vec<(usize, Strike)>,
+    /// How often something struck.
+    rounds: u64,
     strikes: Vec<StrikeRecord>,
     missed: u64,
     /// What its processes hold once half of the faults have struck, from when that is so.
@@ -201,7 +203,8 @@ impl<'a, 'b> Campaign<'a, 'b> {
             group,
             striker: Striker::new(setup.group.workers as usize, has_small_disks),
             faults,
-            open: None,
+            open: Vec::new(),
+            rounds: 0,
             strikes: Vec::new(),
             missed: 0,
             halfway: None,
@@ -239,16 +242,24 @@ impl<'a, 'b> Campaign<'a, 'b> {
 
     fn is_time(&self) -> bool {
         let mut standings = self.group.members().iter().map(super::group::Member::standing);
-        let count = self.strikes.len() as u64 + self.missed + 1;
+        let count = self.rounds + 1;
         !self.faults.is_empty()
-            && self.open.is_none()
+            && self.open.is_empty()
             && self.striker.is_idle()
             && self.group.picture().step() >= count * self.setup.every_steps
             && standings.all(|standing| matches!(standing, Standing::Running | Standing::Gone))
     }
 
     fn strike(&mut self) -> Result<(), GroupError> {
-        let Some(fault) = self.faults.pop() else { return Ok(()) };
+        self.rounds += 1;
+        for _ in 0..self.setup.mix.together.max(1) {
+            let Some(fault) = self.faults.pop() else { break };
+            self.strike_with(fault)?;
+        }
+        Ok(())
+    }
+
+    fn strike_with(&mut self, fault: Fault) -> Result<(), GroupError> {
         let Some(strike) = self.striker.strike(&mut self.group, fault)? else {
             self.missed += 1;
             return self.tell(&format!("✖ {fault}: nobody is there"));
@@ -266,7 +277,7 @@ impl<'a, 'b> Campaign<'a, 'b> {
             generation: strike.generation,
             recovery: None,
         });
-        self.open = Some(strike);
+        self.open.push((self.strikes.len() - 1, strike));
         Ok(())
     }
 
@@ -277,18 +288,26 @@ impl<'a, 'b> Campaign<'a, 'b> {
 
     /// Looks whether the run has recovered from what struck last.
     fn close(&mut self) -> Result<(), GroupError> {
-        let Some(recovery) = self.open.as_ref().and_then(|open| open.recovery(&self.group)) else {
-            return Ok(());
-        };
-        if let Some(record) = self.strikes.last_mut() {
-            record.recovery = Some(recovery);
+        let (mut open, mut recovered) = (Vec::new(), Vec::new());
+        for (place, strike) in std::mem::take(&mut self.open) {
+            match strike.recovery(&self.group) {
+                Some(recovery) => recovered.push((place, recovery)),
+                None => open.push((place, strike)),
+            }
         }
-        self.open = None;
-        if self.halfway.is_none() && self.strikes.len() >= self.faults.len() {
+        self.open = open;
+        for (place, recovery) in recovered {
+            self.strikes[place].recovery = Some(recovery);
+            let Recovery { ms, step, generation } = recovery;
+            let line =
+                format!("✔ sealed step {step} of generation {generation} after {}", words(ms));
+            self.tell(&line)?;
+        }
+        let is_half = !self.strikes.is_empty() && self.strikes.len() >= self.faults.len();
+        if self.halfway.is_none() && self.open.is_empty() && is_half {
             self.halfway = Some(Footprint::of(&self.group));
         }
-        let Recovery { ms, step, generation } = recovery;
-        self.tell(&format!("✔ sealed step {step} of generation {generation} after {}", words(ms)))
+        Ok(())
     }
 
     fn tell_step(&mut self) -> Result<(), GroupError> {
@@ -325,7 +344,10 @@ mod tests {
         assert_eq!(distance(5000, 99.0), 51);
         assert_eq!(distance(5000, 5000.0), 4);
         assert_eq!(distance(1, 0.0), 10);
-        let mix = FaultMix { count: 3, kinds: Vec::new(), power_cycles: 1, longest_ms: 1 };
+        let mix =
+            FaultMix { count: 3, kinds: Vec::new(), power_cycles: 1, longest_ms: 1, together: 1 };
         assert_eq!(CampaignSetup::steps(&mix, 50, 7), 314);
+        let mix = FaultMix { together: 3, ..mix };
+        assert_eq!(CampaignSetup::steps(&mix, 50, 7), 214, "two rounds");
     }
 }

@@ -231,7 +231,8 @@ fn mix(args: &RunArgs) -> FaultMix {
         chosen => chosen.to_vec(),
     };
     let longest_ms = u64::try_from(args.longest.as_millis()).unwrap_or(u64::MAX);
-    FaultMix { count: args.kills, kinds, power_cycles: args.power_cycles, longest_ms }
+    let (count, power_cycles, together) = (args.kills, args.power_cycles, args.together);
+    FaultMix { count, kinds, power_cycles, longest_ms, together }
 }
 
 /// What the processes are to reach each other by.

@@ -105,7 +105,7 @@ fn plan(demo: &Demo, step_ms: f64) -> (FaultMix, u64) {
     let steps = (steps as u64).max(STEPS_MIN);
     let count = (demo.seconds / APART.as_secs()).max(2);
     let kinds = vec![FaultKind::KillWorker, FaultKind::KillLeader];
-    (FaultMix { count, kinds, power_cycles: 1, longest_ms: LONGEST_MS }, steps)
+    (FaultMix { count, kinds, power_cycles: 1, longest_ms: LONGEST_MS, together: 1 }, steps)
 }
 
 fn last_line(account: &Account) -> String {

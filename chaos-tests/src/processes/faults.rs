@@ -368,9 +368,18 @@ pub struct FaultMix {
     pub power_cycles: u64,
     /// None lasts longer than this, in milliseconds.
     pub longest_ms: u64,
+    /// So many strike at once.
+    pub together: u64,
 }
 
 impl FaultMix {
+    /// How often something strikes.
+    #[must_use]
+    pub const fn rounds(&self) -> u64 {
+        let at_once = if self.together == 0 { 1 } else { self.together };
+        (self.count + self.power_cycles).div_ceil(at_once)
+    }
+
     /// The faults of a seed, in their order.
     ///
     /// # Panics
@@ -409,7 +418,7 @@ mod tests {
     use crate::processes::weather::Weather;
 
     fn mix(kinds: &[FaultKind], count: u64, power_cycles: u64) -> FaultMix {
-        FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: 6000 }
+        FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: 6000, together: 1 }
     }
 
     #[test]

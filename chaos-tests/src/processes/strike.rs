@@ -100,7 +100,11 @@ impl Striker {
         group: &mut Group,
         fault: Fault,
     ) -> Result<Option<Strike>, GroupError> {
-        let victims = self.victims(group, &fault);
+        let mut victims = self.victims(group, &fault);
+        // Somebody else, of those that strike at once: what is taken back of one must not be in the way of another.
+        if !fault.kind().is_network() {
+            victims.retain(|victim| !self.is_struck(*victim));
+        }
         let needs_victim = !matches!(fault, Fault::Join { .. });
         if victims.is_empty() && needs_victim || !group.network().wires().can(fault.kind()) {
             return Ok(None);
@@ -113,6 +117,18 @@ impl Striker {
             strike.victims.push(group.add(Role::Worker)?);
         }
         Ok(Some(strike))
+    }
+
+    /// Whether something that was done to a member is not taken back yet.
+    fn is_struck(&self, member: MemberIndex) -> bool {
+        self.due.iter().any(|(_, undo)| match undo {
+            Undo::Start(victim)
+            | Undo::StartWhenGone(victim)
+            | Undo::Kill(victim)
+            | Undo::Continue(victim)
+            | Undo::Empty(victim) => *victim == member,
+            Undo::Clear | Undo::Replay { .. } => false,
+        })
     }
 
     fn victims(&self, group: &Group, fault: &Fault) -> Vec<MemberIndex> {

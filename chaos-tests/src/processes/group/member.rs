@@ -173,11 +173,13 @@ impl Member {
     }
 
     fn surprise(&self, status: ExitStatus) -> Surprise {
-        const PANICKED: i32 = 101;
+        /// A panic ends a node with the code of its own mistakes.
+        const PANICKED: [i32; 2] = [1, 101];
         Surprise {
             name: self.spec.name.clone(),
             status: status.to_string(),
-            is_crash: status.signal().is_some() || status.code() == Some(PANICKED),
+            is_crash: status.signal().is_some()
+                || status.code().is_some_and(|code| PANICKED.contains(&code)),
             said: self.end_of_log().unwrap_or_else(|error| format!("its log: {error}")),
         }
     }
