@@ -226,6 +226,9 @@ pub fn join_on<M: Machine>(
     }
     let typed = args.cluster.as_ref().map_or_else(Vec::new, |typed| names::resolve(&typed.texts()));
     let credentials = runtime.block_on(member_credentials(&folder, &home, typed))?;
+    let (name, number, path) = (&home.name, home.node, folder.root().display());
+    eprintln!("worker {name}, node {number}: a member; it takes part in runs as they come");
+    eprintln!("end it in order:  zbelastic leave --data-dir {path}");
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
         let node = Node { folder, home, credentials, echo: Echo::Yes, signals };

@@ -49,11 +49,9 @@ mod tests {
             end_the_process();
             let work = || panic!("nothing holds");
             let started = thread::Builder::new().name("store".to_owned()).spawn(work);
-            // As a loop that waits for somebody who is gone.
+            // As a loop that waits for somebody who is gone, though not for ever.
             started.expect("a thread");
-            loop {
-                thread::park_timeout(Duration::from_secs(60));
-            }
+            return thread::sleep(Duration::from_secs(60));
         }
         let own = std::env::current_exe().expect("it runs");
         let mut command = Command::new(own);

@@ -33,7 +33,8 @@ fn keys(run: &Run) -> BTreeMap<String, BTreeSet<String>> {
 fn lasting(event: &Value) -> Value {
     let mut event = event.clone();
     let fields = event.as_object_mut().expect("fields");
-    for key in ["ms", "tokens_per_s", "bubble_measured", "bubble_planned", "folder", "attempts"] {
+    let times = ["at_ms", "ms", "tokens_per_s", "bubble_measured", "bubble_planned"];
+    for key in times.into_iter().chain(["folder", "attempts"]) {
         fields.remove(key);
     }
     event

@@ -5,7 +5,8 @@ use serde_json::Value;
 use crate::common::text;
 use crate::place::{CLIP_NORM, Place, Run, STEP_TOKENS, STEPS};
 
-const STEP_KEYS: [&str; 12] = [
+const STEP_KEYS: [&str; 14] = [
+    "at_ms",
     "attempts",
     "bubble_measured",
     "bubble_planned",
@@ -16,6 +17,7 @@ const STEP_KEYS: [&str; 12] = [
     "lr",
     "ms",
     "step",
+    "tokens",
     "tokens_per_s",
     "verdict",
 ];
@@ -61,6 +63,10 @@ fn a_script_reads_every_step_and_the_end() {
         assert!(run.each("verdict").contains(&verdict.into()), "{verdict}: {}", run.stdout);
     }
     assert_eq!(run.of("done").len(), 1);
+    let tokens: Vec<f64> = run.each("tokens").iter().map(number).collect();
+    assert!(tokens.iter().zip(1..).all(|(found, step)| *found == STEP_TOKENS * f64::from(step)));
+    let times: Vec<f64> = run.each("at_ms").iter().map(number).collect();
+    assert!(times[0] > 1e12 && times.is_sorted(), "{times:?}");
     let rates: Vec<f64> = run.each("lr").iter().map(number).collect();
     assert_eq!(rates[..3], [1.5e-3, 3e-3, 3e-3]);
     assert!(rates[2..].windows(2).all(|pair| pair[0] > pair[1]), "{rates:?}");
@@ -93,7 +99,7 @@ fn the_loss_falls() {
 fn lasting(line: &str) -> Value {
     let mut event: Value = serde_json::from_str(line).expect("JSON");
     let fields = event.as_object_mut().expect("an object");
-    for key in ["ms", "tokens_per_s", "bubble_measured", "bubble_planned", "folder"] {
+    for key in ["at_ms", "ms", "tokens_per_s", "bubble_measured", "bubble_planned", "folder"] {
         fields.remove(key);
     }
     event

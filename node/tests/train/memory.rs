@@ -23,7 +23,7 @@ fn a_limit_that_is_met_by_doing_more_does_not_show_in_the_digest() {
     let largest = *stage_bytes(&free).iter().max().expect("three stages");
     let limit = largest - TOO_MUCH;
     let limited = format!("{PIPELINE} --set schedule.max_mem={limit}");
-    let told = refusal(&mut place.small(&limited), 2);
+    let told = refusal(&mut place.small(&limited), 7);
     assert!(told.contains("memory.recompute_passes=needed"), "{told}");
     let again = "--set memory.recompute=full --set memory.recompute_passes=needed";
     let away = "--set memory.offload=needed --set memory.offload_store=file";

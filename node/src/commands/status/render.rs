@@ -32,12 +32,6 @@ pub fn render_status(status: &Status, width: usize) -> String {
         .extend(section("failures", status.failures.iter().rev().map(|f| failure_line(f, status))));
     let newest = status.checkpoints.iter().rev().take(CHECKPOINTS_SHOWN);
     lines.extend(section("checkpoints", newest.map(|c| checkpoint_line(c, status))));
-    let counters = status.counters.iter().filter(|(_, count)| **count > 0);
-    let counters: Vec<_> =
-        counters.map(|(name, count)| format!("{} {}", escape(name), grouped(*count))).collect();
-    if !counters.is_empty() {
-        lines.extend([String::new(), format!("counted     {}", counters.join("  "))]);
-    }
     lines.iter().map(|line| fit(line, width) + "\n").collect()
 }
 
@@ -267,8 +261,6 @@ failures    1m02 ago: gpu-c (4) lost: connection closed, noticed in 0.004 s, nex
 
 checkpoints step 1200, 3m07 ago, 1.49 GiB, each layer 2 times or more on gpu-a (2), gpu-b (3)
             step 1100, 3m07 ago, 1.49 GiB, each layer 2 times or more on gpu-a (2), gpu-b (3)
-
-counted     frames_refused 3
 ";
         check(&sample::status(), usize::MAX, expected);
     }
