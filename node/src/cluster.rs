@@ -49,7 +49,7 @@ mod stores;
 mod threads;
 pub mod tick;
 mod unused_data;
-mod wire;
+pub mod wire;
 pub mod work;
 mod worker;
 

@@ -22,5 +22,5 @@ mod send;
 mod wire;
 
 pub(crate) use queue::{ControlQueue, Queued};
-pub(crate) use receive::{ControlFault, ControlReader};
+pub use receive::{ControlFault, ControlReader};
 pub(crate) use send::{write_all_sizes, write_long, write_short};

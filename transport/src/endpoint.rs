@@ -34,6 +34,7 @@ pub(crate) use link::{Link, LinkEnd, REQUEST_STREAM, run_client, run_link};
 pub use client::{AdminClient, ConnectAttempt, ConnectError, DialProblem};
 pub use close::CloseCode;
 pub use counters::{ControlCounters, Counters, DoorCounters, LaneCounters, RequestCounters};
+pub use hello::{Hello, HelloFault};
 pub use setup::{BindError, ProcessStart, TransportSetup};
 pub use transport::{BulkSource, FrameSender, FrameSink, SendOutcome, Transport};
 pub use version::{VERSIONS, VersionRange};

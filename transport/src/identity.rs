@@ -45,8 +45,8 @@ pub use join::{
     ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
     JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
-    JoinReply, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal, READ_SECONDS_MAX,
-    join_cluster, read_join, request_certificate, serve_join,
+    JoinReply, JoinRequest, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal,
+    READ_SECONDS_MAX, join_cluster, read_join, request_certificate, serve_join,
 };
 pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
 pub use name::{NAME_CHARS_MAX, NameFault, NodeName};

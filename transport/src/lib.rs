@@ -14,7 +14,7 @@
 //! what happens is a [`TransportEvent`] or a number in [`Counters`].
 
 pub mod bulk;
-mod control;
+pub mod control;
 mod endpoint;
 mod event;
 pub mod frame;
@@ -27,8 +27,8 @@ mod request;
 pub use bulk::{BulkBody, BulkError, BulkFetch, ChunkSink};
 pub use endpoint::{
     AdminClient, BindError, BulkSource, CloseCode, ConnectAttempt, ConnectError, ControlCounters,
-    Counters, DialProblem, DoorCounters, FrameSender, FrameSink, LaneCounters, ProcessStart,
-    RequestCounters, SendOutcome, Transport, TransportSetup, VERSIONS, VersionRange,
+    Counters, DialProblem, DoorCounters, FrameSender, FrameSink, Hello, HelloFault, LaneCounters,
+    ProcessStart, RequestCounters, SendOutcome, Transport, TransportSetup, VERSIONS, VersionRange,
 };
 pub use event::{DownReason, EventQueue, Road, TransportEvent, Violation};
 pub use frame::{

@@ -14,7 +14,7 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 const GROWTH_BYTES: usize = 64 << 10;
 
 /// The receiving end of a control stream.
-pub(crate) struct ControlReader<R> {
+pub struct ControlReader<R> {
     stream: BufReader<R>,
     long: Option<Assembly>,
 }
@@ -27,10 +27,13 @@ struct Assembly {
 
 /// Why no more messages come from a stream.
 #[derive(Debug, Error)]
-pub(crate) enum ControlFault {
+pub enum ControlFault {
     /// A frame of nothing, or above the limit of its kind.
     #[error("a control frame of {found} bytes")]
-    Length { found: u64 },
+    Length {
+        /// The bytes it announces.
+        found: u64,
+    },
     /// A kind that does not exist, or a piece of nothing.
     #[error("a control frame that makes no sense here")]
     Malformed,
@@ -55,12 +58,18 @@ impl From<HeadFault> for ControlFault {
 }
 
 impl<R: AsyncRead + Unpin> ControlReader<R> {
-    pub(crate) fn new(stream: R) -> Self {
+    /// Reads what a peer sends on `stream`.
+    #[must_use]
+    pub fn new(stream: R) -> Self {
         Self { stream: BufReader::with_capacity(READ_AHEAD_BYTES, stream), long: None }
     }
 
     /// The next message, or `None` at an end between two frames. Not to be dropped half-way.
-    pub(crate) async fn read(&mut self) -> Result<Option<Bytes>, ControlFault> {
+    ///
+    /// # Errors
+    /// If the peer sends what no message begins with, or the stream breaks. Not to be called again
+    /// then.
+    pub async fn read(&mut self) -> Result<Option<Bytes>, ControlFault> {
         loop {
             let Some(head) = self.read_head().await? else {
                 return Ok(None);

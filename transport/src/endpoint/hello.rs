@@ -11,9 +11,10 @@
 
 use std::io;
 
-use quinn::{RecvStream, SendStream};
+use quinn::SendStream;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::setup::ProcessStart;
 use super::version::{VERSIONS, VersionRange};
@@ -26,7 +27,7 @@ const HEAD_BYTES: usize = 6;
 
 /// What a process says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub struct Hello {
     /// Which start of the node it is.
     pub(crate) start: ProcessStart,
     /// Which of its attempts to reach the peer; only the dialler's counts.
@@ -48,11 +49,17 @@ struct Body {
 
 /// Why no hello came.
 #[derive(Debug, Error)]
-pub(crate) enum HelloFault {
+pub enum HelloFault {
+    /// The bytes are no hello.
     #[error("its hello makes no sense")]
     Malformed,
+    /// There is no version in common.
     #[error("it speaks protocol versions {theirs}, this program speaks {VERSIONS}")]
-    Version { theirs: VersionRange },
+    Version {
+        /// What the peer speaks.
+        theirs: VersionRange,
+    },
+    /// The stream broke.
     #[error("the connection broke during the hello")]
     Broken(#[from] io::Error),
 }
@@ -64,7 +71,12 @@ impl Hello {
         Self { start, attempt: 0, host: None, offer: None }
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// Its bytes: the head, then the body.
+    ///
+    /// # Panics
+    /// Never: a hello is below 64 KiB.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let body = Body {
             boot: self.start.boot,
             life: self.start.life,
@@ -102,7 +114,11 @@ impl Hello {
         Ok(())
     }
 
-    pub(crate) async fn read(stream: &mut RecvStream) -> Result<Self, HelloFault> {
+    /// The hello that a peer begins with.
+    ///
+    /// # Errors
+    /// If there is no version in common, the bytes make no sense, or the stream breaks.
+    pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Self, HelloFault> {
         let mut head = [0; HEAD_BYTES];
         read_exact(stream, &mut head).await?;
         let [a, b, c, d, e, f] = head;
@@ -132,7 +148,7 @@ pub(crate) async fn write_road(stream: &mut SendStream, road: Road) -> Result<()
 }
 
 /// The road that the dialler chose.
-pub(crate) async fn read_road(stream: &mut RecvStream) -> Result<Road, HelloFault> {
+pub(crate) async fn read_road(stream: &mut (impl AsyncRead + Unpin)) -> Result<Road, HelloFault> {
     let mut byte = [0];
     read_exact(stream, &mut byte).await?;
     match byte {
@@ -142,8 +158,12 @@ pub(crate) async fn read_road(stream: &mut RecvStream) -> Result<Road, HelloFaul
     }
 }
 
-async fn read_exact(stream: &mut RecvStream, into: &mut [u8]) -> Result<(), HelloFault> {
-    stream.read_exact(into).await.map_err(|error| HelloFault::Broken(io::Error::other(error)))
+async fn read_exact(
+    stream: &mut (impl AsyncRead + Unpin),
+    into: &mut [u8],
+) -> Result<(), HelloFault> {
+    stream.read_exact(into).await?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ pub use ask::{GrantFault, JoinDials, JoinError, JoinSetup, Joined, request_certi
 pub use dial::join_cluster;
 pub use message::{
     ADDRESSES_MAX, CONTROLLERS_MAX, ControllerContact, JOIN_ANSWER_BYTES_MAX,
-    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinGrant, JoinMessageFault, JoinRefusal, NameRefusal,
+    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinGrant, JoinMessageFault, JoinRefusal, JoinRequest,
+    NameRefusal,
 };
 pub use pinned::JoinServerFault;
 pub use proof::{BindingFault, ChannelBinding};

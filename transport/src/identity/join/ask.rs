@@ -23,7 +23,7 @@ use super::super::token::Token;
 use super::super::verify::PeerRefusal;
 use super::message::{
     ControllerContact, JOIN_ANSWER_BYTES_MAX, JoinAnswer, JoinGrant, JoinMessageFault, JoinRefusal,
-    JoinRequest, decode_answer, encode,
+    JoinRequest,
 };
 use super::pinned::{self, JoinServerFault};
 use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
@@ -346,7 +346,7 @@ pub(super) fn request_bytes(
         clock: now,
         addresses: setup.advertised.clone(),
     };
-    encode(&message)
+    message.encode()
 }
 
 async fn ask(
@@ -360,7 +360,7 @@ async fn ask(
     // Nothing closed the stream before, and a server that hung up shows in the read.
     let _ = send.finish();
     let answer = receive.read_to_end(JOIN_ANSWER_BYTES_MAX).await?;
-    Ok(decode_answer(&answer)?)
+    Ok(JoinAnswer::decode(&answer)?)
 }
 
 /// The authority that the server showed and that the handshake found to be the token's.

@@ -31,19 +31,40 @@ pub const CONTROLLERS_MAX: usize = 16;
 
 /// What a joiner says, once it knows whom it talks to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct JoinRequest<'a> {
+pub struct JoinRequest<'a> {
+    /// The token it says it holds.
     pub token: TokenId,
+    /// What it wants to be.
     pub role: PeerRole,
+    /// What its owner calls it.
     #[serde(borrow)]
     pub name: &'a str,
+    /// Its signing request, in DER.
     #[serde(borrow)]
     pub request: &'a [u8],
+    /// The proof that it holds the token.
     pub proof: [u8; 32],
     /// What the joiner's clock says.
     pub clock: UnixSeconds,
     /// Where others may dial it. None if it only dials.
     #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
     pub addresses: Vec<SocketAddr>,
+}
+
+impl<'a> JoinRequest<'a> {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// The request in `bytes`.
+    ///
+    /// # Errors
+    /// If they are too many, or no request to the last byte.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, JoinMessageFault> {
+        decode(bytes, JOIN_REQUEST_BYTES_MAX)
+    }
 }
 
 /// What a joiner is told.
@@ -53,6 +74,22 @@ pub enum JoinAnswer {
     Granted(JoinGrant),
     /// It is not.
     Refused(JoinRefusal),
+}
+
+impl JoinAnswer {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// The answer in `bytes`.
+    ///
+    /// # Errors
+    /// If they are too many, or no answer to the last byte.
+    pub fn decode(bytes: &[u8]) -> Result<Self, JoinMessageFault> {
+        decode(bytes, JOIN_ANSWER_BYTES_MAX)
+    }
 }
 
 /// What makes a member of a joiner.
@@ -218,14 +255,6 @@ pub enum JoinMessageFault {
 
 pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).expect("a vector takes all bytes")
-}
-
-pub(super) fn decode_request(bytes: &[u8]) -> Result<JoinRequest<'_>, JoinMessageFault> {
-    decode(bytes, JOIN_REQUEST_BYTES_MAX)
-}
-
-pub(super) fn decode_answer(bytes: &[u8]) -> Result<JoinAnswer, JoinMessageFault> {
-    decode(bytes, JOIN_ANSWER_BYTES_MAX)
 }
 
 fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], maximum: usize) -> Result<T, JoinMessageFault> {

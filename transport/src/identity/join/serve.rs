@@ -16,8 +16,7 @@ use super::super::name::NodeName;
 use super::super::role::PeerRole;
 use super::super::token::{TokenId, TokenVerifier};
 use super::message::{
-    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinMessageFault, JoinRefusal, NameRefusal, decode_request,
-    encode,
+    JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinMessageFault, JoinRefusal, JoinRequest, NameRefusal,
 };
 use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
 
@@ -134,7 +133,7 @@ fn attempt_of(
     from: SocketAddr,
     now: UnixSeconds,
 ) -> Result<JoinAttempt, JoinReadFault> {
-    let said = decode_request(bytes)?;
+    let said = JoinRequest::decode(bytes)?;
     let refused = JoinReadFault::Refused;
     check_apart(now, said.clock).map_err(|fault| refused(JoinRefusal::Clock(fault)))?;
     let name: NodeName = said
@@ -216,7 +215,7 @@ pub async fn serve_join(
             None => return Err(fault.into()),
         },
     };
-    send.write_all(&encode(&answer)).await?;
+    send.write_all(&answer.encode()).await?;
     // The stream was not closed by us before, and a peer that hung up needs no end of it.
     let _ = send.finish();
     let goodbye = Duration::from_secs(GOODBYE_SECONDS_MAX);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::super::super::*;
-use super::super::message::{JoinRequest, decode_answer, decode_request, encode};
+use super::super::message::{JoinRequest, encode};
 use super::super::proof::ChannelBinding;
 
 const NOW: UnixSeconds = UnixSeconds(1_800_000_000);
@@ -85,15 +85,15 @@ async fn a_clock_may_be_five_minutes_off() {
 fn a_message_is_consumed_to_its_last_byte() {
     let key = NodeKey::generate().signing_request();
     let mut bytes = encode(&request("gpu-7", &key, 2));
-    assert!(decode_request(&bytes).is_ok());
-    assert_eq!(decode_request(&bytes[..bytes.len() - 1]), Err(JoinMessageFault::Damaged));
+    assert!(JoinRequest::decode(&bytes).is_ok());
+    assert_eq!(JoinRequest::decode(&bytes[..bytes.len() - 1]), Err(JoinMessageFault::Damaged));
     bytes.push(0);
-    assert_eq!(decode_request(&bytes), Err(JoinMessageFault::Damaged));
+    assert_eq!(JoinRequest::decode(&bytes), Err(JoinMessageFault::Damaged));
 
     let mut bytes = encode(&JoinAnswer::Refused(JoinRefusal::NotReady));
-    assert!(decode_answer(&bytes).is_ok());
+    assert!(JoinAnswer::decode(&bytes).is_ok());
     bytes.push(0);
-    assert_eq!(decode_answer(&bytes), Err(JoinMessageFault::Damaged));
+    assert_eq!(JoinAnswer::decode(&bytes), Err(JoinMessageFault::Damaged));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn the_largest_answer_fits() {
     let answer = JoinAnswer::Granted(grant);
     let bytes = encode(&answer);
     assert!(bytes.len() <= JOIN_ANSWER_BYTES_MAX, "{}", bytes.len());
-    assert_eq!(decode_answer(&bytes), Ok(answer));
+    assert_eq!(JoinAnswer::decode(&bytes), Ok(answer));
 }
 
 #[test]
@@ -121,14 +121,14 @@ fn a_count_that_was_made_up_is_damage() {
     let (last, kind) = not_leader.split_last().unwrap();
     assert_eq!(*last, 0);
     let bytes = [kind, &[0xff, 0xff, 0xff, 0xff, 0x0f]].concat();
-    assert_eq!(decode_answer(&bytes), Err(JoinMessageFault::Damaged));
+    assert_eq!(JoinAnswer::decode(&bytes), Err(JoinMessageFault::Damaged));
 }
 
 proptest! {
     #[test]
     fn no_bytes_make_a_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        let _ = decode_request(&bytes);
-        let _ = decode_answer(&bytes);
+        let _ = JoinRequest::decode(&bytes);
+        let _ = JoinAnswer::decode(&bytes);
     }
 
     #[test]
@@ -141,7 +141,7 @@ proptest! {
         let mut bytes = encode(&request("gpu-7", &key, addresses));
         let place = place.index(bytes.len());
         bytes[place] ^= change;
-        let _ = decode_request(&bytes);
-        prop_assert!(decode_request(&bytes[..place]).is_err());
+        let _ = JoinRequest::decode(&bytes);
+        prop_assert!(JoinRequest::decode(&bytes[..place]).is_err());
     }
 }
