@@ -47,7 +47,8 @@ pub fn parse(text: &str) -> Result<Vec<Batch>, TraceError> {
         let error = || TraceError { line: index + 1, text: line.to_owned() };
         let mut fields = line.split(',');
         let at_s = fields.next().and_then(|field| field.parse().ok()).ok_or_else(error)?;
-        let now: i64 = fields.next_back().and_then(|f| f.parse().ok()).ok_or_else(error)?;
+        let now: u32 = fields.next_back().and_then(|f| f.parse().ok()).ok_or_else(error)?;
+        let now = i64::from(now);
         let change = now - alive.replace(now).unwrap_or(now);
         match batches.last_mut() {
             Some(last) if last.at_s == at_s => last.change += change,
@@ -102,5 +103,8 @@ mod tests {
         assert_eq!(parse(text), Ok(vec![Batch { at_s: 60, change: 2 }]));
         let error = TraceError { line: 2, text: "x,1".to_owned() };
         assert_eq!(parse("time_s,nodes_alive\nx,1"), Err(error));
+        let many = "0,9223372036854775807".to_owned();
+        let error = TraceError { line: 2, text: many.clone() };
+        assert_eq!(parse(&format!("time_s,nodes_alive\n{many}")), Err(error));
     }
 }

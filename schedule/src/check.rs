@@ -49,6 +49,7 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
     let mut findings = Findings::default();
     pass_count(program, &mut findings);
     list_count(program, &mut findings);
+    passes::microbatch_count(program, &mut findings);
     slices::slice_count(program, &mut findings);
     if findings.0.is_empty() {
         let rules = [

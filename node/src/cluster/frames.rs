@@ -31,7 +31,7 @@ use zbelastic_transport::{
 };
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
-use super::wire::{LayerMessage, encode};
+use super::wire::{LayerMessage, decode, encode};
 use assembly::Joined;
 pub use assembly::{Assembly, FramePiece};
 
@@ -380,7 +380,7 @@ pub enum Incoming {
 /// # Errors
 /// If it is none.
 pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
-    let Head { generation, sender, body } = postcard::from_bytes(&frame.meta)?;
+    let Head { generation, sender, body } = decode(&frame.meta)?;
     let (expected, found) = (frame.from.node, sender.node);
     if expected != found {
         return Err(FrameFault::Sender { expected, found });

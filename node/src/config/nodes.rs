@@ -104,7 +104,9 @@ fn parse_nodes(text: &str) -> Result<NodesSpec, Vec<Detail>> {
         wrong.extend(
             entry.problems().into_iter().map(|what| Detail::new(what).at(format!("node {number}"))),
         );
-        let (before, count) = (nodes.len(), entry.count.min(NODES_MAX + 1));
+        // One too many is enough to say so: a short file may name any number.
+        let before = nodes.len();
+        let count = entry.count.min((NODES_MAX + 1).saturating_sub(before));
         nodes.extend((0..count).map(|copy| entry.spec(before + copy, copy)));
     }
     if !(1..=NODES_MAX).contains(&nodes.len()) {
@@ -204,6 +206,7 @@ mod tests {
         check("", &[": expected 1 to 1024 nodes, found 0"]);
         let many = format!("[[node]]\ncount = {}", 2 * NODES_MAX);
         check(&many, &[": expected 1 to 1024 nodes, found 1025"]);
+        check(&format!("{many}\n").repeat(3), &[": expected 1 to 1024 nodes, found 1025"]);
         check(
             "latency = \"fast\"\ngbit_per_s = 0.0\n[[node]]\nspeed = -1.0\nmemory = \"big\"",
             &[

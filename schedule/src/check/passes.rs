@@ -20,6 +20,13 @@ pub(super) fn foreign_chunk(program: &Program, findings: &mut Findings) {
     }
 }
 
+/// A step has a microbatch: none at all is no step.
+pub(super) fn microbatch_count(program: &Program, findings: &mut Findings) {
+    if program.microbatch_count == 0 {
+        findings.add(Violation::MicrobatchCount);
+    }
+}
+
 /// An operation is on one of the step's microbatches.
 pub(super) fn microbatch_range(program: &Program, findings: &mut Findings) {
     let microbatch_count = program.microbatch_count;
@@ -173,9 +180,10 @@ pub(super) fn count(program: &Program) -> PassTable<Counts> {
 mod tests {
     use zbelastic_types::{ChunkIndex, StageIndex};
 
-    use crate::check::Violation;
     use crate::check::tests::{CROSS, FUSED, SPLIT, find, op};
+    use crate::check::{Violation, check};
     use crate::op::Pass;
+    use crate::program::Program;
 
     const STAGE: StageIndex = StageIndex(0);
 
@@ -193,6 +201,9 @@ mod tests {
         let beyond =
             Violation::MicrobatchRange { stage: STAGE, op: op("0F2"), microbatch_count: 2 };
         find(SPLIT, "0F0 0SEND_F0", "0F0 0SEND_F0 0F2", beyond);
+        let mut none: Program = SPLIT.parse().expect("the text is a program");
+        none.microbatch_count = 0;
+        assert_eq!(check(&none), Err(vec![Violation::MicrobatchCount]));
     }
 
     #[test]

@@ -16,6 +16,9 @@ pub enum Violation {
         /// The program's passes.
         found: u64,
     },
+    /// A program with no microbatch at all. Nothing else was checked.
+    #[error("expected 1 microbatch a step or more, found 0")]
+    MicrobatchCount,
     /// There is not one list a stage. Nothing else was checked.
     #[error("expected {expected} lists of operations, one a stage, found {found}")]
     ListCount {

@@ -8,7 +8,7 @@ use super::{COMPUTE_LETTERS, PASSED_OVER, TRANSFER_LETTERS, action};
 use crate::boundary::{receive_before, transfer_after};
 use crate::generate::{PipelineSize, generate_sized};
 use crate::kind::ScheduleKind;
-use crate::op::{Op, Pass, Transfer};
+use crate::op::{Compute, Op, Pass, Transfer};
 use crate::placement::{Placement, PlacementShape};
 use crate::program::{PASS_COUNT_MAX, Program, TEXT_COUNT_MAX};
 use crate::solve::kind_of_shape;
@@ -117,6 +117,13 @@ pub fn read(text: &str) -> Result<Program, ReadError> {
 
 fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> ScheduleKind {
     let (stage_count, chunks_per_stage) = (placement.stage_count(), placement.chunks_per_stage());
+    // Schedules of a size that a few letters name may be long: none is made for a file that is short.
+    let is_forward = |op: &&Op| matches!(op, Op::Compute(Compute::F, _));
+    let forward_count = stages.iter().flatten().filter(is_forward).count() as u64;
+    let pass_count = u64::from(placement.chunk_count()) * u64::from(microbatch_count);
+    if forward_count != pass_count {
+        return kind_of_shape(placement.shape());
+    }
     let size = PipelineSize { stage_count, microbatch_count, chunks_per_stage, slice_count: 1 };
     let is_equal = |kind: &ScheduleKind| {
         let made = generate_sized(*kind, size);

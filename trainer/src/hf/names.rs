@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 
-use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView};
 
 use crate::model::{Family, LayerKind, LayerSpec, ModelConfig, TensorSpec, model_layers};
 
@@ -294,18 +294,22 @@ pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f3
     let tensors = SafeTensors::deserialize(file)?;
     let mut layers = Vec::new();
     for spec in model_layers(model) {
+        // A few bytes of `config.json` may announce any size: room is made for what is there.
+        let sources: Vec<Source> =
+            spec.tensors.iter().map(|tensor| source(model, &spec, tensor)).collect();
+        sources.iter().try_for_each(|source| view(&tensors, source).map(drop))?;
         let mut floats = vec![0.0; spec.len()];
-        for tensor in &spec.tensors {
-            let source = source(model, &spec, tensor);
-            let theirs = read(&tensors, &source)?;
-            each_element(tensor, &source, |ours, index| floats[ours] = theirs[index]);
+        for (tensor, source) in spec.tensors.iter().zip(&sources) {
+            let theirs = read(&view(&tensors, source)?);
+            each_element(tensor, source, |ours, index| floats[ours] = theirs[index]);
         }
         layers.push(floats);
     }
     Ok(layers)
 }
 
-fn read(tensors: &SafeTensors<'_>, source: &Source) -> Result<Vec<f32>, ImportError> {
+/// The tensor of the file that is this source.
+fn view<'a>(tensors: &SafeTensors<'a>, source: &Source) -> Result<TensorView<'a>, ImportError> {
     let name = || source.name.clone();
     // Some checkpoints leave out the name of the model around the layers.
     let bare = source.name.trim_start_matches("transformer.");
@@ -318,8 +322,12 @@ fn read(tensors: &SafeTensors<'_>, source: &Source) -> Result<Vec<f32>, ImportEr
     if view.dtype() != Dtype::F32 {
         return Err(ImportError::Type { name: name(), found: view.dtype() });
     }
+    Ok(view)
+}
+
+fn read(view: &TensorView<'_>) -> Vec<f32> {
     let words = view.data().as_chunks::<4>().0;
-    Ok(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
+    words.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
 #[cfg(test)]
@@ -403,6 +411,10 @@ mod tests {
         let deeper = ModelConfig { blocks: 3, ..model.clone() };
         let error = import_safetensors(&deeper, &file).expect_err("a block is missing");
         assert!(matches!(&error, ImportError::Missing { name } if name.contains("layers.2")));
+        // More than any memory holds, and refused before any is asked for.
+        let huge = ModelConfig { width: 1 << 24, vocabulary: 1 << 24, ..model.clone() };
+        let error = import_safetensors(&huge, &file).expect_err("no file is as large");
+        assert!(matches!(&error, ImportError::Shape { name, .. } if name.contains("embed")));
         let error = import_safetensors(&model, &file[..40]).expect_err("cut short");
         assert!(matches!(error, ImportError::Format(_)));
     }

@@ -90,7 +90,8 @@ impl Trace {
             match changes.last_mut() {
                 Some(last) if last.at_s > at_s => return Err(TraceError::Order { line }),
                 Some(last) if last.at_s == at_s => {
-                    (last.left, last.came) = (last.left + left, last.came + came);
+                    last.left = last.left.saturating_add(left);
+                    last.came = last.came.saturating_add(came);
                     last.alive = alive;
                 }
                 Some(_) | None => changes.push(Change { at_s, left, came, alive }),
@@ -252,6 +253,10 @@ mod tests {
         let counts = Trace::parse("time_s,nodes_alive\n0,80\n60,70\n120,75\n\n").expect("a trace");
         let expected = [change(0.0, 0, 80, 80), change(60.0, 10, 0, 70), change(120.0, 0, 5, 75)];
         assert_eq!(counts.changes, expected);
+        let most = u32::MAX;
+        let to_and_fro = format!("time_s,nodes_alive\n0,{most}\n0,0\n0,{most}\n");
+        let most = Trace::parse(&to_and_fro).expect("a trace");
+        assert_eq!(most.changes, [change(0.0, u32::MAX, u32::MAX, u32::MAX)]);
     }
 
     #[test]

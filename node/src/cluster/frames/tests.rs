@@ -217,6 +217,16 @@ fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
 
 /// What a configuration that got past its own check would meet.
 #[test]
+fn a_head_has_an_end_and_nothing_behind_it() {
+    let (config, plan) = (config(), plan());
+    let rules = rules(&config, &plan).expect("every frame is short enough");
+    let frames = gradient_frames(&gradients(&config, turn()));
+    let mut frame = arrive(&frames[0], &rules);
+    frame.meta.push(0);
+    assert!(matches!(incoming(frame), Err(FrameFault::Head(_))));
+}
+
+#[test]
 fn a_boundary_tensor_that_is_too_long_is_refused_before_it_is_sent() {
     let (mut config, plan) = (config(), plan());
     let floats = BOUNDARY_BYTES_MAX as usize / size_of::<f32>();
