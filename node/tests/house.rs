@@ -11,7 +11,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our packages, and which of the others each may name, in tests as well.
-const ARROWS: [(&str, &[&str]); 10] = [
+const ARROWS: [(&str, &[&str]); 11] = [
     ("types", &[]),
     (EMULATOR, &[]),
     ("kernels", &[]),
@@ -34,11 +34,27 @@ const ARROWS: [(&str, &[&str]); 10] = [
             "types",
         ],
     ),
+    (
+        FUZZ,
+        &[
+            CHAOS_TESTS,
+            "checkpoint",
+            "consensus",
+            "node",
+            "schedule",
+            "trainer",
+            "transport",
+            "types",
+        ],
+    ),
 ];
 /// The one package that nobody but tests may name, below the folder of those whose devices it stands for.
 const EMULATOR: &str = "emulator";
 const EMULATOR_FOLDER: &str = "kernels/emulator";
 const TESTED_ON_EMULATOR: [&str; 3] = ["kernels", "trainer", "node"];
+/// What tries the readers of all others, and is named by none.
+const FUZZ: &str = "fuzz";
+const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 /// The one package of ours whose name does not begin with the program's.
 const CHAOS_TESTS: &str = "chaos-tests";
 const PURE: [&str; 5] = ["types", "schedule", "consensus", "trainer", CHAOS_TESTS];
@@ -63,7 +79,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 37] = [
+const FENCES: [Fence; 38] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "node"],
@@ -106,6 +122,7 @@ const FENCES: [Fence; 37] = [
         &[],
         &["node/src/", "checkpoint/src/", "chaos-tests/src/"],
     ),
+    fence("libfuzzer-sys", &[FUZZ], &[], &["chaos-tests/fuzz/src/main.rs"]),
     fence("libloading", &[EMULATOR], &[], &["kernels/emulator/src/code.rs"]),
     fence("libm", &["kernels", "trainer"], &[], &["kernels/src/", "trainer/src/"]),
     fence("matrixmultiply", &["node"], &[], &["node/src/bench/gemm.rs"]),
@@ -155,6 +172,7 @@ const FENCES: [Fence; 37] = [
             "trainer",
             "node",
             CHAOS_TESTS,
+            FUZZ,
         ],
         &[],
         &[""],
@@ -168,7 +186,7 @@ const FENCES: [Fence; 37] = [
     fence("sled", &["checkpoint"], &[], &["checkpoint/src/sled_"]),
     fence("slog", &["consensus"], &[], &["consensus/src/raft"]),
     fence("socket2", &["transport"], &[], &["transport/src/"]),
-    fence("tempfile", &[], &["node", "checkpoint", "transport", CHAOS_TESTS], &[""]),
+    fence("tempfile", &[FUZZ], &["node", "checkpoint", "transport", CHAOS_TESTS], &[""]),
     fence(
         "thiserror",
         &[
@@ -184,7 +202,7 @@ const FENCES: [Fence; 37] = [
         &[],
         &[""],
     ),
-    fence("tokio", &["transport", "node"], &[], &["transport/", "node/src/"]),
+    fence("tokio", &["transport", "node", FUZZ], &[], &["transport/", "node/src/", FUZZ_FOLDER]),
     fence("toml", &["node"], &[], &["node/src/config/"]),
     fence("ureq", &["node"], &[], &["node/src/notice"]),
     fence("x509-parser", &["transport"], &[], &["transport/src/identity/"]),
@@ -350,7 +368,11 @@ fn pages(folder: &str, extension: &str) -> Vec<Page> {
 }
 
 fn code(folder: &str) -> Vec<Page> {
-    let place = |package| if package == EMULATOR { EMULATOR_FOLDER } else { package };
+    let place = |package| match package {
+        EMULATOR => EMULATOR_FOLDER,
+        FUZZ => FUZZ_FOLDER,
+        _ => package,
+    };
     let places = ARROWS.iter().map(|(package, _)| place(*package));
     places.flat_map(|place| pages(&format!("{place}/{folder}"), "rs")).collect()
 }

@@ -1,0 +1,112 @@
+//! Files: of a data folder, of a model, of people.
+
+use zbelastic_checkpoint::{Manifest, PieceName, PieceRecord};
+use zbelastic_consensus::codec::encode;
+use zbelastic_node::cluster::document::{DataName, JobDocument};
+use zbelastic_node::config::load_document;
+use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_trainer::hf::{config_json, write_safetensors};
+use zbelastic_trainer::model::{Family, ModelConfig, initial_weights, model_layers};
+use zbelastic_types::{Digest, LayerId, Step};
+
+use super::texts;
+use crate::targets::checkpoint::version;
+use crate::targets::trainer::model;
+
+/// Machines that a run is planned for.
+pub const MACHINES: &str = r#"latency = "0.2ms"
+gbit_per_s = 9.4
+[[node]]
+name = "a"
+speed = 2.0
+memory = "10GiB"
+count = 3
+"#;
+/// One line of each event that is looked at, and a torn one.
+pub const EVENT_LINES: &str = r#"{"event":"started","at_ms":5,"node":1,"term":0}
+{"event":"joined","time_us":7,"node":2,"name":"worker-2"}
+{"event":"lost","time_us":8,"node":2,"reason":"connection closed"}
+{"event":"plan","time_us":9,"generation":2,"stages":[1,2],"schedule":"zb-v","bytes_moved":7}
+{"event":"step","time_us":10,"generation":2,"step":3,"verdict":"keep","loss":2.5,"gnorm":1.0}
+{"event":"done","time_us":11,"step":3,"digest":"ab"}
+{"event":"st"#;
+/// Traces with counts and with events.
+pub const TRACES: [&str; 2] = [
+    "time_s,nodes_alive\n0,80\n60,70\n120,60\n",
+    "time_s,event,node,nodes_alive\n0,join,a,1\n5.5,join,b,2\n9,leave,a,1\n",
+];
+/// A life that failed once.
+pub const CASE: &str = include_str!("../../../regressions/seed-3853-digest.json");
+/// The byte in front of a value of the index.
+const ROW_VERSION: u8 = 1;
+
+/// A value as a row of the index has it: like a message of the protocol, but for its version.
+fn row<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    let mut bytes = encode(value);
+    bytes[0] = ROW_VERSION;
+    bytes
+}
+
+pub fn manifest() -> Vec<u8> {
+    let layer =
+        |layer| PieceName { version: version(), layer: LayerId(layer), digest: Digest([5; 32]) };
+    row(&Manifest {
+        version: version(),
+        layers: (0..3).map(layer).collect(),
+        document: b"[model]".to_vec(),
+        data: Digest([7; 32]),
+        program: "0.1.0".to_owned(),
+        seed: 9,
+    })
+}
+
+pub fn piece_records() -> Vec<Vec<u8>> {
+    [&b""[..], b"bytes"].map(|bytes| row(&PieceRecord::of(bytes))).to_vec()
+}
+
+pub fn layer() -> Vec<u8> {
+    let floats = |start: u32| (start..start + 3).map(|i| i as f32 * 0.25).collect();
+    let (w, m, v) = (floats(1), floats(40), floats(900));
+    LayerImage { layer: LayerId(3), version: Step(9), w, m, v }.encode()
+}
+
+pub fn model_configs() -> Vec<Vec<u8>> {
+    let llama = ModelConfig { family: Family::Llama, ..model() };
+    [model(), llama].iter().map(|model| config_json(model).into_bytes()).collect()
+}
+
+pub fn safetensors() -> Vec<u8> {
+    let model = model();
+    let layers: Vec<_> = model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();
+    let mut file = Vec::new();
+    write_safetensors(&model, &layers, &mut file).expect("a vector takes all bytes");
+    file
+}
+
+pub fn import() -> Vec<u8> {
+    [config_json(&model()).into_bytes(), vec![0], safetensors()].concat()
+}
+
+const TINY: &str = "[model]\npreset = \"tiny\"\n";
+
+pub fn job_document() -> Vec<u8> {
+    let config = load_document("seed", TINY).expect("it is legal").config;
+    let job = JobDocument::new("tiny".to_owned(), config, TINY.to_owned(), DataName::of(b"text"));
+    job.encode().expect("it is short")
+}
+
+pub fn configurations() -> Vec<Vec<u8>> {
+    let effective = load_document("seed", TINY).expect("it is legal").config.effective();
+    texts(&[
+        TINY,
+        &effective,
+        "[model]\npreset = \"tiny\"\n[schedule]\nkind = \"zb-v\"\n[guard]\nnonfinite = \"replay\"\n",
+    ])
+}
+
+pub fn node_files() -> Vec<Vec<u8>> {
+    let home = r#"{"version":1,"cluster":1,"cluster_name":"c","founded_ms":5,"node":2,
+        "name":"gpu-7","role":"worker","boot":3,"bind":"0.0.0.0:7000",
+        "advertised":["10.0.0.4:7000"],"controllers":{"1":["10.0.0.1:7000"]}}"#;
+    texts(&[home, r#"{"name":"c","id":"0000000000000001","addresses":["10.0.0.1:7000"]}"#])
+}

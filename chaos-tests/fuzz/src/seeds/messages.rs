@@ -1,0 +1,212 @@
+//! Messages: of the transport, of nodes, of people.
+
+use std::sync::Arc;
+
+use zbelastic_consensus::codec::encode;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::validation::Turn;
+use zbelastic_node::api::{
+    Answer, HexDigest, Refusal, Request, TokenRequest, TokenRole, encode_answer, encode_request,
+};
+use zbelastic_node::cluster::document::DataName;
+use zbelastic_node::cluster::frames::{Outgoing, outgoing};
+use zbelastic_node::cluster::wire::{
+    self, BulkKey, Freed, LayerMessage, NodeAnswer, NodeMessage, NodeRequest, PieceRef, Referred,
+};
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_trainer::elastic::LayerGradient;
+use zbelastic_trainer::host::{PeerBody, PeerFrame};
+use zbelastic_trainer::stage::{Frame, Lap, Partial};
+use zbelastic_transport::PeerRole;
+use zbelastic_transport::identity::{
+    ClusterAuthority, ControllerContact, JoinAnswer, JoinGrant, JoinRefusal, JoinRequest, NodeKey,
+    SpkiPin, Token, TokenId, UnixSeconds,
+};
+use zbelastic_types::{
+    Attempt, ChunkIndex, ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, RunId, Step,
+};
+
+use crate::targets::node::FrameForm;
+
+const NOW: UnixSeconds = UnixSeconds(1_795_262_463);
+
+fn frame(class: u32, meta: &[u8], floats: &[f32]) -> Vec<u8> {
+    let body: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let (meta_length, length) =
+        ((meta.len() as u32).to_le_bytes(), (body.len() as u64).to_le_bytes());
+    [&class.to_le_bytes()[..], &meta_length, &length, meta, &body].concat()
+}
+
+pub fn frames() -> Vec<Vec<u8>> {
+    let known = [frame(1, b"meta", &[]), frame(2, b"", &[1.0, 2.0, f32::NAN])].concat();
+    vec![known, [frame(9, b"unknown", &[0.0; 5]), frame(3, b"m", &[1.0; 3])].concat()]
+}
+
+fn control_frame(kind: u8, length: u64, bytes: &[u8]) -> Vec<u8> {
+    [&[kind], &length.to_le_bytes()[..], bytes].concat()
+}
+
+pub fn control() -> Vec<Vec<u8>> {
+    let long = [control_frame(1, 5, b""), control_frame(2, 2, b"he"), control_frame(0, 3, b"now")];
+    vec![control_frame(0, 3, b"now"), [long.concat(), control_frame(2, 3, b"llo")].concat()]
+}
+
+/// Without a host, and with one and an offer.
+pub fn hellos() -> Vec<Vec<u8>> {
+    let head = |body: &[u8]| [&[2, 0, 2, 0], &(body.len() as u16).to_le_bytes()[..], body].concat();
+    let offer = local_offer();
+    let host = [&[3, 5, 9, 1, 4][..], b"boot", &[1, offer.len() as u8], &offer].concat();
+    vec![head(&[3, 5, 9, 0, 0]), head(&host)]
+}
+
+pub fn local_offer() -> Vec<u8> {
+    [&[4][..], b"boot", &[9], b"/tmp/sock", &[7; 32]].concat()
+}
+
+fn question(key: &[u8], first: u64, count: u64) -> Vec<u8> {
+    let length = (key.len() as u16).to_le_bytes();
+    [&length[..], key, &first.to_le_bytes(), &count.to_le_bytes()].concat()
+}
+
+pub fn bulk_questions() -> Vec<Vec<u8>> {
+    let others = [question(b"none", 0, 1), question(b"body", 1, 1), question(b"body", 0, 1)];
+    vec![question(b"body", 0, 1), others.concat()]
+}
+
+fn made() -> ClusterAuthority {
+    ClusterAuthority::create(ClusterId(1), NOW).expect("an authority can be made")
+}
+
+pub fn join_request() -> Vec<u8> {
+    let request = signing_request();
+    let token = TokenId(7);
+    let (role, name, addresses) = (PeerRole::Worker, "gpu-7", vec![([10, 0, 0, 4], 7000).into()]);
+    JoinRequest { token, role, name, request: &request, proof: [7; 32], clock: NOW, addresses }
+        .encode()
+}
+
+pub fn join_answers() -> Vec<Vec<u8>> {
+    let authority = made();
+    let issued =
+        authority.issue(&NodeKey::generate().requested(), PeerRole::Controller, NodeId(2), NOW);
+    let controllers =
+        vec![ControllerContact { node: NodeId(1), addresses: vec![([10, 0, 0, 1], 7000).into()] }];
+    let issued = issued.expect("it is good now");
+    let grant =
+        JoinGrant::new(ClusterId(1), NodeId(2), &issued, controllers, Some(authority.secret()));
+    let refusals =
+        [JoinRefusal::NotReady, JoinRefusal::TokenExpired { token: TokenId(7), at: NOW }];
+    let refusals = refusals.map(JoinAnswer::Refused);
+    [JoinAnswer::Granted(grant)].iter().chain(&refusals).map(JoinAnswer::encode).collect()
+}
+
+/// A token, and one without its checksum.
+pub fn tokens() -> Vec<Vec<u8>> {
+    let token = Token::create(PeerRole::Worker, SpkiPin([7; 32])).reveal();
+    let body = token.rsplit_once('.').map(|(body, _)| body.to_owned()).expect("a checksum");
+    vec![token.into_bytes(), body.into_bytes()]
+}
+
+pub fn certificates() -> Vec<Vec<u8>> {
+    let roles = [PeerRole::Controller, PeerRole::Worker];
+    let credentials =
+        roles.map(|role| made().credentials(role, NodeId(2), NOW).expect("it is good"));
+    credentials.iter().map(|credentials| credentials.chain()[0].to_vec()).collect()
+}
+
+pub fn signing_request() -> Vec<u8> {
+    NodeKey::generate().signing_request()
+}
+
+/// Without the version that is in front of messages.
+pub fn authority() -> Vec<u8> {
+    encode(&made().secret())[1..].to_vec()
+}
+
+pub fn identity_folder() -> Vec<u8> {
+    let folder = tempfile::tempdir().expect("there is a folder for temporary files");
+    let credentials = made().credentials(PeerRole::Worker, NodeId(2), NOW).expect("it is good");
+    // It is made with the rights that it must have.
+    let folder = folder.path().join("identity");
+    credentials.save(&folder).expect("the folder can be written");
+    let file = |name| std::fs::read(folder.join(name)).expect("it was written");
+    ["key.pem", "ca.pem", "cert.pem"].map(file).join(&0)
+}
+
+pub fn api_requests() -> Vec<Vec<u8>> {
+    let hash = HexDigest(Digest([7; 32]));
+    let token =
+        TokenRequest { role: TokenRole::Worker, ttl_s: 3600, uses: 2, ephemeral: true, note: None };
+    let requests = [
+        Request::Status,
+        Request::Events { from_sequence: 7, max: 100 },
+        Request::TokenCreate(token),
+        Request::NodeRemove { node: NodeId(2), force: true },
+        Request::PutData { hash, offset: 5, bytes: b"text".to_vec() },
+        Request::CheckpointList { run: Some("tiny".to_owned()) },
+    ];
+    requests.iter().map(|request| encode_request(request).expect("it is short")).collect()
+}
+
+pub fn api_answers() -> Vec<Vec<u8>> {
+    let answers = [
+        Answer::Tokens(Vec::new()),
+        Answer::Redirect { addresses: vec!["10.0.0.1:7000".to_owned()] },
+        Answer::Refused(Refusal::Config { problems: vec!["steps".to_owned()] }),
+    ];
+    answers.iter().map(|answer| encode_answer(answer).expect("it is short")).collect()
+}
+
+fn piece() -> PieceRef {
+    let (run, version, layer) = (RunId(1), Step(8), LayerId(2));
+    PieceRef { run, version, layer, digest: Digest([5; 32]), length: 57 }
+}
+
+const SENDER: Holder = Holder { node: NodeId(2), incarnation: Incarnation(3) };
+
+pub fn node_messages() -> Vec<Vec<u8>> {
+    let (generation, sender, layer) = (Generation(1), SENDER, LayerId(2));
+    let offer = LayerMessage::Offer { generation, sender, layer, version: Step(8), open: None };
+    let referred = Referred { versions: Vec::new(), data: Some(vec![Digest([7; 32])]) };
+    let messages = [
+        NodeMessage::Layer(offer),
+        NodeMessage::Keep(piece()),
+        NodeMessage::Collect(referred.clone()),
+        NodeMessage::KeepData(DataName::of(b"text")),
+        NodeMessage::Evaluated { steps_done: 8, loss: 2.5 },
+        NodeMessage::Working { done: 70_000, activity: None },
+    ];
+    let answer = NodeAnswer::Collected(Freed { chunks: 1, bytes: 57 });
+    let more = [
+        NodeRequest::Collect(referred).encode(),
+        wire::encode(&answer),
+        wire::encode(&BulkKey::Piece(piece())),
+    ];
+    messages.iter().map(wire::encode).chain(more).collect()
+}
+
+/// A boundary tensor, a gradient that is followed, and a part of one.
+pub fn worker_frames() -> Vec<u8> {
+    let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(3) };
+    let tensor = vec![1.0, 2.0].into();
+    let (lap, flow, pass) = (Lap::Training, Flow::Forward, Pass::sliced(1, 0, 0));
+    let g = vec![1.0, 2.0, 3.0].into();
+    let gradient = Arc::new(LayerGradient { layer: LayerId(2), turn, g });
+    let partial = Partial { turn, chunk: ChunkIndex(1), floats: vec![1.0], losses: vec![2.5] };
+    let bodies = [
+        PeerBody::Frame(Frame { turn, lap, flow, pass, tensor }),
+        PeerBody::Update { turn, before: None, gradients: vec![gradient] },
+        PeerBody::Partial(partial),
+    ];
+    let forms = bodies.into_iter().flat_map(|body| {
+        let frame = PeerFrame { generation: Generation(1), sender: SENDER, body };
+        let Outgoing::Frames(frames) = outgoing(frame).expect("it is short") else {
+            unreachable!("no layer travels in frames")
+        };
+        frames.into_iter().map(|frame| {
+            let parts = frame.parts().into_iter().map(<[f32]>::to_vec).collect();
+            (frame.class().0, frame.meta().to_vec(), parts)
+        })
+    });
+    encode(&forms.collect::<Vec<FrameForm>>())
+}

@@ -1,0 +1,190 @@
+//! What is tried, by name.
+
+use std::path::{Path, PathBuf};
+
+use crate::memory::peak_bytes;
+use crate::targets::{
+    certificates, chaos, checkpoint, consensus, node, schedule, trainer, transport,
+};
+
+/// What a reader did with an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It took it in, or the first part of it.
+    Taken,
+    /// It refused it.
+    Refused,
+}
+
+impl Outcome {
+    pub(crate) const fn of(is_taken: bool) -> Self {
+        if is_taken { Self::Taken } else { Self::Refused }
+    }
+}
+
+/// Bytes that any reader may take for its own purposes: buffers, tables, a runtime.
+const MEMORY: usize = 4 << 20;
+/// Bytes of memory that a byte of input may become: a letter of TOML or JSON becomes a node of a
+/// tree, and a complaint with the place where it stands.
+const GROWTH: usize = 1 << 10;
+
+/// A target as it is tried.
+struct Spec {
+    name: &'static str,
+    run: fn(&[u8]) -> Outcome,
+    /// Bytes of memory for an input without a byte.
+    memory: usize,
+}
+
+const fn spec(name: &'static str, run: fn(&[u8]) -> Outcome) -> Spec {
+    Spec { name, run, memory: MEMORY }
+}
+
+/// The same for a form that lets a few bytes name much.
+const fn large(memory: usize, spec: Spec) -> Spec {
+    Spec { memory, ..spec }
+}
+
+macro_rules! targets {
+    ($($(#[$doc:meta])* $target:ident => $spec:expr,)+) => {
+        /// A decoder, parser or importer of the product, and what must hold of it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Target {
+            $($(#[$doc])* $target,)+
+        }
+
+        impl Target {
+            /// All of them.
+            pub const ALL: [Self; [$(Self::$target),+].len()] = [$(Self::$target),+];
+
+            const fn spec(self) -> Spec {
+                match self {
+                    $(Self::$target => $spec,)+
+                }
+            }
+        }
+    };
+}
+
+targets! {
+    /// Frames of the tensor lane, from a stream.
+    Frames => spec("frames", transport::frames),
+    /// Messages of the control lane, from a stream.
+    Control => spec("control", transport::control),
+    /// The first words of two members.
+    Hellos => spec("hellos", transport::hellos),
+    /// Questions for bodies, as a holder reads them.
+    BulkQuestions => spec("bulk-questions", transport::bulk_questions),
+    /// Offers of a same-host socket.
+    LocalOffers => spec("local-offers", transport::local_offers),
+    /// What a joiner says.
+    JoinRequests => spec("join-requests", transport::join_requests),
+    /// What a joiner is told.
+    JoinAnswers => spec("join-answers", transport::join_answers),
+    /// Tokens as people type them.
+    Tokens => spec("tokens", transport::tokens),
+    /// Names of members, roles and nodes as texts.
+    Names => spec("names", transport::names),
+    /// Certificates in DER.
+    Certificates => spec("certificates", certificates::certificates),
+    /// Signing requests in DER.
+    SigningRequests => spec("signing-requests", certificates::signing_requests),
+    /// The authority that a controller is sent.
+    Authorities => spec("authorities", certificates::authorities),
+    /// Keys and certificates in PEM, as a folder holds them.
+    IdentityFolders => spec("identity-folders", certificates::identity_folders),
+    /// Messages of the protocol.
+    Envelopes => spec("envelopes", consensus::envelopes),
+    /// Entries of the log, applied one after another.
+    Entries => spec("entries", consensus::entries),
+    /// Snapshots of the replicated state.
+    Snapshots => spec("snapshots", consensus::snapshots),
+    /// Messages of Raft, handled one after another.
+    RaftMessages => spec("raft-messages", consensus::raft_messages),
+    /// Records of a controller's log.
+    LogRecords => spec("log-records", consensus::log_records),
+    /// What a start makes of such records.
+    Logs => spec("logs", consensus::logs),
+    /// Programs as text.
+    Programs => large(schedule::PROGRAM_MEMORY, spec("programs", schedule::programs)),
+    /// Programs as they travel.
+    PackedPrograms =>
+        large(schedule::PROGRAM_MEMORY, spec("packed-programs", schedule::packed_programs)),
+    /// Asynchronous programs as text.
+    AsyncPrograms =>
+        large(schedule::PROGRAM_MEMORY, spec("async-programs", schedule::async_programs)),
+    /// Schedules in PyTorch's form.
+    PytorchSchedules => spec("pytorch-schedules", schedule::pytorch_schedules),
+    /// Layers as they travel and as pieces of checkpoints.
+    Layers => spec("layers", trainer::layers),
+    /// `config.json`.
+    ModelConfigs => large(trainer::MODEL_MEMORY, spec("model-configs", trainer::model_configs)),
+    /// Weights of a given model in safetensors' form.
+    Safetensors => spec("safetensors", trainer::safetensors),
+    /// Weights with the `config.json` beside them.
+    Imports => large(trainer::MODEL_MEMORY, spec("imports", trainer::imports)),
+    /// What is corrupted on purpose.
+    Injections => spec("injections", trainer::injections),
+    /// Manifests in a store's index.
+    Manifests => spec("manifests", checkpoint::manifests),
+    /// Records of pieces in a store's index.
+    PieceRecords => spec("piece-records", checkpoint::piece_records),
+    /// Names of chunks.
+    ChunkNames => spec("chunk-names", checkpoint::chunk_names),
+    /// `VERSION` of a data folder.
+    FolderVersions => spec("folder-versions", checkpoint::folder_versions),
+    /// What people ask.
+    ApiRequests => spec("api-requests", node::api_requests),
+    /// What they are answered.
+    ApiAnswers => spec("api-answers", node::api_answers),
+    /// What nodes tell and ask each other beside the protocol.
+    NodeMessages => spec("node-messages", node::node_messages),
+    /// Heads of workers' frames, and pieces that are joined.
+    WorkerFrames => spec("worker-frames", node::worker_frames),
+    /// Documents of jobs.
+    JobDocuments => spec("job-documents", node::job_documents),
+    /// Configurations in TOML.
+    Configurations => large(trainer::MODEL_MEMORY, spec("configurations", node::configurations)),
+    /// Machines in TOML.
+    Machines => spec("machines", node::machines),
+    /// Values of flags.
+    Flags => spec("flags", node::flags),
+    /// `node.json` and `cluster.json`.
+    NodeFiles => spec("node-files", node::node_files),
+    /// Lines of `events.jsonl`.
+    EventLines => spec("event-lines", chaos::event_lines),
+    /// Traces of machines that come and go.
+    Traces => spec("traces", chaos::traces),
+    /// Cases of lives.
+    Cases => spec("cases", chaos::cases),
+}
+
+impl Target {
+    /// What it is called, and its folder in `corpus/`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// Where its inputs are.
+    #[must_use]
+    pub fn corpus(self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(self.name())
+    }
+
+    /// Gives `bytes` to the reader.
+    ///
+    /// # Panics
+    /// If something does not hold that must.
+    pub fn check(self, bytes: &[u8]) -> Outcome {
+        let Spec { name, run, memory } = self.spec();
+        let (outcome, found) = peak_bytes(|| run(bytes));
+        let most = memory + GROWTH * bytes.len();
+        assert!(
+            found <= most,
+            "{name}: {found} bytes of memory for {}, at most {most}",
+            bytes.len()
+        );
+        outcome
+    }
+}

@@ -1,0 +1,153 @@
+//! What controllers tell each other, agree on and write down.
+
+use std::fmt::Debug;
+use std::sync::LazyLock;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use zbelastic_consensus::codec::{decode, encode};
+use zbelastic_consensus::message::Envelope;
+use zbelastic_consensus::raft::{
+    RaftMessage, RaftNode, RaftOutput, RaftSetup, Record, RecoveredLog, decode_record,
+    encode_record,
+};
+use zbelastic_consensus::{Entry, State};
+use zbelastic_types::{ClusterId, NodeId};
+
+use crate::Outcome;
+
+/// Ticks until node 1 stands for election; node 2 and node 3 stand later.
+pub const ELECTION_TICKS: u32 = 10;
+/// Entries, messages or records of one input that are looked at.
+const STEPS: usize = 64;
+
+/// A snapshot with something in each of its parts: the bytes that are pinned for its form.
+static GOLDEN: LazyLock<State> = LazyLock::new(|| {
+    let bytes = golden(include_str!("../../../../consensus/tests/golden/state.txt"));
+    let (_, bytes) = bytes.into_iter().next().expect("one block");
+    decode(&bytes, bytes.len()).expect("a snapshot of this version")
+});
+
+/// The blocks of a golden file: a name, and below it bytes in hexadecimal.
+///
+/// # Panics
+/// If it is none.
+#[must_use]
+pub fn golden(text: &str) -> Vec<(String, Vec<u8>)> {
+    let mut blocks: Vec<(String, Vec<u8>)> = Vec::new();
+    for line in text.lines() {
+        if let Some(digits) = line.strip_prefix("  ") {
+            let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("two digits");
+            let (_, bytes) = blocks.last_mut().expect("a name comes first");
+            bytes.extend((0..digits.len()).step_by(2).map(byte));
+        } else {
+            let (name, _) = line.split_once(':').expect("a name");
+            blocks.push((name.to_owned(), Vec::new()));
+        }
+    }
+    blocks
+}
+
+/// What is believed to be a value is one: it survives being written and read again.
+fn believed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Option<T> {
+    let value: T = decode(bytes, bytes.len()).ok()?;
+    let again = encode(&value);
+    let read: T = decode(&again, again.len()).expect("it reads what it wrote");
+    assert_eq!(encode(&read), again, "{value:?}");
+    Some(value)
+}
+
+/// Messages of the protocol.
+pub fn envelopes(bytes: &[u8]) -> Outcome {
+    let value = believed::<Envelope>(bytes);
+    assert_eq!(value.is_some(), Envelope::decode(bytes).is_ok());
+    Outcome::of(value.is_some())
+}
+
+/// An entry is applied, or refused with nothing changed but the index.
+fn apply(state: &mut State, entry: &Entry) {
+    let index = state.applied() + 1;
+    let mut before = state.clone();
+    if state.apply(index, entry.clone()).is_err() {
+        before.pass(index);
+        assert_eq!(encode(state), encode(&before), "{entry:?}");
+    }
+}
+
+/// Entries from a new cluster on, and after a snapshot. What comes of them can be sent.
+pub fn entries(bytes: &[u8]) -> Outcome {
+    let Some(entries) = believed::<Vec<Entry>>(bytes) else { return Outcome::Refused };
+    for mut state in [State::new(ClusterId(1)), GOLDEN.clone()] {
+        for entry in entries.iter().take(STEPS) {
+            apply(&mut state, entry);
+        }
+        believed::<State>(&encode(&state)).expect("a snapshot of it can be read");
+    }
+    Outcome::Taken
+}
+
+/// A snapshot is believed as it is; what is asked of a state can be asked of it.
+pub fn snapshots(bytes: &[u8]) -> Outcome {
+    let Some(state) = believed::<State>(bytes) else { return Outcome::Refused };
+    let _ = (state.contacts(), state.open_turn(), state.is_running(), state.live_workers().count());
+    Outcome::Taken
+}
+
+/// What a node says and writes is done at once.
+fn settle(node: &mut RaftNode) {
+    while let Some(output) = node.poll() {
+        if let RaftOutput::Persist { token, .. } = output {
+            node.on_persisted(token);
+        }
+    }
+}
+
+/// The members of a group of three.
+#[must_use]
+pub fn voters() -> [NodeId; 3] {
+    [1, 2, 3].map(NodeId)
+}
+
+/// A message is handled or refused, whatever it says; a sender of 0 is a tick.
+pub fn raft_messages(bytes: &[u8]) -> Outcome {
+    let Some(messages) = believed::<Vec<(u8, RaftMessage)>>(bytes) else { return Outcome::Refused };
+    let setup = RaftSetup::new(NodeId(1), 7, ELECTION_TICKS);
+    let mut node = RaftNode::create(setup, &voters(), vec![1]).expect("a setup that can be");
+    let mut handled = false;
+    for (sender, message) in messages.into_iter().take(STEPS) {
+        settle(&mut node);
+        if sender == 0 {
+            node.tick();
+        } else {
+            handled |= node.handle(NodeId(sender.into()), message).is_ok();
+        }
+    }
+    settle(&mut node);
+    Outcome::of(handled)
+}
+
+/// What is taken for a record is one.
+pub fn log_records(bytes: &[u8]) -> Outcome {
+    let Ok(record) = decode_record(bytes) else { return Outcome::Refused };
+    assert_eq!(decode_record(&encode_record(&record)), Ok(record));
+    Outcome::Taken
+}
+
+/// Records that are whole add up to a log from which a node starts, or are refused.
+pub fn logs(bytes: &[u8]) -> Outcome {
+    let Some(records) = believed::<Vec<Record>>(bytes) else { return Outcome::Refused };
+    let records: Vec<Vec<u8>> = records.iter().take(STEPS).map(encode_record).collect();
+    let Ok(log) = RecoveredLog::from_records(records.iter().map(Vec::as_slice)) else {
+        return Outcome::Refused;
+    };
+    assert!(!log.torn, "every record is whole");
+    let Ok(mut node) = RaftNode::recover(RaftSetup::new(NodeId(1), 7, ELECTION_TICKS), log) else {
+        return Outcome::Refused;
+    };
+    settle(&mut node);
+    for _ in 0..2 * ELECTION_TICKS {
+        node.tick();
+        settle(&mut node);
+    }
+    Outcome::Taken
+}

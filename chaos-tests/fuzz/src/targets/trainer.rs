@@ -1,0 +1,100 @@
+//! Layers, and models of others.
+
+use zbelastic_trainer::elastic::{LayerAssembler, LayerImage, ReadLayer, layer_digest};
+use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
+use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
+use zbelastic_trainer::stage::Injection;
+
+use super::check_text;
+use crate::Outcome;
+
+/// A model of the most blocks there may be has 20,002 layers of up to 12 tensors, each with a name.
+pub const MODEL_MEMORY: usize = 128 << 20;
+/// Bytes that come at once where a layer comes in pieces.
+const PIECE_BYTES: usize = 7;
+
+/// The model whose weights are read.
+#[must_use]
+pub fn model() -> ModelConfig {
+    ModelConfig {
+        family: Family::Gpt2,
+        blocks: 1,
+        width: 2,
+        heads: 1,
+        kv_heads: 1,
+        head_width: 2,
+        mlp_width: 2,
+        vocabulary: 3,
+        positions: 2,
+        norm_epsilon: 1e-5,
+        rope_theta: 10_000.0,
+        tied: false,
+    }
+}
+
+fn in_pieces(bytes: &[u8], mut assembler: LayerAssembler) -> Option<LayerAssembler> {
+    bytes.chunks(PIECE_BYTES).try_for_each(|piece| assembler.push(piece)).ok()?;
+    Some(assembler)
+}
+
+/// A layer is the bytes that it is written as, however they come.
+pub fn layers(bytes: &[u8]) -> Outcome {
+    let length = bytes.len() as u64;
+    let whole = LayerImage::decode(bytes);
+    let pieces = in_pieces(bytes, LayerAssembler::new(length)).map(LayerAssembler::finish);
+    let weights = in_pieces(bytes, LayerAssembler::of_weights(length));
+    let weights = weights.map(LayerAssembler::finish_weights);
+    let Ok(image) = whole else {
+        assert!(ReadLayer::decode(bytes).is_err());
+        assert!(!matches!(pieces, Some(Ok(_))) && !matches!(weights, Some(Ok(_))));
+        return Outcome::Refused;
+    };
+    assert_eq!(image.encode(), bytes);
+    let digest = layer_digest(&image);
+    let (_, of_pieces) = pieces.expect("all were taken").expect("it is whole");
+    assert_eq!(of_pieces, digest);
+    assert_eq!(weights.expect("all were taken").expect("it is whole").digest, digest);
+    assert_eq!(ReadLayer::decode(bytes).expect("it is a layer").digest, digest);
+    Outcome::Taken
+}
+
+/// A model without an error is written as a `config.json` that is read as it.
+pub fn model_configs(bytes: &[u8]) -> Outcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
+    let Ok(model) = parse_config(text) else { return Outcome::Refused };
+    if !model.errors().is_empty() {
+        return Outcome::Refused;
+    }
+    let again = parse_config(&config_json(&model)).expect("it reads what it wrote");
+    // A GPT-2 has no rotary angles, so its file tells of none.
+    assert_eq!(ModelConfig { rope_theta: model.rope_theta, ..again }, model);
+    Outcome::Taken
+}
+
+fn import(model: &ModelConfig, file: &[u8]) -> Outcome {
+    let Ok(layers) = import_safetensors(model, file) else { return Outcome::Refused };
+    let found = layers.iter().map(Vec::len);
+    assert!(found.eq(model_layers(model).iter().map(|spec| spec.len())), "every layer is whole");
+    Outcome::Taken
+}
+
+/// Weights have the lengths of their model.
+pub fn safetensors(bytes: &[u8]) -> Outcome {
+    import(&model(), bytes)
+}
+
+/// The same of the model that a `config.json` describes; a byte of zero ends it. What it announces
+/// costs no memory before the weights are found to be there.
+pub fn imports(bytes: &[u8]) -> Outcome {
+    let (config, rest) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(0));
+    let (Ok(text), Some((_, file))) = (std::str::from_utf8(config), rest.split_first()) else {
+        return Outcome::Refused;
+    };
+    let Ok(model) = parse_config(text) else { return Outcome::Refused };
+    if model.errors().is_empty() { import(&model, file) } else { Outcome::Refused }
+}
+
+/// What is corrupted is written as it is read.
+pub fn injections(bytes: &[u8]) -> Outcome {
+    std::str::from_utf8(bytes).map_or(Outcome::Refused, check_text::<Injection>)
+}
