@@ -1,6 +1,9 @@
 //! Layers, and models of others.
 
-use zbelastic_trainer::elastic::{LayerAssembler, LayerImage, ReadLayer, layer_digest};
+use zbelastic_trainer::elastic::{
+    ChainingValue, LayerAssembler, LayerImage, ReadLayer, layer_digest, moment_subtrees,
+    moment_value, weights_end,
+};
 use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
 use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
 use zbelastic_trainer::stage::Injection;
@@ -37,13 +40,24 @@ fn in_pieces(bytes: &[u8], mut assembler: LayerAssembler) -> Option<LayerAssembl
     Some(assembler)
 }
 
-/// A layer is the bytes that it is written as, however they come.
+/// The chaining values that stand for a layer's moments.
+fn values_behind(layer: &[u8]) -> Vec<ChainingValue> {
+    let read = |at: u64, into: &mut [u8]| {
+        into.copy_from_slice(&layer[at as usize..][..into.len()]);
+        Ok(())
+    };
+    let subtrees = moment_subtrees(layer.len() as u64).into_iter();
+    subtrees.map(|subtree| moment_value(subtree, read).expect("they are here")).collect()
+}
+
+/// A layer is the bytes that it is written as, however they come; its weights are proved without its moments.
 pub fn layers(bytes: &[u8]) -> Outcome {
     let length = bytes.len() as u64;
     let whole = LayerImage::decode(bytes);
     let pieces = in_pieces(bytes, LayerAssembler::new(length)).map(LayerAssembler::finish);
-    let weights = in_pieces(bytes, LayerAssembler::of_weights(length));
-    let weights = weights.map(LayerAssembler::finish_weights);
+    let front = &bytes[..weights_end(length).min(length) as usize];
+    let weights = in_pieces(front, LayerAssembler::of_weights(length));
+    let weights = weights.map(|weights| weights.finish_weights(&values_behind(bytes)));
     let Ok(image) = whole else {
         assert!(ReadLayer::decode(bytes).is_err());
         assert!(!matches!(pieces, Some(Ok(_))) && !matches!(weights, Some(Ok(_))));
