@@ -87,7 +87,9 @@ pub fn worker_frames(bytes: &[u8]) -> Outcome {
         let frame = ReceivedFrame { from: SENDER, class: FrameClass(class), meta, parts };
         let mut longer = frame.clone();
         longer.meta.push(0);
-        assert!(incoming(longer).is_err(), "a head has an end and nothing behind it");
+        // A head that is cut short may be whole with another byte.
+        let is_one = incoming(frame.clone()).is_ok();
+        assert!(!is_one || incoming(longer).is_err(), "a head has an end and nothing behind it");
         match incoming(frame) {
             Ok(Incoming::Whole(frame)) => {
                 assert_eq!(frame.sender.node, SENDER.node);
