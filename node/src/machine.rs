@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::hint::black_box;
+use std::io;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::statvfs;
 use zbelastic_kernels::{AllocateError, CpuBackend};
 use zbelastic_types::Bytes;
 
@@ -37,6 +40,17 @@ pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, Alloca
         flop / seconds
     };
     Ok((0..RUNS).map(rate).fold(0.0, f64::max))
+}
+
+/// Bytes of the disk that a folder lies on: how many this process may still write, and how many there are. It may
+/// block, as all that asks a disk.
+///
+/// # Errors
+/// If the folder is not there.
+pub fn disk_space(folder: &Path) -> io::Result<(Bytes, Bytes)> {
+    let found = statvfs(folder)?;
+    let bytes = |blocks: u64| Bytes(blocks.saturating_mul(found.f_frsize));
+    Ok((bytes(found.f_bavail), bytes(found.f_blocks)))
 }
 
 /// The memory that this process may take, or `None` where the system does not say: the machine's,

@@ -16,6 +16,8 @@ use zbelastic_types::{Digest, Fingerprint, LayerId, Step};
 
 use crate::elastic::LayerImage;
 
+/// Bytes of a leaf of the tree: subtrees begin at a multiple of it.
+pub(crate) const HASHED_CHUNK_LEN: u64 = blake3::CHUNK_LEN as u64;
 /// Bytes that a thread hashes at once, where several hash one layer.
 const LEAF_BYTES: u64 = 1 << 20;
 
@@ -97,7 +99,7 @@ pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest 
 
 /// The subtrees that a BLAKE3 tree over `len` bytes is cut into, so that each is hashed apart from the others (the
 /// specification of BLAKE3, section 2.1, and what the Bao format calls a slice). None lies on both sides of
-/// byte `cut`, a multiple of [`blake3::CHUNK_LEN`]; none has more than `max` bytes.
+/// byte `cut`, a multiple of [`HASHED_CHUNK_LEN`]; none has more than `max` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subtrees {
     pub(crate) len: u64,
@@ -154,16 +156,31 @@ impl Subtrees {
     }
 }
 
-/// A hasher of the subtree whose first byte is at `start`.
-pub(crate) fn subtree_hasher(start: u64) -> blake3::Hasher {
-    let mut hasher = blake3::Hasher::new();
-    hasher.set_input_offset(start);
-    hasher
+/// Makes the chaining value of a subtree.
+#[derive(Debug)]
+pub(crate) struct SubtreeHasher(blake3::Hasher);
+
+impl SubtreeHasher {
+    /// Of the subtree whose first byte is at `start`.
+    pub(crate) fn new(start: u64) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.set_input_offset(start);
+        Self(hasher)
+    }
+
+    /// Takes the bytes that follow.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn finish(&self) -> ChainingValue {
+        self.0.finalize_non_root()
+    }
 }
 
 /// The chaining value of a subtree over `range`, if `parts` lie one behind the other.
 fn subtree_value(parts: &[&[u8]], range: Range<u64>) -> ChainingValue {
-    let mut hasher = subtree_hasher(range.start);
+    let mut hasher = SubtreeHasher::new(range.start);
     let mut start = 0;
     for part in parts {
         let end = start + part.len() as u64;
@@ -171,7 +188,7 @@ fn subtree_value(parts: &[&[u8]], range: Range<u64>) -> ChainingValue {
         hasher.update(&part[(from - start) as usize..(to - start) as usize]);
         start = end;
     }
-    hasher.finalize_non_root()
+    hasher.finish()
 }
 
 /// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats each:

@@ -7,9 +7,10 @@
 use std::io;
 use std::path::Path;
 
-use rustix::fs::statvfs;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::Bytes;
+
+use crate::machine::disk_space;
 
 /// The part of a disk that pieces leave free: one of so many. As much as ext4 keeps for its owner.
 const RESERVE_PARTS: u64 = 20;
@@ -47,9 +48,8 @@ impl DiskRoom {
     /// # Errors
     /// If the folder is not there.
     pub fn of(place: &Path) -> io::Result<Self> {
-        let found = statvfs(place)?;
-        let bytes = |blocks: u64| Bytes(blocks.saturating_mul(found.f_frsize));
-        Ok(Self { free: bytes(found.f_bavail), total: bytes(found.f_blocks) })
+        let (free, total) = disk_space(place)?;
+        Ok(Self { free, total })
     }
 
     fn reserve(self) -> Bytes {

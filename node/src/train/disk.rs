@@ -1,10 +1,8 @@
 //! Whether a disk holds what a run writes, looked at before it begins: checkpoints that do not fit would end
 //! it hours later.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::statvfs;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::model::{model_layers, model_size};
 use zbelastic_types::Bytes;
@@ -12,6 +10,7 @@ use zbelastic_types::Bytes;
 use super::machines::Sharing;
 use crate::config::RunConfig;
 use crate::failure::{Detail, Failure, FailureCode};
+use crate::machine::disk_space;
 
 /// Bytes of a weight in the model that a run leaves behind.
 const MODEL_BYTES_PER_WEIGHT: u64 = 4;
@@ -47,8 +46,8 @@ pub fn check_disk(
     let place = config.checkpoint.folder.as_ref().map_or(folder.to_owned(), |dir| folder.join(dir));
     let place = existing(&place);
     // Who cannot be asked is not refused: the first checkpoint tells.
-    match free_bytes(&place) {
-        Ok(free) if free < needed => Err(failure(&place, (needed, free), (kept, config))),
+    match disk_space(&place) {
+        Ok((free, _)) if free < needed => Err(failure(&place, (needed, free), (kept, config))),
         Ok(_) | Err(_) => Ok(()),
     }
 }
@@ -57,11 +56,6 @@ pub fn check_disk(
 fn existing(folder: &Path) -> PathBuf {
     let found = folder.ancestors().find(|above| above.exists());
     found.filter(|found| !found.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
-}
-
-fn free_bytes(place: &Path) -> io::Result<Bytes> {
-    let found = statvfs(place)?;
-    Ok(Bytes(found.f_bavail.saturating_mul(found.f_frsize)))
 }
 
 fn failure(

@@ -8,12 +8,12 @@
 use std::io;
 use std::ops::Range;
 
-use blake3::CHUNK_LEN;
-use blake3::hazmat::HasherExt;
 use zbelastic_types::Digest;
 
 use super::image::{HEADER_LEN, Header, ImageError};
-use crate::digest::{HASHED_HEAD_LEN, Subtrees, hashed_bytes, hashed_head, subtree_hasher};
+use crate::digest::{
+    HASHED_CHUNK_LEN, HASHED_HEAD_LEN, SubtreeHasher, Subtrees, hashed_bytes, hashed_head,
+};
 
 /// Bytes of a subtree at most: one is hashed in some milliseconds, wherever it is asked for.
 const SUBTREE_BYTES: u64 = 16 << 20;
@@ -49,7 +49,7 @@ pub fn moment_value(
     subtree: Range<u64>,
     mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
 ) -> io::Result<ChainingValue> {
-    let mut hasher = subtree_hasher(subtree.start - ENCODED_MORE);
+    let mut hasher = SubtreeHasher::new(subtree.start - ENCODED_MORE);
     let mut at = subtree.start;
     let mut bytes = vec![0; (subtree.end - at).min(READ_BYTES as u64) as usize];
     while at < subtree.end {
@@ -58,7 +58,7 @@ pub fn moment_value(
         hasher.update(&bytes);
         at += bytes.len() as u64;
     }
-    Ok(ChainingValue(hasher.finalize_non_root()))
+    Ok(ChainingValue(hasher.finish()))
 }
 
 /// Hashes what comes before the moments, in order.
@@ -68,9 +68,9 @@ pub(super) struct WeightsHasher {
     /// Before the cut.
     ranges: Vec<Range<u64>>,
     /// Of those that are whole.
-    values: Vec<blake3::hazmat::ChainingValue>,
+    values: Vec<[u8; 32]>,
     /// Of the one that is not.
-    hasher: blake3::Hasher,
+    hasher: SubtreeHasher,
     at: u64,
 }
 
@@ -80,7 +80,7 @@ impl WeightsHasher {
         let mut ranges = tree.ranges();
         ranges.retain(|range| range.end <= tree.cut);
         let values = Vec::with_capacity(ranges.len());
-        let mut hasher = Self { tree, ranges, values, hasher: subtree_hasher(0), at: 0 };
+        let mut hasher = Self { tree, ranges, values, hasher: SubtreeHasher::new(0), at: 0 };
         hasher.update(&hashed_head(layer, version));
         hasher
     }
@@ -94,8 +94,8 @@ impl WeightsHasher {
             self.hasher.update(now);
             (self.at, bytes) = (self.at + now.len() as u64, later);
             if self.at == range.end {
-                self.values.push(self.hasher.finalize_non_root());
-                self.hasher = subtree_hasher(self.at);
+                self.values.push(self.hasher.finish());
+                self.hasher = SubtreeHasher::new(self.at);
             }
         }
     }
@@ -119,7 +119,7 @@ fn float_count(image: u64) -> usize {
 fn tree(float_count: usize) -> Subtrees {
     let len = hashed_bytes(float_count);
     let weights = (HASHED_HEAD_LEN + 4 * float_count) as u64;
-    let cut = weights.next_multiple_of(CHUNK_LEN as u64).min(len);
+    let cut = weights.next_multiple_of(HASHED_CHUNK_LEN).min(len);
     Subtrees { len, cut, max: SUBTREE_BYTES }
 }
 
