@@ -156,5 +156,5 @@ fn rollbacks_and_evaluations_have_lines_of_their_own() {
     assert_eq!(marked[..5], expected);
     assert!(marked[5].starts_with("✔ 8 steps in "), "{}", marked[5]);
     let skipped = told.iter().find(|line| line.starts_with("step 5/8  ")).expect("a line");
-    assert!(skipped.contains(" skip  lr "), "{skipped}");
+    assert!(skipped.contains(" skip  eta "), "{skipped}");
 }

@@ -315,7 +315,16 @@ fn does_not_fit(refusals: &[(ScheduleKind, Refusal)], nodes: &[NodeSpec]) -> Fai
             Detail::new(what)
         }
     };
-    let mut failure = Failure::new(FailureCode::OutOfResource, "no schedule fits these nodes");
+    // With other words it plans, or with other nodes.
+    let lacks_memory = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
+        Refusal::Plan(_) => false,
+        Refusal::Memory { .. } => true,
+    };
+    let code = match refusals.iter().any(lacks_memory) {
+        true => FailureCode::OutOfResource,
+        false => FailureCode::Usage,
+    };
+    let mut failure = Failure::new(code, "no schedule fits these nodes");
     failure.details = refusals.iter().map(detail).collect();
     let is_odd = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
         Refusal::Plan(PlanError::Generate(GenerateError::OddStages { .. })) => true,
