@@ -229,7 +229,9 @@ pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> 
     }
     match policy.clip_norm.map(|clip_norm| (clip_norm, clip_coefficient(square_sum, clip_norm))) {
         // Taken, it would count as a step and change nothing.
-        Some((clip_norm, coefficient)) if coefficient as f32 == 0.0 => {
+        Some((clip_norm, coefficient))
+            if coefficient as f32 == 0.0 && !mutant::is(Mutant::M10NanPasses) =>
+        {
             decision(left_out(policy, history), Reason::LargeNorm { clip_norm })
         }
         Some((clip_norm, coefficient)) if coefficient < 1.0 => {
