@@ -239,10 +239,11 @@ impl Keeper {
         self.store.borrow().clone()
     }
 
-    /// The room on the store's disk; none if that is not known. It may block.
-    #[must_use]
-    pub fn room(&self) -> Option<DiskRoom> {
-        DiskRoom::of(self.store()?.folder()).ok()
+    /// The room on the store's disk, asked beside the event loop; none if that is not known.
+    pub async fn room(&self) -> Option<DiskRoom> {
+        let store = self.store()?;
+        let ask = move || DiskRoom::of(store.folder()).ok();
+        tokio::task::spawn_blocking(ask).await.ok().flatten()
     }
 
     /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.

@@ -66,8 +66,8 @@ pub async fn keep(
     holder: NodeId,
     progress: WorkCount,
 ) -> Result<(), KeepError> {
-    let store = keeper.store().ok_or(KeepError::NoStore)?;
-    if matches!(store.record(name_of(piece)), Ok(Some(_))) {
+    let is_here = |store: Arc<SledStore>| matches!(store.record(name_of(piece)), Ok(Some(_)));
+    if keeper.store().is_some_and(is_here) {
         return Ok(());
     }
     keep_anew(transport, keeper, piece, holder, progress).await

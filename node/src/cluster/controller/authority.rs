@@ -308,26 +308,24 @@ impl Controller {
              {tokens} tokens name the authority before and are revoked when it is retired: make others with \
              `zbelastic token create` once the new one issues"
         );
-        let nodes = match self.core.state().rotation_step(&self.succeeding.reports, now_s()) {
-            RotationStep::Wait { nodes, .. } => nodes,
-            RotationStep::Nothing
-            | RotationStep::AnnounceAnew
-            | RotationStep::Issue
-            | RotationStep::Retire => Vec::new(),
-        };
+        let (nodes, _) = self.waited_for();
         Answer::Done(NodeSaid { what, nodes })
     }
 
-    fn rotation_status(&self) -> Option<RotationStatus> {
-        let state = self.core.state();
-        let rotation = state.access().rotation()?;
-        let (nodes, until_s) = match state.rotation_step(&self.succeeding.reports, now_s()) {
+    /// Members that a change of authority waits for, and until which second people who are away have time.
+    fn waited_for(&self) -> (Vec<NodeId>, Option<u64>) {
+        match self.core.state().rotation_step(&self.succeeding.reports, now_s()) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew
             | RotationStep::Issue
             | RotationStep::Retire => (Vec::new(), None),
-        };
+        }
+    }
+
+    fn rotation_status(&self) -> Option<RotationStatus> {
+        let rotation = self.core.state().access().rotation()?;
+        let (nodes, until_s) = self.waited_for();
         Some(RotationStatus {
             authority: rotation.succession.key.to_string(),
             progress: match rotation.phase {

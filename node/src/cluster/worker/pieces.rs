@@ -181,8 +181,7 @@ impl Worker {
         }
         let (keeper, arrivals) = (self.keeper.clone(), self.arrivals.clone());
         tokio::spawn(async move {
-            let found = tokio::task::spawn_blocking(move || keeper.room()).await;
-            let _ = arrivals.send(Arrived::Room(found.ok().flatten())).await;
+            let _ = arrivals.send(Arrived::Room(keeper.room().await)).await;
         });
     }
 
