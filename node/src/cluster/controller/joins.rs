@@ -23,7 +23,7 @@ use super::answers::token_role;
 use super::{Arrived, Controller};
 use crate::api::EventKind;
 use crate::cluster::journal::now_s;
-use crate::cluster::renewal::renew_admin_if_due;
+use crate::cluster::renewal::{RENEWAL_TICKS, renew_admin_if_due};
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 /// Joins that wait for the log at once: as many as the door lets wait for a decision.
@@ -45,6 +45,8 @@ pub(super) struct Joins {
     refusals: RefusalLog,
     /// Ticks since the administrator's certificate was looked at.
     admin_ticks: u32,
+    /// Ticks until the own certificate may be renewed again.
+    renewal_ticks: u32,
 }
 
 /// Which refusals are written to the journal.
@@ -246,14 +248,20 @@ impl Controller {
         reply.answer(JoinAnswer::Granted(grant));
     }
 
-    /// A controller has the authority, and renews its own certificate long before it ends.
+    /// A controller has the authority, and renews its own certificate long before it ends. One that failed is not
+    /// tried at the next tick: it writes to a disk.
     pub(super) fn look_at_certificate(&mut self) {
         self.joins.admin_ticks += 1;
         if self.joins.admin_ticks == ADMIN_LOOK_TICKS {
             self.joins.admin_ticks = 0;
             self.look_at_admin();
         }
+        self.joins.renewal_ticks = self.joins.renewal_ticks.saturating_sub(1);
+        if self.joins.renewal_ticks > 0 {
+            return;
+        }
         if UnixSeconds::now() >= self.setup.credentials.window().renew_after() {
+            self.joins.renewal_ticks = RENEWAL_TICKS;
             self.renew_own();
         }
     }

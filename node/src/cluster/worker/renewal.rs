@@ -4,11 +4,9 @@ use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::UnixSeconds;
 
 use super::{Arrived, Worker};
-use crate::cluster::renewal::renewed;
+use crate::cluster::renewal::{RENEWAL_TICKS, renewed};
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
-/// Ticks between two looks at the certificate, and two attempts to renew it: a minute.
-const LOOK_TICKS: u32 = 6000;
 /// The same while another authority issues than the one that made the certificate: three seconds.
 pub(super) const RETRY_TICKS: u32 = 300;
 
@@ -20,7 +18,7 @@ impl Worker {
             self.renewal_ticks -= 1;
             return;
         }
-        self.renewal_ticks = LOOK_TICKS;
+        self.renewal_ticks = RENEWAL_TICKS;
         let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
         let is_shut_out = self.is_shut_out && !self.peers.hears_controller();
         let is_due = now >= credentials.window().renew_after() || self.wants_certificate;
