@@ -182,7 +182,8 @@ impl Checker {
             | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => {}
+            | Change::Access(_)
+            | Change::Format(_) => {}
         }
         true
     }

@@ -65,6 +65,8 @@ pub enum Invariant {
     L3,
     /// No sealed version is given up that a living member holds.
     L4,
+    /// Nobody is sent a format that its program does not read.
+    F1,
     /// The canary.
     Canary,
 }

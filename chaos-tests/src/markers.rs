@@ -85,6 +85,8 @@ pub enum Marker {
     ManyStages,
     /// The window changed.
     WindowSwitched,
+    /// The format was raised, once the last program was a new one.
+    FormatRaised,
     /// Nothing moved, and the same nodes began anew.
     Stalled,
     /// An inventory took longer than what was once waited for it.
@@ -106,7 +108,7 @@ pub enum Marker {
 
 impl Marker {
     /// All of them.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::Clipped,
         Self::Skipped,
         Self::Replayed,
@@ -147,6 +149,7 @@ impl Marker {
         Self::PairSurvived,
         Self::ManyStages,
         Self::WindowSwitched,
+        Self::FormatRaised,
         Self::Stalled,
         Self::LateInventory,
         Self::LongLoad,

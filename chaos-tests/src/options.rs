@@ -159,6 +159,10 @@ pub struct Options {
     /// Share of reads from the store that fail.
     #[serde(default)]
     pub read_failures: f64,
+    /// The cluster begins with the program before this one, in the format before this one's, and its machines
+    /// get this one as they start again.
+    #[serde(default)]
+    pub old_programs: bool,
     /// Which work takes how long, in a life where it may take longer than heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<Pace>,
@@ -199,6 +203,8 @@ const HUGE_WORKERS: (u32, u32) = (65, 256);
 const LARGE_STEPS: u64 = 12;
 /// The share of lives that have checkpoints by time.
 const TIMED_SHARE: f64 = 0.2;
+/// The share of lives in which programs are changed.
+const OLD_PROGRAMS_SHARE: f64 = 0.2;
 /// Ticks from one such checkpoint to the next: some steps.
 const CHECKPOINT_TICKS: (u64, u64) = (40, 200);
 /// Operations of a microbatch in a stage: F, B and W.
@@ -266,10 +272,12 @@ impl Options {
             steps_after: draws.between(STEPS_AFTER.0, STEPS_AFTER.1),
             read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
             pace: Pace::draw(seed),
+            old_programs: false,
             network: draw_network(&mut draws, &classes),
             classes,
         };
         options.extend(&mut Draws::new(seed, Purpose::Extent));
+        options.old_programs = Draws::new(seed, Purpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
     }
 
@@ -418,6 +426,9 @@ impl fmt::Display for Options {
             self.storm_us / 1_000_000,
             self.steps_after
         )?;
+        if self.old_programs {
+            writeln!(f, "programs are changed")?;
+        }
         if let Some(pace) = &self.pace {
             writeln!(f, "work that takes long {pace:?}")?;
         }

@@ -22,6 +22,8 @@ pub enum Purpose {
     Pace = 8,
     /// Which lives are large, and have checkpoints by time: what others draw stays as it was.
     Extent = 9,
+    /// Which machines have which program.
+    Programs = 10,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

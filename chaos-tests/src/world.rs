@@ -11,6 +11,7 @@ mod ending;
 mod hosts;
 mod long_work;
 mod numbers;
+mod programs;
 mod storm;
 mod workers;
 
@@ -282,6 +283,7 @@ pub struct World<'a, M: ComputeModel, S> {
     draws_target: Draws,
     draws_store: Draws,
     draws_pace: Draws,
+    programs: programs::Programs,
     /// What is left of the time for long work.
     long_us_left: u64,
     /// The version that waits for its seal, once one was sealed.
@@ -357,6 +359,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             store: Store::default(),
             draws_disk: draws(Purpose::Disk),
             draws_work: draws(Purpose::Work),
+            programs: programs::Programs::new(case.seed),
             draws_target: draws(Purpose::Targets),
             draws_store: draws(Purpose::Store),
             draws_pace: draws(Purpose::Pace),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::class::{DeviceClass, DeviceKind};
+use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{Command, Core, CoreSetup, Input, Output, Start};
 use zbelastic_consensus::duty::{DutyTiming, Solution, SolveRequest};
@@ -64,7 +65,13 @@ impl Bench {
             progress_ticks: 1_000_000,
             inventory_ticks: 100,
         };
-        let setup = CoreSetup { cluster: CLUSTER, contact: Contact::of_node(VOTER), raft, timing };
+        let setup = CoreSetup {
+            cluster: CLUSTER,
+            contact: Contact::of_node(VOTER),
+            raft,
+            timing,
+            newest_format: Format::NEWEST,
+        };
         let first = [(VOTER, Contact::of_node(VOTER))];
         let credentials = nodes.iter().map(|node| (*node, credential(*node)));
         let state = State::new(CLUSTER).with_controllers(first).with_credentials(credentials);

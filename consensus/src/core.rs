@@ -8,6 +8,7 @@
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
 mod briefing;
+mod formats;
 mod logged;
 mod matters;
 mod orders;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::codec::{self, DecodeError};
+use crate::codec::{self, DecodeError, Format};
 use crate::contact::{Contact, Contacts};
 use crate::duty::{
     Action, Duties, DutyTiming, Measured, NoPlan, Solution, SolveRequest, Unsolvable,
@@ -57,6 +58,8 @@ pub struct CoreSetup {
     pub raft: RaftSetup,
     /// How long a leader waits for what.
     pub timing: DutyTiming,
+    /// The newest format of entries and snapshots that this program reads.
+    pub newest_format: Format,
 }
 
 /// How a controller begins.
@@ -124,6 +127,13 @@ pub enum Input {
         number: u64,
         /// The plan, or why there is none.
         solution: Box<Result<Solution, Unsolvable>>,
+    },
+    /// A node is connected.
+    Connected {
+        /// The node.
+        node: NodeId,
+        /// The newest format of entries and snapshots that its program reads.
+        reads: Format,
     },
     /// The connection to a node closed.
     Closed {
@@ -250,6 +260,8 @@ pub struct Core {
     /// The plan and the configuration, as they were told last.
     plan: Option<Told<PlanRecord>>,
     spec: Option<Told<JobSpec>>,
+    /// The newest format that each node reads which is connected.
+    formats: BTreeMap<NodeId, Format>,
     /// A node that must stop does nothing more.
     is_stopped: bool,
     refusals: BTreeMap<&'static str, u64>,
@@ -263,18 +275,21 @@ impl Core {
     /// If what it has on disk cannot be used.
     pub fn new(setup: CoreSetup, start: Start) -> Result<Self, StartError> {
         let cluster = setup.cluster;
+        let newest = setup.newest_format;
         let (raft, state, waiting) = match start {
             Start::Create { voters, state } => {
-                let raft = RaftNode::create(setup.raft.clone(), &voters, codec::encode(&*state))?;
-                (raft, *state, None)
+                let state = state.in_format(newest);
+                let raft = RaftNode::create(setup.raft.clone(), &voters, state.encode())?;
+                (raft, state, None)
             }
             Start::Wait { controllers, boot } => {
-                let state = State::new(cluster);
-                let raft = RaftNode::create(setup.raft.clone(), &[], codec::encode(&state))?;
+                let state = State::new(cluster).in_format(newest);
+                let raft = RaftNode::create(setup.raft.clone(), &[], state.encode())?;
                 (raft, state, Some(Waiting { controllers, boot, tick: 0 }))
             }
             Start::Recover { log, controllers, boot } => {
-                let state = logged::snapshot_state(cluster, &log).map_err(StartError::Snapshot)?;
+                let state = logged::snapshot_state(cluster, newest, &log);
+                let state = state.map_err(StartError::Snapshot)?;
                 let raft = RaftNode::recover(setup.raft.clone(), *log)?;
                 let is_known = !raft.status().members.voters.is_empty();
                 let waiting = (!is_known).then_some(Waiting { controllers, boot, tick: 0 });
@@ -296,6 +311,7 @@ impl Core {
             contacts: Arc::new(state.contacts()).into(),
             plan: None,
             spec: None,
+            formats: BTreeMap::new(),
             state,
             duties: None,
             waiting,
@@ -384,7 +400,12 @@ impl Core {
                 let is_wanted = duties.is_some_and(|d| d.handle_solution(number, *solution));
                 if is_wanted { Ok(()) } else { Err(CoreRefusal::Unasked { number }) }
             }
+            Input::Connected { node, reads } => {
+                self.formats.insert(node, reads);
+                Ok(())
+            }
             Input::Closed { node } => {
+                self.formats.remove(&node);
                 if let Some(duties) = &mut self.duties {
                     duties.handle_closed(&self.state, node);
                 }
@@ -429,7 +450,7 @@ impl Core {
             RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
             RaftOutput::AskSnapshot => {
                 // A snapshot that is too large leaves the log as it is; it is asked for again.
-                let data = codec::encode(&self.state);
+                let data = self.state.encode();
                 if data.len() <= SNAPSHOT_BYTES_MAX {
                     let _ = self.raft.compact(self.state.applied(), data);
                 }
@@ -453,8 +474,9 @@ impl Core {
             self.state.pass(index);
             return;
         }
-        let entry: Entry = match codec::decode(data, ENTRY_BYTES_MAX) {
-            Ok(entry) => entry,
+        let newest = self.setup.newest_format;
+        let entry: Entry = match codec::decode_up_to(newest, data, ENTRY_BYTES_MAX) {
+            Ok((_, entry)) => entry,
             Err(error) => return self.stop(FatalCause::Version(error)),
         };
         let result = self.state.apply(index, entry.clone());
@@ -484,7 +506,7 @@ impl Core {
     }
 
     fn install(&mut self, index: u64, data: &[u8]) {
-        match codec::decode::<State>(data, SNAPSHOT_BYTES_MAX) {
+        match State::decode(self.setup.newest_format, data) {
             Ok(state) if state.cluster() != self.setup.cluster => {
                 let (expected, found) = (self.setup.cluster, state.cluster());
                 self.stop(FatalCause::OtherCluster { expected, found });
@@ -544,12 +566,15 @@ impl Core {
                 true
             }
             // Voters follow members, who do not change by what is told of a step either.
-            None => std::mem::take(&mut self.looks_at_plan) && self.change_voters(),
+            None => {
+                std::mem::take(&mut self.looks_at_plan)
+                    && (self.change_voters() || self.raise_format())
+            }
         }
     }
 
     fn propose(&mut self, entry: &Entry) -> Result<(), ProposeRefusal> {
-        self.raft.propose(codec::encode(entry))?;
+        self.raft.propose(entry.encode(self.state.format()))?;
         let index = self.raft.status().last_index;
         if let Some(duties) = &mut self.duties {
             duties.on_proposed(index, entry);

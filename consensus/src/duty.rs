@@ -160,6 +160,7 @@ enum Lane {
     Checkpoint(Step),
     Job,
     Access,
+    Format,
 }
 
 /// Plans that could not load from a checkpoint, until another one is gone back to.
@@ -291,6 +292,7 @@ impl Duties {
             | Entry::Durable { .. }
             | Entry::Keep { .. }
             | Entry::Checkpoint { .. }
+            | Entry::Format(_)
             | Entry::Access(
                 AccessChange::TokenMade { .. }
                 | AccessChange::TokenRevoked { .. }
@@ -351,6 +353,12 @@ impl Duties {
 
     fn is_in_flight(&self, lane: Lane) -> bool {
         self.in_flight.values().any(|found| *found == lane)
+    }
+
+    /// Whether an entry that raises the format is proposed and not applied yet.
+    #[must_use]
+    pub(crate) fn is_raising_format(&self) -> bool {
+        self.is_in_flight(Lane::Format)
     }
 
     fn decide_forgotten(&self) -> Option<Entry> {
@@ -543,7 +551,8 @@ impl Duties {
             | Entry::Keep { .. }
             | Entry::Rewind { .. }
             | Entry::Job(_)
-            | Entry::Access(_) => {}
+            | Entry::Access(_)
+            | Entry::Format(_) => {}
         }
     }
 
@@ -584,5 +593,6 @@ fn lane_of(entry: &Entry) -> Lane {
         Entry::Checkpoint { version } => Lane::Checkpoint(*version),
         Entry::Job(_) => Lane::Job,
         Entry::Access(_) => Lane::Access,
+        Entry::Format(_) => Lane::Format,
     }
 }

@@ -5,6 +5,7 @@ use zbelastic_types::{Generation, LayerId, Step};
 
 use crate::access::AccessChange;
 use crate::checkpoint::LayerDigest;
+use crate::codec::{self, Format};
 use crate::job::JobChange;
 use crate::member::{Holder, MEMBERS_MAX, MemberChange};
 use crate::plan::PlanRecord;
@@ -95,6 +96,8 @@ pub enum Entry {
     Job(JobChange),
     /// Who may take part.
     Access(AccessChange),
+    /// Entries and snapshots are written in a newer format from here on. Format 9 does not have this entry.
+    Format(Format),
 }
 
 impl Entry {
@@ -113,6 +116,27 @@ impl Entry {
             Self::Rewind { .. } => "rewind",
             Self::Job(_) => "job",
             Self::Access(_) => "access",
+            Self::Format(_) => "format",
+        }
+    }
+
+    /// The bytes of this entry in a log whose format is `agreed`. Whoever does not read a format is ended by
+    /// the entry that raises the format to it, so that one is written in the format it names.
+    #[must_use]
+    pub fn encode(&self, agreed: Format) -> Vec<u8> {
+        match self {
+            Self::Format(to) => codec::encode_in(*to, self),
+            Self::Members(_)
+            | Self::Adopt(_)
+            | Self::Ready(_)
+            | Self::Resume { .. }
+            | Self::Seal(_)
+            | Self::Durable { .. }
+            | Self::Keep { .. }
+            | Self::Checkpoint { .. }
+            | Self::Rewind { .. }
+            | Self::Job(_)
+            | Self::Access(_) => codec::encode_in(agreed, self),
         }
     }
 }

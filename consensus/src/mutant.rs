@@ -42,6 +42,8 @@ pub enum Mutant {
     M28FollowedTooOld,
     /// m29: a layer is lost when an answer about it is late; R9 off.
     M29SilenceIsLoss,
+    /// m30: the format is raised for those who are connected, whatever the others read.
+    M30RaisedForTheConnected,
 }
 
 #[cfg(feature = "mutants")]

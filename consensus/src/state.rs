@@ -21,12 +21,14 @@ use zbelastic_types::{ClusterId, Generation, Incarnation, NodeId, RunId, Step};
 use crate::access::Access;
 use crate::checkpoint::{CheckpointRecord, PendingCheckpoint};
 use crate::class::DeviceClass;
+use crate::codec::{self, DecodeError, Format};
 use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
 use crate::history::History;
 use crate::job::{Job, JobPhase, JobSpec};
 use crate::member::{Holder, LossReason, Member, Resources, Role, Standing};
 use crate::plan::PlanRecord;
+use crate::raft::SNAPSHOT_BYTES_MAX;
 use crate::run::RunRecord;
 use crate::validation::{Ledger, Seal, Turn};
 
@@ -60,6 +62,9 @@ pub struct PlanState {
 /// The replicated state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
+    /// The format of entries and snapshots. A snapshot's first byte says it ([`State::encode`]).
+    #[serde(skip, default = "Format::oldest")]
+    format: Format,
     cluster: ClusterId,
     applied: u64,
     members: BTreeMap<NodeId, Member>,
@@ -93,6 +98,7 @@ impl State {
     #[must_use]
     pub fn new(cluster: ClusterId) -> Self {
         Self {
+            format: Format::NEWEST,
             cluster,
             applied: 0,
             members: BTreeMap::new(),
@@ -114,6 +120,34 @@ impl State {
             pending: Vec::new(),
             due: None,
         }
+    }
+
+    /// The same in another format.
+    #[must_use]
+    pub fn in_format(mut self, format: Format) -> Self {
+        self.format = format;
+        self
+    }
+
+    /// The format that entries and snapshots are written in.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The bytes of a snapshot, in the format that is agreed on.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        codec::encode_in(self.format, self)
+    }
+
+    /// The state of a snapshot, for a program that reads no newer format than `newest`.
+    ///
+    /// # Errors
+    /// If the bytes are more than a snapshot has, in a format that is not read, or no state.
+    pub fn decode(newest: Format, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (format, state): (_, Self) = codec::decode_up_to(newest, bytes, SNAPSHOT_BYTES_MAX)?;
+        Ok(state.in_format(format))
     }
 
     /// The same, with its first controllers. Their numbers are not given again.

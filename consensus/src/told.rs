@@ -87,7 +87,7 @@ mod tests {
             assert!(decode::<Told<Vec<u64>>>(&bytes[..cut], 100).is_err(), "{cut} of {length}");
         }
         let mut other = bytes;
-        other[2] += 1;
+        other[2] = 0;
         assert!(decode::<Told<Vec<u64>>>(&other, 100).is_err(), "another version inside");
     }
 }

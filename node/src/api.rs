@@ -30,9 +30,9 @@ mod wire;
 
 pub use answer::{
     Answer, Backup, CheckpointDetail, ClusterInfo, Collected, CopyState, DataHeld, Events,
-    LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid, OriginStatus,
-    RotationProgress, RotationStatus, RunAccepted, RunDisposition, RunStatus, TokenCreated,
-    TokenInfo, TracePiece,
+    FormatStatus, LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid,
+    OriginStatus, RotationProgress, RotationStatus, RunAccepted, RunDisposition, RunStatus,
+    TokenCreated, TokenInfo, TracePiece,
 };
 pub use escape::escape;
 pub use event::{Event, EventKind};

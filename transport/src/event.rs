@@ -11,7 +11,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use zbelastic_types::NodeId;
 
-use crate::endpoint::{CloseCode, DialProblem};
+use crate::endpoint::{CloseCode, DialProblem, VersionRange};
 use crate::frame::FrameRefusal;
 use crate::identity::{JoinAttempt, JoinReply, PeerIdentity};
 use crate::request::Reply;
@@ -25,6 +25,8 @@ pub enum TransportEvent {
         peer: PeerIdentity,
         /// The start of that process, as it said.
         boot: u64,
+        /// The protocol versions that it speaks, as it said.
+        versions: VersionRange,
         /// How bytes travel.
         road: Road,
     },

@@ -86,6 +86,7 @@ fn entry_text(entry: &Entry) -> String {
         | Entry::Keep { .. }
         | Entry::Checkpoint { .. }
         | Entry::Job(_)
-        | Entry::Access(_) => entry.name().to_owned(),
+        | Entry::Access(_)
+        | Entry::Format(_) => entry.name().to_owned(),
     }
 }

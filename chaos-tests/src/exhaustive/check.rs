@@ -172,7 +172,8 @@ pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
         | Entry::Checkpoint { .. }
         | Entry::Rewind { .. }
         | Entry::Job(_)
-        | Entry::Access(_) => false,
+        | Entry::Access(_)
+        | Entry::Format(_) => false,
     })
 }
 

@@ -162,7 +162,8 @@ impl Model {
             | Change::Rewound { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => {}
+            | Change::Access(_)
+            | Change::Format(_) => {}
         }
         Ok(world)
     }

@@ -18,7 +18,7 @@ pub enum Known {
 
 impl Known {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -44,6 +44,7 @@ impl Known {
         Self::Mutant(Mutant::M27RewindsForEveryLoss),
         Self::Mutant(Mutant::M28FollowedTooOld),
         Self::Mutant(Mutant::M29SilenceIsLoss),
+        Self::Mutant(Mutant::M30RaisedForTheConnected),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -79,6 +80,7 @@ impl Known {
             Self::Mutant(Mutant::M27RewindsForEveryLoss) => "m27",
             Self::Mutant(Mutant::M28FollowedTooOld) => "m28",
             Self::Mutant(Mutant::M29SilenceIsLoss) => "m29",
+            Self::Mutant(Mutant::M30RaisedForTheConnected) => "m30",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
@@ -147,6 +149,9 @@ impl Known {
             Self::Mutant(Mutant::M29SilenceIsLoss) => {
                 "a layer is lost when an answer about it is late (R9 off)"
             }
+            Self::Mutant(Mutant::M30RaisedForTheConnected) => {
+                "the format is raised for those who are connected, whatever the others read"
+            }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
                 "the generation of a seal is checked when it is proposed only"
             }
@@ -199,6 +204,7 @@ impl Known {
             }
             Self::Mutant(Mutant::M27RewindsForEveryLoss)
             | Self::Mutant(Mutant::M29SilenceIsLoss) => &[Invariant::L3, Invariant::L4],
+            Self::Mutant(Mutant::M30RaisedForTheConnected) => &[Invariant::F1],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
             // What is not held elsewhere is not compared either: a bit that flips is sealed.
             Self::Mutant(Mutant::R3SealedBeforeHeld) => {

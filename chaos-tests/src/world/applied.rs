@@ -54,7 +54,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Kept { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => {}
+            | Change::Access(_)
+            | Change::Format(_) => {}
         }
         self.mark_change(node, change);
     }
@@ -80,7 +81,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => {}
+            | Change::Access(_)
+            | Change::Format(_) => {}
         }
     }
 
@@ -159,7 +161,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 | Change::Rewound { .. }
                 | Change::Job { .. }
                 | Change::Removed { .. }
-                | Change::Access(_) => format!("{change:?}"),
+                | Change::Access(_)
+                | Change::Format(_) => format!("{change:?}"),
             };
             format!("n{node} #{index} {text}")
         });
@@ -194,6 +197,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.mark(Marker::StateDiffered);
                 }
             }
+            Change::Format(_) => self.mark(Marker::FormatRaised),
             Change::Kept { version } => self.kept = Some(*version),
             Change::Checkpoint { version, .. } => {
                 if self.kept.take_if(|kept| *kept <= *version) == Some(*version) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{
-    Command, Core, CoreSetup, Event as CoreEvent, Input, Output, Start, StartError,
+    Command, Core, CoreSetup, Event as CoreEvent, FatalCause, Input, Output, Start, StartError,
 };
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
@@ -25,6 +25,7 @@ use crate::access::{contacts, credentials};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
 use crate::disk::Disk;
+use crate::failure::{Failure, Invariant};
 use crate::life::LOST_AFTER_TICKS;
 use crate::markers::Marker;
 use crate::network::Lane;
@@ -45,10 +46,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let first = u64::from(self.case.options.controllers);
         let state = state
             .unwrap_or_else(|| State::new(self.cluster))
+            .in_format(self.first_format())
             .with_controllers(contacts(&nodes))
             .with_credentials(credentials(first, self.case.options.workers));
         for node in &nodes {
             self.add_controller_machine(*node);
+            self.choose_program(*node, true);
             self.controllers.get_mut(node).expect("added above").was_admitted = true;
             self.start_anew(*node, nodes.clone(), state.clone());
         }
@@ -104,13 +107,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn start_core(&mut self, node: NodeId, start: Start) {
         let boot = self.new_boot();
+        if self.controllers[&node].life > 0 {
+            self.choose_program(node, false);
+        }
+        let newest_format = self.reads(node);
         let machine = self.controllers.get_mut(&node).expect("a controller");
         machine.life += 1;
         let mut raft = RaftSetup::new(node, boot, machine.election_ticks);
         raft.compact_after = self.case.options.compact_after;
         raft.tail_entries = 8;
         let contact = Contact::of_node(node);
-        let setup = CoreSetup { cluster: self.cluster, contact, raft, timing: TIMING };
+        let setup =
+            CoreSetup { cluster: self.cluster, contact, raft, timing: TIMING, newest_format };
         match Core::new(setup, start) {
             Ok(core) => machine.core = Some(core),
             Err(StartError::Raft(RaftStartError::NeverStarted)) if machine.first.is_some() => {
@@ -120,6 +128,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             Err(error) => {
                 self.note(|| format!("n{node} does not start: {error}"));
+                if let StartError::Snapshot(error) = &error {
+                    self.fail(Failure::safety(Invariant::F1, format!("n{node}: {error}")));
+                }
                 self.condemn(node);
                 return;
             }
@@ -209,6 +220,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.crash_here(to);
             return;
         }
+        self.connect(to, from);
         self.controller_input(to, Input::Message { from, message });
     }
 
@@ -350,7 +362,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             Output::Event(event) => self.controller_event(node, event),
             Output::Fatal(cause) => {
                 self.note(|| format!("n{node} must stop: {cause:?}"));
-                self.mark(Marker::StaleDiskRefused);
+                match cause {
+                    FatalCause::Version(error) => {
+                        self.fail(Failure::safety(Invariant::F1, format!("n{node}: {error}")));
+                    }
+                    FatalCause::Log(_) | FatalCause::OtherCluster { .. } => {
+                        self.mark(Marker::StaleDiskRefused);
+                    }
+                }
                 self.condemn(node);
             }
         }
@@ -457,7 +476,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             | Change::Rewound { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => None,
+            | Change::Access(_)
+            | Change::Format(_) => None,
         };
         let dies = point.is_some_and(|point| leads && self.hits(point))
             || self.hits(CrashPoint::AfterApply);

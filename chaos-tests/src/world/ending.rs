@@ -1,13 +1,11 @@
 //! How a life may end, and what is looked at then.
 
 use zbelastic_consensus::Entry;
-use zbelastic_consensus::codec;
+use zbelastic_consensus::codec::{self, Format};
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::duty::{PLANS_FAILED_MAX, RECOMPUTE_REPLAYS_MAX};
 use zbelastic_consensus::job::HaltReason;
-use zbelastic_consensus::raft::{
-    ENTRY_BYTES_MAX, LogEntry, Payload, Record, SNAPSHOT_BYTES_MAX, decode_record,
-};
+use zbelastic_consensus::raft::{ENTRY_BYTES_MAX, LogEntry, Payload, Record, decode_record};
 use zbelastic_consensus::state::{PlanPhase, State};
 use zbelastic_trainer::data::BatchSource;
 use zbelastic_trainer::elastic::ComputeModel;
@@ -134,7 +132,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let differs = |core: &Core, disk: &Disk| {
             let state = core.state();
             let replayed = replay(disk, state.cluster(), state.applied());
-            replayed.is_none_or(|replayed| codec::encode(&replayed) != codec::encode(state))
+            replayed.is_none_or(|replayed| replayed.encode() != state.encode())
         };
         let differing = machines.filter(|(_, machine)| {
             machine.core.as_ref().is_some_and(|core| differs(core, &machine.disk))
@@ -159,7 +157,7 @@ fn replay(disk: &Disk, cluster: ClusterId, applied: u64) -> Option<State> {
             }),
             // The first one is where a node begins, before anything is applied.
             Record::Snapshot(image) if image.index <= applied.max(INDEX_FIRST) => {
-                state = codec::decode(&image.data, SNAPSHOT_BYTES_MAX).ok()?;
+                state = State::decode(Format::NEWEST, &image.data).ok()?;
                 from = image.index;
             }
             Record::Snapshot(_)

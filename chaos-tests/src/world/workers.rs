@@ -41,6 +41,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             is_gone: false,
         };
         self.workers.insert(node, machine);
+        let is_first = self.now == Moment(0);
+        self.choose_program(node, is_first);
         self.restart_worker(node);
         node
     }
@@ -67,6 +69,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return;
         }
         let model = (self.setup.model)(&machine.faults);
+        let starts_again = machine.life > 0;
         machine.life += 1;
         machine.boot = boot;
         machine.process = Some(Process {
@@ -85,6 +88,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         });
         let (life, tick_us) = (machine.life, machine.tick_us);
         self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
+        if starts_again {
+            self.choose_program(node, false);
+        }
         self.note(|| format!("w{node} starts"));
     }
 

@@ -49,6 +49,7 @@ impl Core {
             | Change::Sealed { adopted: None, .. } => (true, Knows::ALL),
             Change::Adopted(_) | Change::Sealed { adopted: Some(_), .. } => (true, Knows::CONTACTS),
             Change::Planned(_)
+            | Change::Format(_)
             | Change::Ready(_)
             | Change::Durable { .. }
             | Change::Access(

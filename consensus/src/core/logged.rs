@@ -2,8 +2,8 @@
 
 use zbelastic_types::ClusterId;
 
-use crate::codec::{self, DecodeError};
-use crate::raft::{ENTRY_BYTES_MAX, RecoveredLog, SNAPSHOT_BYTES_MAX};
+use crate::codec::{self, DecodeError, Format};
+use crate::raft::{ENTRY_BYTES_MAX, RecoveredLog};
 use crate::state::State;
 
 /// The state at the end of a log, with every entry in it applied.
@@ -15,7 +15,7 @@ use crate::state::State;
 /// # Errors
 /// If another version wrote a part of it.
 pub fn logged_state(cluster: ClusterId, log: &RecoveredLog) -> Result<State, DecodeError> {
-    let mut state = snapshot_state(cluster, log)?;
+    let mut state = snapshot_state(cluster, Format::NEWEST, log)?;
     for (index, data) in log.proposals() {
         if data.is_empty() {
             state.pass(index);
@@ -28,9 +28,13 @@ pub fn logged_state(cluster: ClusterId, log: &RecoveredLog) -> Result<State, Dec
 }
 
 /// The state that a log's entries follow.
-pub(super) fn snapshot_state(cluster: ClusterId, log: &RecoveredLog) -> Result<State, DecodeError> {
+pub(super) fn snapshot_state(
+    cluster: ClusterId,
+    newest: Format,
+    log: &RecoveredLog,
+) -> Result<State, DecodeError> {
     match log.snapshot_data() {
-        Some(data) => codec::decode(data, SNAPSHOT_BYTES_MAX),
+        Some(data) => State::decode(newest, data),
         None => Ok(State::new(cluster)),
     }
 }

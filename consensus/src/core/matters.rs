@@ -22,6 +22,7 @@ impl Matters {
             Input::Message { message, .. } => &message.message,
             Input::Tick
             | Input::Solved { .. }
+            | Input::Connected { .. }
             | Input::Closed { .. }
             | Input::Measured(_)
             | Input::Command(_) => return Matters::All,

@@ -1,6 +1,7 @@
 //! A controller alone, and three of them with workers, in one thread.
 
 mod entries;
+mod formats;
 mod host;
 mod logged;
 mod orders;

@@ -13,7 +13,6 @@ use super::{
     Action, Duties, Lane, NoPlan, STEPS_BEFORE_SWITCH, Solution, SolveRequest, Unsolvable,
     switched_window,
 };
-use crate::codec;
 use crate::contact::Place;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
@@ -444,7 +443,7 @@ impl Duties {
     fn proposal(&mut self, state: &State, record: PlanRecord) -> Action {
         let refusal = state.check_adopt(&record).err().map(NoPlan::Refused);
         let entry = Entry::Adopt(Box::new(record));
-        let (found, bytes_max) = (codec::encode(&entry).len(), ENTRY_BYTES_MAX);
+        let (found, bytes_max) = (entry.encode(state.format()).len(), ENTRY_BYTES_MAX);
         let is_too_large = found > bytes_max;
         match refusal.or(is_too_large.then_some(NoPlan::TooLarge { found, bytes_max })) {
             Some(none) => {

@@ -97,7 +97,8 @@ impl Duties {
             | Entry::Ready(_)
             | Entry::Resume { .. }
             | Entry::Rewind { .. }
-            | Entry::Access(_) => {}
+            | Entry::Access(_)
+            | Entry::Format(_) => {}
         }
     }
 
@@ -109,7 +110,8 @@ impl Duties {
             | Lane::Ready(..)
             | Lane::Durable(..)
             | Lane::Checkpoint(_)
-            | Lane::Access => false,
+            | Lane::Access
+            | Lane::Format => false,
         })
     }
 }

@@ -7,6 +7,7 @@ use zbelastic_types::{Generation, NodeId, RunId, Step};
 use super::{EntryRefusal, PlanPhase, State};
 use crate::access::AccessOutcome;
 use crate::checkpoint::{CHECKPOINTS_MAX, LayerDigest, PENDING_MAX, PendingCheckpoint};
+use crate::codec::Format;
 use crate::contact::Contact;
 use crate::entry::{CHANGES_MAX, Entry, RewindReason};
 use crate::job::{CHECKPOINT_EVERY_MAX, JobPhase, JobRefusal};
@@ -77,6 +78,8 @@ pub enum Change {
     },
     /// Who may take part changed.
     Access(AccessOutcome),
+    /// Entries and snapshots have a newer format.
+    Format(Format),
 }
 
 impl State {
@@ -103,7 +106,17 @@ impl State {
             Entry::Rewind { generation, to, reason } => self.apply_rewind(generation, to, reason),
             Entry::Job(change) => self.apply_job(change),
             Entry::Access(change) => self.apply_access(index, change),
+            Entry::Format(to) => self.apply_format(to),
         }
+    }
+
+    fn apply_format(&mut self, found: Format) -> Result<Change, EntryRefusal> {
+        let agreed = self.format;
+        if found <= agreed {
+            return Err(EntryRefusal::Format { agreed, found });
+        }
+        self.format = found;
+        Ok(Change::Format(found))
     }
 
     /// Counts an index that holds nothing for this state.

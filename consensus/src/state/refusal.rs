@@ -3,6 +3,7 @@
 use zbelastic_types::{Generation, LayerId, Step};
 
 use crate::access::AccessRefusal;
+use crate::codec::Format;
 use crate::history::DiffersFromLog;
 use crate::job::JobRefusal;
 use crate::member::Holder;
@@ -24,6 +25,14 @@ pub enum EntryRefusal {
     /// The plan is not accepted.
     #[error(transparent)]
     Plan(#[from] PlanRefusal),
+    /// The format is not newer than the one that is agreed on.
+    #[error("format {found}, format {agreed} is agreed on")]
+    Format {
+        /// The one that is agreed on.
+        agreed: Format,
+        /// The entry's.
+        found: Format,
+    },
     /// It is about another plan (rule R2).
     #[error("of generation {found}, the plan is generation {expected}")]
     OtherGeneration {

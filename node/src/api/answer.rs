@@ -371,6 +371,9 @@ pub struct ClusterInfo {
     pub rotation: Option<RotationStatus>,
     /// The version of the program that answers.
     pub version: String,
+    /// The format of its log.
+    #[serde(default)]
+    pub format: FormatStatus,
     /// Who decides.
     pub leader: Option<NodeId>,
     /// The leader's term.
@@ -381,6 +384,16 @@ pub struct ClusterInfo {
     pub voters: Vec<MemberStatus>,
     /// Voters that may be lost, with decisions still being made.
     pub failures_tolerated: u32,
+}
+
+/// The format of a cluster's log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormatStatus {
+    /// The one that entries and snapshots are written in; 0 if the program that answers does not say it.
+    pub agreed: u8,
+    /// Members that hold back a newer one, which the answering program reads: their programs do not read
+    /// it, or they are away.
+    pub held_back_by: Vec<NodeId>,
 }
 
 /// How far a change of the authority is.

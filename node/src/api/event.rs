@@ -220,6 +220,11 @@ pub enum EventKind {
     QuorumLost,
     /// Enough are there again.
     QuorumHeld,
+    /// All members read a newer format of the log: it is written in it from here on.
+    FormatRaised {
+        /// The format.
+        format: u8,
+    },
     /// A token was made.
     TokenCreated {
         /// Its id.
@@ -324,6 +329,11 @@ impl fmt::Display for EventKind {
             }
             Self::QuorumLost => write!(f, "too few controllers are there to decide"),
             Self::QuorumHeld => write!(f, "enough controllers are there to decide"),
+            Self::FormatRaised { format } => write!(
+                f,
+                "the log is written in format {format} from here on: programs that do not read it are \
+                 refused"
+            ),
             Self::TokenCreated { id, role } => write!(f, "token {id} for a {role} created"),
             Self::TokenRevoked { id } => write!(f, "token {id} revoked"),
             Self::Violation { node, what, count: 1 } => {

@@ -292,6 +292,7 @@ impl Chronicle {
             }
             Change::Job { phase, .. } => self.note_job(*phase, state),
             Change::Access(_) => Vec::new(),
+            Change::Format(format) => vec![EventKind::FormatRaised { format: format.number() }],
         }
     }
 

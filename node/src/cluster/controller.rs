@@ -10,6 +10,7 @@ mod authority;
 mod checkpoints;
 mod data;
 mod exports;
+mod formats;
 mod joins;
 mod orders;
 mod paces;
@@ -263,6 +264,7 @@ impl Controller {
         serve_bodies(&self.transport, &self.keeper);
         self.peers.begin(&self.transport);
         self.keep_out();
+        self.require_format();
         let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
         self.journal.tell(EventKind::Started { node, version });
         self.look_at_job();
@@ -285,8 +287,9 @@ impl Controller {
 
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
-            TransportEvent::Up { peer, road, .. } => {
+            TransportEvent::Up { peer, versions, road, .. } => {
                 self.roads.insert(peer.node, road);
+                self.note_program(peer, versions);
                 self.peers.note_up(peer.node);
             }
             TransportEvent::Down { peer, reason } => {
@@ -515,6 +518,7 @@ impl Controller {
                 self.adopting.ask();
                 self.look_at_job();
                 self.keep_out();
+                self.require_format();
             }
             CoreEvent::Leader { leader, term } => {
                 self.journal.tell(EventKind::Leader { node: leader, term });
@@ -547,6 +551,7 @@ impl Controller {
             }
             Change::Access(outcome) => self.note_access(outcome),
             Change::Members(_) => self.keep_out(),
+            Change::Format(_) => self.require_format(),
             Change::Adopted(_)
             | Change::Planned(_)
             | Change::Ready(_)

@@ -15,7 +15,7 @@ use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{Manifest, RecordLog as _, SledLog, Store};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::class::DeviceClass;
-use zbelastic_consensus::codec;
+use zbelastic_consensus::codec::{self, Format};
 use zbelastic_consensus::core::logged_state;
 use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::raft::RecoveredLog;
@@ -99,7 +99,7 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
     changeover::change_over(folder, &format!("before-{}", old.cluster), |new| {
         let home = found(new, old, cluster)?;
         let path = new.identity().join(BEGINNING);
-        let written = whole_file::write(&path, &codec::encode(&state));
+        let written = whole_file::write(&path, &state.encode());
         written.map_err(|error| cannot_write(&path, &error))?;
         home.save(&new.identity()).map_err(|error| again::unreadable(&error))
     })
@@ -116,7 +116,7 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(cannot_write(&path, &error)),
     };
-    let state = codec::decode(&bytes, zbelastic_consensus::raft::SNAPSHOT_BYTES_MAX);
+    let state = State::decode(Format::NEWEST, &bytes);
     let state = state.map_err(|error| {
         let what = format!("{}: {error}", path.display());
         Failure::new(FailureCode::VerificationFailed, what)
@@ -309,7 +309,7 @@ mod tests {
     /// A log that adds up to this.
     fn put_log(folder: &DataFolder, state: &State) {
         let members = Members::first(&[FIRST_NODE]);
-        let image = SnapshotImage { index: 1, term: 1, members, data: codec::encode(state) };
+        let image = SnapshotImage { index: 1, term: 1, members, data: state.encode() };
         let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
         log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
     }

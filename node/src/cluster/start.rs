@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
 use zbelastic_consensus::access::{AccessRole, Credential};
+use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::{Contact, Place};
 use zbelastic_consensus::core::{Core, CoreSetup, Start, StartError};
 use zbelastic_consensus::member::Resources;
@@ -248,7 +249,7 @@ pub async fn run_controller(
         .map_err(|error| storage("the log", error.is_full(), &error))?;
     let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
     let contact = contact(&node.home, transport.local_addr());
-    let core = core(&node, contact, &mut log)?;
+    let core = core(&node, &contact, &mut log)?;
     tell_administrator(&node.folder, &node.home, transport.local_addr())?;
     let (disk, written) = Disk::start(log).map_err(|error| internal("the log's thread", &error))?;
     let (solver, solved) =
@@ -269,12 +270,18 @@ pub async fn run_controller(
     Ok(controller::run(setup, parts, inbox).await)
 }
 
-fn core(node: &Node, contact: Contact, log: &mut SledLog) -> Result<Core, Failure> {
+fn core(node: &Node, contact: &Contact, log: &mut SledLog) -> Result<Core, Failure> {
     let home = &node.home;
     let mut raft = RaftSetup::new(home.node, random_number() >> 2, election_ticks(home.node.0));
     raft.write_ticks_max = WRITE_TICKS_MAX;
     let timing = duty_timing();
-    let setup = CoreSetup { cluster: home.cluster, raft, timing, contact: contact.clone() };
+    let setup = CoreSetup {
+        cluster: home.cluster,
+        contact: contact.clone(),
+        raft,
+        timing,
+        newest_format: Format::NEWEST,
+    };
     let others: Vec<NodeId> =
         home.controllers.keys().copied().filter(|other| *other != home.node).collect();
     let records = log.read_all().map_err(|error| storage("the log", error.is_full(), &error))?;
@@ -286,14 +293,14 @@ fn core(node: &Node, contact: Contact, log: &mut SledLog) -> Result<Core, Failur
     }
     let boot = home.boot;
     let start = if recovered.records.0 == 0 {
-        beginning(node, &contact, others.clone())?
+        beginning(node, contact, others.clone())?
     } else {
         Start::Recover { log: Box::new(recovered), controllers: others.clone(), boot }
     };
     match Core::new(setup.clone(), start) {
         // It died before anything of its first start was durable.
         Err(StartError::Raft(RaftStartError::NeverStarted)) => {
-            let start = beginning(node, &contact, others)?;
+            let start = beginning(node, contact, others)?;
             Core::new(setup, start).map_err(|error| damaged_log(&error))
         }
         core => core.map_err(|error| damaged_log(&error)),

@@ -12,7 +12,8 @@ use super::clock::date_text;
 use super::reach::{confirm, connect, write_json};
 use crate::api::client::ApiClient;
 use crate::api::{
-    ClusterInfo, HexDigest, Refusal, Request, RotationProgress, RotationStatus, escape,
+    ClusterInfo, FormatStatus, HexDigest, Refusal, Request, RotationProgress, RotationStatus,
+    escape,
 };
 use crate::args::{ClusterCommand, RecoverArgs, RotateCaArgs};
 use crate::cluster;
@@ -68,6 +69,7 @@ pub fn render_info(info: &ClusterInfo) -> String {
         ("authority", Some(info.authority.clone())),
         ("its change", info.rotation.as_ref().map(rotation_text)),
         ("version", Some(info.version.clone())),
+        ("log format", format_text(&info.format)),
         ("leader", Some(format!("{leader}, term {}", info.term))),
         ("agreed", Some(format!("{} entries", info.committed))),
         ("controllers", Some(voters.join(", "))),
@@ -80,6 +82,19 @@ pub fn render_info(info: &ClusterInfo) -> String {
         }
     }
     text
+}
+
+/// The format of the log, and who holds back a newer one.
+fn format_text(FormatStatus { agreed, held_back_by }: &FormatStatus) -> Option<String> {
+    let nodes: Vec<String> = held_back_by.iter().map(ToString::to_string).collect();
+    match (agreed, nodes.is_empty()) {
+        (0, _) => None,
+        (agreed, true) => Some(agreed.to_string()),
+        (agreed, false) => Some(format!(
+            "{agreed}; a newer one waits for programs that read it, or for nodes that are away: {}",
+            nodes.join(", ")
+        )),
+    }
 }
 
 /// How far a change of the authority is, in a line.
@@ -214,6 +229,7 @@ mod tests {
             authority: "ab".repeat(4),
             rotation: None,
             version: "0.1.0".to_owned(),
+            format: FormatStatus { agreed: 9, held_back_by: vec![NodeId(2), NodeId(7)] },
             leader: Some(NodeId(1)),
             term: 4,
             committed: 1290,
@@ -230,6 +246,7 @@ id           3f3f3f3f3f3f3f3f3f3f3f3f3f3f3f3f
 founded      2026-11-21 12:01:03Z
 authority    abababab
 version      0.1.0
+log format   9; a newer one waits for programs that read it, or for nodes that are away: 2, 7
 leader       node 1, term 4
 agreed       1290 entries
 controllers  ctl-1 (1) 10.0.0.1:7000, ctl-2 (6) 10.0.0.6:7000

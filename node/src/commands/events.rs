@@ -127,6 +127,7 @@ pub fn run_line(event: &Event) -> String {
         | EventKind::Rewound { .. }
         | EventKind::QuorumLost
         | EventKind::QuorumHeld
+        | EventKind::FormatRaised { .. }
         | EventKind::TokenCreated { .. }
         | EventKind::TokenRevoked { .. }
         | EventKind::Violation { .. }

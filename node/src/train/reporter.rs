@@ -256,6 +256,7 @@ fn worth_telling(event: &Event) -> bool {
         | EventKind::Checkpoint { .. }
         | EventKind::QuorumLost
         | EventKind::QuorumHeld
+        | EventKind::FormatRaised { .. }
         | EventKind::Violation { .. }
         | EventKind::Warning { .. }
         | EventKind::Other => true,

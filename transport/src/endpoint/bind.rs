@@ -17,6 +17,7 @@ use super::socket::bind_udp;
 use super::tally::Tallies;
 use super::transport::Shared;
 use super::tuning::{QuicConfigs, endpoint_config};
+use super::version::Spoken;
 use crate::event::EventQueue;
 use crate::frame::{FrameRules, PartPool};
 use crate::peers::{Directory, Keeper, Wishes};
@@ -41,6 +42,7 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
     let context = Arc::new(Context {
         own: credentials.identity(),
         start,
+        spoken: Spoken::default(),
         tallies: Tallies::default(),
         events,
         directory: Directory::default(),

@@ -15,7 +15,7 @@ use super::greeting::{SERVER_NAME, exchange};
 use super::hello::Hello;
 use super::problem::problem_of;
 use super::tuning::{client_config, open_for_client};
-use super::version::VersionRange;
+use super::version::{VERSIONS, VersionRange};
 use crate::identity::{
     Accepted, Credentials, PeerIdentity, PeerRefusal, UnixSeconds, shown_authority,
 };
@@ -164,7 +164,7 @@ async fn dial(
     let connected = connected.map_err(|_| DialProblem::NobodyAnswers)?;
     let connection = connected.map_err(|error| problem_of(&error))?;
     let peer = Accepted::member(&connection).map_err(|fault| other(fault.to_string()))?;
-    let ours = Hello::of_nobody();
+    let ours = Hello::of_nobody(VERSIONS);
     let greeted = timeout(limits.handshake_within, exchange(&connection, &ours)).await;
     let (_, send, receive) = greeted.map_err(|_| DialProblem::NobodyAnswers)??;
     open_for_client(&connection, limits);

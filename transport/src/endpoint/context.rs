@@ -8,6 +8,7 @@ use super::hub::LocalHub;
 use super::setup::ProcessStart;
 use super::tally::Tallies;
 use super::transport::{BulkSource, FrameSink};
+use super::version::Spoken;
 use crate::event::TransportEvent;
 use crate::frame::{FrameRules, PartPool};
 use crate::identity::PeerIdentity;
@@ -23,6 +24,7 @@ pub(crate) struct Context {
     pub(crate) own: PeerIdentity,
     pub(crate) start: ProcessStart,
     pub(crate) limits: Limits,
+    pub(crate) spoken: Spoken,
     pub(crate) tallies: Tallies,
     pub(crate) events: Events,
     pub(crate) directory: Directory,

@@ -250,15 +250,16 @@ async fn meet(
     peer: PeerIdentity,
     until: Instant,
 ) -> Result<Greeted, String> {
-    let (tally, code, why) = match timeout_at(until, be_greeted(connection.clone(), peer)).await {
-        Ok(Ok(greeted)) => {
-            let open = if peer.role.serves() { open_for_member } else { open_for_client };
-            open(connection, &context.limits);
-            return Ok(greeted);
-        }
-        Ok(Err(fault)) => (&context.tallies.door_failed, code_of(&fault), fault.to_string()),
-        Err(_) => (&context.tallies.door_late, CloseCode::Late, "no hello in time".to_owned()),
-    };
+    let (tally, code, why) =
+        match timeout_at(until, be_greeted(context, connection.clone(), peer)).await {
+            Ok(Ok(greeted)) => {
+                let open = if peer.role.serves() { open_for_member } else { open_for_client };
+                open(connection, &context.limits);
+                return Ok(greeted);
+            }
+            Ok(Err(fault)) => (&context.tallies.door_failed, code_of(&fault), fault.to_string()),
+            Err(_) => (&context.tallies.door_late, CloseCode::Late, "no hello in time".to_owned()),
+        };
     tally.one();
     connection.close(code.number().into(), &[]);
     Err(why)

@@ -14,9 +14,9 @@ use super::context::Context;
 use super::hello::{Hello, HelloFault};
 use super::hub::Leave;
 use super::problem::problem_of;
-use super::version::VERSIONS;
+use super::version::{VERSIONS, VersionRange};
 use crate::event::DownReason;
-use crate::identity::{Accepted, PeerIdentity};
+use crate::identity::{Accepted, PeerIdentity, PeerRole};
 use crate::peers::LinkFacts;
 
 /// What a dialler calls the host: nobody looks at it, certificates name nodes.
@@ -211,6 +211,7 @@ async fn greet(
         None => None,
     };
     let ours = Hello {
+        versions: context.spoken.range(),
         start: context.start,
         attempt,
         host: context.hub.as_ref().map(|hub| hub.host().clone()),
@@ -231,7 +232,7 @@ pub(super) async fn exchange(
         let (mut send, mut receive) = connection.open_bi().await.map_err(std::io::Error::from)?;
         send.write_all(&[HELLO_STREAM]).await.map_err(std::io::Error::from)?;
         ours.write(&mut send).await?;
-        let hello = Hello::read(&mut receive).await?;
+        let hello = Hello::read(ours.versions, &mut receive).await?;
         Ok::<_, HelloFault>((hello, send, receive))
     };
     let fault = match result.await {
@@ -246,7 +247,7 @@ pub(super) async fn exchange(
     let closed = connection.close_reason();
     connection.close(code.number().into(), &[]);
     Err(match fault {
-        HelloFault::Version { theirs } => DialProblem::Version { ours: VERSIONS, theirs },
+        HelloFault::Version { ours, theirs } => DialProblem::Version { ours, theirs },
         HelloFault::Malformed => DialProblem::Other(fault.to_string()),
         HelloFault::Broken(_) => match closed {
             Some(error) => problem_of(&error),
@@ -255,11 +256,13 @@ pub(super) async fn exchange(
     })
 }
 
-/// Reads the hello of a member that dialled.
+/// Reads the hello of a member, or a person's command line, that dialled.
 pub(super) async fn be_greeted(
+    context: &Context,
     connection: Connection,
     peer: PeerIdentity,
 ) -> Result<Greeted, HelloFault> {
+    let versions = versions_with(context, peer.role);
     let (mut send, mut receive) = connection.accept_bi().await.map_err(std::io::Error::from)?;
     let mut tag = [0];
     let read = receive.read_exact(&mut tag).await;
@@ -267,7 +270,7 @@ pub(super) async fn be_greeted(
     if tag != [HELLO_STREAM] {
         return Err(HelloFault::Malformed);
     }
-    match Hello::read(&mut receive).await {
+    match Hello::read(versions, &mut receive).await {
         Ok(hello) => {
             let (side, verdict) = (Side::Accepted, Arc::default());
             Ok(Greeted { peer, connection, hello, side, send, receive, verdict })
@@ -275,11 +278,16 @@ pub(super) async fn be_greeted(
         Err(fault) => {
             if let HelloFault::Version { .. } = fault {
                 // It reads our versions and closes; the caller waits for that.
-                let ours = Hello::of_nobody();
+                let ours = Hello::of_nobody(versions);
                 ours.write(&mut send).await?;
                 connection.closed().await;
             }
             Err(fault)
         }
     }
+}
+
+/// The versions spoken with a peer: what members gave up, people's command lines may speak still.
+pub(super) fn versions_with(context: &Context, role: PeerRole) -> VersionRange {
+    if role.serves() { context.spoken.range() } else { VERSIONS }
 }

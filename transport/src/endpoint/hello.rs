@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::setup::ProcessStart;
-use super::version::{VERSIONS, VersionRange};
+use super::version::VersionRange;
 use crate::event::Road;
 use crate::local::{HostIdentity, LocalOffer};
 
@@ -28,6 +28,8 @@ const HEAD_BYTES: usize = 6;
 /// What a process says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
+    /// The versions it speaks.
+    pub(crate) versions: VersionRange,
     /// Which start of the node it is.
     pub(crate) start: ProcessStart,
     /// Which of its attempts to reach the peer; only the dialler's counts.
@@ -54,8 +56,10 @@ pub enum HelloFault {
     #[error("its hello makes no sense")]
     Malformed,
     /// There is no version in common.
-    #[error("it speaks protocol versions {theirs}, this program speaks {VERSIONS}")]
+    #[error("it speaks protocol versions {theirs}, this process speaks {ours}")]
     Version {
+        /// What this process speaks.
+        ours: VersionRange,
         /// What the peer speaks.
         theirs: VersionRange,
     },
@@ -66,9 +70,9 @@ pub enum HelloFault {
 
 impl Hello {
     /// The hello of a process whose start means nothing to the peer.
-    pub(crate) const fn of_nobody() -> Self {
+    pub(crate) const fn of_nobody(versions: VersionRange) -> Self {
         let start = ProcessStart { boot: 0, life: 0 };
-        Self { start, attempt: 0, host: None, offer: None }
+        Self { versions, start, attempt: 0, host: None, offer: None }
     }
 
     /// Its bytes: the head, then the body.
@@ -86,15 +90,15 @@ impl Hello {
         };
         let body = postcard::to_allocvec(&body).expect("plain data");
         let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
-        bytes.extend_from_slice(&VERSIONS.oldest.to_le_bytes());
-        bytes.extend_from_slice(&VERSIONS.newest.to_le_bytes());
+        bytes.extend_from_slice(&self.versions.oldest.to_le_bytes());
+        bytes.extend_from_slice(&self.versions.newest.to_le_bytes());
         let length = u16::try_from(body.len()).expect("a hello is short");
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&body);
         bytes
     }
 
-    fn decode(body: &[u8]) -> Result<Self, HelloFault> {
+    fn decode(versions: VersionRange, body: &[u8]) -> Result<Self, HelloFault> {
         let (body, rest): (Body, _) =
             postcard::take_from_bytes(body).map_err(|_| HelloFault::Malformed)?;
         if !rest.is_empty() {
@@ -102,6 +106,7 @@ impl Hello {
         }
         let offer = body.offer.map(|bytes| LocalOffer::decode(&bytes)).transpose();
         Ok(Self {
+            versions,
             start: ProcessStart { boot: body.boot, life: body.life },
             attempt: body.attempt,
             host: body.host,
@@ -114,18 +119,21 @@ impl Hello {
         Ok(())
     }
 
-    /// The hello that a peer begins with.
+    /// The hello that a peer of a process begins with that speaks these versions.
     ///
     /// # Errors
     /// If there is no version in common, the bytes make no sense, or the stream breaks.
-    pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Self, HelloFault> {
+    pub async fn read(
+        ours: VersionRange,
+        stream: &mut (impl AsyncRead + Unpin),
+    ) -> Result<Self, HelloFault> {
         let mut head = [0; HEAD_BYTES];
         read_exact(stream, &mut head).await?;
         let [a, b, c, d, e, f] = head;
         let theirs =
             VersionRange { oldest: u16::from_le_bytes([a, b]), newest: u16::from_le_bytes([c, d]) };
-        if VERSIONS.common(theirs).is_none() {
-            return Err(HelloFault::Version { theirs });
+        if ours.common(theirs).is_none() {
+            return Err(HelloFault::Version { ours, theirs });
         }
         let length = usize::from(u16::from_le_bytes([e, f]));
         if length > BODY_BYTES_MAX {
@@ -133,7 +141,7 @@ impl Hello {
         }
         let mut body = vec![0; length];
         read_exact(stream, &mut body).await?;
-        Self::decode(&body)
+        Self::decode(theirs, &body)
     }
 }
 
@@ -172,18 +180,23 @@ mod tests {
 
     #[test]
     fn a_hello_comes_back_as_it_was_and_nothing_may_follow_it() {
+        let versions = VersionRange { oldest: 3, newest: 5 };
         let hello = Hello {
+            versions,
             start: ProcessStart { boot: 3, life: u64::MAX },
             attempt: 9,
             host: HostIdentity::read().ok(),
             offer: None,
         };
         let bytes = hello.encode();
-        assert_eq!(Hello::decode(&bytes[HEAD_BYTES..]).unwrap(), hello);
+        assert_eq!(Hello::decode(versions, &bytes[HEAD_BYTES..]).unwrap(), hello);
         let longer = [&bytes[HEAD_BYTES..], &[0]].concat();
-        assert!(matches!(Hello::decode(&longer), Err(HelloFault::Malformed)));
+        assert!(matches!(Hello::decode(versions, &longer), Err(HelloFault::Malformed)));
         for end in HEAD_BYTES..bytes.len() {
-            assert!(matches!(Hello::decode(&bytes[HEAD_BYTES..end]), Err(HelloFault::Malformed)));
+            assert!(matches!(
+                Hello::decode(versions, &bytes[HEAD_BYTES..end]),
+                Err(HelloFault::Malformed)
+            ));
         }
     }
 }

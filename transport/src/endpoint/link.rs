@@ -29,6 +29,7 @@ pub(crate) use streams::REQUEST_STREAM;
 use super::close::CloseCode;
 use super::context::Context;
 use super::greeting::{Closer, Greeted};
+use super::version::VersionRange;
 use crate::control::ControlQueue;
 use crate::event::{DownReason, Road, TransportEvent, Violation};
 use crate::frame::FrameQueue;
@@ -43,6 +44,7 @@ const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) peer: PeerIdentity,
+    pub(crate) versions: VersionRange,
     pub(crate) road: Road,
     pub(crate) connection: Connection,
     pub(crate) control: ControlQueue,
@@ -86,7 +88,8 @@ pub(crate) async fn run_link(context: Arc<Context>, greeted: Greeted) -> LinkEnd
     let link = Arc::clone(&settled.link);
     let peer = link.peer;
     context.directory.enter(Arc::clone(&link));
-    context.events.tell(TransportEvent::Up { peer, boot: start.boot, road: link.road }).await;
+    let (boot, versions, road) = (start.boot, link.versions, link.road);
+    context.events.tell(TransportEvent::Up { peer, boot, versions, road }).await;
     let mut lanes = lanes::spawn(&context, settled);
     let error = attend(&context, &closer, &connection, &mut lanes).await;
     context.directory.strike(node);

@@ -112,6 +112,12 @@ impl Transport {
         self.shared.context.wishes.send_if_modified(|wishes| wishes.ban(node));
     }
 
+    /// Speaks no version before this one with members from now on: connections that are there stay, and a
+    /// program that is older is refused when it comes, and reads why.
+    pub fn give_up_versions_before(&self, oldest: u16) {
+        self.shared.context.spoken.give_up_before(oldest);
+    }
+
     /// Closes the connections of people. Who has a certificate that is believed comes again.
     pub fn end_people(&self) {
         self.shared.context.wishes.send_modify(|wishes| wishes.people_ended += 1);

@@ -1,11 +1,37 @@
 //! Versions of the protocol.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// The versions this program speaks.
-pub const VERSIONS: VersionRange = VersionRange { oldest: 2, newest: 2 };
+/// The versions this program speaks. They tell programs apart: version 3 has the messages of version 2, and
+/// is spoken by programs that read the log's format 10.
+pub const VERSIONS: VersionRange = VersionRange { oldest: 2, newest: 3 };
+
+/// The versions that a process speaks with members: those of its program, until it gives up older ones.
+#[derive(Debug)]
+pub(crate) struct Spoken {
+    oldest: AtomicU16,
+}
+
+impl Default for Spoken {
+    fn default() -> Self {
+        Self { oldest: AtomicU16::new(VERSIONS.oldest) }
+    }
+}
+
+impl Spoken {
+    /// What it speaks.
+    pub(crate) fn range(&self) -> VersionRange {
+        VersionRange { oldest: self.oldest.load(Ordering::Relaxed), newest: VERSIONS.newest }
+    }
+
+    /// Gives up what is older than this.
+    pub(crate) fn give_up_before(&self, oldest: u16) {
+        self.oldest.fetch_max(oldest.min(VERSIONS.newest), Ordering::Relaxed);
+    }
+}
 
 /// An inclusive range of protocol versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +59,7 @@ impl fmt::Display for VersionRange {
 
 #[cfg(test)]
 mod tests {
-    use super::VersionRange;
+    use super::{Spoken, VERSIONS, VersionRange};
 
     const fn range(oldest: u16, newest: u16) -> VersionRange {
         VersionRange { oldest, newest }
@@ -46,5 +72,15 @@ mod tests {
         assert_eq!(range(4, 9).common(range(1, 3)), None);
         assert_eq!(range(1, 9).common(range(2, 5)), Some(5));
         assert_eq!(range(5, 1).common(range(1, 9)), None);
+    }
+
+    #[test]
+    fn what_was_given_up_is_not_spoken_again_and_the_newest_is_kept() {
+        let spoken = Spoken::default();
+        assert_eq!(spoken.range(), VERSIONS);
+        for (oldest, expected) in [(3, 3), (2, 3), (u16::MAX, VERSIONS.newest)] {
+            spoken.give_up_before(oldest);
+            assert_eq!(spoken.range(), range(expected, VERSIONS.newest), "before {oldest}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use zbelastic_transport::{
     CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX, CloseCode,
-    DownReason, Limits, PeerRole, TransportEvent,
+    DownReason, Limits, PeerRole, TransportEvent, VersionRange,
 };
 use zbelastic_types::NodeId;
 
@@ -182,11 +182,31 @@ async fn a_program_of_other_versions_hears_ours() {
     let site = Site::new();
     let node = site.worker(1).await;
     let raw = Raw::silent(&site.credentials(PeerRole::Worker, 2), &node.transport).await;
-    let newer = [1, 3, 0, 9, 0, 0, 0];
+    let newer = [1, 4, 0, 9, 0, 0, 0];
     let (_send, mut receive) = raw.say_both_ways(&newer).await;
     let mut versions = [0; 4];
     receive.read_exact(&mut versions).await.unwrap();
-    assert_eq!(versions, [2, 0, 2, 0]);
+    assert_eq!(versions, [2, 0, 3, 0]);
+}
+
+/// What members gave up is refused from then on; who is connected stays so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_program_is_refused_once_its_version_is_given_up() {
+    let site = Site::new();
+    let mut node = site.worker(1).await;
+    let old = Raw::greeted(&site.credentials(PeerRole::Worker, 2), &node.transport).await;
+    let up = node.next().await;
+    let TransportEvent::Up { versions, .. } = up else { panic!("expected it up, got {up:?}") };
+    assert_eq!(versions, VersionRange { oldest: 2, newest: 2 });
+    node.transport.give_up_versions_before(3);
+    let again = Raw::silent(&site.credentials(PeerRole::Worker, 3), &node.transport).await;
+    let (_send, mut receive) = again.say_both_ways(&[&[1][..], &HELLO].concat()).await;
+    let mut spoken = [0; 4];
+    receive.read_exact(&mut spoken).await.unwrap();
+    assert_eq!(spoken, [3, 0, 3, 0]);
+    let message = [control_frame(CONTROL, 0, 1), vec![1]].concat();
+    let _stream = old.say_one_way(&message).await;
+    assert_eq!(node.control().await.0, NodeId(2));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -123,7 +123,7 @@ impl Node {
     /// The next event, which is a peer that is there.
     pub async fn up(&mut self) -> (NodeId, u64, Road) {
         let event = self.next().await;
-        let TransportEvent::Up { peer, boot, road } = event else {
+        let TransportEvent::Up { peer, boot, road, .. } = event else {
             panic!("expected a peer to be up, got {event:?}");
         };
         (peer.node, boot, road)

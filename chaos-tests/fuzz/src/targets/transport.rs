@@ -11,7 +11,8 @@ use zbelastic_transport::frame::{FrameArrival, FrameReader, META_BYTES_MAX, Part
 use zbelastic_transport::identity::{JoinAnswer, JoinRequest, NodeName, Token};
 use zbelastic_transport::local::LocalOffer;
 use zbelastic_transport::{
-    CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, Hello, PeerIdentity, PeerRole, ReceivedFrame,
+    CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, Hello, PeerIdentity, PeerRole,
+    ReceivedFrame, VERSIONS,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
@@ -96,8 +97,8 @@ pub fn control(bytes: &[u8]) -> Outcome {
 
 /// What is taken for a hello is one.
 pub fn hellos(mut bytes: &[u8]) -> Outcome {
-    let Ok(hello) = block_on(Hello::read(&mut bytes)) else { return Outcome::Refused };
-    let again = block_on(Hello::read(&mut hello.encode().as_slice()));
+    let Ok(hello) = block_on(Hello::read(VERSIONS, &mut bytes)) else { return Outcome::Refused };
+    let again = block_on(Hello::read(VERSIONS, &mut hello.encode().as_slice()));
     assert_eq!(again.expect("it reads what it wrote"), hello);
     Outcome::Taken
 }

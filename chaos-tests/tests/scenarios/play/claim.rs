@@ -206,7 +206,8 @@ impl Play {
             | Change::Rewound { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => None,
+            | Change::Access(_)
+            | Change::Format(_) => None,
         });
         plans.collect()
     }
@@ -225,7 +226,8 @@ impl Play {
             | Change::Checkpoint { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => None,
+            | Change::Access(_)
+            | Change::Format(_) => None,
         });
         rewinds.collect()
     }
@@ -244,7 +246,8 @@ impl Play {
             | Change::Rewound { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => &[],
+            | Change::Access(_)
+            | Change::Format(_) => &[],
         });
         changes.flatten()
     }

@@ -2,6 +2,7 @@
 
 use chaos_tests::access::{contacts, credentials};
 use chaos_tests::disk::Disk;
+use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{Core, CoreSetup, Event, Input, Output, Start};
 use zbelastic_consensus::duty::DutyTiming;
@@ -40,8 +41,13 @@ impl Play {
         self.boots += 1;
         let controller = self.controllers.get_mut(&node).expect("a controller");
         let raft = RaftSetup::new(node, self.boots, controller.election_ticks);
-        let setup =
-            CoreSetup { cluster: CLUSTER, contact: Contact::of_node(node), raft, timing: TIMING };
+        let setup = CoreSetup {
+            cluster: CLUSTER,
+            contact: Contact::of_node(node),
+            raft,
+            timing: TIMING,
+            newest_format: Format::NEWEST,
+        };
         controller.core = Some(Core::new(setup, start).expect("its disk is whole"));
         self.drive_controller(node);
     }

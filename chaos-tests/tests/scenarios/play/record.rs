@@ -97,7 +97,8 @@ impl Record {
             | Change::Rewound { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => None,
+            | Change::Access(_)
+            | Change::Format(_) => None,
         })
     }
 

@@ -6,11 +6,12 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use super::super::encode;
+use super::super::{DecodeError, Format, encode};
 use super::samples::{
     ENTRIES, MESSAGES, briefing, entries, envelope, message_name, messages, state,
 };
 use super::words::words;
+use crate::state::State;
 
 /// Bytes in one line of a file.
 const LINE_BYTES: usize = 48;
@@ -62,7 +63,7 @@ fn every_message_has_these_bytes() {
 fn every_entry_has_these_bytes() {
     let entries = entries();
     assert!(entries.iter().map(crate::Entry::name).eq(ENTRIES), "an example of each");
-    let row = |entry: &crate::Entry| block(entry.name(), &encode(entry));
+    let row = |entry: &crate::Entry| block(entry.name(), &entry.encode(Format::OLDEST));
     check("entries.txt", &entries.iter().map(row).collect::<String>());
 }
 
@@ -73,7 +74,28 @@ fn a_briefing_has_these_bytes() {
 
 #[test]
 fn a_snapshot_has_these_bytes() {
-    check("state.txt", &block("state", &encode(&state())));
+    check("state.txt", &block("state", &state().encode()));
+}
+
+/// The golden files are those of the oldest format: what the program before wrote is read, and what it
+/// reads is written, until everybody reads a newer one.
+#[test]
+fn only_the_first_byte_tells_the_formats_of_snapshots_and_entries_apart() {
+    for format in [Format::OLDEST, Format::NEWEST] {
+        let expected = state().in_format(format);
+        let bytes = expected.encode();
+        assert_eq!((bytes[0], &bytes[1..]), (format.number(), &encode(&state())[1..]));
+        assert_eq!(State::decode(Format::NEWEST, &bytes), Ok(expected));
+    }
+    let (newest, found) = (Format::OLDEST, Format::NEWEST.number());
+    let read = State::decode(newest, &state().in_format(Format::NEWEST).encode());
+    assert_eq!(read, Err(DecodeError::Version { newest, found }));
+    for entry in entries() {
+        let raised = matches!(entry, crate::Entry::Format(_));
+        let expected = if raised { Format::NEWEST } else { Format::OLDEST };
+        assert_eq!(entry.encode(Format::OLDEST)[0], expected.number(), "{}", entry.name());
+        assert_eq!(entry.encode(Format::NEWEST)[0], Format::NEWEST.number(), "{}", entry.name());
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zbelastic_types::{Generation, Incarnation, LayerId, NodeId, StageIndex, Step};
 
 use crate::access::{AccessChange, AccessRole, TokenId, TokenTerms};
+use crate::codec::Format;
 use crate::entry::Entry;
 use crate::fixture::{
     CLUSTER, Log, RESOURCES, admit, contact, digest, digests, fingerprints, lost, spec, sum, turn,
@@ -37,7 +38,7 @@ pub(super) const MESSAGES: [&str; 15] = [
 ];
 
 /// Entries by name, in the order of their numbers.
-pub(super) const ENTRIES: [&str; 11] = [
+pub(super) const ENTRIES: [&str; 12] = [
     "members",
     "adopt",
     "ready",
@@ -49,6 +50,7 @@ pub(super) const ENTRIES: [&str; 11] = [
     "rewind",
     "job",
     "access",
+    "format",
 ];
 
 pub(super) fn message_name(message: &Message) -> &'static str {
@@ -85,6 +87,7 @@ pub(super) fn running() -> Log {
 }
 
 /// A state with something in each of its parts: a plan that loads, a checkpoint, one under way.
+/// In the oldest format, which is what bytes are read as that do not say theirs.
 pub(super) fn state() -> State {
     let mut log = Log::running(spec(), &[1, 2, 3]);
     log.keep(4);
@@ -99,7 +102,8 @@ pub(super) fn state() -> State {
     log.apply(Entry::Access(used(TokenId(300))));
     log.adopt(log.plan(&[1, 2]));
     log.apply(Entry::Ready(log.ready(0)));
-    log.state.with_controllers(crate::fixture::controllers(&[NodeId(100), NodeId(101)]))
+    let controllers = crate::fixture::controllers(&[NodeId(100), NodeId(101)]);
+    log.state.with_controllers(controllers).in_format(Format::OLDEST)
 }
 
 pub(super) fn entries() -> Vec<Entry> {
@@ -118,6 +122,7 @@ pub(super) fn entries() -> Vec<Entry> {
         log.rewind(0),
         Entry::Job(JobChange::Start(Arc::new(spec()))),
         Entry::Access(made(TokenId(300))),
+        Entry::Format(Format::NEWEST),
     ]
 }
 

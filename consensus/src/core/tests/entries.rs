@@ -2,7 +2,7 @@
 
 use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output};
 use super::pump::{CONTROLLER, disk, leader, n, persist, recover, setup};
-use crate::codec::{self, DecodeError, FORMAT_VERSION};
+use crate::codec::{self, DecodeError, Format};
 use crate::duty::{NoPlan, Solution};
 use crate::entry::Entry;
 use crate::fixture::{Log, chunks, program, solution, spec};
@@ -17,7 +17,7 @@ const TICKS_WITHOUT_A_PLAN: u32 = 5;
 /// A controller that starts from `state` and finds these entries agreed.
 fn with_later(state: &State, later: &[Vec<u8>]) -> Core {
     let node = n(CONTROLLER);
-    let log = disk(node, &[node], codec::encode(state), later);
+    let log = disk(node, &[node], state.encode(), later);
     Core::new(setup(node), recover(log)).expect("the disk is usable")
 }
 
@@ -48,14 +48,14 @@ fn check_fatal(bad: Vec<u8>, expected: DecodeError) {
 
 #[test]
 fn an_entry_of_an_unknown_version_is_fatal_before_it_is_applied() {
-    let found = FORMAT_VERSION + 1;
+    let found = Format::NEWEST.number() + 1;
     let newer = [&[found], &pause()[1..]].concat();
-    check_fatal(newer, DecodeError::Version { found });
+    check_fatal(newer, DecodeError::Version { newest: Format::NEWEST, found });
 }
 
 #[test]
 fn an_entry_that_is_none_is_fatal_before_it_is_applied() {
-    check_fatal(vec![FORMAT_VERSION, 0xff], DecodeError::Form);
+    check_fatal(vec![Format::NEWEST.number(), 0xff], DecodeError::Form);
     check_fatal([pause(), vec![0]].concat(), DecodeError::Trailing { count: 1 });
 }
 
@@ -76,7 +76,7 @@ fn asked_for_a_plan() -> (Core, u64) {
     let log = Log::with_job(spec(), &[1, 2]);
     let node = n(CONTROLLER);
     let log_state = log.state.clone().with_controllers(crate::fixture::controllers(&[node]));
-    let recovered = disk(node, &[node], codec::encode(&log_state), &[]);
+    let recovered = disk(node, &[node], log_state.encode(), &[]);
     let mut core = Core::new(setup(node), recover(recovered)).expect("the disk is usable");
     let mut outputs = Vec::new();
     while core.duties().is_none() {

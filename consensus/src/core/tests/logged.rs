@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::logged_state;
 use super::pump::{CONTROLLER, n};
-use crate::codec::{self, DecodeError, FORMAT_VERSION};
+use crate::codec::{self, DecodeError, Format};
 use crate::entry::Entry;
 use crate::fixture::{CLUSTER, Log, spec};
 use crate::job::JobChange;
@@ -19,7 +19,7 @@ const INDEX: u64 = 40;
 /// any of them is agreed.
 fn unconfirmed(state: &State, later: Vec<Payload>) -> RecoveredLog {
     let members = Members::first(&[n(CONTROLLER)]);
-    let image = SnapshotImage { index: INDEX, term: 1, members, data: codec::encode(state) };
+    let image = SnapshotImage { index: INDEX, term: 1, members, data: state.encode() };
     let entry = |(index, payload)| LogEntry { index, term: 1, payload };
     let records = [
         Record::Snapshot(image),
@@ -51,10 +51,10 @@ fn entries_count_that_are_not_known_to_be_agreed() {
 
 #[test]
 fn entries_of_another_version_are_told() {
-    let version = FORMAT_VERSION + 1;
+    let version = Format::NEWEST.number() + 1;
     let later = vec![pause(), Payload::Data(vec![version])];
     let found = logged_state(CLUSTER, &unconfirmed(&State::new(CLUSTER), later));
-    assert_eq!(found, Err(DecodeError::Version { found: version }));
+    assert_eq!(found, Err(DecodeError::Version { newest: Format::NEWEST, found: version }));
 }
 
 #[test]

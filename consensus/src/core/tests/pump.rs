@@ -9,7 +9,7 @@ use super::super::{
 };
 use super::host::Host;
 use crate::access::AccessRole;
-use crate::codec;
+use crate::codec::Format;
 use crate::duty::{DutyTiming, SolveRequest};
 use crate::fixture::{CLUSTER, RESOURCES, contact, credential, solution};
 use crate::message::Envelope;
@@ -31,7 +31,13 @@ pub fn n(node: u64) -> NodeId {
 
 pub fn setup(node: NodeId) -> CoreSetup {
     let raft = RaftSetup::new(node, node.0, 10 + 4 * (node.0 - CONTROLLER) as u32);
-    CoreSetup { cluster: CLUSTER, contact: contact(node.0), raft, timing: TIMING }
+    CoreSetup {
+        cluster: CLUSTER,
+        contact: contact(node.0),
+        raft,
+        timing: TIMING,
+        newest_format: Format::NEWEST,
+    }
 }
 
 /// What is on the disk of a controller that was one of `voters` and has applied `state`; entries
@@ -60,7 +66,7 @@ pub fn disk(node: NodeId, voters: &[NodeId], state: Vec<u8>, later: &[Vec<u8>]) 
 pub fn recovered(state: &State) -> Result<Core, StartError> {
     let node = n(CONTROLLER);
     let state = state.clone().with_controllers(crate::fixture::controllers(&[node]));
-    let log = disk(node, &[node], codec::encode(&state), &[]);
+    let log = disk(node, &[node], state.encode(), &[]);
     Core::new(setup(node), recover(log))
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::{Core, FatalCause, Input, Output, Start, StartError};
 use super::pump::{CONTROLLER, disk, n, persist, recover, setup};
-use crate::codec::{self, DecodeError, FORMAT_VERSION};
+use crate::codec::{self, DecodeError, Format};
 use crate::fixture::{CLUSTER, Log, spec};
 use crate::message::{Envelope, Message};
 use crate::raft::{RaftNode, RaftOutput, VoterChange};
@@ -24,8 +24,8 @@ fn a_snapshot_on_disk_that_does_not_decode_is_no_start() {
             panic!("expected {expected:?}")
         }
     };
-    let found = FORMAT_VERSION + 1;
-    check([&[found], &good[1..]].concat(), DecodeError::Version { found });
+    let found = Format::NEWEST.number() + 1;
+    check([&[found], &good[1..]].concat(), DecodeError::Version { newest: Format::NEWEST, found });
     check(good[..good.len() - 1].to_vec(), DecodeError::Form);
     check([good, vec![0]].concat(), DecodeError::Trailing { count: 1 });
     check(Vec::new(), DecodeError::Empty);
@@ -42,7 +42,7 @@ fn a_state_of_another_cluster_is_no_start() {
         Ok(_) => panic!("a state of {OTHER} was believed"),
     };
     let state = State::new(OTHER).with_controllers(crate::fixture::controllers(&[n(CONTROLLER)]));
-    check(start_from(codec::encode(&state)));
+    check(start_from(state.encode()));
     let (voters, state) = (vec![n(CONTROLLER)], Box::new(state));
     check(Core::new(setup(n(CONTROLLER)), Start::Create { voters, state }));
 }
@@ -116,10 +116,10 @@ fn a_leaders_snapshot_that_does_not_decode_is_fatal_and_not_believed() {
     let (core, outputs) = install(good.clone());
     assert!(core.state().plan().is_some(), "a snapshot that decodes is believed");
     assert!(!outputs.iter().any(|output| matches!(output, Output::Fatal(_))));
-    let found = FORMAT_VERSION + 1;
+    let found = Format::NEWEST.number() + 1;
     let newer = [&[found], &good[1..]].concat();
     for (bad, error) in [
-        (newer, DecodeError::Version { found }),
+        (newer, DecodeError::Version { newest: Format::NEWEST, found }),
         (good[..good.len() - 1].to_vec(), DecodeError::Form),
     ] {
         let (core, outputs) = install(bad);

@@ -8,7 +8,7 @@ use crate::access::{
     AUTHORITY_BYTES_MAX, AccessChange, AccessOutcome, AccessRefusal, AccessRole, AuthorityChange,
     AuthorityReport, RotationPhase, RotationStep, Succession, TokenId, TokenTerms,
 };
-use crate::codec::{decode, encode};
+use crate::codec::Format;
 use crate::entry::Entry;
 use crate::fixture::{Log, controllers, credential};
 use crate::member::{LossReason, MemberChange};
@@ -238,7 +238,7 @@ fn whom_to_believe_is_told_with_contacts_and_is_in_snapshots() {
     assert_eq!(log.state.contacts().rotation, None);
     rotate(&mut log, announced(OLD, NEW, false));
     assert!(log.state.contacts_index() > before);
-    let read: State = decode(&encode(&log.state), usize::MAX).expect("a state");
+    let read = State::decode(Format::NEWEST, &log.state.encode()).expect("a state");
     assert_eq!(read, log.state);
     assert_eq!(read.contacts().rotation.as_ref(), read.access().rotation());
     // Whoever leads next goes on from there, once members have reported to it.

@@ -350,6 +350,7 @@ impl Controller {
             authority: hex(&self.authority.pin().0),
             rotation: self.rotation_status(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            format: self.format_status(),
             leader: status.leader,
             term: status.term,
             committed: status.commit,

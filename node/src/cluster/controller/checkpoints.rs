@@ -152,7 +152,7 @@ impl Controller {
 
     /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
     pub(super) fn backup(&self, digest: Option<HexDigest>, offset: u64) -> Answer {
-        let bytes = zbelastic_consensus::codec::encode(self.core.state());
+        let bytes = self.core.state().encode();
         let found = HexDigest(Digest(*blake3::hash(&bytes).as_bytes()));
         if digest.is_some_and(|expected| expected != found) {
             return not_found(Thing::Backup, digest.map_or_else(String::new, |d| d.to_string()));

@@ -121,7 +121,8 @@ impl Controller {
             | Change::Rewound { .. }
             | Change::Job { .. }
             | Change::Removed { .. }
-            | Change::Access(_) => {}
+            | Change::Access(_)
+            | Change::Format(_) => {}
         }
     }
 

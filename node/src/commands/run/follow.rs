@@ -150,6 +150,7 @@ fn ending_of(kind: &EventKind) -> Option<Result<(), Failure>> {
         | EventKind::Checkpoint { .. }
         | EventKind::QuorumLost
         | EventKind::QuorumHeld
+        | EventKind::FormatRaised { .. }
         | EventKind::TokenCreated { .. }
         | EventKind::TokenRevoked { .. }
         | EventKind::Violation { .. }

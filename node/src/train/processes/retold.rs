@@ -43,6 +43,7 @@ impl Retold {
             | EventKind::Rewound { .. }
             | EventKind::QuorumLost
             | EventKind::QuorumHeld
+            | EventKind::FormatRaised { .. }
             | EventKind::TokenCreated { .. }
             | EventKind::TokenRevoked { .. }
             | EventKind::Violation { .. }

@@ -10,6 +10,7 @@ use crate::endpoint::close::CloseCode;
 use crate::endpoint::context::Context;
 use crate::endpoint::greeting::Greeted;
 use crate::endpoint::hello::Hello;
+use crate::endpoint::version::VERSIONS;
 use crate::event::{DownReason, Violation};
 
 /// Answers a client until its connection ends.
@@ -17,7 +18,7 @@ pub(crate) async fn run_client(context: Arc<Context>, greeted: Greeted) {
     let open = context.tallies.open.hold();
     let closer = greeted.closer();
     let Greeted { peer, connection, mut send, .. } = greeted;
-    let ours = Hello { start: context.start, ..Hello::of_nobody() };
+    let ours = Hello { start: context.start, ..Hello::of_nobody(VERSIONS) };
     let told = timeout(context.limits.handshake_within, ours.write(&mut send)).await;
     if !matches!(told, Ok(Ok(()))) {
         closer.close(DownReason::Violation(Violation::Other(CloseCode::Late)));

@@ -44,6 +44,7 @@ pub(super) async fn settle(context: &Context, greeted: Greeted) -> Option<Settle
         Side::Accepted => {
             let mut leave = leave_for(context.hub.as_ref(), &hello, peer.node).await;
             let ours = Hello {
+                versions: context.spoken.range(),
                 start: context.start,
                 attempt: 0,
                 host: context.hub.as_ref().map(|hub| hub.host().clone()),
@@ -65,7 +66,15 @@ pub(super) async fn settle(context: &Context, greeted: Greeted) -> Option<Settle
         ControlQueue::new(limits.control_queue_messages_max, limits.control_queue_bytes_max);
     let road = if sockets.is_some() { Road::SameHost } else { Road::Quic };
     let offer = hello.offer.filter(|_| road == Road::SameHost);
-    let link = Arc::new(Link { peer, road, connection, control, frames: queue, offer });
+    let link = Arc::new(Link {
+        peer,
+        versions: hello.versions,
+        road,
+        connection,
+        control,
+        frames: queue,
+        offer,
+    });
     let arrivals = leave.map(|Leave { admission, arrivals }| (arrivals, admission));
     Some(Settled { link, outlet, sockets, arrivals })
 }

@@ -1,0 +1,95 @@
+//! Programs are changed one node after the other: the format is raised once everybody reads a newer one.
+
+use super::super::{Event, FatalCause, Input};
+use super::pump::{CONTROLLER, Pump, n, persist, recover, setup};
+use crate::codec::{DecodeError, Format};
+use crate::core::Core;
+use crate::state::{Change, State};
+
+/// A cluster of the format before, led by a program that reads the newest.
+fn old_cluster(controllers: u64, workers: u64) -> Pump {
+    let mut pump = Pump::new(controllers, workers);
+    for core in pump.controllers.values_mut() {
+        core.state = core.state.clone().in_format(Format::OLDEST);
+    }
+    pump.until("all workers are in", |pump| {
+        pump.leader().is_some() && pump.state().live_workers().count() == workers as usize
+    });
+    pump
+}
+
+/// Node `node` is connected to everybody, and reads up to this.
+fn connect(pump: &mut Pump, node: u64, reads: Format) {
+    let controllers: Vec<_> = pump.controllers.keys().copied().collect();
+    for controller in controllers.into_iter().filter(|controller| *controller != n(node)) {
+        pump.input(controller, Input::Connected { node: n(node), reads }).expect("it is noted");
+    }
+}
+
+fn formats(pump: &Pump) -> Vec<u8> {
+    pump.controllers.values().map(|core| core.state().format().number()).collect()
+}
+
+#[test]
+fn the_format_is_raised_once_when_the_last_member_reads_it() {
+    let mut pump = old_cluster(3, 2);
+    let all: Vec<u64> = (CONTROLLER..CONTROLLER + 3).chain([1, 2]).collect();
+    for (count, node) in all.iter().enumerate() {
+        assert!(pump.core().holding_format_back().count() > 0, "{count} are connected");
+        let newest = if *node == 2 { Format::OLDEST } else { Format::NEWEST };
+        connect(&mut pump, *node, newest);
+        pump.rounds(20);
+        assert_eq!(formats(&pump), [9; 3], "{count}");
+    }
+    let holding: Vec<_> = pump.core().holding_format_back().collect();
+    assert_eq!(holding, [n(2)], "it has the program before");
+    connect(&mut pump, 2, Format::NEWEST);
+    pump.rounds(20);
+    assert_eq!(formats(&pump), [10; 3]);
+    assert_eq!(pump.core().holding_format_back().count(), 0);
+    let is_raised = |(_, event): &&(_, Event)| {
+        let Event::Applied { change, .. } = event else { return false };
+        **change == Change::Format(Format::NEWEST)
+    };
+    assert_eq!(pump.events.iter().filter(is_raised).count(), 3, "once on each");
+}
+
+/// Who is not connected may have either program, whatever it had when it was.
+#[test]
+fn the_format_waits_for_who_is_away() {
+    let mut pump = old_cluster(3, 1);
+    let away = CONTROLLER + 2;
+    connect(&mut pump, away, Format::NEWEST);
+    for controller in [CONTROLLER, CONTROLLER + 1].map(n) {
+        pump.input(controller, Input::Closed { node: n(away) }).expect("it is noted");
+    }
+    for node in [CONTROLLER, CONTROLLER + 1, 1] {
+        connect(&mut pump, node, Format::NEWEST);
+    }
+    pump.rounds(40);
+    assert_eq!((formats(&pump), pump.leader()), (vec![9; 3], Some(n(CONTROLLER))));
+    connect(&mut pump, away, Format::NEWEST);
+    pump.rounds(40);
+    assert_eq!(formats(&pump), [10; 3]);
+}
+
+/// A snapshot that is taken before, and one that is taken after, are read by whoever reads both.
+#[test]
+fn a_program_that_does_not_read_the_format_stops_and_says_so() {
+    let node = n(CONTROLLER);
+    let state = State::new(crate::fixture::CLUSTER)
+        .with_controllers(crate::fixture::controllers(&[node]))
+        .in_format(Format::OLDEST);
+    let raise = crate::Entry::Format(Format::NEWEST).encode(Format::OLDEST);
+    let disk = || super::pump::disk(node, &[node], state.encode(), &[raise.clone()]);
+    let mut new = Core::new(setup(node), recover(disk())).expect("the log is read");
+    persist(&mut new);
+    assert_eq!(new.state().format(), Format::NEWEST);
+    let newest_format = Format::OLDEST;
+    let setup = super::super::CoreSetup { newest_format, ..setup(node) };
+    let mut old = Core::new(setup, recover(disk())).expect("the snapshot is read");
+    let outputs = persist(&mut old);
+    let unread = DecodeError::Version { newest: Format::OLDEST, found: Format::NEWEST.number() };
+    let fatal = super::super::Output::Fatal(FatalCause::Version(unread));
+    assert_eq!(outputs.last(), Some(&fatal), "and the log is intact");
+}

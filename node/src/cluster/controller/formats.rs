@@ -1,0 +1,61 @@
+//! Which format of the log the programs of members read, by the protocol versions they speak.
+
+use zbelastic_consensus::codec::Format;
+use zbelastic_consensus::core::Input;
+use zbelastic_transport::{PeerIdentity, VersionRange};
+
+use super::Controller;
+use crate::api::FormatStatus;
+
+/// The protocol version of the programs that read [`Format::OLDEST`] and no newer one. Each format has a
+/// version, in their order.
+const OLDEST_VERSION: u16 = 2;
+
+/// The protocol version of the programs that read a format and no newer one.
+fn version_of(format: Format) -> u16 {
+    OLDEST_VERSION + u16::from(format.number() - Format::OLDEST.number())
+}
+
+/// The newest format that this program knows to be read by a program that speaks these versions.
+fn read_by(versions: VersionRange) -> Format {
+    let is_read = |format: &Format| version_of(*format) <= versions.newest;
+    let numbers = Format::OLDEST.number()..=Format::NEWEST.number();
+    numbers.filter_map(Format::of).filter(is_read).last().unwrap_or(Format::OLDEST)
+}
+
+impl Controller {
+    /// A peer is connected whose program speaks these versions.
+    pub(super) fn note_program(&mut self, peer: PeerIdentity, versions: VersionRange) {
+        self.tell_core(Input::Connected { node: peer.node, reads: read_by(versions) });
+    }
+
+    /// Programs that do not read the log's format are refused when they come: they would end with the
+    /// first entry in it.
+    pub(super) fn require_format(&self) {
+        self.transport.give_up_versions_before(version_of(self.core.state().format()));
+    }
+
+    pub(super) fn format_status(&self) -> FormatStatus {
+        let mut held_back_by: Vec<_> = self.core.holding_format_back().collect();
+        held_back_by.sort_unstable();
+        held_back_by.dedup();
+        FormatStatus { agreed: self.core.state().format().number(), held_back_by }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_transport::VERSIONS;
+
+    use super::*;
+
+    #[test]
+    fn each_format_has_a_version_and_the_newest_of_both_belong_together() {
+        assert_eq!((version_of(Format::OLDEST), version_of(Format::NEWEST)), (2, VERSIONS.newest));
+        let read = |oldest, newest| read_by(VersionRange { oldest, newest }).number();
+        assert_eq!(
+            [read(2, 2), read(2, 3), read(3, 3), read(3, 9), read(1, 1)],
+            [9, 10, 10, 10, 9]
+        );
+    }
+}
