@@ -46,7 +46,8 @@ pub struct Limits {
     pub streams_both_ways_max: u32,
     /// Connections of members at once. More are refused.
     pub members_max: usize,
-    /// Connections of people at once: admins, operators and viewers. More are refused.
+    /// Connections of people at once: admins, operators and viewers. One more closes the oldest of the person
+    /// who has the most, or is refused if nobody has more than one beyond the newcomer's.
     pub clients_max: usize,
     /// Joins that wait for the node's decision at once. More are refused.
     pub joins_max: usize,

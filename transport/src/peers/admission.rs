@@ -1,9 +1,12 @@
-//! Whether a new connection of a member takes its place. A pure function.
+//! Whether a new connection of a member, or of a person, takes its place. Pure functions.
 //!
-//! Both ends decide by the same facts, so that they keep the same connection: which start of the
+//! Of members both ends decide by the same facts, so that they keep the same connection: which start of the
 //! peer it is, who dialled, and the dialler's count of attempts.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use zbelastic_types::NodeId;
 
 use crate::endpoint::{CloseCode, ProcessStart};
 
@@ -57,6 +60,37 @@ fn between_same_processes(present: LinkFacts, new: LinkFacts) -> Entry {
     }
 }
 
+/// What becomes of a new connection of a person's command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientEntry {
+    /// It takes a free place.
+    Take,
+    /// It takes the place of this one, the oldest of whoever has the most.
+    Replace(u64),
+    /// There is no place for it.
+    Refuse,
+}
+
+/// Decides who of people has the places: nobody is shut out by the connections of one other. `open` are
+/// those that are there, in the order in which they came, and whose they are.
+pub(crate) fn admit_client(
+    open: impl Iterator<Item = (u64, NodeId)>,
+    person: NodeId,
+    clients_max: usize,
+) -> ClientEntry {
+    let mut of: BTreeMap<NodeId, Vec<u64>> = BTreeMap::new();
+    open.for_each(|(client, owner)| of.entry(owner).or_default().push(client));
+    if of.values().map(Vec::len).sum::<usize>() < clients_max {
+        return ClientEntry::Take;
+    }
+    let own = of.get(&person).map_or(0, Vec::len);
+    // Whoever has as many as the newcomer would have keeps them.
+    match of.values().max_by_key(|clients| clients.len()) {
+        Some(most) if most.len() > own + 1 => ClientEntry::Replace(most[0]),
+        Some(_) | None => ClientEntry::Refuse,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +133,22 @@ mod tests {
         let by_lower = facts(1, 1, true, 1);
         let by_higher = facts(1, 1, false, 99);
         assert_eq!(admit(1, Some(by_lower), by_higher), Entry::Refuse(CloseCode::Replaced));
+    }
+
+    #[test]
+    fn of_people_whoever_has_the_most_gives_a_place_to_who_has_fewer() {
+        let open = |owners: &[u64]| -> Vec<(u64, NodeId)> {
+            (10..).zip(owners.iter().map(|owner| NodeId(*owner))).collect()
+        };
+        let admit = |owners: &[u64], person, max| {
+            admit_client(open(owners).into_iter(), NodeId(person), max)
+        };
+        assert_eq!(admit(&[], 1, 1), ClientEntry::Take);
+        assert_eq!(admit(&[1, 1, 2], 1, 4), ClientEntry::Take);
+        assert_eq!(admit(&[1, 1, 1], 1, 3), ClientEntry::Refuse, "its own are enough");
+        assert_eq!(admit(&[2, 1, 1], 3, 3), ClientEntry::Replace(11));
+        assert_eq!(admit(&[1, 1, 2, 2], 3, 4), ClientEntry::Replace(12), "of two the later person");
+        assert_eq!(admit(&[1, 1, 2], 2, 3), ClientEntry::Refuse, "it would have as many");
+        assert_eq!(admit(&[1, 2, 3], 4, 3), ClientEntry::Refuse, "one each");
     }
 }

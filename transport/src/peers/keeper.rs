@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use zbelastic_types::NodeId;
 
-use super::admission::{Entry, LinkFacts, admit};
+use super::admission::{ClientEntry, Entry, LinkFacts, admit, admit_client};
 use super::backoff::pause_before_dial;
 use super::seat::{Dial, Present, Seat};
 use super::wishes::Wishes;
@@ -208,8 +208,14 @@ impl Keeper {
     }
 
     fn handle_client(&mut self, greeted: Greeted) {
-        if self.clients.len() >= self.context.limits.clients_max {
-            return self.refuse(greeted, CloseCode::Crowded);
+        let open = self.clients.iter().map(|(client, (node, _))| (*client, *node));
+        match admit_client(open, greeted.peer.node, self.context.limits.clients_max) {
+            ClientEntry::Take => {}
+            ClientEntry::Replace(client) => {
+                let (_, closer) = self.clients.remove(&client).expect("it is open");
+                closer.close_as(DownReason::Closing, CloseCode::Crowded);
+            }
+            ClientEntry::Refuse => return self.refuse(greeted, CloseCode::Crowded),
         }
         self.clients_seen += 1;
         let client = self.clients_seen;

@@ -165,6 +165,11 @@ async fn idle_clients_are_bounded_in_number() {
     let _streams = one_more.say_both_ways(&[&[1][..], &crate::raw::HELLO].concat()).await;
     assert_eq!(one_more.closed_for().await, zbelastic_transport::CloseCode::Crowded);
     assert_eq!(node.transport.counters().door.open, 3);
+    // Another person is not shut out by them.
+    let other = site.credentials(PeerRole::Viewer, 51);
+    let _other = Raw::greeted(&other, &node.transport).await;
+    assert_eq!(kept.remove(0).closed_for().await, zbelastic_transport::CloseCode::Crowded);
+    assert!(kept.iter().all(|raw| raw.connection.close_reason().is_none()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
