@@ -51,6 +51,9 @@ pub struct SimArgs {
     /// What computes: hashes, a small transformer with the real kernels, or that every 30th seed.
     #[arg(long, value_name = "MODEL", default_value = "mixed", conflicts_with = "replay")]
     pub model: ModelChoice,
+    /// What is lived: training, or what members do beside it: stores, texts, trust, clocks.
+    #[arg(long, value_name = "WORLD", default_value = "training", conflicts_with = "replay")]
+    pub world: WorldChoice,
     /// Threads [default: this machine's cores].
     #[arg(long, value_name = "J", conflicts_with_all = ONE, value_parser = parse_jobs)]
     pub jobs: Option<NonZeroUsize>,
@@ -77,6 +80,15 @@ pub enum ModelChoice {
     Float,
     /// Hashes, and every 30th seed the transformer.
     Mixed,
+}
+
+/// What is lived in a campaign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WorldChoice {
+    /// Clusters that train, through storms of faults.
+    Training,
+    /// What their members keep, whom they believe and what they mend ([`crate::housekeeping`]).
+    Housekeeping,
 }
 
 impl ModelChoice {

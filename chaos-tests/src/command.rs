@@ -7,9 +7,11 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use crate::args::{SimArgs, Work};
+use crate::args::{SimArgs, Work, WorldChoice};
 use crate::campaign::{Campaign, FAILURES_SHRUNK, Life, Ticket};
 use crate::case::{Case, CaseError};
+use crate::failure::Failure;
+use crate::housekeeping;
 use crate::life::live;
 use crate::log::EventLog;
 use crate::report::{Ending, Report};
@@ -55,6 +57,9 @@ pub enum SimError {
 /// If a file holds no case, or an output takes no more.
 pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Result<u8, SimError> {
     match args.work() {
+        Work::Seed(seed) if args.world == WorldChoice::Housekeeping => {
+            tell_housekeeping(seed, args.twice, out)
+        }
         Work::Seed(seed) => {
             let ticket = args.model.ticket(seed);
             let large = args.workers.map(|count| Case::draw_with(seed, ticket.model, count));
@@ -102,19 +107,65 @@ fn tell_life(case: &Case, is_twice: bool, out: &mut dyn Write) -> Result<u8, Sim
     Ok(ending.exit_code())
 }
 
+/// The same of a life of housekeeping, which follows from its seed alone.
+fn tell_housekeeping(seed: u64, is_twice: bool, out: &mut dyn Write) -> Result<u8, SimError> {
+    writeln!(out, "seed {seed}\n{}", housekeeping::Options::draw(seed))?;
+    let (outcome, digest) = aloud(move |log| housekeeping::live(seed, log), out)?;
+    let is_other = is_twice && housekeeping::live_quietly(seed) != (outcome.clone(), digest);
+    let failure = match is_other {
+        true => Some(Failure::non_determinism("the second life was another one")),
+        false => outcome.failure,
+    };
+    writeln!(out, "{} checkpoints\ndigest {digest:016x}", outcome.checkpoints)?;
+    match &failure {
+        Some(failure) => writeln!(out, "FAILED {failure}")?,
+        None => writeln!(out, "passed")?,
+    }
+    let ending = failure.map_or(Ending::Passed, |failure| Ending::Failed(failure.kind));
+    Ok(ending.exit_code())
+}
+
 /// Lives a case on another thread, and prints its lines on this one.
 fn live_aloud(case: &Case, out: &mut dyn Write) -> io::Result<Life> {
+    aloud(move |log| live(case, log), out).map(|(outcome, digest)| Life { outcome, digest })
+}
+
+/// Lives on another thread, and prints the lines on this one. Yields what came of it, and the log's digest.
+fn aloud<T: Send>(
+    life: impl FnOnce(&mut EventLog) -> T + Send,
+    out: &mut dyn Write,
+) -> io::Result<(T, u64)> {
     let (reader, lines) = sync_channel::<String>(LINES_WAITING);
     thread::scope(|scope| {
         let life = scope.spawn(move || {
             let mut log = EventLog::telling(reader);
-            let outcome = live(case, &mut log);
-            Life { outcome, digest: log.digest() }
+            let outcome = life(&mut log);
+            (outcome, log.digest())
         });
         let told = lines.into_iter().try_for_each(|line| writeln!(out, "{line}"));
-        let life = life.join().expect("what panics in a life is caught");
-        told.map(|()| life)
+        let lived = life.join().expect("what panics in a life is caught");
+        told.map(|()| lived)
     })
+}
+
+fn keep_many_houses(
+    args: &SimArgs,
+    seeds: impl Iterator<Item = u64> + Send,
+    out: &mut dyn Write,
+    progress: &mut dyn Write,
+) -> Result<u8, SimError> {
+    let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);
+    let report = housekeeping::campaign(args.jobs(), args.twice, seeds, |report| {
+        let elapsed = watch.elapsed();
+        if elapsed >= told + PROGRESS_EVERY {
+            told = elapsed;
+            let failed = report.failures.len();
+            tell_progress(progress, &format!("{} lives, {failed} failed", report.lives));
+        }
+    });
+    let seconds = watch.elapsed().as_secs_f64();
+    writeln!(out, "{report}\n{} lives in {seconds:.1} s", report.lives)?;
+    Ok(report.ending().exit_code())
 }
 
 fn live_many(
@@ -123,6 +174,9 @@ fn live_many(
     out: &mut dyn Write,
     progress: &mut dyn Write,
 ) -> Result<u8, SimError> {
+    if args.world == WorldChoice::Housekeeping {
+        return keep_many_houses(args, seeds, out, progress);
+    }
     check_folder(&args.failures)?;
     let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &Life::of };
     let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);

@@ -65,10 +65,64 @@ pub enum Invariant {
     L3,
     /// No sealed version is given up that a living member holds.
     L4,
+    /// No store grows beyond what is kept.
+    H1,
+    /// A checkpoint is placed while members have room for it.
+    H2,
+    /// What rotted on one disk is mended while another has it sound.
+    H3,
+    /// Who says that it keeps a piece has it, and a checkpoint that came about is somewhere.
+    H4,
+    /// There is a plan while nodes have memory for one, and no stage takes more than its node has.
+    H6,
+    /// A damaged store of checkpoints keeps nobody from starting.
+    H9,
+    /// What a member says beyond its role ends nobody, reserves nothing, and is not believed.
+    H10,
+    /// Who was removed is cut off by all members within a second.
+    H11,
+    /// Certificates do not end while processes run.
+    H12,
     /// Nobody is sent a format that its program does not read.
     F1,
     /// The canary.
     Canary,
+}
+
+impl Invariant {
+    /// Whether it is about what members do beside the protocol ([`crate::housekeeping`]).
+    #[must_use]
+    pub const fn is_of_housekeeping(self) -> bool {
+        match self {
+            Self::H1
+            | Self::H2
+            | Self::H3
+            | Self::H4
+            | Self::H6
+            | Self::H9
+            | Self::H10
+            | Self::H11
+            | Self::H12 => true,
+            Self::S1
+            | Self::S2
+            | Self::S3
+            | Self::S4
+            | Self::S5
+            | Self::S6
+            | Self::S9
+            | Self::N1
+            | Self::N2
+            | Self::N3
+            | Self::N4
+            | Self::N5
+            | Self::C1
+            | Self::L1
+            | Self::L3
+            | Self::L4
+            | Self::F1
+            | Self::Canary => false,
+        }
+    }
 }
 
 /// Why a life failed.

@@ -10,6 +10,7 @@ use zbelastic_consensus::mutant;
 use crate::bug;
 use crate::case::Case;
 use crate::failure::Failure;
+use crate::housekeeping;
 use crate::life::live;
 use crate::log::EventLog;
 use crate::options::Model;
@@ -41,8 +42,13 @@ pub fn hunt(known: Known, model: Model, seed_first: u64, lives_max: u64) -> Opti
     throw(known, true);
     let caught = (0..lives_max).find_map(|index| {
         let seed = seed_first + index;
-        let outcome = live(&Case::draw(seed, model), &mut EventLog::quiet());
-        outcome.failure.map(|failure| Catch { lives: index + 1, seed, failure })
+        let log = &mut EventLog::quiet();
+        let failure = if known.is_of_housekeeping() {
+            housekeeping::live(seed, log).failure
+        } else {
+            live(&Case::draw(seed, model), log).failure
+        };
+        failure.map(|failure| Catch { lives: index + 1, seed, failure })
     });
     throw(known, false);
     caught

@@ -22,6 +22,7 @@ pub mod exhaustive;
 pub mod failure;
 pub mod faults;
 pub mod float_model;
+pub mod housekeeping;
 #[cfg(feature = "mutants")]
 pub mod hunt;
 pub mod life;

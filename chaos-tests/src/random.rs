@@ -22,8 +22,12 @@ pub enum Purpose {
     Pace = 8,
     /// Which lives are large, and have checkpoints by time: what others draw stays as it was.
     Extent = 9,
+    /// Which options and faults a life of housekeeping has.
+    Housekeeping = 10,
+    /// How long things take there, and what who means harm does.
+    HousekeepingWork = 11,
     /// Which machines have which program.
-    Programs = 10,
+    Programs = 12,
 }
 
 /// A stream of draws: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).

@@ -3,7 +3,7 @@
 //! Without the feature `mutants` every question here is answered with a constant `false`. A switch
 //! holds for the thread it is thrown on, which is where a simulated cluster lives.
 
-/// A known bug in this package or in the trainer. Names are those of `docs/chaos.md`.
+/// A known bug in this package, in the trainer or in what a node decides beside the protocol. Names are those of `docs/chaos.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mutant {
     /// R1 off, which is m24: what undoes a step is given up when its seal is proposed.
@@ -42,8 +42,34 @@ pub enum Mutant {
     M28FollowedTooOld,
     /// m29: a layer is lost when an answer about it is late; R9 off.
     M29SilenceIsLoss,
-    /// m30: the format is raised for those who are connected, whatever the others read.
-    M30RaisedForTheConnected,
+    /// m30: a store without manifests, as a worker's is, collects nothing.
+    M30CollectsByManifest,
+    /// m31: a piece fails with the first node that does not keep it.
+    M31FirstRefusalFails,
+    /// m32: bytes that came damaged from all holders together are asked of nobody alone.
+    M32DamageEndsFetch,
+    /// m33: what is found damaged on the own disk is not reported.
+    M33ScrubIsSilent,
+    /// m34: plans are tried on the first nodes only.
+    M34FirstNodesOnly,
+    /// m35: a damaged index keeps its node from starting.
+    M35DamagedIndexRefuses,
+    /// m36: whoever closes a connection with it ends a process.
+    M36AnyCloseEnds,
+    /// m37: what is asked to be kept is held against no job.
+    M37KeepsAnything,
+    /// m38: the digest of what came is not compared before it counts as kept.
+    M38DigestUnchecked,
+    /// m39: anybody's held-out loss counts.
+    M39LossOfAnybody,
+    /// m40: an ephemeral node that is removed is forgotten, ban and all.
+    M40RemovalForgotten,
+    /// m41: workers close no connection of who was removed.
+    M41WorkersIgnoreBans,
+    /// m42: whose certificate ended asks over connections that nobody accepts.
+    M42NeverAtTheDoor,
+    /// m43: the format is raised for those who are connected, whatever the others read.
+    M43RaisedForTheConnected,
 }
 
 #[cfg(feature = "mutants")]

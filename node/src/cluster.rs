@@ -12,7 +12,6 @@ mod breaches;
 pub mod chronicle;
 pub mod compute;
 mod controller;
-mod copies;
 mod courier;
 pub mod data;
 mod device;
@@ -22,9 +21,7 @@ pub mod ending;
 pub mod frames;
 pub mod home;
 pub mod journal;
-mod keep_rule;
 mod keeper;
-mod keeping;
 mod line;
 mod login;
 mod machine_id;
@@ -34,11 +31,10 @@ mod names;
 mod own_address;
 mod pace;
 mod peers;
-mod piece_sink;
+mod piece_keep;
 mod questions;
 mod recovery;
 mod renewal;
-mod room;
 mod scrub;
 mod shelf;
 pub mod signals;
@@ -58,6 +54,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use zbelastic_policy::{copies, keep_rule, keeping, room};
 use zbelastic_transport::identity::{
     ClusterAuthority, JoinError, JoinRefusal, JoinSetup, NodeKey, NodeName, PeerRole, Token,
     UnixSeconds, check_permissions, join_cluster, random_number,

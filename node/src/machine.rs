@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::statvfs;
 use zbelastic_kernels::{AllocateError, CpuBackend};
+use zbelastic_policy::room::DiskRoom;
 use zbelastic_types::Bytes;
 
 /// Cores that this process may use.
@@ -51,6 +52,15 @@ pub fn disk_space(folder: &Path) -> io::Result<(Bytes, Bytes)> {
     let found = statvfs(folder)?;
     let bytes = |blocks: u64| Bytes(blocks.saturating_mul(found.f_frsize));
     Ok((bytes(found.f_bavail), bytes(found.f_blocks)))
+}
+
+/// The room on the disk that a folder lies on. It may block, as all that asks a disk.
+///
+/// # Errors
+/// If the folder is not there.
+pub fn disk_room(folder: &Path) -> io::Result<DiskRoom> {
+    let (free, total) = disk_space(folder)?;
+    Ok(DiskRoom { free, total })
 }
 
 /// The memory that this process may take, or `None` where the system does not say: the machine's,

@@ -11,7 +11,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Our packages, and which of the others each may name, in tests as well.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     ("types", &[]),
     (EMULATOR, &[]),
     ("kernels", &[]),
@@ -20,7 +20,20 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("schedule", &["types"]),
     ("consensus", &["schedule", "types"]),
     ("trainer", &["consensus", "kernels", "schedule", "types"]),
-    (CHAOS_TESTS, &["consensus", "kernels", "schedule", "trainer", "types"]),
+    ("policy", &["checkpoint", "consensus", "trainer", "transport", "types"]),
+    (
+        CHAOS_TESTS,
+        &[
+            "checkpoint",
+            "consensus",
+            "kernels",
+            "policy",
+            "schedule",
+            "trainer",
+            "transport",
+            "types",
+        ],
+    ),
     (
         "node",
         &[
@@ -28,6 +41,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
             "checkpoint",
             "consensus",
             "kernels",
+            "policy",
             "schedule",
             "trainer",
             "transport",
@@ -57,7 +71,7 @@ const FUZZ: &str = "fuzz";
 const FUZZ_FOLDER: &str = "chaos-tests/fuzz";
 /// The one package of ours whose name does not begin with the program's.
 const CHAOS_TESTS: &str = "chaos-tests";
-const PURE: [&str; 5] = ["types", "schedule", "consensus", "trainer", CHAOS_TESTS];
+const PURE: [&str; 6] = ["types", "schedule", "consensus", "trainer", "policy", CHAOS_TESTS];
 
 /// An outside crate and its owners.
 struct Fence {
@@ -82,9 +96,16 @@ const fn fence(
 const FENCES: [Fence; 38] = [
     fence(
         "blake3",
-        &["trainer", "checkpoint", "transport", "node"],
+        &["trainer", "checkpoint", "transport", "policy", "node"],
         &[],
-        &["trainer/src/digest.rs", "checkpoint/src/", "transport/src/", "node/src/"],
+        &[
+            "trainer/src/digest.rs",
+            "checkpoint/src/",
+            "transport/src/",
+            "policy/src/data.rs",
+            "policy/src/scrub.rs",
+            "node/src/",
+        ],
     ),
     fence(
         "bytemuck",
@@ -170,6 +191,7 @@ const FENCES: [Fence; 38] = [
             "transport",
             "consensus",
             "trainer",
+            "policy",
             "node",
             CHAOS_TESTS,
             FUZZ,
@@ -196,6 +218,7 @@ const FENCES: [Fence; 38] = [
             "transport",
             "consensus",
             "trainer",
+            "policy",
             "node",
             CHAOS_TESTS,
         ],

@@ -18,7 +18,7 @@ pub enum Known {
 
 impl Known {
     /// All of them, by their numbers.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 43] = [
         Self::Bug(Bug::M1AckBeforeSync),
         Self::Mutant(Mutant::M2TurnUnchecked),
         Self::Bug(Bug::M3MomentsNotRestored),
@@ -44,7 +44,20 @@ impl Known {
         Self::Mutant(Mutant::M27RewindsForEveryLoss),
         Self::Mutant(Mutant::M28FollowedTooOld),
         Self::Mutant(Mutant::M29SilenceIsLoss),
-        Self::Mutant(Mutant::M30RaisedForTheConnected),
+        Self::Mutant(Mutant::M30CollectsByManifest),
+        Self::Mutant(Mutant::M31FirstRefusalFails),
+        Self::Mutant(Mutant::M32DamageEndsFetch),
+        Self::Mutant(Mutant::M33ScrubIsSilent),
+        Self::Mutant(Mutant::M34FirstNodesOnly),
+        Self::Mutant(Mutant::M35DamagedIndexRefuses),
+        Self::Mutant(Mutant::M36AnyCloseEnds),
+        Self::Mutant(Mutant::M37KeepsAnything),
+        Self::Mutant(Mutant::M38DigestUnchecked),
+        Self::Mutant(Mutant::M39LossOfAnybody),
+        Self::Mutant(Mutant::M40RemovalForgotten),
+        Self::Mutant(Mutant::M41WorkersIgnoreBans),
+        Self::Mutant(Mutant::M42NeverAtTheDoor),
+        Self::Mutant(Mutant::M43RaisedForTheConnected),
         Self::Mutant(Mutant::R2GenerationUnchecked),
         Self::Mutant(Mutant::R3SealedBeforeHeld),
         Self::Mutant(Mutant::R5CheckpointBeforeSeal),
@@ -80,12 +93,31 @@ impl Known {
             Self::Mutant(Mutant::M27RewindsForEveryLoss) => "m27",
             Self::Mutant(Mutant::M28FollowedTooOld) => "m28",
             Self::Mutant(Mutant::M29SilenceIsLoss) => "m29",
-            Self::Mutant(Mutant::M30RaisedForTheConnected) => "m30",
+            Self::Mutant(Mutant::M30CollectsByManifest) => "m30",
+            Self::Mutant(Mutant::M31FirstRefusalFails) => "m31",
+            Self::Mutant(Mutant::M32DamageEndsFetch) => "m32",
+            Self::Mutant(Mutant::M33ScrubIsSilent) => "m33",
+            Self::Mutant(Mutant::M34FirstNodesOnly) => "m34",
+            Self::Mutant(Mutant::M35DamagedIndexRefuses) => "m35",
+            Self::Mutant(Mutant::M36AnyCloseEnds) => "m36",
+            Self::Mutant(Mutant::M37KeepsAnything) => "m37",
+            Self::Mutant(Mutant::M38DigestUnchecked) => "m38",
+            Self::Mutant(Mutant::M39LossOfAnybody) => "m39",
+            Self::Mutant(Mutant::M40RemovalForgotten) => "m40",
+            Self::Mutant(Mutant::M41WorkersIgnoreBans) => "m41",
+            Self::Mutant(Mutant::M42NeverAtTheDoor) => "m42",
+            Self::Mutant(Mutant::M43RaisedForTheConnected) => "m43",
             Self::Mutant(Mutant::R2GenerationUnchecked) => "R2",
             Self::Mutant(Mutant::R3SealedBeforeHeld) => "R3",
             Self::Mutant(Mutant::R5CheckpointBeforeSeal) => "R5",
             Self::Bug(Bug::Canary) => "canary",
         }
+    }
+
+    /// Whether lives of housekeeping are there for it, and not those of training.
+    #[must_use]
+    pub fn is_of_housekeeping(self) -> bool {
+        self.expected().iter().all(|invariant| invariant.is_of_housekeeping())
     }
 
     /// What is broken.
@@ -149,7 +181,42 @@ impl Known {
             Self::Mutant(Mutant::M29SilenceIsLoss) => {
                 "a layer is lost when an answer about it is late (R9 off)"
             }
-            Self::Mutant(Mutant::M30RaisedForTheConnected) => {
+            Self::Mutant(Mutant::M30CollectsByManifest) => {
+                "a store without manifests, as a worker's is, collects nothing"
+            }
+            Self::Mutant(Mutant::M31FirstRefusalFails) => {
+                "a piece fails with the first node that does not keep it"
+            }
+            Self::Mutant(Mutant::M32DamageEndsFetch) => {
+                "a text that came damaged from all together is asked of nobody alone"
+            }
+            Self::Mutant(Mutant::M33ScrubIsSilent) => {
+                "what is found damaged on the own disk is not reported"
+            }
+            Self::Mutant(Mutant::M34FirstNodesOnly) => "plans are tried on the first nodes only",
+            Self::Mutant(Mutant::M35DamagedIndexRefuses) => {
+                "a damaged index keeps its node from starting"
+            }
+            Self::Mutant(Mutant::M36AnyCloseEnds) => {
+                "whoever closes a connection with it ends a process"
+            }
+            Self::Mutant(Mutant::M37KeepsAnything) => {
+                "what is asked to be kept is held against no job"
+            }
+            Self::Mutant(Mutant::M38DigestUnchecked) => {
+                "the digest of what came is not compared before it counts as kept"
+            }
+            Self::Mutant(Mutant::M39LossOfAnybody) => "anybody's held-out loss counts",
+            Self::Mutant(Mutant::M40RemovalForgotten) => {
+                "an ephemeral node that is removed is forgotten, ban and all"
+            }
+            Self::Mutant(Mutant::M41WorkersIgnoreBans) => {
+                "workers close no connection of who was removed"
+            }
+            Self::Mutant(Mutant::M42NeverAtTheDoor) => {
+                "whose certificate ended asks over connections that nobody accepts"
+            }
+            Self::Mutant(Mutant::M43RaisedForTheConnected) => {
                 "the format is raised for those who are connected, whatever the others read"
             }
             Self::Mutant(Mutant::R2GenerationUnchecked) => {
@@ -204,8 +271,24 @@ impl Known {
             }
             Self::Mutant(Mutant::M27RewindsForEveryLoss)
             | Self::Mutant(Mutant::M29SilenceIsLoss) => &[Invariant::L3, Invariant::L4],
-            Self::Mutant(Mutant::M30RaisedForTheConnected) => &[Invariant::F1],
+            Self::Mutant(Mutant::M43RaisedForTheConnected) => &[Invariant::F1],
             Self::Mutant(Mutant::M28FollowedTooOld) => &[Invariant::N1, Invariant::L3],
+            Self::Mutant(Mutant::M30CollectsByManifest) => &[Invariant::H1],
+            Self::Mutant(Mutant::M31FirstRefusalFails) => &[Invariant::H2],
+            Self::Mutant(Mutant::M32DamageEndsFetch) | Self::Mutant(Mutant::M33ScrubIsSilent) => {
+                &[Invariant::H3]
+            }
+            Self::Mutant(Mutant::M34FirstNodesOnly) => &[Invariant::H6],
+            Self::Mutant(Mutant::M35DamagedIndexRefuses) => &[Invariant::H9],
+            Self::Mutant(Mutant::M36AnyCloseEnds) | Self::Mutant(Mutant::M39LossOfAnybody) => {
+                &[Invariant::H10]
+            }
+            // A version far ahead is never collected.
+            Self::Mutant(Mutant::M37KeepsAnything) => &[Invariant::H1, Invariant::H10],
+            Self::Mutant(Mutant::M38DigestUnchecked) => &[Invariant::H4],
+            Self::Mutant(Mutant::M40RemovalForgotten)
+            | Self::Mutant(Mutant::M41WorkersIgnoreBans) => &[Invariant::H11],
+            Self::Mutant(Mutant::M42NeverAtTheDoor) => &[Invariant::H12],
             // What is not held elsewhere is not compared either: a bit that flips is sealed.
             Self::Mutant(Mutant::R3SealedBeforeHeld) => {
                 &[Invariant::N1, Invariant::N2, Invariant::N3, Invariant::L3]

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::contact::check_name;
 use crate::member::Role;
+use crate::mutant::{self, Mutant};
 
 /// Tokens and credentials as they are agreed on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -237,6 +238,9 @@ impl Access {
     pub(crate) fn revoke(&mut self, node: NodeId) {
         if let Some(found) = self.credentials.get_mut(&node) {
             found.is_revoked = true;
+            if found.is_ephemeral && mutant::is(Mutant::M40RemovalForgotten) {
+                self.credentials.remove(&node);
+            }
         }
     }
 

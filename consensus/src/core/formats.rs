@@ -37,7 +37,7 @@ impl Core {
             return false;
         }
         let counts = |node: &NodeId| {
-            !mutant::is(Mutant::M30RaisedForTheConnected) || self.reads(*node).is_some()
+            !mutant::is(Mutant::M43RaisedForTheConnected) || self.reads(*node).is_some()
         };
         let is_held = self.holding_format_back().any(|node| counts(&node));
         !is_held && self.propose(&Entry::Format(to)).is_ok()

@@ -32,11 +32,12 @@ use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
-use zbelastic_consensus::validation::Turn;
+use zbelastic_policy::trust::{
+    Accusers, ClaimRefusal, Known, check_claim, is_outdated, is_refused_removal, is_removal,
+};
 use zbelastic_transport::identity::{AuthoritySecret, ClusterAuthority};
 use zbelastic_transport::{
-    CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
-    Transport, TransportEvent,
+    ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
 };
 use zbelastic_types::{NodeId, Step};
 
@@ -44,7 +45,7 @@ use super::breaches::Breaches;
 use super::chronicle::Chronicle;
 use super::disk::{Disk, Written};
 use super::document::JobDocument;
-use super::ending::{Accusers, Ending, Signal, is_removal};
+use super::ending::{Ending, Signal};
 use super::home::{Home, HomeWriter};
 use super::journal::{Journal, now_ms};
 use super::keeper::{Keeper, Kept};
@@ -310,17 +311,20 @@ impl Controller {
             }
             TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
             TransportEvent::DuplicateIdentity { told_by } => {
-                let (role, workers) = (self.peers.role(told_by), self.peers.workers_up());
+                let (role, workers) = (self.peers.role(told_by), self.peers.roster().workers_up());
                 if self.accusers.note(told_by, role, workers) {
                     self.ending = Some(Ending::Duplicate { told_by });
                 }
             }
-            TransportEvent::DialFailed {
-                node,
-                problem: DialProblem::Refused(CloseCode::Banned),
-                ..
-            } if self.peers.role(node) == PeerRole::Controller => {
+            TransportEvent::DialFailed { node, problem, .. }
+                if is_refused_removal(self.peers.role(node), &problem) =>
+            {
                 self.ending = Some(Ending::Removed);
+            }
+            TransportEvent::DialFailed { node, problem, .. }
+                if is_outdated(self.peers.role(node), &problem) =>
+            {
+                self.ending = Some(Ending::outdated(node, &problem));
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 self.journal.log(format!("node {node} is not reached at {address}: {problem}"));
@@ -352,16 +356,27 @@ impl Controller {
         }
     }
 
+    /// Whether what a message claims counts, if it claims something.
+    fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
+        let Some(claim) = message.claim() else { return Ok(()) };
+        let job = self.chronicle.job().map(|job| &job.job);
+        let data: Vec<_> = job.map_or_else(Vec::new, JobDocument::data);
+        let known = Known {
+            own: PeerRole::Controller,
+            plan: self.core.state().plan().map(|plan| &*plan.record),
+            had_head: self.chronicle.knows_loss(from.node),
+            job_data: &data,
+        };
+        check_claim((from.node, from.role), claim, known)
+    }
+
     fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
+        if self.check_message(from, &message).is_err() {
+            return;
+        }
         match message {
             NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
-            NodeMessage::Collect(referred) if from.role == PeerRole::Controller => {
-                self.collect_here(referred);
-            }
-            NodeMessage::Took { generation, stage, .. }
-            | NodeMessage::Arrived { generation, stage, .. }
-            | NodeMessage::LayersTook { turn: Turn { generation, .. }, stage, .. }
-                if !self.stands_at(from.node, (generation, stage)) => {}
+            NodeMessage::Collect(referred) => self.collect_here(referred),
             NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices } => {
                 self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
                 self.chronicle.note_slices((generation, stage), slices);
@@ -377,9 +392,9 @@ impl Controller {
                 self.chronicle.moves.note(plan, bytes, took, Instant::now());
             }
             NodeMessage::Evaluated { steps_done, loss } => {
-                self.note_held_out(from.node, steps_done, loss);
+                self.note_held_out(steps_done, loss);
             }
-            NodeMessage::KeepData(name) => self.keep_data(from, name),
+            NodeMessage::KeepData(name) => self.fetch(name, vec![from.node]),
             NodeMessage::Working { done, activity } => {
                 if self.core.state().live_workers().any(|(holder, _)| holder.node == from.node) {
                     self.working.insert(from.node, WorkStatus { done, activity });
@@ -392,8 +407,7 @@ impl Controller {
             | NodeMessage::Kept(_)
             | NodeMessage::NotKept(_)
             | NodeMessage::Keeping(_)
-            | NodeMessage::Exporting
-            | NodeMessage::Collect(_) => {}
+            | NodeMessage::Exporting => {}
         }
     }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use zbelastic_policy::data::{DataFetch, DataNext, DataOutcome};
 use zbelastic_trainer::data::{Corpus, CorpusError};
 use zbelastic_trainer::hf::{ImportError, import_safetensors};
 use zbelastic_trainer::stage::InitialWeights;
@@ -14,8 +15,8 @@ use zbelastic_types::{Bytes, Digest, NodeId};
 
 use super::document::{DataName, NamedJob};
 use super::keeper::Keeper;
-use super::room::DiskRoom;
 use super::wire::{self, BulkKey};
+use crate::machine::disk_room;
 use crate::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
@@ -160,16 +161,10 @@ pub async fn fetch_data(
     if let Ok(Some(bytes)) = here {
         return Ok(Found { bytes, damaged: Vec::new() });
     }
-    let found = match fetch_from(name, transport, holders.clone()).await {
-        Ok(bytes) => Found { bytes, damaged: Vec::new() },
-        Err(FetchError::Other { .. }) if holders.len() > 1 => {
-            fetch_from_each(name, transport, holders).await?
-        }
-        Err(error) => return Err(error),
-    };
+    let found = fetch_from_some(name, transport, holders).await?;
     let written = tokio::task::spawn_blocking(move || {
         // Who has no room for it has it in memory, and asks again after the next start.
-        let room = DiskRoom::of(path.parent().unwrap_or(Path::new(".")));
+        let room = disk_room(path.parent().unwrap_or(Path::new(".")));
         if room.is_ok_and(|room| room.check(Bytes(name.length)).is_ok()) {
             let _ = whole_file::write(&path, &found.bytes);
         }
@@ -193,22 +188,37 @@ async fn fetch_from(
     if found == hash { Ok(bytes) } else { Err(FetchError::Other { expected: hash, found }) }
 }
 
-async fn fetch_from_each(
+async fn fetch_from_some(
     name: DataName,
     transport: &Transport,
     holders: Vec<NodeId>,
 ) -> Result<Found, FetchError> {
-    let mut damaged = Vec::new();
-    for node in holders {
-        match fetch_from(name, transport, vec![node]).await {
-            Ok(bytes) => return Ok(Found { bytes, damaged }),
-            Err(FetchError::Other { .. }) => damaged.push(DamagedCopy { node, name }),
-            // It has none, or does not answer.
-            Err(_) => {}
+    let copies = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| DamagedCopy { node, name });
+    let (mut fetch, mut next) = DataFetch::new(holders);
+    let (mut last, mut asked) = (Err(FetchError::Interrupted), 0);
+    loop {
+        match next {
+            DataNext::Ask(nodes) => {
+                last = fetch_from(name, transport, nodes).await;
+                asked += 1;
+                next = fetch.note(match &last {
+                    Ok(_) => DataOutcome::Sound,
+                    Err(FetchError::Other { .. }) => DataOutcome::Damaged,
+                    Err(_) => DataOutcome::Missing,
+                });
+            }
+            DataNext::Done { damaged } => {
+                let damaged = copies(damaged).collect();
+                return last.map(|bytes| Found { bytes, damaged });
+            }
+            DataNext::Failed { damaged: nodes } if asked > 1 => {
+                return Err(FetchError::AllDamaged { hash: name.hash, nodes });
+            }
+            DataNext::Failed { .. } => {
+                return last.map(|bytes| Found { bytes, damaged: Vec::new() });
+            }
         }
     }
-    let nodes = damaged.into_iter().map(|copy| copy.node).collect();
-    Err(FetchError::AllDamaged { hash: name.hash, nodes })
 }
 
 /// The bytes of a file, if they are these.

@@ -12,6 +12,8 @@ use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Digest, RunId, Step};
 
+pub use zbelastic_policy::data::DataName;
+
 use super::tick::ticks_of;
 use super::wire::layer_bytes;
 use crate::config::{DeviceKind, RunConfig, WindowChoice};
@@ -22,23 +24,6 @@ pub const DOCUMENT_VERSION: u32 = 1;
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
 /// Owners and copies compare their states at every so many steps.
 const ATTEST_EVERY: u64 = 16;
-
-/// Bytes that are too large for the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct DataName {
-    /// BLAKE3 of the bytes.
-    pub hash: Digest,
-    /// How many there are.
-    pub length: u64,
-}
-
-impl DataName {
-    /// The name of `bytes`.
-    #[must_use]
-    pub fn of(bytes: &[u8]) -> Self {
-        Self { hash: Digest(*blake3::hash(bytes).as_bytes()), length: bytes.len() as u64 }
-    }
-}
 
 /// A job as submitted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -112,6 +97,12 @@ impl NamedJob {
 }
 
 impl JobDocument {
+    /// Its text, and its weights if it has some.
+    #[must_use]
+    pub fn data(&self) -> Vec<DataName> {
+        std::iter::once(self.text).chain(self.weights).collect()
+    }
+
     /// Its bytes.
     ///
     /// # Errors

@@ -1,11 +1,10 @@
 //! How a node's process ends, and what the system or a person wants of it.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
 use zbelastic_consensus::core::FatalCause;
-use zbelastic_transport::{CloseCode, DownReason, PeerRole};
+use zbelastic_transport::DialProblem;
 use zbelastic_types::NodeId;
 
 use crate::failure::{Detail, Failure, FailureCode};
@@ -39,30 +38,6 @@ pub enum Signal {
     Drain(DrainCause),
     /// Go at once.
     Now,
-}
-
-/// Whether a connection that ended says that this node was removed. Only controllers know that.
-#[must_use]
-pub fn is_removal(role: PeerRole, reason: DownReason) -> bool {
-    role == PeerRole::Controller && reason == DownReason::ClosedByPeer(CloseCode::Banned)
-}
-
-/// Who says that another process lives with this node's identity. A controller is believed; workers are
-/// if more than half of those that are connected say it, as one certificate must not end other nodes.
-#[derive(Debug, Default)]
-pub struct Accusers {
-    workers: BTreeSet<NodeId>,
-}
-
-impl Accusers {
-    /// A peer says it, one of so many workers that are connected. Yields whether it is believed.
-    pub fn note(&mut self, node: NodeId, role: PeerRole, workers: usize) -> bool {
-        if role == PeerRole::Controller {
-            return true;
-        }
-        self.workers.insert(node);
-        2 * self.workers.len() > workers
-    }
 }
 
 /// How the process ends.
@@ -106,6 +81,12 @@ impl Ending {
                 Self::Lost(format!("the log is cluster {found}'s, this node belongs to {expected}"))
             }
         }
+    }
+
+    /// How a node ends whose program the cluster has left behind, as a controller says.
+    #[must_use]
+    pub fn outdated(node: NodeId, problem: &DialProblem) -> Self {
+        Self::Newer(format!("the cluster has newer programs: of node {node}, {problem}"))
     }
 
     /// What a script and a person are told; `None` if it ended well.
@@ -166,21 +147,5 @@ impl Ending {
         let mut failure = Failure::new(code, what);
         failure.details.extend(detail);
         Some(failure)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_worker_alone_cannot_say_that_an_identity_is_taken() {
-        let mut accusers = Accusers::default();
-        assert!(!accusers.note(NodeId(4), PeerRole::Worker, 4));
-        assert!(!accusers.note(NodeId(4), PeerRole::Worker, 4), "however often");
-        assert!(!accusers.note(NodeId(5), PeerRole::Worker, 4));
-        assert!(accusers.note(NodeId(6), PeerRole::Worker, 4), "most of them");
-        assert!(Accusers::default().note(NodeId(1), PeerRole::Controller, 4));
-        assert!(Accusers::default().note(NodeId(4), PeerRole::Worker, 1), "nobody else is there");
     }
 }

@@ -4,7 +4,6 @@
 //! that a worker wrote is told to be durable only when as many other nodes have it as the
 //! configuration wants: a machine that is preempted takes its disk with it.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -12,10 +11,8 @@ use std::time::SystemTime;
 use std::{io, thread};
 
 use tokio::sync::{mpsc, watch};
-use zbelastic_checkpoint::{
-    CHUNK_BYTES, CheckpointId, Manifest, Needed, PieceName, PieceRecord, Removed, SledStore, Store,
-    StoreError, what_to_remove,
-};
+use zbelastic_checkpoint::{CHUNK_BYTES, Manifest, PieceRecord, SledStore, Store, StoreError};
+use zbelastic_policy::collect::collect as collect_pieces;
 use zbelastic_trainer::elastic::{LayerAssembler, ReadLayer};
 use zbelastic_transport::BulkBody;
 use zbelastic_transport::identity::random_number;
@@ -31,11 +28,10 @@ use super::threads::stand_back;
 use super::unused_data::collect_data;
 use super::wire::{BulkKey, Freed, NodeAnswer, PieceRef, Referred};
 use super::work::WorkCount;
+use crate::machine::disk_room;
 
 /// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
 const ORDERS_MAX: usize = 4096;
-/// Manifests kept whatever the cluster refers to.
-const KEEP_LAST: usize = 1;
 /// What the disk is to do.
 enum Order {
     Put {
@@ -242,7 +238,7 @@ impl Keeper {
     /// The room on the store's disk, asked beside the event loop; none if that is not known.
     pub async fn room(&self) -> Option<DiskRoom> {
         let store = self.store()?;
-        let ask = move || DiskRoom::of(store.folder()).ok();
+        let ask = move || disk_room(store.folder()).ok();
         tokio::task::spawn_blocking(ask).await.ok().flatten()
     }
 
@@ -253,7 +249,7 @@ impl Keeper {
             BulkKey::Layer { .. } => None,
             BulkKey::Piece(piece) => {
                 let store = self.store()?;
-                let record = store.record(name_of(*piece)).ok()??;
+                let record = store.record(piece.name()).ok()??;
                 Some(Arc::new(PieceBody::new(store, record)))
             }
             BulkKey::Data(hash) => Some(Arc::new(FileBody::open(&self.data_path(*hash)).ok()?)),
@@ -311,13 +307,6 @@ impl BulkBody for PieceBody {
         }
         Ok(())
     }
-}
-
-/// The name of a piece in the store.
-#[must_use]
-pub const fn name_of(piece: PieceRef) -> PieceName {
-    let version = CheckpointId { run: piece.run, version: piece.version };
-    PieceName { version, layer: piece.layer, digest: piece.digest }
 }
 
 /// Bytes as people write them.
@@ -380,7 +369,7 @@ fn carry_out((store, data): (&SledStore, &Path), order: Order, moved: &WorkCount
 /// # Errors
 /// If they do not.
 pub fn check_room(store: &SledStore, length: u64) -> Result<(), NoRoom> {
-    DiskRoom::of(store.folder()).map_or(Ok(()), |room| room.check(Bytes(length)))
+    disk_room(store.folder()).map_or(Ok(()), |room| room.check(Bytes(length)))
 }
 
 fn put(
@@ -391,7 +380,7 @@ fn put(
 ) -> Result<(), KeepFailure> {
     check_room(store, piece.length)?;
     let mut reader = CountingReader { reader: BodyReader::new(body), moved };
-    store.put_from(name_of(piece), body.len(), &mut reader)?;
+    store.put_from(piece.name(), body.len(), &mut reader)?;
     Ok(())
 }
 
@@ -409,7 +398,7 @@ fn without_store(order: Order) -> Option<Kept> {
 
 /// Reads a piece chunk by chunk to where it will lie, and computes its digest on the way.
 fn read(store: &impl Store, piece: PieceRef, moved: &WorkCount) -> Option<ReadLayer> {
-    let record = store.record(name_of(piece)).ok()??;
+    let record = store.record(piece.name()).ok()??;
     let mut assembler = LayerAssembler::new(record.length);
     for hash in &record.chunks {
         let bytes = store.chunk(*hash).ok()?;
@@ -425,26 +414,7 @@ fn read(store: &impl Store, piece: PieceRef, moved: &WorkCount) -> Option<ReadLa
 /// # Errors
 /// If the medium fails.
 fn collect(store: &impl Store, data: &Path, referred: &Referred) -> Result<Freed, StoreError> {
-    let versions = referred.versions.iter().copied().collect();
-    let needed = Needed { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
-    let inventory = store.inventory()?;
-    let removed = store.remove(&what_to_remove(&inventory, &needed))?;
-    let records = inventory.pieces.values();
-    let lengths = records.flat_map(|record| {
-        record.chunks.iter().enumerate().map(|(index, hash)| (*hash, record.chunk_bytes(index)))
-    });
-    let lengths: BTreeMap<_, _> = lengths.collect();
-    let mut freed = Freed::default();
-    for removal in removed {
-        match removal.what {
-            Removed::Chunk(hash) => {
-                freed.chunks += 1;
-                // A chunk without a record was part of something that was never finished.
-                freed.bytes += lengths.get(&hash).copied().unwrap_or_default();
-            }
-            Removed::Manifest(_) | Removed::Piece(_) => {}
-        }
-    }
+    let mut freed = collect_pieces(store, referred)?;
     if let Some(referred) = &referred.data {
         freed.bytes += collect_data(data, referred, SystemTime::now());
     }
@@ -499,7 +469,7 @@ mod tests {
         keeper.use_store(data.path().join("disk/one")).expect("room");
         assert_eq!(put(&keeper, &mut kept, 1), None);
         let second = keeper.store().expect("in use");
-        let has = |store: &SledStore, layer| store.get(name_of(piece(layer))).is_ok();
+        let has = |store: &SledStore, layer| store.get(piece(layer).name()).is_ok();
         assert_eq!((has(&first, 0), has(&first, 1)), (true, false));
         assert_eq!((has(&second, 0), has(&second, 1)), (false, true));
         assert!(keeper.find(&BulkKey::Piece(piece(1))).is_some());

@@ -24,8 +24,7 @@ use zbelastic_types::NodeId;
 use crate::api::{LayerPace, LinkPace, PaceStatus};
 use crate::config::RunConfig;
 
-/// A node with what it brings.
-pub type Seated = (NodeId, Resources);
+pub use zbelastic_policy::seating::Seated;
 
 /// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as fast
 /// as they say, and messages take no time.

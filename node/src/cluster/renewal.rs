@@ -17,8 +17,6 @@ use super::{ADMIN_NODE, cannot_certify, cannot_join, cannot_keep};
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 
-/// Ticks between two looks of a member at its own certificate, and two attempts to renew it: a minute.
-pub const RENEWAL_TICKS: u32 = 6_000;
 /// Between two attempts of a worker that starts with a certificate that ended.
 const ASK_PAUSE: Duration = Duration::from_secs(1);
 /// How often it asks, if no controller that leads is reached: ten minutes, which controllers start in.

@@ -5,7 +5,6 @@
 
 mod review;
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
@@ -14,6 +13,7 @@ use tokio::sync::mpsc;
 use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::copies_at;
+use zbelastic_policy::seating::{Seated, first_plan, limits};
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
@@ -21,7 +21,7 @@ use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Plan, choose, layer_w
 use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
 
 use super::document::{JobDocument, NamedJob};
-use super::pace::{Known, Seated};
+use super::pace::Known;
 use super::tick::ticks_of_seconds;
 use crate::config::{DeviceKind, Resort};
 pub use review::{Review, Reviewed};
@@ -122,9 +122,6 @@ impl Solver {
     }
 }
 
-/// The limit of a stage that has none: more than any node has, and as much can be added to it.
-const UNLIMITED: Bytes = Bytes(1 << 60);
-
 /// What a plan depends on, beside the job and what counted work takes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Question {
@@ -214,16 +211,12 @@ impl Search {
     ) -> Result<Solution, String> {
         let config = &document.config;
         let most = (nodes.len() as u32).min(config.model.blocks);
-        let mut reason = "nobody is there".to_owned();
-        for resort in config.resorts(most).map_err(has_no_steps)? {
-            for seats in choices(nodes, resort.stage_count as usize) {
-                match self.plan_for(document, resort, window, (nodes, &seats)) {
-                    Ok(solution) => return Ok(Solution { seats, ..solution }),
-                    Err(why) => reason = why,
-                }
-            }
-        }
-        Err(reason)
+        let resorts = config.resorts(most).map_err(has_no_steps)?;
+        let tried = resorts.into_iter().map(|resort| (resort, resort.stage_count));
+        let (solution, seats) = first_plan(nodes, tried, |resort, seats| {
+            self.plan_for(document, resort, window, (nodes, seats))
+        })?;
+        Ok(Solution { seats, ..solution })
     }
 
     fn document(&mut self, spec: &JobSpec) -> Result<JobDocument, String> {
@@ -280,34 +273,6 @@ impl Search {
         self.found.insert(question, found.clone());
         found
     }
-}
-
-/// What the stage of each node may take: what its node brings, and the configuration allows. None if nobody
-/// has a limit.
-fn limits(most: Option<Bytes>, nodes: &[Seated]) -> Vec<Bytes> {
-    let own = |(_, brought): &Seated| Some(brought.memory).filter(|memory| memory.0 > 0);
-    let limits: Vec<Option<Bytes>> =
-        nodes.iter().map(|node| own(node).into_iter().chain(most).min()).collect();
-    if limits.iter().all(Option::is_none) {
-        return Vec::new();
-    }
-    limits.into_iter().map(|limit| limit.unwrap_or(UNLIMITED)).collect()
-}
-
-/// Places among the nodes of those to try for so many stages: the first ones, as they hold what they hold,
-/// and then those with the most memory.
-fn choices(nodes: &[Seated], stage_count: usize) -> Vec<Vec<usize>> {
-    let memory = |at: &usize| match nodes[*at].1.memory {
-        Bytes(0) => UNLIMITED,
-        limited => limited,
-    };
-    let mut largest: Vec<usize> = (0..nodes.len()).collect();
-    largest.sort_by_key(|at| Reverse(memory(at)));
-    largest.truncate(stage_count);
-    largest.sort_unstable();
-    let mut choices = vec![(0..stage_count).collect(), largest];
-    choices.dedup();
-    choices
 }
 
 /// A cluster refuses such a job when it is submitted.

@@ -17,6 +17,7 @@ use zbelastic_consensus::core::{Core, CoreSetup, Start, StartError};
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
 use zbelastic_consensus::state::State;
+use zbelastic_policy::store_opening::{ASIDE_MAX, OpeningFault, OpeningNext, after_fault};
 use zbelastic_transport::identity::{CertificateLife, ClusterAuthority, PeerRole, random_number};
 use zbelastic_transport::{
     Credentials, EventQueue, Limits, ProcessStart, Transport, TransportSetup,
@@ -164,39 +165,42 @@ enum Opened {
 fn open_store(stores: &mut Stores, folder: &DataFolder) -> Result<Opened, Failure> {
     let place = Places::new(folder.clone()).last();
     let place = place.map_err(|error| storage("the store", false, &error))?;
-    match stores.get(&place) {
-        Ok(store) => Ok(Opened::Store(store)),
-        Err(damage) if damage.is_damage() => {
-            let aside = put_aside(&place).map_err(|error| storage("the store", false, &error))?;
+    let damage = match stores.get(&place) {
+        Ok(store) => return Ok(Opened::Store(store)),
+        Err(error) => error,
+    };
+    let is_taken = |number: u32| aside_of(&place, number).exists();
+    match after_fault(damage.opening_fault(), place == folder.store(), is_taken) {
+        OpeningNext::BeginAnew { aside } => {
+            let aside = aside_of(&place, aside);
+            put_aside(&place, &aside).map_err(|error| storage("the store", false, &error))?;
             let store = stores.get(&place).map_err(|error| storage("the store", false, &error))?;
             Ok(Opened::Anew { store, damage, aside })
         }
-        Err(PlaceError::Store { source, .. }) if place == folder.store() => {
-            Err(storage("the store", source.is_full(), &source))
+        OpeningNext::GoWithout => Ok(Opened::Nowhere(damage)),
+        OpeningNext::Refuse if damage.opening_fault() == OpeningFault::Damage => {
+            let what = format!("{ASIDE_MAX} damaged stores lie beside {} already", place.display());
+            Err(storage("the store", false, &what))
         }
-        Err(error) => Ok(Opened::Nowhere(error)),
+        OpeningNext::Refuse => Err(match damage {
+            PlaceError::Store { source, .. } => storage("the store", source.is_full(), &source),
+            other => storage("the store", false, &other),
+        }),
     }
 }
 
-/// Stores that were put aside and are kept. Behind that a node with a disk that damages one after the other does not
-/// start, and none of what it had is gone.
-const ASIDE_MAX: u32 = 3;
+/// Where a store is put aside under a number.
+fn aside_of(place: &Path, number: u32) -> PathBuf {
+    let mut aside = place.as_os_str().to_owned();
+    aside.push(if number == 1 { ".damaged".to_owned() } else { format!(".damaged-{number}") });
+    PathBuf::from(aside)
+}
 
 /// Renames a store that cannot be opened.
-fn put_aside(place: &Path) -> io::Result<PathBuf> {
-    let named = |number: u32| {
-        let mut aside = place.as_os_str().to_owned();
-        aside.push(if number == 1 { ".damaged".to_owned() } else { format!(".damaged-{number}") });
-        PathBuf::from(aside)
-    };
-    let aside = (1..=ASIDE_MAX).map(named).find(|aside| !aside.exists()).ok_or_else(|| {
-        let what = format!("{ASIDE_MAX} damaged stores lie beside {} already", place.display());
-        io::Error::new(io::ErrorKind::AlreadyExists, what)
-    })?;
-    std::fs::rename(place, &aside)?;
+fn put_aside(place: &Path, aside: &Path) -> io::Result<()> {
+    std::fs::rename(place, aside)?;
     // A store that was noted must be there, or its disk counts as not mounted.
-    std::fs::create_dir(place)?;
-    Ok(aside)
+    std::fs::create_dir(place)
 }
 
 /// Runs a worker.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use zbelastic_checkpoint::files::RealFiles;
 use zbelastic_checkpoint::{SledStore, StoreError};
+use zbelastic_policy::store_opening::OpeningFault;
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::checked_json::{self, CheckedError};
@@ -74,10 +75,16 @@ pub enum PlaceError {
 }
 
 impl PlaceError {
-    /// Whether what is there cannot be read, and will not be by trying again.
+    /// What it means for a node that starts.
     #[must_use]
-    pub fn is_damage(&self) -> bool {
-        if let Self::Store { source, .. } = self { source.is_damage() } else { false }
+    pub fn opening_fault(&self) -> OpeningFault {
+        match self {
+            Self::Store { source, .. } if source.is_damage() => OpeningFault::Damage,
+            Self::Store { .. } => OpeningFault::Store,
+            Self::Folder { .. } | Self::Gone { .. } | Self::Note { .. } | Self::TooMany => {
+                OpeningFault::Place
+            }
+        }
     }
 }
 

@@ -2,13 +2,15 @@
 //! says what it is. What travels as floats is in [`super::frames`].
 
 use serde::{Deserialize, Serialize};
-use zbelastic_checkpoint::CheckpointId;
 use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
+use zbelastic_policy::trust::Claim;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_transport::identity::AuthoritySecret;
-use zbelastic_types::{Digest, Generation, LayerId, RunId, StageIndex, Step};
+use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
+
+pub use zbelastic_policy::piece::{Freed, PieceRef, Referred, SaveFailed};
 
 use super::document::DataName;
 use super::room::{DiskRoom, NoRoom};
@@ -155,36 +157,32 @@ pub enum NodeMessage {
     Authority(AuthorityReport),
 }
 
-/// A layer of a checkpoint of which too few copies could be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SaveFailed {
-    /// The checkpoint.
-    pub version: Step,
-    /// The layer.
-    pub layer: LayerId,
-    /// Copies of it that were written.
-    pub copies: u32,
-    /// Copies that were wanted.
-    pub wanted: u32,
-}
-
-/// What the cluster refers to, or may soon.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Referred {
-    /// Checkpoints, and versions that are to become some. The newest names the run under way, or the next
-    /// one: older versions that are not here may go.
-    pub versions: Vec<CheckpointId>,
-    /// Texts and weights of the runs that there are; none if that is not known, and then all of it stays.
-    pub data: Option<Vec<Digest>>,
-}
-
-/// What a node removed from its store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Freed {
-    /// Files of chunks.
-    pub chunks: u64,
-    /// Their bytes.
-    pub bytes: u64,
+impl NodeMessage {
+    /// What it claims that not every member may; none if any member may say it to anybody.
+    #[must_use]
+    pub const fn claim(&self) -> Option<Claim> {
+        match self {
+            Self::Collect(_) => Some(Claim::Collect),
+            Self::Exporting => Some(Claim::Exporting),
+            Self::Evaluated { .. } => Some(Claim::HeldOut),
+            Self::KeepData(name) => Some(Claim::KeepData(*name)),
+            Self::Took { generation, stage, .. }
+            | Self::Arrived { generation, stage, .. }
+            | Self::LayersTook { turn: Turn { generation, .. }, stage, .. } => {
+                Some(Claim::StageReport { generation: *generation, stage: *stage })
+            }
+            Self::Layer(_)
+            | Self::Keep(_)
+            | Self::Kept(_)
+            | Self::NotKept(_)
+            | Self::Keeping(_)
+            | Self::Moved { .. }
+            | Self::Working { .. }
+            | Self::SaveFailed(_)
+            | Self::Room { .. }
+            | Self::Authority(_) => None,
+        }
+    }
 }
 
 /// What members ask each other, apart from what people ask.
@@ -242,21 +240,6 @@ impl NodeRequest {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         decode(bytes.strip_prefix(NODE_REQUEST)?).ok()
     }
-}
-
-/// A piece of a checkpoint: a layer at a version, by its state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PieceRef {
-    /// The run.
-    pub run: RunId,
-    /// The version.
-    pub version: Step,
-    /// The layer.
-    pub layer: LayerId,
-    /// The digest of its state.
-    pub digest: Digest,
-    /// Bytes of the layer as it travels.
-    pub length: u64,
 }
 
 /// What is fetched over the bulk lane, by name.

@@ -2,11 +2,12 @@
 //! done, read by the event loop, and reported to controllers: who is slow is told from who is stuck by it
 //! (rule of progress, docs/validation.md), and people see how far a load, an evaluation or a checkpoint is.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, Step};
+
+pub use zbelastic_policy::WorkCount;
 
 /// What takes a worker long beside the passes of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,29 +49,6 @@ impl std::fmt::Display for Activity {
                 write!(f, "writes checkpoint {version}, {done} of {total}")
             }
         }
-    }
-}
-
-/// A count that only grows. Cheap to clone: all clones count together.
-#[derive(Clone, Debug, Default)]
-pub struct WorkCount(Arc<AtomicU64>);
-
-impl WorkCount {
-    /// Counts this much more.
-    pub fn add(&self, done: u64) {
-        self.0.fetch_add(done, Ordering::Relaxed);
-    }
-
-    /// All that was counted.
-    #[must_use]
-    pub fn total(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// The counter itself, for who counts in a package that does not know this one.
-    #[must_use]
-    pub fn shared(&self) -> Arc<AtomicU64> {
-        self.0.clone()
     }
 }
 

@@ -29,11 +29,15 @@ use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
+use zbelastic_policy::renewal::RenewalWatch;
+use zbelastic_policy::trust::{
+    Accusers, ClaimRefusal, Known, check_claim, is_outdated, is_refused_removal, is_removal,
+};
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{
-    CloseCode, ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole,
-    Transport, TransportEvent,
+    ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole, Transport,
+    TransportEvent,
 };
 use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
@@ -43,7 +47,7 @@ use super::copies::Copies;
 use super::data::Fetched;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
 use super::document::NamedJob;
-use super::ending::{ALONE, Accusers, DrainCause, Ending, Signal, is_removal};
+use super::ending::{ALONE, DrainCause, Ending, Signal};
 use super::frames::{Incoming, incoming};
 use super::home::{Home, HomeWriter};
 use super::journal::Journal;
@@ -185,8 +189,7 @@ struct Worker {
     work: activity::WorkLog,
     room: RoomWatch,
     gauge_seen: u64,
-    /// Ticks until the certificate is looked at again.
-    renewal_ticks: u32,
+    renewal: RenewalWatch,
     /// Ticks since it was looked at whom to believe.
     authority_ticks: u32,
     /// Whether another authority issues than the one that made the certificate.
@@ -253,7 +256,7 @@ pub async fn run<M: Machine>(
         work: activity::WorkLog::default(),
         room: RoomWatch::default(),
         gauge_seen: 0,
-        renewal_ticks: 0,
+        renewal: RenewalWatch::default(),
         authority_ticks: 0,
         wants_certificate: false,
         is_shut_out: false,
@@ -326,21 +329,25 @@ impl Worker {
             }
             TransportEvent::Join { reply, .. } => drop(reply),
             TransportEvent::DuplicateIdentity { told_by } => {
-                let (role, workers) = (self.peers.role(told_by), self.peers.workers_up());
+                let (role, workers) = (self.peers.role(told_by), self.peers.roster().workers_up());
                 if self.accusers.note(told_by, role, workers) {
                     self.ending = Some(Ending::Duplicate { told_by });
                 }
             }
-            TransportEvent::DialFailed {
-                node,
-                problem: DialProblem::Refused(CloseCode::Banned),
-                ..
-            } if self.peers.role(node) == PeerRole::Controller => {
+            TransportEvent::DialFailed { node, problem, .. }
+                if is_refused_removal(self.peers.role(node), &problem) =>
+            {
                 self.ending = Some(Ending::Removed);
+            }
+            TransportEvent::DialFailed { node, problem, .. }
+                if is_outdated(self.peers.role(node), &problem) =>
+            {
+                self.ending = Some(Ending::outdated(node, &problem));
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 if problem == DialProblem::AuthorityRetired {
-                    (self.is_shut_out, self.renewal_ticks) = (true, 0);
+                    self.is_shut_out = true;
+                    self.renewal.look_now();
                 }
                 let what = format!("node {node} is not reached at {address}: {problem}");
                 self.journal.log(what);
@@ -374,19 +381,31 @@ impl Worker {
         }
     }
 
+    /// Whether what a message claims counts, if it claims something. A worker tells nobody's reports on.
+    fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
+        let Some(claim) = message.claim() else { return Ok(()) };
+        let job_data = match &self.readiness {
+            Readiness::Ready(job) => job.document.job.data(),
+            Readiness::Idle | Readiness::Fetching(_) => Vec::new(),
+        };
+        let own = PeerRole::Worker;
+        let known = Known { own, plan: None, had_head: false, job_data: &job_data };
+        check_claim((from.node, from.role), claim, known)
+    }
+
     fn handle_node_message(&mut self, from: PeerIdentity, message: NodeMessage) {
+        if self.check_message(from, &message).is_err() {
+            return;
+        }
         match message {
             NodeMessage::Layer(message) => self.handle_layer_message(from, message),
             NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
             NodeMessage::Kept(piece) => self.note_copy(piece, from.node, true),
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
             NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
-            NodeMessage::Collect(referred) => self.collect(from, referred),
+            NodeMessage::Collect(referred) => self.collect(referred),
             NodeMessage::KeepData(name) => self.mend_data(from.node, name),
-            NodeMessage::Exporting if from.role == PeerRole::Controller => {
-                self.work.note_export();
-            }
-            NodeMessage::Exporting => {}
+            NodeMessage::Exporting => self.work.note_export(),
             // For controllers.
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
@@ -502,7 +521,7 @@ impl Worker {
 
     /// Nobody sees to it that what is here is handed over if all controllers are gone.
     fn look_for_controllers(&mut self) {
-        if self.drain.is_none() || self.peers.hears_controller() {
+        if self.drain.is_none() || self.peers.roster().hears_controller() {
             self.alone_ticks = 0;
             return;
         }

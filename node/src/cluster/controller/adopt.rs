@@ -8,8 +8,8 @@ use zbelastic_transport::Transport;
 use zbelastic_types::NodeId;
 
 use super::{Arrived, Controller};
-use crate::cluster::keeper::{Keeper, name_of};
-use crate::cluster::piece_sink::keep;
+use crate::cluster::keeper::Keeper;
+use crate::cluster::piece_keep::keep;
 use crate::cluster::wire::PieceRef;
 use crate::cluster::work::WorkCount;
 
@@ -111,7 +111,7 @@ async fn adopt(
     let names = tokio::task::spawn_blocking(move || store.names()).await;
     let Ok(Ok(names)) = names else { return adopted };
     let names: BTreeSet<_> = names.into_iter().collect();
-    for piece in pieces.into_iter().filter(|piece| !names.contains(&name_of(*piece))) {
+    for piece in pieces.into_iter().filter(|piece| !names.contains(&piece.name())) {
         let mut why = "no other node is there".to_owned();
         let mut is_here = false;
         for node in &others {

@@ -110,7 +110,7 @@ impl Controller {
             let report = self.succeeding.reports.get(node);
             report.is_some_and(|report| report.key == key && report.has_key)
         };
-        let found = others.filter(|node| self.peers.is_up(*node)).find(has_it);
+        let found = others.filter(|node| self.peers.roster().is_up(*node)).find(has_it);
         let Some(other) = found.filter(|_| !self.succeeding.is_asking) else { return };
         self.succeeding.is_asking = true;
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());

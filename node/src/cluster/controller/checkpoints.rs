@@ -13,7 +13,7 @@ use crate::api::{
     Answer, Backup, Collected, CopyState, HexDigest, LayerCopy, LayerPiece, LayerVerified,
     PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
 };
-use crate::cluster::keeper::{Keeper, collect_now, name_of};
+use crate::cluster::keeper::{Keeper, collect_now};
 use crate::cluster::wire::{self, BulkKey, Freed, NodeAnswer, NodeRequest, PieceRef, Referred};
 
 impl Controller {
@@ -225,15 +225,15 @@ async fn bring(
 ) -> Result<Arc<dyn BulkBody>, String> {
     let store = keeper.store().ok_or("there is no store")?;
     let bytes = fetch(transport, holders, piece).await?;
-    let put = tokio::task::spawn_blocking(move || store.put(name_of(piece), &bytes)).await;
+    let put = tokio::task::spawn_blocking(move || store.put(piece.name(), &bytes)).await;
     put.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     keeper.find(&BulkKey::Piece(piece)).ok_or_else(|| "it went as it came".to_owned())
 }
 
 async fn read_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> Result<Vec<u8>, StoreError> {
-    let store = store.ok_or(StoreError::NoPiece { name: name_of(piece) })?;
-    let read = tokio::task::spawn_blocking(move || store.get(name_of(piece))).await;
-    read.unwrap_or(Err(StoreError::NoPiece { name: name_of(piece) }))
+    let store = store.ok_or(StoreError::NoPiece { name: piece.name() })?;
+    let read = tokio::task::spawn_blocking(move || store.get(piece.name())).await;
+    read.unwrap_or(Err(StoreError::NoPiece { name: piece.name() }))
 }
 
 async fn state_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> CopyState {

@@ -3,7 +3,6 @@
 use std::fs;
 use std::time::SystemTime;
 
-use zbelastic_transport::{PeerIdentity, PeerRole};
 use zbelastic_types::NodeId;
 
 use super::{Arrived, Controller};
@@ -41,19 +40,9 @@ impl Controller {
         others.for_each(|node| self.send_node(node, &NodeMessage::KeepData(name)));
     }
 
-    /// Another node has data that is to be here too: another controller what was uploaded to it, a worker
-    /// what it found to be damaged here. Of anything but the job's data a worker has no say.
-    pub(super) fn keep_data(&mut self, from: PeerIdentity, name: DataName) {
-        let job = self.chronicle.job().map(|job| &job.job);
-        let is_of_job = job.is_some_and(|job| job.text == name || job.weights == Some(name));
-        if from.role == PeerRole::Controller || is_of_job {
-            self.fetch(name, vec![from.node]);
-        }
-    }
-
     /// A job's data is to be here: a controller that missed its upload asks the others.
     pub(super) fn want_data(&mut self, job: &JobDocument) {
-        for name in std::iter::once(job.text).chain(job.weights) {
+        for name in job.data() {
             if !self.has_data(name) {
                 self.fetch(name, self.other_holders());
             }

@@ -12,6 +12,7 @@ use zbelastic_consensus::access::{
 };
 use zbelastic_consensus::core::{Command, CoreRefusal, Ordered};
 use zbelastic_consensus::state::EntryRefusal;
+use zbelastic_policy::renewal::{CertificateLook, RenewalNext, RenewalWatch};
 use zbelastic_transport::identity::{
     CertificateLife, ControllerContact, IssuedCertificate, JoinAnswer, JoinAttempt, JoinGrant,
     JoinRefusal, JoinReply, PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
@@ -23,7 +24,7 @@ use super::answers::token_role;
 use super::{Arrived, Controller};
 use crate::api::EventKind;
 use crate::cluster::journal::now_s;
-use crate::cluster::renewal::{RENEWAL_TICKS, renew_admin_if_due};
+use crate::cluster::renewal::renew_admin_if_due;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 /// Joins that wait for the log at once: as many as the door lets wait for a decision.
@@ -45,8 +46,7 @@ pub(super) struct Joins {
     refusals: RefusalLog,
     /// Ticks since the administrator's certificate was looked at.
     admin_ticks: u32,
-    /// Ticks until the own certificate may be renewed again.
-    renewal_ticks: u32,
+    renewal: RenewalWatch,
 }
 
 /// Which refusals are written to the journal.
@@ -256,13 +256,14 @@ impl Controller {
             self.joins.admin_ticks = 0;
             self.look_at_admin();
         }
-        self.joins.renewal_ticks = self.joins.renewal_ticks.saturating_sub(1);
-        if self.joins.renewal_ticks > 0 {
-            return;
-        }
-        if UnixSeconds::now() >= self.setup.credentials.window().renew_after() {
-            self.joins.renewal_ticks = RENEWAL_TICKS;
-            self.renew_own();
+        let credentials = &self.setup.credentials;
+        let look = || {
+            let (now, window) = (UnixSeconds::now(), credentials.window());
+            CertificateLook { now, window, is_replaced: false, is_shut_out: false }
+        };
+        match self.joins.renewal.handle_tick(look) {
+            RenewalNext::Wait => {}
+            RenewalNext::AskController | RenewalNext::AskAtTheDoor => self.renew_own(),
         }
     }
 

@@ -7,7 +7,7 @@ use zbelastic_consensus::member::Member;
 use zbelastic_consensus::plan::{PlanReason, PlanRecord};
 use zbelastic_consensus::state::{Change, PlanPhase};
 use zbelastic_trainer::plan::{Judgement, Stakes};
-use zbelastic_types::{Digest, Generation, NodeId, StageIndex};
+use zbelastic_types::{Digest, NodeId};
 
 use super::Controller;
 use crate::api::{EventKind, PaceStatus};
@@ -70,23 +70,8 @@ impl Paces {
 }
 
 impl Controller {
-    /// Whether the plan in force has this node at the stage: others tell nothing of it.
-    pub(super) fn stands_at(
-        &self,
-        node: NodeId,
-        (generation, stage): (Generation, StageIndex),
-    ) -> bool {
-        self.core.state().plan().is_some_and(|plan| {
-            let holder = plan.record.stages.get(stage.index());
-            plan.record.generation == generation && holder.is_some_and(|at| at.node == node)
-        })
-    }
-
-    pub(super) fn note_held_out(&mut self, from: NodeId, steps_done: u64, loss: f64) {
-        let in_force = self.core.state().plan().is_some_and(|plan| plan.record.has_head(from));
-        if (in_force || self.chronicle.knows_loss(from))
-            && self.chronicle.note_held_out(steps_done, loss)
-        {
+    pub(super) fn note_held_out(&mut self, steps_done: u64, loss: f64) {
+        if self.chronicle.note_held_out(steps_done, loss) {
             let loss = Some(loss).filter(|loss| loss.is_finite());
             self.journal.tell(EventKind::HeldOut { step: steps_done, loss });
         }

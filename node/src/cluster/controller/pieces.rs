@@ -18,7 +18,7 @@ use crate::cluster::document::JobDocument;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::Kept;
 use crate::cluster::keeping::QueueFull;
-use crate::cluster::piece_sink::{KeepError, keep};
+use crate::cluster::piece_keep::{KeepError, keep};
 use crate::cluster::recovery::CheckpointDocument;
 use crate::cluster::scrub::{mend, mended_words, rotten_words};
 use crate::cluster::wire::{Freed, NodeMessage, PieceRef, Referred, SaveFailed};

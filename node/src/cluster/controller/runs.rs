@@ -18,7 +18,6 @@ use crate::api::{
     OriginStatus, Refusal, RunStatus, Thing, WrongState,
 };
 use crate::cluster::document::JobDocument;
-use crate::cluster::keeper::name_of;
 use crate::cluster::wire::PieceRef;
 
 /// A run that is kept.
@@ -220,7 +219,7 @@ impl Controller {
         };
         let pieces = (0..view.spec.layer_count()).filter_map(|layer| view.piece(step, layer));
         let here = |piece: PieceRef| -> Vec<NodeId> {
-            let record = self.keeper.store().map(|store| store.record(name_of(piece)));
+            let record = self.keeper.store().map(|store| store.record(piece.name()));
             let has_it = matches!(record, Some(Ok(Some(_))));
             if has_it { vec![self.setup.node] } else { Vec::new() }
         };

@@ -14,7 +14,8 @@ use super::{Arrived, Controller};
 use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
 use crate::cluster::data::DATA_BYTES_MAX;
 use crate::cluster::document::DataName;
-use crate::cluster::room::{DiskRoom, NoRoom};
+use crate::cluster::room::NoRoom;
+use crate::machine::disk_room;
 use crate::whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
@@ -124,7 +125,7 @@ fn append(
         None => Box::new(UploadFile::begin(path)?),
     };
     let beside = file.beside.clone();
-    let room = DiskRoom::of(path.parent().unwrap_or(Path::new(".")));
+    let room = disk_room(path.parent().unwrap_or(Path::new(".")));
     let room = room.map_or(Ok(()), |room| room.check(Bytes(left + bytes.len() as u64)));
     let written = room.map_err(UploadFault::from).and_then(|()| Ok(file.append(bytes)?));
     let written = written.and_then(|()| {

@@ -1,7 +1,6 @@
 //! A worker believes whom the cluster agreed to believe, and says so.
 
 use super::Worker;
-use super::renewal::RETRY_TICKS;
 use crate::cluster::authority::{LOOK_TICKS, followed, is_certified, report};
 use crate::cluster::wire::NodeMessage;
 
@@ -25,7 +24,7 @@ impl Worker {
         self.wants_certificate =
             rotation.is_issuing() && !is_certified(rotation, &self.setup.credentials);
         if self.wants_certificate {
-            self.renewal_ticks = self.renewal_ticks.min(RETRY_TICKS);
+            self.renewal.look_soon();
         }
         if rotation.is_under_way() {
             let report = report(rotation, &self.setup.credentials, false);

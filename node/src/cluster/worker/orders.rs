@@ -158,7 +158,8 @@ impl Worker {
             }
         };
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
-        let (holders, arrivals) = (self.peers.holders(self.seat.contacts()), self.arrivals.clone());
+        let (holders, arrivals) =
+            (self.peers.roster().holders(self.seat.contacts()), self.arrivals.clone());
         let local = self.setup.data_paths.clone();
         self.newest = Step(0);
         self.readiness = Readiness::Fetching([order].into());
@@ -197,10 +198,6 @@ impl Worker {
 
     /// Another node found the copy here of a job's text or weights to be damaged, and has a sound one.
     pub(super) fn mend_data(&mut self, from: NodeId, name: DataName) {
-        let Readiness::Ready(JobHere { document, .. }) = &self.readiness else { return };
-        if document.job.text != name && document.job.weights != Some(name) {
-            return;
-        }
         self.journal.warn(format!("node {from} found the copy of the text here to be damaged"));
         self.fetch_again(name, vec![from]);
     }

@@ -15,7 +15,7 @@ use crate::cluster::data::damaged_words;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
-use crate::cluster::piece_sink::{KeepError, keep};
+use crate::cluster::piece_keep::{KeepError, keep};
 use crate::cluster::room::{DiskRoom, RoomChange};
 use crate::cluster::scrub::{mend, mended_words, rotten_words};
 use crate::cluster::shelf::LayerBody;
@@ -115,7 +115,7 @@ impl Worker {
             Readiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
             Readiness::Idle | Readiness::Fetching(_) => 0,
         };
-        let others = self.peers.keepers(self.seat.contacts(), layer);
+        let others = self.peers.roster().keepers(self.seat.contacts(), layer);
         self.copies.begin((piece, generation), wanted, others);
         self.work.begin_writing(piece);
         let body = Arc::new(LayerBody::new(image));
@@ -276,7 +276,7 @@ impl Worker {
         let Some(float_count) = self.layer_floats(piece.layer) else {
             return self.answer_read(piece, None);
         };
-        let holders = self.peers.holders(self.seat.contacts());
+        let holders = self.peers.roster().holders(self.seat.contacts());
         let progress = Some(self.work.pieces().shared());
         let key = wire::encode(&BulkKey::Piece(piece));
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
@@ -321,13 +321,13 @@ impl Worker {
             Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
             Kept::Rotten { piece, why } => {
                 self.journal.warn(rotten_words(piece, &why));
-                let others = self.peers.holders(self.seat.contacts());
+                let others = self.peers.roster().holders(self.seat.contacts());
                 let parts = (self.transport.clone(), self.keeper.clone());
                 mend(piece, parts, others, self.work.pieces().clone());
             }
             Kept::RottenData(name) => {
                 self.journal.warn(damaged_words(self.setup.node, name));
-                self.fetch_again(name, self.peers.holders(self.seat.contacts()));
+                self.fetch_again(name, self.peers.roster().holders(self.seat.contacts()));
             }
             Kept::Mended { piece, outcome } => match mended_words(piece, outcome) {
                 Ok(what) => self.journal.log(what),
@@ -360,15 +360,13 @@ impl Worker {
     }
 
     /// A controller says what is referred to.
-    pub(super) fn collect(&mut self, from: PeerIdentity, referred: Referred) {
-        if from.role == PeerRole::Controller {
-            let run = self.run();
-            let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
-            let newest = of_run.map(|found| found.version).max().unwrap_or_default();
-            self.newest = self.newest.max(newest);
-            // If there is no room now, the next checkpoint says it again.
-            let _ = self.keeper.collect(referred);
-        }
+    pub(super) fn collect(&mut self, referred: Referred) {
+        let run = self.run();
+        let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
+        let newest = of_run.map(|found| found.version).max().unwrap_or_default();
+        self.newest = self.newest.max(newest);
+        // If there is no room now, the next checkpoint says it again.
+        let _ = self.keeper.collect(referred);
     }
 
     /// The run that is loaded here.

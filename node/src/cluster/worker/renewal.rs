@@ -1,38 +1,38 @@
 //! A worker's certificate is renewed long before it ends, over the connection that it vouches for.
 
+use zbelastic_policy::renewal::{CertificateLook, RenewalNext};
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::UnixSeconds;
 
 use super::{Arrived, Worker};
-use crate::cluster::renewal::{RENEWAL_TICKS, renewed};
+use crate::cluster::renewal::renewed;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
-
-/// The same while another authority issues than the one that made the certificate: three seconds.
-pub(super) const RETRY_TICKS: u32 = 300;
 
 impl Worker {
     /// Asks for a certificate that holds for longer, if two thirds of this one's time are over, or for one by the
     /// authority that issues now.
     pub(super) fn look_at_certificate(&mut self) {
-        if self.renewal_ticks > 0 {
-            self.renewal_ticks -= 1;
-            return;
+        let (credentials, is_replaced) = (&self.setup.credentials, self.wants_certificate);
+        let is_shut_out = self.is_shut_out && !self.peers.roster().hears_controller();
+        let look = || {
+            let (now, window) = (UnixSeconds::now(), credentials.window());
+            CertificateLook { now, window, is_replaced, is_shut_out }
+        };
+        match self.renewal.handle_tick(look) {
+            RenewalNext::Wait => {}
+            RenewalNext::AskAtTheDoor => self.ask_at_the_door(),
+            RenewalNext::AskController => self.ask_controller(),
         }
-        self.renewal_ticks = RENEWAL_TICKS;
-        let (credentials, now) = (&self.setup.credentials, UnixSeconds::now());
-        let is_shut_out = self.is_shut_out && !self.peers.hears_controller();
-        let is_due = now >= credentials.window().renew_after() || self.wants_certificate;
-        if !is_due && !is_shut_out {
-            return;
-        }
-        if now > credentials.window().not_after || is_shut_out {
-            return self.ask_at_the_door();
-        }
-        let Some(controller) = self.seat.controllers().into_iter().find(|n| self.peers.is_up(*n))
+    }
+
+    fn ask_controller(&self) {
+        let Some(controller) =
+            self.seat.controllers().into_iter().find(|n| self.peers.roster().is_up(*n))
         else {
             return;
         };
-        let request = NodeRequest::Renew { request: credentials.key().signing_request() };
+        let request =
+            NodeRequest::Renew { request: self.setup.credentials.key().signing_request() };
         let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
         tokio::spawn(async move {
             let answer = transport.request(controller, request.encode()).await;

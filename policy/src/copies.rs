@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::{Generation, NodeId};
 
-use super::wire::PieceRef;
+use crate::piece::PieceRef;
 
 /// Ticks without any progress of a piece, here or where it is to be kept, until those who are at it are
 /// given up: half of what a plan stands still before it is (rule R10), so that another node is asked first.
@@ -107,6 +108,8 @@ impl Copies {
         self.note(piece, |copying| {
             if copying.asked.remove(&node) && is_kept {
                 copying.kept.insert(node);
+            } else if mutant::is(Mutant::M31FirstRefusalFails) {
+                copying.others.clear();
             }
         })
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use zbelastic_types::NodeId;
 
-use super::wire::PieceRef;
+use crate::piece::PieceRef;
 
 /// Pieces that wait at once: the layers of two checkpoints of the largest model. Another one is refused.
 const WAITING_MAX: usize = 2048;

@@ -4,13 +4,8 @@
 //! A controller's log, its events and files that are replaced as a whole grow on the same disk. So pieces leave a
 //! part of it free: a full store costs a checkpoint, a full log a voter.
 
-use std::io;
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 use zbelastic_types::Bytes;
-
-use crate::machine::disk_space;
 
 /// The part of a disk that pieces leave free: one of so many. As much as ext4 keeps for its owner.
 const RESERVE_PARTS: u64 = 20;
@@ -43,15 +38,6 @@ pub struct NoRoom {
 }
 
 impl DiskRoom {
-    /// That of the disk which a folder lies on. It may block, as all that asks a disk.
-    ///
-    /// # Errors
-    /// If the folder is not there.
-    pub fn of(place: &Path) -> io::Result<Self> {
-        let (free, total) = disk_space(place)?;
-        Ok(Self { free, total })
-    }
-
     fn reserve(self) -> Bytes {
         RESERVE_MAX.min(Bytes(self.total.0 / RESERVE_PARTS))
     }
@@ -161,12 +147,5 @@ mod tests {
         assert_eq!(looks(&mut watch), 1);
         assert_eq!(watch.note(None, Bytes(1)), None);
         assert_eq!(looks(&mut watch), 1, "it did not say, and is asked again");
-    }
-
-    #[test]
-    fn a_real_disk_says_what_it_has() {
-        let found = DiskRoom::of(Path::new(".")).expect("this folder is there");
-        assert!(found.total.0 > 0 && found.free <= found.total);
-        assert!(DiskRoom::of(Path::new("/nowhere/at/all")).is_err());
     }
 }

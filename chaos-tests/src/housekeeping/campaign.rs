@@ -1,0 +1,114 @@
+//! Many lives, and what they came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+
+use super::check::{Seen, SeenCounts};
+use super::{Outcome, live_quietly};
+use crate::crew::share_out;
+use crate::failure::{Failure, FailureKind};
+use crate::report::Ending;
+
+/// Lives from which on a campaign must have seen all that there is to see.
+pub const LIVES_FOR_SEEN: u64 = 300;
+/// Failures that are kept, the first by their seeds.
+const FAILURES_KEPT: usize = 20;
+
+/// What the lives of a campaign came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Lives.
+    pub lives: u64,
+    /// Checkpoints that came about.
+    pub checkpoints: u64,
+    /// Virtual time.
+    pub virtual_us: u64,
+    /// What was seen.
+    pub seen: SeenCounts,
+    /// How many failed, by kind.
+    pub failed: BTreeMap<FailureKind, u64>,
+    /// The first that failed, by seed.
+    pub failures: BTreeMap<u64, Failure>,
+}
+
+impl Report {
+    fn add(&mut self, seed: u64, outcome: Outcome) {
+        self.lives += 1;
+        self.checkpoints += outcome.checkpoints;
+        self.virtual_us += outcome.virtual_us;
+        self.seen.merge(&outcome.seen);
+        if let Some(failure) = outcome.failure {
+            *self.failed.entry(failure.kind).or_default() += 1;
+            self.failures.insert(seed, failure);
+            if self.failures.len() > FAILURES_KEPT {
+                self.failures.pop_last();
+            }
+        }
+    }
+
+    /// What a campaign that is large enough has not seen.
+    #[must_use]
+    pub fn missed(&self) -> Vec<Seen> {
+        let missed = Seen::ALL.into_iter().filter(|seen| self.seen.count(*seen) == 0);
+        if self.lives >= LIVES_FOR_SEEN { missed.collect() } else { Vec::new() }
+    }
+
+    /// How the campaign ends.
+    #[must_use]
+    pub fn ending(&self) -> Ending {
+        match self.failed.keys().min_by_key(|kind| kind.exit_code()) {
+            Some(kind) => Ending::Failed(*kind),
+            None if !self.missed().is_empty() => Ending::MarkersMissed,
+            None => Ending::Passed,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seen")?;
+        for seen in Seen::ALL {
+            writeln!(f, "{:>10}  {seen:?}", self.seen.count(seen))?;
+        }
+        for (seed, failure) in &self.failures {
+            writeln!(f, "  seed {seed}: {failure}")?;
+        }
+        let (lives, checkpoints) = (self.lives, self.checkpoints);
+        let virtual_s = self.virtual_us / 1_000_000;
+        match self.ending() {
+            Ending::Passed => {
+                write!(f, "passed: {lives} lives, {checkpoints} checkpoints, {virtual_s} s lived")
+            }
+            Ending::Failed(_) => {
+                let failed: u64 = self.failed.values().sum();
+                write!(f, "FAILED: {failed} of {lives} lives")
+            }
+            Ending::MarkersMissed | Ending::CrashPointsMissed | Ending::TooManyExcused => {
+                write!(f, "FAILED: {lives} lives never saw {:?}", self.missed())
+            }
+        }
+    }
+}
+
+/// Lives these seeds. `watch` is shown the report after each.
+pub fn campaign(
+    jobs: NonZeroUsize,
+    is_twice: bool,
+    seeds: impl Iterator<Item = u64> + Send,
+    mut watch: impl FnMut(&Report),
+) -> Report {
+    let mut report = Report::default();
+    let work = |seed: u64| {
+        let (mut outcome, digest) = live_quietly(seed);
+        if is_twice && live_quietly(seed) != (outcome.clone(), digest) {
+            outcome.failure = Some(Failure::non_determinism("the second life was another one"));
+        }
+        (seed, outcome)
+    };
+    share_out(jobs, seeds, &work, |(seed, outcome)| {
+        report.add(seed, outcome);
+        watch(&report);
+    });
+    report
+}

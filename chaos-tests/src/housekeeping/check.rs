@@ -1,0 +1,468 @@
+//! What must hold in every life, and what a campaign must have seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use zbelastic_checkpoint::Store;
+use zbelastic_policy::data::DataName;
+use zbelastic_policy::piece::PieceRef;
+use zbelastic_policy::seating::Seated;
+use zbelastic_types::{Bytes, NodeId, Step};
+
+use super::member::Member;
+use super::options::STORM_US;
+use super::world::{MEMORY_AMPLE, Message, SECOND_US, World};
+use crate::failure::{Failure, FailureKind, Invariant};
+use crate::queue::Moment;
+
+/// From a bit that flipped to a copy that is sound again: two passes over a disk, and a fetch.
+const MENDED_S: u64 = 80;
+/// From who wants a text to the text: five attempts.
+const TEXT_S: u64 = 12;
+/// From a removal that is agreed on to the last connection that is closed.
+const BANNED_S: u64 = 1;
+/// From the end of a certificate to another one: a look a minute, and the answer.
+const RENEWED_S: u64 = 65;
+/// From the end of the storm to when a checkpoint does not wait, and how long one takes then: a keeper that says
+/// nothing is given up after ten seconds, and may be asked by each of two copies.
+const SETTLED_S: u64 = 30;
+const PLACED_S: u64 = 35;
+/// Versions on a disk beyond those kept and those under way: one that is being collected, and the next one.
+const VERSIONS_BESIDE: usize = 2;
+
+/// What lives came to. A campaign that did not see one of them has not tried it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Seen {
+    /// A checkpoint came about.
+    Checkpoint,
+    /// The own store did not take a piece.
+    OwnStoreRefused,
+    /// A piece was not kept for another node, by the rule or for want of room.
+    KeepRefused,
+    /// A piece was to be kept, and could not be.
+    KeepFailed,
+    /// A keeper said nothing for too long.
+    KeeperSilent,
+    /// A checkpoint failed, as too few members could take it.
+    Excused,
+    /// A rotten piece was fetched again.
+    PieceMended,
+    /// Nobody gave a sound copy of one.
+    NobodyHasPiece,
+    /// A damaged copy of a text was found and named.
+    DamagedCopyNamed,
+    /// A damaged store was put aside.
+    StoreBegunAnew,
+    /// A claim was refused.
+    ClaimRefused,
+    /// A hostile keeper said nothing.
+    HostileSilent,
+    /// Somebody was banned by a member.
+    Banned,
+    /// A certificate was renewed over a connection.
+    Renewed,
+    /// A certificate was renewed at the door.
+    RenewedAtTheDoor,
+    /// A disk became low.
+    DiskLow,
+    /// A plan left out a node.
+    NodeLeftOut,
+}
+
+impl Seen {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::Checkpoint,
+        Self::OwnStoreRefused,
+        Self::KeepRefused,
+        Self::KeepFailed,
+        Self::KeeperSilent,
+        Self::Excused,
+        Self::PieceMended,
+        Self::NobodyHasPiece,
+        Self::DamagedCopyNamed,
+        Self::StoreBegunAnew,
+        Self::ClaimRefused,
+        Self::HostileSilent,
+        Self::Banned,
+        Self::Renewed,
+        Self::RenewedAtTheDoor,
+        Self::DiskLow,
+        Self::NodeLeftOut,
+    ];
+}
+
+/// How often each was seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SeenCounts(BTreeMap<Seen, u64>);
+
+impl SeenCounts {
+    /// It was seen once more.
+    pub fn note(&mut self, seen: Seen) {
+        *self.0.entry(seen).or_default() += 1;
+    }
+
+    /// How often it was.
+    #[must_use]
+    pub fn count(&self, seen: Seen) -> u64 {
+        self.0.get(&seen).copied().unwrap_or_default()
+    }
+
+    /// Adds those of another life.
+    pub fn merge(&mut self, other: &Self) {
+        for (seen, count) in &other.0 {
+            *self.0.entry(*seen).or_default() += count;
+        }
+    }
+}
+
+/// What the checks remember.
+#[derive(Default)]
+pub struct Check {
+    /// What this life came to.
+    pub seen: SeenCounts,
+    /// Who should have a piece: it was acknowledged there, and nothing was done to it since.
+    holders: BTreeMap<PieceRef, BTreeSet<NodeId>>,
+    /// Pieces that somebody who means harm said to keep.
+    lied: BTreeSet<PieceRef>,
+    rotten: BTreeMap<(NodeId, PieceRef), Moment>,
+    rotten_texts: BTreeMap<NodeId, Moment>,
+    texts_wanted: BTreeMap<NodeId, Moment>,
+    removed: BTreeMap<NodeId, Moment>,
+    /// When each node collected last, by the number of the checkpoint.
+    collected: BTreeMap<NodeId, u64>,
+    told: u64,
+}
+
+impl Check {
+    pub(super) fn note_holder(&mut self, piece: PieceRef, node: NodeId) {
+        self.holders.entry(piece).or_default().insert(node);
+    }
+
+    pub(super) fn note_told_kept(&mut self, piece: PieceRef, _node: NodeId, is_hostile: bool) {
+        if is_hostile {
+            self.lied.insert(piece);
+        }
+    }
+
+    pub(super) fn note_lost_disk(&mut self, node: NodeId) {
+        for nodes in self.holders.values_mut() {
+            nodes.remove(&node);
+        }
+        self.rotten.retain(|(at, _), _| *at != node);
+    }
+
+    pub(super) fn note_rot(&mut self, node: NodeId, piece: PieceRef, now: Moment) {
+        self.holders.entry(piece).or_default().remove(&node);
+        self.rotten.insert((node, piece), now);
+    }
+
+    pub(super) fn note_rotten_text(&mut self, node: NodeId, now: Moment) {
+        self.rotten_texts.insert(node, now);
+    }
+
+    pub(super) fn note_removed(&mut self, node: NodeId, now: Moment) {
+        self.removed.insert(node, now);
+    }
+
+    pub(super) fn note_collected(&mut self, node: NodeId, count: u64) {
+        self.collected.insert(node, count);
+    }
+
+    pub(super) fn is_news(&self, index: u64) -> bool {
+        index > self.told
+    }
+
+    pub(super) fn note_told(&mut self, index: u64) {
+        self.told = index;
+    }
+}
+
+impl World<'_> {
+    fn broken(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
+        self.fail(Failure::safety(invariant, message()));
+    }
+
+    /// Looked at ten times a second, and each second.
+    pub(super) fn check_promises(&mut self) {
+        self.check_bans();
+        if !self.is_second() {
+            return;
+        }
+        self.note_certificates();
+        self.check_certificates();
+        self.check_disks();
+        self.check_rot();
+        self.check_texts();
+        self.check_placed();
+    }
+
+    /// H11: who was removed is cut off by every member that is there, within a second.
+    fn check_bans(&mut self) {
+        let removed: Vec<(NodeId, Moment)> =
+            self.check.removed.iter().map(|(node, at)| (*node, *at)).collect();
+        for (gone, since) in removed {
+            let over = |member: &&Member| {
+                let hears = self.is_over(member.led_since.max(since), BANNED_S + 1);
+                member.node != gone && member.is_honest_and_up() && hears
+            };
+            let open = self.members.values().filter(over);
+            let open = open.map(|member| member.node).find(|node| self.is_linked(*node, gone));
+            if let Some(node) = open {
+                let message = || format!("n{gone} was removed at {since}, n{node} is connected");
+                self.broken(Invariant::H11, message);
+            }
+        }
+    }
+
+    /// H12: no certificate is over for long while a process could have another one.
+    fn check_certificates(&mut self) {
+        let members = self.agreed.members();
+        let late = self.members.values().filter(|member| {
+            let is_over = member.ended_since.is_some_and(|since| self.is_over(since, RENEWED_S));
+            is_over && !member.is_hostile && members.contains(&member.node)
+        });
+        if let Some(node) = late.map(|member| member.node).next() {
+            self.broken(Invariant::H12, || format!("the certificate of n{node} ended long ago"));
+        }
+    }
+
+    /// H1: no store has more versions than are kept, under way, or failed since.
+    fn check_disks(&mut self) {
+        let under_way = self.agreed.pending.len() + self.agreed.failed;
+        let most = self.options.kept + VERSIONS_BESIDE + under_way;
+        let (count, leader) = (self.agreed.count, self.leader());
+        for member in self.members.values().filter(|member| member.is_honest_and_up()) {
+            let hears =
+                leader.is_some_and(|at| at == member.node || self.is_linked(at, member.node));
+            // It hears of the next checkpoint what may go.
+            let is_due = self.is_over(member.led_since.max(member.able_since), 1)
+                && self.check.collected.get(&member.node).is_some_and(|at| at + 1 >= count);
+            let Some(store) = member.disk.store().filter(|_| hears && is_due) else { continue };
+            let names = store.names().expect("a disk in memory does not fail");
+            let versions: BTreeSet<_> = names.iter().map(|name| name.version).collect();
+            let found = versions.len().max(names.len().div_ceil(self.options.layers as usize));
+            if found > most {
+                let message = format!("n{} has {found} versions, {most} at most", member.node);
+                return self.broken(Invariant::H1, || message);
+            }
+        }
+    }
+
+    /// H3: what rotted is sound again, as long as somebody has it sound.
+    fn check_rot(&mut self) {
+        let rotten: Vec<_> = self.check.rotten.iter().map(|(at, since)| (*at, *since)).collect();
+        for ((node, piece), since) in rotten {
+            let member = &self.members[&node];
+            let is_kept = member
+                .disk
+                .store()
+                .is_none_or(|store| store.record(piece.name()).is_ok_and(|r| r.is_some()));
+            if self.sound(node, piece) || (member.is_up() && !is_kept) {
+                self.check.rotten.remove(&(node, piece));
+                continue;
+            }
+            let can_mend = member.is_up() && member.has_disk();
+            let mut others = self.members.values().filter(|other| other.is_honest_and_up());
+            let is_there = others
+                .any(|other| self.is_linked(node, other.node) && self.sound(other.node, piece));
+            if !can_mend || !is_there {
+                self.check.rotten.insert((node, piece), self.now);
+            } else if self.is_over(since, MENDED_S) {
+                let message = format!(
+                    "layer {} of {} rotted at n{node} at {since}",
+                    piece.layer, piece.version
+                );
+                return self.broken(Invariant::H3, || message);
+            }
+        }
+    }
+
+    /// H3 for texts: who wants one has it, and a damaged one is fetched again.
+    fn check_texts(&mut self) {
+        let name = self.text_name();
+        let has_sound = |member: &Member| {
+            member.texts.get(name.hash).is_some_and(|bytes| DataName::of(&bytes) == name)
+        };
+        let mut late = None;
+        for member in self.members.values().filter(|member| !member.is_hostile) {
+            let node = member.node;
+            let mut others = self.members.values().filter(|other| other.is_honest_and_up());
+            let is_there = others.any(|other| self.is_linked(node, other.node) && has_sound(other));
+            let can = member.is_up() && is_there;
+            let is_missing = member.texts.get(name.hash).is_none();
+            let (since, limit) = if is_missing {
+                (&mut self.check.texts_wanted, TEXT_S)
+            } else {
+                (&mut self.check.rotten_texts, MENDED_S)
+            };
+            if has_sound(member) {
+                self.check.texts_wanted.remove(&node);
+                self.check.rotten_texts.remove(&node);
+                continue;
+            }
+            let since = since.entry(node).or_insert(self.now);
+            if !can {
+                *since = self.now;
+            } else if self.now.0 >= since.0 + limit * SECOND_US {
+                late = Some((node, *since));
+            }
+        }
+        if let Some((node, since)) = late {
+            let message = || format!("n{node} has no sound text since {since}, and others have");
+            self.broken(Invariant::H3, message);
+        }
+    }
+
+    /// H2: when all is well, a checkpoint that was begun is placed soon.
+    fn check_placed(&mut self) {
+        let calm = Moment(STORM_US + SETTLED_S * SECOND_US);
+        let members = self.agreed.members();
+        let late = self.agreed.pending.iter().find(|(_, pending)| {
+            let mut owners = pending.owners.values();
+            let are_there = owners
+                .all(|(node, life)| self.members[node].life == *life && members.contains(node));
+            are_there && pending.begun >= calm && self.is_over(pending.begun, PLACED_S)
+        });
+        if let Some((version, begun)) = late.map(|(version, pending)| (*version, pending.begun)) {
+            let message = format!("checkpoint {version} was begun at {begun}, and is not placed");
+            self.fail(liveness(message));
+        }
+    }
+
+    /// H2: a piece fails only if too few members could have taken it.
+    pub(super) fn check_failed(
+        &mut self,
+        node: NodeId,
+        piece: PieceRef,
+        (copies, wanted): (usize, usize),
+    ) {
+        let Some(begun) = self.agreed.pending.get(&piece.version).map(|pending| pending.begun)
+        else {
+            return;
+        };
+        let able = self.members.values().filter(|member| {
+            let is_near = member.node == node || self.is_linked(node, member.node);
+            let is_able = member.is_honest_and_up() && member.has_disk();
+            is_able && is_near && member.able_since < begun
+        });
+        let able = able.count();
+        if able >= wanted {
+            let (layer, version) = (piece.layer, piece.version);
+            let message = format!(
+                "layer {layer} of {version} has {copies} of {wanted} copies, and {able} members could take it"
+            );
+            self.broken(Invariant::H2, || message);
+        } else {
+            self.check.seen.note(Seen::Excused);
+        }
+    }
+
+    /// H4: who says that it keeps a piece has it.
+    pub(super) fn check_kept(&mut self, node: NodeId, piece: PieceRef) {
+        if self.check.rotten.contains_key(&(node, piece)) {
+            return;
+        }
+        if !self.sound(node, piece) {
+            let (layer, version) = (piece.layer, piece.version);
+            let message = || format!("n{node} says it keeps layer {layer} of {version}: not that");
+            self.broken(Invariant::H4, message);
+        }
+        self.check.note_holder(piece, node);
+    }
+
+    /// H10: nobody makes a node fetch what no layer can be.
+    pub(super) fn check_fetch(&mut self, node: NodeId, from: NodeId, piece: PieceRef) {
+        let most = self.layer_bytes.iter().max().copied().unwrap_or_default();
+        if piece.length > most {
+            let length = Bytes(piece.length);
+            let message = || format!("n{from} makes n{node} fetch {length}");
+            self.broken(Invariant::H10, message);
+        }
+    }
+
+    /// H10: what somebody says who means harm, and what only others may say, changes nothing.
+    pub(super) fn check_claimed(&mut self, node: NodeId, from: NodeId, message: &Message) {
+        let is_claim = match message {
+            Message::Collect(_)
+            | Message::KeepData(_)
+            | Message::HeldOut
+            | Message::StageReport => true,
+            Message::Keep(_)
+            | Message::Kept(_)
+            | Message::NotKept(_)
+            | Message::Keeping(_)
+            | Message::SaveFailed(_)
+            | Message::Contacts(_) => false,
+        };
+        if is_claim && self.members[&from].is_hostile {
+            let message = format!("n{node} believes n{from}: {message:?}");
+            self.broken(Invariant::H10, || message);
+        }
+    }
+
+    /// H10: no process ends because of what somebody says who means harm.
+    pub(super) fn check_end(&mut self, node: NodeId, because_of: NodeId) {
+        let is_removed = self.check.removed.contains_key(&node);
+        if !is_removed && !self.members[&node].is_hostile {
+            self.broken(Invariant::H10, || format!("n{because_of} ends n{node}"));
+        }
+    }
+
+    /// H9: a store of checkpoints keeps nobody from starting.
+    pub(super) fn check_not_started(&mut self, node: NodeId, error: &str) {
+        self.broken(Invariant::H9, || format!("n{node} does not start: {error}"));
+    }
+
+    /// H6: there is a plan while a node has memory for it, and no stage takes more than its node has.
+    pub(super) fn check_plan(
+        &mut self,
+        nodes: &[Seated],
+        solved: Result<Vec<(NodeId, Bytes)>, String>,
+    ) {
+        let memory = |node: &NodeId| self.members[node].memory;
+        let ample = nodes.iter().filter(|(node, _)| memory(node) == MEMORY_AMPLE).count();
+        let message = match solved {
+            Ok(stages) => {
+                let over = stages.into_iter().find(|(node, taken)| *taken > memory(node));
+                over.map(|(node, taken)| format!("the stage of n{node} takes {taken}"))
+            }
+            Err(why) => (ample > 0).then(|| format!("no plan, though {ample} have memory: {why}")),
+        };
+        if let Some(message) = message {
+            self.broken(Invariant::H6, || message);
+        }
+    }
+
+    /// H4 and H2 at the end of a life.
+    pub(super) fn check_ending(&mut self) {
+        let Some((version, pieces)) = self.agreed.checkpoints.last_key_value() else {
+            return self.check_any(None);
+        };
+        let (version, pieces) = (*version, pieces.clone());
+        for piece in pieces {
+            let holders = self.check.holders.get(&piece).cloned().unwrap_or_default();
+            let should = holders.iter().any(|node| self.members[node].disk.store().is_some());
+            let has = self.members.keys().any(|node| self.sound(*node, piece));
+            if should && !has && !self.check.lied.contains(&piece) {
+                let message = format!("layer {} of checkpoint {version} is nowhere", piece.layer);
+                return self.broken(Invariant::H4, || message);
+            }
+        }
+        self.check_any(Some(version));
+    }
+
+    /// In the calm a checkpoint comes about, if there is a plan.
+    fn check_any(&mut self, last: Option<Step>) {
+        let is_recent = last.is_some_and(|version| version.0 + 40 > self.agreed.newest.0);
+        if self.plans.current().is_some() && !is_recent {
+            let newest = self.agreed.newest;
+            self.fail(liveness(format!(
+                "{newest} steps are sealed, the last checkpoint is {last:?}"
+            )));
+        }
+    }
+}
+
+fn liveness(message: String) -> Failure {
+    Failure { kind: FailureKind::Liveness, invariant: Some(Invariant::H2), message }
+}

@@ -1,0 +1,187 @@
+//! A member's disk: the product's store of checkpoints over a disk in memory, with an end to its room, and
+//! texts beside it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use zbelastic_checkpoint::faults::{Cut, FileIndex, SimulatedDisk};
+use zbelastic_checkpoint::files::{Files, OpenFile};
+use zbelastic_checkpoint::{FolderStore, PieceName, Store, StoreError};
+use zbelastic_policy::room::DiskRoom;
+use zbelastic_policy::scrub::DataFolder;
+use zbelastic_types::{Bytes, Digest};
+
+const ROOT: &str = "/node";
+const STORE: &str = "/node/store";
+const ROWS: &str = "/node/store/index/rows";
+
+/// The store of a life.
+pub type LifeStore = FolderStore<FileIndex>;
+
+/// Texts of a member, by the hash that they should have.
+#[derive(Clone, Debug, Default)]
+pub struct Texts(Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>);
+
+impl Texts {
+    /// Takes in a text.
+    pub fn put(&self, hash: Digest, bytes: Vec<u8>) {
+        self.0.borrow_mut().insert(hash, Rc::new(bytes));
+    }
+
+    /// The bytes that lie under a hash.
+    #[must_use]
+    pub fn get(&self, hash: Digest) -> Option<Rc<Vec<u8>>> {
+        self.0.borrow().get(&hash).cloned()
+    }
+}
+
+impl DataFolder for Texts {
+    type File = Rc<Vec<u8>>;
+
+    fn list(&self) -> Vec<Digest> {
+        self.0.borrow().keys().copied().collect()
+    }
+
+    fn open(&self, hash: Digest) -> Option<(Self::File, u64)> {
+        let file = self.get(hash)?;
+        let length = file.len() as u64;
+        Some((file, length))
+    }
+
+    fn read_at(file: &Self::File, offset: u64, into: &mut [u8]) -> bool {
+        let start = offset as usize;
+        let there = file.get(start..start + into.len());
+        there.map(|bytes| into.copy_from_slice(bytes)).is_some()
+    }
+}
+
+/// A member's disk.
+pub struct MemberDisk {
+    files: SimulatedDisk,
+    store: Option<Arc<LifeStore>>,
+    total: u64,
+    /// Whether something else has all the room.
+    pub is_filled: bool,
+    /// Whether the store takes nothing.
+    pub is_stuck: bool,
+    /// Damaged stores that lie aside.
+    pub aside: u32,
+}
+
+impl MemberDisk {
+    /// An empty disk of so many bytes, with a store.
+    ///
+    /// # Panics
+    /// If a new store cannot be opened.
+    #[must_use]
+    pub fn new(total: u64) -> Self {
+        let files = SimulatedDisk::new(Path::new(ROOT));
+        let store = Some(Arc::new(open(&files).expect("nothing is there yet")));
+        Self { files, store, total, is_filled: false, is_stuck: false, aside: 0 }
+    }
+
+    /// The store, while it is open.
+    #[must_use]
+    pub fn store(&self) -> Option<&Arc<LifeStore>> {
+        self.store.as_ref()
+    }
+
+    /// Bytes of all pieces; each chunk counts as often as it is named.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        let Some(store) = &self.store else { return 0 };
+        let names = store.names().unwrap_or_default();
+        let length = |name| store.record(name).ok().flatten().map_or(0, |record| record.length);
+        names.into_iter().map(length).sum()
+    }
+
+    /// The room that is left.
+    #[must_use]
+    pub fn room(&self) -> DiskRoom {
+        let free = if self.is_filled { 0 } else { self.total.saturating_sub(self.used()) };
+        DiskRoom { free: Bytes(free), total: Bytes(self.total) }
+    }
+
+    /// The process dies: what was not synced is there or not.
+    pub fn crash(&mut self, seed: u64) {
+        self.store = None;
+        self.files = self.files.after(Cut::LosesSome { seed });
+    }
+
+    /// A bit of the index flips. Yields whether there is one.
+    pub fn damage_index(&mut self) -> bool {
+        flip(&self.files, Path::new(ROWS))
+    }
+
+    /// A bit of the first chunk of a piece flips. Yields whether there is one.
+    pub fn rot(&mut self, name: PieceName) -> bool {
+        let record = self.store.as_ref().and_then(|store| store.record(name).ok().flatten());
+        let Some(hash) = record.and_then(|record| record.chunks.first().copied()) else {
+            return false;
+        };
+        let text = hash.to_string();
+        flip(&self.files, &Path::new(STORE).join("chunks").join(&text[..2]).join(&text))
+    }
+
+    /// Opens the store again.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    pub fn open(&mut self) -> Result<(), StoreError> {
+        self.store = Some(Arc::new(open(&self.files)?));
+        Ok(())
+    }
+
+    /// Puts what is there aside, and begins another store.
+    ///
+    /// # Panics
+    /// If a new store cannot be opened.
+    pub fn begin_anew(&mut self, aside: u32) {
+        self.aside = aside;
+        self.files = SimulatedDisk::new(Path::new(ROOT));
+        self.open().expect("nothing is there yet");
+    }
+}
+
+fn open(files: &SimulatedDisk) -> Result<LifeStore, StoreError> {
+    LifeStore::open(Arc::new(files.clone()), Path::new(STORE))
+}
+
+/// Flips a bit in the middle of a file, on the medium as well. Yields whether it is there.
+fn flip(files: &SimulatedDisk, path: &Path) -> bool {
+    let Ok(bytes) = files.read(path, u64::MAX) else { return false };
+    let middle = bytes.len() / 2;
+    let Some(byte) = bytes.get(middle) else { return false };
+    let mut file: Box<dyn OpenFile> = files.open(path).expect("it was read");
+    file.write_some(middle as u64, &[byte ^ 1]).and_then(|_| file.sync()).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_checkpoint::CheckpointId;
+    use zbelastic_types::{LayerId, RunId, Step};
+
+    use super::*;
+
+    #[test]
+    fn a_disk_loses_what_a_life_takes_from_it_and_nothing_else() {
+        let mut disk = MemberDisk::new(10_000);
+        let version = CheckpointId { run: RunId(1), version: Step(4) };
+        let name = PieceName { version, layer: LayerId(0), digest: Digest([7; 32]) };
+        disk.store().expect("open").put(name, &[5; 100]).expect("room");
+        assert_eq!((disk.used(), disk.room().free), (100, Bytes(9_900)));
+        disk.crash(3);
+        disk.open().expect("what was acknowledged is whole");
+        assert!(disk.store().expect("open").get(name).is_ok());
+        assert!(disk.rot(name));
+        assert!(disk.store().expect("open").get(name).is_err());
+        assert!(disk.damage_index());
+        disk.crash(4);
+        assert!(disk.open().expect_err("the index is damaged").is_damage());
+        disk.begin_anew(1);
+        assert_eq!(disk.used(), 0);
+    }
+}

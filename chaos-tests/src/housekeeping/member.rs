@@ -1,0 +1,157 @@
+//! A member: the product's decisions, with a disk, a clock and connections that a life gives it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use zbelastic_consensus::contact::Contacts;
+use zbelastic_consensus::member::Role;
+use zbelastic_policy::copies::Copies;
+use zbelastic_policy::data::DataFetch;
+use zbelastic_policy::keeping::KeepQueue;
+use zbelastic_policy::piece::PieceRef;
+use zbelastic_policy::renewal::RenewalWatch;
+use zbelastic_policy::room::RoomWatch;
+use zbelastic_policy::roster::Roster;
+use zbelastic_policy::scrub::Scrubber;
+use zbelastic_policy::trust::Accusers;
+use zbelastic_transport::PeerRole;
+use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
+use zbelastic_types::{Bytes, NodeId, Step};
+
+use super::disk::{MemberDisk, Texts};
+use crate::queue::Moment;
+
+/// Whether a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Running {
+    /// It does.
+    Up,
+    /// It stands still.
+    Paused,
+    /// It is to come back.
+    Down,
+    /// It ended.
+    Ended,
+}
+
+/// A member of the cluster.
+pub struct Member {
+    /// The node.
+    pub node: NodeId,
+    /// What it is for.
+    pub role: Role,
+    /// Whether it means harm.
+    pub is_hostile: bool,
+    /// Whether its process runs.
+    pub running: Running,
+    /// Grows with each start: what an earlier process began is not this one's.
+    pub life: u64,
+    /// Memory for training.
+    pub memory: Bytes,
+    /// Its disk.
+    pub disk: MemberDisk,
+    /// Texts on it.
+    pub texts: Texts,
+    /// By how many seconds its clock is ahead.
+    pub skew_s: u64,
+    /// From when to when its certificate is good.
+    pub window: ValidityWindow,
+    /// What its process holds.
+    pub process: Process,
+    /// Since when it could take a piece from everybody.
+    pub able_since: Moment,
+    /// Since when it is connected with who leads.
+    pub led_since: Moment,
+    /// Since when its certificate is over, though it could have another one.
+    pub ended_since: Option<Moment>,
+}
+
+/// What a process holds, and loses when it dies.
+pub struct Process {
+    /// Who belongs to the cluster.
+    pub roster: Roster,
+    /// As it heard last.
+    pub contacts: Arc<Contacts>,
+    /// Pieces of its own on their way to disks.
+    pub copies: Copies,
+    /// What others may fetch of them from memory.
+    pub offered: BTreeMap<PieceRef, Arc<Vec<u8>>>,
+    /// Pieces to be kept for others.
+    pub keeping: KeepQueue,
+    /// What reads its disk.
+    pub scrubber: Scrubber<Texts>,
+    /// Its looks at its certificate.
+    pub renewal: RenewalWatch,
+    /// Its looks at its disk.
+    pub room: RoomWatch,
+    /// Who says that it lives twice.
+    pub accusers: Accusers,
+    /// The newest version it knows to be sealed.
+    pub newest: Step,
+    /// Nodes whose connections it does not take.
+    pub banned: BTreeSet<NodeId>,
+    /// A text that it fetches.
+    pub fetch: Option<DataFetch>,
+    /// Bytes that its store has taken.
+    pub moved: u64,
+    /// The same at the last tick.
+    pub moved_seen: u64,
+}
+
+impl Process {
+    /// A process that begins, and knows these controllers.
+    #[must_use]
+    pub fn new(node: NodeId, controllers: BTreeSet<NodeId>, texts: &Texts, turned: u64) -> Self {
+        Self {
+            roster: Roster::new(node, controllers),
+            contacts: Arc::default(),
+            copies: Copies::default(),
+            offered: BTreeMap::new(),
+            keeping: KeepQueue::default(),
+            scrubber: Scrubber::new(texts.clone(), turned),
+            renewal: RenewalWatch::default(),
+            room: RoomWatch::default(),
+            accusers: Accusers::default(),
+            newest: Step(0),
+            banned: BTreeSet::new(),
+            fetch: None,
+            moved: 0,
+            moved_seen: 0,
+        }
+    }
+}
+
+impl Member {
+    /// Whether it runs.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.running == Running::Up
+    }
+
+    /// Whether it runs and means well.
+    #[must_use]
+    pub fn is_honest_and_up(&self) -> bool {
+        self.is_up() && !self.is_hostile
+    }
+
+    /// What its clock says when the right one says `now`.
+    #[must_use]
+    pub const fn clock(&self, now: UnixSeconds) -> UnixSeconds {
+        now.plus(self.skew_s)
+    }
+
+    /// Whether its certificate is over by its own clock.
+    #[must_use]
+    pub fn is_ended(&self, now: UnixSeconds) -> bool {
+        self.clock(now) > self.window.not_after
+    }
+}
+
+/// A member's role as certificates tell it.
+#[must_use]
+pub const fn peer_role(role: Role) -> PeerRole {
+    match role {
+        Role::Controller => PeerRole::Controller,
+        Role::Worker => PeerRole::Worker,
+    }
+}

@@ -1,0 +1,166 @@
+//! What a life is lived from, drawn from its seed.
+
+use std::fmt;
+
+use crate::queue::Moment;
+use crate::random::{Draws, Purpose};
+
+/// Faults strike until then.
+pub const STORM_US: u64 = 100_000_000;
+/// And everything is well from then to the end: long enough for two passes over a disk, and for a look at
+/// a certificate.
+pub const CALM_US: u64 = 100_000_000;
+/// The longest that a fault with an end lasts.
+const FAULT_US_MAX: u64 = 25_000_000;
+const HOUR_S: u64 = 3600;
+
+/// A fault. Whom it meets is drawn before: a number that is turned into a member when it strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Something else fills the disk.
+    DiskFull {
+        /// Whom.
+        whom: u64,
+        /// For how long.
+        for_us: u64,
+    },
+    /// The store takes nothing, though there is room.
+    StoreStuck {
+        /// Whom.
+        whom: u64,
+        /// For how long.
+        for_us: u64,
+    },
+    /// The process dies and comes back.
+    Crash {
+        /// Whom.
+        whom: u64,
+        /// After so long.
+        for_us: u64,
+        /// Whether the index of its store is damaged then.
+        is_damaged: bool,
+    },
+    /// The process stands still.
+    Pause {
+        /// Whom.
+        whom: u64,
+        /// For how long.
+        for_us: u64,
+    },
+    /// A machine is suspended, and hours pass for all.
+    Suspend {
+        /// Whom.
+        whom: u64,
+        /// How many seconds.
+        seconds: u64,
+    },
+    /// All clocks are moved forward.
+    ClocksMove {
+        /// By so many seconds.
+        seconds: u64,
+    },
+    /// A bit of a piece flips on a disk.
+    RotPiece {
+        /// Whom.
+        whom: u64,
+    },
+    /// A bit of a text flips on a disk.
+    RotText {
+        /// Whom.
+        whom: u64,
+    },
+    /// A worker is removed by order: who is hostile, if somebody is.
+    Remove {
+        /// Whom else.
+        whom: u64,
+    },
+    /// A worker comes.
+    Join,
+}
+
+/// What a life is lived from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Controllers.
+    pub controllers: u64,
+    /// Workers at the beginning.
+    pub workers: u64,
+    /// Whether one of them has the credentials of a member and means harm.
+    pub is_hostile: bool,
+    /// Whether workers are ephemeral.
+    pub is_ephemeral: bool,
+    /// Layers of the model as checkpoints have it.
+    pub layers: u32,
+    /// Checkpoints kept.
+    pub kept: usize,
+    /// Copies wanted elsewhere.
+    pub copies: usize,
+    /// From one checkpoint to the next.
+    pub checkpoint_us: u64,
+    /// The longest that a message takes.
+    pub link_us: u64,
+    /// The longest that a piece takes to be fetched or written.
+    pub write_us: u64,
+    /// Workers that have little memory, by their place.
+    pub small: Vec<bool>,
+    /// What strikes when.
+    pub faults: Vec<(Moment, Fault)>,
+}
+
+impl Options {
+    /// Those of a seed.
+    #[must_use]
+    pub fn draw(seed: u64) -> Self {
+        let mut draws = Draws::new(seed, Purpose::Housekeeping);
+        let workers = draws.between(1, 5);
+        let small_chance = if draws.chance(0.5) { 0.4 } else { 0.0 };
+        let mut options = Self {
+            controllers: *draws.pick(&[1, 3, 3]),
+            workers,
+            is_hostile: draws.chance(0.6),
+            is_ephemeral: draws.chance(0.5),
+            layers: draws.between(2, 5) as u32,
+            kept: draws.between(2, 3) as usize,
+            copies: draws.between(1, 2) as usize,
+            checkpoint_us: draws.between(3_000_000, 9_000_000),
+            link_us: draws.between(200, 50_000),
+            write_us: draws.between(500, 400_000),
+            small: (0..workers).map(|_| draws.chance(small_chance)).collect(),
+            faults: Vec::new(),
+        };
+        let count = draws.between(4, 14);
+        let faults = (0..count).map(|_| (Moment(draws.below(STORM_US)), fault(&mut draws)));
+        options.faults = faults.collect();
+        options.faults.sort_by_key(|(at, _)| *at);
+        options
+    }
+}
+
+fn fault(draws: &mut Draws) -> Fault {
+    let (whom, for_us) = (draws.number(), draws.between(200_000, FAULT_US_MAX));
+    match draws.below(11) {
+        0 => Fault::DiskFull { whom, for_us },
+        1 => Fault::StoreStuck { whom, for_us },
+        2 | 3 => Fault::Crash { whom, for_us: for_us / 4, is_damaged: draws.chance(0.5) },
+        4 => Fault::Pause { whom, for_us },
+        5 => Fault::Suspend { whom, seconds: draws.between(1, 60) * HOUR_S },
+        6 => Fault::ClocksMove { seconds: draws.between(1, 20) * HOUR_S },
+        7 => Fault::RotPiece { whom },
+        8 => Fault::RotText { whom },
+        9 => Fault::Remove { whom },
+        _ => Fault::Join,
+    }
+}
+
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { controllers, workers, is_hostile, layers, kept, copies, .. } = self;
+        let hostile = if *is_hostile { ", one hostile" } else { "" };
+        write!(
+            f,
+            "{controllers} controllers, {workers} workers{hostile}; {layers} layers, {kept} checkpoints \
+             kept with {copies} copies; {} faults",
+            self.faults.len()
+        )
+    }
+}

@@ -1,0 +1,329 @@
+//! Checkpoints of a life: begun, written, kept for others, removed, read again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName, Store};
+use zbelastic_policy::WorkCount;
+use zbelastic_policy::collect::collect;
+use zbelastic_policy::keep_rule::check_keep;
+use zbelastic_policy::piece::{PieceRef, Referred};
+use zbelastic_policy::piece_sink::PieceSink;
+use zbelastic_policy::scrub::Rotten;
+use zbelastic_trainer::elastic::{LayerImage, image_bytes, layer_digest};
+use zbelastic_transport::ChunkSink;
+use zbelastic_types::{Digest, LayerId, NodeId, Step};
+
+use super::agreed::{Pending, RUN};
+use super::check::Seen;
+use super::world::{Event, Message, SECOND_US, Wanted, World};
+
+/// Steps from one checkpoint to the next.
+const STEPS: u64 = 4;
+
+/// The bytes that a layer has at a version. Layers differ in length, versions do not.
+pub(super) fn image_of(layer: u32, version: u64) -> LayerImage {
+    let len = 5 + 3 * layer as usize;
+    let floats = |part: u64| {
+        let first = (version * 7 + u64::from(layer) * 3 + part) as f32;
+        (0..len).map(|index| first + index as f32).collect()
+    };
+    let (w, m, v) = (floats(0), floats(1), floats(2));
+    LayerImage { layer: LayerId(layer), version: Step(version), w, m, v }
+}
+
+pub(super) fn bytes_of(layer: u32, version: u64) -> u64 {
+    image_bytes(image_of(layer, version).w.len())
+}
+
+/// A piece with its bytes.
+pub(super) fn piece_of(layer: u32, version: u64) -> (PieceRef, Vec<u8>) {
+    let image = image_of(layer, version);
+    let (digest, bytes) = (layer_digest(&image), image.encode());
+    let (layer, version, length) = (image.layer, image.version, bytes.len() as u64);
+    (PieceRef { run: RUN, version, layer, digest, length }, bytes)
+}
+
+impl World<'_> {
+    /// A version is sealed that becomes a checkpoint: whoever has its layers writes them.
+    pub(super) fn begin_checkpoint(&mut self) {
+        self.queue.push(self.now.after(self.options.checkpoint_us), Event::Checkpoint);
+        let Some(plan) = self.plans.current().filter(|_| self.leader().is_some()).cloned() else {
+            return;
+        };
+        let lives = |node: &NodeId| {
+            self.members.get(node).filter(|member| member.is_up()).map(|member| member.life)
+        };
+        let seats: Option<Vec<(NodeId, u64)>> =
+            plan.stages.iter().map(|at| Some((at.node, lives(&at.node)?))).collect();
+        let Some(seats) = seats else { return };
+        self.agreed.newest = Step(self.agreed.newest.0 + STEPS);
+        let version = self.agreed.newest;
+        let owner = |layer: LayerId| (layer, seats[layer.index() % seats.len()]);
+        let owners: BTreeMap<_, _> = self.layers().map(owner).collect();
+        let (begun, generation, durable) = (self.now, plan.generation, BTreeMap::new());
+        self.line(|| format!("checkpoint {version} of plan {generation} begins"));
+        let pending = Pending { begun, generation, owners: owners.clone(), durable };
+        self.agreed.pending.insert(version, pending);
+        self.members.values_mut().for_each(|member| member.process.newest = version);
+        for (layer, (node, _)) in owners {
+            let (piece, bytes) = piece_of(layer.0, version.0);
+            self.save(node, (piece, bytes));
+        }
+    }
+
+    fn save(&mut self, node: NodeId, (piece, bytes): (PieceRef, Vec<u8>)) {
+        let generation = self.agreed.pending[&piece.version].generation;
+        let wanted = self.options.copies;
+        let at = self.now.after(self.draws.between(100, self.options.write_us));
+        let member = self.members.get_mut(&node).expect("a member");
+        let process = &mut member.process;
+        let others = process.roster.keepers(&process.contacts, piece.layer);
+        process.copies.begin((piece, generation), wanted, others);
+        process.offered.insert(piece, Arc::new(bytes));
+        self.queue.push(at, Event::Written { at: (node, member.life), piece });
+    }
+
+    /// A piece of a member's own comes to its disk.
+    pub(super) fn handle_written(&mut self, at: (NodeId, u64), piece: PieceRef) {
+        let Some(member) = self.process(at) else { return };
+        let Some(bytes) = member.process.offered.get(&piece).cloned() else { return };
+        let has_room = member.disk.room().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let is_taken = has_room && !member.disk.is_stuck;
+        let store = member.disk.store().filter(|_| is_taken).cloned();
+        let is_here = store.is_some_and(|store| store.put(piece.name(), &bytes).is_ok());
+        member.process.moved += u64::from(is_here) * piece.length;
+        let next = member.process.copies.note_here(piece, is_here);
+        if is_here {
+            self.check.note_holder(piece, at.0);
+        } else {
+            self.check.seen.note(Seen::OwnStoreRefused);
+        }
+        self.go_on(at.0, piece, next);
+    }
+
+    /// All layers of a version are durable, or one more.
+    pub(super) fn note_durable(&mut self, piece: PieceRef) {
+        if !self.agreed.note_durable(piece, self.options.kept) {
+            return;
+        }
+        let version = piece.version;
+        self.line(|| format!("checkpoint {version} is there"));
+        self.check.seen.note(Seen::Checkpoint);
+        let manifest = self.manifest(version);
+        let controllers = self.controllers();
+        for node in controllers {
+            let member = self.members.get(&node).filter(|member| member.is_up());
+            // A disk that takes nothing has no manifest either.
+            if let Some(store) = member.and_then(|member| member.disk.store()) {
+                let _ = store.put_manifest(&manifest);
+            }
+        }
+        self.collect_unused();
+    }
+
+    fn manifest(&self, version: Step) -> Manifest {
+        let pieces = &self.agreed.checkpoints[&version];
+        let layers: Vec<PieceName> = pieces.iter().map(|piece| piece.name()).collect();
+        Manifest {
+            version: CheckpointId { run: RUN, version },
+            layers,
+            document: vec![1],
+            data: self.text_name().hash,
+            program: "life".to_owned(),
+            seed: 0,
+        }
+    }
+
+    /// What nobody refers to goes, on every node.
+    pub(super) fn collect_unused(&mut self) {
+        let Some(leader) = self.leader() else { return };
+        let referred = self.agreed.referred(self.text_name().hash);
+        for node in self.agreed.members() {
+            if node == leader {
+                self.collect_at(node, &referred);
+            } else {
+                self.send(leader, node, Message::Collect(referred.clone()));
+            }
+        }
+    }
+
+    pub(super) fn collect_at(&mut self, node: NodeId, referred: &Referred) {
+        let count = self.agreed.count;
+        let member = self.members.get_mut(&node).expect("a member");
+        let Some(store) = member.disk.store() else { return };
+        collect(&**store, referred).expect("a disk in memory does not fail");
+        self.check.note_collected(node, count);
+    }
+
+    /// Another node wants a piece to be kept here.
+    pub(super) fn keep_for(&mut self, node: NodeId, from: NodeId, piece: PieceRef) {
+        let layer_bytes = self.layer_bytes.clone();
+        let member = self.members.get_mut(&node).expect("a member");
+        let job = Some((RUN, layer_bytes.as_slice()));
+        let is_kept = check_keep(piece, job, member.process.newest).is_ok()
+            && member.process.keeping.push(piece, from).is_ok();
+        if is_kept {
+            self.keep_next(node);
+        } else {
+            self.check.seen.note(Seen::KeepRefused);
+            self.send(node, from, Message::NotKept(piece));
+        }
+    }
+
+    fn keep_next(&mut self, node: NodeId) {
+        let member = self.members.get_mut(&node).expect("a member");
+        if let Some((piece, from)) = member.process.keeping.poll() {
+            self.fetch(node, from, piece, Wanted::Keep);
+        }
+    }
+
+    /// A piece is on its way here.
+    pub(super) fn fetch(&mut self, node: NodeId, from: NodeId, piece: PieceRef, wanted: Wanted) {
+        let took = self.draws.between(100, self.options.write_us) + self.latency();
+        self.check_fetch(node, from, piece);
+        let at = (node, self.members[&node].life);
+        self.queue.push(self.now.after(took), Event::Fetched { at, from, piece, wanted });
+    }
+
+    pub(super) fn handle_fetched(
+        &mut self,
+        at: (NodeId, u64),
+        (from, piece): (NodeId, PieceRef),
+        wanted: Wanted,
+    ) {
+        let node = at.0;
+        let served = self.serve(node, from, piece);
+        let Some(member) = self.process(at) else { return };
+        let store = member.disk.store().filter(|_| !member.disk.is_stuck).cloned();
+        let is_here = store.as_ref().is_some_and(|store| {
+            matches!(wanted, Wanted::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
+        });
+        let has_room = member.disk.room().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let store = store.filter(|_| has_room);
+        let is_kept = is_here
+            || store.zip(served).is_some_and(|(store, bytes)| {
+                let mut sink = PieceSink::new(store, piece, WorkCount::default());
+                sink.write(0, &bytes).is_ok() && sink.finish().is_ok()
+            });
+        member.process.moved += u64::from(is_kept) * piece.length;
+        match wanted {
+            Wanted::Keep => self.answer_keep(node, from, (piece, is_kept)),
+            Wanted::Mend(others) if !is_kept => self.mend(node, piece, others),
+            Wanted::Mend(_) => self.check.seen.note(Seen::PieceMended),
+        }
+    }
+
+    fn answer_keep(&mut self, node: NodeId, from: NodeId, (piece, is_kept): (PieceRef, bool)) {
+        if is_kept {
+            self.check_kept(node, piece);
+        } else {
+            self.check.seen.note(Seen::KeepFailed);
+        }
+        let answer = if is_kept { Message::Kept(piece) } else { Message::NotKept(piece) };
+        self.send(node, from, answer);
+        let member = self.members.get_mut(&node).expect("a member");
+        member.process.keeping.note_done(piece, from);
+        self.keep_next(node);
+    }
+
+    /// What a node gives who asks it for a piece.
+    fn serve(&self, node: NodeId, from: NodeId, piece: PieceRef) -> Option<Arc<Vec<u8>>> {
+        let holder = self.members.get(&from).filter(|member| member.is_up())?;
+        if !self.is_linked(node, from) {
+            return None;
+        }
+        if holder.is_hostile {
+            return Some(Arc::new(super::hostile::served(piece)));
+        }
+        let offered = holder.process.offered.get(&piece).cloned();
+        let stored = || Some(Arc::new(holder.disk.store()?.get(piece.name()).ok()?));
+        offered.or_else(stored)
+    }
+
+    /// A second's worth of reading again, on each disk.
+    pub(super) fn scrub(&mut self) {
+        let up: Vec<NodeId> =
+            self.up().filter(|member| !member.is_hostile).map(|member| member.node).collect();
+        for node in up {
+            let member = self.members.get_mut(&node).expect("a member");
+            let Some(store) = member.disk.store().cloned() else { continue };
+            let rotten = member.process.scrubber.step(&*store);
+            let others = member.process.roster.holders(&member.process.contacts);
+            match rotten {
+                Some(Rotten::Piece { piece, .. }) => {
+                    self.line(|| format!("n{node} finds layer {} rotten", piece.layer));
+                    self.mend(node, piece, others);
+                }
+                Some(Rotten::Data(name)) => {
+                    self.line(|| format!("n{node} finds its text rotten"));
+                    self.fetch_text(node, name, others);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// A piece is fetched again from the first of these who has it.
+    fn mend(&mut self, node: NodeId, piece: PieceRef, mut others: Vec<NodeId>) {
+        if others.is_empty() {
+            return self.check.seen.note(Seen::NobodyHasPiece);
+        }
+        let from = others.remove(0);
+        self.fetch(node, from, piece, Wanted::Mend(others));
+    }
+
+    /// Time passes for the pieces of a member.
+    pub(super) fn tick_pieces(&mut self, node: NodeId) {
+        let member = self.members.get_mut(&node).expect("a member");
+        let process = &mut member.process;
+        let keeping = process.keeping.handle_tick(process.moved);
+        if std::mem::replace(&mut process.moved_seen, process.moved) != process.moved {
+            process.copies.note_written();
+        }
+        let late = process.copies.handle_tick();
+        for (piece, to) in keeping {
+            self.send(node, to, Message::Keeping(piece));
+        }
+        for (piece, next) in late {
+            self.check.seen.note(Seen::KeeperSilent);
+            self.go_on(node, piece, next);
+        }
+    }
+
+    /// Versions whose layers nobody writes any more are given up.
+    pub(super) fn drop_lost(&mut self) {
+        let is_lost = |(node, life): &(NodeId, u64)| {
+            let member = &self.members[node];
+            member.life != *life || !self.agreed.state.members()[node].is_live()
+        };
+        let lost: Vec<Step> = { self.agreed.pending.iter() }
+            .filter(|(_, pending)| {
+                let open = pending.owners.iter();
+                let mut open = open.filter(|(layer, _)| !pending.durable.contains_key(layer));
+                open.any(|(_, owner)| is_lost(owner))
+            })
+            .map(|(version, _)| *version)
+            .collect();
+        for version in lost {
+            self.agreed.give_up(version);
+        }
+    }
+
+    /// The sound bytes of a piece in the store of a member.
+    pub(super) fn sound(&self, node: NodeId, piece: PieceRef) -> bool {
+        let store = self.members[&node].disk.store();
+        let bytes = store.and_then(|store| store.get(piece.name()).ok());
+        bytes.is_some_and(|bytes| digest_of(&bytes) == Some(piece.digest))
+    }
+
+    /// Whether so many seconds are over since a moment.
+    pub(super) fn is_over(&self, since: crate::queue::Moment, seconds: u64) -> bool {
+        self.now.0 >= since.0 + seconds * SECOND_US
+    }
+}
+
+/// The digest of the layer in `bytes`.
+fn digest_of(bytes: &[u8]) -> Option<Digest> {
+    LayerImage::decode(bytes).ok().map(|image| layer_digest(&image))
+}

@@ -1,0 +1,145 @@
+//! Plans of a life: the product's choice of nodes and of schedules, with each node's memory as its stage's limit.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::class::DeviceClass;
+use zbelastic_consensus::member::{Holder, Resources, Role};
+use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise, PromiseOff};
+use zbelastic_kernels::DeviceSizes;
+use zbelastic_policy::seating::{Seated, first_plan, limits};
+use zbelastic_schedule::{ScheduleKind, Window};
+use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
+use zbelastic_trainer::plan::{BatchShape, ChooseRequest, CutBy, MemoryPolicy, Pace, Plan, choose};
+use zbelastic_types::{Bytes, Generation, Incarnation, NodeId, Step};
+
+use super::check::Seen;
+use super::world::World;
+
+/// What is tried: whatever takes least memory is among it.
+const KINDS: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::ZbH1];
+
+/// A plan that was found, with what each of its stages takes.
+type Found = Result<(Plan, Vec<Bytes>), String>;
+
+/// The plan in force, and those found before.
+pub struct Plans {
+    model: ModelConfig,
+    found: BTreeMap<Vec<Bytes>, Found>,
+    current: Option<Arc<PlanRecord>>,
+    nodes: Vec<Seated>,
+}
+
+impl Plans {
+    /// For a model of so many blocks.
+    #[must_use]
+    pub fn new(blocks: u32) -> Self {
+        let model = ModelConfig {
+            family: Family::Gpt2,
+            blocks,
+            width: 8,
+            heads: 2,
+            kv_heads: 2,
+            head_width: 4,
+            mlp_width: 16,
+            vocabulary: 128,
+            positions: 8,
+            norm_epsilon: 1e-5,
+            rope_theta: 10_000.0,
+            tied: false,
+        };
+        Self { model, found: BTreeMap::new(), current: None, nodes: Vec::new() }
+    }
+
+    /// The plan in force.
+    #[must_use]
+    pub const fn current(&self) -> Option<&Arc<PlanRecord>> {
+        self.current.as_ref()
+    }
+
+    /// Makes a plan for these nodes. Yields what each of its stages takes, and who stands there.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn solve(&mut self, nodes: &[Seated]) -> Result<Vec<(NodeId, Bytes)>, String> {
+        let most = (nodes.len() as u32).min(self.model.blocks);
+        let tried = (1..=most).rev().map(|count| (count, count));
+        let (model, found) = (&self.model, &mut self.found);
+        let solved = first_plan(nodes, tried, |count, seats| {
+            let seated: Vec<Seated> = seats.iter().map(|at| nodes[*at]).collect();
+            let limits = limits(None, &seated);
+            found.entry(limits).or_insert_with_key(|limits| search(model, count, limits)).clone()
+        });
+        let ((plan, taken), seats) = solved.inspect_err(|_| self.current = None)?;
+        let at: Vec<NodeId> = seats.into_iter().map(|seat| nodes[seat].0).collect();
+        let generation = self.current.as_ref().map_or(Generation(1), |plan| plan.generation.next());
+        self.current = Some(Arc::new(record(plan, generation, &at)));
+        Ok(at.into_iter().zip(taken).collect())
+    }
+}
+
+fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> Found {
+    let shape = MicrobatchShape { sequences: 1, sequence_len: 8 };
+    let batch = BatchShape { microbatch: shape, microbatch_count: 2, cut_by: CutBy::Tokens };
+    let request = ChooseRequest {
+        model,
+        batch,
+        kinds: &KINDS,
+        chunks_per_stage: None,
+        slice_count: None,
+        stage_count,
+        window: Window::One,
+        memory: MemoryPolicy::default(),
+        copies: 0,
+        stage_bytes_max: limits,
+        pace: &Pace::estimated(model, shape),
+    };
+    let choice = choose(&DeviceSizes::Processors, request).map_err(|refusals| {
+        let reasons = refusals.iter().map(|(kind, refusal)| format!("{kind}: {refusal}"));
+        reasons.collect::<Vec<_>>().join("; ")
+    })?;
+    Ok((choice.plan, choice.memory.iter().map(|stage| stage.total()).collect()))
+}
+
+fn record(plan: Plan, generation: Generation, at: &[NodeId]) -> PlanRecord {
+    let holder = |node: &NodeId| Holder { node: *node, incarnation: Incarnation(1) };
+    PlanRecord {
+        generation,
+        stages: at.iter().map(holder).collect(),
+        copies: vec![Vec::new(); at.len()],
+        promise: Promise::Off(PromiseOff::Configured),
+        chunks: plan.chunks,
+        program: plan.program,
+        from_step: Step(0),
+        sources: Vec::new(),
+        expected: Vec::new(),
+        op_ticks_max: 1,
+        reason: PlanReason::First,
+    }
+}
+
+impl World<'_> {
+    /// A plan for who is there, if that is not who was there before. Nobody knows who means harm, but it is not
+    /// given a stage here: what a stage may do to a run is looked at elsewhere.
+    pub(super) fn replan(&mut self) {
+        let members = self.agreed.members();
+        let worker = |node: &NodeId| {
+            let member = &self.members[node];
+            let is_there = member.is_honest_and_up() && member.role == Role::Worker;
+            let (memory, class) = (member.memory, DeviceClass::Processors);
+            is_there.then_some((*node, Resources { memory, speed_permille: 1000, class }))
+        };
+        let nodes: Vec<Seated> = members.iter().filter_map(worker).collect();
+        if nodes == self.plans.nodes {
+            return self.tell_loss();
+        }
+        self.plans.nodes.clone_from(&nodes);
+        let solved = self.plans.solve(&nodes);
+        match &solved {
+            Ok(stages) if stages.len() < nodes.len() => self.check.seen.note(Seen::NodeLeftOut),
+            Ok(_) | Err(_) => {}
+        }
+        self.line(|| format!("plan for {} nodes: {solved:?}", nodes.len()));
+        self.check_plan(&nodes, solved);
+    }
+}

@@ -1,0 +1,273 @@
+//! Faults of a life as they strike, and how members come back; certificates and rooms as time passes.
+
+use zbelastic_checkpoint::Store;
+use zbelastic_consensus::member::Role;
+use zbelastic_policy::renewal::{CertificateLook, RenewalNext};
+use zbelastic_policy::room::RoomChange;
+use zbelastic_policy::store_opening::{ASIDE_MAX, OpeningFault, OpeningNext, after_fault};
+use zbelastic_transport::DownReason;
+use zbelastic_types::{Bytes, NodeId};
+
+use super::check::Seen;
+use super::member::{Member, Process, Running};
+use super::options::Fault;
+use super::world::{Event, SECOND_US, World, window_from};
+
+/// A process that stands still for longer is not connected any more.
+const SILENT_US: u64 = 3_000_000;
+/// A machine that was suspended needs so long to go on.
+const WAKE_US: u64 = 4_000_000;
+
+impl World<'_> {
+    pub(super) fn strike(&mut self, fault: Fault) {
+        self.line(|| format!("{fault:?}"));
+        match fault {
+            Fault::DiskFull { whom, for_us } => self.spoil_disk(whom, for_us, true),
+            Fault::StoreStuck { whom, for_us } => self.spoil_disk(whom, for_us, false),
+            Fault::Crash { whom, for_us, is_damaged } => self.crash(whom, for_us, is_damaged),
+            Fault::Pause { whom, for_us } => self.pause(whom, for_us),
+            Fault::Suspend { whom, seconds } => self.suspend(whom, seconds),
+            Fault::ClocksMove { seconds } => self.moved_s += seconds,
+            Fault::RotPiece { whom } => self.rot_piece(whom),
+            Fault::RotText { whom } => self.rot_text(whom),
+            Fault::Remove { whom } => self.remove(whom),
+            Fault::Join => self.join(),
+        }
+    }
+
+    /// Somebody who runs and means well.
+    fn victim(&self, whom: u64) -> Option<NodeId> {
+        let up: Vec<NodeId> =
+            self.up().filter(|member| !member.is_hostile).map(|member| member.node).collect();
+        (!up.is_empty()).then(|| up[(whom % up.len() as u64) as usize])
+    }
+
+    fn spoil_disk(&mut self, whom: u64, for_us: u64, is_filled: bool) {
+        let (now, Some(node)) = (self.now, self.victim(whom)) else { return };
+        let member = self.members.get_mut(&node).expect("a member");
+        member.disk.is_filled |= is_filled;
+        member.disk.is_stuck |= !is_filled;
+        member.able_since = now.after(for_us);
+        self.queue.push(now.after(for_us), Event::DiskAgain { node });
+    }
+
+    pub(super) fn give_room(&mut self, node: NodeId) {
+        let now = self.now;
+        let member = self.members.get_mut(&node).expect("a member");
+        (member.disk.is_filled, member.disk.is_stuck) = (false, false);
+        member.able_since = now;
+    }
+
+    fn crash(&mut self, whom: u64, for_us: u64, is_damaged: bool) {
+        let (seed, Some(node)) = (self.draws.number(), self.victim(whom)) else { return };
+        self.drop_links(node, DownReason::Reset);
+        let member = self.members.get_mut(&node).expect("a member");
+        member.running = Running::Down;
+        member.life += 1;
+        member.disk.crash(seed);
+        let is_damaged = is_damaged && member.disk.aside < ASIDE_MAX && member.disk.damage_index();
+        if is_damaged {
+            self.check.note_lost_disk(node);
+        }
+        self.queue.push(self.now.after(for_us), Event::Restart { node });
+    }
+
+    /// A process begins again on the disk that it has.
+    pub(super) fn restart(&mut self, node: NodeId) {
+        let (turned, controllers, now) = (self.draws.number(), self.controllers(), self.now);
+        let member = self.members.get_mut(&node).expect("a member");
+        if member.running != Running::Down {
+            return;
+        }
+        if let Err(error) = member.disk.open() {
+            let is_damage = error.is_damage();
+            let fault = if is_damage { OpeningFault::Damage } else { OpeningFault::Store };
+            let taken = member.disk.aside;
+            match after_fault(fault, true, |number| number <= taken) {
+                OpeningNext::BeginAnew { aside } => {
+                    member.disk.begin_anew(aside);
+                    self.check.seen.note(Seen::StoreBegunAnew);
+                }
+                OpeningNext::GoWithout => {}
+                OpeningNext::Refuse => {
+                    member.running = Running::Ended;
+                    return self.check_not_started(node, &error.to_string());
+                }
+            }
+        }
+        let member = self.members.get_mut(&node).expect("a member");
+        member.process = Process::new(node, controllers, &member.texts, turned);
+        member.running = Running::Up;
+        (member.able_since, member.led_since, member.ended_since) = (now, now, None);
+        self.line(|| format!("n{node} is back"));
+    }
+
+    fn pause(&mut self, whom: u64, for_us: u64) {
+        let Some(node) = self.victim(whom) else { return };
+        if for_us > SILENT_US {
+            self.drop_links(node, DownReason::Silent);
+        }
+        let now = self.now;
+        let member = self.members.get_mut(&node).expect("a member");
+        (member.running, member.able_since) = (Running::Paused, now.after(for_us));
+        self.queue.push(now.after(for_us), Event::Resume { node });
+    }
+
+    pub(super) fn resume(&mut self, node: NodeId) {
+        let now = self.now;
+        let member = self.members.get_mut(&node).expect("a member");
+        if member.running == Running::Paused {
+            member.running = Running::Up;
+            (member.able_since, member.led_since, member.ended_since) = (now, now, None);
+        }
+    }
+
+    /// A machine is suspended while hours pass, in which all others went on as ever.
+    fn suspend(&mut self, whom: u64, seconds: u64) {
+        let Some(node) = self.victim(whom) else { return };
+        self.drop_links(node, DownReason::Silent);
+        self.moved_s += seconds;
+        let now = self.calendar();
+        for member in self.members.values_mut().filter(|member| member.is_up()) {
+            if member.node != node && now > member.window.renew_after() {
+                member.window = window_from(now);
+            }
+        }
+        let now = self.now;
+        let member = self.members.get_mut(&node).expect("a member");
+        (member.running, member.able_since) = (Running::Paused, now.after(WAKE_US));
+        self.queue.push(now.after(WAKE_US), Event::Resume { node });
+    }
+
+    /// A bit flips in a piece that somebody else has sound.
+    fn rot_piece(&mut self, whom: u64) {
+        let Some(node) = self.victim(whom) else { return };
+        let Some(store) = self.members[&node].disk.store() else { return };
+        let names = store.names().expect("a disk in memory does not fail");
+        let referred: Vec<_> = self.agreed.checkpoints.values().flatten().copied().collect();
+        let here: Vec<_> =
+            referred.into_iter().filter(|piece| names.contains(&piece.name())).collect();
+        let rots = here.into_iter().find(|piece| {
+            let others = self.members.keys().filter(|other| **other != node);
+            let mut others = others.filter(|other| !self.members[*other].is_hostile);
+            others.any(|other| self.sound(*other, *piece))
+        });
+        let Some(piece) = rots else { return };
+        let member = self.members.get_mut(&node).expect("a member");
+        if member.disk.rot(piece.name()) {
+            self.check.note_rot(node, piece, self.now);
+        }
+    }
+
+    fn rot_text(&mut self, whom: u64) {
+        let Some(node) = self.victim(whom) else { return };
+        let hash = self.text_name().hash;
+        let member = &self.members[&node];
+        let Some(text) = member.texts.get(hash) else { return };
+        let mut bytes = text.to_vec();
+        let at = bytes.len() / 3;
+        bytes[at] ^= 4;
+        member.texts.put(hash, bytes);
+        self.check.note_rotten_text(node, self.now);
+    }
+
+    /// Who is hostile is removed, or a worker of which there are others.
+    fn remove(&mut self, whom: u64) {
+        if self.leader().is_none() {
+            return;
+        }
+        let members = self.agreed.members();
+        let hostile = self.members.values().find(|member| member.is_hostile);
+        let hostile = hostile.map(|member| member.node).filter(|node| members.contains(node));
+        let workers = || -> Vec<NodeId> {
+            let up = self.up().filter(|member| member.role == Role::Worker && !member.is_hostile);
+            up.map(|member| member.node).filter(|node| members.contains(node)).collect()
+        };
+        let other = || {
+            let workers = workers();
+            (workers.len() > 1).then(|| workers[(whom % workers.len() as u64) as usize])
+        };
+        let Some(node) = hostile.or_else(other) else { return };
+        if self.agreed.remove(node) {
+            self.line(|| format!("n{node} is removed"));
+            self.check.note_removed(node, self.now);
+        }
+    }
+
+    /// A look at a member's certificate.
+    pub(super) fn tick_certificate(&mut self, node: NodeId) {
+        let now = self.calendar();
+        let member = self.members.get_mut(&node).expect("a member");
+        let (clock, window) = (member.clock(now), member.window);
+        let look =
+            || CertificateLook { now: clock, window, is_replaced: false, is_shut_out: false };
+        let next = member.process.renewal.handle_tick(look);
+        let (at, role) = ((node, member.life), member.role);
+        if next == RenewalNext::Wait {
+            return;
+        }
+        // A controller has the authority, and asks nobody.
+        let took = if role == Role::Controller { 0 } else { 2 * self.latency() };
+        let is_at_door = next == RenewalNext::AskAtTheDoor;
+        self.queue.push(self.now.after(took), Event::Renewed { at, is_at_door });
+    }
+
+    pub(super) fn handle_renewed(&mut self, at: (NodeId, u64), is_at_door: bool) {
+        let (node, now) = (at.0, self.calendar());
+        let leader = self.leader();
+        let is_let_in = self.agreed.state.access().credential(node).is_some();
+        let hears = leader.is_some_and(|leader| self.is_linked(leader, node));
+        let Some(member) = self.process(at) else { return };
+        let is_answered = match member.role {
+            Role::Controller => true,
+            Role::Worker => is_let_in && (hears || (is_at_door && leader.is_some())),
+        };
+        if is_answered {
+            member.window = window_from(member.clock(now));
+            let seen = if is_at_door { Seen::RenewedAtTheDoor } else { Seen::Renewed };
+            self.check.seen.note(seen);
+        }
+    }
+
+    /// A look at a member's disk.
+    pub(super) fn tick_room(&mut self, node: NodeId) {
+        let checkpoint = Bytes(self.layer_bytes.iter().sum());
+        let member = self.members.get_mut(&node).expect("a member");
+        if !member.process.room.handle_tick() {
+            return;
+        }
+        let room = member.disk.room();
+        let change = member.process.room.note(Some(room), checkpoint);
+        match change {
+            Some(RoomChange::Low(_)) => {
+                self.check.seen.note(Seen::DiskLow);
+                self.collect_unused();
+            }
+            Some(RoomChange::Ample) | None => {}
+        }
+    }
+
+    /// Since when a member's certificate is over though it could have another one.
+    pub(super) fn note_certificates(&mut self) {
+        let now = self.calendar();
+        let is_led = self.leader().is_some();
+        let at = self.now;
+        for member in self.members.values_mut().filter(|member| member.is_up()) {
+            let is_over = is_led && member.is_ended(now);
+            member.ended_since = is_over.then(|| member.ended_since.unwrap_or(at));
+        }
+    }
+
+    /// Whether a second begins.
+    pub(super) const fn is_second(&self) -> bool {
+        self.now.0.is_multiple_of(SECOND_US)
+    }
+}
+
+impl Member {
+    /// Whether its disk takes what there is room for.
+    #[must_use]
+    pub fn has_disk(&self) -> bool {
+        !self.disk.is_filled && !self.disk.is_stuck && self.disk.store().is_some()
+    }
+}

@@ -1,0 +1,138 @@
+//! Texts and weights by the hash of their bytes, and whom a node asks for them: all holders together, and
+//! each alone if what came together is something else.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_types::{Digest, NodeId};
+
+/// The name of a text or of weights: bytes that are too large for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DataName {
+    /// BLAKE3 of the bytes.
+    pub hash: Digest,
+    /// How many there are.
+    pub length: u64,
+}
+
+impl DataName {
+    /// The name of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { hash: Digest(*blake3::hash(bytes).as_bytes()), length: bytes.len() as u64 }
+    }
+}
+
+/// What came of a question for bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataOutcome {
+    /// The bytes of the name.
+    Sound,
+    /// Other bytes.
+    Damaged,
+    /// None: nobody who was asked has them, or answers.
+    Missing,
+}
+
+/// What is to be done next for bytes that are wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DataNext {
+    /// These nodes are to be asked, all at once.
+    Ask(Vec<NodeId>),
+    /// The bytes are there. These nodes have damaged copies and are to fetch theirs again.
+    Done {
+        /// Who.
+        damaged: Vec<NodeId>,
+    },
+    /// Nobody has the bytes as they should be.
+    Failed {
+        /// Whose copies are damaged.
+        damaged: Vec<NodeId>,
+    },
+}
+
+/// A fetch of bytes by their hash. Chunks come from all holders at once, and only the whole has a hash: one
+/// copy that rotted spoils what comes from all. Each is asked alone then, until one is sound.
+#[derive(Clone, Debug)]
+pub struct DataFetch {
+    together: Option<Vec<NodeId>>,
+    alone: VecDeque<NodeId>,
+    asked: Option<NodeId>,
+    damaged: Vec<NodeId>,
+}
+
+impl DataFetch {
+    /// A fetch from these, the best first, and what is to be done first.
+    #[must_use]
+    pub fn new(holders: Vec<NodeId>) -> (Self, DataNext) {
+        let first = DataNext::Ask(holders.clone());
+        let (alone, damaged) = (VecDeque::new(), Vec::new());
+        (Self { together: Some(holders), alone, asked: None, damaged }, first)
+    }
+
+    /// Takes in what came of the last question.
+    pub fn note(&mut self, outcome: DataOutcome) -> DataNext {
+        if let Some(holders) = self.together.take() {
+            match outcome {
+                DataOutcome::Sound => return self.done(),
+                DataOutcome::Missing => return self.failed(),
+                DataOutcome::Damaged if mutant::is(Mutant::M32DamageEndsFetch) => {
+                    return self.failed();
+                }
+                DataOutcome::Damaged if holders.len() == 1 => {
+                    self.damaged = holders;
+                    return self.failed();
+                }
+                DataOutcome::Damaged => self.alone = holders.into(),
+            }
+        } else {
+            match outcome {
+                DataOutcome::Sound => return self.done(),
+                DataOutcome::Damaged => self.damaged.extend(self.asked),
+                DataOutcome::Missing => {}
+            }
+        }
+        self.asked = self.alone.pop_front();
+        self.asked.map_or_else(|| self.failed(), |node| DataNext::Ask(vec![node]))
+    }
+
+    fn done(&mut self) -> DataNext {
+        DataNext::Done { damaged: std::mem::take(&mut self.damaged) }
+    }
+
+    fn failed(&mut self) -> DataNext {
+        DataNext::Failed { damaged: std::mem::take(&mut self.damaged) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use DataOutcome::{Damaged, Missing, Sound};
+
+    use super::*;
+
+    fn check(holders: u64, outcomes: &[DataOutcome], expected: DataNext) {
+        let (mut fetch, mut next) = DataFetch::new((1..=holders).map(NodeId).collect());
+        for outcome in outcomes {
+            assert!(matches!(next, DataNext::Ask(_)), "{outcomes:?}");
+            next = fetch.note(*outcome);
+        }
+        assert_eq!(next, expected, "{outcomes:?}");
+    }
+
+    #[test]
+    fn one_damaged_copy_is_found_by_asking_each_alone() {
+        let nodes = |nodes: &[u64]| nodes.iter().copied().map(NodeId).collect::<Vec<_>>();
+        let done = |damaged: &[u64]| DataNext::Done { damaged: nodes(damaged) };
+        let failed = |damaged: &[u64]| DataNext::Failed { damaged: nodes(damaged) };
+        check(3, &[], DataNext::Ask(nodes(&[1, 2, 3])));
+        check(3, &[Sound], done(&[]));
+        check(3, &[Missing], failed(&[]));
+        check(3, &[Damaged], DataNext::Ask(nodes(&[1])));
+        check(3, &[Damaged, Damaged, Sound], done(&[1]));
+        check(3, &[Damaged, Missing, Damaged, Sound], done(&[2]));
+        check(3, &[Damaged, Damaged, Missing, Damaged], failed(&[1, 3]));
+        check(1, &[Damaged], failed(&[1]));
+    }
+}

@@ -1,0 +1,26 @@
+//! What a node decides beside the protocol: which pieces of checkpoints it keeps and for whom, whom it asks
+//! to keep its own, what it removes, what it reads again, what it believes of its peers, when it renews its
+//! certificate, and which nodes a plan is tried on.
+//!
+//! Policy apart from mechanism: `node` owns the sockets, disks, clocks and threads, and asks here. So does a
+//! simulated cluster (`chaos-tests`), with stores that fail, disks that are full, members that lie and clocks
+//! that were moved. A store is whatever implements [`zbelastic_checkpoint::Store`]; of the packages that do
+//! input and output only names, roles and reasons are used.
+
+pub mod collect;
+pub mod copies;
+pub mod data;
+pub mod keep_rule;
+pub mod keeping;
+pub mod piece;
+pub mod piece_sink;
+pub mod renewal;
+pub mod room;
+pub mod roster;
+pub mod scrub;
+pub mod seating;
+pub mod store_opening;
+pub mod trust;
+mod work_count;
+
+pub use work_count::WorkCount;

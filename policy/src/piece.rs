@@ -1,0 +1,68 @@
+//! Pieces of checkpoints as members name them to each other.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_checkpoint::{CheckpointId, PieceName};
+use zbelastic_types::{Digest, LayerId, RunId, Step};
+
+/// A piece of a checkpoint: a layer at a version, by its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PieceRef {
+    /// The run.
+    pub run: RunId,
+    /// The version.
+    pub version: Step,
+    /// The layer.
+    pub layer: LayerId,
+    /// The digest of its state.
+    pub digest: Digest,
+    /// Bytes of the layer as it travels.
+    pub length: u64,
+}
+
+impl PieceRef {
+    /// A piece that a store has, with its length.
+    #[must_use]
+    pub const fn of(name: PieceName, length: u64) -> Self {
+        let PieceName { version: CheckpointId { run, version }, layer, digest } = name;
+        Self { run, version, layer, digest, length }
+    }
+
+    /// Its name in a store.
+    #[must_use]
+    pub const fn name(self) -> PieceName {
+        let version = CheckpointId { run: self.run, version: self.version };
+        PieceName { version, layer: self.layer, digest: self.digest }
+    }
+}
+
+/// A layer of a checkpoint of which too few copies could be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveFailed {
+    /// The checkpoint.
+    pub version: Step,
+    /// The layer.
+    pub layer: LayerId,
+    /// Copies of it that were written.
+    pub copies: u32,
+    /// Copies that were wanted.
+    pub wanted: u32,
+}
+
+/// What the cluster refers to, or may soon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Referred {
+    /// Checkpoints, and versions that are to become some. The newest names the run under way, or the next
+    /// one: older versions that are not here may go.
+    pub versions: Vec<CheckpointId>,
+    /// Texts and weights of the runs that there are; none if that is not known, and then all of it stays.
+    pub data: Option<Vec<Digest>>,
+}
+
+/// What a node removed from its store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freed {
+    /// Files of chunks.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}

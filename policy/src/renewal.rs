@@ -1,0 +1,116 @@
+//! When a member asks for another certificate, and whom: long before its own ends, over a connection that it
+//! vouches for; and if it ended or is not believed any more, at the door, where its key is known.
+
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
+
+/// Ticks between two looks of a member at its own certificate, and two attempts to renew it: a minute.
+pub const RENEWAL_TICKS: u32 = 6_000;
+/// The same while another authority issues than the one that made the certificate: three seconds.
+pub const RETRY_TICKS: u32 = 300;
+
+/// What a look at the own certificate sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CertificateLook {
+    /// What this machine's clock says.
+    pub now: UnixSeconds,
+    /// From when to when the certificate is good.
+    pub window: ValidityWindow,
+    /// Whether another authority issues than the one that made it.
+    pub is_replaced: bool,
+    /// Whether no controller believes the authority that made it.
+    pub is_shut_out: bool,
+}
+
+/// What is to be done for the certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenewalNext {
+    /// Nothing now.
+    Wait,
+    /// A controller that is connected is asked for another one.
+    AskController,
+    /// Controllers are asked as somebody without a certificate asks them.
+    AskAtTheDoor,
+}
+
+/// A member's looks at its own certificate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RenewalWatch {
+    ticks: u32,
+}
+
+impl RenewalWatch {
+    /// A tick. Looks now and then, and yields what is to be done.
+    pub fn handle_tick(&mut self, look: impl FnOnce() -> CertificateLook) -> RenewalNext {
+        if self.ticks > 0 {
+            self.ticks -= 1;
+            return RenewalNext::Wait;
+        }
+        self.ticks = RENEWAL_TICKS;
+        next(look())
+    }
+
+    /// Has the next look come soon: the certificate is one of an authority that is being replaced.
+    pub fn look_soon(&mut self) {
+        self.ticks = self.ticks.min(RETRY_TICKS);
+    }
+
+    /// Has the next look come at once: nobody believes the certificate.
+    pub fn look_now(&mut self) {
+        self.ticks = 0;
+    }
+}
+
+fn next(look: CertificateLook) -> RenewalNext {
+    let CertificateLook { now, window, is_replaced, is_shut_out } = look;
+    if now < window.renew_after() && !is_replaced && !is_shut_out {
+        return RenewalNext::Wait;
+    }
+    let is_over = now > window.not_after && !mutant::is(Mutant::M42NeverAtTheDoor);
+    if is_over || is_shut_out { RenewalNext::AskAtTheDoor } else { RenewalNext::AskController }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_renewed_after_two_thirds_and_at_the_door_after_its_end() {
+        let window = ValidityWindow { not_before: UnixSeconds(0), not_after: UnixSeconds(300) };
+        let look = |now| {
+            let now = UnixSeconds(now);
+            CertificateLook { now, window, is_replaced: false, is_shut_out: false }
+        };
+        assert_eq!(next(look(199)), RenewalNext::Wait);
+        assert_eq!(next(look(200)), RenewalNext::AskController);
+        assert_eq!(next(look(300)), RenewalNext::AskController);
+        assert_eq!(next(look(301)), RenewalNext::AskAtTheDoor);
+        let replaced = CertificateLook { is_replaced: true, ..look(1) };
+        assert_eq!(next(replaced), RenewalNext::AskController);
+        let shut_out = CertificateLook { is_shut_out: true, ..look(1) };
+        assert_eq!(next(shut_out), RenewalNext::AskAtTheDoor);
+    }
+
+    #[test]
+    fn a_look_comes_each_minute_and_at_once_if_it_must() {
+        let window = ValidityWindow { not_before: UnixSeconds(0), not_after: UnixSeconds(300) };
+        let look = || CertificateLook {
+            now: UnixSeconds(250),
+            window,
+            is_replaced: false,
+            is_shut_out: false,
+        };
+        let mut watch = RenewalWatch::default();
+        let mut looks = |watch: &mut RenewalWatch, ticks: u32| {
+            (0..ticks).filter(|_| watch.handle_tick(look) != RenewalNext::Wait).count()
+        };
+        assert_eq!(looks(&mut watch, 1), 1);
+        assert_eq!(looks(&mut watch, RENEWAL_TICKS), 0);
+        assert_eq!(looks(&mut watch, 1), 1);
+        watch.look_soon();
+        assert_eq!(looks(&mut watch, RETRY_TICKS), 0);
+        assert_eq!(looks(&mut watch, 1), 1);
+        watch.look_now();
+        assert_eq!(looks(&mut watch, 1), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! What a node does that cannot open its store of checkpoints. Pieces lie on other nodes as well: a damaged
+//! index keeps nobody from starting, least of all a voter whose log is sound.
+
+use zbelastic_consensus::mutant::{self, Mutant};
+
+/// Stores that were put aside and are kept. Behind that a node with a disk that damages one after the other does not
+/// start, and none of what it had is gone.
+pub const ASIDE_MAX: u32 = 3;
+
+/// What is wrong with a store that was to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpeningFault {
+    /// What is there cannot be read, and will not be by trying again.
+    Damage,
+    /// The store could not be opened for another reason.
+    Store,
+    /// Its disk is not there.
+    Place,
+}
+
+/// What a node does about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpeningNext {
+    /// What is there is put aside under this number, and another store is begun.
+    BeginAnew {
+        /// From 1 to [`ASIDE_MAX`].
+        aside: u32,
+    },
+    /// The node starts without a store, and keeps nothing.
+    GoWithout,
+    /// It does not start.
+    Refuse,
+}
+
+/// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a disk that is
+/// gone, and the node is of use without. `is_taken` says which numbers lie aside already.
+pub fn after_fault(
+    fault: OpeningFault,
+    is_own: bool,
+    is_taken: impl Fn(u32) -> bool,
+) -> OpeningNext {
+    match fault {
+        OpeningFault::Damage if mutant::is(Mutant::M35DamagedIndexRefuses) => OpeningNext::Refuse,
+        OpeningFault::Damage => (1..=ASIDE_MAX)
+            .find(|number| !is_taken(*number))
+            .map_or(OpeningNext::Refuse, |aside| OpeningNext::BeginAnew { aside }),
+        OpeningFault::Store if is_own => OpeningNext::Refuse,
+        OpeningFault::Store | OpeningFault::Place => OpeningNext::GoWithout,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_put_aside_and_what_is_not_there_is_done_without() {
+        let check = |fault, is_own, taken: u32, expected| {
+            assert_eq!(after_fault(fault, is_own, |number| number <= taken), expected);
+        };
+        check(OpeningFault::Damage, true, 0, OpeningNext::BeginAnew { aside: 1 });
+        check(OpeningFault::Damage, false, 2, OpeningNext::BeginAnew { aside: 3 });
+        check(OpeningFault::Damage, true, ASIDE_MAX, OpeningNext::Refuse);
+        check(OpeningFault::Store, true, 0, OpeningNext::Refuse);
+        check(OpeningFault::Store, false, 0, OpeningNext::GoWithout);
+        check(OpeningFault::Place, true, 0, OpeningNext::GoWithout);
+    }
+}

@@ -1,0 +1,215 @@
+//! What a node believes of its peers: which of their messages count, and which ends of connections mean
+//! that this process is to end. One certificate ends no other node, and says nothing beyond its role.
+
+use std::collections::BTreeSet;
+
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_transport::{CloseCode, DialProblem, DownReason, PeerRole};
+use zbelastic_types::{Generation, NodeId, StageIndex};
+
+use crate::data::DataName;
+
+/// Whether a connection that ended says that this node was removed. Only controllers know that.
+#[must_use]
+pub fn is_removal(role: PeerRole, reason: DownReason) -> bool {
+    let is_believed = role == PeerRole::Controller || mutant::is(Mutant::M36AnyCloseEnds);
+    is_believed && reason == DownReason::ClosedByPeer(CloseCode::Banned)
+}
+
+/// The same of a connection that was refused.
+#[must_use]
+pub fn is_refused_removal(role: PeerRole, problem: &DialProblem) -> bool {
+    matches!(problem, DialProblem::Refused(CloseCode::Banned))
+        && is_removal(role, DownReason::ClosedByPeer(CloseCode::Banned))
+}
+
+/// Whether a connection that was refused says that this program is too old for the cluster. Only a controller
+/// knows what the log is written in, and it is not written in an older format again.
+#[must_use]
+pub fn is_outdated(role: PeerRole, problem: &DialProblem) -> bool {
+    let is_newer =
+        matches!(problem, DialProblem::Version { ours, theirs } if theirs.oldest > ours.newest);
+    role == PeerRole::Controller && is_newer
+}
+
+/// Workers that must say that a process lives twice: one certificate ends no other node, be it the only one that is
+/// connected.
+const ACCUSERS_MIN: usize = 2;
+
+/// Who says that another process lives with this node's identity. A controller is believed; workers are
+/// if more than half of those that are connected say it, and no fewer than two.
+#[derive(Debug, Default)]
+pub struct Accusers {
+    workers: BTreeSet<NodeId>,
+}
+
+impl Accusers {
+    /// A peer says it, one of so many workers that are connected. Yields whether it is believed.
+    pub fn note(&mut self, node: NodeId, role: PeerRole, workers: usize) -> bool {
+        if role == PeerRole::Controller || mutant::is(Mutant::M36AnyCloseEnds) {
+            return true;
+        }
+        self.workers.insert(node);
+        self.workers.len() >= ACCUSERS_MIN && 2 * self.workers.len() > workers
+    }
+}
+
+/// What a message of a member wants or says, as far as not every member may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// What nobody refers to is to be removed.
+    Collect,
+    /// Somebody reads layers of a checkpoint.
+    Exporting,
+    /// How a stage spent a step.
+    StageReport {
+        /// The plan.
+        generation: Generation,
+        /// The stage.
+        stage: StageIndex,
+    },
+    /// The loss on held-out text.
+    HeldOut,
+    /// A text, or weights, is to be kept.
+    KeepData(DataName),
+}
+
+/// What a node knows that claims are held against.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    /// What this node is for.
+    pub own: PeerRole,
+    /// The plan in force.
+    pub plan: Option<&'a PlanRecord>,
+    /// Whether the sender had the model's head under a plan before.
+    pub had_head: bool,
+    /// Text and weights of the job, if there is one.
+    pub job_data: &'a [DataName],
+}
+
+/// Why a claim does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimRefusal {
+    /// Only controllers may say so.
+    #[error("a {found} says what only a controller may")]
+    Role {
+        /// The sender's role.
+        found: PeerRole,
+    },
+    /// The sender does not stand at that stage of the plan in force.
+    #[error("stage {stage} of plan {generation} is not the sender's")]
+    Stage {
+        /// The plan named.
+        generation: Generation,
+        /// The stage named.
+        stage: StageIndex,
+    },
+    /// The sender has not the model's head, which computes the loss.
+    #[error("the head is not at the sender")]
+    Head,
+    /// The job has no such text or weights.
+    #[error("the job has no such data")]
+    NotOfJob,
+}
+
+/// Looks at what a member says or wants.
+///
+/// # Errors
+/// If it does not count.
+pub fn check_claim(
+    (node, role): (NodeId, PeerRole),
+    claim: Claim,
+    known: Known<'_>,
+) -> Result<(), ClaimRefusal> {
+    let is_controller = role == PeerRole::Controller;
+    match claim {
+        Claim::Collect | Claim::Exporting if is_controller => Ok(()),
+        Claim::Collect | Claim::Exporting => Err(ClaimRefusal::Role { found: role }),
+        Claim::StageReport { generation, stage } => {
+            let stands_at = known.plan.is_some_and(|plan| {
+                let holder = plan.stages.get(stage.index());
+                plan.generation == generation && holder.is_some_and(|at| at.node == node)
+            });
+            if stands_at { Ok(()) } else { Err(ClaimRefusal::Stage { generation, stage }) }
+        }
+        Claim::HeldOut => {
+            let has_head = known.plan.is_some_and(|plan| plan.has_head(node));
+            let is_believed = mutant::is(Mutant::M39LossOfAnybody);
+            if has_head || known.had_head || is_believed { Ok(()) } else { Err(ClaimRefusal::Head) }
+        }
+        // A controller hands on what was uploaded to it; a worker's job is known to it.
+        Claim::KeepData(_) if is_controller && known.own == PeerRole::Controller => Ok(()),
+        Claim::KeepData(name) if known.job_data.contains(&name) => Ok(()),
+        Claim::KeepData(_) => Err(ClaimRefusal::NotOfJob),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_transport::VersionRange;
+    use zbelastic_types::Digest;
+
+    use super::*;
+
+    #[test]
+    fn one_worker_alone_cannot_say_that_an_identity_is_taken() {
+        let mut accusers = Accusers::default();
+        assert!(!accusers.note(NodeId(4), PeerRole::Worker, 4));
+        assert!(!accusers.note(NodeId(4), PeerRole::Worker, 4), "however often");
+        assert!(!accusers.note(NodeId(5), PeerRole::Worker, 4));
+        assert!(accusers.note(NodeId(6), PeerRole::Worker, 4), "most of them");
+        assert!(Accusers::default().note(NodeId(1), PeerRole::Controller, 4));
+        assert!(!Accusers::default().note(NodeId(4), PeerRole::Worker, 1), "nobody else is there");
+    }
+
+    #[test]
+    fn only_a_controller_removes() {
+        let banned = DownReason::ClosedByPeer(CloseCode::Banned);
+        assert!(is_removal(PeerRole::Controller, banned));
+        assert!(!is_removal(PeerRole::Worker, banned));
+        assert!(!is_removal(PeerRole::Controller, DownReason::Silent));
+        let refused = DialProblem::Refused(CloseCode::Banned);
+        assert!(is_refused_removal(PeerRole::Controller, &refused));
+        assert!(!is_refused_removal(PeerRole::Worker, &refused));
+        let other = DialProblem::Refused(CloseCode::Crowded);
+        assert!(!is_refused_removal(PeerRole::Controller, &other));
+    }
+
+    #[test]
+    fn only_a_controller_that_speaks_newer_versions_alone_ends_an_older_program() {
+        let range = |oldest, newest| VersionRange { oldest, newest };
+        let problem = |ours, theirs| DialProblem::Version { ours, theirs };
+        let outdated = problem(range(2, 2), range(3, 3));
+        assert!(is_outdated(PeerRole::Controller, &outdated));
+        assert!(!is_outdated(PeerRole::Worker, &outdated), "it may lie");
+        let newer = problem(range(3, 4), range(2, 2));
+        assert!(!is_outdated(PeerRole::Controller, &newer), "the other one is older");
+        assert!(!is_outdated(PeerRole::Controller, &DialProblem::NobodyAnswers));
+    }
+
+    #[test]
+    fn a_claim_counts_by_role_plan_and_job() {
+        let name = DataName { hash: Digest([7; 32]), length: 7 };
+        let (worker, controller) =
+            ((NodeId(4), PeerRole::Worker), (NodeId(1), PeerRole::Controller));
+        let none = Known { own: PeerRole::Worker, plan: None, had_head: false, job_data: &[] };
+        let of_job = Known { job_data: &[name], ..none };
+        let at_controller = Known { own: PeerRole::Controller, ..none };
+        let role = Err(ClaimRefusal::Role { found: PeerRole::Worker });
+        assert_eq!(check_claim(worker, Claim::Collect, none), role);
+        assert_eq!(check_claim(controller, Claim::Collect, none), Ok(()));
+        assert_eq!(check_claim(worker, Claim::Exporting, none), role);
+        assert_eq!(check_claim(worker, Claim::HeldOut, none), Err(ClaimRefusal::Head));
+        assert_eq!(check_claim(worker, Claim::HeldOut, Known { had_head: true, ..none }), Ok(()));
+        let (generation, stage) = (Generation(1), StageIndex(0));
+        let report = Claim::StageReport { generation, stage };
+        let refused = Err(ClaimRefusal::Stage { generation, stage });
+        assert_eq!(check_claim(worker, report, none), refused);
+        let keep = Claim::KeepData(name);
+        assert_eq!(check_claim(worker, keep, of_job), Ok(()));
+        assert_eq!(check_claim(worker, keep, at_controller), Err(ClaimRefusal::NotOfJob));
+        assert_eq!(check_claim(controller, keep, at_controller), Ok(()));
+        assert_eq!(check_claim(controller, keep, none), Err(ClaimRefusal::NotOfJob));
+    }
+}
