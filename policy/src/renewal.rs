@@ -4,7 +4,7 @@
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
 
-/// Ticks between two looks of a member at its own certificate, and two attempts to renew it: a minute.
+/// Ticks between two attempts of a member to renew its certificate: a minute.
 pub const RENEWAL_TICKS: u32 = 6_000;
 /// The same while another authority issues than the one that made the certificate: three seconds.
 pub const RETRY_TICKS: u32 = 300;
@@ -40,14 +40,16 @@ pub struct RenewalWatch {
 }
 
 impl RenewalWatch {
-    /// A tick. Looks now and then, and yields what is to be done.
+    /// A tick. Looks at the certificate, unless something was done for it lately, and yields what is to be done: a
+    /// machine that was suspended does it when it wakes.
     pub fn handle_tick(&mut self, look: impl FnOnce() -> CertificateLook) -> RenewalNext {
         if self.ticks > 0 {
             self.ticks -= 1;
             return RenewalNext::Wait;
         }
-        self.ticks = RENEWAL_TICKS;
-        next(look())
+        let next = next(look());
+        self.ticks = if next == RenewalNext::Wait { 0 } else { RENEWAL_TICKS };
+        next
     }
 
     /// Has the next look come soon: the certificate is one of an authority that is being replaced.
@@ -92,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_comes_each_minute_and_at_once_if_it_must() {
+    fn an_attempt_comes_each_minute_and_at_once_if_it_must() {
         let window = ValidityWindow { not_before: UnixSeconds(0), not_after: UnixSeconds(300) };
         let look = || CertificateLook {
             now: UnixSeconds(250),

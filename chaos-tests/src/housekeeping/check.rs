@@ -263,8 +263,11 @@ impl World<'_> {
             }
             let can_mend = member.is_up() && member.has_disk();
             let mut others = self.members.values().filter(|other| other.is_honest_and_up());
-            let is_there = others
-                .any(|other| self.is_linked(node, other.node) && self.sound(other.node, piece));
+            let known = member.process.roster.holders(&member.process.contacts);
+            let is_there = others.any(|other| {
+                let is_near = self.is_linked(node, other.node) && known.contains(&other.node);
+                is_near && self.sound(other.node, piece)
+            });
             if !can_mend || !is_there {
                 self.check.rotten.insert((node, piece), self.now);
             } else if self.is_over(since, MENDED_S) {
@@ -287,7 +290,10 @@ impl World<'_> {
         for member in self.members.values().filter(|member| !member.is_hostile) {
             let node = member.node;
             let mut others = self.members.values().filter(|other| other.is_honest_and_up());
-            let is_there = others.any(|other| self.is_linked(node, other.node) && has_sound(other));
+            let known = member.process.roster.holders(&member.process.contacts);
+            let is_there = others.any(|other| {
+                self.is_linked(node, other.node) && known.contains(&other.node) && has_sound(other)
+            });
             let can = member.is_up() && is_there;
             let is_missing = member.texts.get(name.hash).is_none();
             let (since, limit) = if is_missing {
@@ -323,8 +329,15 @@ impl World<'_> {
                 .all(|(node, life)| self.members[node].life == *life && members.contains(node));
             are_there && pending.begun >= calm && self.is_over(pending.begun, PLACED_S)
         });
-        if let Some((version, begun)) = late.map(|(version, pending)| (*version, pending.begun)) {
-            let message = format!("checkpoint {version} was begun at {begun}, and is not placed");
+        if let Some((version, pending)) = late {
+            let owners = pending.owners.iter();
+            let open = owners.filter(|(layer, _)| !pending.durable.contains_key(layer));
+            let open: Vec<_> =
+                open.map(|(layer, (node, _))| format!("layer {layer} of n{node}")).collect();
+            let message = format!(
+                "checkpoint {version} was begun at {}, and is not placed: {open:?}",
+                pending.begun
+            );
             self.fail(liveness(message));
         }
     }
@@ -454,7 +467,9 @@ impl World<'_> {
     /// In the calm a checkpoint comes about, if there is a plan.
     fn check_any(&mut self, last: Option<Step>) {
         let is_recent = last.is_some_and(|version| version.0 + 40 > self.agreed.newest.0);
-        if self.plans.current().is_some() && !is_recent {
+        let able = self.members.values().filter(|member| member.is_honest_and_up()).count();
+        let is_possible = self.plans.current().is_some() && able > self.options.copies;
+        if is_possible && !is_recent {
             let newest = self.agreed.newest;
             self.fail(liveness(format!(
                 "{newest} steps are sealed, the last checkpoint is {last:?}"

@@ -110,7 +110,8 @@ impl World<'_> {
         let version = piece.version;
         self.line(|| format!("checkpoint {version} is there"));
         self.check.seen.note(Seen::Checkpoint);
-        let manifest = self.manifest(version);
+        // One that was late may be older than all that are kept.
+        let Some(manifest) = self.manifest(version) else { return };
         let controllers = self.controllers();
         for node in controllers {
             let member = self.members.get(&node).filter(|member| member.is_up());
@@ -122,17 +123,17 @@ impl World<'_> {
         self.collect_unused();
     }
 
-    fn manifest(&self, version: Step) -> Manifest {
-        let pieces = &self.agreed.checkpoints[&version];
+    fn manifest(&self, version: Step) -> Option<Manifest> {
+        let pieces = self.agreed.checkpoints.get(&version)?;
         let layers: Vec<PieceName> = pieces.iter().map(|piece| piece.name()).collect();
-        Manifest {
+        Some(Manifest {
             version: CheckpointId { run: RUN, version },
             layers,
             document: vec![1],
             data: self.text_name().hash,
             program: "life".to_owned(),
             seed: 0,
-        }
+        })
     }
 
     /// What nobody refers to goes, on every node.
@@ -293,9 +294,10 @@ impl World<'_> {
 
     /// Versions whose layers nobody writes any more are given up.
     pub(super) fn drop_lost(&mut self) {
+        let members = self.agreed.members();
         let is_lost = |(node, life): &(NodeId, u64)| {
             let member = &self.members[node];
-            member.life != *life || !self.agreed.state.members()[node].is_live()
+            member.life != *life || !members.contains(node)
         };
         let lost: Vec<Step> = { self.agreed.pending.iter() }
             .filter(|(_, pending)| {

@@ -223,7 +223,7 @@ impl World<'_> {
             Role::Worker => is_let_in && (hears || (is_at_door && leader.is_some())),
         };
         if is_answered {
-            member.window = window_from(member.clock(now));
+            member.window = window_from(now);
             let seen = if is_at_door { Seen::RenewedAtTheDoor } else { Seen::Renewed };
             self.check.seen.note(seen);
         }

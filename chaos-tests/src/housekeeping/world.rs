@@ -86,6 +86,27 @@ pub(super) enum Event {
     DiskAgain { node: NodeId },
 }
 
+impl Event {
+    /// The process that it belongs to.
+    const fn at(&self) -> Option<(NodeId, u64)> {
+        match self {
+            Self::Written { at, .. }
+            | Self::Fetched { at, .. }
+            | Self::Texts { at, .. }
+            | Self::Renewed { at, .. } => Some(*at),
+            Self::Tick
+            | Self::Look
+            | Self::Strike(_)
+            | Self::Checkpoint
+            | Self::Attack
+            | Self::Message { .. }
+            | Self::Restart { .. }
+            | Self::Resume { .. }
+            | Self::DiskAgain { .. } => None,
+        }
+    }
+}
+
 /// A life under way.
 pub struct World<'a> {
     pub(super) options: Options,
@@ -223,6 +244,10 @@ impl<'a> World<'a> {
     }
 
     fn handle(&mut self, event: Event) {
+        // What a process has under way comes to it when it goes on.
+        if event.at().is_some_and(|at| self.stands_still(at)) {
+            return self.queue.push(self.now.after(LOOK_US), event);
+        }
         match event {
             Event::Tick => self.tick(),
             Event::Look => self.look(),
@@ -278,6 +303,11 @@ impl<'a> World<'a> {
 
     pub(super) fn controllers(&self) -> BTreeSet<NodeId> {
         (1..=self.options.controllers).map(NodeId).collect()
+    }
+
+    fn stands_still(&self, (node, life): (NodeId, u64)) -> bool {
+        let member = &self.members[&node];
+        member.running == Running::Paused && member.life == life
     }
 
     /// A process in one of its lives, if it runs.
