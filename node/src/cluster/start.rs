@@ -184,7 +184,10 @@ fn open_store(stores: &mut Stores, folder: &DataFolder) -> Result<Opened, Failur
         }
         OpeningNext::Refuse => Err(match damage {
             PlaceError::Store { source, .. } => storage("the store", source.is_full(), &source),
-            other => storage("the store", false, &other),
+            other @ (PlaceError::Folder { .. }
+            | PlaceError::Gone { .. }
+            | PlaceError::Note { .. }
+            | PlaceError::TooMany) => storage("the store", false, &other),
         }),
     }
 }

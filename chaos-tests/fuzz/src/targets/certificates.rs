@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 
-use zbelastic_consensus::codec::{FORMAT_VERSION, decode};
+use zbelastic_consensus::codec::{Format, decode};
 use zbelastic_transport::identity::{
     AuthoritySecret, CERTIFICATE_BYTES_MAX, ClusterAuthority, Credentials, REQUEST_BYTES_MAX,
     RequestedKey, peer_of, serial_of,
@@ -32,7 +32,7 @@ pub fn signing_requests(bytes: &[u8]) -> Outcome {
 
 /// The authority that a grant carries: its certificate and its key belong together.
 pub fn authorities(bytes: &[u8]) -> Outcome {
-    let form = [&[FORMAT_VERSION], bytes].concat();
+    let form = [&[Format::OLDEST.number()], bytes].concat();
     let Ok(secret) = decode::<AuthoritySecret>(&form, form.len()) else { return Outcome::Refused };
     let Ok(authority) = ClusterAuthority::from_secret(&secret) else { return Outcome::Refused };
     let again = ClusterAuthority::from_secret(&authority.secret()).expect("it reads what it wrote");

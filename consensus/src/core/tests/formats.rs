@@ -81,7 +81,7 @@ fn a_program_that_does_not_read_the_format_stops_and_says_so() {
         .with_controllers(crate::fixture::controllers(&[node]))
         .in_format(Format::OLDEST);
     let raise = crate::Entry::Format(Format::NEWEST).encode(Format::OLDEST);
-    let disk = || super::pump::disk(node, &[node], state.encode(), &[raise.clone()]);
+    let disk = || super::pump::disk(node, &[node], state.encode(), std::slice::from_ref(&raise));
     let mut new = Core::new(setup(node), recover(disk())).expect("the log is read");
     persist(&mut new);
     assert_eq!(new.state().format(), Format::NEWEST);

@@ -20,7 +20,7 @@ fn version_of(format: Format) -> u16 {
 fn read_by(versions: VersionRange) -> Format {
     let is_read = |format: &Format| version_of(*format) <= versions.newest;
     let numbers = Format::OLDEST.number()..=Format::NEWEST.number();
-    numbers.filter_map(Format::of).filter(is_read).last().unwrap_or(Format::OLDEST)
+    numbers.filter_map(Format::of).rfind(is_read).unwrap_or(Format::OLDEST)
 }
 
 impl Controller {
