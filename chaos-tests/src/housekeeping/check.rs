@@ -124,6 +124,8 @@ pub struct Check {
     holders: BTreeMap<PieceRef, BTreeSet<NodeId>>,
     /// Pieces that somebody who means harm said to keep.
     lied: BTreeSet<PieceRef>,
+    /// Versions of which a layer failed, which was looked at when it did.
+    failed: BTreeSet<Step>,
     rotten: BTreeMap<(NodeId, PieceRef), Moment>,
     rotten_texts: BTreeMap<NodeId, Moment>,
     texts_wanted: BTreeMap<NodeId, Moment>,
@@ -323,7 +325,9 @@ impl World<'_> {
     fn check_placed(&mut self) {
         let calm = Moment(STORM_US + SETTLED_S * SECOND_US);
         let members = self.agreed.members();
-        let late = self.agreed.pending.iter().find(|(_, pending)| {
+        let begun = self.agreed.pending.iter();
+        let mut open = begun.filter(|(version, _)| !self.check.failed.contains(version));
+        let late = open.find(|(_, pending)| {
             let mut owners = pending.owners.values();
             let are_there = owners
                 .all(|(node, life)| self.members[node].life == *life && members.contains(node));
@@ -359,6 +363,7 @@ impl World<'_> {
             is_able && is_near && member.able_since < begun
         });
         let able = able.count();
+        self.check.failed.insert(piece.version);
         if able >= wanted {
             let (layer, version) = (piece.layer, piece.version);
             let message = format!(

@@ -58,10 +58,12 @@ impl World<'_> {
     fn link(&mut self, one: NodeId, other: NodeId) {
         self.links.insert(pair(one, other));
         for (node, peer) in [(one, other), (other, one)] {
-            let now = self.now;
+            let (now, is_hostile) = (self.now, self.members[&peer].is_hostile);
             let member = self.members.get_mut(&node).expect("a member");
             member.process.roster.note_up(peer);
-            member.able_since = now;
+            if !is_hostile {
+                member.able_since = now;
+            }
         }
     }
 
@@ -89,11 +91,14 @@ impl World<'_> {
 
     fn note_down(&mut self, node: NodeId, peer: NodeId, reason: DownReason) {
         let now = self.now;
-        let role = self.members[&peer].role;
+        let (role, is_hostile) = (self.members[&peer].role, self.members[&peer].is_hostile);
         let member = self.members.get_mut(&node).expect("a member");
         member.process.roster.note_down(peer);
-        member.able_since = now;
-        if !member.is_up() {
+        if !is_hostile {
+            member.able_since = now;
+        }
+        // Who means harm goes on after it was removed.
+        if !member.is_up() || member.is_hostile {
             return;
         }
         let nexts = member.process.copies.note_down(peer);

@@ -356,6 +356,8 @@ impl<'a> World<'a> {
             }
             CopyNext::Failed { copies, wanted, .. } => {
                 self.end_copying(node, piece);
+                let PieceRef { layer, version, .. } = piece;
+                self.line(|| format!("layer {layer} of {version}: {copies} of {wanted} copies"));
                 self.check_failed(node, piece, (copies, wanted));
                 let controllers = self.controllers();
                 let failed = Message::SaveFailed(piece.version);
