@@ -103,7 +103,7 @@ mod tests {
             is_shut_out: false,
         };
         let mut watch = RenewalWatch::default();
-        let mut looks = |watch: &mut RenewalWatch, ticks: u32| {
+        let looks = |watch: &mut RenewalWatch, ticks: u32| {
             (0..ticks).filter(|_| watch.handle_tick(look) != RenewalNext::Wait).count()
         };
         assert_eq!(looks(&mut watch, 1), 1);

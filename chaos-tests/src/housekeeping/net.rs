@@ -76,7 +76,15 @@ impl World<'_> {
         let reason = match one_reason {
             DownReason::Banned => DownReason::ClosedByPeer(CloseCode::Banned),
             DownReason::ClosedByPeer(_) => DownReason::Closing,
-            _ => one_reason,
+            DownReason::Left
+            | DownReason::ProcessEnded
+            | DownReason::Silent
+            | DownReason::Reset
+            | DownReason::Replaced
+            | DownReason::Forgotten
+            | DownReason::Violation(_)
+            | DownReason::Broken
+            | DownReason::Closing => one_reason,
         };
         self.note_down(other, one, reason);
     }

@@ -78,6 +78,7 @@ const PAGES: [(&str, &str); 77] = pages![
     "decisions/0056-people-are-let-in-as-nodes-are.md",
     "decisions/0057-weights-are-proved-without-moments.md",
     "decisions/0058-an-authority-is-replaced-by-one-it-vouches-for.md",
+    "decisions/0060-what-a-node-decides-is-a-package.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
