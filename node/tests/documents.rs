@@ -56,12 +56,13 @@ fn links_lead_somewhere() {
 
 /// Paths in backticks that begin with one of our folders and name a file.
 fn paths_named(text: &str) -> impl Iterator<Item = &str> {
-    const FOLDERS: [&str; 8] = [
+    const FOLDERS: [&str; 9] = [
         "types/",
         "schedule/",
         "kernels/",
         "consensus/",
         "trainer/",
+        "policy/",
         "node/",
         "docs/",
         "chaos-tests/",

@@ -172,7 +172,7 @@ mod tests {
         let members = [(1, Controller), (2, Controller), (3, Worker), (4, Worker), (5, Worker)];
         let contacts = contacts(5, &members, &[]);
         roster.follow(&contacts);
-        [1, 2, 5].map(NodeId).into_iter().for_each(|node| roster.note_up(node));
+        [1, 2, 5].map(NodeId).iter().for_each(|node| roster.note_up(*node));
         let keepers = |layer| roster.keepers(&contacts, LayerId(layer));
         assert_eq!(keepers(0), [1, 2, 5].map(NodeId));
         assert_eq!(keepers(1), [2, 1, 5].map(NodeId));

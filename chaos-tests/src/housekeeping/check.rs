@@ -18,7 +18,7 @@ use crate::queue::Moment;
 const MENDED_S: u64 = 80;
 /// From who wants a text to the text: five attempts.
 const TEXT_S: u64 = 12;
-/// From a removal that is agreed on to the last connection that is closed.
+/// From a removal that is agreed on, and from who is connected with who leads, to the last connection closed.
 const BANNED_S: u64 = 1;
 /// From the end of a certificate to another one: a look a minute, and the answer.
 const RENEWED_S: u64 = 65;
@@ -204,7 +204,7 @@ impl World<'_> {
             self.check.removed.iter().map(|(node, at)| (*node, *at)).collect();
         for (gone, since) in removed {
             let over = |member: &&Member| {
-                let hears = self.is_over(member.led_since.max(since), BANNED_S + 1);
+                let hears = self.is_over(member.led_since.max(since), BANNED_S);
                 member.node != gone && member.is_honest_and_up() && hears
             };
             let open = self.members.values().filter(over);

@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 78] = pages![
+const PAGES: [(&str, &str); 79] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -79,6 +79,7 @@ const PAGES: [(&str, &str); 78] = pages![
     "decisions/0057-weights-are-proved-without-moments.md",
     "decisions/0058-an-authority-is-replaced-by-one-it-vouches-for.md",
     "decisions/0059-formats-are-raised-by-an-entry.md",
+    "decisions/0060-what-a-node-decides-is-a-package.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",
