@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 77] = pages![
+const PAGES: [(&str, &str); 78] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
