@@ -20,8 +20,9 @@ const MENDED_S: u64 = 80;
 const TEXT_S: u64 = 12;
 /// From a removal that is agreed on, and from who is connected with who leads, to the last connection closed.
 const BANNED_S: u64 = 1;
-/// From the end of a certificate to another one: a look a minute, and the answer.
-const RENEWED_S: u64 = 65;
+/// From the end of a certificate to another one: two attempts a minute apart, of which the first may have come
+/// before the end, and the answer.
+const RENEWED_S: u64 = 125;
 /// From the end of the storm to when a checkpoint does not wait, and how long one takes then: a keeper that says
 /// nothing is given up after ten seconds, and may be asked by each of two copies.
 const SETTLED_S: u64 = 30;
@@ -236,9 +237,9 @@ impl World<'_> {
         for member in self.members.values().filter(|member| member.is_honest_and_up()) {
             let hears =
                 leader.is_some_and(|at| at == member.node || self.is_linked(at, member.node));
-            // It hears of the next checkpoint what may go.
+            // What may go it heard with the last checkpoint.
             let is_due = self.is_over(member.led_since.max(member.able_since), 1)
-                && self.check.collected.get(&member.node).is_some_and(|at| at + 1 >= count);
+                && self.check.collected.get(&member.node).is_some_and(|at| *at >= count);
             let Some(store) = member.disk.store().filter(|_| hears && is_due) else { continue };
             let names = store.names().expect("a disk in memory does not fail");
             let versions: BTreeSet<_> = names.iter().map(|name| name.version).collect();

@@ -48,11 +48,12 @@ impl World<'_> {
     /// A version is sealed that becomes a checkpoint: whoever has its layers writes them.
     pub(super) fn begin_checkpoint(&mut self) {
         self.queue.push(self.now.after(self.options.checkpoint_us), Event::Checkpoint);
-        let Some(plan) = self.plans.current().filter(|_| self.leader().is_some()).cloned() else {
-            return;
-        };
+        let plan = self.plans.current().cloned();
+        let Some((plan, leader)) = plan.zip(self.leader()) else { return };
+        // Nothing is sealed without somebody whom the leader does not hear.
         let lives = |node: &NodeId| {
-            self.members.get(node).filter(|member| member.is_up()).map(|member| member.life)
+            let member = self.members.get(node).filter(|member| member.is_up());
+            member.filter(|_| self.is_linked(leader, *node)).map(|member| member.life)
         };
         let seats: Option<Vec<(NodeId, u64)>> =
             plan.stages.iter().map(|at| Some((at.node, lives(&at.node)?))).collect();
@@ -91,13 +92,16 @@ impl World<'_> {
         let has_room = member.disk.room().check(zbelastic_types::Bytes(piece.length)).is_ok();
         let is_taken = has_room && !member.disk.is_stuck;
         let store = member.disk.store().filter(|_| is_taken).cloned();
-        let is_here = store.is_some_and(|store| store.put(piece.name(), &bytes).is_ok());
+        let put = store.map(|store| store.put(piece.name(), &bytes));
+        let failure = put.as_ref().and_then(|put| put.as_ref().err()).map(ToString::to_string);
+        let is_here = put.is_some_and(|put| put.is_ok());
         member.process.moved += u64::from(is_here) * piece.length;
         let next = member.process.copies.note_here(piece, is_here);
         if is_here {
             self.check.note_holder(piece, at.0);
         } else {
             self.check.seen.note(Seen::OwnStoreRefused);
+            self.line(|| format!("n{} has no room: {}, or {failure:?}", at.0, !has_room));
         }
         self.go_on(at.0, piece, next);
     }
