@@ -32,9 +32,7 @@ use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::standing::RunStanding;
 use zbelastic_consensus::state::Change;
-use zbelastic_policy::trust::{
-    Accusers, ClaimRefusal, Known, check_claim, is_outdated, is_refused_removal, is_removal,
-};
+use zbelastic_policy::trust::{Accusers, ClaimRefusal, Known, check_claim, is_removal};
 use zbelastic_transport::identity::{AuthoritySecret, ClusterAuthority};
 use zbelastic_transport::{
     ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
@@ -265,7 +263,6 @@ impl Controller {
         serve_bodies(&self.transport, &self.keeper);
         self.peers.begin(&self.transport);
         self.keep_out();
-        self.require_format();
         let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
         self.journal.tell(EventKind::Started { node, version });
         self.look_at_job();
@@ -316,18 +313,14 @@ impl Controller {
                     self.ending = Some(Ending::Duplicate { told_by });
                 }
             }
-            TransportEvent::DialFailed { node, problem, .. }
-                if is_refused_removal(self.peers.role(node), &problem) =>
-            {
-                self.ending = Some(Ending::Removed);
-            }
-            TransportEvent::DialFailed { node, problem, .. }
-                if is_outdated(self.peers.role(node), &problem) =>
-            {
-                self.ending = Some(Ending::outdated(node, &problem));
-            }
             TransportEvent::DialFailed { node, address, problem } => {
-                self.journal.log(format!("node {node} is not reached at {address}: {problem}"));
+                match Ending::of_refusal(node, self.peers.role(node), &problem) {
+                    Some(ending) => self.ending = Some(ending),
+                    None => {
+                        let what = format!("node {node} is not reached at {address}: {problem}");
+                        self.journal.log(what);
+                    }
+                }
             }
             TransportEvent::Strangers { count, last, why } => {
                 self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
@@ -532,7 +525,6 @@ impl Controller {
                 self.adopting.ask();
                 self.look_at_job();
                 self.keep_out();
-                self.require_format();
             }
             CoreEvent::Leader { leader, term } => {
                 self.journal.tell(EventKind::Leader { node: leader, term });
@@ -564,8 +556,7 @@ impl Controller {
                 self.adopting.ask();
             }
             Change::Access(outcome) => self.note_access(outcome),
-            Change::Members(_) => self.keep_out(),
-            Change::Format(_) => self.require_format(),
+            Change::Members(_) | Change::Format(_) => self.keep_out(),
             Change::Adopted(_)
             | Change::Planned(_)
             | Change::Ready(_)
@@ -578,9 +569,9 @@ impl Controller {
         self.answer_order(index, Ok(()));
     }
 
-    /// Whoever was taken back stays out, whichever controller took the order, and whenever this one
-    /// heard of it.
+    /// Whoever was taken back stays out, and programs that do not read the log, whenever this one heard of it.
     fn keep_out(&self) {
+        self.require_format();
         self.core.state().access().revoked().for_each(|node| self.transport.ban(node));
     }
 

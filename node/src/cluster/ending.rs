@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use zbelastic_consensus::core::FatalCause;
-use zbelastic_transport::DialProblem;
+use zbelastic_policy::trust::{is_outdated, is_refused_removal};
+use zbelastic_transport::{DialProblem, PeerRole};
 use zbelastic_types::NodeId;
 
 use crate::failure::{Detail, Failure, FailureCode};
@@ -83,10 +84,14 @@ impl Ending {
         }
     }
 
-    /// How a node ends whose program the cluster has left behind, as a controller says.
+    /// How a node ends that a peer does not let in, if that is for good.
     #[must_use]
-    pub fn outdated(node: NodeId, problem: &DialProblem) -> Self {
-        Self::Newer(format!("the cluster has newer programs: of node {node}, {problem}"))
+    pub fn of_refusal(node: NodeId, role: PeerRole, problem: &DialProblem) -> Option<Self> {
+        if is_outdated(role, problem) {
+            let what = format!("the cluster has newer programs: of node {node}, {problem}");
+            return Some(Self::Newer(what));
+        }
+        is_refused_removal(role, problem).then_some(Self::Removed)
     }
 
     /// What a script and a person are told; `None` if it ended well.

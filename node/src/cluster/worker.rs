@@ -30,9 +30,7 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
 use zbelastic_policy::renewal::RenewalWatch;
-use zbelastic_policy::trust::{
-    Accusers, ClaimRefusal, Known, check_claim, is_outdated, is_refused_removal, is_removal,
-};
+use zbelastic_policy::trust::{Accusers, ClaimRefusal, Known, check_claim, is_removal};
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{
@@ -334,23 +332,18 @@ impl Worker {
                     self.ending = Some(Ending::Duplicate { told_by });
                 }
             }
-            TransportEvent::DialFailed { node, problem, .. }
-                if is_refused_removal(self.peers.role(node), &problem) =>
-            {
-                self.ending = Some(Ending::Removed);
-            }
-            TransportEvent::DialFailed { node, problem, .. }
-                if is_outdated(self.peers.role(node), &problem) =>
-            {
-                self.ending = Some(Ending::outdated(node, &problem));
-            }
             TransportEvent::DialFailed { node, address, problem } => {
                 if problem == DialProblem::AuthorityRetired {
                     self.is_shut_out = true;
                     self.renewal.look_now();
                 }
-                let what = format!("node {node} is not reached at {address}: {problem}");
-                self.journal.log(what);
+                match Ending::of_refusal(node, self.peers.role(node), &problem) {
+                    Some(ending) => self.ending = Some(ending),
+                    None => {
+                        let what = format!("node {node} is not reached at {address}: {problem}");
+                        self.journal.log(what);
+                    }
+                }
             }
             TransportEvent::Strangers { count, last, why } => {
                 self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
