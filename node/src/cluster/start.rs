@@ -183,11 +183,11 @@ fn open_store(stores: &mut Stores, folder: &DataFolder) -> Result<Opened, Failur
             Err(storage("the store", false, &what))
         }
         OpeningNext::Refuse => Err(match damage {
-            PlaceError::Store { source, .. } => storage("the store", source.is_full(), &source),
-            other @ (PlaceError::Folder { .. }
+            PlaceError::Store { ref source, .. } => storage("the store", source.is_full(), source),
+            PlaceError::Folder { .. }
             | PlaceError::Gone { .. }
             | PlaceError::Note { .. }
-            | PlaceError::TooMany) => storage("the store", false, &other),
+            | PlaceError::TooMany => storage("the store", false, &damage),
         }),
     }
 }
