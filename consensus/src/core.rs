@@ -278,9 +278,8 @@ impl Core {
         let newest = setup.newest_format;
         let (raft, state, waiting) = match start {
             Start::Create { voters, state } => {
-                let state = state.in_format(newest);
                 let raft = RaftNode::create(setup.raft.clone(), &voters, state.encode())?;
-                (raft, state, None)
+                (raft, *state, None)
             }
             Start::Wait { controllers, boot } => {
                 let state = State::new(cluster).in_format(newest);

@@ -199,6 +199,17 @@ impl Dialler {
     }
 }
 
+/// What this process says to a member that has this leave to come to its same-host socket.
+pub(super) fn hello_to_member(context: &Context, attempt: u64, leave: Option<&Leave>) -> Hello {
+    Hello {
+        versions: context.spoken.range(),
+        start: context.start,
+        attempt,
+        host: context.hub.as_ref().map(|hub| hub.host().clone()),
+        offer: leave.map(|leave| leave.admission.offer().clone()),
+    }
+}
+
 /// Says hello as the dialler, and waits for the answer.
 async fn greet(
     context: &Context,
@@ -210,13 +221,7 @@ async fn greet(
         Some(hub) => hub.leave(peer.node).await,
         None => None,
     };
-    let ours = Hello {
-        versions: context.spoken.range(),
-        start: context.start,
-        attempt,
-        host: context.hub.as_ref().map(|hub| hub.host().clone()),
-        offer: leave.as_ref().map(|leave| leave.admission.offer().clone()),
-    };
+    let ours = hello_to_member(context, attempt, leave.as_ref());
     let (hello, send, receive) = exchange(&connection, &ours).await?;
     let side = Side::Dialled { attempt, leave };
     let verdict = Arc::default();

@@ -8,10 +8,7 @@ use crate::state::{Change, State};
 
 /// A cluster of the format before, led by a program that reads the newest.
 fn old_cluster(controllers: u64, workers: u64) -> Pump {
-    let mut pump = Pump::new(controllers, workers);
-    for core in pump.controllers.values_mut() {
-        core.state = core.state.clone().in_format(Format::OLDEST);
-    }
+    let mut pump = Pump::in_format(Format::OLDEST, controllers, workers);
     pump.until("all workers are in", |pump| {
         pump.leader().is_some() && pump.state().live_workers().count() == workers as usize
     });

@@ -126,10 +126,16 @@ pub struct Pump {
 
 impl Pump {
     pub fn new(controllers: u64, workers: u64) -> Self {
+        Self::in_format(Format::NEWEST, controllers, workers)
+    }
+
+    /// A cluster that begins with this format.
+    pub fn in_format(format: Format, controllers: u64, workers: u64) -> Self {
         let nodes: Vec<NodeId> = (0..controllers).map(|index| n(CONTROLLER + index)).collect();
         let nodes_of_workers = (1..=20).map(|node| credential(node, AccessRole::Worker));
         let voters = (101..=110).map(|node| credential(node, AccessRole::Controller));
         let state = State::new(CLUSTER)
+            .in_format(format)
             .with_controllers(crate::fixture::controllers(&nodes))
             .with_credentials(nodes_of_workers.chain(voters));
         let mut pump = Self {

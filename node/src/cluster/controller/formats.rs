@@ -2,18 +2,15 @@
 
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::core::Input;
-use zbelastic_transport::{PeerIdentity, VersionRange};
+use zbelastic_transport::{PeerIdentity, VERSIONS, VersionRange};
 
 use super::Controller;
 use crate::api::FormatStatus;
 
-/// The protocol version of the programs that read [`Format::OLDEST`] and no newer one. Each format has a
-/// version, in their order.
-const OLDEST_VERSION: u16 = 2;
-
-/// The protocol version of the programs that read a format and no newer one.
+/// The protocol version of the programs that read a format and no newer one: each format has a version, in
+/// their order.
 fn version_of(format: Format) -> u16 {
-    OLDEST_VERSION + u16::from(format.number() - Format::OLDEST.number())
+    VERSIONS.oldest + u16::from(format.number() - Format::OLDEST.number())
 }
 
 /// The newest format that this program knows to be read by a program that speaks these versions.
@@ -45,8 +42,6 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_transport::VERSIONS;
-
     use super::*;
 
     #[test]

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::Link;
 use crate::control::ControlQueue;
 use crate::endpoint::context::Context;
-use crate::endpoint::greeting::{Greeted, Side};
+use crate::endpoint::greeting::{Greeted, Side, hello_to_member};
 use crate::endpoint::hello::{Hello, read_road, write_road};
 use crate::endpoint::hub::{Leave, LocalHub};
 use crate::event::Road;
@@ -43,13 +43,7 @@ pub(super) async fn settle(context: &Context, greeted: Greeted) -> Option<Settle
         }
         Side::Accepted => {
             let mut leave = leave_for(context.hub.as_ref(), &hello, peer.node).await;
-            let ours = Hello {
-                versions: context.spoken.range(),
-                start: context.start,
-                attempt: 0,
-                host: context.hub.as_ref().map(|hub| hub.host().clone()),
-                offer: leave.as_ref().map(|leave| leave.admission.offer().clone()),
-            };
+            let ours = hello_to_member(context, 0, leave.as_ref());
             ours.write(&mut send).await.ok()?;
             let sockets = match read_road(&mut receive).await.ok()? {
                 Road::Quic => None,
