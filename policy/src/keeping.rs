@@ -17,7 +17,7 @@ const REPORT_TICKS: u32 = 100;
 pub struct KeepQueue {
     waiting: VecDeque<(PieceRef, NodeId)>,
     under_way: Option<(PieceRef, NodeId)>,
-    /// What this node had done when it was reported last.
+    /// What this node had moved when it was reported last.
     reported: u64,
     ticks: u32,
 }
@@ -63,7 +63,8 @@ impl KeepQueue {
         self.under_way.take_if(|under_way| *under_way == (piece, node));
     }
 
-    /// A tick, and what this node has done by now. Yields who is to be told of which piece that it gets on.
+    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece that never
+    /// comes would be waited for as long as anything does. Yields who is to be told of which piece that it gets on.
     pub fn handle_tick(&mut self, done: u64) -> Vec<(PieceRef, NodeId)> {
         self.ticks += 1;
         if self.ticks < REPORT_TICKS || done == self.reported {

@@ -154,6 +154,20 @@ impl Writing {
     }
 }
 
+/// An inventory that was reported, and the versions of the stage's layers and copies then.
+struct Inventoried {
+    versions: Vec<(LayerId, Step)>,
+    layers: Vec<HeldLayer>,
+}
+
+impl Inventoried {
+    /// What a layer was hashed to.
+    fn digest(&self, image: &LayerImage) -> Option<Digest> {
+        let is_it = |held: &&HeldLayer| (held.layer, held.version) == (image.layer, image.version);
+        self.layers.iter().find(is_it).map(|held| held.digest)
+    }
+}
+
 /// The host of a worker.
 pub struct Host<M: ComputeModel, S> {
     setup: HostSetup,
@@ -169,6 +183,10 @@ pub struct Host<M: ComputeModel, S> {
     writing: VecDeque<Writing>,
     /// The version that there was no room to write.
     left_out: Option<Step>,
+    /// What it reported last that it holds: a plan that is begun anew asks again, and the plan that follows is
+    /// loaded with the same layers. Until the run goes back a layer has one state at a version
+    /// (docs/decisions/0061).
+    inventory: Option<Inventoried>,
     /// Why there was no room for the stage of the last plan, until somebody asks.
     refusal: Option<AllocateError>,
     outbox: VecDeque<HostOutput>,
@@ -188,6 +206,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             following: None,
             writing: VecDeque::new(),
             left_out: None,
+            inventory: None,
             refusal: None,
             outbox: VecDeque::new(),
         }
@@ -284,6 +303,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             Order::GoBack => {
                 self.phase = Phase::Idle;
                 self.following = None;
+                self.inventory = None;
                 self.shelf.clear();
             }
             Order::Release => {
@@ -298,12 +318,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                     station.stand_by_for_inventory();
                     self.collect();
                 }
-                let layers = self.inventory();
-                self.tell(News::Inventory { index, layers });
+                self.take_inventory(index);
             }
             Order::Forget => {
                 self.phase = Phase::Idle;
                 self.following = None;
+                self.inventory = None;
                 self.me = None;
                 self.shelf.clear();
                 self.writing.clear();
@@ -325,6 +345,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 self.shelf.extend(images.into_iter().map(|image| (image.layer, image)));
             }
         }
+    }
+
+    /// Reports what is held. If no version was sealed since the last time, nothing is hashed again.
+    fn take_inventory(&mut self, index: u64) {
+        let versions = self.station().map_or(Vec::new(), Station::versions);
+        let reported = self.inventory.take();
+        let reported = reported.filter(|old| !versions.is_empty() && old.versions == versions);
+        let layers = reported.map_or_else(|| self.inventory(), |reported| reported.layers);
+        self.inventory = Some(Inventoried { versions, layers: layers.clone() });
+        self.tell(News::Inventory { index, layers });
     }
 
     /// The layers that are here, at which version and with which bits: what it tells when it is asked.
@@ -439,15 +469,4 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let outcome = loading.handle_read(version, layer, read);
         self.after_loading(outcome);
     }
-}
-
-/// The digests of images, in model order.
-fn digests_of<'a>(
-    model: &impl ComputeModel,
-    images: impl Iterator<Item = &'a Arc<LayerImage>>,
-) -> Vec<LayerDigest> {
-    let mut digests: Vec<(LayerId, Digest)> =
-        images.map(|image| (image.layer, model.digest(image))).collect();
-    digests.sort_unstable_by_key(|(layer, _)| *layer);
-    digests
 }

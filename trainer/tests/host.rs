@@ -92,7 +92,9 @@ fn inventory(host: &mut Worker) -> BTreeSet<LayerId> {
         let HostOutput::News(News::Inventory { layers, .. }) = output else { return None };
         Some(layers)
     });
-    told.expect("it answers").into_iter().map(|held| held.layer).collect()
+    let told = told.expect("it answers");
+    assert_eq!(told, host.inventory(), "whatever it remembers of an earlier one");
+    told.into_iter().map(|held| held.layer).collect()
 }
 
 type Worker = Host<BackendModel<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
@@ -128,6 +130,7 @@ fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
     let held = inventory(&mut host);
     let copied: BTreeSet<LayerId> = before.layers_of(StageIndex(1)).collect();
     assert!(held.is_superset(&copied));
+    assert_eq!(inventory(&mut host), held, "asked again");
 
     let all = LayerSource::Nodes(vec![NodeId(1), NodeId(2), NodeId(3)]);
     host.handle(HostInput::Order(Order::Stop)).expect("an order");

@@ -30,7 +30,8 @@ const TRIAL_STEPS: u64 = 10;
 const SPEED_MIN: f64 = 0.95;
 /// A step while a checkpoint is written takes at most so many times one without.
 const CHECKPOINT_MAX: f64 = 1.02;
-/// From the last seal to the model's file it takes at most so many times writing its bytes plainly.
+/// From the last seal to the model's file it takes at most so many times writing plainly what is written then:
+/// the last checkpoint with its copies, and the model.
 const ENDING_MAX: f64 = 1.5;
 
 /// What is measured.

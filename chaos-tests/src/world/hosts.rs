@@ -195,12 +195,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     fn perform_host_output(&mut self, node: NodeId, output: HostOutput) {
         let Some(machine) = self.workers.get(&node) else { return };
-        if machine.process.is_none() {
-            return;
-        }
+        let Some(process) = &machine.process else { return };
         let life = machine.life;
         match output {
             HostOutput::News(news) => {
+                if let News::Inventory { layers, .. } = &news {
+                    assert_eq!(
+                        *layers,
+                        process.host.inventory(),
+                        "it is hashed once, and not stale"
+                    );
+                }
                 self.look_at_numbers(node, &news);
                 self.tell_seat(node, news);
             }

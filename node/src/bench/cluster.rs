@@ -8,9 +8,9 @@ use std::cmp::Ordering;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -29,8 +29,10 @@ const CHECKPOINT_EVERY_MIN: u64 = 3;
 const CHECKPOINT_NEVER: u64 = 0;
 /// The model of a run, below its folder.
 const MODEL_FILE: &str = "model/model.safetensors";
-/// Where the folders of a run's processes are, below its folder, and what each of them tells.
+/// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and what each of
+/// them tells.
 const CLUSTER_FOLDER: &str = "cluster";
+const STORE_FOLDER: &str = "store";
 const EVENTS_FILE: &str = "events.jsonl";
 
 /// What was measured. Times are medians.
@@ -53,7 +55,8 @@ struct ClusterReport {
     steps_with_checkpoint: usize,
     /// From the last seal to the model's file under its name, as processes.
     ending_ms: Option<f64>,
-    /// Writing the same bytes to the same disk, until they are durable.
+    /// Writing what the end writes to the same disk, until it is durable: the last checkpoint with its copies,
+    /// and the model.
     plain_write_ms: Option<f64>,
     /// The first over the second.
     ending_ratio: Option<f64>,
@@ -71,7 +74,7 @@ struct Trained {
 struct Ending {
     /// From the last seal to the model's file.
     took_ms: f64,
-    /// Writing its bytes plainly.
+    /// Writing all bytes that are on the disk then, plainly.
     plain_ms: f64,
 }
 
@@ -145,7 +148,7 @@ pub fn run(args: &BenchClusterArgs, out: &mut dyn Write) -> Result<(), Stop> {
     writeln!(out, "  {share} of the time without, over {steps} steps")?;
     writeln!(out, "the end of a run")?;
     writeln!(out, "  last seal to model  {:>8} ms", told(report.ending_ms))?;
-    writeln!(out, "  its bytes plainly   {:>8} ms", told(report.plain_write_ms))?;
+    writeln!(out, "  its files plainly   {:>8} ms", told(report.plain_write_ms))?;
     writeln!(out, "  {} of the time of a plain write", ratio(report.ending_ratio))?;
     Ok(())
 }
@@ -164,8 +167,8 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, Failure> {
         let calm = train(args, false, CHECKPOINT_NEVER)?;
         endings.extend(calm.ending);
         processes.push(pace(calm.timeline)?);
+        // It has older checkpoints on its disks, so what its end wrote is not to be seen.
         let saving = train(args, false, checkpoint_every(args.steps))?;
-        endings.extend(saving.ending);
         let (written, calm) = saving.timeline.steps();
         with.extend(written);
         without.extend(calm);
@@ -240,7 +243,8 @@ fn train_in(
     Ok(Trained { timeline, ending })
 }
 
-/// What the end of the run in a folder took, and what writing its model's bytes beside it takes.
+/// What the end of the run in a folder took, and what writing beside it takes what it wrote: the checkpoint in
+/// the stores of its nodes, and its model.
 fn ending(folder: &Path) -> io::Result<Option<Ending>> {
     let model = folder.join(MODEL_FILE);
     let found = fs::metadata(&model)?;
@@ -252,13 +256,45 @@ fn ending(folder: &Path) -> io::Result<Option<Ending>> {
         last = told.lines().filter_map(seal_of).fold(last, later_seal);
     }
     let Some((_, sealed_ms)) = last else { return Ok(None) };
-    let bytes = fs::read(&model)?;
-    let began = Instant::now();
-    let mut file = fs::File::create(folder.join("plain"))?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    let plain_ms = began.elapsed().as_secs_f64() * 1e3;
+    let mut written = vec![model];
+    for node in fs::read_dir(folder.join(CLUSTER_FOLDER))? {
+        collect_files(&node?.path().join(STORE_FOLDER), &mut written)?;
+    }
+    let plain_ms = plain_write_ms(&written, &folder.join("plain"))?;
     Ok(Some(Ending { took_ms: named_ms - sealed_ms as f64, plain_ms }))
+}
+
+/// The files below a folder, if there is one.
+fn collect_files(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            collect_files(&entry.path(), files)?;
+        } else if kind.is_file() {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// How long it takes to write the bytes of these files into one until they are durable. Reading them does not
+/// count.
+fn plain_write_ms(files: &[PathBuf], to: &Path) -> io::Result<f64> {
+    let mut file = fs::File::create(to)?;
+    let mut took = Duration::ZERO;
+    for source in files {
+        let bytes = fs::read(source)?;
+        let began = Instant::now();
+        file.write_all(&bytes)?;
+        took += began.elapsed();
+    }
+    let began = Instant::now();
+    file.sync_all()?;
+    Ok((took + began.elapsed()).as_secs_f64() * 1e3)
 }
 
 /// The step that a line tells of, and when it was sealed, in milliseconds since 1970.
@@ -290,7 +326,12 @@ fn failed(why: &dyn std::fmt::Display) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::{STEPS_FIRST_MAX, Timeline, checkpoint_every, later_seal, median, pace, seal_of};
+    use std::fs;
+
+    use super::{
+        STEPS_FIRST_MAX, Timeline, checkpoint_every, collect_files, later_seal, median, pace,
+        plain_write_ms, seal_of,
+    };
 
     #[test]
     fn a_step_belongs_to_the_checkpoint_that_was_written_meanwhile() {
@@ -335,6 +376,23 @@ mod tests {
         let others = [line("step", 3, 80), line("done", 4, 99), "no JSON".to_owned()];
         let seals = told.iter().chain(&others).filter_map(|line| seal_of(line));
         assert_eq!(seals.fold(None, later_seal), Some((3, 80)));
+    }
+
+    #[test]
+    fn all_files_of_all_stores_are_written_plainly() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let chunks = folder.path().join("store/chunks/a0");
+        fs::create_dir_all(&chunks).expect("made");
+        for (path, bytes) in [(chunks.join("one"), "four"), (folder.path().join("other"), "x")] {
+            fs::write(path, bytes).expect("written");
+        }
+        let mut files = Vec::new();
+        collect_files(&folder.path().join("nobody"), &mut files).expect("there is none");
+        collect_files(&folder.path().join("store"), &mut files).expect("readable");
+        assert_eq!(files, [chunks.join("one")]);
+        let plain = folder.path().join("plain");
+        plain_write_ms(&[files[0].clone(), folder.path().join("other")], &plain).expect("written");
+        assert_eq!(fs::read(plain).expect("there"), b"fourx");
     }
 
     #[test]

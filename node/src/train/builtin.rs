@@ -10,7 +10,7 @@ macro_rules! pages {
     };
 }
 
-const PAGES: [(&str, &str); 79] = pages![
+const PAGES: [(&str, &str); 80] = pages![
     "architecture.md",
     "assumptions.md",
     "benchmarks.md",
@@ -80,6 +80,7 @@ const PAGES: [(&str, &str); 79] = pages![
     "decisions/0058-an-authority-is-replaced-by-one-it-vouches-for.md",
     "decisions/0059-formats-are-raised-by-an-entry.md",
     "decisions/0060-what-a-node-decides-is-a-package.md",
+    "decisions/0061-a-layer-at-a-version-is-hashed-once.md",
     "glossary.md",
     "hacking.md",
     "numerics.md",

@@ -12,7 +12,7 @@ use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 
 use super::peers::{PeerBody, PeerFrame, PeerRefusal};
 use super::station::Station;
-use super::{Host, HostOutput, Phase, digests_of};
+use super::{Host, HostOutput, Phase};
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, LayerImage, ReadLayer};
 
@@ -55,6 +55,9 @@ pub(super) struct Loading {
     order: LoadOrder,
     me: Holder,
     images: BTreeMap<LayerId, Arc<LayerImage>>,
+    /// The digests of those that arrived, hashed while others were on their way, and of those that were here and
+    /// hashed for the plan.
+    digests: BTreeMap<LayerId, Digest>,
     awaited: BTreeMap<LayerId, Awaited>,
     tick: u32,
     /// When a layer came last.
@@ -173,12 +176,18 @@ impl Loading {
         }
     }
 
-    pub(super) fn handle_image(&mut self, image: Arc<LayerImage>) -> Arrival {
+    /// A layer arrived, and what it was hashed to, if it was.
+    pub(super) fn handle_image(
+        &mut self,
+        image: Arc<LayerImage>,
+        digest: Option<Digest>,
+    ) -> Arrival {
         let is_wanted = image.version == self.version();
         if !is_wanted || self.awaited.remove(&image.layer).is_none() {
             return Arrival::Waiting;
         }
         self.arrived = self.tick;
+        self.digests.extend(digest.map(|digest| (image.layer, digest)));
         self.images.insert(image.layer, image);
         if self.awaited.is_empty() { Arrival::Complete } else { Arrival::Waiting }
     }
@@ -198,7 +207,7 @@ impl Loading {
             image.layer == layer && image.version == version && *digest == expected
         });
         match read {
-            Some(read) => self.handle_image(Arc::new(read.image)),
+            Some(read) => self.handle_image(Arc::new(read.image), Some(expected)),
             None => Arrival::Failed(layer),
         }
     }
@@ -216,32 +225,37 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             order,
             me,
             images: BTreeMap::new(),
+            digests: BTreeMap::new(),
             awaited: BTreeMap::new(),
             tick: 0,
             arrived: 0,
             offered: std::mem::take(&mut self.shelf),
         };
         for layer in layers {
-            let source = &plan.sources[layer.index()];
-            let followed = self.take_followed(&loading, layer, source);
-            match followed.or_else(|| self.at_hand(&loading, layer, source)) {
-                Some(image) => {
-                    loading.images.insert(layer, image);
-                }
-                None => {
-                    // What is followed needs no asking unless its last update does not come.
-                    let is_near = self.is_followed(&loading, layer, source);
-                    let due = if is_near { ASK_TICKS } else { 0 };
-                    let awaited = Awaited { source: source.clone(), asks: 0, due };
-                    loading.awaited.insert(layer, awaited);
-                    self.outbox.extend((!is_near).then(|| loading.ask(layer)).flatten());
-                }
-            }
+            self.begin_layer(&mut loading, layer, &plan.sources[layer.index()]);
         }
         let is_complete = loading.awaited.is_empty();
         self.phase = Phase::Loading(Box::new(loading));
         if is_complete {
             self.after_loading(Arrival::Complete);
+        }
+    }
+
+    /// A layer that was followed, or is at hand, is there; another one is asked for.
+    fn begin_layer(&mut self, loading: &mut Loading, layer: LayerId, source: &LayerSource) {
+        if let Some(image) = self.take_followed(loading, layer, source) {
+            loading.images.insert(layer, image);
+        } else if let Some(image) = self.at_hand(loading, layer, source) {
+            let reported = self.inventory.as_ref().and_then(|reported| reported.digest(&image));
+            loading.digests.extend(reported.map(|digest| (layer, digest)));
+            loading.images.insert(layer, image);
+        } else {
+            // What is followed needs no asking unless its last update does not come.
+            let is_near = self.is_followed(loading, layer, source);
+            let due = if is_near { ASK_TICKS } else { 0 };
+            let awaited = Awaited { source: source.clone(), asks: 0, due };
+            loading.awaited.insert(layer, awaited);
+            self.outbox.extend((!is_near).then(|| loading.ask(layer)).flatten());
         }
     }
 
@@ -273,7 +287,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let layers: Vec<LayerId> = awaited.map(|(layer, _)| *layer).collect();
         let mut arrival = Arrival::Waiting;
         for image in layers.into_iter().filter_map(|layer| following.take(layer, version)) {
-            arrival = loading.handle_image(Arc::new(image));
+            arrival = loading.handle_image(Arc::new(image), None);
         }
         self.after_loading(arrival);
     }
@@ -311,15 +325,18 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         let Phase::Loading(loading) = std::mem::replace(&mut self.phase, Phase::Idle) else {
             return;
         };
-        let Loading { order, images, offered, .. } = *loading;
+        let Loading { order, images, digests, offered, .. } = *loading;
         // It has served, and the station needs the memory.
         self.following = None;
         let (generation, version, is_pending) =
             (order.plan.generation, order.turn.step, order.is_pending);
         let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
-        let is_own = |image: &&Arc<LayerImage>| own.contains(&image.layer);
-        let layers = digests_of(&self.model, images.values().filter(is_own));
-        let copies = digests_of(&self.model, images.values().filter(|image| !is_own(image)));
+        let digest = |image: &Arc<LayerImage>| {
+            let known = digests.get(&image.layer).copied();
+            (image.layer, known.unwrap_or_else(|| self.model.digest(image)))
+        };
+        let (layers, copies) =
+            images.values().map(digest).partition(|(layer, _)| own.contains(layer));
         self.shelf = offered;
         self.shelf.extend(images.iter().map(|(layer, image)| (*layer, image.clone())));
         let parts = (&self.setup, &self.model, self.source.clone());

@@ -158,7 +158,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
                 if !self.model.fits(&image) {
                     return Err(PeerRefusal::Form { layer: image.layer });
                 }
-                let arrival = loading.handle_image(image);
+                let digest = self.model.digest(&image);
+                let arrival = loading.handle_image(image, Some(digest));
                 self.after_loading(arrival);
                 Ok(())
             }

@@ -349,6 +349,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         self.is_running = false;
     }
 
+    /// The version of each layer that the plan gives to this stage, and of each copy.
+    pub(super) fn versions(&self) -> Vec<(LayerId, Step)> {
+        let version = self.engine.bench().version();
+        let own = self.plan().layers_of(self.stage()).map(|layer| (layer, version));
+        own.chain(self.copies().map(|copy| (copy.layer(), copy.version()))).collect()
+    }
+
     pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
         let bench = self.engine.bench();
         let version = bench.version();

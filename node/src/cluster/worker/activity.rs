@@ -1,5 +1,7 @@
 //! What a worker reports of its work: that it makes progress, and how far what takes long is.
 
+use std::collections::BTreeSet;
+
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::seat::News;
 use zbelastic_consensus::state::copied_layers;
@@ -84,11 +86,12 @@ fn order_ticks_max(held: u64) -> u32 {
     ticks_of_seconds(ORDER_SECONDS_MIN + ORDER_PATIENCE * seconds)
 }
 
-/// Layers of a version on their way to disks.
+/// Layers of a version on their way to disks. One that is sealed again under another plan is written again,
+/// and is still one piece.
 struct Writing {
     version: Step,
+    under_way: BTreeSet<PieceRef>,
     done: u64,
-    total: u64,
 }
 
 impl WorkLog {
@@ -112,9 +115,8 @@ impl WorkLog {
     pub(super) fn begin_writing(&mut self, piece: PieceRef) {
         let version = piece.version;
         let writing = self.writing.take().filter(|writing| writing.version == version);
-        let mut writing = writing.unwrap_or(Writing { version, done: 0, total: 0 });
-        writing.total += piece.length;
-        self.writing = Some(writing);
+        let new = || Writing { version, under_way: BTreeSet::new(), done: 0 };
+        self.writing.insert(writing.unwrap_or_else(new)).under_way.insert(piece);
     }
 
     /// A piece is durable, or will not be.
@@ -124,8 +126,10 @@ impl WorkLog {
         else {
             return;
         };
-        writing.done += piece.length;
-        if !is_durable || writing.done >= writing.total {
+        if writing.under_way.remove(&piece) {
+            writing.done += piece.length;
+        }
+        if !is_durable || writing.under_way.is_empty() {
             self.writing = None;
         }
     }
@@ -160,8 +164,9 @@ impl WorkLog {
         if let Some((done, total)) = evaluated {
             return Some(Activity::Evaluating { done, total });
         }
-        let Writing { version, done, total } = self.writing.as_ref()?;
-        Some(Activity::Writing { version: *version, done: Bytes(*done), total: Bytes(*total) })
+        let Writing { version, under_way, done } = self.writing.as_ref()?;
+        let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
+        Some(Activity::Writing { version: *version, done: Bytes(*done), total: Bytes(total) })
     }
 }
 
@@ -187,16 +192,14 @@ impl Worker {
         let is_keeping = self.unhashed.is_busy() || self.copies.is_busy() || self.keeping.is_busy();
         let is_evaluating = gauge.evaluation().get().is_some();
         gauge.evaluation().set_waiting(self.work.look_at_evaluation(is_evaluating, is_keeping));
-        let done = gauge.work().total()
-            + self.work.received.total()
-            + self.work.pieces.total()
-            + self.keeper.moved().total();
+        let pieces = self.work.pieces.total() + self.keeper.moved().total();
+        let done = gauge.work().total() + self.work.received.total() + pieces;
         let reported = done + self.work.export_waits;
         if self.work.progress != reported {
             self.work.progress = reported;
             self.tell_seat(News::Progress { done: reported });
         }
-        self.look_at_pieces(done);
+        self.look_at_pieces(pieces);
         let gauge = self.device.gauge();
         self.work.ticks += 1;
         if self.work.ticks < REPORT_TICKS {
@@ -277,6 +280,10 @@ mod tests {
         assert_eq!(log.activity(None), writing(6, 0, 10), "the newest");
         log.note_written(piece(6, 0), false);
         assert_eq!(log.activity(None), None);
+        log.begin_writing(piece(7, 0));
+        log.begin_writing(piece(7, 0));
+        log.note_written(piece(7, 0), true);
+        assert_eq!(log.activity(None), None, "it was sealed again under another plan");
     }
 
     #[test]

@@ -258,9 +258,10 @@ impl Worker {
         self.keep_next();
     }
 
-    /// Tells those whose pieces wait here that they get on, and gives up own ones that do not.
-    pub(super) fn look_at_pieces(&mut self, done: u64) {
-        for (piece, node) in self.keeping.handle_tick(done) {
+    /// Tells those whose pieces wait here that they get on, if pieces do and not only passes; and gives up own
+    /// ones that do not. `moved` are the bytes of pieces that came here, or went to or from the disk.
+    pub(super) fn look_at_pieces(&mut self, moved: u64) {
+        for (piece, node) in self.keeping.handle_tick(moved) {
             self.send_node(node, &NodeMessage::Keeping(piece));
         }
         let written = self.keeper.moved().total();
