@@ -2,7 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// The file's bytes; `None` if there is no such file.
 ///
@@ -70,6 +74,21 @@ pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).open(path)
 }
 
+/// A file to append to, made if it is not there. A link under its name is refused and not followed.
+///
+/// # Errors
+/// If it is a link, or cannot be opened.
+pub fn open_to_append(path: &Path) -> io::Result<File> {
+    let no_link = OFlags::NOFOLLOW.bits() as i32;
+    let opened = OpenOptions::new().create(true).append(true).custom_flags(no_link).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(code) if code == Errno::LOOP.raw_os_error() => {
+            io::Error::new(error.kind(), "it is a symbolic link, which is not followed: remove it")
+        }
+        Some(_) | None => error,
+    })
+}
+
 /// Makes a file that is whole durable, and then gives it its name: a power cut leaves no name with nothing
 /// behind it.
 ///
@@ -87,7 +106,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    use super::{beside, read, write};
+    use super::{beside, open_to_append, read, write};
 
     #[test]
     fn a_file_takes_the_place_of_the_one_before_and_is_read_up_to_its_limit() {
@@ -110,7 +129,10 @@ mod tests {
         fs::write(&other, "untouched").expect("writable");
         symlink(&other, beside(&path)).expect("writable");
         symlink(&other, &path).expect("writable");
+        let error = open_to_append(&path).expect_err("a link").to_string();
+        assert!(error.contains("symbolic link"), "{error}");
         write(&path, b"ours").expect("writable");
+        open_to_append(&path).expect("a file");
         assert_eq!(fs::read(&other).expect("readable"), b"untouched");
         assert_eq!(fs::read(&path).expect("readable"), b"ours");
         assert!(!fs::symlink_metadata(&path).expect("there").is_symlink());

@@ -178,6 +178,7 @@ const FENCES: [Fence; 38] = [
             "node/src/data_folder.rs",
             "node/src/machine.rs",
             "node/src/terminal.rs",
+            "node/src/whole_file.rs",
             "node/src/commands/doctor/",
         ],
     ),

@@ -24,6 +24,13 @@ impl DataName {
     }
 }
 
+/// The name under which damaged bytes are fetched again, of all that are wanted: a file that was cut short has
+/// its hash by its name, and not its length.
+#[must_use]
+pub fn wanted_name(found: DataName, wanted: &[DataName]) -> DataName {
+    wanted.iter().find(|name| name.hash == found.hash).copied().unwrap_or(found)
+}
+
 /// What came of a question for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataOutcome {
@@ -134,5 +141,13 @@ mod tests {
         check(3, &[Damaged, Missing, Damaged, Sound], done(&[2]));
         check(3, &[Damaged, Damaged, Missing, Damaged], failed(&[1, 3]));
         check(1, &[Damaged], failed(&[1]));
+    }
+
+    #[test]
+    fn what_was_cut_short_is_fetched_at_its_length() {
+        let (text, weights) = (DataName::of(b"all of the text"), DataName::of(b"weights"));
+        let cut = DataName { length: 3, ..text };
+        assert_eq!(wanted_name(cut, &[weights, text]), text);
+        assert_eq!(wanted_name(cut, &[weights]), cut, "nobody knows better");
     }
 }

@@ -61,7 +61,7 @@ pub enum HostInput {
         read: Option<Box<ReadLayer>>,
     },
     /// Reading the layers of a version, which it was told to write, kept the device from computing for so
-    /// long.
+    /// long; or the threads that write them took so much of the processors that it computes on. Added up.
     Exported {
         /// The version.
         version: Step,
@@ -154,7 +154,7 @@ impl Writing {
     }
 }
 
-/// An inventory that was reported, and the versions of the stage's layers and copies then.
+/// An inventory that was reported, and the versions of all layers and copies then.
 struct Inventoried {
     versions: Vec<(LayerId, Step)>,
     layers: Vec<HeldLayer>,
@@ -183,10 +183,11 @@ pub struct Host<M: ComputeModel, S> {
     writing: VecDeque<Writing>,
     /// The version that there was no room to write.
     left_out: Option<Step>,
-    /// What it reported last that it holds: a plan that is begun anew asks again, and the plan that follows is
-    /// loaded with the same layers. Until the run goes back a layer has one state at a version
-    /// (docs/decisions/0061).
+    /// What it reported last that it holds, while no update is computed: a plan that is begun anew asks again,
+    /// and the plan that follows is loaded with the same layers (docs/decisions/0061).
     inventory: Option<Inventoried>,
+    /// The step whose gradient was reported last.
+    reported: Option<Step>,
     /// Why there was no room for the stage of the last plan, until somebody asks.
     refusal: Option<AllocateError>,
     outbox: VecDeque<HostOutput>,
@@ -207,6 +208,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             writing: VecDeque::new(),
             left_out: None,
             inventory: None,
+            reported: None,
             refusal: None,
             outbox: VecDeque::new(),
         }
@@ -225,7 +227,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             HostInput::Exported { version, busy_milliticks } => {
                 let writing = self.writing.iter_mut().find(|writing| writing.version == version);
                 if let Some(writing) = writing {
-                    writing.busy_milliticks = busy_milliticks;
+                    writing.busy_milliticks =
+                        writing.busy_milliticks.saturating_add(busy_milliticks);
                 }
             }
             HostInput::Written { version, layer, generation, durable } => {
@@ -303,7 +306,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             Order::GoBack => {
                 self.phase = Phase::Idle;
                 self.following = None;
-                self.inventory = None;
+                (self.inventory, self.reported) = (None, None);
                 self.shelf.clear();
             }
             Order::Release => {
@@ -323,7 +326,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             Order::Forget => {
                 self.phase = Phase::Idle;
                 self.following = None;
-                self.inventory = None;
+                (self.inventory, self.reported) = (None, None);
                 self.me = None;
                 self.shelf.clear();
                 self.writing.clear();
@@ -347,13 +350,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    /// Reports what is held. If no version was sealed since the last time, nothing is hashed again.
+    /// Reports what is held. If no version was sealed since the last time, and no update computed, nothing is
+    /// hashed again.
     fn take_inventory(&mut self, index: u64) {
-        let versions = self.station().map_or(Vec::new(), Station::versions);
+        let shelved = self.shelf.values().map(|image| (image.layer, image.version));
+        let stationed = self.station().map_or(Vec::new(), Station::versions);
+        let is_stationed = !stationed.is_empty();
+        let versions: Vec<_> = shelved.chain(stationed).collect();
         let reported = self.inventory.take();
-        let reported = reported.filter(|old| !versions.is_empty() && old.versions == versions);
+        let reported = reported.filter(|old| is_stationed && old.versions == versions);
         let layers = reported.map_or_else(|| self.inventory(), |reported| reported.layers);
-        self.inventory = Some(Inventoried { versions, layers: layers.clone() });
+        // The candidate of a gradient that was reported may yet be taken back.
+        let is_updating = versions.iter().any(|(_, version)| Some(*version) <= self.reported);
+        self.inventory = (!is_updating).then(|| Inventoried { versions, layers: layers.clone() });
         self.tell(News::Inventory { index, layers });
     }
 
@@ -395,7 +404,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     /// Passes on what the station has to say, and writes what it sealed.
     fn collect(&mut self) {
         let Phase::Stationed(station) = &mut self.phase else { return };
+        let before = self.outbox.len();
         let sealed = station.collect(&mut self.outbox);
+        for output in self.outbox.range(before..) {
+            if let HostOutput::News(News::Reported { report, .. }) = output {
+                (self.reported, self.inventory) = (Some(report.turn.step), None);
+            }
+        }
         if let Some(version) = sealed {
             self.write(version);
         }

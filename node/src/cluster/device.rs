@@ -36,7 +36,7 @@ use super::courier::Courier;
 use super::document::NamedJob;
 use super::ending::Ending;
 use super::frames::{Assembly, FramePiece, LayerOffer};
-use super::tick::TICK;
+use super::tick::milliticks;
 use super::wire::LayerMessage;
 use super::work::Gauge;
 use crate::config::{OffloadStore, ScheduleChoice};
@@ -495,11 +495,6 @@ impl<M: Machine> DeviceThread<M> {
 }
 
 /// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
-/// A time in thousandths of a tick.
-fn milliticks(time: Duration) -> u32 {
-    u32::try_from(time.as_micros() * 1000 / TICK.as_micros()).unwrap_or(u32::MAX)
-}
-
 fn file_stores(scratch: PathBuf) -> MakeStore {
     // Of a process that was killed. What cannot be removed is told when something is written.
     drop(std::fs::remove_dir_all(&scratch));

@@ -3,7 +3,7 @@
 //! Nothing here is needed to go on: a disk that takes no more lines costs lines, and nothing else.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::api::{Event, EventKind, LogLine};
+use crate::whole_file;
 
 /// Events kept in memory for those who ask.
 const EVENTS_KEPT: usize = 8192;
@@ -142,7 +143,7 @@ struct EventFile {
 
 impl EventFile {
     fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let file = whole_file::open_to_append(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
     }

@@ -24,7 +24,7 @@ use super::room::{DiskRoom, NoRoom};
 use super::scrub::scrub;
 use super::shelf::{BodyReader, LayerBody};
 use super::stores::{PlaceError, Stores};
-use super::threads::stand_back;
+use super::threads::{CheckpointTime, stand_back};
 use super::unused_data::collect_data;
 use super::wire::{BulkKey, Freed, NodeAnswer, PieceRef, Referred};
 use super::work::WorkCount;
@@ -140,6 +140,7 @@ pub struct Keeper {
     store: watch::Receiver<InUse>,
     data: PathBuf,
     moved: WorkCount,
+    time: CheckpointTime,
 }
 
 impl Keeper {
@@ -158,16 +159,18 @@ impl Keeper {
         let (in_use, store) = watch::channel(store);
         let moved = WorkCount::default();
         let count = moved.clone();
+        let time = CheckpointTime::default();
+        let metered = time.clone();
         let (folder, to) = (data.clone(), reports.clone());
         let work = move || {
             stand_back();
-            serve(stores, (&in_use, &folder), &inbox, &to, &count);
+            serve(stores, (&in_use, &folder), &inbox, &to, (&count, &metered));
         };
         thread::Builder::new().name("store".to_owned()).spawn(work)?;
         let (read, folder, to) = (store.clone(), data.clone(), reports.clone());
         let work = move || scrub(&read, &folder, &to, random_number());
         thread::Builder::new().name("scrub".to_owned()).spawn(work)?;
-        Ok((Self { orders, reports, store, data, moved }, outbox))
+        Ok((Self { orders, reports, store, data, moved, time }, outbox))
     }
 
     /// Reports what was done beside the store's thread.
@@ -180,6 +183,12 @@ impl Keeper {
     #[must_use]
     pub fn moved(&self) -> &WorkCount {
         &self.moved
+    }
+
+    /// The processor time that checkpoints take beside the device.
+    #[must_use]
+    pub fn time(&self) -> &CheckpointTime {
+        &self.time
     }
 
     /// Writes a piece.
@@ -319,7 +328,7 @@ fn serve(
     (in_use, data): (&watch::Sender<InUse>, &Path),
     orders: &Receiver<Order>,
     reports: &mpsc::Sender<Kept>,
-    moved: &WorkCount,
+    (moved, time): (&WorkCount, &CheckpointTime),
 ) {
     while let Ok(order) = orders.recv() {
         let store = in_use.borrow().clone();
@@ -332,7 +341,7 @@ fn serve(
                 in_use.send_replace(store);
                 failure
             }
-            (order, Some(store)) => carry_out((&*store, data), order, moved),
+            (order, Some(store)) => carry_out((&*store, data), order, (moved, time)),
             (order, None) => without_store(order),
         };
         if let Some(report) = report
@@ -343,10 +352,15 @@ fn serve(
     }
 }
 
-fn carry_out((store, data): (&SledStore, &Path), order: Order, moved: &WorkCount) -> Option<Kept> {
+fn carry_out(
+    (store, data): (&SledStore, &Path),
+    order: Order,
+    (moved, time): (&WorkCount, &CheckpointTime),
+) -> Option<Kept> {
     match order {
         Order::Put { piece, body } => {
-            let outcome = put(store, piece, &body, moved).map_err(|failure| (failure, body));
+            let outcome = time.meter(|| put(store, piece, &body, moved));
+            let outcome = outcome.map_err(|failure| (failure, body));
             Some(Kept::Put { piece, outcome })
         }
         Order::Get { piece } => {

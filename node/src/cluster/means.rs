@@ -11,12 +11,15 @@ use crate::device::{compile, look_at};
 use crate::failure::{Detail, Failure};
 use crate::machine::{core_count, memory_total};
 
+/// The speed of a thread that computes on a processor, in thousandths of a reference device's.
+pub const SPEED_OF_A_THREAD: u32 = 1000;
+
 /// What a worker brings, and what it computes with: processors, or the device that was found.
 pub fn means(args: &JoinArgs, probe: Option<&Probe>) -> WorkerMeans {
     let resources = match probe {
         None => {
             let memory = args.memory.or_else(memory_total).unwrap_or(Bytes(0));
-            let speed_permille = 1000 * u32::try_from(threads_of(args)).unwrap_or(1);
+            let speed_permille = SPEED_OF_A_THREAD * u32::try_from(threads_of(args)).unwrap_or(1);
             Resources { memory, speed_permille, class: DeviceClass::Processors }
         }
         Some(probe) => {

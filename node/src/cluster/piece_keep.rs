@@ -1,14 +1,16 @@
 //! A piece of a checkpoint that another node has, fetched into the store here and checked.
 
+use std::io;
 use std::sync::Arc;
 
 use zbelastic_checkpoint::{SledStore, Store};
 use zbelastic_policy::piece_sink::{PieceError, PieceSink};
-use zbelastic_transport::{BulkError, BulkFetch, Transport};
+use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
 use zbelastic_types::NodeId;
 
 use super::keeper::{Keeper, check_room};
 use super::room::NoRoom;
+use super::threads::CheckpointTime;
 use super::wire::{self, BulkKey, PieceRef};
 use super::work::WorkCount;
 
@@ -66,10 +68,24 @@ pub async fn keep_anew(
     let room = tokio::task::spawn_blocking(move || check_room(&disk, piece.length)).await;
     room.map_err(|_| KeepError::Interrupted)??;
     let sink = PieceSink::new(store, piece, keeper.moved().clone());
+    let (time, sink) = (keeper.time().clone(), Metered { sink, time: keeper.time().clone() });
     let key = wire::encode(&BulkKey::Piece(piece));
     let (holders, progress) = (vec![holder], Some(progress.shared()));
     let fetch = BulkFetch { holders, key, length: piece.length, progress };
-    let sink = transport.fetch_bulk_into(fetch, sink).await?;
-    let finished = tokio::task::spawn_blocking(move || sink.finish()).await;
+    let Metered { sink, .. } = transport.fetch_bulk_into(fetch, sink).await?;
+    let finished = tokio::task::spawn_blocking(move || time.meter(|| sink.finish())).await;
     Ok(finished.map_err(|_| KeepError::Interrupted)??)
+}
+
+/// A sink whose processor time is counted.
+struct Metered<S> {
+    sink: S,
+    time: CheckpointTime,
+}
+
+impl<S: ChunkSink> ChunkSink for Metered<S> {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let Self { sink, time } = self;
+        time.meter(|| sink.write(offset, bytes))
+    }
 }

@@ -1,8 +1,11 @@
 //! The threads of a node beside those that compute, and which of them stand back for those.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::failure::{Failure, FailureCode};
@@ -47,6 +50,33 @@ pub fn runtime() -> Result<Runtime, Failure> {
     runtime.map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))
 }
 
+/// The processor time that threads beside the device took for checkpoints.
+#[derive(Clone, Debug, Default)]
+pub struct CheckpointTime(Arc<AtomicU64>);
+
+impl CheckpointTime {
+    /// Does a part of the work, and counts what it takes of its thread's processor time.
+    pub fn meter<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = thread_time();
+        let done = work();
+        let took = thread_time().saturating_sub(before);
+        self.0.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+        done
+    }
+
+    /// What was taken since this was called last.
+    #[must_use]
+    pub fn take(&self) -> Duration {
+        Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// The processor time of the calling thread.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +95,16 @@ mod tests {
         });
         assert_eq!(of_transport, own);
         assert!(of_background > own, "{of_background}, {own}");
+    }
+
+    #[test]
+    fn only_the_time_that_the_work_took_of_a_processor_is_counted() {
+        let (time, asleep) = (CheckpointTime::default(), CheckpointTime::default());
+        let sum = time.meter(|| (0..1_000_000_u64).fold(0, |sum: u64, i| sum.rotate_left(7) ^ i));
+        asleep.meter(|| thread::sleep(Duration::from_millis(20)));
+        let (worked, slept) = (time.take(), asleep.take());
+        assert!(worked > Duration::ZERO, "{sum}");
+        assert!(slept < Duration::from_millis(20), "{slept:?}");
+        assert_eq!(time.take(), Duration::ZERO, "it was taken");
     }
 }

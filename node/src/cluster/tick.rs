@@ -61,3 +61,8 @@ pub fn ticks_of(duration: Duration) -> u32 {
 pub fn ticks_of_seconds(seconds: f64) -> u32 {
     ((seconds / TICK.as_secs_f64()).ceil() as u32).max(1)
 }
+/// A time in thousandths of a tick.
+#[must_use]
+pub fn milliticks(time: Duration) -> u32 {
+    u32::try_from(time.as_micros() * 1000 / TICK.as_micros()).unwrap_or(u32::MAX)
+}

@@ -90,7 +90,7 @@ impl RunFolder {
             return Self::create(out, name, wanted.text);
         }
         let metrics_path = path.join(METRICS);
-        let metrics = OpenOptions::new().create(true).append(true).open(&metrics_path);
+        let metrics = whole_file::open_to_append(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(path, &metrics)?;
         Ok(Self { path: path.to_owned(), beginning, metrics, is_empty: false })

@@ -8,7 +8,8 @@ use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Role;
-use zbelastic_types::{Bytes, Digest, LayerId, NodeId, Step};
+use zbelastic_policy::data::{DataName, wanted_name};
+use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::runs::digest_of;
 use super::{Arrived, Controller};
@@ -125,7 +126,8 @@ impl Controller {
                 let parts = (self.transport.clone(), self.keeper.clone());
                 mend(piece, parts, others, self.kept_bytes.clone());
             }
-            Kept::RottenData(name) => {
+            Kept::RottenData(found) => {
+                let name = wanted_name(found, &self.data_names().unwrap_or_default());
                 self.journal.warn(damaged_words(self.setup.node, name));
                 self.fetch(name, self.other_holders());
             }
@@ -169,15 +171,13 @@ impl Controller {
     /// Checkpoints, versions that are to become some, and data that runs refer to.
     pub(super) fn referred(&self) -> Referred {
         let state = self.core.state();
-        let specs = state.ended().iter().map(|ended| &ended.spec);
-        let specs = specs.chain(state.job().map(|job| &job.spec));
-        let data: Option<Vec<Vec<Digest>>> = specs.map(|spec| data_of(spec)).collect();
+        let data = self.data_names();
+        let data = data.map(|names| names.into_iter().map(|name| name.hash).collect());
         let kept = state.ended().iter().map(|ended| {
             let (run, version) = (ended.run(), ended.checkpoint.version);
             CheckpointId { run, version }
         });
-        let mut referred =
-            Referred { versions: kept.collect(), data: data.map(|data| data.concat()) };
+        let mut referred = Referred { versions: kept.collect(), data };
         let Some(job) = state.job() else {
             // Nothing of any run is newer than the beginning of the next.
             let run = state.run_next();
@@ -190,6 +190,15 @@ impl Controller {
         let named = |version| CheckpointId { run: job.spec.run_of(version), version };
         referred.versions.extend(of_job.map(named));
         referred
+    }
+
+    /// Texts and weights of all runs, unless this version cannot read the document of one.
+    fn data_names(&self) -> Option<Vec<DataName>> {
+        let state = self.core.state();
+        let specs = state.ended().iter().map(|ended| &ended.spec);
+        let specs = specs.chain(state.job().map(|job| &job.spec));
+        let names = specs.map(|spec| Some(JobDocument::of_job(spec).ok()?.job.data()));
+        Some(names.collect::<Option<Vec<_>>>()?.concat())
     }
 
     fn manifest(&self, version: Step) -> Option<Manifest> {
@@ -257,10 +266,4 @@ fn manifest_of(
         program: job.program,
         seed: job.config.seed,
     })
-}
-
-/// The text and the weights of a run, unless this version cannot read its document.
-fn data_of(spec: &JobSpec) -> Option<Vec<Digest>> {
-    let job = JobDocument::of_job(spec).ok()?.job;
-    Some([Some(job.text), job.weights].into_iter().flatten().map(|name| name.hash).collect())
 }

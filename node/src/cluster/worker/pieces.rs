@@ -3,6 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use zbelastic_consensus::class::DeviceClass;
+use zbelastic_consensus::member::Resources;
+use zbelastic_policy::data::wanted_name;
 use zbelastic_trainer::elastic::{LayerImage, ReadLayer, image_bytes, layer_digest};
 use zbelastic_trainer::host::HostInput;
 use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, Reply};
@@ -15,10 +18,12 @@ use crate::cluster::data::damaged_words;
 use crate::cluster::keep_rule::check_keep;
 use crate::cluster::keeper::{Kept, collect_now};
 use crate::cluster::keeping::QueueFull;
+use crate::cluster::means::SPEED_OF_A_THREAD;
 use crate::cluster::piece_keep::{KeepError, keep};
 use crate::cluster::room::{DiskRoom, RoomChange};
 use crate::cluster::scrub::{mend, mended_words, rotten_words};
 use crate::cluster::shelf::LayerBody;
+use crate::cluster::tick::milliticks;
 use crate::cluster::wire::{
     self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, Referred, SaveFailed,
 };
@@ -86,9 +91,9 @@ impl Worker {
     fn hash_next(&mut self) {
         let Some(sealed) = self.unhashed.poll() else { return };
         let (arrivals, progress) = (self.arrivals.clone(), self.work.pieces().clone());
-        let image = sealed.image.clone();
+        let (image, time) = (sealed.image.clone(), self.keeper.time().clone());
         let hash = tokio::task::spawn_blocking(move || {
-            let digest = layer_digest(&image);
+            let digest = time.meter(|| layer_digest(&image));
             progress.add(image_bytes(image.w.len()));
             digest
         });
@@ -171,7 +176,20 @@ impl Worker {
         self.work.note_written(piece, is_durable);
         let PieceRef { version, layer, digest, .. } = piece;
         let durable = is_durable.then_some(digest);
+        self.report_checkpoint_time(version);
         self.tell_device(HostInput::Written { version, layer, generation, durable });
+    }
+
+    /// Processors that hash and write layers, own ones and those that are kept for others, do not compute
+    /// meanwhile: it counts as if the device had stood still for what each of its threads lost.
+    fn report_checkpoint_time(&mut self, version: Step) {
+        let Resources { class, speed_permille, .. } = &self.setup.resources;
+        let took = self.keeper.time().take();
+        if *class == DeviceClass::Processors {
+            let threads = (speed_permille / SPEED_OF_A_THREAD).max(1);
+            let busy_milliticks = milliticks(took / threads);
+            self.tell_device(HostInput::Exported { version, busy_milliticks });
+        }
     }
 
     /// Looks at the disk now and then, beside the loop.
@@ -326,7 +344,12 @@ impl Worker {
                 let parts = (self.transport.clone(), self.keeper.clone());
                 mend(piece, parts, others, self.work.pieces().clone());
             }
-            Kept::RottenData(name) => {
+            Kept::RottenData(found) => {
+                let wanted = match &self.readiness {
+                    Readiness::Ready(job) => job.document.job.data(),
+                    Readiness::Idle | Readiness::Fetching(_) => Vec::new(),
+                };
+                let name = wanted_name(found, &wanted);
                 self.journal.warn(damaged_words(self.setup.node, name));
                 self.fetch_again(name, self.peers.roster().holders(self.seat.contacts()));
             }

@@ -1,7 +1,7 @@
 //! The processes of a run: started, watched, started again, ended with the run.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,6 +20,7 @@ use crate::config::size_text;
 use crate::data_folder::DataFolder;
 use crate::failure::{Detail, Failure, FailureCode};
 use crate::train::folder::CLUSTER;
+use crate::whole_file;
 
 /// A process that ends by itself so often without a step sealed in between is not started again. One that
 /// is killed always is: that is what a run in processes is for.
@@ -185,7 +186,7 @@ impl Children {
             Failure::new(FailureCode::OutOfResource, what)
         };
         let log = self.log_path(name);
-        let log = File::options().create(true).append(true).open(log).map_err(wrong)?;
+        let log = whole_file::open_to_append(&log).map_err(wrong)?;
         let mut command = Command::new(&self.program);
         command
             .args(&program.arguments)
