@@ -41,17 +41,20 @@ pub enum CopyNext {
     Wait,
     /// These nodes are to be asked to keep it.
     Ask(Vec<NodeId>),
-    /// As many have it as are wanted.
+    /// As many have it as are wanted; or fewer, at least one, and nobody else can have it: a checkpoint on
+    /// one disk is worth more than none.
     Durable {
-        /// The plan under which it was sealed.
-        generation: Generation,
-    },
-    /// Too few can have it.
-    Failed {
         /// The plan under which it was sealed.
         generation: Generation,
         /// Copies there are.
         copies: usize,
+        /// Copies that are wanted.
+        wanted: usize,
+    },
+    /// Nobody can have it.
+    Failed {
+        /// The plan under which it was sealed.
+        generation: Generation,
         /// Copies that are wanted.
         wanted: usize,
     },
@@ -68,16 +71,18 @@ impl Copying {
             return CopyNext::Wait;
         }
         let (copies, wanted, generation) = (self.copies(), self.wanted, self.generation);
-        if copies >= wanted {
-            return CopyNext::Durable { generation };
-        }
-        let missing = wanted.saturating_sub(copies + self.asked.len());
-        let now: Vec<_> = self.others.drain(..missing.min(self.others.len())).collect();
+        let missing = wanted.saturating_sub(copies);
+        let open = missing.saturating_sub(self.asked.len());
+        let now: Vec<_> = self.others.drain(..open.min(self.others.len())).collect();
         self.asked.extend(&now);
-        match (now.is_empty(), self.asked.len() + copies < wanted) {
-            (false, false) => CopyNext::Ask(now),
-            (true, false) => CopyNext::Wait,
-            (_, true) => CopyNext::Failed { generation, copies, wanted },
+        if !now.is_empty() {
+            CopyNext::Ask(now)
+        } else if missing > 0 && !self.asked.is_empty() {
+            CopyNext::Wait
+        } else if copies > 0 {
+            CopyNext::Durable { generation, copies, wanted }
+        } else {
+            CopyNext::Failed { generation, wanted }
         }
     }
 }
@@ -172,7 +177,6 @@ mod tests {
     use super::*;
 
     const GENERATION: Generation = Generation(3);
-    const DURABLE: CopyNext = CopyNext::Durable { generation: GENERATION };
 
     fn piece(layer: u32) -> PieceRef {
         let digest = Digest([layer as u8; 32]);
@@ -181,6 +185,10 @@ mod tests {
 
     fn ask(nodes: &[u64]) -> CopyNext {
         CopyNext::Ask(nodes.iter().copied().map(NodeId).collect())
+    }
+
+    const fn durable(copies: usize, wanted: usize) -> CopyNext {
+        CopyNext::Durable { generation: GENERATION, copies, wanted }
     }
 
     /// A piece that is wanted elsewhere this often, with nodes 1 to `others` to ask.
@@ -195,14 +203,14 @@ mod tests {
         let mut copies = begun(1, 2);
         assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
         assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Wait, "nobody asked it");
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), DURABLE);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait, "once");
     }
 
     #[test]
     fn piece_without_others_is_durable_here() {
         let mut copies = begun(2, 0);
-        assert_eq!(copies.note_here(piece(0), true), DURABLE);
+        assert_eq!(copies.note_here(piece(0), true), durable(1, 1));
     }
 
     #[test]
@@ -213,7 +221,7 @@ mod tests {
         assert_eq!(copies.note_kept(piece(0), NodeId(2), true), CopyNext::Wait);
         assert_eq!(copies.note_down(NodeId(3)), [(piece(0), ask(&[4]))]);
         assert_eq!(copies.note_down(NodeId(2)), [], "it has it on its disk");
-        assert_eq!(copies.note_kept(piece(0), NodeId(4), true), DURABLE);
+        assert_eq!(copies.note_kept(piece(0), NodeId(4), true), durable(3, 3));
     }
 
     #[test]
@@ -221,19 +229,37 @@ mod tests {
         let mut copies = begun(1, 3);
         assert_eq!(copies.note_here(piece(0), false), ask(&[1, 2]));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait);
-        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), DURABLE);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), durable(2, 2));
     }
 
     #[test]
-    fn too_few_who_can_keep_it_are_a_failure_that_counts_them() {
+    fn a_piece_that_too_few_can_keep_is_durable_where_it_is() {
         let mut copies = begun(1, 1);
-        let failed = |copies| CopyNext::Failed { generation: GENERATION, copies, wanted: 2 };
-        assert_eq!(copies.note_here(piece(0), false), failed(0));
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), CopyNext::Wait);
+        assert_eq!(copies.note_here(piece(0), false), ask(&[1]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(1, 2));
         let mut copies = begun(1, 2);
         assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
         assert_eq!(copies.note_kept(piece(0), NodeId(1), false), ask(&[2]));
-        assert_eq!(copies.note_kept(piece(0), NodeId(2), false), failed(1));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), false), durable(1, 2));
+        let mut copies = begun(2, 2);
+        assert_eq!(copies.note_here(piece(0), true), ask(&[1, 2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), CopyNext::Wait);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), durable(2, 3));
+    }
+
+    #[test]
+    fn a_piece_that_nobody_can_keep_fails() {
+        let mut copies = begun(1, 1);
+        assert_eq!(copies.note_here(piece(0), false), ask(&[1]));
+        assert_eq!(
+            copies.note_kept(piece(0), NodeId(1), false),
+            CopyNext::Failed { generation: GENERATION, wanted: 2 }
+        );
+        let mut copies = begun(1, 0);
+        assert_eq!(
+            copies.note_here(piece(0), false),
+            CopyNext::Failed { generation: GENERATION, wanted: 1 }
+        );
     }
 
     #[test]
@@ -250,7 +276,7 @@ mod tests {
             copies.note_progress(piece(0), NodeId(1));
             copies.note_written();
         }
-        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), DURABLE);
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
     }
 
     #[test]
@@ -262,8 +288,7 @@ mod tests {
         };
         assert_eq!(copies.note_here(piece(0), true), ask(&[1]));
         assert_eq!(late(&mut copies), [(piece(0), ask(&[2]))]);
-        let failed = CopyNext::Failed { generation: GENERATION, copies: 1, wanted: 2 };
-        assert_eq!(late(&mut copies), [(piece(0), failed)]);
+        assert_eq!(late(&mut copies), [(piece(0), durable(1, 2))]);
         assert_eq!(copies.handle_tick(), []);
     }
 }

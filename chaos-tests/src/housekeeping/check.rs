@@ -347,8 +347,9 @@ impl World<'_> {
         }
     }
 
-    /// H2: a piece fails only if too few members could have taken it.
-    pub(super) fn check_failed(
+    /// H2: a piece has fewer copies than are wanted only if too few members could have taken it, and none only if
+    /// nobody could.
+    pub(super) fn check_copies(
         &mut self,
         node: NodeId,
         piece: PieceRef,
@@ -364,9 +365,13 @@ impl World<'_> {
             is_able && is_near && member.able_since < begun
         });
         let able = able.count();
-        self.check.failed.insert(piece.version);
-        if able >= wanted {
-            let (layer, version) = (piece.layer, piece.version);
+        let (layer, version) = (piece.layer, piece.version);
+        self.line(|| format!("layer {layer} of {version}: {copies} of {wanted} copies"));
+        let enough = if copies == 0 { 1 } else { wanted };
+        if copies == 0 {
+            self.check.failed.insert(version);
+        }
+        if able >= enough {
             let message = format!(
                 "layer {layer} of {version} has {copies} of {wanted} copies, and {able} members could take it"
             );

@@ -350,15 +350,16 @@ impl<'a> World<'a> {
             CopyNext::Ask(nodes) => {
                 nodes.into_iter().for_each(|to| self.send(node, to, Message::Keep(piece)));
             }
-            CopyNext::Durable { .. } => {
+            CopyNext::Durable { copies, wanted, .. } => {
                 self.end_copying(node, piece);
+                if copies < wanted {
+                    self.check_copies(node, piece, (copies, wanted));
+                }
                 self.note_durable(piece);
             }
-            CopyNext::Failed { copies, wanted, .. } => {
+            CopyNext::Failed { wanted, .. } => {
                 self.end_copying(node, piece);
-                let PieceRef { layer, version, .. } = piece;
-                self.line(|| format!("layer {layer} of {version}: {copies} of {wanted} copies"));
-                self.check_failed(node, piece, (copies, wanted));
+                self.check_copies(node, piece, (0, wanted));
                 let controllers = self.controllers();
                 let failed = Message::SaveFailed(piece.version);
                 controllers.into_iter().for_each(|to| self.send(node, to, failed.clone()));

@@ -11,6 +11,7 @@ mod follow;
 mod model;
 mod retold;
 mod standstill;
+mod superseded;
 
 use std::path::Path;
 use std::thread;
@@ -36,6 +37,7 @@ use children::{Children, WorkerMachines};
 use follow::{Ended, Observe, Wishes, follow};
 use model::{ModelSource, ModelWriter, WrittenModel};
 use standstill::{STANDSTILL, Standstill};
+use superseded::remove_superseded;
 
 pub use follow::Told;
 
@@ -116,6 +118,7 @@ pub fn train(
         begin_branch(folder, config)?;
     }
     if let Some(Parent { name, step }) = parent {
+        remove_superseded(&name, &mut client);
         let told = match step {
             Some(step) => format!("goes on behind step {step} of run {name}"),
             None => format!("begins at step 0: run {name} has no checkpoint"),

@@ -96,7 +96,8 @@ impl Controller {
         self.answer_keep(wanted_by, piece, &answer);
     }
 
-    /// A worker says that a checkpoint does not come about. People hear of each once.
+    /// A worker reports that a checkpoint does not come about, or is on fewer disks than it should be. People hear of
+    /// each once.
     pub(super) fn note_save_failed(&mut self, node: NodeId, failed: SaveFailed) {
         let SaveFailed { version, layer, copies, wanted } = failed;
         let is_pending = self.core.state().pending().iter().any(|found| found.version == version);
@@ -106,9 +107,13 @@ impl Controller {
         let last = self.core.state().checkpoints().last();
         let last = last
             .map_or("none before it".to_owned(), |found| format!("the last is {}", found.version));
+        let what = match copies {
+            0 => format!("checkpoint {version} failed ({last})"),
+            _ => format!("checkpoint {version} has too few copies"),
+        };
         self.journal.warn(format!(
-            "checkpoint {version} failed ({last}): of layer {layer} of node {node} {copies} of {wanted} \
-             copies could be written; free disk space there and on who keeps copies"
+            "{what}: of layer {layer} of node {node} {copies} of {wanted} copies could be written; free \
+             disk space there and on who keeps copies"
         ));
     }
 

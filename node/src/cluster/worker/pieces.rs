@@ -158,17 +158,26 @@ impl Worker {
             CopyNext::Ask(nodes) => {
                 nodes.into_iter().for_each(|n| self.send_node(n, &NodeMessage::Keep(piece)));
             }
-            CopyNext::Durable { generation } => self.end_copying((piece, generation), true),
-            CopyNext::Failed { generation, copies, wanted } => {
-                let PieceRef { version, layer, .. } = piece;
-                let what = format!("layer {layer} of checkpoint {version}");
-                self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
-                let (copies, wanted) = (copies as u32, wanted as u32);
-                let failed = SaveFailed { version, layer, copies, wanted };
-                self.tell_controllers(&NodeMessage::SaveFailed(failed));
+            CopyNext::Durable { generation, copies, wanted } => {
+                if copies < wanted {
+                    self.report_missing_copies(piece, (copies, wanted));
+                }
+                self.end_copying((piece, generation), true);
+            }
+            CopyNext::Failed { generation, wanted } => {
+                self.report_missing_copies(piece, (0, wanted));
                 self.end_copying((piece, generation), false);
             }
         }
+    }
+
+    fn report_missing_copies(&mut self, piece: PieceRef, (copies, wanted): (usize, usize)) {
+        let PieceRef { version, layer, .. } = piece;
+        let what = format!("layer {layer} of checkpoint {version}");
+        self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
+        let (copies, wanted) = (copies as u32, wanted as u32);
+        let failed = SaveFailed { version, layer, copies, wanted };
+        self.tell_controllers(&NodeMessage::SaveFailed(failed));
     }
 
     fn end_copying(&mut self, (piece, generation): (PieceRef, Generation), is_durable: bool) {
