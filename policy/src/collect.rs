@@ -11,7 +11,7 @@ use crate::piece::{Freed, Referred};
 /// Manifests kept whatever the cluster refers to.
 const KEEP_LAST: usize = 1;
 
-/// Removes what nobody refers to, and says what that was.
+/// Removes what nobody refers to, and returns how much that was.
 ///
 /// # Errors
 /// If the medium fails.

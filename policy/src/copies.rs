@@ -1,5 +1,5 @@
 //! Pieces of checkpoints that were written here, until as many nodes keep them as are wanted. A node that
-//! cannot keep one, or says nothing about it, is replaced by the next; so is the store here.
+//! cannot keep one, or reports no progress of it, is replaced by the next; so is the store here.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,8 +8,9 @@ use zbelastic_types::{Generation, NodeId};
 
 use crate::piece::PieceRef;
 
-/// Ticks without any progress of a piece, here or where it is to be kept, until those who are at it are
-/// given up: half of what a plan stands still before it is (rule R10), so that another node is asked first.
+/// Ticks without any progress of a piece, here or where it is to be kept, until the nodes that write it are
+/// given up: half of what a plan stands still before it is (rule R10), so that another node gets the request
+/// first.
 const STILL_TICKS_MAX: u32 = 1000;
 
 /// Pieces that were written here and are to be kept elsewhere too before they count as durable.
@@ -26,10 +27,10 @@ struct Copying {
     is_here: Option<bool>,
     /// Copies that make it durable, here and elsewhere.
     wanted: usize,
-    /// Nodes that were asked and have not answered.
+    /// Nodes that were sent the request and have not answered.
     asked: BTreeSet<NodeId>,
     kept: BTreeSet<NodeId>,
-    /// Nodes that may be asked yet, the best first.
+    /// Nodes that were not sent the request yet, the best first.
     others: VecDeque<NodeId>,
     ticks: u32,
 }
@@ -37,9 +38,9 @@ struct Copying {
 /// What is to be done for a piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopyNext {
-    /// Nothing: somebody is at it, or it is not one of this node's any more.
+    /// Nothing: a store is still writing it, or it is not one of this node's any more.
     Wait,
-    /// These nodes are to be asked to keep it.
+    /// Send these nodes the request to keep it.
     Ask(Vec<NodeId>),
     /// As many have it as are wanted; or fewer, at least one, and nobody else can have it: a checkpoint on
     /// one disk is worth more than none.
@@ -65,7 +66,7 @@ impl Copying {
         self.kept.len() + usize::from(self.is_here == Some(true))
     }
 
-    /// Others fetch it from here, so nobody is asked before it was written, or could not be.
+    /// Other nodes fetch it from here, so no request is sent before it was written, or could not be.
     fn next(&mut self) -> CopyNext {
         if self.is_here.is_none() {
             return CopyNext::Wait;
@@ -143,7 +144,7 @@ impl Copies {
         next
     }
 
-    /// A node that was asked gets on with a piece.
+    /// A node that was sent the request reports progress of a piece.
     pub fn note_progress(&mut self, piece: PieceRef, node: NodeId) {
         let copying = self.under_way.get_mut(&piece);
         if let Some(copying) = copying.filter(|copying| copying.asked.contains(&node)) {
@@ -157,7 +158,7 @@ impl Copies {
         here.for_each(|copying| copying.ticks = 0);
     }
 
-    /// Time passes. Whoever was asked for a piece and does not get on with it is given up.
+    /// A tick. For a piece without progress, all nodes that have not answered the request are given up.
     pub fn handle_tick(&mut self) -> Vec<(PieceRef, CopyNext)> {
         self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
         let late = self.under_way.iter().filter(|(_, copying)| copying.ticks > STILL_TICKS_MAX);
@@ -191,7 +192,7 @@ mod tests {
         CopyNext::Durable { generation: GENERATION, copies, wanted }
     }
 
-    /// A piece that is wanted elsewhere this often, with nodes 1 to `others` to ask.
+    /// A piece of which `wanted` copies are to be kept elsewhere, with nodes 1 to `others` as candidates.
     fn begun(wanted: usize, others: u64) -> Copies {
         let mut copies = Copies::default();
         copies.begin((piece(0), GENERATION), wanted, (1..=others).map(NodeId).collect());

@@ -1,5 +1,5 @@
-//! Texts and weights by the hash of their bytes, and whom a node asks for them: all holders together, and
-//! each alone if what came together is something else.
+//! Texts and weights by the hash of their bytes, and the nodes a node requests them from: all holders
+//! together, and each alone if the bytes that came from all of them have another hash.
 
 use std::collections::VecDeque;
 
@@ -31,21 +31,21 @@ pub fn wanted_name(found: DataName, wanted: &[DataName]) -> DataName {
     wanted.iter().find(|name| name.hash == found.hash).copied().unwrap_or(found)
 }
 
-/// What came of a question for bytes.
+/// Result of a request for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataOutcome {
     /// The bytes of the name.
     Sound,
     /// Other bytes.
     Damaged,
-    /// None: nobody who was asked has them, or answers.
+    /// No bytes: no node that got the request has them, or none answers.
     Missing,
 }
 
 /// What is to be done next for bytes that are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DataNext {
-    /// These nodes are to be asked, all at once.
+    /// Send the request to these nodes, to all at once.
     Ask(Vec<NodeId>),
     /// The bytes are there. These nodes have damaged copies and are to fetch theirs again.
     Done {
@@ -60,7 +60,7 @@ pub enum DataNext {
 }
 
 /// A fetch of bytes by their hash. Chunks come from all holders at once, and only the whole has a hash: one
-/// copy that rotted spoils what comes from all. Each is asked alone then, until one is sound.
+/// copy that rotted spoils what comes from all. Each holder gets a request alone then, until one is sound.
 #[derive(Clone, Debug)]
 pub struct DataFetch {
     together: Option<Vec<NodeId>>,
@@ -78,7 +78,7 @@ impl DataFetch {
         (Self { together: Some(holders), alone, asked: None, damaged }, first)
     }
 
-    /// Takes in what came of the last question.
+    /// Applies the result of the last request, and returns what to do next.
     pub fn note(&mut self, outcome: DataOutcome) -> DataNext {
         if let Some(holders) = self.together.take() {
             match outcome {

@@ -7,9 +7,9 @@ use zbelastic_types::{LayerId, RunId, Step};
 
 use crate::piece::PieceRef;
 
-/// So many steps beyond those a node knows to be sealed a version may be that it is asked to keep. What a
-/// node hears of seals is late by messages, never by as many steps: this is the number of steps that a
-/// run trains at most without a checkpoint.
+/// Most steps by which the version of a requested piece may be ahead of the newest version that the node
+/// knows to be sealed. News of seals reaches a node late by some messages, never by as many steps: this is
+/// the number of steps that a run trains at most without a checkpoint.
 pub const STEPS_AHEAD_MAX: u64 = CHECKPOINT_EVERY_MAX;
 
 /// Why a piece is not kept for another node.
@@ -52,8 +52,8 @@ pub enum KeepRefusal {
     },
 }
 
-/// Looks at a piece that a node is asked to keep. `job` is the run that is loaded, with the bytes of each of
-/// its layers as it travels; `sealed` is the newest version this node knows of.
+/// Checks a piece that another node requests this node to keep. `job` is the loaded run, with the bytes of
+/// each of its layers as it travels; `sealed` is the newest version this node knows of.
 ///
 /// # Errors
 /// If it is not to be kept.

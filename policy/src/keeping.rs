@@ -1,5 +1,5 @@
-//! Pieces of checkpoints that this node is asked to keep for others: fetched and written one after the
-//! other, so that no more than one layer is in memory for it, while those who asked see that it gets on.
+//! Pieces of checkpoints that other nodes request this node to keep: fetched and written one after the
+//! other, so that no more than one layer is in memory for it, while the requesters receive progress reports.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::piece::PieceRef;
 
 /// Pieces that wait at once: the layers of two checkpoints of the largest model. Another one is refused.
 const WAITING_MAX: usize = 2048;
-/// Ticks between two messages that tell who asked that it gets on.
+/// Ticks between two progress reports to the requesters.
 const REPORT_TICKS: u32 = 100;
 
 /// Pieces to be kept, and for whom.
@@ -63,8 +63,9 @@ impl KeepQueue {
         self.under_way.take_if(|under_way| *under_way == (piece, node));
     }
 
-    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece that never
-    /// comes would be waited for as long as anything does. Yields who is to be told of which piece that it gets on.
+    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece that
+    /// never comes would be waited for as long as anything does. Returns each piece whose progress is to be
+    /// reported, with the node that requested it.
     pub fn handle_tick(&mut self, done: u64) -> Vec<(PieceRef, NodeId)> {
         self.ticks += 1;
         if self.ticks < REPORT_TICKS || done == self.reported {

@@ -1,6 +1,6 @@
 //! A piece of a checkpoint that comes from another node, written as it arrives: what is in memory of it
 //! are the chunks that are not whole yet, whatever the layer. It counts as kept once the digest of all
-//! that was written is the one it was asked to be kept under.
+//! that was written is the one in the request to keep it.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! When a member asks for another certificate, and whom: long before its own ends, over a connection that it
+//! When a member requests another certificate, and where: long before its own ends, over a connection that it
 //! vouches for; and if it ended or is not believed any more, at the door, where its key is known.
 
 use zbelastic_consensus::mutant::{self, Mutant};
@@ -12,7 +12,7 @@ pub const RETRY_TICKS: u32 = 300;
 /// What a look at the own certificate sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CertificateLook {
-    /// What this machine's clock says.
+    /// Time of this machine's clock.
     pub now: UnixSeconds,
     /// From when to when the certificate is good.
     pub window: ValidityWindow,
@@ -27,9 +27,9 @@ pub struct CertificateLook {
 pub enum RenewalNext {
     /// Nothing now.
     Wait,
-    /// A controller that is connected is asked for another one.
+    /// Request another certificate from a connected controller.
     AskController,
-    /// Controllers are asked as somebody without a certificate asks them.
+    /// Request one from the controllers as a node without a certificate does.
     AskAtTheDoor,
 }
 

@@ -1,5 +1,5 @@
 //! Room on the disk that a node's store lies on: which pieces of checkpoints find some, and when the disk counts
-//! as low, which people hear before it is full.
+//! as low, which is reported before it is full.
 //!
 //! A controller's log, its events and files that are replaced as a whole grow on the same disk. So pieces leave a
 //! part of it free: a full store costs a checkpoint, a full log a voter.
@@ -89,8 +89,8 @@ impl RoomWatch {
         self.low
     }
 
-    /// What was found; nothing if the disk did not say. `checkpoint` are the bytes of all layers, the most of one
-    /// checkpoint that a node is asked to keep.
+    /// What was found; `None` if the disk could not be read. `checkpoint` are the bytes of all layers, the
+    /// most of one checkpoint that a node is requested to keep.
     pub fn note(&mut self, found: Option<DiskRoom>, checkpoint: Bytes) -> Option<RoomChange> {
         self.is_looking = false;
         let found = found?;

@@ -1,5 +1,5 @@
-//! Who belongs to the cluster as a node heard it: whom it asks for pieces and texts, whom it asks to keep
-//! some, and whom it lets in no more.
+//! Members of the cluster as far as this node knows them: the nodes from which it requests pieces and
+//! texts, those it requests to keep pieces, and those whose connections it no longer accepts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub struct RosterChange {
     pub banned: Vec<NodeId>,
 }
 
-/// Who belongs to the cluster, and is connected.
+/// The members of the cluster, and which nodes are connected.
 #[derive(Clone, Debug)]
 pub struct Roster {
     me: NodeId,
@@ -105,7 +105,7 @@ impl Roster {
         self.first.iter().any(|node| self.is_up(*node))
     }
 
-    /// Whoever may have a text or a piece: controllers first, those who are connected first.
+    /// Nodes that may have a text or a piece: connected nodes first, and among these controllers first.
     #[must_use]
     pub fn holders(&self, contacts: &Contacts) -> Vec<NodeId> {
         let known = contacts.members.iter().map(|(node, (role, _))| (*node, *role));
@@ -116,7 +116,7 @@ impl Roster {
         holders.into_iter().map(|(node, _)| node).collect()
     }
 
-    /// Whoever may keep a piece of a layer too, the best first: controllers, as they are not
+    /// Nodes that may keep a piece of a layer too, the best first: controllers, as they are not
     /// preempted, then workers; layers are spread over them.
     #[must_use]
     pub fn keepers(&self, contacts: &Contacts, layer: LayerId) -> Vec<NodeId> {

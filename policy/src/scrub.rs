@@ -18,7 +18,7 @@ pub trait DataFolder {
     /// All that are there.
     fn list(&self) -> Vec<Digest>;
 
-    /// Opens one, and says how long it is; nothing if that cannot be done.
+    /// Opens one and returns it with its length in bytes; `None` if that cannot be done.
     fn open(&self, hash: Digest) -> Option<(Self::File, u64)>;
 
     /// Reads from an offset on as much as fits. Yields whether it could.

@@ -32,8 +32,8 @@ pub enum OpeningNext {
     Refuse,
 }
 
-/// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a disk that is
-/// gone, and the node is of use without. `is_taken` says which numbers lie aside already.
+/// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a disk that
+/// is gone, and the node is of use without. `is_taken` returns whether a store put aside has this number.
 pub fn after_fault(
     fault: OpeningFault,
     is_own: bool,

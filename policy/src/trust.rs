@@ -1,5 +1,6 @@
 //! What a node believes of its peers: which of their messages count, and which ends of connections mean
-//! that this process is to end. One certificate ends no other node, and says nothing beyond its role.
+//! that this process is to end. One certificate ends no other node, and its messages count only within
+//! its role.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use zbelastic_types::{Generation, NodeId, StageIndex};
 
 use crate::data::DataName;
 
-/// Whether a connection that ended says that this node was removed. Only controllers know that.
+/// Whether a connection was closed because this node was removed. Only controllers know that.
 #[must_use]
 pub fn is_removal(role: PeerRole, reason: DownReason) -> bool {
     let is_believed = role == PeerRole::Controller || mutant::is(Mutant::M36AnyCloseEnds);
@@ -24,7 +25,7 @@ pub fn is_refused_removal(role: PeerRole, problem: &DialProblem) -> bool {
         && is_removal(role, DownReason::ClosedByPeer(CloseCode::Banned))
 }
 
-/// Whether a connection that was refused says that this program is too old for the cluster. Only a controller
+/// Whether a connection was refused because this program is too old for the cluster. Only a controller
 /// knows what the log is written in, and it is not written in an older format again.
 #[must_use]
 pub fn is_outdated(role: PeerRole, problem: &DialProblem) -> bool {
@@ -33,19 +34,19 @@ pub fn is_outdated(role: PeerRole, problem: &DialProblem) -> bool {
     role == PeerRole::Controller && is_newer
 }
 
-/// Workers that must say that a process lives twice: one certificate ends no other node, be it the only one that is
-/// connected.
+/// Workers that must report a second process with the same identity: one certificate ends no other node, be
+/// it the only one that is connected.
 const ACCUSERS_MIN: usize = 2;
 
-/// Who says that another process lives with this node's identity. A controller is believed; workers are
-/// if more than half of those that are connected say it, and no fewer than two.
+/// Workers that reported another process with this node's identity. A controller is believed; workers are
+/// if more than half of those that are connected report it, and no fewer than two.
 #[derive(Debug, Default)]
 pub struct Accusers {
     workers: BTreeSet<NodeId>,
 }
 
 impl Accusers {
-    /// A peer says it, one of so many workers that are connected. Yields whether it is believed.
+    /// Counts the report of a peer while so many workers are connected. Returns whether it is believed.
     pub fn note(&mut self, node: NodeId, role: PeerRole, workers: usize) -> bool {
         if role == PeerRole::Controller || mutant::is(Mutant::M36AnyCloseEnds) {
             return true;
@@ -55,7 +56,7 @@ impl Accusers {
     }
 }
 
-/// What a message of a member wants or says, as far as not every member may.
+/// What a message of a member requests or reports, as far as not every member may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// What nobody refers to is to be removed.
@@ -91,7 +92,7 @@ pub struct Known<'a> {
 /// Why a claim does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimRefusal {
-    /// Only controllers may say so.
+    /// Only controllers may send such a message.
     #[error("a {found} says what only a controller may")]
     Role {
         /// The sender's role.
@@ -113,7 +114,7 @@ pub enum ClaimRefusal {
     NotOfJob,
 }
 
-/// Looks at what a member says or wants.
+/// Checks what a member requests or reports.
 ///
 /// # Errors
 /// If it does not count.

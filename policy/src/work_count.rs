@@ -19,7 +19,7 @@ impl WorkCount {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// The counter itself, for who counts in a package that does not know this one.
+    /// The counter itself, for callers in packages that do not depend on this one.
     #[must_use]
     pub fn shared(&self) -> Arc<AtomicU64> {
         self.0.clone()
