@@ -1,4 +1,4 @@
-//! Buffers for chunks, aligned as O_DIRECT asks for, and used again and again.
+//! Buffers for chunks, aligned as O_DIRECT requires, and used again and again.
 //!
 //! A fresh buffer is a thousand pages that the system has to find and to clear while a piece is
 //! written, which costs more than to fill them. So a few are kept.
@@ -11,7 +11,7 @@ use crate::files::DIRECT_BYTES;
 use crate::names::CHUNK_BYTES;
 
 /// Buffers that are kept while nobody uses them: one for the piece that is written, one for a
-/// chunk that arrives beside it. Whoever finds none makes one, so nobody waits.
+/// chunk that arrives beside it. A writer that finds none makes one, so no writer waits.
 const IDLE_MAX: usize = 2;
 
 /// The buffers of a store.

@@ -55,7 +55,7 @@ struct Entries {
 /// What is at the place of a chunk.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// A file that holds what its name says.
+    /// A file whose bytes have the hash in its name.
     Whole(Vec<u8>),
     /// A file that holds something else.
     Damaged {

@@ -1,4 +1,4 @@
-//! A node's folder: who may use it, and which version of the program it belongs to.
+//! A node's folder: which process may use it, and which version of the program it belongs to.
 //!
 //! Two processes never share one: each open holds a lock of the system on the file `LOCK`, which
 //! goes with the process however it ends. A folder of a newer program is left alone. Nothing here
@@ -17,7 +17,7 @@ use crate::files::{EntryKind, Files, RealFiles, write_all};
 
 /// The version of the folder's form. A program opens those up to its own.
 pub const FORMAT_VERSION: u32 = 1;
-/// The first program that reads the form above, told to who has an older one.
+/// The first program that reads the form above. It is written into `VERSION`, and older programs print it.
 const PROGRAM_NEEDED: &str = env!("CARGO_PKG_VERSION");
 const LOCK: &str = "LOCK";
 const VERSION: &str = "VERSION";
@@ -90,7 +90,7 @@ pub enum FolderError {
         /// The first version of the program that can read it.
         needs: String,
     },
-    /// Its version cannot be told.
+    /// Its version cannot be read.
     #[error("{} does not tell a version: {reason}; the data is untouched", path.display())]
     BadVersion {
         /// The path of the file.
@@ -209,7 +209,7 @@ fn make_folder(path: &Path) -> Result<(), FolderError> {
     }
 }
 
-/// What the system's refusal means for who chose the path.
+/// Turns an error of the system at `path` into the reason why the folder cannot be used.
 fn refusal(path: &Path, operation: Operation, error: io::Error) -> FolderError {
     let owner = fs::symlink_metadata(path).map_or(0, |metadata| metadata.uid());
     let path = path.to_owned();

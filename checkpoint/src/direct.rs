@@ -6,8 +6,8 @@
 //!
 //! What goes directly is whole blocks of [`DIRECT_BYTES`]; what is left behind the last of them goes
 //! through the cache, by another handle of the same file. The two never touch the same block. Not
-//! every file system takes O_DIRECT, and one that does not says so when a file is opened or written.
-//! Then that file is written through the cache from there on, and all that come after it.
+//! every file system takes O_DIRECT, and one that does not returns an error when a file is opened or
+//! written. Then that file is written through the cache from there on, and all that come after it.
 
 use std::io;
 use std::path::Path;
@@ -40,7 +40,7 @@ impl DirectWrites {
         rest.map_err(FileFault::of(Operation::Write, path))
     }
 
-    /// Writes what can go directly, and says how many bytes that were.
+    /// Writes what can go directly, and returns how many bytes that were.
     fn write_blocks(
         &self,
         files: &dyn Files,
@@ -81,8 +81,8 @@ const fn direct_end(length: usize) -> usize {
     length - length % DIRECT_BYTES
 }
 
-/// Whether this is how a file system says that it does not take O_DIRECT, or not of such blocks:
-/// EINVAL or EOPNOTSUPP. If something else is meant, writing through the cache will tell.
+/// Whether this is the error of a file system that does not take O_DIRECT, or not of such blocks:
+/// EINVAL or EOPNOTSUPP. If it has another cause, writing through the cache will show it.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }

@@ -70,12 +70,12 @@ pub struct FileFault {
     pub operation: Operation,
     /// On which file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The error that the system returned.
     pub source: io::Error,
 }
 
 impl FileFault {
-    /// Turns what the system said into a fault, for `map_err`.
+    /// Turns the error that the system returned into a fault, for `map_err`.
     pub(crate) fn of(operation: Operation, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self { operation, path, source }
@@ -101,13 +101,13 @@ pub enum DatabaseFault {
     /// The bytes of the database are damaged.
     #[error("the database is damaged: {reason}")]
     Damaged {
-        /// What it says of itself.
+        /// What is wrong with it, as text.
         reason: String,
     },
     /// Another version of the database wrote the folder, or with other settings.
     #[error("the database was written otherwise: {reason}")]
     OtherVersion {
-        /// What it says of itself.
+        /// What is wrong with it, as text.
         reason: String,
     },
     /// The folder was in use before, and a file of the database is gone or empty.
@@ -209,7 +209,7 @@ pub enum LogError {
     /// A number that is not one of a record.
     #[error("record {found}, there are those from {first} up to {next}")]
     NoRecord {
-        /// The number asked for.
+        /// The requested record number.
         found: u64,
         /// The first record there is.
         first: u64,
@@ -236,7 +236,7 @@ impl LogError {
     }
 }
 
-/// Why a store cannot do what it is asked.
+/// Why an operation of a store failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// An operation on a file failed.
@@ -306,7 +306,7 @@ pub enum StoreError {
     Source {
         /// The piece.
         name: PieceName,
-        /// What its reader said.
+        /// The error that its reader returned.
         source: io::Error,
     },
     /// A record that cannot be one.

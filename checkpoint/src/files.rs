@@ -15,7 +15,7 @@ use std::path::Path;
 pub use real::RealFiles;
 
 /// What a direct write is made of: its place in the file, its length and its place in memory are
-/// multiples of it. Media and file systems in use ask for 512 or 4,096.
+/// multiples of it. Media and file systems in use require 512 or 4,096.
 pub const DIRECT_BYTES: usize = 4096;
 
 /// What lies at a path.
@@ -48,7 +48,7 @@ pub trait Files: Debug + Send + Sync {
     /// What lies at `path`, if anything does.
     ///
     /// # Errors
-    /// If the system refuses to say.
+    /// If the system refuses.
     fn look(&self, path: &Path) -> io::Result<Option<EntryKind>>;
 
     /// What lies in a folder, by name.
@@ -76,11 +76,11 @@ pub trait Files: Debug + Send + Sync {
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
     /// Opens a plain file for writing past the page cache (O_DIRECT), in blocks of [`DIRECT_BYTES`].
-    /// Whoever reads the file afterwards finds what was written, in whatever way it was opened.
+    /// A later read finds what was written, in whatever way the file was opened.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::Unsupported`] if the file system does not
-    /// take it, which some say only when something is written. If it is not there, no plain file,
+    /// take it, which some report only when something is written. If it is not there, no plain file,
     /// or the system refuses.
     fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
@@ -112,7 +112,7 @@ pub trait Files: Debug + Send + Sync {
 
 /// A file that is open.
 pub trait OpenFile: Debug + Send {
-    /// Writes some of `bytes` at `offset`, at least one if there is one, and says how many.
+    /// Writes some of `bytes` at `offset`, at least one if there is one, and returns how many.
     ///
     /// # Errors
     /// If none was written.

@@ -2,8 +2,8 @@
 //!
 //! The rule that everything rests on: **a record in the index names only chunks whose bytes and
 //! names are durable**. To write, chunks come before the record; to remove, the record goes before
-//! the chunks. `uses` makes the two exclude each other: whoever writes holds it shared from the
-//! first chunk it looks at to the record, whoever removes files holds it alone.
+//! the chunks. `uses` makes the two exclude each other: a writer holds it shared from the first
+//! chunk it looks at to the record, a remover of files holds it exclusively.
 
 mod writing;
 
@@ -122,7 +122,7 @@ impl<I: Index> FolderStore<I> {
         self.index.commit(changes).map_err(|fault| self.failed(fault))
     }
 
-    /// Reads a chunk of a piece onto the end of `bytes`, or says what is wrong with it.
+    /// Reads a chunk of a piece onto the end of `bytes`, or returns what is wrong with it.
     fn read_chunk(
         &self,
         record: &PieceRecord,

@@ -19,7 +19,7 @@ enum ChunkHealth {
     Missing,
 }
 
-/// Reads everything and says what is whole. What is removed meanwhile is left out.
+/// Reads everything and returns what is whole. What is removed meanwhile is left out.
 pub(crate) fn verify<I: Index>(store: &FolderStore<I>) -> Result<Verification, StoreError> {
     let failed = |fault| store.failed(fault);
     let before = index_rows::pieces(store.index()).map_err(failed)?;

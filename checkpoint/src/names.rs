@@ -119,10 +119,10 @@ pub enum RecordFault {
         /// The length in the record.
         found: u64,
     },
-    /// More or fewer chunks than the length asks for.
+    /// More or fewer chunks than the length requires.
     #[error("{found} chunks, the length asks for {expected}")]
     ChunkCount {
-        /// What the length asks for.
+        /// Number of chunks that the length requires.
         expected: u64,
         /// What there are.
         found: u64,
@@ -205,7 +205,7 @@ pub enum ChunkDamage {
         index: usize,
         /// Its name.
         expected: ChunkHash,
-        /// What the system said.
+        /// Kind of the error that the system returned.
         kind: std::io::ErrorKind,
     },
 }

@@ -15,8 +15,8 @@ thread_local! {
     static IS_OPENING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, is taken for a damaged table and told as that. Whoever ends a process for a
-/// panic leaves out these.
+/// Whether a panic of this thread, now, is taken for a damaged table and returned as that error. A panic hook
+/// that ends the process leaves out these.
 #[must_use]
 pub fn is_expected_panic() -> bool {
     let is_of_sled = thread::current().name().is_some_and(|name| name.starts_with(OF_SLED));

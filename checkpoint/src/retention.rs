@@ -80,7 +80,7 @@ pub enum RemovalReason {
 /// Never among it: the `keep_last` newest manifests of the newest run and those of `needed` versions, a piece that
 /// one of these names, a piece of a needed or pending version, a chunk of a piece that stays, and
 /// a chunk that is under way. Pieces newer than the newest manifest and than the newest version that is
-/// needed stay as well: they belong to a checkpoint that this store has not heard of yet. A store without
+/// needed stay as well: they belong to a checkpoint that this store does not know of yet. A store without
 /// manifests, as a worker's is, goes by what is needed alone.
 #[must_use]
 pub fn what_to_remove(inventory: &Inventory, needed: &Needed) -> Vec<Removal> {

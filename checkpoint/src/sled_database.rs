@@ -8,7 +8,7 @@
 //! nor writes down that the file has grown. So every commit syncs sled's file through a handle of
 //! our own, and its blob files if there are any.
 //!
-//! When sled meets damage as it opens, it ends its log there and says nothing. So each batch carries
+//! When sled meets damage as it opens, it ends its log there and reports nothing. So each batch carries
 //! a sequence number, and the number of the last batch that was acknowledged is written into a file
 //! beside it, without a sync: it can be behind what is durable, never ahead of it. A table that ends
 //! before its mark has lost something and is refused.
@@ -48,7 +48,7 @@ const SETTINGS_BYTES_MIN: u64 = 9;
 const CACHE_BYTES: u64 = 32 << 20;
 /// How often sled looks whether space can be used again, in milliseconds.
 const TIDY_MILLISECONDS: u64 = 500;
-/// How long a folder that somebody holds is waited for. Threads of sled outlive its handle for some
+/// How long a folder that another handle holds is waited for. Threads of sled outlive its handle for some
 /// milliseconds, and hold its lock as long.
 const RELEASE_WAIT: Duration = Duration::from_secs(3);
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
@@ -199,7 +199,7 @@ impl Index for SledDatabase {
     }
 }
 
-/// Checks what lies in the folder, and says whether it was in use before.
+/// Checks what lies in the folder, and returns whether it was in use before.
 fn check_folder(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
     files.create_folder(folder).map_err(DatabaseFault::Io)?;
     let entries = files.list(folder).map_err(DatabaseFault::Io)?;

@@ -25,8 +25,8 @@ pub struct SledLog {
 }
 
 impl SledLog {
-    /// Whether a log was ever made in `folder`. Who knows that there must be one asks before it
-    /// opens, and so does not take an empty disk for a new one.
+    /// Whether a log was ever made in `folder`. A caller that knows that there must be one checks this
+    /// before it opens the log, and so does not take an empty disk for a new one.
     ///
     /// # Errors
     /// If the files fail.

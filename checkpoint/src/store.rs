@@ -37,7 +37,7 @@ pub trait Store: Send + Sync {
         self.put_from(name, bytes.len() as u64, &mut &*bytes)
     }
 
-    /// The bytes of a piece, each chunk checked. Who wants a piece of any length reads its
+    /// The bytes of a piece, each chunk checked. A caller that wants a piece of any length reads its
     /// [`Self::record`] and its chunks one by one.
     ///
     /// # Errors
@@ -75,8 +75,8 @@ pub trait Store: Send + Sync {
     /// If the bytes are not those of the name, or it is not durable.
     fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and says
-    /// its name. Its bytes are hashed once, where who hashes them for a name has them hashed twice.
+    /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and returns
+    /// its name. Its bytes are hashed once, where a caller that hashes them for a name has them hashed twice.
     ///
     /// # Errors
     /// If they are no chunk, or it is not durable.
@@ -88,7 +88,7 @@ pub trait Store: Send + Sync {
     /// If a chunk of it is not here, or it is not durable.
     fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError>;
 
-    /// Says that a transfer will not be finished: its chunks may go.
+    /// Gives up a transfer that will not be finished: its chunks may go.
     fn give_up(&self, record: &PieceRecord);
 
     /// Writes a manifest, durably. Its pieces may lie elsewhere. One of the same version is
@@ -123,7 +123,7 @@ pub trait Store: Send + Sync {
     /// If the medium fails. What is still named is still there.
     fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError>;
 
-    /// Reads everything and says what is whole.
+    /// Reads everything and returns what is whole.
     ///
     /// # Errors
     /// If the index or the folder cannot be read at all. A chunk that cannot be is in the answer.
@@ -150,7 +150,7 @@ pub(crate) fn source_fault(name: PieceName) -> impl FnOnce(io::Error) -> StoreEr
     move |source| StoreError::Source { name, source }
 }
 
-/// Checks that `bytes` may be a chunk, and says which.
+/// Checks that `bytes` may be a chunk, and returns its hash.
 pub(crate) fn hash_chunk(bytes: &[u8]) -> Result<ChunkHash, StoreError> {
     if bytes.is_empty() || bytes.len() > CHUNK_BYTES {
         return Err(StoreError::ChunkLength { found: bytes.len() });
@@ -167,7 +167,7 @@ pub(crate) fn check_chunk(expected: ChunkHash, bytes: &[u8]) -> Result<(), Store
     Ok(())
 }
 
-/// Checks that a chunk that is here is as long as the record says.
+/// Checks that a chunk that is here has the length that follows from the record.
 pub(crate) fn check_length(
     name: PieceName,
     record: &PieceRecord,

@@ -57,7 +57,7 @@ impl Place {
         self.files.read(&path, u64::MAX / 2).expect("readable")
     }
 
-    /// How often a file was opened for direct writing since this was last asked.
+    /// How often a file was opened for direct writing since the operations were last taken.
     fn direct_opens(&self) -> usize {
         let done = self.faults.take_done();
         done.iter().filter(|done| done.operation == Operation::OpenDirect).count()
@@ -87,7 +87,7 @@ fn chunks_of_every_length_hold_their_bytes_on_a_real_disk() {
     check_lengths(&Place::real());
 }
 
-/// Whether this disk takes direct writes is not ours to say, so their number is told of a simulated one.
+/// Whether this disk takes direct writes is unknown, so their number is checked on a simulated one.
 #[test]
 fn whole_blocks_of_every_chunk_are_written_directly() {
     let place = Place::simulated();

@@ -199,7 +199,7 @@ fn a_log_takes_nothing_after_a_sync_that_failed() {
     append(&mut log, 1);
 }
 
-/// The system's cache holds what the sync could not write, and would give it to whoever opens the table next.
+/// The system's cache holds what the sync could not write, and would return it to the next reader.
 #[test]
 fn what_is_opened_after_a_sync_that_failed_is_read_from_the_medium() {
     let root = TempDir::new().expect("a folder");
@@ -273,7 +273,7 @@ fn a_log_that_is_about_to_be_released_is_waited_for() {
     assert_eq!(log.read_all().expect("readable"), written(3));
 }
 
-/// Damages a log of `count` records and says what opening it finds: all records, or why not.
+/// Damages a copy of the log in `root` and returns what opening it finds: all records, or why not.
 fn damaged(root: &Path, change: impl FnOnce(&Path)) -> Result<Vec<(u64, Vec<u8>)>, LogError> {
     let folder = root.join("changed");
     if folder.exists() {

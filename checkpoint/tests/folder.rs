@@ -1,4 +1,4 @@
-//! A node's folder: who may open it, and what is refused.
+//! A node's folder: which process may open it, and what is refused.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

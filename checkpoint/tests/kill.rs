@@ -1,7 +1,7 @@
 //! Processes that are killed while they write, again and again, on the same folder.
 //!
-//! The test runs itself as another process which writes and says what was acknowledged. It is
-//! killed as soon as it has said enough, wherever it is by then. Then its folder is opened: nothing
+//! The test runs itself as another process which writes and prints what was acknowledged. It is
+//! killed as soon as it has printed enough, wherever it is by then. Then its folder is opened: nothing
 //! that was acknowledged may be missing.
 
 mod common;

@@ -161,7 +161,7 @@ fn a_store_without_manifests_keeps_what_is_needed_and_what_is_newer() {
     let versions: Vec<u64> = left.pieces.keys().map(|name| name.version.version.0).collect();
     assert_eq!(versions, [2, 4, 5], "5 may belong to a checkpoint that is being written");
     assert_eq!(left.chunks, [2, 4, 5].map(chunk).into());
-    // Nobody said what is needed: nothing goes.
+    // No version is needed and there are no manifests: nothing goes.
     assert_eq!(what_to_remove(&inventory, &Needed::default()), []);
 }
 

@@ -24,7 +24,7 @@ pub enum Fault {
         operation: Operation,
         /// How many of that kind succeed first.
         after: u64,
-        /// What the system says.
+        /// Kind of the error that the operation returns.
         kind: io::ErrorKind,
     },
     /// A write takes at most so many bytes, at least one; a direct one at least one block.
@@ -38,7 +38,7 @@ pub enum Fault {
         /// How many more.
         operations: u64,
     },
-    /// Syncs do nothing and say they did.
+    /// Syncs do nothing and return success.
     LyingSyncs,
 }
 
@@ -51,7 +51,7 @@ pub struct Done {
     pub path: PathBuf,
 }
 
-/// What goes wrong, and what was done. Shared by whoever holds it.
+/// What goes wrong, and what was done. All clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     plan: Arc<Mutex<Plan>>,
@@ -69,7 +69,8 @@ struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Works,
-    /// Only so many bytes of a write are written, none of which is told of if the process dies.
+    /// Only so many bytes of a write are written. The caller gets their number if `is_told`, and an
+    /// error if the process dies there.
     Takes {
         bytes: usize,
         is_told: bool,
@@ -77,7 +78,7 @@ enum Fate {
     Pretends,
 }
 
-/// Bytes that a write asks for. What is taken of them are whole units.
+/// Bytes that a write is to write. Only whole units of them are written.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     bytes: usize,
@@ -115,7 +116,7 @@ impl Faults {
         self.plan().count
     }
 
-    /// The operations that were begun since this was last asked.
+    /// The operations that were begun since the last call.
     #[must_use]
     pub fn take_done(&self) -> Vec<Done> {
         std::mem::take(&mut self.plan().done)
@@ -195,7 +196,7 @@ fn killed() -> io::Error {
     io::Error::other("the process was killed")
 }
 
-/// Files that fail as their [`Faults`] say, and otherwise do what those behind them do.
+/// Files that fail as their [`Faults`] prescribe, and otherwise do what those behind them do.
 #[derive(Debug)]
 pub struct FaultyFiles {
     inner: Arc<dyn Files>,
