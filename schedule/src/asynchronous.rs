@@ -2,9 +2,9 @@
 //!
 //! A synchronous [`crate::Program`] is one step, and its weights are those of the step. Here there
 //! is no such thing: a program covers a whole segment of training, every chunk has its own line of
-//! weight versions, and each operation says which version it reads. So what a system of the field
+//! weight versions, and each operation names the version it reads. So what a system of the field
 //! does about staleness (stash, predict, correct, average, or nothing) stands in the text, and is
-//! checked and executed as it stands there. `docs/schedules.md` tells the schedules.
+//! checked and executed as it stands there. `docs/schedules.md` describes the schedules.
 //!
 //! These are types beside the synchronous ones and not variants of them: the step's rules, its
 //! verdict and the replicated log know nothing of versions, and so cannot be handed any. What the

@@ -1,5 +1,5 @@
-//! Proves that a program is legal: what a checked program says can be run, in any order of
-//! messages, to its end, and adds up gradients to the same bits as a serial run.
+//! Proves that a program is legal: a checked program can be run, in any order of messages, to its
+//! end, and adds up gradients to the same bits as a serial run.
 //!
 //! Each rule is one function and one [`Violation`]. A rule trusts nothing that another rule
 //! establishes, except the size and the number of lists, which are looked at first. The rules do

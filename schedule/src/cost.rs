@@ -100,7 +100,7 @@ pub enum CostError {
         chunk: ChunkIndex,
         /// Its whole W.
         w: f64,
-        /// The share said to run early.
+        /// Duration of the part of W that is to run early, in WE.
         w_early: f64,
     },
     /// The number of slices is not the program's.

@@ -30,7 +30,7 @@ use crate::program::Program;
 use crate::solve::{ChunkCosts, Problem, StageCosts, solve};
 
 /// The program of `kind` over `stage_count` stages and `microbatch_count` microbatches, with as many
-/// chunks as the schedule has if nobody says how many; without transfers and updates
+/// chunks as the schedule has by default; without transfers and updates
 /// ([`crate::lower`] adds them).
 ///
 /// # Errors
@@ -97,8 +97,8 @@ pub fn generate_sized(kind: ScheduleKind, size: PipelineSize) -> Result<Program,
     })
 }
 
-/// The best order for equal times and the memory of 1F1B, whatever share of it B leaves to W: who
-/// knows times and limits asks [`solve`] with them.
+/// The best order for equal times and the memory of 1F1B, whatever share of it B leaves to W. A
+/// caller that knows times and limits passes them to [`solve`].
 fn auto(size: PipelineSize) -> Vec<Vec<Op>> {
     let PipelineSize { stage_count, microbatch_count, .. } = size;
     let chunks =

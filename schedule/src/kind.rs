@@ -73,7 +73,7 @@ pub enum ScheduleKind {
     /// The same, and all chunks may leave (ibid.).
     #[serde(rename = "po-full")]
     PoFull,
-    /// The same, and so much leaves as a limit asks for, or as makes memory smallest (ibid.).
+    /// The same, and so much leaves as a limit requires, or as makes memory smallest (ibid.).
     #[serde(rename = "po-selective")]
     PoSelective,
 }
@@ -83,12 +83,12 @@ pub enum ScheduleKind {
 pub enum ChunkCounts {
     /// So many and no other number.
     Exactly(u32),
-    /// So many or more; so many if nobody says how many.
+    /// So many or more; so many by default.
     AtLeast(u32),
 }
 
 impl ChunkCounts {
-    /// The least, which is also what a stage holds if nobody says how many.
+    /// The least, which is also what a stage holds by default.
     #[must_use]
     pub const fn least(self) -> u32 {
         match self {
@@ -207,7 +207,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Slices of a microbatch if nobody says how many.
+    /// Slices of a microbatch by default.
     #[must_use]
     pub const fn slice_count(self) -> u32 {
         if self.is_sliced() { 2 } else { 1 }
@@ -269,7 +269,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Its chunks over so many stages, each with as many as it holds if nobody says how many.
+    /// Its chunks over so many stages, each with as many as it holds by default.
     ///
     /// # Panics
     /// If there is no stage.

@@ -27,7 +27,7 @@ pub struct LowerOptions {
     pub early_head_weights: bool,
 }
 
-/// `program` with transfers, updates and, if asked for, early weights. What it had of these before
+/// `program` with transfers, updates and, if requested, early weights. What it had of these before
 /// is replaced, so a lowered program can be lowered again with other options. What moves memory
 /// stays where it is.
 #[must_use]

@@ -85,7 +85,7 @@ impl Kept {
 }
 
 /// How many passes of a chunk take memory at once: how many slots of an exact size to set aside. What
-/// is away takes none. What DROP gives up is counted apart, because it is for the caller to say what
+/// is away takes none. What DROP gives up is counted apart, because it is for the caller to decide what
 /// that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassesLive {

@@ -33,7 +33,7 @@ use timetable::Timetable;
 pub enum OffloadChunks {
     /// So many, from the first one on: what the first chunks keep lives longest.
     First(u32),
-    /// As many as make a stage's memory smallest, or as its limit asks for.
+    /// As many as make a stage's memory smallest, or as its limit requires.
     Chosen,
 }
 
@@ -47,7 +47,7 @@ pub struct OffloadRequest<'a> {
     /// Which chunks may leave.
     pub chunks: OffloadChunks,
     /// The most that each stage may keep, by the measure of `memory`, if that is limited. Then no
-    /// more is copied than the limit asks for, and passes wait for copies where it cannot be met
+    /// more is copied than the limit requires, and passes wait for copies where it cannot be met
     /// otherwise.
     pub limits: Option<&'a [f64]>,
 }

@@ -176,7 +176,7 @@ pub enum Update {
     Commit,
 }
 
-/// How the gradients of two replicas of a chunk become one: each holder tells the other its own,
+/// How the gradients of two replicas of a chunk become one: each holder passes its own to the other,
 /// which is summed over the microbatches of its replica, and both add the two in one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reduction {

@@ -135,7 +135,7 @@ const fn kind_of(op: Op) -> usize {
     }
 }
 
-/// An operation, told by the one before of its kind and chunk.
+/// An operation, relative to the one before of its kind and chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Symbol {
     kind: u64,

@@ -62,7 +62,7 @@ impl Placement {
     /// `chunk_count` chunks laid over `stage_count` stages in `shape`.
     ///
     /// # Errors
-    /// If every stage cannot hold as many chunks as the shape asks for, or if there are more than
+    /// If every stage cannot hold as many chunks as the shape requires, or if there are more than
     /// [`TEXT_COUNT_MAX`] chunks.
     pub fn of_shape(
         shape: PlacementShape,
@@ -261,7 +261,7 @@ impl Placement {
         self.chunk_after(chunk, flow.reverse())
     }
 
-    /// The share of a stage's times and memory, as people tell them for one microbatch, that one
+    /// The share of a stage's times and memory, as they are given for one microbatch, that one
     /// chunk takes: a microbatch runs through the chunks of one replica.
     #[must_use]
     pub fn chunk_share(&self) -> f64 {

@@ -214,7 +214,7 @@ pub enum ProgramParseError {
          slices), found {found}"
     )]
     PassCount {
-        /// The passes the header asks for.
+        /// Number of passes that follows from the header's counts.
         found: u64,
     },
     /// A line does not begin with the stage that is next.

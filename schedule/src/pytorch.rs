@@ -65,7 +65,7 @@ mod tests {
     use crate::op::Op;
     use crate::program::{Program, Window};
 
-    /// What a file can say of a program.
+    /// What a file can hold of a program.
     fn passes_of(program: &Program) -> Vec<Vec<Op>> {
         let of_stage = |ops: &Vec<Op>| {
             ops.iter().filter(|op| matches!(op, Op::Compute(..))).copied().collect()

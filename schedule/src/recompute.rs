@@ -2,7 +2,7 @@
 //!
 //! It goes with every schedule, because R needs nothing from other stages: it is one operation more
 //! in the list, and the order of all others stays. What DROP gives up, all but the chunk's input or
-//! single parts of each layer, is for the trainer to say.
+//! single parts of each layer, is for the trainer to decide.
 
 use std::collections::BTreeSet;
 

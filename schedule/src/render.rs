@@ -72,7 +72,7 @@ fn is_later<O: Operation>(
     Some(pass.chunk) != first_chunk || replica > 0
 }
 
-/// What a drawing says about its timeline in one line. Of several steps the last is measured, as
+/// The line that heads the drawing of a timeline. Of several steps the last is measured, as
 /// the first does not wait for a verdict on a step before it; without steps all of it is.
 fn headline<O: Operation>(timeline: &Timeline<O>) -> String {
     let step = timeline.step_count() - 1;

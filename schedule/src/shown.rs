@@ -1,7 +1,7 @@
 //! What figures and drawings see of an operation.
 //!
-//! Timelines are drawn alike whether their program has steps or versions of weights: a drawing asks
-//! an operation what it is to look at, and what its text is, and nothing else.
+//! Timelines are drawn alike whether their program has steps or versions of weights: a drawing reads
+//! from an operation what it is to look at, and its text, and nothing else.
 
 use crate::asynchronous::AsyncOp;
 use crate::op::{Compute, Memory, Op, Pass, Reduction, Update};

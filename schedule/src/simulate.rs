@@ -33,13 +33,13 @@ pub enum SimulateError {
     /// No step, or too many.
     #[error("expected 1 to {STEP_COUNT_MAX} steps, found {found}")]
     StepCount {
-        /// The steps asked for.
+        /// The requested number of steps.
         found: u32,
     },
-    /// Only a lowered program says how one step follows another.
+    /// Only a lowered program defines how one step follows another.
     #[error("{step_count} steps asked of a program without updates; lower it first")]
     NotLowered {
-        /// The steps asked for.
+        /// The requested number of steps.
         step_count: u32,
     },
     /// The program does not reach its end.
@@ -54,7 +54,7 @@ pub enum SimulateError {
 ///
 /// # Errors
 /// If the costs are not this program's, if the program is not lowered and more than one step is
-/// asked for, or if the program does not reach its end.
+/// requested, or if the program does not reach its end.
 pub fn simulate(
     program: &Program,
     costs: &Costs,

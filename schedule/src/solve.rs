@@ -5,8 +5,8 @@
 //! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]. What they
 //! cost is the longest span of a stage, the zero-bubble paper's measure, or more if the verdict comes
 //! later than that, or the time until all have the verdict, if no step is left open ([`Ending`]). The
-//! search ends as soon as an order costs what [`bound`] says that every order costs: then it is optimal,
-//! and the answer says so. Otherwise it says how far from optimal it is at most.
+//! search ends as soon as an order costs what every order costs at least by [`bound`]: then it is
+//! proven optimal. Otherwise the [`Solution`] gives how far from optimal it is at most.
 
 mod board;
 mod bound;

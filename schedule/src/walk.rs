@@ -4,7 +4,7 @@
 //! Sends are buffered: a stage never waits for a peer to take a result. What an operation depends
 //! on follows from the pass it names, not from the transfers, so a program walks alike before and
 //! after lowering. The order in which operations are visited is one that respects every dependency;
-//! `simulate` only has to add times, and `check` only asks whether the end is reached.
+//! `simulate` only has to add times, and `check` only tests whether the end is reached.
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ struct Walk<'a> {
     told: Vec<Vec<bool>>,
 }
 
-/// Who has reported a step.
+/// Which stages have reported a step.
 #[derive(Clone)]
 struct Reports {
     /// By stage.

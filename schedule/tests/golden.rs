@@ -20,14 +20,14 @@ fn lowered(kind: ScheduleKind, stages: u32, microbatches: u32) -> Program {
     lower(&generate(kind, stages, microbatches).expect("the size is legal"), WINDOW_ONE)
 }
 
-/// Every pass takes 1, and nothing else takes time, except what `change` says.
+/// Every pass takes 1, and nothing else takes time, except for what `change` sets.
 fn timeline(program: &Program, steps: u32, change: impl FnOnce(&mut Costs)) -> Timeline {
     let mut costs = Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.0);
     change(&mut costs);
     simulate(program, &costs, steps).expect("the program is legal")
 }
 
-/// Compares `found` with the golden file `name`, or writes it there if asked to bless.
+/// Compares `found` with the golden file `name`, or writes it there if `is_blessing`.
 fn check(name: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if is_blessing() {

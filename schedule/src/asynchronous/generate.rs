@@ -2,9 +2,9 @@
 //!
 //! In three passes over a stage's list. The *order* of F and BW is 1F1B without a flush, or what a
 //! kind has instead. *Versions* are laid on it by counting updates as they come. Then it is known
-//! who reads what last, and what must be *kept*: a version that is read after the update which
-//! would destroy it is stashed before and freed after. Transfers follow from the placement, as in
-//! synchronous programs.
+//! which operation reads each version last, and what must be *kept*: a version that is read after the
+//! update which would destroy it is stashed before and freed after. Transfers follow from the
+//! placement, as in synchronous programs.
 
 mod keep;
 mod order;
@@ -46,13 +46,13 @@ pub enum AsyncGenerateError {
     /// A count is zero, or more than a program text may name.
     #[error("{kind} needs 1 to {max} {what}, found {found}")]
     Count {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: AsyncKind,
         /// Of what.
         what: &'static str,
         /// The most there may be.
         max: u64,
-        /// What was asked for.
+        /// The requested count.
         found: u32,
     },
     /// More passes than any reader of a program accepts.
@@ -61,7 +61,7 @@ pub enum AsyncGenerateError {
          microbatches of the whole run), found {found}"
     )]
     PassCount {
-        /// The passes asked for.
+        /// Number of passes of the requested program.
         found: u64,
     },
     /// 2BW and WPipe accumulate over at least as many microbatches as there are stages, so that a
@@ -71,27 +71,27 @@ pub enum AsyncGenerateError {
          minibatch, found {microbatch_count}"
     )]
     FewMicrobatches {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: AsyncKind,
-        /// The stages asked for.
+        /// The requested number of stages.
         stage_count: u32,
-        /// The microbatches asked for.
+        /// The requested number of microbatches per minibatch.
         microbatch_count: u32,
     },
     /// The schedule is not run in that way.
     #[error("{kind} has no{variant}")]
     Variant {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: AsyncKind,
-        /// The way asked for.
+        /// The requested variant.
         variant: AsyncVariant,
     },
     /// Minibatches are dealt round over the pipelines, and each takes as many.
     #[error("{minibatch_count} minibatches cannot be dealt evenly to {replica_count} pipelines")]
     UnevenPipelines {
-        /// The minibatches asked for.
+        /// The requested number of minibatches.
         minibatch_count: u32,
-        /// The pipelines asked for.
+        /// The requested number of pipelines side by side.
         replica_count: u32,
     },
 }

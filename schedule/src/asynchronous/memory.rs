@@ -27,8 +27,8 @@ pub struct AsyncPeak {
     pub both: f64,
 }
 
-/// The peaks of every stage, for chunks that keep what `chunks` says of a microbatch, and stages of
-/// which one version of the weights takes what `weights` says. What a region will find is not known:
+/// The peaks of every stage, for chunks that keep of a microbatch what `chunks` gives, and stages of
+/// which one version of the weights takes what `weights` gives. What a region will find is not known:
 /// its passes are as many as may be under way.
 ///
 /// # Panics

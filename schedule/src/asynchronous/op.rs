@@ -52,7 +52,7 @@ impl Version {
 /// How temporary weights are made from a version and what the optimizer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Prediction {
-    /// As many of Adam's steps as the distance says (XPipe).
+    /// As many of Adam's steps as the distance is long (XPipe).
     Adam,
     /// As many steps along the momentum (SpecTrain).
     Momentum,

@@ -181,7 +181,7 @@ pub enum AsyncProgramParseError {
     /// There are more passes than any reader accepts.
     #[error("line 1: expected at most {ASYNC_PASS_COUNT_MAX} passes, found {found}")]
     PassCount {
-        /// The passes the header asks for.
+        /// Number of passes that follows from the header's counts.
         found: u64,
     },
     /// A line does not begin with the stage that is next.

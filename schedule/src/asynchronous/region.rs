@@ -2,8 +2,8 @@
 //!
 //! A stage takes what is ready, backward passes before forward ones, and remembers what it took, so
 //! that the order can be looked at, checked and run again. The first stage lets in as many
-//! microbatches as may be under way. What is found depends on what arrives when: an executor is told
-//! that by its neighbours, the simulator by its clock.
+//! microbatches as may be under way. What is found depends on what arrives when: an executor learns
+//! that from its neighbours' messages, the simulator from its clock.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,4 +1,4 @@
-//! What a method may be asked to do otherwise than by itself.
+//! Ways to run a method other than its default.
 
 use std::fmt;
 

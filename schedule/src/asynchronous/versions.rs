@@ -1,7 +1,7 @@
 //! What each kind declares about versions: which weights a pass reads, and when there are new ones.
 //!
 //! The generator writes programs by these rules and `check` holds programs to them, so this is the
-//! one place that says what a kind means. Notation: stage s of p, microbatch k, M microbatches a
+//! one place that defines what a kind means. Notation: stage s of p, microbatch k, M microbatches a
 //! minibatch t.
 
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};

@@ -1,4 +1,4 @@
-//! What a rule says when an asynchronous program breaks it: one variant a rule.
+//! What a rule reports when an asynchronous program breaks it: one variant a rule.
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -87,7 +87,7 @@ pub enum AsyncViolation {
     UpdatePlace {
         /// The stage.
         stage: StageIndex,
-        /// What the accumulated gradients ask for; `None` for anything but an update.
+        /// The update that the accumulated gradients require; `None` for anything but an update.
         expected: Option<AsyncOp>,
         /// What stands there.
         found: Option<AsyncOp>,

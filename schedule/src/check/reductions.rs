@@ -9,7 +9,7 @@ use crate::lower::exchange_of;
 use crate::op::{Op, Reduction};
 use crate::program::Program;
 
-/// The gradient of a chunk with a twin is told to it and added to its own, each exactly once; no
+/// The gradient of a chunk with a twin is passed to it and added to its own, each exactly once; no
 /// other gradient is.
 pub(super) fn reduction_count(program: &Program, findings: &mut Findings) {
     if program.window.is_none() {
@@ -158,7 +158,7 @@ mod tests {
         );
     }
 
-    /// Each waits for the other's gradient before it tells its own.
+    /// Each waits for the other's gradient before it sends its own.
     #[test]
     fn twins_that_wait_for_each_other_are_shown() {
         let first = CROSS.replace("0BW0 0SEND_G 0RECV_G", "0BW0 0RECV_G 0SEND_G");

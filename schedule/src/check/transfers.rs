@@ -56,7 +56,7 @@ pub(super) fn operand_count(program: &Program, findings: &mut Findings) {
     }
 }
 
-/// A transfer stands where a pass asks for it: a receive somewhere before, a send or local right
+/// A transfer stands where a pass needs it: a receive somewhere before, a send or local right
 /// after.
 pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
     let mut asked = ReceiveTable::new(program, false);

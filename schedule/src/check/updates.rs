@@ -1,4 +1,4 @@
-//! Rules about updates: a step is reported, gated, taken and committed where its window says.
+//! Rules about updates: a step is reported, gated, taken and committed where its window requires.
 
 use super::{Findings, Violation};
 use crate::lower::{closing, opening};

@@ -1,4 +1,4 @@
-//! What a rule says when a program breaks it: one variant a rule.
+//! What a rule reports when a program breaks it: one variant a rule.
 
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex};
 
@@ -125,7 +125,7 @@ pub enum Violation {
         /// The pass that was added first and belongs behind it.
         after: Pass,
     },
-    /// A transfer, update or WE in a program that says it is not lowered.
+    /// A transfer, update or WE in a program without a window, which is not lowered.
     #[error(
         "stage {stage}: {op} in a program without a window; \
          only passes and what moves their memory belong there"
@@ -160,7 +160,7 @@ pub enum Violation {
         /// How often it was found there.
         found: u32,
     },
-    /// A transfer that no pass asks for at that place.
+    /// A transfer that no pass needs at that place.
     #[error("stage {stage}: nothing asks for {op} there")]
     StrayTransfer {
         /// The stage.
@@ -220,7 +220,7 @@ pub enum Violation {
         /// How often it was found.
         found: u32,
     },
-    /// A gradient is told or added to its twin's before it is complete, or told after.
+    /// A gradient is passed or added to its twin's before it is complete, or passed after it was added.
     #[error("stage {stage}: expected {op} before {after}, found it after")]
     ReductionOrder {
         /// The stage.

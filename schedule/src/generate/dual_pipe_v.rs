@@ -2,10 +2,11 @@
 //! `ScheduleDualPipeV`).
 //!
 //! The placement of ZB-V. In the steady part every forward pass of one leg is paired with a backward
-//! pass of the other, of another microbatch, and a system that has much to say within a layer (all
-//! experts to all) lets the two overlap: one computes while the other's messages are under way. Here
-//! a pair runs in sequence, F and then BW; no operation of a program says that two overlap. So this
-//! is the order, with the bubble it has without overlap, which is not below that of ZB-V.
+//! pass of the other, of another microbatch, and a system with much communication within a layer
+//! (all-to-all between experts) lets the two overlap: one computes while the other's messages are
+//! under way. Here a pair runs in sequence, F and then BW; no operation of a program marks two as
+//! overlapping. So this is the order, with the bubble it has without overlap, which is not below that
+//! of ZB-V.
 //!
 //! B is split from W only where it shortens the way of a gradient: for the first microbatches that
 //! come back and for the last ones. The pattern needs `2p` microbatches.

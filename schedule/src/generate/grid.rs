@@ -265,7 +265,7 @@ impl Grid {
     }
 }
 
-/// The operations of a stage that runs `streams` in this order, each of them as `pass_of` says.
+/// The operations of a stage that runs `streams` in this order, each of the kind that `pass_of` returns.
 pub(super) fn ops(
     size: PipelineSize,
     stage: u32,

@@ -2,7 +2,7 @@
 //! 2503.01328, sections 3 and 4).
 //!
 //! Chunks are dealt round, B and W are separate, and a group of microbatches passes through one
-//! chunk of a stage before it turns to the stage's next one. A block of slots says where the passes
+//! chunk of a stage before it turns to the stage's next one. A block of slots fixes where the passes
 //! of one group stand, one pass a slot; the blocks of all groups are the same, one period apart.
 //! Period and distances are such that blocks never meet in a slot. The larger the group, the
 //! smaller the bubble:

@@ -1,9 +1,9 @@
-//! PipeOffload with its copies, for who knows no times (Wan et al., ICML 2025, arXiv 2503.01328,
-//! section 3).
+//! PipeOffload with its copies, for callers that know no times (Wan et al., ICML 2025, arXiv
+//! 2503.01328, section 3).
 //!
 //! F, B and W are taken to be equally long, and the way out and back to take as long as the three
-//! together: the longest for which all that is kept can leave and come back while passes run. Who
-//! knows times calls [`crate::offload`] with them.
+//! together: the longest for which all that is kept can leave and come back while passes run. A
+//! caller that knows times passes them to [`crate::offload`].
 
 use crate::cost::Costs;
 use crate::memory::ChunkMemory;

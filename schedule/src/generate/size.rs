@@ -18,7 +18,7 @@ pub struct PipelineSize {
 }
 
 impl PipelineSize {
-    /// A pipeline with as many chunks and slices as `kind` has if nobody says how many.
+    /// A pipeline with as many chunks and slices as `kind` has by default.
     #[must_use]
     pub const fn of(kind: ScheduleKind, stage_count: u32, microbatch_count: u32) -> Self {
         let chunks_per_stage = kind.chunk_counts().least();
@@ -33,27 +33,27 @@ pub enum GenerateError {
     /// No stage, or more than a program text may name.
     #[error("{kind} needs 1 to {max} stages, found {found}")]
     StageCount {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: ScheduleKind,
         /// The most stages it can have.
         max: u32,
-        /// The stages asked for.
+        /// The requested number of stages.
         found: u32,
     },
     /// A number of chunks that the schedule does not have.
     #[error("a stage of {kind} holds {expected} chunks, found {found}")]
     ChunkCount {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: ScheduleKind,
         /// The chunks its stages may hold.
         expected: ChunkCounts,
-        /// The chunks asked for.
+        /// The requested number of chunks per stage.
         found: u32,
     },
     /// No microbatch, or more than a program text may name.
     #[error("a step needs 1 to {TEXT_COUNT_MAX} microbatches, found {found}")]
     MicrobatchCount {
-        /// The microbatches asked for.
+        /// The requested number of microbatches per step.
         found: u32,
     },
     /// More passes than any reader of a program accepts.
@@ -71,37 +71,37 @@ pub enum GenerateError {
          found {microbatch_count}"
     )]
     UnevenGroups {
-        /// The stages asked for.
+        /// The requested number of stages.
         stage_count: u32,
-        /// The microbatches asked for.
+        /// The requested number of microbatches per step.
         microbatch_count: u32,
     },
     /// The schedule has no steady part for so few microbatches.
     #[error("{kind} with {stage_count} stages needs {least} microbatches or more, found {found}")]
     FewMicrobatches {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: ScheduleKind,
-        /// The stages asked for.
+        /// The requested number of stages.
         stage_count: u32,
         /// The fewest that will do.
         least: u32,
-        /// The microbatches asked for.
+        /// The requested number of microbatches per step.
         found: u32,
     },
     /// On an odd number of stages the two directions would meet in one slot.
     #[error("{kind} needs an even number of stages, found {found}")]
     OddStages {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: ScheduleKind,
-        /// The stages asked for.
+        /// The requested number of stages.
         found: u32,
     },
     /// A number of slices that the schedule does not have.
     #[error("{kind} {}, found {found}", slices_text(*kind))]
     SliceCount {
-        /// The schedule asked for.
+        /// The requested schedule.
         kind: ScheduleKind,
-        /// The slices asked for.
+        /// The requested number of slices per microbatch.
         found: u32,
     },
 }
@@ -272,7 +272,7 @@ mod tests {
         check(ScheduleKind::GPipe, (128, most), Ok(()));
         let found = PASS_COUNT_MAX + 128;
         check(ScheduleKind::GPipe, (128, most + 1), Err(GenerateError::PassCount { found }));
-        // ZB-V runs through 2p - 1 microbatches even when asked for one.
+        // ZB-V runs through 2p - 1 microbatches even for a step of one.
         let found = 2 * 2048 * 4095;
         check(ScheduleKind::ZbV, (2048, 1), Err(GenerateError::PassCount { found }));
     }

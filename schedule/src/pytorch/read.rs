@@ -89,7 +89,7 @@ pub enum ReadError {
 /// The arithmetic of a file. Sends and receives, if there are any, are checked and left to
 /// [`crate::lower`]. The rest of what makes a program legal is left to [`crate::check`].
 ///
-/// A file does not say which schedule it is. It gets the name of the one that it is equal to, or else
+/// A file does not name its schedule. It gets the name of the one that it is equal to, or else
 /// of one that holds any order over the same placement: zb-auto on a line, zb-v over a vee, gis where
 /// chunks go round.
 ///
@@ -130,7 +130,7 @@ fn kind_of(placement: &Placement, microbatch_count: u32, stages: &[Vec<Op>]) -> 
         made.is_ok_and(|made| made.placement == *placement && made.stages == stages)
     };
     let any = kind_of_shape(placement.shape());
-    // A file says nothing of copies.
+    // A file has no actions for copies.
     let copies = |kind: &ScheduleKind| kind.offload_chunks(chunks_per_stage).is_some();
     let mut kinds = ScheduleKind::ALL.into_iter().filter(|kind| !copies(kind));
     kinds.find(is_equal).unwrap_or(any)
@@ -252,7 +252,7 @@ fn check_transfers(placement: &Placement, rows: &[Vec<Op>]) -> Result<(), ReadEr
     check_exchanges(placement, rows)
 }
 
-/// The first transfer that nothing asks for.
+/// The error for the first transfer that no pass needs.
 fn surplus(placement: &Placement, row: usize, ops: &[Op]) -> ReadError {
     let asked: BTreeSet<Op> = ops
         .iter()

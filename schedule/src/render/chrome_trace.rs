@@ -36,7 +36,7 @@ pub struct TraceSlice {
 /// they first occur, and drawn in it.
 ///
 /// # Panics
-/// If a time is infinite or not a number, which JSON cannot say.
+/// If a time is infinite or not a number, which JSON cannot hold.
 #[must_use]
 pub fn write_trace(tracks: &[Track]) -> String {
     let mut events = Vec::new();

@@ -4,8 +4,8 @@ use super::pipeline::Pipeline;
 use super::problem::{ChunkCosts, TOLERANCE};
 use crate::op::Compute;
 
-/// A pass of a stage; microbatches of one kind and chunk come in their own order, so these two say
-/// enough.
+/// A pass of a stage; microbatches of one kind and chunk come in their own order, so these two
+/// identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Put {
     pub(super) compute: Compute,

@@ -249,7 +249,7 @@ impl<'a> Stage<'a> {
 
 /// The time of the W whose operands fit into `rest`, of two chunks with so many microbatches each,
 /// at most: what is dense is taken first and divided at will, or all of them are as small as the
-/// smaller and as long as the longer, whichever says less.
+/// smaller and as long as the longer, whichever gives less.
 fn most_weights(rest: f64, one: (&ChunkCosts, u32), other: (&ChunkCosts, u32)) -> f64 {
     let size = |of: (&ChunkCosts, u32)| of.0.after_input_gradient;
     let is_denser = one.0.w * size(other) >= other.0.w * size(one);

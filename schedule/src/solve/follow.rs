@@ -1,4 +1,4 @@
-//! An order that somebody else made, on a board: each pass as early as it can.
+//! An order that was made elsewhere, on a board: each pass as early as it can.
 
 use super::board::{Board, Put};
 use super::pipeline::Pipeline;

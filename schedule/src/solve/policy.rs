@@ -1,4 +1,4 @@
-//! Orders made in the order of time: whenever a stage is free, a rule says what it does next with
+//! Orders made in the order of time: whenever a stage is free, a rule decides what it does next with
 //! what has arrived.
 
 use std::iter;
@@ -28,7 +28,7 @@ pub(super) struct Rule {
     pub(super) looks: bool,
     /// The share of a weight gradient that a gap must have for one to be put there.
     pub(super) share: f64,
-    /// Before this time it runs its first W only if memory asks for it: behind its gate the verdict on
+    /// Before this time it runs its first W only if memory requires it: behind its gate the verdict on
     /// the step before is needed. As a multiple of the verdict's own time.
     pub(super) holds: f64,
     /// Whether of two F that can run the upper chunk's comes first; with one chunk it is no matter.
@@ -199,7 +199,7 @@ pub(super) fn by_rules<'a>(
         while let Some((at, stage)) = run.due.pop() {
             run.advance(stage, at)?;
         }
-        // Nothing arrives any more unless somebody stops waiting for it.
+        // Nothing arrives any more unless a stage stops waiting for it.
         let pending = (0..rules.len()).filter_map(|stage| {
             let chunk = run.board.longest_pending(stage)?;
             Some((run.board.lanes[stage].clock, stage, chunk))
@@ -226,7 +226,7 @@ enum Next {
     Run(usize, Compute),
     /// It looks again when something has arrived.
     Wait(f64),
-    /// It looks again when somebody says that something will arrive.
+    /// It looks again when it is called because something will arrive.
     Nothing,
 }
 

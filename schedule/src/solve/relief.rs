@@ -65,7 +65,7 @@ impl Relief {
 }
 
 /// Factors by which there is more memory than there is, for orders that are brought within the limits
-/// afterwards; those first that tell most.
+/// afterwards; the most informative first.
 const LOOSER: [f64; 11] = [1.0, 2.0, f64::INFINITY, 1.4, 3.0, 1.1, 1.25, 1.6, 1.8, 2.5, 4.0];
 /// Factors that are tried before other orders.
 const LOOSER_FIRST: usize = 3;
@@ -147,7 +147,7 @@ fn solved(problem: &Problem) -> Option<Program> {
     Some(solve_as_it_is(problem, DRAFT_PASSES_MAX).program)
 }
 
-/// The arithmetic of `program` with as much given up or away as its stages' limits ask for, in the way
+/// The arithmetic of `program` with as much given up or away as its stages' limits require, in the way
 /// that costs least of those that are tried; `None` if none of them does. Of slices nothing
 /// leaves.
 ///

@@ -125,7 +125,7 @@ pub(super) fn repeated<'a>(
     std::iter::from_fn(next).take(REPEATS_MAX)
 }
 
-/// The order of a style, in which `idle` says how long each stage stood still in the order before,
+/// The order of a style, in which `idle` is how long each stage stood still in the order before,
 /// if there was one; `None` if it leaves a stage without memory or input for its next pass.
 fn in_waves<'a>(
     pipeline: &'a Pipeline<'a>,
@@ -306,7 +306,7 @@ impl Waves<'_> {
         Some(())
     }
 
-    /// Weight gradients until something arrives; `fills` says whether one may be longer than that.
+    /// Weight gradients until something arrives; `fills` is whether one may be longer than that.
     fn fill_until(&mut self, stage: usize, arrives: f64, fills: bool) {
         if arrives == f64::INFINITY {
             return;

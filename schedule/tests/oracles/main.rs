@@ -43,7 +43,7 @@ const NOT_REPLAYED: [ScheduleKind; 9] = [
     ScheduleKind::PoSelective,
 ];
 
-/// Checks the rows of our schedules and says how many there were of each.
+/// Checks the rows of our schedules and returns how many there were of each.
 fn check_table(text: &str) -> Vec<(ScheduleKind, usize)> {
     let table = Table::parse(text);
     let mut checked = ScheduleKind::ALL.map(|kind| (kind, 0)).to_vec();

@@ -5,7 +5,7 @@ use zbelastic_schedule::{
     ChunkCosts, Placement, Problem, Solution, StageCosts, check, simulate, solve,
 };
 
-/// The problem of a row over its stages in a line or a vee: `limit` says how much memory a stage
+/// The problem of a row over its stages in a line or a vee: `limit` returns how much memory a stage
 /// has, by what F keeps there.
 fn problem(row: &Row<'_>, placement: fn(u32) -> Placement, limit: impl Fn(f64) -> f64) -> Problem {
     let stage_count = row.count("p") as usize;

@@ -98,7 +98,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// In a run, steps follow each other as closely as is told.
+    /// In a run, steps follow each other at the cost of the solution.
     #[test]
     fn steps_of_what_is_solved_follow_each_other_at_its_cost(
         problem in prop_oneof![line(5, 9), vee(5, 9), looped(4, 8)],

@@ -1,5 +1,5 @@
 //! Rules about updates: gradients add up in the order of microbatches, and make an update as soon
-//! as there are as many as the header says.
+//! as there are as many as the header requires.
 
 use std::collections::BTreeMap;
 

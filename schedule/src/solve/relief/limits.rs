@@ -146,7 +146,7 @@ struct Waiting {
     kept: Kept,
     /// Where its B stands.
     due: usize,
-    /// Whether the list says already what becomes of it.
+    /// Whether the list already fixes what becomes of it.
     is_settled: bool,
     is_dropped: bool,
 }
