@@ -5,13 +5,13 @@ use crate::fault::{DeviceFault, Purpose, WHAT_NEEDS_LESS};
 /// Memory could not be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocateError {
-    /// What was asked for.
+    /// Bytes that were requested.
     pub bytes: u64,
-    /// What for, if a device was asked.
+    /// What the memory is for, if it was requested from a device.
     pub purpose: Option<Purpose>,
-    /// What that is made of, with the bytes of each part, if whoever asked has told.
+    /// What the request is made of, with the bytes of each part, if the caller has named the parts.
     pub parts: Vec<(&'static str, u64)>,
-    /// What was free then and what the device has, if it tells.
+    /// The device's free and total bytes when the request failed, if the device reports them.
     pub room: Option<Room>,
     /// What had ended the device before, if that is why.
     pub fault: Option<Box<DeviceFault>>,
@@ -20,9 +20,9 @@ pub struct AllocateError {
 /// A device's memory when there was too little of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// What nobody had.
+    /// Bytes that were free for the request.
     pub free_bytes: u64,
-    /// All of it.
+    /// Bytes of the device's whole memory.
     pub total_bytes: u64,
 }
 
@@ -52,7 +52,7 @@ impl std::fmt::Display for AllocateError {
 }
 
 impl AllocateError {
-    /// The system has no so many bytes, and does not say what is free.
+    /// The system does not have this many bytes, and does not report how many are free.
     #[must_use]
     pub const fn of_bytes(bytes: u64) -> Self {
         Self { bytes, purpose: None, parts: Vec::new(), room: None, fault: None }

@@ -1,6 +1,6 @@
 //! Floats that may still be on their way to the host.
 //!
-//! Whoever hands them on need not wait for a device; whoever reads them first does. So a stage goes on
+//! The caller that hands them on need not wait for a device; the first reader does. So a stage goes on
 //! while its gradient or its state is copied, and a thread that sends or writes them waits.
 
 use std::fmt;
@@ -13,10 +13,10 @@ use crate::fault::DeviceFault;
 
 /// Floats that a device copies to the host.
 pub trait Arriving: Send + Sync {
-    /// How many.
+    /// The number of floats.
     fn count(&self) -> usize;
 
-    /// The floats, which are waited for. NaN if they could not be had; then [`Self::fault`] says why.
+    /// Waits for the floats and returns them. NaN if the copy failed; then [`Self::fault`] returns why.
     fn floats(&self) -> &[f32];
 
     /// What has ended the device, if anything has: then its floats are no result.
@@ -79,7 +79,7 @@ impl HostFloats {
         }
     }
 
-    /// How many, without a wait.
+    /// The number of floats, without a wait.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -95,13 +95,13 @@ impl HostFloats {
         self.len() == 0
     }
 
-    /// Whether a device copies them, so that whoever reads them first may wait.
+    /// Whether a device copies them, so that the first reader may wait.
     #[must_use]
     pub const fn is_held(&self) -> bool {
         matches!(self.0, Place::Arriving(_))
     }
 
-    /// The floats, which are waited for.
+    /// Waits for the floats and returns them.
     #[must_use]
     pub fn into_floats(self) -> Vec<f32> {
         match self.0 {
@@ -111,7 +111,7 @@ impl HostFloats {
         }
     }
 
-    /// What has ended the device that copied them, if anything has: then they are no result. To be asked
+    /// What has ended the device that copied them, if anything has: then they are no result. To be checked
     /// once they have been read.
     #[must_use]
     pub fn fault(&self) -> Option<DeviceFault> {

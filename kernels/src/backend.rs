@@ -33,16 +33,16 @@ use crate::sizes::{ByteCounts, Claim};
 /// What follows the product in a linear layer's forward pass.
 #[derive(Debug)]
 pub enum ForwardEpilogue<'a, B> {
-    /// Nothing.
+    /// Nothing follows the product.
     Plain,
     /// The result is GELU of the product; the product itself is kept in `before`.
     Gelu {
-        /// Receives the product.
+        /// Receives GELU's input: the product with its bias.
         before: &'a mut B,
     },
     /// The result is `skip` plus the product.
     Add {
-        /// The residual stream.
+        /// The residual stream that the product is added to.
         skip: &'a B,
     },
 }
@@ -50,14 +50,14 @@ pub enum ForwardEpilogue<'a, B> {
 /// Where a linear layer's input gradient goes.
 #[derive(Debug)]
 pub enum BackwardEpilogue<'a, B> {
-    /// As it is.
+    /// The gradient is written as it is.
     Plain {
-        /// Receives the gradient.
+        /// Receives the input gradient.
         gradient: &'a mut B,
     },
-    /// Through GELU's slope.
+    /// The gradient is multiplied by GELU's slope.
     Gelu {
-        /// Holds what GELU was given; receives its gradient.
+        /// Holds GELU's input; receives its gradient.
         before_then_gradient: &'a mut B,
     },
 }
@@ -65,40 +65,40 @@ pub enum BackwardEpilogue<'a, B> {
 /// A linear layer's part of a gradient buffer.
 #[derive(Debug)]
 pub struct LinearGradient<'a, B> {
-    /// The buffer.
+    /// Gradient buffer that holds the layer's part.
     pub buffer: &'a mut B,
     /// The matrix in it, `outputs` by `inputs`.
     pub weight: Range<usize>,
-    /// The bias in it.
+    /// Range of the bias in `buffer`, if the layer has one.
     pub bias: Option<Range<usize>>,
 }
 
 /// A normalisation's part of a gradient buffer.
 #[derive(Debug)]
 pub struct NormGradient<'a, B> {
-    /// The buffer.
+    /// Gradient buffer that holds the normalisation's part.
     pub buffer: &'a mut B,
-    /// The weight in it.
+    /// Range of the weight in `buffer`.
     pub weight: Range<usize>,
-    /// The bias in it.
+    /// Range of the bias in `buffer`, if the normalisation has one.
     pub bias: Option<Range<usize>>,
 }
 
 /// The embedding's part of a gradient buffer.
 #[derive(Debug)]
 pub struct EmbedGradient<'a, B> {
-    /// The buffer.
+    /// Gradient buffer that holds the embedding's part.
     pub buffer: &'a mut B,
-    /// The token table in it.
+    /// Range of the token table in `buffer`.
     pub tokens: Range<usize>,
-    /// The table of positions in it.
+    /// Range of the table of positions in `buffer`, if the model has one.
     pub positions: Option<Range<usize>>,
 }
 
 /// An earlier slice of the same sequences, while a later one goes backward.
 #[derive(Debug)]
 pub struct EarlierSlice<'a, B> {
-    /// Its queries, keys and values.
+    /// The slice's queries, keys and values.
     pub qkv: &'a B,
     /// Receives later slices' shares of the gradients of its keys and values: a row holds
     /// `kv_heads * head_width` floats of keys and then as many of values.
@@ -114,14 +114,14 @@ pub trait Backend: ByteCounts {
     /// Room for what leaves the device's memory for a while.
     type Away;
 
-    /// What ended the device, if anything did. Nothing that is read from then on is a result: whoever
-    /// passes on what was computed asks first.
+    /// What ended the device, if anything did. Nothing that is read from then on is a result: the caller
+    /// checks this before it passes on what was computed.
     fn fault(&self) -> Option<DeviceFault> {
         None
     }
 
     /// Takes memory at once for all that is allocated next through this handle, and for the operations
-    /// that it is told later: none of them finds then that there is no room left. A device that takes
+    /// that are run through it later: none of them finds then that there is no room left. A device that takes
     /// memory as it comes does nothing.
     ///
     /// # Errors
@@ -151,8 +151,8 @@ pub trait Backend: ByteCounts {
         self.allocate(len)
     }
 
-    /// The end of an operation that the caller knows as one: what a device has put off to tell it at once
-    /// is told now. Whatever the host reads is complete without this.
+    /// The end of an operation that the caller knows as one: commands that a device has collected are
+    /// issued to it now. Whatever the host reads is complete without this.
     fn flush(&self) {}
 
     /// Half the distance between one and the next number of the type of activations.
@@ -160,7 +160,7 @@ pub trait Backend: ByteCounts {
         f64::from(f32::EPSILON) / 2.0
     }
 
-    /// Floats in a buffer.
+    /// The number of floats in a buffer.
     fn len(&self, buffer: &Self::Buffer) -> usize;
 
     /// Copies from the host; lengths are equal.
@@ -181,24 +181,24 @@ pub trait Backend: ByteCounts {
         self.download(View::new(from, 0..self.len(from))).into()
     }
 
-    /// A copy on the host.
+    /// Copies a range of a buffer to the host.
     fn download(&self, from: View<'_, Self::Buffer>) -> Vec<f32>;
 
     /// Copies within the device; lengths are equal.
     fn copy(&self, from: View<'_, Self::Buffer>, to: ViewMut<'_, Self::Buffer>);
 
-    /// Whether operations are told here and done later: then only [`Self::stamp`] knows when.
+    /// Whether operations are enqueued here and done later: then only [`Self::stamp`] knows when.
     fn is_behind(&self) -> bool {
         false
     }
 
-    /// Notes the moment when everything told before is done, by the device's own clock. False if it was
+    /// Notes the moment when everything enqueued before is done, by the device's own clock. False if it was
     /// not noted: too many wait to be read, or operations are done when they return.
     fn stamp(&self) -> bool {
         false
     }
 
-    /// The moments noted since this was last asked, in order, in microseconds. Waits for them; fewer than
+    /// The moments noted since the last call, in order, in microseconds. Waits for them; fewer than
     /// were noted if the device failed.
     fn stamps(&self) -> Vec<f64> {
         Vec::new()
@@ -222,15 +222,15 @@ pub trait Backend: ByteCounts {
         parcel
     }
 
-    /// The floats of a buffer on their way to the host, beside whatever the device does next. Whoever reads
-    /// them first waits. The buffer may be read meanwhile; it is settled before it is written
+    /// The floats of a buffer on their way to the host, beside whatever the device does next. The first
+    /// reader waits. The buffer may be read meanwhile; it is settled before it is written
     /// ([`Backend::settle`]).
     fn carry(&self, from: &mut Self::Buffer) -> HostFloats {
         self.download(View::new(from, 0..self.len(from))).into()
     }
 
     /// Room for what leaves the device's memory for a while, taken once. `None` if the device's
-    /// memory is the host's: then whoever wants something to leave keeps it.
+    /// memory is the host's: then the caller that wants something to leave keeps it.
     ///
     /// # Errors
     /// If the host has no such memory left.
@@ -244,10 +244,10 @@ pub trait Backend: ByteCounts {
     /// the device does next. Until [`Backend::settle`] nothing else may use them.
     fn bring_back(&self, away: &mut Self::Away, start: u64, parts: &mut [&mut Self::Buffer]);
 
-    /// What the device is told from now on comes after the copies that still use this buffer.
+    /// What is enqueued on the device from now on comes after the copies that still use this buffer.
     fn settle(&self, _buffer: &mut Self::Buffer) {}
 
-    /// A matrix of zeros.
+    /// Allocates a matrix of zeros.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -433,7 +433,7 @@ pub trait Backend: ByteCounts {
         log_sums: &mut Self::Buffer,
     ) -> f64;
 
-    /// The same, with a loss that the device may leave to be waited for when somebody reads it.
+    /// The same, with a loss that the device may leave unfinished until it is read.
     fn head_forward_later(
         &self,
         x: &Self::Buffer,
@@ -470,7 +470,7 @@ pub trait Backend: ByteCounts {
     }
 
     /// The sums of a state's fingerprint ([`crate::fingerprint`]) over all of `w`, `m` and `v`, which are of
-    /// equal length. A device may leave them to be waited for when somebody reads them.
+    /// equal length. A device may leave them unfinished until they are read.
     fn state_sums(&self, w: &Self::Buffer, m: &Self::Buffer, v: &Self::Buffer) -> StateSums;
 
     /// How an update ahead of its verdict is computed where candidates are forms; nothing where they lie

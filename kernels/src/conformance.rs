@@ -80,7 +80,7 @@ macro_rules! conformance {
 /// A behaviour's name and its test, which panics if a device does not have it.
 pub type Behaviour<B> = (&'static str, fn(&[B]));
 
-/// All behaviours, for whoever wants to see them hold outside of a test.
+/// All behaviours by name, for callers that check them outside of a test.
 #[must_use]
 pub fn behaviours<B: Backend>() -> Vec<Behaviour<B>> {
     crate::conformance!(@each list ())

@@ -1,7 +1,7 @@
 //! NVIDIA devices.
 //!
-//! Nothing of CUDA is needed to build this: its libraries are looked for when a device is asked for,
-//! and what is missing is a typed error that says what to do. Kernels are CUDA C++ under
+//! Nothing of CUDA is needed to build this: its libraries are looked up when a device is opened,
+//! and what is missing is a typed error with the remedy in it. Kernels are CUDA C++ under
 //! `kernels/cu/`, compiled for the device's architecture at first use and kept on disk
 //! ([`compiler`]); matrix products are cublasLt's.
 //!

@@ -1,7 +1,7 @@
-//! What ends a device for its process. Whoever owns a backend asks for it before anything that was
+//! What ends a device for its process. The owner of a backend checks it before anything that was
 //! computed leaves: [`crate::Backend::fault`].
 
-/// What a device's memory was asked for.
+/// What memory of a device was requested for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// Buffers that were not counted before: of a tool, or of what does not know its size.
@@ -40,13 +40,13 @@ pub enum DeviceFault {
          free; {WHAT_NEEDS_LESS}"
     )]
     OutOfMemory {
-        /// How much was asked for.
+        /// Bytes that were requested.
         asked_bytes: u64,
-        /// What for.
+        /// What the memory was requested for.
         purpose: Purpose,
-        /// What was free then.
+        /// Bytes that were free for the request.
         free_bytes: u64,
-        /// What the device has.
+        /// Bytes of the device's whole memory.
         total_bytes: u64,
     },
     /// The device is in a state that only a new process gets out of.
@@ -55,33 +55,33 @@ pub enum DeviceFault {
          fails alike; restart this process, and look at `dmesg` for lines with Xid if it comes back"
     )]
     Sticky {
-        /// The call that told it.
+        /// The driver call that returned the code.
         call: &'static str,
-        /// CUresult.
+        /// The driver's code, a `CUresult`.
         code: u32,
-        /// Its name.
+        /// The name of the code.
         name: String,
     },
     /// The driver is there and cannot be used as things are.
     #[error("{call}: {name} ({code}): {hint}")]
     Unready {
-        /// The call that told it.
+        /// The driver call that returned the code.
         call: &'static str,
-        /// CUresult.
+        /// The driver's code, a `CUresult`.
         code: u32,
-        /// Its name.
+        /// The name of the code.
         name: String,
-        /// What it comes of, and what to do.
+        /// What the refusal comes of, and what to do.
         hint: &'static str,
     },
-    /// Anything else.
+    /// Any other refusal of the driver or of cublasLt.
     #[error("{call}: {name} ({code}); this should not happen with a healthy driver, report it")]
     Refused {
-        /// The call.
+        /// The call that was refused.
         call: &'static str,
-        /// CUresult, or cublasStatus_t of products.
+        /// The code: a `CUresult`, or a `cublasStatus_t` for products.
         code: u32,
-        /// Its name.
+        /// The name of the code.
         name: String,
     },
     /// No algorithm for a product of this shape.
@@ -90,11 +90,11 @@ pub enum DeviceFault {
          {workspace_bytes} bytes of workspace"
     )]
     NoAlgorithm {
-        /// The product's key.
+        /// The product: its kind, lengths, types and alignments as text.
         product: String,
-        /// cublasLt's version.
+        /// The version of cublasLt, as the library counts: 130100 for 13.1.
         library_version: u64,
-        /// The workspace's size.
+        /// Bytes of workspace that an algorithm may use.
         workspace_bytes: u64,
     },
     /// The algorithm that was pinned for a product is not one of this library's.
@@ -103,11 +103,11 @@ pub enum DeviceFault {
          found {library_version}; install that version, or begin a new run"
     )]
     OtherLibrary {
-        /// The product's key.
+        /// The product: its kind, lengths, types and alignments as text.
         product: String,
-        /// The version of the pin.
+        /// The version of cublasLt that the algorithm was pinned with.
         pinned_version: u64,
-        /// The version found.
+        /// The version of cublasLt that was found.
         library_version: u64,
     },
     /// Memory of the host that a device copies by itself could not be had.
@@ -116,7 +116,7 @@ pub enum DeviceFault {
          limit them, and fewer passes away or memory.offload_store = \"file\" need less"
     )]
     OutOfHostMemory {
-        /// What was asked for.
+        /// Bytes that were requested.
         asked_bytes: u64,
     },
 }
@@ -125,7 +125,7 @@ pub enum DeviceFault {
 const STICKY: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 impl DeviceFault {
-    /// The same of a request whose purpose the device did not know.
+    /// The same fault of a request with this purpose, which the device did not know.
     #[must_use]
     pub fn asked_for(self, purpose: Purpose) -> Self {
         match self {

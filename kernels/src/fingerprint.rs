@@ -1,6 +1,6 @@
 //! The fingerprint of a layer's state: two sums over the bits of weights and moments.
 //!
-//! Whoever holds a layer adds them up where it lies, so that two holders can be compared by a few bytes. It
+//! Each holder of a layer adds them up where it lies, so that two holders can be compared by a few bytes. It
 //! is made of integers alone, and a sum modulo 2^64 knows no order: processors and devices, with however
 //! many threads and blocks, have the same one. It finds faults and withstands nobody who means harm; what
 //! names a state for good is a digest of its image.
@@ -32,9 +32,9 @@ pub trait HeldSums: Send + Sync {
 /// The two sums of a state.
 #[derive(Clone)]
 pub enum StateSums {
-    /// As they are.
+    /// The sums, complete on the host.
     Known([u64; 2]),
-    /// On a device.
+    /// The sums, which a device may still be adding up.
     Held(Arc<dyn HeldSums>),
 }
 

@@ -1,7 +1,7 @@
-//! Tensor arithmetic.
+//! Tensor arithmetic of transformer training, on processors and on NVIDIA devices.
 //!
 //! [`Backend`] is what training needs of a device, [`CpuBackend`] does it on processor cores, and
-//! [`reference`] says in slow, plain f64 what every operation means. [`conformance`] holds a
+//! [`reference`] defines in slow, plain f64 what every operation means. [`conformance`] holds a
 //! backend to the reference and to its promise that no result depends on thread counts.
 //!
 //! This package knows no pipeline, no microbatch and no network.

@@ -1,8 +1,8 @@
 //! A tensor on its way from one backend to another.
 //!
 //! Where both are devices of one process, what travels is a place on the first one's memory and the
-//! moment from which on it holds the tensor: nobody waits for a device to hand it over. Whoever needs
-//! numbers asks for them, and waits then.
+//! moment from which on it holds the tensor: no thread waits for a device to hand it over. A receiver that
+//! needs the numbers requests them, and waits then.
 
 use std::any::Any;
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::fault::DeviceFault;
 /// Numbers on the host, in the type that they are computed with.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Numbers {
-    /// 32-bit floats.
+    /// Numbers as 32-bit floats.
     Floats(Vec<f32>),
     /// The upper halves of 32-bit floats: bfloat16.
     Halves(Vec<u16>),
 }
 
 impl Numbers {
-    /// How many.
+    /// The number of floats or halves.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -35,7 +35,7 @@ impl Numbers {
         self.len() == 0
     }
 
-    /// The same as floats, exactly.
+    /// The same numbers as floats, exactly.
     #[must_use]
     pub fn into_floats(self) -> Vec<f32> {
         match self {
@@ -47,29 +47,29 @@ impl Numbers {
     }
 }
 
-/// A tensor that a device holds for whoever takes it.
+/// A tensor that a device holds until its receiver takes it.
 pub trait Held: Any + Send + Sync {
-    /// How many numbers.
+    /// The number of elements.
     fn count(&self) -> usize;
 
-    /// The numbers, which are waited for. NaN if they could not be had; then [`Self::fault`] says why.
+    /// Waits for the numbers and returns them. NaN if the copy failed; then [`Self::fault`] returns why.
     fn numbers(&self) -> Numbers;
 
     /// What has ended the device that holds it, if anything has: then its numbers are no result.
     fn fault(&self) -> Option<DeviceFault>;
 }
 
-/// A tensor on its way.
+/// A tensor that is passed from one backend to another.
 #[derive(Clone)]
 pub enum Parcel {
-    /// On the host.
+    /// The numbers lie on the host.
     Here(Numbers),
-    /// On a device.
+    /// A device holds the numbers.
     Held(Arc<dyn Held>),
 }
 
 impl Parcel {
-    /// How many numbers.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -90,7 +90,7 @@ impl Parcel {
         matches!(self, Self::Held(_))
     }
 
-    /// Who holds it, if a device does.
+    /// The device's tensor, if a device holds it.
     #[must_use]
     pub fn held(&self) -> Option<Arc<dyn Held>> {
         match self {
@@ -137,9 +137,9 @@ pub trait HeldLoss: Send + Sync {
 /// The sum of a pass's cross-entropies, in nats.
 #[derive(Clone)]
 pub enum Loss {
-    /// As it is.
+    /// The loss, complete on the host.
     Known(f64),
-    /// On a device.
+    /// The loss, which a device may still be computing.
     Held(Arc<dyn HeldLoss>),
 }
 

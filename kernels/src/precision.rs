@@ -10,7 +10,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Both.
+    /// Both types of activations.
     pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
 
     /// Bytes of an activation.
@@ -22,7 +22,7 @@ impl Precision {
         }
     }
 
-    /// Its word.
+    /// The name of the type: `f32` or `bf16`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
 //! What single operations take of a device beside their buffers, counted without one. A stage takes it
 //! when it is made, so that no operation in the middle of a run finds that there is none left.
 //!
-//! The operations ask for their memory by the functions below; tests on an emulated device see that what
+//! The operations request their memory by the functions below; tests on an emulated device see that what
 //! was counted for a stage is never outgrown.
 
 use crate::precision::Precision;
@@ -22,7 +22,7 @@ pub(crate) const SUMMED_PLACES: usize = 1024;
 pub(crate) const STATE_SUMS_BYTES: usize = 16;
 /// Moments that may wait to be read: two for each layer of each pass of a large step.
 pub(crate) const STAMPS_MAX: usize = 16_384;
-/// Bytes of one.
+/// Bytes of one such moment.
 pub(crate) const STAMP_BYTES: usize = 8;
 
 /// What scratch is for. Two of them may be in use at once.
@@ -47,36 +47,36 @@ pub(crate) enum Slot {
 /// How many slots there are.
 pub(crate) const SLOT_COUNT: usize = 7;
 
-/// An operation that takes scratch, in the shape that says how much.
+/// An operation that takes scratch, with the shape that determines how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
     /// The embedding of so many tokens, and the gradient of its tables.
     Embed {
-        /// Tokens.
+        /// The number of tokens.
         rows: usize,
     },
     /// The gradient of a normalisation.
     Norm {
-        /// Which.
+        /// The kind of normalisation.
         norm: Norm,
-        /// What is normalised.
+        /// The shape of what is normalised.
         rows: Rows,
     },
     /// The gradient of a linear layer's bias.
     Bias {
-        /// The gradient that its rows are sums of.
+        /// The shape of the gradient whose rows are summed.
         rows: Rows,
     },
     /// The gradient of a linear layer behind GELU.
     Gelu {
-        /// What GELU was given.
+        /// The shape of GELU's input.
         rows: Rows,
     },
     /// The gradient of attention.
     Attention(AttentionShape),
     /// Logits and losses of so many tokens, and their gradients.
     Head {
-        /// Tokens.
+        /// The number of tokens.
         rows: usize,
     },
     /// The fingerprint of a layer's state, by itself or with its COMMIT.
@@ -86,9 +86,9 @@ pub enum Operation {
     },
     /// Sums of squares of all tensors at once, and their candidates.
     Squares {
-        /// Tensors.
+        /// The number of tensors.
         tensors: usize,
-        /// Pieces that they are cut into.
+        /// The number of pieces that they are cut into.
         pieces: usize,
     },
     /// Moments by the device's clock.
@@ -110,7 +110,7 @@ impl Operation {
         Self::StateSums { blocks: lens.into_iter().map(|len| len.div_ceil(SUMMED_PLACES)).sum() }
     }
 
-    /// What it asks for.
+    /// The scratch that it requests: slots and the bytes of each.
     fn asks(self, precision: Precision) -> Vec<(Slot, usize)> {
         match self {
             Self::Embed { rows } => vec![(Slot::Lists, owners_bytes(rows))],

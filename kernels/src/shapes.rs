@@ -1,13 +1,13 @@
-//! What operations are told beside buffers: which part of one, and how its rows lie.
+//! What operations are passed beside buffers: which part of one, and how its rows lie.
 
 use std::ops::Range;
 
 /// Part of a buffer, to be read.
 #[derive(Debug)]
 pub struct View<'a, B> {
-    /// The buffer.
+    /// Buffer that the range lies in.
     pub buffer: &'a B,
-    /// The floats meant.
+    /// Range of the floats that are read, counted from the buffer's beginning.
     pub range: Range<usize>,
 }
 
@@ -21,9 +21,9 @@ impl<'a, B> View<'a, B> {
 /// Part of a buffer, to be written.
 #[derive(Debug)]
 pub struct ViewMut<'a, B> {
-    /// The buffer.
+    /// Buffer that the range lies in.
     pub buffer: &'a mut B,
-    /// The floats meant.
+    /// Range of the floats that are written, counted from the buffer's beginning.
     pub range: Range<usize>,
 }
 
@@ -39,21 +39,21 @@ impl<'a, B> ViewMut<'a, B> {
 pub enum Accumulate {
     /// Overwrite what is there.
     Start,
-    /// Add to it.
+    /// Add to what is there.
     Add,
 }
 
-/// Which normalisation.
+/// The kind of a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Norm {
     /// Mean and variance (Ba et al., arXiv 1607.06450); statistics are mean and inverse deviation.
     Layer {
-        /// Added to the variance.
+        /// Constant that is added to the variance.
         epsilon: f32,
     },
     /// Root mean square (Zhang and Sennrich, arXiv 1910.07467); the statistic is its inverse.
     Rms {
-        /// Added to the mean square.
+        /// Constant that is added to the mean square.
         epsilon: f32,
     },
 }
@@ -81,18 +81,18 @@ impl Norm {
 /// `rows` rows of `width` floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Rows, one a token.
+    /// The number of rows, one a token.
     pub count: usize,
-    /// Floats a row.
+    /// Floats in a row.
     pub width: usize,
 }
 
 /// A linear layer's matrix: `outputs` rows of `inputs` floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixShape {
-    /// Features out.
+    /// The number of output features, which are the matrix's rows.
     pub outputs: usize,
-    /// Features in.
+    /// The number of input features, which are floats in a row.
     pub inputs: usize,
 }
 
@@ -103,18 +103,18 @@ pub struct MatrixShape {
 pub struct AttentionShape {
     /// Sequences in the microbatch.
     pub sequences: usize,
-    /// Tokens a sequence.
+    /// Tokens in a sequence.
     pub sequence_len: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// The number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Floats a head.
+    /// Floats in a head.
     pub head_width: usize,
 }
 
 impl AttentionShape {
-    /// Tokens in all.
+    /// Tokens of all sequences, which are the rows.
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.sequences * self.sequence_len
@@ -142,8 +142,8 @@ impl AttentionShape {
 /// Which way a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// As in the forward pass.
+    /// Turns as in the forward pass.
     Forward,
-    /// Back again: the gradient's way.
+    /// Turns back again: the gradient's way.
     Backward,
 }

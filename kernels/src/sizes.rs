@@ -1,4 +1,4 @@
-//! Bytes that things take on a device, counted without one: what plans are made of. Whoever allocates
+//! Bytes that things take on a device, counted without one: what plans are made of. The code that allocates
 //! counts by the same functions, and the trainer asserts that both agree.
 
 use crate::backend::MatrixShape;
@@ -14,24 +14,24 @@ const CUDA_PAGE_BYTES: u64 = 2 << 20;
 /// What the library of products may use while it multiplies, taken when a device is opened.
 const CUDA_WORKSPACE_BYTES: u64 = 32 << 20;
 
-/// Memory for boundary tensors of one length, for what goes and as much for what comes.
+/// Memory for boundary tensors of one length: rooms for outgoing tensors and as many for incoming ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BoundaryRooms {
     /// Activations in a tensor.
     pub len: usize,
-    /// Tensors.
+    /// The number of tensors in each direction.
     pub count: usize,
 }
 
 impl BoundaryRooms {
-    /// Rooms of a backend, for what goes and as many for what comes. A tensor that finds none free goes
-    /// by way of the host: then its neighbours have left twice as many unread as any schedule leaves whose
-    /// microbatches fit into memory.
+    /// Rooms of a backend for outgoing tensors, and as many for incoming ones. A tensor that finds none free
+    /// goes by way of the host: then the neighbouring stages have left twice as many unread as any schedule
+    /// leaves whose microbatches fit into memory.
     pub const COUNT_MAX: usize = 64;
     /// Rooms of a form that are free before one of them is used again, where there are as many.
     pub const ROTATED: usize = 4;
 
-    /// For tensors of this length of which so many may be under way at once.
+    /// Rooms for tensors of this length of which up to `unread` may be under way at once.
     #[must_use]
     pub fn for_unread(len: usize, unread: usize) -> Option<Self> {
         // The one that is filled is one of those under way.
@@ -45,13 +45,13 @@ impl BoundaryRooms {
 pub struct Claim<'a> {
     /// Bytes of all buffers and matrices that are allocated next.
     pub buffers: u64,
-    /// Operations that are told later: all that take scratch.
+    /// Operations that are run later: all that take scratch.
     pub operations: &'a [Operation],
-    /// For boundary tensors.
+    /// Rooms for boundary tensors.
     pub rooms: &'a [BoundaryRooms],
 }
 
-/// How many bytes things take.
+/// Counts the bytes that things take on a device.
 pub trait ByteCounts {
     /// The kind of devices that this is one of.
     fn sizes(&self) -> DeviceSizes;
@@ -97,7 +97,7 @@ pub trait ByteCounts {
         }
     }
 
-    /// Bytes that a claim takes in all. Processors take scratch and messages as they come.
+    /// Bytes that a claim takes in all. Processors take memory for scratch and messages when they need it.
     fn claim_bytes(&self, claim: &Claim<'_>) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => claim.buffers,

@@ -1,4 +1,4 @@
-//! What an update of weights is told, and how it is done where candidates are forms.
+//! What an update of weights is computed from, and how it is done where candidates are forms.
 
 use std::ops::Range;
 
@@ -26,21 +26,21 @@ pub const SQUARE_SUM_CHUNK: usize = 65_536;
 pub struct AdamWNumbers {
     /// `1 - lr * weight_decay`.
     pub decay: f32,
-    /// First moment's decay.
+    /// Decay of the first moment.
     pub beta1: f32,
     /// `1 - beta1`.
     pub beta1_rest: f32,
-    /// Second moment's decay.
+    /// Decay of the second moment.
     pub beta2: f32,
     /// `1 - beta2`.
     pub beta2_rest: f32,
     /// `sqrt(1 - beta2^k)`.
     pub correction2: f32,
-    /// Added to the denominator.
+    /// Constant that is added to the denominator.
     pub epsilon: f32,
     /// `-lr / (1 - beta1^k)`.
     pub step: f32,
-    /// The clip coefficient.
+    /// The clip coefficient that the gradient is multiplied by.
     pub clip: f32,
 }
 
@@ -56,7 +56,7 @@ pub struct MatrixPart<'a, M> {
 /// Neighbouring parameters of a layer that one update treats alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWRun {
-    /// Where they lie.
+    /// Range of the parameters in their buffer.
     pub range: Range<usize>,
     /// The numbers of their update.
     pub numbers: AdamWNumbers,
@@ -65,28 +65,28 @@ pub struct AdamWRun {
 /// What an update is computed from.
 #[derive(Debug)]
 pub struct UpdateState<'a, B> {
-    /// Weights.
+    /// Buffer of the layer's weights.
     pub w: &'a B,
-    /// First moments.
+    /// Buffer of the first moments.
     pub m: &'a B,
-    /// Second moments.
+    /// Buffer of the second moments.
     pub v: &'a B,
-    /// The gradient.
+    /// Buffer of the layer's gradient.
     pub g: &'a B,
 }
 
 /// A layer's candidate, computed with the sums of squares of its gradient.
 #[derive(Debug)]
 pub struct LayerCandidate<'a, B, M> {
-    /// The numbers of its update. They cover the layer from its beginning.
+    /// The numbers of the layer's update. They cover the layer from its beginning.
     pub runs: &'a [AdamWRun],
-    /// What it is computed from.
+    /// The state that the candidate is computed from.
     pub state: UpdateState<'a, B>,
     /// Receives what lies in no matrix.
     pub rest: &'a mut B,
-    /// Its matrices, in order.
+    /// The layer's matrices, in order.
     pub matrices: Vec<MatrixPart<'a, M>>,
-    /// Its tensors, one behind the other: each lies in one run, and in one matrix or in none.
+    /// The layer's tensors, one behind the other: each lies in one run, and in one matrix or in none.
     pub tensors: Vec<Range<usize>>,
 }
 

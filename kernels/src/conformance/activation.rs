@@ -37,7 +37,7 @@ pub fn gelu<B: Backend>(devices: &[B]) {
     }
 }
 
-/// Forward and B.
+/// SwiGLU: the forward pass and B.
 pub fn swiglu<B: Backend>(devices: &[B]) {
     for (count, width) in [(1, 1), (3, 17), (260, 48)] {
         let rows = Rows { count, width };

@@ -41,7 +41,7 @@ pub(super) fn run<B: Backend>(
     [&out, &log_sums, &qkv].map(|result| download(device, result)).to_vec()
 }
 
-/// Forward and B.
+/// Attention over whole sequences: the forward pass and B.
 pub fn attention<B: Backend>(devices: &[B]) {
     for shape in SHAPES.map(shape) {
         let scaled = floats(shape.rows() * shape.qkv_width(), 1);
@@ -76,7 +76,7 @@ pub fn attention_sees_no_future<B: Backend>(devices: &[B]) {
     }
 }
 
-/// Both turns.
+/// Rotary embedding in both directions.
 pub fn rotation<B: Backend>(devices: &[B]) {
     for shape in [shape((2, 5, 3, 1, 4)), shape((1, 300, 2, 2, 6))] {
         let angles = floats(shape.sequence_len * shape.head_width, 1);

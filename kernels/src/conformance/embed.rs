@@ -1,4 +1,4 @@
-//! Embeddings.
+//! Embeddings of tokens and positions.
 
 use super::probe::{
     check, download, floats, poisoned, poisoned_rows, tokens, upload, upload_rows, whole, widen,

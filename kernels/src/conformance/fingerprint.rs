@@ -1,4 +1,4 @@
-//! Fingerprints of states: those of the reference, whoever adds them up.
+//! Fingerprints of states: on every device those of the reference.
 
 use super::optimizer::numbers_of;
 use super::probe::{download, floats, upload};

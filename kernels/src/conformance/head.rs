@@ -1,4 +1,4 @@
-//! The output head.
+//! The output head with its loss.
 
 use super::probe::{
     check, download, floats, matrix, poisoned, poisoned_rows, tokens, upload_rows, widen,

@@ -1,4 +1,4 @@
-//! Linear layers.
+//! Linear layers with their epilogues.
 
 use super::probe::{
     check, download, floats, matrix, poisoned_rows, upload, upload_rows, whole, widen,

@@ -1,4 +1,4 @@
-//! Normalisations.
+//! Normalisations of both kinds, forward and backward.
 
 use super::probe::{
     check, download, floats, poisoned, poisoned_rows, upload, upload_rows, whole, widen,

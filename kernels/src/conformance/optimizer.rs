@@ -9,7 +9,7 @@ use crate::backend::{
 };
 use crate::reference::{AdamWState, adamw};
 
-/// Near the sum in f64, the same wherever the tensor lies and whoever is summed beside it; what is not
+/// Near the sum in f64, the same wherever the tensor lies and whatever is summed beside it; what is not
 /// finite is counted.
 pub fn square_sums<B: Backend>(devices: &[B]) {
     let mut first = Vec::new();

@@ -11,7 +11,7 @@ use crate::backend::{
 
 const SHAPE: MatrixShape = MatrixShape { outputs: 60, inputs: 400 };
 
-/// A layer: something, a matrix of two tensors, something.
+/// A layer: a matrix of two tensors, and parameters of no matrix before and behind it.
 struct Layer<B: Backend> {
     state: [B::Buffer; 4],
     rest: B::Buffer,

@@ -1,7 +1,7 @@
 //! Memory of the CPU backend: 32-bit floats, aligned to cache lines, cut from large regions.
 //!
 //! A training run allocates its buffers once and keeps them. They are cut from regions for which
-//! huge pages are asked: a product touches a hundred small pages a tile, and small pages scattered
+//! huge pages are requested: a product touches a hundred small pages a tile, and small pages scattered
 //! over physical memory fill some sets of the second-level cache twice over.
 
 use std::alloc::{self, Layout};
@@ -19,7 +19,7 @@ const ALIGNMENT: usize = 128;
 /// costs three system calls, and a process may have only so many (65,530 on Linux).
 const MAPPED_BYTES_MIN: usize = 2 << 20;
 
-/// Memory that belongs to nobody else, given back when it is dropped.
+/// Memory with a single owner, given back when it is dropped.
 enum Memory {
     Mapped(#[expect(dead_code, reason = "keeps the mapping alive")] MmapMut),
     Allocated(*mut u8, Layout),
@@ -47,7 +47,7 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Hands out buffers.
+/// Cuts buffers from a region, and takes another one when it is used up.
 pub(super) struct Arena {
     /// The region in use and how much of it is taken. Held for the few instructions of a cut.
     current: Mutex<Option<(Arc<Region>, usize, usize)>>,
@@ -58,7 +58,7 @@ impl Arena {
         Self { current: Mutex::new(None) }
     }
 
-    /// `len` zeros.
+    /// A buffer of `len` zeros.
     pub(super) fn allocate(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
         let bytes = CpuBuffer::bytes(len) as usize;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,7 +103,7 @@ impl Region {
     }
 }
 
-/// A run of floats that starts on a cache line; zeros, until somebody writes them.
+/// A run of floats that starts on a cache line; zeros, until they are written.
 pub(crate) struct Block {
     region: Arc<Region>,
     /// Floats before it in the region.
@@ -147,8 +147,8 @@ impl Block {
 
 /// A zeroed run of floats that starts on a cache line.
 ///
-/// It can be shared with [`HostFloats`](crate::HostFloats) without a copy: whoever writes it while it is
-/// shared, writes to a copy.
+/// It can be shared with [`HostFloats`](crate::HostFloats) without a copy: a holder that writes it while it
+/// is shared, writes to a copy.
 pub struct CpuBuffer(Arc<Block>);
 
 impl CpuBuffer {
@@ -169,7 +169,7 @@ impl CpuBuffer {
         Self(block)
     }
 
-    /// What it holds now, whatever is written to it later.
+    /// The floats that the buffer holds now, whatever is written to it later.
     pub(super) fn share(&self) -> Arc<Block> {
         self.0.clone()
     }
@@ -180,13 +180,13 @@ impl CpuBuffer {
         (len * 4).next_multiple_of(ALIGNMENT) as u64
     }
 
-    /// The floats.
+    /// All floats of the buffer, to be read.
     #[must_use]
     pub fn as_slice(&self) -> &[f32] {
         self.0.floats()
     }
 
-    /// The floats, to be written.
+    /// All floats of the buffer, to be written: in place, or in a copy if others hold them too.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         Block::make_mut(&mut self.0)
@@ -226,7 +226,7 @@ mod tests {
         buffer.as_mut_slice()[7] = 2.0;
         assert!(shared.floats().iter().all(|x| *x == 1.0));
         assert_eq!((buffer.as_slice()[6], buffer.as_slice()[7]), (1.0, 2.0));
-        // Who holds what nobody else does any more writes it in place.
+        // A last holder writes in place.
         let mut last = CpuBuffer::sharing(shared);
         last.as_mut_slice()[0] = 3.0;
         assert_eq!(last.as_slice().as_ptr(), place);

@@ -3,7 +3,7 @@
 //!
 //! The bits are those of `libm`'s `log`, `sin` and `cos`, whose steps are done here without branches and in
 //! the same order; compilers do not fuse them. The few angles that `libm` reduces in more rounds are left to
-//! it. Who draws, on which thread and with which instructions changes nothing.
+//! it. It makes no difference which caller draws, on which thread and with which instructions.
 
 use super::lanes::{InstructionSet, Lanes, dispatch};
 use super::threads::Threads;
@@ -134,11 +134,11 @@ fn blocks(normals: Normals, first: u64) -> ([u32; PAIRS], [u32; PAIRS]) {
 /// Numbers to be drawn, and how far they spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Normals {
-    /// Philox's key.
+    /// The key of Philox, two words.
     pub key: [u32; 2],
     /// The upper half of Philox's counter; the lower half counts pairs.
     pub subject: [u32; 2],
-    /// The standard deviation.
+    /// The standard deviation of the numbers, whose mean is zero.
     pub deviation: f64,
 }
 
@@ -176,7 +176,7 @@ pub struct HostThreads {
 }
 
 impl HostThreads {
-    /// So many threads in all, the caller included.
+    /// Threads for `count` tasks at once, the calling thread included.
     ///
     /// # Errors
     /// If the system refuses them.
@@ -194,7 +194,7 @@ impl HostThreads {
         Self::new(1).expect("no thread is asked for")
     }
 
-    /// How many.
+    /// The number of threads, the calling thread included.
     #[must_use]
     pub fn count(&self) -> usize {
         self.threads.count()

@@ -63,7 +63,7 @@ pub(super) fn backward_weights(
     }
 }
 
-/// The tables' gradients.
+/// Gradients of the token table and of the table of positions.
 pub(super) struct Tables<'a> {
     pub(super) tokens: &'a mut [f32],
     pub(super) positions: Option<&'a mut [f32]>,

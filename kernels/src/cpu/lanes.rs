@@ -3,7 +3,7 @@
 //! Every elementwise loop and every reduction of the CPU backend is written once over [`Lanes`].
 //! The count is part of the arithmetic's definition, not of the processor: a reduction runs over
 //! sixteen virtual lanes and one fixed tree, so AVX-512, AVX2 and plain Rust give the same bits.
-//! Multiply-add is always fused and always asked for by name; nothing is contracted silently.
+//! Multiply-add is always fused and always called by name; nothing is contracted silently.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -25,19 +25,19 @@ pub(crate) const LANES: usize = 16;
 /// Values exist only inside functions that [`dispatch!`] made, which checked that the processor
 /// has the instructions; that is what makes the safe methods safe.
 pub(crate) trait Lanes: Copy {
-    /// All lanes `x`.
+    /// A vector whose lanes are all `x`.
     fn splat(x: f32) -> Self;
 
     /// Sixteen floats from `from`.
     ///
     /// # Safety
-    /// `from` is valid for reading sixteen floats; no alignment is asked for.
+    /// `from` is valid for reading sixteen floats; no alignment is required.
     unsafe fn load(from: *const f32) -> Self;
 
     /// Sixteen floats to `to`.
     ///
     /// # Safety
-    /// `to` is valid for writing sixteen floats; no alignment is asked for.
+    /// `to` is valid for writing sixteen floats; no alignment is required.
     unsafe fn store(self, to: *mut f32);
 
     fn add(self, other: Self) -> Self;
@@ -185,7 +185,7 @@ pub enum InstructionSet {
 }
 
 impl InstructionSet {
-    /// Those this processor has, the fastest first.
+    /// The instruction sets that this processor has, the fastest first.
     #[must_use]
     pub fn available() -> Vec<Self> {
         let mut sets = Vec::new();
@@ -204,7 +204,7 @@ impl InstructionSet {
     }
 }
 
-/// Makes a function that runs one generic over [`Lanes`] with the instructions asked for.
+/// Makes a function that runs one generic over [`Lanes`] with the instructions of a given set.
 ///
 /// `dispatch!(fn name(a: A, b: B) -> R = generic)` gives
 /// `fn name(set: InstructionSet, a: A, b: B) -> R`, where `generic` is an `#[inline(always)]`

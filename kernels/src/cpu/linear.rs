@@ -125,8 +125,7 @@ fn backward_task(cpu: &CpuBackend, gradient: &[f32], matrix: &PackedMatrix, resu
     });
 }
 
-/// The sums pass through scratch memory, because what GELU was given lies where the result
-/// belongs.
+/// The sums pass through scratch memory, because GELU's input lies where the result belongs.
 fn backward_task_gelu(
     cpu: &CpuBackend,
     gradient: &[f32],

@@ -10,7 +10,7 @@ pub(super) struct SharedRows<'a> {
     borrowed: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: `piece` asks its caller to keep pieces apart, which is all that sharing needs.
+// SAFETY: `piece` requires its caller to keep pieces apart, which is all that sharing needs.
 unsafe impl Sync for SharedRows<'_> {}
 
 impl<'a> SharedRows<'a> {

@@ -1,8 +1,8 @@
-//! What generation of device code is for.
+//! The generation of devices that code is for.
 
 use std::fmt;
 
-/// A compute capability.
+/// A compute capability: a major and a minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Architecture {
     major: u32,
@@ -15,13 +15,13 @@ impl Architecture {
     /// What every kernel is compiled for when the sources are tested: A100, H100 and H200, B200.
     pub const TESTED: [Self; 3] = [Self::OLDEST, Self::new(9, 0), Self::new(10, 0)];
 
-    /// Of a compute capability.
+    /// The architecture of a compute capability.
     #[must_use]
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor }
     }
 
-    /// As one number: 90 for 9.0.
+    /// The compute capability as one number: 90 for 9.0.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.major * 10 + self.minor

@@ -24,7 +24,7 @@ const FLASH_ROWS: usize = 64;
 const FLASH_THREADS: usize = 128;
 const FLASH_PAD: usize = 8;
 
-/// A kernel and the shared memory it asks for.
+/// A kernel and the shared memory that its launch requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pass {
     kernel: Kernel,

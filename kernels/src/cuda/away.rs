@@ -7,7 +7,7 @@
 //!                                            └───────────────┘
 //! ```
 //!
-//! A buffer knows the copy that still uses it. Its address is refused until whoever wants to use it
+//! A buffer holds the copy that still uses it. Its address is refused until the caller that wants to use it
 //! has had the device wait for that copy ([`settle`]): neither is memory written that has not been
 //! read yet, nor read that has not been written. No copy waits on the host, and activations keep
 //! their type.
@@ -46,7 +46,6 @@ impl<F: Clone> Clone for Guard<F> {
     }
 }
 
-/// Which way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Away,

@@ -1,7 +1,7 @@
 //! A device with its memory, as the trainer knows it; its operations are in [`operations`].
 //!
 //! Operations return nothing, so what goes wrong on the device is kept: from then on nothing is
-//! launched, whatever is read is NaN, and [`CudaBackend::fault`] says why. A NaN in a sum of squares
+//! launched, whatever is read is NaN, and [`CudaBackend::fault`] returns why. A NaN in a sum of squares
 //! is never taken into the weights, so a fault cannot be mistaken for a result.
 
 mod operations;
@@ -35,11 +35,11 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     /// What was claimed for buffers of this handle.
     claimed: RefCell<Option<Reserve<D>>>,
     scratch: Scratch<D>,
-    /// Told once, of all backends that share the device: none of them has it any more.
+    /// Set once for all backends that share the device: none of them has it any more.
     fault: Arc<OnceLock<DeviceFault>>,
     stamps: Stamps,
     staging: Arc<Staging<D>>,
-    /// For what goes to others, and for what comes.
+    /// For outgoing and for incoming boundary tensors.
     rooms: [Rooms<D>; 2],
     losses: Sheets<D>,
     /// For what leaves for the host.
@@ -56,7 +56,7 @@ pub struct CudaMatrix<D: Device> {
 }
 
 impl<D: Device> CudaBackend<D> {
-    /// On this device. What it is told again and again becomes graphs.
+    /// A backend on this device. Segments of commands that come again become graphs.
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
         Self::with_graphs(device, Graphs::PLAIN)
@@ -98,7 +98,7 @@ impl<D: Device> CudaBackend<D> {
         }
     }
 
-    /// How the device was told what to do.
+    /// How commands were issued to the device so far.
     #[must_use]
     pub fn graph_counts(&self) -> GraphCounts {
         self.device.counts()

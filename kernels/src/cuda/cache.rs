@@ -4,7 +4,7 @@
 //! and a checksum of the code, so that a torn file is not loaded. Files are written beside and
 //! renamed; the oldest go when there are more than [`FILES_MAX`]. A cache that cannot be written
 //! costs time at each start and nothing else: that is a warning, once, and the process keeps the code
-//! for those who open a device after the first.
+//! for the next devices that it opens.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,10 +26,10 @@ const EXTENSION: &str = "cubin";
 const MAGIC: &[u8; 8] = b"zbcubin1";
 
 /// Code of this process that is not on disk, by where it would be; as much as there is to compile.
-/// Held while something is compiled, so that several workers who begin at once compile it once.
+/// Held while something is compiled, so that several workers that begin at once compile it once.
 static UNKEPT: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-/// Where compiled kernels are kept.
+/// The folder where compiled kernels are kept.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -38,11 +38,11 @@ pub struct Cache {
 /// Code, and what stood in the way of keeping it.
 #[derive(Debug)]
 pub struct Compiled {
-    /// The device's code.
+    /// Machine code for the device.
     pub code: Vec<u8>,
     /// Whether it was read from disk.
     pub is_from_disk: bool,
-    /// Why it is not on disk now.
+    /// Why the code is not on disk now.
     pub warning: Option<CacheWarning>,
 }
 
@@ -65,13 +65,13 @@ fn key(unit: &Unit, source: &str, compiler: Version) -> Vec<u8> {
 }
 
 impl Cache {
-    /// In this folder.
+    /// A cache in this folder.
     #[must_use]
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// In the folder that [`FOLDER_VARIABLE`] names, or `zbelastic/kernels` in the user's folder for
+    /// A cache in the folder that [`FOLDER_VARIABLE`] names, or `zbelastic/kernels` in the user's folder for
     /// caches, or in the system's for temporary files.
     #[must_use]
     pub fn of_environment() -> Self {

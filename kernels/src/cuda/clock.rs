@@ -15,10 +15,10 @@ pub struct Mark<'a> {
 }
 
 impl CudaDevice {
-    /// The moment after everything told so far.
+    /// The moment after everything enqueued so far.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     pub fn mark(&self) -> Result<Mark<'_>, DeviceFault> {
         let _alone = self.enter()?;
         let mut mark = Mark { device: self, event: ptr::null_mut() };
@@ -36,7 +36,7 @@ impl Mark<'_> {
     /// Seconds from here to `later`, which is waited for.
     ///
     /// # Errors
-    /// As the driver says, about anything before `later`.
+    /// If the driver reports a fault of anything before `later`.
     pub fn seconds_until(&self, later: &Self) -> Result<f64, DeviceFault> {
         self.device.make_current()?;
         let mut milliseconds = 0.0f32;

@@ -9,7 +9,7 @@ use super::error::{CompileError, Library, Version};
 use super::library::require;
 use super::source::Unit;
 
-/// The compiler, found and asked for its version.
+/// The compiler, found, with its version.
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler {
     version: Version,
@@ -51,7 +51,7 @@ fn fetch(
 fn code(program: &Program) -> Result<Vec<u8>, CompileError> {
     fetch(
         "nvrtcGetCUBIN",
-        // SAFETY: a live program; the second call writes as many bytes as the first said.
+        // SAFETY: a live program; the second call writes as many bytes as the first returned.
         |len| unsafe { sys::nvrtcGetCUBINSize(program.0, len) },
         |bytes| unsafe { sys::nvrtcGetCUBIN(program.0, bytes) },
     )
@@ -74,7 +74,7 @@ impl Compiler {
         Ok(Self { version: Version { major: major as u32, minor: minor as u32 } })
     }
 
-    /// Its version, which is part of what compiled code depends on.
+    /// The compiler's version, which is part of what compiled code depends on.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -82,7 +82,7 @@ impl Compiler {
 
     fn check_architecture(&self, unit: &Unit) -> Result<(), CompileError> {
         let mut count = 0;
-        // SAFETY: the compiler writes one integer, and then as many integers as it said.
+        // SAFETY: the compiler writes one integer, and then as many integers as that counts.
         let known = unsafe {
             check("nvrtcGetNumSupportedArchs", sys::nvrtcGetNumSupportedArchs(&mut count))?;
             let mut known = vec![0; count as usize];
@@ -110,7 +110,7 @@ impl Compiler {
         code(&program)
     }
 
-    /// The same of a text, for tests: whatever the compiler says is a refusal, and it speaks of
+    /// The same for a given text, for tests: any message of the compiler is a refusal, and it warns of
     /// registers that go to memory, too.
     ///
     /// # Errors
@@ -124,7 +124,6 @@ impl Compiler {
         code(&program)
     }
 
-    /// Runs the compiler.
     fn begin(
         &self,
         unit: &Unit,
@@ -147,17 +146,17 @@ impl Compiler {
             .map(|option| CString::new(option).expect("options have no zero bytes"))
             .collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: a live program and as many C strings as said.
+        // SAFETY: a live program and as many C strings as are counted.
         let result =
             unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
         Ok((program, result))
     }
 
-    /// The compiler's words, if there are any, as a refusal.
+    /// The compiler's log, if there is any, as a refusal.
     fn refuse_words(&self, unit: &Unit, program: &Program) -> Result<(), CompileError> {
         let log = fetch(
             "nvrtcGetProgramLog",
-            // SAFETY: a live program; the second call writes as many bytes as the first said.
+            // SAFETY: a live program; the second call writes as many bytes as the first returned.
             |len| unsafe { sys::nvrtcGetProgramLogSize(program.0, len) },
             |bytes| unsafe { sys::nvrtcGetProgramLog(program.0, bytes) },
         )?;

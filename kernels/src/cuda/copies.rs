@@ -19,7 +19,6 @@ const EVENTS_KEPT_MAX: usize = 4096;
 pub(super) struct Streams([sys::CUstream; Stream::ALL.len()]);
 
 impl Streams {
-    /// None yet.
     pub(super) const fn none() -> Self {
         Self([ptr::null_mut(); Stream::ALL.len()])
     }
@@ -38,7 +37,7 @@ impl Streams {
         self.0[stream as usize]
     }
 
-    /// Waits for all that was told to any of them, in the current context.
+    /// Waits for all that was enqueued in any of them, in the current context.
     pub(super) fn wait(&self) -> Result<(), DeviceFault> {
         for stream in self.0.into_iter().filter(|stream| !stream.is_null()) {
             // SAFETY: a stream of the current context.
@@ -67,7 +66,6 @@ pub(super) struct Events {
     free: Mutex<Vec<Event>>,
 }
 
-/// An event's handle.
 struct Event(sys::CUevent);
 
 // SAFETY: the driver's handles may be used from any thread once the context is current there.
@@ -78,7 +76,7 @@ unsafe impl Send for Events {}
 unsafe impl Sync for Events {}
 
 impl Events {
-    /// Those of a device, whose context lives as long as they do.
+    /// The events of a device, whose context lives as long as they do.
     pub(super) fn new(handle: sys::CUdevice) -> Result<Arc<Self>, DeviceFault> {
         let mut context = ptr::null_mut();
         // SAFETY: the driver writes a handle, which `drop` gives back.
@@ -98,7 +96,7 @@ impl Events {
             return Ok(event);
         }
         use sys::CUevent_flags_enum as Flags;
-        // Whoever waits for one on the host has nothing else to do, and others want the core.
+        // A thread that waits for one on the host has nothing else to do, and others want the core.
         let flags = Flags::CU_EVENT_DISABLE_TIMING as u32 | Flags::CU_EVENT_BLOCKING_SYNC as u32;
         let mut event = ptr::null_mut();
         // SAFETY: the context is current; the driver writes a handle, which is destroyed once.
@@ -134,8 +132,8 @@ unsafe impl Sync for Recorded {}
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // To follow an event is to follow what was recorded when the driver was told, so that it may
-        // be recorded anew although somebody still follows it.
+        // To follow an event is to follow what was recorded when the wait was enqueued, so that it may
+        // be recorded anew although a stream still follows it.
         let event = Event(self.event.0);
         let mut free = self.home.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < EVENTS_KEPT_MAX {
@@ -150,7 +148,7 @@ impl Drop for Recorded {
 }
 
 impl CudaFence {
-    /// The moment after all that was told to `stream`, whose context is current.
+    /// The moment after all that was enqueued in `stream`, whose context is current.
     pub(super) fn record(home: &Arc<Events>, stream: sys::CUstream) -> Result<Self, DeviceFault> {
         let recorded = Recorded { event: home.take()?, home: home.clone() };
         // SAFETY: an event and a stream of the same context.
@@ -158,14 +156,14 @@ impl CudaFence {
         Ok(Self(Arc::new(recorded)))
     }
 
-    /// Has a stream of the current context, maybe another device's, wait for it.
+    /// Has a stream of the current context, maybe another device's, wait for the moment.
     pub(super) fn hold_back(&self, stream: sys::CUstream) -> Result<(), DeviceFault> {
         // SAFETY: a recorded event; a stream may wait for one of another context.
         let result = unsafe { sys::cuStreamWaitEvent(stream, self.0.event.0, 0) };
         check("cuStreamWaitEvent", result)
     }
 
-    /// Waits for it.
+    /// Waits on the host for the moment.
     pub(super) fn reach(&self) -> Result<(), DeviceFault> {
         self.0.home.make_current()?;
         // SAFETY: a recorded event.
@@ -186,7 +184,7 @@ pub(super) fn allocate_host(bytes: u64) -> Result<Address, DeviceFault> {
     Ok(Address(start as u64))
 }
 
-/// Gives it back, when nothing uses it.
+/// Gives memory of `allocate_host` back, when nothing uses it.
 pub(super) fn free_host(address: Address) {
     // SAFETY: from `allocate_host`, given back once.
     let _freed = unsafe { sys::cuMemFreeHost(address.0 as *mut c_void) };
@@ -199,7 +197,7 @@ pub(super) struct Place {
     pub(super) context: sys::CUcontext,
 }
 
-/// Whose memory may be read directly, as far as was asked.
+/// The devices whose memory may be read directly, as far as direct access was requested.
 #[derive(Default)]
 pub(super) struct Peers(Mutex<BTreeSet<sys::CUdevice>>);
 

@@ -13,7 +13,7 @@ use super::source::Precision;
 pub struct Address(pub u64);
 
 impl Address {
-    /// So many bytes further on.
+    /// The place `bytes` bytes further on.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -40,19 +40,19 @@ pub enum ProductKind {
 /// A product of matrices in row-major order, summed in f32, and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Which.
+    /// Which of the three products.
     pub kind: ProductKind,
-    /// Rows of activations.
+    /// Rows of activations, one a token.
     pub rows: usize,
-    /// Features out.
+    /// The layer's output features.
     pub outputs: usize,
-    /// Features in.
+    /// The layer's input features.
     pub inputs: usize,
-    /// The left factor.
+    /// Place of the left factor.
     pub left: Address,
-    /// The right factor.
+    /// Place of the right factor.
     pub right: Address,
-    /// Receives the product.
+    /// Place that receives the product.
     pub result: Address,
     /// What is added to a forward product before it is rounded, as long as the result and of its type.
     pub addend: Option<Address>,
@@ -61,26 +61,26 @@ pub struct Product {
 /// What may be a part of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// [`Device::launch`].
+    /// The launch of a kernel, as by [`Device::launch`].
     Launch(Launch),
-    /// [`Device::multiply`].
+    /// A product of matrices, as by [`Device::multiply`].
     Multiply(Product),
-    /// [`Device::copy`].
+    /// A copy within the device, as by [`Device::copy`].
     Copy {
-        /// From here.
+        /// Place of the first byte that is read.
         from: Address,
-        /// To there.
+        /// Place of the first byte that is written.
         to: Address,
-        /// So many bytes.
+        /// The number of bytes to copy.
         bytes: u64,
     },
 }
 
 impl Command {
-    /// Tells a device.
+    /// Issues the command to a device.
     ///
     /// # Errors
-    /// As the device says.
+    /// If the device reports a fault.
     pub fn tell<D: Device + ?Sized>(&self, device: &D) -> Result<(), DeviceFault> {
         match self {
             Self::Launch(launch) => device.launch(launch),
@@ -94,8 +94,8 @@ impl Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GraphId(pub u64);
 
-/// A queue of a device. What is told to one happens in the order it is told, and beside what is told
-/// to the others.
+/// A queue of a device. What is enqueued in one happens in that order, and beside what is enqueued
+/// in the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stream {
     /// Kernels, products, and whatever does not name another.
@@ -107,17 +107,17 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// All of them.
+    /// All streams of a device.
     pub const ALL: [Self; 3] = [Self::Compute, Self::Out, Self::In];
 }
 
-/// A device. What it is told happens in the order it is told, except in other streams than
-/// [`Stream::Compute`]; `read` waits for all that was told to that one.
+/// A device. What is enqueued on it happens in the order of the calls, except in other streams than
+/// [`Stream::Compute`]; `read` waits for all that was enqueued in that one.
 ///
 /// Memory that two streams use needs a [`Device::fence`] in the one that is first and a
 /// [`Device::follow`] in the other. A fence of one device may be followed by another.
 pub trait Device: Send + Sync + 'static {
-    /// A moment in a stream: after everything that was told to it before.
+    /// A moment in a stream: after everything that was enqueued in it before.
     type Fence: Clone + Send + Sync;
 
     /// The type of activations.
@@ -147,28 +147,28 @@ pub trait Device: Send + Sync + 'static {
     /// Reads memory of `allocate_host`, at once: no stream may write it.
     fn read_host(&self, from: Address, to: &mut [u8]);
 
-    /// Fills with zeros.
+    /// Fills `bytes` bytes from `to` on with zeros.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault>;
 
     /// Waits for everything before, then copies to the host.
     ///
     /// # Errors
-    /// As the driver says, about this or anything before.
+    /// If the driver reports a fault of this or of anything before.
     fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault>;
 
     /// Copies within the device.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault>;
 
     /// Copies from the memory of another device, which may be this one, opened once more.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn copy_from(
         &self,
         other: &Self,
@@ -180,7 +180,7 @@ pub trait Device: Send + Sync + 'static {
     /// Copies to memory of `allocate_host`.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn copy_out(
         &self,
         stream: Stream,
@@ -192,7 +192,7 @@ pub trait Device: Send + Sync + 'static {
     /// Copies from memory of `allocate_host`.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn copy_in(
         &self,
         stream: Stream,
@@ -201,34 +201,34 @@ pub trait Device: Send + Sync + 'static {
         bytes: u64,
     ) -> Result<(), DeviceFault>;
 
-    /// The moment after everything that was told to `stream`.
+    /// The moment after everything that was enqueued in `stream`.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault>;
 
-    /// What is told to `stream` from now on happens after that moment. The caller does not wait.
+    /// What is enqueued in `stream` from now on happens after that moment. The caller does not wait.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn follow(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault>;
 
-    /// Waits until that moment.
+    /// Waits on the host until that moment.
     ///
     /// # Errors
-    /// As the driver says, about anything before it.
+    /// If the driver reports a fault of anything before it.
     fn reach(&self, fence: &Self::Fence) -> Result<(), DeviceFault>;
 
-    /// Runs a kernel.
+    /// Enqueues the launch of a kernel.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault>;
 
-    /// Multiplies.
+    /// Enqueues a product of matrices.
     ///
     /// # Errors
-    /// As the library says.
+    /// If the library reports an error.
     fn multiply(&self, product: &Product) -> Result<(), DeviceFault>;
 
     /// Makes a graph of these commands, which does not run yet. `None` if the device has no graphs, or
@@ -244,7 +244,7 @@ pub trait Device: Send + Sync + 'static {
     /// Runs what a graph was made of.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     ///
     /// # Panics
     /// If there is no such graph.
@@ -252,7 +252,7 @@ pub trait Device: Send + Sync + 'static {
         panic!("{graph:?} is not a graph of this device")
     }
 
-    /// Gives a graph up.
+    /// Destroys a graph of this device.
     fn forget(&self, graph: GraphId) {
         panic!("{graph:?} is not a graph of this device")
     }

@@ -1,6 +1,6 @@
 //! A real device: its context, its streams, the kernels' modules, memory and products.
 //!
-//! All work goes into one stream, so what is told first happens first and scratch may be reused by
+//! All work goes into one stream, so what is enqueued first happens first and scratch may be reused by
 //! the next operation; copies to and from the host have two more ([`super::copies`]). A pipeline's
 //! stages on one device are devices that were opened once each, with streams of their own.
 
@@ -24,10 +24,10 @@ use super::products::{Pin, Products};
 use super::source::{File, Precision, Unit};
 use crate::fault::Purpose;
 
-/// Shared memory a launch may ask for without being allowed to.
+/// Shared memory that a launch may request without being allowed to.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
 
-/// An open device.
+/// An open device of the real driver: context, streams, loaded kernels and products.
 pub struct CudaDevice {
     info: DeviceInfo,
     precision: Precision,
@@ -39,8 +39,8 @@ pub struct CudaDevice {
     modules: Vec<sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
     products: Option<Products>,
-    /// The stream's graphs, held while anything is told: what another thread tells must not slip into a
-    /// graph that is being made.
+    /// The stream's graphs, held while anything is enqueued: what another thread enqueues must not slip into
+    /// a graph that is being made.
     graphs: Mutex<StreamGraphs>,
 }
 
@@ -52,9 +52,9 @@ unsafe impl Sync for CudaDevice {}
 
 /// A device, and what stood in the way of keeping its kernels on disk.
 pub struct Opened {
-    /// The device.
+    /// The open device, shared by its backends.
     pub device: Arc<CudaDevice>,
-    /// At most one a source.
+    /// At most one warning for each source.
     pub warnings: Vec<CacheWarning>,
 }
 
@@ -63,7 +63,7 @@ impl CudaDevice {
     /// the kernels, and makes room for products.
     ///
     /// # Errors
-    /// If something is missing, too old, absent or refused; each says what to do.
+    /// If something is missing, too old, absent or refused; each error names the remedy.
     pub fn open(index: usize, precision: Precision, cache: &Cache) -> Result<Opened, OpenError> {
         let driver = driver_version()?;
         let devices = devices()?;
@@ -88,7 +88,7 @@ impl CudaDevice {
         Ok(Opened { device: Arc::new(device), warnings })
     }
 
-    /// A context and its streams.
+    /// Opens a context and its streams.
     pub(super) fn begin(info: DeviceInfo, precision: Precision) -> Result<Self, DeviceFault> {
         let mut device = Self {
             precision,
@@ -125,7 +125,7 @@ impl CudaDevice {
             u64::from_ne_bytes(word)
         };
         let image: Vec<u64> = code.chunks(8).map(word).collect();
-        // SAFETY: an ELF image says its own length; the driver copies it.
+        // SAFETY: an ELF image holds its own length; the driver copies it.
         let result = unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) };
         check("cuModuleLoadData", result)?;
         self.modules.push(module);
@@ -146,7 +146,7 @@ impl CudaDevice {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
     }
 
-    /// Makes the context current, and nobody else tells the stream anything until the guard is dropped.
+    /// Makes the context current; no other thread enqueues anything in the stream until the guard is dropped.
     pub(super) fn enter(&self) -> Result<MutexGuard<'_, StreamGraphs>, DeviceFault> {
         let alone = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         self.make_current()?;
@@ -166,18 +166,18 @@ impl CudaDevice {
         self.products.as_ref().expect("an open device has them")
     }
 
-    /// What it is.
+    /// What the driver reported of the device when it was opened.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Waits for everything that was told.
+    /// Waits for everything that was enqueued.
     ///
     /// # Errors
-    /// As the driver says, about anything before.
+    /// If the driver reports a fault of anything before.
     pub fn wait(&self) -> Result<(), DeviceFault> {
-        // Nobody is kept from telling the device more meanwhile: the courier of what is done, above all.
+        // Other threads may go on enqueuing meanwhile: the courier of what is done, above all.
         let fence = self.fence(Stream::Compute)?;
         self.reach(&fence)
     }
@@ -203,7 +203,7 @@ impl CudaDevice {
     /// The seconds of the fastest way that the library knows for a product, whatever bits it gives.
     ///
     /// # Errors
-    /// As the library says.
+    /// If the library reports an error.
     pub(super) fn fastest_product_s(
         &self,
         product: &Product,
@@ -213,10 +213,10 @@ impl CudaDevice {
         self.products().fastest_s(self, product, runs)
     }
 
-    /// What is free on the device, and what it has.
+    /// The free bytes of the device, and all it has.
     ///
     /// # Errors
-    /// As the driver says.
+    /// If the driver reports a fault.
     pub fn memory(&self) -> Result<MemoryInfo, DeviceFault> {
         self.make_current()?;
         memory_here()
@@ -328,7 +328,7 @@ impl Device for CudaDevice {
             sys::cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from.0, to.len(), self.stream())
         };
         check("cuMemcpyDtoHAsync", result)?;
-        // SAFETY: the stream lives as long as this, and nobody captures it now.
+        // SAFETY: the stream lives as long as this, and no thread captures it now.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream()) })
     }
 
@@ -364,7 +364,7 @@ impl Device for CudaDevice {
         }
         let _alone = self.enter()?;
         let (to, stream) = (to.0 as *mut c_void, self.streams.get(stream));
-        // SAFETY: the memory is the caller's, who lets nobody else use it meanwhile.
+        // SAFETY: the memory is the caller's, which lets nothing else use it meanwhile.
         let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to, from.0, bytes as usize, stream) };
         check("cuMemcpyDtoHAsync", result)
     }
@@ -429,7 +429,7 @@ impl Device for CudaDevice {
 }
 
 impl CudaDevice {
-    /// Tells the stream, which nobody else does meanwhile.
+    /// Enqueues the command in the stream. The caller holds the lock, so that no other thread does meanwhile.
     fn tell(&self, command: &Command) -> Result<(), DeviceFault> {
         match command {
             Command::Launch(launch) => self.tell_launch(launch),

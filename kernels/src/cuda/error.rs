@@ -1,4 +1,4 @@
-//! What can be wrong with a device, and what to do about it. One enum an operation.
+//! What can be wrong with a device, and what to do about it. One enum for each operation.
 
 use std::path::PathBuf;
 
@@ -8,9 +8,9 @@ pub use crate::fault::DeviceFault;
 /// A version of the driver or of a library, as NVIDIA counts: major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Major.
+    /// The major number.
     pub major: u32,
-    /// Minor.
+    /// The minor number.
     pub minor: u32,
 }
 
@@ -27,12 +27,12 @@ pub enum Library {
     Driver,
     /// The compiler of kernels.
     Nvrtc,
-    /// Matrix products.
+    /// The library of matrix products.
     CublasLt,
 }
 
 impl Library {
-    /// Its file's name without version.
+    /// Name of the library's file without version.
     #[must_use]
     pub const fn file(self) -> &'static str {
         match self {
@@ -80,16 +80,16 @@ pub enum LibraryError {
         super::library::FOLDERS_VARIABLE
     )]
     Missing {
-        /// Which.
+        /// The library that was not found.
         library: Library,
     },
     /// The variable names a folder, and the file in it does not load.
     #[error("{}: does not load: {reason}; {} names this folder", path.display(),
         super::library::FOLDERS_VARIABLE)]
     Refused {
-        /// The file.
+        /// Path of the file that does not load.
         path: PathBuf,
-        /// What the system's loader says.
+        /// The reason that the system's loader reports.
         reason: String,
     },
 }
@@ -97,7 +97,7 @@ pub enum LibraryError {
 /// A kernel could not be had in the device's code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// No compiler.
+    /// The compiler was not found.
     #[error(transparent)]
     Library(#[from] LibraryError),
     /// The compiler does not know the device.
@@ -105,9 +105,9 @@ pub enum CompileError {
         "NVRTC {found} knows no {architecture}; install one that does, or compute on another device"
     )]
     UnknownArchitecture {
-        /// The device's.
+        /// The compute capability of the device.
         architecture: Architecture,
-        /// The compiler's version.
+        /// The version of the compiler that was found.
         found: Version,
     },
     /// The compiler's code is for a newer driver.
@@ -116,29 +116,29 @@ pub enum CompileError {
          driver, or install an NVRTC of version {}", driver.major
     )]
     DriverTooOld {
-        /// The driver's version.
+        /// The CUDA version of the driver.
         driver: Version,
-        /// The compiler's version.
+        /// The version of the compiler that was found.
         compiler: Version,
     },
     /// The compiler refused a source of ours, or warned.
     #[error("NVRTC {compiler} says of {file} for {architecture}:\n{log}")]
     Refused {
-        /// The source.
+        /// Name of the source's file.
         file: &'static str,
-        /// What it was compiled for.
+        /// The architecture that the source was compiled for.
         architecture: Architecture,
-        /// The compiler's version.
+        /// The version of the compiler that refused it.
         compiler: Version,
-        /// Its words.
+        /// The compiler's log, with its errors and warnings.
         log: String,
     },
     /// A call to the compiler failed in a way that is not about the source.
     #[error("NVRTC: {call}: {name}; report it")]
     Call {
-        /// The call.
+        /// Name of the call that failed.
         call: &'static str,
-        /// What it returned.
+        /// Name of the result that the call returned.
         name: String,
     },
 }
@@ -154,26 +154,26 @@ pub enum OpenError {
         "the NVIDIA driver is for CUDA {found}, at least {needed} is needed; update the driver"
     )]
     DriverTooOld {
-        /// What is there.
+        /// The version that was found.
         found: Version,
-        /// What is needed.
+        /// The oldest version that works.
         needed: Version,
     },
-    /// A driver, and nothing to drive.
+    /// A driver is there, but no device.
     #[error(
         "the NVIDIA driver finds no device; `nvidia-smi` must list one, and CUDA_VISIBLE_DEVICES \
          must not hide it"
     )]
     NoDevice,
-    /// Another number of devices.
+    /// There is no device of the requested index.
     #[error(
         "there is no device {asked}, found {}; `nvidia-smi -L` lists them",
         found.join(", ")
     )]
     DeviceAbsent {
-        /// What was asked for.
+        /// The index that was requested.
         asked: usize,
-        /// Those that there are, by number and name.
+        /// The devices that there are, by number and name.
         found: Vec<String>,
     },
     /// The device is too old for the kernels.
@@ -182,17 +182,17 @@ pub enum OpenError {
          device, or compute on processors"
     )]
     ArchitectureTooOld {
-        /// Its name.
+        /// Name of the device.
         device: String,
-        /// What it is.
+        /// The compute capability of the device.
         found: Architecture,
-        /// What is needed.
+        /// The oldest architecture that the kernels run on.
         needed: Architecture,
     },
     /// A kernel could not be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The driver refused.
+    /// The driver refused a call.
     #[error(transparent)]
     Fault(#[from] DeviceFault),
 }
@@ -206,9 +206,9 @@ pub enum OpenError {
     super::cache::FOLDER_VARIABLE
 )]
 pub struct CacheWarning {
-    /// The file or folder.
+    /// The file or folder that could not be written.
     pub path: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub reason: String,
 }
 

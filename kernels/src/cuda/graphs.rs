@@ -1,8 +1,8 @@
-//! Graphs of a real device: captured in its stream, started as one, destroyed when nobody runs them.
+//! Graphs of a real device: captured in its stream, started as one, destroyed when no stream runs them.
 //!
-//! A capture is told by the very calls that would have run the commands. It is relaxed: this thread may
-//! meanwhile do what capturing threads may not (loading a function, asking for an attribute), because none
-//! of it is about the stream. What another thread tells the device must wait; the caller sees to that.
+//! A capture records the very calls that would have run the commands. It is relaxed: this thread may
+//! meanwhile do what capturing threads may not (loading a function, reading an attribute), because none
+//! of it is about the stream. What another thread would enqueue must wait; the caller sees to that.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -38,7 +38,7 @@ impl StreamGraphs {
         self.made.is_empty()
     }
 
-    /// Makes a graph of what `tell` tells the stream. `None` if the driver or a library refuses; then
+    /// Makes a graph of what `tell` enqueues in the stream. `None` if the driver or a library refuses; then
     /// nothing of it has run, and the stream is as before.
     ///
     /// # Errors
@@ -66,25 +66,23 @@ impl StreamGraphs {
         }
     }
 
-    /// Starts a graph.
     pub(super) fn replay(&self, graph: GraphId, stream: sys::CUstream) -> Result<(), DeviceFault> {
         let executable = self.made[&graph];
         // SAFETY: it is destroyed by `forget` alone, and the stream is the one it was captured in.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(executable, stream) })
     }
 
-    /// Destroys a graph once the stream has nothing to do.
+    /// Waits until the stream is idle, then destroys a graph.
     pub(super) fn forget(&mut self, graph: GraphId, stream: sys::CUstream) {
         let executable = self.made.remove(&graph).expect("a graph is given up once");
         // Nothing can be done about a failure here, and a device that gave up fails every call.
-        // SAFETY: nobody can start it any more, and nobody runs it.
+        // SAFETY: nothing can start it any more, and no stream runs it.
         unsafe {
             let _done = sys::cuStreamSynchronize(stream);
             let _destroyed = sys::cuGraphExecDestroy(executable);
         }
     }
 
-    /// Destroys all of them.
     pub(super) fn clear(&mut self, stream: sys::CUstream) {
         while let Some(graph) = self.made.keys().next().copied() {
             self.forget(graph, stream);

@@ -1,4 +1,4 @@
-//! The kernels by name, and what a launch says.
+//! The kernels by name, and what a launch consists of.
 
 use std::ffi::c_void;
 
@@ -55,7 +55,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// All of them.
+    /// All kernels.
     pub const ALL: [Self; 43] = [
         Self::EmbedForward,
         Self::EmbedBackward,
@@ -102,7 +102,6 @@ impl Kernel {
         Self::PullTogether,
     ];
 
-    /// Its name and the file it is in.
     const fn place(self) -> (&'static str, File) {
         match self {
             Self::EmbedForward => ("embed_forward", File::Embed),
@@ -151,13 +150,13 @@ impl Kernel {
         }
     }
 
-    /// Its name in the source.
+    /// Name of the kernel in its source.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.place().0
     }
 
-    /// The source it is in.
+    /// The source file that the kernel is in.
     #[must_use]
     pub const fn file(self) -> File {
         self.place().1
@@ -177,7 +176,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// None yet.
+    /// No arguments yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -189,19 +188,19 @@ impl Arguments {
         self
     }
 
-    /// A pointer.
+    /// Appends a pointer to the device's memory.
     #[must_use]
     pub fn address(self, address: Address) -> Self {
         self.push([address.0])
     }
 
-    /// A pointer, null if there is nothing.
+    /// Appends a pointer, null if there is nothing.
     #[must_use]
     pub fn address_if(self, address: Option<Address>) -> Self {
         self.push([address.map_or(0, |address| address.0)])
     }
 
-    /// A `u32`.
+    /// Appends a size as a `u32`.
     ///
     /// # Panics
     /// If it does not fit.
@@ -210,25 +209,25 @@ impl Arguments {
         self.push([u64::from(u32::try_from(size).expect("sizes of one operation fit in 32 bits"))])
     }
 
-    /// A `u64`.
+    /// Appends a count as a `u64`.
     #[must_use]
     pub fn count(self, count: usize) -> Self {
         self.push([count as u64])
     }
 
-    /// A `u32` that says yes or no.
+    /// Appends a `u32` that is 1 for true and 0 for false.
     #[must_use]
     pub fn flag(self, flag: bool) -> Self {
         self.push([u64::from(flag)])
     }
 
-    /// A `float`.
+    /// Appends a `float`.
     #[must_use]
     pub fn float(self, float: f32) -> Self {
         self.push([u64::from(float.to_bits())])
     }
 
-    /// A structure of 32-bit words.
+    /// Appends a structure of 32-bit words.
     #[must_use]
     pub fn structure(self, words: &[u32]) -> Self {
         let pair =
@@ -236,27 +235,27 @@ impl Arguments {
         self.push(words.chunks(2).map(pair).collect::<Vec<_>>())
     }
 
-    /// A structure of pointers.
+    /// Appends a structure of pointers.
     #[must_use]
     pub fn table(self, addresses: &[Address]) -> Self {
         self.table_with(addresses, &[])
     }
 
-    /// A structure of pointers and, behind them, 32-bit words.
+    /// Appends a structure of pointers and, behind them, 32-bit words.
     #[must_use]
     pub fn table_with(self, addresses: &[Address], words: &[u32]) -> Self {
         let addresses = addresses.iter().map(|address| address.0);
         self.push(addresses.chain(words.chunks(2).map(pair)))
     }
 
-    /// Appends all that they say, their number and lengths included.
+    /// Appends all words of the arguments to `words`, their number and lengths included.
     pub(super) fn write_words(&self, words: &mut Vec<u64>) {
         words.extend([self.starts.len() as u64, self.words.len() as u64]);
         words.extend(self.starts.iter().map(|start| *start as u64));
         words.extend(&self.words);
     }
 
-    /// All of it, as words. Pointers are words of their own.
+    /// All arguments as words. Pointers are words of their own.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -270,18 +269,18 @@ impl Arguments {
     }
 }
 
-/// What a device is told to run.
+/// The launch of a kernel: its grid, its memory and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// The kernel.
+    /// The kernel that is launched.
     pub kernel: Kernel,
     /// Blocks in two directions.
     pub grid: [u32; 2],
-    /// Threads a block.
+    /// Threads in a block.
     pub threads: u32,
-    /// Bytes of shared memory beyond what the source itself asks for.
+    /// Bytes of shared memory beyond what the source itself declares.
     pub shared_bytes: u32,
-    /// What it is called with.
+    /// The arguments that the kernel is called with.
     pub arguments: Arguments,
 }
 
@@ -304,7 +303,7 @@ impl Launch {
         Self::blocks(kernel, [count.div_ceil(THREADS), 1], THREADS, arguments)
     }
 
-    /// A grid of blocks.
+    /// A grid of blocks with `threads` threads each.
     ///
     /// # Panics
     /// If the hardware has no such grid.
@@ -316,7 +315,7 @@ impl Launch {
         Self { kernel, grid, threads: threads as u32, shared_bytes: 0, arguments }
     }
 
-    /// With shared memory.
+    /// The same launch with so many bytes of shared memory.
     #[must_use]
     pub fn with_shared_bytes(self, bytes: usize) -> Self {
         Self { shared_bytes: bytes as u32, ..self }

@@ -1,4 +1,4 @@
-//! Floats that leave for the host: gradients for who keeps copies, and states of layers.
+//! Floats that leave for the host: gradients for the holders of copies, and states of layers.
 //!
 //! ```text
 //!   compute  ... W ─fence─┐              ┌─follow─ the next that writes them
@@ -6,8 +6,8 @@
 //!   a thread that sends or writes them   └─reach─ read
 //! ```
 //!
-//! The stage goes on at once. A buffer knows the copy that still reads it: it may be read meanwhile, and
-//! whoever writes it has the device wait first ([`super::away::settle`]).
+//! The stage goes on at once. A buffer holds the copy that still reads it: it may be read meanwhile, and
+//! the caller that writes it has the device wait first ([`super::away::settle`]).
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -32,9 +32,9 @@ pub(super) const LIMITS: (usize, u64) = (LEAVING_MAX, LEAVING_BYTES_MAX);
 /// A buffer on its way.
 struct Leaving<D: Device> {
     precision: Precision,
-    /// Its backend's.
+    /// The fault of the backend that the buffer is of.
     fault: Arc<OnceLock<DeviceFault>>,
-    /// Its bytes, until they have been read. Locked by who takes them.
+    /// The bytes of the buffer, until they have been read. Locked by the reader that takes them.
     copied: Mutex<Option<Copied<D>>>,
     len: usize,
     element: Element,

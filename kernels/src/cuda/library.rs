@@ -1,8 +1,8 @@
 //! Whether NVIDIA's libraries are there. cudarc panics at its first call into one that is not, so
-//! each is asked for here first.
+//! each is looked up here first.
 //!
 //! [`FOLDERS_VARIABLE`] may name folders to look in, as the packages at PyPI lay them out. A library
-//! found there is loaded by its path; the loader then knows it by its name, and whoever asks for the
+//! found there is loaded by its path; the loader then knows it by its name, and a later load by that
 //! name gets it.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
@@ -14,7 +14,7 @@ use super::error::{Library, LibraryError};
 /// Folders with NVIDIA's libraries, separated as in PATH.
 pub const FOLDERS_VARIABLE: &str = "ZBELASTIC_CUDA_LIBS";
 
-/// Asks for a library: loads it if it is there.
+/// Looks for a library and loads it if it is there.
 ///
 /// # Errors
 /// If it is nowhere, or if the file in a named folder does not load.

@@ -1,7 +1,7 @@
-//! What kernels cannot count or hold, told before a run begins.
+//! What kernels cannot count or hold, reported before a run begins.
 //!
-//! The operations assert the same limits where they launch. Who knows the model and the plan asks here
-//! first, so that a shape which is too large is an error with two numbers in it and not a broken
+//! The operations assert the same limits where they launch. The code that knows the model and the plan checks
+//! here first, so that a shape which is too large is an error with two numbers in it and not a broken
 //! assertion in the first pass.
 
 use super::attention::{HEAD_WIDTH_MAX, SLICES_MAX};
@@ -19,17 +19,17 @@ pub struct PassShape {
     pub slices: usize,
     /// Floats of the residual stream.
     pub width: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// The number of key and value heads.
     pub kv_heads: usize,
-    /// Floats a head.
+    /// Floats in a head.
     pub head_width: usize,
     /// Floats of the MLP's hidden layer.
     pub mlp_width: usize,
 }
 
-/// A limit that a model or its batch goes beyond. Each names what is allowed and what was asked for.
+/// A limit that a model or its batch goes beyond. Each holds what is allowed and what was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
     /// Heads are too wide.
@@ -38,9 +38,9 @@ pub enum LimitError {
          more and narrower heads, or on processors"
     )]
     HeadWidth {
-        /// Floats allowed.
+        /// Floats that are allowed.
         limit: usize,
-        /// Floats asked for.
+        /// Floats that were requested.
         found: usize,
     },
     /// Sequences are cut into too many slices.
@@ -49,9 +49,9 @@ pub enum LimitError {
          schedule.slices"
     )]
     Slices {
-        /// Slices allowed.
+        /// Slices that are allowed.
         limit: usize,
-        /// Slices asked for.
+        /// Slices that were requested.
         found: usize,
     },
     /// Attention has a block in one direction of its grid for each head of each sequence.
@@ -60,17 +60,17 @@ pub enum LimitError {
          lower train.microbatch"
     )]
     SequenceHeads {
-        /// Heads of all sequences allowed.
+        /// Heads of all sequences that are allowed.
         limit: usize,
-        /// Heads of all sequences asked for.
+        /// Heads of all sequences that were requested.
         found: usize,
     },
     /// Gradients of biases have a block in one direction of their grid for each 32 rows.
     #[error("a pass has {found} tokens, the device takes at most {limit}; lower train.microbatch")]
     Tokens {
-        /// Tokens allowed.
+        /// Tokens that are allowed.
         limit: usize,
-        /// Tokens asked for.
+        /// Tokens that were requested.
         found: usize,
     },
     /// Kernels count what they work on in 32 bits.
@@ -79,9 +79,9 @@ pub enum LimitError {
          train.microbatch"
     )]
     Threads {
-        /// Threads allowed.
+        /// Threads that are allowed.
         limit: usize,
-        /// Threads asked for.
+        /// Threads that were requested.
         found: usize,
     },
 }

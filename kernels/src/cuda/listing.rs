@@ -14,15 +14,15 @@ pub const DRIVER_OLDEST: Version = Version { major: 12, minor: 8 };
 /// A device that the driver knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Counted from 0, as CUDA_VISIBLE_DEVICES leaves them.
+    /// Index of the device, counted from 0, as CUDA_VISIBLE_DEVICES leaves them.
     pub index: usize,
-    /// As NVIDIA calls it.
+    /// Name that NVIDIA gives the device.
     pub name: String,
-    /// What its code is for.
+    /// The architecture that the device's code is for.
     pub architecture: Architecture,
-    /// Its memory.
+    /// Bytes of the device's whole memory.
     pub memory_bytes: u64,
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessor_count: u32,
 }
 
@@ -44,16 +44,16 @@ pub(super) fn check(call: &'static str, result: sys::CUresult) -> Result<(), Dev
     Err(DeviceFault::of_code(call, result as u32, name))
 }
 
-/// A device's memory.
+/// The free and the whole memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// What nobody has.
+    /// Bytes that are free.
     pub free_bytes: u64,
-    /// All of it.
+    /// Bytes of the whole memory.
     pub total_bytes: u64,
 }
 
-/// That of the current context's device. The driver tells of a device that gave up earlier here, too.
+/// The memory of the current context's device. The driver reports a device that gave up earlier here, too.
 pub(super) fn memory_here() -> Result<MemoryInfo, DeviceFault> {
     let (mut free, mut total) = (0usize, 0usize);
     // SAFETY: the driver writes two sizes.
@@ -61,7 +61,7 @@ pub(super) fn memory_here() -> Result<MemoryInfo, DeviceFault> {
     Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
 }
 
-/// The driver's version.
+/// The CUDA version of the driver, once it is found and new enough.
 ///
 /// # Errors
 /// If there is no driver, it is too old or it refuses to begin.

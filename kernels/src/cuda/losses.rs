@@ -1,4 +1,4 @@
-//! Losses, and sums of fingerprints, that wait on a device until somebody reads them: an F of the last
+//! Losses, and sums of fingerprints, that wait on a device until they are read: a forward pass of the last
 //! stage does not stop the host then, nor does a COMMIT.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::fingerprint::{HeldSums, StateSums};
 use crate::parcel::{HeldLoss, Loss};
 use crate::scratch::STATE_SUMS_BYTES;
 
-/// Losses and sums of a backend that nobody has read: those of the largest step, and of one before that
+/// Unread losses and sums of a backend: those of the largest step, and of one before that
 /// was dropped. One more is waited for at once.
 const LOSSES_MAX: usize = 1 << 13;
 

@@ -1,7 +1,7 @@
 //! Buffers, cut from large regions of a device's memory, and scratch that operations share.
 //!
-//! Who knows what it will take claims it first: one region of that size, out of which its buffers and the
-//! scratch of its operations are cut. Whoever does not know shares regions with others of the kind.
+//! A caller that knows what it will take claims it first: one region of that size, out of which its buffers
+//! and the scratch of its operations are cut. One that does not know shares regions with others of the kind.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,9 +22,9 @@ pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
 /// What a buffer is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
-    /// 32-bit floats.
+    /// A 32-bit float.
     Float,
-    /// Activations, in the type that the device computes with.
+    /// An activation, in the type that the device computes with.
     Row,
 }
 
@@ -37,7 +37,7 @@ impl Element {
     }
 }
 
-/// Memory of a device, given back when nobody holds it.
+/// Memory of a device, given back when nothing holds it.
 struct Region<D: Device> {
     device: Arc<Recorder<D>>,
     start: Address,
@@ -73,7 +73,6 @@ pub struct CudaBuffer<D: Device> {
 }
 
 impl<D: Device> CudaBuffer<D> {
-    /// How many numbers.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -89,7 +88,7 @@ impl<D: Device> CudaBuffer<D> {
         self.region.start.plus(self.offset_bytes + bytes)
     }
 
-    /// Where it lies, for a copy that follows what its guard says, and its bytes.
+    /// Where the buffer lies, for a copy that waits for the buffer's guard first, and its bytes.
     pub(super) fn guarded_bytes(&self) -> (Address, u64) {
         let bytes = self.element.bytes(self.region.device.precision()) * self.len as u64;
         (self.region.start.plus(self.offset_bytes), bytes)
@@ -201,7 +200,7 @@ pub(super) fn buffer_bytes(precision: Precision, element: Element, len: usize) -
     }
 }
 
-/// Hands out buffers that nobody has claimed room for.
+/// Hands out buffers that no claim has room for.
 pub(super) struct Arena<D: Device> {
     /// Held for the few instructions of a cut.
     current: Mutex<Option<Reserve<D>>>,
@@ -212,7 +211,7 @@ impl<D: Device> Arena<D> {
         Self { current: Mutex::new(None) }
     }
 
-    /// `len` zeros.
+    /// A buffer of `len` zeros.
     pub(super) fn allocate(
         &self,
         device: &Arc<Recorder<D>>,

@@ -1,4 +1,4 @@
-//! Normalisations.
+//! The launches of normalisations and of their gradients.
 
 use super::backend::{CudaBackend, floats};
 use super::columns::reduce;

@@ -43,7 +43,7 @@ pub(super) struct Stretch {
     pub(super) g: Address,
     to: Option<Address>,
     form: Option<Address>,
-    /// Of its layer.
+    /// Elements of the stretch, counted from the beginning of its layer.
     pub(super) range: Range<usize>,
     numbers: AdamWNumbers,
 }
@@ -77,7 +77,7 @@ impl Stretch {
     }
 }
 
-/// What one launch takes of stretches, and how many blocks it has.
+/// The table of stretches that one launch is given, and how many blocks it has.
 fn table(stretches: &[Stretch]) -> (Vec<u32>, usize) {
     let mut blocks = 0;
     let mut table = Vec::with_capacity(STRETCHES_MAX * Stretch::WORDS);
@@ -123,7 +123,7 @@ fn launch_summed<D: Device>(
     parts.add(device)
 }
 
-/// Part of a layer: a matrix, with its form if somebody wants it, or what lies between.
+/// Part of a layer: a matrix, with the address of its form if that is written too, or what lies between.
 struct Piece<'a> {
     range: Range<usize>,
     form: Option<Address>,

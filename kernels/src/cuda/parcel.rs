@@ -5,8 +5,8 @@
 //!   receiver                                  └─▶ copy out ─fence─┘
 //! ```
 //!
-//! Nobody waits on the host. Rooms are few and used again: one that comes back brings the moments from
-//! which on it has been read. A receiver with another kind of device asks for the numbers, which come
+//! No thread of the host waits. Rooms are few and used again: one that comes back brings the moments from
+//! which on it has been read. A receiver with another kind of device reads the numbers, which come
 //! by way of memory that the device copies by itself, in a stream of its own.
 
 use std::any::Any;
@@ -30,16 +30,16 @@ use crate::sizes::BoundaryRooms;
 struct Room<D: Device> {
     device: Arc<Recorder<D>>,
     buffer: CudaBuffer<D>,
-    /// Its twin on the host, if it was ever asked for numbers or filled with some.
+    /// The room's twin on the host, if its numbers were ever read on the host or written from it.
     host: Option<Pinned<D>>,
-    /// From when on it has been read.
+    /// The moments from which on the room has been read.
     read: Vec<D::Fence>,
-    /// From when on its twin has.
+    /// The moment from which on its twin has been read.
     host_read: Option<D::Fence>,
 }
 
 impl<D: Device> Room<D> {
-    /// Where its twin lies.
+    /// Where the room's twin on the host lies.
     fn twin(&mut self, bytes: u64) -> Result<Address, DeviceFault> {
         let host = match &mut self.host {
             Some(host) => host,
@@ -61,7 +61,7 @@ impl<D: Device> Drop for Room<D> {
 /// The rooms of a backend.
 pub(super) struct Rooms<D: Device> {
     made: Cell<usize>,
-    /// What a plan has counted for them. Nothing else is taken then.
+    /// The memory that a plan has counted for the rooms. Nothing else is taken then.
     claimed: RefCell<Option<Reserve<D>>>,
     free: RefCell<VecDeque<Room<D>>>,
     returned: Receiver<Room<D>>,
@@ -93,7 +93,7 @@ impl<D: Device> Rooms<D> {
         }
     }
 
-    /// A room of this form; none if there is none left. Some take turns: who fills the only one there is
+    /// A room of this form; none if there is none left. Some take turns: with only one, its next sender
     /// would wait for the reader of the tensor before. The one that has been free for longest comes first.
     fn take(
         &self,
@@ -126,9 +126,9 @@ impl<D: Device> Rooms<D> {
 /// A tensor in a room.
 struct Boundary<D: Device> {
     device: Arc<Recorder<D>>,
-    /// Its backend's, told before numbers that are none leave.
+    /// The fault of the backend it came from, set before numbers that are no result leave.
     fault: Arc<OnceLock<DeviceFault>>,
-    /// There until this is dropped. Locked while somebody takes from it.
+    /// The room, until this is dropped. Locked while a reader takes from it.
     room: Mutex<Option<Room<D>>>,
     filled: D::Fence,
     len: usize,
@@ -209,7 +209,7 @@ pub(super) fn pack<D: Device>(
         device.follow(Stream::Compute, &read)?;
     }
     let bytes = element.bytes(device.precision()) * len as u64;
-    // The pass is told by itself: the rooms take turns, and it comes again as it is.
+    // The pass is issued by itself: the rooms take turns, and it comes again as it is.
     device.flush()?;
     device.copy(from.buffer.at(from.range.start), room.buffer.at(0), bytes)?;
     let filled = device.fence(Stream::Compute)?;

@@ -6,7 +6,7 @@ use super::device::{Address, Device, Stream};
 use super::error::DeviceFault;
 use super::recorder::Recorder;
 
-/// Such memory, given back when nobody holds it.
+/// Memory of the host that a device copies by itself, given back when it is dropped.
 pub(super) struct Pinned<D: Device> {
     device: Arc<Recorder<D>>,
     start: Address,

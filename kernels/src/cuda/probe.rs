@@ -12,11 +12,11 @@ use super::source::{File, Precision, Unit};
 /// A device that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// What it is.
+    /// What the driver reports of the device.
     pub info: DeviceInfo,
-    /// cublasLt's, as the library counts: 130100 for 13.1.
+    /// The version of cublasLt, as the library counts: 130100 for 13.1.
     pub library_version: u64,
-    /// Memory that nobody has now.
+    /// Bytes of the device's memory that are free now.
     pub free_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ pub fn compile_kernels(probe: &Probe, cache: &Cache) -> Result<Option<CacheWarni
 /// Looks at device `index` and at everything that it needs to be opened.
 ///
 /// # Errors
-/// If something is missing, too old, absent or refused; each says what to do.
+/// If something is missing, too old, absent or refused; each error names the remedy.
 pub fn probe(index: usize) -> Result<Probe, OpenError> {
     let driver = driver_version()?;
     let info = choose(&devices()?, index)?.clone();

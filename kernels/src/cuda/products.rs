@@ -1,12 +1,12 @@
 //! Matrix products by cublasLt.
 //!
-//! The library is asked once for each shape which of its algorithms is best; the answer is kept and
+//! For each shape the library is queried once for the best of its algorithms; the answer is kept and
 //! may be kept with a run ([`Pin`]), so that a shape has one algorithm for ever. None that splits a
 //! sum over blocks is allowed, and the workspace is ours: what a product gives depends on its
 //! operands and on the version of the library alone.
 //!
 //! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
-//! each product here is asked for as its transpose, `result^T = right^T * left^T`.
+//! each product here is requested as its transpose, `result^T = right^T * left^T`.
 
 mod search;
 
@@ -77,9 +77,9 @@ fn alignment(address: Address) -> u64 {
 /// The algorithm that a product has for ever.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
-    /// The product: which, its lengths, types and alignments.
+    /// The product: its kind, lengths, types and alignments as text.
     pub product: String,
-    /// The version of cublasLt.
+    /// The version of cublasLt that named the algorithm.
     pub library_version: u64,
     /// The algorithm as the library describes it, opaque.
     pub algorithm: [u64; 8],
@@ -90,7 +90,7 @@ pub struct Pin {
 struct Factor {
     /// Floats a row in memory.
     width: usize,
-    /// Rows in memory.
+    /// The number of rows in memory.
     count: usize,
     is_transposed: bool,
 }
@@ -131,7 +131,7 @@ fn check(call: &'static str, status: sys::cublasStatus_t) -> Result<(), DeviceFa
     if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
     }
-    // On a device that gave up earlier the library fails, too, and only the driver says why.
+    // On a device that gave up earlier the library fails, too, and only the driver reports why.
     memory_here()?;
     // SAFETY: the library returns a string of its own for every status.
     let name = unsafe { CStr::from_ptr(sys::cublasLtGetStatusName(status)) };
@@ -167,7 +167,7 @@ pub(super) struct Products {
     version: u64,
     workspace: Address,
     stream: sys::cudaStream_t,
-    /// Plans, and algorithms that were pinned before their product was first asked for.
+    /// Plans, and algorithms that were pinned before the first call of their product.
     state: Mutex<State>,
 }
 
@@ -223,7 +223,7 @@ fn description(layout: &Layout) -> Result<Handle<sys::cublasLtMatmulDesc_t>, Dev
     Ok(description)
 }
 
-/// No sum over split blocks.
+/// No algorithm that splits a sum over blocks.
 const UNSPLIT: Scheme = Scheme::CUBLASLT_REDUCTION_SCHEME_NONE;
 
 /// What an algorithm may use: our workspace, these alignments, and these ways to add split sums.
@@ -353,7 +353,7 @@ impl Products {
         // SAFETY: structures of numbers, which the library fills in.
         let mut found: [sys::cublasLtMatmulHeuristicResult_t; COUNT] =
             unsafe { std::mem::zeroed() };
-        // SAFETY: live handles, and room for as many results as are asked for.
+        // SAFETY: live handles, and room for as many results as are requested.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.library.raw,
@@ -396,7 +396,7 @@ impl Products {
         let beta = f32::from(u8::from(is_added || product.addend.is_some()));
         let addend = product.addend.unwrap_or(product.result);
         let place = |address: Address| address.0 as *mut c_void;
-        // SAFETY: live handles; the addresses are the caller's, of the lengths the layouts say.
+        // SAFETY: live handles; the addresses are the caller's, of the lengths of the layouts.
         let status = unsafe {
             sys::cublasLtMatmul(
                 self.library.raw,

@@ -1,8 +1,8 @@
-//! A device whose commands are written down first, and told when somebody must see what they do.
+//! A device whose commands are written down first, and issued when their results must be seen.
 //!
 //! Launches, products and copies wait here until a border: whatever the host reads or writes, memory that
 //! is given back, the end of an operation ([`Recorder::flush`]), or as many commands as a segment may have.
-//! Then they are told in order, one by one or as a graph ([`super::segments`]). So nothing above knows of
+//! Then they are issued in order, one by one or as a graph ([`super::segments`]). So nothing above knows of
 //! graphs, and nothing that waits can be overtaken.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,36 +16,36 @@ use super::source::Precision;
 /// Whether segments that come again become graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Graphs {
-    /// Everything is told at once, one by one.
+    /// Each command is issued at once, by itself.
     Off,
-    /// Within these limits.
+    /// Segments that come again become graphs, within these limits.
     On(Limits),
 }
 
 impl Graphs {
-    /// As training has them.
+    /// The setting that training uses.
     pub const PLAIN: Self = Self::On(Limits::PLAIN);
 }
 
-/// How commands were told.
+/// Counts of how commands were issued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphCounts {
-    /// Commands that were told one by one.
+    /// Commands that were issued one by one.
     pub issued: u64,
     /// Graphs that were made.
     pub captured: u64,
     /// Graphs that were started.
     pub replayed: u64,
-    /// Graphs that there are.
+    /// Graphs that there are now.
     pub held: usize,
     /// Segments that the device did not make a graph of. After the first one none is tried.
     pub refused: u64,
 }
 
-/// A device behind its list.
+/// A device behind the list of commands that wait for it.
 pub(super) struct Recorder<D: Device> {
     device: Arc<D>,
-    /// Held while the list is written or told: memory may be given back on another thread than the one
+    /// Held while the list is written or issued: memory may be given back on another thread than the one
     /// that computes.
     state: Mutex<State>,
 }
@@ -54,7 +54,7 @@ struct State {
     graphs: Option<(Segments, Limits)>,
     commands: Vec<Command>,
     counts: GraphCounts,
-    /// What went wrong where nobody could be told: it is the next one's answer.
+    /// A fault that could not be returned where it occurred: the next flush returns it.
     fault: Option<DeviceFault>,
 }
 
@@ -72,12 +72,12 @@ impl<D: Device> Recorder<D> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the device all that waits.
+    /// Issues all commands that wait to the device.
     pub(super) fn flush(&self) -> Result<(), DeviceFault> {
         self.state().flush(&*self.device)
     }
 
-    /// What waits is of the stream that work goes into: the others go beside it.
+    /// The commands that wait are of the stream that work goes into: the other streams go beside it.
     fn flush_before(&self, stream: Stream) -> Result<(), DeviceFault> {
         match stream {
             Stream::Compute => self.flush(),
@@ -85,7 +85,7 @@ impl<D: Device> Recorder<D> {
         }
     }
 
-    /// How commands were told so far.
+    /// How commands were issued so far.
     pub(super) fn counts(&self) -> GraphCounts {
         let state = self.state();
         let held = state.graphs.as_ref().map_or(0, |(segments, _)| segments.graphs());
@@ -101,7 +101,7 @@ impl<D: Device> Recorder<D> {
 }
 
 impl State {
-    /// From now on everything is told one by one.
+    /// From now on all commands are issued one by one.
     fn forget_graphs<D: Device>(&mut self, device: &D) {
         if let Some((segments, _)) = self.graphs.take() {
             segments.into_graphs().for_each(|graph| device.forget(graph));
@@ -192,7 +192,7 @@ impl<D: Device> Device for Recorder<D> {
         self.device.allocate(bytes)
     }
 
-    /// What waits may use the memory.
+    /// Commands that wait may use the memory, so they are issued first.
     fn free(&self, address: Address) {
         let mut state = self.state();
         if let Err(fault) = state.flush(&*self.device) {

@@ -1,9 +1,9 @@
-//! What is told a device between two borders, and which of it is worth a graph.
+//! The commands that a device is issued between two borders, and which of them are worth a graph.
 //!
-//! Passes tell a device the same commands again and again, with the same addresses. A *segment* is what
+//! Passes issue the same commands to a device again and again, with the same addresses. A *segment* is what
 //! was written down between two borders. Seen for the second time it becomes a graph of the device, and
 //! from then on it is one call. A graph is found by all words of its segment, never by less, so it does
-//! exactly what would have been told. What changes each time, as updates of weights do with their numbers,
+//! exactly what its commands would do. What changes each time, as updates of weights do with their numbers,
 //! is never seen twice: of such segments only a hash is kept, and only of the last ones.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::device::{Command, GraphId, Product, ProductKind};
 use super::kernel::Launch;
 use crate::fingerprint::{GOLDEN, mix};
 
-/// How much is kept, and what is worth it.
+/// How many graphs and hashes are kept, and which segments are worth a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Graphs at once. Beyond it one that was not used for [`STALE`] times as many segments goes; while
@@ -22,7 +22,7 @@ pub struct Limits {
     pub seen: usize,
     /// Commands of a segment, at least: a graph is not started for less.
     pub commands_min: usize,
-    /// Commands of a segment, at most: with so many the device is told, border or not, so that it does
+    /// Commands of a segment, at most: with so many they are issued, border or not, so that the device does
     /// not wait for the host to write.
     pub commands_max: usize,
 }
@@ -34,15 +34,15 @@ impl Limits {
 }
 
 /// If more segments come in turn than there may be graphs, those that are kept must stay: one that goes
-/// for the next would be made again in each turn, which takes longer than telling it.
+/// for the next would be made again in each turn, which takes longer than issuing its commands.
 pub const STALE: u64 = 4;
 
 /// What to do with a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Tell its commands one by one.
+    /// Issue its commands one by one.
     Issue,
-    /// Make it a graph, say so by [`Segments::keep`], and start that.
+    /// Make it a graph, record that by [`Segments::keep`], and start the graph.
     Capture,
     /// Start this graph.
     Replay(GraphId),
@@ -56,23 +56,23 @@ struct Kept {
     used_at: u64,
 }
 
-/// The segments so far.
+/// The segments that were seen so far, and those that are graphs.
 #[derive(Debug)]
 pub struct Segments {
     limits: Limits,
-    /// By hash, for each the moment it was seen.
+    /// The moment at which each segment was seen, by its hash.
     seen: BTreeMap<u128, u64>,
-    /// Whose moments are those, oldest first.
+    /// Which segment was seen at a moment, oldest first.
     oldest: BTreeMap<u64, u128>,
     /// By hash. Of two segments with one hash the first is kept.
     kept: BTreeMap<u128, Kept>,
-    /// Whose graph was used at a moment, longest ago first.
+    /// Which segment's graph was used at a moment, longest ago first.
     used: BTreeMap<u64, u128>,
     moment: u64,
 }
 
 impl Segments {
-    /// None so far.
+    /// No segments so far.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         let (seen, oldest) = (BTreeMap::new(), BTreeMap::new());
@@ -80,7 +80,7 @@ impl Segments {
         Self { limits, seen, oldest, kept, used, moment: 0 }
     }
 
-    /// What to do with a segment of so many commands, whose words these are.
+    /// Decides what to do with a segment of `count` commands, which `words` encode.
     pub fn decide(&mut self, count: usize, words: &[u64]) -> Decision {
         if count < self.limits.commands_min {
             return Decision::Issue;
@@ -112,7 +112,7 @@ impl Segments {
         Decision::Issue
     }
 
-    /// Whether there may be another graph, for one that has to go if need be.
+    /// Whether there may be another graph, in place of one that is no longer used if need be.
     fn has_room(&self) -> bool {
         self.kept.len() < self.limits.graphs || self.stale().is_some()
     }
@@ -124,7 +124,7 @@ impl Segments {
         (since > STALE * self.limits.graphs as u64).then_some((*used_at, *hash))
     }
 
-    /// Keeps the graph that was made of a segment after [`Decision::Capture`]; yields one that has to go
+    /// Keeps the graph that was made of a segment after [`Decision::Capture`]; returns one that has to go
     /// for it.
     ///
     /// # Panics
@@ -145,12 +145,12 @@ impl Segments {
         gone
     }
 
-    /// All graphs there are.
+    /// All graphs that are kept.
     pub fn into_graphs(self) -> impl Iterator<Item = GraphId> {
         self.kept.into_values().map(|kept| kept.graph)
     }
 
-    /// How many graphs there are.
+    /// The number of graphs that are kept.
     #[must_use]
     pub fn graphs(&self) -> usize {
         self.kept.len()
@@ -168,7 +168,7 @@ fn hash(words: &[u64]) -> u128 {
 }
 
 impl Command {
-    /// Appends all that the command says. No two lists of commands have the same words.
+    /// Appends the words that encode the command. No two lists of commands have the same words.
     pub fn write_words(&self, words: &mut Vec<u64>) {
         match self {
             Self::Launch(launch) => {
@@ -251,7 +251,7 @@ mod tests {
     fn a_graph_that_was_not_used_for_long_goes() {
         let mut segments = Segments::new(SMALL);
         (0..3).for_each(|number| assert_eq!(make(&mut segments, number), None));
-        // Number 1 is the one that nobody uses.
+        // Number 1 is the one that is not used.
         for _ in 0..STALE * 3 / 2 {
             assert_eq!(segments.decide(2, &words(0)), Decision::Replay(GraphId(0)));
             assert_eq!(segments.decide(2, &words(2)), Decision::Replay(GraphId(2)));

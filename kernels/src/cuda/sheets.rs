@@ -1,5 +1,5 @@
 //! Sheets of memory that a device copies results to: made when they are needed, and used again when
-//! whoever read them has given them back.
+//! their reader has given them back.
 
 use std::cell::{Cell, RefCell};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,16 +18,15 @@ struct Sheet<D: Device> {
 }
 
 impl<D: Device> Sheet<D> {
-    /// Where it begins.
     fn start(&self) -> Address {
         self.memory.at(0, self.bytes)
     }
 }
 
 /// The sheets of a backend for one kind of results. All of them are written in one stream, so that a sheet
-/// that comes back unread is written again behind the copy that nobody waited for.
+/// that comes back unread is written again behind the copy that no reader waited for.
 pub(super) struct Sheets<D: Device> {
-    /// Most sheets, and bytes of all of them.
+    /// The most sheets, and the most bytes of all of them.
     limits: (usize, u64),
     made: Cell<(usize, u64)>,
     free: RefCell<Vec<Sheet<D>>>,
@@ -57,7 +56,7 @@ impl<D: Device> Sheets<D> {
         Some(Sheet { memory, bytes })
     }
 
-    /// Tells `stream` to copy to a sheet; none if there is none left.
+    /// Enqueues a copy to a sheet in `stream`; none if there is none left.
     pub(super) fn copy_out(
         &self,
         backend: &CudaBackend<D>,
@@ -76,21 +75,21 @@ impl<D: Device> Sheets<D> {
 /// Bytes on their way to a sheet, which goes back when this is dropped.
 pub(super) struct Copied<D: Device> {
     device: Arc<Recorder<D>>,
-    /// Its backend's, told before a result that is none is passed on.
+    /// The fault of the backend, set before a result that is none is passed on.
     fault: Arc<OnceLock<DeviceFault>>,
-    /// There until this is dropped.
+    /// The sheet, until this is dropped.
     sheet: Option<Sheet<D>>,
     arrived: D::Fence,
     home: SyncSender<Sheet<D>>,
 }
 
 impl<D: Device> Copied<D> {
-    /// When they have arrived.
+    /// The moment from which on the bytes have arrived.
     pub(super) const fn arrived(&self) -> &D::Fence {
         &self.arrived
     }
 
-    /// The bytes, which are waited for; nothing if the device has failed.
+    /// Waits for the bytes and returns them; nothing if the device has failed.
     pub(super) fn bytes(&self) -> Option<Vec<u8>> {
         let sheet = self.sheet.as_ref().expect("there until this is dropped");
         if let Err(fault) = self.device.reach(&self.arrived) {

@@ -5,7 +5,7 @@ use super::architecture::Architecture;
 pub use crate::precision::Precision;
 
 impl Precision {
-    /// The macro that tells sources.
+    /// The compiler's option that defines the type for the sources.
     #[must_use]
     pub const fn option(self) -> &'static str {
         match self {
@@ -18,15 +18,15 @@ impl Precision {
 /// A file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum File {
-    /// Embeddings.
+    /// Embeddings of tokens and positions.
     Embed,
-    /// Normalisations.
+    /// Normalisations, forward and backward.
     Norm,
     /// Elementwise stages, rotary embedding and conversions.
     Elementwise,
-    /// Sums over rows.
+    /// Sums over rows, column by column.
     Columns,
-    /// The head's softmax.
+    /// The output head's softmax.
     Head,
     /// Attention on plain multiply-adds, for every width of a head.
     Attention,
@@ -34,7 +34,7 @@ pub enum File {
     Flash,
     /// AdamW, sums of squares, fingerprints.
     Optimizer,
-    /// The device's clock.
+    /// The kernel that reads the device's clock.
     Clock,
     /// Arithmetic between versions of weights.
     Versions,
@@ -44,7 +44,7 @@ pub enum File {
 pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
 
 impl File {
-    /// All of them.
+    /// All files of kernels.
     pub const ALL: [Self; 10] = [
         Self::Embed,
         Self::Norm,
@@ -58,7 +58,7 @@ impl File {
         Self::Versions,
     ];
 
-    /// Its name under `kernels/cu/`.
+    /// Name of the file under `kernels/cu/`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -75,7 +75,7 @@ impl File {
         }
     }
 
-    /// What is in it.
+    /// Text of the file, without the prelude.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -109,17 +109,17 @@ impl File {
 /// What one compilation is of and for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
-    /// The file.
+    /// The file that is compiled.
     pub file: File,
-    /// With this type of activations.
+    /// The type of activations that it is compiled for.
     pub precision: Precision,
-    /// For these devices.
+    /// The compute capability that it is compiled for.
     pub architecture: Architecture,
 }
 
 impl Unit {
-    /// The compiler's options. Multiply-adds are fused where a source says `fmaf` and nowhere else;
-    /// division and square root are rounded as IEEE 754 says, and denormal numbers kept.
+    /// The compiler's options. Multiply-adds are fused where a source calls `fmaf` and nowhere else;
+    /// division and square root are rounded as IEEE 754 prescribes, and denormal numbers kept.
     #[must_use]
     pub fn options(&self) -> Vec<String> {
         vec![

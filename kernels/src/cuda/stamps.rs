@@ -14,7 +14,7 @@ pub(super) struct Stamps {
     count: Cell<usize>,
 }
 
-/// Notes the moment when everything told before is done. False if too many wait to be read.
+/// Notes the moment when everything enqueued before is done. False if too many wait to be read.
 pub(super) fn stamp<D: Device>(
     device: &CudaBackend<D>,
     stamps: &Stamps,
@@ -30,7 +30,7 @@ pub(super) fn stamp<D: Device>(
     Ok(true)
 }
 
-/// The moments noted since this was last asked, in microseconds. Waits for them.
+/// The moments noted since the last call, in microseconds. Waits for them.
 pub(super) fn read<D: Device>(
     device: &CudaBackend<D>,
     stamps: &Stamps,

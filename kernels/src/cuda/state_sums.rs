@@ -1,7 +1,7 @@
 //! The sums of a state's fingerprint: each block leaves its part, and one block adds the parts up.
 //!
-//! They are sums of integers modulo 2^64, so no order matters. The host is told them behind the pass and
-//! reads them when it wants them.
+//! They are sums of integers modulo 2^64, so no order matters. They are copied behind the pass to
+//! the host, which reads them when it needs them.
 
 use super::backend::CudaBackend;
 use super::device::{Address, Device};

@@ -16,19 +16,19 @@ use crate::backend::{
 /// The sizes of what is timed.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Sequences.
+    /// Sequences in a pass.
     pub sequences: usize,
-    /// Tokens a sequence.
+    /// Tokens in a sequence.
     pub sequence_len: usize,
-    /// Of the residual stream.
+    /// Floats of the residual stream.
     pub width: usize,
-    /// Tokens there are.
+    /// Tokens in the vocabulary.
     pub vocabulary: usize,
     /// Weights that an update is computed of.
     pub parameters: usize,
     /// Floats that are copied to know what a copy takes.
     pub copied: usize,
-    /// Rows and columns of the product that says what products take.
+    /// Rows and columns of the product whose rate all products are compared with.
     pub square: usize,
 }
 
@@ -49,12 +49,12 @@ impl Sizes {
     }
 }
 
-/// What the device does at best.
+/// The rates that the device reaches at best.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
-    /// Read and written, of a plain copy.
+    /// Bytes a second, read and written, of a plain copy.
     pub bytes_per_s: f64,
-    /// Of a large product.
+    /// Floating-point operations a second of a large product.
     pub flop_per_s: f64,
 }
 
@@ -81,24 +81,24 @@ impl Work {
 /// What an operation's floor follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The bytes that it moves.
+    /// The bytes that the operation moves.
     Memory,
-    /// Its products.
+    /// The arithmetic of its products.
     Arithmetic,
 }
 
-/// An operation.
+/// What an operation took beside its floor.
 #[derive(Clone, Debug)]
 pub struct OperationTime {
-    /// Its name.
+    /// Name of the operation.
     pub name: String,
-    /// What it took.
+    /// Microseconds that it took.
     pub us: f64,
-    /// What it takes at least.
+    /// Microseconds that it takes at least: its floor.
     pub floor_us: f64,
-    /// What that follows from.
+    /// Whether the floor follows from memory or from arithmetic.
     pub bound: Bound,
-    /// What the fastest algorithm of the library takes, if this is a product and there are several.
+    /// Microseconds of the library's fastest algorithm, if this is a product and there are several.
     pub fastest_us: Option<f64>,
 }
 
@@ -113,10 +113,10 @@ pub fn optimism(rows: &[OperationTime]) -> Option<f64> {
 /// Why operations were not timed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TimeError {
-    /// The device's memory does not hold them.
+    /// The device's memory does not hold the operands.
     #[error(transparent)]
     Memory(#[from] AllocateError),
-    /// The device failed.
+    /// The device failed while it was timed.
     #[error(transparent)]
     Device(#[from] DeviceFault),
 }

@@ -3,7 +3,7 @@
 use crate::fingerprint::mix;
 
 /// The two sums over weights, first and second moments, which are of equal length. As
-/// [`crate::fingerprint`] says it, one word after the other.
+/// [`crate::fingerprint`] defines them, one word after the other.
 #[must_use]
 pub fn state_sums(parts: [&[f32]; 3]) -> [u64; 2] {
     let (mut sum, mut sum_of_products) = (0u64, 0u64);

@@ -5,7 +5,7 @@ use crate::backend::MatrixShape;
 
 /// What the head's forward pass yields.
 pub struct HeadResult {
-    /// `rows` by `outputs`.
+    /// The logits, `rows` by `outputs`.
     pub logits: Vec<f64>,
     /// The logarithm of each row's sum of exponentials.
     pub log_sums: Vec<f64>,
@@ -13,7 +13,7 @@ pub struct HeadResult {
     pub loss: f64,
 }
 
-/// Logits and loss.
+/// The logits, their sums, and the loss of the head's forward pass.
 #[must_use]
 pub fn head_forward(shape: MatrixShape, x: &[f64], matrix: &[f64], targets: &[u32]) -> HeadResult {
     let logits = linear_forward(shape, x, matrix, None);
@@ -29,13 +29,13 @@ pub fn head_forward(shape: MatrixShape, x: &[f64], matrix: &[f64], targets: &[u3
     HeadResult { logits, log_sums, loss }
 }
 
-/// What comes back through the head.
+/// The gradients that the head's backward pass computes.
 pub struct HeadGradients {
-    /// Of the logits.
+    /// Gradient of the logits, `rows` by `outputs`.
     pub logits: Vec<f64>,
-    /// Of the input.
+    /// Gradient of the input, `rows` by `inputs`.
     pub x: Vec<f64>,
-    /// Of the matrix.
+    /// Gradient of the matrix, `outputs` by `inputs`.
     pub matrix: Vec<f64>,
 }
 

@@ -54,7 +54,7 @@ fn statistics(norm: Norm, x: &[f64]) -> (f64, f64) {
     (mean, 1.0 / (square + f64::from(epsilon)).sqrt())
 }
 
-/// Rows normalised.
+/// Normalises each row of `x`, then applies weight and bias.
 #[must_use]
 pub fn norm_forward(
     norm: Norm,
@@ -74,13 +74,13 @@ pub fn norm_forward(
     y
 }
 
-/// What comes back through a normalisation.
+/// The gradients that a normalisation's backward pass computes.
 pub struct NormGradients {
-    /// Of its input, without any residual stream.
+    /// Gradient of its input, without any residual stream.
     pub x: Vec<f64>,
-    /// Of its weight.
+    /// Gradient of its weight.
     pub weight: Vec<f64>,
-    /// Of its bias.
+    /// Gradient of its bias.
     pub bias: Vec<f64>,
 }
 

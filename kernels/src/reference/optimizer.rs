@@ -1,19 +1,19 @@
-//! AdamW.
+//! The definition of an AdamW step, which backends must meet bit for bit.
 
 use crate::backend::AdamWNumbers;
 
 /// A tensor's weights and moments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWState {
-    /// Weights.
+    /// The weights of the tensor.
     pub w: Vec<f32>,
-    /// First moments.
+    /// The first moments, one for each weight.
     pub m: Vec<f32>,
-    /// Second moments.
+    /// The second moments, one for each weight.
     pub v: Vec<f32>,
 }
 
-/// One step in place, in f32 and in exactly the order [`AdamWNumbers`] tells: this one is not an
+/// One step in place, in f32 and in exactly the order that [`AdamWNumbers`] documents: this one is not an
 /// approximation, a backend must meet its bits.
 pub fn adamw(state: &mut AdamWState, g: &[f32], numbers: AdamWNumbers) {
     for (i, g) in g.iter().enumerate() {

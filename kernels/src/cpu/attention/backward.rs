@@ -83,13 +83,13 @@ impl<'a> Earlier<'a> {
     }
 }
 
-/// One sequence.
+/// The backward pass of one sequence.
 struct Job<'a> {
     set: InstructionSet,
     shape: AttentionShape,
     lengths: Lengths,
     sequence: usize,
-    /// Its first row.
+    /// The sequence's first row.
     row: usize,
     saved: Saved<'a>,
     earlier: &'a [Earlier<'a>],
@@ -101,9 +101,9 @@ struct Job<'a> {
 #[derive(Clone, Copy)]
 struct KeyBlock {
     head: usize,
-    /// The first key.
+    /// The block's first key.
     start: usize,
-    /// Keys in it.
+    /// The number of keys in the block.
     len: usize,
 }
 

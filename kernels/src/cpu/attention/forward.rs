@@ -41,13 +41,13 @@ pub(in super::super) fn forward(
     });
 }
 
-/// One sequence.
+/// The forward pass of one sequence.
 struct Job<'a> {
     set: InstructionSet,
     shape: AttentionShape,
     lengths: Lengths,
     sequence: usize,
-    /// Its first row.
+    /// The sequence's first row.
     row: usize,
     earlier: &'a [&'a [f32]],
     qkv: &'a [f32],
@@ -177,7 +177,7 @@ pub(super) fn softmax_scale(head_width: usize) -> f32 {
 #[derive(Clone, Copy)]
 struct Line {
     row: usize,
-    /// Keys it sees.
+    /// The number of keys that the query sees.
     visible: usize,
     /// Keys it has scores for.
     limit: usize,

@@ -17,7 +17,6 @@ pub(super) struct Columns<'a> {
     pub(super) floats: &'a [f32],
     /// Floats from one row to the next.
     pub(super) stride: usize,
-    /// Columns.
     pub(super) width: usize,
 }
 
@@ -102,14 +101,14 @@ pub(super) fn slice_len(shape: AttentionShape, qkv: &[f32]) -> usize {
 /// How many queries and keys a sequence has, and where the queries are among the keys.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths {
-    /// Those of the slice.
+    /// Queries of the slice.
     pub(super) queries: usize,
-    /// Those of the slices before it as well.
+    /// Keys of the slice and of those before it.
     pub(super) keys: usize,
 }
 
 impl Lengths {
-    /// Of the slice that so many keys of earlier slices come before.
+    /// The lengths of a slice that `earlier` keys of earlier slices come before.
     pub(super) fn new(shape: AttentionShape, earlier: usize) -> Self {
         let queries = shape.sequence_len;
         Self { queries, keys: earlier + queries }
@@ -129,7 +128,7 @@ impl Lengths {
 /// Memory of a thread for one head, grown when a longer sequence comes.
 #[derive(Default)]
 pub(super) struct HeadScratch {
-    /// A strip each.
+    /// Packed rows, a strip in each.
     pub(super) query_strip: Vec<f32>,
     pub(super) gradient_strip: Vec<f32>,
     pub(super) weight_strip: Vec<f32>,

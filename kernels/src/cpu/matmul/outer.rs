@@ -29,7 +29,7 @@ struct Part<'a> {
     rows: Range<usize>,
     /// Those rows of the result, whole.
     result: &'a mut [f32],
-    /// The same entries of the column sums, if asked for.
+    /// The same entries of the column sums, if these are computed too.
     sums: Option<&'a mut [f32]>,
 }
 
@@ -180,11 +180,11 @@ struct ColumnSource<'a> {
     floats: &'a [f32],
     /// Floats from one row to the next.
     stride: usize,
-    /// The first column.
+    /// The first column of the strips.
     first: usize,
     /// Columns, at most [`GROUP`].
     width: usize,
-    /// Rows.
+    /// The number of rows.
     depth: usize,
 }
 

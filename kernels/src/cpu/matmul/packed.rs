@@ -49,7 +49,7 @@ impl PackedMatrix {
         &block[column * block_depth..padded(self.columns) * block_depth]
     }
 
-    /// The floats, to be written by whoever knows the layout.
+    /// The floats, to be written by code that knows the layout.
     pub(super) fn floats_mut(&mut self) -> &mut [f32] {
         self.floats.as_mut_slice()
     }
@@ -149,7 +149,7 @@ pub(crate) struct RowSource<'a> {
     pub(crate) stride: usize,
     /// Rows, up to [`STRIP`].
     pub(crate) rows: usize,
-    /// Factors.
+    /// The number of factors in each row.
     pub(crate) depth: usize,
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct RowProduct<'a, L> {
     pub(crate) matrix: &'a PackedMatrix,
 }
 
-/// A left factor.
+/// A left factor whose rows may be brought into form block by block.
 pub(crate) trait LeftRows {
     /// The rows, row-major; on the first visit of a block they may be brought into form.
     fn rows(&mut self, block: &Block, is_first_visit: bool) -> &[f32];

@@ -40,7 +40,7 @@ thread_local! {
 /// Runs `work` with this thread's scratch memory, whose content is left from earlier use.
 ///
 /// # Panics
-/// If `work` asks for the scratch memory again.
+/// If `work` requests the scratch memory again.
 pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }

@@ -6,19 +6,19 @@ use crate::backend::Backend;
 use crate::cuda::device::{Device, Product};
 use crate::cuda::{CudaBackend, CudaDevice, DeviceFault};
 
-/// A device that can tell time.
+/// A device whose clock can time work.
 pub trait Timed: Device {
-    /// The seconds from the beginning of `work` to the end of all that it told the device.
+    /// The seconds from the beginning of `work` to the end of all that it enqueued on the device.
     ///
     /// # Errors
-    /// As the driver says, about this or anything before.
+    /// If the driver reports a fault of this or of anything before.
     fn seconds(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceFault>;
 
     /// The seconds of the fastest way there is to a product, of `runs` runs, whatever bits it gives. None
     /// where there is one way only.
     ///
     /// # Errors
-    /// As the library says.
+    /// If the library reports an error.
     fn fastest_product_s(&self, product: &Product, runs: u32) -> Result<Option<f64>, DeviceFault>;
 }
 
@@ -37,19 +37,19 @@ impl Timed for CudaDevice {
 /// Where operations are timed.
 pub struct Stand<D: Timed> {
     device: Arc<D>,
-    /// What they run on.
+    /// The backend that the operations run on.
     pub backend: CudaBackend<D>,
     runs: u32,
 }
 
 impl<D: Timed> Stand<D> {
-    /// Of `runs` runs the fastest counts.
+    /// A stand where the fastest of `runs` runs counts.
     #[must_use]
     pub fn new(device: Arc<D>, runs: u32) -> Self {
         Self { backend: CudaBackend::new(device.clone()), device, runs }
     }
 
-    /// What the fastest run took, after one that does not count.
+    /// Seconds of the fastest run, after one that does not count.
     ///
     /// # Errors
     /// The first fault of the device.
@@ -68,7 +68,7 @@ impl<D: Timed> Stand<D> {
     /// The seconds of the fastest way there is to a product. None where there is one way only.
     ///
     /// # Errors
-    /// As the library says.
+    /// If the library reports an error.
     pub fn fastest_product_s(&self, product: &Product) -> Result<Option<f64>, DeviceFault> {
         self.device.fastest_product_s(product, self.runs)
     }

@@ -169,7 +169,7 @@ macro_rules! kernel {
     };
 }
 
-/// Four factors.
+/// The four factors of one turn.
 macro_rules! turn {
     ($step:ident) => {
         concat!($step!(0), $step!(1), $step!(2), $step!(3))

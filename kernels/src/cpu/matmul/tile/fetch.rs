@@ -14,7 +14,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// Nothing to fetch.
+    /// No lines to fetch.
     pub(crate) const NOTHING: Self =
         Self { start: std::ptr::null(), stride: 0, lines_per_row: 0, rows: 0 };
 
@@ -48,7 +48,6 @@ pub(super) struct Fetcher {
 }
 
 impl Fetcher {
-    /// Lines left.
     pub(super) fn left(&self) -> usize {
         self.left
     }
