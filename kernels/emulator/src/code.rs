@@ -26,7 +26,7 @@ const TENSOR_CORES: &str = include_str!("../cu/tensor_cores.h");
 /// The mark that a source's own text begins with, behind the prelude.
 const SECOND_PART: &str = "\n#line 1 \"";
 
-/// What a source says around that part of it that only a device's tensor cores can do.
+/// The mark in a source around that part of it that only a device's tensor cores can do.
 const TENSOR_CORES_MARK: &str = "#ifndef EMULATED";
 
 /// Arguments of a kernel at most.
@@ -89,7 +89,7 @@ fn fresh_path(extension: &str) -> PathBuf {
     env::temp_dir().join(format!("zbelastic-emulated-{}-{number}.{extension}", process::id()))
 }
 
-/// What the compiler is told of every source.
+/// The compiler's options for every source.
 pub(crate) fn compiler_options() -> Vec<&'static str> {
     let mut options = vec!["-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off"];
     options.extend(["-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]);
@@ -104,7 +104,7 @@ pub(crate) fn compiler_options() -> Vec<&'static str> {
 /// Compiles a source, with macros as `-DNAME=VALUE`.
 ///
 /// # Errors
-/// What the compiler said, or why there is none.
+/// The compiler's output, or why there is no compiler.
 pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
     let (text, library) = (fresh_path("cpp"), fresh_path("so"));
     fs::write(&text, program(source)).map_err(|error| error.to_string())?;
@@ -123,21 +123,21 @@ pub fn build(source: &str, macros: &[&str]) -> Result<Vec<u8>, String> {
 }
 
 /// Where the header of an ELF file of 64 bits has flags, which this machine's loader does not look at. A
-/// device's code says there what it is for.
+/// device's code holds there which architecture it is for.
 const FLAGS: std::ops::Range<usize> = 0x30..0x34;
 
-/// Code that says which architecture it is for.
+/// Code with the architecture that it is for in its flags.
 pub(crate) fn marked(mut code: Vec<u8>, architecture: u32) -> Vec<u8> {
     code[FLAGS].copy_from_slice(&architecture.to_le_bytes());
     code
 }
 
-/// The architecture that code says it is for.
+/// The architecture in the flags of code.
 pub(crate) fn architecture_of(code: &[u8]) -> u32 {
     u32::from_le_bytes(code[FLAGS].try_into().expect("four bytes"))
 }
 
-/// Loaded code.
+/// A kernel library that was loaded into this process.
 pub struct Code {
     library: Library,
 }
@@ -145,7 +145,7 @@ pub struct Code {
 /// A kernel of loaded code, which lives as long as its code does.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Runs it.
+    /// The function that runs the kernel.
     pub entry: Entry,
     /// Bytes of its arguments.
     pub argument_bytes: Vec<usize>,

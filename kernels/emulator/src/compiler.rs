@@ -29,13 +29,13 @@ fn options(count: c_int, list: *const *const c_char) -> Vec<String> {
     list.iter().map(|option| text(option).to_string_lossy().into_owned()).collect()
 }
 
-/// What the compiler may be told, and what it must be for numbers to be those of this machine's code.
+/// Options without which numbers would not be those of this machine's code, and one that is allowed.
 const MEANT: [&str; 5] =
     ["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 const ALLOWED: [&str; 1] = ["--device-as-default-execution-space"];
 const ARCHITECTURE: &str = "--gpu-architecture=sm_";
 
-/// The architecture that code is for, if this machine's code does what the options ask for.
+/// The architecture that code is for, if this machine's code does what the options require.
 fn architecture(options: &[String]) -> Result<u32, String> {
     let mut numbers = options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
     let number = numbers.next_back().and_then(|number| number.parse::<c_int>().ok());
@@ -82,7 +82,7 @@ calls! {
     }
 
     fn nvrtcGetSupportedArchs(to: *mut c_int) -> nvrtcResult {
-        // SAFETY: the caller has room for as many as it was told.
+        // SAFETY: the caller has room for as many as `nvrtcGetNumSupportedArchs` counted.
         unsafe { ptr::copy_nonoverlapping(ARCHITECTURES.as_ptr(), to, ARCHITECTURES.len()) };
         nvrtcResult::NVRTC_SUCCESS
     }
@@ -151,7 +151,7 @@ calls! {
     }
 
     fn nvrtcGetProgramLog(program: nvrtcProgram, to: *mut c_char) -> nvrtcResult {
-        // SAFETY: a live program; the caller has room for as many as it was told.
+        // SAFETY: a live program; the caller has room for as many as `nvrtcGetProgramLogSize` returned.
         unsafe {
             let log = get(program).log.as_bytes_with_nul();
             ptr::copy_nonoverlapping(log.as_ptr().cast(), to, log.len());
@@ -171,7 +171,7 @@ calls! {
     }
 
     fn nvrtcGetCUBIN(program: nvrtcProgram, to: *mut c_char) -> nvrtcResult {
-        // SAFETY: a live program; the caller has room for as many as it was told.
+        // SAFETY: a live program; the caller has room for as many as `nvrtcGetCUBINSize` returned.
         unsafe {
             match &get(program).code {
                 None => return nvrtcResult::NVRTC_ERROR_INVALID_PROGRAM,

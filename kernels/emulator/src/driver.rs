@@ -1,6 +1,6 @@
 //! The driver's calls, under its names and with its types.
 //!
-//! Each asks first what the manual says a caller must have seen to: that the driver has begun, that a
+//! Each checks first what the manual requires of a caller: that the driver has begun, that a
 //! context is current, that what is named exists and belongs to that context.
 
 /// Calls under their own names, whose types are those that cudarc calls them with.
@@ -70,7 +70,7 @@ fn begun(change: impl FnOnce(&mut Machine) -> Answer<()>) -> CUresult {
     }))
 }
 
-/// A call that needs a context, whose device still answers.
+/// A call that needs a context, whose device has not failed.
 fn in_context(change: impl FnOnce(&mut Machine, usize) -> Answer<()>) -> CUresult {
     begun(|machine| {
         let device = CURRENT.get().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
@@ -82,7 +82,7 @@ fn in_context(change: impl FnOnce(&mut Machine, usize) -> Answer<()>) -> CUresul
     })
 }
 
-/// Has the machine do something for a library beside the driver.
+/// Enqueues work in a stream for a library beside the driver.
 pub(crate) fn tell(stream: u64, work: crate::machine::work::Work) -> CUresult {
     in_context(|machine, device| {
         own_stream(machine, device, stream)?;
@@ -119,7 +119,7 @@ fn context_of(machine: &Machine, context: CUcontext) -> Answer<usize> {
     Ok(device)
 }
 
-/// What drivers answer that cannot be used as they are.
+/// The codes that drivers return which cannot be used as they are.
 fn refusal_of(code: u32) -> CUresult {
     let all = [
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
@@ -131,7 +131,7 @@ fn refusal_of(code: u32) -> CUresult {
     found.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN)
 }
 
-/// Writes to where a caller wants an answer.
+/// Writes a result to where the caller wants it.
 ///
 /// # Safety
 /// `to` is null or may be written.

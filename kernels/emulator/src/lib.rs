@@ -7,13 +7,13 @@
 //! last product. What is promised:
 //!
 //! * Kernels are the real sources, compiled by this machine's C++ compiler and run thread by thread.
-//! * What is told to a stream is done when the driver may do it, and in the worst order that it may
-//!   ([`Order`]): whoever did not wait reads NaNs.
+//! * What is enqueued in a stream is done when the driver may do it, and in the worst order that it may
+//!   ([`Order`]): a reader that did not wait reads NaNs.
 //! * What the driver's manual forbids is refused as the driver refuses it: a stream of another context,
 //!   a wait within a capture, threads beyond a kernel's bounds.
 //! * Memory begins as NaNs, and a write beside it ends the process.
 //!
-//! It says nothing about speed, and nothing about what a real driver does beside its manual.
+//! It allows no conclusion about speed, nor about what a real driver does beside its manual.
 
 mod code;
 mod compiler;

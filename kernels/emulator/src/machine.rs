@@ -1,7 +1,7 @@
 //! A machine with devices as a state that calls change: memory, streams, moments and graphs.
 //!
-//! Nothing happens by itself. Work that was told waits in its stream until a rule ([`Order`]) or somebody
-//! who waits for it has it done, by the thread that calls; so a run with one thread has one course for each
+//! Nothing happens by itself. Work that was enqueued waits in its stream until a rule ([`Order`]) or a caller
+//! that waits for it has it done, by the thread that calls; so a run with one thread has one course for each
 //! setting.
 
 pub mod memory;
@@ -23,16 +23,16 @@ use memory::Blocks;
 pub use streams::{Event, Queue};
 use work::Work;
 
-/// What a call of the driver says.
+/// What a call of the driver returns.
 pub type Answer<T> = Result<T, CUresult>;
 
-/// A device.
+/// A device of the machine.
 pub struct Device {
-    /// Those who retained its primary context.
+    /// How many holders have retained its primary context.
     pub holders: u32,
-    /// What every call answers from now on.
+    /// The code that every call returns from now on.
     pub fault: Option<CUresult>,
-    /// Devices whose memory it reads.
+    /// Devices whose memory this one may read.
     pub peers: Vec<usize>,
 }
 
@@ -40,7 +40,7 @@ pub struct Device {
 pub struct Function {
     pub device: usize,
     pub kernel: Loaded,
-    /// Shared memory that a launch may ask for.
+    /// Shared memory that a launch may request.
     pub shared_bytes_max: u32,
     /// The module that has its code.
     pub module: u64,
@@ -52,7 +52,7 @@ pub struct Module {
     pub code: Code,
 }
 
-/// The machine.
+/// The machine: its devices, and everything that was made on them.
 pub struct Machine {
     pub settings: Settings,
     pub has_begun: bool,
@@ -60,7 +60,7 @@ pub struct Machine {
     pub blocks: Blocks,
     pub streams: BTreeMap<u64, Queue>,
     pub events: BTreeMap<u64, Event>,
-    /// With the devices that they are of.
+    /// The captured work of each graph, with the device that it is of.
     pub graphs: BTreeMap<u64, (usize, Vec<Work>)>,
     pub executables: BTreeMap<u64, (usize, Arc<[Work]>)>,
     pub modules: BTreeMap<u64, Module>,
@@ -97,7 +97,7 @@ impl Machine {
         }
     }
 
-    /// A name that nothing has or had.
+    /// A handle that nothing has or had.
     pub fn fresh(&mut self) -> u64 {
         self.next_handle += 16;
         self.next_handle
@@ -117,7 +117,7 @@ impl Machine {
         (x ^ (x >> 31)) % count
     }
 
-    /// Whether a device still answers.
+    /// Fails with the device's fault, if it has one.
     pub fn check(&self, device: usize) -> Answer<()> {
         match self.devices[device].fault {
             Some(fault) => Err(fault),

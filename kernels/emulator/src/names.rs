@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use std::fmt::Debug;
 use std::sync::{Mutex, PoisonError};
 
-/// A code's name.
+/// Name of a result code, as a C string that lives as long as the process.
 pub fn name_of(code: impl Debug) -> *const c_char {
     static NAMES: Mutex<BTreeMap<String, CString>> = Mutex::new(BTreeMap::new());
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -27,7 +27,7 @@ const MARK: u64 = 0x7a62_656c_6173_7469;
 /// Bytes of workspace that an algorithm needs that splits sums.
 const SPLIT_BYTES: usize = 1 << 20;
 
-/// What a product is, beside its matrices.
+/// Which factors of a product are transposed.
 #[derive(Default)]
 struct Terms {
     is_first_transposed: bool,
@@ -42,7 +42,7 @@ struct Wishes {
     alignments: [u32; 4],
 }
 
-/// What addresses are multiples of if nothing is said.
+/// What addresses are multiples of if no preference is set.
 const ALIGNMENT: u32 = 256;
 
 /// Ways to form a product, the likeliest first. They give different bits.
@@ -80,7 +80,7 @@ impl Way {
         is_allowed && self.workspace_bytes() as u64 <= wishes.workspace_bytes
     }
 
-    /// As the library describes it.
+    /// The algorithm as the library describes it.
     fn result(self, alignments: [u32; 4]) -> cublasLtMatmulHeuristicResult_t {
         let mut data = [0; 8];
         data[..2].copy_from_slice(&[MARK, self.code()]);
@@ -402,7 +402,7 @@ calls! {
                 if way.workspace_bytes() > workspace_bytes {
                     return Err(INVALID);
                 }
-                // SAFETY: as above; both are f32, as the terms say.
+                // SAFETY: as above; both are f32, as the product's description requires.
                 let [alpha, beta] = unsafe { [alpha, beta].map(|x| x.cast::<f32>().read()) };
                 let workspace = (workspace as u64, workspace_bytes);
                 let is_split = way == Way::Split;

@@ -1,4 +1,4 @@
-//! What machine is made: one variable of the environment, read once.
+//! The settings of the machine: one variable of the environment, read once.
 
 use std::env;
 use std::str::FromStr;
@@ -6,21 +6,21 @@ use std::str::FromStr;
 /// Words `name=value` with blanks between them; what is not named is as in [`Settings::PLAIN`].
 pub const VARIABLE: &str = "ZBELASTIC_EMULATOR";
 
-/// If this is set the driver says on standard error that it begins: for tests that must not find another.
+/// If this is set the driver reports on standard error that it begins: for tests that must not find another.
 pub(crate) const TELL_VARIABLE: &str = "ZBELASTIC_EMULATOR_TELLS";
-/// What it says then.
+/// The beginning of that report.
 pub(crate) const BEGINS: &str = "emulated driver: ";
 
-/// When what was told to streams is done.
+/// When work that was enqueued in streams is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As soon as it is told.
+    /// As soon as it is enqueued.
     Eager,
-    /// Only when somebody waits for it, and nothing that this somebody did not ask for.
+    /// Only when a caller waits for it, and nothing that this caller does not wait for.
     Lazy,
     /// Now and then, in streams drawn by chance; what is waited for, at the latest then.
     Drawn {
-        /// Where draws begin.
+        /// The seed that the draws begin from.
         seed: u64,
     },
 }
@@ -30,20 +30,20 @@ pub enum Order {
 pub struct Settings {
     /// Devices that the driver finds.
     pub devices: u32,
-    /// Memory of each.
+    /// Memory of each device, in MiB.
     pub memory_mib: u64,
     /// The driver's version as it writes it itself: 13000 for 13.0.
     pub driver: u32,
     /// The compute capability of each device: 90 for 9.0.
     pub capability: u32,
-    /// When work is done.
+    /// The order in which work is done.
     pub order: Order,
     /// Blocks, warps and lanes run from the last to the first.
     pub is_backwards: bool,
-    /// The launch of a process, counted from 1, that reads where nothing is: its device answers
-    /// nothing else from then on.
+    /// The launch of a process, counted from 1, that reads where nothing is: every later call on its device
+    /// fails.
     pub faulty_launch: Option<u64>,
-    /// What the driver answers when it is to begin, if it does not.
+    /// The code that the driver returns when it is to begin, if it does not.
     pub refusal: Option<u32>,
 }
 
@@ -60,15 +60,15 @@ impl Settings {
         refusal: None,
     };
 
-    /// What the environment says.
+    /// The settings in the environment's variable [`VARIABLE`].
     ///
     /// # Errors
-    /// The word that is none.
+    /// The first word that is not a setting.
     pub fn of_environment() -> Result<Self, String> {
         env::var(VARIABLE).unwrap_or_default().parse()
     }
 
-    /// As [`VARIABLE`] has it.
+    /// The settings as text, as [`VARIABLE`] holds them.
     #[must_use]
     pub fn text(&self) -> String {
         let order = match self.order {

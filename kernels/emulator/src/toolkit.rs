@@ -1,4 +1,4 @@
-//! The three libraries in a folder, and how a program is told to load them.
+//! The three libraries in a folder, and the environment that has a program load them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::symlink;
@@ -15,16 +15,16 @@ const LIBRARY: &str = "libzbelastic_emulator.so";
 /// A library that a machine may have or lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// `libcuda`.
+    /// The driver, `libcuda`.
     Driver,
-    /// `libnvrtc`.
+    /// The compiler of kernels, `libnvrtc`.
     Compiler,
-    /// `libcublasLt`.
+    /// The library of products, `libcublasLt`.
     Products,
 }
 
 impl Part {
-    /// All of them.
+    /// All three libraries.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Compiler, Self::Products];
 
     /// The names that a program may look for it by. All are there, so that none is found elsewhere.
@@ -58,7 +58,7 @@ fn library() -> io::Result<PathBuf> {
     found.find(|path| path.exists()).ok_or_else(missing)
 }
 
-/// A link that says where the library is now, whatever was there before.
+/// A link to where the library is now, whatever was there before.
 fn link(library: &Path, to: &Path) -> io::Result<()> {
     if fs::read_link(to).is_ok_and(|found| found == library) {
         return Ok(());
@@ -69,7 +69,7 @@ fn link(library: &Path, to: &Path) -> io::Result<()> {
 }
 
 impl Toolkit {
-    /// Whether kernels can be compiled for such a machine here; a line says why not.
+    /// Whether kernels can be compiled for such a machine here; prints a line if not.
     ///
     /// # Panics
     /// If they cannot although `ZBELASTIC_TOOLS_REQUIRED` is set.
@@ -103,7 +103,7 @@ impl Toolkit {
         Ok(Self { libraries, kernels })
     }
 
-    /// What a program's environment has to say for it to run on such a machine.
+    /// The variables of the environment with which a program runs on such a machine.
     #[must_use]
     pub fn variables(&self, settings: Settings) -> Vec<(&'static str, String)> {
         let path = |path: &Path| path.to_str().expect("a plain path").to_owned();
@@ -123,7 +123,7 @@ impl Toolkit {
     /// Runs the program of this test again on such a machine, with these arguments.
     ///
     /// # Panics
-    /// If a test of it fails, or says that it was skipped.
+    /// If a test of it fails, or prints that it was skipped.
     pub fn run_again(&self, arguments: &[&str], settings: Settings) {
         let mut program = Command::new(env::current_exe().expect("a program that runs"));
         self.equip(program.args(arguments).arg("--nocapture"), settings);

@@ -11,24 +11,24 @@ use crate::code::{Code, Loaded, architecture_of};
 use crate::machine::work::{Launch, Work};
 use crate::machine::{Function, Module};
 
-/// Shared memory that any launch may ask for, and that one may be allowed at most.
+/// Shared memory that any launch may request, and that one may be allowed at most.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
 const SHARED_BYTES_MAX: u32 = 227 << 10;
 /// Blocks in the second direction.
 const GRID_Y_MAX: u32 = 65_535;
 
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
-/// Where the header of an ELF file of 64 bits says where the table of sections is, how long one's entry is,
+/// Offsets in the header of an ELF file of 64 bits: where the table of sections is, how long one entry is,
 /// and how many there are (System V ABI, chapter 4).
 const SECTIONS_AT: usize = 0x28;
 const SECTION_BYTES_AT: usize = 0x3a;
 const SECTION_COUNT_AT: usize = 0x3c;
 const HEADER_BYTES: usize = 64;
 
-/// An image, which says itself how long it is: its table of sections comes last.
+/// The bytes of an image, as many as its header gives: its table of sections comes last.
 ///
 /// # Safety
-/// `image` may be read as far as it says.
+/// `image` may be read as far as its header gives.
 unsafe fn whole<'a>(image: *const u8) -> Option<&'a [u8]> {
     // SAFETY: the caller's word.
     let header = unsafe { slice::from_raw_parts(image, HEADER_BYTES) };

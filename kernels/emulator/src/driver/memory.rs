@@ -25,7 +25,7 @@ fn owner(machine: &Machine, start: CUdeviceptr, bytes: usize) -> Answer<usize> {
     }
 }
 
-/// Memory that a device may read and write: its own, or that of another it was let into.
+/// Checks memory that a device may read and write: its own, or that of a peer whose access it has enabled.
 fn within_reach(machine: &Machine, device: usize, start: CUdeviceptr, bytes: usize) -> Answer<()> {
     let owner = owner(machine, start, bytes)?;
     if owner == device || machine.devices[device].peers.contains(&owner) {

@@ -4,13 +4,13 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::{ptr, slice};
 
-/// Bytes before and behind each block that nobody may write.
+/// Bytes before and behind each block that must not be written.
 const FENCE_BYTES: usize = 256;
 const FENCE: u8 = 0xa5;
-/// What memory holds that nobody wrote: all ones are NaNs.
+/// The byte that unwritten memory holds: all ones are NaNs.
 const UNWRITTEN: u8 = 0xff;
 
-/// Who may use a block.
+/// The device or the host that a block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A device, by its index.
@@ -29,7 +29,7 @@ struct Block {
 #[derive(Default)]
 pub struct Blocks {
     live: BTreeMap<u64, Block>,
-    /// Given back and not yet let go: a kernel that was told before may still run into them.
+    /// Given back and not yet let go: a kernel that was enqueued before may still run into them.
     gone: Vec<(u64, usize)>,
 }
 
@@ -37,7 +37,7 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes + 2 * FENCE_BYTES, FENCE_BYTES).expect("a size")
 }
 
-/// Whether nobody wrote beside a block.
+/// Whether nothing was written beside a block.
 fn is_whole(start: u64, bytes: usize) -> bool {
     let start = start as *const u8;
     // SAFETY: `take` made the block with both fences.
@@ -66,7 +66,7 @@ impl Blocks {
         start
     }
 
-    /// Who has the block that begins here.
+    /// The owner of the block that begins here.
     pub fn owner(&self, start: u64) -> Option<Owner> {
         self.live.get(&start).map(|block| block.owner)
     }
@@ -93,7 +93,7 @@ impl Blocks {
     /// Lets go of what was given back, once no stream has anything to do.
     ///
     /// # Panics
-    /// If somebody wrote there since.
+    /// If something was written there since.
     pub fn let_go(&mut self) {
         for (start, bytes) in self.gone.drain(..) {
             // SAFETY: from `take`, and written all over when it was given back.
@@ -105,7 +105,7 @@ impl Blocks {
         }
     }
 
-    /// Who owns all of these bytes, if they lie in one block.
+    /// The owner of all of these bytes, if they lie in one block.
     pub fn owner_of(&self, start: u64, bytes: usize) -> Option<Owner> {
         let (first, block) = self.live.range(..=start).next_back()?;
         let end = start.checked_add(bytes as u64)?;

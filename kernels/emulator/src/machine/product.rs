@@ -56,7 +56,7 @@ impl Placed {
 
     fn get(&self, row: usize, column: usize) -> f32 {
         let index = self.place(row, column);
-        // SAFETY: `form` asked for all of its bytes.
+        // SAFETY: `form` checked that all of its bytes lie in a block.
         unsafe {
             match self.matrix.element {
                 Element::F32 => *(self.start as *const f32).add(index),
@@ -121,7 +121,7 @@ impl Product {
         f64::from(halves[0] as f32 + halves[1] as f32)
     }
 
-    /// Forms it: summed in f64, rounded once.
+    /// Forms the product: summed in f64, rounded once.
     pub fn form(&self, blocks: &Blocks) -> Result<(), Astray> {
         let (start, bytes) = self.workspace;
         blocks.owner_of(start, bytes).ok_or(Astray)?;

@@ -9,20 +9,20 @@ use super::work::Work;
 use super::{Answer, Machine};
 use crate::settings::Order;
 
-/// Things told to a stream and not done, at most: who tells it more waits until there is room.
+/// Things that are enqueued in a stream and not done, at most: a caller that enqueues more waits for room.
 const WAITING_MAX: usize = 1024;
 /// Things done at once when streams are drawn.
 const DRAWN_AT_ONCE: u64 = 8;
 
-/// What a stream is being told for a graph.
+/// The work that a stream collects for a graph.
 pub struct Capture {
     work: Vec<Work>,
     by: ThreadId,
-    /// Something was told that no graph can have.
+    /// Work was enqueued that no graph can have.
     is_spoilt: bool,
 }
 
-/// A stream.
+/// A stream: its work that waits, and how much of it is done.
 pub struct Queue {
     pub device: usize,
     waiting: VecDeque<Work>,
@@ -31,19 +31,19 @@ pub struct Queue {
     capture: Option<Capture>,
 }
 
-/// What a stream had been told when an event was recorded.
+/// The position of a stream when an event was recorded: how much work had been enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     stream: u64,
     position: u64,
 }
 
-/// An event.
+/// An event: where it was recorded last, and when it was passed.
 pub struct Event {
     pub device: usize,
     pub is_timed: bool,
     pub recorded: Option<Moment>,
-    /// When it was last passed.
+    /// Nanoseconds at which it was last passed.
     pub passed_ns: Option<u64>,
 }
 
@@ -52,18 +52,18 @@ impl Queue {
         Self { device, waiting: VecDeque::new(), told: 0, done: 0, capture: None }
     }
 
-    /// Whether it is told things for a graph.
+    /// Whether its work is collected for a graph.
     pub const fn captures(&self) -> bool {
         self.capture.is_some()
     }
 }
 
 impl Machine {
-    /// Tells a stream, which does it in its turn, or keeps it for a graph.
+    /// Enqueues work in a stream, which does it in its turn, or keeps it for a graph.
     pub fn tell(&mut self, stream: u64, work: Work) -> Answer<()> {
         let queue = self.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         if let Some(capture) = &mut queue.capture {
-            // What a second thread tells would be in the graph, too, and not have happened.
+            // Work of a second thread would be in the graph, too, and not have happened.
             if capture.by != thread::current().id()
                 || matches!(work, Work::Record { .. } | Work::Wait { .. } | Work::Write { .. })
             {
@@ -148,7 +148,7 @@ impl Machine {
         }
     }
 
-    /// Whether it is done. What a stream was told that is no more, is.
+    /// Whether the moment is past. All work of a stream that was destroyed is.
     fn is_past(&self, moment: Moment) -> bool {
         let queue = self.streams.get(&moment.stream);
         queue.is_none_or(|queue| queue.done >= moment.position)
@@ -168,7 +168,7 @@ impl Machine {
         }
     }
 
-    /// The moment after all that a stream was told.
+    /// The moment after all that was enqueued in a stream.
     pub fn now_in(&self, stream: u64) -> Answer<Moment> {
         let queue = self.streams.get(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         Ok(Moment { stream, position: queue.told })
@@ -222,7 +222,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends it; what was told is a graph.
+    /// Ends the capture of a stream; the work that was enqueued is a graph.
     pub fn end_capture(&mut self, stream: u64) -> Answer<Vec<Work>> {
         let queue = self.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let capture = queue.capture.take().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
@@ -232,7 +232,7 @@ impl Machine {
         Ok(capture.work)
     }
 
-    /// Lets memory go once nobody can run into it.
+    /// Frees memory that was given back once no waiting work can use it.
     fn let_go(&mut self) {
         if self.streams.values().all(|queue| queue.waiting.is_empty()) {
             self.blocks.let_go();

@@ -64,7 +64,7 @@ fn a_stream_that_follows_another_is_done_after_it() {
     let event = bench.event();
     bench.fill(0, 1);
     bench.machine.record(event, bench.streams[0]).expect("an event");
-    // What is told behind the moment is not waited for.
+    // What is enqueued behind the moment is not waited for.
     bench.fill(0, 9);
     bench.machine.follow(bench.streams[1], event).expect("a moment");
     let copy = bench.machine.blocks.take(8, Owner::Device(0));

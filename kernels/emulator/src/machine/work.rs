@@ -1,4 +1,4 @@
-//! What streams are told, and doing it.
+//! The kinds of work in streams, and doing it.
 
 use std::ptr;
 
@@ -6,7 +6,7 @@ use super::memory::Blocks;
 use super::product::Product;
 use crate::code::Entry;
 
-/// A kernel with what it takes.
+/// A kernel with its grid, its memory and its arguments.
 #[derive(Clone, Debug)]
 pub struct Launch {
     pub entry: Entry,
@@ -14,11 +14,11 @@ pub struct Launch {
     pub threads: u32,
     pub shared_bytes: u32,
     pub is_backwards: bool,
-    /// Copied when it was told, each at a multiple of sixteen.
+    /// Copied when the launch was enqueued, each at a multiple of sixteen.
     pub arguments: Vec<Vec<u128>>,
 }
 
-/// One thing to do.
+/// One piece of work in a stream.
 #[derive(Clone, Debug)]
 pub enum Work {
     Copy {
@@ -26,7 +26,7 @@ pub enum Work {
         to: u64,
         bytes: usize,
     },
-    /// Bytes that were the caller's when it was told.
+    /// Writes bytes that were the caller's when the work was enqueued.
     Write {
         from: Vec<u8>,
         to: u64,
@@ -38,23 +38,23 @@ pub enum Work {
     },
     Launch(Launch),
     Product(Product),
-    /// Notes when it is done.
+    /// Notes when an event is passed.
     Record {
         event: u64,
     },
-    /// Waits until another stream has done so many things.
+    /// Waits until another stream has done `position` pieces of work.
     Wait {
         stream: u64,
         position: u64,
     },
 }
 
-/// It used memory that is nobody's.
+/// Work used memory that is in no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Astray;
 
 impl Work {
-    /// Does it, save for moments, which are their streams' own affair.
+    /// Does the work, save for moments, which their streams note themselves.
     pub fn perform(&self, blocks: &Blocks) -> Result<(), Astray> {
         let is_there = |start, bytes| blocks.owner_of(start, bytes).map(|_| ()).ok_or(Astray);
         match self {
