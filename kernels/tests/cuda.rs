@@ -1,7 +1,7 @@
 //! The conformance suite through the driver, on this machine's device if there is one. Each test opens the
 //! first device twice: two backends on one device must give the same bits.
 //!
-//! The same program is run again on a driver made of processors, which does what it is told as late as it
+//! The same program is run again on a driver made of processors, which does its work as late as it
 //! may, or in an order drawn by chance.
 
 #![cfg(feature = "cuda")]
@@ -19,7 +19,7 @@ use zbelastic_kernels::cuda::{
     CudaBackend, CudaDevice, GraphLimits, Graphs, LibraryError, OpenError,
 };
 
-/// Two backends, or none with a line that says why.
+/// Two backends, or none and a printed line with the reason.
 fn devices(precision: Precision) -> Vec<CudaBackend> {
     opened(precision).into_iter().map(CudaBackend::new).collect()
 }
@@ -74,7 +74,7 @@ fn the_suite_passes_on_an_emulated_driver() {
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda");
     let toolkit = Toolkit::new(&folder, &Part::ALL).expect("a folder");
-    // Slices take minutes there, and tell the driver nothing that the rest does not.
+    // Slices take minutes there, and call nothing of the driver that the rest does not.
     let all = ["emulated_driver", "without_a_driver", "slices"].map(|name| ["--skip", name]);
     let all = all.as_flattened();
     let runs =
@@ -85,7 +85,7 @@ fn the_suite_passes_on_an_emulated_driver() {
     }
 }
 
-/// What a person without a device is told.
+/// The error on a machine without a driver.
 #[test]
 fn a_machine_without_a_driver_gets_a_typed_error() {
     match CudaDevice::open(0, Precision::F32, &Cache::of_environment()).map(|_| ()) {

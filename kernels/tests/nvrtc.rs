@@ -8,7 +8,7 @@ use zbelastic_kernels::cuda::compiler::Compiler;
 use zbelastic_kernels::cuda::source::{File, Precision, Unit};
 use zbelastic_kernels::cuda::{Architecture, CompileError, LibraryError};
 
-/// The compiler, or nothing with a line that says so. Where the library must be there,
+/// The compiler, or nothing and a printed line with the reason. Where the library must be there,
 /// `ZBELASTIC_TOOLS_REQUIRED` turns that into a failure.
 fn compiler() -> Option<Compiler> {
     match Compiler::find() {

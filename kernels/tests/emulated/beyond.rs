@@ -1,4 +1,4 @@
-//! What the conformance suite does not ask of a device.
+//! What the conformance suite does not test of a device.
 
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;

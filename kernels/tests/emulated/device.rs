@@ -21,14 +21,14 @@ type Entries = BTreeMap<Kernel, Entry>;
 /// Kernels keep what a block shares in plain statics, so they run one at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 
-/// In which order blocks, warps and lanes run.
+/// The order in which blocks, warps and lanes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     Forwards,
     Backwards,
 }
 
-/// The device.
+/// A device whose memory and kernels are this machine's.
 pub struct Emulated {
     precision: Precision,
     order: Order,
@@ -87,7 +87,7 @@ impl Emulated {
         }))
     }
 
-    /// Graphs that somebody may start.
+    /// The number of graphs that were captured and not forgotten.
     pub fn graph_count(&self) -> usize {
         self.graphs.lock().expect("no panic while it is held").len()
     }
@@ -111,7 +111,7 @@ impl Emulated {
         self.has_given_up.store(true, Ordering::Relaxed);
     }
 
-    /// What no real device does.
+    /// Undoes `give_up`, which no real device does.
     pub fn recover(&self) {
         self.has_given_up.store(false, Ordering::Relaxed);
     }
@@ -286,7 +286,7 @@ impl Device for Emulated {
         self.copy(from, to, bytes)
     }
 
-    /// Everything is done when it is told.
+    /// Everything is done when it is enqueued.
     fn fence(&self, _stream: Stream) -> Result<(), DeviceFault> {
         Ok(())
     }

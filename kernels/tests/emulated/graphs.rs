@@ -1,4 +1,4 @@
-//! Commands that are written down, told in order, and made graphs of where they come again.
+//! Commands that are written down, issued in order, and made graphs of where they come again.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ fn a_device_that_makes_no_graphs_is_asked_once() {
     assert_eq!(issued, plain.graph_counts().issued);
 }
 
-/// Nothing is told before a border, and no border is needed for what the host reads.
+/// Nothing is issued before a border, and no border is needed for what the host reads.
 #[test]
 fn what_waits_is_told_before_memory_goes_or_is_read() {
     let Some(device) = emulated(Captures::Always) else { return };
@@ -105,7 +105,7 @@ fn what_waits_is_told_before_memory_goes_or_is_read() {
     assert_eq!(told(), 3, "the end of an operation");
 }
 
-/// A fault of what waited, found when memory is given back, is kept for the next one.
+/// A fault of commands that waited, found when memory is given back, is kept for the next operation.
 #[test]
 fn a_fault_where_nobody_can_be_told_is_told_next() {
     let Some(device) = emulated(Captures::Always) else { return };

@@ -34,7 +34,7 @@ fn what_is_carried_is_what_was_there_and_nobody_waits_before_it_is_read() {
             write(&one, &mut buffer, round as f32);
             let begin = log.calls().len();
             carried.push(one.carry(&mut buffer));
-            // To read it meanwhile is nobody's harm.
+            // Reading it meanwhile does no harm.
             let _sum = one.sum_squares(View::new(&buffer, 0..300));
             let is_wait = |call: &&Call| matches!(call, Call::Reach { .. });
             assert_eq!(log.calls()[begin..].iter().filter(is_wait).count(), 0, "nothing waits");
@@ -63,7 +63,7 @@ fn what_is_carried_is_what_was_there_and_nobody_waits_before_it_is_read() {
     }
 }
 
-/// Who has read gives memory back, and so does who never does: there is as much for the next.
+/// A reader that has read gives memory back, and so does one that never reads: there is as much for the next.
 #[test]
 fn memory_for_what_leaves_is_used_again() {
     let Some(([one, _], log)) = two(Precision::Bf16) else { return };
@@ -91,7 +91,7 @@ fn memory_for_what_leaves_is_used_again() {
     assert_eq!(first_race(&log.calls(), |_| false), None);
 }
 
-/// A stage whose gradients nobody reads does not fill the host: what is too much is waited for.
+/// A stage whose gradients are not read does not fill the host: what is too much is waited for.
 #[test]
 fn what_finds_no_room_is_read_at_once() {
     let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
@@ -106,7 +106,7 @@ fn what_finds_no_room_is_read_at_once() {
     assert!(backend.carry(&mut buffer).is_held(), "it has come back");
 }
 
-/// Floats of a device that gave up are none, and whoever reads them is told.
+/// Floats of a device that gave up are none, and the reader gets the fault from them.
 #[test]
 fn floats_that_could_not_be_had_are_told_from_results() {
     let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 1 << 30) else { return };

@@ -12,7 +12,7 @@ use crate::races::{Log, Recorded, first_race, waits};
 
 pub type Noted = CudaBackend<Recorded<Emulated>>;
 
-/// Two devices of one process and what they are told; none without a C++ compiler.
+/// Two devices of one process and the log of their calls; none without a C++ compiler.
 pub fn two(precision: Precision) -> Option<([Noted; 2], Arc<Log>)> {
     let log = Arc::new(Log::default());
     let device = |number| {
@@ -105,7 +105,7 @@ fn rooms_are_few_and_used_again() {
     assert!(matches!(one.pack(View::new(&x, 0..5)), Parcel::Held(_)), "they have come back");
 }
 
-/// Whoever sent it may be gone.
+/// The backend that sent it may be gone.
 #[test]
 fn a_parcel_outlives_its_backend() {
     let Some(([one, other], log)) = two(Precision::F32) else { return };
@@ -130,8 +130,8 @@ fn what_the_host_writes_is_read_before_its_place_is_written_again() {
     assert!(first_race(&calls, |at| waits.contains(&at)).is_some(), "the waits are needed");
 }
 
-/// Numbers of a device that gave up are none, and whoever asked for them is told: they may be asked for on
-/// another thread than its backend's, which has reported by then.
+/// Numbers of a device that gave up are none, and the reader gets the fault from them: it may read on another
+/// thread than that of the backend, which has the fault by then.
 #[test]
 fn numbers_that_could_not_be_had_are_told_from_results() {
     let Some(device) = Emulated::new(Precision::Bf16, Order::Forwards, 1 << 30) else { return };

@@ -1,12 +1,12 @@
-//! Whether what a device was told leaves two streams to one piece of memory without an order.
+//! Whether the calls of a device leave two streams to one piece of memory without an order.
 //!
-//! [`Recorded`] writes down what another device is told: which stream reads and writes which bytes,
-//! and who waits for whom. [`first_race`] goes through it with a vector clock for each stream and one
-//! for the host: whatever reads must come after who wrote, and whatever writes after who wrote and
-//! after all who have read since. What happened to come in the right order on this machine does not
-//! count. A kernel counts as writing all buffers that it has a pointer to, save an update's operands.
-//! What a kernel finds through a list in memory is not seen: sums of squares reach gradients and the weights of
-//! candidates that way, in the stream that all their readers are in.
+//! [`Recorded`] writes down the calls of another device: which stream reads and writes which bytes,
+//! and which stream waits for which. [`first_race`] goes through them with a vector clock for each
+//! stream and one for the host: whatever reads must come after the last writer, and whatever writes
+//! after the last writer and after all that have read since. What happened to come in the right order
+//! on this machine does not count. A kernel counts as writing all buffers that it has a pointer to, save
+//! an update's operands. What a kernel finds through a list in memory is not seen: sums of squares reach
+//! gradients and the weights of candidates that way, in the stream that all their readers are in.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,26 +27,26 @@ pub struct Queue {
     pub stream: Stream,
 }
 
-/// What a device was told, as far as order is concerned.
+/// A call of a device, as far as order is concerned.
 #[derive(Clone, Debug)]
 pub enum Call {
-    /// Memory that was somebody else's before.
+    /// Memory that was just allocated, whatever used it before.
     Given(Bytes),
-    /// Something in a stream.
+    /// Work in a stream.
     Work { queue: Queue, reads: Vec<Bytes>, writes: Vec<Bytes>, what: &'static str },
-    /// The host itself.
+    /// Reads and writes of the host itself.
     Host { reads: Vec<Bytes>, writes: Vec<Bytes> },
-    /// Fence number so and so.
+    /// A fence in a stream, by its number.
     Fence { queue: Queue, fence: usize },
-    /// A stream waits for it.
+    /// A stream waits for a fence.
     Follow { queue: Queue, fence: usize },
-    /// The host waits for it.
+    /// The host waits for a fence.
     Reach { fence: usize },
     /// The host waits for a stream.
     Drain { queue: Queue },
 }
 
-/// What several devices were told, in order.
+/// The calls of several devices, in order.
 #[derive(Default)]
 pub struct Log {
     calls: Mutex<Vec<Call>>,
@@ -70,7 +70,7 @@ impl Log {
     }
 }
 
-/// A device that writes down what it is told.
+/// A device that writes down its calls, and passes them on.
 pub struct Recorded<D> {
     inner: Arc<D>,
     log: Arc<Log>,
@@ -303,7 +303,7 @@ fn join(clock: &mut Clock, other: &Clock) {
     clock.iter_mut().zip(other).for_each(|(own, other)| *own = (*own).max(*other));
 }
 
-/// A use of memory: by whom, and which of theirs.
+/// A use of memory: the number of the stream, and which of its uses.
 type Use = (usize, usize);
 
 #[derive(Clone, Default)]
@@ -333,7 +333,7 @@ impl Checker {
         number
     }
 
-    /// The next use of `number`, which comes after all that the host knew when it told it.
+    /// The next use of `number`, which comes after all that the host knew when it enqueued it.
     fn tick(&mut self, number: usize) -> Use {
         let host = self.clocks[0].clone();
         let clock = &mut self.clocks[number];
@@ -369,7 +369,7 @@ impl Checker {
         self.memory.range(bytes.clone()).map(|(start, _)| *start).collect()
     }
 
-    /// Takes in what `own` does; yields who should have come before and did not.
+    /// Records what `own` does; returns a stream whose use should have come before and did not, and where.
     fn access(&mut self, own: Use, bytes: &Bytes, is_write: bool) -> Option<(usize, Bytes)> {
         let clock = self.clocks[own.0].clone();
         let knows = |(number, time): &Use| clock.get(*number).is_some_and(|known| known >= time);
@@ -442,15 +442,15 @@ impl Checker {
     }
 }
 
-/// The first race in what was told, if the calls that `is_left_out` names had not been made.
+/// The first race in the calls, if those that `is_left_out` names had not been made.
 pub fn first_race(calls: &[Call], is_left_out: impl Fn(usize) -> bool) -> Option<Race> {
     let mut checker = Checker { clocks: vec![Clock::new()], ..Checker::default() };
     let told = calls.iter().enumerate().filter(|(at, _)| !is_left_out(*at));
     told.filter_map(|(at, call)| checker.take(at, call)).next()
 }
 
-/// Who waits for whom: one entry for each call of [`Device::follow`] or [`Device::reach`], by who
-/// waits (the host if nobody), for which stream, and whether that is another device's.
+/// The kind of a wait, which is a call of [`Device::follow`] or [`Device::reach`]: the stream that waits
+/// (`None` is the host), the stream that it waits for, and whether that is another device's.
 pub type WaitKind = (Option<Stream>, Stream, bool);
 
 /// The waits, each with its place in the log.

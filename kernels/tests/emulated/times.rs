@@ -17,7 +17,7 @@ impl Timed for Emulated {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// As if there were one twice as fast as any that was asked for.
+    /// Half the time of the fastest run, as if there were an algorithm twice as fast.
     fn fastest_product_s(&self, product: &Product, runs: u32) -> Result<Option<f64>, DeviceFault> {
         let mut best = f64::INFINITY;
         for _ in 0..runs {
