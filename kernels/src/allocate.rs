@@ -13,7 +13,7 @@ pub struct AllocateError {
     pub parts: Vec<(&'static str, u64)>,
     /// The device's free and total bytes when the request failed, if the device reports them.
     pub room: Option<Room>,
-    /// What had ended the device before, if that is why.
+    /// The fault that had ended the device before, if that is why.
     pub fault: Option<Box<DeviceFault>>,
 }
 
@@ -58,7 +58,7 @@ impl AllocateError {
         Self { bytes, purpose: None, parts: Vec::new(), room: None, fault: None }
     }
 
-    /// The same with what was to lie there, and how much each part of it takes.
+    /// The same request with its parts: what was to lie there, and the bytes of each.
     #[must_use]
     pub fn of_parts(self, parts: Vec<(&'static str, u64)>) -> Self {
         Self { parts, ..self }

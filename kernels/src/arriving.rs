@@ -45,7 +45,7 @@ impl HostFloats {
         Self(Place::Arriving(floats))
     }
 
-    /// As many zeros. Memory is taken page by page as they are written.
+    /// `len` zeros. Memory is taken page by page as they are written.
     ///
     /// # Errors
     /// If the system has no memory of that size.
@@ -57,7 +57,7 @@ impl HostFloats {
         Self(Place::Shared(block))
     }
 
-    /// Where they lie, if a processor's buffer can lie there too.
+    /// The block that they lie in, if a processor's buffer can lie there too.
     pub(crate) fn shared(&self) -> Option<&Arc<Block>> {
         match &self.0 {
             Place::Shared(block) => Some(block),

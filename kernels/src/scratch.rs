@@ -38,7 +38,7 @@ pub(crate) enum Slot {
     Product,
     /// Products of outputs and their gradients, a float a row and head.
     RowProducts,
-    /// What goes back to the host.
+    /// Results that are read by the host.
     Results,
     /// Moments by the device's clock.
     Stamps,

@@ -139,7 +139,7 @@ impl AttentionShape {
     }
 }
 
-/// Which way a rotary embedding turns.
+/// The direction in which a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Turns as in the forward pass.

@@ -40,7 +40,7 @@ impl BoundaryRooms {
     }
 }
 
-/// What is to be taken of a device's memory at once.
+/// The memory of a device that is to be taken at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
     /// Bytes of all buffers and matrices that are allocated next.
@@ -135,7 +135,7 @@ pub enum DeviceSizes {
 }
 
 impl DeviceSizes {
-    /// What an NVIDIA device takes for products when it is opened.
+    /// Bytes of workspace that an NVIDIA device takes for products when it is opened.
     pub const WORKSPACE_BYTES: u64 = CUDA_WORKSPACE_BYTES;
 }
 

@@ -18,7 +18,7 @@ const SHAPES: [(usize, usize, usize); 7] = [
     (300, 65, 385),
     (29, 800, 900),
 ];
-/// Of a sum of a thousand products of numbers below one.
+/// The error allowed for a sum of a thousand products of numbers below one.
 const ERROR_MAX: f64 = 2e-6;
 
 /// The forward pass with each epilogue.

@@ -43,7 +43,7 @@ impl CpuBackend {
         Self::with_instructions(thread_count, fastest)
     }
 
-    /// The same with the instructions named.
+    /// The same with the given instruction set.
     ///
     /// # Errors
     /// If the system refuses the threads.

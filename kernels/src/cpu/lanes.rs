@@ -171,7 +171,7 @@ pub(crate) trait Lanes: Copy {
     }
 }
 
-/// Which instructions the CPU backend uses.
+/// The instruction set that the CPU backend uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstructionSet {
     /// 512-bit vectors with fused multiply-add.

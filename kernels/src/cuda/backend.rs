@@ -32,7 +32,7 @@ use crate::sizes::{ByteCounts, Claim, DeviceSizes, region_bytes, rooms_bytes, sc
 pub struct CudaBackend<D: Device = CudaDevice> {
     device: Arc<Recorder<D>>,
     arena: Arc<Arena<D>>,
-    /// What was claimed for buffers of this handle.
+    /// Memory that was claimed for buffers of this handle.
     claimed: RefCell<Option<Reserve<D>>>,
     scratch: Scratch<D>,
     /// Set once for all backends that share the device: none of them has it any more.
@@ -42,7 +42,7 @@ pub struct CudaBackend<D: Device = CudaDevice> {
     /// For outgoing and for incoming boundary tensors.
     rooms: [Rooms<D>; 2],
     losses: Sheets<D>,
-    /// For what leaves for the host.
+    /// For floats that leave for the host.
     leaving: Sheets<D>,
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,

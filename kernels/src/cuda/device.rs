@@ -20,7 +20,7 @@ impl Address {
     }
 }
 
-/// Which of a linear layer's three products.
+/// One of a linear layer's three products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProductKind {
     /// `x * matrix^T`: left is `rows` by `inputs`, right is the matrix, the result `rows` by
@@ -58,7 +58,7 @@ pub struct Product {
     pub addend: Option<Address>,
 }
 
-/// What may be a part of a graph.
+/// A command that may be a part of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// The launch of a kernel, as by [`Device::launch`].

@@ -19,7 +19,7 @@ use crate::sizes::{ByteCounts, DeviceSizes, region_bytes};
 const REGION_BYTES_MIN: u64 = 32 << 20;
 pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
 
-/// What a buffer is made of.
+/// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     /// A 32-bit float.

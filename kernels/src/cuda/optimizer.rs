@@ -239,9 +239,9 @@ pub(super) fn stepped<D: Device>(
     tensors.iter().map(stretch).collect()
 }
 
-/// What is updated in place.
+/// The parts of the state that are updated in place.
 pub(super) struct InPlace<'a, D: Device> {
-    /// Nothing where they are another's to change.
+    /// The weights, if they are updated too.
     pub(super) w: Option<&'a CudaBuffer<D>>,
     pub(super) m: &'a CudaBuffer<D>,
     pub(super) v: &'a CudaBuffer<D>,

@@ -40,7 +40,7 @@ pub enum File {
     Versions,
 }
 
-/// What every source begins with.
+/// The text that every source begins with.
 pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
 
 impl File {
@@ -106,7 +106,7 @@ impl File {
     }
 }
 
-/// What one compilation is of and for.
+/// One compilation: its file, its type of activations and its architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Unit {
     /// The file that is compiled.

@@ -58,7 +58,7 @@ pub struct Rates {
     pub flop_per_s: f64,
 }
 
-/// What an operation must do at least.
+/// The least that an operation must do.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     bytes: usize,
@@ -78,7 +78,7 @@ impl Work {
     }
 }
 
-/// What an operation's floor follows from.
+/// The limit that an operation's floor follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The bytes that the operation moves.
@@ -87,7 +87,7 @@ pub enum Bound {
     Arithmetic,
 }
 
-/// What an operation took beside its floor.
+/// The time of an operation, and its floor.
 #[derive(Clone, Debug)]
 pub struct OperationTime {
     /// Name of the operation.
@@ -102,8 +102,8 @@ pub struct OperationTime {
     pub fastest_us: Option<f64>,
 }
 
-/// What a step before its verdict takes of a step in place: candidate and commit against one pass over
-/// weights and moments. Nothing if one of them was not timed.
+/// The time of a step before its verdict, candidate and commit, over that of a step in place, which is one
+/// pass over weights and moments. `None` if one of them was not timed.
 #[must_use]
 pub fn optimism(rows: &[OperationTime]) -> Option<f64> {
     let us = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.us);

@@ -21,7 +21,7 @@ fn to_bf16(x: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// What a buffer's elements are as bytes, here: rows of 32-bit floats are floats.
+/// Whether a buffer's elements are bfloat16: rows of 32-bit floats are floats.
 fn is_bf16<D: Device>(device: &CudaBackend<D>, buffer: &CudaBuffer<D>) -> bool {
     buffer.element() == Element::Row && device.precision() == Precision::Bf16
 }

@@ -3,7 +3,7 @@
 use super::layers::{linear_backward_input, linear_backward_weights, linear_forward};
 use crate::backend::MatrixShape;
 
-/// What the head's forward pass yields.
+/// The results of the head's forward pass.
 pub struct HeadResult {
     /// The logits, `rows` by `outputs`.
     pub logits: Vec<f64>,

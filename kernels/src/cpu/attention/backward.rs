@@ -21,7 +21,7 @@ use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, slice_len, with_h
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
-/// What the forward pass left and what came back.
+/// Results of the forward pass, and the gradient of the output.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Saved<'a> {
     pub(in super::super) out: &'a [f32],

@@ -11,7 +11,7 @@ pub(crate) const STRIPS_PACKED: usize = 4;
 /// Most rows whose sums pass through scratch memory at once.
 pub(crate) const PASSING_ROWS: usize = 512;
 
-/// What one thread needs to multiply.
+/// The memory that one thread needs to multiply.
 pub(crate) struct Scratch {
     /// Strips of the left factor.
     pub(crate) strips: CpuBuffer,

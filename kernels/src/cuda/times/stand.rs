@@ -34,7 +34,7 @@ impl Timed for CudaDevice {
     }
 }
 
-/// Where operations are timed.
+/// A device on which operations are timed.
 pub struct Stand<D: Timed> {
     device: Arc<D>,
     /// The backend that the operations run on.
