@@ -33,11 +33,11 @@ pub struct Emulated {
     precision: Precision,
     order: Order,
     entries: &'static Entries,
-    /// What was allocated, to be given back whole.
+    /// The layouts of all allocations, by where they start.
     memory: Mutex<BTreeMap<u64, Layout>>,
     /// Bytes that `allocate` has left.
     room_bytes: Mutex<u64>,
-    /// What it gives out now and has given out at most, beside what it took to be opened.
+    /// Bytes that are allocated now, and the most that ever were, beside what it took to be opened.
     given_bytes: Mutex<[u64; 2]>,
     has_given_up: AtomicBool,
     /// Copies of what graphs were made of.

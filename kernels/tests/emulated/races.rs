@@ -315,7 +315,7 @@ struct Cell {
 
 #[derive(Default)]
 struct Checker {
-    /// By number, from 1.
+    /// The streams by their number, from 1.
     queues: Vec<Queue>,
     clocks: Vec<Clock>,
     fences: BTreeMap<usize, Clock>,
