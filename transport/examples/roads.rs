@@ -8,7 +8,7 @@
 //! as the road of one host has, written in pieces of 1 MiB and read into one buffer of 1 MiB again
 //! and again; frames and bodies are dropped as they arrive. All take turns, and of each the best round
 //! counts: what else runs on the machine only takes away. Processor time is that of all threads, of
-//! the mean round. A checksum of a body is computed twice, by its holder and by who fetches it: what one
+//! the mean round. A checksum of a body is computed twice, by its holder and by its fetcher: what one
 //! of the two costs alone is the line `checksum, once`.
 
 use std::error::Error;

@@ -1,15 +1,15 @@
-//! The bulk lane: known lengths of bytes from whoever holds them, chunk by chunk.
+//! The bulk lane: known lengths of bytes from the nodes that hold them, chunk by chunk.
 //!
 //! ```text
 //!   request   key length u16 | key | first chunk u64 | chunk count u64
-//!   answer    status u8 | length of the whole u64 | for each chunk: BLAKE3 of it, its bytes
+//!   answer    status u8 | length of the whole u64 | for each chunk: CRC-32 of it, its bytes
 //!                       everything little endian; only the last chunk of all is shorter
 //! ```
 //!
-//! Who fetches knows the length beforehand. Memory for a chunk is allocated when its bytes begin to
+//! The fetching side knows the length beforehand. Memory for a chunk is allocated when its bytes begin to
 //! arrive, given to the caller's sink when they are verified, and used again. Each chunk is held against its
-//! hash; what is damaged, and what a broken stream did not bring, is asked of another holder. The
-//! hash is the holder's own: that the bytes are those which were meant is for the caller to check.
+//! checksum; what is damaged, and what a broken stream did not bring, is requested of another holder. The
+//! checksum is the holder's own: that the bytes are those which were meant is for the caller to check.
 //! Streams carry any number of requests, one after another, so that there is no pause between two.
 
 mod body;

@@ -1,4 +1,4 @@
-//! What the transport tells the node, through one bounded queue.
+//! What the transport reports to the node, through one bounded queue.
 //!
 //! News of peers, requests and joins are never dropped in silence: news waits for room, a request
 //! or a join without room is answered as busy. Control messages may be dropped, and are counted:
@@ -21,11 +21,11 @@ use crate::request::Reply;
 pub enum TransportEvent {
     /// A peer is there, and every lane to it works.
     Up {
-        /// Who it is, by its certificate.
+        /// Identity of the peer, by its certificate.
         peer: PeerIdentity,
-        /// The start of that process, as it said.
+        /// The boot number that the process sent in its hello.
         boot: u64,
-        /// The protocol versions that it speaks, as it said.
+        /// The protocol versions that it speaks, as it sent them in its hello.
         versions: VersionRange,
         /// How bytes travel.
         road: Road,
@@ -33,35 +33,35 @@ pub enum TransportEvent {
     /// A peer that was up is not there any more. What was on its way may be lost. When another
     /// connection took its place, an `Up` follows at once.
     Down {
-        /// Who it was.
+        /// Identity of the peer.
         peer: PeerIdentity,
         /// Why.
         reason: DownReason,
     },
     /// A control message. Its first byte was checked against the sender's role.
     Control {
-        /// Who sent it.
+        /// Identity of the sender.
         from: PeerIdentity,
         /// The whole message, first byte included.
         bytes: Bytes,
     },
     /// A request that waits for an answer.
     Request {
-        /// Who asks.
+        /// Identity of the sender.
         from: PeerIdentity,
         /// What.
         bytes: Bytes,
         /// Where the answer goes. To drop it is to leave the request unanswered.
         reply: Reply,
     },
-    /// Somebody with a token wants to become a member.
+    /// A joiner with a token requests to become a member, or a member whose certificate ended another one.
     Join {
         /// What it showed, and where it comes from.
         attempt: JoinAttempt,
         /// Where the answer goes.
         reply: JoinReply,
     },
-    /// A wanted peer cannot be reached. Told again only when the problem changes.
+    /// A wanted peer cannot be reached. Reported again only when the problem changes or it was up meanwhile.
     DialFailed {
         /// The wanted peer.
         node: NodeId,
@@ -73,7 +73,7 @@ pub enum TransportEvent {
     /// A peer has met another living process with our identity, one that started later: a data
     /// folder was copied, or a process was forgotten. This process should stop.
     DuplicateIdentity {
-        /// Who told.
+        /// Node id of the peer that refused or closed our connection for this reason.
         told_by: NodeId,
     },
     /// Strangers at the door, counted since the last such event. At most one event in
@@ -124,7 +124,7 @@ impl Violation {
 pub enum DownReason {
     /// It closed in order.
     Left,
-    /// Its process ended without a word; the same-host road told.
+    /// Its process ended without closing the connection: its end of a same-host socket is gone.
     ProcessEnded,
     /// It was silent for too long.
     Silent,
@@ -146,7 +146,7 @@ pub enum DownReason {
     Closing,
 }
 
-/// The receiving end of the events. One owner, who takes them in order.
+/// The receiving end of the events. One owner, which takes them in order.
 #[derive(Debug)]
 pub struct EventQueue {
     pub(crate) receiver: mpsc::Receiver<TransportEvent>,

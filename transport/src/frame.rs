@@ -10,7 +10,7 @@
 //! ```
 //!
 //! It promises that nothing is allocated for a body before its length is what the rule of its class
-//! says, that floats arrive bit for bit, that a frame is one write which is flushed at once, and
+//! sets, that floats arrive bit for bit, that a frame is one write which is flushed at once, and
 //! that of two frames that wait the one goes first for which somebody waits. It promises no
 //! delivery: what lies in a queue when a road breaks is lost. Memory of parts is used again.
 

@@ -1,4 +1,4 @@
-//! Who is who: certificates, tokens, and how a stranger becomes a member.
+//! The identities of peers: certificates, tokens, and how a stranger becomes a member.
 //!
 //! ```text
 //!   ClusterAuthority --issue--> Credentials --configs--> TLS 1.3, both sides certified
@@ -7,9 +7,9 @@
 //!        +------ zbe-join/1 --------+   (the only talk without a certificate of one's own)
 //! ```
 //!
-//! A certificate says who its holder is in one place, a URI: [`PeerIdentity`]. Whatever else is in
+//! A certificate names its holder in one place, a URI: [`PeerIdentity`]. Whatever else is in
 //! it is neither read nor believed. What a role may do is decided elsewhere; here is only decided
-//! who it is. The whole is told in `docs/security.md`.
+//! which peer it is. The whole is described in `docs/security.md`.
 
 mod authority;
 mod certificate;

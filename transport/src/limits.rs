@@ -32,13 +32,13 @@ pub struct Limits {
     /// takes the room of others, neither elsewhere nor behind the same address.
     pub handshakes_per_address_max: usize,
     /// Handshakes under way from one address from which on it must be proved first. Fewer than may
-    /// be under way: whoever writes another's address on its datagrams does not keep that one out.
+    /// be under way: a sender that writes another's address on its datagrams does not keep that one out.
     pub handshakes_per_address_before_retry: usize,
     /// How long a handshake and the hello after it may take. Then the connection is closed.
     pub handshake_within: Duration,
     /// How long a peer may be silent before it counts as lost.
     pub idle_within: Duration,
-    /// How often a connection without traffic says that it lives.
+    /// How often a connection without traffic sends a keep-alive.
     pub keep_alive_every: Duration,
     /// Streams of one direction that a member may have open. More wait at the sender.
     pub streams_one_way_max: u32,
@@ -51,7 +51,7 @@ pub struct Limits {
     pub clients_max: usize,
     /// Joins that wait for the node's decision at once. More are refused.
     pub joins_max: usize,
-    /// Connections at once of joiners that said nothing yet, or were answered and do not hang up.
+    /// Connections at once of joiners that sent no request yet, or were answered and do not hang up.
     /// One more closes the oldest of the address that has the most.
     pub joiners_idle_max: usize,
     /// The same from one address, or one network of 64 bits of IPv6. One more closes the oldest of
@@ -69,7 +69,7 @@ pub struct Limits {
     /// Requests that wait for an answer of the node, of all peers together. More are answered as
     /// busy.
     pub requests_open_max: usize,
-    /// How long a request may take, as the asker counts.
+    /// How long a request may take, as the requester counts.
     pub request_within: Duration,
     /// The first pause before a peer is dialled again.
     pub redial_first: Duration,
@@ -83,7 +83,7 @@ pub struct Limits {
     pub socket_buffer_bytes: usize,
     /// Bytes under way to or from one member.
     pub window_bytes: u32,
-    /// How often strangers at the door are told of as an event.
+    /// How often strangers at the door are reported as an event.
     pub strangers_told_every: Duration,
 }
 

@@ -8,8 +8,8 @@
 //!     |  ...the lane...                         |
 //! ```
 //!
-//! A connection is the peer's if it shows the secret which only that peer was told, and if the same
-//! user runs both processes. The listener's proof tells the dialer that it reached the process that
+//! A connection is the peer's if it shows the secret which was sent only to that peer, and if the same
+//! user runs both processes. The listener's proof shows the dialer that it reached the process that
 //! made the offer: in a container the same path may be another's. The end of a process ends its
 //! connections, which the other side reads as the end of the stream, at once.
 //!

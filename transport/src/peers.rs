@@ -1,7 +1,7 @@
-//! The peers of this process: who is wanted, who is there, who may send what.
+//! The peers of this process: which are wanted, which are there, which may send what.
 //!
-//! One task, the keeper, owns what is known of them. It dials who is wanted and not there, decides
-//! which of two connections stays, and closes who is banned. What it decides is in pure functions
+//! One task, the keeper, owns what is known of them. It dials peers that are wanted and not there, decides
+//! which of two connections stays, and closes those of banned peers. What it decides is in pure functions
 //! beside it.
 
 mod admission;

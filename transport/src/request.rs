@@ -1,12 +1,12 @@
 //! Requests: one question, one answer, on a stream of its own.
 //!
 //! ```text
-//!   asker      stream kind u8 | length u32 | the request           ->
+//!   requester  stream kind u8 | length u32 | the request           ->
 //!              <- outcome u8: 0 answer, 1 busy, 2 unanswered | length u32 | the answer
 //! ```
 //!
 //! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
-//! arrive. An asker that goes away stops the stream, which the one who answers is told of.
+//! arrive. A requester that goes away stops the stream, which [`Reply::cancelled`] reports to the other side.
 
 mod ask;
 mod serve;
@@ -19,25 +19,25 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-/// Where the answer of a request goes. Dropped without an answer, the asker learns that nobody
-/// answered.
+/// Where the answer of a request goes. If it is dropped without one, the requester gets
+/// [`RequestError::Unanswered`].
 #[derive(Debug)]
 pub struct Reply {
     pub(crate) answer: oneshot::Sender<Vec<u8>>,
 }
 
 impl Reply {
-    /// Answers. False if the asker has gone away meanwhile.
+    /// Sends the answer. False if the requester has gone away meanwhile.
     pub fn answer(self, bytes: Vec<u8>) -> bool {
         self.answer.send(bytes).is_ok()
     }
 
-    /// Waits until the asker has gone away.
+    /// Waits until the requester has gone away.
     pub async fn cancelled(&mut self) {
         self.answer.closed().await;
     }
 
-    /// Whether the asker has gone away: an answer would be work for nobody.
+    /// Whether the requester has gone away: an answer would be work for nobody.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.answer.is_closed()
@@ -75,10 +75,10 @@ pub enum RequestError {
     /// The peer has too much to do.
     #[error("the peer is busy")]
     Busy,
-    /// The peer took the request and let it fall.
+    /// The peer dropped the request without an answer, or its answer was longer than may be sent.
     #[error("the peer did not answer")]
     Unanswered,
-    /// The role of this process may not ask.
+    /// The role of this process may not send requests.
     #[error("the peer does not allow this role to ask")]
     Forbidden,
     /// The connection broke before the answer was complete.

@@ -175,7 +175,7 @@ async fn an_error_names_who_failed_and_how() {
     }
 }
 
-/// Fetches one chunk and a bit from a holder that answers with these bytes whatever it is asked.
+/// Fetches one chunk and a bit from a holder that answers with these bytes whatever is requested.
 async fn from_answer(answer: Vec<u8>, tail: u64) -> Vec<(u64, HolderError)> {
     let length = CHUNK_BYTES as u64 + 1;
     let request = BulkFetch { holders: vec![NodeId(1)], key: KEY.to_vec(), length, progress: None };
@@ -236,7 +236,7 @@ async fn what_cannot_be_asked_for_is_not() {
     assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
 }
 
-/// Keeps what it was given, and fails from one chunk on if it is told to.
+/// Keeps what it was given, and fails once it holds `room` chunks if that is set.
 #[derive(Default)]
 struct Recorder {
     chunks: BTreeMap<u64, Vec<u8>>,

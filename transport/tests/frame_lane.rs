@@ -70,7 +70,7 @@ fn bits<T: AsRef<[f32]>>(parts: &[T]) -> Vec<Vec<u32>> {
     parts.iter().map(|part| part.as_ref().iter().map(|float| float.to_bits()).collect()).collect()
 }
 
-/// Gives nothing and never ends: who waits for it waits forever.
+/// Gives nothing and never ends: a reader of it waits forever.
 struct Silence;
 
 impl AsyncRead for Silence {
@@ -163,7 +163,7 @@ async fn a_frame_may_be_empty() {
     }
 }
 
-/// What a reader says to a header behind which nothing ever comes.
+/// What a reader returns for a header behind which nothing ever comes.
 async fn verdict(rules: FrameRules, header: Vec<u8>) -> FrameRefusal {
     match reader(header.chain(Silence), rules).read().await {
         Err(ReadFrameError::Refused(refusal)) => refusal,

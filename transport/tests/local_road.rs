@@ -1,4 +1,4 @@
-//! The same-host road: who comes in, who does not, and what a dead process leaves.
+//! The same-host road: which connections come in, which do not, and what a dead process leaves.
 
 use std::fs;
 use std::io;

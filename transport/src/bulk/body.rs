@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Bytes that are served. They do not change while somebody holds them.
+/// Bytes that are served. They do not change while a reference to them is held.
 pub trait BulkBody: Send + Sync {
     /// How many there are.
     fn len(&self) -> u64;

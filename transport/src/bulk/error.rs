@@ -12,7 +12,7 @@ use super::wire::KEY_BYTES_MAX;
 /// Why a fetch gave nothing.
 #[derive(Debug, Error)]
 pub enum BulkError {
-    /// The caller named nobody to ask.
+    /// The caller named no holder.
     #[error("nobody holds what is to be fetched")]
     NoHolders,
     /// The caller named a key that no request can carry.
@@ -61,18 +61,18 @@ pub enum HolderError {
     /// There is no road to it.
     #[error("cannot be reached: {0}")]
     Unreachable(#[source] io::Error),
-    /// It does not have what was asked for.
+    /// It does not have what was requested.
     #[error("does not have it")]
     UnknownKey,
     /// It has something of another length.
     #[error("has {found} bytes of it, expected {expected}")]
     WrongLength {
-        /// What the caller said.
+        /// Length of the body in bytes that the caller named.
         expected: u64,
-        /// What it says.
+        /// Length of the body in bytes that the holder answered.
         found: u64,
     },
-    /// A chunk is not what its checksum says.
+    /// A chunk does not match its checksum.
     #[error("sent chunk {chunk} damaged")]
     Damaged {
         /// Which.
@@ -93,7 +93,7 @@ pub enum HolderError {
         /// The status byte.
         status: u8,
     },
-    /// It holds fewer chunks than were asked for, though the length is right.
+    /// It holds fewer chunks than were requested, though the length is right.
     #[error("refused the range")]
     RangeRefused,
 }

@@ -1,4 +1,4 @@
-//! The fetching side: one owner of memory and decisions, one task for each holder that is asked.
+//! The fetching side: one owner of memory and decisions, one task for each holder that has orders.
 
 use std::future::pending;
 use std::io;
@@ -20,7 +20,7 @@ use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
 use super::spare::SpareChunks;
 use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
 
-/// The most holders that are asked. Those after them are not.
+/// The most holders of one fetch. Those after them in the list are not used.
 pub const HOLDERS_MAX: usize = 16;
 /// The most reports that wait for the owner, each with a chunk at most: one of each holder.
 const REPORTS_MAX: usize = HOLDERS_MAX;
@@ -28,10 +28,10 @@ const REPORTS_MAX: usize = HOLDERS_MAX;
 /// [`fetch_into`], whose memory does not grow with the length.
 pub const FETCH_WHOLE_BYTES_MAX: u64 = 16 << 30;
 
-/// What to fetch, and from whom.
+/// What to fetch, and from which holders.
 #[derive(Clone, Debug, Default)]
 pub struct BulkFetch {
-    /// Who has it. Who is named twice is asked once.
+    /// The nodes that hold the body. One that is named twice counts once.
     pub holders: Vec<NodeId>,
     /// Its name there.
     pub key: Vec<u8>,
@@ -44,7 +44,7 @@ pub struct BulkFetch {
 /// Fetches into one vector, which grows with what arrives. As [`fetch_into`] otherwise.
 ///
 /// # Errors
-/// If nothing can be asked for, every holder failed, or there is no memory for what arrives.
+/// If the request is not possible, every holder failed, or there is no memory for what arrives.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -67,7 +67,7 @@ where
 /// May be dropped at any time, which ends all streams and drops the sink.
 ///
 /// # Errors
-/// If nothing can be asked for, every holder failed, or the sink did.
+/// If the request is not possible, every holder failed, or the sink did.
 ///
 /// # Panics
 /// Outside a tokio runtime.
@@ -186,7 +186,7 @@ impl Crew {
         })
     }
 
-    /// Tells a holder to give up what it owes, if another should have it.
+    /// Signals the task of a holder to give up what it owes, if another should have it.
     fn overtake(&mut self, now: Duration) {
         let Some(victim) = self.share.poll_yield(now) else { return };
         let task = self.members[victim].task.as_mut().expect("who owes chunks has a task");

@@ -1,4 +1,4 @@
-//! One holder's stream: a task that asks for chunks and reads them. Requests go out as orders come in,
+//! One holder's stream: a task that requests chunks and reads them. Requests go out as orders come in,
 //! while earlier answers are still read.
 
 use std::io;
@@ -19,10 +19,10 @@ use super::wire::Request;
 /// whose peer is silent ends after as long, and a local socket is accepted at once.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// How long a holder that owes chunks may send no byte at all. A rule about progress: however slow
-/// a road is, bytes keep arriving on it. Covers that the holder looks for what it was asked for.
+/// a road is, bytes keep arriving on it. Covers that the holder looks for what was requested.
 const SILENT_WITHIN: Duration = Duration::from_secs(30);
 
-/// A range of chunks to ask for.
+/// A range of chunks to request.
 pub(super) type Order = Range<u64>;
 
 /// What a task reports of its holder.
@@ -75,7 +75,7 @@ impl Errand {
         }
     }
 
-    /// Works until something fails, and says what.
+    /// Works until something fails, and returns the failure.
     async fn work<R, W>(&mut self, reader: R, writer: W) -> HolderError
     where
         R: AsyncRead + Unpin,

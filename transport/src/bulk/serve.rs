@@ -38,7 +38,7 @@ pub struct Served {
 /// Why a stream was given up.
 #[derive(Debug, Error)]
 pub enum ServeBulkError {
-    /// The peer asked for what nobody may ask.
+    /// The peer sent a malformed request.
     #[error(transparent)]
     Refused(#[from] RequestFault),
     /// What is held cannot be read.
@@ -62,7 +62,7 @@ pub enum ServeBulkError {
 /// on a thread that may block.
 ///
 /// # Errors
-/// If the peer asks for what nobody may ask, the stream fails, or what is held cannot be read.
+/// If the peer sends a malformed request, the stream fails, or what is held cannot be read.
 pub async fn serve<R, W, F>(reader: R, mut writer: W, find: F) -> Result<Served, ServeBulkError>
 where
     R: AsyncRead + Unpin,
@@ -85,7 +85,7 @@ where
     Ok(served)
 }
 
-/// What to say to a request, and which chunks follow.
+/// The answer to a request, and which chunks follow.
 fn answer(body: Option<&dyn BulkBody>, first: u64, count: u64) -> (Answer, Range<u64>) {
     let Some(body) = body else {
         return (Answer::UnknownKey, 0..0);

@@ -1,9 +1,9 @@
-//! Who fetches which chunks: the decisions of a fetch, without clocks and streams.
+//! Which holder sends which chunks: the decisions of a fetch, without clocks and streams.
 //!
-//! Chunks are missing, asked of one holder, or here. A holder that works gets a few orders ahead,
+//! Chunks are missing, requested of one holder, or here. A holder that works gets a few orders ahead,
 //! so that it never waits for the next; orders grow smaller towards the end, so that all holders
-//! end together. A holder that has nothing to do takes over what a much slower one was asked for.
-//! No chunk is asked of two holders at once.
+//! end together. A holder that has nothing to do takes over what was requested of a much slower one.
+//! No chunk is requested of two holders at once.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(super) const ORDERS_AHEAD: usize = 2;
 /// The most chunks of an order.
 pub(super) const ORDER_CHUNKS_MAX: u64 = 8;
-/// How often a holder may fail without a chunk between before it is asked no more.
+/// How often a holder may fail without a chunk between before it gets no more orders.
 pub(super) const HOLDER_FAILURES_MAX: u32 = 3;
 /// How long a holder is left alone after its first failure; after the second twice as long.
 const REST: Duration = Duration::from_millis(100);
@@ -40,7 +40,7 @@ pub(super) struct Share {
 #[derive(Debug, Default)]
 struct Holder {
     orders: VecDeque<Range<u64>>,
-    /// When it was last asked after a pause, or gave a chunk.
+    /// When it last got an order after a pause, or sent a chunk.
     stirred: Duration,
     /// How long a chunk takes it, as a sliding mean.
     pace: Option<Duration>,
@@ -54,11 +54,11 @@ struct Holder {
 /// Why a holder gives up what it owes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setback {
-    /// It was told to, by [`Share::poll_yield`].
+    /// It was overtaken: [`Share::poll_yield`] chose it.
     Overtaken,
     /// What may be better the next time.
     Passing,
-    /// What it would say again.
+    /// A failure that would come again.
     Final,
 }
 
@@ -68,9 +68,9 @@ enum Standing {
     Ready,
     /// To be left alone until then.
     Resting(Duration),
-    /// Was told to give up what it was asked for, and has not yet said so.
+    /// Was chosen to give up what it owes, and its setback is not yet reported.
     Yielding,
-    /// Is asked no more.
+    /// Gets no more orders.
     Out,
 }
 
@@ -86,7 +86,7 @@ impl Share {
         self.arrived == self.expected
     }
 
-    /// Whether nobody is left to ask.
+    /// Whether no holder is left to request chunks of.
     pub(super) fn is_hopeless(&self) -> bool {
         self.holders.iter().all(|holder| holder.standing == Standing::Out)
     }
@@ -95,7 +95,7 @@ impl Share {
         self.arrived
     }
 
-    /// Chunks to ask of `holder` now, in addition to what it was asked for.
+    /// Chunks to request of `holder` now, in addition to what it owes.
     pub(super) fn poll_order(&mut self, holder: usize, now: Duration) -> Option<Range<u64>> {
         let size = self.order_chunks();
         let state = &mut self.holders[holder];
@@ -147,7 +147,7 @@ impl Share {
     /// What `holder` owed is missing again. It is left alone for a while, or for good.
     pub(super) fn on_setback(&mut self, holder: usize, setback: Setback, now: Duration) {
         let state = &mut self.holders[holder];
-        // The front goes in last, so that it is asked for first.
+        // The front goes in last, so that it is requested first.
         while let Some(order) = state.orders.pop_back() {
             self.missing.push_front(order);
         }
@@ -166,7 +166,7 @@ impl Share {
     }
 
     /// A holder that has to give up what it owes, because another is idle and much faster. It owes
-    /// all of that until its setback is told.
+    /// all of that until [`Share::on_setback`].
     pub(super) fn poll_yield(&mut self, now: Duration) -> Option<usize> {
         let is_yielding = |holder: &Holder| holder.standing == Standing::Yielding;
         if !self.missing.is_empty() || self.holders.iter().any(is_yielding) {

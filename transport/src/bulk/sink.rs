@@ -54,7 +54,7 @@ impl ChunkSink for MemorySink {
     }
 }
 
-/// A chunk that is what its checksum says.
+/// A chunk that matches its checksum.
 #[derive(Debug)]
 pub(super) struct VerifiedChunk {
     pub(super) chunk: u64,
@@ -81,7 +81,7 @@ impl<S: ChunkSink> SinkThread<S> {
         Self { chunks, thread }
     }
 
-    /// Gives it a chunk. `false` if the sink failed; [`SinkThread::finish`] says how.
+    /// Gives it a chunk. `false` if the sink failed; [`SinkThread::finish`] returns the error.
     pub(super) async fn give(&self, chunk: VerifiedChunk) -> bool {
         self.chunks.send(chunk).await.is_ok()
     }

@@ -1,4 +1,4 @@
-//! A holder's stream, piecewise: what is asked goes out and what comes is sorted. Both may be left
+//! A holder's stream, piecewise: requests go out and what comes is sorted. Both may be left
 //! half-way and taken up again, so that one task does both at once.
 
 use std::collections::VecDeque;
@@ -27,9 +27,9 @@ pub(super) struct Outbox<W> {
 /// Chunks on their way in.
 pub(super) struct Inbox<R> {
     reader: BufReader<R>,
-    /// The length of the whole, as an answer has to say.
+    /// The length of the whole, which an answer has to confirm.
     length: u64,
-    /// What was asked for and did not come, in the order in which it comes.
+    /// What was requested and did not come, in the order in which it comes.
     asked: VecDeque<Asked>,
     stage: Stage,
     /// The bytes of an answer, or of a checksum.
@@ -51,7 +51,7 @@ struct Asked {
     has_answer: bool,
 }
 
-/// What comes next. Follows from what was asked for only after a chunk was begun.
+/// What comes next. Follows from what was requested only after a chunk was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// An answer, or the checksum of a chunk that has none.
@@ -109,7 +109,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
     /// half-way.
     ///
     /// # Errors
-    /// If the stream fails, the answer is another one, or a chunk is not what its checksum says. Nothing
+    /// If the stream fails, the answer is another one, or a chunk does not match its checksum. Nothing
     /// can be read behind an error.
     pub(super) async fn read(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
         let asked = self.asked.front().expect("something was asked for");
@@ -191,7 +191,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
 }
 
 impl<R> Inbox<R> {
-    /// Whether something was asked for and is not there.
+    /// Whether something was requested and is not there.
     pub(super) fn is_waiting(&self) -> bool {
         !self.asked.is_empty()
     }

@@ -22,7 +22,7 @@ use crate::event::EventQueue;
 use crate::frame::{FrameRules, PartPool};
 use crate::peers::{Directory, Keeper, Wishes};
 
-/// Peers that said hello and wait for the keeper. More wait with their handshake.
+/// Peers whose hello was read and that wait for the keeper. More wait with their handshake.
 const INBOX_MAX: usize = 64;
 
 pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), BindError> {

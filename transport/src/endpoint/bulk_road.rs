@@ -43,7 +43,7 @@ pub(super) async fn open_bulk(
     Ok((Counted { stream: Box::new(receive), context, road: Road::Quic }, Box::new(send)))
 }
 
-/// Questions are short; the answers have the priority that the holder gives them.
+/// Requests are short; the answers have the priority that the holder gives them.
 const BULK_PRIORITY: i32 = 0;
 
 impl AsyncRead for Counted {

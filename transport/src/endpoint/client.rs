@@ -42,7 +42,7 @@ impl AdminClient {
     ///
     /// # Errors
     ///
-    /// Every address was tried; the error tells what came of each.
+    /// Every address was tried; the error holds what came of each.
     pub async fn connect(
         addresses: &[String],
         credentials: Credentials,
@@ -63,7 +63,7 @@ impl AdminClient {
         credentials: &Credentials,
         limits: &Limits,
     ) -> Result<Self, DialProblem> {
-        // Others would refuse it, and this tells why without asking them.
+        // Others would refuse it, and this finds the reason without dialling them.
         if let Err(refusal) = credentials.check_own(UnixSeconds::now()) {
             let why = format!("our own: {refusal}");
             let is_clock = matches!(refusal, PeerRefusal::Clock(_));
@@ -85,7 +85,7 @@ impl AdminClient {
         Err(problem)
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the answer.
     ///
     /// # Errors
     ///
@@ -94,7 +94,7 @@ impl AdminClient {
         self.request_within(bytes, self.limits.request_within).await
     }
 
-    /// Asks and waits for the answer for a time of one's own.
+    /// Sends a request and waits for the answer, at most for `within`.
     ///
     /// # Errors
     ///
@@ -107,13 +107,13 @@ impl AdminClient {
         ask(&self.connection, &bytes, within).await
     }
 
-    /// Who answers.
+    /// Identity of the node that this client is connected to.
     #[must_use]
     pub const fn peer(&self) -> &PeerIdentity {
         &self.peer
     }
 
-    /// The authority that whoever answers shows as the one that issued its certificate.
+    /// The authority that this node shows as the one that issued its certificate.
     #[must_use]
     pub fn authority(&self) -> Option<CertificateDer<'static>> {
         shown_authority(&self.connection)
@@ -210,7 +210,7 @@ pub enum DialProblem {
     /// Nothing came back.
     #[error("nobody answers")]
     NobodyAnswers,
-    /// Somebody answers, but not with a certificate of this cluster.
+    /// A process answers, but not with a certificate of this cluster.
     #[error("it is not a node of this cluster")]
     NotThisCluster,
     /// A node of the cluster answers, and believes no authority that vouches for our certificate.

@@ -25,7 +25,7 @@ pub enum CloseCode {
     Malformed,
     /// More connections than the limit.
     Crowded,
-    /// Something was not said in time.
+    /// A hello, or the choice of a road, was not sent in time.
     Late,
     /// A code this program does not know; a newer one wrote it.
     Unknown(u32),

@@ -50,12 +50,12 @@ impl Events {
         (Self { sender, kept: events_max / EVENTS_KEPT_SHARE }, receiver)
     }
 
-    /// Puts in what must not be lost; waits for room. A node that has gone away is told nothing.
+    /// Enqueues an event that must not be lost; waits for room. Drops it if the node has gone away.
     pub(crate) async fn tell(&self, event: TransportEvent) {
         let _ = self.sender.send(event).await;
     }
 
-    /// Puts in what may be lost or refused, if there is room beside what is kept.
+    /// Enqueues an event that may be lost or refused, if there is room beside what is kept.
     pub(crate) fn offer(&self, event: TransportEvent) -> bool {
         self.sender.capacity() > self.kept && self.sender.try_send(event).is_ok()
     }

@@ -1,5 +1,5 @@
-//! Who knocks: handshakes and joiners are bounded in number, all together and by address, and in
-//! time; whoever is silent makes room for the next one. Strangers are told of in few words.
+//! Attempts from outside: handshakes and joiners are bounded in number, all together and by address, and
+//! in time; one that is silent makes room for the next one. Strangers are reported in few events.
 
 mod pending;
 mod room;
@@ -67,7 +67,7 @@ const fn answer(crowd: Crowd, is_address_proved: bool, limits: &Limits) -> Answe
     }
 }
 
-/// Somebody who knocked and did not become a peer.
+/// An attempt that did not lead to a peer.
 struct Stranger {
     address: SocketAddr,
     why: String,
@@ -77,19 +77,19 @@ struct Stranger {
 enum Knock {
     /// A peer, which the keeper has now.
     Peer,
-    /// Somebody who wants to become a member.
+    /// A joiner, which wants to become a member.
     Joiner(Connection),
-    /// Nobody.
+    /// It led to nobody.
     Stranger(Stranger),
 }
 
-/// Strangers since the node was last told.
+/// Strangers since the last event about them.
 struct StrangerBook {
     count: u64,
     tell_from: Instant,
 }
 
-/// Answers whoever knocks, until the endpoint closes.
+/// Answers every attempt, until the endpoint closes.
 pub(super) async fn keep_door(
     context: Arc<Context>,
     endpoint: Endpoint,
@@ -218,7 +218,7 @@ async fn enter(context: Arc<Context>, incoming: Incoming, inbox: mpsc::Sender<Gr
     }
 }
 
-/// The handshake of TLS, and who it was with.
+/// The handshake of TLS, and the peer that it was with.
 async fn shake_hands(
     context: &Context,
     incoming: Incoming,

@@ -1,4 +1,4 @@
-//! From an address or an attempt to a peer that has said hello.
+//! From an address or an attempt to a peer whose hello was read.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -24,7 +24,7 @@ pub(super) const SERVER_NAME: &str = "zbelastic";
 /// The first byte of the stream on which hellos go. `docs/wire-format.md` lists the others.
 pub(super) const HELLO_STREAM: u8 = 0x01;
 
-/// A connection whose peer is known and has said hello.
+/// A connection whose peer is known and whose hello was read.
 pub(crate) struct Greeted {
     pub(crate) peer: PeerIdentity,
     pub(super) connection: Connection,
@@ -35,7 +35,7 @@ pub(crate) struct Greeted {
     verdict: Arc<OnceLock<DownReason>>,
 }
 
-/// Who dialled.
+/// Which end dialled.
 pub(super) enum Side {
     /// We did, for the so-manieth time, and gave the peer leave to come to our socket.
     Dialled { attempt: u64, leave: Option<Leave> },
@@ -85,7 +85,7 @@ impl Closer {
         self.close_as(reason, reason.code());
     }
 
-    /// Closes, and tells the peer a code of its own.
+    /// Closes, and sends the peer a code of its own.
     pub(crate) fn close_as(&self, reason: DownReason, code: CloseCode) {
         // Only the first reason counts: what follows is its consequence.
         let _ = self.verdict.set(reason);
@@ -97,7 +97,7 @@ impl Closer {
         self.verdict.get().is_some()
     }
 
-    /// Why it ended: for our reason if we closed it, else for what the connection says.
+    /// Why it ended: for our reason if we closed it, else for the one in `error`.
     pub(super) fn reason(&self, error: &ConnectionError) -> DownReason {
         self.verdict.get().copied().unwrap_or_else(|| DownReason::of(error))
     }
@@ -199,7 +199,7 @@ impl Dialler {
     }
 }
 
-/// What this process says to a member that has this leave to come to its same-host socket.
+/// The hello that this process sends to a member with this leave to come to its same-host socket.
 pub(super) fn hello_to_member(context: &Context, attempt: u64, leave: Option<&Leave>) -> Hello {
     Hello {
         versions: context.spoken.range(),
@@ -210,7 +210,7 @@ pub(super) fn hello_to_member(context: &Context, attempt: u64, leave: Option<&Le
     }
 }
 
-/// Says hello as the dialler, and waits for the answer.
+/// Sends the dialler's hello, and waits for the answer.
 async fn greet(
     context: &Context,
     connection: Connection,

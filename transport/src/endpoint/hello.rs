@@ -6,8 +6,8 @@
 //!   dialler   road u8: 0 QUIC, 1 same host                                          ->
 //! ```
 //!
-//! The versions and the length never change their place, so that any two versions can tell each
-//! other that they have none in common.
+//! The versions and the length never change their place, so that programs of any two versions can
+//! find that they have none in common.
 
 use std::io;
 
@@ -25,7 +25,7 @@ use crate::local::{HostIdentity, LocalOffer};
 const BODY_BYTES_MAX: usize = 1024;
 const HEAD_BYTES: usize = 6;
 
-/// What a process says of itself.
+/// What a process sends about itself on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The versions it speaks.
@@ -145,7 +145,7 @@ impl Hello {
     }
 }
 
-/// Tells the road that the dialler chose.
+/// Sends the road that the dialler chose.
 pub(crate) async fn write_road(stream: &mut SendStream, road: Road) -> Result<(), HelloFault> {
     let byte = match road {
         Road::Quic => 0,

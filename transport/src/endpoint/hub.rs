@@ -1,4 +1,4 @@
-//! The same-host socket: one task owns it, gives leave to come, and hands on who came.
+//! The same-host socket: one task owns it, gives leave to come, and hands on the connections that came.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::local::{
     Admission, AdmissionId, HostIdentity, LocalArrival, LocalBindError, LocalListener,
 };
 
-/// Questions that wait for the task. Askers wait beyond it.
+/// Questions that wait for the task. Beyond it their senders wait.
 const QUESTIONS_MAX: usize = 64;
 /// Connections of one peer that wait to be taken. More are closed.
 const ARRIVALS_MAX: usize = 16;
@@ -22,7 +22,7 @@ pub(crate) struct LocalHub {
     host: HostIdentity,
 }
 
-/// Leave for one peer to come, and where those appear who came by it.
+/// Leave for one peer to come, and where the connections appear that came by it.
 #[derive(Debug)]
 pub(crate) struct Leave {
     pub(crate) admission: Admission,

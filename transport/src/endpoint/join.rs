@@ -1,4 +1,4 @@
-//! The door for those who want to become members.
+//! The door for joiners: processes that want to become members.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct JoinerGone {
     pub(super) why: Option<String>,
 }
 
-/// A joiner failed by its own fault, and asks whether it may hear why.
+/// A joiner failed by its own fault. `verdict` receives whether the reason may be sent to it.
 pub(super) struct Failed {
     pub(super) address: IpAddr,
     pub(super) verdict: oneshot::Sender<Result<(), JoinDelay>>,
@@ -32,14 +32,14 @@ pub(super) struct Failed {
 /// Where failures are reported: to the owner of the gate.
 pub(super) type Failures = mpsc::Sender<Failed>;
 
-/// What an answer says about who asked.
+/// What an answer means for the joiner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// It became a member.
     Member,
     /// It came without what it takes.
     AtFault,
-    /// Nothing.
+    /// Neither. The answer is sent as it is.
     Unknown,
 }
 
@@ -69,7 +69,7 @@ impl Standing {
     }
 }
 
-/// Serves one joiner on its connection. The node decides, whoever failed before from the same
+/// Serves one joiner on its connection. The node decides, whatever failed before from the same
 /// address; only how a failure is answered depends on that. Each wait within has its own end.
 pub(super) async fn serve_join(
     context: Arc<Context>,
@@ -93,7 +93,7 @@ pub(super) async fn serve_join(
         Err(fault) => {
             context.tallies.door_failed.one();
             if matches!(fault, JoinServeFault::Read(_)) {
-                // What it said is no request, which it heard. That counts, and changes nothing else.
+                // It sent no request to decide about. That counts, and changes nothing else.
                 let _ = verdict(&failures, address.ip()).await;
             }
             Some(fault.to_string())
@@ -102,7 +102,7 @@ pub(super) async fn serve_join(
     JoinerGone { address, is_member: is_member.load(Ordering::Relaxed), why }
 }
 
-/// Whether a failure from an address may hear why.
+/// Whether a failure from an address may be answered with its reason.
 async fn verdict(failures: &Failures, address: IpAddr) -> Result<(), JoinDelay> {
     let (sender, verdict) = oneshot::channel();
     // Without an owner of the gate the transport closes.
@@ -119,11 +119,11 @@ struct Desk {
 }
 
 impl Desk {
-    /// Gives the question to the node.
+    /// Gives the attempt to the node.
     fn ask_node(self, context: &Arc<Context>, attempt: JoinAttempt, reply: JoinReply) {
         let (to_us, answered) = JoinReply::pair();
         self.is_deciding.store(true, Ordering::Relaxed);
-        // An event that finds no room drops the reply, and the joiner hears "not ready".
+        // An event that finds no room drops the reply, and the joiner receives `NotReady`.
         if !context.events.offer(TransportEvent::Join { attempt, reply: to_us }) {
             self.is_deciding.store(false, Ordering::Relaxed);
             return;

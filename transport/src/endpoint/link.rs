@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each lane is a task of its own. When the connection closes, or one lane finds a reason to close
-//! it, all of them end before the node is told.
+//! it, all of them end before `Down` is reported.
 
 mod client;
 mod lanes;
@@ -40,7 +40,7 @@ use crate::local::LocalOffer;
 /// close before their end: else it would take us for dead. It closes its ends as soon as it knows.
 const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
 
-/// A connection to a member whose lanes work. Whoever sends puts in here.
+/// A connection to a member whose lanes work. Senders enqueue here.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) peer: PeerIdentity,
@@ -64,7 +64,7 @@ pub(crate) struct LinkEnd {
 /// How a lane ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LaneEnd {
-    /// Its stream is over; what that means, the connection tells.
+    /// Its stream is over. The connection stays until it ends itself.
     Over,
     /// The peer's end of a same-host socket is gone.
     SocketGone,
@@ -104,7 +104,7 @@ pub(crate) async fn run_link(context: Arc<Context>, greeted: Greeted) -> LinkEnd
     LinkEnd { node, was_up: true, reason }
 }
 
-/// Waits for the end of the connection, and brings it about when a lane asks for it.
+/// Waits for the end of the connection, and closes it when a lane ends with a reason to.
 async fn attend(
     context: &Context,
     closer: &Closer,
@@ -121,7 +121,7 @@ async fn attend(
                     context.tallies.violations.one();
                     closer.close(DownReason::Violation(violation));
                 }
-                // Its panic was told where it happened. The lanes begin anew with a connection.
+                // Its panic was reported where it happened. The lanes begin anew with a connection.
                 Err(_) => closer.close(DownReason::Broken),
             },
         }

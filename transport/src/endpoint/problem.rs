@@ -1,4 +1,4 @@
-//! What a broken connection says of the one who was dialled.
+//! What the error of a broken connection means for the peer that was dialled.
 
 use quinn::ConnectionError;
 
@@ -12,7 +12,7 @@ const CLOCK_CODE: &str = "E2010";
 /// The code that stands in every refusal of a certificate whose authority is not believed.
 const AUTHORITY_CODE: &str = "E2015";
 
-/// What a broken connection says of the one who was dialled.
+/// What the error of a broken connection means for the peer that was dialled.
 pub(super) fn problem_of(error: &ConnectionError) -> DialProblem {
     match error {
         ConnectionError::TimedOut => DialProblem::NobodyAnswers,

@@ -13,7 +13,7 @@ use crate::local::LocalBindError;
 /// What a transport is made of.
 #[derive(Clone, Debug)]
 pub struct TransportSetup {
-    /// Who this process is, and whom it believes.
+    /// The certificate and key of this process, and the authorities that it believes.
     pub credentials: Credentials,
     /// The UDP address to listen at. Port 0 takes any free one.
     pub bind: SocketAddr,
@@ -41,27 +41,27 @@ pub enum BindError {
     /// Another process listens there.
     #[error("port in use: {address} is taken by another process")]
     PortInUse {
-        /// The address asked for.
+        /// The address to listen at.
         address: SocketAddr,
     },
     /// The system does not allow this process to listen there.
     #[error("no permission to listen at {address}")]
     NotPermitted {
-        /// The address asked for.
+        /// The address to listen at.
         address: SocketAddr,
     },
     /// This host has no such address.
     #[error("{address} is no address of this host")]
     NotHere {
-        /// The address asked for.
+        /// The address to listen at.
         address: SocketAddr,
     },
     /// The socket failed otherwise.
     #[error("cannot listen at {address}")]
     Socket {
-        /// The address asked for.
+        /// The address to listen at.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The credentials do not make a TLS configuration.

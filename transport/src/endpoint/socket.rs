@@ -7,7 +7,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::setup::BindError;
 
-/// A socket that listens at an address, with as much room as the system gives of what is asked.
+/// A socket that listens at an address, with as much room as the system gives of what is requested.
 pub(super) fn bind_udp(address: SocketAddr, buffer_bytes: usize) -> Result<UdpSocket, BindError> {
     open(address, buffer_bytes).map_err(|source| refused(address, source))
 }

@@ -25,7 +25,7 @@ use crate::request::{RequestError, ask};
 
 /// What is called with every frame that arrived, on the task that received it.
 pub type FrameSink = Box<dyn Fn(ReceivedFrame) + Send + Sync>;
-/// What finds the body that a peer asks for by its key. Called on a task; it may look at files, and
+/// What finds the body that a peer requests by its key. Called on a task; it may look at files, and
 /// must not block for long.
 pub type BulkSource = Box<dyn Fn(&PeerIdentity, &[u8]) -> Option<Arc<dyn BulkBody>> + Send + Sync>;
 
@@ -118,7 +118,7 @@ impl Transport {
         self.shared.context.spoken.give_up_before(oldest);
     }
 
-    /// Closes the connections of people. Who has a certificate that is believed comes again.
+    /// Closes the connections of people. A person whose certificate is believed can connect again.
     pub fn end_people(&self) {
         self.shared.context.wishes.send_modify(|wishes| wishes.people_ended += 1);
     }
@@ -144,22 +144,22 @@ impl Transport {
         FrameSender { context: Arc::clone(context), runtime: runtime.clone() }
     }
 
-    /// Says which frames peers may send from now on; replaces what was said before.
+    /// Sets which frames peers may send from now on; replaces the rules before.
     pub fn expect(&self, rules: FrameRules) {
         self.shared.context.rules.send_replace(Arc::new(rules));
     }
 
-    /// Says where frames go that arrive. Frames that arrive before are dropped and counted.
+    /// Sets where frames go that arrive. Frames that arrive before are dropped and counted.
     pub fn set_frame_sink(&self, sink: FrameSink) {
         self.shared.context.sink.send_replace(Some(Arc::new(sink)));
     }
 
-    /// Says where bodies of the Bulk lane are found.
+    /// Sets where bodies of the Bulk lane are found.
     pub fn serve_bulk(&self, source: BulkSource) {
         self.shared.context.source.send_replace(Some(Arc::new(source)));
     }
 
-    /// Fetches a body from those who hold it.
+    /// Fetches a body from the nodes that hold it.
     ///
     /// # Errors
     ///
@@ -169,7 +169,7 @@ impl Transport {
         fetch(request, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
-    /// Fetches a body from those who hold it, into a sink.
+    /// Fetches a body from the nodes that hold it, into a sink.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl Transport {
         fetch_into(request, sink, move |node| open_bulk(Arc::clone(&context), node)).await
     }
 
-    /// Asks a peer and waits for its answer. To drop the future is to cancel the request.
+    /// Sends a request to a peer and waits for its answer. To drop the future is to cancel the request.
     ///
     /// # Errors
     ///

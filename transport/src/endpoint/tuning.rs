@@ -55,7 +55,7 @@ impl QuicConfigs {
 
 /// An endpoint that can end the connections of the process before it: after a restart at the same
 /// port it answers their packets with the stateless resets that they were promised, so that peers
-/// dial anew at once, and not when they have heard nothing for [`Limits::idle_within`].
+/// dial anew at once, and not when they have received nothing for [`Limits::idle_within`].
 pub(super) fn endpoint_config(credentials: &Credentials) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(credentials.key().reset_key()));
     config.cid_generator(|| Box::new(DrawnIds));
@@ -121,7 +121,7 @@ pub(super) fn open_for_member(connection: &Connection, limits: &Limits) {
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(limits.streams_both_ways_max));
 }
 
-/// Lets an admin ask.
+/// Lets a person's command line send requests.
 pub(super) fn open_for_client(connection: &Connection, limits: &Limits) {
     connection.set_receive_window(VarInt::from_u32(limits.window_bytes / STREAM_SHARE));
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(limits.streams_both_ways_max));

@@ -13,7 +13,7 @@ pub(super) const HEADER_BYTES: usize = 16;
 /// The bytes of a float.
 pub(super) const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 
-/// What a frame says of itself before it comes.
+/// What a frame announces before it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) class: FrameClass,
@@ -24,7 +24,7 @@ pub(super) struct Header {
 /// What to do with a frame that announces itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// It is as its rule says: take it.
+    /// It matches its rule: take it.
     Take,
     /// No rule names its class: read past it.
     Skip,
@@ -38,7 +38,7 @@ pub enum FrameRefusal {
     WrongLength {
         /// The class it named.
         class: FrameClass,
-        /// What the rule says, in bytes.
+        /// Length of the body by the rule, in bytes.
         expected: u64,
         /// What it announced, in bytes.
         found: u64,

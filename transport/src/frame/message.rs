@@ -135,12 +135,12 @@ impl fmt::Debug for OutgoingFrame {
 /// A frame that came.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReceivedFrame {
-    /// Who sent it.
+    /// Identity of the sender.
     pub from: PeerIdentity,
     /// What it is.
     pub class: FrameClass,
     /// What went before the floats.
     pub meta: Vec<u8>,
-    /// The floats, with the lengths that the rule says.
+    /// The parts of the body, each as long as the rule of the class sets.
     pub parts: Vec<FramePart>,
 }

@@ -30,7 +30,7 @@ pub struct PartPool {
 /// The floats of one part of a frame. Dropped, it leaves its memory to the pool it came from.
 pub struct FramePart {
     floats: Vec<f32>,
-    /// None once the floats belong to somebody else, or if they were never a pool's.
+    /// None once the floats left the pool, or if they were never a pool's.
     pool: Option<PartPool>,
 }
 

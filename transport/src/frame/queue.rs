@@ -25,7 +25,7 @@ pub struct FrameQueue {
     background: Entrance,
 }
 
-/// Where they come out. Whoever waits for room learns that there will be none when it is dropped.
+/// Where they come out. When it is dropped, senders that wait for room get their frames back.
 #[derive(Debug)]
 pub struct FrameOutlet {
     critical: Exit,

@@ -33,7 +33,7 @@ pub struct FrameReader<R> {
 /// What came.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FrameArrival {
-    /// A frame as its rule says.
+    /// A frame that matches its rule.
     Frame(ReceivedFrame),
     /// A frame that no rule names, which was read past.
     Skipped {

@@ -17,7 +17,7 @@ pub const FRAME_PARTS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameClass(pub u32);
 
-/// Who may send which class of frames, and how many floats each part of it has.
+/// Which nodes may send which class of frames, and how many floats each part of it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrameRules {
     parts: BTreeMap<(NodeId, FrameClass), Vec<usize>>,
@@ -50,7 +50,7 @@ impl FrameRules {
     }
 
     /// From now on `from` may send frames of `class`, with that many floats in each part. Replaces
-    /// what was said of the class before.
+    /// the rule of the class before.
     ///
     /// # Errors
     /// If no frame can be like that.

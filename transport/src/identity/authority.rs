@@ -1,4 +1,4 @@
-//! Who vouches for members: the cluster's own certificate authority.
+//! The cluster's own certificate authority, which vouches for members.
 //!
 //! Each cluster makes one of its own, and it signs for that cluster only. Its key is with every
 //! controller, so that whichever leads can let a worker in; nobody else has it.
@@ -52,7 +52,7 @@ impl CertificateLife {
 #[derive(Clone)]
 pub struct ClusterAuthority {
     certificate: CertificateDer<'static>,
-    /// What leads from it to the authority before it, for those who believe that one only: the certificate
+    /// What leads from it to the authority before it, for members that believe only that one: the certificate
     /// that the earlier one made for this one's key, and the earlier one's own. Empty for a cluster's first.
     bridge: Vec<CertificateDer<'static>>,
     read: AuthorityCertificate,
@@ -66,7 +66,7 @@ pub struct AuthoritySecret {
     key: Vec<u8>,
 }
 
-/// Says that it is one, and nothing of it.
+/// Prints the name of the type, and nothing of the secret.
 impl fmt::Debug for AuthoritySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("AuthoritySecret(..)")
@@ -104,7 +104,7 @@ pub enum AuthorityFault {
         /// The authority's window.
         window: ValidityWindow,
     },
-    /// Whoever makes certificates refused.
+    /// The certificate library refused.
     #[error("no certificate was made: {0}")]
     Refused(String),
     /// What was issued does not fit together.
@@ -116,7 +116,7 @@ impl ClusterAuthority {
     /// A new authority for a new cluster.
     ///
     /// # Errors
-    /// If whoever makes certificates refuses.
+    /// If the certificate library refuses.
     pub fn create(cluster: ClusterId, now: UnixSeconds) -> Result<Self, AuthorityFault> {
         let key = NodeKey::generate();
         let window = ValidityWindow {
@@ -128,11 +128,11 @@ impl ClusterAuthority {
         Self::from_parts(certificate.der().clone(), key)
     }
 
-    /// Another authority for the same cluster, with a key of its own. This one vouches for it, so who believes
-    /// this one only believes what the other one issues as well.
+    /// Another authority for the same cluster, with a key of its own. This one vouches for it, so a member
+    /// that believes only this one believes what the other one issues as well.
     ///
     /// # Errors
-    /// If this authority is not good now, or whoever makes certificates refuses.
+    /// If this authority is not good now, or the certificate library refuses.
     pub fn successor(&self, now: UnixSeconds) -> Result<Self, AuthorityFault> {
         self.check_good(now)?;
         let next = Self::create(self.read.cluster, now)?;
@@ -223,7 +223,7 @@ impl ClusterAuthority {
         &self.key
     }
 
-    /// Makes a certificate that says who the holder of `key` is, from `now` on, for as long as the
+    /// Makes a certificate that names the holder of `key`, good from `now` on, for as long as the
     /// role gets, at most as long as the authority itself is good.
     ///
     /// # Errors
@@ -269,7 +269,7 @@ impl ClusterAuthority {
     }
 }
 
-/// Says whose it is, and nothing of the key.
+/// Prints the cluster and the pin, and nothing of the key.
 impl fmt::Debug for ClusterAuthority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterAuthority")

@@ -1,4 +1,4 @@
-//! What is read from a certificate: its key, its window, its serial number, and who it is for.
+//! What is read from a certificate: its key, its window, its serial number, and its holder's identity.
 //!
 //! Reading proves nothing. A certificate is believed after [`super::verify`] led it to a root.
 
@@ -39,7 +39,7 @@ impl fmt::Display for SerialNumber {
     }
 }
 
-/// Why a certificate tells nothing.
+/// Why nothing can be read from a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CertificateFault {
     /// None was presented.
@@ -97,7 +97,7 @@ pub(super) struct AuthorityCertificate {
     pub key: SpkiPin,
 }
 
-/// Who presented these certificates, the first of which is its own. They are believed: the
+/// The identity of the peer that presented these certificates, its own first. They are believed: the
 /// handshake led them to the authority.
 ///
 /// # Errors

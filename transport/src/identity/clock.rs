@@ -22,7 +22,7 @@ const DAY_SECONDS: u64 = 24 * 60 * 60;
 pub struct UnixSeconds(pub u64);
 
 impl UnixSeconds {
-    /// What this machine's clock says. A clock before 1970 counts as 1970.
+    /// The time of this machine's clock. A clock before 1970 counts as 1970.
     #[must_use]
     pub fn now() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -85,7 +85,7 @@ pub enum ClockFault {
     NotValidYet {
         /// This machine's clock.
         now: UnixSeconds,
-        /// The clock of whoever issued it, at that time.
+        /// The issuer's clock when it issued the certificate.
         issued: UnixSeconds,
     },
     /// The certificate is from the past.
@@ -96,7 +96,7 @@ pub enum ClockFault {
     Expired {
         /// This machine's clock.
         now: UnixSeconds,
-        /// The clock of whoever issued it, at that time.
+        /// The issuer's clock when it issued the certificate.
         issued: UnixSeconds,
         /// The last second the certificate was good.
         ended: UnixSeconds,
@@ -104,9 +104,9 @@ pub enum ClockFault {
     /// Two machines' clocks, read at about the same time.
     #[error("E2010 clocks differ: this machine's says {ours}, the other's says {theirs}")]
     Apart {
-        /// Of the machine that says so.
+        /// The clock of the machine that reports the fault.
         ours: UnixSeconds,
-        /// Of the other.
+        /// The clock of the other machine.
         theirs: UnixSeconds,
     },
 }
@@ -125,7 +125,7 @@ impl ValidityWindow {
         Ok(now.clamp(issued, ended))
     }
 
-    /// When to ask for the next certificate: after two thirds of the life of this one, so that a
+    /// When to request the next certificate: after two thirds of the life of this one, so that a
     /// third is left to try again in.
     #[must_use]
     pub const fn renew_after(self) -> UnixSeconds {

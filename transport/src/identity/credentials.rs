@@ -85,7 +85,7 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// Who this is.
+    /// The member's identity, as its certificate names it.
     #[must_use]
     pub fn identity(&self) -> PeerIdentity {
         self.parts.own.identity
@@ -161,7 +161,7 @@ impl Credentials {
     /// Whether others would believe these credentials at `now`.
     ///
     /// # Errors
-    /// With what others would say.
+    /// With the refusal that others would report.
     pub fn check_own(&self, now: UnixSeconds) -> Result<(), PeerRefusal> {
         let check = self.peer_check().map_err(PeerRefusal::Untrusted)?;
         check.check(&self.parts.chain[0], &self.parts.chain[1..], now).map(|_| ())
@@ -192,7 +192,7 @@ impl Credentials {
     }
 }
 
-/// Says who it is, and nothing of the key.
+/// Prints the identity and the serial number, and nothing of the key.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials")

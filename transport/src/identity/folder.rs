@@ -11,7 +11,7 @@
 //!
 //! Each file is replaced as a whole and is on the disk before the call returns. A renewed
 //! certificate is for the same key, so one file changes and a crash leaves the old one or the new.
-//! What is wrong with a folder is told apart, because each fault has another remedy; nothing is
+//! Each kind of fault in a folder is an error of its own, because each has another remedy; nothing is
 //! ever made anew where something is.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -144,8 +144,8 @@ pub enum Damage {
 }
 
 impl NodeKey {
-    /// The key in `folder`, which is made if it is not there. A joiner calls this before it asks
-    /// for a certificate, so that a second attempt after a crash is the same joiner.
+    /// The key in `folder`, which is made if it is not there. A joiner calls this before it requests
+    /// a certificate, so that a second attempt after a crash is the same joiner.
     ///
     /// # Errors
     /// If there is one that cannot be used, or none can be written.
@@ -206,7 +206,7 @@ impl Credentials {
     }
 
     /// The same, whether their time is over or not: with [`JoinSetup::of_member`](super::JoinSetup::of_member)
-    /// a member whose certificate ended asks for another one.
+    /// a member whose certificate ended requests another one.
     ///
     /// # Errors
     /// As [`Self::load`], but for the clock.

@@ -1,17 +1,17 @@
-//! How failed joins are slowed down: a pure table of who failed when. The time is an argument.
+//! How failed joins are slowed down: a pure table of the addresses that failed. The time is an argument.
 //!
-//! Only failures count, and only failures are delayed: whoever proves to hold a token is let in
+//! Only failures count, and only failures are delayed: a joiner that proves to hold a token is let in
 //! whatever others did from the same address. An address that fails waits twice as long after each
 //! failure, and all addresses together have a number of failures in a minute; a failure that comes
-//! earlier hears when to come back instead of why it failed. Counted are attempts that got as far
+//! earlier is answered with the time to wait instead of the reason. Counted are attempts that got as far
 //! as a handshake, so their addresses are not forged. A token's 256 random bits need none of this:
-//! it keeps noise off the log and tells a misconfigured machine to slow down.
+//! it keeps noise off the log and answers a misconfigured machine with a time to wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// The failures of all addresses in a minute that hear why they failed.
+/// The failures of all addresses in a minute that are answered with their reason.
 pub const FAILURES_MAX: usize = 100;
 /// The window they are counted in.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// forgotten. Were there more, the one that was quiet for longest would be forgotten early.
 const ADDRESSES_REMEMBERED_MAX: usize = FAILURES_MAX * 10;
 
-/// Why who failed has to wait, and how long.
+/// Why an address that failed has to wait, and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinDelay {
     /// Everyone together failed too often.
@@ -49,7 +49,7 @@ impl JoinDelay {
     }
 }
 
-/// Who failed when.
+/// The addresses that failed, with the time of the last failure and of the end of the wait.
 #[derive(Clone, Debug, Default)]
 pub struct JoinGate {
     visitors: BTreeMap<IpAddr, Visitor>,
@@ -64,7 +64,7 @@ struct Visitor {
 }
 
 impl JoinGate {
-    /// An attempt of someone at `address` came to nothing by its own fault. If it is to hear why,
+    /// An attempt of a joiner at `address` failed by its own fault. If the reason may be sent to it,
     /// the failure is counted. One that came too early is not, so knocking harder does not make
     /// anyone wait for longer.
     ///
@@ -90,7 +90,7 @@ impl JoinGate {
         Ok(())
     }
 
-    /// The attempt of someone at `address` led to a certificate: earlier failures were mistakes.
+    /// The attempt of a joiner at `address` led to a certificate: earlier failures were mistakes.
     pub fn succeeded(&mut self, address: IpAddr) {
         self.visitors.remove(&counted(address));
     }
@@ -160,7 +160,7 @@ mod tests {
         for seconds in [1, 2, 4, 8, 16, 32, 64, 64, 64] {
             assert_eq!(gate.failed(address(1), now), Ok(()));
             let wait = Duration::from_secs(seconds);
-            // Who comes too early is not kept waiting for longer.
+            // An attempt that comes too early does not prolong the wait.
             for _ in 0..3 {
                 assert_eq!(gate.failed(address(1), now), Err(JoinDelay::Address { wait }));
             }

@@ -5,7 +5,7 @@
 //!     | -- QUIC handshake, zbe-join/1, no certificate of its own ---> |
 //!     | <-- chain: controller's certificate, authority's ------------ |
 //!     |  authority's key = pin of the token? certificate of a         |
-//!     |  controller of its cluster? else hang up: nothing was said    |
+//!     |  controller of its cluster? else hang up: nothing was sent    |
 //!     |                                                               |
 //!     | -- JoinRequest: token's id, role, name, signing request,      |
 //!     |    proof = HMAC(verifier, channel, request, role, name) ----> |

@@ -1,6 +1,6 @@
 //! A member's own key, and what others are shown of it: a signing request.
 //!
-//! Of a request only the key is taken. One that asks for more, such as a name or the right to sign
+//! Only the key of a request is used. One that requests more, such as a name or the right to sign
 //! others, is refused instead of being read generously.
 
 use std::fmt;
@@ -92,7 +92,7 @@ impl NodeKey {
         request.expect("a key that was checked signs").der().to_vec()
     }
 
-    /// The key as its own request, for whoever holds the authority and issues to itself.
+    /// The key as its own request, for a holder of the authority that issues a certificate to itself.
     #[must_use]
     pub fn requested(&self) -> RequestedKey {
         RequestedKey::read(&self.pair.subject_public_key_info()).expect("a key of a kind we take")
@@ -125,7 +125,7 @@ pub enum RequestFault {
     /// The bytes are no signing request, or more than one.
     #[error("the bytes are no signing request")]
     Damaged,
-    /// It asks for names, rights or anything else than a certificate for its key.
+    /// It requests names, rights or anything else than a certificate for its key.
     #[error("the signing request asks for more than a certificate for its key")]
     AsksForMore,
     /// Its key is of a kind that is too weak, or that nobody here uses.

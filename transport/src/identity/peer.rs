@@ -1,4 +1,4 @@
-//! Who a peer is, and its one written form:
+//! The identity of a peer, and its one written form:
 //!
 //! ```text
 //!   zbe://000000000000000000000000deadbeef/worker/17
@@ -22,7 +22,7 @@ const CLUSTER_DIGITS: usize = 32;
 /// The longest text that can be an identity: scheme, cluster, the longest role, the longest number.
 const IDENTITY_CHARS_MAX: usize = SCHEME.len() + CLUSTER_DIGITS + 1 + "controller".len() + 1 + 20;
 
-/// Who a certificate says its holder is.
+/// The identity of a certificate's holder, as the certificate names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PeerIdentity {
     /// The cluster it belongs to.

@@ -55,7 +55,7 @@ impl PeerRole {
         }
     }
 
-    /// Whether others may dial one: people only ever ask.
+    /// Whether others may dial a holder of this role. The command lines of people only send requests.
     #[must_use]
     pub const fn serves(self) -> bool {
         match self {

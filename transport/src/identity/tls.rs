@@ -27,7 +27,7 @@ use super::verify::{PeerCheck, Wanted};
 pub enum Protocol {
     /// Members among themselves.
     Member,
-    /// Someone without a certificate asks for one.
+    /// A joiner without a certificate requests one.
     Join,
 }
 
@@ -42,26 +42,26 @@ impl Protocol {
     }
 }
 
-/// Who may knock at an endpoint.
+/// The diallers that an endpoint accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doors {
     /// Members, each with its certificate: without one there is no connection.
     Members,
-    /// Joiners too. One port serves both, and TLS asks for certificates before it tells which it
-    /// is, so [`Accepted::of`] has to be asked about each connection.
+    /// Joiners too. One port serves both, and TLS requests certificates before it is known which it
+    /// is, so [`Accepted::of`] has to be called for each connection.
     MembersAndJoiners,
 }
 
-/// Who came in.
+/// The peer of a connection that an endpoint accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
     /// A member.
     Member(PeerIdentity),
-    /// A stranger, who may ask for a certificate and nothing else.
+    /// A stranger, which may request a certificate and nothing else.
     Joiner,
 }
 
-/// Why someone who came in must be sent away.
+/// Why a connection that an endpoint accepted must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ThisError)]
 pub enum AcceptFault {
     /// Neither protocol was agreed on.
@@ -73,7 +73,7 @@ pub enum AcceptFault {
 }
 
 impl Accepted {
-    /// Who is at the other end of a connection that an endpoint accepted, once its handshake is
+    /// The peer at the other end of a connection that an endpoint accepted, once its handshake is
     /// complete. The one place where a connection without a certificate is let pass.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Accepted {
         }
     }
 
-    /// Who is at the other end of a member's connection, dialled or accepted.
+    /// The member at the other end of a member's connection, dialled or accepted.
     ///
     /// # Errors
     /// If no certificate was shown.
@@ -158,17 +158,17 @@ pub(super) fn harden_client(config: &mut ClientConfig) {
     config.enable_sni = false;
 }
 
-/// Our check, at the place where TLS asks for one.
+/// Our check of the peer's certificates, as TLS calls it.
 #[derive(Debug)]
 struct MemberVerifier {
     check: PeerCheck,
-    /// Whom a dialler wants. Who is dialled takes any member.
+    /// The peers that a dialler wants. The side that is dialled takes any member.
     wanted: Wanted,
     /// Whether a client must have a certificate.
     mandatory: bool,
 }
 
-/// A refusal as TLS carries it: its text reaches whoever reads the connection's error.
+/// A refusal as TLS carries it: its text is part of the connection's error.
 pub(super) fn tls_error(refusal: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::Other(OtherError(Arc::new(refusal)))
 }

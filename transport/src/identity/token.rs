@@ -1,4 +1,4 @@
-//! What lets a stranger ask for a certificate: a token, one line to paste.
+//! What lets a stranger request a certificate: a token, one line to paste.
 //!
 //! ```text
 //!   zbt1.w.00c0ffee00c0ffee.<52 letters>.<52 letters>.1f2e3d4c
@@ -8,7 +8,7 @@
 //!
 //! Base 32 in lower case without padding, digits hexadecimal in lower case. There is one text for
 //! a token. The CRC finds every single wrong character, so a bad paste is told from a wrong token
-//! without asking anyone. The role in it is what a person reads; what counts is the record that the
+//! without a connection. The role in it is what a person reads; what counts is the record that the
 //! cluster keeps under the id.
 //!
 //! The cluster keeps a key that is derived from the secret, never the secret: [`TokenVerifier`].
@@ -33,7 +33,7 @@ const FORM: &str = "zbt1";
 const FAMILY: &str = "zbt";
 /// Form, role, id, secret, pin, CRC-32 and the dots between them.
 const TOKEN_CHARS: usize = FORM.len() + 1 + ID_DIGITS + 2 * KEY_LETTERS + CRC_DIGITS + 5;
-/// The longest text that is looked at: room for a later form, so that it is told as such.
+/// The longest text that is looked at: room for a later form, so that it is reported as such.
 pub const TOKEN_CHARS_MAX: usize = 1024;
 const ID_DIGITS: usize = 16;
 const KEY_LETTERS: usize = 52;
@@ -53,7 +53,7 @@ static BASE_32: LazyLock<Encoding> = LazyLock::new(|| {
 pub struct TokenId(pub u64);
 
 impl TokenId {
-    /// Of no token: with it a member whose certificate ended asks for another one. Its key, which the cluster
+    /// Of no token: with it a member whose certificate ended requests another one. Its key, which the cluster
     /// keeps the digest of, is what it shows instead.
     pub const MEMBER: Self = Self(0);
 }
@@ -157,7 +157,7 @@ impl Token {
         format!("{body}.{}", checksum_text(&body))
     }
 
-    /// What it says it is for.
+    /// The role in the token's text. What counts is the role in the cluster's record of the token.
     #[must_use]
     pub fn role(&self) -> PeerRole {
         self.role
@@ -205,7 +205,7 @@ impl TokenVerifier {
     }
 }
 
-/// Says which one it is and not what it is.
+/// Prints the role and the id, and nothing of the secret.
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token")
@@ -215,7 +215,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Says nothing of the key.
+/// Prints the name of the type, and nothing of the key.
 impl fmt::Debug for TokenVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenVerifier(..)")

@@ -1,7 +1,7 @@
 //! Whether a peer's certificates are believed. A pure function of them, the roots and the time.
 //!
-//! In this order, so that the reason which is told is the one that helps: size, form, cluster,
-//! clock, signatures, and last whether it is whom one wanted.
+//! In this order, so that the reason which is reported is the one that helps: size, form, cluster,
+//! clock, signatures, and last whether it is a peer that the dialler wanted.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::clock::{ClockFault, UnixSeconds};
 use super::peer::{PeerIdentity, cluster_text};
 use super::role::PeerRole;
 
-/// Whom a dialler expects to meet.
+/// The peers that a dialler accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Any member that serves.
@@ -56,15 +56,15 @@ pub enum PeerRefusal {
     /// It is a member, and none that others dial.
     #[error("dialled a member and met {found}, which serves nobody")]
     ServesNobody {
-        /// Who it is.
+        /// Identity of the peer that was met.
         found: PeerIdentity,
     },
     /// It is a member, and another one.
     #[error("dialled {wanted:?} and met {found}")]
     OtherPeer {
-        /// Whom one wanted.
+        /// The peers that the dialler wanted.
         wanted: Wanted,
-        /// Who it is.
+        /// Identity of the peer that was met.
         found: PeerIdentity,
     },
 }
@@ -94,7 +94,7 @@ impl PeerCheck {
         &self.algorithms
     }
 
-    /// Who presented these certificates, if they are believed at `now`.
+    /// The identity of the peer that presented these certificates, if they are believed at `now`.
     pub(super) fn check(
         &self,
         own: &CertificateDer<'_>,
@@ -144,7 +144,7 @@ impl PeerCheck {
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(judged.0));
         let algorithms = self.algorithms.all;
         // Every certificate of ours may be used at either end of a connection, so one way of
-        // following signatures serves both; what a role may do is not told by such usages.
+        // following signatures serves both; what a role may do is not encoded in such usages.
         verify_server_cert_signed_by_trust_anchor(&own, &self.roots, others, now, algorithms)
     }
 }

@@ -27,12 +27,12 @@ pub enum LocalDialError {
     /// Another user's process listens there.
     #[error("user {found} listens there, expected {expected}")]
     OtherUser {
-        /// Who runs this process.
+        /// User id that this process runs as.
         expected: u32,
-        /// Who listens.
+        /// User id of the process that listens.
         found: u32,
     },
-    /// Whoever listens does not know the secret, or did not show it in time.
+    /// The listener does not know the secret, or did not show it in time.
     #[error("the listener is not who made the offer")]
     WrongListener,
     /// It took too long.
@@ -43,7 +43,7 @@ pub enum LocalDialError {
     Stream(#[source] io::Error),
 }
 
-/// A connection for `lane` to who made the offer, if that is a process of this machine.
+/// A connection for `lane` to the process that made the offer, if it is on this machine.
 ///
 /// # Errors
 /// If it is not, or does not answer.

@@ -1,4 +1,4 @@
-//! Where connections come in: a task that lets in who shows a secret.
+//! Where connections come in: a task that lets in those that show a secret.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,8 +17,8 @@ use zbelastic_types::NodeId;
 use super::listener::{AdmissionId, LocalArrival, Secrets};
 use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
 
-/// The most connections that have not shown a secret yet. One more, and the oldest is closed: who
-/// is silent cannot keep others out.
+/// The most connections that have not shown a secret yet. One more, and the oldest is closed: one
+/// that is silent cannot keep others out.
 pub const STRANGERS_MAX: usize = 16;
 /// How long a connection may take to show a secret.
 pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 pub(super) const ARRIVALS_MAX: usize = 32;
 /// The pause after a failure to accept, as for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What is asked of the system as room between writer and reader. It may give less.
+/// What is requested of the system as room between writer and reader. It may give less.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
 /// What a connection is held against.
@@ -49,7 +49,7 @@ impl Door {
         Self { user, secrets, arrivals, refused }
     }
 
-    /// Lets in whoever may come, until it is aborted.
+    /// Lets in the connections that may come, until it is aborted.
     pub(super) async fn keep(self, socket: UnixListener) {
         let mut strangers = JoinSet::new();
         let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
@@ -96,7 +96,7 @@ impl Door {
         Some((admission, peer, lane))
     }
 
-    /// Whose secret it is. Looks at all of them, so that the time tells nothing.
+    /// The admission and the peer of the secret. Looks at all of them, so that the time reveals nothing.
     fn find(&self, secret: &LocalSecret) -> Option<(AdmissionId, NodeId)> {
         let secrets = self.secrets.borrow();
         secrets.iter().fold(
@@ -108,7 +108,7 @@ impl Door {
     }
 }
 
-/// Asks for more room between writer and reader than the system gives by itself.
+/// Requests more room between writer and reader than the system gives by itself.
 pub(super) fn widen(stream: &UnixStream) -> io::Result<()> {
     SockRef::from(stream).set_send_buffer_size(SOCKET_BUFFER_BYTES)
 }

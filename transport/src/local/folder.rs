@@ -39,7 +39,7 @@ pub enum LocalFolderError {
     OtherOwner {
         /// The folder.
         path: PathBuf,
-        /// Who runs this process.
+        /// User id that this process runs as.
         expected: u32,
         /// Whose it is.
         found: u32,
@@ -68,7 +68,7 @@ pub(super) struct Place {
     pub(super) short_folder: Option<PathBuf>,
 }
 
-/// Who runs this process.
+/// User id that this process runs as.
 pub(super) fn own_user() -> io::Result<u32> {
     let (this, _other) = UnixStream::pair()?;
     Ok(this.peer_cred()?.uid())

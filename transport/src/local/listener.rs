@@ -1,4 +1,4 @@
-//! A process's own socket: who may come in, and who came.
+//! A process's own socket: which peers may come in, and which connections came.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ use super::offer::{HostIdentity, LocalLane, LocalOffer, LocalSecret};
 /// How long an old socket may take to show that somebody listens.
 const STALE_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What tells the admissions of a listener apart.
+/// Number of an admission, which no other one of its listener has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AdmissionId(u64);
 
@@ -39,7 +39,7 @@ pub struct Admission {
 pub struct LocalArrival {
     /// The admission.
     pub admission: AdmissionId,
-    /// Whom it was for.
+    /// The peer that the admission is for.
     pub peer: NodeId,
     /// What the connection is for.
     pub lane: LocalLane,
@@ -59,7 +59,7 @@ pub enum LocalBindError {
         /// The socket.
         path: PathBuf,
     },
-    /// The system does not tell which machine or user this is.
+    /// The identity of this machine or the user of this process cannot be read.
     #[error("the system does not tell which machine and user this is")]
     Unknown(#[source] io::Error),
     /// The system refuses.
@@ -73,7 +73,7 @@ pub enum LocalBindError {
     },
 }
 
-/// A process's socket. When it is dropped, nobody can come in any more; who came in stays.
+/// A process's socket. When it is dropped, nobody can come in any more; connections that came stay.
 #[derive(Debug)]
 pub struct LocalListener {
     place: Place,
@@ -85,7 +85,7 @@ pub struct LocalListener {
     door: JoinHandle<()>,
 }
 
-/// Who may come in, and by which secret.
+/// The peers that may come in, and by which secret.
 pub(super) type Secrets = BTreeMap<AdmissionId, (NodeId, LocalSecret)>;
 
 /// The listener and its admissions write it, the door reads.
@@ -164,13 +164,13 @@ impl Drop for LocalListener {
 }
 
 impl Admission {
-    /// What tells it apart.
+    /// Number of this admission.
     #[must_use]
     pub fn id(&self) -> AdmissionId {
         self.id
     }
 
-    /// What to tell the peer.
+    /// The offer to send to the peer.
     #[must_use]
     pub fn offer(&self) -> &LocalOffer {
         &self.offer

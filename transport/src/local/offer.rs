@@ -1,4 +1,4 @@
-//! What a process tells a peer about its socket, and what the peer shows there.
+//! What a process sends to a peer about its socket, and what the peer shows there.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -34,11 +34,11 @@ pub enum LocalLane {
     Bulk,
 }
 
-/// What only the peer that it was told to knows.
+/// A secret that only the peer that it was sent to knows.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct LocalSecret([u8; SECRET_BYTES]);
 
-/// Where a process listens, and what to show there. To be told over an authenticated and
+/// Where a process listens, and what to show there. To be sent over an authenticated and
 /// encrypted connection alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalOffer {
@@ -83,7 +83,7 @@ impl HostIdentity {
     /// This machine's.
     ///
     /// # Errors
-    /// If the system does not tell.
+    /// If the system's boot id cannot be read.
     pub fn read() -> io::Result<Self> {
         let text = fs::read_to_string(BOOT_ID_PATH)?;
         let text = text.trim();

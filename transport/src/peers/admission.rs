@@ -1,7 +1,7 @@
 //! Whether a new connection of a member, or of a person, takes its place. Pure functions.
 //!
 //! Of members both ends decide by the same facts, so that they keep the same connection: which start of the
-//! peer it is, who dialled, and the dialler's count of attempts.
+//! peer it is, which end dialled, and the dialler's count of attempts.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -65,13 +65,13 @@ fn between_same_processes(present: LinkFacts, new: LinkFacts) -> Entry {
 pub(crate) enum ClientEntry {
     /// It takes a free place.
     Take,
-    /// It takes the place of this one, the oldest of whoever has the most.
+    /// It takes the place of this one, the oldest of the person who has the most.
     Replace(u64),
     /// There is no place for it.
     Refuse,
 }
 
-/// Decides who of people has the places: nobody is shut out by the connections of one other. `open` are
+/// Decides which people have the places: nobody is shut out by the connections of one other. `open` are
 /// those that are there, in the order in which they came, and whose they are.
 pub(crate) fn admit_client(
     open: impl Iterator<Item = (u64, NodeId)>,
@@ -84,7 +84,7 @@ pub(crate) fn admit_client(
         return ClientEntry::Take;
     }
     let own = of.get(&person).map_or(0, Vec::len);
-    // Whoever has as many as the newcomer would have keeps them.
+    // A person who has as many as the newcomer would have keeps them.
     match of.values().max_by_key(|clients| clients.len()) {
         Some(most) if most.len() > own + 1 => ClientEntry::Replace(most[0]),
         Some(_) | None => ClientEntry::Refuse,

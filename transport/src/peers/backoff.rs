@@ -1,4 +1,4 @@
-//! How long to wait before a peer is dialled again. A pure function of who and how often.
+//! How long to wait before a peer is dialled again. A pure function of the two nodes and the failures.
 
 use std::time::Duration;
 

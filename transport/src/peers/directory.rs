@@ -1,4 +1,4 @@
-//! Who is there now: where a message to a node goes in.
+//! The peers that are there now: where a message to a node is enqueued.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -7,8 +7,8 @@ use zbelastic_types::NodeId;
 
 use crate::endpoint::Link;
 
-/// Who is there now. Every send looks here, on whatever thread; the task of a connection enters it
-/// and strikes it out. The lock guards the map alone and is never held while another one is.
+/// The peers that are there now. Every send looks here, on whatever thread; the task of a connection enters
+/// it and strikes it out. The lock guards the map alone and is never held while another one is.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
     links: RwLock<BTreeMap<NodeId, Arc<Link>>>,

@@ -18,7 +18,7 @@ use crate::endpoint::{
 };
 use crate::event::{DownReason, TransportEvent};
 
-/// How the keeper is told of connections from outside.
+/// Where the keeper receives connections that others dialled.
 pub(crate) type Inbox = mpsc::Receiver<Greeted>;
 
 /// The task that owns what is known of the peers.

@@ -1,4 +1,4 @@
-//! Who may send what: one function, exhaustive.
+//! Which role may send what: one function, exhaustive.
 
 use crate::identity::PeerRole;
 
@@ -9,13 +9,13 @@ pub enum MessageKind {
     Control(ControlKind),
     /// A frame of the Tensor lane.
     Tensor,
-    /// A question for a body of the Bulk lane.
+    /// A request for a body of the Bulk lane.
     Bulk,
-    /// A request. What it may ask for, the node decides by role and content.
+    /// A request. Whether it is allowed, the node decides by role and content.
     Request,
 }
 
-/// What a control message is, told by its first byte.
+/// The kind of a control message, which its first byte encodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControlKind {
     /// Raft, between controllers.

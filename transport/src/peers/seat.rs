@@ -25,7 +25,7 @@ pub(super) struct Seat {
     pub(super) failures: u32,
     /// The address that worked last.
     pub(super) good_address: Option<SocketAddr>,
-    /// The problem that the node was told of.
+    /// The problem that was last reported to the node.
     pub(super) told: Option<DialProblem>,
 }
 

@@ -11,9 +11,9 @@ use crate::limits::PEER_ADDRESSES_MAX;
 /// What the node wants. As large as the cluster's list of members, which the log bounds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
-    /// Who should be there, and where they may be found.
+    /// The peers that should be there, and where they may be found.
     pub(crate) wanted: BTreeMap<NodeId, Wanted>,
-    /// Who must never be there again.
+    /// The peers that must never be there again.
     pub(crate) banned: BTreeSet<NodeId>,
     /// How often the connections of people were to end.
     pub(crate) people_ended: u64,

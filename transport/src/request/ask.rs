@@ -1,4 +1,4 @@
-//! The asking side.
+//! The requesting side.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::serve::{Outcome, read_growing};
 use crate::endpoint::{CloseCode, REQUEST_STREAM};
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
 
-/// Asks on a new stream and waits for the answer. To drop the future is to cancel the request.
+/// Sends a request on a new stream and waits for the answer. To drop the future is to cancel it.
 pub(crate) async fn ask(
     connection: &Connection,
     request: &[u8],
@@ -41,7 +41,7 @@ async fn ask_now(connection: &Connection, request: &[u8]) -> Result<Vec<u8>, Req
     }
 }
 
-/// Who is too busy stops the stream before it has read all; its outcome is on the way.
+/// A peer that is too busy stops the stream before it has read all; its outcome is on the way.
 async fn write(send: &mut SendStream, head: &[u8], request: &[u8]) -> Result<(), WriteError> {
     for bytes in [head, request] {
         match send.write_all(bytes).await {

@@ -76,14 +76,14 @@ pub(crate) async fn serve_request(
             }
             Ok(_) | Err(_) => say(&mut send, Outcome::Unanswered, &[]).await,
         },
-        // The asker went away; the node sees that nobody waits.
+        // The requester went away; the node sees that nobody waits.
         _ = send.stopped() => {}
     }
     drop(place);
     Ok(())
 }
 
-/// None if the asker went away.
+/// None if the requester went away.
 async fn read_request(receive: &mut RecvStream) -> Result<Option<Vec<u8>>, CloseCode> {
     let mut head = [0; 4];
     if receive.read_exact(&mut head).await.is_err() {
@@ -114,7 +114,7 @@ async fn say(send: &mut SendStream, outcome: Outcome, bytes: &[u8]) {
     let length = u32::try_from(bytes.len()).expect("below the limit");
     let mut head = [outcome.byte(); 5];
     head[1..].copy_from_slice(&length.to_le_bytes());
-    // An asker that went away needs no outcome.
+    // A requester that went away needs no outcome.
     if send.write_all(&head).await.is_ok() && send.write_all(bytes).await.is_ok() {
         let _ = send.finish();
     }

@@ -103,7 +103,7 @@ impl Holders {
         fetch(self.request(length, None), |node| self.open(node)).await
     }
 
-    /// What asks all of them for `length` bytes.
+    /// A request to all of them for `length` bytes.
     pub fn request(&self, length: usize, progress: Option<Arc<AtomicU64>>) -> BulkFetch {
         let holders = self.watched.keys().copied().collect();
         BulkFetch { holders, key: KEY.to_vec(), length: length as u64, progress }

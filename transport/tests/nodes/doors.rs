@@ -1,4 +1,4 @@
-//! Strangers: noise, floods, other clusters, and those who want to join.
+//! Strangers: noise, floods, other clusters, and joiners.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -55,7 +55,7 @@ async fn first_datagrams(site: &Site, count: usize) -> Vec<Vec<u8>> {
         let connecting = endpoint.connect_with(config.clone(), address, "zbelastic").unwrap();
         let mut buffer = [0; 2048];
         let mut received = trap.recv_from(&mut buffer).await.unwrap();
-        // Those before say their first words again.
+        // Those before send their first packets again.
         while received.1 != own {
             received = trap.recv_from(&mut buffer).await.unwrap();
         }
@@ -80,7 +80,7 @@ async fn flooded(limits: Limits) -> (Node, Vec<UdpSocket>) {
     let site = Site::new();
     let mut one = site.node(2, Options { limits, ..Options::default() }).await;
     let sockets = flood(&site, one.transport.local_addr(), 40).await;
-    // Who comes after the flood is let in: datagrams are taken in order, so all of it was seen.
+    // A peer that comes after the flood is let in: datagrams are taken in order, so all of it was seen.
     let mut two = site.worker(1).await;
     two.knows(&one);
     one.until(|event| matches!(event, TransportEvent::Up { .. }).then_some(())).await;
@@ -204,7 +204,7 @@ async fn join(endpoint: &Endpoint, setup: &JoinSetup) -> Result<NodeId, JoinErro
     Ok(joined.credentials.identity().node)
 }
 
-/// Lets in whoever holds the token, each under a number of its own, from 7 on.
+/// Lets in every holder of the token, each under a number of its own, from 7 on.
 fn let_in(site: &Site, node: Node, token: &Token) {
     let (authority, token) = (site.authority.clone(), token.clone());
     tokio::spawn(async move {
@@ -288,7 +288,7 @@ async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() 
     assert!(counters.counters().door.refused > 0, "others were told to wait");
 }
 
-/// The ends of joiners that have shaken hands and say nothing.
+/// The ends of joiners that have shaken hands and send nothing.
 async fn silent_joiners(site: &Site, address: SocketAddr, count: usize) -> Vec<Connection> {
     #[derive(Debug)]
     struct Nobody;
@@ -336,7 +336,7 @@ async fn silent_joiners_make_room_for_one_that_speaks() {
     assert_eq!(code, zbelastic_transport::CloseCode::Crowded);
 }
 
-/// Handshakes that stand still at one address do not keep out who comes from the same one.
+/// Handshakes that stand still at one address do not keep out others that come from the same one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handshakes_that_stand_still_make_room_at_their_own_address() {
     let limits = Limits {

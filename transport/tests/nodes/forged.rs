@@ -1,4 +1,4 @@
-//! Members that say what they must not.
+//! Members that send what they must not.
 
 use zbelastic_transport::{
     CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX, CloseCode,
@@ -21,7 +21,7 @@ fn control_frame(stream: u8, kind: u8, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// What a worker is closed for when it says the bytes on a new stream.
+/// What a worker is closed for when it sends the bytes on a new stream.
 async fn closed_for(site: &Site, node: &mut Node, bytes: &[u8]) -> CloseCode {
     let raw = Raw::greeted(&site.credentials(PeerRole::Worker, 2), &node.transport).await;
     assert_eq!(node.up().await.0, NodeId(2));
@@ -104,7 +104,7 @@ enum Said {
     BothWays(Vec<u8>),
 }
 
-/// A kind, how it is said, and who may say it.
+/// A kind, how it is sent, and the roles that may send it.
 type Kind = (&'static str, fn() -> Said, &'static [PeerRole]);
 
 fn control_message(kind: u8) -> Said {
@@ -189,7 +189,7 @@ async fn a_program_of_other_versions_hears_ours() {
     assert_eq!(versions, [2, 0, 3, 0]);
 }
 
-/// What members gave up is refused from then on; who is connected stays so.
+/// What members gave up is refused from then on; connections that are there stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_program_is_refused_once_its_version_is_given_up() {
     let site = Site::new();

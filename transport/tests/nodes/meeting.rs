@@ -1,4 +1,4 @@
-//! Who finds whom, and who is there after a restart.
+//! Which peers find each other, and which are there after a restart.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A member by its certificate whose program says what it likes.
+//! A member by its certificate whose program sends what it likes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub fn client_config(credentials: &Credentials) -> ClientConfig {
 pub const HELLO: [u8; 11] = [2, 0, 2, 0, 5, 0, 1, 1, 1, 0, 0];
 
 impl Raw {
-    /// A connection on which nothing was said.
+    /// A connection on which nothing was sent.
     pub async fn silent(credentials: &Credentials, to: &Transport) -> Self {
         let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
         let config = client_config(credentials);
@@ -35,7 +35,7 @@ impl Raw {
         Self { connection, _endpoint: endpoint, _hello: None }
     }
 
-    /// A connection on which hellos were said.
+    /// A connection on which hellos were exchanged.
     pub async fn greeted(credentials: &Credentials, to: &Transport) -> Self {
         let mut raw = Self::silent(credentials, to).await;
         let (mut send, mut receive) = raw.connection.open_bi().await.unwrap();
@@ -47,14 +47,14 @@ impl Raw {
         raw
     }
 
-    /// Says something on a new stream that goes one way.
+    /// Sends bytes on a new stream that goes one way.
     pub async fn say_one_way(&self, bytes: &[u8]) -> SendStream {
         let mut stream = timeout(DEADLINE, self.connection.open_uni()).await.unwrap().unwrap();
         stream.write_all(bytes).await.unwrap();
         stream
     }
 
-    /// Says something on a new stream that goes both ways.
+    /// Sends bytes on a new stream that goes both ways.
     pub async fn say_both_ways(&self, bytes: &[u8]) -> (SendStream, RecvStream) {
         let (mut send, receive) = self.connection.open_bi().await.unwrap();
         send.write_all(bytes).await.unwrap();
@@ -71,7 +71,7 @@ impl Raw {
     }
 }
 
-/// Whether a peer that was told to open no streams of one way keeps to it: a wait that must not end.
+/// Whether this end is given no credit to open a stream of one way: a wait that must not end.
 pub async fn cannot_open_one_way(raw: &Raw) -> bool {
     // The credit would have come with the hello; a moment is enough to see that it does not.
     timeout(Duration::from_millis(50), raw.connection.open_uni()).await.is_err()

@@ -194,7 +194,7 @@ impl Node {
         self.until(pick).await
     }
 
-    /// Who says that another process has this identity.
+    /// The peer that reports that another process has this identity.
     pub async fn until_duplicate(&mut self) -> NodeId {
         let pick = |event| {
             if let TransportEvent::DuplicateIdentity { told_by } = event {

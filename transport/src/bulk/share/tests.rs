@@ -42,7 +42,7 @@ impl World {
         Self { share, peers, lives, now: Duration::ZERO, arrived: BTreeSet::new(), yields: 0 }
     }
 
-    /// Lives until the end, and says whether everything came.
+    /// Lives until the end, and returns whether everything came.
     fn run(&mut self) -> bool {
         for _ in 0..TURNS_MAX {
             self.decide();

@@ -12,7 +12,7 @@ use super::{Crowd, Knock};
 use crate::identity::counted;
 
 /// How long a handshake is left alone by newer ones: it takes three round trips and some
-/// milliseconds of two processors. Who is not answered meanwhile comes again by itself.
+/// milliseconds of two processors. A dialler that is not answered meanwhile sends again by itself.
 const UNDISTURBED: Duration = Duration::from_secs(1);
 
 /// How many may be there before one of them has to make room.
@@ -57,7 +57,7 @@ struct UnderWay {
 }
 
 impl Pending {
-    /// How many there are, for somebody at `address`.
+    /// How many there are, in all and from `address`.
     pub(super) fn crowd(&self, address: IpAddr) -> Crowd {
         let address = counted(address);
         let of_address = self.addresses.iter().filter(|found| found.address == address).count();

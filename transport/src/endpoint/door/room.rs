@@ -1,5 +1,5 @@
 //! Joiners whose handshake is done: those that wait for the node's decision, and those that are idle,
-//! because they said nothing yet or were answered and do not hang up. The idle ones make room.
+//! because they sent no request yet or were answered and do not hang up. The idle ones make room.
 
 use std::net::IpAddr;
 use std::sync::Arc;

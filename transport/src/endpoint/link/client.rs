@@ -1,4 +1,4 @@
-//! A connection of a person's command line: it asks, and nothing else.
+//! A connection of a person's command line: it sends requests, and nothing else.
 
 use std::sync::Arc;
 

@@ -48,7 +48,7 @@ async fn send_control(
     }
 }
 
-/// Once the connection is closed nothing is written, but the sockets stay: their end would say that
+/// Once the connection is closed nothing is written, but the sockets stay: their end would mean that
 /// this process is dead. The tasks are ended from outside.
 async fn keep_until_end(link: &Link) -> LaneEnd {
     link.connection.closed().await;
@@ -93,7 +93,7 @@ async fn refuse_bytes(stream: OwnedReadHalf) -> LaneEnd {
     }
 }
 
-/// Serves who comes by this connection's leave, which is held as long.
+/// Serves the connections that come by this connection's leave, which is held as long.
 pub(super) async fn serve_arrivals(
     context: Arc<Context>,
     link: Arc<Link>,

@@ -101,7 +101,7 @@ fn take_frame(context: &Context, road: Road, frame: ReceivedFrame) {
     }
 }
 
-/// Answers questions for bodies until the stream ends.
+/// Answers requests for bodies until the stream ends.
 pub(super) async fn serve_bulk<R, W>(
     context: &Arc<Context>,
     peer: PeerIdentity,

@@ -1,5 +1,5 @@
-//! From a hello to a road: the one who was dialled answers, the dialler tries the same-host road
-//! and tells which one it is.
+//! From a hello to a road: the end that was dialled answers, the dialler tries the same-host road
+//! and sends which one it is.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct Settled {
     pub(super) link: Arc<Link>,
     pub(super) outlet: FrameOutlet,
     pub(super) sockets: Option<Sockets>,
-    /// Who comes to our same-host socket by this connection's leave, and the leave.
+    /// What comes to our same-host socket by this connection's leave, and the leave.
     pub(super) arrivals: Option<(mpsc::Receiver<LocalArrival>, Admission)>,
 }
 
@@ -52,7 +52,7 @@ pub(super) async fn settle(context: &Context, greeted: Greeted) -> Option<Settle
             (sockets, leave)
         }
     };
-    // Both have said all that is said here.
+    // Both ends have sent all that this stream carries.
     let _ = send.finish();
     let (queue, outlet) = frame_queue(context.limits.frame_queue_max);
     let limits = &context.limits;
@@ -73,7 +73,7 @@ pub(super) async fn settle(context: &Context, greeted: Greeted) -> Option<Settle
     Some(Settled { link, outlet, sockets, arrivals })
 }
 
-/// Leave for a dialler that says it is on this host.
+/// Leave for a dialler whose hello names this host.
 async fn leave_for(
     hub: Option<&LocalHub>,
     hello: &Hello,
@@ -95,7 +95,7 @@ async fn dial_sockets(hub: Option<&LocalHub>, offer: Option<&LocalOffer>) -> Opt
     Some(Sockets { control, tensor })
 }
 
-/// Waits for the two sockets that the dialler says it has connected.
+/// Waits for the two sockets that the dialler has announced by its choice of road.
 async fn await_sockets(leave: &mut Leave) -> Option<Sockets> {
     let (mut control, mut tensor) = (None, None);
     while control.is_none() || tensor.is_none() {
@@ -103,7 +103,7 @@ async fn await_sockets(leave: &mut Leave) -> Option<Sockets> {
         match lane {
             LocalLane::Control => control = Some(stream),
             LocalLane::Tensor => tensor = Some(stream),
-            // Nobody asks for bodies before the road is told.
+            // Bodies are not requested before the road is known.
             LocalLane::Bulk => drop(stream),
         }
     }

@@ -1,4 +1,4 @@
-//! What comes over QUIC: streams, each told by its first byte.
+//! What comes over QUIC: streams, each identified by its first byte.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) const LONG_STREAM: u8 = 0x11;
 pub(super) const TENSOR_STREAM: u8 = 0x12;
 /// A request, both ways.
 pub(crate) const REQUEST_STREAM: u8 = 0x20;
-/// Questions for bodies, both ways.
+/// Requests for bodies, both ways.
 pub(in crate::endpoint) const BULK_STREAM: u8 = 0x21;
 
 /// Takes streams that come one way, until the connection ends or one of them breaks the rules.
@@ -62,7 +62,7 @@ async fn take_one_way(context: Arc<Context>, link: Arc<Link>, mut stream: RecvSt
     }
 }
 
-/// Takes streams that go both ways. `road` is that of a member; a client has none, and only asks.
+/// Takes streams that go both ways. `road` is that of a member; a client has none, and only sends requests.
 pub(super) async fn accept_two_way(
     context: Arc<Context>,
     connection: Connection,

@@ -60,7 +60,7 @@ pub struct JoinSetup {
 }
 
 impl JoinSetup {
-    /// What a member asks for whose certificate ended: another one for its key, from a controller of its own
+    /// The request of a member whose certificate ended: another one for its key, from a controller of its own
     /// cluster. No token is needed.
     ///
     /// # Errors
@@ -88,13 +88,13 @@ impl JoinSetup {
 pub struct Joined {
     /// Its certificate, key and root.
     pub credentials: Credentials,
-    /// Whom to dial now.
+    /// The controllers to dial now.
     pub controllers: Vec<ControllerContact>,
     /// For a controller: the authority.
     pub authority: Option<ClusterAuthority>,
 }
 
-/// What became of the dials of an attempt that reached nobody who could decide.
+/// What became of the dials of an attempt that reached no controller which could decide.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JoinDials {
     /// Each address, and why it did not help.
@@ -107,13 +107,13 @@ pub enum JoinError {
     /// TLS or QUIC cannot be set up here.
     #[error("this machine cannot dial: {0}")]
     Setup(String),
-    /// Nobody was reached who could decide.
+    /// No controller was reached that could decide.
     #[error("no controller that leads was reached, {} dials", dials.failed.len())]
     NobodyDecided {
         /// What was tried.
         dials: JoinDials,
     },
-    /// Who answered is not whom the token names. Nothing was sent.
+    /// The server is no controller of the token's cluster, or the clocks differ. Nothing was sent.
     #[error("{address}: {fault}")]
     WrongServer {
         /// Who.
@@ -121,15 +121,15 @@ pub enum JoinError {
         /// Why.
         fault: JoinServerFault,
     },
-    /// The cluster said no.
+    /// The cluster refused the request.
     #[error("{refusal}")]
     Refused {
-        /// Who said it.
+        /// Address of the controller that answered.
         address: SocketAddr,
         /// Why.
         refusal: JoinRefusal,
     },
-    /// The cluster said yes and sent something that is not what it promised.
+    /// The cluster granted the request, and sent a grant that cannot be used.
     #[error("{address} granted what cannot be used: {fault}")]
     WrongGrant {
         /// Who.
@@ -148,9 +148,9 @@ pub enum GrantFault {
     /// The certificate is for someone else.
     #[error("a certificate for {found}, asked for one for {expected}")]
     OtherIdentity {
-        /// Who was promised.
+        /// The identity that was requested, with the node id in the grant.
         expected: PeerIdentity,
-        /// Who the certificate is for.
+        /// The identity that the certificate names.
         found: PeerIdentity,
     },
     /// Others would not believe it.
@@ -175,8 +175,8 @@ enum DialFailure {
     Final(JoinError),
 }
 
-/// Asks the cluster that the token names for a certificate: dials its addresses in turn, follows to
-/// whoever leads, and checks what it gets. Nothing is sent to a server that is not that cluster.
+/// Requests a certificate of the cluster that the token names: dials its addresses in turn, follows to
+/// the leader, and checks what it gets. Nothing is sent to a server that is not of that cluster.
 ///
 /// # Errors
 /// If there is no certificate. `NobodyDecided` and some refusals pass with time; trying again, with
@@ -253,7 +253,7 @@ impl DialFailure {
     }
 
     /// A connection that the other side closed before it answered: it was crowded, as many join at
-    /// once, and is asked again. One that went silent is not.
+    /// once, and is dialled again. One that went silent is not.
     fn of_lost(connection: &quinn::Connection, address: SocketAddr, why: &impl ToString) -> Self {
         Self::of_close(connection.close_reason().as_ref(), address, why)
     }
@@ -324,7 +324,7 @@ enum AskFault {
     Message(#[from] JoinMessageFault),
 }
 
-/// What a joiner says on one channel.
+/// The bytes that a joiner sends on one channel.
 pub(super) fn request_bytes(
     setup: &JoinSetup,
     channel: &ChannelBinding,
@@ -393,7 +393,7 @@ fn accept(
         return Err(GrantFault::WrongSecret);
     }
     let authority = grant.authority.as_ref().map(ClusterAuthority::from_secret).transpose()?;
-    // The token may name the authority before: the certificate, which leads to it, says who issues now.
+    // The token may name the authority before: the issuer of the certificate, which leads to it, issues now.
     if authority.as_ref().is_some_and(|authority| !credentials.is_by(authority.certificate())) {
         return Err(JoinServerFault::OtherAuthority.into());
     }

@@ -7,7 +7,7 @@ use quinn::Endpoint;
 use super::ask::{JoinError, JoinSetup, Joined, request_certificate};
 use crate::identity::UnixSeconds;
 
-/// Asks a cluster to be let in, with a token.
+/// Requests to be let into a cluster, with a token.
 ///
 /// # Errors
 /// If there is no certificate. What passes with time may be tried again with the same key.

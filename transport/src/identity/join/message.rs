@@ -29,10 +29,10 @@ pub const ADDRESSES_MAX: usize = 8;
 /// The most controllers that an answer names. A cluster has three to seven.
 pub const CONTROLLERS_MAX: usize = 16;
 
-/// What a joiner says, once it knows whom it talks to.
+/// What a joiner sends, once it has verified the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinRequest<'a> {
-    /// The token it says it holds.
+    /// Id of the token that the joiner claims to hold.
     pub token: TokenId,
     /// What it wants to be.
     pub role: PeerRole,
@@ -44,7 +44,7 @@ pub struct JoinRequest<'a> {
     pub request: &'a [u8],
     /// The proof that it holds the token.
     pub proof: [u8; 32],
-    /// What the joiner's clock says.
+    /// The time of the joiner's clock.
     pub clock: UnixSeconds,
     /// Where others may dial it. None if it only dials.
     #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
@@ -67,7 +67,7 @@ impl<'a> JoinRequest<'a> {
     }
 }
 
-/// What a joiner is told.
+/// What the controller answers to a joiner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinAnswer {
     /// It is a member.
@@ -101,7 +101,7 @@ pub struct JoinGrant {
     pub node: NodeId,
     #[serde(deserialize_with = "at_most::<_, _, CHAIN_CERTIFICATES_MAX>")]
     chain: Vec<Vec<u8>>,
-    /// Whom to dial next.
+    /// The controllers to dial next.
     #[serde(deserialize_with = "at_most::<_, _, CONTROLLERS_MAX>")]
     pub controllers: Vec<ControllerContact>,
     /// For a controller, and for nobody else: the authority, so that it can let others in.
@@ -179,7 +179,7 @@ pub enum JoinRefusal {
         token: TokenId,
         /// What it is for.
         expected: PeerRole,
-        /// What was asked for.
+        /// The role that was requested.
         found: PeerRole,
     },
     /// The proof is not of this token, this channel, this request, this role and this name.
@@ -188,7 +188,7 @@ pub enum JoinRefusal {
         /// Which.
         token: TokenId,
     },
-    /// Too many asked lately.
+    /// The attempt failed, and so did too many others lately, of the same address or of all.
     #[error("E2009 too many attempts to join, try again in {seconds} seconds")]
     TooManyAttempts {
         /// From when on it is worth trying.
@@ -206,7 +206,7 @@ pub enum JoinRefusal {
     /// The message is none, or there are too many addresses in it.
     #[error("E2013 the join request cannot be read by the other side: are the versions the same?")]
     Unreadable,
-    /// Another controller leads. Ask there.
+    /// Another controller is the leader. The request has to be sent there.
     #[error("this controller does not lead the cluster")]
     NotLeader {
         /// Where the one that leads is, if that is known.
@@ -216,7 +216,7 @@ pub enum JoinRefusal {
     /// The cluster cannot decide now: too few controllers, or it took too long.
     #[error("the cluster cannot let anyone in right now, try again later")]
     NotReady,
-    /// A member asked for another certificate, and there is none with its key.
+    /// A member requested another certificate, and there is none with its key.
     #[error(
         "E2014 no member has this key: it was removed, or was away for so long that it was forgotten"
     )]

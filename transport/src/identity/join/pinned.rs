@@ -1,4 +1,4 @@
-//! How a joiner knows whom it talks to, with nothing but a token: the authority that vouches for
+//! How a joiner verifies the server, with nothing but a token: the authority that vouches for
 //! the server must be the one that the token names. There is no way to skip this.
 
 use std::sync::{Arc, OnceLock};
@@ -15,10 +15,10 @@ use super::super::role::PeerRole;
 use super::super::tls::{self, Protocol};
 use super::super::verify::{PeerCheck, PeerRefusal, Wanted};
 
-/// Why a joiner hangs up before it says anything.
+/// Why a joiner hangs up before it sends anything.
 #[derive(Clone, Debug, PartialEq, ThisError)]
 pub enum JoinServerFault {
-    /// Whoever vouches for the server is not whom the token names.
+    /// The authority that vouches for the server is not the one that the token names.
     #[error("E2008 the server is not the cluster this token belongs to")]
     OtherAuthority,
     /// The server is no controller of that cluster, or the clocks differ.

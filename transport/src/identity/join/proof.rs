@@ -36,7 +36,7 @@ impl ChannelBinding {
     }
 }
 
-/// Shows nothing: who knows the value could pass a proof on.
+/// Prints nothing of the value: a peer that knew it could pass a proof on.
 impl fmt::Debug for ChannelBinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ChannelBinding(..)")

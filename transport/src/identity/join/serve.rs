@@ -1,4 +1,4 @@
-//! The controller's end of a join: reads what a stranger says, hands it on, writes the answer.
+//! The controller's end of a join: reads a stranger's request, hands it on, writes the answer.
 //! Whether it is let in is decided elsewhere.
 
 use std::io;
@@ -20,26 +20,26 @@ use super::message::{
 };
 use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
 
-/// How long a joiner may take to say what it wants.
+/// How long a joiner may take to open its stream, and again to send its request.
 pub const READ_SECONDS_MAX: u64 = 5;
 /// How long the cluster may take to decide. An election and a commit take below five seconds.
 pub const DECISION_SECONDS_MAX: u64 = 20;
 /// How long a joiner may take to read its answer.
 const GOODBYE_SECONDS_MAX: u64 = 5;
 
-/// What a stranger asks for, well-formed and not yet believed.
+/// A stranger's request to join, well-formed and not yet believed.
 #[derive(Clone, Debug)]
 pub struct JoinAttempt {
-    /// The token it says it holds.
+    /// Id of the token that the joiner claims to hold.
     pub token: TokenId,
     /// What it wants to be.
     pub role: PeerRole,
     /// What its owner calls it.
     pub name: NodeName,
     /// The key to make a certificate for. The same key twice is the same joiner, which did not get
-    /// its answer: [`RequestedKey::digest`] tells.
+    /// its answer: [`RequestedKey::digest`] identifies the key.
     pub key: RequestedKey,
-    /// Where it says others may dial it.
+    /// The addresses at which others may dial it, as it claims.
     pub addresses: Vec<SocketAddr>,
     /// Where it came from. Its handshake is complete, so this is not forged.
     pub from: SocketAddr,
@@ -49,8 +49,8 @@ pub struct JoinAttempt {
 }
 
 impl JoinAttempt {
-    /// Whether it holds the token that `verifier` is of. Ask this before anything that depends on
-    /// the token's record is told, so that only its holder learns about it.
+    /// Whether it holds the token that `verifier` is of. Check this before anything that depends on
+    /// the token's record is answered, so that only its holder learns about it.
     ///
     /// # Errors
     /// If the proof is wrong: another token, another connection, or something was changed.
@@ -90,16 +90,16 @@ pub enum JoinReadFault {
     /// It took too long.
     #[error("a joiner said nothing for {READ_SECONDS_MAX} seconds")]
     TooSlow,
-    /// What it said is no request.
+    /// The bytes that it sent are no request.
     #[error(transparent)]
     Message(#[from] JoinMessageFault),
-    /// What it said is a request that nobody has to decide about.
+    /// It sent a request that is refused without a decision of the cluster.
     #[error("a joiner was refused: {0}")]
     Refused(JoinRefusal),
 }
 
 impl JoinReadFault {
-    /// What to tell the joiner, if it is still there.
+    /// The refusal to send to the joiner, if it is still there.
     fn refusal(&self) -> Option<JoinRefusal> {
         match self {
             Self::Broken(_) | Self::TooSlow => None,
@@ -155,7 +155,8 @@ fn attempt_of(
     })
 }
 
-/// Where the answer to one attempt goes. Dropped without an answer, it says "not ready".
+/// Where the answer to one attempt goes. If it is dropped without one, the joiner gets
+/// [`JoinRefusal::NotReady`].
 #[derive(Debug)]
 pub struct JoinReply {
     sender: oneshot::Sender<JoinAnswer>,
@@ -170,7 +171,7 @@ impl JoinReply {
     }
 
     /// Answers. Returns at once; whether the joiner still listens is not known, which is why it may
-    /// ask again with the same key.
+    /// send its request again with the same key.
     pub fn answer(self, answer: JoinAnswer) {
         // A joiner that hung up needs no answer.
         let _ = self.sender.send(answer);
@@ -189,7 +190,7 @@ pub enum JoinServeFault {
     /// The connection has no value of its own.
     #[error(transparent)]
     Binding(#[from] BindingFault),
-    /// There was nothing to decide about. If it could be told, it was.
+    /// There was nothing to decide about. A refusal was sent, unless the joiner was too slow or went away.
     #[error(transparent)]
     Read(#[from] JoinReadFault),
 }

@@ -29,7 +29,7 @@ impl Meeting {
 }
 
 /// Dials, and waits until both ends know: a server of TLS 1.3 judges the client's certificate after
-/// the client believes it is through, so a dialler that got through waits to be closed or told.
+/// the client believes it is through, so a dialler that got through waits for a close or for a stream.
 async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> Meeting {
     let (server, client) = (server(own), client());
     let address = server.local_addr().unwrap();
@@ -169,7 +169,7 @@ async fn a_joiner_is_only_let_in_where_joiners_are() {
     };
     let meeting = meet(controller.server_config(Doors::Members).unwrap(), joining()).await;
     assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
-    // A member that asks to join is a joiner, whatever it shows.
+    // A member that speaks the join protocol is a joiner, whatever it shows.
     let both = controller.server_config(Doors::MembersAndJoiners).unwrap();
     let accepted = meet(both, joining()).await.accepted.unwrap();
     assert_eq!(Accepted::of(&accepted), Ok(Accepted::Joiner));

@@ -1,4 +1,4 @@
-//! One authority follows another: who is believed by whom before, meanwhile and behind.
+//! One authority follows another: which certificates a member believes before, meanwhile and behind.
 
 use rustls::pki_types::CertificateDer;
 use zbelastic_types::NodeId;
@@ -42,7 +42,7 @@ fn what_the_new_authority_issues_is_believed_by_all_and_what_the_old_one_issued_
     }
     let refusal = is_believed(&old, &[&new]).unwrap_err();
     assert!(refusal.to_string().starts_with("E2015"), "{refusal}");
-    // Who follows whom is not for anybody to say: what leads there must be made by the old one.
+    // Not everybody can name a successor: what leads there must be made by the old one.
     let forged = authority().successor(now).unwrap();
     assert!(is_believed(&forged, &[&old, &new]).is_err());
 }

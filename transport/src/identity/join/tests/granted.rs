@@ -44,7 +44,7 @@ async fn a_controller_that_joins_gets_the_authority() {
     assert_eq!((arrived.cluster(), arrived.pin()), (authority.cluster(), authority.pin()));
 }
 
-/// Whoever has a token that names the authority before finds the cluster with it, as long as the log lets it.
+/// A joiner whose token names the authority before finds the cluster with it, as long as the log lets it.
 #[tokio::test]
 async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_issues() {
     let (old, _) = cluster();
@@ -112,7 +112,7 @@ async fn a_member_whose_certificate_ended_asks_with_its_key_and_no_token() {
     assert_eq!(renewed.key().digest(), known);
     assert!(renewed.window().not_before > ended.window().not_after);
 
-    // A server of another cluster is not asked, as little as by a joiner with a token.
+    // No request is sent to a server of another cluster, as little as by a joiner with a token.
     let stranger = first_controller(&other_cluster());
     let mut elsewhere = believing(&authority, &stranger, &setup.token);
     let setup = JoinSetup { cluster: vec![elsewhere.address], ..setup };
@@ -155,7 +155,7 @@ async fn controllers_that_point_at_each_other_end_the_attempt() {
     assert_eq!(dialled, [first, second].repeat(4));
 }
 
-/// A worker asks, and a controller grants what `change` made of a good grant.
+/// A worker requests a certificate, and a controller grants what `change` made of a good grant.
 async fn fault_of(
     change: fn(&ClusterAuthority, &JoinAttempt, JoinGrant) -> JoinGrant,
 ) -> GrantFault {

@@ -78,7 +78,7 @@ async fn hangs_up(authority: &ClusterAuthority, server: &Credentials) -> JoinSer
     assert_eq!(address, controller.address);
     let note = controller.notes.recv().await;
     let Some(Note::HungUp(text)) = note else { panic!("{note:?}") };
-    // TLS tells the server that the handshake failed, and the reason.
+    // TLS reports to the server that the handshake failed, and the reason.
     assert!(text.contains(&fault.to_string()), "{text}");
     assert!(controller.notes.try_recv().is_err());
     fault

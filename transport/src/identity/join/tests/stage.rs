@@ -11,7 +11,7 @@ use super::super::super::*;
 
 /// The number that a joiner is given here.
 pub(super) const NODE: NodeId = NodeId(42);
-/// What a controller tells a test. No test lets it write more.
+/// The most notes of a controller that wait for a test. No test lets it write more.
 const NOTES_MAX: usize = 64;
 
 /// What came to a controller.
@@ -35,7 +35,7 @@ pub(super) struct Controller {
 /// What a controller answers.
 type Decision = Arc<dyn Fn(&JoinAttempt) -> Option<JoinAnswer> + Send + Sync>;
 
-/// A controller with these credentials that answers as `decide` says, or not at all.
+/// A controller with these credentials that answers what `decide` returns, or not at all.
 pub(super) fn controller(
     own: &Credentials,
     decide: impl Fn(&JoinAttempt) -> Option<JoinAnswer> + Send + Sync + 'static,
@@ -101,7 +101,7 @@ pub(super) fn contact(address: SocketAddr) -> ControllerContact {
     ControllerContact { node: NodeId(1), addresses: vec![address] }
 }
 
-/// What a controller grants that believes everyone who holds the token.
+/// What a controller grants that believes every holder of the token.
 pub(super) fn grant(authority: &ClusterAuthority, attempt: &JoinAttempt) -> JoinGrant {
     let now = UnixSeconds::now();
     let issued = authority.issue(&attempt.key, attempt.role, NODE, now).unwrap();
@@ -110,7 +110,7 @@ pub(super) fn grant(authority: &ClusterAuthority, attempt: &JoinAttempt) -> Join
     JoinGrant::new(authority.cluster(), NODE, &issued, controllers, secret)
 }
 
-/// A controller that lets in whoever proves to hold the token, for its role.
+/// A controller that lets in every joiner that proves to hold the token, for its role.
 pub(super) fn believing(
     authority: &ClusterAuthority,
     own: &Credentials,
