@@ -50,7 +50,7 @@ fn main() -> Outcome<()> {
     Ok(std::fs::remove_dir_all(&folder)?)
 }
 
-/// What transfers took.
+/// The time that transfers took.
 #[derive(Clone, Copy)]
 struct Cost {
     best: Duration,

@@ -78,7 +78,7 @@ fn content() -> Arc<Vec<u8>> {
 /// What turns of one contender took.
 #[derive(Clone, Copy)]
 struct Cost {
-    /// The fastest.
+    /// Time of the fastest turn.
     best: Duration,
     /// Of all processors, for all turns together.
     processor: Duration,

@@ -27,7 +27,7 @@ pub enum TransportEvent {
         boot: u64,
         /// The protocol versions that it speaks, as it sent them in its hello.
         versions: VersionRange,
-        /// How bytes travel.
+        /// The road that the lanes to it use.
         road: Road,
     },
     /// A peer that was up is not there any more. What was on its way may be lost. When another
@@ -35,7 +35,7 @@ pub enum TransportEvent {
     Down {
         /// Identity of the peer.
         peer: PeerIdentity,
-        /// Why.
+        /// Why the peer is not there any more.
         reason: DownReason,
     },
     /// A control message. Its first byte was checked against the sender's role.
@@ -49,7 +49,7 @@ pub enum TransportEvent {
     Request {
         /// Identity of the sender.
         from: PeerIdentity,
-        /// What.
+        /// Bytes of the request, without its length.
         bytes: Bytes,
         /// Where the answer goes. To drop it is to leave the request unanswered.
         reply: Reply,
@@ -63,7 +63,7 @@ pub enum TransportEvent {
     },
     /// A wanted peer cannot be reached. Reported again only when the problem changes or it was up meanwhile.
     DialFailed {
-        /// The wanted peer.
+        /// Node id of the wanted peer.
         node: NodeId,
         /// The address tried last.
         address: SocketAddr,
@@ -132,9 +132,9 @@ pub enum DownReason {
     Reset,
     /// A newer connection of the same peer took the place.
     Replaced,
-    /// We forgot it.
+    /// The node wants it no more: [`crate::Transport::forget`].
     Forgotten,
-    /// We banned it.
+    /// The node refuses it from now on: [`crate::Transport::ban`].
     Banned,
     /// It closed the connection for a reason of its own.
     ClosedByPeer(CloseCode),
@@ -142,7 +142,7 @@ pub enum DownReason {
     Violation(Violation),
     /// The connection broke below us.
     Broken,
-    /// This process closes.
+    /// This process closes its transport.
     Closing,
 }
 

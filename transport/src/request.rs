@@ -53,17 +53,17 @@ pub enum RequestError {
     /// The request is longer than may be sent.
     #[error("a request of {bytes} bytes, at most {limit} may be sent")]
     TooLong {
-        /// Its length.
+        /// Length of the request in bytes.
         bytes: usize,
-        /// The limit.
+        /// The most bytes of a request.
         limit: usize,
     },
     /// The answer is longer than may be read.
     #[error("an answer of {bytes} bytes, at most {limit} are read")]
     AnswerTooLong {
-        /// Its length.
+        /// Length of the answer in bytes, as the peer announced it.
         bytes: usize,
-        /// The limit.
+        /// The most bytes of an answer.
         limit: usize,
     },
     /// No answer in time.

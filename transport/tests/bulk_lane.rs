@@ -20,7 +20,6 @@ use holders::{Fault, Holder, Holders, KEY};
 /// An answer, and a chunk with its checksum.
 const ANSWER_BYTES: u64 = 9;
 const STEP_BYTES: u64 = CHUNK_BYTES as u64 + CHECKSUM_BYTES;
-/// A checksum.
 const CHECKSUM_BYTES: u64 = 4;
 /// How often in a row a holder may fail.
 const FAILURES: usize = 3;

@@ -18,15 +18,15 @@ pub enum BulkError {
     /// The caller named a key that no request can carry.
     #[error("a key of {found} bytes, at most {KEY_BYTES_MAX} can be asked for")]
     KeyTooLong {
-        /// Its bytes.
+        /// Length of the key in bytes.
         found: usize,
     },
     /// The caller named a length that is not fetched at once.
     #[error("{found} bytes are to be fetched, at most {most} are")]
     TooLong {
-        /// The length.
+        /// Length of the body in bytes that the caller named.
         found: u64,
-        /// The longest that is fetched this way.
+        /// The greatest length in bytes that is fetched this way.
         most: u64,
     },
     /// What arrived could not be kept.
@@ -44,13 +44,13 @@ pub enum BulkError {
     },
 }
 
-/// That a holder failed.
+/// One failure of one holder.
 #[derive(Debug, Error)]
 #[error("node {holder}: {error}")]
 pub struct HolderFailure {
-    /// Who.
+    /// Node id of the holder.
     pub holder: NodeId,
-    /// How.
+    /// How the holder failed.
     #[source]
     pub error: HolderError,
 }
@@ -75,7 +75,7 @@ pub enum HolderError {
     /// A chunk does not match its checksum.
     #[error("sent chunk {chunk} damaged")]
     Damaged {
-        /// Which.
+        /// Index of the chunk in the body.
         chunk: u64,
     },
     /// The stream ended or broke.
@@ -90,7 +90,7 @@ pub enum HolderError {
     /// What it sent is no answer.
     #[error("answered with status {status}, which is none")]
     NoAnswer {
-        /// The status byte.
+        /// The status byte that it sent.
         status: u8,
     },
     /// It holds fewer chunks than were requested, though the length is right.

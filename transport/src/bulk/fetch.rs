@@ -33,9 +33,9 @@ pub const FETCH_WHOLE_BYTES_MAX: u64 = 16 << 30;
 pub struct BulkFetch {
     /// The nodes that hold the body. One that is named twice counts once.
     pub holders: Vec<NodeId>,
-    /// Its name there.
+    /// Key that names the body at its holders, at most [`KEY_BYTES_MAX`] bytes.
     pub key: Vec<u8>,
-    /// How many bytes it has.
+    /// Length of the body in bytes.
     pub length: u64,
     /// Where the caller sees how many bytes were verified so far: it only grows, up to the length.
     pub progress: Option<Arc<AtomicU64>>,

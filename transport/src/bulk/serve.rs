@@ -29,9 +29,9 @@ const READ_AHEAD_BYTES: usize = 1024;
 /// What was served on a stream until its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// The chunks.
+    /// Number of chunks that were written.
     pub chunks: u64,
-    /// The bytes of the chunks.
+    /// Bytes of these chunks, without their checksums.
     pub bytes: u64,
 }
 
@@ -44,16 +44,16 @@ pub enum ServeBulkError {
     /// What is held cannot be read.
     #[error("chunk {chunk} cannot be read")]
     Body {
-        /// Which chunk.
+        /// Index of the chunk in the body.
         chunk: u64,
-        /// Why.
+        /// The error of reading it.
         #[source]
         source: io::Error,
     },
     /// The peer takes nothing.
     #[error("the peer took nothing for too long")]
     Stalled,
-    /// The stream failed.
+    /// Reading from or writing to the stream failed.
     #[error("the stream failed")]
     Stream(#[from] io::Error),
 }

@@ -45,7 +45,7 @@ pub enum RequestFault {
     /// The key is too long.
     #[error("a key of {found} bytes, at most {KEY_BYTES_MAX} are read")]
     KeyTooLong {
-        /// Its bytes.
+        /// Length of the key in bytes.
         found: usize,
     },
 }

@@ -37,7 +37,7 @@ pub enum ControlFault {
     /// A kind that does not exist, or a piece of nothing.
     #[error("a control frame that makes no sense here")]
     Malformed,
-    /// The stream broke.
+    /// Reading from the stream failed.
     #[error("the control stream broke")]
     Stream(#[source] io::Error),
 }

@@ -125,7 +125,7 @@ impl AdminClient {
         &self.address
     }
 
-    /// Closes in order.
+    /// Closes the connection, and waits a bounded time for the node to learn of it.
     pub async fn close(self) {
         self.connection.close(CloseCode::Left.number().into(), &[]);
         // A node that does not answer is not waited for.
@@ -207,7 +207,7 @@ pub enum DialProblem {
     /// The name is not known.
     #[error("no such host")]
     NoSuchHost,
-    /// Nothing came back.
+    /// No answer came in time.
     #[error("nobody answers")]
     NobodyAnswers,
     /// A process answers, but not with a certificate of this cluster.
@@ -236,7 +236,7 @@ pub enum DialProblem {
     /// The peer closed the connection on purpose.
     #[error("refused: {0}")]
     Refused(CloseCode),
-    /// Something else.
+    /// Another failure, in words.
     #[error("{0}")]
     Other(String),
 }

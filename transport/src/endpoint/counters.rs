@@ -3,17 +3,17 @@
 /// A reading of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// The Control lane.
+    /// Counters of the Control lane.
     pub control: ControlCounters,
-    /// The Tensor lane.
+    /// Counters of the Tensor lane, whose units are frames.
     pub frames: LaneCounters,
     /// Frames that broke their rule. Each closed its connection.
     pub frames_refused: u64,
-    /// The Bulk lane.
+    /// Counters of the Bulk lane, whose units are chunks.
     pub bulk: LaneCounters,
-    /// The requests.
+    /// Counters of requests, sent and received.
     pub requests: RequestCounters,
-    /// The door: handshakes and who was refused.
+    /// Counters of the door: handshakes, refusals and open connections.
     pub door: DoorCounters,
 }
 
@@ -22,7 +22,7 @@ pub struct Counters {
 pub struct LaneCounters {
     /// Units sent: frames, chunks.
     pub sent: u64,
-    /// Units received.
+    /// Units received. Of the Bulk lane only bytes are counted here.
     pub received: u64,
     /// Bytes sent over QUIC.
     pub quic_bytes_sent: u64,
@@ -36,7 +36,7 @@ pub struct LaneCounters {
     pub dropped: u64,
 }
 
-/// The Control lane.
+/// Counters of the Control lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlCounters {
     /// Messages and bytes by road.
@@ -53,10 +53,10 @@ pub struct ControlCounters {
     pub dropped_unknown_kind: u64,
 }
 
-/// The requests.
+/// Counters of requests, sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounters {
-    /// Requests sent.
+    /// Requests that this process sent to members.
     pub asked: u64,
     /// Requests given to the node.
     pub taken: u64,
@@ -66,7 +66,7 @@ pub struct RequestCounters {
     pub refused: u64,
 }
 
-/// The door.
+/// Counters of the door: handshakes, refusals and open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoorCounters {
     /// Handshakes under way now.

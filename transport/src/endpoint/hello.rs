@@ -63,7 +63,7 @@ pub enum HelloFault {
         /// What the peer speaks.
         theirs: VersionRange,
     },
-    /// The stream broke.
+    /// The connection, or the stream of the hello, failed.
     #[error("the connection broke during the hello")]
     Broken(#[from] io::Error),
 }

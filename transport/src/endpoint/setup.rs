@@ -21,7 +21,7 @@ pub struct TransportSetup {
     pub local_folder: Option<PathBuf>,
     /// Which start of this node this is.
     pub start: ProcessStart,
-    /// The limits.
+    /// The limits on connections, queues, lengths and times.
     pub limits: Limits,
 }
 

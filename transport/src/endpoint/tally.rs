@@ -23,7 +23,6 @@ impl Tally {
     }
 }
 
-/// A lane.
 #[derive(Debug, Default)]
 pub(crate) struct LaneTally {
     sent: Tally,
@@ -33,7 +32,6 @@ pub(crate) struct LaneTally {
     pub(crate) dropped: Tally,
 }
 
-/// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Tallies {
     pub(crate) control: LaneTally,

@@ -22,7 +22,6 @@ impl Default for Spoken {
 }
 
 impl Spoken {
-    /// What it speaks.
     pub(crate) fn range(&self) -> VersionRange {
         VersionRange { oldest: self.oldest.load(Ordering::Relaxed), newest: VERSIONS.newest }
     }

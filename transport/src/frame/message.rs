@@ -49,13 +49,13 @@ pub enum FrameTooLarge {
     /// Its meta is too long.
     #[error("{found} bytes of meta, at most {META_BYTES_MAX} can be sent")]
     Meta {
-        /// Its bytes.
+        /// Length of the meta in bytes.
         found: usize,
     },
     /// It has too many parts.
     #[error("{found} parts, at most {FRAME_PARTS_MAX} can be sent")]
     Parts {
-        /// How many.
+        /// Number of parts.
         found: usize,
     },
     /// Its parts are too long together.
@@ -90,7 +90,7 @@ impl OutgoingFrame {
         Self { urgency, ..self }
     }
 
-    /// What it is.
+    /// Class of the frame, by which the receiver finds its rule.
     #[must_use]
     pub fn class(&self) -> FrameClass {
         self.class
@@ -102,13 +102,13 @@ impl OutgoingFrame {
         self.urgency
     }
 
-    /// What goes before the floats.
+    /// The meta: bytes that go before the floats.
     #[must_use]
     pub fn meta(&self) -> &[u8] {
         &self.meta
     }
 
-    /// The floats.
+    /// The parts of the body, in order.
     #[must_use]
     pub fn parts(&self) -> Vec<&[f32]> {
         self.body.parts()
@@ -137,9 +137,9 @@ impl fmt::Debug for OutgoingFrame {
 pub struct ReceivedFrame {
     /// Identity of the sender.
     pub from: PeerIdentity,
-    /// What it is.
+    /// Class of the frame.
     pub class: FrameClass,
-    /// What went before the floats.
+    /// The meta: bytes that went before the floats.
     pub meta: Vec<u8>,
     /// The parts of the body, each as long as the rule of the class sets.
     pub parts: Vec<FramePart>,

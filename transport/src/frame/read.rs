@@ -30,7 +30,7 @@ pub struct FrameReader<R> {
     pool: PartPool,
 }
 
-/// What came.
+/// One frame from a stream, read or skipped.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FrameArrival {
     /// A frame that matches its rule.
@@ -53,7 +53,7 @@ pub enum ReadFrameError {
     /// The stream ended within a frame.
     #[error("the stream ended within a frame")]
     Cut,
-    /// The stream failed.
+    /// Reading from the stream failed.
     #[error("the stream failed")]
     Stream(#[source] io::Error),
 }

@@ -29,7 +29,7 @@ pub enum RuleError {
     /// Its frames would have more parts than a write takes.
     #[error("frames of class {} have {found} parts, at most {FRAME_PARTS_MAX} are possible", class.0)]
     TooManyParts {
-        /// The class.
+        /// The class that the rule is for.
         class: FrameClass,
         /// How many parts the rule names.
         found: usize,
@@ -37,7 +37,7 @@ pub enum RuleError {
     /// Its frames would be longer than a frame may be.
     #[error("frames of class {} have more than {FRAME_BYTES_MAX} bytes", class.0)]
     TooLong {
-        /// The class.
+        /// The class that the rule is for.
         class: FrameClass,
     },
 }

@@ -11,10 +11,10 @@ use super::message::OutgoingFrame;
 /// Why a frame did not go. The stream is of no use any more.
 #[derive(Debug, Error)]
 pub enum WriteFrameError {
-    /// The stream failed.
+    /// Writing to the stream failed.
     #[error("a frame of class {class} cannot be written")]
     Stream {
-        /// The frame's class.
+        /// Number of the frame's class.
         class: u32,
         /// How it failed.
         #[source]

@@ -78,7 +78,7 @@ impl fmt::Debug for AuthoritySecret {
 pub struct IssuedCertificate {
     /// What the member shows: its certificate, then the authority's, then what leads to the authority before.
     pub chain: Vec<CertificateDer<'static>>,
-    /// Its number.
+    /// Serial number of the certificate.
     pub serial: SerialNumber,
     /// From when to when it is good.
     pub window: ValidityWindow,
@@ -99,7 +99,7 @@ pub enum AuthorityFault {
     /// The authority's own time is over, or has not come.
     #[error("the authority is good from {} to {}, and it is {now}", window.not_before, window.not_after)]
     NotGood {
-        /// This machine's clock.
+        /// The time of this machine's clock.
         now: UnixSeconds,
         /// The authority's window.
         window: ValidityWindow,

@@ -42,7 +42,7 @@ impl fmt::Display for SerialNumber {
 /// Why nothing can be read from a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CertificateFault {
-    /// None was presented.
+    /// No certificate was presented.
     #[error("no certificate")]
     Missing,
     /// More than may be presented.

@@ -68,9 +68,9 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 /// From when to when something is good. Both ends are part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidityWindow {
-    /// The first second.
+    /// The first second of the window.
     pub not_before: UnixSeconds,
-    /// The last second.
+    /// The last second of the window.
     pub not_after: UnixSeconds,
 }
 
@@ -83,7 +83,7 @@ pub enum ClockFault {
          the certificate said {issued}"
     )]
     NotValidYet {
-        /// This machine's clock.
+        /// The time of this machine's clock.
         now: UnixSeconds,
         /// The issuer's clock when it issued the certificate.
         issued: UnixSeconds,
@@ -94,7 +94,7 @@ pub enum ClockFault {
          certificate ({issued}) made it end at {ended}"
     )]
     Expired {
-        /// This machine's clock.
+        /// The time of this machine's clock.
         now: UnixSeconds,
         /// The issuer's clock when it issued the certificate.
         issued: UnixSeconds,

@@ -47,9 +47,9 @@ pub enum CredentialsFault {
         cluster_text(*expected)
     )]
     OtherRoot {
-        /// The certificate's cluster.
+        /// The cluster in the member's certificate.
         expected: ClusterId,
-        /// The root's.
+        /// The cluster in the root's certificate.
         found: ClusterId,
     },
     /// A root cannot be used.

@@ -52,31 +52,31 @@ pub enum FolderFault {
     /// It is not there.
     #[error("{} is missing", path.display())]
     Missing {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
     },
     /// It is there and cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     Unreadable {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// It cannot be written.
     #[error("{} cannot be written: {source}", path.display())]
     Unwritable {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Others than its owner may open it.
     #[error("{} has permissions {found:04o}, at most {expected:04o} are safe", path.display())]
     TooOpen {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// Its permissions.
+        /// Its permission bits.
         found: u32,
         /// The widest that are taken.
         expected: u32,
@@ -84,9 +84,9 @@ pub enum FolderFault {
     /// Its bytes are not what they should be.
     #[error("{} is damaged: {why}", path.display())]
     Damaged {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// In which way.
+        /// How it is damaged.
         why: Damage,
     },
     /// It is of another cluster.
@@ -97,7 +97,7 @@ pub enum FolderFault {
         cluster_text(*expected)
     )]
     OtherCluster {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
         /// The cluster that is expected.
         expected: ClusterId,
@@ -107,15 +107,15 @@ pub enum FolderFault {
     /// Its time is over or has not come, or this machine's clock is wrong.
     #[error("{}: {fault}", path.display())]
     Clock {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// Both clocks.
+        /// The fault, with the times of both clocks.
         fault: ClockFault,
     },
     /// Another identity is there already.
     #[error("{} is of another identity, and is not replaced", path.display())]
     Occupied {
-        /// What.
+        /// Path of the folder or file.
         path: PathBuf,
     },
 }

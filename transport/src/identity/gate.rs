@@ -30,12 +30,12 @@ const ADDRESSES_REMEMBERED_MAX: usize = FAILURES_MAX * 10;
 pub enum JoinDelay {
     /// Everyone together failed too often.
     Everyone {
-        /// How much longer.
+        /// How long to wait from now on.
         wait: Duration,
     },
     /// This address failed before, and has not waited long enough since.
     Address {
-        /// How much longer.
+        /// How long to wait from now on.
         wait: Duration,
     },
 }

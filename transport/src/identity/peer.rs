@@ -27,9 +27,9 @@ const IDENTITY_CHARS_MAX: usize = SCHEME.len() + CLUSTER_DIGITS + 1 + "controlle
 pub struct PeerIdentity {
     /// The cluster it belongs to.
     pub cluster: ClusterId,
-    /// What it is there.
+    /// Its role in the cluster.
     pub role: PeerRole,
-    /// Which one it is.
+    /// Its node id in the cluster.
     pub node: NodeId,
 }
 

@@ -55,7 +55,7 @@ pub enum Doors {
 /// The peer of a connection that an endpoint accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
-    /// A member.
+    /// A member, with the identity that its certificate names.
     Member(PeerIdentity),
     /// A stranger, which may request a certificate and nothing else.
     Joiner,

@@ -163,7 +163,7 @@ impl Token {
         self.role
     }
 
-    /// Its public name.
+    /// Id of the token, which is its public name.
     #[must_use]
     pub fn id(&self) -> TokenId {
         self.id

@@ -25,7 +25,7 @@ pub enum Wanted {
     AnyMember,
     /// Any member with this role.
     Role(PeerRole),
-    /// This one.
+    /// The member with this node id.
     Node(NodeId),
 }
 
@@ -42,9 +42,9 @@ pub enum PeerRefusal {
         cluster_text(*expected)
     )]
     OtherCluster {
-        /// Ours.
+        /// The cluster that is expected.
         expected: ClusterId,
-        /// Its.
+        /// The cluster that the peer's certificate names.
         found: ClusterId,
     },
     /// The clocks do not agree, or the certificate is too old.

@@ -38,7 +38,7 @@ pub enum LocalDialError {
     /// It took too long.
     #[error("no answer within {DIAL_DEADLINE:?}")]
     Deadline,
-    /// The connection broke.
+    /// A system call on the connection failed.
     #[error("the connection broke")]
     Stream(#[source] io::Error),
 }

@@ -22,34 +22,34 @@ pub enum LocalFolderError {
     /// It cannot be made or looked at.
     #[error("{path}: cannot be made or read")]
     Unusable {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
     /// There is something else in its place.
     #[error("{path}: is no folder")]
     NoFolder {
-        /// What was looked at.
+        /// Path of what is there instead.
         path: PathBuf,
     },
     /// Another user owns it.
     #[error("{path}: belongs to user {found}, expected {expected}")]
     OtherOwner {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
         /// User id that this process runs as.
         expected: u32,
-        /// Whose it is.
+        /// User id of the folder's owner.
         found: u32,
     },
-    /// Others can enter.
+    /// Users other than the owner have permissions on it.
     #[error("{path}: has mode {found:o}, expected {FOLDER_MODE:o}")]
     OpenToOthers {
-        /// The folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// Its mode.
+        /// Permission bits of the folder.
         found: u32,
     },
     /// Both the folder's path and that of the folder for temporary files are too long.

@@ -37,7 +37,7 @@ pub struct Admission {
 /// A connection that showed the secret of an admission.
 #[derive(Debug)]
 pub struct LocalArrival {
-    /// The admission.
+    /// The admission whose secret it showed.
     pub admission: AdmissionId,
     /// The peer that the admission is for.
     pub peer: NodeId,
@@ -56,18 +56,18 @@ pub enum LocalBindError {
     /// A living process listens there.
     #[error("{path}: another process listens there")]
     InUse {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The identity of this machine or the user of this process cannot be read.
     #[error("the system does not tell which machine and user this is")]
     Unknown(#[source] io::Error),
-    /// The system refuses.
+    /// A system call on the socket failed.
     #[error("{path}: cannot listen")]
     Refused {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -114,7 +114,7 @@ impl LocalListener {
         Ok(Self { place, host, admitted, admissions, refused, arrivals, door })
     }
 
-    /// Where it listens.
+    /// Path of the socket that it listens at.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.place.socket

@@ -28,9 +28,9 @@ pub struct HostIdentity(String);
 pub enum LocalLane {
     /// Messages of the control lane.
     Control,
-    /// Frames.
+    /// Frames of the Tensor lane.
     Tensor,
-    /// Requests for chunks.
+    /// Requests for chunks, and the answers to them.
     Bulk,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct LocalSecret([u8; SECRET_BYTES]);
 pub struct LocalOffer {
     /// The machine of the socket.
     pub host: HostIdentity,
-    /// The socket.
+    /// Absolute path of the socket.
     pub path: PathBuf,
     pub(super) secret: LocalSecret,
 }
@@ -65,13 +65,13 @@ pub enum OfferFault {
     /// The boot id is too long.
     #[error("a boot id of {found} bytes, at most {BOOT_ID_BYTES_MAX} are read")]
     BootIdTooLong {
-        /// Its bytes.
+        /// Length of the boot id in bytes.
         found: usize,
     },
     /// No socket has such a path.
     #[error("a path of {found} bytes, a socket's has 1 to {SOCKET_PATH_BYTES_MAX}")]
     PathLength {
-        /// Its bytes.
+        /// Length of the path in bytes.
         found: usize,
     },
     /// The path depends on where the reader is.
@@ -80,7 +80,7 @@ pub enum OfferFault {
 }
 
 impl HostIdentity {
-    /// This machine's.
+    /// The identity of this machine: the boot id of its system.
     ///
     /// # Errors
     /// If the system's boot id cannot be read.

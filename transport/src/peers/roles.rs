@@ -18,7 +18,7 @@ pub enum MessageKind {
 /// The kind of a control message, which its first byte encodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControlKind {
-    /// Raft, between controllers.
+    /// Raft messages, between controllers.
     Raft,
     /// Between the leader and a member.
     Member,

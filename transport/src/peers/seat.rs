@@ -44,7 +44,7 @@ pub(super) enum Dial {
     Resting,
     /// Planned for a time.
     Due(Instant),
-    /// A task tries.
+    /// A task dials it.
     UnderWay,
 }
 

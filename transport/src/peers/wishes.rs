@@ -21,7 +21,6 @@ pub(crate) struct Wishes {
     pub(crate) closing: bool,
 }
 
-/// A wanted peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) role: PeerRole,

@@ -26,7 +26,7 @@ pub enum Fault {
     Flip(u64),
     /// The stream ends before it.
     Cut(u64),
-    /// It never comes.
+    /// The byte never comes, and the stream stays open.
     Stall(u64),
 }
 

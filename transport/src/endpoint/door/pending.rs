@@ -64,7 +64,7 @@ impl Pending {
         Crowd { all: self.addresses.len(), of_address }
     }
 
-    /// One more begins.
+    /// Starts a handshake, and counts it by its address.
     pub(super) fn begin(
         &mut self,
         address: IpAddr,

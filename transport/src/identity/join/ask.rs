@@ -44,9 +44,9 @@ const NO_NAME: &str = "zbelastic.invalid";
 /// What a joiner brings.
 #[derive(Clone, Debug)]
 pub struct JoinSetup {
-    /// The token.
+    /// The token to join with.
     pub token: Token,
-    /// What to become.
+    /// The role to request.
     pub role: PeerRole,
     /// What the node is called.
     pub name: NodeName,
@@ -83,7 +83,7 @@ impl JoinSetup {
     }
 }
 
-/// A new member.
+/// What a joiner has once it is a member.
 #[derive(Clone, Debug)]
 pub struct Joined {
     /// Its certificate, key and root.
@@ -110,15 +110,15 @@ pub enum JoinError {
     /// No controller was reached that could decide.
     #[error("no controller that leads was reached, {} dials", dials.failed.len())]
     NobodyDecided {
-        /// What was tried.
+        /// The addresses that were dialled, and why each did not help.
         dials: JoinDials,
     },
     /// The server is no controller of the token's cluster, or the clocks differ. Nothing was sent.
     #[error("{address}: {fault}")]
     WrongServer {
-        /// Who.
+        /// Address of the server.
         address: SocketAddr,
-        /// Why.
+        /// What is wrong with the server.
         fault: JoinServerFault,
     },
     /// The cluster refused the request.
@@ -126,15 +126,15 @@ pub enum JoinError {
     Refused {
         /// Address of the controller that answered.
         address: SocketAddr,
-        /// Why.
+        /// The refusal that the controller sent.
         refusal: JoinRefusal,
     },
     /// The cluster granted the request, and sent a grant that cannot be used.
     #[error("{address} granted what cannot be used: {fault}")]
     WrongGrant {
-        /// Who.
+        /// Address of the controller that sent the grant.
         address: SocketAddr,
-        /// Why.
+        /// What is wrong with the grant.
         fault: GrantFault,
     },
 }

@@ -34,9 +34,9 @@ pub const CONTROLLERS_MAX: usize = 16;
 pub struct JoinRequest<'a> {
     /// Id of the token that the joiner claims to hold.
     pub token: TokenId,
-    /// What it wants to be.
+    /// The role that it requests.
     pub role: PeerRole,
-    /// What its owner calls it.
+    /// The name that its owner gave the node.
     #[serde(borrow)]
     pub name: &'a str,
     /// Its signing request, in DER.
@@ -46,13 +46,13 @@ pub struct JoinRequest<'a> {
     pub proof: [u8; 32],
     /// The time of the joiner's clock.
     pub clock: UnixSeconds,
-    /// Where others may dial it. None if it only dials.
+    /// Addresses at which others may dial it. Empty if it only dials.
     #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
     pub addresses: Vec<SocketAddr>,
 }
 
 impl<'a> JoinRequest<'a> {
-    /// Its bytes.
+    /// The request as bytes, in postcard.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
@@ -70,14 +70,14 @@ impl<'a> JoinRequest<'a> {
 /// What the controller answers to a joiner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinAnswer {
-    /// It is a member.
+    /// The joiner is a member now.
     Granted(JoinGrant),
-    /// It is not.
+    /// The joiner is not let in, for this reason.
     Refused(JoinRefusal),
 }
 
 impl JoinAnswer {
-    /// Its bytes.
+    /// The answer as bytes, in postcard.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
@@ -95,9 +95,9 @@ impl JoinAnswer {
 /// What makes a member of a joiner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinGrant {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster: ClusterId,
-    /// The joiner's number in it.
+    /// Node id of the joiner in the cluster.
     pub node: NodeId,
     #[serde(deserialize_with = "at_most::<_, _, CHAIN_CERTIFICATES_MAX>")]
     chain: Vec<Vec<u8>>,
@@ -111,7 +111,7 @@ pub struct JoinGrant {
 /// Where a controller is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControllerContact {
-    /// Which one.
+    /// Node id of the controller.
     pub node: NodeId,
     /// Where to dial it.
     #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
@@ -145,39 +145,39 @@ pub enum JoinRefusal {
     /// The token's time is over.
     #[error("E2002 token {token} expired at {at}")]
     TokenExpired {
-        /// Which.
+        /// Id of the token.
         token: TokenId,
-        /// When.
+        /// When it expired.
         at: UnixSeconds,
     },
     /// Someone took the token back.
     #[error("E2003 token {token} was revoked")]
     TokenRevoked {
-        /// Which.
+        /// Id of the token.
         token: TokenId,
     },
     /// The token was used as often as it may be.
     #[error("E2004 token {token} is spent: all of its {uses} uses are taken, the last at {at}")]
     TokenSpent {
-        /// Which.
+        /// Id of the token.
         token: TokenId,
         /// How often it may be used.
         uses: u64,
         /// When the last use was.
         at: UnixSeconds,
     },
-    /// No such token.
+    /// The cluster has no token with this id.
     #[error("E2005 token {token} is not known here")]
     TokenUnknown {
-        /// Which.
+        /// Id of the token.
         token: TokenId,
     },
     /// The token is for another role.
     #[error("E2006 token {token} is for the role {expected}, and {found} was asked for")]
     WrongRole {
-        /// Which.
+        /// Id of the token.
         token: TokenId,
-        /// What it is for.
+        /// The role that the token is for.
         expected: PeerRole,
         /// The role that was requested.
         found: PeerRole,
@@ -185,13 +185,13 @@ pub enum JoinRefusal {
     /// The proof is not of this token, this channel, this request, this role and this name.
     #[error("E2007 the proof for token {token} is wrong")]
     WrongProof {
-        /// Which.
+        /// Id of the token.
         token: TokenId,
     },
     /// The attempt failed, and so did too many others lately, of the same address or of all.
     #[error("E2009 too many attempts to join, try again in {seconds} seconds")]
     TooManyAttempts {
-        /// From when on it is worth trying.
+        /// Seconds to wait before another attempt.
         seconds: u64,
     },
     /// The clocks are too far apart for certificates to be of use.
@@ -209,7 +209,7 @@ pub enum JoinRefusal {
     /// Another controller is the leader. The request has to be sent there.
     #[error("this controller does not lead the cluster")]
     NotLeader {
-        /// Where the one that leads is, if that is known.
+        /// Addresses of the leader. Empty if it is not known.
         #[serde(deserialize_with = "at_most::<_, _, ADDRESSES_MAX>")]
         leader: Vec<SocketAddr>,
     },
@@ -240,7 +240,7 @@ pub enum NameRefusal {
 /// Why bytes are no message of a join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum JoinMessageFault {
-    /// Too many.
+    /// There are more bytes than a message may have.
     #[error("a message of {found} bytes, at most {maximum} are looked at")]
     TooLong {
         /// How many there are.

@@ -32,9 +32,9 @@ const GOODBYE_SECONDS_MAX: u64 = 5;
 pub struct JoinAttempt {
     /// Id of the token that the joiner claims to hold.
     pub token: TokenId,
-    /// What it wants to be.
+    /// The role that it requests.
     pub role: PeerRole,
-    /// What its owner calls it.
+    /// The name that its owner gave the node.
     pub name: NodeName,
     /// The key to make a certificate for. The same key twice is the same joiner, which did not get
     /// its answer: [`RequestedKey::digest`] identifies the key.
@@ -84,7 +84,7 @@ impl JoinAttempt {
 /// Why there is no attempt to decide about.
 #[derive(Debug, Error)]
 pub enum JoinReadFault {
-    /// The connection broke.
+    /// Reading the request failed.
     #[error("a joiner went away: {0}")]
     Broken(#[from] io::Error),
     /// It took too long.
@@ -181,10 +181,10 @@ impl JoinReply {
 /// How serving a joiner ended before it was answered.
 #[derive(Debug, Error)]
 pub enum JoinServeFault {
-    /// The connection broke.
+    /// The connection ended before the joiner opened its stream.
     #[error("a joiner's connection broke: {0}")]
     Connection(#[from] quinn::ConnectionError),
-    /// The stream broke.
+    /// Writing the answer failed.
     #[error("a joiner's stream broke: {0}")]
     Write(#[from] quinn::WriteError),
     /// The connection has no value of its own.
