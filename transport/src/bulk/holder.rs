@@ -46,7 +46,7 @@ pub(super) struct Errand {
     pub(super) overtaken: oneshot::Receiver<()>,
 }
 
-/// Serves orders on the stream that `opening` gives, until something fails or nobody listens.
+/// Serves orders on the stream that `opening` gives, until something fails or the fetch is over.
 pub(super) async fn run<F, R, W>(mut errand: Errand, opening: F)
 where
     F: Future<Output = io::Result<(R, W)>>,

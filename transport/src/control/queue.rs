@@ -13,7 +13,7 @@ pub(super) const BATCH_BYTES_MAX: usize = 256 << 10;
 /// Most long messages that wait for one connection.
 const LONG_MESSAGES_MAX: usize = 4;
 
-/// What waits for one connection. Anyone puts messages in, the tasks of the connection take them.
+/// What waits for one connection. Senders enqueue messages, the tasks of the connection take them out.
 #[derive(Debug)]
 pub(crate) struct ControlQueue {
     pub(super) short: Waiting,

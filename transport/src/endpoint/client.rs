@@ -198,7 +198,7 @@ pub struct ConnectAttempt {
     pub problem: DialProblem,
 }
 
-/// Why dialling an address led to nobody.
+/// Why dialling an address led to no connection.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DialProblem {
     /// Not of the form `host:port`.

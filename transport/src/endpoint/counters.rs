@@ -32,7 +32,7 @@ pub struct LaneCounters {
     pub same_host_bytes_sent: u64,
     /// Bytes received over the same-host road.
     pub same_host_bytes_received: u64,
-    /// Units dropped because nobody waits for them or nobody is there.
+    /// Units dropped on arrival: frames that no rule names, or that came before a sink was set.
     pub dropped: u64,
 }
 

@@ -79,7 +79,7 @@ enum Knock {
     Peer,
     /// A joiner, which wants to become a member.
     Joiner(Connection),
-    /// It led to nobody.
+    /// Neither: it ended without a connection to keep.
     Stranger(Stranger),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   dialler   oldest version u16 | newest u16 | body length u16 | body (postcard)   ->
-//!                 <- the same from the one who was dialled
+//!                 <- the same from the end that was dialled
 //!   dialler   road u8: 0 QUIC, 1 same host                                          ->
 //! ```
 //!

@@ -15,7 +15,7 @@ pub enum PeerRole {
     Controller,
     /// A process that trains.
     Worker,
-    /// Someone who looks on.
+    /// A person's command line that may only read.
     Viewer,
     /// A person's command line that gives orders about runs and checkpoints, and none about who takes part.
     Operator,

@@ -12,7 +12,7 @@
 //! cluster keeps under the id.
 //!
 //! The cluster keeps a key that is derived from the secret, never the secret: [`TokenVerifier`].
-//! Whoever steals that key can pass for the token's holder, so it is kept as a secret too, but it
+//! A thief of that key can pass for the token's holder, so it is kept as a secret too, but it
 //! does not open what else the person may have pasted the token into.
 
 use std::fmt;

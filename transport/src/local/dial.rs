@@ -21,7 +21,7 @@ pub enum LocalDialError {
     /// The offer is from another machine.
     #[error("the socket is on another machine")]
     OtherHost,
-    /// Nobody listens at the path.
+    /// No process listens at the path.
     #[error("nobody listens there")]
     NotHere(#[source] io::Error),
     /// Another user's process listens there.

@@ -19,7 +19,7 @@ use super::door::{ARRIVALS_MAX, Door};
 use super::folder::{LocalFolderError, Place, own_user, prepare};
 use super::offer::{HostIdentity, LocalLane, LocalOffer, LocalSecret};
 
-/// How long an old socket may take to show that somebody listens.
+/// How long an old socket may take to show that a process listens.
 const STALE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Number of an admission, which no other one of its listener has.

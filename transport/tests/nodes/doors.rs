@@ -281,8 +281,8 @@ async fn wrong_tokens_are_delayed_and_a_valid_one_joins_from_the_same_address() 
     while let Some(refused) = flood.join_next().await {
         counted += u32::from(is_reason(&refused.unwrap().unwrap_err()));
     }
-    // Each that counts doubles the wait for the next, 1 s, 2 s, 4 s, and who is let in ends the wait: so it begins
-    // twice, however slow this machine is.
+    // Each that counts doubles the wait for the next, 1 s, 2 s, 4 s, and one that is let in ends the wait:
+    // so it begins twice, however slow this machine is.
     let most = 2 * (1 + (began.elapsed().as_secs() + 1).ilog2());
     assert!(counted <= most, "{counted} of 50 heard their reason, at most {most} may have");
     assert!(counters.counters().door.refused > 0, "others were told to wait");

@@ -39,7 +39,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        // Who dials is left to nobody's haste: the higher id never comes before the lower one.
+        // Which end dials does not depend on timing: the higher id never comes before the lower one.
         let limits = Limits {
             dial_within: Duration::from_secs(1),
             dial_patience: DEADLINE,

@@ -145,7 +145,7 @@ pub enum GrantFault {
     /// The parts do not fit together.
     #[error(transparent)]
     Credentials(#[from] CredentialsFault),
-    /// The certificate is for someone else.
+    /// The certificate is for another identity.
     #[error("a certificate for {found}, asked for one for {expected}")]
     OtherIdentity {
         /// The identity that was requested, with the node id in the grant.
@@ -159,7 +159,7 @@ pub enum GrantFault {
     /// Its authority is not the one that the token names.
     #[error(transparent)]
     Authority(#[from] JoinServerFault),
-    /// The authority's secret is missing for a controller, or sent to someone else.
+    /// The authority's secret is missing for a controller, or was sent to another role.
     #[error("the authority's key comes to controllers and to nobody else")]
     WrongSecret,
     /// The authority's secret is damaged.

@@ -150,7 +150,7 @@ pub enum JoinRefusal {
         /// When it expired.
         at: UnixSeconds,
     },
-    /// Someone took the token back.
+    /// The token was revoked.
     #[error("E2003 token {token} was revoked")]
     TokenRevoked {
         /// Id of the token.

@@ -186,7 +186,7 @@ async fn a_session_is_never_resumed() {
     assert!(!other.client_config(Wanted::AnyMember).unwrap().enable_early_data);
 }
 
-/// A client that believes anyone.
+/// A client that believes any certificate.
 fn trusting() -> std::sync::Arc<dyn rustls::client::danger::ServerCertVerifier> {
     std::sync::Arc::new(Trusting)
 }

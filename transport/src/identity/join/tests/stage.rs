@@ -17,7 +17,7 @@ const NOTES_MAX: usize = 64;
 /// What came to a controller.
 #[derive(Debug)]
 pub(super) enum Note {
-    /// Nobody: the handshake failed, with this text.
+    /// No attempt: the handshake failed, with this text.
     HungUp(String),
     /// An attempt, as it was decided about.
     Attempt(JoinAttempt),
