@@ -47,16 +47,16 @@ pub use logged::logged_state;
 pub use orders::{Command, Ordered};
 pub use refusal::CoreRefusal;
 
-/// What a controller is told once.
+/// What a controller is constructed with.
 #[derive(Clone, Debug)]
 pub struct CoreSetup {
-    /// The cluster.
+    /// The cluster that this controller belongs to. Messages of other clusters are refused.
     pub cluster: ClusterId,
-    /// Where the node is reached.
+    /// Under which name and at which addresses this node is reached.
     pub contact: Contact,
-    /// The voter.
+    /// Setup of this node's Raft log: its id, timing and limits.
     pub raft: RaftSetup,
-    /// How long a leader waits for what.
+    /// How long this node waits for members when it leads.
     pub timing: DutyTiming,
     /// The newest format of entries and snapshots that this program reads.
     pub newest_format: Format,
@@ -67,23 +67,23 @@ pub struct CoreSetup {
 pub enum Start {
     /// As one of the first voters of a new cluster, all with the same state.
     Create {
-        /// The voters.
+        /// Ids of all first voters, this node among them.
         voters: Vec<NodeId>,
         /// The state they begin with.
         state: Box<State>,
     },
-    /// With nothing: it asks these controllers to be admitted.
+    /// With nothing: it sends requests to be admitted to these controllers.
     Wait {
-        /// Whom to ask.
+        /// The controllers that requests to be admitted are sent to.
         controllers: Vec<NodeId>,
         /// Grows with each start of the node.
         boot: u64,
     },
     /// From what it has on disk.
     Recover {
-        /// What it has.
+        /// The log recovered from the records on disk.
         log: Box<RecoveredLog>,
-        /// Whom to ask, if it stopped before it was ever admitted.
+        /// The controllers that requests to be admitted are sent to, if the log has no voters.
         controllers: Vec<NodeId>,
         /// Grows with each start of the node.
         boot: u64,
@@ -102,65 +102,65 @@ pub enum StartError {
     /// The state to begin with is another cluster's.
     #[error("a state of cluster {found}, this is {expected}")]
     OtherCluster {
-        /// This cluster.
+        /// The cluster that this node belongs to.
         expected: ClusterId,
-        /// The state's.
+        /// The cluster named in the state.
         found: ClusterId,
     },
 }
 
-/// What happened.
+/// One thing that happened, handled by [`Core::handle`].
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A tick of the node's clock.
     Tick,
     /// A message arrived.
     Message {
-        /// Who sent it.
+        /// The node that sent it.
         from: NodeId,
-        /// What.
+        /// The message, and the cluster that it names.
         message: Box<Envelope>,
     },
-    /// A plan that was asked for.
+    /// The solver's answer to an [`Output::Solve`].
     Solved {
-        /// As in the request.
+        /// The number in the request that is answered.
         number: u64,
         /// The plan, or why there is none.
         solution: Box<Result<Solution, Unsolvable>>,
     },
     /// A node is connected.
     Connected {
-        /// The node.
+        /// The connected node.
         node: NodeId,
         /// The newest format of entries and snapshots that its program reads.
         reads: Format,
     },
     /// The connection to a node closed.
     Closed {
-        /// The node.
+        /// The node whose connection closed.
         node: NodeId,
     },
-    /// What the work of the plan in force was found to take, for whoever leads.
+    /// What was measured of the plan in force. Only a leader accepts it.
     Measured(Box<Measured>),
-    /// A person orders something.
+    /// A command of an operator.
     Command(Command),
 }
 
-/// What to do.
+/// One thing to do, returned by [`Core::poll_output`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// Send a message; it may be lost.
     Send {
-        /// Whom to.
+        /// The node that it is sent to.
         to: NodeId,
-        /// What.
+        /// The message, and the cluster that it names.
         message: Box<Envelope>,
     },
     /// Make records durable, in this order, then call [`Core::on_persisted`].
     Persist {
-        /// To be given back.
+        /// To be passed to [`Core::on_persisted`].
         token: PersistToken,
-        /// The records.
+        /// The records to write, oldest first.
         records: Vec<Record>,
     },
     /// Records before this one are not needed any more.
@@ -176,37 +176,37 @@ pub enum Output {
     Fatal(FatalCause),
 }
 
-/// What was agreed, or who leads.
+/// An entry or snapshot that was applied, a plan that is given up, or a change of leader.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// An entry was applied.
     Applied {
-        /// Its index.
+        /// Index of the entry in the log.
         index: u64,
-        /// What it changed.
+        /// What the entry changed in the state.
         change: Box<Change>,
     },
     /// An entry changed nothing.
     Refused {
-        /// Its index.
+        /// Index of the entry in the log.
         index: u64,
-        /// Its kind.
+        /// Name of the kind of entry.
         entry: &'static str,
-        /// Why.
+        /// Why the entry changed nothing.
         refusal: EntryRefusal,
     },
-    /// A plan that is needed is not there.
+    /// A plan that is needed is not proposed.
     NoPlan(NoPlan),
     /// A snapshot took the place of entries.
     Installed {
-        /// Its index.
+        /// Index of the last entry that the snapshot holds.
         index: u64,
     },
-    /// Somebody leads.
+    /// Another leader, none, or another term.
     Leader {
-        /// Who, as far as is known.
+        /// The leader, if this node knows one.
         leader: Option<NodeId>,
-        /// In which term.
+        /// The term that this node is in.
         term: u64,
     },
 }
@@ -214,7 +214,7 @@ pub enum Event {
 /// Why a node must stop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FatalCause {
-    /// Its log cannot be that of the voter it says it is. It may come back as a new one only.
+    /// Its log cannot be that of the voter whose id it has. It may come back as a new one only.
     Log(FatalReason),
     /// An entry or snapshot that is agreed on and that this program cannot read: of another version,
     /// or not of the form that this program knows. It must not be left out, or this node would
@@ -224,14 +224,14 @@ pub enum FatalCause {
     /// A snapshot of another cluster. What is on disk now is not this cluster's: the node may come
     /// back as a new one only.
     OtherCluster {
-        /// This cluster.
+        /// The cluster that this node belongs to.
         expected: ClusterId,
-        /// The snapshot's.
+        /// The cluster named in the snapshot.
         found: ClusterId,
     },
 }
 
-/// Whom a controller asks while it is no voter.
+/// Requests to be admitted, which a controller sends while it is no voter.
 #[derive(Debug)]
 struct Waiting {
     controllers: Vec<NodeId>,
@@ -239,25 +239,25 @@ struct Waiting {
     tick: u64,
 }
 
-/// A controller.
+/// A controller: one node of the Raft log, the state at its last applied entry, and a leader's duties.
 pub struct Core {
     setup: CoreSetup,
     raft: RaftNode,
     state: State,
     duties: Option<Duties>,
     waiting: Option<Waiting>,
-    /// The last entry that workers have to know of.
+    /// Index of the last entry that workers must be briefed about.
     told: u64,
     /// Whether something happened since the last look at whether a plan is needed.
     looks_at_plan: bool,
-    /// Ticks for which nobody is known to lead.
+    /// Ticks in a row without a known leader.
     leaderless_ticks: u32,
     ticks: u64,
     /// Why the plan that was needed last is not there.
     no_plan: Option<NoPlan>,
-    /// What workers are told of where members are reached.
+    /// The members' contacts, as they are sent to workers.
     contacts: Told<Contacts>,
-    /// The plan and the configuration, as they were told last.
+    /// The plan and the job's configuration, as they were last sent to workers.
     plan: Option<Told<PlanRecord>>,
     spec: Option<Told<JobSpec>>,
     /// The newest format that each node reads which is connected.
@@ -269,7 +269,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A controller that begins as told.
+    /// A controller that begins as `start` describes.
     ///
     /// # Errors
     /// If what it has on disk cannot be used.
@@ -322,7 +322,7 @@ impl Core {
         Ok(core)
     }
 
-    /// Takes in one thing that happened.
+    /// Handles one thing that happened.
     ///
     /// # Errors
     /// If it does not belong: it is dropped and counted, and nothing changes.
@@ -346,7 +346,7 @@ impl Core {
         *self.refusals.entry(refusal.name()).or_default() += 1;
     }
 
-    /// Records are durable.
+    /// The records handed out with `token` are durable.
     pub fn on_persisted(&mut self, token: PersistToken) {
         if !self.is_stopped {
             self.raft.on_persisted(token);
@@ -365,7 +365,7 @@ impl Core {
         &self.state
     }
 
-    /// Where the voter stands.
+    /// The state of the Raft log on this node: its term, leader, members and indices.
     #[must_use]
     pub fn status(&self) -> RaftStatus {
         self.raft.status()
@@ -448,7 +448,7 @@ impl Core {
             RaftOutput::Committed(entry) => self.apply(entry.index, &entry.data),
             RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
             RaftOutput::AskSnapshot => {
-                // A snapshot that is too large leaves the log as it is; it is asked for again.
+                // A snapshot that is too large leaves the log as it is; it is requested again.
                 let data = self.state.encode();
                 if data.len() <= SNAPSHOT_BYTES_MAX {
                     let _ = self.raft.compact(self.state.applied(), data);
@@ -564,7 +564,7 @@ impl Core {
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));
                 true
             }
-            // Voters follow members, who do not change by what is told of a step either.
+            // Voters follow members, and workers' reports of a step do not change members either.
             None => {
                 std::mem::take(&mut self.looks_at_plan)
                     && (self.change_voters() || self.raise_format())

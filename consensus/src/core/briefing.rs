@@ -1,4 +1,4 @@
-//! What workers are told.
+//! Briefings: what controllers send to workers.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::state::{Change, PlanPhase};
 use crate::told::Told;
 use crate::validation::Seal;
 
-/// What the receiver knows, and is not told again.
+/// What the receiver has already, and its briefing leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Knows {
-    /// The plan in force.
+    /// Whether it has the plan in force.
     plan: bool,
-    /// Where members are reached.
+    /// Whether it has the members' contacts.
     contacts: bool,
 }
 
@@ -32,14 +32,16 @@ impl Knows {
 }
 
 impl Core {
-    /// Tells workers of an entry that matters to them, if this node leads; others answer when asked.
+    /// Sends workers a briefing after an entry that matters to them, if this node leads. Other
+    /// controllers only answer heartbeats and requests to be admitted.
     pub(super) fn tell_workers(&mut self, index: u64, change: &Change) {
         let (matters, knows) = match change {
-            // Whoever saved layers of a checkpoint tells so until it hears that it is there.
             Change::Members(_)
             | Change::Access(AccessOutcome::Revoked { .. } | AccessOutcome::Authority { .. }) => {
                 (true, Knows::PLAN)
             }
+            // A worker that saved layers of a checkpoint repeats it until a briefing shows that the
+            // checkpoint is there.
             Change::Resumed(_)
             | Change::Job { .. }
             | Change::Removed { .. }
@@ -69,12 +71,13 @@ impl Core {
         }
     }
 
-    /// Tells all workers everything.
+    /// Sends all workers a briefing with the plan and the contacts.
     pub(super) fn brief_all(&mut self) {
         self.brief_workers(Knows::NOTHING);
     }
 
-    /// Tells all workers what changed. Who lacks the plan asks for it.
+    /// Sends all workers a briefing without the plan and the contacts. A worker that lacks them
+    /// gets them with the answer to its next heartbeat.
     pub(super) fn brief_of_changes(&mut self) {
         self.brief_workers(Knows::ALL);
     }
@@ -91,7 +94,8 @@ impl Core {
         self.send(node, Message::Briefing(Box::new(briefing)));
     }
 
-    /// Answers a worker that says what it knows, if it lacks something.
+    /// Answers a worker's heartbeat with a briefing if the worker lacks something, is fenced off,
+    /// or is asked for its inventory.
     pub(super) fn answer(
         &mut self,
         holder: Holder,
@@ -100,7 +104,8 @@ impl Core {
         contacts: u64,
     ) {
         let is_fenced = !self.state.is_live(holder);
-        // A follower that lags behind does not know everybody; only who was applied may be told so.
+        // A follower that lags behind does not know all members: a worker that was admitted by a
+        // later entry than it has applied gets no answer.
         if is_fenced && holder.incarnation.0 > self.state.applied() {
             return;
         }
@@ -114,7 +119,8 @@ impl Core {
         }
     }
 
-    /// Tells a worker that it was admitted, or that it was and is lost.
+    /// Answers a worker's request to be admitted: with a briefing if this start was admitted, with
+    /// [`Message::Spent`] if this start or a later one was admitted and is lost.
     pub(super) fn answer_join(&mut self, node: NodeId, boot: u64) {
         let Some(member) = self.state.members().get(&node) else { return };
         let (is_live, is_worker, last) =
@@ -152,7 +158,7 @@ impl Core {
         }
     }
 
-    /// The configuration and the plan in force, encoded for the first worker that is told them.
+    /// The configuration and the plan in force, encoded for the first worker that they are sent to.
     fn told(&mut self) -> (Option<Told<JobSpec>>, Option<Told<PlanRecord>>) {
         let spec = self.state.job().map(|job| &job.spec);
         let plan = self.state.plan().map(|plan| &plan.record);
@@ -170,7 +176,7 @@ impl Core {
         }
     }
 
-    /// What a leader with a known bug does: it tells of a seal that is not agreed on yet.
+    /// What a leader with a known bug does: it sends workers a seal that is not agreed on yet.
     pub(super) fn tell_proposal(&mut self, seal: Seal) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
@@ -181,7 +187,7 @@ impl Core {
     }
 }
 
-/// Encodes what is told, unless it is what was told last.
+/// Encodes `value`, unless it is what was encoded last.
 fn refresh<T: serde::Serialize>(told: &mut Option<Told<T>>, value: Option<&Arc<T>>) {
     let is_known = match (&*told, value) {
         (Some(told), Some(value)) => told.is(value),

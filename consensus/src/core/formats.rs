@@ -17,8 +17,8 @@ impl Core {
     }
 
     /// Voters, learners and workers counted on that do not read a newer format than the one that is
-    /// agreed on, or are not connected, so that nobody knows what they read: the format stays as it is
-    /// until there is none. Empty if this program does not read a newer one itself.
+    /// agreed on, or are not connected, so that it is not known what they read: the format stays as
+    /// it is until there is none. Empty if this program does not read a newer one itself.
     pub fn holding_format_back(&self) -> impl Iterator<Item = NodeId> {
         let agreed = self.state.format();
         let is_newest = self.setup.newest_format <= agreed;
@@ -28,7 +28,8 @@ impl Core {
         counted.filter(move |node| !is_newest && self.reads(*node).is_none_or(|it| it <= agreed))
     }
 
-    /// Raises the format once everybody reads a newer one. Yields whether it was proposed now.
+    /// Raises the format once all nodes of the cluster read a newer one. Yields whether it was
+    /// proposed now.
     pub(super) fn raise_format(&mut self) -> bool {
         let next = Format::of(self.state.format().number() + 1);
         let Some(to) = next.filter(|to| *to <= self.setup.newest_format) else { return false };

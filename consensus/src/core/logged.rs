@@ -8,9 +8,9 @@ use crate::state::State;
 
 /// The state at the end of a log, with every entry in it applied.
 ///
-/// Also with those of which nobody knows any more whether they were agreed, for whom the other voters
-/// are gone for good: a log tells only now and then up to where it was agreed. Entries that the state
-/// refuses change nothing, as ever.
+/// Also with those of which it is not known whether they were agreed, for a node whose fellow
+/// voters are gone for good: a log records only now and then up to which entry it was agreed.
+/// Entries that the state refuses change nothing, as ever.
 ///
 /// # Errors
 /// If another version wrote a part of it.

@@ -3,11 +3,11 @@
 use super::Input;
 use crate::message::Message;
 
-/// What an input may lead to. With a look at everybody for each thing that a worker tells of a step, a
-/// leader's work for a step would grow with the square of the workers; each tick looks at everything.
+/// What an input may lead to. With a look at all members for each report of a step, a leader's work
+/// for a step would grow with the square of the workers; each tick looks at everything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Matters {
-    /// Until the next tick: that a worker is there.
+    /// For nothing until the next tick: it shows that a worker is there.
     Nothing,
     /// For the seal of the open turn.
     Seal,

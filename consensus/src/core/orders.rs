@@ -1,5 +1,5 @@
-//! What a person orders. Everything is checked here before it is proposed, so that whoever asks is
-//! told at once why not; what is proposed is checked again when it is applied.
+//! Commands of an operator. Each is checked here before it is proposed, so that the reason for a
+//! refusal is returned at once; what is proposed is checked again when it is applied.
 
 use zbelastic_types::{NodeId, Step};
 
@@ -10,18 +10,18 @@ use crate::job::JobChange;
 use crate::member::{Holder, LossReason, MemberChange, Role, Standing};
 use crate::standing::RunStanding;
 
-/// What a person may order. Only a leader takes it.
+/// A command of an operator. Only a leader accepts it.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// About the job.
+    /// A change of the job, such as its start or a pause.
     Job(JobChange),
     /// A job that is held goes back to a checkpoint, or to its beginning, and is free from there:
     /// what was sealed since does not bind it.
     Restore {
-        /// The version.
+        /// The version to go back to, as a number of sealed steps.
         to: Step,
     },
-    /// About who may take part.
+    /// A change of the tokens, credentials or authority by which nodes take part.
     Access(AccessChange),
     /// A worker is to go: plans do without it as soon as they can.
     Drain(NodeId),
@@ -35,11 +35,11 @@ pub enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordered {
     /// It was proposed. When the entry of this index is applied, and was proposed in this term, it
-    /// was this one. An event tells what it changed, or why it changed nothing.
+    /// was this one. An event reports what it changed, or why it changed nothing.
     Proposed {
-        /// Its index.
+        /// Index of the proposed entry in the log.
         index: u64,
-        /// In which term.
+        /// Term in which the entry was proposed.
         term: u64,
     },
     /// It is noted, and proposed as soon as others of its kind that are under way are agreed on.
@@ -47,8 +47,8 @@ pub enum Ordered {
 }
 
 impl Core {
-    /// Takes a command. What is done with it is told at once; what is to be sent or written for it
-    /// follows by [`Core::poll_output`], as for every input.
+    /// Handles a command. What is done with it is returned at once; what is to be sent or written
+    /// for it follows by [`Core::poll_output`], as for every input.
     ///
     /// # Errors
     /// If it is refused: it is counted, and nothing changes.
@@ -122,7 +122,7 @@ impl Core {
                 let reason = LossReason::Removed;
                 self.note(MemberChange::Lost { holder, reason })
             }
-            // Who is lost already, or was let in and never came, is kept out from now on.
+            // A node that is lost already, or was let in and never came, is kept out from now on.
             Err(refusal) => match self.state.access().credential(node) {
                 Some(_) => self.propose_order(Entry::Access(AccessChange::Revoked { node })),
                 None => Err(refusal),

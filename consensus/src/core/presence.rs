@@ -1,4 +1,5 @@
-//! How a controller makes itself known: asks to be admitted, and says where it is reached.
+//! How a controller makes itself known: it requests to be admitted, and reports where it is
+//! reached.
 
 use super::Core;
 use crate::member::{MemberChange, Resources, Role};
@@ -8,7 +9,8 @@ use crate::message::Message;
 const ASK_TICKS: u64 = 10;
 
 impl Core {
-    /// A tick: counts how long nobody is known to lead, and asks for what is missing.
+    /// A tick: counts how long no leader is known, requests to be admitted, and reports the
+    /// contact.
     pub(super) fn handle_tick(&mut self) {
         self.ticks += 1;
         let is_led = self.raft.status().leader.is_some();
@@ -36,7 +38,7 @@ impl Core {
         }
     }
 
-    /// Says where this node is reached, if something else is agreed on.
+    /// Reports where this node is reached, if something else is agreed on.
     fn tell_contact(&mut self) {
         if self.ticks % ASK_TICKS != 1 {
             return;
@@ -49,7 +51,7 @@ impl Core {
         let contact = self.setup.contact.clone();
         match (&mut self.duties, status.leader) {
             (Some(duties), _) => {
-                // If there is no room for it now, it is told again.
+                // If there is no room for it now, it is reported again.
                 let _ = duties.handle_change(&self.state, MemberChange::Moved { holder, contact });
             }
             (None, Some(leader)) => self.send(leader, Message::Moved { holder, contact }),

@@ -1,4 +1,4 @@
-//! Why a controller does not take in what it is told.
+//! Why a controller refuses an input.
 
 use zbelastic_types::{ClusterId, NodeId};
 
@@ -14,9 +14,9 @@ pub enum CoreRefusal {
     /// It is of another cluster.
     #[error("of cluster {found}, this is {expected}")]
     OtherCluster {
-        /// This cluster.
+        /// The cluster that this node belongs to.
         expected: ClusterId,
-        /// The message's.
+        /// The cluster named in the message.
         found: ClusterId,
     },
     /// The log does not take it.
@@ -31,24 +31,24 @@ pub enum CoreRefusal {
     /// Only a leader takes it.
     #[error("node {leader:?} leads, not this one")]
     NotLeader {
-        /// Who leads, as far as is known.
+        /// The leader, if this node knows one.
         leader: Option<NodeId>,
     },
-    /// It is nothing a controller is told.
+    /// It is a message that only workers receive.
     #[error("not a message for a controller")]
     NotForControllers,
-    /// The message speaks for another than who sent it.
+    /// The message is about another node than the one that sent it.
     #[error("sent by node {expected}, the message speaks for node {found}")]
     WrongSender {
-        /// Who sent it.
+        /// The node that sent it.
         expected: NodeId,
-        /// Whom it speaks for.
+        /// The node that the message is about.
         found: NodeId,
     },
     /// The job does not take it.
     #[error(transparent)]
     Job(#[from] JobRefusal),
-    /// It does not fit who may take part.
+    /// It does not fit the tokens, credentials or authority that are agreed on.
     #[error(transparent)]
     Access(#[from] AccessRefusal),
     /// The run cannot go back to where it is to.
@@ -57,34 +57,34 @@ pub enum CoreRefusal {
     /// Only a worker can be drained: a controller is removed.
     #[error("node {node} is no worker")]
     NotAWorker {
-        /// The node.
+        /// The node to drain, which is a controller.
         node: NodeId,
     },
     /// It is about to go already.
     #[error("node {node} drains already")]
     Draining {
-        /// The node.
+        /// The worker that drains already.
         node: NodeId,
     },
-    /// No such member.
+    /// The node is not a member.
     #[error("node {node} is no member")]
     UnknownNode {
-        /// The node.
+        /// The node named in the command.
         node: NodeId,
     },
     /// Only a voter can lead.
     #[error("node {node} is no voter")]
     NotAVoter {
-        /// The node.
+        /// The node that was to lead.
         node: NodeId,
     },
-    /// Nobody waits for that plan any more.
+    /// This node does not wait for that plan any more.
     #[error("nobody waits for plan {number}")]
     Unasked {
-        /// Its number.
+        /// The number in the request that was answered.
         number: u64,
     },
-    /// The node stopped.
+    /// This node has stopped, after a fatal cause.
     #[error("this node has stopped")]
     Stopped,
 }

@@ -1,4 +1,4 @@
-//! Who votes.
+//! Changes of voters, so that they follow the members.
 
 use zbelastic_types::NodeId;
 
@@ -6,8 +6,9 @@ use super::Core;
 use crate::raft::{Members, VoterChange};
 
 impl Core {
-    /// Voters follow the members: who is admitted learns first and votes when it has caught up. Who
-    /// goes is replaced in one step if somebody comes, so that a majority never becomes smaller.
+    /// Voters follow the members: a controller that is admitted is a learner first and votes when
+    /// it has caught up. A voter that goes is replaced in one step if another controller comes, so
+    /// that a majority never becomes smaller.
     pub(super) fn change_voters(&mut self) -> bool {
         let status = self.raft.status();
         let Members { voters, outgoing, learners } = &status.members;

@@ -1,4 +1,4 @@
-//! Messages, and whom they concern.
+//! Messages of other nodes, and which part of a controller handles each.
 
 use zbelastic_types::NodeId;
 
@@ -47,7 +47,7 @@ impl Core {
         }
     }
 
-    /// What only a leader listens to.
+    /// Messages that only a leader handles.
     fn handle_news(&mut self, from: NodeId, message: Message) -> Result<(), CoreRefusal> {
         if let Some(holder) = message.holder() {
             check_sender(from, holder.node)?;
@@ -92,7 +92,7 @@ impl Core {
         })
     }
 
-    /// Lets the duties see the state, if this node leads.
+    /// Calls `handle` with the duties and this controller, if this node leads.
     fn with_duties(
         &mut self,
         handle: impl FnOnce(&mut Duties, &Self) -> Result<(), InputRefusal>,
@@ -106,7 +106,7 @@ impl Core {
     }
 }
 
-/// Whoever speaks for a node is that node.
+/// Checks that a message about a node was sent by that node.
 fn check_sender(expected: NodeId, found: NodeId) -> Result<(), CoreRefusal> {
     if expected == found { Ok(()) } else { Err(CoreRefusal::WrongSender { expected, found }) }
 }

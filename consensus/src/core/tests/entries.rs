@@ -71,7 +71,7 @@ fn entries_on_disk_are_applied_as_they_were_the_first_time() {
     assert_eq!(core.state(), &expected);
 }
 
-/// The leader of a job without a plan asks for one; the workers hold nothing, and say so.
+/// The leader of a job without a plan requests one; the workers hold nothing, and report that.
 fn asked_for_a_plan() -> (Core, u64) {
     let log = Log::with_job(spec(), &[1, 2]);
     let node = n(CONTROLLER);
@@ -103,7 +103,7 @@ fn asked_number(outputs: &[Output]) -> Option<u64> {
     })
 }
 
-/// The plan is not proposed, why is told and counted, and none is asked for again.
+/// The plan is not proposed, the reason is reported and counted, and none is requested again.
 fn check_refused(solution: Solution, is_expected: impl Fn(&PlanRefusal) -> bool) {
     let (mut core, number) = asked_for_a_plan();
     let before = codec::encode(core.state());
@@ -198,8 +198,7 @@ fn refused_entries(outputs: &[Output]) -> usize {
     outputs.iter().filter(is_refused).count()
 }
 
-/// A worker tells what does not fit until it is told that it is known: each telling may cost an
-/// entry, and no more than one.
+/// A worker repeats a report that does not fit: each time may cost an entry, and no more than one.
 #[test]
 fn a_ready_record_that_is_refused_is_not_proposed_again_by_itself() {
     let mut log = Log::with_job(spec(), &[1, 2]);

@@ -1,4 +1,4 @@
-//! Programs are changed one node after the other: the format is raised once everybody reads a newer one.
+//! Programs are changed one node after the other: the format is raised once all read a newer one.
 
 use super::super::{Event, FatalCause, Input};
 use super::pump::{CONTROLLER, Pump, n, persist, recover, setup};
@@ -15,7 +15,7 @@ fn old_cluster(controllers: u64, workers: u64) -> Pump {
     pump
 }
 
-/// Node `node` is connected to everybody, and reads up to this.
+/// Node `node` is connected to all other controllers, and reads up to this.
 fn connect(pump: &mut Pump, node: u64, reads: Format) {
     let controllers: Vec<_> = pump.controllers.keys().copied().collect();
     for controller in controllers.into_iter().filter(|controller| *controller != n(node)) {
@@ -51,7 +51,7 @@ fn the_format_is_raised_once_when_the_last_member_reads_it() {
     assert_eq!(pump.events.iter().filter(is_raised).count(), 3, "once on each");
 }
 
-/// Who is not connected may have either program, whatever it had when it was.
+/// A node that is not connected may have either program, whatever it had when it was.
 #[test]
 fn the_format_waits_for_who_is_away() {
     let mut pump = old_cluster(3, 1);
@@ -70,7 +70,8 @@ fn the_format_waits_for_who_is_away() {
     assert_eq!(formats(&pump), [10; 3]);
 }
 
-/// A snapshot that is taken before, and one that is taken after, are read by whoever reads both.
+/// A snapshot that is taken before, and one that is taken after, are read by a program that reads
+/// both formats.
 #[test]
 fn a_program_that_does_not_read_the_format_stops_and_says_so() {
     let node = n(CONTROLLER);

@@ -102,7 +102,7 @@ impl Host {
         saved.into_iter().chain(self.reports()).collect()
     }
 
-    /// What a stage tells of the open turn: its sums, and those of the stages it copies.
+    /// What a stage reports of the open turn: its sums, and those of the stages it copies.
     fn reports(&self) -> Vec<News> {
         let Some(part) = self.part.as_ref().filter(|_| self.is_running) else { return Vec::new() };
         let LoadOrder { plan, stage, spec, turn, .. } = part;

@@ -1,4 +1,4 @@
-//! What a log adds up to for whom nobody else is left.
+//! What a log adds up to for a node when no other voter is left.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::state::State;
 
 const INDEX: u64 = 40;
 
-/// The records of a lone voter who wrote these entries behind a snapshot of `state`, and not yet that
-/// any of them is agreed.
+/// The records of a lone voter that wrote these entries behind a snapshot of `state`, and not yet
+/// that any of them is agreed.
 fn unconfirmed(state: &State, later: Vec<Payload>) -> RecoveredLog {
     let members = Members::first(&[n(CONTROLLER)]);
     let image = SnapshotImage { index: INDEX, term: 1, members, data: state.encode() };

@@ -1,4 +1,4 @@
-//! What people order, and what they are told.
+//! Commands of operators, and the answers to them.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ fn a_token_that_is_no_good_is_refused_at_once() {
     assert!(matches!(refusal, CoreRefusal::Access(found) if found == expected));
 }
 
-/// Two uses are under way; what the first leader agreed on counts with whoever leads next.
+/// Two uses are under way; what the first leader agreed on counts with the next leader.
 #[test]
 fn a_token_for_one_lets_in_one_whoever_leads() {
     let mut pump = Pump::new(3, 0);
@@ -131,7 +131,7 @@ fn whoever_is_removed_is_lost_and_its_credential_with_it() {
     assert_eq!(order(&mut core, Command::Remove(n(1))), Ordered::Noted);
     let standing = core.state().members()[&n(1)].standing;
     assert_eq!(standing, Standing::Lost(LossReason::Removed));
-    // Who is lost already, or never came, is kept out as well.
+    // A node that is lost already, or never came, is kept out as well.
     for node in [3, 4].map(n) {
         let is_proposed =
             matches!(order(&mut core, Command::Remove(node)), Ordered::Proposed { .. });
@@ -243,7 +243,7 @@ fn workers_know_where_everybody_is_reached() {
     });
 }
 
-/// A controller that comes back at another address says so, whoever leads.
+/// A controller that comes back at another address reports it, whichever node leads.
 #[test]
 fn a_controller_that_moved_is_reached_where_it_is_now() {
     for moved in [CONTROLLER, CONTROLLER + 1, CONTROLLER + 2].map(n) {
@@ -261,7 +261,7 @@ fn standing(state: &State) -> RunStanding {
     leader(state).standing()
 }
 
-/// Whom a leader waits for, and for what.
+/// Which nodes a leader waits for, and for what.
 fn awaited(standing: &RunStanding) -> Vec<(u64, Owed)> {
     let (RunStanding::Planning { awaited } | RunStanding::Loading { awaited, .. }) = standing
     else {
@@ -315,7 +315,7 @@ fn status_says_why_nothing_is_sealed() {
 
 #[test]
 fn status_says_why_there_is_no_plan() {
-    // The workers say nothing, and are not lost meanwhile.
+    // The workers send nothing, and are not lost meanwhile.
     let lost_after_ticks = 2 * super::pump::TIMING.inventory_ticks;
     let patient = JobSpec { lost_after_ticks, ..spec() };
     let mut core = leader(&Log::with_job(patient, &[1, 2]).state);
@@ -334,7 +334,8 @@ fn status_says_why_there_is_no_plan() {
     panic!("a plan was asked for");
 }
 
-/// Whoever is cut off from a majority says so soon, and takes it back when somebody leads again.
+/// A controller that is cut off from a majority shows it soon in its standing, and not any more
+/// when there is a leader again.
 #[test]
 fn without_a_quorum_every_controller_says_so() {
     /// Ticks within which it must be known: three seconds of ticks of 50 ms.

@@ -247,7 +247,7 @@ impl Pump {
 
     pub fn worker_input(&mut self, node: NodeId, input: SeatInput) {
         let worker = self.workers.get_mut(&node).expect("a worker");
-        // A briefing that is old or for somebody else is dropped, as it is anywhere.
+        // A briefing that is old or for another node is dropped, as it is anywhere.
         let _ = worker.seat.handle(input);
         while let Some(output) = worker.seat.poll_output() {
             match output {
@@ -277,7 +277,7 @@ impl Pump {
         }
     }
 
-    /// Rounds until something holds. Says what does not if it takes too long.
+    /// Rounds until something holds. Panics with its name if it takes too long.
     pub fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
         const ROUNDS_MAX: u32 = 2_000;
         for _ in 0..ROUNDS_MAX {

@@ -181,8 +181,8 @@ fn tell(core: &mut Core, sums: &[TensorSum], reason: &'static str) {
     check(core, from(2, Message::Held { holder: log.holder(2), update }), reason);
 }
 
-/// Each tensor of the stage once, with a sum that some gradient has. What is told short is no
-/// contradiction, neither before the whole is told nor after.
+/// Each tensor of the stage once, with a sum that some gradient has. An incomplete report is no
+/// contradiction, neither before the complete one nor after it.
 #[test]
 fn sums_that_are_not_those_of_the_stage_are_refused() {
     let log = log();
@@ -292,7 +292,7 @@ fn who_may_not_come_is_not_admitted() {
     log.vouch(1000..=1000 + MEMBERS_MAX as u64);
     let mut core = leader(&log.state);
     check(&mut core, from(5, join(100)), "no-credential");
-    // Nothing is durable meanwhile, so nobody is admitted.
+    // Nothing is durable meanwhile, so no node is admitted.
     for node in 0..MEMBERS_MAX as u64 {
         core.handle(from(1000 + node, join(1))).expect("there is room");
     }
@@ -304,7 +304,7 @@ fn who_may_not_come_is_not_admitted() {
     check(&mut core, from(1, Message::Drain { holder }), "too-many-changes");
 }
 
-/// It was admitted with this start, and counted as lost before it heard of that.
+/// It was admitted with this start, and counted as lost before the answer reached it.
 #[test]
 fn who_asks_with_a_start_that_is_used_up_is_told_so() {
     let mut core = leader(&log().state);
@@ -318,7 +318,8 @@ fn who_asks_with_a_start_that_is_used_up_is_told_so() {
     core.handle(from(3, join(2))).expect("a later start is admitted");
 }
 
-/// A member that asks again because the answer was lost is answered, and asks for nothing new.
+/// A member that repeats its request because the answer was lost is answered, and nothing is
+/// proposed.
 #[test]
 fn a_member_that_asks_again_is_told_that_it_was_admitted() {
     let log = log();
@@ -381,7 +382,7 @@ fn beat(holder: Holder, known: u64) -> Message {
     Message::Beat { holder, known, generation, contacts: 0, pulse }
 }
 
-/// Who was told who it is.
+/// The receivers of briefings, each with the boot and incarnation that its briefing names.
 fn briefed(outputs: &[Output]) -> Vec<(NodeId, Option<(u64, Incarnation)>)> {
     let told = outputs.iter().filter_map(|output| {
         let Output::Send { to, message } = output else { return None };
@@ -391,7 +392,7 @@ fn briefed(outputs: &[Output]) -> Vec<(NodeId, Option<(u64, Incarnation)>)> {
     told.collect()
 }
 
-/// Who was fenced off learns it from the answer, or it would never ask to come back.
+/// A node that was fenced off learns it from the answer, or it would never request to come back.
 #[test]
 fn a_beat_of_the_fenced_is_refused_and_answered() {
     let log = log();
@@ -404,7 +405,8 @@ fn a_beat_of_the_fenced_is_refused_and_answered() {
     assert_eq!(briefed(&persist(&mut core)), [(n(3), None)]);
 }
 
-/// A follower that lags behind must not tell a member it has not heard of that it is none.
+/// A follower that lags behind must not send a member that it does not know yet a briefing without
+/// an incarnation.
 #[test]
 fn a_follower_does_not_send_away_who_was_admitted_after_what_it_knows() {
     let log = log();

@@ -1,5 +1,5 @@
-//! A change of authority over leaders that go in the middle of it, with workers that hear of it as they
-//! hear of everything.
+//! A change of authority over leaders that go in the middle of it, with workers that learn of it
+//! from briefings, as of everything.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +30,14 @@ fn phase(pump: &Pump) -> Option<RotationPhase> {
     rotation.map(|rotation| rotation.phase)
 }
 
-/// What a member does that knows so much, and reports.
+/// What a member reports that knows this rotation.
 fn report(rotation: Option<&Rotation>) -> Option<AuthorityReport> {
     let rotation = rotation?;
     let (key, is_certified) = (rotation.succession.key, rotation.is_issuing());
     Some(AuthorityReport { key, believes: true, is_certified, has_key: true })
 }
 
-/// What members know, as they would report it to whoever leads.
+/// What members know, as they would report it to the leader.
 fn reports(pump: &Pump) -> BTreeMap<NodeId, AuthorityReport> {
     let there = |node: &NodeId| !pump.cut.contains(node);
     let controllers = pump.controllers.iter().filter(|(node, _)| there(node));
@@ -88,7 +88,8 @@ fn the_next_leader_goes_on_where_the_last_one_stopped() {
         let leader = pump.leader().expect("it leads");
         pump.cut.insert(leader);
         pump.until("another leads", |pump| pump.leader().is_some_and(|next| next != leader));
-        // Who is away is called lost by the next leader before anything is decided without it, or comes back.
+        // A worker that is away is called lost by the next leader before anything is decided
+        // without it, or comes back.
         pump.cut.remove(&leader);
         go_on_until(&mut pump, expected);
     }

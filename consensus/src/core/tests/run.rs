@@ -1,4 +1,4 @@
-//! Whole runs: controllers agree, workers train, and whoever is lost is done without.
+//! Whole runs: controllers agree, workers train, and nodes that are lost are done without.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn all_done(pump: &Pump) -> bool {
     there.into_iter().all(|(_, core)| is_done(core.state()))
 }
 
-/// The steps that were sealed, as one controller was told of them.
+/// The steps that were sealed, as one controller reported them in its events.
 fn sealed_at(pump: &Pump, node: NodeId) -> Vec<u64> {
     let step = |(at, event): &(NodeId, Event)| {
         let Event::Applied { change, .. } = event else { return None };
@@ -82,7 +82,7 @@ fn three_controllers_agree_on_every_seal() {
     }
 }
 
-/// Whoever leads next begins with empty hands; what workers tell again fills them.
+/// The next leader begins without any reports, and workers send them again.
 #[test]
 fn r8_a_leader_that_goes_is_followed_by_one_that_seals_no_step_twice() {
     let mut pump = Pump::new(3, 2);
@@ -178,7 +178,7 @@ fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
     agree(&mut pump);
 }
 
-/// The only voter is to go, and who is to follow it does not vote yet.
+/// The only voter is to go, and the node that is to follow it does not vote yet.
 #[test]
 fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
     let (mut pump, first, second) = with_a_newcomer();
@@ -191,7 +191,7 @@ fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
     pump.until("it leads", |pump| pump.controllers[&second].duties().is_some());
 }
 
-/// It stopped when it had asked, and before anybody answered.
+/// It stopped once its first start was durable, and before any answer.
 #[test]
 fn a_controller_that_starts_again_before_it_is_admitted_asks_again() {
     let mut pump = Pump::new(1, 1);

@@ -1,4 +1,4 @@
-//! What workers are told of a seal, and when.
+//! Which seals workers are sent, and when.
 
 use zbelastic_types::{LayerId, StageIndex, Step};
 
@@ -32,7 +32,7 @@ fn report_all(core: &mut Core, log: &Log) {
     }
 }
 
-/// The seals that workers are told of, and the writes asked for.
+/// The seals in briefings to workers, and the tokens of the writes to make durable.
 fn outputs(core: &mut Core) -> (Vec<Seal>, Vec<PersistToken>) {
     let (mut seals, mut tokens) = (Vec::new(), Vec::new());
     while let Some(output) = core.poll_output() {
@@ -49,7 +49,7 @@ fn outputs(core: &mut Core) -> (Vec<Seal>, Vec<PersistToken>) {
     (seals, tokens)
 }
 
-/// R1: what a step began from lives until its seal is committed, so nobody is told of one before.
+/// R1: what a step began from lives until its seal is committed, so no worker is sent one before.
 #[test]
 fn r1_workers_are_told_of_a_seal_once_it_is_agreed_and_not_before() {
     let log = Log::running(spec(), &[1, 2]);
@@ -65,8 +65,8 @@ fn r1_workers_are_told_of_a_seal_once_it_is_agreed_and_not_before() {
     assert_eq!(core.state().open_turn().step, open.step.next());
 }
 
-/// Otherwise they would tell for ever that they saved, behind the last seal or while the job is
-/// held, when nothing else is told.
+/// Otherwise they would report for ever that they saved, behind the last seal or while the job is
+/// held, when nothing else is sent.
 #[test]
 fn workers_are_told_that_a_checkpoint_is_there() {
     let mut log = Log::running(spec(), &[1, 2]);

@@ -1,4 +1,4 @@
-//! Snapshots that this program does not read: whoever would have to believe them stops.
+//! Snapshots that this program does not read: a controller that would have to believe them stops.
 
 use super::super::{Core, FatalCause, Input, Output, Start, StartError};
 use super::pump::{CONTROLLER, disk, n, persist, recover, setup};
@@ -92,7 +92,7 @@ fn install(data: Vec<u8>) -> (Core, Vec<Output>) {
     let mut outputs = Vec::new();
     for _ in 0..100 {
         stranger.0.tick();
-        // Asked for until it is done; what is done is refused.
+        // Requested until it is done; what is done is refused.
         let _ = stranger.0.change_voters(VoterChange::AddLearner(second));
         for envelope in stranger.outputs() {
             // What comes while the snapshot is written is refused, and sent again.
