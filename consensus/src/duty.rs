@@ -1,7 +1,7 @@
-//! What a leader does about the state: pure decisions over what it heard since its election.
+//! What a leader does about the state: pure decisions over what it received since its election.
 //!
-//! Nothing here is agreed on, and nothing is kept: a new leader begins with empty hands. Workers
-//! tell what matters until it is sealed, so empty hands fill again.
+//! Nothing here is agreed on, and nothing is kept: a new leader begins without any reports. Workers repeat
+//! what matters until it is sealed, so a new leader receives it again.
 
 mod blame;
 mod draft;
@@ -52,28 +52,28 @@ pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 /// How long a leader waits for what, in its own ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct DutyTiming {
-    /// Without a heartbeat, until a member is lost, as long as there is no job that says it.
+    /// Ticks without a heartbeat until a member is lost, as long as no job sets its own number.
     pub lost_after_ticks: u32,
-    /// Without any progress, until what does not get on is given up: a plan, whoever owes an answer,
-    /// copying ahead (rule R10). It says nothing about how long work may take; it is long beside
-    /// heartbeats, which tell of progress.
+    /// Ticks without any progress until what does not get on is given up: a plan, a member that owes an
+    /// answer, copying ahead (rule R10). It does not limit how long work may take; it is long beside the
+    /// time between heartbeats, which report progress.
     pub progress_ticks: u32,
-    /// For which an inventory waits for everybody though each layer is held by somebody who has
-    /// answered: with more answers there are more sources. What nobody who has answered holds is
-    /// waited for as long as it takes (rule R9).
+    /// Ticks for which an inventory waits for all workers though each layer is held by one that has
+    /// answered: with more answers there are more sources. A layer that none of them holds is waited for as
+    /// long as it takes (rule R9).
     pub inventory_ticks: u32,
 }
 
-/// A plan asked for.
+/// A request to the solver for a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SolveRequest {
     /// To be given back with the answer.
     pub number: u64,
-    /// The job.
+    /// Configuration of the job that the plan is for.
     pub spec: Arc<JobSpec>,
-    /// Who may stand at a stage, in the order of stages: the first ones are used before others.
+    /// The nodes that may stand at a stage, in the order of stages: the first ones are used before others.
     pub nodes: Vec<(NodeId, Resources)>,
-    /// Whether steps run ahead.
+    /// Whether steps run ahead of the verdict on the one before.
     pub window: Window,
 }
 
@@ -84,34 +84,34 @@ pub struct Solution {
     pub program: Program,
     /// The layers of each chunk.
     pub chunks: Vec<LayerRange>,
-    /// Who stands at each stage, by the place among the nodes of the request. Not always the first ones: a
+    /// The node at each stage, as its index among the nodes of the request. Not always the first ones: a
     /// node whose memory does not hold a stage is left out.
     pub seats: Vec<usize>,
     /// Ticks after which one of its operations hangs.
     pub op_ticks_max: u32,
 }
 
-/// Why there is none.
+/// Why the solver found no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no plan for {nodes} nodes: {reason}")]
 pub struct Unsolvable {
-    /// Nodes offered.
+    /// Number of nodes in the request.
     pub nodes: usize,
-    /// Why, for people.
+    /// The reason, as text for people.
     pub reason: String,
 }
 
-/// Why a plan that is needed is not proposed. None is asked for again until members, the open step or
+/// Why a plan that is needed is not proposed. None is requested again until members, the open step or
 /// the plan in force change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlan {
-    /// There is none.
+    /// The solver found none.
     #[error(transparent)]
     Unsolvable(#[from] Unsolvable),
-    /// The one there is would change nothing.
+    /// The plan that was found would be refused when it is applied.
     #[error("the plan that was found would be refused: {0}")]
     Refused(EntryRefusal),
-    /// The one there is does not fit into an entry.
+    /// The plan that was found does not fit into an entry of the log.
     #[error("the plan that was found takes {found} bytes, an entry holds {bytes_max}")]
     TooLarge {
         /// Bytes of its entry.
@@ -136,15 +136,15 @@ impl NoPlan {
 /// What a decision leads to.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Propose this.
+    /// Propose this entry to the log.
     Propose(Entry),
-    /// Ask for a plan.
+    /// Request a plan from the solver.
     Solve(SolveRequest),
-    /// Ask all workers which layers they hold.
+    /// Request from all workers an inventory of the layers that they hold.
     AskInventory,
-    /// Tell all workers what is to be copied ahead.
+    /// Send all workers what is to be copied ahead.
     Rehearse,
-    /// Go on without the plan that was asked for, and say why.
+    /// Go on without the plan that was requested, and report why.
     GiveUp(NoPlan),
 }
 
@@ -178,18 +178,18 @@ pub struct Duties {
     planning: draft::Planning,
     paces: pace::Paces,
     ready: BTreeMap<StageIndex, ReadyRecord>,
-    /// Who said of the plan that loads that a layer does not come.
+    /// The holders that reported, of the plan that loads, that a layer does not come.
     complained: BTreeSet<Holder>,
     saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
     timed: timed::Timed,
     /// Why the plan of this generation must go, if it must.
     trouble: Option<(Generation, PlanReason)>,
-    /// A state that owner and copy tell differently.
+    /// A layer whose states differ between two holders, or from its checkpoint, and in which plan.
     differing: Option<(Generation, LayerId)>,
     /// Checkpoints that could not be read, and in which plans.
     unread: BTreeMap<Step, BTreeSet<Generation>>,
     blame: blame::Blame,
-    /// The plan in which two contradicted each other. They tell it again until there is another.
+    /// The plan in which two holders contradicted each other. They repeat it until there is another.
     contradicted: Option<Generation>,
     in_flight: BTreeMap<u64, Lane>,
     /// When something last moved: a seal, or a plan.
@@ -199,7 +199,7 @@ pub struct Duties {
 }
 
 impl Duties {
-    /// Empty hands.
+    /// The duties of a leader that has received no reports yet.
     #[must_use]
     pub fn new(state: &State, timing: DutyTiming) -> Self {
         let mut watch = watch::Watch::default();
@@ -272,7 +272,7 @@ impl Duties {
             Entry::Durable { .. } if result.is_ok() && state.is_all_sealed() => {
                 self.moved = self.now;
             }
-            // What is refused once is refused again: whoever told it may tell it again.
+            // What is refused once is refused again. The worker may send its report again.
             Entry::Ready(refused) => self.ready.retain(|_, ready| ready != refused),
             Entry::Durable { version, holder, .. } if result.is_err() => {
                 self.saved.remove(&(*version, holder.node));
@@ -319,14 +319,14 @@ impl Duties {
         self.differing = self.differing.filter(|(of, _)| *of == generation);
     }
 
-    /// The next thing to do, until there is none. Each is asked for once: what is proposed is
+    /// The next thing to do, until there is none. Each is returned once: what is proposed is
     /// remembered by [`Self::on_proposed`].
     pub fn decide(&mut self, state: &State) -> Option<Action> {
         self.decide_entry(state).or_else(|| self.decide_plan(state))
     }
 
-    /// The next thing to do that is no plan. Whether one is needed does not follow from what is told of a
-    /// step, and takes a look at everybody.
+    /// The next thing to do that is no plan. Whether one is needed does not follow from reports of a step,
+    /// and takes a look at all members.
     pub fn decide_entry(&mut self, state: &State) -> Option<Action> {
         if let Some(entry) = self.decide_members(state) {
             return Some(Action::Propose(entry));
@@ -346,7 +346,7 @@ impl Duties {
         sealing.decide(state).err()
     }
 
-    /// How long a member may be silent.
+    /// Ticks for which a member may be silent.
     fn lost_after_ticks(&self, state: &State) -> u32 {
         state.job().map_or(self.timing.lost_after_ticks, |job| job.spec.lost_after_ticks)
     }
@@ -427,8 +427,8 @@ impl Duties {
         }
     }
 
-    /// Who is in contradiction with several is at fault; if a pair contradicts itself again and
-    /// again, nobody can tell.
+    /// A node that contradicts several others is at fault. If one pair contradicts each other again and
+    /// again, it cannot be known which of the two is.
     fn decide_blame(&mut self, state: &State, pairs: &[(Holder, Holder)]) -> Option<Entry> {
         self.contradicted = Some(state.generation());
         let (one, other) = self.blame.mark_one(pairs.iter().map(|(a, b)| (a.node, b.node)))?;
@@ -469,7 +469,7 @@ impl Duties {
         Some(Entry::Durable { version, generation, holder, layers })
     }
 
-    /// Notes a change to be agreed. What finds no room comes when it is told again.
+    /// Notes a change to be agreed on. One that finds no room is noted when it is reported again.
     fn note_change(&mut self, change: MemberChange) {
         if self.is_noted(&change) {
             return;
@@ -527,8 +527,8 @@ impl Duties {
         failed.map(|(version, _)| *version).collect()
     }
 
-    /// What was read, or is written anew, can be read; and whoever orders the run to go on may have
-    /// repaired what could not be.
+    /// What was read, or is written anew, can be read; and the operator who orders the run to go on may
+    /// have repaired what could not be.
     fn forgive_checkpoints(&mut self, state: &State, entry: &Entry) {
         match entry {
             Entry::Checkpoint { version } => {
@@ -556,7 +556,7 @@ impl Duties {
         }
     }
 
-    /// Two loaded the same layer with different bits, or not what the checkpoint has.
+    /// Two workers loaded the same layer with different bits, or one not what the checkpoint has.
     fn note_digests_differ(&mut self, state: &State, layer: LayerId) {
         self.differing = Some((state.generation(), layer));
         self.ready.clear();

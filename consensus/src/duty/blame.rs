@@ -1,4 +1,4 @@
-//! Who is at fault when two contradict each other: found out by pairing them with others.
+//! Which node is at fault when two contradict each other: found out by pairing them with others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,18 +6,18 @@ use zbelastic_types::NodeId;
 
 /// Contradictions of one pair until the run is held.
 pub const PAIR_CONTRADICTIONS_MAX: u32 = 6;
-/// Partners with whom a node must have been in contradiction to be the one at fault.
+/// Partners that a node must have contradicted to be the one at fault.
 const PARTNERS_AT_FAULT: usize = 2;
 /// Seals after which a contradiction is forgotten. A device that is broken shows it with every other
 /// partner within a few; two bits that flipped so far apart have nothing to do with each other.
 pub const DOUBT_SEALS_MAX: u64 = 1024;
 
-/// What speaks against two nodes.
+/// The contradictions between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Doubt {
-    /// Contradictions of theirs.
+    /// Number of their contradictions.
     count: u32,
-    /// Seals before the last one.
+    /// Seals before the last contradiction.
     at: u64,
 }
 
@@ -39,8 +39,8 @@ impl Blame {
     }
 
     /// Marks one of the pairs that contradicted each other about one thing: the first that was not
-    /// in contradiction before, so that others are heard too, or else the first. One thing counts
-    /// once, whoever sees it: a bit that flips once sends nobody away.
+    /// in contradiction before, so that other pairs count too, or else the first. One thing counts
+    /// once, however many nodes see it: a bit that flips once sends no node away.
     pub(super) fn mark_one(
         &mut self,
         pairs: impl Iterator<Item = (NodeId, NodeId)> + Clone,
@@ -59,7 +59,7 @@ impl Blame {
         self.pairs.retain(|_, doubt| seals - doubt.at < DOUBT_SEALS_MAX);
     }
 
-    /// Whether somebody is in doubt.
+    /// Whether a node is in doubt.
     pub(super) fn has_doubts(&self) -> bool {
         !self.pairs.is_empty()
     }
@@ -83,13 +83,13 @@ impl Blame {
         Some((node, with.len() as u32))
     }
 
-    /// Whether two contradict each other again and again, so that nobody can tell who is right.
+    /// Whether two contradict each other again and again, so that it cannot be known which is right.
     pub(super) fn is_stuck(&self, one: NodeId, other: NodeId) -> bool {
         let doubt = self.pairs.get(&pair(one, other));
         doubt.is_some_and(|doubt| doubt.count > PAIR_CONTRADICTIONS_MAX)
     }
 
-    /// Who was at fault is gone: what it contradicted speaks against nobody else.
+    /// The node that was at fault is gone: its contradictions count against no other node.
     pub(super) fn clear(&mut self) {
         self.pairs.clear();
         self.total = 0;

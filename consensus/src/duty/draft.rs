@@ -1,4 +1,5 @@
-//! A plan under way: what it was begun for, who was asked, and what was answered.
+//! A plan under way: what it was begun for, which workers were asked for an inventory, and what
+//! they answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub(super) struct Basis {
     pub(super) generation: Generation,
     pub(super) workers: BTreeSet<Holder>,
     pub(super) is_now: bool,
-    /// Who is about to go, for a plan that can wait for another.
+    /// Workers that are about to go, for a plan that can wait for another.
     pub(super) draining: BTreeSet<Holder>,
     /// The open step, for a plan that begins with it.
     pub(super) open: Option<Step>,
@@ -30,7 +31,7 @@ pub(super) struct Basis {
 }
 
 impl Basis {
-    /// Whether it is for those who have no stage yet, and for nothing else.
+    /// Whether it is for workers that have no stage yet, and for nothing else.
     fn is_for_spares(&self) -> bool {
         let has_more = !self.draining.is_empty() || self.window.is_some() || self.drift.is_some();
         !self.is_now && !has_more
@@ -54,9 +55,9 @@ pub(super) struct Draft {
 #[derive(Debug)]
 pub(super) struct Rehearsed {
     pub(super) since: u64,
-    /// Who follows what, as far as it was told.
+    /// Workers, each with a layer that it reported to follow.
     pub(super) following: BTreeSet<(Holder, LayerId)>,
-    /// Who told: what it does not follow will not be followed there.
+    /// Workers that have reported: a layer that a report leaves out will not be followed there.
     pub(super) told: BTreeSet<Holder>,
 }
 
@@ -64,13 +65,13 @@ pub(super) struct Rehearsed {
 #[derive(Debug)]
 pub(super) struct Standstill {
     pub(super) since: u64,
-    /// Who was there when it began.
+    /// Workers that were there when it began.
     pub(super) workers: BTreeSet<Holder>,
 }
 
 impl Draft {
     /// Whether what it was begun for is so still. A cluster that has stood still for long lets
-    /// those come and go who have no stage in it.
+    /// workers come and go that have no stage in it.
     pub(super) fn goes_on(&mut self, now: &Basis, is_late: bool) -> bool {
         let has_all = self.nodes.iter().all(|holder| now.workers.contains(holder));
         if is_late && has_all && self.basis.workers != now.workers {
@@ -83,7 +84,7 @@ impl Draft {
         self.basis == *now
     }
 
-    /// Those whom a solution seats come first from here on, in the order of their stages. A plan for more
+    /// The nodes that a solution seats come first from here on, in the order of their stages. A plan for more
     /// nodes than were offered is refused when it is checked.
     fn seat(&mut self, solution: Solution) -> Result<Solution, Unsolvable> {
         let nodes = self.nodes.len();
@@ -99,7 +100,7 @@ impl Draft {
         Ok(solution)
     }
 
-    /// Who was asked which layers it holds, and has not answered.
+    /// Workers that were asked which layers they hold, and have not answered.
     pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
         let is_asked = self.asked.is_some() && self.basis.is_now;
         let is_missing = |holder: &&Holder| !self.inventory.contains_key(&holder.node);
@@ -115,7 +116,8 @@ pub(super) struct Planning {
     pub(super) standstill: Option<Standstill>,
     /// What no better plan was found for.
     pub(super) settled: Option<Basis>,
-    /// Who is there, if those without a stage were found to be of no use: other needs are looked at then.
+    /// The workers that are there, if those without a stage were found to be of no use: other needs
+    /// are looked at then.
     unused: Option<BTreeSet<Holder>>,
     /// What is to be copied ahead. It outlives the draft it was made for, because the next one
     /// mostly needs the same.
@@ -155,7 +157,7 @@ impl Planning {
         self.rehearsal = None;
     }
 
-    /// Whether a plan with all who are there was looked for, and was the one in force.
+    /// Whether a plan with all workers that are there was looked for, and was the one in force.
     pub(super) fn has_no_use_for_spares(&self, state: &State) -> bool {
         let is_there = |workers: &BTreeSet<Holder>| {
             let live = || state.live_workers().map(|(holder, _)| holder);
@@ -164,7 +166,7 @@ impl Planning {
         self.unused.as_ref().is_some_and(is_there)
     }
 
-    /// Whether this node is asked what it holds, and has not answered.
+    /// Whether this node is asked which layers it holds, and has not answered.
     pub(super) fn asks_inventory_of(&self, node: NodeId) -> bool {
         self.draft.iter().flat_map(Draft::missing).any(|holder| holder.node == node)
     }
@@ -184,7 +186,7 @@ impl Planning {
         is_asked
     }
 
-    /// Somebody follows layers. Yields whether that is waited for.
+    /// A worker reported which layers it follows. Yields whether that is waited for.
     pub(super) fn handle_following(&mut self, holder: Holder, layers: &[LayerId]) -> bool {
         let Some(rehearsed) = self.draft.as_mut().and_then(|d| d.rehearsed.as_mut()) else {
             return false;

@@ -1,4 +1,4 @@
-//! Nodes that were let in for as long as they are there: who is gone for long is forgotten.
+//! Nodes that were let in for as long as they are there: one that is gone for long is forgotten.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +30,14 @@ impl Gone {
         self.since = gone.map(since).collect();
     }
 
-    /// Forgets somebody who is gone for long.
+    /// The entry that forgets a node which is gone for long, if there is one.
     pub fn decide(&self, now: u64) -> Option<Entry> {
         let is_late = |since: u64| now - since >= EPHEMERAL_TICKS_MAX;
         let (node, _) = self.since.iter().find(|(_, since)| is_late(**since))?;
         Some(Entry::Access(AccessChange::Forgotten { node: *node }))
     }
 
-    /// Somebody is forgotten.
+    /// An entry that forgets a node was applied or refused: its time is counted anew.
     pub fn forget(&mut self, node: NodeId) {
         self.since.remove(&node);
     }

@@ -1,4 +1,4 @@
-//! What workers tell a leader.
+//! What workers report to a leader.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::validation::{LayerFingerprint, Report, TensorSum, Turn};
 pub const HELD_VERSIONS_MAX: usize = 4;
 
 impl Duties {
-    /// A node asks to be admitted, or goes.
+    /// A node requests to be admitted, goes, or is reached elsewhere.
     ///
     /// # Errors
     /// If the change does not fit the state.
@@ -70,7 +70,7 @@ impl Duties {
         }
     }
 
-    /// A worker is there.
+    /// A worker sent a heartbeat.
     ///
     /// # Errors
     /// If it is fenced.
@@ -85,7 +85,7 @@ impl Duties {
         Ok(())
     }
 
-    /// A stage's sums.
+    /// A stage reported its sums of the open turn.
     ///
     /// # Errors
     /// If they are not about the open turn, not its stage's, or contradict others.
@@ -107,7 +107,7 @@ impl Duties {
         Ok(sealing.handle_report(state, report, attested)?)
     }
 
-    /// An update is held elsewhere.
+    /// A worker reported that it holds the update of a stage as a copy.
     ///
     /// # Errors
     /// If it is not about the open turn, or the sender does not keep that copy.
@@ -138,10 +138,10 @@ impl Duties {
         Ok(self.sealing.as_mut().expect("made above"))
     }
 
-    /// The layers a worker holds.
+    /// A worker reported which layers it holds.
     ///
     /// # Errors
-    /// If nobody asked this worker, or it tells what cannot be.
+    /// If this worker was not asked, it names too many layers, or one is unknown.
     pub fn handle_inventory(
         &mut self,
         state: &State,
@@ -162,10 +162,10 @@ impl Duties {
         }
     }
 
-    /// A worker follows what it will need.
+    /// A worker reported which of the layers that it will need it follows.
     ///
     /// # Errors
-    /// If it is about another plan, a layer is unknown, or nobody asked for it.
+    /// If it is about another plan, a layer is unknown, or it was not asked for.
     pub fn handle_following(
         &mut self,
         state: &State,
@@ -184,7 +184,7 @@ impl Duties {
             return Err(InputRefusal::TooManyLayers { found, layer_count });
         }
         check_layers(state, layers.iter().copied())?;
-        // It is told until the plan begins, and counts until that is proposed.
+        // Workers repeat it until the plan begins, and it counts until that is proposed.
         if self.planning.handle_following(holder, &layers) || state.next_plan().is_some() {
             Ok(())
         } else {
@@ -192,7 +192,7 @@ impl Duties {
         }
     }
 
-    /// A holder has loaded its layers.
+    /// A holder reported that it has loaded its layers.
     ///
     /// # Errors
     /// If it is about another plan, it has no part in it, or a layer is unknown.
@@ -204,8 +204,8 @@ impl Duties {
         Ok(())
     }
 
-    /// A layer cannot be had as the plan says, or does not come. It is told again until there is
-    /// another plan or the layer is there.
+    /// A holder reported that a layer cannot be had as the plan says, or does not come. It repeats
+    /// that until there is another plan or the layer is there.
     ///
     /// # Errors
     /// If it is about another plan.
@@ -227,7 +227,8 @@ impl Duties {
             (LoadFault::Source, LayerSource::Checkpoint { version, .. }) => {
                 self.unread.entry(*version).or_default().insert(generation);
             }
-            // R10: a layer that others hold is given up when neither they nor who asks gets on.
+            // R10: a layer that others hold is given up when neither they nor the worker that needs
+            // it get on.
             (LoadFault::Source, LayerSource::Nodes(nodes)) => {
                 let concerned = nodes.iter().copied().chain([holder.node]);
                 let stand = self.stand_still(concerned);
@@ -242,7 +243,7 @@ impl Duties {
         Ok(())
     }
 
-    /// Layers are durable.
+    /// A worker reported layers of a checkpoint that are durable.
     ///
     /// # Errors
     /// If no checkpoint of that version is under way, or a layer is unknown.

@@ -1,4 +1,4 @@
-//! Who is about to go is let go of once nothing would be lost with it.
+//! A worker that is about to go is let go of once nothing would be lost with it.
 
 use super::{Duties, Lane};
 use crate::entry::Entry;
@@ -7,23 +7,23 @@ use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
 use crate::state::{PlanPhase, State};
 
 impl Duties {
-    /// A machine that is taken away with nobody to hand over to saves what it holds. Takes a look at everybody, so
-    /// not for each thing that a worker tells of a step.
+    /// A machine that is taken away with no worker to hand over to saves what it holds. Takes a
+    /// look at all members, so not for each report of a step.
     pub(super) fn decide_saved(&self, state: &State) -> Option<Entry> {
         let spec = state.running_spec()?;
         let is_needed = state.is_left_alone() && !state.is_being_kept();
         if is_needed { self.keep_next(state, spec) } else { None }
     }
 
-    /// Who was to go and has no part in the plan any more is gone. Where there is no run, or none
-    /// that has steps left, or one that is held or left at a checkpoint, nobody has a part in anything.
+    /// A worker that was to go and has no part in the plan any more is gone. Where there is no run, or none
+    /// that has steps left, or one that is held or left at a checkpoint, no worker has a part in anything.
     pub(super) fn decide_drained(&self, state: &State) -> Option<MemberChange> {
         let is_saved = is_saved(state);
         let plan = state.plan().filter(|_| !is_over(state) && !is_saved);
         if plan.is_some_and(|plan| plan.phase != PlanPhase::Running) {
             return None;
         }
-        // A seal under way would be of a step that nobody holds then.
+        // A seal under way would be of a step that no worker holds then.
         if is_saved && self.is_changing() {
             return None;
         }
@@ -41,8 +41,8 @@ impl Duties {
     }
 }
 
-/// Whether the run is held, or left by those who cannot hand over, and what it stands at is durable: it goes on
-/// from there with whoever is there then.
+/// Whether the run is held, or left by workers that cannot hand over, and what it stands at is
+/// durable: it goes on from there with the workers that are there then.
 fn is_saved(state: &State) -> bool {
     let is_held = state.job().is_some_and(|job| job.phase == JobPhase::Paused);
     let is_durable = state.pending().is_empty() && state.is_at_checkpoint();

@@ -1,5 +1,5 @@
 //! Answers that members owe, and whether they get on with them (rule R10): an answer is waited for
-//! as long as whoever owes it does some work, however long that takes, and no longer.
+//! as long as the member that owes it does some work, however long that takes, and no longer.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::state::{PlanPhase, State};
 /// An answer that a leader waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owed {
-    /// Which layers it holds.
+    /// Which layers the worker holds.
     Inventory,
     /// That the layers of its stage and copies are there.
     Ready,
@@ -28,14 +28,14 @@ impl fmt::Display for Owed {
     }
 }
 
-/// Somebody whose answer a leader waits for.
+/// A member whose answer a leader waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Who.
+    /// The member that owes the answer.
     pub node: NodeId,
-    /// For what.
+    /// The answer that it owes.
     pub owed: Owed,
-    /// Ticks since it was last seen to get on, or was asked.
+    /// Ticks since its last progress, or since the wait began if that is later.
     pub still_ticks: u32,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// An answer that is owed, and since when: the question, or the last progress seen.
+/// An answer that is owed, and since when: the begin of the wait, or the last progress seen.
 struct Debt {
     holder: Holder,
     owed: Owed,
@@ -54,7 +54,7 @@ struct Debt {
 }
 
 impl Duties {
-    /// Whose answers are waited for.
+    /// The members whose answers are waited for.
     #[must_use]
     pub fn awaited(&self, state: &State) -> Vec<Awaited> {
         let awaited = |Debt { holder, owed, since }| {
@@ -100,7 +100,7 @@ impl Duties {
             return Vec::new();
         };
         let holders = plan.record.stage_indices().zip(&plan.record.stages);
-        // Who said that a layer does not come has answered: it cannot get on by itself.
+        // A holder that reported that a layer does not come has answered: it cannot get on by itself.
         let owes = holders.filter(|(stage, holder)| {
             let is_heard = self.ready.contains_key(stage) || self.complained.contains(holder);
             slots[stage.index()].is_none() && !is_heard

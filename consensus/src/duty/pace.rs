@@ -1,8 +1,8 @@
 //! How fast nodes were found to be, and that the plan in force does not fit them any more.
 //!
-//! Nothing is measured here: whoever runs a leader times the work, compares it with the plan and
-//! says what came of it. Only what it says counts, so a leader that is told nothing plans with what
-//! nodes brought when they were admitted. Nothing of it is agreed on: a plan that is made for it is.
+//! Nothing is measured here: the program that runs a leader times the work, compares it with the
+//! plan and passes the result in. Only that counts, so a leader that gets none plans with what nodes
+//! brought when they were admitted. Nothing of it is agreed on: a plan that is made for it is.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +16,16 @@ use crate::state::State;
 /// What was measured of the plan in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// The plan.
+    /// Generation of the plan that was measured.
     pub generation: Generation,
     /// By node, its speed in thousandths of a reference device's: it takes the place of what the
-    /// node brought. Nodes that are not here are as fast as they say.
+    /// node brought. Nodes that are not here have the speed that they brought.
     pub speeds: BTreeMap<NodeId, u32>,
     /// Why another plan is wanted, if one is: a [`PlanReason::Drifted`].
     pub drift: Option<PlanReason>,
 }
 
-/// What a leader was told of times.
+/// The measurements that a leader received.
 #[derive(Debug, Default)]
 pub(super) struct Paces {
     speeds: BTreeMap<NodeId, u32>,

@@ -1,4 +1,4 @@
-//! When a plan is needed, and the way to it: ask who holds what, ask for a plan, propose it.
+//! When a plan is needed, and the way to it: ask workers which layers they hold, request a plan, propose it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,8 +27,8 @@ use crate::state::{PlanPhase, State};
 /// and one more, so that nothing that ran ahead crosses the change.
 const PLANNED_AHEAD: u64 = 2;
 
-/// How many times longer than everybody's inventory a cluster that stands still waits for those who
-/// come and go, before it goes on with those who were there when it began. Nothing that anybody
+/// How many times longer than for inventories a cluster that stands still waits for workers that
+/// come and go, before it goes on with those that were there when it began. Nothing that a worker
 /// holds is given up for it.
 const PATIENCE: u32 = 4;
 
@@ -42,12 +42,12 @@ pub enum Need {
 }
 
 impl Duties {
-    /// A plan that was asked for is there. Yields whether it is still wanted.
+    /// The solver answered a request. Yields whether the answer is still wanted.
     pub fn handle_solution(&mut self, number: u64, solution: Result<Solution, Unsolvable>) -> bool {
         self.planning.handle_solution(number, solution)
     }
 
-    /// Whether a worker is to be asked what it holds.
+    /// Whether a worker is to be asked which layers it holds.
     #[must_use]
     pub fn asks_inventory_of(&self, node: NodeId) -> bool {
         self.planning.asks_inventory_of(node)
@@ -85,8 +85,8 @@ impl Duties {
         if let Some((_, reason)) = self.trouble.as_ref().filter(|(of, _)| *of == generation) {
             return Some(Need::Now(reason.clone()));
         }
-        // R10. Behind the last step, who loads the plan that follows writes the last checkpoint, or
-        // writes it once more.
+        // R10. Behind the last step, the workers that load the plan that follows write the last
+        // checkpoint, or write it once more.
         let progress = plan.record.stages.iter().map(|holder| self.watch.progress_at(holder.node));
         let ticks = (self.now - progress.fold(self.moved, u64::max)) as u32;
         if ticks > self.timing.progress_ticks {
@@ -100,7 +100,7 @@ impl Duties {
     }
 
     fn planned_need(&self, state: &State, spec: &JobSpec, plan: &PlanRecord) -> Option<PlanReason> {
-        // There is nobody to plan with: what is held is saved.
+        // There is no worker to plan with: what is held is saved.
         if state.is_left_alone() {
             return None;
         }
@@ -161,7 +161,7 @@ impl Duties {
         self.continue_draft(state, need)
     }
 
-    /// A state that two tell differently is believed of neither: back to a checkpoint.
+    /// If two holders have different states of a layer, neither is believed: back to a checkpoint.
     fn decide_rewind(&mut self, state: &State) -> Option<Entry> {
         let (generation, layer) = self.differing?;
         state.running_spec()?;
@@ -181,13 +181,13 @@ impl Duties {
         Some(Entry::Rewind { generation, to, reason: RewindReason::StateDiffers { layer } })
     }
 
-    /// What a leader with a known bug does: an answer that is late is one that nothing is held.
+    /// What a leader with a known bug does: it counts a late answer as one that names no layers.
     fn takes_silence_for_loss(&self, since: u64) -> bool {
         let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
         mutant::is(Mutant::M29SilenceIsLoss) && self.now - since > patience
     }
 
-    /// A standstill that has lasted for longer than those who come and go are waited for.
+    /// A standstill that has lasted for longer than workers that come and go are waited for.
     fn long_standstill(&self) -> Option<&Standstill> {
         let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
         self.planning.standstill.as_ref().filter(|found| self.now - found.since > patience)
@@ -233,7 +233,7 @@ impl Duties {
             && draft.asked.is_none()
         {
             draft.asked = Some(state.applied());
-            // Whoever answers may have given up what ran ahead: there is no way back from here.
+            // A worker that answers may have given up what ran ahead: there is no way back from here.
             self.note_trouble(state, reason.clone());
             return Some(Action::AskInventory);
         }
@@ -277,8 +277,8 @@ impl Duties {
             base: state.history().base(),
         };
         let expected = expected_digests(&inventory);
-        // R9: whoever has not answered may hold what nobody else does. After a rewind memory is not
-        // believed, and no answer brings a layer back.
+        // R9: a worker that has not answered may hold a layer that no other does. After a rewind
+        // memory is not believed, and no answer brings a layer back.
         let may_be_held = believes && draft.missing().next().is_some();
         let is_waited_for = may_be_held && !self.takes_silence_for_loss(draft.since);
         let restored = match rewinds_needlessly(&reason) {
@@ -339,7 +339,8 @@ impl Duties {
         }
     }
 
-    /// Where a planned change has its layers from, and who stands where: as few as possible move.
+    /// Where a planned change has its layers from, and which node stands where: as few bytes as
+    /// possible move.
     fn beginning(
         &self,
         state: &State,
@@ -360,8 +361,8 @@ impl Duties {
     }
 
     /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as
-    /// long as anybody who has not told gets on (rule R10); who has not caught up by then fetches
-    /// layers when the plan begins.
+    /// long as any follower that has not reported gets on (rule R10); one that has not caught up by
+    /// then fetches layers when the plan begins.
     fn rehearse(
         &mut self,
         state: &State,
@@ -391,8 +392,8 @@ impl Duties {
         Some(Ahead::Begins)
     }
 
-    /// Who keeps copies of whose layers. As long as two are in doubt that does not depend on where they
-    /// stand: others must be paired until it is known who is at fault.
+    /// For each stage, the stages that keep copies of its layers. As long as nodes are in doubt that
+    /// does not depend on where they stand: others must be paired until it is known which is at fault.
     fn copies_of(&self, state: &State, stages: &[Holder]) -> Vec<Vec<StageIndex>> {
         let place = |holder: &Holder| match state.members().get(&holder.node) {
             Some(member) if !self.blame.has_doubts() => member.contact.place.clone(),
@@ -439,7 +440,7 @@ impl Duties {
         }
     }
 
-    /// What would be refused by whoever applies it is not proposed.
+    /// Proposes a plan, unless it would be refused when it is applied, or is too large.
     fn proposal(&mut self, state: &State, record: PlanRecord) -> Action {
         let refusal = state.check_adopt(&record).err().map(NoPlan::Refused);
         let entry = Entry::Adopt(Box::new(record));
@@ -464,7 +465,7 @@ fn copies_wanted(state: &State) -> u32 {
 
 /// What a plan begins with.
 struct Beginning {
-    /// Who may stand at a stage, in the order of stages.
+    /// The nodes that may stand at a stage, in the order of stages.
     nodes: Vec<Holder>,
     sources: Vec<LayerSource>,
     expected: Vec<Option<Digest>>,
@@ -475,7 +476,7 @@ struct Beginning {
 enum Ahead {
     /// It begins now.
     Begins,
-    /// It is over; these follow what they will need.
+    /// It is over; these are the workers that follow, each with a layer.
     Ends(BTreeSet<(Holder, LayerId)>),
 }
 
@@ -511,7 +512,7 @@ fn basis_of(state: &State, need: &Need) -> Basis {
     }
 }
 
-/// Those of the job's class who stay, or all of them if nobody does.
+/// Workers of the job's class that stay, or all of them if none does.
 fn available_workers(state: &State) -> Vec<Holder> {
     let staying = |(_, member): &(Holder, &Member)| member.standing == Standing::Present;
     let stays: Vec<_> = state.fitting_workers().filter(staying).map(|(holder, _)| holder).collect();
@@ -542,8 +543,8 @@ fn window_of(spec: &JobSpec, plan: Option<&PlanRecord>, switched: Option<Window>
     }
 }
 
-/// Where layers will be at the end of a plan: with their owner, with who keeps a copy, and with who
-/// follows them.
+/// Where layers will be at the end of a plan: with their owner, with those that keep a copy, and
+/// with those that follow them.
 fn sources_in(
     plan: &PlanRecord,
     following: &BTreeSet<(Holder, LayerId)>,

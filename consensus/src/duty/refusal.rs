@@ -1,4 +1,4 @@
-//! Why a leader does not take in what it is told.
+//! Why a leader refuses a report of a worker.
 
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, TensorIndex};
 
@@ -7,13 +7,13 @@ use crate::entry::CHANGES_MAX;
 use crate::member::Holder;
 use crate::validation::{ReportRefusal, Turn};
 
-/// Why what a worker tells is dropped. Nothing changed.
+/// Why a report or request of a node is dropped. Nothing changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InputRefusal {
     /// It is a stranger, or was fenced off.
     #[error("{holder} is no member that is counted on")]
     Fenced {
-        /// Who.
+        /// The member that the report names as its sender.
         holder: Holder,
     },
     /// It names a plan that is not in force.
@@ -21,126 +21,125 @@ pub enum InputRefusal {
     OtherGeneration {
         /// The plan in force.
         expected: Generation,
-        /// The one named.
+        /// The plan that the report names.
         found: Generation,
     },
     /// It is not at that stage.
     #[error("{holder} does not stand at stage {stage}")]
     NotItsStage {
-        /// Who.
+        /// The member that sent the report.
         holder: Holder,
-        /// The stage named.
+        /// The stage that the report names.
         stage: StageIndex,
     },
     /// It is about another turn.
     #[error("about {found}, open is {expected}")]
     OtherTurn {
-        /// What is open.
+        /// The turn that is open.
         expected: Turn,
-        /// What it is about.
+        /// The turn that the report is about.
         found: Turn,
     },
     /// It names a tensor of another stage.
     #[error("tensor {tensor} is not at stage {stage}")]
     NotItsTensor {
-        /// The stage.
+        /// The stage that the report is about.
         stage: StageIndex,
-        /// The tensor.
+        /// The tensor that the stage does not have.
         tensor: TensorIndex,
     },
     /// It names a tensor twice.
     #[error("tensor {tensor} is named twice")]
     TensorTwice {
-        /// The tensor.
+        /// The tensor that is named twice.
         tensor: TensorIndex,
     },
     /// It leaves out tensors of the stage.
     #[error("{found} sums of stage {stage}, which has {expected} tensors")]
     MissingTensors {
-        /// The stage.
+        /// The stage that the report is about.
         stage: StageIndex,
-        /// Tensors there are.
+        /// Number of tensors of the stage.
         expected: usize,
-        /// Sums told.
+        /// Number of sums in the report.
         found: usize,
     },
     /// No gradient has such a sum.
     #[error("{square_sum} is no sum of squares of tensor {tensor}, {nonfinite} values not finite")]
     BadSum {
-        /// The tensor.
+        /// The tensor that the sum is of.
         tensor: TensorIndex,
-        /// The sum told.
+        /// The sum of squares in the report.
         square_sum: f64,
-        /// Values told to be not finite.
+        /// Number of values that the report counts as not finite.
         nonfinite: u64,
     },
-    /// It tells a loss that is another stage's to tell.
+    /// It reports a loss that only another stage reports.
     #[error("stage {found} tells a loss, stage {expected} holds the head")]
     NotItsLoss {
         /// The stage that holds the head.
         expected: StageIndex,
-        /// Who tells it.
+        /// The stage that reports a loss.
         found: StageIndex,
     },
     /// It leaves out the loss.
     #[error("stage {stage} holds the head and tells no loss")]
     MissingLoss {
-        /// The stage.
+        /// The stage that holds the head.
         stage: StageIndex,
     },
     /// It names a layer the model does not have.
     #[error("layer {layer} of {layer_count}")]
     UnknownLayer {
-        /// The layer named.
+        /// The layer that the report names.
         layer: LayerId,
-        /// Layers there are.
+        /// Number of layers of the model.
         layer_count: u32,
     },
     /// It names a layer twice.
     #[error("layer {layer} is named twice")]
     LayerTwice {
-        /// The layer.
+        /// The layer that is named twice.
         layer: LayerId,
     },
     /// It names more layers than the model has: no entry could hold it.
     #[error("{found} layers of {layer_count}")]
     TooManyLayers {
-        /// Layers named.
+        /// Number of layers in the report.
         found: usize,
-        /// Layers there are.
+        /// Number of layers of the model.
         layer_count: u32,
     },
     /// It names more layers than a node may hold: few versions of each.
     #[error("{found} layers are told, {held_max} may be held")]
     TooManyHeld {
-        /// Layers told.
+        /// Number of layers in the report.
         found: usize,
-        /// Layers that may be.
+        /// Number of layers that a node may hold, over all versions.
         held_max: usize,
     },
     /// The report is not counted.
     #[error(transparent)]
     Report(#[from] ReportRefusal),
-    /// Nobody asked.
+    /// It was not asked for, or there is no plan or job that it could be about.
     #[error("nobody asked for it")]
     Unasked,
-    /// An entry holds no more changes of members than wait already: this one comes when it is told
-    /// again.
+    /// An entry holds no more changes of members than wait already: this one comes when it is reported again.
     #[error("{CHANGES_MAX} changes of members wait already")]
     TooManyChanges,
     /// The node has no credential for that role, or it was revoked.
     #[error("node {node} has no credential")]
     NoCredential {
-        /// The node.
+        /// The node without a credential.
         node: NodeId,
     },
-    /// Where it is reached is not told as it must be.
+    /// The contact that the node reported is not valid.
     #[error(transparent)]
     Contact(#[from] ContactRefusal),
     /// The node may not come back, or a later start of it is a member.
     #[error("node {node} is not admitted")]
     NotAdmitted {
-        /// The node.
+        /// The node that requested to be admitted.
         node: NodeId,
     },
 }

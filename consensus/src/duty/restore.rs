@@ -32,17 +32,17 @@ pub enum Restore {
     Here(Vec<LayerSource>),
     /// At an older one, because this layer is nowhere else.
     Back {
-        /// The version.
+        /// The version to go back to: a checkpoint's, or 0 for the beginning.
         to: Step,
         /// The first layer that is lost.
         layer: LayerId,
     },
-    /// Not from memory: this layer is held with different bits, and nobody can tell which are right.
+    /// Not from memory: this layer is held with different bits, and it cannot be known which are right.
     Differs {
         /// The first such layer.
         layer: LayerId,
     },
-    /// Nowhere.
+    /// From nowhere: a layer is held by no node, and there is no checkpoint to go back to.
     Nowhere,
 }
 
@@ -69,8 +69,8 @@ pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
     }
 }
 
-/// What each layer must be loaded with, as far as anybody has told: whoever holds it may be struck
-/// after having told.
+/// The digest that each layer must be loaded with, as far as a holder has reported one: its memory
+/// may change after the report.
 #[must_use]
 pub fn expected_digests(inventory: &Inventory<'_>) -> Vec<Option<Digest>> {
     let Inventory { open, held, .. } = *inventory;
@@ -78,7 +78,7 @@ pub fn expected_digests(inventory: &Inventory<'_>) -> Vec<Option<Digest>> {
     (0..inventory.layer_count).map(LayerId).map(told).collect()
 }
 
-/// Who holds a layer at a version, with which bits.
+/// The nodes that hold a layer at a version, each with the digest of its bits.
 fn holders(
     held: Option<&BTreeMap<NodeId, Vec<HeldLayer>>>,
     layer: LayerId,

@@ -26,7 +26,7 @@ pub const RECOMPUTE_REPLAYS_MAX: u32 = 8;
 pub enum Withheld {
     /// The program does not run, or the job is held.
     NotRunning,
-    /// Reports are missing.
+    /// Reports of stages are missing.
     Reports,
     /// A stage's update is not held everywhere that the plan promises (rule R3).
     NotHeld {
@@ -40,8 +40,8 @@ pub enum Withheld {
     },
     /// As many steps as can be remembered were sealed since the last checkpoint.
     CheckpointOverdue,
-    /// Whoever holds the layers is about to go, nobody is there to hand them over to, and the open version is
-    /// a checkpoint or becomes one: the run goes on from it with whoever comes.
+    /// The workers that hold the layers are about to go, no others are there to hand them over to, and the
+    /// open version is a checkpoint or becomes one: the run goes on from it with the workers that come.
     Leaving,
     /// Holders of one stage computed different sums from the same gradient.
     Sums(Contradiction),
@@ -49,17 +49,17 @@ pub enum Withheld {
     State(Contradiction),
     /// The step was sealed before and comes out differently, again and again.
     DiffersFromLog {
-        /// The step.
+        /// The step that comes out differently.
         step: Step,
     },
 }
 
-/// Two and two of those who hold a stage's layers, its owner first, who do not tell the same.
+/// Pairs of holders of a stage's layers, its owner first, whose reports differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contradiction {
-    /// The first layer that they tell differently.
+    /// The first layer in which reports of a pair differ.
     pub layer: LayerId,
-    /// Who, in the order of the plan; one pair at least.
+    /// The pairs, in the order of the plan; one at least.
     pub pairs: Vec<(Holder, Holder)>,
 }
 
@@ -108,14 +108,14 @@ pub struct Sealing {
     proposal: Option<Proposal>,
     reports: BTreeMap<StageIndex, (Report, Vec<LayerFingerprint>)>,
     held: BTreeMap<(StageIndex, Holder), HeldUpdate>,
-    /// What comes of comparing all who hold a stage's layers, for each stage that somebody told of:
-    /// made anew when another of them tells, and not whenever anybody does.
+    /// The result of comparing the reports of all holders of a stage's layers, for each stage with
+    /// a report: computed anew at each report of one of them, and not at those of other stages.
     compared: BTreeMap<StageIndex, Result<(), Withheld>>,
-    /// The first stage of which not all tell the same: those before it need no other look, whoever tells.
+    /// The first stage whose holders have not all reported the same: those before it need no other look.
     first_open: StageIndex,
 }
 
-/// What one of those who hold a stage's layers tells of its update.
+/// What one holder of a stage's layers reported of its update.
 #[derive(Clone, Copy)]
 struct Telling<'a> {
     by: Holder,
@@ -124,7 +124,7 @@ struct Telling<'a> {
 }
 
 impl Sealing {
-    /// Nothing yet about the open turn of `state`.
+    /// The sealing of the open turn of `state`, without any report yet.
     #[must_use]
     pub fn new(state: &State, spec: &JobSpec) -> Self {
         let leader = Leader::new(state.ledger(), spec.tensor_count(), spec.policy);
@@ -134,7 +134,7 @@ impl Sealing {
         Self { turn, leader, proposal: None, reports, held, compared, first_open }
     }
 
-    /// The turn.
+    /// The turn that the reports are about.
     #[must_use]
     pub fn turn(&self) -> Turn {
         self.turn
@@ -157,14 +157,14 @@ impl Sealing {
         Ok(())
     }
 
-    /// Counts an update that somebody holds who keeps a copy.
+    /// Counts an update that the keeper of a copy holds.
     pub fn handle_held(&mut self, state: &State, holder: Holder, update: HeldUpdate) {
         let of = update.of;
         self.held.insert((of, holder), update);
         self.compare(state, of);
     }
 
-    /// Compares what all who hold a stage's layers told so far.
+    /// Compares what all holders of a stage's layers have reported so far.
     fn compare(&mut self, state: &State, stage: StageIndex) {
         let (Some(job), Some(plan)) = (state.job(), state.plan()) else { return };
         if stage.index() >= plan.record.stages.len() {
@@ -198,7 +198,7 @@ impl Sealing {
             self.check_copies(spec, &plan.record)?;
         }
         self.check_twins(spec, &plan.record)?;
-        // Looks at everybody, so only once a step is complete.
+        // Looks at all members, so only once a step is complete.
         if state.is_left_alone() && state.is_being_kept() || state.has_let_go() {
             return Err(Withheld::Leaving);
         }
@@ -231,7 +231,7 @@ impl Sealing {
         }
     }
 
-    /// Whether all who hold a stage's layers tell the same of its update.
+    /// Checks that all holders of a stage's layers reported the same of its update.
     fn check_stage(
         &self,
         spec: &JobSpec,
@@ -246,8 +246,8 @@ impl Sealing {
         if spec.attests(self.turn.step) { check_states(plan, stage, &told) } else { Ok(()) }
     }
 
-    /// Who trains a layer's second replica tells its state too, with copies and without. It is compared
-    /// with the owner alone: copies follow the owner's gradient, and are no witnesses of it.
+    /// The stage that trains a layer's second replica reports its state too, with copies and without. It
+    /// is compared with the owner alone: copies follow the owner's gradient, and are no witnesses of it.
     fn check_twins(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
         if !spec.is_attesting(self.turn.step) {
             return Ok(());
@@ -265,7 +265,7 @@ impl Sealing {
         Ok(())
     }
 
-    /// What all who hold a stage's layers tell, its owner first.
+    /// What all holders of a stage's layers reported, its owner first.
     fn told_of(&self, plan: &PlanRecord, stage: StageIndex) -> Result<Vec<Telling<'_>>, Withheld> {
         let mut told = Vec::new();
         for by in plan.copy_holders(stage) {
@@ -283,7 +283,7 @@ impl Sealing {
     }
 }
 
-/// Whether all who tell the state of a stage's layers tell the same.
+/// Checks that all reports of the state of a stage's layers are the same.
 fn check_states(
     plan: &PlanRecord,
     stage: StageIndex,
@@ -305,7 +305,7 @@ fn attested<'a>(
     state.split_at(plan.layers_of(stage).count().min(state.len()))
 }
 
-/// Who contradicts whom, and the first layer in which somebody does.
+/// The pairs that contradict each other, and the first layer in which one does.
 fn contradiction(
     told: &[Telling<'_>],
     differing: impl Fn(Telling<'_>, Telling<'_>) -> Option<LayerId>,

@@ -1,4 +1,4 @@
-//! Who stands where: as few bytes as possible change hands.
+//! Which node stands at which stage: as few bytes as possible move between nodes.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use crate::member::{Holder, Resources};
 use crate::plan::{LayerSource, PlanRecord, copies_at};
 use crate::rehearsal::{held_layers, needed_layers};
 
-/// A seat that nobody takes. All stages' together are below 2^62.
+/// The cost of a seat that no holder may take. Those of all stages together are below 2^62.
 const FORBIDDEN: u64 = 1 << 55;
 
-/// Holders in the order of stages. Who stays keeps its place in the order, who comes fills the
-/// places of those who went, and what is left over goes to the end.
+/// Holders in the order of stages. A holder that stays keeps its place in the order, a new one
+/// fills the place of one that went, and what is left over goes to the end.
 #[must_use]
 pub(super) fn seating(before: Option<&PlanRecord>, available: &[Holder]) -> Vec<Holder> {
     let stages = before.map_or(&[][..], |plan| &plan.stages);
@@ -56,8 +56,8 @@ pub(super) fn reseated(
     seats.into_iter().map(|from| used[from]).chain(nodes[stage_count..].iter().copied()).collect()
 }
 
-/// The fewest bytes that had to move between nodes from one plan to the next, whoever of its nodes
-/// had got which stage. What comes from a checkpoint is left out.
+/// The fewest bytes that had to move between nodes from one plan to the next, whichever of its
+/// nodes had got which stage. What comes from a checkpoint is left out.
 #[must_use]
 pub fn least_moved(before: &PlanRecord, plan: &PlanRecord, spec: &JobSpec) -> u64 {
     let is_held = |layer: &LayerId| match &plan.sources[layer.index()] {
@@ -92,9 +92,9 @@ fn needed_at(solution: &Solution, copies: &[Vec<StageIndex>], stage: usize) -> B
 }
 
 /// For each row the column it is given, each once, at the least cost in all: the Hungarian method
-/// with potentials, rows taken in one after the other.
+/// with potentials, rows added one after the other.
 fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
-    // Each is asked for once: a search looks at them again and again.
+    // Each is computed once: a search looks at them again and again.
     let places = (0..count).flat_map(|row| (0..count).map(move |column| (row, column)));
     let costs: Vec<i64> = places.map(|(row, column)| cost(row, column) as i64).collect();
     let cost = |row: usize, column: usize| costs[row * count + column];
@@ -140,8 +140,8 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
 }
 
 /// For each stage the stages that keep copies of it, each of whose machines has a place here. They stand in
-/// other zones and on other machines than whoever has it already, as far as there are such and none of
-/// them keeps more than one copy more than its share; of several the next ones behind `offset`, in a
+/// other zones and on other machines than the stages that have it already, as far as there are such and none
+/// of them keeps more than one copy more than its share; of several the next ones behind `offset`, in a
 /// ring of the others. Another offset makes other pairs.
 #[must_use]
 pub(super) fn copies(places: &[Place], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
@@ -249,8 +249,8 @@ mod tests {
         assert_ne!(copies(4, 2, 0), copies(4, 2, 1));
     }
 
-    /// Stages of which somebody who has a layer shares the zone, or the machine, with another; and the
-    /// most copies that one keeps.
+    /// Stages whose layers two nodes of one zone have, stages whose layers two on one machine have,
+    /// and the most copies that one node keeps.
     fn shared(places: &[Place], wanted: u32, offset: u32) -> (usize, usize, usize) {
         let found = super::copies(places, wanted, offset);
         let (mut zones, mut hosts, mut kept) = (0, 0, vec![0; places.len()]);

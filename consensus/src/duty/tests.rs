@@ -1,4 +1,4 @@
-//! A leader's duties: what it hears, what it decides, and what it does not decide.
+//! A leader's duties: what it receives, what it decides, and what it does not decide.
 
 mod ahead;
 mod bench;

@@ -1,8 +1,8 @@
 //! When a version becomes a checkpoint because time has passed.
 //!
-//! What a run loses when nobody holds a layer any more is what it sealed since its last checkpoint. A
+//! What a run loses when no node holds a layer any more is what it sealed since its last checkpoint. A
 //! number of steps says little of how long that is, so a leader counts ticks as well. It never spends
-//! more than 2 % of the time on it: workers tell how long writing kept their devices from computing.
+//! more than 2 % of the time on it: workers report how long writing kept their devices from computing.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl Timed {
         self.busy.retain(|other, _| *other > version);
     }
 
-    /// Forgets what was told of versions that are not under way.
+    /// Forgets what was reported of versions that are not under way.
     pub(super) fn retain(&mut self, is_pending: impl Fn(Step) -> bool) {
         self.busy.retain(|version, _| is_pending(*version));
     }

@@ -1,4 +1,4 @@
-//! Who was heard when.
+//! When each worker's last heartbeat came.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ impl Silences {
     }
 }
 
-/// A member as its leader hears it.
+/// A member as its leader knows it from heartbeats.
 #[derive(Clone, Copy, Debug)]
 struct Heard {
     holder: Holder,
@@ -54,20 +54,20 @@ struct Heard {
     silences: Silences,
 }
 
-/// What was heard of the workers.
+/// What the heartbeats of the workers reported.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     heard: BTreeMap<NodeId, Heard>,
 }
 
 impl Watch {
-    /// Everybody is taken to have been heard when the watch begins.
+    /// All workers count as having sent a heartbeat when the watch begins.
     pub(super) fn begin(&mut self, state: &State, now: u64) {
         self.heard.clear();
         self.follow(state, now);
     }
 
-    /// Members changed.
+    /// Members changed: watches the live workers, and no others.
     pub(super) fn follow(&mut self, state: &State, now: u64) {
         self.heard.retain(|_, heard| state.is_live(heard.holder));
         for (holder, _) in state.live_workers() {
@@ -94,7 +94,7 @@ impl Watch {
         self.heard.get(&node).map_or(0, |heard| heard.progress_at)
     }
 
-    /// The longest wait for a verdict that anybody told of.
+    /// The longest wait for a verdict that a worker reported.
     pub(super) fn wait_ticks(&self) -> u32 {
         self.heard.values().map(|heard| heard.pulse.wait_ticks).max().unwrap_or(0)
     }

@@ -21,7 +21,7 @@ fn adopted(proposed: &[Entry]) -> PlanRecord {
     (**plan).clone()
 }
 
-/// Two stages have each other's copies; who came has nothing, and stands where it needs least.
+/// Two stages have each other's copies; the node that came has nothing, and stands where it needs least.
 fn joining() -> Bench {
     joining_in(long())
 }
@@ -59,7 +59,7 @@ fn a_planned_change_waits_until_its_layers_are_followed() {
     assert_eq!(Rehearsal::of(bench.plan(), next).as_ref(), Some(&*rehearsal));
 }
 
-/// R10: who is to follow layers is waited for as long as it gets on, and no longer.
+/// R10: a worker that is to follow layers is waited for as long as it gets on, and no longer.
 #[test]
 fn r10_a_planned_change_waits_for_who_gets_on_and_for_nobody_else() {
     let mut bench = joining();
@@ -82,7 +82,7 @@ fn r10_a_planned_change_waits_for_who_gets_on_and_for_nobody_else() {
     assert!(!plan.sources.iter().any(holds), "it follows nothing");
 }
 
-/// A follower whose memory does not hold a layer says so by leaving it out.
+/// A follower whose memory does not hold a layer reports that by leaving it out.
 #[test]
 fn a_layer_that_a_follower_leaves_out_is_not_waited_for() {
     let mut bench = joining();
@@ -118,7 +118,7 @@ fn what_is_said_to_be_followed_and_was_not_asked_for_does_not_count() {
     assert_eq!(told(holder, generation, vec![0]), Err(InputRefusal::Fenced { holder }));
 }
 
-/// A plan for those who come must not keep waiting who is about to go.
+/// A plan for nodes that come must not keep a node waiting that is about to go.
 #[test]
 fn who_is_about_to_go_is_planned_out_before_layers_are_followed_for_it() {
     let mut bench = joining();

@@ -17,7 +17,7 @@ use crate::plan::PlanRecord;
 use crate::validation::{LayerFingerprint, Report, TensorSum};
 
 pub const TIMING: DutyTiming = DutyTiming {
-    // Not what the job says: where there is one, it is heeded.
+    // Not what the job sets: where there is one, its number counts.
     lost_after_ticks: 17,
     progress_ticks: 40,
     inventory_ticks: 8,
@@ -29,11 +29,11 @@ pub struct Bench {
     pub asked: Option<SolveRequest>,
     pub asks_inventory: bool,
     pub given_up: Vec<NoPlan>,
-    /// Whether those who are told to follow layers do at once.
+    /// Whether workers that are to follow layers report at once that they do.
     pub follows: bool,
-    /// The version of which second replicas' states are told, if not that of the open step.
+    /// The version of which second replicas' states are reported, if not that of the open step.
     pub twin_version: Option<u64>,
-    /// The work that everybody who beats has done.
+    /// The count of work in each heartbeat.
     pub progress: u64,
 }
 
@@ -90,7 +90,7 @@ impl Bench {
         panic!("there is no end of it: {proposed:#?}");
     }
 
-    /// All who are to follow layers say that they do.
+    /// All workers that are to follow layers report that they do.
     pub fn follow_all(&mut self) {
         let rehearsal = self.duties.rehearsal().cloned().expect("something is to be followed");
         let followers: BTreeSet<Holder> = rehearsal.follows.iter().map(|f| f.follower).collect();
@@ -100,7 +100,7 @@ impl Bench {
         }
     }
 
-    /// Somebody says that it follows these layers, and no others.
+    /// A worker reports that it follows these layers, and no others.
     pub fn follow(&mut self, holder: Holder, layers: Vec<LayerId>) {
         let (state, generation) = (&self.log.state, self.plan().generation);
         let told = self.duties.handle_following(state, holder, generation, layers);
@@ -147,7 +147,7 @@ impl Bench {
         fingerprints(self.plan().layers_of(StageIndex(stage as u32)), version)
     }
 
-    /// Who stands at a stage tells its sums of the open turn.
+    /// The node at a stage reports its sums of the open turn.
     pub fn try_report(&mut self, stage: usize, scale: f64) -> Result<(), InputRefusal> {
         let turn = self.log.state.open_turn();
         let sums = self.sums(stage, scale);
@@ -164,14 +164,14 @@ impl Bench {
         self.try_report(stage, 1.0).expect("it is counted");
     }
 
-    /// Who keep the copies of a stage hold the update, with these sums and that state.
+    /// The keepers of a stage's copies hold the update, with these sums and that state.
     pub fn hold_with(&mut self, of: usize, scale: f64, version: u64) {
         let holders: Vec<Holder> = self.plan().copy_holders(StageIndex(of as u32)).collect();
         assert!(!holders.is_empty(), "somebody keeps it");
         holders.into_iter().for_each(|holder| self.hold_at(holder, of, scale, version));
     }
 
-    /// One of those who keep the copies of a stage holds the update.
+    /// One keeper of a stage's copies holds the update.
     pub fn hold_at(&mut self, holder: Holder, of: usize, scale: f64, version: u64) {
         let turn = self.log.state.open_turn();
         let (sums, state) = (self.sums(of, scale), self.attested(of, version));
@@ -195,7 +195,7 @@ impl Bench {
         }
     }
 
-    /// The plan asked for is found.
+    /// The plan that was requested is found.
     pub fn solve(&mut self) {
         let SolveRequest { number, nodes, window, .. } =
             self.asked.take().expect("one was asked for");
@@ -209,7 +209,7 @@ impl Bench {
         assert!(self.duties.handle_solution(number, Err(unsolvable)), "it is wanted");
     }
 
-    /// A node tells which layers it holds at a version.
+    /// A node reports which layers it holds at a version.
     pub fn tell_held(&mut self, node: u64, layers: &[u32], version: u64) {
         let held = |layer: &u32| HeldLayer {
             layer: zbelastic_types::LayerId(*layer),
@@ -222,7 +222,7 @@ impl Bench {
         told.expect("it was asked");
     }
 
-    /// A plan that is needed now comes about: everybody holds everything, and is ready.
+    /// A plan that is needed now comes about: all nodes hold everything, and are ready.
     pub fn replan_now(&mut self) -> PlanRecord {
         self.act();
         assert!(self.asks_inventory, "nobody knows yet who holds what");
@@ -237,7 +237,7 @@ impl Bench {
         (**plan).clone()
     }
 
-    /// Everybody in the plan is ready, and it runs.
+    /// All nodes in the plan are ready, and it runs.
     pub fn load(&mut self) {
         for stage in 0..self.plan().stages.len() {
             let ready = self.log.ready(stage);

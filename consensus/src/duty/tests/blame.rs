@@ -1,4 +1,4 @@
-//! Two nodes contradict each other: others are paired, until it is clear who is at fault.
+//! Two nodes contradict each other: others are paired, until it is clear which node is at fault.
 
 use zbelastic_types::{LayerId, NodeId, StageIndex};
 
@@ -52,7 +52,7 @@ fn a_contradiction_of_sums_leads_to_other_pairs() {
     assert_eq!(Bench::nodes(bench.plan()).len(), 3, "nobody is at fault yet");
 }
 
-/// Workers tell again what is not sealed. That is the same contradiction, not another: counted
+/// Workers report again what is not sealed. That is the same contradiction, not another: counted
 /// again it would turn the pairs back, or hold the run.
 #[test]
 fn a_contradiction_that_is_told_again_is_the_same_one() {
@@ -93,8 +93,8 @@ fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
     assert!(matches!(bench.act()[..], [Entry::Seal(_)]), "the others go on");
 }
 
-/// With two copies everybody holds everything of three stages, and no other pairs can be made: the
-/// third who holds a stage's update tells who is wrong, the second time that it happens.
+/// With two copies each node holds everything of three stages, and no other pairs can be made: the
+/// third holder of a stage's update shows which is wrong, the second time that it happens.
 #[test]
 fn with_two_copies_the_third_holder_tells_who_is_at_fault() {
     let job = JobSpec { attest_every: 0, copies: 2, ..spec() };
@@ -130,7 +130,7 @@ fn a_contradiction_of_long_ago_speaks_against_nobody() {
     check(DOUBT_SEALS_MAX, false);
 }
 
-/// With two nodes nobody can tell who is right: after so many contradictions the run is held.
+/// With two nodes it cannot be known which is right: after so many contradictions the run is held.
 #[test]
 fn a_pair_that_contradicts_itself_again_and_again_is_held() {
     let mut bench = running(&[1, 2]);

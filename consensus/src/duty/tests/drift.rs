@@ -22,7 +22,7 @@ fn reason(found_us: u64) -> PlanReason {
     PlanReason::Drifted { part, expected_us: 1000, found_us, gain_permille: 300 }
 }
 
-/// Node 2 is half as fast as it said.
+/// Node 2 has half the speed that it brought.
 fn slow(generation: u64, drift: Option<PlanReason>) -> Measured {
     let speeds = BTreeMap::from([(NodeId(2), 500)]);
     Measured { generation: Generation(generation), speeds, drift }
@@ -117,7 +117,7 @@ fn who_is_lost_or_goes_or_comes_matters_more() {
     assert_eq!(speeds, [(3, 1000), (2, 500)], "and is made for what was found");
 }
 
-/// As under a schedule that has no plan for so many stages: whoever is over is no reason to look away
+/// As under a schedule that has no plan for so many stages: a node left over is no reason to look away
 /// from the others.
 #[test]
 fn who_is_of_no_use_does_not_stand_before_a_drift() {
@@ -142,7 +142,7 @@ fn who_is_of_no_use_does_not_stand_before_a_drift() {
     assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Joined { count: 2 })));
 }
 
-/// Measured speeds are no part of what is agreed: a new leader is told, or plans without.
+/// Measured speeds are no part of what is agreed: a new leader is passed them anew, or plans without.
 #[test]
 fn a_new_leader_knows_nothing_of_it() {
     let mut bench = drifted();
@@ -150,7 +150,7 @@ fn a_new_leader_knows_nothing_of_it() {
     assert_eq!(bench.need(), None);
 }
 
-/// Three stages, the middle one slow. Whoever comes is seated where least moves among its like:
+/// Three stages, the middle one slow. A node that comes is seated where least moves among its like:
 /// the slow one keeps the stage that was cut for it.
 #[test]
 fn nodes_found_to_differ_are_not_exchanged() {

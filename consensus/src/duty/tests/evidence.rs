@@ -13,7 +13,7 @@ use crate::plan::{LayerSource, PlanReason};
 use super::bench::{Bench, TIMING};
 use super::planning::{adopted, loading, long};
 
-/// R10: as long as anybody in the plan does something, it moves; and so it does while an operation is
+/// R10: as long as any worker in the plan does something, it moves; and so it does while an operation is
 /// under way that the plan allows.
 #[test]
 fn r10_a_plan_whose_members_get_on_is_not_given_up_however_long_they_take() {
@@ -38,7 +38,7 @@ fn r10_a_plan_whose_members_get_on_is_not_given_up_however_long_they_take() {
     assert!(matches!(bench.need(), Some(Need::Now(PlanReason::Stalled { .. }))));
 }
 
-/// Who works beside the plan does not show that the plan moves.
+/// A worker that works beside the plan does not show that the plan moves.
 #[test]
 fn progress_of_others_is_none_of_the_plan() {
     let mut bench = Bench::running(JobSpec { stages_max: 1, ..long() }, &[1]);

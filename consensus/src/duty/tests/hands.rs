@@ -1,4 +1,4 @@
-//! A new leader begins with empty hands, and what workers tell again fills them.
+//! A new leader begins without any reports, and workers send them again.
 
 use crate::duty::Action;
 use crate::entry::Entry;
@@ -7,7 +7,7 @@ use crate::validation::{Seal, Verdict};
 
 use super::bench::Bench;
 
-/// The seal that is proposed once all has been told in this order of stages.
+/// The seal that is proposed once all stages have reported in this order.
 fn sealed(bench: &mut Bench, order: &[usize]) -> Seal {
     for stage in order {
         bench.report(*stage);
@@ -34,8 +34,8 @@ fn a_leader_elected_anew_knows_nothing_until_it_is_told_again() {
     assert_eq!(seal.verdict, Verdict::Keep);
 }
 
-/// N5: leaders that hear the same in any order propose the same seal, so it does not matter which
-/// of them is heard.
+/// N5: leaders that receive the same reports in any order propose the same seal, so it does not
+/// matter which of them leads.
 #[test]
 fn whoever_leads_proposes_the_same_seal() {
     let orders = [[0, 1, 2], [2, 1, 0], [1, 2, 0]];

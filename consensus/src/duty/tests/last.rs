@@ -1,4 +1,4 @@
-//! Behind the last step: the last checkpoint is written, whoever is lost meanwhile.
+//! Behind the last step: the last checkpoint is written, whichever worker is lost meanwhile.
 
 use zbelastic_types::{LayerId, Step};
 

@@ -1,4 +1,4 @@
-//! Those who hold the layers are about to go, and too few are there to hand them over to.
+//! The workers that hold the layers are about to go, and too few are there to hand them over to.
 
 use zbelastic_types::Step;
 

@@ -57,7 +57,7 @@ fn an_inventory_goes_on_without_those_who_do_not_answer_in_time() {
     adopted(&bench.act());
 }
 
-/// Who came after the question is not waited for, and what it tells is not taken for an answer.
+/// A worker that came after the question is not waited for, and its report is not taken for an answer.
 #[test]
 fn only_who_is_asked_answers() {
     let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
@@ -363,7 +363,7 @@ fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
     assert_eq!((bench.need(), bench.decide()), (None, None));
 }
 
-/// Who is lost while others are to be planned in is what matters.
+/// A loss comes first while new workers are to be planned in.
 #[test]
 fn a_loss_comes_before_a_join() {
     let mut bench = Bench::running(long(), &[1, 2]);
@@ -401,7 +401,7 @@ fn who_is_about_to_go_is_planned_out_and_then_gone() {
     assert_eq!(proposed.last(), Some(&Entry::Members(vec![gone])));
 }
 
-/// Somebody is told to go: whether that is the end of it.
+/// A worker drains: whether it is let go of at once.
 fn is_let_go(mut bench: Bench, node: u64) -> bool {
     let holder = bench.log.holder(node);
     bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
@@ -520,7 +520,7 @@ fn a_plan_that_does_not_load_is_given_up_after_so_many_ticks() {
     assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
 }
 
-/// Whoever tells again and again that it has loaded something else does not hold the limit off.
+/// A worker that reports again and again that it has loaded something else does not hold the limit off.
 #[test]
 fn a_record_that_is_refused_does_not_show_that_a_plan_moves() {
     let mut bench = loading();

@@ -157,7 +157,7 @@ fn memory_that_differs_from_its_checkpoint_is_not_believed() {
     case.check(Restore::Differs { layer: LayerId(0) });
 }
 
-/// What somebody holds who has a stage's layers, one for each stage: its own, and those it keeps copies of.
+/// What the node at a stage holds, with one layer for each stage: its own, and those it keeps copies of.
 fn held_by(stage: u32, copies: &[Vec<zbelastic_types::StageIndex>]) -> Vec<HeldLayer> {
     let keeps = |of: &u32| copies[*of as usize].iter().any(|by| by.0 == stage);
     let kept = (0..copies.len() as u32).filter(keeps);
@@ -166,7 +166,7 @@ fn held_by(stage: u32, copies: &[Vec<zbelastic_types::StageIndex>]) -> Vec<HeldL
     std::iter::once(stage).chain(kept).map(held).collect()
 }
 
-/// Whoever two of them are, and wherever machines stand: with two copies nothing sealed is lost.
+/// Whichever two are lost, and wherever machines stand: with two copies nothing sealed is lost.
 #[test]
 fn with_two_copies_any_two_may_be_lost_at_once() {
     let zones = ["", "abc", "aab", "ab", "a"];

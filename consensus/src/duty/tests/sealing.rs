@@ -49,7 +49,7 @@ fn r3_no_seal_is_proposed_before_every_stages_update_is_held() {
     assert_eq!(sealed(&mut bench).verdict, Verdict::Keep);
 }
 
-/// The order in which it is told does not matter: an update may be held before it is reported.
+/// The order of reports does not matter: an update may be held before it is reported.
 #[test]
 fn r3_an_update_that_is_held_but_not_reported_is_not_sealed() {
     let mut bench = running(1);
@@ -160,7 +160,7 @@ fn a_step_that_attests_is_not_sealed_before_owner_and_copy_told_their_state() {
     sealed(&mut bench);
 }
 
-/// Nobody can tell which of two states is right: the run goes back to where both were the same.
+/// It cannot be known which of two states is right: the run goes back to where both were the same.
 #[test]
 fn states_that_differ_take_the_run_back_to_a_checkpoint() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -179,7 +179,7 @@ fn states_that_differ_take_the_run_back_to_a_checkpoint() {
     assert_eq!(bench.log.state.open_turn().step, to);
 }
 
-/// Who trains a second replica tells its state too, though sums of it nobody but the owner tells.
+/// The stage that trains a second replica reports its state too, though only the owner reports sums of it.
 #[test]
 fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
     let mut log = Log::with_job(JobSpec { attest_every: 1, ..spec() }, &[1, 2]);
@@ -197,8 +197,8 @@ fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
     assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
 }
 
-/// Nobody can tell which of two replicas is wrong, and whoever keeps a copy follows the owner: however
-/// often they differ, nobody is sent away for it. They are compared without copies as well.
+/// It cannot be known which of two replicas is wrong, and the keeper of a copy follows the owner:
+/// however often they differ, no node is sent away for it. They are compared without copies as well.
 #[test]
 fn replicas_that_differ_again_speak_against_nobody() {
     for copies in [0, 1] {

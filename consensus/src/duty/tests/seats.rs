@@ -1,4 +1,4 @@
-//! Whom a solution seats.
+//! Which nodes a solution seats.
 
 use zbelastic_types::NodeId;
 
@@ -8,7 +8,7 @@ use crate::fixture::{Log, solution, spec};
 use super::bench::Bench;
 use super::planning::adopted;
 
-/// A solver may leave out whoever has no room, wherever it stands.
+/// A solver may leave out a node that has no room, wherever it stands.
 #[test]
 fn a_solution_says_who_stands_at_its_stages() {
     let begin = |seats: Vec<usize>| {

@@ -26,7 +26,7 @@ fn step(bench: &mut Bench) -> Vec<Entry> {
     bench.act()
 }
 
-/// All who stand at a stage have written a version, for which a device was busy for so long.
+/// All nodes that stand at a stage have written a version, for which a device was busy for so long.
 pub(super) fn save(bench: &mut Bench, version: u64, busy_milliticks: u32) {
     for stage in bench.plan().stage_indices() {
         let plan = bench.plan();
@@ -91,12 +91,12 @@ fn one_that_is_under_way_is_waited_for_as_long_as_it_gets_on() {
     step(&mut bench);
     bench.tick(TICKS - 1, &[1, 2]);
     assert_eq!(bench.act(), []);
-    // Nobody wrote anything for so long: it is given up for another.
+    // No worker wrote anything for so long: it is given up for another.
     bench.tick(1, &[1, 2]);
     assert_eq!(bench.act(), [keep(2)]);
 }
 
-/// While a seal is under way nobody knows which version is next.
+/// While a seal is under way it is not known which version is next.
 #[test]
 fn nothing_is_kept_while_a_seal_is_under_way_or_nothing_runs() {
     let mut bench = Bench::running(timed(), &[1, 2]);

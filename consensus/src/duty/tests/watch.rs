@@ -1,4 +1,4 @@
-//! Who is lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
+//! Which members are lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
 
 use crate::duty::watch::SILENCES;
 use crate::duty::{Action, Duties, InputRefusal, Need};
@@ -32,7 +32,7 @@ fn a_member_is_lost_after_so_many_ticks_of_silence_and_not_one_earlier() {
     assert!(bench.log.state.holder_of(NodeId(2)).is_none());
 }
 
-/// Two jobs on one cluster: each says how long silence may last and more are waited for.
+/// Two jobs on one cluster: each sets how long silence may last and more are waited for.
 #[test]
 fn silence_and_company_are_waited_for_as_long_as_the_job_says() {
     let (lost_after_ticks, settle_ticks) = (3 * LOST_AFTER_TICKS, 2);
@@ -154,7 +154,7 @@ fn whoever_comes_is_watched_from_then_on() {
     assert!(proposed.iter().any(|entry| matches!(entry, Entry::Members(_))), "{proposed:?}");
 }
 
-/// Failure 10: what an earlier life says keeps no later one alive.
+/// Failure 10: a heartbeat of an earlier life keeps no later one alive.
 #[test]
 fn the_heart_of_an_earlier_life_does_not_count() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -165,7 +165,7 @@ fn the_heart_of_an_earlier_life_does_not_count() {
     assert_eq!(refused, Err(InputRefusal::Fenced { holder: earlier }));
 }
 
-/// A plan that loads waits for nobody who is gone.
+/// A plan that loads waits for no node that is gone.
 #[test]
 fn who_is_silent_while_a_plan_loads_is_lost_as_at_any_time() {
     let mut log = Log::with_job(spec(), &[1, 2]);
@@ -187,7 +187,7 @@ fn controllers_are_nobody_to_be_watched() {
     assert_eq!(bench.decide(), None);
 }
 
-/// With so many members that nobody can be forgotten, nobody else is admitted, and nothing is
+/// With so many members that none can be forgotten, no other is admitted, and nothing is
 /// proposed again and again.
 #[test]
 fn nobody_is_admitted_where_there_is_no_room() {
@@ -201,7 +201,7 @@ fn nobody_is_admitted_where_there_is_no_room() {
     assert_eq!(bench.act(), []);
 }
 
-/// However long the entry under way takes: who is lost for longer is lost once.
+/// However long the entry under way takes: a member that is lost for longer is lost once.
 #[test]
 fn a_loss_is_noted_once_however_often_it_is_found() {
     let mut bench = running();
