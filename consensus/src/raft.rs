@@ -14,15 +14,15 @@
 //! ```
 //!
 //! What it promises:
-//! - P1: a message that tells what this node remembers leaves only once that is durable.
+//! - P1: a message that reports what this node remembers leaves only once that is durable.
 //! - P2: entries are handed out in order of index, without a gap, each once per start.
 //! - P3: no input makes raft-rs panic: what it would panic on is refused before, with the reason.
 //! - P4: bytes of others are never parsed as protobuf: messages and records have their own strict
 //!   form, and entries that change the voters are rebuilt from it.
-//! - P5: a disk that was set back is found out by those who answer before the node takes part, as
+//! - P5: a disk that was set back is found out by the peers that answer before the node takes part, as
 //!   long as one of them remembers what the disk forgot. See [`Hello`].
 //! - P6: voters change through joint consensus alone (Ongaro's dissertation, section 4.3), and
-//!   the joint state is left without being asked.
+//!   the joint state is left by itself.
 //!
 //! What it does not do: check signatures (a member that lies about what it has may break a
 //! promise), read without a log entry, keep anything for a node that is no longer in the log.

@@ -16,11 +16,11 @@ use super::members::Members;
 /// One entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogEntry {
-    /// Its place in the log.
+    /// Index of the entry in the log.
     pub index: u64,
-    /// The term of the leader who appended it.
+    /// The term of the leader that appended it.
     pub term: u64,
-    /// What it holds.
+    /// The proposal or the changes of members that it holds.
     pub payload: Payload,
 }
 
@@ -40,7 +40,7 @@ pub enum NodeChange {
     Voter(NodeId),
     /// The node gets the log, without a vote.
     Learner(NodeId),
-    /// The node leaves.
+    /// The node is no member any more.
     Remove(NodeId),
 }
 
@@ -135,7 +135,7 @@ impl LogEntry {
     }
 }
 
-/// The changes an entry of raft-rs asks for. Such an entry is always of this node's making.
+/// The changes of members in an entry of raft-rs. Such an entry is always of this node's making.
 pub(super) fn changes_of(entry: &Entry) -> Vec<NodeChange> {
     let mut change = ConfChangeV2::default();
     change.merge_from_bytes(&entry.data).expect("this node encoded it");

@@ -15,11 +15,11 @@
 //!   anyone says stale: stop for good
 //! ```
 //!
-//! Whoever counted on what was forgotten may be one voter alone, so all are asked. Some may be gone
+//! The node that counted on what was forgotten may be one voter alone, so all are asked. Some may be gone
 //! for good: after [`GREET_TICKS`] a majority will do.
 //!
 //! Boots are remembered on disk, terms and acknowledgements in memory. A disk that was set back to
-//! its present boot is therefore found out only if one of those who answer is still the process
+//! its present boot is therefore found out only if one of the peers that answer is still the process
 //! that saw the rest. A node that is greeting answers greetings, so a whole cluster can start at once.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ use super::setup::NODES_MAX;
 /// Nodes whose boots are remembered. Beyond, strangers get no answer until some are removed.
 pub(super) const PEERS_MAX: usize = 4 * NODES_MAX;
 
-/// Ticks that a greeting waits for voters who do not answer.
+/// Ticks that a greeting waits for voters that do not answer.
 pub(super) const GREET_TICKS: u32 = 60;
 
 /// What a node that started remembers.
@@ -44,7 +44,7 @@ pub struct Hello {
     pub boot: u64,
     /// Tells this start from one with a copy of the disk.
     pub life: u64,
-    /// Its term.
+    /// The term that the node is in.
     pub term: u64,
     /// The last index of its log.
     pub last_index: u64,
@@ -66,7 +66,7 @@ pub struct HelloAnswer {
 pub struct Welcome {
     /// The last index the peer knows to be committed.
     pub commit: u64,
-    /// The members at that index. A node that was away may know nobody of them.
+    /// The members at that index. A node that was away may know none of them.
     pub members: Members,
 }
 
@@ -76,7 +76,7 @@ pub enum StaleCause {
     /// The node has started this often already, from another copy of the disk or later.
     #[error("boot {seen} was seen, the disk says boot {found}")]
     Boot {
-        /// The boot seen.
+        /// The latest boot of the node that the peer has seen.
         seen: u64,
         /// The boot of the greeting.
         found: u64,
@@ -84,7 +84,7 @@ pub enum StaleCause {
     /// The node was in a later term.
     #[error("term {seen} was seen, the disk says term {found}")]
     Term {
-        /// The term seen.
+        /// The latest term of the node that the peer has seen.
         seen: u64,
         /// The term of the greeting.
         found: u64,
@@ -161,7 +161,7 @@ impl PeerTable {
         Some(self.witnesses.entry(node).or_default())
     }
 
-    /// `node` acknowledged the log of this node, who leads in `term`, up to `index`.
+    /// `node` acknowledged the log of this node, which leads in `term`, up to `index`.
     pub(super) fn saw_ack(&mut self, node: NodeId, term: u64, index: u64) {
         let Some(witness) = self.witness(node) else { return };
         if witness.ack_term < term {
@@ -220,10 +220,10 @@ impl Witness {
 /// A greeting under way.
 #[derive(Clone, Debug)]
 pub(super) struct Greeting {
-    /// The latest members heard of, and as of which index.
+    /// The latest members that this node knows of, and as of which index.
     members: Members,
     members_at: u64,
-    /// Others who wrote to this node in the meantime: perhaps they know newer members.
+    /// Other nodes that sent messages in the meantime: perhaps they know newer members.
     callers: BTreeSet<NodeId>,
     welcomes: BTreeSet<NodeId>,
     ticks: u32,
@@ -236,25 +236,25 @@ impl Greeting {
         Self { members, members_at: commit, callers, welcomes, ticks: 0 }
     }
 
-    /// Whether enough have said welcome.
+    /// Whether enough voters have answered with a welcome.
     pub(super) fn is_over(&self) -> bool {
         let all = self.members.all_voters().all(|node| self.welcomes.contains(&node));
         all || self.ticks >= GREET_TICKS && self.members.is_majority(&self.welcomes)
     }
 
-    /// Whom to ask, or to ask again.
+    /// The nodes that a greeting is sent to, or sent again.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = NodeId> + '_ {
         let asked: BTreeSet<_> = self.members.all_voters().chain(self.callers.clone()).collect();
         asked.into_iter().filter(|node| !self.welcomes.contains(node))
     }
 
-    /// Whether it is time to ask again.
+    /// A tick. Yields whether it is time to greet again.
     pub(super) fn tick(&mut self, interval: u32) -> bool {
         self.ticks += 1;
         self.ticks.is_multiple_of(interval)
     }
 
-    /// Someone wrote. Whether it is one to ask and was not before.
+    /// A node sent a message. Yields whether it is to be greeted now and was not before.
     pub(super) fn hear(&mut self, node: NodeId) -> bool {
         let is_new = !self.is_asked(node) && self.callers.len() < NODES_MAX;
         is_new && self.callers.insert(node)

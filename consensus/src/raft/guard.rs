@@ -17,7 +17,7 @@ use super::storage::LogStore;
 pub(super) struct Guard<'a> {
     pub raw: &'a RawNode<LogStore>,
     pub members: &'a Members,
-    /// Whether entries are being written: then no vote can have been asked for.
+    /// Whether entries are being written: then no vote can have been requested.
     pub is_log_under_way: bool,
 }
 
@@ -54,7 +54,8 @@ impl Guard<'_> {
         }
     }
 
-    /// Before `StepPeerNotFound`. Who asks may be a member that this node has not heard of yet.
+    /// Before `StepPeerNotFound`. The sender of a request may be a member that this node does not
+    /// know of yet.
     fn check_sender(&self, message: &WireMessage) -> Result<(), RaftRefusal> {
         match &message.body {
             Body::AppendAnswer { .. } | Body::HeartbeatAnswer { .. } | Body::VoteAnswer { .. } => {
@@ -122,8 +123,8 @@ impl Guard<'_> {
         Ok(())
     }
 
-    /// Before "term should be set when sending": a node in term 0 cannot answer. It need not: who
-    /// has no log was never promoted.
+    /// Before "term should be set when sending": a node in term 0 cannot answer. It need not: a
+    /// node without a log was never promoted.
     fn check_vote(&self) -> Result<(), RaftRefusal> {
         if self.raw.raft.raft_log.last_index() == 0 {
             return Err(RaftRefusal::NoMember);

@@ -1,4 +1,4 @@
-//! Who votes, who only listens, and what may change about it.
+//! Voters and learners, and which changes of them are possible.
 
 use std::collections::BTreeSet;
 
@@ -13,15 +13,15 @@ use super::setup::{NODES_MAX, NUMBER_MAX};
 /// The members of a cluster at an index of its log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
-    /// Who votes. In the joint state: who votes from now on.
+    /// The nodes that vote. In the joint state: those that vote from now on.
     pub voters: BTreeSet<NodeId>,
-    /// Who voted before, in the joint state; else empty.
+    /// The nodes that voted before, in the joint state; else empty.
     pub outgoing: BTreeSet<NodeId>,
-    /// Who gets the log and has no vote.
+    /// The nodes that get the log and have no vote.
     pub learners: BTreeSet<NodeId>,
 }
 
-/// A change of members as it is asked for.
+/// A change of members as it is requested from a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VoterChange {
     /// A node that is no member gets the log.
@@ -39,28 +39,28 @@ pub enum VoterChange {
     },
 }
 
-/// Why members cannot be as a snapshot says.
+/// Why members are not possible, of a snapshot, a new cluster or a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MembersFault {
-    /// Nobody could vote.
+    /// No node could vote.
     #[error("there are no voters")]
     NoVoters,
     /// More members than there may be.
     #[error("{found} members, at most {NODES_MAX} may be")]
     TooMany {
-        /// How many there are.
+        /// Number of voters and learners.
         found: usize,
     },
     /// An id that no node has.
     #[error("{found} is no node's id")]
     BadNode {
-        /// The id.
+        /// The id: 0, or one above the largest.
         found: NodeId,
     },
     /// A learner that votes.
     #[error("node {node} is a learner and a voter")]
     LearnerVotes {
-        /// The node.
+        /// The node that is both.
         node: NodeId,
     },
 }
@@ -71,46 +71,46 @@ pub enum ChangeRefusal {
     /// Another change is not finished.
     #[error("an earlier change of members is under way")]
     Pending,
-    /// Who is to be added is there.
+    /// The node to add is a member already.
     #[error("node {node} is a member")]
     Member {
-        /// The node.
+        /// The node to add.
         node: NodeId,
     },
-    /// Who is to be changed is not there.
+    /// The node to remove is no member.
     #[error("node {node} is no member")]
     NotMember {
-        /// The node.
+        /// The node to remove.
         node: NodeId,
     },
     /// Only a learner can be promoted.
     #[error("node {node} is no learner")]
     NotLearner {
-        /// The node.
+        /// The node that was to get a vote.
         node: NodeId,
     },
     /// Only a voter can be replaced.
     #[error("node {node} is no voter")]
     NotVoter {
-        /// The node.
+        /// The node that was to be replaced.
         node: NodeId,
     },
-    /// The cluster would have nobody to vote.
+    /// The cluster would have no voter.
     #[error("node {node} is the last voter")]
     LastVoter {
-        /// The node.
+        /// The last voter, which was to be removed.
         node: NodeId,
     },
     /// A leader leaves after it has handed its lead on.
     #[error("node {node} leads: transfer the lead first")]
     Leads {
-        /// The node.
+        /// The leader, which was to be removed or replaced.
         node: NodeId,
     },
     /// The learner would hold up the others.
     #[error("learner {node} has {matched} of {last_index} entries")]
     Behind {
-        /// The learner.
+        /// The learner that was to get a vote.
         node: NodeId,
         /// The last index it is known to have.
         matched: u64,
@@ -156,7 +156,7 @@ impl Members {
         holds(&self.voters) && holds(&self.outgoing)
     }
 
-    /// All who vote, in order.
+    /// All nodes that vote, in order.
     pub(super) fn all_voters(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.voters.union(&self.outgoing).copied()
     }

@@ -1,4 +1,4 @@
-//! What nodes tell each other, and the strict form in which it travels.
+//! The messages that nodes send each other, and the strict form of their bytes.
 
 use ::raft::eraftpb::{Message, MessageType};
 use serde::{Deserialize, Serialize};
@@ -7,14 +7,14 @@ use zbelastic_types::NodeId;
 use super::entry::{LogEntry, SnapshotImage};
 use super::greeting::{Hello, HelloAnswer};
 
-/// What one node tells another.
+/// A message from one node to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RaftMessage {
     /// Raft's own traffic. The bytes mean something to [`super::RaftNode::handle`] alone.
     Raft(#[serde(with = "super::bytes")] Vec<u8>),
     /// A node that started asks whether its disk remembers what it should.
     Hello(Hello),
-    /// What a node that was asked remembers.
+    /// The answer to a [`Hello`]: whether the node may take part.
     HelloAnswer(HelloAnswer),
 }
 
@@ -24,13 +24,13 @@ pub(super) struct WireMessage {
     pub to: NodeId,
     pub from: NodeId,
     pub term: u64,
-    /// The last entry that a sender who leads has made durable itself; 0 from others. Receivers
+    /// The last entry that the sender has made durable itself if it leads; 0 from others. Receivers
     /// remember it: it counts towards agreement like an acknowledgement (P5).
     pub durable: u64,
     pub body: Body,
 }
 
-/// What a message of Raft says. What raft-rs knows beyond this is used by nobody here.
+/// The content of a message of Raft. What raft-rs knows beyond this is not used here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Body {
     Append { index: u64, log_term: u64, commit: u64, entries: Vec<LogEntry> },
@@ -50,14 +50,13 @@ pub(super) struct Rejection {
     pub hint_term: u64,
 }
 
-/// Why a vote is asked for.
+/// Why a vote is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum VoteKind {
     /// Whether an election would be won (pre-vote).
     Trial,
-    /// An election.
     Election,
-    /// An election that the leader asked for.
+    /// An election that the leader requested, to hand its lead on.
     Transfer,
 }
 

@@ -158,7 +158,7 @@ impl RaftNode {
         Ok(node)
     }
 
-    /// Time passes.
+    /// A tick of the node's clock.
     pub fn tick(&mut self) {
         match &mut self.phase {
             Phase::Stopped(_) => {}
@@ -197,7 +197,7 @@ impl RaftNode {
         !self.flights.is_installing() && (is_leader || !is_alone || !self.flights.has_log())
     }
 
-    /// raft-rs waits for ever for the answer to a snapshot unless it is told of its loss.
+    /// raft-rs waits for ever for the answer to a snapshot unless its loss is reported to it.
     fn retry_snapshots(&mut self) {
         let is_leader = self.raw.raft.state == StateRole::Leader;
         let waiting: BTreeSet<u64> = (self.raw.raft.prs().iter())
@@ -215,10 +215,10 @@ impl RaftNode {
         }
     }
 
-    /// Another node says something. `from` is who sent it, as the transport knows.
+    /// Handles a message. `from` is the node that sent it, as the transport knows.
     ///
     /// # Errors
-    /// If it cannot be said, or not now. The node is then as it was before; but for
+    /// If it is refused. The node is then as it was before; but for
     /// [`RaftRefusal::BeyondLog`] from a member, after which it stops.
     pub fn handle(&mut self, from: NodeId, message: RaftMessage) -> Result<(), RaftRefusal> {
         if matches!(self.phase, Phase::Stopped(_)) {

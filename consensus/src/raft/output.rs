@@ -14,19 +14,19 @@ use super::record::Record;
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RaftOutput {
-    /// Send now, or lose it: nothing is asked again because of a loss.
+    /// Send now, or lose it: nothing is handed out again because of a loss.
     Send {
-        /// The receiver.
+        /// The node that it is sent to.
         to: NodeId,
-        /// The message.
+        /// The message to send.
         message: RaftMessage,
     },
     /// Write the records behind all earlier ones, make them durable, then report the token.
     /// Several may be under way; they become durable, and are reported, in this order.
     Persist {
-        /// What to report.
+        /// To be passed to [`super::RaftNode::on_persisted`].
         token: PersistToken,
-        /// What to write.
+        /// The records to write, oldest first.
         records: Vec<Record>,
     },
     /// Records with a smaller number are no longer needed. When they go is of no importance.
@@ -43,15 +43,15 @@ pub enum RaftOutput {
         index: u64,
         /// The term of that entry.
         term: u64,
-        /// The state.
+        /// The encoded state of the state machine.
         data: Vec<u8>,
     },
     /// The log is long, or a new member needs the state: time for [`super::RaftNode::compact`] at
-    /// the last index handed out. Asked again if nothing happens.
+    /// the last index handed out. Handed out again if nothing happens.
     AskSnapshot,
     /// Another leader, none, or another term.
     LeaderChanged {
-        /// Who leads, if this node knows one.
+        /// The leader, if this node knows one.
         leader: Option<NodeId>,
         /// The term this node is in.
         term: u64,
@@ -72,9 +72,9 @@ pub struct RecordNumber(pub u64);
 /// An entry that is agreed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommittedEntry {
-    /// Its place in the log.
+    /// Index of the entry in the log.
     pub index: u64,
-    /// The term of the leader who appended it.
+    /// The term of the leader that appended it.
     pub term: u64,
     /// The proposal. Empty if the entry begins a term or changes members.
     pub data: Vec<u8>,
@@ -85,14 +85,14 @@ pub struct CommittedEntry {
 pub enum FatalReason {
     /// A peer remembers what this node's disk does not.
     StaleDisk {
-        /// The peer.
+        /// The peer that remembers it.
         by: NodeId,
-        /// What it remembers.
+        /// What the peer remembers and the disk does not.
         cause: StaleCause,
     },
     /// The leader knows entries to be on this node that are not there.
     StaleLog {
-        /// The leader.
+        /// The leader that counts on those entries.
         leader: NodeId,
         /// The last entry the leader knows to be here and committed.
         commit: u64,

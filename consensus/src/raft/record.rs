@@ -32,16 +32,16 @@ pub enum Record {
     Snapshot(SnapshotImage),
     /// This node started for the `boot`-th time.
     Boot {
-        /// Whose records these are.
+        /// The node that wrote these records.
         node: NodeId,
-        /// Counted from 1.
+        /// How often the node has started, counted from 1.
         boot: u64,
     },
-    /// Another node said it has started for the `boot`-th time.
+    /// Another node reported in a greeting that it has started for the `boot`-th time.
     PeerBoot {
-        /// The other node.
+        /// The node that sent the greeting.
         node: NodeId,
-        /// Its count.
+        /// How often it has started, counted from 1.
         boot: u64,
         /// What tells this start from one with a copy of the disk.
         life: u64,
@@ -53,7 +53,7 @@ pub enum Record {
 pub struct HardVote {
     /// The latest term the node has seen.
     pub term: u64,
-    /// Whom it voted for in that term.
+    /// The node it voted for in that term.
     pub vote: Option<NodeId>,
     /// The last index it knows to be committed. Always one that was written before.
     pub commit: u64,
@@ -65,29 +65,29 @@ pub enum RecordFault {
     /// Another version of this program wrote it.
     #[error("record version {found}, this program reads version {RECORD_VERSION}")]
     UnknownVersion {
-        /// The version byte.
+        /// The version byte of the record.
         found: u8,
     },
     /// Fewer bytes than a header has.
     #[error("{found} bytes, a record has at least {HEADER_BYTES}")]
     TooShort {
-        /// How many there are.
+        /// Number of bytes that there are.
         found: usize,
     },
     /// The length is not that of the body.
     #[error("a body of {found} bytes, the header says {expected}")]
     WrongLength {
-        /// What the header says.
+        /// Bytes of the body that the header names.
         expected: u64,
-        /// What there is.
+        /// Bytes of the body that are there.
         found: u64,
     },
     /// The checksum is not that of the bytes.
     #[error("checksum {found:#010x}, the header says {expected:#010x}")]
     WrongChecksum {
-        /// What the header says.
+        /// The checksum in the header.
         expected: u32,
-        /// What the bytes give.
+        /// The checksum of the bytes.
         found: u32,
     },
     /// The checksum is right and the body is no record.

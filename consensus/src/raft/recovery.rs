@@ -35,10 +35,10 @@ pub enum RecoverError {
         /// What is wrong with it.
         fault: RecordFault,
     },
-    /// Entries are missing.
+    /// Entries are missing before those of a record.
     #[error("record {number} begins with entry {found}, entry {expected} is missing")]
     Gap {
-        /// Which record.
+        /// Number of the record, counted from 0.
         number: u64,
         /// The entry that would follow.
         expected: u64,
@@ -48,7 +48,7 @@ pub enum RecoverError {
     /// Entries would replace what was committed.
     #[error("record {number} replaces entry {found}, up to {commit} all is committed")]
     ReplacesCommitted {
-        /// Which record.
+        /// Number of the record, counted from 0.
         number: u64,
         /// The last entry known to be committed.
         commit: u64,
@@ -58,23 +58,23 @@ pub enum RecoverError {
     /// A number that only grows went back.
     #[error("record {number}: {what} goes back from {before} to {found}")]
     WentBack {
-        /// Which record.
+        /// Number of the record, counted from 0.
         number: u64,
         /// What the number counts.
         what: &'static str,
-        /// What it was.
+        /// The number before this record.
         before: u64,
-        /// What the record says.
+        /// The number in this record.
         found: u64,
     },
     /// Records of two nodes.
     #[error("record {number} is node {found}'s, those before are node {expected}'s")]
     TwoNodes {
-        /// Which record.
+        /// Number of the record, counted from 0.
         number: u64,
-        /// Whose the records are.
+        /// The node that the records before are of.
         expected: NodeId,
-        /// Whose this one is.
+        /// The node that this record is of.
         found: NodeId,
     },
 }

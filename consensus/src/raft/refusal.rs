@@ -1,4 +1,4 @@
-//! Why a message is not let in.
+//! Why a message is refused.
 
 use thiserror::Error;
 use zbelastic_types::NodeId;
@@ -6,7 +6,7 @@ use zbelastic_types::NodeId;
 use super::members::MembersFault;
 use super::setup::{ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, SNAPSHOT_BYTES_MAX};
 
-/// Why a message is not let in. The node is as it was before.
+/// Why a message is refused. The node is as it was before, unless it stops for [`RaftRefusal::BeyondLog`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RaftRefusal {
     /// The node has stopped for good.
@@ -18,47 +18,47 @@ pub enum RaftRefusal {
     /// A leader's snapshot is being written; what else comes is lost and will be sent again.
     #[error("this node is writing a snapshot")]
     Installing,
-    /// Too many bytes.
+    /// The message has too many bytes.
     #[error("a message of {found} bytes, at most {MESSAGE_BYTES_MAX} are read")]
     TooLarge {
-        /// How many there are.
+        /// Bytes of the message.
         found: usize,
     },
     /// The bytes are no message.
     #[error("the bytes are no message")]
     Malformed,
-    /// The message says it is from another than who sent it.
+    /// The message names another sender than the node that sent it.
     #[error("sent by node {expected}, the message says node {found}")]
     WrongSender {
-        /// Who sent it.
+        /// The node that sent it.
         expected: NodeId,
-        /// Who it says it is from.
+        /// The sender that the message names.
         found: NodeId,
     },
     /// The message is for another node.
     #[error("this is node {expected}, the message is for node {found}")]
     WrongReceiver {
-        /// This node.
+        /// The id of this node.
         expected: NodeId,
-        /// Whom it is for.
+        /// The receiver that the message names.
         found: NodeId,
     },
     /// An answer from a node that was never asked.
     #[error("node {from} is no member")]
     UnknownNode {
-        /// The sender.
+        /// The node that sent the answer.
         from: NodeId,
     },
     /// A node that has left. Its id is never given again.
     #[error("node {from} was removed")]
     RemovedNode {
-        /// The sender.
+        /// The removed node, which sent the message.
         from: NodeId,
     },
     /// Too many nodes are remembered to remember another.
     #[error("no room to remember node {from}")]
     NoRoom {
-        /// The sender.
+        /// The node that sent the greeting.
         from: NodeId,
     },
     /// A number that no honest node reaches, or 0 where none can be.
@@ -66,53 +66,53 @@ pub enum RaftRefusal {
     BadNumber {
         /// What the number is.
         what: &'static str,
-        /// The number.
+        /// The number in the message.
         found: u64,
     },
     /// Entries that do not follow one another.
     #[error("entry {found} of term {found_term} follows entry {before} of term {before_term}")]
     BadEntries {
-        /// The entry before.
+        /// Index of the entry before.
         before: u64,
-        /// Its term.
+        /// Term of the entry before.
         before_term: u64,
-        /// The entry that follows it.
+        /// Index of the entry that follows it.
         found: u64,
-        /// Its term.
+        /// Term of the entry that follows it.
         found_term: u64,
     },
     /// An entry that is too large.
     #[error("entry {index} has {found} bytes, at most {ENTRY_BYTES_MAX} may be")]
     EntryTooLarge {
-        /// The entry.
+        /// Index of the entry.
         index: u64,
-        /// Its bytes.
+        /// Bytes of the entry.
         found: usize,
     },
     /// What is committed here is another in the message.
     #[error("entry {index} is committed with term {expected}, the message says {found}")]
     ContradictsCommitted {
-        /// The entry.
+        /// Index of the entry.
         index: u64,
-        /// Its term here.
+        /// Term of the entry in this node's log.
         expected: u64,
-        /// Its term in the message.
+        /// Term of the entry in the message.
         found: u64,
     },
     /// Two leaders in one term.
     #[error("node {expected} leads in term {term}, the message is from node {found}")]
     TwoLeaders {
-        /// The term.
+        /// The term of this node and of the message.
         term: u64,
-        /// Who is known to lead.
+        /// The leader that this node knows.
         expected: NodeId,
-        /// Who says it leads.
+        /// The node that sent a leader's message.
         found: NodeId,
     },
-    /// Only the leader may ask for an election.
+    /// Only the leader may request an election.
     #[error("node {from} does not lead in term {term}")]
     NotLeader {
-        /// The sender.
+        /// The node that requested the election.
         from: NodeId,
         /// The term of this node.
         term: u64,
@@ -120,20 +120,20 @@ pub enum RaftRefusal {
     /// The leader believes more to be here than there is. The node stops.
     #[error("entry {commit} is said to be here, the last is {last_index}")]
     BeyondLog {
-        /// What the leader says.
+        /// The commit index in the leader's message.
         commit: u64,
-        /// What is here.
+        /// The last index of this node's log.
         last_index: u64,
     },
     /// An acknowledgement of entries that were never sent.
     #[error("entry {found} is acknowledged, the last is {last_index}")]
     AckBeyondLog {
-        /// What is acknowledged.
+        /// The index that is acknowledged.
         found: u64,
-        /// What is here.
+        /// The last index of this node's log.
         last_index: u64,
     },
-    /// A vote that was not asked for yet: the question waits for what is being written.
+    /// A vote that was not requested yet: the request waits for what is being written.
     #[error("a vote that was not asked for")]
     EarlyVote,
     /// A node without any log has nothing to vote by.
@@ -145,13 +145,13 @@ pub enum RaftRefusal {
     /// A snapshot of a cluster to which this node does not belong.
     #[error("a snapshot at index {index} without this node")]
     ForeignSnapshot {
-        /// Its index.
+        /// Index of the snapshot.
         index: u64,
     },
     /// A snapshot that is too large.
     #[error("a snapshot of {found} bytes, at most {SNAPSHOT_BYTES_MAX} may be")]
     SnapshotTooLarge {
-        /// Its bytes.
+        /// Bytes of the snapshot.
         found: usize,
     },
 }

@@ -25,9 +25,9 @@ pub(super) const APPEND_BYTES: u64 = 256 << 10;
 /// What a node is started with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RaftSetup {
-    /// Who this node is. Never 0.
+    /// The id of this node. Never 0.
     pub node: NodeId,
-    /// Told apart by this, two starts from copies of one disk. The shell draws it anew for each
+    /// Differs between two starts from copies of one disk. The shell draws it anew for each
     /// start; it decides nothing else.
     pub life: u64,
     /// Ticks without a leader before this node stands for election. Fixed, and to be different on
@@ -129,13 +129,13 @@ pub enum RaftStartError {
     /// The first voters do not include this node.
     #[error("node {node} is not among the first voters")]
     NotVoter {
-        /// This node.
+        /// The id of this node.
         node: NodeId,
     },
     /// The snapshot is too large to be sent to anyone.
     #[error("a snapshot of {found} bytes, at most {SNAPSHOT_BYTES_MAX} are possible")]
     SnapshotTooLarge {
-        /// Its bytes.
+        /// Bytes of the snapshot.
         found: usize,
     },
     /// The records hold no completed first start. Nothing was ever sent from here.
@@ -144,9 +144,9 @@ pub enum RaftStartError {
     /// The records are another node's.
     #[error("the records are node {found}'s, this is node {expected}")]
     OtherNode {
-        /// This node.
+        /// The id of this node.
         expected: NodeId,
-        /// Whose records they are.
+        /// The node that the records are of.
         found: NodeId,
     },
     /// More was known to be committed than there is.

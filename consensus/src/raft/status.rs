@@ -8,13 +8,13 @@ use super::output::FatalReason;
 /// A node as it sees itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RaftStatus {
-    /// This node.
+    /// The id of this node.
     pub node: NodeId,
     /// The latest term it has seen.
     pub term: u64,
-    /// Who leads, if it knows one.
+    /// The leader, if this node knows one.
     pub leader: Option<NodeId>,
-    /// Whether it leads.
+    /// Whether this node leads.
     pub is_leader: bool,
     /// Whether it leads and has handed out an entry of its own term: it knows all that was agreed
     /// before, and only then may it decide.
@@ -35,6 +35,6 @@ pub struct RaftStatus {
     pub snapshot_index: u64,
     /// The members as of the last committed entry that this node has durable.
     pub members: Members,
-    /// What each member is known to have, if this node leads; else empty.
+    /// The last index that each member is known to have, if this node leads; else empty.
     pub matched: Vec<(NodeId, u64)>,
 }

@@ -33,7 +33,7 @@ impl LogStore {
         Self { start, snapshot, before, entries: entries.into(), is_snapshot_wanted }
     }
 
-    /// Whether a later snapshot was wanted since this was last asked.
+    /// Whether a later snapshot was wanted since the last call.
     pub(super) fn take_snapshot_wanted(&self) -> bool {
         self.is_snapshot_wanted.take()
     }

@@ -143,7 +143,7 @@ impl RaftNode {
         HardVote { term: raft.term, vote: node_of(raft.vote), commit: raft.raft_log.committed }
     }
 
-    /// Hands out what is agreed, and changes the members where an entry says so.
+    /// Hands out what is agreed, and changes the members where an entry holds changes of them.
     fn apply(&mut self, committed: Vec<Entry>) {
         let Some(applied) = committed.last().map(|entry| entry.index) else { return };
         let members = self.members().clone();
@@ -171,7 +171,7 @@ impl RaftNode {
     }
 
     /// A commit index alone is worth a write if members changed with it: after a power cut a node
-    /// would count on those who have gone since, and they will not come back.
+    /// would count on members that have gone since, and they will not come back.
     fn write_commit(&mut self) {
         let now = self.hard_vote();
         if now != self.written {

@@ -12,7 +12,7 @@ use super::super::setup::NUMBER_MAX;
 use super::{Phase, RaftNode};
 
 impl RaftNode {
-    /// A voter that is not the only one asks the others before it takes part.
+    /// A voter that is not the only one greets the others before it takes part.
     pub(super) fn greet(&mut self) {
         let (node, applied) = (self.setup.node, self.raw.raft.raft_log.applied);
         if self.members().is_voter(node) {
@@ -23,7 +23,7 @@ impl RaftNode {
         }
     }
 
-    /// Asks all who have not said welcome, once this start is durable.
+    /// Sends a greeting to all nodes that have not answered it with a welcome, once this start is durable.
     pub(super) fn send_hellos(&mut self) {
         let Phase::Greeting(greeting) = &self.phase else { return };
         if !self.is_boot_durable {

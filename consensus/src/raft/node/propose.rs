@@ -1,4 +1,4 @@
-//! What the leader is asked to do, and the shortening of the log.
+//! Proposals, changes of voters, the transfer of the lead, and the compaction of the log.
 
 use ::raft::StateRole;
 use thiserror::Error;
@@ -17,7 +17,7 @@ pub enum ProposeRefusal {
     /// Only a leader proposes.
     #[error("this node does not lead; the leader is {leader:?}")]
     NotLeader {
-        /// Who leads, if this node knows one.
+        /// The leader, if this node knows one.
         leader: Option<NodeId>,
     },
     /// The lead is being handed on.
@@ -26,18 +26,18 @@ pub enum ProposeRefusal {
     /// An empty entry is what begins a term.
     #[error("a proposal without bytes")]
     Empty,
-    /// Too many bytes.
+    /// The proposal has too many bytes.
     #[error("a proposal of {found} bytes, at most {ENTRY_BYTES_MAX} may be")]
     TooLarge {
-        /// How many there are.
+        /// Bytes of the proposal.
         found: usize,
     },
-    /// Too much is under way.
+    /// Too many entries are not committed.
     #[error("{found} entries are not committed, at most {limit} may be")]
     Backlog {
-        /// How many there are.
+        /// Number of entries that are not committed.
         found: u64,
-        /// How many there may be.
+        /// Number of such entries that there may be.
         limit: u64,
     },
     /// The change of members makes no sense now.
@@ -71,7 +71,7 @@ pub enum CompactRefusal {
     NotApplied {
         /// The last index handed out.
         applied: u64,
-        /// The snapshot's.
+        /// The index of the snapshot.
         found: u64,
     },
     /// A state that holds no more than the latest snapshot.
@@ -79,13 +79,13 @@ pub enum CompactRefusal {
     NotNewer {
         /// The latest snapshot's index.
         latest: u64,
-        /// This one's.
+        /// The index of this snapshot.
         found: u64,
     },
-    /// Too many bytes.
+    /// The snapshot has too many bytes.
     #[error("a snapshot of {found} bytes, at most {SNAPSHOT_BYTES_MAX} may be")]
     TooLarge {
-        /// How many there are.
+        /// Bytes of the snapshot.
         found: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! What can be seen of a node, and who its members are.
+//! What can be seen of a node, and the members that it knows.
 
 use std::collections::BTreeSet;
 

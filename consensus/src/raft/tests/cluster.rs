@@ -103,7 +103,7 @@ pub struct Cluster {
     pub hung: BTreeSet<NodeId>,
     pub compact_after: u64,
     pub trace: String,
-    /// What was agreed at each index, by whoever handed it out first.
+    /// What was agreed at each index, by the node that handed it out first.
     pub agreed: BTreeMap<u64, CommittedEntry>,
     states: BTreeMap<u64, u64>,
     leaders: BTreeMap<u64, NodeId>,
@@ -206,7 +206,7 @@ impl Cluster {
         live.map(|(&node, _)| node).collect()
     }
 
-    /// Does what the node asks for, but for making writes durable.
+    /// Performs all outputs of the node, but for making writes durable.
     pub fn drain(&mut self, node: NodeId) {
         while let Some(output) = self.node(node).poll() {
             self.trace.push_str(&format!("{node} {output:?}\n"));

@@ -10,7 +10,7 @@ use super::super::{
 };
 use super::cluster::{Cluster, n};
 
-/// A cluster of three with some entries, and who leads and who follows in it.
+/// A cluster of three with some entries, its leader, and a follower.
 fn calm(seed: u64) -> (Cluster, u64, u64) {
     let mut cluster = Cluster::new(seed, 3);
     for step in 0..4_u8 {
@@ -287,7 +287,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     proptest::collection::vec(event, 1..60)
 }
 
-/// A node that hears only lies. Its outputs are not checked: it may well believe them.
+/// A node that receives only lies. Its outputs are not checked: it may well believe them.
 fn among_liars(receiver: u64, events: Vec<Event>) {
     use super::super::{RaftNode, RaftOutput};
     let (mut cluster, _, _) = calm(68);

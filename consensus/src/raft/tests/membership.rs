@@ -27,7 +27,7 @@ fn settle(cluster: &mut Cluster) {
     panic!("the joint state is left; {}", cluster.summary());
 }
 
-/// A voter that has not heard of its vote yet does not take the lead: it is offered again.
+/// A voter that does not know of its vote yet does not take the lead: it is offered again.
 fn hand_lead_to(cluster: &mut Cluster, to: NodeId) {
     for _ in 0..10 {
         let leader = cluster.elect();
