@@ -1,9 +1,9 @@
 //! Who may take part: tokens, and the credentials that were given for them.
 //!
-//! A *token* lets somebody in who is not known yet; a *credential* is what a node has once it was
-//! let in. Both are part of what is agreed, so a token that may be used once is used once whoever
-//! leads. There is no cryptography here: a verifier and a key are 32 bytes that somebody else made
-//! and compares. There is no clock either: an entry carries the time of the leader that proposed it,
+//! A *token* admits a person or node that is not known yet; a *credential* is what a node has once it was
+//! let in. Both are part of what is agreed, so a token that may be used once is used once, whichever node
+//! leads. There is no cryptography here: a verifier and a key are 32 bytes that code outside this package
+//! makes and compares. There is no clock either: an entry carries the time of the leader that proposed it,
 //! and every node applies that.
 //!
 //! A `NodeId` is given when a token's use is agreed on, and never twice.
@@ -27,12 +27,13 @@ pub use rotation::{
     Succession,
 };
 
-/// Tokens remembered. For a new one the oldest that nobody can use any more is forgotten.
+/// The most tokens remembered. For a new one the oldest that cannot be used any more is forgotten.
 pub const TOKENS_MAX: usize = 64;
 /// Times that one token may be used: one that machines are started with stays for as long as they come
 /// and go, and each that comes uses it once.
 pub const TOKEN_USES_MAX: u32 = 1 << 16;
-/// Uses of a token that are remembered, for who lost the answer and asks again: so many may come at once.
+/// Uses of a token that are remembered, for a node that lost the answer and repeats its request: so many
+/// may come at once.
 pub const USES_KEPT_MAX: usize = MEMBERS_MAX;
 /// Bytes of a token's note.
 pub const NOTE_BYTES_MAX: usize = 128;
@@ -43,7 +44,7 @@ pub const CREDENTIALS_MAX: usize = 8 * MEMBERS_MAX;
 /// Seconds that a credential holds at most, from one renewal to the next: 400 days.
 pub const CREDENTIAL_S_MAX: u64 = 400 * 24 * 3600;
 
-/// Names a token.
+/// Number that identifies a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TokenId(pub u64);
@@ -54,7 +55,7 @@ impl fmt::Display for TokenId {
     }
 }
 
-/// What somebody is let in for.
+/// Role that a token or credential gives a person or node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessRole {
     /// A person who gives orders.
@@ -63,7 +64,7 @@ pub enum AccessRole {
     Controller,
     /// A node that runs a stage.
     Worker,
-    /// Somebody who reads, and does nothing else.
+    /// A person who reads, and does nothing else.
     Viewer,
     /// A person who gives orders about runs and checkpoints.
     Operator,
@@ -96,7 +97,7 @@ impl fmt::Display for AccessRole {
 /// What a token is good for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenTerms {
-    /// What it lets in.
+    /// Role that the token gives.
     pub role: AccessRole,
     /// What a proof of knowing its secret is held against.
     pub verifier: [u8; 32],
@@ -108,38 +109,38 @@ pub struct TokenTerms {
     pub uses_max: u32,
     /// Whether the node is forgotten once it is gone for good.
     pub is_ephemeral: bool,
-    /// For people.
+    /// Note for people, at most [`NOTE_BYTES_MAX`] bytes.
     pub note: String,
 }
 
 /// That a token was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenUse {
-    /// The key of who used it, as a digest.
+    /// Digest of the key that the token was used with.
     pub key: Digest,
-    /// The node it became.
+    /// The node that the user of the token became.
     pub node: NodeId,
-    /// When.
+    /// Second of the Unix clock at which it was used.
     pub at_s: u64,
 }
 
-/// A token.
+/// A token as it is agreed on, with its uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Token {
     /// What it is good for.
     pub terms: TokenTerms,
-    /// When it was made.
+    /// Second of the Unix clock at which it was made.
     pub made_at_s: u64,
     /// How often it was used.
     pub used: u32,
-    /// Who used it last, up to [`USES_KEPT_MAX`].
+    /// The last uses, oldest first, up to [`USES_KEPT_MAX`].
     pub uses: VecDeque<TokenUse>,
     /// Whether it was revoked.
     pub is_revoked: bool,
 }
 
 impl Token {
-    /// Whether somebody new can use it at this second.
+    /// Whether a key that has not used it before can use it at this second.
     #[must_use]
     pub fn is_usable(&self, at_s: u64) -> bool {
         let is_used_up = self.used >= self.terms.uses_max;
@@ -152,11 +153,11 @@ impl Token {
 pub struct Credential {
     /// What it is let in for.
     pub role: AccessRole,
-    /// What people call it.
+    /// Name that people call the node by.
     pub name: String,
     /// Its key, as a digest.
     pub key: Digest,
-    /// The token it was given for; none for those who were there first.
+    /// The token it was given for; none for a credential that the cluster began with.
     pub token: Option<TokenId>,
     /// When it was given, or renewed last.
     pub issued_at_s: u64,
@@ -173,52 +174,52 @@ pub struct Credential {
 pub enum AccessChange {
     /// A token is made.
     TokenMade {
-        /// Its name, which whoever makes it draws.
+        /// Number of the token, drawn by its maker.
         token: TokenId,
         /// What it is good for.
         terms: TokenTerms,
-        /// When.
+        /// Second of the Unix clock at which it is made.
         at_s: u64,
     },
     /// A token is not good any more.
     TokenRevoked {
-        /// Which.
+        /// The token that is revoked.
         token: TokenId,
     },
-    /// Somebody who proved to know a token's secret is let in, and becomes a node.
+    /// A person or node that proved to know a token's secret is let in, and becomes a node.
     TokenUsed {
-        /// The token.
+        /// The token that is used.
         token: TokenId,
-        /// The key of who is let in, as a digest.
+        /// Digest of the key that is let in.
         key: Digest,
-        /// The name it wants.
+        /// Name requested for the node.
         name: String,
-        /// What it wants to be let in for.
+        /// Role requested; the token must give the same one.
         role: AccessRole,
-        /// When.
+        /// Second of the Unix clock at which it is used.
         at_s: u64,
-        /// When its credential ends.
+        /// Second of the Unix clock at which its credential ends.
         expires_at_s: u64,
     },
     /// A node that is known has a newer credential, perhaps with another key.
     Renewed {
-        /// The node.
+        /// The node whose credential is renewed.
         node: NodeId,
         /// Its key, as a digest.
         key: Digest,
-        /// When.
+        /// Second of the Unix clock at which it is renewed.
         at_s: u64,
-        /// When the credential ends.
+        /// Second of the Unix clock at which the credential ends.
         expires_at_s: u64,
     },
     /// A node is not let in any more. If it is a member, it is lost.
     Revoked {
-        /// The node.
+        /// The node whose credential is revoked.
         node: NodeId,
     },
     /// An ephemeral node is gone for so long that it is forgotten.
     Forgotten {
-        /// The node.
+        /// The ephemeral node that is forgotten.
         node: NodeId,
     },
     /// One authority follows another.
@@ -230,43 +231,43 @@ pub enum AccessChange {
 pub enum AccessOutcome {
     /// There is such a token.
     TokenMade {
-        /// Which.
+        /// The token that was made.
         token: TokenId,
     },
     /// It is not good any more.
     TokenRevoked {
-        /// Which.
+        /// The token that was revoked.
         token: TokenId,
     },
-    /// Somebody is let in.
+    /// A person or node is let in.
     LetIn {
-        /// The token used.
+        /// The token that was used.
         token: TokenId,
         /// The key, as a digest.
         key: Digest,
-        /// The node it is.
+        /// Number of the node that is let in.
         node: NodeId,
         /// Whether it was let in before with this token and key; then nothing changed.
         is_repeated: bool,
     },
     /// A credential holds for longer.
     Renewed {
-        /// Whose.
+        /// The node whose credential was renewed.
         node: NodeId,
     },
     /// A node is not let in any more.
     Revoked {
-        /// Which.
+        /// The node whose credential was revoked.
         node: NodeId,
     },
     /// A node is not known any more.
     Forgotten {
-        /// Which.
+        /// The node that was forgotten.
         node: NodeId,
     },
-    /// The change of authority is so far.
+    /// The change of authority reached a phase.
     Authority {
-        /// How far.
+        /// The phase that the change is in now.
         phase: RotationPhase,
         /// Tokens that are revoked with it.
         revoked: Vec<TokenId>,

@@ -32,7 +32,7 @@ impl Default for Access {
 }
 
 impl Access {
-    /// The tokens.
+    /// All tokens that are remembered, by number.
     #[must_use]
     pub fn tokens(&self) -> &BTreeMap<TokenId, Token> {
         &self.tokens
@@ -50,8 +50,8 @@ impl Access {
         self.node_next
     }
 
-    /// The credential of a node, unless it was revoked. Whether its time is over is for whoever
-    /// has a clock to say.
+    /// The credential of a node, unless it was revoked. The caller, which has a clock, checks whether it
+    /// has expired.
     #[must_use]
     pub fn credential(&self, node: NodeId) -> Option<&Credential> {
         self.credentials.get(&node).filter(|credential| !credential.is_revoked)
@@ -69,7 +69,7 @@ impl Access {
         self.node_next = self.node_next.max(node.next());
     }
 
-    /// A credential of somebody who was there first.
+    /// Stores a credential that the cluster begins with.
     pub(crate) fn grant(&mut self, node: NodeId, credential: Credential) {
         self.reserve(node);
         self.credentials.insert(node, credential);
@@ -113,7 +113,7 @@ impl Access {
         self.tokens.insert(token, record);
     }
 
-    /// The oldest token that nobody new can use.
+    /// The oldest token that no new key can use.
     fn oldest_dead_token(&self, at_s: u64) -> Option<TokenId> {
         let dead = self.tokens.iter().filter(|(_, token)| !token.is_usable(at_s));
         dead.min_by_key(|(id, token)| (token.made_at_s, **id)).map(|(id, _)| *id)
@@ -164,7 +164,7 @@ impl Access {
         }
     }
 
-    /// Lets somebody in whose use of a token was checked. Yields the node it becomes.
+    /// Lets in the sender of a use that was checked. Yields the node it becomes.
     pub(crate) fn let_in(
         &mut self,
         (token, key): (TokenId, Digest),
@@ -200,7 +200,7 @@ impl Access {
     }
 
     /// Of the credentials that are not of members, the first to have expired; if none has, that of the
-    /// worker who showed itself longest ago. What was revoked is known until it ends.
+    /// worker whose credential was issued longest ago. A revoked one is known until it expires.
     fn first_to_forget(&self, at_s: u64, is_member: impl Fn(NodeId) -> bool) -> Option<NodeId> {
         let free = || self.credentials.iter().filter(|(node, _)| !is_member(**node));
         let expired = free().filter(|(_, found)| found.expires_at_s <= at_s);
@@ -217,7 +217,7 @@ impl Access {
         if found.is_revoked { Err(AccessRefusal::Revoked { node }) } else { Ok(found) }
     }
 
-    /// Checks a renewal.
+    /// Checks the node and the term of a renewal.
     pub(crate) fn check_renewed(
         &self,
         node: NodeId,

@@ -1,4 +1,4 @@
-//! Why somebody is not let in, or a token not made.
+//! Why a node or person is not let in, or a token not made.
 
 use zbelastic_types::{Digest, NodeId};
 
@@ -14,59 +14,59 @@ pub enum AccessRefusal {
     /// There is no such token.
     #[error("no token {token}")]
     UnknownToken {
-        /// The one named.
+        /// Number of the token that the change names.
         token: TokenId,
     },
     /// There is one of that name.
     #[error("there is a token {token} already")]
     TokenKnown {
-        /// The name.
+        /// Number of the token that the change would make.
         token: TokenId,
     },
     /// Its time is over.
     #[error("token {token} expired at second {expired_at_s}, it is {at_s}")]
     TokenExpired {
-        /// The token.
+        /// Number of the expired token.
         token: TokenId,
-        /// When it expired.
+        /// Second of the Unix clock from which on the token is not good.
         expired_at_s: u64,
-        /// When it was used.
+        /// Second of the Unix clock at which it was made or used.
         at_s: u64,
     },
     /// It was used as often as it may be.
     #[error("token {token} was used {uses_max} times, as often as it may be")]
     TokenUsedUp {
-        /// The token.
+        /// Number of the token that is used up.
         token: TokenId,
-        /// How often.
+        /// Uses that the token allows.
         uses_max: u32,
     },
-    /// It was revoked.
+    /// The token was revoked before.
     #[error("token {token} was revoked")]
     TokenRevoked {
-        /// The token.
+        /// Number of the revoked token.
         token: TokenId,
     },
     /// It lets in for something else.
     #[error("token {token} is for role {expected}, not for {found}")]
     TokenRole {
-        /// The token.
+        /// Number of the token that gives another role.
         token: TokenId,
-        /// What it is for.
+        /// Role that the token gives.
         expected: AccessRole,
-        /// What was asked.
+        /// Role that was requested.
         found: AccessRole,
     },
     /// It may not be used that often.
     #[error("{found} uses, 1 to {TOKEN_USES_MAX} allowed")]
     Uses {
-        /// Uses asked.
+        /// Uses that were requested.
         found: u32,
     },
     /// Its note is too long.
     #[error("a note of {found} bytes, at most {NOTE_BYTES_MAX}")]
     Note {
-        /// Bytes found.
+        /// Length of the note in bytes.
         found: usize,
     },
     /// As many tokens as there may be can still be used.
@@ -78,9 +78,9 @@ pub enum AccessRefusal {
     /// A credential that would end before it begins, or too late.
     #[error("a credential from second {at_s} to {expires_at_s}, 1 to {CREDENTIAL_S_MAX} allowed")]
     Term {
-        /// When it begins.
+        /// Second of the Unix clock at which it begins.
         at_s: u64,
-        /// When it ends.
+        /// Second of the Unix clock at which it ends.
         expires_at_s: u64,
     },
     /// As many credentials as there may be hold still, or are of members.
@@ -89,31 +89,31 @@ pub enum AccessRefusal {
     /// The node has no credential.
     #[error("node {node} has no credential")]
     NoCredential {
-        /// The node.
+        /// The node that has no credential.
         node: NodeId,
     },
     /// Its credential was revoked.
     #[error("the credential of node {node} was revoked")]
     Revoked {
-        /// The node.
+        /// The node whose credential was revoked.
         node: NodeId,
     },
-    /// Nobody would be left who votes.
+    /// No controller would be left to vote.
     #[error("node {node} is the last controller")]
     LastController {
-        /// The node.
+        /// The only controller that is counted on.
         node: NodeId,
     },
     /// It is not ephemeral, or it is counted on.
     #[error("node {node} is not to be forgotten")]
     NotForgotten {
-        /// The node.
+        /// The node that the change would forget.
         node: NodeId,
     },
-    /// A certificate of an authority that is none.
+    /// One of the certificates is empty or too long.
     #[error("an authority's certificate of {found} bytes, 1 to {AUTHORITY_BYTES_MAX} allowed")]
     CertificateSize {
-        /// Bytes found.
+        /// Length of the certificate in bytes.
         found: usize,
     },
     /// It is about another authority than the one that is to follow, or follows another than the one that issues.
@@ -125,7 +125,7 @@ pub enum AccessRefusal {
     /// The change of authority is not so far, or further.
     #[error("the change of authority is {found}")]
     RotationPhase {
-        /// How far it is.
+        /// The phase that the change is in.
         found: RotationPhase,
     },
 }

@@ -5,8 +5,9 @@
 //!   issuing ──all there have certificates by the new one, and the rest had time──▶ retired
 //! ```
 //!
-//! The certificates and the phase are agreed on; who got how far is reported to whoever leads, and is
-//! reported anew to the next one. There is no cryptography here: certificates are bytes that members read.
+//! The certificates and the phase are agreed on; each member reports its progress to the leader, and
+//! reports it anew to the next one. There is no cryptography here: certificates are bytes that members
+//! read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +28,8 @@ pub struct Succession {
     pub key: Digest,
     /// The new authority's certificate.
     pub certificate: Vec<u8>,
-    /// What the old authority made for the new one's key: who believes the old one only believes the new one by it.
+    /// What the old authority made for the new one's key: a member that believes only the old one believes
+    /// the new one by it.
     pub bridge: Vec<u8>,
     /// The old authority's certificate.
     pub old: Vec<u8>,
@@ -40,7 +42,7 @@ pub enum RotationPhase {
     Announced,
     /// Both are believed, the new one issues.
     Issuing {
-        /// Until this second of the Unix clock who is away has time to get a certificate by the new one.
+        /// Members that are away have until this second of the Unix clock to get a certificate by it.
         until_s: u64,
     },
     /// The new one alone is believed.
@@ -60,11 +62,11 @@ impl fmt::Display for RotationPhase {
 /// The last change of authority.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rotation {
-    /// Who follows whom.
+    /// The new authority, the old one, and the bridge between them.
     pub succession: Succession,
     /// How far it is.
     pub phase: RotationPhase,
-    /// Whether a person wants the old one retired without waiting for who is away.
+    /// Whether a person wants the old one retired without waiting for members that are away.
     pub is_forced: bool,
 }
 
@@ -91,19 +93,19 @@ pub enum AuthorityChange {
     /// Another authority is to follow the one that issues; or, while none issued, one that is announced
     /// already, whose key is lost.
     Announced {
-        /// Who follows whom.
+        /// The new authority, the old one, and the bridge between them.
         succession: Box<Succession>,
-        /// Whether who is away is waited for.
+        /// Whether members that are away are not waited for.
         is_forced: bool,
     },
     /// The authority that was announced issues certificates from now on.
     Issues {
-        /// Its key.
+        /// Digest of the new authority's key.
         key: Digest,
-        /// Until when who is away has time.
+        /// Second of the Unix clock until which members that are away have time.
         until_s: u64,
     },
-    /// Who is away is not waited for any more.
+    /// Members that are away are not waited for any more.
     Forced {
         /// The new authority's key.
         key: Digest,
@@ -115,10 +117,10 @@ pub enum AuthorityChange {
     },
 }
 
-/// How far a member is with an authority, as it says itself.
+/// A member's own report of its progress with an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuthorityReport {
-    /// The authority's key.
+    /// Digest of the authority's key.
     pub key: Digest,
     /// Whether the member believes it.
     pub believes: bool,
@@ -135,9 +137,9 @@ pub enum RotationStep {
     Nothing,
     /// Wait for these members, and for people who may be away until this second.
     Wait {
-        /// Members.
+        /// Members that lack what the phase requires.
         nodes: Vec<NodeId>,
-        /// Until when people have time, if nobody else is waited for that is there.
+        /// Second of the Unix clock until which those that are away have time; none if it does not run.
         until_s: Option<u64>,
     },
     /// The key is lost: another authority is to be announced.
