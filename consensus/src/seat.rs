@@ -1,9 +1,8 @@
 //! The part of a worker that takes part in what is agreed.
 //!
-//! A seat stands between the controllers and the *host*, which holds layers and runs the stage. It
-//! asks to be admitted, says that it is there, tells what the host reports until it is known to be
-//! agreed, and turns briefings into orders. It takes no decision: what it does follows from the
-//! last briefing.
+//! A seat stands between the controllers and the *host*, which holds layers and runs the stage. It requests
+//! admission, sends heartbeats, resends what the host reports until a briefing shows that it is agreed, and
+//! turns briefings into orders. It takes no decision: what it does follows from the last briefing.
 //!
 //! ```text
 //! controllers  -- Briefing -->  Seat  -- Order -->  host
@@ -35,76 +34,76 @@ use crate::validation::Turn;
 pub use briefed::BriefingRefusal;
 pub use order::{LoadOrder, News, Order};
 
-/// Versions whose durability is told again until the controllers know.
+/// The most versions whose `Saved` message is resent. For a new one the oldest is forgotten.
 const SAVED_MAX: usize = 4;
 
-/// How often a seat speaks, in ticks.
+/// How often a seat sends, in ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct SeatTiming {
-    /// Between two heartbeats.
+    /// Ticks between two heartbeats.
     pub beat_ticks: u32,
-    /// Until something that is not known to be agreed is told again.
+    /// Ticks after which a message that is not known to be agreed is resent.
     pub resend_ticks: u32,
 }
 
-/// What a seat is told once.
+/// The configuration that a seat is started with.
 #[derive(Clone, Debug)]
 pub struct SeatSetup {
-    /// The cluster.
+    /// The cluster that the seat requests admission to.
     pub cluster: ClusterId,
-    /// The node.
+    /// The node that the worker runs as.
     pub node: NodeId,
     /// Grows with each start of the node, by more than the seat counts on in between: it counts one
     /// further each time it was fenced off. The microseconds of a clock will do.
     pub boot: u64,
-    /// What the node brings.
+    /// Memory, speed and device class of the node.
     pub resources: Resources,
     /// Where the node is reached.
     pub contact: Contact,
-    /// Whom to ask first. Once it is a member, it is told who else there is.
+    /// Controllers to request admission from. A member takes the controllers from the contacts it received.
     pub controllers: Vec<NodeId>,
-    /// How often it speaks.
+    /// Ticks between heartbeats and between resends.
     pub timing: SeatTiming,
 }
 
-/// What happened.
+/// An event that a seat handles.
 #[derive(Clone, Debug)]
 pub enum SeatInput {
     /// A tick of the node's clock.
     Tick,
     /// A message from a controller.
     Message {
-        /// Who sent it.
+        /// The node that sent the message.
         from: NodeId,
-        /// What.
+        /// The message with the cluster that it belongs to.
         message: Box<Envelope>,
     },
-    /// The host tells something.
+    /// News that the host reports.
     News(News),
     /// The machine is about to go.
     Drain,
-    /// It goes now.
+    /// The machine goes now.
     Leave,
-    /// Other controllers are to be asked, perhaps of another cluster.
+    /// Admission is to be requested from other controllers, perhaps of another cluster.
     Controllers {
-        /// The cluster.
+        /// The cluster that these controllers serve.
         cluster: ClusterId,
-        /// The controllers.
+        /// Controllers that replace those of the setup.
         controllers: Vec<NodeId>,
     },
 }
 
-/// What to do.
+/// An action for the owner of the seat to carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SeatOutput {
     /// Send a message; it may be lost.
     Send {
-        /// Whom to.
+        /// The controller that receives the message.
         to: NodeId,
-        /// What.
+        /// The message with the cluster that it belongs to.
         message: Box<Envelope>,
     },
-    /// Tell the host.
+    /// Pass an order to the host.
     Order(Order),
 }
 
@@ -113,15 +112,14 @@ pub enum SeatOutput {
 enum Standing {
     /// Not admitted yet, or not any more.
     Outside,
-    /// A member.
     Member(Box<Membership>),
 }
 
-/// What a member knows and has to tell.
+/// What a member knows, and what it has to send.
 #[derive(Debug)]
 struct Membership {
     holder: Holder,
-    /// The index of the last briefing taken in.
+    /// Index of the last briefing applied.
     known: u64,
     generation: Generation,
     /// How often the run went back, as far as it is known here.
@@ -138,7 +136,7 @@ struct Membership {
     untold: Untold,
 }
 
-/// What the controllers may not know yet. Told until they do.
+/// Messages whose content may not be agreed yet. Each is resent until a briefing shows that it is.
 #[derive(Debug, Default)]
 struct Untold {
     report: Option<(Turn, Message)>,
@@ -153,13 +151,13 @@ struct Untold {
 /// Its part in the plan in force.
 #[derive(Debug)]
 enum Work {
-    /// None.
+    /// No part in the plan.
     Idle,
-    /// None in this plan; others may still ask for what it held before.
+    /// No part in this plan; other workers may still request the layers it held before.
     Left,
     /// Loading, or waiting for the others.
     Loading { plan: Arc<PlanRecord> },
-    /// Running.
+    /// Runs the program of the plan.
     Running { plan: Arc<PlanRecord> },
 }
 
@@ -169,11 +167,11 @@ pub struct Seat {
     setup: SeatSetup,
     standing: Standing,
     leader: Option<NodeId>,
-    /// Where members are reached, as far as it was told.
+    /// Where members are reached, from the newest contacts received.
     contacts: Arc<Contacts>,
     spec: Option<Arc<JobSpec>>,
     pulse: Pulse,
-    /// The most ticks that an operation may take, as the newest plan says, with or without a stage here.
+    /// The most ticks that an operation may take by the newest plan, with or without a stage here.
     op_ticks_max: Option<u32>,
     /// Whether the machine is about to go, in whatever life.
     is_draining: bool,
@@ -199,7 +197,7 @@ impl Seat {
         }
     }
 
-    /// Takes in what happened.
+    /// Handles one event.
     ///
     /// # Errors
     /// If a message does not belong: it is dropped, and the seat stays as it was.
@@ -227,7 +225,7 @@ impl Seat {
         self.outbox.pop_front()
     }
 
-    /// The cluster that it belongs to, or asks to be admitted to.
+    /// The cluster that it belongs to, or requests admission to.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {
         self.setup.cluster
@@ -242,7 +240,7 @@ impl Seat {
         }
     }
 
-    /// The plan it knows.
+    /// Generation of the newest plan that it knows, if it is a member.
     #[must_use]
     pub fn generation(&self) -> Option<Generation> {
         match &self.standing {
@@ -251,15 +249,15 @@ impl Seat {
         }
     }
 
-    /// Where members are reached, as far as it was told: its peers, and all controllers. Whoever
-    /// connects looks again when the index has grown.
+    /// Where members are reached, from the newest contacts received: its peers, and all controllers. The
+    /// caller that connects to them looks again when the index has grown.
     #[must_use]
     pub fn contacts(&self) -> &Arc<Contacts> {
         &self.contacts
     }
 
-    /// Whom it tells: the controllers that are counted on. While it is no member, those that it was
-    /// to ask first as well, since all that it knows may be gone.
+    /// Where messages go: the controllers that are counted on. While the seat is no member, or has received
+    /// no contacts, the controllers of the setup as well, since all those it knows may be gone.
     #[must_use]
     pub fn controllers(&self) -> BTreeSet<NodeId> {
         let told = self.contacts.controllers();
@@ -307,7 +305,7 @@ impl Seat {
         let is_due = |ticks: u32| self.tick.is_multiple_of(u64::from(ticks));
         let (beats, resends) = (is_due(beat_ticks), is_due(resend_ticks));
         let (beat, untold) = match &self.standing {
-            // Who is about to go does not ask to come in: it would be sent away at once.
+            // A node that is about to go does not request admission: it would be sent away at once.
             Standing::Outside if self.is_draining => (None, Vec::new()),
             Standing::Outside => (None, vec![self.join()]),
             Standing::Member(member) => {
@@ -365,7 +363,7 @@ impl Seat {
         self.tell_leader(&message);
     }
 
-    /// Sends to whoever leads, or to all if nobody is known to.
+    /// Sends to the leader, or to all controllers if no leader is known.
     fn tell_leader(&mut self, message: &Message) {
         match self.leader {
             Some(leader) => self.send(leader, message.clone()),
@@ -391,7 +389,7 @@ impl Seat {
 }
 
 impl Membership {
-    /// What to tell of news, remembered until it is known to be agreed.
+    /// The message to send for news. It is stored until it is known to be agreed.
     fn message_of(&mut self, holder: Holder, news: News) -> Option<Message> {
         if plan_of(&news).is_some_and(|generation| generation != self.generation) {
             return None;
@@ -446,7 +444,7 @@ impl Untold {
             News::Loaded { generation, layers, copies } => {
                 let ready = ReadyRecord { generation, holder, layers, copies };
                 self.ready = Some(ready.clone());
-                // What could not be had came after all.
+                // The layer that could not be loaded came after all.
                 self.load_failed = None;
                 Message::Ready(ready)
             }
@@ -484,7 +482,7 @@ impl Untold {
         others.chain(held).chain(ready).chain(saved).collect()
     }
 
-    /// Forgets what needs no telling once `open` waits for its seal.
+    /// Forgets messages that need no resending once `open` waits for its seal.
     fn forget_before(&mut self, open: Turn, pending: &[Step]) {
         self.report.take_if(|(turn, _)| *turn < open);
         self.held.retain(|_, update| update.turn >= open);

@@ -17,26 +17,26 @@ pub enum BriefingRefusal {
     /// It is of another cluster.
     #[error("of cluster {found}, expected {expected}")]
     OtherCluster {
-        /// The worker's.
+        /// The cluster that this worker belongs to.
         expected: ClusterId,
-        /// The message's.
+        /// The cluster that the message belongs to.
         found: ClusterId,
     },
     /// It does not come from a controller.
     #[error("node {from} is no controller")]
     NotAController {
-        /// Who sent it.
+        /// The node that sent the message.
         from: NodeId,
     },
-    /// It is nothing a worker is told.
+    /// Controllers send workers briefings and `Spent` only; this is another kind of message.
     #[error("not a message for a worker")]
     NotForWorkers,
-    /// More is known already.
+    /// A later briefing was applied already.
     #[error("a briefing at {found}, known is {known}")]
     Old {
-        /// What is known.
+        /// Index of the last briefing applied.
         known: u64,
-        /// The briefing's.
+        /// Index of the refused briefing.
         found: u64,
     },
     /// It is about another life of the node, or none.
@@ -45,7 +45,7 @@ pub enum BriefingRefusal {
     /// It names a plan that this worker does not know and that is not in it.
     #[error("generation {found} is not known here")]
     UnknownPlan {
-        /// The plan named.
+        /// Generation of the plan that the briefing names.
         found: Generation,
     },
 }
@@ -200,9 +200,10 @@ impl Seat {
         }
     }
 
-    /// Orders a version to be written, once, if it is to become a checkpoint though the configuration
-    /// does not say so: what it says the host knows, and so does who loads. It is the open version, or
-    /// one that follows: whoever runs writes that as soon as it is sealed.
+    /// Orders a version to be written, once, if it is to become a checkpoint although the configuration
+    /// does not make it one. Versions of the configuration the host knows, and a host that loads gets the
+    /// order with the plan. It is the open version, or one that follows: a worker that runs writes that as
+    /// soon as it is sealed.
     fn save(&mut self, briefing: &Briefing) {
         let Standing::Member(member) = &mut self.standing else { return };
         let open = briefing.open.step;
@@ -236,8 +237,8 @@ impl Seat {
         self.order(Order::GoBack);
     }
 
-    /// Orders an inventory, unless one is being taken or was taken since: that one is told until
-    /// it is known, and each beat until then is answered with the same question.
+    /// Orders an inventory, unless one is being taken or was taken since: that one is resent until it is
+    /// known, and each beat until then is answered with the same request.
     fn take_inventory(&mut self, index: u64) {
         let Standing::Member(member) = &mut self.standing else { return };
         let is_taken = member.untold.inventory.as_ref().is_some_and(|(taken, _)| *taken >= index);
@@ -283,7 +284,7 @@ impl Seat {
         member.untold.leave_plan();
         let (me, was_rehearsing) = (member.holder, member.end_rehearsal());
         member.inventory_due = None;
-        // A plan that was closed before this worker heard of it has nothing to load any more.
+        // A plan that was closed before this worker received it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
         member.work = match stage {
             Some(_) => Work::Loading { plan: plan.clone() },
@@ -304,8 +305,8 @@ impl Seat {
         }
     }
 
-    /// Takes up what is to be copied ahead, if it concerns this worker. That nothing is any more is
-    /// for a leader to say: others do not know what it plans.
+    /// Takes up what is to be copied ahead, if it concerns this worker. Only the leader can end it: other
+    /// controllers do not know what the leader plans.
     fn rehearse(&mut self, from: NodeId, briefing: &Briefing) {
         let Standing::Member(member) = &mut self.standing else { return };
         let me = member.holder;

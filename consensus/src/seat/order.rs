@@ -1,4 +1,4 @@
-//! What a seat orders of its host, and what the host tells.
+//! Orders that a seat gives its host, and news that the host reports.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::validation::{LayerFingerprint, Report, Seal, Turn};
 /// A stage to be made ready.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadOrder {
-    /// The plan.
+    /// The plan that the stage belongs to.
     pub plan: Arc<PlanRecord>,
-    /// The stage.
+    /// Index of the stage in the plan.
     pub stage: StageIndex,
-    /// The job.
+    /// Configuration of the job that is trained.
     pub spec: Arc<JobSpec>,
     /// The turn it begins with; layers have this step's version.
     pub turn: Turn,
-    /// Updates before it.
+    /// Optimizer updates applied before this turn.
     pub updates: u64,
     /// Whether the version it begins with becomes a checkpoint, and is to be written.
     pub is_pending: bool,
@@ -40,41 +40,41 @@ pub enum Order {
     Load(Box<LoadOrder>),
     /// Start the program of the plan that was loaded.
     Run {
-        /// The plan.
+        /// Generation of the plan to start.
         generation: Generation,
     },
     /// Write a version as soon as it is the sealed one, if it still can be; answered by
     /// [`News::Saved`]. What the configuration makes a checkpoint is written without an order.
     Save {
-        /// The plan.
+        /// Generation of the plan under which the version is sealed.
         generation: Generation,
-        /// The version.
+        /// The version to write: the number of steps sealed before it.
         version: Step,
     },
     /// Copy ahead what a planned change will need here, and help others to; answered by
     /// [`News::Following`] if anything is to be followed here. Replaces what was rehearsed before.
     Rehearse {
-        /// Who this is.
+        /// This worker, in its current life.
         me: Holder,
-        /// What; nothing ends it.
+        /// The layers to follow, each with its follower and owner; `None` ends the rehearsal.
         rehearsal: Option<Arc<Rehearsal>>,
     },
     /// Give up the attempt under way and all layers: the run went back, and what was held before
     /// that is not believed.
     GoBack,
-    /// Let go of layers that no stage here uses: everybody has what the plan gives them.
+    /// Let go of layers that no stage here uses: every holder has what the plan gives it.
     Release,
-    /// Say which layers there are; answered by [`News::Inventory`]. The plan is about to change, so
+    /// Report the layers that are held; answered by [`News::Inventory`]. The plan is about to change, so
     /// what ran ahead of a seal that waits for its gate may be given up.
     TakeInventory {
-        /// To be given back with the answer.
+        /// Index of the briefing that requested the inventory, returned with the answer.
         index: u64,
     },
     /// Forget everything: this life of the node is over.
     Forget,
 }
 
-/// What the host tells.
+/// What the host reports to its seat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum News {
     /// An operation began or ended.
@@ -90,58 +90,58 @@ pub enum News {
     },
     /// How long the last verdict was waited for.
     Waited {
-        /// In ticks.
+        /// Duration of the wait in ticks.
         ticks: u32,
     },
     /// The stage's gradient is frozen.
     Reported {
-        /// Its sums.
+        /// Sums of squares of the stage's tensors, and the loss if it holds the head.
         report: Report,
         /// Fingerprints of the state it was computed from, if this step attests.
         state: Vec<LayerFingerprint>,
     },
     /// An update of another stage is held.
     Held(HeldUpdate),
-    /// The layers there are.
+    /// The layers that are held, as ordered by [`Order::TakeInventory`].
     Inventory {
-        /// As ordered.
+        /// The index given with the order.
         index: u64,
-        /// Layers with their versions.
+        /// Each layer with its version and digest.
         layers: Vec<HeldLayer>,
     },
     /// All layers that are to be followed here are, or will not be: memory does not hold those that
     /// are left out.
     Following {
-        /// The plan in force.
+        /// Generation of the plan in force.
         generation: Generation,
-        /// The layers.
+        /// Layers that are followed here.
         layers: Vec<LayerId>,
     },
     /// The layers of a plan are there.
     Loaded {
-        /// The plan.
+        /// Generation of the plan that was loaded.
         generation: Generation,
-        /// The stage's, in model order.
+        /// Layers of the stage with their digests, in model order.
         layers: Vec<LayerDigest>,
-        /// The copies', in model order.
+        /// Layers of the copies with their digests, in model order.
         copies: Vec<LayerDigest>,
     },
-    /// A layer cannot be had.
+    /// A layer cannot be loaded.
     LoadFailed {
-        /// The plan.
+        /// Generation of the plan that is loaded.
         generation: Generation,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
-        /// Why.
+        /// Whether the source or the memory is at fault.
         cause: LoadFault,
     },
-    /// Layers are durable.
+    /// Layers of a version were made durable.
     Saved {
-        /// Their version.
+        /// Version of the layers: the number of steps sealed before it.
         version: Step,
         /// The plan under which it was sealed.
         generation: Generation,
-        /// The layers.
+        /// The durable layers, each with the digest of its state.
         layers: Vec<LayerDigest>,
         /// How long reading them kept the device from computing, in thousandths of a tick.
         busy_milliticks: u32,

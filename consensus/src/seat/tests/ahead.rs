@@ -106,7 +106,7 @@ fn that_it_follows_is_told_until_nothing_is_followed() {
     assert_eq!(bench.told_again(), []);
 }
 
-/// The last seal comes before the layers are asked for: what is followed is then where they begin.
+/// The last seal comes before the order to load: what is followed is then where the layers begin.
 #[test]
 fn a_plan_that_begins_is_loaded_behind_its_last_seal() {
     let mut log = joined();

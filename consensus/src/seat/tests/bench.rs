@@ -17,14 +17,14 @@ pub const NODE: NodeId = NodeId(1);
 pub const BOOT: u64 = 1;
 pub const TIMING: SeatTiming = SeatTiming { beat_ticks: 2, resend_ticks: 5 };
 
-/// Whether a briefing names the plan and the job, or only says what became of them.
+/// Whether a briefing holds the plan and the job, or only what changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     All,
     Changes,
 }
 
-/// What a controller tells node 1.
+/// The briefing that a controller sends node 1.
 pub fn briefing(log: &Log, told: Told) -> Briefing {
     let state = &log.state;
     let member = state.members().get(&NODE).filter(|member| member.is_live());
@@ -53,7 +53,7 @@ pub fn briefing(log: &Log, told: Told) -> Briefing {
 pub struct Bench {
     pub seat: Seat,
     pub orders: Vec<Order>,
-    /// Messages with whom they go to.
+    /// Messages sent, each with its receiver.
     pub sent: Vec<(NodeId, Message)>,
 }
 
@@ -133,7 +133,7 @@ impl Bench {
         sent
     }
 
-    /// What is told again within the time to tell it, each message once.
+    /// What is resent within the resend interval, each message once.
     pub fn told_again(&mut self) -> Vec<Message> {
         self.sent.clear();
         self.tick(TIMING.resend_ticks);

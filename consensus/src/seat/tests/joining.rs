@@ -16,7 +16,7 @@ fn join(boot: u64) -> Message {
     Message::Join { boot, role: Role::Worker, resources: RESOURCES, contact: contact(1) }
 }
 
-/// Tells all controllers for so many ticks what it asks.
+/// Checks that the seat sends all controllers an admission request twice within two resend intervals.
 fn asks(bench: &mut Bench, boot: u64) {
     bench.sent.clear();
     bench.tick(2 * TIMING.resend_ticks);
@@ -90,7 +90,7 @@ fn a_briefing_about_another_start_of_the_node_is_not_mine() {
     }
 }
 
-/// Those it was to ask first are asked until it is told who there is; then those who are there.
+/// Requests go to the controllers of the setup until a briefing names the members; then to those it names.
 #[test]
 fn a_seat_follows_the_controllers_that_it_is_told_of() {
     let mut log = Log::empty();
@@ -122,7 +122,7 @@ fn a_seat_follows_the_controllers_that_it_is_told_of() {
     assert!(bench.seat.controllers().into_iter().eq([NodeId(200)]));
 }
 
-/// A controller that lags behind tells what was; even that somebody is no member.
+/// A controller that lags behind sends what was; even that the receiver is no member.
 #[test]
 fn a_briefing_that_is_older_than_what_is_known_is_refused() {
     let mut log = Log::running(spec(), &[1]);
@@ -137,7 +137,7 @@ fn a_briefing_that_is_older_than_what_is_known_is_refused() {
     assert!(bench.seat.holder().is_some());
 }
 
-/// Failure 10: who was fenced off forgets everything, and comes back as another life.
+/// Failure 10: a node that was fenced off forgets everything, and comes back as another life.
 #[test]
 fn who_was_fenced_off_forgets_and_asks_with_a_later_start() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -157,8 +157,8 @@ fn who_was_fenced_off_forgets_and_asks_with_a_later_start() {
     assert!(second > first);
 }
 
-/// Who was fenced off while it computed lives on, and only an operation that takes longer than its plan
-/// allows has hung.
+/// A node that was fenced off while it computed lives on, and only an operation that takes longer than its
+/// plan allows has hung.
 #[test]
 fn an_operation_has_hung_if_it_takes_longer_than_its_plan_allows() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -208,8 +208,8 @@ fn what_was_untold_of_the_life_before_is_not_told_in_the_next() {
     assert_eq!(bench.told_again(), []);
 }
 
-/// A machine that is about to go is so in whatever life. It does not ask to come in; if it asked
-/// before, the first thing it tells is that it is about to go.
+/// A machine that is about to go is so in whatever life. It does not request admission; if it did before,
+/// the first message it sends as a member is that it is about to go.
 #[test]
 fn who_is_about_to_go_does_not_come_in_as_one_that_stays() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -265,7 +265,7 @@ fn who_leaves_says_so_if_it_is_a_member() {
     assert_eq!(bench.seat.holder(), Some(unchanged), "it is a member until that is agreed");
 }
 
-/// It was admitted, and counted as lost before it heard of that.
+/// It was admitted, and counted as lost before it received that.
 #[test]
 fn a_seat_whose_start_is_used_up_asks_with_a_later_one() {
     let mut bench = Bench::new();

@@ -55,7 +55,7 @@ fn a_plan_is_loaded_once_and_run_once() {
     }
 }
 
-/// Whoever comes late, or lost every briefing but the last, gets the same orders in the same order.
+/// A seat that comes late, or lost every briefing but the last, gives the same orders in the same order.
 #[test]
 fn one_briefing_is_enough_to_load_and_run() {
     let mut log = loading();
@@ -98,7 +98,7 @@ fn who_has_no_part_in_a_new_plan_stops_and_has_nothing_to_load() {
     assert_eq!(bench.taken_orders(), [], "there is no work to stop");
 }
 
-/// R8: however often a seal is told, and by whom, the host applies it once.
+/// R8: however often a seal is sent, and by whichever controller, the host applies it once.
 #[test]
 fn r8_a_seal_is_settled_once_however_often_it_is_told() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -115,7 +115,7 @@ fn r8_a_seal_is_settled_once_however_often_it_is_told() {
     }
 }
 
-/// R2: a seal of the plan before is nothing to whoever runs the next one.
+/// R2: a seal of the plan before is not passed to a host that runs the next one.
 #[test]
 fn r2_a_seal_of_the_plan_before_is_not_settled_under_the_next() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -162,15 +162,15 @@ fn a_plan_that_is_named_but_not_told_is_asked_for_and_nothing_is_done() {
     assert_eq!(bench.taken_orders(), [load(&log, 1), run(&log)]);
 }
 
-/// Asks for an inventory at this index. What is ordered.
+/// Requests an inventory at this index, and yields what is ordered.
 fn ask(bench: &mut Bench, log: &Log, index: u64, told: Told) -> Vec<Order> {
     let asked = Briefing { asks_inventory: true, index, ..briefing(log, told) };
     bench.try_tell(CONTROLLERS[0], asked).expect("it belongs");
     bench.taken_orders()
 }
 
-/// Each beat is answered with the question until the answer is there. One at a time is taken, and
-/// none again at an index at which one was: that answer is told until it is known.
+/// Each beat is answered with the request until the inventory is there. One at a time is taken, and none
+/// again at an index at which one was: that answer is resent until it is known.
 #[test]
 fn an_inventory_is_taken_once_however_often_it_is_asked_for() {
     let log = Log::running(spec(), &[1, 2]);
@@ -190,7 +190,7 @@ fn an_inventory_is_taken_once_however_often_it_is_asked_for() {
     assert_eq!(bench.told_again(), [answer], "what was lost is told again");
 }
 
-/// What was asked under the plan before is not waited for under the next.
+/// What was requested under the plan before is not waited for under the next.
 #[test]
 fn an_inventory_is_taken_anew_under_another_plan() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -204,8 +204,8 @@ fn an_inventory_is_taken_anew_under_another_plan() {
     assert_eq!(ask(&mut bench, &log, index, Told::All), expected);
 }
 
-/// After a rewind the seat waits for the plan that follows; what it settled is not settled again,
-/// and nothing that was held before is told or given away.
+/// After a rewind the seat waits for the plan that follows; what it settled is not settled again, and
+/// nothing that was held before is reported or given away.
 #[test]
 fn a_rewind_takes_away_what_is_held_and_orders_nothing_until_the_next_plan() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -221,7 +221,7 @@ fn a_rewind_takes_away_what_is_held_and_orders_nothing_until_the_next_plan() {
     assert_eq!(bench.taken_orders(), [load(&log, 0)]);
 }
 
-/// A worker that was deaf while the plan that names it was adopted and given up hears of it late.
+/// A worker that received nothing while the plan that names it was adopted and given up learns of it late.
 #[test]
 fn a_plan_that_a_rewind_has_closed_is_not_loaded() {
     let mut log = Log::running(spec(), &[2, 3]);
@@ -267,7 +267,7 @@ fn a_plan_that_begins_with_a_version_to_be_saved_says_so() {
     assert!(order.is_pending);
 }
 
-/// The configuration says nothing of version 2: it is written because the run is held there.
+/// The configuration does not make version 2 a checkpoint: it is written because the run is held there.
 #[test]
 fn a_version_that_is_kept_by_order_is_written_once() {
     let mut log = Log::running(spec(), &[1, 2]);
@@ -281,14 +281,14 @@ fn a_version_that_is_kept_by_order_is_written_once() {
         bench.brief(&log, Told::Changes);
         assert_eq!(bench.taken_orders(), expected);
     }
-    // Who loads it meanwhile is told with the plan.
+    // A host that loads it meanwhile gets the order with the plan.
     log.apply(Entry::Job(JobChange::Continue));
     log.run_plan(&[1, 2]);
     bench.brief(&log, Told::All);
     assert_eq!(bench.taken_orders(), [Order::Stop, load_and_write(&log, 0, true), run(&log)]);
 }
 
-/// Whoever runs is ordered to before the version is sealed, and who is about to when it runs.
+/// A worker that runs gets the order before the version is sealed, and one that loads gets it when it runs.
 #[test]
 fn a_version_that_follows_is_ordered_to_be_written_by_who_runs() {
     let mut log = Log::running(JobSpec { checkpoint_ticks: 1, ..spec() }, &[1, 2]);
@@ -325,7 +325,7 @@ fn what_the_configuration_makes_a_checkpoint_is_written_without_an_order() {
     assert!(!orders.iter().any(|order| matches!(order, Order::Save { .. })), "{orders:?}");
 }
 
-/// Whoever was deaf meanwhile hears of it with whatever it hears next, before it is asked.
+/// A worker that received nothing meanwhile learns of it with the next briefing, before the request in it.
 #[test]
 fn a_rewind_of_long_ago_takes_away_what_is_held_before_it_is_told() {
     let mut log = Log::running(spec(), &[1, 2]);

@@ -1,4 +1,4 @@
-//! What the host reports is told until it is known to be agreed, and no longer.
+//! What the host reports is sent again until it is known to be agreed, and no longer.
 
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
@@ -25,7 +25,7 @@ fn held(turn: Turn) -> HeldUpdate {
     HeldUpdate { turn, of: StageIndex(1), sums: vec![sum(LayerId(2), 0.25)], state: Vec::new() }
 }
 
-/// News are told to who leads at once, and to all until a briefing says that they are known.
+/// News are sent to the leader at once, and to all controllers until a briefing shows that they are known.
 fn check_told(bench: &mut Bench, news: News, expected: &Message) {
     bench.taken_messages();
     bench.news(news);
@@ -177,7 +177,7 @@ fn a_plan_that_ends_takes_what_was_about_it_along_but_not_what_is_durable() {
     );
 }
 
-/// R2: what a host still says of a plan that is over goes no further.
+/// R2: what a host still reports of a plan that is over is not sent.
 #[test]
 fn r2_news_of_another_plan_are_not_told() {
     let (log, mut bench) = running();
