@@ -1,7 +1,7 @@
-//! What everybody agrees on: a function of the entries applied, and of nothing else.
+//! The state that all nodes agree on: a function of the entries applied, and of nothing else.
 //!
-//! Every entry is checked when it is applied, against the state it meets, whatever held when it
-//! was proposed (rule R2). One that does not fit changes nothing and says why.
+//! Every entry is checked when it is applied, against the state it meets, whatever held when it was
+//! proposed (rule R2). One that does not fit changes nothing, and the refusal names the reason.
 
 mod access;
 mod apply;
@@ -42,9 +42,9 @@ pub const PLANNED_AHEAD_MAX: u64 = 4;
 /// How far a plan is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum PlanPhase {
-    /// Layers are on their way; who is ready, by stage.
+    /// Holders load their layers; for each stage, the record of its holder once that is ready.
     Loading(Vec<Option<ReadyRecord>>),
-    /// Its program runs.
+    /// Every holder was ready, and the plan's program runs.
     Running,
     /// It ended with a rewind, and no other is adopted yet.
     Closed,
@@ -53,16 +53,16 @@ pub enum PlanPhase {
 /// The plan in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanState {
-    /// The plan.
+    /// The plan as it was adopted.
     pub record: Arc<PlanRecord>,
-    /// How far it is.
+    /// How far it is: it loads, runs, or is closed.
     pub phase: PlanPhase,
 }
 
-/// The replicated state.
+/// The replicated state of the cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// The format of entries and snapshots. A snapshot's first byte says it ([`State::encode`]).
+    /// The format of entries and snapshots. It is a snapshot's first byte ([`State::encode`]).
     #[serde(skip, default = "Format::oldest")]
     format: Format,
     cluster: ClusterId,
@@ -70,7 +70,7 @@ pub struct State {
     members: BTreeMap<NodeId, Member>,
     quarantined: BTreeSet<NodeId>,
     access: Access,
-    /// The last entry that changed who is reached where.
+    /// Index of the last entry that changed the contacts.
     contacts_index: u64,
     job: Option<Job>,
     /// The last run that began. No number is given twice.
@@ -188,7 +188,7 @@ impl State {
         state
     }
 
-    /// The same with its job held or ended, if it was so: nobody but a person lets it go on.
+    /// The same with its job held or ended, if it was so: only a person lets it go on.
     #[must_use]
     pub fn held_as(mut self, phase: JobPhase) -> Self {
         match (phase, &mut self.job) {
@@ -223,7 +223,7 @@ impl State {
         self.run_last
     }
 
-    /// The cluster.
+    /// The cluster that the state belongs to.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {
         self.cluster
@@ -235,7 +235,7 @@ impl State {
         self.applied
     }
 
-    /// The members.
+    /// All members, lost ones included, by node.
     #[must_use]
     pub fn members(&self) -> &BTreeMap<NodeId, Member> {
         &self.members
@@ -247,14 +247,14 @@ impl State {
         &self.quarantined
     }
 
-    /// Whether a node that is let in and asks with this start would be admitted.
+    /// Whether a node that is let in and requests admission with this start would be admitted.
     #[must_use]
     pub fn admits(&self, node: NodeId, boot: u64) -> bool {
         let is_new = self.members.get(&node).is_none_or(|member| boot > member.boot);
         is_new && !self.quarantined.contains(&node) && self.has_room_for(node)
     }
 
-    /// The job.
+    /// The last job that began and was not removed, with its phase.
     #[must_use]
     pub fn job(&self) -> Option<&Job> {
         self.job.as_ref()
@@ -323,7 +323,7 @@ impl State {
         self.ledger.open_turn()
     }
 
-    /// What was sealed.
+    /// Final seals, as far back as they are kept.
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
@@ -399,7 +399,7 @@ impl State {
         Contacts { index: self.contacts_index, members: members.collect(), banned, rotation }
     }
 
-    /// The last entry that changed who is reached where.
+    /// Index of the last entry that changed the contacts.
     #[must_use]
     pub fn contacts_index(&self) -> u64 {
         self.contacts_index
@@ -417,7 +417,7 @@ impl State {
         plan.record.stages.iter().copied().find(|holder| !self.is_live(*holder))
     }
 
-    /// Whether somebody in the plan in force is about to go.
+    /// Number of holders in the plan in force that are about to go.
     #[must_use]
     pub fn draining_holders(&self) -> u32 {
         let Some(plan) = &self.plan else { return 0 };
@@ -428,8 +428,8 @@ impl State {
         plan.record.stages.iter().filter(is_draining).count() as u32
     }
 
-    /// Whether somebody is about to go, and too few stay to go on without: what is sealed here would end with
-    /// those who hold it, were it not written.
+    /// Whether a worker is about to go, and too few stay to go on without: unless it is written, what is
+    /// sealed here would be lost with the workers that hold it.
     #[must_use]
     pub fn is_left_alone(&self) -> bool {
         let Some(spec) = self.running_spec() else { return false };
@@ -444,8 +444,8 @@ impl State {
         leaving > 0 && staying < spec.workers_min
     }
 
-    /// Whether somebody in the plan in force went after what it held was saved: what it reported since is held
-    /// by nobody.
+    /// Whether a holder in the plan in force went after what it held was saved: no node holds what it
+    /// reported since.
     #[must_use]
     pub fn has_let_go(&self) -> bool {
         let Some(plan) = &self.plan else { return false };
@@ -473,7 +473,7 @@ impl State {
         self.is_at_checkpoint() || self.pending.iter().any(|pending| pending.version == open)
     }
 
-    /// Whether the plan's program runs, and everybody it needs is there.
+    /// Whether the plan's program runs, and all holders in it are there.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let is_running = self.plan.as_ref().is_some_and(|plan| plan.phase == PlanPhase::Running);

@@ -12,7 +12,7 @@ use crate::contact::Contact;
 use crate::member::{LossReason, Role};
 
 impl State {
-    /// The same, with credentials of those who are there first. Their numbers are not given again.
+    /// The same, with credentials that the cluster begins with. Their numbers are not given again.
     #[must_use]
     pub fn with_credentials(
         mut self,
@@ -24,7 +24,7 @@ impl State {
         self
     }
 
-    /// Tokens and credentials.
+    /// Tokens, credentials and the last change of authority, as agreed.
     #[must_use]
     pub fn access(&self) -> &Access {
         &self.access
@@ -61,7 +61,7 @@ impl State {
         }
     }
 
-    /// Somebody must be left who votes.
+    /// Checks that a controller would be left to vote.
     ///
     /// # Errors
     /// If the node is the only controller that is counted on.

@@ -27,56 +27,56 @@ pub enum Change {
     Planned(Arc<PlanRecord>),
     /// A holder is ready.
     Ready(Holder),
-    /// The program runs.
+    /// The program of the plan with this number runs.
     Resumed(Generation),
     /// A turn is sealed. If a planned change begins with the step that follows, it loads now.
     Sealed {
-        /// The seal.
+        /// The seal that was applied.
         seal: Seal,
         /// Whether the step was sealed before, and this only confirms it.
         is_repeated: bool,
         /// The plan that loads now.
         adopted: Option<Arc<PlanRecord>>,
     },
-    /// Layers are durable.
+    /// More layers of a version are durable.
     Durable {
-        /// The version.
+        /// Version of the layers.
         version: Step,
     },
     /// The next version becomes a checkpoint.
     Kept {
-        /// The version.
+        /// The version that follows the open one.
         version: Step,
     },
     /// A checkpoint is there; older ones are not referenced any more.
     Checkpoint {
-        /// The version.
+        /// Version of the new checkpoint.
         version: Step,
-        /// Versions that nobody will ask for again.
+        /// Versions of checkpoints that are not needed any more.
         dropped: Vec<Step>,
     },
     /// The run went back.
     Rewound {
-        /// To this version.
+        /// The version that the run went back to.
         to: Step,
-        /// Why.
+        /// Whether state was lost, two copies differ, or a person ordered it.
         reason: RewindReason,
         /// Versions of checkpoints that it went past.
         dropped: Vec<Step>,
     },
-    /// The job changed.
+    /// The job began, or its phase changed.
     Job {
-        /// How far it is.
+        /// The phase that the job is in now.
         phase: JobPhase,
-        /// Versions of checkpoints of the job before that nobody will ask for again: all but its last.
+        /// Versions of checkpoints of the job before that are not needed any more: all but its last.
         dropped: Vec<Step>,
     },
     /// A run that ended is forgotten.
     Removed {
-        /// Which.
+        /// The run that was removed.
         run: RunId,
     },
-    /// Who may take part changed.
+    /// Tokens, credentials or the authority changed.
     Access(AccessOutcome),
     /// Entries and snapshots have a newer format.
     Format(Format),
@@ -240,7 +240,7 @@ impl State {
         plans.flat_map(|plan| &plan.stages).any(|holder| holder.node == node)
     }
 
-    /// Who is lost and stands in no plan; of several the one that came first.
+    /// The member that is lost and stands in no plan; of several the one that came first.
     fn oldest_lost(&self) -> Option<NodeId> {
         let lost = self.members.iter().filter(|(_, member)| !member.is_live());
         let free = lost.filter(|(node, _)| !self.is_named(**node));
@@ -259,7 +259,7 @@ impl State {
         if mutant::is(Mutant::R2GenerationUnchecked) && seal.turn.step == self.open_turn().step {
             seal.turn = self.open_turn();
         } else if plan.phase != PlanPhase::Running {
-            // A seal of the plan before is told apart from one that comes too early (rule R2).
+            // A seal of the plan before is distinguished from one that comes too early (rule R2).
             if seal.turn.generation != generation {
                 let (expected, found) = (generation, seal.turn.generation);
                 return Err(EntryRefusal::OtherGeneration { expected, found });
@@ -361,8 +361,8 @@ impl State {
     }
 
     /// The version that follows the open one becomes a checkpoint. It is not the open one: a worker may
-    /// have left that behind when it hears of it. Whoever learns that the next one is sealed has been
-    /// sent this entry before, or is with the same briefing.
+    /// have left that behind when it receives this. A worker that learns that the next version is sealed
+    /// has been sent this entry before, or is with the same briefing.
     fn apply_keep(&mut self, version: Step) -> Result<Change, EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
         if spec.checkpoint_ticks == 0 && !self.is_left_alone() {
@@ -401,8 +401,8 @@ impl State {
         Ok(Change::Checkpoint { version, dropped })
     }
 
-    /// The job is done with the checkpoint behind its last step: without it nobody would have what
-    /// was trained once its workers are gone.
+    /// The job is done with the checkpoint behind its last step: without it no node would have what was
+    /// trained once its workers are gone.
     fn end_if_kept(&mut self) {
         let is_kept = self.checkpoints.last().is_some_and(|c| c.version == self.open_turn().step);
         if let Some(job) = self.job.as_mut().filter(|job| job.under_way().is_ok())

@@ -1,5 +1,5 @@
-//! The class of devices that a job computes on: agreed on with its first plan, kept until it ends.
-//! Bits differ between classes, so whoever is of another one has no part in it.
+//! The class of devices that a job computes on: agreed on with its first plan, kept until it ends. Bits
+//! differ between classes, so workers of another class have no part in it.
 
 use super::State;
 use crate::class::DeviceClass;

@@ -124,7 +124,7 @@ impl State {
         }
         let (phase, dropped) = match change {
             JobChange::Start(spec) => (JobPhase::Running, self.start(spec)),
-            // Whoever holds a run may switch all of it off.
+            // The person who pauses a run may switch all of its nodes off.
             JobChange::Pause => {
                 self.keep_open_version();
                 (JobPhase::Paused, Vec::new())
@@ -251,7 +251,7 @@ impl State {
                     return Err(EntryRefusal::Forgotten { to, base });
                 }
             }
-            // Whoever orders it wants to go on from there, whatever was sealed since.
+            // The person who orders it wants to go on from there, whatever was sealed since.
             RewindReason::Ordered => {
                 self.check_restore(to)?;
                 self.history.forget_from(to);

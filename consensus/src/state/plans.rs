@@ -140,7 +140,7 @@ fn names(found: &[LayerDigest], expected: impl Iterator<Item = LayerId>) -> bool
     found.iter().map(|(layer, _)| *layer).eq(expected)
 }
 
-/// The first layer that somebody loaded with other bits than another, or than its checkpoint or an
+/// The first layer that a holder loaded with other bits than another holder, or than its checkpoint or an
 /// inventory has.
 #[must_use]
 pub fn differing_layer(record: &PlanRecord, ready: &[Option<ReadyRecord>]) -> Option<LayerId> {

@@ -28,59 +28,59 @@ pub enum EntryRefusal {
     /// The format is not newer than the one that is agreed on.
     #[error("format {found}, format {agreed} is agreed on")]
     Format {
-        /// The one that is agreed on.
+        /// Format that is agreed on.
         agreed: Format,
-        /// The entry's.
+        /// Format that the entry names.
         found: Format,
     },
     /// It is about another plan (rule R2).
     #[error("of generation {found}, the plan is generation {expected}")]
     OtherGeneration {
-        /// The plan in force.
+        /// Generation of the plan in force.
         expected: Generation,
-        /// The entry's.
+        /// Generation that the entry names.
         found: Generation,
     },
     /// The plan's program does not run.
     #[error("generation {generation} does not run")]
     NotRunning {
-        /// The plan in force.
+        /// Generation of the plan in force.
         generation: Generation,
     },
     /// The plan is not waiting for its holders.
     #[error("generation {generation} is not loading")]
     NotLoading {
-        /// The plan in force.
+        /// Generation that the entry names.
         generation: Generation,
     },
-    /// Who is named has no stage, or is lost.
+    /// The named holder has no stage, or is lost.
     #[error("{holder} has no part in it")]
     NotAHolder {
-        /// Who.
+        /// The holder that the entry names.
         holder: Holder,
     },
-    /// It was said before.
+    /// The holder reported ready before.
     #[error("{holder} was ready before")]
     AlreadyReady {
-        /// Who.
+        /// The holder that is ready already.
         holder: Holder,
     },
     /// The layers named are not those of the stage.
     #[error("{holder} does not name the layers of its stage")]
     OtherLayers {
-        /// Who.
+        /// The holder that names other layers.
         holder: Holder,
     },
-    /// Somebody is not ready.
+    /// At least one stage is not ready.
     #[error("{missing} stages are not ready")]
     NotReady {
-        /// How many.
+        /// Number of stages that are not ready.
         missing: u32,
     },
     /// What two nodes loaded, or what was loaded and what was to be, differ.
     #[error("layer {layer} was loaded with different digests")]
     DigestsDiffer {
-        /// The layer.
+        /// Index of the layer that differs.
         layer: LayerId,
     },
     /// The seal does not fit the ledger.
@@ -92,47 +92,47 @@ pub enum EntryRefusal {
     /// No such checkpoint is under way, or there.
     #[error("no checkpoint of version {version}")]
     NoCheckpoint {
-        /// The version named.
+        /// Version that the entry names.
         version: Step,
     },
     /// The version that is to become a checkpoint is not the one that follows.
     #[error("version {found} is to become a checkpoint, the next one is {expected}")]
     NotNext {
-        /// The next version.
+        /// The version that follows the open one.
         expected: Step,
-        /// The one named.
+        /// Version that the entry names.
         found: Step,
     },
-    /// A layer was said to be durable with another digest, or is unknown.
+    /// A layer was reported durable with another digest, or is unknown.
     #[error("layer {layer} of version {version} does not fit")]
     DurableLayer {
-        /// The version.
+        /// Version that the entry names.
         version: Step,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
     },
-    /// Layers are missing.
+    /// Not all layers of the version are durable.
     #[error("version {version} has {found} of {expected} layers")]
     Incomplete {
-        /// The version.
+        /// Version that the entry names.
         version: Step,
-        /// Layers of the model.
+        /// Number of layers of the model.
         expected: u32,
-        /// Layers that are durable.
+        /// Number of layers that are durable.
         found: u32,
     },
     /// The run is not that far.
     #[error("version {to} is ahead of version {open}")]
     AheadOfLedger {
-        /// The version named.
+        /// Version that the entry names.
         to: Step,
-        /// The version there is.
+        /// The open version.
         open: Step,
     },
     /// The run cannot go back that far: what was sealed since is forgotten.
     #[error("version {to} lies before {base}, what was sealed in between is forgotten")]
     Forgotten {
-        /// The version named.
+        /// Version that the entry names.
         to: Step,
         /// The first step remembered.
         base: Step,

@@ -1,4 +1,4 @@
-//! Who is let in: tokens, what is given for them, and who is kept out.
+//! Admission: tokens, what is given for them, and which nodes are kept out.
 
 use zbelastic_types::{ClusterId, Digest, NodeId};
 
@@ -35,7 +35,7 @@ fn key(key: u8) -> Digest {
     Digest([key; 32])
 }
 
-/// Somebody with this key uses the token.
+/// A node with this key uses the token.
 fn used(by: u8) -> AccessChange {
     AccessChange::TokenUsed {
         token: TOKEN,
@@ -100,7 +100,7 @@ fn a_token_lets_in_as_often_as_it_may_and_each_key_once() {
     assert_eq!((credential.issued_at_s, credential.expires_at_s), (NOW_S, NOW_S + 1));
 }
 
-/// Two leaders propose the last use for two keys: the log says who came first.
+/// Two leaders propose the last use for two keys: the order in the log decides which came first.
 #[test]
 fn a_use_that_was_checked_before_another_is_agreed_is_refused_when_it_is_applied() {
     let mut log = with_token(TokenTerms { uses_max: 1, ..terms() });
@@ -210,8 +210,8 @@ fn a_credential_has_a_name_and_an_end() {
     refuse(&mut log, stranger, AccessRefusal::NoCredential { node });
 }
 
-/// The number of the first controllers, of those who are there first and of those who were
-/// forgotten is not given again.
+/// The number of the first controllers, of nodes whose credential the cluster begins with and of nodes
+/// that were forgotten is not given again.
 #[test]
 fn a_number_is_given_once() {
     let first = [NodeId(1), NodeId(4)];
@@ -270,8 +270,8 @@ fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
     assert!(known.contains_key(&NodeId(1)) && !known.contains_key(&NodeId(2)));
 }
 
-/// Machines that come and go for months each leave a credential that has not expired: whoever comes next
-/// takes the place of the worker that showed itself longest ago, and of no one who was kept out.
+/// Machines that come and go for months each leave a credential that has not expired: the next node takes
+/// the place of the worker whose credential was issued longest ago, and of none that was kept out.
 #[test]
 fn a_full_cluster_forgets_the_worker_that_was_away_longest() {
     let mut log = Log::empty();
@@ -363,7 +363,7 @@ fn who_is_removed_does_not_come_back_and_who_is_lost_otherwise_does() {
     log.join(2);
 }
 
-/// Whoever votes alone is neither removed nor revoked.
+/// A controller that votes alone is neither removed nor revoked.
 #[test]
 fn the_last_controller_stays() {
     let nodes = [NodeId(8), NodeId(9)];

@@ -64,8 +64,8 @@ fn who_waits_for_workers_is_told_of_those_that_are_left_out() {
     assert!(said.contains("0 of 1 are there, 2 on devices that give other bits"), "{said}");
 }
 
-/// A new cluster out of an old one's checkpoint makes plans for what the old one computed on, whoever joins
-/// first.
+/// A new cluster out of an old one's checkpoint makes plans for what the old one computed on, whichever
+/// node joins first.
 #[test]
 fn a_recovered_job_keeps_its_class() {
     let mut log = log(DeviceKind::Cuda, &[cuda("H200")]);

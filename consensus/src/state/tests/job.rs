@@ -222,7 +222,7 @@ fn a_run_that_is_held_keeps_the_version_it_is_held_at() {
     assert_eq!(log.pending_versions(), [0; 0], "it is one already");
 }
 
-/// Who is held behind the last step has only to write, and a checkpoint of an earlier step does not
+/// A job that is held behind the last step has only to write, and a checkpoint of an earlier step does not
 /// end a job.
 #[test]
 fn a_job_that_is_held_gets_done_and_an_older_checkpoint_ends_nothing() {

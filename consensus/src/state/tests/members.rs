@@ -38,7 +38,7 @@ fn a_request_of_an_earlier_start_is_stale() {
     assert!(log.state.holder_of(NodeId(5)).is_some());
 }
 
-/// Failure 10: who comes back is a new life, and nothing of the old one is counted on.
+/// Failure 10: a node that comes back is a new life, and nothing of the old one is counted on.
 #[test]
 fn a_later_start_supersedes_the_life_before() {
     let mut log = Log::empty();
@@ -97,7 +97,7 @@ fn the_changes_that_fit_are_made_and_named() {
     log.refuse(Entry::Members(Vec::new()), EntryRefusal::Members);
 }
 
-/// A full cluster takes in nobody; one that was lost longest ago makes room.
+/// A full cluster admits no node; a member that was lost longest ago makes room.
 #[test]
 fn members_have_a_limit() {
     let mut log = Log::empty();

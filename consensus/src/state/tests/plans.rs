@@ -206,7 +206,7 @@ fn r3_copies_are_where_the_promise_says() {
     check(2, kept, &[&[1, 2], &[2, 0], &[0, 3]], false);
 }
 
-/// Where there are fewer others than copies are wanted, the plan says how many there are.
+/// Where there are fewer others than copies are wanted, the plan states how many there are.
 #[test]
 fn r3_a_promise_of_fewer_copies_is_told_as_that() {
     let check = |promise: Promise, is_fit: bool| {
@@ -289,7 +289,7 @@ fn a_change_is_planned_so_far_ahead_and_only_once_and_only_while_it_runs() {
     log.refuse(Entry::Adopt(Box::new(plan)), from_step(1, 3));
 }
 
-/// Who breaks down before the change is no reason to lose the step: a plan for now replaces it.
+/// A node that breaks down before the change is no reason to lose the step: a plan for now replaces it.
 #[test]
 fn a_plan_for_now_replaces_a_planned_one() {
     let (mut log, plan) = planned(2);

@@ -47,7 +47,7 @@ fn a_run_goes_back_to_its_beginning() {
     assert!(log.checkpoint_versions().is_empty());
 }
 
-/// Where two tell the open version differently and a checkpoint has it, nothing sealed is lost.
+/// Where two nodes report the open version differently and a checkpoint has it, nothing sealed is lost.
 #[test]
 fn a_run_may_go_back_to_where_it_stands() {
     let mut log = Log::running(spec(), &[1, 2]);

@@ -19,7 +19,7 @@ const UNTIL_S: u64 = NOW_S + 7 * 24 * 3600;
 const OLD: Digest = Digest([1; 32]);
 const NEW: Digest = Digest([2; 32]);
 
-/// What each member said last.
+/// The last report of each member.
 type Reports = BTreeMap<NodeId, AuthorityReport>;
 
 fn certificate(key: Digest) -> Vec<u8> {
@@ -56,7 +56,7 @@ fn refuse(log: &mut Log, change: AuthorityChange, expected: AccessRefusal) {
     log.refuse(Entry::Access(change), expected);
 }
 
-/// Whoever is among the first believes the new authority, among the second has a certificate by it.
+/// Members in the first list believe the new authority, those in the second have a certificate by it.
 fn reports(believing: &[u64], certified: &[u64]) -> Reports {
     let report = |node: &u64| {
         let (is_certified, has_key) = (certified.contains(node), *node < 3);
@@ -93,12 +93,13 @@ fn the_new_authority_issues_once_all_who_are_there_believe_it_and_controllers_ha
     let mut keyless = reports(&[1, 2, 3], &[]);
     keyless.get_mut(&NodeId(2)).expect("it reported").has_key = false;
     assert_eq!(step(&log, &keyless), wait(&[2], None));
-    // What was said of another authority says nothing of this one.
+    // What was reported of another authority does not count for this one.
     let mut of_another = reports(&[1, 2, 3], &[]);
     of_another.get_mut(&NodeId(3)).expect("it reported").key = OLD;
     assert_eq!(step(&log, &of_another), wait(&[3], None));
     assert_eq!(step(&log, &reports(&[1, 2, 3], &[])), RotationStep::Issue);
-    // Who is away is not waited for: it believes the new one by what leads there from the old one.
+    // A member that is away is not waited for: it believes the new one by what leads there from the old
+    // one.
     lose(&mut log, 3, LossReason::Closed);
     assert_eq!(step(&log, &reports(&[1, 2], &[])), RotationStep::Issue);
 }
@@ -112,7 +113,7 @@ fn the_old_authority_is_retired_once_all_who_are_there_are_certified_and_the_res
     assert_eq!(step(&all, NOW_S), wait(&[], Some(UNTIL_S)));
     assert_eq!(step(&all, UNTIL_S - 1), wait(&[], Some(UNTIL_S)));
     assert_eq!(step(&all, UNTIL_S), RotationStep::Retire);
-    // Time does not cut off who is there.
+    // Time does not cut off members that are there.
     assert_eq!(step(&some, UNTIL_S), wait(&[3], None));
     assert_eq!(step(&Reports::new(), UNTIL_S), wait(&[1, 2, 3], None));
 }
@@ -150,7 +151,7 @@ fn an_authority_whose_key_is_lost_is_announced_anew_before_it_issues_and_never_b
     let mut keyless = reports(&[1, 2, 3], &[]);
     keyless.values_mut().for_each(|report| report.has_key = false);
     assert_eq!(log.state.rotation_step(&keyless, NOW_S), RotationStep::AnnounceAnew);
-    // One that may have it has not spoken yet.
+    // One that may have it has not reported yet.
     keyless.remove(&NodeId(1));
     assert_eq!(log.state.rotation_step(&keyless, NOW_S), wait(&[1, 2], None));
     let third = Digest([3; 32]);
@@ -241,7 +242,7 @@ fn whom_to_believe_is_told_with_contacts_and_is_in_snapshots() {
     let read = State::decode(Format::NEWEST, &log.state.encode()).expect("a state");
     assert_eq!(read, log.state);
     assert_eq!(read.contacts().rotation.as_ref(), read.access().rotation());
-    // Whoever leads next goes on from there, once members have reported to it.
+    // The next leader goes on from there, once members have reported to it.
     assert_eq!(read.rotation_step(&Reports::new(), NOW_S), wait(&[1, 2, 3], None));
     assert_eq!(read.rotation_step(&reports(&[1, 2, 3], &[]), NOW_S), RotationStep::Issue);
 }

@@ -1,4 +1,4 @@
-//! Runs that ended: kept until somebody removes them, whatever begins after them.
+//! Runs that ended: kept until a person removes them, whatever begins after them.
 
 use std::sync::Arc;
 
