@@ -3,7 +3,7 @@
 //! A stage computes a *candidate* beside its state and goes on with it. What it needs to take the
 //! candidate back, it never overwrites: there is nothing to undo, only something to drop. The
 //! leader sums squares over all tensors in model order, [`decide`]s, and the decision becomes a
-//! [`Seal`] which every stage applies. `docs/validation.md` tells the whole protocol.
+//! [`Seal`] which every stage applies. `docs/validation.md` describes the whole protocol.
 //!
 //! ```text
 //! stage   W ... W | REPORT | STEP (candidate) | F F B of the next step | GATE | COMMIT | W ...

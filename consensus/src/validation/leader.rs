@@ -9,10 +9,10 @@ use super::verdict::{Decision, Gate, GuardPolicy, Verdict, decide};
 /// A seal to be agreed on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Proposal {
-    /// The seal.
+    /// The seal with the verdict on the open turn.
     pub seal: Seal,
     /// Whether any stage's gate was open, so that a candidate was computed before the verdict.
-    /// Gates close from some stage on, so the first stage's tells.
+    /// Gates close from some stage on, so the first stage's gate shows it.
     pub went_ahead: bool,
 }
 

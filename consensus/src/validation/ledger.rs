@@ -73,7 +73,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Applies a seal.
+    /// Applies a seal to the ledger.
     ///
     /// # Errors
     /// As [`Self::check`]; the ledger stays as it was.

@@ -1,10 +1,10 @@
-//! What stages tell about their gradients.
+//! What stages report about their gradients.
 
 use super::seal::Turn;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Fingerprint, LayerId, StageIndex, TensorIndex};
 
-/// A layer with the fingerprint of its state, as who holds it attests it.
+/// A layer with the fingerprint of its state, as a holder attests it.
 pub type LayerFingerprint = (LayerId, Fingerprint);
 
 /// One parameter tensor's gradient in a number.
@@ -38,9 +38,9 @@ impl TensorSum {
 /// A stage's report on its gradient of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What it is about.
+    /// The generation, attempt and step that it is about.
     pub turn: Turn,
-    /// Who reports.
+    /// The stage whose gradient it is.
     pub stage: StageIndex,
     /// One sum for each tensor of the stage.
     pub sums: Vec<TensorSum>,
@@ -52,7 +52,7 @@ pub struct Report {
 /// ahead with its candidate, never what the verdict is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prefix {
-    /// What it is about.
+    /// The generation, attempt and step that it is about.
     pub turn: Turn,
     /// The sum of squares of the stages up to the sender's.
     pub square_sum: f64,

@@ -1,4 +1,4 @@
-//! The seal: a verdict that everybody has agreed on.
+//! The seal: a verdict that is agreed on.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ use crate::mutant::{self, Mutant};
 /// after it, even if it had got further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Turn {
-    /// The plan.
+    /// Number of the plan that the step is computed under.
     pub generation: Generation,
     /// How often work was dropped under this plan so far.
     pub attempt: Attempt,
-    /// The step.
+    /// The step that is computed.
     pub step: Step,
 }
 
@@ -51,9 +51,9 @@ impl Turn {
 /// very same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Seal {
-    /// What was decided on.
+    /// The turn that is decided on.
     pub turn: Turn,
-    /// The decision.
+    /// What becomes of the step.
     pub verdict: Verdict,
     /// Why; for people, and for the spike guard's count.
     pub reason: Reason,
@@ -93,35 +93,35 @@ pub enum SealRefusal {
     /// It belongs to another plan (rule R2: checked when it is applied, not when it is proposed).
     #[error("the seal is of generation {found}, the plan is generation {expected}")]
     OtherGeneration {
-        /// The plan in force.
+        /// Generation of the plan in force.
         expected: Generation,
-        /// The seal's.
+        /// Generation that the seal names.
         found: Generation,
     },
     /// It was applied before (rule R8: a repeated delivery does nothing).
     #[error("{found} is behind {expected}")]
     Past {
-        /// What comes next here.
+        /// The turn that waits for its seal.
         expected: Turn,
-        /// The seal's.
+        /// The turn that the seal is about.
         found: Turn,
     },
-    /// Its counters do not follow from the ledger's: who proposed it had another ledger.
+    /// Its counters do not follow from the ledger's: the leader that proposed it had another ledger.
     #[error("the seal leads to {found} updates and step {cursor}, expected {expected} updates")]
     Counters {
-        /// Updates that follow.
+        /// Updates that follow from the ledger and the verdict.
         expected: u64,
-        /// The seal's.
+        /// Updates that the seal states.
         found: u64,
-        /// The seal's cursor.
+        /// The next step that the seal states.
         cursor: Step,
     },
     /// Something before it is missing.
     #[error("{found} is ahead of {expected}")]
     Gap {
-        /// What comes next here.
+        /// The turn that waits for its seal.
         expected: Turn,
-        /// The seal's.
+        /// The turn that the seal is about.
         found: Turn,
     },
 }

@@ -13,7 +13,7 @@ pub enum CandidateOrder {
     Stay,
     /// Compute one with this coefficient from the untouched state, in place of any other.
     Compute {
-        /// The coefficient.
+        /// The scale of the gradient: one, or below one if it is clipped.
         coefficient: f32,
     },
     /// Drop what there is: the state's weights are in force again.
@@ -25,7 +25,7 @@ pub enum CandidateOrder {
 /// What applying a seal means for a stage, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Application {
-    /// First, the candidate.
+    /// What to do first, about the candidate.
     pub candidate: CandidateOrder,
     /// Then, if the step is taken, the moments with this coefficient, and the candidate becomes
     /// the state (rule R8: from version `t - 1` only).
@@ -33,7 +33,7 @@ pub struct Application {
     /// Whether work on the next step was begun on weights that are not its weights; it must be
     /// dropped, activations freed, before the turn that follows begins (rule R6).
     pub drops_ahead: bool,
-    /// The turn that follows.
+    /// The turn that is open once the seal is applied.
     pub next: Turn,
 }
 
@@ -133,7 +133,7 @@ impl StageHalf {
     /// As [`Self::check`].
     ///
     /// # Panics
-    /// If this stage's gradient was not reported: nobody could have decided.
+    /// If this stage's gradient was not reported: no leader could have decided.
     pub fn apply(&mut self, seal: &Seal) -> Result<Application, SealRefusal> {
         self.check(seal)?;
         let candidate = match self.phase {

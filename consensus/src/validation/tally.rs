@@ -12,7 +12,7 @@ pub enum ReportRefusal {
     /// It is about another generation, step or attempt.
     #[error("the report is about {found}, the open step is {expected}")]
     OtherTurn {
-        /// What is open.
+        /// The turn that waits for its seal.
         expected: Turn,
         /// What the report is about.
         found: Turn,
@@ -20,33 +20,33 @@ pub enum ReportRefusal {
     /// It names a tensor the model does not have.
     #[error("stage {stage} reports tensor {tensor} of {tensor_count}")]
     UnknownTensor {
-        /// Who reports.
+        /// The stage that sent the report.
         stage: StageIndex,
-        /// The tensor named.
+        /// Index of the tensor that the report names.
         tensor: TensorIndex,
-        /// Tensors there are.
+        /// Number of tensors in the model.
         tensor_count: u32,
     },
-    /// It tells another sum than an earlier report.
+    /// It has another sum for a tensor than an earlier report.
     #[error("stage {stage} reports {found} for tensor {tensor}, which was counted as {counted}")]
     Contradiction {
-        /// Who reports.
+        /// The stage that sent the report.
         stage: StageIndex,
-        /// The tensor.
+        /// Index of the tensor in the model.
         tensor: TensorIndex,
-        /// The sum counted.
+        /// The sum of squares counted before.
         counted: f64,
-        /// The sum reported.
+        /// The sum of squares in the report.
         found: f64,
     },
-    /// It tells another loss than an earlier report.
+    /// It has another loss than an earlier report.
     #[error("stage {stage} reports a loss of {found}, which was counted as {counted}")]
     LossContradiction {
-        /// Who reports.
+        /// The stage that sent the report.
         stage: StageIndex,
-        /// The loss counted.
+        /// The sum of cross-entropies counted before.
         counted: f64,
-        /// The loss reported.
+        /// The sum of cross-entropies in the report.
         found: f64,
     },
 }
@@ -70,7 +70,7 @@ pub struct Tally {
     sums: Vec<Option<TensorSum>>,
     missing: usize,
     loss_sum: Option<f64>,
-    /// The first stage's own sum, which says whether anybody went ahead.
+    /// The first stage's own sum, which shows whether any stage went ahead.
     first_stage_sum: Option<f64>,
 }
 
@@ -143,7 +143,7 @@ impl Tally {
         Some(Summary { sums, loss_sum: self.loss_sum?, first_stage_sum })
     }
 
-    /// What is counted.
+    /// The turn whose reports are counted.
     #[must_use]
     pub fn turn(&self) -> Turn {
         self.turn

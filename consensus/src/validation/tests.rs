@@ -70,7 +70,7 @@ fn reason_names_the_first_bad_tensor_in_model_order() {
     assert_eq!(found, expected);
 }
 
-/// Only a node that lies tells such sums, and it must not reach the ledger of norms with them.
+/// Only a node that lies reports such sums, and they must not reach the ledger of norms.
 #[test]
 fn sums_that_overflow_together_are_no_norm_to_clip_to_nothing() {
     let both = summary(&[1.0, 1e308, 1e308], 1.0);

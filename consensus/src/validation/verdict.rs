@@ -48,7 +48,7 @@ pub enum Verdict {
     Keep,
     /// The step is taken with the gradient scaled.
     Clip {
-        /// The scale.
+        /// The scale of the gradient, at most one.
         coefficient: f32,
     },
     /// The state stays, the batch counts as consumed.
@@ -97,7 +97,7 @@ pub enum Reason {
     /// The norm is above the clip norm; so far above, if the step is not taken, that no `f32` scales the
     /// gradient to it.
     LargeNorm {
-        /// The clip norm.
+        /// The largest norm that is applied as it is.
         clip_norm: f64,
     },
     /// Some gradient is not finite, or the norm of all is not.
@@ -107,7 +107,7 @@ pub enum Reason {
         tensor: TensorIndex,
         /// Its values that are not finite; none if only sums are not.
         values: u64,
-        /// Tensors that have any.
+        /// Number of tensors that have such values.
         tensor_count: u32,
         /// Replays of the step so far.
         replays: u32,
@@ -126,7 +126,7 @@ pub enum Reason {
     Spike {
         /// Standard deviations above the mean.
         deviations: f64,
-        /// Deviations allowed.
+        /// Standard deviations that the policy allows.
         deviations_max: f64,
     },
     /// A spike after as many skips in a row as are allowed.
@@ -175,9 +175,9 @@ impl fmt::Display for Reason {
 /// A verdict with what led to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The verdict.
+    /// What becomes of the step.
     pub verdict: Verdict,
-    /// Why.
+    /// Why the verdict is what it is.
     pub reason: Reason,
     /// The sum of squares over all tensors.
     pub square_sum: f64,
@@ -277,7 +277,7 @@ pub enum Gate {
 impl Gate {
     /// The gate for the sums so far. It guesses at the verdict and need not agree with it: sums
     /// come stage by stage here and tensor by tensor there, which may differ in the last bit. A
-    /// stage that stood behind a closed gate computes its candidate when the seal says so.
+    /// stage that stood behind a closed gate computes its candidate when the seal requires it.
     #[must_use]
     pub fn of(square_sum: f64, clip_norm: Option<f64>) -> Self {
         if !square_sum.is_finite() {
