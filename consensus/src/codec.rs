@@ -26,7 +26,7 @@ impl Format {
     /// The newest that this program reads. Format 10 adds the entry that raises the format.
     pub const NEWEST: Self = Self(10);
 
-    /// [`Self::OLDEST`], for what does not say its format.
+    /// [`Self::OLDEST`], for a value that carries no format of its own.
     pub(crate) const fn oldest() -> Self {
         Self::OLDEST
     }
@@ -38,7 +38,7 @@ impl Format {
         if is_read { Some(Self(number)) } else { None }
     }
 
-    /// Its number.
+    /// Number of the format: the first byte.
     #[must_use]
     pub const fn number(self) -> u8 {
         self.0
@@ -54,15 +54,15 @@ impl fmt::Display for Format {
 /// Why bytes are not decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// There are none.
+    /// There are no bytes, not even a format.
     #[error("no bytes")]
     Empty,
-    /// More than can be.
+    /// There are more bytes than the limit.
     #[error("{found} bytes, at most {limit}")]
     TooLong {
-        /// The limit.
+        /// The most bytes that are accepted.
         limit: usize,
-        /// Bytes found.
+        /// Number of bytes given.
         found: usize,
     },
     /// Another version of the program wrote them.
@@ -70,16 +70,16 @@ pub enum DecodeError {
     Version {
         /// The newest format that the program reads.
         newest: Format,
-        /// The version found.
+        /// Format number in the first byte.
         found: u8,
     },
-    /// They are no such thing.
+    /// The bytes after the format do not form a value of the type.
     #[error("the bytes do not form what they should")]
     Form,
-    /// Something is left over.
+    /// Bytes are left over after the value.
     #[error("{count} bytes too many")]
     Trailing {
-        /// Bytes left.
+        /// Number of bytes left over.
         count: usize,
     },
 }

@@ -75,7 +75,7 @@ fn an_envelope_that_is_too_long_is_refused_whatever_it_says() {
     assert_eq!(next, Err(unread(newer)));
 }
 
-/// A list that says it has more than there are bytes is refused without room being made for it.
+/// A list whose length is more than there are bytes is refused without room being made for it.
 #[test]
 fn lists_that_claim_to_be_endless_are_refused() {
     let endless = [&[0xff; 9][..], &[1]].concat();
@@ -99,7 +99,7 @@ fn states() -> Vec<State> {
     logs.into_iter().map(|log| log.state).chain([state()]).collect()
 }
 
-/// Whatever an entry says, it is applied, or refused with nothing changed but the index.
+/// Whatever an entry holds, it is applied, or refused with nothing changed but the index.
 fn check_applied(states: &[State], entry: &Entry) {
     for state in states {
         let index = state.applied() + 1;

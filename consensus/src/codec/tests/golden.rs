@@ -30,7 +30,7 @@ fn block(name: &str, bytes: &[u8]) -> String {
     format!("{name}: {} bytes\n{}", bytes.len(), lines.concat())
 }
 
-/// Compares `found` with the golden file `name`, or writes it there if asked to bless.
+/// Compares `found` with the golden file `name`, or writes it there if blessing was requested.
 fn check(name: &str, found: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if is_blessing() {
@@ -78,7 +78,7 @@ fn a_snapshot_has_these_bytes() {
 }
 
 /// The golden files are those of the oldest format: what the program before wrote is read, and what it
-/// reads is written, until everybody reads a newer one.
+/// reads is written, until all nodes read a newer one.
 #[test]
 fn only_the_first_byte_tells_the_formats_of_snapshots_and_entries_apart() {
     for format in [Format::OLDEST, Format::NEWEST] {

@@ -87,7 +87,7 @@ pub(super) fn running() -> Log {
 }
 
 /// A state with something in each of its parts: a plan that loads, a checkpoint, one under way.
-/// In the oldest format, which is what bytes are read as that do not say theirs.
+/// In the oldest format, in which bytes are read that do not name their format.
 pub(super) fn state() -> State {
     let mut log = Log::running(spec(), &[1, 2, 3]);
     log.keep(4);
@@ -126,7 +126,7 @@ pub(super) fn entries() -> Vec<Entry> {
     ]
 }
 
-/// Somebody uses it.
+/// A use of the token.
 pub(super) fn used(token: TokenId) -> AccessChange {
     AccessChange::TokenUsed {
         token,
