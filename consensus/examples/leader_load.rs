@@ -50,7 +50,7 @@ struct Bench {
     busy: Duration,
     sent: u64,
     bytes: u64,
-    /// Plans that it asked for, and workers that it asked what they hold.
+    /// Plans that it requested, and workers whose inventory it requested, with the index of the request.
     solves: Vec<SolveRequest>,
     asked: Vec<(NodeId, u64)>,
 }
@@ -237,7 +237,7 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
     }
 }
 
-/// What a solver answers: the schedule that copes best with many stages.
+/// What a solver returns: the schedule that copes best with many stages.
 fn solution(workers: u32) -> Solution {
     let compute = generate(ScheduleKind::ZbH1, workers, 2 * workers).expect("the size is legal");
     let options = LowerOptions { window: Window::One, early_head_weights: false };

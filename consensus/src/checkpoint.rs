@@ -29,7 +29,7 @@ pub struct CheckpointRecord {
 /// A version that is to become one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PendingCheckpoint {
-    /// The version.
+    /// The version: steps sealed before it.
     pub version: Step,
     /// Layers that are durable so far.
     pub layers: BTreeMap<LayerId, Digest>,

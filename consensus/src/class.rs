@@ -16,17 +16,17 @@ pub enum DeviceClass {
     Cuda(DeviceName),
 }
 
-/// A kind of devices, as far as a job asks for one.
+/// The kind of devices that a job runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceKind {
-    /// Processor cores.
+    /// Processor cores, which all give the same bits.
     Processors,
-    /// Devices of NVIDIA's.
+    /// Devices of NVIDIA's, programmed with CUDA.
     Cuda,
 }
 
 impl DeviceClass {
-    /// Its kind.
+    /// The kind of devices that the class belongs to.
     #[must_use]
     pub const fn kind(self) -> DeviceKind {
         match self {
@@ -60,7 +60,7 @@ pub enum DeviceNameRefusal {
     /// It is empty or too long.
     #[error("a device's name of {found} bytes, 1 to {DEVICE_NAME_BYTES_MAX} allowed")]
     Size {
-        /// Bytes found.
+        /// Length of the name in bytes.
         found: usize,
     },
     /// It has another character than those allowed.
@@ -69,7 +69,7 @@ pub enum DeviceNameRefusal {
 }
 
 impl DeviceName {
-    /// The name.
+    /// Makes a name of the text.
     ///
     /// # Errors
     /// If it is not one.

@@ -1,6 +1,6 @@
 //! Under which name and at which addresses a node is reached.
 //!
-//! An address is text here: who connects parses it. Only sizes are checked, so that whatever is
+//! An address is text here: the node that connects parses it. Only sizes are checked, so that whatever is
 //! agreed on stays small.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,18 +11,18 @@ use zbelastic_types::NodeId;
 use crate::access::Rotation;
 use crate::member::Role;
 
-/// Bytes of a node's name.
+/// The most bytes of a node's name, or of a zone's.
 pub const NAME_BYTES_MAX: usize = 63;
-/// Addresses of a node.
+/// The most addresses of a node.
 pub const ADDRESSES_MAX: usize = 8;
-/// Bytes of one address.
+/// The most bytes of one address.
 pub const ADDRESS_BYTES_MAX: usize = 64;
 
 /// Where a machine stands, as far as that is known: what stands in one place may be lost at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The zone, as a cloud or a person calls it: up to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`. Empty
-    /// if nobody said.
+    /// if it was not given.
     pub zone: String,
     /// A number that all processes of one machine have, and hardly another; 0 if it is not known.
     pub host: u64,
@@ -49,7 +49,7 @@ pub struct Contact {
     pub name: String,
     /// Its addresses, the best one first: [`ADDRESSES_MAX`] of [`ADDRESS_BYTES_MAX`] bytes at most.
     pub addresses: Vec<String>,
-    /// Where its machine stands.
+    /// Zone and machine that it runs on, as far as they are known.
     pub place: Place,
 }
 
@@ -59,37 +59,37 @@ pub enum ContactRefusal {
     /// The name is empty or too long.
     #[error("a name of {found} bytes, 1 to {NAME_BYTES_MAX} allowed")]
     NameSize {
-        /// Bytes found.
+        /// Length of the name in bytes.
         found: usize,
     },
     /// The zone is too long.
     #[error("a zone of {found} bytes, at most {NAME_BYTES_MAX} allowed")]
     ZoneSize {
-        /// Bytes found.
+        /// Length of the zone in bytes.
         found: usize,
     },
     /// The zone has another character than those allowed.
     #[error("a zone is made of a-z, 0-9 and -, not of {found:?}")]
     ZoneCharacter {
-        /// The first one.
+        /// The first character that is not allowed.
         found: char,
     },
     /// The name has another character than those allowed.
     #[error("a name is made of a-z, 0-9 and -, not of {found:?}")]
     NameCharacter {
-        /// The first one.
+        /// The first character that is not allowed.
         found: char,
     },
-    /// Too many addresses.
+    /// There are more addresses than allowed.
     #[error("{found} addresses, at most {ADDRESSES_MAX}")]
     Addresses {
-        /// Addresses found.
+        /// Number of addresses given.
         found: usize,
     },
     /// An address is empty or too long.
     #[error("an address of {found} bytes, 1 to {ADDRESS_BYTES_MAX} allowed")]
     AddressSize {
-        /// Bytes found.
+        /// Length of the address in bytes.
         found: usize,
     },
 }
@@ -155,16 +155,16 @@ const fn is_allowed(c: char) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-'
 }
 
-/// Where all members that are counted on are reached, and who vouches for them.
+/// Where all members that are counted on are reached, and which authority vouches for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contacts {
     /// The entry that changed them last; 0 if nothing is known.
     pub index: u64,
     /// What each member is for, and where it is reached.
     pub members: BTreeMap<NodeId, (Role, Contact)>,
-    /// Nodes that were removed, or are not trusted: nobody connects to them or lets them connect.
+    /// Nodes that were removed, or are not trusted: no node connects to them or lets them connect.
     pub banned: BTreeSet<NodeId>,
-    /// The last change of authority: whom members believe.
+    /// The last change of authority: which one members believe.
     pub rotation: Option<Rotation>,
 }
 

@@ -18,9 +18,9 @@ pub const CHANGES_MAX: usize = MEMBERS_MAX;
 /// That a holder has loaded what a plan gives it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyRecord {
-    /// The plan.
+    /// Generation of the plan whose layers are loaded.
     pub generation: Generation,
-    /// Who.
+    /// The worker that is ready, in its current life.
     pub holder: Holder,
     /// Its layers, in model order.
     pub layers: Vec<LayerDigest>,
@@ -33,12 +33,12 @@ pub struct ReadyRecord {
 pub enum RewindReason {
     /// Nobody holds this layer at a newer version.
     LayerLost {
-        /// The first such layer.
+        /// Index in the model of the first such layer.
         layer: LayerId,
     },
-    /// Owner and copy of this layer differ, and only a checkpoint can tell.
+    /// The digests of this layer differ between owner and copy, and only a checkpoint decides.
     StateDiffers {
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
     },
     /// A person wants to go on from there. What was sealed since does not bind the run any more.
@@ -54,54 +54,54 @@ pub enum Entry {
     Adopt(Box<PlanRecord>),
     /// A holder is ready for the plan.
     Ready(ReadyRecord),
-    /// Everybody is: the plan's program starts.
+    /// Every holder is ready: the plan's program starts.
     Resume {
-        /// The plan.
+        /// Generation of the plan that starts.
         generation: Generation,
     },
     /// The verdict on a turn.
     Seal(Seal),
     /// Layers of a version are durable.
     Durable {
-        /// The version.
+        /// Version of the layers: the number of steps sealed before it.
         version: Step,
         /// The plan under which it was sealed.
         generation: Generation,
-        /// Who made them so.
+        /// The worker that wrote the layers.
         holder: Holder,
-        /// The layers.
+        /// The durable layers, each with the digest of its state.
         layers: Vec<LayerDigest>,
     },
     /// The version that follows the open one becomes a checkpoint: so much time has passed since the last
     /// one.
     Keep {
-        /// The version.
+        /// The version that follows the open one.
         version: Step,
     },
-    /// All layers of a version are durable.
+    /// All layers of a version are durable: it becomes a checkpoint.
     Checkpoint {
-        /// The version.
+        /// Version of the checkpoint: the number of steps sealed before it.
         version: Step,
     },
     /// The run goes back to a checkpoint, or to its beginning.
     Rewind {
         /// The plan in force, which ends with this.
         generation: Generation,
-        /// The version.
+        /// The version that the run goes back to.
         to: Step,
-        /// Why.
+        /// Whether state was lost, two copies differ, or a person ordered it.
         reason: RewindReason,
     },
-    /// The job.
+    /// A change of the job: it starts, is paused, continues, halts, stops, or an ended run is removed.
     Job(JobChange),
-    /// Who may take part.
+    /// A change of tokens, credentials or the certificate authority.
     Access(AccessChange),
     /// Entries and snapshots are written in a newer format from here on. Format 9 does not have this entry.
     Format(Format),
 }
 
 impl Entry {
-    /// The word for logs.
+    /// Name of the entry's kind, for logs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -120,8 +120,8 @@ impl Entry {
         }
     }
 
-    /// The bytes of this entry in a log whose format is `agreed`. Whoever does not read a format is ended by
-    /// the entry that raises the format to it, so that one is written in the format it names.
+    /// Encodes this entry for a log whose format is `agreed`. The entry that raises the format is written
+    /// in the format it names: a node that does not read that format stops at this entry.
     #[must_use]
     pub fn encode(&self, agreed: Format) -> Vec<u8> {
         match self {

@@ -1,6 +1,6 @@
 //! A small cluster for tests: a model of four layers with a tensor each, and few nodes.
 //!
-//! [`Log`] applies entries as they come and knows the usual ones; a test says what is unusual.
+//! [`Log`] applies entries as they come and knows the usual ones; a test names only what is unusual.
 
 use std::sync::Arc;
 
@@ -199,7 +199,7 @@ impl Log {
         self.state = state.with_credentials(workers);
     }
 
-    /// Whoever is to be admitted has a credential: it came by a token before.
+    /// Every node that is to be admitted has a credential: it came by a token before.
     fn vouch_for(&mut self, entry: &Entry) {
         let Entry::Members(changes) = entry else { return };
         let known = self.state.access().credentials();
@@ -288,7 +288,7 @@ impl Log {
         self.apply(Entry::Adopt(Box::new(plan)))
     }
 
-    /// Who stands at `stage` is ready, with the digests of the open version.
+    /// The holder of `stage` is ready, with the digests of the open version.
     pub fn ready(&self, stage: usize) -> ReadyRecord {
         let plan = &self.state.plan().expect("there is a plan").record;
         let stage = StageIndex(stage as u32);
@@ -302,7 +302,7 @@ impl Log {
         }
     }
 
-    /// Everybody in the plan is ready, and it runs.
+    /// Every holder in the plan is ready, and it runs.
     pub fn load(&mut self) {
         let stage_count = self.state.plan().expect("there is a plan").record.stages.len();
         (0..stage_count).for_each(|stage| drop(self.apply(Entry::Ready(self.ready(stage)))));

@@ -14,7 +14,7 @@ use crate::validation::{Seal, Verdict};
 
 /// Seals kept at most. A leader that would exceed it withholds seals until a checkpoint is there.
 pub const SEALS_KEPT_MAX: usize = 4096;
-/// Seals the leader looks back at when it asks how often work is dropped.
+/// Seals that the leader looks back at to count how often work is dropped.
 pub const ROLLBACK_WINDOW: usize = 32;
 
 /// Final seals from `base` up to, not including, `head`.
@@ -28,7 +28,7 @@ pub struct History {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("step {step} was sealed with other bits")]
 pub struct DiffersFromLog {
-    /// The step.
+    /// The step that came out differently.
     pub step: Step,
 }
 
@@ -56,7 +56,7 @@ impl History {
         self.seals.iter()
     }
 
-    /// Whether there is room for another.
+    /// Whether there is no room for another seal.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.seals.len() >= SEALS_KEPT_MAX

@@ -15,15 +15,15 @@ use crate::plan::STAGES_MAX;
 use crate::run::{RUN_NAME_BYTES_MAX, RUNS_MAX, is_run_name};
 use crate::validation::GuardPolicy;
 
-/// Layers a model may have.
+/// The most layers of a model.
 pub const LAYERS_MAX: usize = 1024;
-/// Tensors a model may have.
+/// The most tensors of a model.
 pub const TENSORS_MAX: u32 = 1 << 16;
-/// Bytes of the document that a job is described by.
+/// The most bytes of the document that describes a job.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
-/// Replays of one step that a job may allow: what does not come out finite by then never will.
+/// The most replays of one step that a job may allow: what does not come out finite by then never will.
 pub const REPLAYS_MAX: u32 = 1000;
-/// Copies of each layer beside its owner's.
+/// The most copies of each layer beside its owner's.
 pub const COPIES_MAX: u32 = 2;
 
 /// Steps from one checkpoint to the next at most: one may fail, and there is room for another.
@@ -32,7 +32,7 @@ pub const CHECKPOINT_EVERY_MAX: u64 = SEALS_KEPT_MAX as u64 / 2;
 /// Whether steps run ahead of their verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowPolicy {
-    /// As told.
+    /// The window that the configuration names.
     Fixed(Window),
     /// As the measured rate of rollbacks and the wait for verdicts suggest; begins ahead.
     Auto,
@@ -41,11 +41,11 @@ pub enum WindowPolicy {
 /// Where a run that branches off another begins: at the last checkpoint of one that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The run.
+    /// The run that the branch goes on from.
     pub run: RunId,
     /// The version of its checkpoint, and the branch's first.
     pub version: Step,
-    /// The digest of the state there, as people compare it. Nobody looks into it here: the layers' digests
+    /// The digest of the state there, as people compare it. It is not checked here: the layers' digests
     /// stand in the checkpoint.
     pub state: Digest,
 }
@@ -59,8 +59,8 @@ impl Origin {
     }
 }
 
-/// The configuration of a run that decisions depend on. Batch and microbatches are here, and in no
-/// plan: they do not depend on who is there.
+/// The configuration of a run that decisions depend on. Batch and microbatches are here, and in no plan:
+/// they do not depend on which nodes are there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Which run of the cluster it is. The log gives it when the run begins, whatever was proposed.
@@ -71,19 +71,19 @@ pub struct JobSpec {
     pub from: Option<Origin>,
     /// Names the whole configuration, what is not here included.
     pub config: Digest,
-    /// The whole configuration, as whoever builds a stage reads it. Nobody looks into it here.
+    /// The whole configuration, read where a stage is built. It is not read here.
     pub document: Vec<u8>,
     /// Tensors in each layer, in model order.
     pub layer_tensors: Vec<u32>,
     /// Bytes of each layer's state as it travels, in model order; none if all are alike.
     pub layer_bytes: Vec<u64>,
-    /// Microbatches a step.
+    /// Microbatches in each step's batch.
     pub microbatch_count: u32,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub step_count: u64,
     /// What a step must satisfy.
     pub policy: GuardPolicy,
-    /// Whether steps run ahead.
+    /// Whether steps run ahead of their verdict.
     pub window: WindowPolicy,
     /// Other workers that hold each update before it is sealed, as far as there are others.
     pub copies: u32,
@@ -92,40 +92,40 @@ pub struct JobSpec {
     /// A checkpoint when so many ticks of a leader have passed since the last one; 0 only by steps.
     /// Which versions become checkpoints depends on time then, and the bits of none of them does.
     pub checkpoint_ticks: u32,
-    /// Checkpoints kept.
+    /// Number of checkpoints kept, the newest ones.
     pub checkpoints_kept: u32,
     /// Owners and copies compare their state's fingerprints at every so many steps; 0 never.
     pub attest_every: u64,
     /// The kind of devices that it computes on. Its class is that of the first node that has a part in
     /// it, until it ends.
     pub device: DeviceKind,
-    /// Stages at most.
+    /// The most stages that a plan may have.
     pub stages_max: u32,
     /// Workers without which no plan is made.
     pub workers_min: u32,
-    /// Ticks without a heartbeat, until a member is lost. Here, because whoever leads next must wait
-    /// as long as whoever leads now.
+    /// Ticks without a heartbeat, until a member is lost. Here, because the next leader must wait as long
+    /// as the present one.
     pub lost_after_ticks: u32,
-    /// Ticks after the last change of members, until those who came are planned in.
+    /// Ticks after the last change of members, until new members get a part in a plan.
     pub settle_ticks: u32,
 }
 
 /// Why a configuration is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobRefusal {
-    /// There is another job.
+    /// Another job is under way.
     #[error("another job is under way")]
     UnderWay,
-    /// This very job is there, and not ended by order: whoever wants it run can watch it.
+    /// This very job is there, and not ended by order: it can be watched.
     #[error("this job is there already")]
     Same,
-    /// There is none.
+    /// There is no job to change.
     #[error("there is no job")]
     Missing,
-    /// Another run is called so: an ended one is kept until it is removed.
+    /// Another run has this name: an ended one is kept until it is removed.
     #[error("a run called {name} is there already")]
     NameTaken {
-        /// The name.
+        /// The name that another run has.
         name: String,
     },
     /// No run can be called so.
@@ -133,7 +133,7 @@ pub enum JobRefusal {
         "a run cannot be called {name:?}: 1 to {RUN_NAME_BYTES_MAX} of a-z, 0-9, '-', '_' and '.', the first a letter or a digit"
     )]
     Name {
-        /// The name.
+        /// The name that is not allowed.
         name: String,
     },
     /// As many ended runs are kept as can be.
@@ -142,21 +142,21 @@ pub enum JobRefusal {
     /// No such run is kept.
     #[error("there is no run {run}")]
     NoRun {
-        /// Which.
+        /// Number of the run.
         run: RunId,
     },
     /// The run that a branch names has no such checkpoint, or is not over.
     #[error("run {run} is not over, or its last checkpoint is not that of version {version}")]
     Origin {
-        /// The run.
+        /// Number of the run that the branch names.
         run: RunId,
-        /// The version.
+        /// Version that the branch names.
         version: Step,
     },
     /// A branch has other layers than what it goes on from.
     #[error("run {run} has another model")]
     OtherModel {
-        /// The run.
+        /// Number of the run that the branch names.
         run: RunId,
     },
     /// A branch ends where it begins, or before.
@@ -164,7 +164,7 @@ pub enum JobRefusal {
     NoStepsLeft {
         /// The version it begins with.
         version: Step,
-        /// Its steps.
+        /// Steps that the branch would have.
         step_count: u64,
     },
     /// A run that is under way has no other checkpoint than this one's.
@@ -185,27 +185,27 @@ pub enum JobRefusal {
     /// It is held for a reason that a pause would hide; it can be continued.
     #[error("the job is held already: {reason}")]
     Halted {
-        /// Why.
+        /// The reason why it is held.
         reason: HaltReason,
     },
     /// Nothing is trained, or too much.
     #[error("{layers} layers with {tensors} tensors; 1 to {LAYERS_MAX} and {TENSORS_MAX} allowed")]
     Size {
-        /// Layers.
+        /// Number of layers in the model.
         layers: usize,
-        /// Tensors.
+        /// Number of tensors in the model.
         tensors: u64,
     },
     /// The document is too long.
     #[error("a document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
     Document {
-        /// Bytes found.
+        /// Length of the document in bytes.
         found: usize,
     },
-    /// More workers are waited for than a plan can have stages.
+    /// The job requires more workers than a plan can have stages.
     #[error("at least {found} workers, a plan has up to {stages_max} stages")]
     Workers {
-        /// Workers asked for.
+        /// Workers that the job requires.
         found: u32,
         /// Stages allowed by the job.
         stages_max: u32,
@@ -213,7 +213,7 @@ pub enum JobRefusal {
     /// A count that must not be zero is.
     #[error("{what} is zero")]
     Zero {
-        /// Which.
+        /// Name of the field that is zero.
         what: &'static str,
     },
     /// No such number of stages can be planned.
@@ -228,18 +228,18 @@ pub enum JobRefusal {
         /// Replays allowed by the job.
         found: u32,
     },
-    /// Bytes are not said of each layer.
+    /// The bytes are not given for every layer.
     #[error("bytes of {found} layers, there are {expected}")]
     LayerBytes {
-        /// Layers.
+        /// Number of layers in the model.
         expected: usize,
-        /// Layers whose bytes are said.
+        /// Number of layers whose bytes are given.
         found: usize,
     },
     /// More copies than are kept.
     #[error("{found} copies of each layer, at most {COPIES_MAX}")]
     Copies {
-        /// Copies asked for.
+        /// Copies that the job requires.
         found: u32,
     },
     /// Checkpoints lie so far apart that the seals since the last one could not be remembered if
@@ -285,13 +285,13 @@ impl JobRefusal {
 }
 
 impl JobSpec {
-    /// Layers of the model.
+    /// Number of layers of the model.
     #[must_use]
     pub fn layer_count(&self) -> u32 {
         self.layer_tensors.len() as u32
     }
 
-    /// Tensors of the model.
+    /// Number of tensors of the model.
     #[must_use]
     pub fn tensor_count(&self) -> u32 {
         self.layer_tensors.iter().sum()
@@ -322,7 +322,7 @@ impl JobSpec {
         self.copies > 0 && self.is_attesting(step)
     }
 
-    /// Whether the state that `step` begins with is attested if somebody else holds it.
+    /// Whether the state that `step` begins with is attested if another node holds it.
     #[must_use]
     pub fn is_attesting(&self, step: Step) -> bool {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
@@ -359,7 +359,7 @@ impl JobSpec {
         }
         let fewest = self.layer_tensors.iter().copied().min().unwrap_or(0);
         let counts = [
-            // A stage without tensors would have nothing to report, and nobody would wait for it.
+            // A stage without tensors would have nothing to report, and the leader would not wait for it.
             ("layer_tensors", u64::from(fewest)),
             ("microbatch_count", u64::from(self.microbatch_count)),
             ("step_count", self.step_count),
@@ -410,12 +410,12 @@ impl JobSpec {
 pub enum HaltReason {
     /// A step that was sealed comes out differently, again and again.
     DiffersFromLog {
-        /// The step.
+        /// The step that comes out differently.
         step: Step,
     },
     /// No checkpoint can be read, and the beginning is too far back.
     NothingToRestore,
-    /// Two nodes contradict each other and nobody can tell who is right.
+    /// Two nodes contradict each other, and nothing decides which one is right.
     Untrusted,
 }
 
@@ -434,9 +434,9 @@ impl fmt::Display for HaltReason {
 /// How far a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobPhase {
-    /// Under way.
+    /// Under way: plans are made, and steps are sealed.
     Running,
-    /// Held by order.
+    /// Held by order; it can be continued.
     Paused,
     /// Every step is sealed, and the checkpoint behind the last one is durable.
     Done,
@@ -446,12 +446,12 @@ pub enum JobPhase {
     Stopped,
 }
 
-/// The job.
+/// The job with its phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// What is trained.
+    /// Configuration of the run that is trained.
     pub spec: Arc<JobSpec>,
-    /// How far it is.
+    /// Whether it runs, is held, or has ended.
     pub phase: JobPhase,
 }
 
@@ -472,13 +472,13 @@ impl Job {
 /// What happens to the job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum JobChange {
-    /// It begins.
+    /// A job with this configuration begins.
     Start(Arc<JobSpec>),
-    /// It is held.
+    /// The job is held by order.
     Pause,
-    /// It goes on.
+    /// A held job goes on.
     Continue,
-    /// It cannot go on.
+    /// The job is held because going on would be wrong.
     Halt(HaltReason),
     /// It ends for good. Workers let go of it; its last checkpoint stays until it is removed.
     Stop,

@@ -15,9 +15,9 @@ pub const MEMBERS_MAX: usize = 1024;
 /// A node in one of its lives. What an earlier life left under way is not this one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holder {
-    /// The node.
+    /// Number of the node in the cluster.
     pub node: NodeId,
-    /// Its life.
+    /// Number of its life: the index of the entry that admitted it, or 0 for the first controllers.
     pub incarnation: Incarnation,
 }
 
@@ -32,14 +32,14 @@ impl fmt::Display for Holder {
 pub enum Role {
     /// Votes on what is agreed.
     Controller,
-    /// Runs a stage.
+    /// Holds layers and runs a stage.
     Worker,
 }
 
-/// What a node brings.
+/// Memory, speed and device class of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
-    /// Memory for training.
+    /// Memory for training, in bytes.
     pub memory: Bytes,
     /// Its speed in thousandths of a reference device's.
     pub speed_permille: u32,
@@ -48,7 +48,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// What a controller brings.
+    /// The resources of a controller: it runs no stage.
     pub const NONE: Self =
         Self { memory: Bytes(0), speed_permille: 0, class: DeviceClass::Processors };
 }
@@ -58,40 +58,40 @@ impl Resources {
 pub enum LossReason {
     /// Its connection closed.
     Closed,
-    /// It was not heard for so long.
+    /// No heartbeat of it was received for so long.
     Silent {
         /// Ticks without a heartbeat.
         ticks: u32,
     },
-    /// Its heartbeat lives, its work hangs.
+    /// Its heartbeats arrive, but its operation takes longer than the plan allows.
     OpOverdue {
         /// Ticks the operation has taken so far.
         ticks: u32,
-        /// Ticks the plan allows.
+        /// Ticks that the plan allows an operation.
         ticks_max: u32,
     },
-    /// Its heartbeat lives, and it got no further with what it owes (rule R10).
+    /// Its heartbeats arrive, but it made no progress with what it owes (rule R10).
     NoProgress {
-        /// Ticks without progress.
+        /// Ticks since its last progress.
         ticks: u32,
     },
     /// It came back in a new life.
     Superseded,
-    /// It went as it had said it would.
+    /// It went after it announced that it would.
     Drained,
     /// Its numbers contradicted those of several others.
     Untrusted {
-        /// Others that contradicted it.
+        /// Number of nodes that contradicted it.
         partners: u32,
     },
-    /// Somebody ordered it.
+    /// A person ordered its removal.
     Removed,
     /// Its memory did not hold what its plan gave it.
     OutOfMemory,
 }
 
 impl LossReason {
-    /// Whether who is lost for this reason is not admitted again.
+    /// Whether a node that is lost for this reason is not admitted again.
     #[must_use]
     pub const fn is_for_good(self) -> bool {
         match self {
@@ -133,63 +133,63 @@ impl fmt::Display for LossReason {
 pub enum MemberChange {
     /// A node is admitted; the index of the entry becomes its incarnation.
     Admit {
-        /// The node.
+        /// The node that is admitted.
         node: NodeId,
         /// Grows with each start of the node, so that a late request of an earlier start is known.
         boot: u64,
-        /// What it is for.
+        /// Controller or worker, as the node requested.
         role: Role,
-        /// What it brings.
+        /// Memory, speed and device class of the node.
         resources: Resources,
-        /// Where it is reached.
+        /// Name, addresses and place of the node.
         contact: Contact,
     },
     /// It is not counted on any more.
     Lost {
-        /// Who.
+        /// The member that is lost, in its current life.
         holder: Holder,
-        /// Why.
+        /// Why it is not counted on any more.
         reason: LossReason,
     },
     /// It is about to go: plans do without it as soon as they can.
     Drain {
-        /// Who.
+        /// The member that is about to go.
         holder: Holder,
     },
-    /// It is reached elsewhere.
+    /// A member is reached elsewhere.
     Moved {
-        /// Who.
+        /// The member whose contact changed.
         holder: Holder,
         /// Where it is reached now.
         contact: Contact,
     },
 }
 
-/// How a member stands.
+/// Whether a member is counted on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
-    /// Counted on.
+    /// The member is counted on.
     Present,
-    /// About to go.
+    /// The member is counted on, and about to go.
     Draining,
-    /// Gone.
+    /// The member is not counted on any more.
     Lost(LossReason),
 }
 
-/// A member.
+/// A node that was admitted to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its life.
+    /// Number of its life: the index of the entry that admitted it, or 0 for the first controllers.
     pub incarnation: Incarnation,
     /// The start it was admitted with.
     pub boot: u64,
-    /// What it is for.
+    /// Controller or worker.
     pub role: Role,
-    /// What it brings.
+    /// Memory, speed and device class of the node.
     pub resources: Resources,
-    /// Where it is reached.
+    /// Name, addresses and place of the node.
     pub contact: Contact,
-    /// How it stands.
+    /// Whether it is present, about to go, or lost.
     pub standing: Standing,
 }
 

@@ -1,4 +1,4 @@
-//! What controllers and workers tell each other. Tensors travel elsewhere.
+//! Messages that controllers and workers send each other. Tensors travel elsewhere.
 
 use std::sync::Arc;
 
@@ -30,15 +30,15 @@ pub struct Pulse {
     /// Ticks the last verdict was waited for.
     pub wait_ticks: u32,
     /// Work that its process has done so far: operations that ran, pieces of layers that were hashed,
-    /// loaded, drawn, received or written. It only grows; that it did says that the worker gets on
-    /// (rule R10).
+    /// loaded, drawn, received or written. It only grows, and its growth shows that the worker makes
+    /// progress (rule R10).
     pub progress: u64,
 }
 
 /// A layer that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLayer {
-    /// The layer.
+    /// Index of the layer in the model.
     pub layer: LayerId,
     /// Its version: steps sealed before it.
     pub version: Step,
@@ -49,16 +49,16 @@ pub struct HeldLayer {
 /// Why a layer cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadFault {
-    /// Nobody who is named gives it, or what its checkpoint has is not it.
+    /// None of the named source nodes provides it, or what was read from the checkpoint does not match.
     Source,
     /// Memory does not hold the stage.
     Memory,
 }
 
-/// A stage's sums as whoever keeps its copy computed them, once the update is held.
+/// A stage's sums as the keeper of its copy computed them, once the keeper holds the update.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeldUpdate {
-    /// The turn.
+    /// Generation, attempt and step of the update.
     pub turn: Turn,
     /// The stage whose update it is.
     pub of: StageIndex,
@@ -68,156 +68,156 @@ pub struct HeldUpdate {
     pub state: Vec<LayerFingerprint>,
 }
 
-/// What a worker needs to know of what is agreed. One with a higher index replaces it.
+/// The part of the agreed state that a worker needs. A briefing with a higher index replaces it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Briefing {
-    /// Entries applied by who tells it.
+    /// Index of the last log entry that the sender has applied.
     pub index: u64,
-    /// Who leads, as far as is known.
+    /// The leader, as far as the sender knows.
     pub leader: Option<NodeId>,
     /// The receiver's start and life, if it is a member that is counted on.
     pub you: Option<(u64, Incarnation)>,
-    /// The job's configuration, for who does not know the plan yet.
+    /// The job's configuration, if the receiver does not know the plan in force yet.
     pub spec: Option<Told<JobSpec>>,
     /// How far the job is.
     pub job: Option<JobPhase>,
     /// The number of the plan in force.
     pub generation: Generation,
-    /// The plan in force, for who does not know it yet.
+    /// The plan in force, if the receiver does not know it yet.
     pub plan: Option<Told<PlanRecord>>,
-    /// Whether its program runs.
+    /// Whether the program of the plan in force runs.
     pub is_running: bool,
     /// The turn that waits for its seal.
     pub open: Turn,
-    /// Updates so far.
+    /// Optimizer updates applied so far in the run.
     pub updates: u64,
     /// The last seal, which may be of the plan before.
     pub seal: Option<Seal>,
-    /// Whether a leader asks which layers the receiver holds.
+    /// Whether the sender is a leader that requests the receiver's inventory of layers.
     pub asks_inventory: bool,
     /// How often the run went back.
     pub rewinds: u64,
     /// Versions that become checkpoints once all their layers are durable. One that is not open yet may be
     /// among them.
     pub pending: Vec<Step>,
-    /// Where members are reached, for who does not know it yet.
+    /// Where members are reached, if the receiver does not know the newest contacts yet.
     pub contacts: Option<Told<Contacts>>,
     /// What is to be copied ahead of a planned change, as far as the sender knows.
     pub rehearsal: Option<Arc<Rehearsal>>,
 }
 
-/// What one node tells another.
+/// A message that one node sends another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Message {
-    /// Among controllers.
+    /// A Raft message between controllers.
     Raft(RaftMessage),
-    /// A node asks to be admitted.
+    /// A node requests admission to the cluster.
     Join {
         /// Grows with each start of the node.
         boot: u64,
-        /// What for.
+        /// Role that the node requests: controller or worker.
         role: Role,
-        /// What it brings.
+        /// Memory, speed and device class of the node.
         resources: Resources,
-        /// Where it is reached.
+        /// Name, addresses and place of the node.
         contact: Contact,
     },
-    /// A worker is there.
+    /// A worker's heartbeat.
     Beat {
-        /// Who.
+        /// The worker that sends the heartbeat.
         holder: Holder,
-        /// The index of the last briefing it took in.
+        /// Index of the last briefing that the worker applied.
         known: u64,
-        /// The plan it knows.
+        /// Generation of the newest plan that the worker knows.
         generation: Generation,
-        /// The index of the contacts it knows.
+        /// Index of the contacts that the worker knows.
         contacts: u64,
-        /// What it is doing.
+        /// Its waits and its progress, as it counts them.
         pulse: Pulse,
     },
-    /// A stage's sums.
+    /// A stage reports the sums of its gradient.
     Report {
-        /// Who.
+        /// The worker that runs the stage.
         holder: Holder,
-        /// The sums.
+        /// One sum for each tensor of the stage, and the loss if the stage holds the head.
         report: Report,
         /// Fingerprints of the state that the step begins with, if this step attests.
         state: Vec<LayerFingerprint>,
     },
-    /// An update is held elsewhere.
+    /// The keeper of a copy holds an update of another stage.
     Held {
-        /// Who.
+        /// The worker that keeps the copy.
         holder: Holder,
-        /// Which.
+        /// The update that it holds, with its turn, stage and sums.
         update: HeldUpdate,
     },
     /// The layers a worker holds.
     Inventory {
-        /// Who.
+        /// The worker that sends its inventory.
         holder: Holder,
-        /// The briefing that asked.
+        /// Index of the briefing that requested the inventory.
         index: u64,
-        /// What it holds.
+        /// Each layer it holds, with version and digest.
         layers: Vec<HeldLayer>,
     },
     /// A holder has loaded its layers.
     Ready(ReadyRecord),
-    /// A layer cannot be had as the plan says.
+    /// A worker cannot get a layer from the source that the plan names.
     LoadFailed {
-        /// Who.
+        /// The worker that cannot get the layer.
         holder: Holder,
-        /// The plan.
+        /// Generation of the plan that it loads.
         generation: Generation,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
-        /// Why.
+        /// Whether the source or the worker's memory is at fault.
         cause: LoadFault,
     },
-    /// Layers are durable.
+    /// A worker has made layers of a version durable.
     Saved {
-        /// Who.
+        /// The worker that wrote the layers.
         holder: Holder,
-        /// Their version.
+        /// Version of the layers: the number of steps sealed before it.
         version: Step,
         /// The plan under which it was sealed.
         generation: Generation,
-        /// The layers.
+        /// The durable layers, each with the digest of its state.
         layers: Vec<LayerDigest>,
         /// How long reading them kept the device from computing, in thousandths of a tick.
         busy_milliticks: u32,
     },
     /// A worker follows the layers that it will need, but for those that its memory does not hold.
     Following {
-        /// Who.
+        /// The worker that follows the layers.
         holder: Holder,
-        /// The plan in force.
+        /// Generation of the plan in force.
         generation: Generation,
-        /// What it follows.
+        /// Layers that it keeps a copy of ahead of the planned change.
         layers: Vec<LayerId>,
     },
     /// The sender is about to go.
     Drain {
-        /// Who.
+        /// The worker that is about to go.
         holder: Holder,
     },
-    /// The sender goes now.
+    /// The sender goes now, and is not to be waited for.
     Leave {
-        /// Who.
+        /// The worker that goes.
         holder: Holder,
     },
-    /// What a worker needs to know.
+    /// The part of the agreed state that a worker needs, sent by a controller.
     Briefing(Box<Briefing>),
-    /// The start named in a request to be admitted is used up: whoever was admitted with it is not
-    /// counted on any more. A request with a later one is taken.
+    /// The start named in an admission request is used up: the member admitted with it is lost. A request
+    /// with a later start is accepted.
     Spent {
         /// The last start that was admitted.
         boot: u64,
     },
-    /// A controller is reached elsewhere than is agreed.
+    /// A controller reports that its address differs from the agreed one.
     Moved {
-        /// Who.
+        /// The controller whose address changed.
         holder: Holder,
-        /// Where it is reached.
+        /// Name, addresses and place of the controller now.
         contact: Contact,
     },
 }
@@ -248,12 +248,12 @@ impl Message {
 pub struct Envelope {
     /// The cluster it belongs to; members of others are strangers.
     pub cluster: ClusterId,
-    /// The message.
+    /// What is sent: the message of a controller or a worker.
     pub message: Message,
 }
 
 impl Envelope {
-    /// Its bytes.
+    /// Encodes the envelope with its format byte.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         codec::encode(self)

@@ -16,7 +16,7 @@ pub enum Mutant {
     R5CheckpointBeforeSeal,
     /// m2: a worker does not check the turn of activations.
     M2TurnUnchecked,
-    /// m6: a verdict that is told again is applied again; R8 off.
+    /// m6: a verdict that is received again is applied again; R8 off.
     M6AppliedTwice,
     /// m7: a step that is run again reads the data after it.
     M7CursorMoves,
@@ -24,11 +24,11 @@ pub enum Mutant {
     M10NanPasses,
     /// m11: voters change without joint consensus.
     M11NoJointConsensus,
-    /// m12: what a fenced node sends is taken in.
+    /// m12: what a fenced node sends is accepted.
     M12FencedAccepted,
     /// m16: squared sums are added stage by stage.
     M16NormByStage,
-    /// m21: a plan waits for those who are gone.
+    /// m21: a plan waits for members that are gone.
     M21WaitsForTheDead,
     /// m9: a step that is to be run again is left out.
     M9ReplayLeftOut,
@@ -46,7 +46,7 @@ pub enum Mutant {
     M30CollectsByManifest,
     /// m31: a piece fails with the first node that does not keep it.
     M31FirstRefusalFails,
-    /// m32: bytes that came damaged from all holders together are asked of nobody alone.
+    /// m32: bytes that came damaged from all holders together are requested from no holder alone.
     M32DamageEndsFetch,
     /// m33: what is found damaged on the own disk is not reported.
     M33ScrubIsSilent,
@@ -54,21 +54,21 @@ pub enum Mutant {
     M34FirstNodesOnly,
     /// m35: a damaged index keeps its node from starting.
     M35DamagedIndexRefuses,
-    /// m36: whoever closes a connection with it ends a process.
+    /// m36: any peer, not only a controller, ends a process by closing its connection.
     M36AnyCloseEnds,
-    /// m37: what is asked to be kept is held against no job.
+    /// m37: a piece that is to be kept is not compared with the job's layers and versions.
     M37KeepsAnything,
     /// m38: the digest of what came is not compared before it counts as kept.
     M38DigestUnchecked,
-    /// m39: anybody's held-out loss counts.
+    /// m39: a held-out loss counts from any node, even one that does not train the last layer.
     M39LossOfAnybody,
     /// m40: an ephemeral node that is removed is forgotten, ban and all.
     M40RemovalForgotten,
-    /// m41: workers close no connection of who was removed.
+    /// m41: workers close no connection to a removed node.
     M41WorkersIgnoreBans,
-    /// m42: whose certificate ended asks over connections that nobody accepts.
+    /// m42: a node whose certificate expired requests a new one over connections that no peer accepts.
     M42NeverAtTheDoor,
-    /// m43: the format is raised for those who are connected, whatever the others read.
+    /// m43: the format is raised for the nodes that are connected, whatever the others read.
     M43RaisedForTheConnected,
 }
 

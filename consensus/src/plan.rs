@@ -1,4 +1,4 @@
-//! A plan as it stands in the log: who holds what, and the program everybody runs.
+//! A plan as it stands in the log: which worker holds what, and the program that all workers run.
 
 use std::fmt;
 
@@ -22,11 +22,11 @@ pub const SOURCES_MAX: usize = 8;
 pub enum LayerSource {
     /// From the memory of these nodes. A node that is named uses its own.
     Nodes(Vec<NodeId>),
-    /// From a checkpoint.
+    /// From a checkpoint, whose layers are durable.
     Checkpoint {
-        /// Its version.
+        /// Version of the checkpoint: the number of steps sealed before it.
         version: Step,
-        /// What must be read.
+        /// Digest of the layer's state that must be read.
         digest: Digest,
     },
     /// From the run's seed: the state before the first step.
@@ -47,12 +47,12 @@ impl LayerSource {
 /// Whether an update is held elsewhere before it is sealed (rule R3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Promise {
-    /// It is, at as many places as the job asks for: so many nodes may be lost at once, and no
+    /// It is, at as many places as the job requires: so many nodes may be lost at once, and no
     /// sealed step is.
     Kept,
-    /// It is not.
+    /// No update is held elsewhere before it is sealed.
     Off(PromiseOff),
-    /// It is, at every other stage; the job asks for more places than there are.
+    /// It is, at every other stage; the job requires more places than there are.
     Fewer {
         /// Places: so many nodes may be lost at once.
         copies: u32,
@@ -60,7 +60,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// What a plan over so many stages promises a job that asks for so many copies.
+    /// What a plan over so many stages promises a job that requires so many copies.
     #[must_use]
     pub fn of(wanted: u32, stage_count: u32) -> Self {
         match (wanted, copies_at(wanted, stage_count)) {
@@ -90,58 +90,58 @@ pub fn copies_at(wanted: u32, stage_count: u32) -> u32 {
 /// Why no update is held elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PromiseOff {
-    /// There is no elsewhere.
+    /// There is one stage only, and no other to hold a copy.
     OneStage,
-    /// The configuration asks for none.
+    /// The configuration requires none.
     Configured,
 }
 
 /// Why there is a new plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PlanReason {
-    /// The first one.
+    /// The first plan of the job.
     First,
     /// A holder was lost.
     Lost {
-        /// Who.
+        /// The holder that was lost, in its life then.
         holder: Holder,
-        /// Why.
+        /// Why the holder is not counted on any more.
         reason: LossReason,
     },
-    /// Nodes came.
+    /// Nodes joined the cluster.
     Joined {
-        /// How many.
+        /// Number of nodes that joined.
         count: u32,
     },
     /// Nodes are about to go.
     Draining {
-        /// How many.
+        /// Number of nodes that are about to go.
         count: u32,
     },
-    /// Nothing moved for too long, and nobody is to blame.
+    /// Nothing moved for too long, and no node is to blame.
     Stalled {
         /// Ticks without a seal.
         ticks: u32,
     },
     /// A layer could not be loaded.
     LoadFailed {
-        /// Which.
+        /// Index of the layer in the model.
         layer: LayerId,
     },
-    /// Two nodes told different numbers about the same thing.
+    /// Two nodes reported different numbers for the same layer.
     Contradiction {
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
     },
     /// The run went back.
     Rewound,
     /// Going ahead does not pay, or pays again.
     WindowSwitched {
-        /// The new window.
+        /// The window of the new plan.
         window: Window,
         /// Rollbacks among the last seals.
         rollbacks: u32,
-        /// Seals looked at.
+        /// Number of last seals that were looked at.
         seals: u32,
         /// Ticks the last verdicts were waited for.
         wait_ticks: u32,
@@ -149,7 +149,7 @@ pub enum PlanReason {
     /// Things take so much longer, or shorter, than the plan was made for that another one is
     /// better.
     Drifted {
-        /// What drifted furthest.
+        /// The part that drifted furthest from its planned time.
         part: DriftedPart,
         /// Microseconds it was planned with: of a stage, all passes of a microbatch.
         expected_us: u64,
@@ -163,14 +163,14 @@ pub enum PlanReason {
 /// What takes longer or shorter than a plan was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DriftedPart {
-    /// A stage's passes.
+    /// All passes of a stage over a microbatch.
     Stage {
-        /// Which.
+        /// Index of the stage in the plan before.
         stage: StageIndex,
         /// The node that stood there.
         node: NodeId,
     },
-    /// Messages between stages.
+    /// The transfer of a message between stages.
     Links,
 }
 
@@ -232,12 +232,12 @@ impl fmt::Display for PlanReason {
     }
 }
 
-/// A plan.
+/// A plan as it is agreed on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanRecord {
-    /// Its number.
+    /// Number of the plan: each is higher than all before it.
     pub generation: Generation,
-    /// Who stands at each stage.
+    /// The holder of each stage, in pipeline order.
     pub stages: Vec<Holder>,
     /// For each stage, the stages whose holders keep a copy of its layers each.
     pub copies: Vec<Vec<StageIndex>>,
@@ -245,17 +245,17 @@ pub struct PlanRecord {
     pub promise: Promise,
     /// The layers of each chunk, in model order; those of a second replica are the first one's.
     pub chunks: Vec<LayerRange>,
-    /// The lowered program.
+    /// The program of all stages, lowered from a schedule.
     pub program: Program,
     /// The step it begins with; its layers have this version.
     pub from_step: Step,
     /// Where each layer comes from.
     pub sources: Vec<LayerSource>,
-    /// What each layer must be loaded with, where an inventory told it.
+    /// Digest that each layer must be loaded with, in model order; none where no inventory reported it.
     pub expected: Vec<Option<Digest>>,
     /// Ticks after which an operation of this plan hangs.
     pub op_ticks_max: u32,
-    /// Why it was made.
+    /// Why it was made: the event that led to it.
     pub reason: PlanReason,
 }
 
@@ -265,99 +265,99 @@ pub enum PlanRefusal {
     /// It does not follow the plan in force.
     #[error("a plan of generation {found}, expected {expected}")]
     Generation {
-        /// The next number.
+        /// The number after the highest given to a plan.
         expected: Generation,
-        /// The plan's.
+        /// Number of the refused plan.
         found: Generation,
     },
     /// It begins elsewhere than the ledger stands.
     #[error("a plan from step {found}, the ledger is open at {open}")]
     FromStep {
-        /// The open step.
+        /// The step that waits for its seal.
         open: Step,
-        /// The plan's.
+        /// The step that the plan begins with.
         found: Step,
     },
     /// Holders, copies or stages of the program differ in number.
     #[error("{found} holders and {copies} copies for {expected} stages")]
     Stages {
-        /// Stages of the program.
+        /// Number of stages in the program.
         expected: u32,
-        /// Holders.
+        /// Number of holders in the plan.
         found: usize,
-        /// Entries about copies.
+        /// Number of stages that copies are listed for.
         copies: usize,
     },
     /// A holder computes on other devices than the job: its bits would differ.
     #[error("{holder} computes on other devices than the job")]
     Class {
-        /// Who.
+        /// The first such holder.
         holder: Holder,
     },
     /// A holder is not a live worker, or stands at two stages.
     #[error("{holder} cannot stand at a stage")]
     Holder {
-        /// Who.
+        /// The first such holder.
         holder: Holder,
     },
-    /// The batch is another.
+    /// The program has another number of microbatches than the job.
     #[error("a program of {found} microbatches, the job has {expected}")]
     Microbatches {
-        /// The job's.
+        /// Microbatches of the job.
         expected: u32,
-        /// The program's.
+        /// Microbatches of the program.
         found: u32,
     },
     /// The chunks of a second replica have other layers than the first one's.
     #[error("chunk {chunk} has other layers than its twin {twin}")]
     Twins {
-        /// The first replica's.
+        /// The chunk of the first replica.
         chunk: ChunkIndex,
-        /// The second one's.
+        /// The chunk of the second replica.
         twin: ChunkIndex,
     },
     /// Chunks do not make up the model.
     #[error("{found} chunks up to layer {end}; expected {expected} up to {layer_count}")]
     Chunks {
-        /// Chunks of the program.
+        /// Number of chunks in the program.
         expected: u32,
-        /// Chunks given.
+        /// Number of chunks in the plan.
         found: usize,
-        /// Where they end.
+        /// The layer behind the last one that the chunks cover.
         end: u32,
-        /// Layers of the model.
+        /// Number of layers in the model.
         layer_count: u32,
     },
     /// Sources do not cover the layers.
     #[error("{found} sources for {expected} layers, or too many nodes in one")]
     Sources {
-        /// Layers.
+        /// Number of layers in the model.
         expected: u32,
-        /// Sources.
+        /// Number of sources in the plan.
         found: usize,
     },
     /// The program breaks a rule of programs.
     #[error("the program breaks {count} rules")]
     Program {
-        /// How many.
+        /// Number of rules broken.
         count: usize,
     },
-    /// Its window is not what the job asks for, or it has none.
+    /// Its window is not the one that the job requires, or it has none.
     #[error("the program's window is {found:?}")]
     Window {
-        /// The program's.
+        /// Window of the program.
         found: Option<Window>,
     },
-    /// Copies are not where the promise says.
+    /// Copies are not where the promise requires them.
     #[error("the copies do not fit the promise {promise:?}")]
     Promise {
-        /// The plan's.
+        /// The promise that the plan states.
         promise: Promise,
     },
 }
 
 impl PlanRecord {
-    /// The stages.
+    /// Indices of the stages, in pipeline order.
     pub fn stage_indices(&self) -> impl Iterator<Item = StageIndex> + use<> {
         (0..self.stages.len() as u32).map(StageIndex)
     }
@@ -426,8 +426,8 @@ impl PlanRecord {
         self.copies[of.index()].iter().map(|stage| self.stages[stage.index()])
     }
 
-    /// The nodes that hold a stage's layers, each once: its owner, then those who keep copies, then
-    /// who trains them too.
+    /// The nodes that hold a stage's layers, each once: its owner, then the keepers of copies, then the
+    /// holder that trains them too.
     pub fn holders_of(&self, stage: StageIndex) -> impl Iterator<Item = Holder> + '_ {
         let copies = &self.copies[stage.index()];
         let twin = self.twin_of(stage).filter(|twin| !copies.contains(twin));
@@ -435,13 +435,13 @@ impl PlanRecord {
         std::iter::once(self.stages[stage.index()]).chain(self.copy_holders(stage)).chain(twin)
     }
 
-    /// Its window.
+    /// The window that the program runs with, if it has one.
     #[must_use]
     pub fn window(&self) -> Option<Window> {
         self.program.window
     }
 
-    /// Checks everything that can be told from the plan and the job alone.
+    /// Checks everything that follows from the plan and the job alone.
     ///
     /// # Errors
     /// The first thing that is wrong.

@@ -1,8 +1,8 @@
 //! Who copies which layers ahead of a planned change.
 //!
-//! A rehearsal follows from two plans: the one in force and the one to come. It is not agreed on
-//! and binds nobody. Who is named may fetch its layers while training goes on; if it does not, the
-//! layers are fetched when the plan begins.
+//! A rehearsal follows from two plans: the one in force and the one to come. It is not agreed on and binds
+//! no node. A named follower may fetch its layers while training goes on; if it does not, the layers are
+//! fetched when the plan begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,23 +13,23 @@ use crate::member::Holder;
 use crate::plan::PlanRecord;
 use crate::state::copied_layers;
 
-/// A layer that somebody will need who does not hold it.
+/// A layer that a worker will need and does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Follow {
-    /// The layer.
+    /// Index of the layer in the model.
     pub layer: LayerId,
-    /// Who will need it.
+    /// The worker that will need it.
     pub follower: Holder,
-    /// Who trains it now.
+    /// The worker that trains it now.
     pub owner: Holder,
 }
 
 /// What is to be copied ahead, and during which plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rehearsal {
-    /// The plan in force.
+    /// Generation of the plan in force, during which layers are copied.
     pub generation: Generation,
-    /// What, in the order of the coming plan's stages and then of the model.
+    /// Layers to copy, in the order of the coming plan's stages and then of the model.
     pub follows: Vec<Follow>,
 }
 
@@ -57,13 +57,13 @@ impl Rehearsal {
         (!follows.is_empty()).then_some(Self { generation, follows })
     }
 
-    /// Whether somebody follows, or is followed.
+    /// Whether a holder follows, or is followed.
     #[must_use]
     pub fn names(&self, holder: Holder) -> bool {
         self.follows.iter().any(|f| f.follower == holder || f.owner == holder)
     }
 
-    /// What a holder follows.
+    /// The layers that a holder follows.
     pub fn followed_by(&self, holder: Holder) -> impl Iterator<Item = &Follow> {
         self.follows.iter().filter(move |follow| follow.follower == holder)
     }

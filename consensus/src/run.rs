@@ -18,18 +18,18 @@ pub const RUN_NAME_BYTES_MAX: usize = 63;
 /// A run that ended with a checkpoint, kept until a person removes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// What was trained.
+    /// Configuration of the run, as it began.
     pub spec: Arc<JobSpec>,
-    /// How it ended.
+    /// Phase in which it ended: done or stopped.
     pub phase: JobPhase,
-    /// What it computed on.
+    /// Class of devices that it computed on; none if that is not known.
     pub class: Option<DeviceClass>,
-    /// Its last checkpoint.
+    /// The last checkpoint that the run wrote.
     pub checkpoint: CheckpointRecord,
 }
 
 impl RunRecord {
-    /// Which run it was.
+    /// Number of the run in the cluster.
     #[must_use]
     pub fn run(&self) -> RunId {
         self.spec.run

@@ -1,4 +1,4 @@
-//! Why a run goes on, or does not: what status says first.
+//! Why a run goes on, or does not: what status reports first.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use crate::state::{PlanPhase, State};
 /// Where the run stands, as a controller sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunStanding {
-    /// Nobody is known to lead: nothing is agreed on, and nothing sealed. What is said of the run
-    /// otherwise may be old.
+    /// No leader is known: nothing is agreed on, and nothing sealed. What is reported of the run otherwise
+    /// may be old.
     NoQuorum {
-        /// Ticks since somebody was last known to.
+        /// Ticks since a leader was last known.
         ticks: u32,
     },
     /// There is no job.
@@ -27,7 +27,7 @@ pub enum RunStanding {
     Saving {
         /// Layers of it that are durable.
         durable: u32,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: u32,
     },
     /// The checkpoint behind the last step is durable.
@@ -36,34 +36,34 @@ pub enum RunStanding {
     Stopped,
     /// There are too few workers for a plan.
     WaitingForWorkers {
-        /// Workers there are.
+        /// Workers there are whose devices fit the job.
         present: u32,
         /// Others, whose devices give other bits than the job's.
         left_out: u32,
-        /// Workers a plan needs.
+        /// Number of workers that a plan needs.
         needed: u32,
     },
-    /// There is no plan for those who are there.
+    /// No plan fits the workers that are there.
     NoPlan(NoPlan),
     /// A plan is being made.
     Planning {
-        /// Whose answers it waits for, if this node leads.
+        /// Workers whose answers it waits for, if this node leads.
         awaited: Vec<Awaited>,
     },
     /// Layers of a plan are on their way.
     Loading {
-        /// The plan.
+        /// Generation of the plan that loads.
         generation: Generation,
-        /// Stages that are ready.
+        /// Number of stages that are ready.
         ready: u32,
-        /// Stages there are.
+        /// Number of stages in the plan.
         stages: u32,
-        /// Whose answers it waits for, if this node leads.
+        /// Workers whose answers it waits for, if this node leads.
         awaited: Vec<Awaited>,
     },
     /// A plan's program runs.
     Running {
-        /// The plan.
+        /// Generation of the plan that runs.
         generation: Generation,
         /// Why the open turn is not sealed yet, if this node leads and stages have reported.
         withheld: Option<Withheld>,
@@ -90,7 +90,7 @@ impl RunStanding {
         }
     }
 
-    /// What the state says of it, if a plan needs so many workers.
+    /// The standing that follows from the state, if a plan needs so many workers.
     pub(crate) fn of(state: &State, needed: u32) -> Self {
         match state.job().map(|job| job.phase) {
             None => return Self::NoJob,

@@ -1,4 +1,4 @@
-//! What many are sent alike: its bytes are made once, however many they are sent to.
+//! Values that many nodes are sent alike: the bytes are made once, however many they are sent to.
 //!
 //! A plan of many stages goes to as many workers, and so does the list of where members are reached.
 //! Encoded anew for each, what a change of plan costs a leader would grow with the square of the
@@ -21,7 +21,7 @@ pub struct Told<T> {
 }
 
 impl<T> Told<T> {
-    /// The value.
+    /// The value whose bytes are sent.
     #[must_use]
     pub const fn value(&self) -> &Arc<T> {
         &self.value
