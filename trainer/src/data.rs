@@ -16,7 +16,7 @@ use zbelastic_types::{MicrobatchIndex, Step};
 pub struct Batch {
     /// What the model sees, sequence by sequence.
     pub inputs: Vec<u32>,
-    /// What it should say.
+    /// The tokens that follow those, which the model is to predict.
     pub targets: Vec<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! A digest of the training state that does not depend on who holds what.
+//! A digest of the training state that does not depend on which worker holds which layer.
 //!
 //! Each layer's weights and moments are hashed where they are; the state's digest is the hash of
 //! the layers' digests in model order and of the number of updates. Equal digests mean equal bits
@@ -222,7 +222,7 @@ fn hash_floats(hasher: &mut blake3::Hasher, floats: &[f32]) {
 
 /// The state's digest from the digests of all its layers, in model order, each as it travels.
 ///
-/// So whoever knows a checkpoint's layers knows the state's digest, without reading a float.
+/// So the digests of a checkpoint's layers give the state's digest, without reading a float.
 #[must_use]
 pub fn state_digest(layers: impl IntoIterator<Item = Digest>, updates: u64) -> StateDigest {
     let mut hasher = blake3::Hasher::new();

@@ -1,4 +1,4 @@
-//! Layers on the move: as they travel, as copies, and who makes stages from them.
+//! Layers on the move: as they travel, as copies, and what makes stages from them.
 //!
 //! A layer is named by its id and its version, the number of steps sealed before it. What travels
 //! is always sealed state: weights and both moments.
@@ -29,15 +29,15 @@ pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, l
 pub use scattered::ScatteredLayer;
 pub use weights::{ChainingValue, moment_subtrees, moment_value, weights_end};
 
-/// Why a copy does not take something in. It stays as it was.
+/// Why a copy does not accept a gradient or a seal. It stays as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyRefusal {
     /// A gradient or a seal of another step than the copy's version (rule R8).
     #[error("about step {found}, the copy has version {expected}")]
     OtherStep {
-        /// The copy's version.
+        /// Version of the copy: the steps sealed before it.
         expected: Step,
-        /// The step named.
+        /// Step of the gradient or the seal.
         found: Step,
     },
     /// A gradient of another layer or length.
@@ -54,17 +54,17 @@ pub enum CopyRefusal {
     /// There is no gradient of the turn that was sealed.
     #[error("no gradient of {turn} is held")]
     NoGradient {
-        /// The turn.
+        /// Turn that was sealed.
         turn: Turn,
     },
 }
 
 /// A copy of a layer: its owner's optimizer, replayed from gradients and sealed coefficients.
 pub trait LayerCopy {
-    /// The layer.
+    /// Id of the layer that this is a copy of.
     fn layer(&self) -> LayerId;
 
-    /// Its version.
+    /// Steps sealed before the state of the copy.
     fn version(&self) -> Step;
 
     /// Keeps some floats of a gradient, which come in order; the first take the place of a gradient that
@@ -80,7 +80,7 @@ pub trait LayerCopy {
     /// The sums of the gradient that is held, as computed here.
     fn sums(&self) -> Vec<TensorSum>;
 
-    /// Does what a seal says.
+    /// Applies a seal, as its verdict orders.
     ///
     /// # Errors
     /// If it is not about the next step, or about a gradient that is not here.

@@ -1,9 +1,9 @@
 //! What a worker does between two orders: it holds layers, loads a stage, runs it, keeps copies.
 //!
-//! A host carries out what its [`Seat`](zbelastic_consensus::Seat) orders and tells it what became
-//! of it. It owns the compute model and the layers; threads, sockets, files and clocks are its
-//! owner's. Layers are named by id and version everywhere, never by stage, so that whoever has the
-//! right version can give it to whoever needs it.
+//! A host carries out the orders of its [`Seat`](zbelastic_consensus::Seat) and reports the results to
+//! it. It owns the compute model and the layers; threads, sockets, files and clocks are its owner's.
+//! Layers are named by id and version everywhere, never by stage, so that any worker that holds the
+//! right version can send it to any worker that needs it.
 //!
 //! ```text
 //!           Load                all there                Run
@@ -42,7 +42,7 @@ use loading::Loading;
 /// one when there is room again.
 const WRITES_MAX: usize = 2;
 
-/// What happened.
+/// An event that the host handles.
 #[derive(Clone, Debug)]
 pub enum HostInput {
     /// A tick of the node's clock.
@@ -53,26 +53,26 @@ pub enum HostInput {
     Peer(PeerFrame),
     /// A layer of a checkpoint was read, or could not be.
     Read {
-        /// The version.
+        /// Version that was read.
         version: Step,
-        /// The layer.
+        /// Id of the layer in model order.
         layer: LayerId,
         /// What was read; none if it could not be.
         read: Option<Box<ReadLayer>>,
     },
-    /// Reading the layers of a version, which it was told to write, kept the device from computing for so
+    /// Reading the layers of a version that is being written kept the device from computing for so
     /// long; or the threads that write them took so much of the processors that it computes on. Added up.
     Exported {
-        /// The version.
+        /// Version that is being written.
         version: Step,
         /// In thousandths of a tick.
         busy_milliticks: u32,
     },
     /// A layer of a checkpoint is durable, or could not be written.
     Written {
-        /// The version.
+        /// Version that was written.
         version: Step,
-        /// The layer.
+        /// Id of the layer in model order.
         layer: LayerId,
         /// The plan that the order to write it named.
         generation: Generation,
@@ -81,36 +81,36 @@ pub enum HostInput {
     },
 }
 
-/// What to do.
+/// An action that the host's owner carries out.
 #[derive(Clone, Debug)]
 pub enum HostOutput {
-    /// Tell the seat.
+    /// Pass this news to the seat.
     News(News),
     /// Send a frame to another worker.
     Peer {
-        /// Whom to.
+        /// Node that the frame is sent to.
         to: zbelastic_types::NodeId,
-        /// What.
+        /// The frame, with the sender and the plan that it belongs to.
         frame: PeerFrame,
     },
     /// Read a layer of a checkpoint; answered by [`HostInput::Read`].
     Read {
-        /// The version.
+        /// Version to read.
         version: Step,
-        /// The layer.
+        /// Id of the layer in model order.
         layer: LayerId,
         /// The digest of its state.
         digest: Digest,
     },
     /// Hash a layer of a checkpoint and make it durable; answered by [`HostInput::Written`].
     Write {
-        /// The layer. Who writes it brings it into form: it is as large as it was in training.
+        /// The layer's sealed state. The writer brings it into form: it is as large as it was in training.
         image: LayerImage,
         /// The plan under which the version was sealed. Two states of one version are two things: a
         /// run that went back may leave out other steps than before, under another plan.
         generation: Generation,
     },
-    /// The loss on held-out text. A change of plans may have it told twice, with the same bits.
+    /// The loss on held-out text. After a change of plans it may be reported twice, with the same bits.
     Evaluated {
         /// After so many steps.
         steps_done: u64,
@@ -121,7 +121,7 @@ pub enum HostOutput {
     },
 }
 
-/// What a host is told once.
+/// The configuration of a host, given once when it is made.
 #[derive(Clone, Debug)]
 pub struct HostSetup {
     /// The run; its plan is replaced by each plan that is loaded.
@@ -173,7 +173,7 @@ pub struct Host<M: ComputeModel, S> {
     setup: HostSetup,
     model: M,
     source: S,
-    /// Who it was in the last plan that it has a part in.
+    /// The node and its life, as named by the last plan that it has a part in.
     me: Option<Holder>,
     /// Layers that no stage uses now, as sealed.
     shelf: BTreeMap<LayerId, Arc<LayerImage>>,
@@ -183,12 +183,12 @@ pub struct Host<M: ComputeModel, S> {
     writing: VecDeque<Writing>,
     /// The version that there was no room to write.
     left_out: Option<Step>,
-    /// What it reported last that it holds, while no update is computed: a plan that is begun anew asks again,
-    /// and the plan that follows is loaded with the same layers (docs/decisions/0061).
+    /// The inventory that was reported last, while no update is computed: a plan that is begun anew requests
+    /// it again, and the plan that follows is loaded with the same layers (docs/decisions/0061).
     inventory: Option<Inventoried>,
     /// The step whose gradient was reported last.
     reported: Option<Step>,
-    /// Why there was no room for the stage of the last plan, until somebody asks.
+    /// Why there was no room for the stage of the last plan, until [`Host::take_refusal`] returns it.
     refusal: Option<AllocateError>,
     outbox: VecDeque<HostOutput>,
 }
@@ -214,7 +214,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    /// Takes in what happened.
+    /// Handles an event.
     ///
     /// # Errors
     /// If a frame does not belong: it is dropped, and the host stays as it was.
@@ -247,8 +247,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.outbox.pop_front()
     }
 
-    /// Why there was no room for a stage, if there was none since this was last asked. The cluster is told
-    /// that there was none; this is for who looks after the machine.
+    /// Why there was no room for a stage, if there was none since the last call. The cluster gets the
+    /// failure as news; this is for the operator of the machine.
     pub fn take_refusal(&mut self) -> Option<AllocateError> {
         self.refusal.take()
     }
@@ -366,7 +366,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.tell(News::Inventory { index, layers });
     }
 
-    /// The layers that are here, at which version and with which bits: what it tells when it is asked.
+    /// The layers that are held here, each with its version and digest: what an inventory reports.
     #[must_use]
     pub fn inventory(&self) -> Vec<HeldLayer> {
         let held = |image: &Arc<LayerImage>| HeldLayer {
@@ -401,7 +401,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.outbox.push_back(HostOutput::News(news));
     }
 
-    /// Passes on what the station has to say, and writes what it sealed.
+    /// Moves the outputs of the station to the outbox, and writes what it sealed.
     fn collect(&mut self) {
         let Phase::Stationed(station) = &mut self.phase else { return };
         let before = self.outbox.len();
@@ -432,7 +432,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     /// Writes a sealed version; rule R5: nothing else ever is.
     fn write(&mut self, version: Step) {
         let Phase::Stationed(station) = &mut self.phase else { return };
-        // What was under way before a rewind came to this version again is not told of any more.
+        // What was under way before a rewind came to this version again is not reported any more.
         self.writing.retain(|writing| writing.version != version);
         if self.writing.len() >= WRITES_MAX {
             self.left_out = Some(version);

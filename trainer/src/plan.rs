@@ -1,4 +1,4 @@
-//! A plan: who holds which layers, and the program they run.
+//! A plan: which stage holds which layers, and the program that the stages run.
 
 mod choose;
 mod device_claim;
@@ -46,7 +46,7 @@ use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 /// like, because it is part of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchShape {
-    /// A microbatch.
+    /// Sequences of a microbatch, and tokens of each.
     pub microbatch: MicrobatchShape,
     /// Microbatches a step.
     pub microbatch_count: u32,
@@ -77,17 +77,17 @@ pub enum PlanError {
     /// More stages than the model has blocks.
     #[error("{stage_count} stages for {blocks} layers")]
     Stages {
-        /// Stages asked for.
+        /// Stages requested.
         stage_count: u32,
-        /// The model's blocks.
+        /// Transformer blocks of the model.
         blocks: u32,
     },
     /// More chunks than the model has layers.
     #[error("{stage_count} stages of {chunks_per_stage} chunks for {layer_count} parts of a model")]
     Chunks {
-        /// Stages asked for.
+        /// Stages requested.
         stage_count: u32,
-        /// Chunks of each.
+        /// Chunks of each stage.
         chunks_per_stage: u32,
         /// Layers of the model: its blocks' halves, the embedding and the head.
         layer_count: u32,
@@ -100,7 +100,7 @@ pub enum PlanError {
     Slices {
         /// In what they should be alike.
         by: CutBy,
-        /// Slices asked for.
+        /// Slices requested.
         slice_count: u32,
         /// Tokens of a sequence.
         sequence_len: usize,
@@ -113,9 +113,9 @@ pub enum PlanError {
     Partition {
         /// Chunks of the schedule.
         expected: u32,
-        /// Chunks given.
+        /// Chunks that were given.
         found: usize,
-        /// Where they end.
+        /// Id of the first layer that they do not cover in order from 0.
         end: u32,
         /// Layers of the model.
         layer_count: u32,
@@ -129,16 +129,16 @@ const fn alike(by: CutBy) -> &'static str {
     }
 }
 
-/// Who holds what, and what everybody does.
+/// Which stage holds which layers, and what each of them runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The plan's number.
+    /// Generation number of the plan, which its messages carry.
     pub generation: Generation,
-    /// The lowered program.
+    /// The operations of each stage in order, transfers and updates included.
     pub program: Program,
     /// The layers of each chunk, in model order; those of a second replica are the first one's.
     pub chunks: Vec<LayerRange>,
-    /// The batch.
+    /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
     /// What DROP gives up and R makes again.
     pub recompute: Recompute,
@@ -147,17 +147,17 @@ pub struct Plan {
 /// What a plan is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanRequest<'a> {
-    /// The model.
+    /// Shape of the model.
     pub model: &'a ModelConfig,
-    /// The batch.
+    /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
-    /// The schedule.
+    /// Kind of pipeline schedule.
     pub kind: ScheduleKind,
-    /// Chunks a stage holds; as many as the schedule has by itself if nobody says.
+    /// Chunks a stage holds; if none are given, as many as the schedule has by itself.
     pub chunks_per_stage: Option<u32>,
-    /// Slices of a microbatch; as many as the schedule has by itself if nobody says.
+    /// Slices of a microbatch; if none are given, as many as the schedule has by itself.
     pub slice_count: Option<u32>,
-    /// Stages.
+    /// Stages of the pipeline.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
@@ -171,7 +171,7 @@ impl PlanRequest<'_> {
         PipelineSize { chunks_per_stage, slice_count, ..size }
     }
 
-    /// Where chunks stand.
+    /// The stage that each chunk is placed on.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -212,7 +212,7 @@ impl Plan {
         Self::with_chunks(request, chunks)
     }
 
-    /// A plan with layers spread as told, over the chunks that make up the model once.
+    /// A plan with layers spread as given, over the chunks that make up the model once.
     ///
     /// # Errors
     /// If the chunks do not make up the model, or the schedule does not exist for this size.
@@ -225,7 +225,7 @@ impl Plan {
         Self::with_program(request, chunks, &compute)
     }
 
-    /// A plan with layers spread as told, and arithmetic in an order of the same schedule.
+    /// A plan with layers spread as given, and arithmetic in an order of the same schedule.
     fn with_program(
         request: PlanRequest<'_>,
         chunks: Vec<LayerRange>,
@@ -267,7 +267,7 @@ impl Plan {
         Self { program, recompute, ..self }
     }
 
-    /// Where chunks stand.
+    /// The stage that each chunk is placed on.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.program.placement

@@ -1,8 +1,8 @@
 //! Random numbers as a pure function of what they are for.
 //!
-//! Philox4x32-10 (Salmon et al., SC 2011, section 3.2): the key is the run's seed, the counter says
+//! Philox4x32-10 (Salmon et al., SC 2011, section 3.2): the key is the run's seed, the counter names
 //! which draw is meant. There is no state to save, move or replay, and a draw does not depend on
-//! who makes it or when (rule R7).
+//! which node makes it or when (rule R7).
 
 /// What draws are for. Each purpose has its own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

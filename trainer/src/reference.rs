@@ -45,7 +45,7 @@ struct SliceBench<T> {
 /// What a step showed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReferenceStep {
-    /// The mean cross-entropy.
+    /// The mean cross-entropy over the tokens of the step.
     pub loss: f64,
     /// The global gradient norm before clipping.
     pub norm: f64,
@@ -284,13 +284,13 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         rows.copied().collect()
     }
 
-    /// The layers.
+    /// The layers of the model, in order.
     #[must_use]
     pub fn layers(&self) -> &[LayerState<B>] {
         self.model.layers()
     }
 
-    /// The device.
+    /// The device that the reference computes on.
     #[must_use]
     pub fn backend(&self) -> &B {
         &self.backend

@@ -1,7 +1,7 @@
 //! Text from a trained model.
 //!
 //! The model reads as many tokens as the longest sequence it was trained on, or fewer if a shorter
-//! context was asked for, and computes them all again for each token: what it remembers lies in
+//! context was requested, and computes them all again for each token: what it remembers lies in
 //! the tokens alone. Draws are a function of a seed and the token's position (rule R7).
 
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault, View};

@@ -1,7 +1,7 @@
 //! One stage of the pipeline, run from its program.
 //!
 //! [`StageEngine`] is a state machine: [`StageEngine::handle`] takes what arrived,
-//! [`StageEngine::run_next`] runs the next operation or says what it waits for, and
+//! [`StageEngine::run_next`] runs the next operation or returns what it waits for, and
 //! [`StageEngine::poll_output`] yields what should be sent. It owns a device and its part of the
 //! model; threads, sockets and clocks are its owner's.
 

@@ -20,7 +20,7 @@ use crate::optimizer::{Update, clip_coefficient, replay, skip, square_sums};
 pub(super) struct Line<B: Backend> {
     /// The newest version, its moments and the gradient that is adding up.
     pub newest: Chunk<B>,
-    /// Its number.
+    /// Version number of the newest weights.
     pub version: Version,
     /// Updates that were not left out.
     pub updates: u64,
@@ -105,7 +105,7 @@ impl<B: Backend> Line<B> {
     /// The weights that a pass reads.
     ///
     /// # Panics
-    /// If they are not there, which a checked program does not ask for.
+    /// If they are not there, which a checked program does not lead to.
     pub(super) fn reading(&self, version: Version) -> &Chunk<B> {
         if version == self.version {
             return &self.newest;

@@ -359,7 +359,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
             }
         }
         history.insert(base + 1, next);
-        // Nobody is further behind than there are stages.
+        // No stage is further behind than there are stages.
         history.retain(|number, _| number + place.stages > base);
     }
 

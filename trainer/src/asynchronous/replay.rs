@@ -71,7 +71,7 @@ struct Replay<'a, B: Backend, S> {
     backend: &'a B,
     source: &'a S,
     parts: Vec<Part<B>>,
-    /// What passes left for the next, by who reads it.
+    /// What passes left for the next, by the pass that reads it.
     inputs: BTreeMap<Pass, Vec<f32>>,
     gradients: BTreeMap<Pass, Vec<f32>>,
     scratch: Scratch<B::Buffer>,
@@ -102,7 +102,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
     }
 
-    /// Runs an operation; says no if its operand is not there yet.
+    /// Runs an operation; returns false if its operand is not there yet.
     fn run(&mut self, op: AsyncOp) -> Result<bool, AllocateError> {
         match op {
             AsyncOp::Compute(Compute::F, pass, _) => self.forward(pass),

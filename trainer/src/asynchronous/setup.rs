@@ -1,4 +1,4 @@
-//! What the stages of an asynchronous run are told: the same for all of them, and for the reference.
+//! The configuration of an asynchronous run: the same for all stages, and for the reference.
 
 use zbelastic_kernels::{Backend, ByteCounts, DeviceSizes};
 use zbelastic_schedule::asynchronous::{
@@ -28,7 +28,7 @@ pub struct AsyncKnobs {
     pub elastic_alpha: f32,
 }
 
-/// Who holds what, and what everybody does.
+/// Which chunk has which layers, and what each stage runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AsyncPlan {
     /// The program of the whole run.
@@ -47,7 +47,7 @@ pub enum AsyncPlanError {
     Chunks {
         /// Chunks of all stages.
         chunk_count: u32,
-        /// The model's blocks.
+        /// Transformer blocks of the model.
         blocks: u32,
     },
     /// The schedule does not exist for this size.
@@ -205,18 +205,18 @@ impl AsyncPlan {
     }
 }
 
-/// What every stage is told.
+/// The configuration of an asynchronous run.
 #[derive(Clone, Debug)]
 pub struct AsyncSetup {
-    /// The model.
+    /// Shape of the model.
     pub model: ModelConfig,
-    /// The plan.
+    /// The program of the run, and the layers of each chunk.
     pub plan: AsyncPlan,
-    /// The optimizer.
+    /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
     /// The largest norm of a chunk's gradient that is applied as it is.
     pub clip_norm: Option<f64>,
-    /// Where weights begin.
+    /// Weights of the layers before the first step.
     pub weights: InitialWeights,
     /// Gradients corrupted on purpose, at the first update that a minibatch has a share in.
     pub injections: Vec<Injection>,

@@ -1,7 +1,7 @@
 //! One stage of an asynchronous run: frames in, the next operation run, frames out.
 //!
 //! A state machine like [`crate::stage::StageEngine`], and smaller, because nothing is ever taken
-//! back: it never blocks, whoever owns it moves its outputs, and the same program gives the same
+//! back: it never blocks, its owner moves its outputs, and the same program gives the same
 //! bits in whatever order frames arrive. On a device it waits once an update, for sums of squares: what
 //! passes read is kept, predicted and averaged there, and boundary tensors go as parcels.
 
@@ -39,7 +39,7 @@ pub struct AsyncFrame {
 pub struct Updated {
     /// The version it made.
     pub version: Version,
-    /// The learning rate.
+    /// Learning rate of the update.
     pub lr: f64,
     /// The norm of the chunk's gradient, before clipping.
     pub norm: f64,
@@ -47,22 +47,22 @@ pub struct Updated {
     pub coefficient: Option<f32>,
 }
 
-/// What should happen elsewhere.
+/// A message or a result that the stage's owner delivers.
 #[derive(Clone, Debug)]
 pub enum AsyncOutput {
     /// A boundary tensor for another stage.
     Frame {
-        /// Where to.
+        /// Stage that the tensor is sent to.
         to: StageIndex,
-        /// The tensor.
+        /// The tensor, with the pass that reads it.
         frame: AsyncFrame,
     },
     /// The sum of cross-entropies over a microbatch, from the stage with the head; of a device with the
     /// next update, which is waited for anyway.
     Loss {
-        /// The microbatch.
+        /// Index of the microbatch in the run.
         microbatch: MicrobatchIndex,
-        /// The sum.
+        /// Sum of cross-entropies over the microbatch.
         loss_sum: f64,
     },
     /// A chunk has a new version.
@@ -72,11 +72,11 @@ pub enum AsyncOutput {
 /// What came of running the next operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AsyncProgress {
-    /// It ran.
+    /// This operation ran.
     Ran(AsyncOp),
     /// It waits for a frame.
     Blocked,
-    /// There is none.
+    /// No operation is left.
     Finished,
     /// The device gave up. Nothing that was computed since is a result, and nothing of it leaves.
     Faulted(DeviceFault),
@@ -96,7 +96,7 @@ struct PassMemory<T> {
     logits: Option<Slots<Logits<T>>>,
 }
 
-/// One stage.
+/// One stage of an asynchronous run.
 pub struct AsyncStage<B: Backend, S> {
     setup: Arc<AsyncSetup>,
     stage: StageIndex,
@@ -117,7 +117,7 @@ pub struct AsyncStage<B: Backend, S> {
     losses: VecDeque<(MicrobatchIndex, Loss)>,
     course: Course,
     outbox: VecDeque<AsyncOutput>,
-    /// Of a device that does later what it is told: its clock, and what passes took by it so far.
+    /// Of a device that runs later what is enqueued: its clock, and what passes took by it so far.
     timer: LayerTimer,
     worked_us: f64,
 }
@@ -198,7 +198,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         })
     }
 
-    /// Takes a frame in.
+    /// Stores a frame until the pass that reads it runs.
     ///
     /// # Panics
     /// If it is not what the plan says that a neighbour sends here: frames of one process are our
@@ -358,7 +358,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         }
     }
 
-    /// Tells losses that a device had not computed when they were asked for.
+    /// Waits for the losses that a device still computes, and passes them on.
     fn tell_losses(&mut self) {
         let losses = self
             .losses

@@ -17,7 +17,7 @@ pub struct AsyncState {
 }
 
 impl AsyncState {
-    /// Takes in the layers of another stage.
+    /// Adds the layers of another stage.
     pub fn extend(&mut self, other: Self) {
         self.layers.extend(other.layers);
         self.layers.sort_by_key(|(replica, image)| (*replica, image.layer));

@@ -44,9 +44,9 @@ pub enum CorpusError {
     /// A byte is no token of the model.
     #[error("byte {byte} at offset {offset} is outside a vocabulary of {vocabulary}")]
     Vocabulary {
-        /// The byte.
+        /// Value of the byte.
         byte: u8,
-        /// Where it stands.
+        /// Index of the byte in the text.
         offset: usize,
         /// Tokens of the model.
         vocabulary: u32,
@@ -101,7 +101,7 @@ impl Corpus {
         })
     }
 
-    /// The text.
+    /// The whole text, held-out bytes included.
     #[must_use]
     pub fn text(&self) -> &[u8] {
         &self.tokens

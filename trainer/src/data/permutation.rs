@@ -1,4 +1,4 @@
-//! A random order of `0..len` that can be asked for any position without being written down.
+//! A random order of `0..len` that gives the value at any position without being written down.
 
 use crate::random::{Purpose, Stream};
 

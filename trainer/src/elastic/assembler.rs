@@ -28,11 +28,11 @@ pub struct LayerAssembler {
 /// The weights of a layer, whose moments were not read.
 #[derive(Clone, Debug)]
 pub struct ReadWeights {
-    /// The layer.
+    /// Id of the layer in model order.
     pub layer: LayerId,
     /// Steps sealed before it.
     pub version: Step,
-    /// Its weights.
+    /// Weights in the order in which the layer's tensors lie.
     pub w: HostFloats,
     /// The digest of all of its bytes.
     pub digest: Digest,
@@ -42,7 +42,7 @@ pub struct ReadWeights {
 /// device waits for that.
 #[derive(Clone, Debug)]
 pub struct ReadLayer {
-    /// The layer.
+    /// The layer, with its weights and moments.
     pub image: LayerImage,
     /// The digest of its bytes.
     pub digest: Digest,
@@ -78,7 +78,7 @@ impl LayerAssembler {
         Self::keeping(3, ImageDigester::new(expected))
     }
 
-    /// The same, for who wants no moments: the bytes up to [`super::weights_end`] are pushed, and
+    /// The same, for a reader that needs no moments: the bytes up to [`super::weights_end`] are pushed, and
     /// chaining values stand for the others.
     #[must_use]
     pub fn of_weights(expected: u64) -> Self {
@@ -89,7 +89,7 @@ impl LayerAssembler {
         Self { digester, pending: Vec::with_capacity(FLOAT_LEN), kept, body: None }
     }
 
-    /// Bytes that came.
+    /// Bytes that were pushed so far.
     #[must_use]
     pub const fn found(&self) -> u64 {
         self.digester.found()

@@ -17,13 +17,13 @@ use crate::stage::{Bench, InitialWeights, SecondStore, StageSetup};
 
 /// The real thing: a transformer on a device.
 pub struct BackendModel<F> {
-    /// The model.
+    /// Shape of the model.
     pub model: ModelConfig,
-    /// The optimizer.
+    /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
     /// Steps of the run, of which the learning rate is a function.
     pub step_count: u64,
-    /// Where weights begin.
+    /// Weights of the layers before the first step.
     pub weights: InitialWeights,
     /// Makes a handle on the device.
     pub device: F,
@@ -50,7 +50,7 @@ pub enum DeviceUse {
 
 /// Makes handles on a device.
 pub trait MakeBackend {
-    /// The device.
+    /// Type of the handle on the device.
     type Backend: Backend;
 
     /// A handle for this use.

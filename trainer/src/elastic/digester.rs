@@ -43,7 +43,7 @@ impl ImageDigester {
         Self { expected: weights_end(image), ..Self::new(image) }
     }
 
-    /// Bytes that came.
+    /// Bytes that were pushed so far.
     #[must_use]
     pub const fn found(&self) -> u64 {
         self.found

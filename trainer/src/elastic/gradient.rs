@@ -1,4 +1,4 @@
-//! Gradients on their way to who keeps copies of layers, in parts of bounded length.
+//! Gradients on their way to the workers that keep copies of layers, in parts of bounded length.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use zbelastic_types::LayerId;
 use super::CopyRefusal;
 use super::cutting::{FrameRoom, cut};
 
-/// A layer's gradient on its way to who keeps the layer's copy.
+/// A layer's gradient on its way to a worker that keeps the layer's copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerGradient {
-    /// The layer.
+    /// Id of the layer in model order.
     pub layer: LayerId,
     /// The turn it was computed in.
     pub turn: Turn,
@@ -68,7 +68,7 @@ impl GradientPart {
         cut(&lengths, room).into_iter().map(message).collect()
     }
 
-    /// The layer.
+    /// Id of the layer that the gradient belongs to.
     #[must_use]
     pub fn layer(&self) -> LayerId {
         self.gradient.layer
@@ -104,7 +104,7 @@ impl GradientPart {
         &self.gradient.g[self.range.clone()]
     }
 
-    /// Whether a device copies it, so that whoever reads it first may wait.
+    /// Whether a device copies it, so that the first reader may wait.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.gradient.g.is_held()

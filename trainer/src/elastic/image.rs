@@ -19,18 +19,18 @@ pub const fn image_bytes(float_count: usize) -> u64 {
     HEADER_LEN as u64 + 12 * float_count as u64
 }
 
-/// A layer's sealed state. That of a device may still be on its way: who reads it first waits.
+/// A layer's sealed state. That of a device may still be on its way: the first reader waits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerImage {
-    /// The layer.
+    /// Id of the layer in model order.
     pub layer: LayerId,
     /// Steps sealed before it.
     pub version: Step,
-    /// Weights.
+    /// Weights in the order in which the layer's tensors lie.
     pub w: HostFloats,
-    /// First moments.
+    /// First moments, in the order of the weights.
     pub m: HostFloats,
-    /// Second moments.
+    /// Second moments, in the order of the weights.
     pub v: HostFloats,
 }
 
@@ -56,7 +56,7 @@ pub enum ImageError {
     /// Another version of the program wrote them.
     #[error("layer format {found}, this program reads {FORMAT_VERSION}")]
     Version {
-        /// The version found.
+        /// Format version of the bytes.
         found: u8,
     },
     /// There is no memory for as many.
@@ -68,7 +68,7 @@ pub enum ImageError {
     /// More floats than a layer can have.
     #[error("{found} floats, at most {FLOATS_MAX}")]
     Size {
-        /// The number found.
+        /// Floats that the header announces.
         found: u64,
     },
 }

@@ -12,7 +12,7 @@ const FLOAT_LEN: usize = 4;
 /// Puts a layer together from its encoded bytes, each of which is written once, in any order.
 ///
 /// Weights and moments are allocated once, at their final length, and their memory is taken page by page as
-/// it is written. Nothing is hashed: chunks were verified by who received them.
+/// it is written. Nothing is hashed: the receiver has verified the chunks.
 #[derive(Debug)]
 pub struct ScatteredLayer {
     header: [u8; HEADER_LEN],
@@ -140,7 +140,7 @@ mod tests {
         assert!(layer.write(u64::MAX, &[1]).is_err());
         let found = expected - 1;
         assert_eq!(layer.finish(), Err(ImageError::Length { expected, found }));
-        // As long as it says it is not.
+        // The header announces another length.
         let mut other = ScatteredLayer::new(7).expect("memory");
         let mut wrong = bytes.clone();
         wrong[..HEADER_LEN].copy_from_slice(&image(8).header());

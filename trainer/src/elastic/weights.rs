@@ -1,9 +1,9 @@
 //! The weights of a layer proved by the digest of all of it, without its moments.
 //!
-//! The digest of a layer is the root of a BLAKE3 tree over layer, version, weights and moments. Who has the
-//! weights, and the chaining values of the subtrees behind them, computes the same root: nobody can give other
-//! weights with values that lead to it (the specification of BLAKE3, sections 2.1 and 5.1). So a model is
-//! exported without two thirds of a checkpoint's bytes being sent.
+//! The digest of a layer is the root of a BLAKE3 tree over layer, version, weights and moments. A reader with
+//! the weights, and the chaining values of the subtrees behind them, computes the same root: no other
+//! weights can be given with values that lead to it (the specification of BLAKE3, sections 2.1 and 5.1).
+//! So a model is exported without two thirds of a checkpoint's bytes being sent.
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::digest::{
     HASHED_CHUNK_LEN, HASHED_HEAD_LEN, SubtreeHasher, Subtrees, hashed_bytes, hashed_head,
 };
 
-/// Bytes of a subtree at most: one is hashed in some milliseconds, wherever it is asked for.
+/// Bytes of a subtree at most: one is hashed in some milliseconds, wherever its value is needed.
 const SUBTREE_BYTES: u64 = 16 << 20;
 /// Bytes read at once while a subtree is hashed: a chunk of a checkpoint.
 const READ_BYTES: usize = 4 << 20;

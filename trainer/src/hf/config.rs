@@ -13,19 +13,19 @@ pub enum ConfigError {
     /// A key is missing or of another type.
     #[error("config.json: expected `{key}` to be {expected}, found {found}")]
     Key {
-        /// The key.
+        /// Name of the key in `config.json`.
         key: &'static str,
         /// What it should be.
         expected: &'static str,
-        /// What it is.
+        /// What stands there.
         found: String,
     },
     /// A key has a value that is not supported.
     #[error("config.json: `{key}` is {found}; only {supported} is supported")]
     Unsupported {
-        /// The key.
+        /// Name of the key in `config.json`.
         key: &'static str,
-        /// What it is.
+        /// Value that stands there.
         found: String,
         /// What could stand there.
         supported: &'static str,

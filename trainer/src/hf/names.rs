@@ -14,9 +14,9 @@ const WRITTEN_AT_ONCE: usize = 1 << 20;
 /// A tensor as transformers knows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {
-    /// Its name.
+    /// Name of the tensor in the file.
     pub name: String,
-    /// Its shape.
+    /// Length of each dimension.
     pub shape: Vec<usize>,
     /// Its floats in row-major order.
     pub floats: Vec<f32>,
@@ -31,25 +31,25 @@ pub enum ImportError {
     /// A tensor is missing.
     #[error("the weights lack the tensor {name}")]
     Missing {
-        /// Its name.
+        /// Name of the tensor in the file.
         name: String,
     },
     /// A tensor has another shape.
     #[error("tensor {name} has shape {found:?}, expected {expected:?}")]
     Shape {
-        /// Its name.
+        /// Name of the tensor in the file.
         name: String,
-        /// The model's.
+        /// Shape that the model needs.
         expected: Vec<usize>,
-        /// The file's.
+        /// Shape that the file has.
         found: Vec<usize>,
     },
     /// A tensor has another type.
     #[error("tensor {name} is of type {found:?}, only F32 is supported")]
     Type {
-        /// Its name.
+        /// Name of the tensor in the file.
         name: String,
-        /// The file's.
+        /// Type of the tensor in the file.
         found: Dtype,
     },
 }
@@ -411,7 +411,7 @@ mod tests {
         let deeper = ModelConfig { blocks: 3, ..model.clone() };
         let error = import_safetensors(&deeper, &file).expect_err("a block is missing");
         assert!(matches!(&error, ImportError::Missing { name } if name.contains("layers.2")));
-        // More than any memory holds, and refused before any is asked for.
+        // More than any memory holds, and refused before any is allocated.
         let huge = ModelConfig { width: 1 << 24, vocabulary: 1 << 24, ..model.clone() };
         let error = import_safetensors(&huge, &file).expect_err("no file is as large");
         assert!(matches!(&error, ImportError::Shape { name, .. } if name.contains("embed")));

@@ -99,14 +99,14 @@ impl<C: LayerCopy> StageCopy<C> {
         Ok(Some(HeldUpdate { turn, of: self.of, sums, state }))
     }
 
-    /// Applies a seal; yields what is to be told of a gradient that waited for it.
+    /// Applies a seal; yields what is to be reported of a gradient that waited for it.
     pub(super) fn settle(&mut self, seal: &Seal, attests: bool) -> Option<HeldUpdate> {
         if seal.turn != self.open {
             return None;
         }
         let is_held = self.held == Some(seal.turn);
         if seal.verdict.coefficient().is_some() && !is_held {
-            // Without its gradient the copy stays behind; its version says so.
+            // Without its gradient the copy stays behind, and so does its version.
             return None;
         }
         for copy in &mut self.layers {

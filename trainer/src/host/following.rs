@@ -1,7 +1,7 @@
 //! Layers that a planned change will need here, copied ahead while others train them.
 //!
 //! A layer comes once, as its owner has sealed it. From then on its owner sends the gradient of
-//! each turn, and with it the seal that led to that turn, so that nothing else has to be heard for
+//! each turn, and with it the seal that led to that turn, so that no other message is needed for
 //! the layer to stay one step behind. What is followed is used by the plan that it was followed
 //! for and by no other; if it is not there in time, the layer is fetched as always.
 
@@ -20,14 +20,14 @@ use super::{Host, HostOutput, Phase};
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, GradientPart, LayerCopy, LayerGradient, LayerImage};
 
-/// Layers that are asked for and have not come, at once: a stage that exports is not training.
+/// Layers that are requested and have not come, at once: a stage that exports is not training.
 const ASKED_MAX: usize = 2;
-/// Ticks until a layer that does not come is asked for again; twice as many each time.
+/// Ticks until a layer that does not come is requested again; twice as many each time.
 const ASK_TICKS: u32 = 3;
 /// How often they are doubled.
 const ASK_DOUBLINGS: u32 = 6;
 /// Updates of a layer that wait for the layer, or for what came before them. With one more it is
-/// too far behind, and is asked for anew.
+/// too far behind, and is requested anew.
 const UPDATES_MAX: usize = 4;
 /// Seals that wait for gradients; the oldest goes.
 const SEALS_MAX: usize = 8;
@@ -40,7 +40,7 @@ struct Followed<C> {
     /// Memory does not hold it: it is fetched when the plan begins.
     is_given_up: bool,
     asks: u32,
-    /// When it is asked for again.
+    /// Tick at which it is requested again.
     due: u32,
     updates: BTreeMap<Turn, Vec<Arc<LayerGradient>>>,
 }
@@ -65,7 +65,7 @@ impl<C: LayerCopy> Followed<C> {
         }
     }
 
-    /// Does what is sealed and can be done. What does not fit is asked for anew.
+    /// Applies the seals whose gradients are here. A layer whose gradient does not fit is requested anew.
     fn advance(&mut self, seals: &BTreeMap<Turn, Seal>) {
         let Some((mut copy, mut open)) = self.copy.take() else { return };
         while let Some(seal) = seals.get(&open) {
@@ -144,7 +144,7 @@ impl<C: LayerCopy> Following<C> {
         self.layers.values_mut().for_each(|followed| followed.advance(&self.seals));
     }
 
-    /// Asks for what has not come, few layers at a time.
+    /// Requests the layers that have not come, few at a time.
     fn ask(&mut self) -> Vec<HostOutput> {
         let (generation, sender, now) = (self.rehearsal.generation, self.me, self.tick);
         let wanted = self.layers.iter_mut().filter(|(_, followed)| followed.is_wanted());
@@ -171,7 +171,7 @@ impl<C: LayerCopy> Following<C> {
         Some(News::Following { generation: self.rehearsal.generation, layers })
     }
 
-    /// S3: what is followed comes from who trains it, under the plan in force.
+    /// S3: what is followed comes from the worker that trains it, under the plan in force.
     fn check_sender(&self, frame: &PeerFrame, layer: LayerId) -> Result<(), PeerRefusal> {
         let (expected, found) = (self.rehearsal.generation, frame.generation);
         if expected != found {
@@ -205,7 +205,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.drive_following();
     }
 
-    /// Asks for what is missing, says that nothing is, and gives to a plan that loads what it needs.
+    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads them.
     fn drive_following(&mut self) {
         match &self.phase {
             Phase::Idle | Phase::Stationed(_) => {
@@ -224,7 +224,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    /// A layer that was asked for.
+    /// A layer that was requested ahead.
     pub(super) fn handle_ahead(
         &mut self,
         frame: &PeerFrame,
@@ -274,7 +274,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     }
 }
 
-/// Who follows layers of a stage, as far as they were served.
+/// The workers that follow layers of a stage, and whether each layer was sent.
 #[derive(Default)]
 pub(super) struct Followers {
     rehearsal: Option<Arc<Rehearsal>>,
@@ -288,7 +288,7 @@ impl Followers {
         served.retain(|(holder, layer), _| is_named(rehearsal.as_deref(), *holder, *layer));
     }
 
-    /// Somebody wants to follow. Who asks again gets the layer again.
+    /// A worker requests to follow a layer. If it requests it again, the layer is sent again.
     pub(super) fn admit(&mut self, holder: Holder, layer: LayerId) -> Result<(), PeerRefusal> {
         if !is_named(self.rehearsal.as_deref(), holder, layer) {
             return Err(PeerRefusal::Stranger { sender: holder });
@@ -301,7 +301,7 @@ impl Followers {
         self.served.is_empty()
     }
 
-    /// Those who wait for their layer; from now on they do not.
+    /// The workers that wait for their layer; from now on they do not.
     pub(super) fn take_waiting(&mut self) -> Vec<(Holder, LayerId)> {
         let waiting = self.served.iter_mut().filter(|(_, is_served)| !**is_served);
         let served = waiting.map(|(key, is_served)| {

@@ -16,19 +16,20 @@ use super::{Host, HostOutput, Phase};
 use crate::data::BatchSource;
 use crate::elastic::{ComputeModel, LayerImage, ReadLayer};
 
-/// Ticks until a layer that does not come is asked for again; twice as many each time.
+/// Ticks until a layer that does not come is requested again; twice as many each time.
 const ASK_TICKS: u32 = 3;
 /// How often they are doubled.
 const ASK_DOUBLINGS: u32 = 3;
-/// How often a layer is asked for, with none coming, until the host says that it does not come: each
-/// node that a plan names for it is asked once.
+/// How often a layer is requested, with none coming, until the host reports that it does not come: each
+/// node that a plan names for it gets one request.
 const ASKS_IN_VAIN: u32 = SOURCES_MAX as u32;
-/// Ticks that so many asks take. A host is given no tick while an operation runs or a layer is on its
-/// way. That no layer came in these is told to the leader, who sees whether those who are asked get
-/// on: only where nobody does is the layer given up (rule R10), and until then it is asked for.
+/// Ticks that so many requests take. A host is given no tick while an operation runs or a layer is on its
+/// way. That no layer came in these is reported to the leader, which sees whether the nodes that are
+/// requested to send it get on: only where none does is the layer given up (rule R10), and until then
+/// it is requested again.
 const SILENCE_TICKS_MAX: u32 = ticks_of_asks(ASKS_IN_VAIN);
 
-/// Ticks until a layer that was asked for so often is asked for again.
+/// Ticks until a layer that was requested so often is requested again.
 const fn ticks_after(asks: u32) -> u32 {
     ASK_TICKS << if asks < ASK_DOUBLINGS { asks } else { ASK_DOUBLINGS }
 }
@@ -46,7 +47,7 @@ const fn ticks_of_asks(count: u32) -> u32 {
 struct Awaited {
     source: LayerSource,
     asks: u32,
-    /// When it is asked for again.
+    /// Tick at which it is requested again.
     due: u32,
 }
 
@@ -60,9 +61,9 @@ pub(super) struct Loading {
     digests: BTreeMap<LayerId, Digest>,
     awaited: BTreeMap<LayerId, Awaited>,
     tick: u32,
-    /// When a layer came last.
+    /// Tick at which a layer came last.
     arrived: u32,
-    /// What others asked for and may ask for until everybody is ready.
+    /// What was here before: other workers may request it until all are ready.
     offered: BTreeMap<LayerId, Arc<LayerImage>>,
 }
 
@@ -98,7 +99,7 @@ impl Loading {
         images
     }
 
-    /// The layer at this version, for whoever asks.
+    /// The layer, if it is here at this version, for a worker that requests it.
     pub(super) fn offer(&self, layer: LayerId, version: Step) -> Option<Arc<LayerImage>> {
         let found = self.images.get(&layer).or_else(|| self.offered.get(&layer));
         found.filter(|image| image.version == version).cloned()
@@ -125,8 +126,8 @@ impl Loading {
         }
     }
 
-    /// Asks others again for what has not come, and says so if nothing does. A read is answered, so it is asked
-    /// for once, and waited for however long a layer takes to be read.
+    /// Requests again what has not come from other nodes, and reports it if nothing does. A read is answered,
+    /// so it is requested once, and waited for however long a layer takes to be read.
     pub(super) fn ask_again(&mut self) -> Vec<HostOutput> {
         self.tick += 1;
         let is_asked = |(_, awaited): &(&LayerId, &Awaited)| match awaited.source {
@@ -151,8 +152,8 @@ impl Loading {
         layers.into_iter().filter_map(|layer| self.ask(layer)).collect()
     }
 
-    /// S3: a layer is taken in for the plan that asked for it, from those it names. Whether its bits
-    /// are the right ones is for the log to say, when all have told what they loaded.
+    /// S3: a layer is accepted for the plan that requested it, from the nodes that it names. Whether its bits
+    /// are the right ones is decided from the log, when all have reported what they loaded.
     pub(super) fn check_sent(
         &self,
         found: Generation,
@@ -241,7 +242,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    /// A layer that was followed, or is at hand, is there; another one is asked for.
+    /// A layer that was followed, or is at hand, is there; another one is requested.
     fn begin_layer(&mut self, loading: &mut Loading, layer: LayerId, source: &LayerSource) {
         if let Some(image) = self.take_followed(loading, layer, source) {
             loading.images.insert(layer, image);
@@ -250,7 +251,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
             loading.digests.extend(reported.map(|digest| (layer, digest)));
             loading.images.insert(layer, image);
         } else {
-            // What is followed needs no asking unless its last update does not come.
+            // What is followed needs no request unless its last update does not come.
             let is_near = self.is_followed(loading, layer, source);
             let due = if is_near { ASK_TICKS } else { 0 };
             let awaited = Awaited { source: source.clone(), asks: 0, due };
@@ -259,8 +260,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         }
     }
 
-    /// A layer that was followed for this plan, if it is where the plan begins: a plan names those
-    /// who do.
+    /// A layer that was followed for this plan, if it is where the plan begins: a plan names the nodes
+    /// that followed it.
     fn take_followed(
         &mut self,
         loading: &Loading,
@@ -276,7 +277,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         following.is_some_and(|following| following.is_near(layer, loading.version()))
     }
 
-    /// Gives to the plan that loads what has got where it begins since.
+    /// Moves to the plan that loads those followed layers that have reached its first version since.
     pub(super) fn load_followed(&mut self) {
         let (Phase::Loading(loading), Some(following)) = (&mut self.phase, &mut self.following)
         else {
@@ -292,7 +293,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         self.after_loading(arrival);
     }
 
-    /// A layer that needs no asking: its own if the plan names this node, or from the seed.
+    /// A layer that needs no request: its own if the plan names this node, or from the seed.
     fn at_hand(
         &self,
         loading: &Loading,
@@ -357,7 +358,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     }
 }
 
-/// Whether a node is to use what it holds.
+/// Whether a source names this node, so that it is to use what it holds.
 fn names(source: &LayerSource, node: NodeId) -> bool {
     match source {
         LayerSource::Nodes(nodes) => nodes.contains(&node),

@@ -18,54 +18,54 @@ use crate::stage::{EventRefusal, Frame, Partial};
 pub struct PeerFrame {
     /// The plan it belongs to.
     pub generation: Generation,
-    /// Who sends it, in which life.
+    /// The worker that sends it: its node and its life.
     pub sender: Holder,
-    /// What.
+    /// The content of the frame.
     pub body: PeerBody,
 }
 
-/// What is sent.
+/// The content of a frame between workers.
 #[derive(Clone, Debug)]
 pub enum PeerBody {
-    /// A boundary tensor.
+    /// A boundary tensor between pipeline stages: an activation or its gradient.
     Frame(Frame),
-    /// The sums of the stages before.
+    /// The sum of squares of the gradients of the stages before.
     Prefix(Prefix),
-    /// Some of a stage's gradient, for everybody who keeps a copy.
+    /// Some of a stage's gradient, for every worker that keeps a copy.
     Gradients {
-        /// The turn.
+        /// Turn that the gradient was computed in.
         turn: Turn,
-        /// The stage.
+        /// Stage that the gradient belongs to.
         of: StageIndex,
         /// Which message of the gradient it is.
         number: MessageNumber,
-        /// What of which layers.
+        /// Floats of the gradient, each part with its layer.
         parts: Vec<GradientPart>,
     },
-    /// A layer is wanted.
+    /// Requests a layer.
     Fetch {
-        /// The layer.
+        /// Id of the layer in model order.
         layer: LayerId,
-        /// The version.
+        /// Version of the layer that is requested.
         version: Step,
     },
-    /// A layer that was wanted.
+    /// A layer that was requested by [`Self::Fetch`].
     Layer(Arc<LayerImage>),
-    /// A layer is wanted ahead of a planned change, and its updates from then on.
+    /// Requests a layer ahead of a planned change, and its updates from then on.
     Follow {
-        /// The layer.
+        /// Id of the layer in model order.
         layer: LayerId,
     },
-    /// A layer that was wanted ahead, as it is sealed now.
+    /// A layer that was requested by [`Self::Follow`], as it is sealed now.
     Ahead {
         /// The turn whose seal it waits for.
         open: Turn,
-        /// The layer.
+        /// The layer's sealed state.
         image: Arc<LayerImage>,
     },
-    /// A gradient, for who follows the layers.
+    /// A gradient, for a worker that follows the layers.
     Update {
-        /// The turn.
+        /// Turn that the gradients were computed in.
         turn: Turn,
         /// The seal that led to it, if the plan has one.
         before: Option<Seal>,
@@ -76,7 +76,7 @@ pub enum PeerBody {
     Partial(Partial),
 }
 
-/// Which of the messages that something travels in.
+/// Which of the messages that a gradient is split into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageNumber {
     /// Counted from 0.
@@ -94,50 +94,50 @@ pub enum PeerRefusal {
     /// It belongs to another plan (invariant S3).
     #[error("of generation {found}, here runs {expected}")]
     OtherGeneration {
-        /// The plan here.
+        /// Generation of the plan that is in force here.
         expected: Generation,
-        /// The frame's.
+        /// Generation that the frame carries.
         found: Generation,
     },
     /// Its sender has no part in the plan, or had it in an earlier life (invariant S3).
     #[error("{sender} has no part in the plan")]
     Stranger {
-        /// Who sent it.
+        /// The worker that sent the frame.
         sender: Holder,
     },
     /// The layer is not here at that version.
     #[error("layer {layer} of version {version} is not here")]
     Lacking {
-        /// The layer.
+        /// Id of the layer that was requested.
         layer: LayerId,
-        /// The version.
+        /// Version that was requested, or that the stage here has.
         version: Step,
     },
-    /// A layer that nobody asked this sender for.
+    /// A layer that was not requested from this sender.
     #[error("layer {layer} of version {version} is not awaited from {sender}")]
     Unasked {
-        /// The layer.
+        /// Id of the layer that was sent.
         layer: LayerId,
-        /// The version.
+        /// Version of the layer that was sent.
         version: Step,
-        /// Who sent it.
+        /// The worker that sent it.
         sender: Holder,
     },
     /// A layer of another size than the model's.
     #[error("layer {layer} has another size in the model")]
     Form {
-        /// The layer.
+        /// Id of the layer that was sent.
         layer: LayerId,
     },
     /// A gradient that no copy here waits for.
     #[error("no copy of stage {of} waits for {turn}")]
     Gradient {
-        /// The stage.
+        /// Stage that the gradient belongs to.
         of: StageIndex,
-        /// The turn.
+        /// Turn that the gradient was computed in.
         turn: Turn,
     },
-    /// The engine does not take it.
+    /// The engine refuses it.
     #[error(transparent)]
     Engine(#[from] EventRefusal),
 }
@@ -207,7 +207,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
     }
 }
 
-/// S3: only what belongs to this plan, from those who have a part in it, is taken in.
+/// S3: only a frame of this plan, from a worker that has a part in it, is accepted.
 fn check_sender(
     plan: &zbelastic_consensus::plan::PlanRecord,
     frame: &PeerFrame,

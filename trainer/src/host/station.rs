@@ -33,7 +33,7 @@ pub struct Station<M: ComputeModel, S> {
     copies: Vec<StageCopy<M::Copy>>,
     gradient_room: FrameRoom,
     followers: Followers,
-    /// The seal that was passed on last.
+    /// The seal that was passed to the engine last.
     settled: Option<Seal>,
     is_running: bool,
     /// Ticks the verdict has been waited for.
@@ -41,7 +41,7 @@ pub struct Station<M: ComputeModel, S> {
     is_waiting: bool,
     /// A version that is written when it is sealed, by order.
     save_at: Option<Step>,
-    /// What copies have to tell.
+    /// News for the seat that was not passed on yet.
     news: VecDeque<News>,
 }
 
@@ -79,25 +79,25 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         })
     }
 
-    /// The plan.
+    /// The plan that this stage belongs to.
     #[must_use]
     pub fn plan(&self) -> &PlanRecord {
         &self.plan
     }
 
-    /// Who this is, in the plan.
+    /// The node and its life, as the plan names them for this stage.
     #[must_use]
     pub fn holder(&self) -> Holder {
         self.plan.stages[self.stage.index()]
     }
 
-    /// The stage.
+    /// Index of this stage in the pipeline.
     #[must_use]
     pub fn stage(&self) -> StageIndex {
         self.stage
     }
 
-    /// The engine.
+    /// The engine that runs this stage's program.
     #[must_use]
     pub fn engine(&self) -> &StageEngine<M::Workbench, S> {
         &self.engine
@@ -139,7 +139,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
             true => Seal { turn: self.engine.open_turn(), ..*seal },
             false => *seal,
         };
-        // A seal that is told twice is refused by the engine (rule R8) and that is all.
+        // A seal that arrives twice is refused by the engine (rule R8) and that is all.
         let _ = self.engine.handle(Event::Seal(*seal));
         let attests = self.spec.attests(seal.next_turn().step);
         for index in 0..self.copies.len() {
@@ -175,7 +175,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         }
     }
 
-    /// Passes on what there is to say. Yields a version that was sealed and is to be written.
+    /// Moves outputs and news to the outbox. Yields a version that was sealed and is to be written.
     pub(super) fn collect(&mut self, outbox: &mut VecDeque<HostOutput>) -> Option<Step> {
         let mut written = None;
         while let Some(output) = self.engine.poll_output() {
@@ -231,13 +231,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         self.engine.bench().version() == version && !self.engine.is_committing()
     }
 
-    /// Takes up what is to be copied ahead from here.
+    /// Stores which layers are to be copied ahead from here.
     pub(super) fn rehearse(&mut self, rehearsal: Option<Arc<Rehearsal>>) {
         self.followers.rehearse(rehearsal);
         self.engine.send_gradients(!self.followers.is_empty());
     }
 
-    /// Somebody wants to follow a layer.
+    /// A worker requests to follow a layer.
     pub(super) fn admit_follower(
         &mut self,
         found: Generation,
@@ -257,8 +257,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         Ok(())
     }
 
-    /// Gives layers to those who wait for them, as they are sealed now; and with them the gradient
-    /// that is frozen, if one is, because it was sent before they asked.
+    /// Sends layers to the workers that wait for them, as they are sealed now; and with them the gradient
+    /// that is frozen, if one is, because it was sent before they requested the layer.
     fn serve_followers(&mut self, outbox: &mut VecDeque<HostOutput>) {
         if self.followers.is_empty() || !self.is_running || self.engine.is_committing() {
             return;
@@ -275,7 +275,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
         }
     }
 
-    /// Sends the stage's gradient to those who keep its copies.
+    /// Sends the stage's gradient to the stages that keep its copies.
     fn send_gradients(
         &self,
         turn: Turn,
@@ -335,8 +335,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Station<M, S> {
     }
 
     /// Carries out a seal that waits for its gate, so that what is sealed is counted as held. What
-    /// ran ahead of it is given up: whoever asks for an inventory changes the plan. Without such a
-    /// seal the program runs on, because its own report may be sealed yet.
+    /// ran ahead of it is given up: a request for an inventory precedes a change of plans. Without such
+    /// a seal the program runs on, because its own report may be sealed yet.
     pub(super) fn stand_by_for_inventory(&mut self) {
         if self.engine.has_seal_waiting() {
             self.stand_down();
@@ -396,7 +396,7 @@ fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSet
         batch,
         recompute,
     };
-    // Without copies, who trains a second replica is somebody to compare with.
+    // Without copies, the stage that trains a second replica is one to compare with.
     let is_held_twice = spec.copies > 0 || found > 1;
     let attest_every = if is_held_twice { spec.attest_every } else { 0 };
     let copies_wanted = plan.promise.is_given();

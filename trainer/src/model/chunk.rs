@@ -43,7 +43,7 @@ impl<B: Backend> Chunk<B> {
         Self { layers }
     }
 
-    /// Its layers.
+    /// The layers of the chunk, in model order.
     #[must_use]
     pub fn layers(&self) -> &[LayerState<B>] {
         &self.layers
@@ -168,7 +168,7 @@ impl<B: Backend> Chunk<B> {
         loss
     }
 
-    /// R: makes again what `recompute` says, from the rest of the stash and from what the slices
+    /// R: makes again what `recompute` selects, from the rest of the stash and from what the slices
     /// before left, in order.
     pub fn recompute(
         &self,
@@ -337,7 +337,7 @@ impl<B: Backend> Chunk<B> {
     }
 }
 
-/// The first W of a step writes over a gradient that may still be on its way to somebody.
+/// The first W of a step writes over a gradient that may still be on its way to another worker.
 fn open<B: Backend>(context: &Context<'_, B>, state: &mut LayerState<B>, accumulate: Accumulate) {
     match accumulate {
         Accumulate::Start => state.settle_gradient(context.backend),

@@ -20,25 +20,25 @@ pub enum Family {
 /// A model's shape. Sizes are counts of floats, tokens or pieces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
-    /// Which family.
+    /// Architecture family, which decides normalisation, positions, activation and biases.
     pub family: Family,
     /// Transformer blocks; each is an attention layer and an MLP layer.
     pub blocks: u32,
-    /// The residual stream.
+    /// Floats of a token in the residual stream.
     pub width: u32,
     /// Query heads.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// A head.
+    /// Floats of one head.
     pub head_width: u32,
-    /// The MLP's hidden layer.
+    /// Floats of a token in the hidden layer of the MLP.
     pub mlp_width: u32,
-    /// Tokens there are.
+    /// Tokens of the vocabulary.
     pub vocabulary: u32,
     /// The longest sequence; GPT-2 learns a row for each position.
     pub positions: u32,
-    /// Added inside normalisations.
+    /// Number added inside normalisations.
     pub norm_epsilon: f32,
     /// The base of rotary frequencies.
     pub rope_theta: f64,
@@ -46,19 +46,19 @@ pub struct ModelConfig {
     pub tied: bool,
 }
 
-/// What one layer is.
+/// What kind of layer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerKind {
     /// Token and position embedding.
     Embed,
     /// The attention half of a block.
     Attention {
-        /// The block.
+        /// Index of the block, from 0.
         block: u32,
     },
     /// The MLP half of a block.
     Mlp {
-        /// The block.
+        /// Index of the block, from 0.
         block: u32,
     },
     /// The final normalisation, the output head and the loss.
@@ -71,7 +71,7 @@ pub enum ModelError {
     /// A size is zero.
     #[error("{name} must be at least 1")]
     Zero {
-        /// Which size.
+        /// Name of the size that is zero.
         name: &'static str,
     },
     /// Heads do not divide the width, and no head width is given.
@@ -79,7 +79,7 @@ pub enum ModelError {
     Heads {
         /// Query heads.
         heads: u32,
-        /// The width.
+        /// Floats of a token in the residual stream.
         width: u32,
     },
     /// Key heads do not divide the query heads.
@@ -93,15 +93,15 @@ pub enum ModelError {
     /// Rotary embedding turns pairs.
     #[error("rotary positions need an even head width, found {head_width}")]
     OddHeadWidth {
-        /// A head.
+        /// Floats of one head.
         head_width: u32,
     },
     /// The attention kernel holds a head's queries in one strip.
     #[error("a head of {head_width} is wider than the {max} a kernel holds")]
     WideHead {
-        /// A head.
+        /// Floats of one head.
         head_width: u32,
-        /// The widest.
+        /// Floats of the widest head that a kernel holds.
         max: usize,
     },
     /// GPT-2 shares keys with no other head.
@@ -115,9 +115,9 @@ pub enum ModelError {
     /// A layer that could not be written.
     #[error("layer {layer} has {found} weights, at most {FLOATS_MAX} fit into a checkpoint")]
     LargeLayer {
-        /// The layer.
+        /// Id of the layer in model order.
         layer: LayerId,
-        /// Its weights.
+        /// Floats that the layer has.
         found: u64,
     },
     /// Not built yet.
@@ -126,9 +126,9 @@ pub enum ModelError {
     /// A number that cannot be used.
     #[error("{name} must be a finite number above 0, found {found}")]
     NotPositive {
-        /// Which number.
+        /// Name of the number.
         name: &'static str,
-        /// The number.
+        /// Value that was given.
         found: f64,
     },
 }
@@ -192,7 +192,7 @@ impl ModelConfig {
         2 * self.blocks + 2
     }
 
-    /// What `layer` is.
+    /// The kind of layer that `layer` is.
     ///
     /// # Panics
     /// If the model has no such layer.
@@ -208,7 +208,7 @@ impl ModelConfig {
         }
     }
 
-    /// The family's normalisation.
+    /// The family's normalisation, with the model's epsilon.
     #[must_use]
     pub const fn norm(&self) -> Norm {
         match self.family {
@@ -273,7 +273,7 @@ impl ModelConfig {
         MatrixShape { outputs: self.width as usize, inputs: self.mlp_width as usize }
     }
 
-    /// The head's matrix.
+    /// The matrix that makes logits from the residual stream.
     #[must_use]
     pub const fn head_matrix(&self) -> MatrixShape {
         MatrixShape { outputs: self.vocabulary as usize, inputs: self.width as usize }

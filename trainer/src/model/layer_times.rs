@@ -1,11 +1,11 @@
-//! What the layers of a stage take, pass by pass, by a clock of whoever owns the stage.
+//! What the layers of a stage take, pass by pass, by a clock of the stage's owner.
 //!
-//! Passes tell the timer where one layer ends and the next begins, and what lies between two such
+//! Passes call the timer where one layer ends and the next begins, and what lies between two such
 //! moments is the layer's. Nothing is computed otherwise for it, and without a clock nothing is
 //! read.
 //!
-//! A device that is told what to do and does it later notes the moments by its own clock, and is waited
-//! for when they are asked for. A moment noted is a little work for it, so only some turns are timed there.
+//! A device that runs later what is enqueued notes the moments by its own clock, and is waited for
+//! when they are read. A moment noted is a little work for it, so only some turns are timed there.
 
 use std::cell::{Cell, RefCell};
 
@@ -18,13 +18,13 @@ use super::config::LayerKind;
 /// Layers that do the same work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerClass {
-    /// The embedding.
+    /// Token and position embedding.
     Embed,
     /// Attention halves of blocks.
     Attention,
     /// MLP halves of blocks.
     Mlp,
-    /// The head.
+    /// Final normalisation, output head and loss.
     Head,
 }
 
@@ -51,7 +51,7 @@ impl LayerClass {
         self as usize
     }
 
-    /// Its word.
+    /// Name of the class in lower case.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,15 +66,15 @@ impl LayerClass {
 /// What is done to a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerPart {
-    /// F.
+    /// The forward pass (F).
     Forward,
-    /// B.
+    /// The backward pass to the layer's input (B).
     InputGradient,
     /// W, without what WE may run.
     WeightGradient,
     /// What WE may run: W of the head's matrix.
     EarlyWeightGradient,
-    /// R.
+    /// The forward pass made again (R).
     Remake,
     /// The half of an update that computes the candidate.
     Candidate,
@@ -90,7 +90,7 @@ impl LayerPart {
 /// How often something was done, and what that took in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spent {
-    /// How often.
+    /// How often it was done.
     pub count: u32,
     /// All of it, in microseconds.
     pub us: f64,
@@ -104,11 +104,11 @@ impl Spent {
     }
 }
 
-/// What the layers of a stage took since somebody last asked.
+/// What the layers of a stage took since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerTimes([[Spent; LayerPart::COUNT]; LayerClass::COUNT]);
 
-/// Nobody spends so many microseconds, three thousand years, and no clock shows so few but none at all.
+/// Nothing takes so many microseconds, three thousand years, and no clock shows so few but none at all.
 /// What is computed with those in between is finite.
 const US_MAX: f64 = 1e17;
 const US_MIN: f64 = 1e-9;
@@ -137,7 +137,7 @@ impl LayerTimes {
     }
 }
 
-/// Tells microseconds since some moment, and never goes back.
+/// Returns microseconds since some moment, and never goes back.
 pub type LayerClock = Box<dyn Fn() -> f64 + Send>;
 
 /// From when to when something was done, by the device's own clock.
@@ -145,11 +145,11 @@ pub type LayerClock = Box<dyn Fn() -> f64 + Send>;
 pub struct Span {
     /// When it began, in microseconds.
     pub start_us: f64,
-    /// When it ended.
+    /// When it ended, in microseconds.
     pub end_us: f64,
 }
 
-/// What was timed since somebody last asked.
+/// What was timed since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timed {
     /// What layers took; none without a clock, and of a device that is behind if this turn was not timed.
@@ -233,7 +233,7 @@ impl LayerTimer {
         self.spans.get()
     }
 
-    /// What was timed since this was last asked, which is once a turn.
+    /// What was timed since the last call, of which there is one a turn.
     pub fn take<B: Backend>(&self, backend: &B) -> Timed {
         if self.clock.is_none() {
             return Timed::default();

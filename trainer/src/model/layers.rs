@@ -21,17 +21,17 @@ use super::parts::{LinearParts, NormParts};
 use super::space::Space;
 use super::state::LayerState;
 
-/// The shape of a microbatch.
+/// The shape of a microbatch: how many sequences of how many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MicrobatchShape {
-    /// Sequences.
+    /// Sequences of the microbatch.
     pub sequences: usize,
-    /// Tokens a sequence.
+    /// Tokens of each sequence.
     pub sequence_len: usize,
 }
 
 impl MicrobatchShape {
-    /// Tokens.
+    /// Tokens of the microbatch, one a row.
     #[must_use]
     pub const fn rows(self) -> usize {
         self.sequences * self.sequence_len
@@ -41,7 +41,7 @@ impl MicrobatchShape {
 /// Which slice of its sequences a pass is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlicePlace {
-    /// The slice.
+    /// Index of the slice within its sequences.
     pub slice: SliceIndex,
     /// Slices of the sequences.
     pub count: u32,
@@ -66,9 +66,9 @@ impl SlicePlace {
 
 /// What every pass needs beside the layer itself.
 pub struct Context<'a, B: Backend> {
-    /// The device.
+    /// The device that the pass runs on.
     pub backend: &'a B,
-    /// The model.
+    /// Shape of the model.
     pub model: &'a ModelConfig,
     /// The microbatch, or the slice of it.
     pub shape: MicrobatchShape,
@@ -76,7 +76,7 @@ pub struct Context<'a, B: Backend> {
     pub place: SlicePlace,
     /// Rotary angles of its positions, if the family has them.
     pub angles: Option<&'a B::Buffer>,
-    /// What is told where layers begin and end.
+    /// The timer that notes where layers begin and end.
     pub timer: Option<&'a LayerTimer>,
 }
 
@@ -156,7 +156,7 @@ pub struct Scratch<T> {
 /// Sizes of everything a pass keeps, in floats, each handed to `make`. What it makes is memory, or
 /// just a count.
 pub struct Sizes<'a> {
-    /// The model.
+    /// Shape of the model.
     pub model: &'a ModelConfig,
     /// The microbatch, or a slice of it.
     pub shape: MicrobatchShape,
@@ -231,7 +231,7 @@ impl<'a> Sizes<'a> {
         })
     }
 
-    /// The head's stash.
+    /// Memory for what F of the head leaves, without its logits.
     ///
     /// # Errors
     /// Those of `make`.
@@ -242,7 +242,7 @@ impl<'a> Sizes<'a> {
         Ok(HeadStash(self.normed(make)?))
     }
 
-    /// The logits.
+    /// Memory for the logits of a microbatch, and the sums that go with them.
     ///
     /// # Errors
     /// Those of `make`.

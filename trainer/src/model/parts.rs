@@ -7,59 +7,59 @@ use zbelastic_kernels::MatrixShape;
 use super::config::{LayerKind, ModelConfig};
 use super::tensors::LayerSpec;
 
-/// A normalisation's parameters.
+/// Where a normalisation's parameters lie, as ranges of floats in the layer's buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NormParts {
-    /// The weight.
+    /// Floats of the weight.
     pub weight: Range<usize>,
-    /// The bias.
+    /// Floats of the bias, if the family has one.
     pub bias: Option<Range<usize>>,
 }
 
-/// A linear layer's parameters.
+/// Where a linear layer's parameters lie, as ranges of floats in the layer's buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearParts {
-    /// The matrix's shape.
+    /// Outputs and inputs of the matrix.
     pub shape: MatrixShape,
-    /// The matrix.
+    /// Floats of the matrix.
     pub weight: Range<usize>,
-    /// The bias.
+    /// Floats of the bias, if the family has biases.
     pub bias: Option<Range<usize>>,
 }
 
 /// The parameters of a layer, by what reads them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerParts {
-    /// Embedding.
+    /// Ranges of the embedding.
     Embed {
-        /// The token table.
+        /// Floats of the token table.
         tokens: Range<usize>,
         /// The table of positions.
         positions: Option<Range<usize>>,
     },
-    /// Attention.
+    /// Ranges of an attention layer.
     Attention {
-        /// Before it.
+        /// The normalisation before attention.
         norm: NormParts,
         /// Queries, keys and values.
         qkv: LinearParts,
-        /// After it.
+        /// The matrix after attention.
         out: LinearParts,
     },
-    /// MLP.
+    /// Ranges of an MLP layer.
     Mlp {
-        /// Before it.
+        /// The normalisation before the MLP.
         norm: NormParts,
-        /// Into it; for SwiGLU gate and up.
+        /// The matrix into it; for SwiGLU gate and up.
         up: LinearParts,
-        /// Out of it.
+        /// The matrix out of it.
         down: LinearParts,
     },
-    /// Head.
+    /// Ranges of the head.
     Head {
-        /// Before it.
+        /// The final normalisation.
         norm: NormParts,
-        /// The head.
+        /// The output matrix, whose result are the logits.
         head: LinearParts,
     },
 }

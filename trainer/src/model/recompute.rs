@@ -44,7 +44,7 @@ pub(super) enum Part {
     Result,
     /// The result of a normalisation.
     Norm,
-    /// Its statistics.
+    /// Statistics of a normalisation.
     Statistics,
     /// Its parameters' share of the gradient, from B on.
     Partials,
@@ -101,7 +101,7 @@ impl Recompute {
         }
     }
 
-    /// What of passes is made again; `is_cut` says whether they are over slices.
+    /// What of passes is made again; `is_cut` is whether they are over slices.
     #[must_use]
     pub const fn parts(self, is_cut: bool) -> RemadeParts {
         RemadeParts { recompute: self, is_cut }

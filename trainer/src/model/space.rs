@@ -12,7 +12,7 @@ pub enum Space {
 }
 
 impl Space {
-    /// How many numbers.
+    /// How many numbers it takes, of whichever type.
     #[must_use]
     pub const fn count(self) -> usize {
         match self {

@@ -17,13 +17,12 @@ use crate::elastic::LayerImage;
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Live {
-    /// The state's.
     State,
     /// Those of a step that is not sealed yet.
     Candidate,
 }
 
-/// What a layer is for, which says what it has room for.
+/// What a layer is for, which decides what it has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     /// Passes and optimistic updates: everything.
@@ -39,7 +38,7 @@ enum Room {
 pub enum AfterCommit {
     /// Nothing that its commit needs to know.
     Nothing,
-    /// It is attested.
+    /// The state that the commit leaves is attested.
     Attest,
 }
 
@@ -51,26 +50,26 @@ pub enum AfterCommit {
 /// forms ([`Backend::form_optimizer`]) those of matrices are the forms that passes read, and only what lies
 /// in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
-    /// Its tensors.
+    /// The layer's id and kind, and its tensors in order.
     pub spec: LayerSpec,
     /// Where its operations' parameters lie.
     pub parts: LayerParts,
-    /// Weights.
+    /// Weights of the state; a candidate does not change them.
     pub w: B::Buffer,
     /// Weights of a step that is not sealed yet: all of them, or those of no matrix.
     candidate: B::Buffer,
     /// Where what lies in no matrix lies in the candidate, if nothing else does.
     rest: Option<Rest>,
-    /// First moments.
+    /// First moments of AdamW.
     pub m: B::Buffer,
-    /// Second moments.
+    /// Second moments of AdamW.
     pub v: B::Buffer,
-    /// Gradient.
+    /// Gradient, summed over microbatches.
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
     live: Live,
-    /// The update whose candidate lies in forms and was not asked for yet. While it does, nobody may read
-    /// them: [`Self::undo_unasked`].
+    /// The update whose candidate lies in forms and was not requested yet. While it does, the forms must not
+    /// be read: [`Self::undo_unasked`].
     unasked: Option<Vec<AdamWRun>>,
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
@@ -236,7 +235,7 @@ impl<B: Backend> LayerState<B> {
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
-    /// layer, each with its numbers. One that was computed before anybody asked is there already.
+    /// layer, each with its numbers. One that was computed before it was requested is there already.
     pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
         self.live = Live::Candidate;
         if self.unasked.take().is_some_and(|unasked| unasked == runs) {
@@ -258,7 +257,7 @@ impl<B: Backend> LayerState<B> {
         self.unasked = None;
     }
 
-    /// What a device needs to compute the candidate with the sums of squares, before it is asked for. Once
+    /// What a device needs to compute the candidate with the sums of squares, before it is requested. Once
     /// it has, forms are no longer those of the state.
     ///
     /// # Panics
@@ -275,7 +274,7 @@ impl<B: Backend> LayerState<B> {
         LayerCandidate { runs, state, rest: candidate, matrices, tensors }
     }
 
-    /// Undoes a candidate that nobody asked for: before passes read weights.
+    /// Undoes a candidate that was computed and not requested: before passes read weights.
     pub(crate) fn undo_unasked(&mut self, backend: &B) {
         if self.unasked.is_some() {
             self.put_state_in_force(backend);

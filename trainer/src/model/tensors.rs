@@ -13,7 +13,7 @@ use super::config::{Family, LayerKind, ModelConfig};
 /// How a tensor begins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initial {
-    /// All this number.
+    /// Each element is this number.
     Constant(f32),
     /// Normal with mean zero and this deviation.
     Normal(f64),
@@ -30,7 +30,7 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Where it lies in its layer's buffer.
     pub range: Range<usize>,
-    /// How it begins.
+    /// How its values are set before the first step.
     pub initial: Initial,
 }
 
@@ -45,9 +45,9 @@ impl TensorSpec {
 /// The tensors of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// The layer.
+    /// Id of the layer in model order.
     pub layer: LayerId,
-    /// What it is.
+    /// Embedding, attention, MLP or head.
     pub kind: LayerKind,
     /// In the order in which they lie.
     pub tensors: Vec<TensorSpec>,

@@ -10,9 +10,9 @@ use zbelastic_types::Step;
 pub enum LrDecay {
     /// Half a cosine (Loshchilov and Hutter, arXiv 1608.03983).
     Cosine,
-    /// A straight line.
+    /// Linearly to [`OptimizerConfig::lr_min`].
     Linear,
-    /// Not at all.
+    /// It does not fall.
     Constant,
 }
 
@@ -22,7 +22,7 @@ pub enum LrDecay {
 pub enum DecayOn {
     /// Matrices and embeddings, not biases and normalisations.
     Matrices,
-    /// All.
+    /// Every tensor.
     All,
 }
 
@@ -35,7 +35,7 @@ pub struct OptimizerConfig {
     pub lr_min: f64,
     /// Steps in which the learning rate rises.
     pub warmup: u64,
-    /// How it falls.
+    /// How the learning rate falls after its warm-up.
     pub decay: LrDecay,
     /// Decay of the moments.
     pub betas: [f64; 2],
@@ -43,7 +43,7 @@ pub struct OptimizerConfig {
     pub epsilon: f64,
     /// Decay of the weights, a share of the learning rate.
     pub weight_decay: f64,
-    /// What it acts on.
+    /// Which tensors weight decay acts on.
     pub decay_on: DecayOn,
 }
 

@@ -9,7 +9,7 @@ use zbelastic_types::{Step, TensorIndex};
 use super::config::OptimizerConfig;
 use crate::model::{AfterCommit, LayerState};
 
-/// The sum of squares of each tensor's gradient, layer after layer. The device is asked once.
+/// The sum of squares of each tensor's gradient, layer after layer, in one call of the device.
 pub fn square_sums<'a, B: Backend + 'a>(
     backend: &B,
     layers: impl IntoIterator<Item = &'a LayerState<B>>,
@@ -22,8 +22,8 @@ pub fn square_sums<'a, B: Backend + 'a>(
     told(indices, backend.sum_squares_of_each(&parts))
 }
 
-/// The same, and the candidates that an open gate asks for, from one read of the gradient. They are not in
-/// force before [`compute_candidate`] asks for the same update.
+/// The same, and the candidates that an open gate would compute, from one read of the gradient. They are
+/// not in force before [`compute_candidate`] is called for the same update.
 pub fn square_sums_ahead<'a, B: Backend + 'a>(
     optimizer: &dyn FormOptimizer<B::Buffer, B::Matrix>,
     layers: impl IntoIterator<Item = &'a mut LayerState<B>>,
@@ -44,7 +44,7 @@ fn told(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum> {
     indices.into_iter().zip(sums).map(sum).collect()
 }
 
-/// What a gradient of this norm is multiplied with, where nobody has to agree on it.
+/// What a gradient of this norm is multiplied with, where it need not be agreed on with other stages.
 #[must_use]
 pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
     let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
@@ -54,13 +54,13 @@ pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
 /// What one update is computed with.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
-    /// The settings.
+    /// Settings of the optimizer.
     pub config: &'a OptimizerConfig,
-    /// The learning rate.
+    /// Learning rate of this update.
     pub lr: f64,
     /// Its number, counted from 1.
     pub number: u64,
-    /// The clip coefficient.
+    /// Coefficient that gradients are multiplied with to clip their norm.
     pub clip: f32,
 }
 

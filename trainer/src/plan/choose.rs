@@ -38,18 +38,18 @@ pub const AUTO_KINDS: [ScheduleKind; 10] = [
 /// What is to be planned.
 #[derive(Clone, Copy, Debug)]
 pub struct ChooseRequest<'a> {
-    /// The model.
+    /// Shape of the model.
     pub model: &'a ModelConfig,
-    /// The batch.
+    /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
     /// The schedules to choose from, at least one.
     pub kinds: &'a [ScheduleKind],
-    /// Chunks a stage holds; as many as each schedule has by itself if nobody says.
+    /// Chunks a stage holds; if none are given, as many as each schedule has by itself.
     pub chunks_per_stage: Option<u32>,
-    /// Slices of a microbatch under schedules that cut them; as many as each has by itself if nobody
-    /// says.
+    /// Slices of a microbatch under schedules that cut them; if none are given, as many as each has by
+    /// itself.
     pub slice_count: Option<u32>,
-    /// Stages.
+    /// Stages of the pipeline.
     pub stage_count: u32,
     /// How far steps run ahead of their verdict.
     pub window: Window,
@@ -74,7 +74,7 @@ impl<'a> ChooseRequest<'a> {
 /// A schedule that was looked at.
 #[derive(Clone, Debug)]
 pub struct Considered {
-    /// Which one.
+    /// Kind of the schedule.
     pub kind: ScheduleKind,
     /// What came of it.
     pub outcome: Result<Prediction, Refusal>,
@@ -87,7 +87,7 @@ pub struct Prediction {
     pub period: f64,
     /// The share of it in which the busiest stage waits.
     pub bubble: f64,
-    /// The fullest stage.
+    /// Memory of the stage that takes most.
     pub stage_bytes: Bytes,
 }
 
@@ -100,11 +100,11 @@ pub enum Refusal {
     /// A stage does not fit.
     #[error("stage {stage} needs {needed}, the limit is {limit}")]
     Memory {
-        /// The fullest stage.
+        /// The stage that takes most memory.
         stage: StageIndex,
-        /// What it takes.
+        /// Memory that it takes.
         needed: Bytes,
-        /// What it may take.
+        /// Memory that it may take.
         limit: Bytes,
     },
 }
@@ -112,7 +112,7 @@ pub enum Refusal {
 /// The plan that was chosen, and why.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// The plan.
+    /// The plan that was chosen.
     pub plan: Plan,
     /// What its stages take.
     pub memory: Vec<StageMemory>,

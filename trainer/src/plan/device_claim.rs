@@ -48,7 +48,7 @@ fn add_operations(operations: &mut Vec<Operation>, sizes: &Sizes<'_>, layers: &[
 }
 
 /// What a stage takes beside buffers that trains these layers without steps, with so many boundary tensors
-/// that nobody has read.
+/// that are not read yet.
 #[must_use]
 pub fn asynchronous_claim(sizes: &Sizes<'_>, layers: &[&LayerSpec], unread: usize) -> DeviceClaim {
     let mut operations = vec![Operation::Stamps, squares(layers.iter().copied())];
@@ -94,8 +94,8 @@ fn layer_operations(sizes: &Sizes<'_>, spec: &LayerSpec) -> Vec<Operation> {
     operations
 }
 
-/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that nobody has
-/// read is of a pass that is alive where it was made; a gradient is of one that is alive where it goes.
+/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that is not read
+/// yet is of a pass that is alive where it was made; a gradient is of one that is alive where it goes.
 fn unread_of(model: &ModelConfig, plan: &Plan, stage: StageIndex, live: &[PassesLive]) -> usize {
     let unread = |chunk: ChunkIndex| {
         let live = live[chunk.index()];

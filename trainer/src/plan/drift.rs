@@ -8,8 +8,8 @@
 //! drift is beyond the slack; and if the best plan for what is found takes so much less that it pays
 //! in the steps that are left, that one should run.
 //!
-//! Pure: times come in, a judgement with its reason comes out. How often it is asked for, and how
-//! often it must say the same before anybody acts on it, is the caller's.
+//! Pure: times come in, a judgement with its reason comes out. How often it is called, and how often
+//! it must come to the same before it is acted on, is the caller's.
 
 use zbelastic_types::StageIndex;
 
@@ -37,7 +37,7 @@ pub struct Stakes {
 /// What takes another time than it was planned with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriftedPart {
-    /// A stage's passes.
+    /// The passes of this stage.
     Stage(StageIndex),
     /// Messages between stages.
     Link,
@@ -46,11 +46,11 @@ pub enum DriftedPart {
 /// How far a plan is from what is found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drift {
-    /// What differs most.
+    /// The stage or link that differs most.
     pub part: DriftedPart,
     /// What it should take: a stage for a microbatch, or a message.
     pub expected: f64,
-    /// What it takes.
+    /// What it takes, in the same unit.
     pub found: f64,
     /// The share by which it might have grown.
     pub slack: f64,
@@ -67,7 +67,7 @@ pub enum Judgement {
     NoBetter(Drift),
     /// Nothing: what the steps that are left would gain is less than a change takes.
     TooLate(Drift),
-    /// Another plan.
+    /// Another plan should run.
     Replan(Drift),
 }
 
@@ -82,7 +82,7 @@ impl Judgement {
     }
 }
 
-/// Judges a plan that was made for one pace by another, that was found. `best` is asked for what the
+/// Judges a plan that was made for one pace by another, that was found. `best` is called for what the
 /// best plan for it takes from step to step, if it comes to that; `None` if there is none.
 ///
 /// # Panics
@@ -106,7 +106,7 @@ pub fn judge(
         gradients: planned.gradients.clone(),
         ..found.clone()
     };
-    // A machine that is slow is slow to take in messages, too: they are to blame for what stages
+    // A machine that is slow is slow to receive messages, too: they are to blame for what stages
     // alone do not explain.
     let is_link = plan_period(plan, &stages_alone) <= should * (1.0 + PERIOD_GROWTH);
     let mut drift = if is_link { comparison.of_link() } else { comparison.of_stages() };
@@ -199,7 +199,7 @@ impl<'a> Comparison<'a> {
         }
         let expected = Pace {
             layers: planned.layers.iter().map(|work| work.scaled(least)).collect(),
-            // What an update, R, a copy or a verdict takes is the same whoever holds the layers: it
+            // What an update, R, a copy or a verdict takes is the same whichever stage holds the layers: it
             // does not drift.
             updates: found.updates.clone(),
             remakes: found.remakes.clone(),

@@ -1,11 +1,11 @@
 //! What passes were found to take, as a pace: how fast each stage's machine is, and what the work
 //! takes on a machine of speed 1.
 //!
-//! A stage tells what its passes took as a whole, and what the layers of each class took of that. So a
+//! A stage reports what its passes took as a whole, and what the layers of each class took of that. So a
 //! layer that takes longer than it is counted (the head beside a large softmax, the embedding, which is
-//! no product at all) is told from a machine that is slow. Where layers were not timed, speeds follow
-//! from the work of a stage as it is counted, and how F, B and W compare is common to all: then such a
-//! layer makes its stage look slow, and the next plan gives the stage less to do.
+//! no product at all) is distinguished from a machine that is slow. Where layers were not timed, speeds
+//! follow from the work of a stage as it is counted, and how F, B and W compare is common to all: then
+//! such a layer makes its stage look slow, and the next plan gives the stage less to do.
 
 use super::layer_costs::{TimedLayers, costs_at_speed_one};
 use super::rates::{Columns, rates, speeds};
@@ -18,7 +18,7 @@ use zbelastic_types::LayerId;
 pub struct StageTimes {
     /// F of a microbatch through all chunks of the stage.
     pub f: f64,
-    /// B of it.
+    /// B of the same microbatch.
     pub b: f64,
     /// W of it, WE included.
     pub w: f64,
@@ -57,9 +57,9 @@ pub struct StageSample {
     pub layers: [f64; LayerClass::COUNT],
     /// What its copies of a step are counted to take ([`Pace::estimated`]).
     pub copied: f64,
-    /// How fast its machine says it is.
+    /// Speed that its machine reports of itself.
     pub said: f64,
-    /// What it took.
+    /// What its passes, update and copies took.
     pub times: StageTimes,
 }
 
@@ -119,21 +119,21 @@ impl StageSample {
 pub struct Calibration {
     /// A floating-point operation of F, as it is counted.
     pub f_us: f64,
-    /// Of B.
+    /// A floating-point operation of B.
     pub b_us: f64,
-    /// Of W.
+    /// A floating-point operation of W.
     pub w_us: f64,
     /// The update of a weight.
     pub update_us: f64,
     /// What copies take of what they are counted to take, if there were any.
     pub copies_us: Option<f64>,
-    /// What a layer takes; where that is not known, what is counted takes as long as is said above.
+    /// What a layer takes; where that is not known, what is counted takes as long as the fields above give.
     pub classes: ClassCosts,
 }
 
-/// What work takes, and by stage the speed it was done at: `None` for a stage that tells nothing. Of
-/// stages as fast as they say, half are above speed and half below; a machine's speed is told in the
-/// unit in which machines say theirs. `None` if no stage tells anything.
+/// What work takes, and by stage the speed it was done at: `None` for a stage whose sample cannot be used.
+/// Of stages as fast as they report, half are above speed and half below; a machine's speed is given in
+/// the unit in which machines report theirs. `None` if no sample can be used.
 #[must_use]
 pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>>)> {
     let telling: Vec<&StageSample> = stages.iter().filter(|stage| stage.is_telling()).collect();
@@ -177,13 +177,13 @@ fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.get(numbers.len() / 2).copied()
 }
 
-/// Speeds closer than this share to what a machine says are as it says: what is measured of a
+/// Speeds closer than this share to what a machine reports count as that: what is measured of a
 /// machine that others use too varies by as much.
 const AS_SAID: f64 = 0.15;
 /// The share by which rounded speeds lie apart beyond.
 const SPEEDS_APART: f64 = 0.1;
 
-/// A speed with what is noise taken away, relative to what a machine says of itself.
+/// A speed with what is noise taken away, relative to what a machine reports of itself.
 #[must_use]
 pub fn rounded_speed(speed: f64) -> f64 {
     let (far, step) = (speed.ln(), SPEEDS_APART.ln_1p());
@@ -369,7 +369,7 @@ mod tests {
         check(&stages, &[2.0, 1.0], ALIKE);
     }
 
-    /// One pass for B and W tells nothing of how they compare, and as much of speeds.
+    /// One pass for B and W does not show how they compare, and shows as much of speeds.
     #[test]
     fn a_fused_pass_is_shared_out_as_it_is_counted() {
         let fused = |stage: StageSample| {

@@ -14,7 +14,7 @@ use crate::model::{
     layer_bytes, left_spaces, model_layers, replayed_bytes,
 };
 
-/// A stage's claim.
+/// Memory that a stage claims, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageMemory {
     /// Weights, candidate, moments, gradient, and the matrices in the form products read.
@@ -66,7 +66,7 @@ impl StageMemory {
         Bytes(self.total().0 - (self.stash + self.messages).0)
     }
 
-    /// All of it.
+    /// Every part but what is away.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.device() + self.messages + self.copies + self.fixed
@@ -92,7 +92,7 @@ pub fn plan_memory<B: ByteCounts>(
     };
     let placement = plan.placement();
     let of_stage = |stage| {
-        // Copies are kept of what a stage speaks for.
+        // Copies are kept of first replicas.
         let own = plan.chunks_of(stage).filter(|(chunk, _)| placement.replica_of(*chunk) == 0);
         own.map(|(_, layers)| of_chunk(&layers)).sum()
     };
@@ -189,11 +189,11 @@ fn most_left(
 /// Room for the passes of one length over a chunk that are away at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwayPlaces {
-    /// The chunk.
+    /// Index of the chunk.
     pub chunk: ChunkIndex,
     /// Tokens of a sequence that a pass is over.
     pub slice_len: usize,
-    /// Passes.
+    /// Passes that are away at once, at most.
     pub count: u32,
     /// What leaves with one at most, in numbers.
     pub pass_len: usize,
@@ -202,7 +202,7 @@ pub struct AwayPlaces {
 }
 
 impl AwayPlaces {
-    /// Of all of them.
+    /// Bytes of all passes that are away at once.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         self.pass_bytes * u64::from(self.count)
@@ -333,7 +333,7 @@ pub(crate) fn claim_copy<B: Backend>(backend: &B, spec: &LayerSpec) -> Result<()
     backend.claim(&claim).map_err(|error| error.of_parts(parts()))
 }
 
-/// What a copy is asked for: sums of squares, and the fingerprint of its state.
+/// The operations that run on a copy: sums of squares, and the fingerprint of its state.
 fn copy_operations(spec: &LayerSpec) -> [Operation; 2] {
     [squares([spec]), state_sums(spec)]
 }
@@ -374,7 +374,7 @@ impl StageMemory {
         self.stash += pass.stash * u64::from(slots)
             + pass.remade * u64::from(remade_slots)
             + pass.logits * u64::from(early_slots);
-        // Who is away has read its activation, and its gradient may come before it does.
+        // A pass that is away has read its activation, and its gradient may come before it does.
         self.messages += pass.message * u64::from(slots + away);
     }
 }

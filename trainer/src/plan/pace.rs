@@ -38,7 +38,7 @@ pub struct Pace {
     pub gradients: Vec<f64>,
     /// From the last report to the verdict.
     pub verdict: f64,
-    /// How work grows along a sequence: it says what share of it each slice takes.
+    /// How work grows along a sequence: it determines what share of it each slice takes.
     pub token: TokenWork,
 }
 
@@ -65,7 +65,7 @@ impl Pace {
         }
     }
 
-    /// Whether all its times are numbers: what was told of machines may be so wrong that they are not.
+    /// Whether all its times are numbers: what machines report may be so wrong that they are not.
     #[must_use]
     pub fn is_finite(&self) -> bool {
         let of_layers = self.layers.iter().flat_map(|work| [work.f, work.b, work.w, work.w_early]);

@@ -34,7 +34,7 @@ pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<Lay
 }
 
 /// What is to be made small: the time of the stage that takes longest, then of the longest chunk,
-/// then the sum of squares, which tells time spread evenly from time spread at the last moment.
+/// then the sum of squares, which is smaller where time is spread evenly.
 type Burden = (f64, f64, f64);
 
 /// What is to be cut, and for whom.

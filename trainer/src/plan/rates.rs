@@ -1,18 +1,16 @@
 //! Speeds of machines, and what work costs, read from each other.
 //!
-//! Work is told in columns: F, B and W as they are counted, or F, B and W of each class of layers. A
-//! column that one machine alone works on tells nothing of how fast that is: whether it is slow or its
+//! Work is given in columns: F, B and W as they are counted, or F, B and W of each class of layers. A
+//! column that one machine alone works on does not show how fast that is: whether it is slow or its
 //! work is heavy cannot be seen. So a speed is read from the columns that others work on too; a
-//! machine that shares none with anybody is as fast as it says.
+//! machine that shares none with any other is as fast as it reports.
 
 /// What a machine did, column by column.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Columns {
-    /// How fast it says it is.
+    /// Speed that the machine reports of itself.
     pub(super) said: f64,
-    /// How much work.
     pub(super) work: Vec<f64>,
-    /// What that took.
     pub(super) took: Vec<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Plans that keep less where a limit asks for it: passes are made again, or leave, as few as do it.
+//! Plans that keep less where a limit requires it: passes are made again, or leave, as few as do it.
 
 use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{
@@ -17,7 +17,7 @@ pub enum Extent {
     /// All of a schedule that has it, whatever memory there is.
     #[default]
     Everywhere,
-    /// As few as a stage's limit asks for.
+    /// As few as a stage's limit requires.
     WhereNeeded,
 }
 
@@ -28,13 +28,13 @@ pub struct MemoryPolicy {
     pub recompute: Recompute,
     /// Which passes are made again.
     pub recomputed: Extent,
-    /// Which passes leave: those of a schedule that says so, or, under any, those that must.
+    /// Which passes leave: those of a schedule that offloads, or, under any, those that must.
     pub offloaded: Extent,
 }
 
 impl MemoryPolicy {
-    /// The plan with passes made again, if that is what all do. Otherwise it is told what DROP would give
-    /// up, and has none.
+    /// The plan with passes made again, if that is what all do. Otherwise it stores what DROP would give
+    /// up, and has no DROP.
     pub(super) fn applied(&self, plan: Plan) -> Plan {
         match self.recomputed {
             Extent::Everywhere => plan.with_recompute(self.recompute),
@@ -50,7 +50,7 @@ impl MemoryPolicy {
         self.recomputed == Extent::Everywhere && self.recompute.is_any()
     }
 
-    /// PipeOffload's selective schedule lets leave what a limit asks for, whatever is said of others.
+    /// PipeOffload's selective schedule lets leave what a limit requires, whatever `offloaded` is.
     fn may_leave(&self, plan: &Plan) -> bool {
         let is_selective = plan.program.kind == ScheduleKind::PoSelective;
         (self.offloaded == Extent::WhereNeeded || is_selective) && plan.program.slice_count == 1

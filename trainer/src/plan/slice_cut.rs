@@ -80,7 +80,7 @@ impl SliceCut {
         *self.ends.last().expect("a sequence has a slice")
     }
 
-    /// Slices.
+    /// Slices that each sequence is cut into.
     #[must_use]
     pub fn slice_count(&self) -> u32 {
         self.ends.len() as u32
@@ -152,7 +152,7 @@ pub struct TokenWork {
 }
 
 impl TokenWork {
-    /// Of this model.
+    /// The work of the tokens of this model.
     #[must_use]
     pub fn new(model: &ModelConfig) -> Self {
         let matrices = |kind: LayerKind| match kind {

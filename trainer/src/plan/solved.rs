@@ -14,7 +14,7 @@ use crate::model::LayerRange;
 /// Plans that may be better than a schedule's own within the memory there is, over the same chunks.
 ///
 /// The solver looks at the span of one step of arithmetic. How steps follow each other, where gates
-/// stand and what WE takes out of W are for a simulation of the lowered plan to say: so there are
+/// stand and what WE takes out of W is found by a simulation of the lowered plan: so there are
 /// several to choose from, the solver's and those made by hand. Schedules that are not solved for
 /// have none.
 pub(super) fn solved_plans<B: ByteCounts>(
@@ -29,7 +29,7 @@ pub(super) fn solved_plans<B: ByteCounts>(
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
     let mut orders = Vec::new();
     for times in [&times, &early] {
-        // Where a stage does not hold one microbatch there is no order, and the own plan says so.
+        // Where a stage does not hold one microbatch there is no order, and the own plan is judged as it is.
         orders.extend(solve(&memory.problem(request, own, times)).map(|found| found.program));
     }
     for kind in by_hand {

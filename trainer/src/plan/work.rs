@@ -12,18 +12,18 @@ use crate::model::{LayerKind, MicrobatchShape, ModelConfig};
 /// here, or a time where it was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerWork {
-    /// F.
+    /// The forward pass (F).
     pub f: f64,
-    /// B.
+    /// The backward pass that computes the gradient of the layer's input (B).
     pub b: f64,
-    /// W.
+    /// The backward pass that computes the gradient of the weights (W).
     pub w: f64,
     /// The share of `w` that WE runs.
     pub w_early: f64,
 }
 
 impl LayerWork {
-    /// All three.
+    /// F, B and W together.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.f + self.b + self.w

@@ -99,12 +99,12 @@ impl<B: Backend> ChunkBench<B> {
         self.pool(part).close(part);
     }
 
-    /// Nobody reads the logits any more.
+    /// The logits are not read any more: their slot is free.
     pub(super) fn close_logits(&mut self, part: Part) {
         self.pool(part).logits.release(part);
     }
 
-    /// Nobody reads what can be made again any more.
+    /// What can be made again is not read any more: its memory is free.
     pub(super) fn give_remade(&mut self, part: Part) {
         self.pool(part).give_remade(part);
     }

@@ -27,14 +27,14 @@ use crate::model::{LayerSpec, LayerState, ModelConfig, draw_weights};
 use crate::optimizer::OptimizerConfig;
 use crate::plan::Plan;
 
-/// What a stage is told once, the same for all stages of a run.
+/// The configuration of a run, the same for all its stages.
 #[derive(Clone, Debug)]
 pub struct StageSetup {
-    /// The model.
+    /// Shape of the model.
     pub model: ModelConfig,
-    /// The plan.
+    /// The plan: which stage has which layers, and the program that each runs.
     pub plan: Plan,
-    /// The optimizer.
+    /// Settings of the optimizer.
     pub optimizer: OptimizerConfig,
     /// The largest gradient norm that is applied as it is.
     pub clip_norm: Option<f64>,
@@ -42,29 +42,29 @@ pub struct StageSetup {
     pub step_count: u64,
     /// Evaluate after every so many steps; 0 only after the last.
     pub evaluate_every: u64,
-    /// Where weights begin.
+    /// Weights of the layers before the first step.
     pub weights: InitialWeights,
     /// Gradients corrupted on purpose.
     pub injections: Vec<Injection>,
-    /// Whether gradients are sent to who keeps a copy.
+    /// Whether gradients are sent to the workers that keep a copy.
     pub copies_wanted: bool,
-    /// At every so many steps a report tells the fingerprints of the state; 0 never.
+    /// A report carries the fingerprints of the state every so many steps; 0 never.
     pub attest_every: u64,
 }
 
 impl StageSetup {
-    /// Whether the state that `step` begins with is told.
+    /// Whether the fingerprints of the state that `step` begins with are reported.
     pub(super) fn attests(&self, step: Step) -> bool {
         self.attest_every > 0 && step.0.is_multiple_of(self.attest_every)
     }
 }
 
-/// Where weights begin.
+/// The weights of a run before its first step.
 #[derive(Clone, Debug)]
 pub enum InitialWeights {
     /// Drawn from a seed.
     Drawn {
-        /// The seed.
+        /// Seed of the random numbers that weights are drawn from.
         seed: u64,
     },
     /// Given, layer by layer, in the order in which a layer's tensors lie.
@@ -105,7 +105,7 @@ impl InitialWeights {
     }
 }
 
-/// What happened elsewhere.
+/// An event from outside the stage.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A boundary tensor arrived.
@@ -116,51 +116,51 @@ pub enum Event {
     Seal(Seal),
     /// The run ends after this step; sent before that step's seal.
     Halt {
-        /// The last step.
+        /// The last step of the run.
         after: Step,
     },
     /// The other replica's gradient of a chunk.
     Partial(Partial),
 }
 
-/// What should happen elsewhere.
+/// A message that the engine's owner delivers.
 #[derive(Clone, Debug)]
 pub enum Output {
     /// A boundary tensor for another stage.
     Frame {
-        /// Where to.
+        /// Stage that the tensor is sent to.
         to: StageIndex,
-        /// The tensor.
+        /// The tensor, with the turn and the pass that reads it.
         frame: Frame,
     },
     /// The sums up to this stage, for the next.
     Prefix {
-        /// Where to.
+        /// Stage that the sums are sent to.
         to: StageIndex,
-        /// The sums.
+        /// Sum of squares of the gradients of this stage and those before it.
         prefix: Prefix,
     },
-    /// This stage's gradient, for who keeps its copy.
+    /// This stage's gradient, for the workers that keep its copy or follow its layers.
     Gradients {
-        /// The turn.
+        /// Turn that the gradients were computed in.
         turn: Turn,
         /// One for each layer.
         gradients: Vec<LayerGradient>,
     },
     /// This stage's sums, for the leader.
     Report {
-        /// The sums.
+        /// The turn, and the sum of squares of each tensor's gradient.
         report: Report,
         /// Fingerprints of the state that the step began with, if this step attests.
         state: Vec<LayerFingerprint>,
     },
     /// A verdict was carried out: the state is this version, until the next is (rule R5).
     Sealed {
-        /// Steps sealed.
+        /// Version of the state: the steps sealed so far.
         version: Step,
     },
     /// The loss on held-out text, from the stage that holds the head. Nothing sealed later can
-    /// change it (rule R5); a change of plans may have it told twice.
+    /// change it (rule R5); after a change of plans it may be reported twice.
     Evaluated {
         /// After so many steps.
         steps_done: u64,
@@ -171,35 +171,35 @@ pub enum Output {
     },
     /// A chunk's gradient over the microbatches of its replica, for the stage of its twin.
     Partial {
-        /// Where to.
+        /// Stage that the gradient is sent to.
         to: StageIndex,
-        /// The gradient.
+        /// The gradient, with its turn and the chunk that adds it.
         partial: Partial,
     },
 }
 
-/// What was dropped instead of being taken in. The engine stays as it was.
+/// Why an event was dropped. The engine stays as it was.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EventRefusal {
-    /// A frame.
+    /// A boundary tensor was refused.
     #[error(transparent)]
     Frame(#[from] FrameRefusal),
-    /// A seal.
+    /// A seal was refused.
     #[error(transparent)]
     Seal(#[from] SealRefusal),
-    /// A partial gradient.
+    /// A partial gradient of the other replica was refused.
     #[error(transparent)]
     Partial(#[from] PartialRefusal),
 }
 
-/// What [`StageEngine::run_next`] did.
+/// The outcome of [`StageEngine::run_next`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
-    /// Something was run.
+    /// This was run.
     Ran(Activity),
     /// Nothing can be run until this arrives.
     Blocked(Wait),
-    /// The second store refused what was next. Nothing was run; who asks again has it tried again.
+    /// The second store refused what was next. Nothing was run; the next call tries it again.
     Failed(StoreError),
     /// The device gave up. Nothing leaves this stage any more, and only a new process may get the
     /// device back.
@@ -208,19 +208,19 @@ pub enum Progress {
     Finished,
 }
 
-/// What was run.
+/// The operation, evaluation pass or verdict that the engine carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Activity {
     /// An operation of the program.
     Op {
         /// The turn it belongs to.
         turn: Turn,
-        /// The operation.
+        /// The operation as it stands in the program.
         op: Op,
     },
     /// F on held-out text.
     Evaluation {
-        /// The pass.
+        /// Chunk, microbatch and slice that it ran over.
         pass: Pass,
     },
     /// A verdict that came after the end of the program.
@@ -230,19 +230,19 @@ pub enum Activity {
     },
 }
 
-/// What is missing.
+/// What the engine waits for before it can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// A boundary tensor.
+    /// A boundary tensor that has not arrived.
     Frame {
         /// Activation or gradient.
         flow: Flow,
-        /// Who reads it.
+        /// The pass that reads it.
         pass: Pass,
     },
     /// The sums of the stages before this one.
     Prefix,
-    /// A verdict.
+    /// The verdict on this turn.
     Seal(Turn),
     /// The other replica's gradient.
     Partial {
@@ -251,7 +251,6 @@ pub enum Wait {
     },
 }
 
-/// Where the engine is.
 #[derive(Debug)]
 pub(super) enum Phase {
     /// In its program, at this operation.
@@ -260,7 +259,7 @@ pub(super) enum Phase {
     Settling,
     /// Evaluating on sealed weights.
     Evaluating(Evaluation),
-    /// Done.
+    /// The run is over.
     Finished,
 }
 
@@ -281,7 +280,7 @@ pub struct StageEngine<W: Workbench, S> {
     pub(super) inbox: Inbox,
     pub(super) partials: Partials,
     pub(super) outbox: VecDeque<Output>,
-    /// What the last report told, for the prefix.
+    /// The last report, from which the prefix is computed.
     pub(super) report: Option<Report>,
     pub(super) prefix: Option<Prefix>,
     pub(super) seal: Option<Seal>,
@@ -290,7 +289,7 @@ pub struct StageEngine<W: Workbench, S> {
     /// Cross-entropies of the step's microbatches, slice by slice.
     pub(super) losses: Vec<Option<Loss>>,
     pub(super) halt_after: Option<Step>,
-    /// Whether somebody follows layers of this stage.
+    /// Whether other workers follow layers of this stage.
     pub(super) is_followed: bool,
 }
 
@@ -320,12 +319,12 @@ impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
         Ok(Self::begin_run(setup, stage, bench, source))
     }
 
-    /// The layers that this stage speaks for, in model order within each chunk.
+    /// The layers of first replicas on this stage, in model order within each chunk.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
         self.bench.layers()
     }
 
-    /// The device.
+    /// The device that this stage computes on.
     #[must_use]
     pub fn backend(&self) -> &B {
         self.bench.backend()
@@ -397,7 +396,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.seal.is_some() || self.pending.is_some()
     }
 
-    /// Whether gradients are sent though nobody keeps a copy.
+    /// Sets whether gradients are sent although no worker keeps a copy.
     pub fn send_gradients(&mut self, is_followed: bool) {
         self.is_followed = is_followed;
     }
@@ -434,7 +433,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         &self.setup.plan
     }
 
-    /// Takes in what happened elsewhere.
+    /// Handles an event from outside the stage.
     ///
     /// # Errors
     /// If it does not belong: it is dropped, and the engine stays as it was.
@@ -583,8 +582,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 }
 
-/// Where a stage begins. The stages of the plan before may have stopped short of the evaluation at
-/// this version; so it is made, once more if they had not.
+/// The phase that a stage begins in. The stages of the plan before may have stopped short of the evaluation
+/// at this version; so it is made, once more if they had not.
 fn first_phase(setup: &StageSetup, turn: Turn) -> Phase {
     match turn.step.0.checked_sub(1) {
         Some(before) if setup.evaluates_at(turn.step) => {

@@ -161,7 +161,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         placement.stage_of(ChunkIndex(0)) != placement.stage_of(placement.last_chunk())
     }
 
-    /// Tells the first chunk that the last one is done with a microbatch, if that waits to hear.
+    /// Sends the first chunk a receipt that the last one is done with a microbatch, if a later one waits
+    /// for it.
     fn give_receipt(&mut self, microbatch: MicrobatchIndex) {
         let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return };
         let window = self.setup.plan.batch.microbatch_count;

@@ -11,16 +11,16 @@ use zbelastic_schedule::{Flow, Pass};
 pub enum Lap {
     /// Held-out text: F alone, on sealed weights, before the turn it is tagged with.
     Evaluation,
-    /// A step.
+    /// The passes of a training step.
     Training,
 }
 
-/// A boundary tensor with everything that says where it belongs.
+/// A boundary tensor with the turn, the lap and the pass that it belongs to.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// The turn it was computed in; a receiver drops those of a turn that was dropped (rule R6).
     pub turn: Turn,
-    /// What for.
+    /// Whether it belongs to a step or to an evaluation.
     pub lap: Lap,
     /// Activation or gradient.
     pub flow: Flow,

@@ -14,15 +14,15 @@ pub enum FrameRefusal {
     /// It was computed in a turn that is over or was dropped.
     #[error("a frame of {found}, now is {expected}")]
     Stale {
-        /// What is open.
+        /// Turn that is open here.
         expected: Turn,
-        /// The frame's.
+        /// Turn of the frame.
         found: Turn,
     },
     /// It is not as long as the plan predicts.
     #[error("a frame of {found} floats for {pass:?}, expected {expected}")]
     Length {
-        /// Who reads it.
+        /// The pass that reads it.
         pass: Pass,
         /// Floats the plan predicts.
         expected: usize,
@@ -32,7 +32,7 @@ pub enum FrameRefusal {
     /// Its pass is not on this stage.
     #[error("a frame for {pass:?}, which is not on this stage")]
     Elsewhere {
-        /// Who reads it.
+        /// The pass that reads it.
         pass: Pass,
     },
     /// More frames wait than two steps have.
@@ -59,14 +59,14 @@ impl Inbox {
         Self { frames: BTreeMap::new(), limit, frame_lens }
     }
 
-    /// Takes a frame in.
+    /// Stores a frame, if it belongs.
     pub(super) fn insert(&mut self, now: Turn, frame: Frame) -> Result<(), FrameRefusal> {
         self.check(now, &frame)?;
         self.put(frame);
         Ok(())
     }
 
-    /// Takes in a frame that belongs.
+    /// Stores a frame that was checked.
     pub(super) fn put(&mut self, frame: Frame) {
         let Frame { turn, lap, flow, pass, tensor } = frame;
         self.frames.insert((turn, lap, flow, pass), tensor);
@@ -101,7 +101,7 @@ impl Inbox {
         self.frames.contains_key(&(turn, lap, flow, pass))
     }
 
-    /// Takes a frame out.
+    /// Removes a frame and returns it.
     pub(super) fn take(&mut self, turn: Turn, lap: Lap, flow: Flow, pass: Pass) -> Option<Parcel> {
         self.frames.remove(&(turn, lap, flow, pass))
     }

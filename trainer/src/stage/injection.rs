@@ -29,9 +29,9 @@ pub enum Corruption {
 pub struct Injection {
     /// The step, counted from 1 as people see it.
     pub step: u64,
-    /// The tensor's name.
+    /// Name of the tensor whose gradient is corrupted.
     pub tensor: String,
-    /// What is done.
+    /// How the gradient is corrupted.
     pub corruption: Corruption,
     /// On how many runs of the step, from the first on.
     pub attempts: u32,
@@ -43,7 +43,7 @@ pub enum InjectionParseError {
     /// A part is not of the form `key=value`.
     #[error("`{part}` is not of the form key=value")]
     Form {
-        /// The part.
+        /// The part as it was written.
         part: String,
     },
     /// A key is not known, or stands twice.
@@ -52,15 +52,15 @@ pub enum InjectionParseError {
              attempts if wanted"
     )]
     Key {
-        /// The key.
+        /// The key as it was written.
         key: String,
     },
     /// A value cannot be used.
     #[error("`{value}` is no {key}; expected {expected}")]
     Value {
-        /// The key.
+        /// Name of the key whose value cannot be used.
         key: &'static str,
-        /// The value.
+        /// The value as it was written.
         value: String,
         /// What may stand there.
         expected: &'static str,
@@ -68,7 +68,7 @@ pub enum InjectionParseError {
     /// A key is missing.
     #[error("{key} is missing; write step=N,tensor=NAME,value=nan")]
     Missing {
-        /// The key.
+        /// Name of the key that is missing.
         key: &'static str,
     },
 }

@@ -1,8 +1,8 @@
 //! One replica's gradient of a chunk on its way to the other's.
 //!
 //! Where a program has two replicas of the model, each sums the gradients of its own microbatches.
-//! Before a step is reported the two sums are added, the first replica's first, by both who hold
-//! them: so both have the same bits, and go on having them.
+//! Before a step is reported the two sums are added, the first replica's first, by both stages that
+//! hold them: so both have the same bits, and go on having them.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct Partial {
 pub struct PartialLength {
     /// Numbers of the gradient.
     pub floats: usize,
-    /// Cross-entropies.
+    /// Number of cross-entropies.
     pub losses: usize,
 }
 
@@ -41,31 +41,31 @@ pub enum PartialRefusal {
     /// It was computed in a turn that is over or was dropped.
     #[error("a gradient of {found}, now is {expected}")]
     Stale {
-        /// What is open.
+        /// Turn that is open here.
         expected: Turn,
-        /// The gradient's.
+        /// Turn of the partial gradient.
         found: Turn,
     },
     /// It is not as long as the chunk's own.
     #[error("{found:?} for chunk {chunk}, expected {expected:?}")]
     Length {
-        /// Who adds it.
+        /// The chunk that adds it.
         chunk: ChunkIndex,
-        /// What the plan predicts.
+        /// Lengths that the plan predicts.
         expected: PartialLength,
-        /// What there is.
+        /// Lengths that arrived.
         found: PartialLength,
     },
     /// Its chunk is not on this stage, or has no twin.
     #[error("a gradient for chunk {chunk}, which waits for none on this stage")]
     Elsewhere {
-        /// Who should add it.
+        /// The chunk that should add it.
         chunk: ChunkIndex,
     },
     /// More wait than may.
     #[error("more than {PARTIALS_PER_CHUNK} gradients wait for chunk {chunk}")]
     Full {
-        /// Who should add them.
+        /// The chunk that should add them.
         chunk: ChunkIndex,
     },
 }
@@ -77,7 +77,7 @@ pub(super) struct Partials {
 }
 
 impl Partials {
-    /// Takes one in. `expected` is what the chunk's own is like, or `None` if it waits for none.
+    /// Stores one. `expected` is what the chunk's own is like, or `None` if it waits for none.
     pub(super) fn insert(
         &mut self,
         now: Turn,
@@ -107,7 +107,7 @@ impl Partials {
         self.waiting.contains_key(&(chunk, turn))
     }
 
-    /// Takes the one of this turn out.
+    /// Removes the one of this turn and returns it.
     pub(super) fn take(&mut self, chunk: ChunkIndex, turn: Turn) -> Option<Partial> {
         self.waiting.remove(&(chunk, turn))
     }

@@ -103,7 +103,7 @@ impl<B: Backend> PassPool<B> {
         }
     }
 
-    /// Nobody reads what can be made again any more. Whether there was any.
+    /// What can be made again is not read any more: its memory is free. Returns whether there was any.
     pub(super) fn give_remade(&mut self, part: Part) -> bool {
         let Some(remade) = self.remade.find(part) else { return false };
         self.stashes.get(part).exchange_remade(remade, self.remade_parts);

@@ -35,7 +35,7 @@ use crate::plan::{AwayPlaces, SliceCut, away_places, claim_stage, device_claim, 
 pub struct Bench<B: Backend> {
     backend: B,
     model: ModelConfig,
-    /// A whole microbatch.
+    /// Shape of a whole microbatch, before it is cut into slices.
     shape: MicrobatchShape,
     placement: Placement,
     cut: SliceCut,
@@ -186,25 +186,24 @@ impl<B: Backend> Bench<B> {
         Self { timer, ..self }
     }
 
-    /// What was timed since this was last asked, if somebody has given it a clock.
+    /// What was timed since the last call, if there is a clock.
     #[must_use]
     pub fn times(&self) -> Timed {
         self.timer.take(&self.backend)
     }
 
-    /// The device.
+    /// The device that the stage computes on.
     #[must_use]
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The layers that this stage speaks for, in model order within each chunk: all it has, but
-    /// for those of a second replica.
+    /// The layers of first replicas on this stage, in model order within each chunk.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
         self.layers_of_replica(|replica| replica == 0)
     }
 
-    /// The layers of second replicas, for which other stages speak.
+    /// The layers of second replicas on this stage.
     pub fn twin_layers(&self) -> impl Iterator<Item = &LayerState<B>> {
         self.layers_of_replica(|replica| replica > 0)
     }
@@ -220,7 +219,7 @@ impl<B: Backend> Bench<B> {
         self.placement.microbatches_of(self.placement.replica_of(chunk), microbatch_count)
     }
 
-    /// The device, and the layers that this stage speaks for.
+    /// The device, and the layers of first replicas on this stage.
     fn spoken_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
         let Self { backend, chunks, placement, .. } = self;
         let spoken = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
@@ -421,7 +420,7 @@ impl<B: Backend> Workbench for Bench<B> {
         loss
     }
 
-    /// F whose stash nobody reads but later slices.
+    /// F whose stash is read by later slices alone.
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
         let loss = self.forward(pass, batch, input);
         let slices = self.cut.slice_count();
@@ -454,7 +453,7 @@ impl<B: Backend> Workbench for Bench<B> {
         }
     }
 
-    /// W of the head's matrix, after which nobody reads the logits.
+    /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass) {
         let place = self.place_in_order(pass);
         let (context, bench, _) = self.context(pass);
@@ -465,7 +464,7 @@ impl<B: Backend> Workbench for Bench<B> {
         bench.close_logits(part(pass));
     }
 
-    /// W of what is left, after which nobody reads the stash.
+    /// W of what is left, after which the stash is not read any more.
     fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
         let place = self.place_in_order(pass);
         let batch = &self.part_of(batch, pass);
@@ -547,7 +546,7 @@ impl<B: Backend> Workbench for Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
-    /// Layers with the sums of their states, in the order of layers. Nobody waits for the sums yet.
+    /// Layers with the sums of their states, in the order of layers. The sums are not waited for yet.
     fn told(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, StateSums)> {
         let layers = self.layers_of_replica(is_it);
         let told = layers.map(|layer| (layer, layer.state_sums(&self.backend)));

@@ -1,4 +1,4 @@
-//! The operations of a program, each told to the workbench.
+//! The operations of a program, each run on the workbench.
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_kernels::Parcel;
@@ -52,7 +52,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// What the second store refuses is tried again when the engine is asked again.
+    /// What the second store refuses is tried again when the engine runs next.
     pub(super) fn run_memory(&mut self, memory: Memory, pass: Pass) -> Result<(), StoreError> {
         match memory {
             Memory::Offload => self.bench.offload(pass),

@@ -43,7 +43,7 @@ impl<T, K: Copy + Ord + Debug> Slots<T, K> {
         slot.map(|(_, stash)| stash)
     }
 
-    /// Who has one.
+    /// Those that have a slot.
     pub(crate) fn holders(&self) -> Vec<K> {
         self.slots.iter().filter_map(|(holder, _)| *holder).collect()
     }

@@ -7,15 +7,15 @@ use zbelastic_schedule::Pass;
 use zbelastic_types::Bytes;
 
 /// A second store: what a stage's passes keep goes there between F and B, and comes back to the same
-/// bits. It holds no more than it was told when it was made.
+/// bits. It holds no more than the limit that it was made with.
 pub trait SecondStore: Send {
-    /// Takes in what `pass` keeps.
+    /// Stores what `pass` keeps.
     ///
     /// # Errors
     /// If there is no room, or the medium fails. What was there stays, and nothing of this pass.
     fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StoreError>;
 
-    /// Hands out what `pass` keeps, and forgets it.
+    /// Returns what `pass` keeps, and forgets it.
     ///
     /// # Errors
     /// If there is nothing, or the medium fails.
@@ -39,24 +39,24 @@ pub enum StoreError {
     /// There is nothing of this pass.
     #[error("the second store has nothing of chunk {}, microbatch {}", pass.chunk, pass.microbatch)]
     Missing {
-        /// The pass.
+        /// The pass whose floats are missing.
         pass: Pass,
     },
     /// The medium does not take it.
     #[error("the second store cannot be written: {kind}")]
     Write {
-        /// What the system says.
+        /// Kind of the error that the system returned.
         kind: io::ErrorKind,
     },
     /// The medium does not give it back.
     #[error("the second store cannot be read: {kind}")]
     Read {
-        /// What the system says.
+        /// Kind of the error that the system returned.
         kind: io::ErrorKind,
     },
 }
 
-/// Room in bytes: who fills it is counted before.
+/// Room in bytes: what is put into it is counted before.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     limit: Bytes,
@@ -64,7 +64,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// An empty room.
+    /// A room for `limit` bytes, none of them taken.
     #[must_use]
     pub const fn new(limit: Bytes) -> Self {
         Self { limit, taken: Bytes(0) }

@@ -43,7 +43,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             self.bench.inject(injection);
         }
         let sums = self.sum_squares();
-        // Where there are two heads, the second replica's tells the first one's.
+        // Where there are two heads, the first one has received the losses of the second replica.
         let has_loss = self.bench.has_chunk(setup.plan.placement().last_chunk());
         let loss_sum = has_loss.then(|| {
             let losses = self.losses.iter().flatten();
@@ -68,7 +68,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// The update that an open gate asks for.
+    /// The update that an open gate computes the candidate of.
     fn order_ahead(&self) -> UpdateOrder {
         UpdateOrder { step: self.turn.step, number: self.half.updates() + 1, clip: 1.0 }
     }
@@ -133,7 +133,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
 
     /// Drops work that ran ahead of a verdict which overruled it, or which ends the run. Looked at
     /// before every operation and not only at the gate, because a stage that waits for a neighbour
-    /// who has already turned back would wait for ever.
+    /// that has already turned back would wait for ever.
     pub(super) fn drop_if_overruled(&mut self) -> Option<Progress> {
         let open = self.half.open_turn();
         let seal = self.seal.filter(|_| open.step != self.turn.step)?;
@@ -259,7 +259,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     /// The sealed state of a layer on its way, and its gradient if one is frozen: what was sent before
-    /// somebody asked.
+    /// the layer was requested.
     pub(crate) fn carry_layer(
         &mut self,
         layer: LayerId,
@@ -269,7 +269,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         Some((image, frozen))
     }
 
-    /// Sends the gradient to who keeps this stage's copy, or follows its layers.
+    /// Sends the gradient to the workers that keep this stage's copy, or follow its layers.
     fn tell_gradients(&mut self, is_wanted: bool) {
         if !is_wanted {
             return;

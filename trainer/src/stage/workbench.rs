@@ -1,4 +1,4 @@
-//! What an engine computes with.
+//! The operations that a stage engine computes with.
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
@@ -12,14 +12,14 @@ use crate::data::Batch;
 use crate::elastic::{LayerImage, layer_digest, layer_fingerprint};
 use crate::model::Span;
 
-/// An optimizer update.
+/// One optimizer update: what its numbers depend on besides the settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateOrder {
-    /// The step.
+    /// Step that the update belongs to.
     pub step: Step,
     /// The update's number, counted from 1.
     pub number: u64,
-    /// The clip coefficient.
+    /// Coefficient that gradients are multiplied with to clip their norm.
     pub clip: f32,
 }
 
@@ -46,22 +46,22 @@ pub trait Workbench {
     /// Slots that passes under way hold.
     fn slots_taken(&self) -> usize;
 
-    /// The end of an operation: what was put off to be told to a device at once is told.
+    /// The end of an operation: what was put off to be enqueued on a device at once is enqueued.
     fn flush(&mut self) {}
 
-    /// Operations whose times [`Self::spans`] would tell: of a device that does later what it is told, and
+    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is enqueued, and
     /// is timed by its own clock.
     fn spans_noted(&self) -> usize {
         0
     }
 
-    /// Their times since this was last asked, in order. Waits for them.
+    /// Their times since the last call, in order. Waits for them.
     fn spans(&self) -> Vec<Span> {
         Vec::new()
     }
 
-    /// What the device's clock shows once all that was told is done, if there is one. Nothing may be
-    /// untold of [`Self::spans`].
+    /// What the device's clock shows once all that was enqueued is done, if there is one. There must be
+    /// nothing left for [`Self::spans`] to return.
     fn device_now_us(&self) -> Option<f64> {
         None
     }
@@ -72,16 +72,16 @@ pub trait Workbench {
     /// F; yields the loss if the chunk has the head.
     fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss>;
 
-    /// F whose stash nobody reads.
+    /// F whose stash is not read afterwards.
     fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss>;
 
-    /// B.
+    /// B: computes the gradient of the chunk's input.
     fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Parcel>);
 
-    /// W of the head's matrix, after which nobody reads the logits.
+    /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass);
 
-    /// W of what is left, after which nobody reads the stash. Microbatches add up in their order.
+    /// W of what is left, after which the stash is not read any more. Microbatches add up in their order.
     fn backward_weights(&mut self, pass: Pass, batch: &Batch);
 
     /// DROP: what R makes again is given up.
@@ -133,12 +133,11 @@ pub trait Workbench {
     fn inject(&mut self, injection: &Injection);
 
     /// The sum of squares of each tensor's gradient, in model order within each chunk. Of two
-    /// replicas of a layer the first one's holder speaks for it, here and in what is read of the
-    /// state.
+    /// replicas of a layer the first one's counts, here and in what is read of the state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
-    /// The same, where an open gate would ask for the candidate of `order` next: a device that gains by it
-    /// computes it as well. It is in force when it is asked for, and not before.
+    /// The same, where an open gate would compute the candidate of `order` next: a device that gains by it
+    /// computes it as well. It is in force from [`Self::compute_candidate`] on, and not before.
     fn square_sums_ahead(&mut self, _order: UpdateOrder) -> Vec<TensorSum> {
         self.square_sums()
     }
@@ -152,7 +151,7 @@ pub trait Workbench {
     /// Makes the candidate the state: moments, then weights; one version on.
     fn commit(&mut self, order: UpdateOrder);
 
-    /// The same, where the state that it leaves is told by [`Self::attested`] in the next step.
+    /// The same, where [`Self::attested`] reports the state that it leaves in the next step.
     fn commit_to_attest(&mut self, order: UpdateOrder) {
         self.commit(order);
     }
@@ -166,17 +165,17 @@ pub trait Workbench {
     /// The sealed state of each layer; never the candidate.
     fn images(&self) -> Vec<LayerImage>;
 
-    /// The sealed state of one layer, if it is here, on its way: whoever reads it first waits for it.
+    /// The sealed state of one layer, if it is here, on its way: the first reader waits for it.
     fn carried_image(&mut self, layer: LayerId) -> Option<LayerImage> {
         self.images().into_iter().find(|image| image.layer == layer)
     }
 
-    /// The sealed state of the layers that another stage speaks for: a second replica's.
+    /// The sealed state of the layers of second replicas on this stage.
     fn twin_images(&self) -> Vec<LayerImage> {
         Vec::new()
     }
 
-    /// The frozen gradient of each layer, on its way: whoever reads it first waits for it.
+    /// The frozen gradient of each layer, on its way: the first reader waits for it.
     fn gradients(&mut self) -> Vec<(LayerId, HostFloats)>;
 
     /// That of one layer, if it is here.
@@ -189,13 +188,13 @@ pub trait Workbench {
         digests_of(&self.images())
     }
 
-    /// The digest of the sealed state of each layer that another stage speaks for, in their order.
+    /// The digest of the sealed state of each layer of a second replica, in the order of layers.
     fn twin_digests(&self) -> Vec<LayerDigest> {
         digests_of(&self.twin_images())
     }
 
-    /// What is told of the state now and then: of the layers that this stage speaks for, then of the
-    /// others, each in their order.
+    /// The fingerprints of the state that a report carries now and then: of the layers of first replicas,
+    /// then of those of second ones, each in the order of layers.
     fn attested(&self) -> Vec<LayerFingerprint> {
         let mut attested = fingerprints_of(&self.images());
         attested.extend(fingerprints_of(&self.twin_images()));
