@@ -140,7 +140,7 @@ fn without_a_better_plan_or_time_for_it_nothing_is_changed() {
     assert!(matches!(late, Judgement::TooLate(_)), "{late:?}");
 }
 
-/// A stage that would wait anyway: its times may grow, and nobody asks for another plan.
+/// A stage that would wait anyway: its times may grow, and no other plan is searched for.
 #[test]
 fn what_a_stage_waits_anyway_is_asked_of_nobody() {
     let planned = pace(&[1.0, 4.0], 0.0);
@@ -200,7 +200,7 @@ fn what_a_verdict_takes_is_no_drift_and_makes_steps_that_wait_for_it_longer() {
     assert!((longer / work - 1.0).abs() < 1e-6, "{longer} longer, a verdict takes {work}");
 }
 
-/// From what stages tell of their passes to a plan, and from that plan to the next: the second one
+/// From what stages report of their passes to a plan, and from that plan to the next: the second one
 /// fits, so there is no third.
 #[test]
 fn what_is_measured_under_the_new_plan_asks_for_no_other() {

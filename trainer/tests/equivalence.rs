@@ -357,7 +357,7 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
     }
 }
 
-/// The bits of two small runs. What changes them changes every run; it must be meant, and told in
+/// The bits of two small runs. What changes them changes every run; it must be meant, and noted in
 /// the changelog.
 #[test]
 fn digests_are_those_of_the_version_before() {

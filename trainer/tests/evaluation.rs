@@ -22,7 +22,7 @@ fn setup() -> Arc<StageSetup> {
     Arc::new(StageSetup { evaluate_every: EVERY, ..common::setup(model, plan, 8) })
 }
 
-/// Runs until an evaluation is told, or until this step is sealed.
+/// Runs until an evaluation is reported, or until this step is sealed.
 fn run(engine: &mut Engine, ledger: &mut Ledger, until: Option<Step>) -> Option<(u64, u64)> {
     let policy = common::policy(Some(1.0), NonfinitePolicy::Skip);
     let mut leader = Leader::new(ledger, model_size(&setup().model).0, policy);

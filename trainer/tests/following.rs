@@ -157,7 +157,7 @@ fn order(host: &mut Worker, order: Order) {
     host.handle(HostInput::Order(order)).expect("an order");
 }
 
-/// One who trains, one who follows, and whoever seals.
+/// An owner that trains, a follower, and the leader and ledger that seal.
 struct Pair {
     owner: Worker,
     follower: Worker,
@@ -168,7 +168,7 @@ struct Pair {
     seals: Vec<Seal>,
     /// Frames on their way to the follower.
     frames: Vec<PeerFrame>,
-    /// What the follower said that it follows.
+    /// Layers that the follower reported as followed.
     told: Vec<LayerId>,
     floats_ahead: usize,
     /// What the owner wants written, in order.
@@ -328,7 +328,7 @@ fn layers_that_come_behind_their_updates_are_followed_all_the_same() {
     assert_eq!(pair.versions(), vec![6; pair.layers() as usize]);
 }
 
-/// Who lacks an update waits for it while few others wait behind it, then gets the layer again.
+/// A follower that lacks an update waits for it while few others wait behind it, then gets the layer again.
 #[test]
 fn who_falls_behind_begins_anew() {
     let mut pair = Pair::new(0.5, None);
@@ -346,7 +346,7 @@ fn who_falls_behind_begins_anew() {
     assert_eq!(pair.floats_ahead, 2 * once);
 }
 
-/// At the boundary the follower has heard the last seal, and needs nobody.
+/// At the boundary the follower has received the last seal, and needs no other node.
 #[test]
 fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
     let mut pair = Pair::new(0.5, None);
@@ -407,7 +407,7 @@ fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes
     }
 }
 
-/// What memory does not hold is given up: nobody is asked for it again, what follows it is dropped,
+/// What memory does not hold is given up: it is not requested again, what follows it is dropped,
 /// and it comes when the plan begins. What is held is used all the same.
 #[test]
 fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
@@ -444,7 +444,7 @@ fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
     assert_eq!(fetched, expected);
 }
 
-/// Layers that a host asks others for.
+/// Layers that a host requests from others.
 fn fetched(host: &mut Worker) -> Vec<LayerId> {
     let outputs = std::iter::from_fn(|| host.poll_output());
     let asked = outputs.filter_map(|output| match output {
@@ -460,7 +460,7 @@ fn fetched(host: &mut Worker) -> Vec<LayerId> {
     asked.collect()
 }
 
-/// A plan that does not name who follows is not the one it was followed for.
+/// A plan that does not name the follower is not the one it was followed for.
 #[test]
 fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
     let mut pair = Pair::new(0.5, None);
@@ -484,8 +484,8 @@ fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
     assert_eq!(outputs.iter().filter(fetches).count() as u32, pair.layers());
 }
 
-/// S3, for what is copied ahead: from who trains it, under its plan, of its size; and only who is
-/// named is served.
+/// S3, for what is copied ahead: from its owner, under its plan, of its size; and a stage serves named
+/// followers alone.
 #[test]
 fn what_does_not_belong_is_not_followed_and_strangers_are_not_served() {
     let mut pair = Pair::new(0.5, None);

@@ -1,5 +1,5 @@
-//! A worker while the layers of a plan are on their way: what it says it holds, what it takes from
-//! whom, and what it writes.
+//! A worker while the layers of a plan are on their way: what it reports it holds, which layers it accepts
+//! from which sender, and what it writes.
 
 mod common;
 
@@ -120,7 +120,7 @@ fn outputs(host: &mut Worker) -> Vec<HostOutput> {
 }
 
 /// Worker 3 held the last stage and the copy of the one before it, and moves to the first stage.
-/// Nobody else may have that copy any more; a plan that is made now must know of it.
+/// No other worker may have that copy any more; a plan that is made now must know of it.
 #[test]
 fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
     let mut host = host();
@@ -138,7 +138,7 @@ fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
     assert_eq!(inventory(&mut host), held);
 }
 
-/// A layer is in memory once, whoever looks at it: loaded, in training, as a copy and stopped.
+/// A layer is in memory once, in every phase of a host: loaded, in training, as a copy and stopped.
 #[test]
 fn a_layer_is_not_copied_when_it_changes_hands() {
     let mut host = host();
@@ -222,7 +222,7 @@ fn frames(host: &mut Worker) -> Vec<(NodeId, PeerFrame)> {
     outputs(host).into_iter().filter_map(frame).collect()
 }
 
-/// Worker 4 is to get what worker 1 holds, and has asked for it; the answers are on their way.
+/// Worker 4 is to get what worker 1 holds, and has requested it; the answers are on their way.
 fn handover() -> (Worker, Vec<PeerFrame>) {
     let (mut giver, mut taker) = (host(), host());
     giver.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)).expect("an order");
@@ -298,7 +298,7 @@ fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
                 HostOutput::Peer { .. } if asked.last() != Some(&tick) => asked.push(tick),
                 HostOutput::Peer { .. } => {}
                 HostOutput::News(News::LoadFailed { layer, cause, .. }) => {
-                    // 3, 6 and 12 ticks, and five times 24: each of eight sources is asked.
+                    // 3, 6 and 12 ticks, and five times 24: each of eight sources gets a request.
                     assert_eq!((tick, layer, cause), (141, LayerId(0), LoadFault::Source));
                     assert_eq!(asked[..5], [3, 9, 21, 45, 69]);
                     return;
@@ -313,7 +313,7 @@ fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
     panic!("it is never given up");
 }
 
-/// A layer of gigabytes takes longer to be read than anybody is asked for one, and its checkpoint is sound.
+/// A layer of gigabytes takes longer to be read than a node is waited for, and its checkpoint is sound.
 #[test]
 fn a_read_is_waited_for_however_long_it_takes() {
     let (mut reader, digest) = (host(), Digest([7; 32]));
@@ -326,7 +326,7 @@ fn a_read_is_waited_for_however_long_it_takes() {
         reader.handle(HostInput::Tick).expect("a tick");
         assert!(outputs(&mut reader).is_empty(), "it is asked for once, and waited for");
     }
-    // What was read is something else: that is said at once.
+    // The read failed: that is reported at once.
     let HostOutput::Read { version, layer, .. } = *asked.iter().find(|o| !is_news(o)).expect("one")
     else {
         panic!("a read")
@@ -340,7 +340,7 @@ fn is_news(output: &HostOutput) -> bool {
     matches!(output, HostOutput::News(_))
 }
 
-/// Two states of one version are two things; only the one that was ordered last is told of.
+/// Two states of one version are two things; only the one that was ordered last is reported.
 #[test]
 fn what_was_written_of_another_state_is_not_told_as_durable() {
     let mut host = host();

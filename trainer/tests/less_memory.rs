@@ -373,7 +373,7 @@ fn passes_that_are_made_again_where_needed_make_an_order_possible_that_is_faster
     assert!(gains[0] > 1.5, "there is hardly room for one microbatch: {gains:?}");
 }
 
-/// PipeOffload's selective schedule copies what the limit asks for, and nothing if that is nothing.
+/// PipeOffload's selective schedule copies what the limit requires, and nothing if that is nothing.
 #[test]
 fn selective_offload_follows_the_limit() {
     let model = tiny_model(Family::Gpt2);

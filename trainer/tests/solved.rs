@@ -1,4 +1,4 @@
-//! What the solver says is what runs: orders that were solved for stages of unequal speed and for
+//! The orders that the solver finds are what runs: those for stages of unequal speed and for
 //! little memory train to the bits of the serial reference.
 
 mod common;

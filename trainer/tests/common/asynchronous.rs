@@ -174,7 +174,7 @@ fn outcome<B: Backend>(
     Outcome { state, losses: losses.into_iter().map(|(_, loss)| loss).collect(), found }
 }
 
-/// All stages on this thread; a seed draws who runs next.
+/// All stages on this thread; a seed draws which one runs next.
 pub fn run_alone<P: Place>(place: &P, setup: &AsyncSetup, way: u32, seed: u64) -> Outcome {
     let mut stages = stages(place, setup, way);
     let draws = Stream::new(seed, Purpose::Sampling, 7);

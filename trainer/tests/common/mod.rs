@@ -171,11 +171,11 @@ pub struct Outcome {
     pub refusals: usize,
     /// Layers of second replicas, each equal to the first one's.
     pub twins: usize,
-    /// Fingerprints that stages told, each that of the state as it lay there.
+    /// Fingerprints that stages reported, each that of the state as it lay there.
     pub attested: usize,
     /// Those that a processor's copy of the layer had as well.
     pub witnessed: usize,
-    /// The bits of each gradient that was sent to who keeps copies.
+    /// The bits of each gradient that was sent for copies.
     pub gradients: BTreeMap<(Turn, LayerId), Vec<u32>>,
 }
 
@@ -197,7 +197,7 @@ pub struct Cluster<B: Backend = CpuBackend> {
     halt_after: Option<u64>,
     is_apart: bool,
     copies: BTreeMap<LayerId, BackendCopy<CpuBackend>>,
-    /// By stage, the gradients that were sent last, which nobody has read.
+    /// By stage, the gradients that were sent last and are not read yet.
     carried: BTreeMap<usize, Vec<Arc<LayerGradient>>>,
 }
 
@@ -257,7 +257,7 @@ impl<B: Backend> Cluster<B> {
         }
     }
 
-    /// A processor keeps a copy of each layer. The setup is that of the stages, which tell gradients.
+    /// A processor keeps a copy of each layer. The setup is that of the stages, which send gradients.
     pub fn witnessed(mut self, setup: &StageSetup) -> Self {
         assert!(setup.copies_wanted, "copies follow gradients");
         let device = |_: DeviceUse| CpuBackend::new(1).expect("one thread");
@@ -390,7 +390,7 @@ impl<B: Backend> Cluster<B> {
         }
     }
 
-    /// What a stage tells is the state as it lies there, word for word, and what copies have.
+    /// What a stage reports is the state as it lies there, word for word, and what copies have.
     fn check_attested(&self, stage: usize, told: &[LayerFingerprint], outcome: &mut Outcome) {
         if told.is_empty() {
             return;

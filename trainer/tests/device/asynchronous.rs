@@ -97,8 +97,8 @@ fn an_update_that_is_not_finite_is_left_out_as_in_the_reference() {
 /// An operation, and which of the calls are its.
 type Told = (AsyncOp, Range<usize>);
 
-/// What the devices of a run were told, and where in it each operation that is no update begins and ends;
-/// nothing where there is no C++ compiler.
+/// The calls of the devices of a run, and where in them each operation that is no update begins and ends;
+/// none where there is no C++ compiler.
 fn told(setup: &AsyncSetup) -> Option<(Vec<Call>, Vec<Told>)> {
     let log = Arc::new(Log::default());
     let (shared, text) = (Arc::new(setup.clone()), text(setup));

@@ -1,4 +1,4 @@
-//! What stages on a device tell of their state: added up where it lies, whatever became of the step
+//! What stages on a device report of their state: added up where it lies, whatever became of the step
 //! before, and what a processor's copies have.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
@@ -52,7 +52,7 @@ fn a_device_attests_the_state_that_lies_there_and_at_processors() {
 }
 
 /// A step that is left out leaves a state that no commit added up, or not lately, and one that is run
-/// again finds the state that was told before.
+/// again finds the state that was reported before.
 #[test]
 fn steps_that_are_left_out_or_run_again_change_nothing_that_is_told() {
     let layers = model_layers(&tiny_model(Family::Llama)).len();

@@ -173,8 +173,8 @@ fn a_device_of_this_machine_lets_passes_go_and_comes_to_the_same_bits() {
     give_up_make_again_and_cut::<Machine>();
 }
 
-/// All of it through the driver's own calls, on machines made of processors, which do what streams are told
-/// as late as they may and in orders drawn by chance: a wait that is missing reads NaNs.
+/// All of it through the driver's own calls, on machines made of processors, which run what is enqueued on
+/// streams as late as they may and in orders drawn by chance: a wait that is missing reads NaNs.
 #[test]
 fn an_emulated_driver_trains_to_its_own_bits() {
     if !Toolkit::is_possible() {
@@ -306,7 +306,7 @@ fn given_up_after(operations: usize) -> Option<(Progress, Vec<Output>)> {
     std::iter::from_fn(|| engine.poll_output()).for_each(drop);
     device.give_up();
     let mut left = Vec::new();
-    // More than a step has; nobody seals anything, so the engine could not go on for ever.
+    // More than a step has; nothing is sealed here, so the engine could not go on for ever.
     for _ in 0..1000 {
         let progress = engine.run_next();
         left.extend(std::iter::from_fn(|| engine.poll_output()));

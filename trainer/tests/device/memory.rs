@@ -18,7 +18,7 @@ use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
 use crate::common::{BATCH, Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
 use crate::device::{Emulated, Order};
 
-/// What a count may be above what is taken, as a share: rooms that nobody was ever in need of.
+/// What a count may be above what is taken, as a share: rooms that were never needed.
 const SURPLUS_MAX: f64 = 0.02;
 
 const ROOM_BYTES: u64 = 8 << 30;
@@ -127,7 +127,7 @@ fn what_is_beside_buffers_is_a_few_percent() {
     }
 }
 
-/// A copy takes what is counted for it, also when it is asked for sums and updated.
+/// A copy takes what is counted for it, also when its sums are computed and its fingerprint.
 #[test]
 fn a_copy_takes_what_is_counted() {
     let model = tiny_model(Family::Llama);
@@ -170,7 +170,7 @@ fn a_copy_takes_what_is_counted() {
     assert_eq!(Bytes(taken), of(1)[0].copies);
 }
 
-/// What is told where a stage has no room: what for, part by part, and nothing is taken.
+/// What is reported where a stage has no room: what for, part by part, and nothing is taken.
 #[test]
 fn a_stage_without_room_names_its_parts() {
     let model = tiny_model(Family::Gpt2);

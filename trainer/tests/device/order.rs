@@ -22,13 +22,13 @@ use crate::times::bench_after_a_step;
 /// The bits of gradients.
 type Gradients = BTreeMap<(Turn, LayerId), Vec<u32>>;
 
-/// What the devices of a cluster were told in a run, a device a stage, in which a step is run again;
-/// nothing where there is no C++ compiler.
+/// The calls of the devices of a cluster in a run, a device a stage, in which a step is run again;
+/// none where there is no C++ compiler.
 fn told(plan: Plan, precision: Precision, is_apart: bool) -> Vec<Call> {
     told_with_copies(plan, precision, is_apart, false).0
 }
 
-/// The same with the gradients that were sent to who keeps copies, if somebody does.
+/// The same with the gradients that were sent for copies, if `copies_wanted`.
 fn told_with_copies(
     plan: Plan,
     precision: Precision,
@@ -55,8 +55,8 @@ fn told_with_copies(
     (log.calls(), outcome.gradients)
 }
 
-/// The kinds of waits in what was told. No two uses of memory lack an order, and they would if the
-/// waits of a kind that is listed as needed had not been told.
+/// The kinds of waits among the calls. No two uses of memory lack an order, and they would if the
+/// waits of a kind that is listed as needed were left out.
 fn check(calls: &[Call], needed: &[WaitKind]) {
     if let Some(race) = first_race(calls, |_| false) {
         panic!("{race}");
@@ -133,7 +133,7 @@ fn what_leaves_is_read_before_its_memory_is_used_again_and_back_before_it_is_rea
     check(&calls, &kinds);
 }
 
-/// Gradients leave for who keeps copies while the next step begins, and are what they were.
+/// Gradients leave for copies while the next step begins, and are what they were.
 #[test]
 fn gradients_that_leave_are_read_before_they_are_written_over() {
     let model = tiny_model(Family::Gpt2);
@@ -148,7 +148,7 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
     let kinds = [
         // The W that writes over it waits until it has left.
         (Some(Stream::Compute), Stream::Out, false),
-        // Who sends it waits.
+        // The host waits before it sends it.
         (None, Stream::Out, false),
     ];
     check(&calls, &kinds);
@@ -158,7 +158,7 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
     assert!(of(1).1 == found, "the bits of one stage");
 }
 
-/// States leave for who follows a stage while the step goes on, and are those that it began with.
+/// States leave for a worker that follows the stage while the step goes on, and are those that it began with.
 #[test]
 fn states_that_leave_are_read_before_a_commit_writes_over_them() {
     let Some(device) = Emulated::new(Precision::Bf16, Order::Forwards, 8 << 30) else { return };
@@ -176,6 +176,6 @@ fn states_that_leave_are_read_before_a_commit_writes_over_them() {
         let parts = |image: &LayerImage| [&image.w, &image.m, &image.v].map(|part| part.to_vec());
         assert!(parts(found) == parts(expected), "{}", found.layer);
     }
-    // COMMIT waits until they have left, and who reads them waits.
+    // COMMIT waits until they have left, and the host waits before it reads them.
     check(&log.calls(), &[(Some(Stream::Compute), Stream::Out, false), (None, Stream::Out, false)]);
 }

@@ -10,7 +10,7 @@ use zbelastic_trainer::stage::InitialWeights;
 use crate::common::tiny_model;
 use crate::device::{Emulated, Order};
 
-/// Whatever runs in which order, and a device that gave up is told from a strange text.
+/// Whatever runs in which order, and a device that gave up is distinguished from a strange text.
 #[test]
 fn a_sample_is_drawn_on_a_device_or_its_fault_is_told() {
     for family in [Family::Gpt2, Family::Llama] {

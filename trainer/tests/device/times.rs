@@ -1,4 +1,4 @@
-//! Layers on a device that is told what to do and does it later.
+//! Layers on a device that runs later what is enqueued.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ use crate::device::{Emulated, Order};
 use crate::races::{Call, Log, Recorded};
 use crate::two;
 
-/// A whole model's step up to its verdict, by a clock of the host's that nobody may read.
+/// A whole model's step up to its verdict, with a clock of the host's that must not be read.
 pub fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> Bench<CudaBackend<D>> {
     let model = tiny_model(Family::Llama);
     let plan = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero);
@@ -57,7 +57,7 @@ fn every_layer_is_timed_by_the_clock_of_its_device() {
     }
 }
 
-/// The host's clock shows when a pass was told, and the device's when it was done.
+/// The host's clock shows when a pass was enqueued, and the device's when it was done.
 #[test]
 fn every_operation_has_a_span_of_its_devices_clock() {
     let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
