@@ -142,7 +142,6 @@ struct Place {
     minibatch: u32,
 }
 
-/// F or B.
 #[derive(Clone, Copy, PartialEq)]
 enum Side {
     Forward,

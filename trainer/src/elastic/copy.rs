@@ -39,7 +39,7 @@ pub struct BackendModel<F> {
 /// Makes a second store for so many bytes.
 pub type MakeStore = Box<dyn Fn(Bytes) -> Box<dyn SecondStore> + Send>;
 
-/// What a device is wanted for.
+/// What a device is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceUse {
     /// To run a stage.

@@ -10,7 +10,7 @@ use crate::digest::LayerHasher;
 /// holds the header and the state of a hash function, whatever the layer.
 #[derive(Debug)]
 pub struct ImageDigester {
-    /// Bytes of the layer.
+    /// Bytes of the encoded layer.
     image: u64,
     /// Bytes of it that are pushed.
     expected: u64,

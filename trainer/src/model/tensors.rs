@@ -10,7 +10,7 @@ use zbelastic_types::{LayerId, TensorIndex};
 
 use super::config::{Family, LayerKind, ModelConfig};
 
-/// How a tensor begins.
+/// The values of a tensor before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initial {
     /// Each element is this number.

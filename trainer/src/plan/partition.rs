@@ -37,7 +37,7 @@ pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<Lay
 /// then the sum of squares, which is smaller where time is spread evenly.
 type Burden = (f64, f64, f64);
 
-/// What is to be cut, and for whom.
+/// The work that is to be cut, and the chunks and speeds that it is cut for.
 struct Cutting<'a> {
     /// By layer.
     work: &'a [f64],

@@ -168,10 +168,10 @@ pub(super) fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
     if place == 0 { Accumulate::Start } else { Accumulate::Add }
 }
 
-/// Where the layers of a stage begin.
+/// Where the layers of a stage come from.
 #[derive(Clone, Copy)]
 pub(super) enum Layers<'a> {
-    /// Before the first step.
+    /// Made anew, as they are before the first step.
     Initial(&'a InitialWeights),
     /// As they travelled here, in the order of chunks.
     Images(&'a [Arc<LayerImage>]),

@@ -68,7 +68,6 @@ impl<T, K: Copy + Ord + Debug> Slots<T, K> {
         self.slots.iter_mut().for_each(|(holder, _)| *holder = None);
     }
 
-    /// Slots taken.
     pub(crate) fn taken(&self) -> usize {
         self.slots.iter().filter(|(holder, _)| holder.is_some()).count()
     }

@@ -102,7 +102,6 @@ impl<T> AttentionStash<T> {
         norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
     }
 
-    /// W.
     pub(in crate::model) fn backward_weights<B: Backend<Buffer = T>>(
         &self,
         context: &Context<'_, B>,

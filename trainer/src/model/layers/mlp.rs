@@ -10,7 +10,6 @@ use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
 
 impl<T> MlpStash<T> {
-    /// F.
     pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
         &mut self,
         context: &Context<'_, B>,
@@ -39,7 +38,6 @@ impl<T> MlpStash<T> {
         backend.linear_forward(rows, &self.hidden, state.matrix(1), bias, add, y);
     }
 
-    /// B.
     pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
         &mut self,
         context: &Context<'_, B>,
@@ -69,7 +67,6 @@ impl<T> MlpStash<T> {
         norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
     }
 
-    /// W.
     pub(in crate::model) fn backward_weights<B: Backend<Buffer = T>>(
         &self,
         context: &Context<'_, B>,
