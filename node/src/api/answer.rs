@@ -8,7 +8,7 @@ use super::hex::HexDigest;
 use super::refusal::Refusal;
 use super::status::{CheckpointStatus, JobPhaseStatus, JobStatus, MemberStatus, Status, TokenRole};
 
-/// An answer.
+/// The answer of a node to a [`Request`](super::Request).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", content = "content", rename_all = "snake_case")]
 pub enum Answer {
@@ -57,12 +57,12 @@ pub enum Answer {
     },
     /// Nobody decides: too few controllers are there.
     NoQuorum {
-        /// For how long.
+        /// Milliseconds without a leader.
         since_ms: u64,
-        /// Who votes and is not heard.
+        /// Names of the voters that are not reachable.
         missing: Vec<String>,
     },
-    /// No.
+    /// The node refused the request, for this reason.
     Refused(Refusal),
 }
 
@@ -97,7 +97,7 @@ impl Answer {
     }
 }
 
-/// Events.
+/// Events of a node's log, in the order of their sequence numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Events {
     /// Names the log, which is one node's: another number means that sequence numbers begin anew.
@@ -113,7 +113,7 @@ pub struct Events {
 /// Log lines of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Logs {
-    /// The node.
+    /// The node that logged the lines.
     pub node: NodeId,
     /// The oldest that is kept.
     pub first_sequence: u64,
@@ -130,14 +130,14 @@ pub struct LogLine {
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// What.
+    /// The line's text.
     pub text: String,
 }
 
-/// A new token. Only its hash is kept: nobody can be told it again.
+/// A new token. Only its hash is kept: the token itself is in no later answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenCreated {
-    /// The token.
+    /// The token itself, as text.
     pub token: String,
     /// What is known about it.
     pub info: TokenInfo,
@@ -148,13 +148,13 @@ pub struct TokenCreated {
 /// What is known about a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenInfo {
-    /// Its id.
+    /// The id by which the token is listed and revoked.
     pub id: String,
     /// What joins with it.
     pub role: TokenRole,
     /// When it was made.
     pub created_ms: u64,
-    /// When it ends.
+    /// When the token expires, in milliseconds since 1970.
     pub expires_ms: u64,
     /// How often it could be used.
     pub uses: u32,
@@ -168,10 +168,10 @@ pub struct TokenInfo {
     pub note: Option<String>,
 }
 
-/// What changed.
+/// What an order about nodes or tokens changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSaid {
-    /// In words.
+    /// The change in words, for a person.
     pub what: String,
     /// Nodes it concerns.
     pub nodes: Vec<NodeId>,
@@ -181,7 +181,7 @@ pub struct NodeSaid {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunDisposition {
-    /// It begins.
+    /// The run begins with this request.
     Started,
     /// It was under way already.
     Attached,
@@ -196,9 +196,9 @@ pub enum RunDisposition {
 pub struct RunStatus {
     /// Its number, in the order of their beginnings.
     pub run: u64,
-    /// Its name.
+    /// The run's name.
     pub name: String,
-    /// Its configuration.
+    /// Digest of the run's configuration.
     pub config: HexDigest,
     /// How far it is.
     pub phase: JobPhaseStatus,
@@ -237,14 +237,14 @@ pub struct RunAccepted {
     pub disposition: RunDisposition,
     /// The first event that concerns it, for who follows.
     pub events_from: u64,
-    /// The job.
+    /// The state of the run's job.
     pub job: JobStatus,
 }
 
 /// How much of a text is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataHeld {
-    /// The text.
+    /// BLAKE3 hash of the text or of the weights.
     pub hash: HexDigest,
     /// Bytes that are there: where the next piece begins.
     pub held: u64,
@@ -272,27 +272,27 @@ pub struct LayerDetail {
     pub digest: HexDigest,
     /// Bytes of its image.
     pub bytes: Bytes,
-    /// Who holds it.
+    /// Nodes that hold a copy of it.
     pub holders: Vec<NodeId>,
 }
 
 /// What reading the copies of a layer showed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerVerified {
-    /// The checkpoint.
+    /// The checkpoint's step: steps sealed before it.
     pub step: u64,
-    /// The layer.
+    /// Index of the layer, counted from 0.
     pub layer: u32,
-    /// Its copies.
+    /// Each copy, and what reading it showed.
     pub copies: Vec<LayerCopy>,
 }
 
 /// A copy of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerCopy {
-    /// Who holds it.
+    /// The node that holds the copy.
     pub node: NodeId,
-    /// How it is.
+    /// Whether the copy is sound, damaged or missing.
     #[serde(flatten)]
     pub state: CopyState,
 }
@@ -306,14 +306,14 @@ pub enum CopyState {
         /// Bytes that were read.
         bytes: Bytes,
     },
-    /// Something is not.
+    /// Something in the copy is damaged.
     Damaged {
-        /// What.
+        /// What is damaged, in words.
         what: String,
     },
     /// The node does not answer, or does not have it.
     Missing {
-        /// Why.
+        /// Why the copy could not be read, in words.
         what: String,
     },
 }
@@ -321,11 +321,11 @@ pub enum CopyState {
 /// What a node removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
-    /// The node.
+    /// The node that removed them.
     pub node: NodeId,
-    /// Chunks.
+    /// Number of chunks that were removed.
     pub chunks: u64,
-    /// Bytes.
+    /// Bytes that were freed.
     pub bytes: Bytes,
     /// Why it did not, if it did not.
     pub error: Option<String>,
@@ -355,10 +355,10 @@ pub struct TracePiece {
     pub bytes: Vec<u8>,
 }
 
-/// The cluster itself.
+/// The answer to `cluster_info`: the cluster's name, format, leader and voters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterInfo {
-    /// Its name.
+    /// The cluster's name.
     pub name: String,
     /// Its id, as certificates write it.
     pub id: String,
@@ -374,13 +374,13 @@ pub struct ClusterInfo {
     /// The format of its log.
     #[serde(default)]
     pub format: FormatStatus,
-    /// Who decides.
+    /// The leader; none while there is none, or it is not known.
     pub leader: Option<NodeId>,
     /// The leader's term.
     pub term: u64,
     /// Entries agreed on so far.
     pub committed: u64,
-    /// Who votes.
+    /// The controllers that vote.
     pub voters: Vec<MemberStatus>,
     /// Voters that may be lost, with decisions still being made.
     pub failures_tolerated: u32,
@@ -389,7 +389,7 @@ pub struct ClusterInfo {
 /// The format of a cluster's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FormatStatus {
-    /// The one that entries and snapshots are written in; 0 if the program that answers does not say it.
+    /// The one that entries and snapshots are written in; 0 if the answering program does not report it.
     pub agreed: u8,
     /// Members that hold back a newer one, which the answering program reads: their programs do not read
     /// it, or they are away.
@@ -426,7 +426,7 @@ pub enum RotationProgress {
 pub struct Backup {
     /// BLAKE3 of the whole backup.
     pub digest: HexDigest,
-    /// Its size.
+    /// Bytes of the whole backup.
     pub total: u64,
     /// Where the piece begins.
     pub offset: u64,

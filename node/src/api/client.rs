@@ -1,7 +1,7 @@
-//! The side that asks: a command line.
+//! The client of the API: a command line.
 //!
 //! It knows no socket. Bytes travel through an [`Exchange`] that the caller brings. A redirect is
-//! followed, a few times; nothing is tried again in silence: what fails is told, with what it means
+//! followed, a few times; nothing is tried again in silence: what fails is reported, with what it means
 //! for a script.
 
 use zbelastic_types::NodeId;
@@ -36,13 +36,13 @@ pub enum ClientError {
     /// Somebody answers, and does not accept the certificate.
     #[error("the cluster does not accept this certificate: {reason}")]
     Denied {
-        /// Why not.
+        /// Why the cluster does not accept it.
         reason: String,
     },
     /// Whoever answers cannot show that it belongs to the cluster.
     #[error("{address} is not of this cluster: {reason}")]
     Stranger {
-        /// Where.
+        /// The address that answered.
         address: String,
         /// What is wrong with it.
         reason: String,
@@ -50,7 +50,7 @@ pub enum ClientError {
     /// The connection ended before the answer came. Whether the order was carried out is not known.
     #[error("the connection ended before the answer came: {reason}")]
     Broken {
-        /// Why.
+        /// Why the connection ended.
         reason: String,
     },
 }
@@ -67,26 +67,26 @@ pub enum ApiError {
     /// Too few controllers are there.
     #[error("too few controllers are there to decide")]
     NoQuorum {
-        /// For how long.
+        /// Milliseconds without a leader.
         since_ms: u64,
-        /// Who is missing.
+        /// Names of the voters that are not reachable.
         missing: Vec<String>,
     },
-    /// Nobody says who decides.
+    /// No node names the leader.
     #[error("nobody says who decides, after {redirects} redirects")]
     NoLeader {
         /// Redirects that were followed.
         redirects: usize,
     },
-    /// The node says no.
+    /// The node refused the request.
     #[error("{0}")]
     Refused(Refusal),
     /// The answer is one to another question.
     #[error("the node answers {found} to {request}")]
     Unexpected {
-        /// What was asked.
+        /// Name of the request that was sent.
         request: &'static str,
-        /// What was answered.
+        /// Name of the answer that was received.
         found: &'static str,
     },
 }
@@ -94,12 +94,12 @@ pub enum ApiError {
 /// Asks a cluster.
 pub struct ApiClient<'a> {
     addresses: Vec<String>,
-    /// Whose checkpoints are asked for; none for the newest run's.
+    /// Name of the run whose checkpoints are requested; none for the newest run's.
     run: Option<String>,
     exchange: Exchange<'a>,
 }
 
-/// Most bytes of a trace that are asked for: eight steps of a hundred thousand operations.
+/// Most bytes of a trace that are requested: eight steps of a hundred thousand operations.
 const TRACE_BYTES_MAX: usize = 128 << 20;
 
 /// Asks, and takes the answer that belongs to the question.
@@ -128,10 +128,10 @@ impl<'a> ApiClient<'a> {
         Self { run, ..self }
     }
 
-    /// Asks, and follows redirects. Where the answer came from is asked first the next time.
+    /// Sends a request, and follows redirects. The address that answered is tried first the next time.
     ///
     /// # Errors
-    /// If there is no answer, or it says no.
+    /// If there is no answer, or the node refuses.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ApiError> {
         let message = encode_request(request)?;
         let mut asked = self.addresses.clone();
@@ -176,10 +176,10 @@ impl<'a> ApiClient<'a> {
         Err(ApiError::NoLeader { redirects: REDIRECTS_MAX })
     }
 
-    /// How everything stands.
+    /// Requests the status of the cluster.
     ///
     /// # Errors
-    /// If there is no answer, or it says no; so for all that follow.
+    /// If there is no answer, or the node refuses; so for all that follow.
     pub fn status(&mut self) -> Result<Status, ApiError> {
         answer_to!(self, Request::Status, Answer::Status(status) => *status)
     }
@@ -196,12 +196,12 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, Answer::Logs(logs) => logs)
     }
 
-    /// A new token.
+    /// Creates a token.
     pub fn create_token(&mut self, token: TokenRequest) -> Result<TokenCreated, ApiError> {
         answer_to!(self, Request::TokenCreate(token), Answer::Token(token) => token)
     }
 
-    /// Every token.
+    /// Lists all tokens.
     pub fn tokens(&mut self) -> Result<Vec<TokenInfo>, ApiError> {
         answer_to!(self, Request::TokenList, Answer::Tokens(tokens) => tokens)
     }
@@ -226,13 +226,13 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, Request::RunList, Answer::Runs(runs) => runs)
     }
 
-    /// Every checkpoint.
+    /// Lists the checkpoints of the run.
     pub fn checkpoints(&mut self) -> Result<Vec<CheckpointStatus>, ApiError> {
         let request = Request::CheckpointList { run: self.run.clone() };
         answer_to!(self, request, Answer::Checkpoints(list) => list)
     }
 
-    /// One checkpoint.
+    /// Requests the layers of one checkpoint, and the nodes that hold them.
     pub fn checkpoint(&mut self, step: u64) -> Result<CheckpointDetail, ApiError> {
         let request = Request::CheckpointShow { run: self.run.clone(), step };
         answer_to!(self, request, Answer::Checkpoint(detail) => detail)
@@ -288,7 +288,7 @@ impl<'a> ApiClient<'a> {
         answer_to!(self, request, Answer::Subtree(value) => value)
     }
 
-    /// The cluster itself.
+    /// Requests the cluster's name, format, leader and voters.
     pub fn cluster(&mut self) -> Result<ClusterInfo, ApiError> {
         answer_to!(self, Request::ClusterInfo, Answer::Cluster(info) => *info)
     }
@@ -313,7 +313,7 @@ impl<'a> ApiClient<'a> {
 }
 
 impl ApiError {
-    /// The exit code.
+    /// The exit code of a command that ends with this error.
     #[must_use]
     pub const fn code(&self) -> FailureCode {
         match self {

@@ -16,10 +16,10 @@ pub struct Event {
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// What.
+    /// What happened, with its details.
     #[serde(flatten)]
     pub kind: EventKind,
-    /// The same in words, as the node that tells it puts it.
+    /// The same in words, as the reporting node puts it.
     pub text: String,
 }
 
@@ -32,7 +32,7 @@ impl Event {
     }
 }
 
-/// What happened.
+/// What happened, by kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
@@ -40,39 +40,39 @@ pub enum EventKind {
     Started {
         /// Which node it is.
         node: NodeId,
-        /// Its version.
+        /// The version of the program.
         version: String,
     },
     /// Another leader decides.
     Leader {
-        /// Who; nobody while one is elected.
+        /// The leader; none while one is elected.
         node: Option<NodeId>,
-        /// The term.
+        /// The term that the reporting controller is in.
         term: u64,
     },
     /// A member came.
     Joined {
-        /// Who.
+        /// The node that joined.
         node: NodeId,
-        /// Its name.
+        /// The node's name.
         name: String,
         /// What it is for.
         role: MemberRole,
     },
     /// A member is about to go.
     Draining {
-        /// Who.
+        /// The node that is about to go.
         node: NodeId,
-        /// Its name.
+        /// The node's name.
         name: String,
     },
     /// A member is gone.
     Lost {
-        /// Who.
+        /// The node that is lost.
         node: NodeId,
-        /// Its name.
+        /// The node's name.
         name: String,
-        /// Why.
+        /// Why it is held for lost, in words.
         reason: String,
         /// From its last sign of life to the decision, in milliseconds.
         detected_ms: Option<f64>,
@@ -81,47 +81,47 @@ pub enum EventKind {
     RunStarted {
         /// Names the configuration and the text.
         config: HexDigest,
-        /// Steps sealed already.
+        /// Number of steps sealed already.
         step: u64,
         /// Steps of the run.
         step_count: u64,
     },
     /// A run is held by order.
     Paused {
-        /// Steps sealed.
+        /// Number of steps sealed so far.
         step: u64,
     },
     /// A run goes on by order.
     Resumed {
-        /// Steps sealed.
+        /// Number of steps sealed so far.
         step: u64,
     },
     /// A run ended by order.
     Stopped {
-        /// Steps sealed.
+        /// Number of steps sealed so far.
         step: u64,
     },
     /// A run is held because going on would be wrong.
     Halted {
-        /// Steps sealed.
+        /// Number of steps sealed so far.
         step: u64,
-        /// Why.
+        /// Why going on would be wrong, in words.
         reason: String,
     },
     /// Every step is sealed.
     Done {
-        /// Steps.
+        /// Number of steps of the run.
         step: u64,
         /// The digest of the state.
         digest: Option<HexDigest>,
     },
     /// A plan was adopted.
     Plan {
-        /// Its number.
+        /// The plan's generation number.
         generation: u64,
         /// The node at each stage.
         stages: Vec<NodeId>,
-        /// The schedule.
+        /// Name of the schedule.
         schedule: String,
         /// Steps that run ahead of their verdict.
         window: u32,
@@ -130,16 +130,15 @@ pub enum EventKind {
     },
     /// A plan's program runs.
     Running {
-        /// The plan.
+        /// The plan's generation number.
         generation: u64,
         /// Layers that moved for it.
         layers_moved: u32,
         /// Bytes that moved for it.
         bytes_moved: Bytes,
-        /// The fewest that had to move, whoever had got which stage.
+        /// The fewest that had to move, with the best assignment of nodes to stages.
         bytes_floor: Bytes,
-        /// From the first question for a layer to the last arrival, in milliseconds; nothing moved
-        /// without.
+        /// From the first request for a layer to the last arrival, in milliseconds; none if nothing moved.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moved_ms: Option<f64>,
         /// Without a seal so far, in milliseconds.
@@ -159,7 +158,7 @@ pub enum EventKind {
         verdict: String,
         /// What the gradient was multiplied with.
         clip: Option<f64>,
-        /// The learning rate.
+        /// The learning rate of the step.
         lr: f64,
         /// Since the step before was sealed.
         ms: f64,
@@ -171,15 +170,15 @@ pub enum EventKind {
         /// The share of a step in which the busiest stage waited lately.
         #[serde(default)]
         bubble: Option<f64>,
-        /// What the schedule says that should be, with what passes took lately.
+        /// The share that the schedule predicts, from the durations of the latest passes.
         #[serde(default)]
         bubble_planned: Option<f64>,
         /// Where the time of the steps under this plan went, in the mean so far.
         #[serde(default)]
         causes: Option<Causes>,
-        /// The plan.
+        /// The generation number of the plan.
         generation: u64,
-        /// Its stages.
+        /// Number of pipeline stages of the plan.
         stages: u32,
         /// Seconds to the end.
         eta_s: Option<f64>,
@@ -197,14 +196,14 @@ pub enum EventKind {
         step: u64,
         /// `skip` or `replay`.
         verdict: String,
-        /// Why.
+        /// Why the work was dropped, in words.
         reason: String,
     },
     /// The run went back to a checkpoint or to its beginning.
     Rewound {
         /// Steps sealed before where it goes on.
         to_step: u64,
-        /// Why.
+        /// Why the run went back, in words.
         reason: String,
     },
     /// A checkpoint is complete.
@@ -222,19 +221,19 @@ pub enum EventKind {
     QuorumHeld,
     /// All members read a newer format of the log: it is written in it from here on.
     FormatRaised {
-        /// The format.
+        /// Number of the new format.
         format: u8,
     },
     /// A token was made.
     TokenCreated {
-        /// Its id.
+        /// The id by which the token is listed and revoked.
         id: String,
         /// What joins with it.
         role: TokenRole,
     },
     /// A token was taken back.
     TokenRevoked {
-        /// Its id.
+        /// The id by which the token is listed and revoked.
         id: String,
     },
     /// A connection was closed because one end broke a rule.
@@ -243,21 +242,21 @@ pub enum EventKind {
         node: NodeId,
         /// Which rule, in words.
         what: String,
-        /// How often that was with this node, since the process started that tells it.
+        /// How often that was with this node, since the reporting process started.
         count: u64,
     },
     /// Something a person should look at.
     Warning {
-        /// What.
+        /// The warning in words.
         what: String,
     },
-    /// Something that a later version tells: its text says what.
+    /// An event that only a later version knows: its text describes it.
     #[serde(other)]
     Other,
 }
 
 impl EventKind {
-    /// Whether it is one of the many that tell of a step like any other.
+    /// Whether it reports a step that was sealed, as many events do.
     #[must_use]
     pub const fn is_step(&self) -> bool {
         matches!(self, Self::Step { .. })

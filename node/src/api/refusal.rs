@@ -1,4 +1,4 @@
-//! Why a node says no.
+//! Why a node refuses a request.
 
 use std::fmt;
 
@@ -8,27 +8,27 @@ use super::escape::escape;
 use super::hex::HexDigest;
 use crate::failure::{Detail, Failure, FailureCode};
 
-/// Why a node says no. Each has its exit code.
+/// Why a node refuses a request. Each reason has its exit code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "refusal", rename_all = "snake_case")]
 pub enum Refusal {
-    /// Who asks may not.
+    /// The certificate of the sender does not allow this request.
     NotAuthorised {
         /// What was wanted.
         what: String,
     },
     /// What was named does not exist.
     NotFound {
-        /// Of what kind.
+        /// The kind of thing that was named.
         thing: Thing,
-        /// Its name.
+        /// The name that was given.
         name: String,
     },
     /// Not possible in the state things are in.
     WrongState(WrongState),
-    /// The question makes no sense.
+    /// The request makes no sense.
     Malformed {
-        /// Why.
+        /// What is wrong with it, in words.
         what: String,
     },
     /// The configuration cannot be run here.
@@ -38,9 +38,9 @@ pub enum Refusal {
     },
     /// A number is out of bounds.
     TooLarge {
-        /// Of what.
+        /// What is too large, in words.
         what: String,
-        /// The number.
+        /// The number that was given.
         found: u64,
         /// The largest that is taken.
         max: u64,
@@ -52,16 +52,16 @@ pub enum Refusal {
     },
     /// What was sent or read is damaged.
     Damaged {
-        /// What.
+        /// What is damaged, in words.
         what: String,
         /// The digest it should have.
         expected: HexDigest,
         /// The digest it has.
         found: HexDigest,
     },
-    /// The node failed.
+    /// An error inside the node.
     Internal {
-        /// How.
+        /// What failed, in words.
         what: String,
     },
 }
@@ -70,19 +70,19 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Thing {
-    /// A node.
+    /// A node of the cluster.
     Node,
-    /// A token.
+    /// A token for joining.
     Token,
-    /// A checkpoint.
+    /// A checkpoint of a run.
     Checkpoint,
-    /// A layer.
+    /// A layer of a checkpoint.
     Layer,
-    /// A backup.
+    /// A backup of the cluster that was begun.
     Backup,
-    /// A text.
+    /// A text that was uploaded.
     Text,
-    /// A run.
+    /// A run, live or ended.
     Run,
 }
 
@@ -92,7 +92,7 @@ pub enum Thing {
 pub enum NoRun {
     /// There never was one.
     Never,
-    /// It was stopped.
+    /// A run was stopped.
     Stopped,
 }
 
@@ -107,26 +107,26 @@ pub enum WrongState {
     },
     /// Another run is under way.
     OtherRun {
-        /// Its configuration.
+        /// Digest of the other run's configuration.
         config: HexDigest,
-        /// How far it is.
+        /// Number of steps it has sealed.
         step: u64,
-        /// Of how many steps.
+        /// Number of steps it has in all.
         step_count: u64,
     },
     /// Another run is called so.
     NameTaken {
-        /// The name.
+        /// The name that is taken.
         name: String,
     },
     /// This run ended already, and what it made is kept.
     Kept {
-        /// Its name.
+        /// The name of the run that ended.
         name: String,
     },
     /// The run is under way: it is not removed, and nothing goes on from it.
     RunLive {
-        /// Its name.
+        /// The name of the live run.
         name: String,
     },
     /// A run that goes on from another has another model.
@@ -138,12 +138,12 @@ pub enum WrongState {
     NoStepsLeft {
         /// The step behind which it begins.
         step: u64,
-        /// Its steps.
+        /// Number of steps that the run would have.
         step_count: u64,
     },
     /// A run that is under way has no other beginning than what would be removed.
     RunNeeded {
-        /// The run under way.
+        /// Name of the run that is under way.
         by: String,
     },
     /// The run is held already.
@@ -154,51 +154,51 @@ pub enum WrongState {
     Done,
     /// The run is held because going on would be wrong.
     Halted {
-        /// Why.
+        /// Why going on would be wrong, in words.
         reason: String,
     },
     /// The node is live; it would have to drain first.
     NodeLive {
-        /// Its name.
+        /// The node's name.
         name: String,
     },
     /// The node is gone already.
     NodeGone {
-        /// Its name.
+        /// The node's name.
         name: String,
-        /// Why.
+        /// Why the node is held for lost, in words.
         reason: String,
     },
     /// Without this controller nothing could be decided any more.
     LastController {
-        /// Its name.
+        /// The controller's name.
         name: String,
     },
     /// A controller has nothing to hand over.
     ControllerStays {
-        /// Its name.
+        /// The controller's name.
         name: String,
     },
     /// The node is about to go already.
     Draining {
-        /// Its name.
+        /// The node's name.
         name: String,
     },
     /// The token was taken back already.
     TokenRevoked {
-        /// Its id.
+        /// The id by which the token is listed and revoked.
         id: String,
     },
     /// A piece does not follow what is there.
     OutOfOrder {
-        /// Where it should begin.
+        /// Offset at which the next piece has to begin.
         expected: u64,
-        /// Where it begins.
+        /// Offset at which the received piece begins.
         found: u64,
     },
     /// The node has not caught up with the cluster yet.
     Starting,
-    /// The program that asks is of another version.
+    /// The program that sent the request is of another version.
     OtherVersion {
         /// The node's.
         node: String,
@@ -206,7 +206,7 @@ pub enum WrongState {
 }
 
 impl Thing {
-    /// Its word.
+    /// The word for it in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -234,7 +234,7 @@ impl Thing {
 }
 
 impl Refusal {
-    /// The exit code.
+    /// The exit code of a command that is refused for this reason.
     #[must_use]
     pub const fn code(&self) -> FailureCode {
         match self {

@@ -1,4 +1,4 @@
-//! What is asked.
+//! Requests of the API.
 
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
@@ -11,10 +11,10 @@ use super::status::TokenRole;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// How everything stands.
+    /// The status of the cluster: members, job and plan.
     Status,
     /// What happened, from a sequence number on. Answered at once, with nothing if there is
-    /// nothing: who follows asks again.
+    /// nothing: a client that follows sends the request again.
     Events {
         /// The first that is wanted; what is older than the oldest kept is left out.
         from_sequence: u64,
@@ -23,32 +23,32 @@ pub enum Request {
     },
     /// What a node logged.
     Logs {
-        /// Which; none for the one that is asked.
+        /// The node; none for the one that receives the request.
         node: Option<NodeId>,
         /// The first line that is wanted.
         from_sequence: u64,
         /// How many at most, up to [`LOG_LINES_MAX`](super::LOG_LINES_MAX).
         max: u32,
     },
-    /// Make a token.
+    /// Create a token.
     TokenCreate(TokenRequest),
     /// Every token that is not forgotten.
     TokenList,
     /// Take a token back.
     TokenRevoke {
-        /// Its id.
+        /// The token's id.
         id: String,
         /// Whether nodes that joined with it go too.
         with_nodes: bool,
     },
     /// A node is to go in order.
     NodeDrain {
-        /// Which.
+        /// The node that is to go.
         node: NodeId,
     },
     /// A node is not counted on any more, and its certificate is of no use.
     NodeRemove {
-        /// Which.
+        /// The node that is removed.
         node: NodeId,
         /// Whether it goes even if it is live.
         force: bool,
@@ -57,7 +57,7 @@ pub enum Request {
     Run {
         /// The effective configuration as TOML.
         document: String,
-        /// The text.
+        /// Length and hash of the text.
         corpus: CorpusDescription,
         /// The weights to begin with; without, they are drawn from the seed.
         #[serde(default)]
@@ -73,9 +73,9 @@ pub enum Request {
     RunList,
     /// A run that ended is forgotten, and its checkpoints go.
     RunRemove {
-        /// Its name.
+        /// The run's name.
         name: String,
-        /// Its number, as it was shown to who removes it: another run may have the name by now.
+        /// Its number, as it was shown to the person who removes it: another run may have the name by now.
         run: u64,
     },
     /// A piece of the text, in order.
@@ -94,7 +94,7 @@ pub enum Request {
     Resume,
     /// End the run for good; its last checkpoint is kept.
     Stop,
-    /// Every checkpoint.
+    /// Every checkpoint of a run.
     CheckpointList {
         /// Which run's; none for the newest.
         #[serde(default)]
@@ -105,7 +105,7 @@ pub enum Request {
         /// Which run's; none for the newest.
         #[serde(default)]
         run: Option<String>,
-        /// Which.
+        /// The checkpoint's step: steps sealed before it.
         step: u64,
     },
     /// Read every copy of a layer, and compare.
@@ -113,14 +113,14 @@ pub enum Request {
         /// Which run's; none for the newest.
         #[serde(default)]
         run: Option<String>,
-        /// The checkpoint.
+        /// The checkpoint's step: steps sealed before it.
         step: u64,
         /// The layer, counted from 0.
         layer: u32,
     },
     /// Go back to a checkpoint; what was sealed after it is given up.
     CheckpointRestore {
-        /// Which.
+        /// The checkpoint's step: steps sealed before it.
         step: u64,
     },
     /// Remove what no checkpoint needs any more, on every node.
@@ -130,7 +130,7 @@ pub enum Request {
         /// Which run's; none for the newest.
         #[serde(default)]
         run: Option<String>,
-        /// The checkpoint.
+        /// The checkpoint's step: steps sealed before it.
         step: u64,
         /// The layer, counted from 0.
         layer: u32,
@@ -143,7 +143,7 @@ pub enum Request {
         /// Which run's; none for the newest.
         #[serde(default)]
         run: Option<String>,
-        /// The checkpoint.
+        /// The checkpoint's step: steps sealed before it.
         step: u64,
         /// The layer, counted from 0.
         layer: u32,
@@ -155,16 +155,16 @@ pub enum Request {
         /// Where the piece begins.
         offset: u64,
     },
-    /// The cluster itself.
+    /// The cluster's name, format, leader and voters.
     ClusterInfo,
-    /// Another authority takes the place of the one that issues; asked again, how far that is.
+    /// Another authority replaces the one that issues; sent again, the answer reports how far that is.
     ClusterRotateCa {
-        /// Whether the old one is retired without waiting for who is away.
+        /// Whether the old one is retired without waiting for members that are away.
         force: bool,
     },
     /// A piece of what a cluster is recovered from.
     ClusterBackup {
-        /// Which backup: none begins a new one, whose digest the answer tells.
+        /// Which backup: none begins a new one, whose digest is in the answer.
         digest: Option<HexDigest>,
         /// Where the piece begins.
         offset: u64,
@@ -226,6 +226,6 @@ pub struct TokenRequest {
 pub struct CorpusDescription {
     /// BLAKE3 of it.
     pub hash: HexDigest,
-    /// Its size.
+    /// Its length in bytes.
     pub length: Bytes,
 }

@@ -17,7 +17,7 @@ pub fn digest(byte: u8) -> HexDigest {
     HexDigest(Digest([byte; 32]))
 }
 
-/// A worker.
+/// A worker as `status` lists it.
 pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
     let reason = "connection closed".to_owned();
     MemberStatus {
@@ -182,7 +182,7 @@ pub fn status() -> Status {
     }
 }
 
-/// What a scripted cluster was asked.
+/// The requests that a scripted cluster received.
 pub type Asked = Rc<RefCell<Vec<Request>>>;
 
 /// A client of a cluster that gives these answers, one after the other.

@@ -15,13 +15,13 @@ use crate::cluster::work::Activity;
 pub struct Status {
     /// The version of the program that answers.
     pub version: String,
-    /// When it answered.
+    /// When the node answered, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Who answered.
+    /// The node that answered.
     pub answered_by: NodeId,
-    /// The cluster.
+    /// The cluster's name and id.
     pub cluster: ClusterStatus,
-    /// Who decides, if anybody does.
+    /// The leader, if there is one.
     pub leader: Option<NodeId>,
     /// The leader's term.
     pub term: u64,
@@ -29,7 +29,7 @@ pub struct Status {
     pub quorum: QuorumStatus,
     /// Members, lost ones included, in the order of their ids.
     pub members: Vec<MemberStatus>,
-    /// What is trained.
+    /// The job that is trained, if there is one.
     pub job: Option<JobStatus>,
     /// The plan in force.
     pub plan: Option<PlanStatus>,
@@ -47,10 +47,10 @@ pub struct Status {
     pub counters: BTreeMap<String, u64>,
 }
 
-/// A cluster.
+/// The name and id of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// Its name.
+    /// The cluster's name.
     pub name: String,
     /// Its id, as certificates write it.
     pub id: String,
@@ -59,9 +59,9 @@ pub struct ClusterStatus {
 /// Whether anything can be decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuorumStatus {
-    /// Who votes.
+    /// The controllers that vote.
     pub voters: Vec<NodeId>,
-    /// Voters that the answering node hears.
+    /// Voters from which the answering node received something lately.
     pub reachable: Vec<NodeId>,
 }
 
@@ -90,7 +90,7 @@ pub enum MemberRole {
 }
 
 impl MemberRole {
-    /// Its word.
+    /// The word for the role.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -121,7 +121,7 @@ pub enum TokenRole {
 }
 
 impl TokenRole {
-    /// Its word.
+    /// The word for the role.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -152,13 +152,13 @@ impl fmt::Display for TokenRole {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum MemberStanding {
-    /// Counted on.
+    /// The member is counted on.
     Present,
-    /// About to go.
+    /// The member is about to go.
     Draining,
-    /// Gone.
+    /// The member is gone.
     Lost {
-        /// Why.
+        /// Why it is held for lost, in words.
         reason: String,
     },
 }
@@ -169,30 +169,30 @@ pub enum MemberStanding {
 pub enum Road {
     /// It is the answering node itself.
     Own,
-    /// Over the network.
+    /// A QUIC connection over the network.
     Quic,
-    /// Within the machine.
+    /// A connection within the machine.
     SameHost,
-    /// There is none.
+    /// There is no connection.
     Down,
 }
 
-/// A member.
+/// A member of the cluster, live or lost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// Its number.
+    /// The node's number in the cluster.
     pub id: NodeId,
-    /// Its name.
+    /// The node's name.
     pub name: String,
     /// What it is for.
     pub role: MemberRole,
-    /// How it stands.
+    /// Whether it is present, draining or lost.
     pub standing: MemberStanding,
-    /// Its life.
+    /// Number of its incarnation.
     pub incarnation: u64,
     /// Where it is reached.
     pub addresses: Vec<String>,
-    /// The zone that it stands in; empty if nobody said.
+    /// The zone that it stands in; empty if none was configured.
     #[serde(default)]
     pub zone: String,
     /// Its place in the pipeline, counted from 0; a standby has none.
@@ -210,9 +210,9 @@ pub struct MemberStatus {
     pub speed_permille: u32,
     /// Memory in use for training.
     pub memory_used: Option<Bytes>,
-    /// Memory it brings.
+    /// Memory that it brings for training, in bytes.
     pub memory: Bytes,
-    /// Milliseconds since it was heard.
+    /// Milliseconds since anything was last received from it.
     pub last_heard_ms: Option<u64>,
     /// Round trip to it, in microseconds.
     pub round_trip_us: Option<u64>,
@@ -250,22 +250,22 @@ pub struct WorkStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum JobPhaseStatus {
-    /// Steps are sealed.
+    /// Steps run and are sealed.
     Running,
     /// It would run, and something is missing or under way.
     Waiting {
-        /// What.
+        /// What the run waits for, in words.
         reason: String,
     },
     /// Held by order.
     Paused,
     /// Every step is sealed.
     Done,
-    /// Ended by order.
+    /// Ended for good by order.
     Stopped,
     /// Held because going on would be wrong.
     Halted {
-        /// Why.
+        /// Why going on would be wrong, in words.
         reason: String,
     },
 }
@@ -281,7 +281,7 @@ impl JobPhaseStatus {
     }
 }
 
-/// What is trained.
+/// The job that is trained, and how far it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     /// What people call it: the preset or the file it was configured by.
@@ -290,7 +290,7 @@ pub struct JobStatus {
     pub config: HexDigest,
     /// How far it is.
     pub phase: JobPhaseStatus,
-    /// Steps sealed.
+    /// Number of steps sealed so far.
     pub step: u64,
     /// Steps of the run.
     pub step_count: u64,
@@ -298,7 +298,7 @@ pub struct JobStatus {
     pub loss: Option<f64>,
     /// Its gradient's norm.
     pub gnorm: Option<f64>,
-    /// Its learning rate.
+    /// The learning rate of that step.
     pub lr: Option<f64>,
     /// Milliseconds a step takes lately.
     pub step_ms: Option<f64>,
@@ -330,7 +330,7 @@ pub struct SavingStatus {
 /// The plan in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanStatus {
-    /// Its number.
+    /// The plan's generation number.
     pub generation: u64,
     /// The node at each stage.
     pub stages: Vec<NodeId>,
@@ -354,21 +354,21 @@ pub struct PlanStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum PromiseStatus {
-    /// It is, by as many others as was asked for.
+    /// It is, by as many other nodes as was configured.
     Kept {
         /// Nodes that may be lost at once without losing a sealed step.
         copies: u32,
     },
-    /// It is, by everybody else; that is fewer than was asked for.
+    /// It is, by every other node; those are fewer than was configured.
     Fewer {
         /// Nodes that may be lost at once without losing a sealed step.
         copies: u32,
-        /// Others that were asked for.
+        /// Number of other nodes that was configured.
         wanted: u32,
     },
     /// It is not.
     Off {
-        /// Why.
+        /// Why updates are not held elsewhere, in words.
         reason: String,
     },
 }
@@ -376,11 +376,11 @@ pub enum PromiseStatus {
 /// How long stages waited for verdicts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VerdictWait {
-    /// The median.
+    /// The median over the last steps, in milliseconds.
     pub p50_ms: f64,
-    /// The longest.
+    /// The longest of the last steps, in milliseconds.
     pub max_ms: f64,
-    /// Steps looked at.
+    /// Number of steps that were looked at.
     pub steps: u64,
 }
 
@@ -400,11 +400,11 @@ pub struct PaceStatus {
 pub struct LayerPace {
     /// `embed`, `attention`, `mlp` or `head`.
     pub layer: String,
-    /// F.
+    /// The forward pass, in microseconds.
     pub f_us: f64,
-    /// B.
+    /// The backward pass down to the layer's input, in microseconds.
     pub b_us: f64,
-    /// W.
+    /// The gradients of the layer's weights, in microseconds.
     pub w_us: f64,
     /// The update of a step.
     pub update_us: f64,
@@ -417,20 +417,20 @@ pub struct LayerPace {
 pub struct LinkPace {
     /// The nodes, the lower number first.
     pub nodes: [NodeId; 2],
-    /// However short it is.
+    /// The part that does not depend on the tensor's length, in microseconds.
     pub latency_us: f64,
-    /// For its length.
+    /// The part that depends on the tensor's length, in microseconds.
     pub occupancy_us: f64,
 }
 
 /// A node that was lost while a run was under way, and what followed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FailureStatus {
-    /// When.
+    /// When it was held for lost, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Who.
+    /// The node that was lost.
     pub node: NodeId,
-    /// Its name.
+    /// The node's name.
     pub name: String,
     /// Why it is held for lost.
     pub reason: String,
@@ -440,17 +440,17 @@ pub struct FailureStatus {
     pub next_seal_ms: Option<f64>,
     /// The generation that followed.
     pub generation: Option<u64>,
-    /// Layers that moved.
+    /// Number of layers that moved to other nodes.
     pub layers_moved: u32,
-    /// Bytes that moved.
+    /// Bytes of layers that moved to other nodes.
     pub bytes_moved: Bytes,
-    /// Bytes that had to move, whoever had planned it.
+    /// The fewest bytes that had to move, with the best assignment of nodes to stages.
     pub bytes_floor: Bytes,
     /// Sealed steps that were computed again.
     pub steps_lost: u64,
 }
 
-/// A checkpoint.
+/// A checkpoint of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointStatus {
     /// Steps sealed before it.

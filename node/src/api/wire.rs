@@ -18,7 +18,7 @@ pub enum WireError {
     /// They do not begin as a message does.
     #[error("no message of this version: it begins with {found:02x?}, expected {MAGIC:02x?}")]
     Magic {
-        /// The first bytes.
+        /// The first bytes of the message.
         found: Vec<u8>,
     },
     /// The head is longer than allowed, or than there are bytes.
@@ -32,13 +32,13 @@ pub enum WireError {
     /// The body is too long.
     #[error("a body of {found} bytes, at most {PIECE_BYTES_MAX}")]
     Body {
-        /// Its length.
+        /// Bytes that the body has.
         found: usize,
     },
     /// A message that has no body brings one.
     #[error("a body of {found} bytes, expected none")]
     BodyUnexpected {
-        /// Its length.
+        /// Bytes that the body has.
         found: usize,
     },
     /// The head is not what was expected.
