@@ -22,7 +22,7 @@ pub enum Answer {
     Token(TokenCreated),
     /// To `token_list`.
     Tokens(Vec<TokenInfo>),
-    /// To `token_revoke`, `node_drain` and `node_remove`: what changed, and who is concerned.
+    /// To `token_revoke`, `node_drain` and `node_remove`: what changed, and for which nodes.
     Done(NodeSaid),
     /// To `run`: it begins or goes on.
     Run(RunAccepted),
@@ -50,7 +50,7 @@ pub enum Answer {
     Cluster(Box<ClusterInfo>),
     /// To `cluster_backup`.
     Backup(Backup),
-    /// Another node decides: ask there.
+    /// Another node decides: send the request there.
     Redirect {
         /// Where it is reached; none if that is not known.
         addresses: Vec<String>,
@@ -104,7 +104,7 @@ pub struct Events {
     pub log: u64,
     /// The oldest that is kept.
     pub first_sequence: u64,
-    /// What to ask for next.
+    /// The sequence number to request next.
     pub next_sequence: u64,
     /// In the order of their sequence.
     pub events: Vec<Event>,
@@ -117,7 +117,7 @@ pub struct Logs {
     pub node: NodeId,
     /// The oldest that is kept.
     pub first_sequence: u64,
-    /// What to ask for next.
+    /// The sequence number to request next.
     pub next_sequence: u64,
     /// In the order of their sequence.
     pub lines: Vec<LogLine>,
@@ -204,7 +204,7 @@ pub struct RunStatus {
     pub phase: JobPhaseStatus,
     /// Steps sealed; of a run before the newest those of its last checkpoint.
     pub step: u64,
-    /// Steps of it.
+    /// Number of steps it has in all.
     pub step_count: u64,
     /// What it branched off, if it did.
     #[serde(default)]
@@ -235,7 +235,7 @@ pub struct OriginStatus {
 pub struct RunAccepted {
     /// What became of it.
     pub disposition: RunDisposition,
-    /// The first event that concerns it, for who follows.
+    /// The first event that concerns it, for a client that follows the run.
     pub events_from: u64,
     /// The state of the run's job.
     pub job: JobStatus,

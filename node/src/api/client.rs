@@ -33,13 +33,13 @@ pub enum ClientError {
         /// Each address with the reason.
         tried: Vec<(String, String)>,
     },
-    /// Somebody answers, and does not accept the certificate.
+    /// A node answers, and does not accept the certificate.
     #[error("the cluster does not accept this certificate: {reason}")]
     Denied {
         /// Why the cluster does not accept it.
         reason: String,
     },
-    /// Whoever answers cannot show that it belongs to the cluster.
+    /// The answering node cannot show that it belongs to the cluster.
     #[error("{address} is not of this cluster: {reason}")]
     Stranger {
         /// The address that answered.
@@ -91,7 +91,7 @@ pub enum ApiError {
     },
 }
 
-/// Asks a cluster.
+/// Sends requests to a cluster, and receives their answers.
 pub struct ApiClient<'a> {
     addresses: Vec<String>,
     /// Name of the run whose checkpoints are requested; none for the newest run's.
@@ -102,7 +102,7 @@ pub struct ApiClient<'a> {
 /// Most bytes of a trace that are requested: eight steps of a hundred thousand operations.
 const TRACE_BYTES_MAX: usize = 128 << 20;
 
-/// Asks, and takes the answer that belongs to the question.
+/// Sends a request, and takes the answer that belongs to it.
 macro_rules! answer_to {
     ($client:expr, $request:expr, $pattern:pat => $value:expr) => {{
         let request = $request;

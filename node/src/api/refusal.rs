@@ -14,7 +14,7 @@ use crate::failure::{Detail, Failure, FailureCode};
 pub enum Refusal {
     /// The certificate of the sender does not allow this request.
     NotAuthorised {
-        /// What was wanted.
+        /// What was requested, in words.
         what: String,
     },
     /// What was named does not exist.
@@ -200,7 +200,7 @@ pub enum WrongState {
     Starting,
     /// The program that sent the request is of another version.
     OtherVersion {
-        /// The node's.
+        /// The version of the node's program.
         node: String,
     },
 }

@@ -6,7 +6,7 @@ use zbelastic_types::{Bytes, NodeId};
 use super::hex::HexDigest;
 use super::status::TokenRole;
 
-/// A question or an order. Steps are counted as people count them: step 1 is the first, and a
+/// A request, which reads or orders. Steps are counted as people count them: step 1 is the first, and a
 /// checkpoint of step 100 is the state after 100 steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]

@@ -331,7 +331,7 @@ fn what_fails_on_the_way_has_its_exit_code() {
     assert_eq!(answered(Answer::Tokens(Vec::new())).code, FailureCode::Internal);
 }
 
-/// Asks a cluster in which each address answers as `answer` says, and returns whom it asked.
+/// Sends requests to a cluster in which each address answers as `answer` does, and returns where each went.
 fn ask_along(
     answer: impl Fn(&str) -> Answer,
     questions: usize,
