@@ -1,4 +1,4 @@
-//! The process of a controller: the core, its log, the solver, the lanes, and those who ask.
+//! The process of a controller: the core, its log, the solver, the lanes, and requests.
 //!
 //! ```text
 //!   wait ──▶ translate ──▶ core.handle ──▶ perform outputs ──▶ wait
@@ -60,14 +60,14 @@ use crate::api::{EventKind, WorkStatus};
 
 /// Results of fetches and of work off the loop that wait for it at once.
 const ARRIVALS_MAX: usize = 1024;
-/// Without a leader for so long, a person is told that too few are there.
+/// Without a leader for so long, the loss of the quorum is reported as an event.
 const LEADERLESS_TICKS_MAX: u32 = 200;
 
 /// What a controller is started with.
 pub struct ControllerSetup {
-    /// The node.
+    /// This controller's number in the cluster.
     pub node: NodeId,
-    /// The cluster's name.
+    /// Name of the cluster.
     pub cluster_name: String,
     /// When the cluster was founded, in milliseconds since 1970, if that is known here.
     pub founded_ms: Option<u64>,
@@ -75,7 +75,7 @@ pub struct ControllerSetup {
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
     /// What it knows of itself.
     pub home: Home,
-    /// Writes that down.
+    /// Writes changes of that to disk.
     pub writer: HomeWriter,
     /// Its certificate and key.
     pub credentials: Credentials,
@@ -85,19 +85,19 @@ pub struct ControllerSetup {
 
 /// The parts that a controller is made of.
 pub struct ControllerParts {
-    /// What decides.
+    /// The consensus core of this controller.
     pub core: Core,
-    /// Its log.
+    /// Writes the core's records to the log.
     pub disk: Disk,
-    /// What finds plans.
+    /// Finds plans off the event loop.
     pub solver: Solver,
-    /// What makes certificates.
+    /// Issues and renews certificates.
     pub authority: Arc<ClusterAuthority>,
-    /// The lanes.
+    /// The lanes to the other nodes.
     pub transport: Transport,
-    /// The store.
+    /// The store of checkpoints and its thread.
     pub keeper: Keeper,
-    /// What is told to people.
+    /// Events and log lines.
     pub journal: Journal,
 }
 
@@ -105,7 +105,7 @@ pub struct ControllerParts {
 pub struct ControllerInbox {
     /// What becomes of its records.
     pub written: mpsc::Receiver<Written>,
-    /// Plans that were found, and what was said of those in force.
+    /// Plans that were found, and reviews of those in force.
     pub solved: mpsc::Receiver<SolverAnswer>,
     /// What happens on the lanes.
     pub events: EventQueue,
@@ -125,7 +125,7 @@ enum Arrived {
     Adopted(adopt::Adopted),
     /// A piece of an upload is on the disk, or not.
     Uploaded(uploads::UploadArrived),
-    /// The room on the store's disk, if it said.
+    /// The room on the store's disk, if it is known.
     Room(Option<DiskRoom>),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
@@ -139,13 +139,13 @@ struct Controller {
     disk: Disk,
     solver: Solver,
     authority: Arc<ClusterAuthority>,
-    /// What follows it.
+    /// The change to the authority that follows.
     succeeding: authority::Succeeding,
     transport: Transport,
     keeper: Keeper,
     peers: Peers,
     journal: Journal,
-    /// Connections that ended because somebody broke a rule.
+    /// Connections that ended because one end broke a rule.
     breaches: Breaches,
     accusers: Accusers,
     chronicle: Chronicle,
@@ -160,14 +160,14 @@ struct Controller {
     kept_bytes: WorkCount,
     /// The last checkpoint of which a failure was reported.
     save_failed: Option<Step>,
-    /// The layers that somebody exports, read from the store.
+    /// The layers that clients export, read from the store.
     exports: exports::Exports,
     /// What runs that ended have here.
     adopting: adopt::Adopting,
     /// Texts that are being uploaded.
     uploads: uploads::Uploads,
     arrivals: mpsc::Sender<Arrived>,
-    /// When members were heard last.
+    /// When something was received from each member last.
     heard: BTreeMap<NodeId, Instant>,
     /// When each node's road changed, and what it is.
     roads: BTreeMap<NodeId, zbelastic_transport::Road>,
@@ -428,7 +428,7 @@ impl Controller {
     }
 
     fn handle_signal(&mut self, signal: Signal) {
-        // A controller has nothing to hand over but its vote; who leads lets another one lead.
+        // A controller has nothing to hand over but its vote; a leader lets another one lead.
         self.ending = Some(match signal {
             Signal::Drain(cause) => Ending::Drained(cause),
             Signal::Now => Ending::Left,
@@ -483,7 +483,7 @@ impl Controller {
         self.transport.send(to, bytes.into());
     }
 
-    /// Does what the core says, until it has nothing more to say.
+    /// Performs the core's outputs, until it has none left.
     fn perform(&mut self) {
         while let Some(output) = self.core.poll_output() {
             match output {
@@ -569,7 +569,7 @@ impl Controller {
         self.answer_order(index, Ok(()));
     }
 
-    /// Whoever was taken back stays out, and programs that do not read the log, whenever this one heard of it.
+    /// Revoked nodes stay out, and programs that do not read the log, whenever this one learned of it.
     fn keep_out(&self) {
         self.require_format();
         self.core.state().access().revoked().for_each(|node| self.transport.ban(node));
@@ -595,5 +595,5 @@ impl Controller {
     }
 }
 
-/// So long a person waits for an answer to an order before being told that nobody decides.
+/// So long an order waits to be decided before it is answered that there is no quorum.
 pub(super) const ORDER_WAIT: Duration = Duration::from_secs(5);

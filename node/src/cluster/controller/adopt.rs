@@ -1,5 +1,5 @@
-//! Every controller holds the last checkpoint of each run that is over: whoever trained it comes and goes, and
-//! a node whose store was lost gets back what nobody writes again.
+//! Every controller holds the last checkpoint of each run that is over: the nodes that trained it come and
+//! go, and a node whose store was lost gets back what nobody writes again.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::cluster::work::WorkCount;
 
 /// Ticks between two looks at what is missing here, if nothing happened: ten minutes.
 const LOOK_TICKS: u32 = 60_000;
-/// Ticks to the next look after one that missed something, doubled with each such: whoever has it may not be
-/// connected yet. Ten seconds.
+/// Ticks to the next look after one that missed something, doubled with each such: the nodes that have it may
+/// not be connected yet. Ten seconds.
 const AGAIN_TICKS: u32 = 1000;
 
 /// When the next look is due.
@@ -52,7 +52,7 @@ impl Adopting {
         is_due
     }
 
-    /// A look is over. Yields whether it is time to say that something is missing.
+    /// A look is over. Yields whether it is time to warn that something is missing.
     fn end(&mut self, has_all: bool) -> bool {
         self.is_under_way = false;
         self.missed = if has_all { 0 } else { self.missed.saturating_add(1) };

@@ -1,4 +1,4 @@
-//! Questions and orders of people, answered.
+//! Requests of clients, answered.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ impl Controller {
         member.map_or_else(Vec::new, |member| member.contact.addresses.clone())
     }
 
-    /// Where to ask instead.
+    /// The answer of a controller that does not lead: a redirect to the leader, or that there is no quorum.
     pub(super) fn redirect(&self) -> Answer {
         match self.core.status().leader {
             Some(leader) if leader != self.setup.node => {
@@ -260,7 +260,7 @@ impl Controller {
         self.begin_run(spec, reply);
     }
 
-    /// The run under the name that was asked for. Without one it is the run that was submitted so before, if
+    /// The run under the requested name. Without one it is the run that was submitted so before, if
     /// that is under way or kept, and gets a name that no run has otherwise.
     fn named(
         &self,
@@ -307,7 +307,7 @@ impl Controller {
         self.reply(reply, &answer);
     }
 
-    /// Why the core does not take an order, as a person is told.
+    /// Why the core does not take an order, as it is answered.
     pub(super) fn refusal(&self, refusal: &CoreRefusal) -> Refusal {
         if let CoreRefusal::Job(refusal) | CoreRefusal::Restore(EntryRefusal::Job(refusal)) =
             refusal
@@ -463,7 +463,7 @@ fn submitted(
         let job = job.map_err(|error| Refusal::Malformed { what: error.to_string() })?;
         check_cluster_can_run(&job.config).map_err(|failure| refused(&failure))?;
         if job.from.is_some() {
-            // The log knows what a run goes on from, and whoever submits names it.
+            // The log knows what a run goes on from, and the submitted request names it.
             let what = "a document that says itself what it goes on from".to_owned();
             return Err(Refusal::Malformed { what });
         }
@@ -506,7 +506,7 @@ pub(super) fn not_found(thing: Thing, name: String) -> Answer {
     Answer::Refused(Refusal::NotFound { thing, name })
 }
 
-/// What a token lets in, as people are told. No token lets an administrator in.
+/// What a token lets in, as the API names it. No token lets an administrator in.
 pub(super) const fn token_role(role: AccessRole) -> TokenRole {
     match role {
         AccessRole::Controller => TokenRole::Controller,

@@ -33,11 +33,11 @@ use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
 pub(super) struct Succeeding {
     /// The authority that follows, once its key is here and until it issues.
     next: Option<Arc<ClusterAuthority>>,
-    /// What members said last.
+    /// The last report of each member.
     reports: BTreeMap<NodeId, AuthorityReport>,
     /// Ticks since this was looked at.
     ticks: u32,
-    /// Whether another controller is asked for the key.
+    /// Whether a request for the key to another controller is under way.
     is_asking: bool,
 }
 
@@ -90,7 +90,7 @@ impl Controller {
         }
     }
 
-    /// Whoever joined with the new authority was told nothing of the old one.
+    /// A controller that joined with the new authority received nothing of the old one.
     fn find_bridge(&mut self, rotation: &Rotation) {
         if !self.authority.bridge().is_empty() {
             return;
@@ -211,7 +211,7 @@ impl Controller {
         }
     }
 
-    /// A member says how far it is. Of others nothing is remembered.
+    /// A member reports how far it is. Reports of others are dropped.
     pub(super) fn note_authority(&mut self, from: NodeId, report: AuthorityReport) {
         let state = self.core.state();
         let (members, reports) = (state.members(), &mut self.succeeding.reports);
@@ -241,11 +241,11 @@ impl Controller {
                 Err(why) => return self.journal.warn(format!("no authority is announced: {why}")),
             },
         };
-        // One that is not taken is found again at the next look, by whoever leads then.
+        // One that is not taken is found again at the next look, by the leader at that time.
         let _ = self.core.order(Command::Access(AccessChange::Authority(change)));
     }
 
-    /// Makes another authority. Its key is on this disk before anybody hears of it.
+    /// Makes another authority. Its key is on this disk before it is announced.
     fn announcement(&mut self, is_forced: bool) -> Result<AuthorityChange, String> {
         let now = UnixSeconds::now();
         let next = self.authority.successor(now).map_err(|error| error.to_string())?;
@@ -261,7 +261,7 @@ impl Controller {
         Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
     }
 
-    /// `cluster rotate-ca`. Asked again, it says how far it is.
+    /// `cluster rotate-ca`. Requested again, it answers how far the change is.
     pub(super) fn rotate_authority(&mut self, force: bool, reply: Reply) {
         if !self.leads() {
             let answer = self.redirect();

@@ -41,8 +41,8 @@ impl Controller {
         });
     }
 
-    /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: whoever
-    /// asks for one piece asks for the others.
+    /// A piece of a layer's image, wherever it lies. What is not here is kept here from then on: a client
+    /// that requests one piece requests the others.
     pub(super) fn export(
         &mut self,
         run: Option<&str>,
@@ -81,7 +81,7 @@ impl Controller {
         });
     }
 
-    /// A layer that somebody exports.
+    /// The piece of a layer that is exported; notes that layers are being read.
     fn exported(&mut self, run: Option<&str>, (step, layer): (u64, u32)) -> Option<PieceRef> {
         self.exports.note_read();
         self.piece(run, step, layer)
@@ -113,8 +113,8 @@ impl Controller {
         });
     }
 
-    /// Removes what no checkpoint needs, here and on every node that can be asked, and says what went where.
-    /// Only who leads knows all that is referred to.
+    /// Removes what no checkpoint needs, here and on every node that can be reached, and answers what each
+    /// removed. Only the leader knows all that is referred to.
     pub(super) fn collect_all(&mut self, reply: Reply) {
         if !self.leads() {
             let answer = self.redirect();
@@ -137,7 +137,7 @@ impl Controller {
         });
     }
 
-    /// Another controller asks this node to remove what no checkpoint needs.
+    /// Another controller requests that this node remove what no checkpoint needs.
     pub(super) fn answer_collect(&mut self, from: PeerIdentity, referred: Referred, reply: Reply) {
         if from.role != PeerRole::Controller {
             let why = format!("a {} may not ask for this", from.role);

@@ -40,7 +40,7 @@ impl Controller {
         others.for_each(|node| self.send_node(node, &NodeMessage::KeepData(name)));
     }
 
-    /// A job's data is to be here: a controller that missed its upload asks the others.
+    /// A job's data is to be here: a controller that missed its upload fetches it from the others.
     pub(super) fn want_data(&mut self, job: &JobDocument) {
         for name in job.data() {
             if !self.has_data(name) {

@@ -1,4 +1,4 @@
-//! Layers of checkpoints that somebody reads, and who makes room for that.
+//! Layers of checkpoints that clients read, and the evaluations that make room for that.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const IDLE_TICKS: u32 = 1_000;
 #[derive(Default)]
 pub(super) struct Exports {
     /// Each keeps the chunk that was read last, which pieces that follow lie in as well. The one that was
-    /// asked for last is the last.
+    /// requested last is the last.
     bodies: VecDeque<(PieceRef, Arc<dyn BulkBody>)>,
     /// Whether any was read since the last message.
     is_read: bool,
@@ -48,7 +48,7 @@ impl Exports {
         Some(body)
     }
 
-    /// A tick. Yields whether workers are to hear that layers are read.
+    /// A tick. Yields whether workers are to be sent that layers are read.
     fn handle_tick(&mut self) -> bool {
         self.ticks = self.ticks.saturating_add(1);
         if self.ticks >= IDLE_TICKS && !self.is_read {
@@ -63,7 +63,7 @@ impl Exports {
 }
 
 impl Controller {
-    /// Workers that evaluate let those who read layers go first.
+    /// Workers that evaluate let clients that read layers go first.
     pub(super) fn tell_of_exports(&mut self) {
         if !self.exports.handle_tick() {
             return;

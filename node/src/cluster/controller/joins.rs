@@ -1,7 +1,7 @@
 //! Strangers with tokens: let in once the use of their token is agreed on.
 //!
 //! The proof is checked here, where the channel ends; whether the token is good is decided by the
-//! log, so that a token for one use lets one in whoever leads.
+//! log, so that a token for one use lets one in whichever controller leads.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -33,13 +33,13 @@ const JOINS_MAX: usize = 1024;
 const REFUSALS_LOGGED_MAX: u32 = 16;
 /// Ticks until one more refusal may be written: strangers do not fill the disk.
 const REFUSAL_TICKS: u32 = 100;
-/// Ticks until a joiner hears that nothing can be decided: many elections and commits. Who asks
-/// again with the same key is answered from the log if that decided meanwhile.
+/// Ticks until a joiner is answered that nothing can be decided: many elections and commits. A joiner that
+/// sends the request again with the same key is answered from the log if that decided meanwhile.
 const JOIN_TICKS_MAX: u32 = 1000;
 /// Ticks between two looks at the administrator's certificate, which is renewed days before it ends: an hour.
 const ADMIN_LOOK_TICKS: u32 = 360_000;
 
-/// Joins that wait for the log, by the key of who joins.
+/// Joins that wait for the log, by the digest of the joiner's key.
 #[derive(Default)]
 pub(super) struct Joins {
     waiting: BTreeMap<Digest, Waiting>,
@@ -91,7 +91,7 @@ struct Waiting {
 }
 
 impl Joins {
-    /// Time passes: who waited too long is told so.
+    /// Time passes: a joiner that waited too long is refused.
     pub(super) fn handle_tick(&mut self) {
         self.refusals.handle_tick();
         self.waiting.values_mut().for_each(|waiting| waiting.ticks += 1);
@@ -174,7 +174,7 @@ impl Controller {
         JoinRefusal::NotLeader { leader }
     }
 
-    /// Why the log does not let somebody in, as the joiner is told.
+    /// Why the log does not let a node in, as the joiner is answered.
     fn join_refusal(&self, refusal: &AccessRefusal, attempt: &JoinAttempt) -> JoinRefusal {
         let token = attempt.token;
         let agreed = self.core.state().access().tokens().get(&AgreedToken(token.0));
@@ -290,7 +290,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Whoever founded the cluster commands it from the same folder, however long its controller runs.
+    /// Renews the administrator's certificate in this folder if it is due, however long the controller runs.
     pub(super) fn look_at_admin(&self) {
         let (places, authority) = (self.setup.places.clone(), Arc::clone(&self.authority));
         let (arrivals, own) = (self.arrivals.clone(), self.setup.credentials.clone());
@@ -304,7 +304,7 @@ impl Controller {
         });
     }
 
-    /// A member asks for something.
+    /// A member sent a request.
     pub(super) fn answer_node(&mut self, from: PeerIdentity, request: NodeRequest, reply: Reply) {
         let request = match request {
             NodeRequest::Renew { request } => request,
@@ -326,8 +326,8 @@ impl Controller {
         reply.answer(wire::encode(&answer));
     }
 
-    /// Another certificate for whoever shows one that is good: for the key that the log knows a member by.
-    /// An administrator's certificate stands in no log, and whoever holds one gets the next.
+    /// Another certificate for a member that shows one that is good: for the key that the log knows a member
+    /// by. An administrator's certificate stands in no log, and a valid one is renewed.
     fn renewed(&mut self, from: PeerIdentity, request: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let key = RequestedKey::from_request(request).map_err(|error| error.to_string())?;
         match from.role {
@@ -346,7 +346,7 @@ impl Controller {
         Ok(issued.chain.iter().map(|part| part.to_vec()).collect())
     }
 
-    /// Another certificate for a member whose own ended while it was off: the key shows who it is.
+    /// Another certificate for a member whose own ended while it was off: the key identifies it.
     fn renew_of_member(&mut self, attempt: &JoinAttempt) -> Result<JoinGrant, JoinRefusal> {
         if !self.leads() {
             return Err(self.not_leader());
@@ -388,7 +388,7 @@ impl Controller {
         let issued = issued.map_err(|error| error.to_string())?;
         let (at_s, expires_at_s) = (now.0, now.0 + CertificateLife::of(peer.role).0);
         let key = Digest(key.digest().0);
-        // That it holds for longer is noted if this node leads; the certificate says it in any case.
+        // That it holds for longer is noted if this node leads; it is in the certificate in any case.
         let change = AccessChange::Renewed { node: peer.node, key, at_s, expires_at_s };
         let _ = self.core.order(Command::Access(change));
         Ok(issued)

@@ -1,4 +1,4 @@
-//! Orders of people: taken by the core at once or refused, answered when what was proposed for them
+//! Orders of clients: taken by the core at once or refused, answered when what was proposed for them
 //! is applied.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use zbelastic_transport::Reply;
 use super::{Controller, ORDER_WAIT};
 use crate::api::{Answer, Refusal};
 
-/// Orders that wait at once. Beyond it people are told to try again.
+/// Orders that wait at once. Beyond it they are refused, to be tried again.
 const ORDERS_MAX: usize = 256;
 
 /// What is answered once an order is carried out.
@@ -69,7 +69,7 @@ impl Controller {
         self.reply(reply, &answer);
     }
 
-    /// Tells those who wait too long that nobody decides.
+    /// Answers an order that waits too long that there is no quorum.
     pub(super) fn answer_late_orders(&mut self) {
         let is_late = |pending: &Pending| pending.since.elapsed() > ORDER_WAIT;
         let late = self.orders.pending.iter().find(|(_, pending)| is_late(pending));

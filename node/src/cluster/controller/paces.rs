@@ -1,5 +1,5 @@
-//! What a controller knows of the cluster's pace. All of them listen; who leads has the plan in
-//! force reviewed, and tells its core what comes of it.
+//! What a controller knows of the cluster's pace. All of them listen; the leader has the plan in
+//! force reviewed, and passes the outcome to its core.
 
 use zbelastic_consensus::core::Input;
 use zbelastic_consensus::duty::Measured;
@@ -37,7 +37,7 @@ pub(super) struct Paces {
     watch: Watch,
     /// Why the plan in force does not fit, if it does not.
     drift: Option<PlanReason>,
-    /// Whether the core, and whoever finds plans, know it.
+    /// Whether the core and the solver have received it.
     is_told: bool,
 }
 
@@ -57,7 +57,7 @@ impl Paces {
         self.drift = None;
     }
 
-    /// What was measured last, as people are told it.
+    /// What was measured last, as the API reports it.
     pub(super) fn status(&self) -> Option<PaceStatus> {
         self.measured.as_ref().map(Known::status)
     }
@@ -77,7 +77,7 @@ impl Controller {
         }
     }
 
-    /// Takes in what an entry means for what is measured.
+    /// Applies an entry to what is measured: a plan begins, or a step is added.
     pub(super) fn note_pace(&mut self, change: &Change) {
         match change {
             Change::Adopted(plan) => self.paces.begin(plan),
@@ -128,7 +128,7 @@ impl Controller {
         self.paces.book.clear();
     }
 
-    /// What the last steps of the plan in force took, and who stands at its stages.
+    /// What the last steps of the plan in force took, and the nodes at its stages.
     fn measured(&self) -> Option<(Vec<Seated>, Known)> {
         let (state, job) = (self.core.state(), self.chronicle.job()?);
         let plan = &state.plan().filter(|plan| plan.phase == PlanPhase::Running)?.record;
@@ -174,7 +174,7 @@ impl Controller {
             }
             return;
         }
-        // The plan in force is judged by this from now on: what has been said need not be said again.
+        // The plan in force is judged by this from now on: what was reported need not be reported again.
         (self.paces.known, self.paces.planned) = (found.clone(), found);
         self.paces.is_told = false;
         if let Some(drift) = judgement.drift() {
@@ -192,7 +192,7 @@ impl Controller {
         self.tell_paces();
     }
 
-    /// Tells the core, and whoever finds plans, what they do not know yet; if too much waits there,
+    /// Passes to the core and to the solver what they do not know yet; if too much waits there,
     /// at the next tick. A core that has just come to lead knows nothing.
     pub(super) fn tell_paces(&mut self) {
         if !self.leads() {

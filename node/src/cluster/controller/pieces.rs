@@ -32,7 +32,7 @@ pub(super) struct PieceArrived {
 }
 
 impl Controller {
-    /// Keeps checkpoints where the job says.
+    /// Keeps checkpoints in the folder that the job names.
     pub(super) fn use_store(&mut self, job: &JobDocument) {
         let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.home);
         match self.setup.places.of_job(dir, home.cluster, home.node) {
@@ -65,7 +65,7 @@ impl Controller {
         self.keep_next();
     }
 
-    /// Tells those whose pieces wait here that they get on.
+    /// Reports to the nodes whose pieces wait here that they get on.
     pub(super) fn look_at_pieces(&mut self) {
         let done = self.kept_bytes.total() + self.keeper.moved().total();
         for (piece, node) in self.keeping.handle_tick(done) {
@@ -96,8 +96,8 @@ impl Controller {
         self.answer_keep(wanted_by, piece, &answer);
     }
 
-    /// A worker reports that a checkpoint does not come about, or is on fewer disks than it should be. People hear of
-    /// each once.
+    /// A worker reports that a checkpoint does not come about, or is on fewer disks than it should be. The
+    /// leader warns of each once.
     pub(super) fn note_save_failed(&mut self, node: NodeId, failed: SaveFailed) {
         let SaveFailed { version, layer, copies, wanted } = failed;
         let is_pending = self.core.state().pending().iter().any(|found| found.version == version);
@@ -154,8 +154,8 @@ impl Controller {
         self.collect_unused();
     }
 
-    /// What nobody refers to goes, on every node. Only who leads says so: another one may not have applied yet
-    /// what refers to a piece.
+    /// What nobody refers to goes, on every node. Only the leader sends this: another controller may not have
+    /// applied yet what refers to a piece.
     pub(super) fn collect_unused(&mut self) {
         if !self.leads() {
             return;

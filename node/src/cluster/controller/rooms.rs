@@ -51,8 +51,8 @@ impl Controller {
         others.for_each(|node| self.send_node(node, &NodeMessage::Room { room, low }));
     }
 
-    /// A member reports the room on its disk. Each controller warns once, and who leads has removed what nobody
-    /// refers to.
+    /// A member reports the room on its disk. Each controller warns once, and the leader has removed what
+    /// nobody refers to.
     pub(super) fn note_room(&mut self, node: NodeId, room: DiskRoom, low: Option<NoRoom>) {
         if !self.core.state().members().contains_key(&node) {
             return;

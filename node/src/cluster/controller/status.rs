@@ -20,7 +20,7 @@ use crate::cluster::chronicle::{member_role, window_number};
 use crate::cluster::journal::now_ms;
 use crate::cluster::tick::TICK;
 
-/// A controller that was not heard for so long is not counted as reachable.
+/// A controller from which nothing was received for so long is not counted as reachable.
 const REACHABLE: Duration = Duration::from_secs(1);
 /// Workers whose activity is named where a run waits: as many as a person reads in a line. `status
 /// --json` has all.
@@ -63,7 +63,7 @@ impl Controller {
         QuorumStatus { voters, reachable }
     }
 
-    /// What a person is told when nobody decides.
+    /// The answer while there is no quorum.
     pub(super) fn no_quorum(&self) -> Answer {
         let QuorumStatus { voters, reachable } = self.quorum();
         let since_ms = if let RunStanding::NoQuorum { ticks } = self.core.standing() {

@@ -30,7 +30,6 @@ pub(super) struct Uploads {
     under_way: BTreeMap<HexDigest, Upload>,
 }
 
-/// An upload.
 struct Upload {
     name: DataName,
     held: u64,
