@@ -4,7 +4,7 @@
 //!   wait ──▶ translate ──▶ seat.handle / device.tell ──▶ perform outputs ──▶ wait
 //! ```
 //!
-//! The loop takes no decision of the protocol: what the seat says is done, what happens is told.
+//! The loop takes no decision of the protocol: the seat's outputs are performed, and events are passed to it.
 
 mod activity;
 mod authority;
@@ -69,9 +69,9 @@ const ORDERS_HELD_MAX: usize = 256;
 
 /// What a worker is started with.
 pub struct WorkerSetup {
-    /// The cluster.
+    /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
-    /// The node.
+    /// This worker's number in the cluster.
     pub node: NodeId,
     /// This start of it: grows with each.
     pub boot: u64,
@@ -79,13 +79,13 @@ pub struct WorkerSetup {
     pub contact: Contact,
     /// Controllers known so far, and where they are reached.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// What it brings.
+    /// Memory, speed and device that it brings.
     pub resources: Resources,
-    /// Where a person says that the text lies; another one is fetched from those who have it.
+    /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have it.
     pub data_paths: Vec<String>,
     /// What it knows of itself.
     pub home: Home,
-    /// Writes that down.
+    /// Writes changes of that to disk.
     pub writer: HomeWriter,
     /// Its certificate and key.
     pub credentials: Credentials,
@@ -97,19 +97,19 @@ pub struct WorkerSetup {
 
 /// The parts that a worker is made of.
 pub struct WorkerParts {
-    /// The lanes.
+    /// The lanes to the other nodes.
     pub transport: Transport,
     /// What happens on them.
     pub events: EventQueue,
-    /// The store.
+    /// The store of checkpoints and its thread.
     pub keeper: Keeper,
     /// What becomes of what is stored.
     pub kept: mpsc::Receiver<Kept>,
-    /// What is told to people.
+    /// Events and log lines.
     pub journal: Journal,
     /// What the system or a person wants of the process.
     pub signals: mpsc::Receiver<Signal>,
-    /// What a cloud says about taking the machine away.
+    /// Notices of the cloud that the machine is taken away.
     pub notices: NoticeWatch,
 }
 
@@ -123,7 +123,7 @@ enum Arrived {
     Certificate(Result<Vec<Vec<u8>>, String>),
     /// No member has this node's key any more.
     NoMember,
-    /// The room on the store's disk, if it said.
+    /// The room on the store's disk, if it is known.
     Room(Option<DiskRoom>),
     /// What a job is built from.
     Job(Box<Result<Fetched, super::data::FetchError>>),
@@ -149,11 +149,10 @@ impl JobHere {
 
 /// How far the job's text and weights are.
 enum Readiness {
-    /// No plan yet.
+    /// No plan needs them yet.
     Idle,
     /// They are fetched; orders wait.
     Fetching(VecDeque<Order>),
-    /// They are there.
     Ready(JobHere),
 }
 
@@ -175,14 +174,14 @@ struct Worker {
     shelf: Shelf,
     peers: Peers,
     journal: Journal,
-    /// Connections that ended because somebody broke a rule.
+    /// Connections that ended because one end broke a rule.
     breaches: Breaches,
     accusers: Accusers,
     readiness: Readiness,
     /// Layers that are on their way here.
     arriving: BTreeSet<BulkKey>,
     arrivals: mpsc::Sender<Arrived>,
-    /// Reads of checkpoint pieces that others are asked for.
+    /// Layers of a checkpoint that the host waits to read, from this node's store or from another node.
     reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
     work: activity::WorkLog,
     room: RoomWatch,
@@ -196,7 +195,7 @@ struct Worker {
     is_shut_out: bool,
     ending: Option<Ending>,
     drain: Option<Signal>,
-    /// Ticks since it last heard of a controller, while it drains.
+    /// Ticks without a connection to any controller, while it drains.
     alone_ticks: u32,
     /// The notice that it drains for.
     notice: Option<Notice>,
@@ -374,7 +373,7 @@ impl Worker {
         }
     }
 
-    /// Whether what a message claims counts, if it claims something. A worker tells nobody's reports on.
+    /// Whether what a message claims counts, if it claims something. A worker passes on nobody's reports.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
         let job_data = match &self.readiness {
@@ -462,7 +461,7 @@ impl Worker {
         }
     }
 
-    /// A cloud says something.
+    /// The watch for a cloud's notices reports something.
     fn handle_report(&mut self, report: &Report) {
         let notice = match report {
             Report::Watching(cloud) => {
@@ -563,7 +562,7 @@ impl Worker {
         }
     }
 
-    /// Does what the seat says, until it has nothing more to say.
+    /// Performs the seat's outputs, until it has none left.
     fn perform(&mut self) {
         // Before all orders, and whether there are any: others fetch what is kept here for them.
         self.use_store();

@@ -29,10 +29,10 @@ const ORDER_PASSES: f64 = 4.0;
 /// of machines that are rented gives several times as much.
 const ORDER_BYTES_PER_S: f64 = 1e9;
 
-/// Ticks for which an evaluation waits once it heard that somebody reads layers: several times those between
-/// two such messages.
+/// Ticks for which an evaluation waits once a controller sent that layers are being read: several times those
+/// between two such messages.
 const EXPORT_TICKS: u32 = 200;
-/// Ticks for which one evaluation waits for who reads layers, however slowly they do: a minute.
+/// Ticks for which one evaluation waits for clients that read layers, however slowly they do: a minute.
 const EXPORT_PATIENCE: u32 = 6_000;
 
 /// What is under way, and what was reported of it.
@@ -52,9 +52,9 @@ pub(super) struct WorkLog {
     progress: u64,
     ticks: u32,
     order: OrderWatch,
-    /// Ticks for which somebody is taken to read layers of a checkpoint.
+    /// Ticks for which clients are taken to read layers of a checkpoint.
     export_ticks: u32,
-    /// Ticks for which the evaluation under way may yet wait for who reads layers.
+    /// Ticks for which the evaluation under way may yet wait for clients that read layers.
     export_patience: u32,
     /// Ticks for which an evaluation waited for nothing else: the run gets on.
     export_waits: u64,
@@ -134,13 +134,13 @@ impl WorkLog {
         }
     }
 
-    /// Somebody reads layers of a checkpoint.
+    /// A controller sent that layers of a checkpoint are being read.
     pub(super) fn note_export(&mut self) {
         self.export_ticks = EXPORT_TICKS;
     }
 
     /// A tick. Whether an evaluation behind the last step waits for what makes the run last: a checkpoint on
-    /// its way to disks, or a model that is written. `is_keeping` says whether pieces are hashed, written,
+    /// its way to disks, or a model that is written. `is_keeping`: whether pieces are hashed, written,
     /// or kept for others.
     fn look_at_evaluation(&mut self, is_evaluating: bool, is_keeping: bool) -> bool {
         self.export_ticks = self.export_ticks.saturating_sub(1);

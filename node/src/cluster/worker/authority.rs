@@ -1,4 +1,4 @@
-//! A worker believes whom the cluster agreed to believe, and says so.
+//! A worker believes whom the cluster agreed to believe, and reports how far it is with that.
 
 use super::Worker;
 use crate::cluster::authority::{LOOK_TICKS, followed, is_certified, report};

@@ -1,4 +1,4 @@
-//! Layers between workers: asked for, offered, fetched over the bulk lane, handed to the host.
+//! Layers between workers: requested, offered, fetched over the bulk lane, handed to the host.
 
 use std::io;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ impl Worker {
                 };
                 self.tell_device(HostInput::Peer(PeerFrame { generation, sender, body }));
             }
-            // The host asks again, and somebody else.
+            // The host requests it again, from another worker.
             Err(error) => {
                 self.journal.log(format!("a layer from {sender} did not arrive: {error}"))
             }

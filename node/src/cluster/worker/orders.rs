@@ -22,14 +22,14 @@ use crate::cluster::wire::NodeMessage;
 use crate::second_store::SECOND_STORE;
 
 impl Worker {
-    /// Keeps checkpoints where the job says, as soon as there is one.
+    /// Keeps checkpoints in the folder that the job names, as soon as there is a job.
     pub(super) fn use_store(&mut self) {
         let Some(spec) = self.seat.spec().filter(|spec| Some(spec.config) != self.stored) else {
             return;
         };
         let spec = spec.clone();
         self.stored = Some(spec.config);
-        // One that cannot be read is told of when it is to be worked on.
+        // A document that cannot be read is reported when it is to be worked on.
         let Ok(document) = JobDocument::of_job(&spec) else { return };
         let dir = document.job.config.checkpoint.folder.as_deref();
         match self.setup.places.of_job(dir, self.setup.cluster, self.setup.node) {
@@ -47,8 +47,8 @@ impl Worker {
             self.ending = Some(Ending::Drained(cause));
             return;
         }
-        // Who has not begun a job holds no layer of it, and says so at once: sealed versions are given up on
-        // evidence alone (rule R9), so that nobody may be silent.
+        // A worker that has not begun a job holds no layer of it, and reports that at once: sealed versions
+        // are given up on evidence alone (rule R9), so that no worker may be silent.
         if let (Order::TakeInventory { index }, Readiness::Idle | Readiness::Fetching(_)) =
             (&order, &self.readiness)
         {
@@ -74,7 +74,7 @@ impl Worker {
             Order::Rehearse { me, rehearsal } => self.rehearse(me, rehearsal),
             Order::Forget if self.seat.has_hung_operation() => self.ending = Some(Ending::Hung),
             Order::Run { generation } => {
-                // Everybody is ready: what was offered for this plan has been fetched, and who holds a
+                // All workers are ready: what was offered for this plan has been fetched, and a holder of a
                 // layer keeps its owner from writing it in place.
                 self.shelf.clear_before(generation.next());
                 self.tell_device(HostInput::Order(order));
@@ -175,7 +175,7 @@ impl Worker {
         self.readiness = Readiness::Idle;
         let Fetched { document, corpus, weights, damaged } = match fetched {
             Ok(fetched) => fetched,
-            // Whoever is planned in and loads nothing is planned out, and asked again later.
+            // A worker that is planned in and loads nothing is planned out, and planned in again later.
             Err(error) => return self.journal.warn(format!("the job cannot be built: {error}")),
         };
         for DamagedCopy { node, name } in damaged {
@@ -205,7 +205,8 @@ impl Worker {
     /// A copy of a text or of weights is damaged here.
     pub(super) fn fetch_again(&self, name: DataName, holders: Vec<NodeId>) {
         let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
-        // What is sound is found to be, and stays; what cannot be fetched is said by who wants it.
+        // A sound copy is found to be sound, and stays; what cannot be fetched is reported where it is
+        // needed.
         tokio::spawn(async move {
             let _ = fetch_data(name, &transport, &keeper, holders).await;
         });

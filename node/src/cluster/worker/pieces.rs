@@ -285,8 +285,9 @@ impl Worker {
         self.keep_next();
     }
 
-    /// Tells those whose pieces wait here that they get on, if pieces do and not only passes; and gives up own
-    /// ones that do not. `moved` are the bytes of pieces that came here, or went to or from the disk.
+    /// Reports to the nodes whose pieces wait here that they get on, if pieces do and not only passes; and
+    /// gives up own ones that do not. `moved` are the bytes of pieces that came here, or went to or from the
+    /// disk.
     pub(super) fn look_at_pieces(&mut self, moved: u64) {
         for (piece, node) in self.keeping.handle_tick(moved) {
             self.send_node(node, &NodeMessage::Keeping(piece));
@@ -374,7 +375,7 @@ impl Worker {
         }
     }
 
-    /// A controller asks something.
+    /// A request arrived, from a controller or from a client.
     pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
         match NodeRequest::decode(bytes) {
             Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
@@ -392,13 +393,13 @@ impl Worker {
         }
     }
 
-    /// A controller says what is referred to.
+    /// A controller sent what is referred to; the rest goes.
     pub(super) fn collect(&mut self, referred: Referred) {
         let run = self.run();
         let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
         let newest = of_run.map(|found| found.version).max().unwrap_or_default();
         self.newest = self.newest.max(newest);
-        // If there is no room now, the next checkpoint says it again.
+        // If there is no room now, the next checkpoint brings the message again.
         let _ = self.keeper.collect(referred);
     }
 

@@ -1,4 +1,4 @@
-//! What people ask a worker: what it logged. All else is a controller's to answer, and it says where they are.
+//! Requests that a worker answers: what it logged. All others are redirected to the controllers.
 
 use zbelastic_transport::{PeerIdentity, Reply};
 
@@ -8,7 +8,7 @@ use crate::cluster::questions;
 
 impl Worker {
     pub(super) fn answer(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
-        // Who cannot say what it wants is told nothing.
+        // A request that cannot be decoded gets no answer.
         let Ok(request) = decode_request(bytes) else { return drop(reply) };
         let own = self.setup.node;
         let answer = if let Request::Logs { node, from_sequence, max } = request

@@ -9,7 +9,7 @@ use crate::cluster::renewal::renewed;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
 impl Worker {
-    /// Asks for a certificate that holds for longer, if two thirds of this one's time are over, or for one by the
+    /// Requests a certificate that holds for longer, if two thirds of this one's time are over, or one by the
     /// authority that issues now.
     pub(super) fn look_at_certificate(&mut self) {
         let (credentials, is_replaced) = (&self.setup.credentials, self.wants_certificate);
