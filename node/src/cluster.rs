@@ -3,7 +3,7 @@
 //! ```text
 //!   init ─▶ controller ◀── join ── controllers, workers
 //!              ▲
-//!   exchange ──┘   what a command line asks
+//!   exchange ──┘   the requests of a command line
 //! ```
 
 mod again;
@@ -81,7 +81,7 @@ pub use start::WorkerMeans;
 use start::{Node, by_node, run_controller, run_worker};
 use threads::runtime;
 
-/// The port, if nothing is said.
+/// The port at which a node listens, unless another is given.
 pub const PORT_DEFAULT: u16 = 7000;
 /// The node that begins a cluster.
 const FIRST_NODE: NodeId = NodeId(1);
@@ -143,7 +143,7 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
     Ok(home)
 }
 
-/// Once a controller listens: whom an administrator's commands here ask, and what to type next, on
+/// Once a controller listens: which address an administrator's commands here use, and what to type next, on
 /// standard error, for standard output is nobody's here.
 fn tell_administrator(folder: &DataFolder, home: &Home, local: SocketAddr) -> Result<(), Failure> {
     let Ok(mut admin) = folder.read_admin() else { return Ok(()) };
@@ -160,7 +160,8 @@ fn tell_administrator(folder: &DataFolder, home: &Home, local: SocketAddr) -> Re
     Ok(())
 }
 
-/// Where a controller is asked from its own machine: where it says, or else where it listens.
+/// Where a controller is reached from its own machine: where it is configured to be, or else where it
+/// listens.
 fn asked_at(advertised: &[String], listens: SocketAddr) -> String {
     advertised.first().cloned().unwrap_or_else(|| local_address(listens))
 }
@@ -287,7 +288,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     Ok(home)
 }
 
-/// The token that somebody pasted.
+/// The token in a pasted text.
 fn parse_token(text: &str) -> Result<Token, Failure> {
     Token::parse(text).map_err(|error| {
         let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
@@ -309,7 +310,7 @@ fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, Failure> {
     Ok(found)
 }
 
-/// A name that says something: the host's, made of what names are made of.
+/// A name that people recognize: the host's, made of what names are made of.
 fn host_name(key: &NodeKey) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

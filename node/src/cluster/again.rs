@@ -1,4 +1,4 @@
-//! A node that comes back: what its folder says of it, held against what was typed, and against
+//! A node that comes back: what its folder holds of it, compared with what was typed, and with
 //! what else is in the folder. Nothing is made anew in the place of something that was lost, and
 //! what was typed is never silently without effect.
 
@@ -15,13 +15,13 @@ use crate::failure::{Detail, Failure, FailureCode};
 /// What a folder holds only after a node began in it.
 const TRACES_OF_INIT: [&str; 3] = ["identity/cert.pem", "admin", "log"];
 /// The same, for a node that joins: it may have died between its certificate and its `node.json`,
-/// and asks again with the same key then.
+/// and requests another with the same key then.
 const TRACES_OF_JOIN: [&str; 2] = ["admin", "log"];
 
 /// Checks that a folder without `node.json` is one in which nothing began.
 ///
 /// # Errors
-/// If something did: whoever it was is not known any more.
+/// If something did: which node began there is not known any more.
 pub fn check_is_new(folder: &DataFolder, role: Beginner) -> Result<(), Failure> {
     let traces: &[&str] = match role {
         Beginner::First => &TRACES_OF_INIT,
@@ -44,9 +44,9 @@ pub fn check_is_new(folder: &DataFolder, role: Beginner) -> Result<(), Failure> 
 /// Who begins in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginner {
-    /// Who founds a cluster.
+    /// The node that begins a cluster.
     First,
-    /// Who joins one.
+    /// The node that joins a cluster.
     Joiner,
 }
 
@@ -114,7 +114,7 @@ pub fn come_back_as_member(
 /// A token that is not needed any more may be of the node's own cluster, and of no other.
 fn check_token(typed: &str, folder: &DataFolder, home: &Home, hint: &str) -> Result<(), Failure> {
     let Ok(token) = Token::parse(typed) else { return Ok(()) };
-    // What is wrong with the certificate is told when it is used.
+    // A faulty certificate is reported where it is used.
     let own = Credentials::load(&folder.identity(), Some(home.cluster), UnixSeconds::now());
     match own {
         Ok(own) if !own.believes(token.pin()) => {

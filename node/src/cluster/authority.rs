@@ -1,4 +1,4 @@
-//! A change of authority as every member follows it: whom it believes now, and how far it says it is.
+//! A change of authority as every member follows it: whom it believes now, and how far it reports to be.
 
 use zbelastic_consensus::access::{AuthorityReport, Rotation, RotationPhase, Succession};
 use zbelastic_transport::Credentials;
@@ -37,7 +37,7 @@ pub fn followed(
     (own.roots() != roots).then(|| own.with_roots(roots))
 }
 
-/// How far a member is, as it tells controllers.
+/// How far a member is, as it reports it to controllers.
 #[must_use]
 pub fn report(rotation: &Rotation, own: &Credentials, has_key: bool) -> AuthorityReport {
     AuthorityReport {
@@ -98,7 +98,7 @@ mod tests {
         }
         check(&new, &of(RotationPhase::Retired), &[&new]);
         check(&old, &of(RotationPhase::Retired), &[&old, &new]);
-        // An entry that is read again says nothing to a member that is further.
+        // An entry that is read again changes nothing at a member that is further.
         check(&third, &of(RotationPhase::Announced), &[&third]);
         check(&third, &of(RotationPhase::Retired), &[&third]);
     }

@@ -1,7 +1,7 @@
-//! Connections that were closed because one end broke a rule: told to people, but not each time.
+//! Connections that were closed because one end broke a rule: reported as events, but not each time.
 //!
 //! A peer of another version, or a broken one, comes back at once and breaks the same rule again.
-//! Each is counted; the first is told, and then no more than one of a node in [`TOLD_EVERY`].
+//! Each is counted; the first is reported, and then no more than one of a node in [`TOLD_EVERY`].
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use zbelastic_types::NodeId;
 use super::frames::FrameName;
 use crate::api::EventKind;
 
-/// The time between two that are told of one node.
+/// The least time between two events about one node.
 pub const TOLD_EVERY: Duration = Duration::from_secs(10);
-/// Nodes that are remembered: as many as may be connected. Beyond it the one that was told of
+/// Nodes that are remembered: as many as may be connected. Beyond it the one whose event was reported
 /// longest ago is forgotten, count and all.
 const NODES_MAX: usize = 1024;
 
-/// Who broke rules, how often, and when that was told.
+/// The nodes that broke rules, how often, and when that was reported last.
 #[derive(Debug, Default)]
 pub struct Breaches {
     nodes: BTreeMap<NodeId, Breach>,
@@ -31,7 +31,7 @@ struct Breach {
 }
 
 impl Breaches {
-    /// A connection is gone; yields what is to be told of it now.
+    /// A connection is gone; yields the event to report now, if one is due.
     pub fn note_down(
         &mut self,
         node: NodeId,
@@ -73,7 +73,7 @@ fn breach(reason: DownReason) -> Option<String> {
     }
 }
 
-/// Whether a peer that closes with this code says that this node broke a rule.
+/// Whether a peer that closes with this code reports that this node broke a rule.
 const fn is_reproach(code: CloseCode) -> bool {
     match code {
         CloseCode::Forbidden | CloseCode::Length | CloseCode::Malformed | CloseCode::Late => true,

@@ -1,4 +1,4 @@
-//! What people are told of a run, from what was agreed: events, the line of a step, what a failure
+//! What is reported of a run, from what was agreed: events, the line of a step, what a failure
 //! cost. Pure but for the time, which is an argument; nothing of it decides anything.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -53,7 +53,7 @@ pub struct Chronicle {
     plan_before: Option<PlanRecord>,
     /// The fewest bytes that had to move for it.
     bytes_floor: Bytes,
-    /// What workers fetched.
+    /// The layers that workers fetched, by plan.
     pub moves: Moves,
     /// Since when the plan in force runs.
     runs_since: Option<Instant>,
@@ -98,7 +98,7 @@ impl Chronicle {
         *self = Self { job: Some(about), ..Self::default() };
     }
 
-    /// The job that is told of.
+    /// The job that the chronicle is about.
     #[must_use]
     pub fn job(&self) -> Option<&NamedJob> {
         self.job.as_ref().map(|about| &about.job)
@@ -116,7 +116,7 @@ impl Chronicle {
         Bytes(self.job.as_ref().map_or(0, |about| about.layer_bytes.iter().sum()))
     }
 
-    /// The last seal.
+    /// The last seal of the run.
     #[must_use]
     pub const fn last(&self) -> Option<&Seal> {
         self.last.as_ref()
@@ -182,7 +182,7 @@ impl Chronicle {
         idle.min_by(f64::total_cmp)
     }
 
-    /// A stage told how it spent its last step.
+    /// A stage reported how it spent its last step.
     pub fn note_took(
         &mut self,
         (generation, stage): (Generation, StageIndex),
@@ -195,22 +195,22 @@ impl Chronicle {
         }
     }
 
-    /// A stage told what it did when.
+    /// A stage reported what it did when.
     pub fn note_slices(&mut self, of: (Generation, StageIndex), slices: Vec<Slice>) {
         self.stopwatch.record(of, slices);
     }
 
-    /// A stage told what arrived when.
+    /// A stage reported what arrived when.
     pub fn note_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[Arrival]) {
         self.stopwatch.record_arrivals(of, arrivals);
     }
 
-    /// A stage told what its layers took up to its report of a turn.
+    /// A stage reported what its layers took up to its report of a turn.
     pub fn note_layers(&mut self, of: (Turn, StageIndex), times: LayerTimes) {
         self.stopwatch.record_layers(of, times);
     }
 
-    /// What the step took that a turn brought to its end, if all stages told of it.
+    /// What the step took that a turn brought to its end, if all stages reported it.
     #[must_use]
     pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
         self.stopwatch.measure(turn)
@@ -235,7 +235,7 @@ impl Chronicle {
         self.plan.iter().chain(&self.plan_before).any(|plan| plan.has_head(node))
     }
 
-    /// The loss on held-out text, which a change of plans may tell twice.
+    /// The loss on held-out text, which may be reported twice at a change of plans. Yields whether it is new.
     pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> bool {
         let is_new = self.held_out.is_none_or(|(steps, _)| steps != steps_done);
         self.held_out = Some((steps_done, loss));
@@ -248,7 +248,7 @@ impl Chronicle {
         self.held_out
     }
 
-    /// What there is to tell of an entry that was applied.
+    /// The events to report of an entry that was applied.
     pub fn note_change(
         &mut self,
         change: &Change,
@@ -279,7 +279,7 @@ impl Chronicle {
                 let ms = since.map(|since| milliseconds(now - since));
                 let (step, bytes) = (version.0, self.checkpoint_bytes());
                 let mut told = vec![EventKind::Checkpoint { step, bytes, ms }];
-                // Only now the state can be named, and read by whoever wants the model.
+                // Only now the state can be named, and the model be exported.
                 if Some(step) == self.job.as_ref().map(|about| about.step_count) {
                     told.push(EventKind::Done { step, digest: None });
                 }
@@ -437,7 +437,7 @@ impl Chronicle {
         told
     }
 
-    /// Steps behind `to` are computed again, for whoever is lost and has no seal after it yet.
+    /// Steps behind `to` are computed again, as a cost of each failure that has no seal after it yet.
     fn note_rewind(&mut self, to: Step) {
         let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
         let lost = sealed.saturating_sub(to.0);
@@ -505,7 +505,7 @@ impl Chronicle {
     }
 }
 
-/// From the last sign of life to the decision, as far as the reason says.
+/// From the last sign of life to the decision, as far as the reason holds it.
 fn detected_ms(reason: LossReason) -> Option<f64> {
     let tick_ms = super::tick::TICK.as_secs_f64() * 1e3;
     match reason {
@@ -526,7 +526,7 @@ fn name_of(state: &State, node: NodeId) -> String {
     member.map_or_else(|| format!("node-{node}"), |member| member.contact.name.clone())
 }
 
-/// A member's role as people are told it.
+/// A member's role as the API names it.
 #[must_use]
 pub const fn member_role(role: Role) -> MemberRole {
     match role {

@@ -31,10 +31,10 @@ pub trait Machine: Send + 'static {
     fn open(&self, arithmetic: ArithmeticConfig) -> Result<Self::Make, DeviceTrouble>;
 }
 
-/// Processor cores.
+/// The processor's cores as a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Cores {
-    /// Threads that compute.
+    /// Number of threads that compute.
     pub threads: usize,
 }
 
@@ -70,7 +70,7 @@ impl Machine for Cores {
 pub struct Opener<F> {
     /// What a person calls it.
     pub name: String,
-    /// Opens it.
+    /// Opens the device.
     pub open: F,
 }
 

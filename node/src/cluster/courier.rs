@@ -5,7 +5,7 @@
 //!
 //! Gradients for copies go by another thread: nobody's pass waits for them, there may be more of them than
 //! the queue to a peer takes, and none may be dropped. Those for followers may: a follower that is too far
-//! behind asks for its layer anew.
+//! behind requests its layer anew.
 
 #[cfg(test)]
 mod tests;
@@ -26,12 +26,13 @@ use super::frames::{Outgoing, outgoing};
 /// is so far ahead of its network has nothing to gain.
 const BAG_MAX: usize = 64;
 /// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a stage of
-/// 2^32 floats for four who take it. They share the memory of the gradient.
+/// 2^32 floats for four receivers. They share the memory of the gradient.
 const GRADIENTS_MAX: usize = 4096;
 
 /// Takes frames to other workers.
 pub(super) trait Road: Clone + Send + 'static {
-    /// Takes a frame, or drops it: whoever cannot be reached is lost, or will be; its plan ends with it.
+    /// Takes a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan ends with
+    /// it.
     fn take(&self, to: NodeId, frame: OutgoingFrame);
 
     /// The same, but waits until there is room for it.
@@ -70,7 +71,7 @@ struct Way<R> {
 }
 
 impl<R: Road> Courier<R> {
-    /// No thread yet.
+    /// A courier that has started no thread yet.
     pub(super) const fn new(frames: R, outbox: mpsc::Sender<DeviceOutput>, device: String) -> Self {
         Self { way: Way { frames, outbox, device }, bag: None, gradients: None }
     }
@@ -78,7 +79,7 @@ impl<R: Road> Courier<R> {
     /// Sends a frame, or has it sent.
     ///
     /// # Errors
-    /// If nobody listens any more.
+    /// If the receiver of outputs is gone.
     pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), Over> {
         let is_gradient = is_gradient(&frame.body);
         if is_gradient && self.gradients.is_none() {
@@ -122,7 +123,7 @@ fn is_gradient(body: &PeerBody) -> bool {
     }
 }
 
-/// Whether what a frame says may have to be waited for.
+/// Whether the numbers of a frame may have to be waited for.
 fn is_held(body: &PeerBody) -> bool {
     match body {
         PeerBody::Frame(frame) => frame.tensor.is_held(),

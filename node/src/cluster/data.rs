@@ -1,4 +1,4 @@
-//! Text and weights: from this node's disk, from a path a person named, or from whoever has them.
+//! Text and weights: from this node's disk, from a path a person named, or from the nodes that have them.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,22 +24,22 @@ pub const DATA_BYTES_MAX: u64 = 64 << 30;
 
 /// What a job is built from.
 pub struct Fetched {
-    /// The job.
+    /// The job's document.
     pub document: Arc<NamedJob>,
-    /// Its text.
+    /// The text that is trained on.
     pub corpus: Arc<Corpus>,
-    /// Where weights begin.
+    /// The weights that training begins with.
     pub weights: InitialWeights,
     /// Copies that were found damaged on the way.
     pub damaged: Vec<DamagedCopy>,
 }
 
-/// A node's copy of a text or of weights that has other bytes than its name says.
+/// A node's copy of a text or of weights whose bytes do not have the named hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedCopy {
-    /// Whose.
+    /// The node that has the copy.
     pub node: NodeId,
-    /// Of what.
+    /// The hash and length that it should have.
     pub name: DataName,
 }
 
@@ -52,9 +52,9 @@ pub fn damaged_words(node: NodeId, name: DataName) -> String {
     )
 }
 
-/// Bytes that were asked for by their hash.
+/// Bytes that were requested by their hash.
 pub struct Found {
-    /// The bytes.
+    /// The bytes, which have that hash.
     pub bytes: Vec<u8>,
     /// Copies that were found damaged on the way.
     pub damaged: Vec<DamagedCopy>,
@@ -66,31 +66,31 @@ pub enum FetchError {
     /// More than is taken.
     #[error("{found} bytes, at most {DATA_BYTES_MAX}")]
     Size {
-        /// The size named.
+        /// The named length, in bytes.
         found: u64,
     },
-    /// Nobody gives it.
+    /// No holder gives it.
     #[error("nobody has {hash}: {error}")]
     Fetch {
-        /// What was asked for.
+        /// The hash that was requested.
         hash: Digest,
-        /// Why not.
+        /// Why the fetch from its holders failed.
         error: BulkError,
     },
     /// It came as something else.
     #[error("asked for {expected}, {found} came")]
     Other {
-        /// What was asked for.
+        /// The hash that was requested.
         expected: Digest,
-        /// What came.
+        /// The hash of the bytes that came.
         found: Digest,
     },
-    /// All who have it have it damaged.
+    /// The copies of all its holders are damaged.
     #[error("{hash} is damaged on all nodes that have it: {nodes:?}; upload it again")]
     AllDamaged {
-        /// What was asked for.
+        /// The hash that was requested.
         hash: Digest,
-        /// Who has it.
+        /// The nodes whose copies are damaged.
         nodes: Vec<NodeId>,
     },
     /// A thread that hashed or wrote it panicked.
@@ -142,7 +142,7 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
 }
 
 /// Gets bytes by their hash: from this node's disk, or from others. If what came from all of them together
-/// is something else, one copy has rotted: each is asked alone then, until one is sound.
+/// is something else, one copy has rotted: it is fetched from each holder alone then, until one is sound.
 ///
 /// # Errors
 /// If nobody has them.
@@ -163,7 +163,7 @@ pub async fn fetch_data(
     }
     let found = fetch_from_some(name, transport, holders).await?;
     let written = tokio::task::spawn_blocking(move || {
-        // Who has no room for it has it in memory, and asks again after the next start.
+        // A node with no room for it keeps it in memory, and requests it again after the next start.
         let room = disk_room(path.parent().unwrap_or(Path::new(".")));
         if room.is_ok_and(|room| room.check(Bytes(name.length)).is_ok()) {
             let _ = whole_file::write(&path, &found.bytes);

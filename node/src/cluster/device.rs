@@ -1,5 +1,5 @@
 //! The device thread: owns the host of a worker, runs its operations one after the other, and sends
-//! frames the moment they are there. It knows no protocol: the seat says what to do, the host does
+//! frames the moment they are there. It knows no protocol: the seat orders what to do, the host does
 //! it.
 //!
 //! ```text
@@ -48,12 +48,12 @@ use crate::train::timing::{
 };
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
-/// seven frames for each pass under way; beyond this somebody sends what nobody asked for.
+/// seven frames for each pass under way; beyond this a peer sends what was never requested.
 const INBOX_MAX: usize = 16_384;
-/// Things the device has to say that wait for the event loop.
+/// Outputs of the device that wait for the event loop.
 const OUTBOX_MAX: usize = 1024;
 
-/// What the device is told.
+/// What the device receives from the event loop and from other workers.
 pub enum DeviceInput {
     /// A job begins: whatever was there before is forgotten.
     Begin(Box<DeviceJob>),
@@ -68,11 +68,11 @@ pub enum DeviceInput {
 
 /// What a job takes to be run.
 pub struct DeviceJob {
-    /// The job.
+    /// The job's document.
     pub document: Arc<NamedJob>,
-    /// Its text.
+    /// The text that is trained on.
     pub corpus: Arc<Corpus>,
-    /// Where weights begin.
+    /// The weights that training begins with.
     pub weights: InitialWeights,
     /// The folder for what leaves memory, if that goes to files.
     pub scratch: PathBuf,
@@ -87,17 +87,17 @@ pub enum DeviceTrouble {
     /// The device cannot be opened.
     #[error("{device}: {error}")]
     Open {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// Why.
+        /// Why it cannot be opened.
         error: OpenError,
     },
     /// The device gave up.
     #[error("{device}: {fault}")]
     Fault {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// Why.
+        /// The fault that it reports.
         fault: DeviceFault,
     },
     /// What leaves memory cannot be stored, or read again.
@@ -123,36 +123,36 @@ impl DeviceTrouble {
     }
 }
 
-/// What the device says.
+/// What the device sends to the event loop.
 pub enum DeviceOutput {
     /// Something for the seat.
     News(News),
     /// A layer is wanted of another worker.
     Ask {
-        /// Of whom.
+        /// The worker that has the layer.
         to: NodeId,
-        /// Which.
+        /// The request for it.
         message: LayerMessage,
     },
     /// A layer that another worker wanted.
     Offer {
-        /// Who wanted it.
+        /// The worker that wanted it.
         to: NodeId,
-        /// The layer.
+        /// The layer, ready to be fetched.
         offer: LayerOffer,
     },
     /// A layer of a checkpoint is wanted.
     Read {
-        /// The version.
+        /// The version that the checkpoint holds.
         version: Step,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
         /// The digest of its state.
         digest: Digest,
     },
     /// A layer of a checkpoint is to be hashed and to become durable.
     Write {
-        /// The layer.
+        /// The layer's state, as it was read from the device.
         image: LayerImage,
         /// The plan under which the version was sealed.
         generation: Generation,
@@ -166,7 +166,7 @@ pub enum DeviceOutput {
     },
     /// How a step's time was spent here.
     Took(StepTime),
-    /// There was no room for a stage. The seat has told the cluster.
+    /// There was no room for a stage. The seat has reported it to the cluster.
     NoRoom(AllocateError),
     /// The device cannot be had, or has given up.
     Failed(DeviceTrouble),
@@ -192,7 +192,7 @@ pub struct StepTime {
 /// The inbox of the device is full, or its thread is gone.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceRefusal {
-    /// Too much waits.
+    /// The device's inbox is full.
     #[error("{INBOX_MAX} things wait for the device")]
     Full,
     /// The thread ended: an assertion of ours failed.
@@ -239,10 +239,10 @@ impl DeviceHandle {
         Ok((Self { inbox, gauge }, outputs))
     }
 
-    /// Tells the device something.
+    /// Sends an input to the device.
     ///
     /// # Errors
-    /// If too much waits, or nobody listens.
+    /// If too much waits, or the thread is gone.
     pub fn tell(&self, input: DeviceInput) -> Result<(), DeviceRefusal> {
         self.inbox.try_send(input).map_err(|error| match error {
             TrySendError::Full(_) => DeviceRefusal::Full,
@@ -276,7 +276,7 @@ struct DeviceThread<M: Machine> {
     clock: Clock,
 }
 
-/// Nobody listens any more.
+/// The receiver of outputs is gone.
 pub(super) struct Over;
 
 impl<M: Machine> DeviceThread<M> {
@@ -284,7 +284,7 @@ impl<M: Machine> DeviceThread<M> {
         while self.turn().is_ok() {}
     }
 
-    /// Takes in what waits, then runs one operation, or waits for more.
+    /// Handles the inputs that wait, then runs one operation, or waits for more.
     fn turn(&mut self) -> Result<(), Over> {
         loop {
             match self.inbox.try_recv() {
@@ -334,7 +334,7 @@ impl<M: Machine> DeviceThread<M> {
                 self.say(DeviceOutput::Failed(error.into()))?;
                 false
             }
-            // Told below, whoever found it.
+            // Reported below, whichever operation met it.
             Some(Progress::Faulted(_)) => false,
             Some(
                 Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
@@ -424,8 +424,8 @@ impl<M: Machine> DeviceThread<M> {
         self.deliver(began)
     }
 
-    /// Passes on what the host says. A host whose device gave up says nothing any more; that is told,
-    /// and the host is done with.
+    /// Passes on the host's outputs. A host whose device gave up has none any more; the fault is sent to the
+    /// event loop, and the host is dropped.
     ///
     /// Layers that are to be written were read from the device since `began`: so long it did not compute.
     fn deliver(&mut self, began: Instant) -> Result<(), Over> {
@@ -496,7 +496,7 @@ impl<M: Machine> DeviceThread<M> {
 
 /// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
 fn file_stores(scratch: PathBuf) -> MakeStore {
-    // Of a process that was killed. What cannot be removed is told when something is written.
+    // Of a process that was killed. What cannot be removed is reported when something is written.
     drop(std::fs::remove_dir_all(&scratch));
     let made = AtomicU64::new(0);
     Box::new(move |bytes| {

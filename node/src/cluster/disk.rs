@@ -37,7 +37,7 @@ pub struct Disk {
 pub struct DiskBusy;
 
 impl Disk {
-    /// Starts the thread.
+    /// Starts the thread that writes records.
     ///
     /// # Errors
     /// If it cannot be started.

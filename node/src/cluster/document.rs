@@ -37,11 +37,11 @@ pub struct JobDocument {
     /// What it goes on from, if not from weights at step 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<Origin>,
-    /// The whole configuration.
+    /// The whole configuration of the run.
     pub config: RunConfig,
-    /// The same as a person would write it.
+    /// The same as TOML, as a person would write it.
     pub toml: String,
-    /// The text.
+    /// The hash and length of the text.
     pub text: DataName,
     /// The weights that training begins with, if they are not drawn.
     pub weights: Option<DataName>,
@@ -56,7 +56,7 @@ pub struct NamedJob {
     pub run: RunId,
     /// The hash of the document's bytes.
     pub name: Digest,
-    /// The document.
+    /// The document that has this hash.
     pub job: JobDocument,
 }
 
@@ -69,13 +69,13 @@ pub enum DocumentError {
     /// Another version of this program wrote it.
     #[error("a job's document of version {found}, this program reads version {DOCUMENT_VERSION}")]
     Version {
-        /// The version found.
+        /// The version that the document names.
         found: u32,
     },
     /// It is too large for the log.
     #[error("a job's document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
     Size {
-        /// Its size.
+        /// The document's length in bytes.
         found: usize,
     },
     /// Its name is another one's.
@@ -103,7 +103,7 @@ impl JobDocument {
         std::iter::once(self.text).chain(self.weights).collect()
     }
 
-    /// Its bytes.
+    /// The document's bytes.
     ///
     /// # Errors
     /// If they are too many.

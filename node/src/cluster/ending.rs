@@ -10,16 +10,16 @@ use zbelastic_types::NodeId;
 
 use crate::failure::{Detail, Failure, FailureCode};
 
-/// A worker that is to go in order and hears of no controller for so long goes: longer than an
+/// A worker that is to go in order and is connected to no controller for so long goes: longer than an
 /// election and a restart take.
 pub const ALONE: Duration = Duration::from_secs(10);
 
 /// Why a node is to go in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainCause {
-    /// A person said so: it is not to come back.
+    /// A person ordered it: it is not to come back.
     Person,
-    /// The system takes the machine away: whoever started the node should start it again elsewhere.
+    /// The system takes the machine away: the node should be started again elsewhere.
     Preempted,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for DrainCause {
 pub enum Signal {
     /// Go in order. The second time it is [`Self::Now`].
     Drain(DrainCause),
-    /// Go at once.
+    /// Go at once, without handing anything over.
     Now,
 }
 
@@ -46,7 +46,7 @@ pub enum Signal {
 pub enum Ending {
     /// It gave away what it had, and went.
     Drained(DrainCause),
-    /// It was to go in order, and heard of no controller that could have seen to that.
+    /// It was to go in order, and was connected to no controller that could have seen to that.
     Alone,
     /// It went at once, by order.
     Left,
@@ -54,7 +54,7 @@ pub enum Ending {
     Hung,
     /// Another process with this identity lives.
     Duplicate {
-        /// Who met both.
+        /// The node that met both processes.
         told_by: NodeId,
     },
     /// The cluster does not let this node in any more.
@@ -94,7 +94,7 @@ impl Ending {
         is_refused_removal(role, problem).then_some(Self::Removed)
     }
 
-    /// What a script and a person are told; `None` if it ended well.
+    /// The failure that is reported; `None` if it ended well.
     #[must_use]
     pub fn failure(self) -> Option<Failure> {
         let (code, what, detail) = match self {

@@ -35,7 +35,7 @@ use super::wire::{LayerMessage, decode, encode};
 use assembly::Joined;
 pub use assembly::{Assembly, FramePiece};
 
-/// Bytes that a boundary tensor may have. It is not cut: whoever waits for it has nothing else to
+/// Bytes that a boundary tensor may have. It is not cut: the stage that waits for it has nothing else to
 /// do, and a smaller microbatch makes it smaller.
 pub const BOUNDARY_BYTES_MAX: u64 = FRAME_BYTES_MAX;
 
@@ -51,7 +51,7 @@ enum Kind {
     Receipt,
     /// A frame of the gradient of the sender's stage: a node stands at one.
     Gradients(u32),
-    /// A piece of a layer's gradient, for who follows it.
+    /// A piece of a layer's gradient, for a worker that follows it.
     Update(LayerId, u32),
     /// A piece of what this chunk gets of its twin's gradient.
     Partial(ChunkIndex, u32),
@@ -110,13 +110,13 @@ impl Kind {
                 PARTIALS.wrapping_add(before).wrapping_add(piece)
             }
         };
-        // What a peer says may be no layer and no piece of any plan. It has some class then, and
-        // whoever reads it finds out.
+        // What a peer names may be no layer and no piece of any plan. It has some class then, and
+        // decoding it finds that out.
         FrameClass(((generation.0 as u32) << KIND_BITS) | (kind & ((1 << KIND_BITS) - 1)))
     }
 }
 
-/// What is said of a frame beside its floats.
+/// What a frame carries beside its floats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Head {
     generation: Generation,
@@ -144,36 +144,36 @@ pub enum FrameFault {
     /// Its head cannot be read.
     #[error("a frame whose head cannot be read: {0}")]
     Head(#[from] postcard::Error),
-    /// Its parts are not what its head says.
+    /// It does not have the parts that its head names.
     #[error("a frame of {found} parts, its head says {expected}")]
     Parts {
-        /// By its head.
+        /// Number of parts by its head.
         expected: usize,
-        /// What came.
+        /// Number of parts that came.
         found: usize,
     },
-    /// Its numbers are not as many as its head says.
+    /// It does not have as many numbers as its head names.
     #[error("a frame of {found} pairs of numbers, its head says {expected}")]
     Halves {
-        /// By its head.
+        /// Number of pairs by its head.
         expected: usize,
-        /// What came.
+        /// Number of pairs that came.
         found: usize,
     },
-    /// It is another piece than its class says, so its length was checked by another's rule.
+    /// It is another piece than its class names, so its length was checked by another's rule.
     #[error("a frame of {expected} is one of {found} by its head")]
     Class {
-        /// By its class.
+        /// The piece by its class.
         expected: FrameName,
-        /// By its head.
+        /// The piece by its head.
         found: FrameName,
     },
-    /// It speaks for another node than who sent it.
+    /// It names another node as its sender than the one that sent it.
     #[error("sent by node {expected}, the frame speaks for node {found}")]
     Sender {
-        /// Who sent it.
+        /// The node that sent it.
         expected: NodeId,
-        /// Whom it speaks for.
+        /// The node that it names.
         found: NodeId,
     },
 }
@@ -226,9 +226,9 @@ pub enum Outgoing {
 pub struct LayerOffer {
     /// The plan it is for.
     pub generation: Generation,
-    /// Who has it.
+    /// The worker that has it.
     pub sender: Holder,
-    /// The layer.
+    /// The layer's state, as it is fetched.
     pub image: Arc<LayerImage>,
     /// The turn whose seal it waits for, if it is wanted ahead.
     pub open: Option<Turn>,
@@ -357,7 +357,7 @@ fn run_of(partial: Partial) -> Vec<f32> {
     floats
 }
 
-/// The partial gradient of such floats. How many of them it must have is known to who takes it in.
+/// The partial gradient of such floats. How many of them it must have is known to the receiver.
 fn partial_of((turn, chunk, losses): (Turn, ChunkIndex, u32), mut floats: Vec<f32>) -> Partial {
     let halves = floats.split_off(floats.len().saturating_sub(2 * losses as usize));
     let loss = |pair: &[f32]| {
@@ -440,7 +440,7 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
     Ok(Incoming::Whole(Box::new(PeerFrame { generation, sender, body })))
 }
 
-/// Whether a frame came under the rule of what it is. Else a sender could say the same piece under
+/// Whether a frame came under the rule of what it is. Else a sender could send the same piece under
 /// ever new numbers.
 fn check_class(class: FrameClass, kind: Kind, generation: Generation) -> Result<(), FrameFault> {
     let found = kind.of(generation);
@@ -491,11 +491,11 @@ impl fmt::Display for FrameName {
 /// What may be sent to a worker: by the others of its plan, and by those whose layers it follows.
 /// Longer or shorter frames close the connection before a byte is allocated.
 pub struct Expected<'a> {
-    /// Who expects.
+    /// The node that receives.
     pub me: NodeId,
-    /// The model.
+    /// The model that is trained.
     pub model: &'a ModelConfig,
-    /// The batch.
+    /// The shape of the job's batches.
     pub batch: BatchShape,
     /// The plan that was loaded last.
     pub plan: Option<&'a PlanRecord>,

@@ -24,13 +24,13 @@ const BYTES_MAX: u64 = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
     version: u32,
-    /// The cluster.
+    /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
-    /// Its name.
+    /// The cluster's name.
     pub cluster_name: String,
     /// When it was founded, in milliseconds since 1970, if that is known here.
     pub founded_ms: Option<u64>,
-    /// The node.
+    /// The node's number in the cluster.
     pub node: NodeId,
     /// What people call it.
     pub name: String,
@@ -38,13 +38,13 @@ pub struct Home {
     pub role: MemberRole,
     /// How often it has started.
     pub boot: u64,
-    /// Where it listens.
+    /// The address at which it listens.
     pub bind: SocketAddr,
     /// Where others reach it.
     pub advertised: Vec<String>,
     /// Where controllers were found last.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// The zone that it stands in, if somebody said.
+    /// The zone that it stands in; empty if none was configured.
     #[serde(default)]
     pub zone: String,
 }
@@ -58,30 +58,30 @@ pub enum HomeError {
     /// Another version of this program wrote it.
     #[error("{FILE} is of version {found}, this program reads version {VERSION}")]
     Version {
-        /// The version found.
+        /// The version that the file names.
         found: u32,
     },
 }
 
 /// What a node is when it begins.
 pub struct Beginning {
-    /// The cluster.
+    /// Id of the cluster, as in its certificates.
     pub cluster: ClusterId,
-    /// Its name.
+    /// The cluster's name.
     pub cluster_name: String,
     /// When it was founded, if that is known.
     pub founded_ms: Option<u64>,
-    /// The node.
+    /// The node's number in the cluster.
     pub node: NodeId,
     /// What people call it.
     pub name: String,
     /// What it is for.
     pub role: MemberRole,
-    /// Where it listens.
+    /// The address at which it listens.
     pub bind: SocketAddr,
     /// Where others reach it.
     pub advertised: Vec<String>,
-    /// Controllers known.
+    /// Controllers known so far, and where they are reached.
     pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
 }
 
@@ -151,14 +151,14 @@ impl Home {
     }
 }
 
-/// Writes what a running node learns, one save after the other and the last word last.
+/// Writes what a running node finds out, one save after the other and the newest last.
 pub struct HomeWriter {
     latest: watch::Sender<Option<Home>>,
 }
 
 impl HomeWriter {
     /// Writes to `folder`, beside the event loop: disks take their time, and nobody waits for this. What cannot be
-    /// written is written with the next change; a start with what is there finds whoever is left of it.
+    /// written is written with the next change; a start with what is there finds those that are left of it.
     #[must_use]
     pub fn start(folder: DataFolder) -> Self {
         let (latest, mut homes) = watch::channel(None::<Home>);
@@ -178,7 +178,7 @@ impl HomeWriter {
     }
 }
 
-/// Whose commands ask here ask the other controllers as well, once this one is gone.
+/// The administrator's commands on this machine use the other controllers as well, once this one is gone.
 fn tell_admin(folder: &DataFolder, home: &Home) {
     let Ok(admin) = folder.read_admin() else { return };
     let told = with_controllers(&admin, home);

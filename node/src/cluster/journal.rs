@@ -1,4 +1,4 @@
-//! What a node tells people: events in `events.jsonl` and for those who ask, lines for its own log.
+//! What a node reports: events in `events.jsonl` and for clients that request them, lines for its own log.
 //!
 //! Nothing here is needed to go on: a disk that takes no more lines costs lines, and nothing else.
 
@@ -13,9 +13,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::api::{Event, EventKind, LogLine};
 use crate::whole_file;
 
-/// Events kept in memory for those who ask.
+/// Events kept in memory for clients that request them.
 const EVENTS_KEPT: usize = 8192;
-/// Log lines kept in memory for those who ask.
+/// Log lines kept in memory for clients that request them.
 const LINES_KEPT: usize = 2048;
 /// Lines that wait for the disk at once; beyond it they are left out of the file.
 const LINES_WAITING_MAX: usize = 4096;
@@ -26,7 +26,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 pub enum Echo {
     /// On standard error.
     Yes,
-    /// Nowhere.
+    /// They are only kept.
     No,
 }
 
@@ -61,7 +61,7 @@ impl Journal {
         })
     }
 
-    /// Tells an event.
+    /// Records an event, in memory and in the file.
     pub fn tell(&mut self, kind: EventKind) {
         let event = Event::new(self.next_event, now_ms(), kind);
         self.next_event += 1;
@@ -77,12 +77,12 @@ impl Journal {
         }
     }
 
-    /// Tells something that a person should look at.
+    /// Records a warning that a person should look at.
     pub fn warn(&mut self, what: String) {
         self.tell(EventKind::Warning { what });
     }
 
-    /// Notes something for whoever reads this node's log.
+    /// Adds a line to this node's log.
     pub fn log(&mut self, text: String) {
         if self.echo == Echo::Yes {
             let _ = writeln!(io::stderr(), "{}", crate::api::escape(&text));
@@ -104,7 +104,7 @@ impl Journal {
         (first, next, events)
     }
 
-    /// Tells this journal from that of another node or an earlier start.
+    /// Distinguishes this journal from that of another node or an earlier start.
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.number

@@ -1,7 +1,7 @@
 //! What a node keeps on its disk for the cluster: pieces of checkpoints, their manifests, text.
 //!
-//! Disks are slow, so a thread does the work and the event loop is told what became of it. A piece
-//! that a worker wrote is told to be durable only when as many other nodes have it as the
+//! Disks are slow, so a thread does the work and reports the outcome to the event loop. A piece
+//! that a worker wrote is reported to be durable only when as many other nodes have it as the
 //! configuration wants: a machine that is preempted takes its disk with it.
 
 use std::path::{Path, PathBuf};
@@ -70,39 +70,39 @@ impl<R: io::Read> io::Read for CountingReader<'_, R> {
 pub enum Kept {
     /// A piece was written, or could not be.
     Put {
-        /// The piece.
+        /// The piece that was to be written.
         piece: PieceRef,
-        /// Why not, and what others may fetch instead.
+        /// Why it was not written, and the body that others may fetch instead.
         outcome: Result<(), (KeepFailure, Arc<LayerBody>)>,
     },
     /// A piece was read; `None` if it is not here or not whole.
     Got {
-        /// The piece.
+        /// The piece that was to be read.
         piece: PieceRef,
-        /// The layer.
+        /// The layer's state and its digest.
         read: Option<Box<ReadLayer>>,
     },
     /// A manifest could not be written, or something that is not needed not removed.
     Failed {
-        /// Why.
+        /// Why it failed.
         failure: KeepFailure,
     },
     /// What nobody needs any more is gone.
     Collected(Freed),
     /// A piece was read again and is not whole.
     Rotten {
-        /// Which.
+        /// The damaged piece.
         piece: PieceRef,
-        /// What was found.
+        /// What was found to be wrong, in words.
         why: String,
     },
     /// A text, or weights, was read again and is another one.
     RottenData(DataName),
     /// A piece that was damaged was fetched again, or not.
     Mended {
-        /// Which.
+        /// The piece that was damaged.
         piece: PieceRef,
-        /// Why it is as it was.
+        /// Why it is still damaged, in words.
         outcome: Result<(), String>,
     },
 }
@@ -119,7 +119,7 @@ pub enum KeepFailure {
     /// The disk is low.
     #[error(transparent)]
     Room(#[from] NoRoom),
-    /// It could not be opened before, which was told then.
+    /// It could not be opened before, which was reported then.
     #[error("there is no store")]
     NoStore,
 }
@@ -175,7 +175,7 @@ impl Keeper {
 
     /// Reports what was done beside the store's thread.
     pub async fn report(&self, kept: Kept) {
-        // Without somebody who takes reports the node ends.
+        // Without a receiver of reports the node ends.
         let _ = self.reports.send(kept).await;
     }
 
@@ -191,18 +191,18 @@ impl Keeper {
         &self.time
     }
 
-    /// Writes a piece.
+    /// Has a piece written.
     ///
     /// # Errors
-    /// If too much waits.
+    /// If too many orders wait.
     pub fn put(&self, piece: PieceRef, body: Arc<LayerBody>) -> Result<(), KeeperBusy> {
         self.send(Order::Put { piece, body })
     }
 
-    /// Reads a piece.
+    /// Has a piece read.
     ///
     /// # Errors
-    /// If too much waits.
+    /// If too many orders wait.
     pub fn get(&self, piece: PieceRef) -> Result<(), KeeperBusy> {
         self.send(Order::Get { piece })
     }
@@ -238,13 +238,13 @@ impl Keeper {
         }
     }
 
-    /// The store itself, for who may wait for the disk; none if it cannot be opened.
+    /// The store itself, for callers that may wait for the disk; none if it cannot be opened.
     #[must_use]
     pub fn store(&self) -> Option<Arc<SledStore>> {
         self.store.borrow().clone()
     }
 
-    /// The room on the store's disk, asked beside the event loop; none if that is not known.
+    /// The room on the store's disk, looked up beside the event loop; none if that is not known.
     pub async fn room(&self) -> Option<DiskRoom> {
         let store = self.store()?;
         let ask = move || disk_room(store.folder()).ok();
@@ -378,7 +378,7 @@ fn carry_out(
     }
 }
 
-/// Whether so many bytes find room where a store lies. A disk that does not say is tried.
+/// Whether so many bytes find room where a store lies. A disk that does not report its room is tried.
 ///
 /// # Errors
 /// If they do not.
@@ -423,7 +423,7 @@ fn read(store: &impl Store, piece: PieceRef, moved: &WorkCount) -> Option<ReadLa
     Some(ReadLayer { image, digest })
 }
 
-/// Removes what nobody refers to, and says what that was.
+/// Removes what nobody refers to, and returns how much that was.
 ///
 /// # Errors
 /// If the medium fails.
@@ -435,7 +435,7 @@ fn collect(store: &impl Store, data: &Path, referred: &Referred) -> Result<Freed
     Ok(freed)
 }
 
-/// The same beside the event loop, as it is answered to who asked for it.
+/// The same beside the event loop, as it is answered to the node that requested it.
 pub async fn collect_now(keeper: Keeper, referred: Referred) -> NodeAnswer {
     let Some(store) = keeper.store() else {
         return NodeAnswer::Refused { why: KeepFailure::NoStore.to_string() };

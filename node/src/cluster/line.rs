@@ -1,4 +1,4 @@
-//! What a command line asks its cluster by: a connection with the administrator's certificate, which is
+//! The connection of a command line to its cluster, with the administrator's certificate, which is
 //! renewed while it is used.
 
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub fn exchange(folder: &DataFolder) -> Result<Exchange<'static>, Failure> {
 }
 
 /// Tries whether anybody answers at an address. Without a certificate of its own, as on a machine that is yet to join,
-/// one that no cluster knows will do: whoever turns it away has been reached.
+/// one that no cluster knows will do: a node that turns it away has been reached.
 ///
 /// # Errors
 /// With the reason, if nobody answers.
@@ -64,14 +64,14 @@ pub fn reach(folder: &DataFolder, address: &str) -> Result<(), String> {
 /// A command line's connection, which stays open between two questions.
 struct Line {
     runtime: Runtime,
-    /// Where the administrator's certificate is. A question that is never asked needs none.
+    /// The folder of the administrator's certificate. A line that is never used needs none.
     folder: PathBuf,
     open: Option<Open>,
-    /// When a certificate for longer was asked for last.
+    /// When a certificate for longer was requested last.
     renewal_asked: Option<Instant>,
 }
 
-/// A connection.
+/// An open connection, and what it was opened with.
 struct Open {
     addresses: Vec<String>,
     client: AdminClient,
@@ -86,7 +86,7 @@ impl Line {
                 renew_if_due(folder, found, renewal_asked).await;
                 match found.client.request(bytes.to_vec()).await {
                     Ok(answer) => return Ok(answer),
-                    // The node may have ended since: another one is asked.
+                    // The node may have ended since: another one is tried.
                     Err(RequestError::Broken | RequestError::NoRoad) => *open = None,
                     Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
                 }
@@ -107,8 +107,9 @@ impl Line {
     }
 }
 
-/// Asks for a certificate that holds for longer, once two thirds of this one's time are over or the controller shows
-/// that another authority issues now, and keeps it in the folder. Without it the command goes on: the next one asks again.
+/// Requests a certificate that holds for longer, once two thirds of this one's time are over or the
+/// controller shows that another authority issues now, and keeps it in the folder. Without it the command
+/// goes on: the next one tries again.
 async fn renew_if_due(folder: &Path, open: &mut Open, asked: &mut Option<Instant>) {
     let is_late = UnixSeconds::now() >= open.credentials.window().renew_after();
     let issues = open.client.authority();
@@ -131,7 +132,7 @@ async fn renew_if_due(folder: &Path, open: &mut Open, asked: &mut Option<Instant
 }
 
 impl Drop for Line {
-    /// Says goodbye, so that the node keeps no connection of somebody who is gone.
+    /// Closes the connection, so that the node keeps none of a client that is gone.
     fn drop(&mut self) {
         if let Some(open) = self.open.take() {
             self.runtime.block_on(open.client.close());

@@ -48,7 +48,7 @@ pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let mut admin = AdminFile { name: String::new(), id, addresses };
     folder.write_admin(&admin)?;
     joined.credentials.save(&folder.admin()).map_err(cannot_keep)?;
-    // The first thing that is asked with it: what the cluster is called.
+    // The first request that is sent with it: the cluster's name.
     let mut client = ApiClient::new(admin.addresses.clone(), exchange(&folder)?);
     admin.name = client.cluster().map_err(Failure::from)?.name;
     folder.write_admin(&admin)?;

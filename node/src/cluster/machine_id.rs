@@ -8,7 +8,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// What a machine without the file above is known by.
 const HOSTNAME: &str = "/etc/hostname";
 
-/// The number of this machine; 0 if it cannot be told.
+/// The number of this machine; 0 if it cannot be read.
 #[must_use]
 pub fn host() -> u64 {
     number([BOOT_ID, HOSTNAME].into_iter().find_map(|path| fs::read(path).ok()).as_deref())

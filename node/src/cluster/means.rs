@@ -1,4 +1,4 @@
-//! What a worker brings to a cluster, found out before anything is asked of one.
+//! What a worker brings to a cluster, found out before a cluster is contacted.
 
 use zbelastic_consensus::class::{DEVICE_NAME_BYTES_MAX, DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
@@ -33,7 +33,7 @@ pub fn means(args: &JoinArgs, probe: Option<&Probe>) -> WorkerMeans {
     WorkerMeans { resources, data_paths: args.data_path.clone(), spot: args.spot }
 }
 
-/// Threads that compute.
+/// Number of threads that compute.
 pub fn threads_of(args: &JoinArgs) -> usize {
     args.threads.map_or_else(core_count, |threads| threads as usize)
 }
@@ -47,7 +47,7 @@ fn device_name(probe: &Probe) -> DeviceName {
     DeviceName::new(end).expect("a class has a comma at least")
 }
 
-/// Looks at the device that was named, before anything is asked of a cluster.
+/// Looks at the device that was named, before a cluster is contacted.
 ///
 /// # Errors
 /// If it cannot be used.

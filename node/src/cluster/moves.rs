@@ -1,13 +1,13 @@
-//! Which layers really moved for each plan, as the workers that got them tell.
+//! Which layers really moved for each plan, as the workers that received them reported.
 //!
-//! Pure: told of arrivals and moments, asked for sums.
+//! Pure: the caller passes arrivals and moments, and reads sums.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use zbelastic_types::Generation;
 
-/// Plans that are remembered. Those before are told of.
+/// Plans that are remembered, the newest ones.
 const PLANS_MAX: usize = 16;
 
 /// What moved for a plan.

@@ -15,7 +15,7 @@ const RESOLVING_MAX: usize = 16;
 /// Finds the addresses of a name and port; may take as long as it likes.
 pub type Lookup = Arc<dyn Fn(&str) -> Vec<SocketAddr> + Send + Sync>;
 
-/// Asks the system's resolver.
+/// Looks addresses up with the system's resolver.
 #[must_use]
 pub fn system_lookup() -> Lookup {
     Arc::new(|address| address.to_socket_addrs().map(Iterator::collect).unwrap_or_default())
@@ -27,8 +27,8 @@ pub fn numbers(addresses: &[String]) -> Vec<SocketAddr> {
     addresses.iter().filter_map(|address| address.parse().ok()).collect()
 }
 
-/// Addresses as a socket takes them, for who may wait for the resolver; a name that does not resolve now
-/// is left out.
+/// Addresses as a socket takes them, for callers that may wait for the resolver; a name that does not
+/// resolve now is left out.
 #[must_use]
 pub fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
     let lookup = system_lookup();
@@ -38,7 +38,7 @@ pub fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
 /// Resolves the addresses of nodes, each node once at a time.
 pub struct Names {
     lookup: Lookup,
-    /// Nodes that wait, in order, each with what was asked last.
+    /// Nodes that wait, in order, each with the addresses that were passed last.
     waiting: VecDeque<(NodeId, Vec<String>)>,
     /// Nodes being resolved.
     under_way: BTreeMap<NodeId, Vec<String>>,
@@ -54,7 +54,7 @@ impl Names {
         Self { lookup, waiting: VecDeque::new(), under_way: BTreeMap::new(), answers, answer }
     }
 
-    /// Asks where a node is. Yields the addresses that are numbers; those of names come from
+    /// Looks up where a node is. Yields the addresses that are numbers; those of names come from
     /// [`Self::poll`], with the numbers.
     pub fn ask(&mut self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
         self.waiting.retain(|(waiting, _)| *waiting != node);
@@ -67,7 +67,7 @@ impl Names {
         numbers
     }
 
-    /// What was found since this was asked last. What does not resolve now is left out.
+    /// What was found since the last call. What does not resolve now is left out.
     pub fn poll(&mut self) -> Vec<(NodeId, Vec<SocketAddr>)> {
         let found: Vec<_> = self.answers.try_iter().collect();
         for (node, _) in &found {
@@ -91,7 +91,7 @@ impl Names {
                 let _ = answer.send((node, found));
             };
             if thread::Builder::new().name("names".to_owned()).spawn(work).is_err() {
-                // The machine has no thread to spare now: the next change of members asks again.
+                // The machine has no thread to spare now: the next change of members tries again.
                 self.under_way.remove(&node);
                 return;
             }
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(names.ask(NodeId(2), &text("slow:1")), []);
         assert_eq!(names.ask(NodeId(3), &text("fast:1")), []);
         assert_eq!(wait(&mut names), [(NodeId(3), vec![here()])]);
-        // What is asked again while it is resolved is not asked twice.
+        // What is passed again while it is resolved is not looked up twice.
         assert_eq!(names.ask(NodeId(2), &text("slow:1")), []);
         assert!(names.waiting.is_empty());
         release.send(()).expect("it waits");

@@ -1,4 +1,4 @@
-//! Where others reach a node that was not told where: by the address from which it reaches them.
+//! Where others reach a node that no address was configured for: by the address from which it reaches them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -11,15 +11,15 @@ const OUTSIDE: [IpAddr; 2] = [
 /// Any port: only the way to the host matters.
 const ANY_PORT: u16 = 9;
 
-/// Where a socket that listens at `listens` is reached by those who are at `others`, or from
-/// outside if nobody else is known. An address of its own is the answer; "every interface" is
+/// Where a socket that listens at `listens` is reached by the nodes that are at `others`, or from
+/// outside if no other is known. An address of its own is the answer; "every interface" is
 /// nowhere for others.
 #[must_use]
 pub fn own_addresses(listens: SocketAddr, others: &[SocketAddr]) -> Vec<SocketAddr> {
     addresses_by(source_towards, listens, others)
 }
 
-/// The same with `source`, which tells the address that packets to a host would be sent from.
+/// The same with `source`, which yields the address that packets to a host would be sent from.
 fn addresses_by(
     source: impl Fn(SocketAddr) -> Option<IpAddr>,
     listens: SocketAddr,
@@ -31,7 +31,7 @@ fn addresses_by(
     let outside = OUTSIDE.map(|host| SocketAddr::new(host, ANY_PORT));
     let towards = if others.is_empty() { &outside[..] } else { others };
     let mut found: Vec<SocketAddr> = Vec::new();
-    // A socket of IPv6 that listens everywhere hears IPv4 as well; the reverse does not hold.
+    // A socket of IPv6 that listens everywhere receives IPv4 as well; the reverse does not hold.
     for other in towards.iter().filter(|other| listens.is_ipv6() || other.is_ipv4()) {
         let own = source(*other).filter(|own| !own.is_unspecified());
         let own = own.map(|own| SocketAddr::new(own, listens.port()));

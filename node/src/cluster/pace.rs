@@ -4,9 +4,9 @@
 //!   slices of a step ──▶ book ──▶ review ──▶ solver thread ──▶ watch ──▶ the core, and what is known
 //! ```
 //!
-//! What is known changes only when a review says the same several times: so everything that is
+//! What is known changes only when several reviews come to the same: so everything that is
 //! planned between two such moments is planned with the same numbers, and noise never makes a plan
-//! differ from the one before. Pure: told of steps and judgements, asked for numbers.
+//! differ from the one before. Pure: the caller passes steps and judgements, and reads numbers.
 
 pub mod book;
 pub mod watch;
@@ -27,12 +27,12 @@ use crate::config::RunConfig;
 pub use zbelastic_policy::seating::Seated;
 
 /// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as fast
-/// as they say, and messages take no time.
+/// as they report, and messages take no time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Known {
     /// What counted work takes on a node of speed 1.
     pub calibration: Option<Calibration>,
-    /// Nodes that are not as fast as they say, in thousandths of a reference device's.
+    /// Nodes that are not as fast as they report, in thousandths of a reference device's.
     pub speeds: BTreeMap<NodeId, u32>,
     /// What a boundary tensor takes from node to node, the lower number first.
     pub links: BTreeMap<(NodeId, NodeId), LinkTimes>,
@@ -43,14 +43,14 @@ pub struct Known {
 /// What a boundary tensor takes to another node, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkTimes {
-    /// However short it is; all of it, if there was nothing to tell its length by.
+    /// However short it is; all of it, if nothing separated the part that depends on its length.
     pub latency_us: f64,
     /// For its length, in which the way carries no other.
     pub occupancy_us: f64,
 }
 
 impl LinkTimes {
-    /// All of it.
+    /// Both parts together, in microseconds.
     #[must_use]
     pub fn total_us(&self) -> f64 {
         self.latency_us + self.occupancy_us
@@ -58,7 +58,7 @@ impl LinkTimes {
 }
 
 /// A verdict that takes so much more or less than was known is another one: it is seldom waited for, and
-/// then by whoever was late.
+/// then by the stage that was late.
 const VERDICT_APART: f64 = 0.5;
 
 impl Known {
@@ -91,7 +91,7 @@ impl Known {
         nodes.iter().map(|seat| (seat.0, known(seat))).collect()
     }
 
-    /// What work takes on nodes in this order of stages, who are as fast as is said here.
+    /// What work takes on nodes in this order of stages, with the speeds that are passed with them.
     #[must_use]
     pub fn pace(&self, config: &RunConfig, nodes: &[Seated]) -> Pace {
         let (model, shape) = (&config.model, config.batch.microbatch);
@@ -133,7 +133,7 @@ impl Known {
 }
 
 impl Known {
-    /// As people are told it.
+    /// The same as `status` reports it.
     #[must_use]
     pub fn status(&self) -> PaceStatus {
         let classes = self.calibration.map_or_else(ClassCosts::default, |found| found.classes);

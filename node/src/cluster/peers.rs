@@ -20,7 +20,7 @@ pub struct Peers {
     names: Names,
     /// Where members are, as far as that was resolved; this node too.
     places: BTreeMap<NodeId, (Role, Vec<SocketAddr>)>,
-    /// Nodes whose ban was not told of yet.
+    /// Nodes whose ban [`Self::poll_banned`] has not returned yet.
     banned_now: Vec<NodeId>,
 }
 
@@ -108,12 +108,12 @@ impl Peers {
         self.banned_now.extend(change.banned);
     }
 
-    /// Nodes whose connections were closed for good since this was asked last.
+    /// Nodes whose connections were closed for good since the last call.
     pub fn poll_banned(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.banned_now)
     }
 
-    /// Where a node is that says so at these addresses: names as far as they were resolved by now.
+    /// Where a node is that named these addresses: names as far as they were resolved by now.
     #[must_use]
     pub fn places(&self, node: NodeId, addresses: &[String]) -> Vec<SocketAddr> {
         let numbers = numbers(addresses);
@@ -137,14 +137,14 @@ impl Peers {
         self.roster.note_down(node);
     }
 
-    /// The role in which a node is known, as certificates tell it; that of a worker if it is not.
+    /// The role in which a node is known, as certificates name it; that of a worker if it is not.
     #[must_use]
     pub fn role(&self, node: NodeId) -> PeerRole {
         peer_role(self.roster.role(node))
     }
 }
 
-/// A member's role as certificates tell it.
+/// A member's role as certificates name it.
 #[must_use]
 pub const fn peer_role(role: Role) -> PeerRole {
     match role {

@@ -23,7 +23,7 @@ pub enum KeepError {
     /// The disk is low.
     #[error(transparent)]
     Room(#[from] NoRoom),
-    /// Whoever asked for it does not give it, or the store does not take it.
+    /// The holder does not give it, or the store does not take it.
     #[error("it does not come: {0}")]
     Fetch(#[from] BulkError),
     /// What came is not it, or the store does not take it.

@@ -1,4 +1,4 @@
-//! What people ask a node: who may, and what every node answers alike.
+//! Requests that nodes answer: which role may send which, and what every node answers alike.
 
 use zbelastic_transport::{PeerIdentity, PeerRole, Reply};
 use zbelastic_types::NodeId;
@@ -6,8 +6,8 @@ use zbelastic_types::NodeId;
 use super::journal::Journal;
 use crate::api::{Answer, LOG_LINES_MAX, Logs, Refusal, Request, encode_answer};
 
-/// Whether somebody with this role may ask this: who looks on reads, an operator gives orders about runs and
-/// checkpoints, and who takes part is an administrator's matter.
+/// Whether a client with this role may send this request: a viewer reads, an operator gives orders about runs
+/// and checkpoints, and membership is an administrator's matter.
 fn may_ask(role: PeerRole, request: &Request) -> bool {
     match request {
         Request::Status
@@ -54,7 +54,7 @@ fn may_ask(role: PeerRole, request: &Request) -> bool {
     }
 }
 
-/// Whether who asks may ask this. If not, the node's log tells.
+/// Whether the sender may send this request. If not, the node logs that.
 ///
 /// # Errors
 /// If that is not for its role.
@@ -75,9 +75,9 @@ pub fn logs(journal: &Journal, node: NodeId, (from, max): (u64, u32)) -> Answer 
     Answer::Logs(Logs { node, first_sequence, next_sequence, lines })
 }
 
-/// Answers.
+/// Sends an answer.
 pub fn reply(reply: Reply, answer: &Answer) {
-    // An answer that is too large is a mistake of ours, and is told as one.
+    // An answer that is too large is a mistake of ours, and is answered as one.
     let bytes = encode_answer(answer).or_else(|error| {
         let what = error.to_string();
         encode_answer(&Answer::Refused(Refusal::Internal { what }))

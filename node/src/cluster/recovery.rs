@@ -1,8 +1,8 @@
 //! A new cluster out of one controller's folder, when a majority of the others is gone for good.
 //!
 //! What was agreed cannot be known any more, so it goes on from the newest checkpoint that this
-//! controller's log tells of, or, if the log is lost, of which it has the manifest. The new cluster has another id and another authority: whoever was a
-//! member of the old one is a stranger to it, whatever it remembers.
+//! controller's log holds, or, if the log is lost, of which it has the manifest. The new cluster has another
+//! id and another authority: a member of the old one is a stranger to it, whatever it remembers.
 
 mod changeover;
 
@@ -56,12 +56,10 @@ struct Known {
     run_last: RunId,
 }
 
-/// What a manifest tells a cluster that goes on from it.
+/// What a manifest holds for a cluster that goes on from it.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(super) struct CheckpointDocument {
-    /// The job.
     pub(super) spec: Arc<JobSpec>,
-    /// The checkpoint.
     pub(super) record: CheckpointRecord,
     /// What the job computes on.
     pub(super) class: Option<DeviceClass>,
@@ -124,9 +122,9 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
     Ok(Some(state))
 }
 
-/// What this controller knows of runs and their checkpoints: all that its log adds up to. A manifest is written
-/// when the log tells already, and so may be missing; where the log knows of a job, those of other jobs are none
-/// of its.
+/// What this controller knows of runs and their checkpoints: all that its log adds up to. A manifest is
+/// written when the log holds the checkpoint already, and so may be missing; where the log knows of a job,
+/// the manifests of other jobs are none of its.
 fn known(folder: &DataFolder, cluster: ClusterId) -> Result<Known, Failure> {
     let Some(state) = known_state(folder, cluster)? else { return known_of_store(folder, None) };
     let Some(job) = state.job() else {
@@ -181,8 +179,8 @@ fn known_state(folder: &DataFolder, cluster: ClusterId) -> Result<Option<State>,
     logged_state(cluster, &log).map(Some).map_err(|error| wrong(&error))
 }
 
-/// What manifests tell: the newest checkpoint of each run, of which the newest run goes on; only the job with this
-/// configuration, if one is named.
+/// What manifests hold: the newest checkpoint of each run, of which the newest run goes on; only the job with
+/// this configuration, if one is named.
 fn known_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Known, Failure> {
     let places = Places::new(folder.clone());
     let wrong = |error: &dyn std::fmt::Display| {
@@ -314,7 +312,7 @@ mod tests {
         log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
     }
 
-    /// The bits of a run on devices are of their class, whoever joins the new cluster first.
+    /// The bits of a run on devices are of their class, whichever worker joins the new cluster first.
     #[test]
     fn what_a_job_computes_on_is_kept_by_the_log_and_by_manifests() {
         let class = DeviceClass::Cuda(DeviceName::new("H200, sm_90").expect("a name"));

@@ -1,5 +1,5 @@
-//! Certificates outlive no process and no folder that is used: who has the authority renews its own and
-//! its administrator's, and a member whose certificate ended while it was off asks for another one with
+//! Certificates outlive no process and no folder that is used: a node with the authority renews its own and
+//! its administrator's, and a member whose certificate ended while it was off requests another one with
 //! the key that the cluster knows it by.
 
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::failure::{Detail, Failure, FailureCode};
 
 /// Between two attempts of a worker that starts with a certificate that ended.
 const ASK_PAUSE: Duration = Duration::from_secs(1);
-/// How often it asks, if no controller that leads is reached: ten minutes, which controllers start in.
+/// How many times it tries, if no controller that leads is reached: ten minutes, which controllers start in.
 const ASKED_MAX: u32 = 600;
 
 /// A controller has the authority, and so can renew its own certificate when it starts.
@@ -121,7 +121,7 @@ pub async fn member_credentials(
     }
 }
 
-/// The same, asked for again while nobody decides: after an outage controllers start when workers do.
+/// The same, tried again while nobody decides: after an outage controllers start when workers do.
 async fn renewed_in_time(
     ended: &Credentials,
     name: &str,
@@ -142,9 +142,9 @@ async fn renewed_in_time(
 /// Why a member gets no other certificate.
 #[derive(Debug)]
 pub struct NotRenewed {
-    /// Whether the cluster said that it is no member any more.
+    /// Whether the cluster answered that it is no member any more.
     pub is_no_member: bool,
-    /// What a person is told.
+    /// The failure to report.
     pub failure: Failure,
 }
 

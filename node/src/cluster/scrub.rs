@@ -1,5 +1,5 @@
-//! The thread that reads again what lies on a node's disk, as [`zbelastic_policy::scrub`] says, and what is done
-//! about what rotted.
+//! The thread that reads again what lies on a node's disk, as [`zbelastic_policy::scrub`] plans it, and what
+//! is done about what rotted.
 //!
 //! A pass reads a chunk a second, and the next one begins where it ends: a tebibyte takes three days.
 
@@ -71,7 +71,7 @@ impl DataFolder for DataFiles {
     }
 }
 
-/// Fetches a piece again from whoever has it sound, and reports what came of it.
+/// Fetches a piece again from the nodes that have it sound, and reports what came of it.
 pub fn mend(
     piece: PieceRef,
     (transport, keeper): (Transport, Keeper),
@@ -104,7 +104,7 @@ pub fn rotten_words(piece: PieceRef, why: &str) -> String {
 /// What people read of what came of it; a warning if nobody has the piece.
 ///
 /// # Errors
-/// The warning.
+/// The warning, if the piece is still damaged.
 pub fn mended_words(piece: PieceRef, outcome: Result<(), String>) -> Result<String, String> {
     let PieceRef { run, version, layer, .. } = piece;
     let what = format!("layer {layer} of checkpoint {version} of run {run}");

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::ending::{DrainCause, Signal};
 use crate::failure::{Failure, FailureCode};
 
-/// If it is `stdin`, the process ends when its standard input does: whoever started it holds the
+/// If it is `stdin`, the process ends when its standard input does: the process that started it holds the
 /// other end, and lets go of it however it ends.
 pub const LIFELINE_VARIABLE: &str = "ZBELASTIC_LIFELINE";
 

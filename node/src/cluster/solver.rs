@@ -1,7 +1,7 @@
-//! Plans, found off the event loop. The leader asks, gets an answer, and proposes it; what is not on
-//! the way of anybody is to look ahead: the plans for one node less and one more are found before
-//! they are needed, so that a loss does not wait for a search. What is not on anybody's way either is
-//! to judge the plan in force by what its work takes.
+//! Plans, found off the event loop. The leader sends a request, gets an answer, and proposes it; what is not
+//! on the way of anybody is to look ahead: the plans for one node less and one more are found before they are
+//! needed, so that a loss does not wait for a search. What is not on anybody's way either is to judge the
+//! plan in force by what its work takes.
 
 mod review;
 
@@ -26,7 +26,7 @@ use super::tick::ticks_of_seconds;
 use crate::config::{DeviceKind, Resort};
 pub use review::{Review, Reviewed};
 
-/// Requests that wait at once: a leader asks for one at a time, and gives up those before it.
+/// Requests that wait at once: a leader sends one at a time, and gives up those before it.
 const REQUESTS_MAX: usize = 4;
 /// Solutions remembered; with more, those for the most nodes go first.
 const REMEMBERED_MAX: usize = 256;
@@ -46,7 +46,7 @@ const PATIENCE: f64 = 10.0;
 /// thread waiting, with room.
 const OP_SECONDS_MIN: f64 = 1.0;
 
-/// Nodes of which the loss of each is looked ahead to; of more, the loss of the first ones, who
+/// Nodes of which the loss of each is looked ahead to; of more, the loss of the first ones, which
 /// mostly are like the others.
 const LOSSES_MAX: usize = 8;
 
@@ -54,7 +54,7 @@ const LOSSES_MAX: usize = 8;
 pub struct Solved {
     /// As in the request.
     pub number: u64,
-    /// What was found.
+    /// The plan that was found, or why there is none.
     pub solution: Result<Solution, Unsolvable>,
 }
 
@@ -62,11 +62,11 @@ pub struct Solved {
 pub enum Answer {
     /// To a request for a plan.
     Solved(Solved),
-    /// To a review.
+    /// To the review of a plan.
     Reviewed(Box<Reviewed>),
 }
 
-/// What the thread is asked.
+/// What the thread receives.
 enum Ask {
     Solve(Box<SolveRequest>),
     Review(Box<Review>),
@@ -94,8 +94,8 @@ impl Solver {
         Ok((Self { asks, waiting: None }, outbox))
     }
 
-    /// Asks for a plan. With too many waiting it waits for room, in place of the one before: a leader
-    /// gives up what it asked for earlier, and waits for an answer to the last one.
+    /// Requests a plan. With too many waiting it waits for room, in place of the one before: a leader
+    /// gives up its earlier requests, and waits for an answer to the last one.
     pub fn ask(&mut self, request: SolveRequest) {
         self.waiting = Some(Box::new(request));
         self.handle_tick();
@@ -111,7 +111,7 @@ impl Solver {
         }
     }
 
-    /// Has a plan judged. Yields whether somebody will.
+    /// Has a plan judged. Yields whether the thread has taken it.
     pub fn review(&self, review: Review) -> bool {
         self.asks.try_send(Ask::Review(Box::new(review))).is_ok()
     }
@@ -188,7 +188,7 @@ impl Search {
         }
     }
 
-    /// Nothing is said of a plan whose job cannot be read: it is told where it is worked on.
+    /// Yields none for a plan whose job cannot be read: that is reported where it is worked on.
     fn review(&mut self, review: Review) -> Option<Reviewed> {
         let document = self.document(&review.spec).ok()?;
         Some(review.judge(&document))
@@ -328,7 +328,7 @@ fn op_ticks_max(document: &JobDocument, plan: &Plan, nodes: &[Seated]) -> u32 {
     let of_chunk =
         |chunk: &LayerRange| -> f64 { chunk.ids().map(|layer| work[layer as usize].total()).sum() };
     let of_pass = plan.chunks.iter().map(of_chunk).fold(0.0, f64::max);
-    // A device does later what it is told: who reads what it did waits for all of a step.
+    // A device does later what it was sent: an operation that reads the result waits for all of a step.
     let passes = match config.arithmetic.device {
         DeviceKind::Cpu => 1,
         DeviceKind::Cuda => config.batch.microbatch_count,
@@ -407,7 +407,7 @@ mod tests {
             let others: Vec<usize> = (0..3).filter(|at| *at != small).collect();
             assert_eq!(seats, others, "the one at {small} has no room");
         }
-        // Nodes that all have room are used as they stand, whoever has more.
+        // Nodes that all have room are used as they stand, whichever have more.
         let mut nodes = seats(&[1, 2, 3, 4, 5, 6]);
         for (at, (_, brought)) in nodes.iter_mut().enumerate() {
             brought.memory = Bytes((at as u64 + 1) << 30);

@@ -49,7 +49,7 @@ use crate::notice::{NoticeSettings, NoticeSource, NoticeWatch};
 const WRITE_TICKS_MAX: u32 = 200;
 
 /// How long the node with the higher number waits to be dialled. A controller does not know where a
-/// worker is before that has said so, so a worker does not wait for longer than two dials cross.
+/// worker is before the worker has reported it, so a worker does not wait for longer than two dials cross.
 const DIAL_PATIENCE: Duration = Duration::from_millis(150);
 
 /// If it is `off`, processes of one host speak through the network like all others.
@@ -62,11 +62,11 @@ fn may_share_host() -> bool {
 /// What a worker brings.
 #[derive(Clone, Debug)]
 pub struct WorkerMeans {
-    /// Memory and speed.
+    /// Memory, speed and device of the worker.
     pub resources: Resources,
-    /// Where the text lies, if a person says so.
+    /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
-    /// Whose notices are listened to.
+    /// The source of the notices that it listens to.
     pub spot: NoticeSource,
 }
 
@@ -141,15 +141,14 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
 
 /// What became of the store that a node used last.
 enum Opened {
-    /// It is there.
     Store(Arc<SledStore>),
     /// Its index was damaged: what was there is put aside, and another one is begun.
     Anew {
-        /// The new one.
+        /// The store that was begun.
         store: Arc<SledStore>,
-        /// What was wrong.
+        /// What was wrong with the old one.
         damage: PlaceError,
-        /// Where the old one is.
+        /// The folder to which the old one was moved.
         aside: PathBuf,
     },
     /// It cannot be opened.
@@ -206,7 +205,7 @@ fn put_aside(place: &Path, aside: &Path) -> io::Result<()> {
     std::fs::create_dir(place)
 }
 
-/// Runs a worker.
+/// Runs a worker until it ends.
 ///
 /// # Errors
 /// If it cannot start.
@@ -314,7 +313,7 @@ fn core(node: &Node, contact: &Contact, log: &mut SledLog) -> Result<Core, Failu
     }
 }
 
-/// The first controller begins a cluster, any other one asks to be admitted.
+/// The first controller begins a cluster, any other one requests to be admitted.
 fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Start, Failure> {
     let home = &node.home;
     if !others.is_empty() {
@@ -339,7 +338,8 @@ fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Star
     Ok(Start::Create { voters: vec![home.node], state: Box::new(state) })
 }
 
-/// Where a node is reached: where it says, or else where it listens, as the controllers see it.
+/// Where a node is reached: where it is configured to be, or else where it listens, as the controllers see
+/// it.
 fn contact(home: &Home, local: SocketAddr) -> Contact {
     let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
     let others: Vec<SocketAddr> = others.flat_map(|(_, addresses)| addresses).copied().collect();
@@ -367,7 +367,7 @@ fn internal(what: &str, error: &dyn std::fmt::Display) -> Failure {
 
 fn storage(what: &str, is_full: bool, error: &dyn std::fmt::Display) -> Failure {
     let code = if is_full { FailureCode::OutOfResource } else { FailureCode::VerificationFailed };
-    // What a damaged file says of itself may be anything.
+    // The text of a damaged file's error may hold anything.
     let mut failure = Failure::new(code, format!("{what}: {}", escape(&error.to_string())));
     failure.details = vec![Detail::new("nothing was made anew in its place")];
     failure

@@ -1,4 +1,4 @@
-//! Where the time of a plan's steps goes: what stages tell of their work, measured in the way of a
+//! Where the time of a plan's steps goes: what stages report of their work, measured in the way of a
 //! run in one process, and drawn as its trace. A plan is reviewed by it.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl Stopwatch {
         self.layers.clear();
     }
 
-    /// A stage of this plan tells what it did. What cannot have been is dropped.
+    /// A stage of this plan reports what it did. What cannot have been is dropped.
     pub fn record(&mut self, (of, stage): (Generation, StageIndex), slices: Vec<Slice>) {
         let Some((generation, timing)) = &mut self.plan else { return };
         let is_known = of == *generation && stage.0 < self.stage_count;
@@ -51,7 +51,7 @@ impl Stopwatch {
         }
     }
 
-    /// A stage of this plan tells what arrived when. What cannot have been is dropped.
+    /// A stage of this plan reports what arrived when. What cannot have been is dropped.
     pub fn record_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[Arrival]) {
         if !self.takes(of, arrivals) {
             return;
@@ -67,7 +67,7 @@ impl Stopwatch {
         is_known && arrivals.len() <= ARRIVALS_TOLD_MAX && arrivals.iter().all(Arrival::is_sound)
     }
 
-    /// A stage of this plan tells what its layers took. What cannot have been is dropped.
+    /// A stage of this plan reports what its layers took. What cannot have been is dropped.
     pub fn record_layers(&mut self, (turn, stage): (Turn, StageIndex), times: LayerTimes) {
         let Some((generation, _)) = &self.plan else { return };
         if turn.generation == *generation && stage.0 < self.stage_count && times.is_sound() {
@@ -75,14 +75,14 @@ impl Stopwatch {
         }
     }
 
-    /// A turn is sealed for good. The bubbles of its step, if all stages told of it.
+    /// A turn is sealed for good. The bubbles of its step, if all stages reported it.
     pub fn end_step(&mut self, turn: Turn) -> Option<Bubbles> {
         let (generation, timing) = self.plan.as_mut()?;
         (turn.generation == *generation && self.is_small && timing.has_all_of(turn))
             .then(|| timing.end_step(turn))
     }
 
-    /// What the step took that a turn brought to its end, if all stages told of it.
+    /// What the step took that a turn brought to its end, if all stages reported it.
     #[must_use]
     pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
         let (generation, timing) = self.plan.as_ref()?;

@@ -1,13 +1,14 @@
-//! Where a node keeps checkpoints: beside its other data, or where the job's `checkpoint.dir` says.
+//! Where a node keeps checkpoints: beside its other data, or in the folder that the job's `checkpoint.dir`
+//! names.
 //!
 //! ```text
-//!   DATA/store/                 if nothing is said
+//!   DATA/store/                 without checkpoint.dir
 //!   DIR/CLUSTER-NODE/           a whole store, index and chunks, with checkpoint.dir = DIR
 //!   DATA/store.json             where the store was last
 //! ```
 //!
 //! Index and chunks lie together, so a store's own order of writing holds whatever disk it is on: a
-//! piece is told to be kept when its chunks, their names and its record are durable there. Each node
+//! piece is reported to be kept when its chunks, their names and its record are durable there. Each node
 //! has a folder of its own in `DIR`, because several may share it, and one that removes what nobody
 //! refers to must not find what is another's.
 
@@ -26,14 +27,14 @@ use zbelastic_types::{ClusterId, NodeId};
 use crate::checked_json::{self, CheckedError};
 use crate::data_folder::DataFolder;
 
-/// The file that says where the store was last.
+/// The file that holds where the store was last.
 const FILE: &str = "store.json";
 /// The version of its form.
 const VERSION: u32 = 1;
 /// Bytes of it at most.
 const BYTES_MAX: u64 = 64 << 10;
-/// Stores that a process has open at once. None is closed, for somebody may read from it; a job
-/// that names one more is told so.
+/// Stores that a process has open at once. None is closed, for a reader may still use it; a job
+/// that names one more is refused with [`PlaceError::TooMany`].
 const STORES_MAX: usize = 16;
 
 /// Why a node cannot keep anything now.
@@ -42,31 +43,31 @@ pub enum PlaceError {
     /// The folder cannot be made.
     #[error("{}: {source}", folder.display())]
     Folder {
-        /// The folder.
+        /// The folder that cannot be made.
         folder: PathBuf,
-        /// Why.
+        /// Why it cannot be made.
         source: io::Error,
     },
     /// The store was there, and is not any more.
     #[error("{} was this node's store and is not there: is its disk mounted?", folder.display())]
     Gone {
-        /// The folder.
+        /// The folder where the store was.
         folder: PathBuf,
     },
     /// The store cannot be opened.
     #[error("{}: {source}", folder.display())]
     Store {
-        /// The folder.
+        /// The store's folder.
         folder: PathBuf,
-        /// Why.
+        /// Why it cannot be opened.
         source: StoreError,
     },
     /// Where the store is cannot be written down, or read.
     #[error("{} {source}", file.display())]
     Note {
-        /// The file.
+        /// The file that holds the store's folder.
         file: PathBuf,
-        /// Why.
+        /// Why it cannot be written or read.
         source: CheckedError,
     },
     /// Too many stores are open.
@@ -107,7 +108,7 @@ impl Places {
         Self { folder }
     }
 
-    /// The data folder.
+    /// The node's data folder.
     #[must_use]
     pub const fn folder(&self) -> &DataFolder {
         &self.folder
@@ -210,7 +211,7 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// None yet.
+    /// No store is open yet.
     #[must_use]
     pub const fn new(places: Places) -> Self {
         Self { places, open: BTreeMap::new() }

@@ -8,7 +8,7 @@ use zbelastic_consensus::seat::SeatTiming;
 /// The length of a tick. Everything that a core counts in ticks is a multiple of this.
 pub const TICK: Duration = Duration::from_millis(10);
 
-/// A worker's heartbeat: more than ten in what it takes to be called lost, if nothing is said.
+/// A worker's heartbeat: more than ten in the default silence after which it is held for lost.
 pub const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 6, resend_ticks: 10 };
 /// The time from one heartbeat to the next, in milliseconds.
 pub const HEARTBEAT_MS: u64 = SEAT_TIMING.beat_ticks as u64 * TICK.as_millis() as u64;
@@ -28,11 +28,11 @@ const ELECTION_NUMBERS: u64 = 8;
 /// Without any progress for so long, what does not get on is given up. Progress comes with each
 /// heartbeat, however long work takes: this is more than three hundred of them.
 const PROGRESS: Duration = Duration::from_secs(20);
-/// For so long an inventory waits for those who did not answer though it knows a source of each layer:
-/// a little more than who is idle takes. Nothing is lost when it ends.
+/// For so long an inventory waits for workers that did not answer though it knows a source of each layer:
+/// a little more than an idle worker takes. Nothing is lost when it ends.
 const INVENTORY: Duration = Duration::from_millis(400);
 
-/// How long a leader waits for what. A job says itself how long a member of its cluster may be
+/// How long a leader waits for what. A job's configuration sets how long a member of its cluster may be
 /// silent, and how long more members are waited for.
 #[must_use]
 pub fn duty_timing() -> DutyTiming {
@@ -43,7 +43,7 @@ pub fn duty_timing() -> DutyTiming {
     }
 }
 
-/// Ticks to an election of a controller: another number for each of those who vote together, so
+/// Ticks to an election of a controller: another number for each of the controllers that vote together, so
 /// that two do not stand against each other again and again.
 #[must_use]
 pub fn election_ticks(node: u64) -> u32 {

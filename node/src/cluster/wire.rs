@@ -1,5 +1,5 @@
 //! What the processes of a cluster send each other, as bytes: the first byte of a control message
-//! says what it is. What travels as floats is in [`super::frames`].
+//! determines what it is. What travels as floats is in [`super::frames`].
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::access::AuthorityReport;
@@ -24,31 +24,31 @@ pub enum LayerMessage {
     Fetch {
         /// The plan it is for.
         generation: Generation,
-        /// Who asks.
+        /// The worker that wants it.
         sender: Holder,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
-        /// Its version.
+        /// The version of the layer: steps sealed before it.
         version: Step,
     },
     /// A layer is wanted ahead of a planned change, and its updates from then on.
     Follow {
         /// The plan in force.
         generation: Generation,
-        /// Who asks.
+        /// The worker that wants it.
         sender: Holder,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
     },
     /// A layer that was wanted can be fetched.
     Offer {
         /// The plan it is for.
         generation: Generation,
-        /// Who has it.
+        /// The worker that has it.
         sender: Holder,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
-        /// Its version.
+        /// The version of the layer: steps sealed before it.
         version: Step,
         /// The turn whose seal it waits for, if it is wanted ahead.
         open: Option<Turn>,
@@ -61,17 +61,17 @@ pub fn layer_bytes(spec: &LayerSpec) -> u64 {
     zbelastic_trainer::elastic::image_bytes(spec.len())
 }
 
-/// What one node tells another about bytes it holds, and about time. The protocol's own messages
+/// What one node sends another about bytes it holds, and about time. The protocol's own messages
 /// are envelopes of `consensus`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum NodeMessage {
-    /// Between workers.
+    /// Between workers: a layer is wanted, or offered.
     Layer(LayerMessage),
     /// A piece of a checkpoint is to be kept by the receiver too: it fetches it as bulk.
     Keep(PieceRef),
     /// The receiver of [`Self::Keep`] has it, durably.
     Kept(PieceRef),
-    /// It could not.
+    /// The receiver of [`Self::Keep`] could not keep it.
     NotKept(PieceRef),
     /// What nobody refers to may go.
     Collect(Referred),
@@ -79,9 +79,9 @@ pub enum NodeMessage {
     KeepData(DataName),
     /// From workers to the leader: how a stage spent a step.
     Took {
-        /// The plan.
+        /// The generation number of the plan.
         generation: Generation,
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// Microseconds from the report before to this one.
         span_us: u64,
@@ -113,17 +113,17 @@ pub enum NodeMessage {
     LayersTook {
         /// The turn of the later report, which names the plan.
         turn: Turn,
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// What its layers took.
+        /// What each of its layers took.
         times: Box<LayerTimes>,
     },
     /// From workers to the leader: what arrived from other stages when, between two reports. A
     /// controller of an earlier version does not know it and drops it.
     Arrived {
-        /// The plan.
+        /// The generation number of the plan.
         generation: Generation,
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// What arrived, in order.
         arrivals: Vec<Arrival>,
@@ -142,13 +142,13 @@ pub enum NodeMessage {
     /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not come
     /// about. A controller of an earlier version does not know it and drops it.
     SaveFailed(SaveFailed),
-    /// From controllers to workers: somebody reads layers of a checkpoint, as at the end of a run. A worker of
+    /// From controllers to workers: clients read layers of a checkpoint, as at the end of a run. A worker of
     /// an earlier version does not know it and drops it.
     Exporting,
     /// From members to controllers: the room on the disk of the sender's store. A controller of an earlier
     /// version does not know it and drops it.
     Room {
-        /// What it has.
+        /// Free and total bytes of that disk.
         room: DiskRoom,
         /// What it lacks, if it is low.
         low: Option<NoRoom>,
@@ -158,7 +158,7 @@ pub enum NodeMessage {
 }
 
 impl NodeMessage {
-    /// What it claims that not every member may; none if any member may say it to anybody.
+    /// The claim that not every member may make; none if any member may send it to any other.
     #[must_use]
     pub const fn claim(&self) -> Option<Claim> {
         match self {
@@ -185,12 +185,12 @@ impl NodeMessage {
     }
 }
 
-/// What members ask each other, apart from what people ask.
+/// What members request of each other, apart from the requests of clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeRequest {
     /// A certificate that holds for longer, for the key that the member has.
     Renew {
-        /// The signing request.
+        /// The signing request for the member's key.
         request: Vec<u8>,
     },
     /// From controllers: what nobody refers to is to be removed now.
@@ -212,22 +212,22 @@ pub enum NodeAnswer {
         /// The authorities that are believed now.
         roots: Vec<Vec<u8>>,
     },
-    /// What was removed.
+    /// How much was removed.
     Collected(Freed),
     /// The authority, key and all.
     AuthorityKey(AuthoritySecret),
-    /// No.
+    /// The request was refused.
     Refused {
-        /// Why.
+        /// Why it was refused, in words.
         why: String,
     },
 }
 
-/// What a member's request begins with; people's begin with another.
+/// What a member's request begins with; those of clients begin with another.
 const NODE_REQUEST: &[u8; 4] = b"zben";
 
 impl NodeRequest {
-    /// Its bytes.
+    /// The request as bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = NODE_REQUEST.to_vec();
@@ -235,7 +235,7 @@ impl NodeRequest {
         bytes
     }
 
-    /// The request in `bytes`, if a member asks.
+    /// The request in `bytes`, if it is a member's.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         decode(bytes.strip_prefix(NODE_REQUEST)?).ok()
@@ -247,11 +247,11 @@ impl NodeRequest {
 pub enum BulkKey {
     /// A layer that was offered for a plan.
     Layer {
-        /// The plan.
+        /// The generation number of the plan.
         generation: Generation,
-        /// The layer.
+        /// Index of the layer in the model.
         layer: LayerId,
-        /// Its version.
+        /// The version of the layer: steps sealed before it.
         version: Step,
     },
     /// A piece of a checkpoint.

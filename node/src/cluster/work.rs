@@ -1,5 +1,5 @@
 //! How much work a worker process has done, and what takes it long just now. Counted where the work is
-//! done, read by the event loop, and reported to controllers: who is slow is told from who is stuck by it
+//! done, read by the event loop, and reported to controllers: it distinguishes slow nodes from stuck ones
 //! (rule of progress, docs/validation.md), and people see how far a load, an evaluation or a checkpoint is.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub enum Activity {
     Receiving {
         /// Bytes verified.
         done: Bytes,
-        /// Bytes of all layers that were asked for.
+        /// Bytes of all layers that were requested.
         total: Bytes,
     },
     /// Held-out text is evaluated.

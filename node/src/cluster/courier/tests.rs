@@ -1,5 +1,5 @@
-//! Frames go out in the order they were handed over, whoever has to be waited for; and of a device that gave
-//! up, none.
+//! Frames go out in the order they were handed over, whichever tensors have to be waited for; and of a device
+//! that gave up, none.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ struct Arrivals(Sender<f32>);
 impl Road for Arrivals {
     fn take(&self, to: NodeId, frame: OutgoingFrame) {
         assert_eq!(to, NodeId(2));
-        // Whoever listens no more has seen enough.
+        // A test that dropped the receiver has seen enough.
         let _gone = self.0.send(frame.parts().first().map_or(f32::NAN, |part| part[0]));
     }
 
@@ -36,9 +36,8 @@ impl Road for Arrivals {
 /// A tensor that a device is still at work on.
 struct Slow {
     number: f32,
-    /// Told when somebody begins to wait.
+    /// Gets a message when the courier begins to wait.
     begun: Sender<()>,
-    /// When it is ready.
     ready: Mutex<Receiver<()>>,
     fault: Option<DeviceFault>,
 }
@@ -50,7 +49,7 @@ impl Held for Slow {
 
     fn numbers(&self) -> Numbers {
         let _nobody_asks = self.begun.send(());
-        // Whoever is not there any more has let it go on.
+        // A test that dropped its end has let it go on.
         let _ready = self.ready.lock().expect("one asks").recv();
         Numbers::Floats(vec![self.number])
     }
@@ -60,7 +59,7 @@ impl Held for Slow {
     }
 }
 
-/// What a device does about a tensor: says that somebody waits, and lets it be ready.
+/// The device's end of a tensor: learns that the courier waits, and lets the tensor be ready.
 struct Work {
     begun: Receiver<()>,
     ready: Sender<()>,
@@ -85,7 +84,7 @@ fn frame(tensor: Parcel) -> PeerFrame {
     PeerFrame { generation, sender, body }
 }
 
-/// A courier, where its frames arrive, and what the worker is told.
+/// A courier, where its frames arrive, and the outputs that the worker receives.
 fn courier() -> (Courier<Arrivals>, Receiver<f32>, mpsc::Receiver<DeviceOutput>) {
     let (arrivals, road) = channel();
     let (outbox, outputs) = mpsc::channel(1);

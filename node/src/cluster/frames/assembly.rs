@@ -1,8 +1,8 @@
 //! Pieces of followed and of partial gradients joined again, each sender's one after another.
 //!
 //! The lane keeps the order, so what does not follow on the piece before belongs to something that
-//! a broken connection cut short: it is dropped, and so is what came of it. Whoever waits for it is
-//! told nothing, as with a frame that is lost whole.
+//! a broken connection cut short: it is dropped, and so is what came of it. The worker that waits for it
+//! gets no notice, as with a frame that is lost whole.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ pub struct Assembly {
 impl Assembly {
     /// Takes a piece; yields the frame if it was the last.
     pub fn take(&mut self, piece: FramePiece) -> Option<PeerFrame> {
-        // Whoever is of an earlier plan sends no more.
+        // Workers of an earlier plan send no more.
         self.under_way.retain(|_, begun| begun.generation >= piece.generation);
         let node = piece.sender.node;
         let begun = self.under_way.remove(&node);

@@ -17,8 +17,8 @@ use crate::train::timing::StepMeasure;
 /// Steps that a review looks at: the middle one of each time counts, so two may be anything.
 pub const REVIEW_STEPS: usize = 5;
 
-/// Steps of these in which a verdict must have been waited for, to tell how long it takes: where most are
-/// there in time, the few that are not say how long the slowest take.
+/// Steps of these in which a verdict must have been waited for, to measure how long it takes: where most are
+/// there in time, the few that are not show how long the slowest take.
 const VERDICTS_LEAST: usize = REVIEW_STEPS / 2 + 1;
 
 /// The last steps of a plan.
@@ -33,7 +33,7 @@ impl PaceBook {
         self.steps.clear();
     }
 
-    /// Takes in a step of the plan in force.
+    /// Adds a step of the plan in force.
     pub fn note(&mut self, step: StepMeasure) {
         if self.steps.len() == REVIEW_STEPS {
             self.steps.pop_front();
@@ -42,7 +42,7 @@ impl PaceBook {
     }
 
     /// What is known once these steps are, `known` being what was known before them; nothing before
-    /// there are [`REVIEW_STEPS`], or if they tell nothing. `nodes` stand at the stages of `plan`,
+    /// there are [`REVIEW_STEPS`], or if nothing follows from them. `nodes` stand at the stages of `plan`,
     /// with what they brought.
     #[must_use]
     pub fn found(

@@ -34,7 +34,7 @@ pub struct Watch {
     steps: usize,
     /// A review is under way.
     is_asked: bool,
-    /// What the last reviews said, and how many of them.
+    /// The judgement that the last reviews agree on, and how many of them.
     said: Option<(Judgement, u32)>,
 }
 
@@ -68,7 +68,7 @@ impl Watch {
         is_due
     }
 
-    /// A review that cannot be: nothing was told, or nobody could be asked.
+    /// A review that cannot be: there is nothing to judge, or the solver takes no review now.
     pub fn give_up_review(&mut self) {
         self.is_asked = false;
     }

@@ -8,7 +8,7 @@
 //!                      identity  -> before-CLUSTER/identity, recovery/identity -> identity
 //! ```
 //!
-//! Whoever holds the folder next, `init` included, makes the steps that are left.
+//! The process that holds the folder next, `init` included, makes the steps that are left.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,7 @@ use crate::failure::{Failure, FailureCode, cannot_write};
 const PART: &str = "recovery.part";
 /// Where they wait for their places.
 const WHOLE: &str = "recovery";
-/// Says where the old ones go.
+/// Holds the name of the folder for the old ones.
 const ORDER: &str = "recovery.json";
 /// Bytes of it at most.
 const ORDER_BYTES_MAX: u64 = 4 << 10;
@@ -111,7 +111,7 @@ pub fn finish(folder: &DataFolder) -> Result<Option<PathBuf>, Failure> {
         move_all(root, kept).map_err(|error| cannot_write(kept, &error))?;
         fs::remove_file(&order).map_err(|error| cannot_write(&order, &error))?;
     }
-    // It is empty but for what is not a recovery's, which stays and is told.
+    // It is empty but for what is not a recovery's, which stays and is reported as an error.
     let removed = fs::remove_dir(&whole).and_then(|()| sync(root));
     removed.map_err(|error| cannot_write(&whole, &error))?;
     Ok(kept)
@@ -199,7 +199,7 @@ mod tests {
         of.map(|text| text.map(str::to_owned)).to_vec()
     }
 
-    /// Cut behind every step: whoever comes next makes the rest, and nothing is lost on the way.
+    /// Cut behind every step: the next start makes the rest, and nothing is lost on the way.
     #[test]
     fn a_recovery_that_is_cut_short_anywhere_is_finished_by_the_next_start() {
         let whole = (texts([None, Some("new"), Some("new")]), texts([Some("old"); 3]), false);

@@ -14,29 +14,29 @@ use crate::cluster::pace::{Known, Seated};
 
 /// What is to be judged.
 pub struct Review {
-    /// The job.
+    /// The job that the plan is for.
     pub spec: Arc<JobSpec>,
     /// The plan in force.
     pub plan: Arc<PlanRecord>,
-    /// Who stands at its stages, with what they brought.
+    /// The nodes at its stages, with what they brought.
     pub nodes: Vec<Seated>,
     /// What it was made with.
     pub planned: Known,
-    /// What is found.
+    /// The pace as it is found to be now.
     pub found: Known,
     /// What is left to be gained, in microseconds.
     pub stakes: Stakes,
 }
 
-/// The judgement.
+/// The outcome of a review.
 pub struct Reviewed {
     /// On the plan of this generation.
     pub generation: Generation,
-    /// Who stands there.
+    /// The nodes at its stages, with what they brought.
     pub nodes: Vec<Seated>,
-    /// What was found.
+    /// The pace as it was found to be.
     pub found: Known,
-    /// What came of it.
+    /// Whether the plan fits, or another one is wanted.
     pub judgement: Judgement,
 }
 
