@@ -158,8 +158,8 @@ struct Controller {
     /// Pieces to be kept for workers, and the bytes of them that came.
     keeping: KeepQueue,
     kept_bytes: WorkCount,
-    /// The last checkpoint of which a failure was reported.
-    save_failed: Option<Step>,
+    /// The last checkpoint that was warned of, and whether a layer of it could be written nowhere.
+    save_failed: Option<(Step, bool)>,
     /// The layers that clients export, read from the store.
     exports: exports::Exports,
     /// What runs that ended have here.

@@ -61,6 +61,7 @@ pub fn ticks_of(duration: Duration) -> u32 {
 pub fn ticks_of_seconds(seconds: f64) -> u32 {
     ((seconds / TICK.as_secs_f64()).ceil() as u32).max(1)
 }
+
 /// A time in thousandths of a tick.
 #[must_use]
 pub fn milliticks(time: Duration) -> u32 {

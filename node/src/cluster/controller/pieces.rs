@@ -101,15 +101,18 @@ impl Controller {
     pub(super) fn note_save_failed(&mut self, node: NodeId, failed: SaveFailed) {
         let SaveFailed { version, layer, copies, wanted } = failed;
         let is_pending = self.core.state().pending().iter().any(|found| found.version == version);
-        if !self.leads() || !is_pending || self.save_failed.replace(version) == Some(version) {
+        let has_none = copies == 0;
+        let is_known = |(of, had_none): (Step, bool)| of == version && (had_none || !has_none);
+        if !self.leads() || !is_pending || self.save_failed.is_some_and(is_known) {
             return;
         }
+        self.save_failed = Some((version, has_none));
         let last = self.core.state().checkpoints().last();
         let last = last
             .map_or("none before it".to_owned(), |found| format!("the last is {}", found.version));
-        let what = match copies {
-            0 => format!("checkpoint {version} failed ({last})"),
-            _ => format!("checkpoint {version} has too few copies"),
+        let what = match has_none {
+            true => format!("checkpoint {version} failed ({last})"),
+            false => format!("checkpoint {version} has too few copies"),
         };
         self.journal.warn(format!(
             "{what}: of layer {layer} of node {node} {copies} of {wanted} copies could be written; free \
