@@ -1,4 +1,4 @@
-//! Inputs that readers take in, from which a search begins: at least one for each target. They are
+//! Inputs that readers accept, from which a search begins: at least one for each target. They are
 //! made by the program itself, so they are of its present forms, whatever becomes of `corpus/`. Keys
 //! and certificates are drawn; everything else is the same at every run.
 
@@ -10,7 +10,7 @@ mod programs;
 use crate::Target;
 
 impl Target {
-    /// What its reader takes in.
+    /// Inputs that its reader accepts.
     ///
     /// # Panics
     /// If what the program makes is refused where it is made.

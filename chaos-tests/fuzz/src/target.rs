@@ -12,7 +12,7 @@ use crate::targets::{
 pub enum Outcome {
     /// It took it in, or the first part of it.
     Taken,
-    /// It refused it.
+    /// The reader refused the input.
     Refused,
 }
 
@@ -54,7 +54,7 @@ macro_rules! targets {
         }
 
         impl Target {
-            /// All of them.
+            /// Every target.
             pub const ALL: [Self; [$(Self::$target),+].len()] = [$(Self::$target),+];
 
             const fn spec(self) -> Spec {
@@ -77,9 +77,9 @@ targets! {
     BulkQuestions => spec("bulk-questions", transport::bulk_questions),
     /// Offers of a same-host socket.
     LocalOffers => spec("local-offers", transport::local_offers),
-    /// What a joiner says.
+    /// Requests of nodes that join.
     JoinRequests => spec("join-requests", transport::join_requests),
-    /// What a joiner is told.
+    /// Answers to nodes that join.
     JoinAnswers => spec("join-answers", transport::join_answers),
     /// Tokens as people type them.
     Tokens => spec("tokens", transport::tokens),
@@ -117,7 +117,7 @@ targets! {
     PytorchSchedules => spec("pytorch-schedules", schedule::pytorch_schedules),
     /// Layers as they travel and as pieces of checkpoints.
     Layers => spec("layers", trainer::layers),
-    /// `config.json`.
+    /// Model configurations in the form of `config.json`.
     ModelConfigs => large(trainer::MODEL_MEMORY, spec("model-configs", trainer::model_configs)),
     /// Weights of a given model in safetensors' form.
     Safetensors => spec("safetensors", trainer::safetensors),
@@ -133,11 +133,11 @@ targets! {
     ChunkNames => spec("chunk-names", checkpoint::chunk_names),
     /// `VERSION` of a data folder.
     FolderVersions => spec("folder-versions", checkpoint::folder_versions),
-    /// What people ask.
+    /// Requests that people send to the API of a node.
     ApiRequests => spec("api-requests", node::api_requests),
-    /// What they are answered.
+    /// Answers that people get from it.
     ApiAnswers => spec("api-answers", node::api_answers),
-    /// What nodes tell and ask each other beside the protocol.
+    /// What nodes send each other beside the protocol, questions and news.
     NodeMessages => spec("node-messages", node::node_messages),
     /// Heads of workers' frames, and pieces that are joined.
     WorkerFrames => spec("worker-frames", node::worker_frames),

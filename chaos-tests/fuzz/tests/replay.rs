@@ -18,7 +18,7 @@ fn inputs(folder: &Path) -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).expect("readable")).collect()
 }
 
-/// Checks one input; the bytes of one that fails are told.
+/// Checks one input; the bytes of one that fails are in the panic's message.
 fn check(target: Target, bytes: &[u8]) -> Outcome {
     catch_unwind(|| target.check(bytes))
         .unwrap_or_else(|_| panic!("{}: {:02x?}", target.name(), &bytes[..bytes.len().min(4096)]))

@@ -1,4 +1,4 @@
-//! What a group of three says and writes, and the bytes that are pinned for each form.
+//! What a group of three sends and writes, and the bytes that are pinned for each form.
 
 use std::collections::VecDeque;
 
@@ -38,9 +38,8 @@ pub fn entries() -> Vec<Vec<u8>> {
 /// What a group of three did, as node 1 saw it.
 #[derive(Default)]
 struct Life {
-    /// What it was told, and ticks, which nobody sent.
+    /// Messages that it received, with their senders, and ticks, which have sender 0.
     heard: Vec<(u8, RaftMessage)>,
-    /// What it wrote.
     written: Vec<Record>,
 }
 
@@ -55,7 +54,7 @@ impl Life {
             nodes.iter_mut().for_each(RaftNode::tick);
             life.heard.push((0, RaftMessage::Raft(Vec::new())));
             if tick.is_multiple_of(ELECTION_TICKS) {
-                // Who does not lead refuses.
+                // A node that does not lead refuses.
                 let _ = nodes[0].propose(vec![tick as u8]);
             }
             life.settle(&mut nodes);
@@ -81,7 +80,7 @@ impl Life {
         }
     }
 
-    /// Does what a node wants done; yields what it sends to whom.
+    /// Carries out an output of a node; returns the message that it sends, if it sends one, with both ends.
     fn done(
         &mut self,
         from: NodeId,

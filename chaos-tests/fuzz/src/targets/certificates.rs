@@ -1,4 +1,4 @@
-//! Certificates and keys. Who made them is a question for their signatures, and not asked here.
+//! Certificates and keys. Who made them is a question for their signatures, which are not checked here.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -12,7 +12,7 @@ use zbelastic_transport::identity::{
 use super::folder;
 use crate::Outcome;
 
-/// Who shows a certificate has a name that is written in one way.
+/// The name in a certificate that is accepted is written in one way.
 pub fn certificates(bytes: &[u8]) -> Outcome {
     let chain = [bytes.into()];
     let Ok(peer) = peer_of(&chain) else { return Outcome::Refused };

@@ -1,4 +1,4 @@
-//! What controllers tell each other, agree on and write down.
+//! What controllers send each other, agree on and write down.
 
 use std::fmt::Debug;
 use std::sync::LazyLock;
@@ -86,14 +86,14 @@ pub fn entries(bytes: &[u8]) -> Outcome {
     Outcome::Taken
 }
 
-/// A snapshot is believed as it is; what is asked of a state can be asked of it.
+/// A snapshot is believed as it is; every query of a state works on it.
 pub fn snapshots(bytes: &[u8]) -> Outcome {
     let Some(state) = believed::<State>(bytes) else { return Outcome::Refused };
     let _ = (state.contacts(), state.open_turn(), state.is_running(), state.live_workers().count());
     Outcome::Taken
 }
 
-/// What a node says and writes is done at once.
+/// What a node writes is durable at once; its other outputs are dropped.
 fn settle(node: &mut RaftNode) {
     while let Some(output) = node.poll() {
         if let RaftOutput::Persist { token, .. } = output {
@@ -108,7 +108,7 @@ pub fn voters() -> [NodeId; 3] {
     [1, 2, 3].map(NodeId)
 }
 
-/// A message is handled or refused, whatever it says; a sender of 0 is a tick.
+/// A message is handled or refused, whatever it holds; a sender of 0 is a tick.
 pub fn raft_messages(bytes: &[u8]) -> Outcome {
     let Some(messages) = believed::<Vec<(u8, RaftMessage)>>(bytes) else { return Outcome::Refused };
     let setup = RaftSetup::new(NodeId(1), 7, ELECTION_TICKS);

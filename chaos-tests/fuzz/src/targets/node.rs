@@ -1,4 +1,4 @@
-//! What people write, type and ask, and what nodes tell each other beside the protocol.
+//! What people write, type and request, and what nodes send each other beside the protocol.
 
 use std::fmt::Debug;
 
@@ -69,7 +69,7 @@ pub fn node_messages(bytes: &[u8]) -> Outcome {
     ])
 }
 
-/// A frame as a test tells it: its class, its meta, and the floats of each of its parts.
+/// A frame as a test writes it: its class, its meta, and the floats of each of its parts.
 pub type FrameForm = (u32, Vec<u8>, Vec<Vec<f32>>);
 
 /// Frames of one peer, in order: each is one of a worker's, a piece of one, or refused.

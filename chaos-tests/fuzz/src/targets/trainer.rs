@@ -80,7 +80,7 @@ pub fn model_configs(bytes: &[u8]) -> Outcome {
         return Outcome::Refused;
     }
     let again = parse_config(&config_json(&model)).expect("it reads what it wrote");
-    // A GPT-2 has no rotary angles, so its file tells of none.
+    // A GPT-2 has no rotary angles, so its file holds none.
     assert_eq!(ModelConfig { rope_theta: model.rope_theta, ..again }, model);
     Outcome::Taken
 }
