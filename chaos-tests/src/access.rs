@@ -1,4 +1,4 @@
-//! Who is let in: all nodes of a life have their credentials from its beginning, as if each had
+//! Which nodes are let in: all nodes of a life have their credentials from its beginning, as if each had
 //! used a token before.
 
 use zbelastic_consensus::access::{AccessRole, Credential};

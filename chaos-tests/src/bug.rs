@@ -12,7 +12,7 @@ pub enum Bug {
     M4GradientsKept,
     /// m5: one stage keeps the program of the plan before.
     M5OldProgram,
-    /// m8: a checkpoint is told of before its pieces are durable.
+    /// m8: a checkpoint is reported before its pieces are durable.
     M8ToldBeforeDurable,
     /// m13: draws are not rolled back.
     M13DrawsNotRolledBack,

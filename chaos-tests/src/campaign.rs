@@ -24,9 +24,9 @@ pub const FAILURES_SHRUNK: usize = 8;
 /// A seed that is to be lived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// The seed.
+    /// The seed from which the case of the life is drawn.
     pub seed: u64,
-    /// What computes.
+    /// What computes in the life.
     pub model: Model,
 }
 
@@ -99,7 +99,7 @@ impl Life {
 /// How lives are lived.
 #[derive(Clone, Copy)]
 pub struct Campaign<'a> {
-    /// Threads.
+    /// Threads that live lives at the same time.
     pub jobs: NonZeroUsize,
     /// Whether every case is lived twice, and has to come to the same.
     pub is_twice: bool,
@@ -123,7 +123,7 @@ impl Campaign<'_> {
         report
     }
 
-    /// Makes failures smaller.
+    /// Makes the cases of lives that failed smaller, as long as they fail alike.
     #[must_use]
     pub fn shrink(&self, failures: Vec<FailedLife>) -> Vec<(Ticket, Shrunk)> {
         let fails = |case: &Case| self.life(case).outcome.failure;

@@ -22,7 +22,7 @@ pub struct Case {
     pub format: u32,
     /// The seed of everything that is not written out here.
     pub seed: u64,
-    /// The options.
+    /// The options of the life.
     pub options: Options,
     /// The faults, in order.
     pub faults: Vec<TimedFault>,
@@ -34,35 +34,35 @@ pub enum CaseError {
     /// The file cannot be read or written.
     #[error("{path}: {source}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The error of the file system.
         source: std::io::Error,
     },
     /// It holds no case.
     #[error("{path}: not a case of a chaos run: {source}")]
     Form {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The error of the JSON reader.
         source: serde_json::Error,
     },
     /// Another version of the program wrote it.
     #[error("{path}: format {found}, this program reads {FORMAT_VERSION}")]
     Version {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The version found.
+        /// The format version found in the file.
         found: u32,
     },
     /// A life cannot be lived with these options.
     #[error("{path}: `{option}` of a life cannot be {value}, which is below {least}")]
     Option {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Which.
+        /// Name of the option.
         option: &'static str,
-        /// What the file says.
+        /// The value in the file.
         value: u64,
         /// The least there may be.
         least: u64,

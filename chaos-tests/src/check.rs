@@ -56,7 +56,7 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// Nothing seen yet.
+    /// A checker that has seen nothing yet.
     #[must_use]
     pub fn new(reference: Reference, spec: Arc<JobSpec>) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Checker {
         self.failure.take()
     }
 
-    /// Steps sealed.
+    /// How many steps are sealed.
     #[must_use]
     pub fn sealed(&self) -> u64 {
         self.acked.len() as u64
@@ -166,7 +166,7 @@ impl Checker {
             }
             Change::Resumed(generation) => {
                 self.resumed.insert(*generation);
-                // Who says that it is ready may die before the plan runs.
+                // A holder that is ready may die before the plan runs.
                 let plan = self.plans.get(generation).zip(self.adopted.get(generation));
                 self.ran = plan.map(|(plan, since)| (plan.clone(), *since));
                 self.is_rewound = false;

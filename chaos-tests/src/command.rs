@@ -20,10 +20,10 @@ use crate::stopwatch::Stopwatch;
 
 /// Between two lines about how far a campaign is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-/// Lines that may wait for whoever prints them.
+/// Lines that may wait to be printed.
 const LINES_WAITING: usize = 1000;
 
-/// Why there is nothing to tell.
+/// Why a run has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     /// There is no case in the file.
@@ -32,17 +32,17 @@ pub enum SimError {
     /// There are not so many seeds.
     #[error("there are no {count} seeds from {from} on: the last one is {last}", last = u64::MAX)]
     Seeds {
-        /// The first.
+        /// The first seed.
         from: u64,
-        /// How many were asked for.
+        /// How many seeds were requested.
         count: u64,
     },
     /// Failures could not be written.
     #[error("no case can be written to {folder}: {source}")]
     Failures {
-        /// The folder.
+        /// Path of the folder.
         folder: String,
-        /// Why.
+        /// The error of the file system.
         source: io::Error,
     },
     /// The output takes no more.
@@ -212,7 +212,7 @@ fn live_many(
     Ok(report.ending().exit_code())
 }
 
-/// A folder in which nothing can be made is told before lives are lived, and not after. The folder is
+/// A folder in which nothing can be made is reported before lives are lived, and not after. The folder is
 /// made when there is something to put in.
 fn check_folder(folder: &Path) -> Result<(), SimError> {
     let failures = |source| SimError::Failures { folder: folder.display().to_string(), source };
@@ -229,7 +229,7 @@ fn try_file_in(folder: &Path) -> io::Result<()> {
     fs::remove_file(&path)
 }
 
-/// If nobody hears how far a campaign is, it goes on.
+/// A campaign goes on if its progress cannot be written.
 fn tell_progress(progress: &mut dyn Write, line: &str) {
     let _ = writeln!(progress, "{line}");
 }
@@ -250,8 +250,8 @@ fn pace(report: &Report, elapsed: Duration) -> String {
     )
 }
 
-/// Writes a case that fails, and says so. That it cannot be written is told, and the campaign ends
-/// as it would: that lives failed matters more.
+/// Writes a case that fails, and returns a line that names the file. If it cannot be written, the line holds
+/// the error, and the campaign ends as it would: that lives failed matters more.
 fn save(folder: &Path, ticket: Ticket, shrunk: &Shrunk) -> String {
     let path = folder.join(ticket.file_name());
     let file_error = |source| CaseError::File { path: folder.display().to_string(), source };

@@ -15,12 +15,12 @@ impl<T: Ord> Default for Counts<T> {
 }
 
 impl<T: Ord + Copy> Counts<T> {
-    /// It was seen.
+    /// Counts one occurrence of `what`.
     pub fn hit(&mut self, what: T) {
         *self.counts.entry(what).or_default() += 1;
     }
 
-    /// How often.
+    /// How often `what` was counted.
     #[must_use]
     pub fn count(&self, what: T) -> u64 {
         self.counts.get(&what).copied().unwrap_or(0)

@@ -11,7 +11,7 @@ pub enum CrashPoint {
     BeforeAppend,
     /// They are written, not durable.
     AfterAppendBeforeSync,
-    /// They are durable, nobody was told.
+    /// They are durable, and nothing was sent yet.
     AfterSyncBeforeSend,
     /// An entry is applied, nothing that follows was done.
     AfterApply,
@@ -25,11 +25,11 @@ pub enum CrashPoint {
     StatsPartial,
     /// All stages reported, nothing is proposed.
     BeforePropose,
-    /// A seal is agreed on, nobody was told.
+    /// A seal is agreed on, and was sent to no worker.
     AfterCommitBeforeBroadcast,
-    /// Some workers were told of a seal.
+    /// A seal was sent to some workers.
     BroadcastHalf,
-    /// A plan is agreed on, nobody was told.
+    /// A plan is agreed on, and was sent to no worker.
     PlanCommittedBeforeLoad,
     /// Some holders are ready, others are not.
     BarrierHalf,
@@ -37,32 +37,32 @@ pub enum CrashPoint {
     AdmittedBeforePlan,
     /// A controller that has no vote yet gets the log.
     LearnerCatchingUp,
-    /// A worker is told to run what it has loaded.
+    /// A worker is ordered to run what it has loaded.
     BeforeStep,
     /// A worker learns of a seal.
     BeforeStageApply,
     /// It has applied one.
     AfterStageApply,
-    /// Its gradient is frozen, nobody was told.
+    /// Its gradient is frozen, and was not reported.
     BeforeReport,
     /// Some of a checkpoint's pieces are written.
     PiecesHalf,
-    /// All are durable, nobody was told.
+    /// All are durable, and that was not reported.
     PiecesDoneBeforeTold,
     /// Some layers of a plan arrived.
     TransferHalf,
     /// A worker about to go does not wait for the end.
     DrainHalf,
-    /// A stage is asked for a layer ahead of a planned change.
+    /// A stage receives a request for a layer ahead of a planned change.
     AskedAhead,
     /// Some layers arrived ahead of one.
     AheadHalf,
-    /// All did, nobody was told.
+    /// All did, and that was not reported.
     FollowingBeforeTold,
 }
 
 impl CrashPoint {
-    /// All of them.
+    /// Every crash point.
     pub const ALL: [Self; 26] = [
         Self::BeforeAppend,
         Self::AfterAppendBeforeSync,
@@ -95,7 +95,7 @@ impl CrashPoint {
     /// Those that a process seldom comes to.
     pub const RARE: [Self; 3] = [Self::AfterInstall, Self::LearnerCatchingUp, Self::DrainHalf];
 
-    /// How many times at most it is passed before somebody dies there, and one more. Points that are
+    /// How many times at most it is passed before a process dies there, and one more. Points that are
     /// seldom reached are not passed at all.
     pub(crate) fn passes_limit(self) -> u64 {
         if Self::RARE.contains(&self) { 1 } else { 6 }

@@ -78,7 +78,7 @@ pub struct DigestBench {
     accumulated: BTreeMap<ChunkIndex, u32>,
     result: Option<(Flow, Pass, u64)>,
     faults: NumericFaults,
-    /// Whether somebody keeps a copy, and would notice a wrong number.
+    /// Whether another node keeps a copy, and would notice a wrong number.
     is_copied: bool,
     /// Passes run and turns dropped: what only a known bug looks at.
     passes_run: u64,

@@ -48,7 +48,7 @@ pub(crate) fn unpack(floats: &[f32]) -> u64 {
 /// How the model is cut out.
 #[derive(Clone, Debug)]
 pub struct DigestShape {
-    /// The run's seed.
+    /// The seed of the run.
     pub seed: u64,
     /// Tensors in each layer.
     pub layer_tensors: Vec<u32>,
@@ -116,13 +116,13 @@ impl Gradient {
         Self { mark, ..self }
     }
 
-    /// As it travels.
+    /// The gradient as floats, as it travels.
     #[must_use]
     pub fn floats(self) -> Vec<f32> {
         pack(self.hash, self.mark)
     }
 
-    /// As it arrived.
+    /// The gradient from floats, as it arrived.
     #[must_use]
     pub fn of_floats(floats: &[f32]) -> Self {
         Self { hash: unpack(floats), mark: floats[2] }
@@ -177,14 +177,14 @@ impl LayerNumbers {
         Self { w: self.w ^ bits, ..*self }
     }
 
-    /// As it travels.
+    /// The numbers as the image of a layer, as it travels.
     #[must_use]
     pub fn image(&self, layer: LayerId, version: Step) -> LayerImage {
         let floats = |hash| pack(hash, 0.0).into();
         LayerImage { layer, version, w: floats(self.w), m: floats(self.m), v: floats(self.v) }
     }
 
-    /// As it arrived.
+    /// The numbers from the image of a layer, as it arrived.
     #[must_use]
     pub fn of_image(image: &LayerImage) -> Self {
         Self { w: unpack(&image.w), m: unpack(&image.m), v: unpack(&image.v) }
@@ -253,7 +253,7 @@ pub mod passes {
 /// Text that is a function of seed, step and microbatch.
 #[derive(Clone, Debug)]
 pub struct DigestSource {
-    /// The run's seed.
+    /// The seed of the run.
     pub seed: u64,
 }
 

@@ -13,9 +13,9 @@ use crate::reference::ReferenceSums;
 /// What gradients of a step are added up from.
 #[derive(Clone, Copy, Debug)]
 pub struct Addends {
-    /// Microbatches.
+    /// Number of microbatches of a step.
     pub microbatch_count: u32,
-    /// Slices of each.
+    /// Number of slices of each microbatch.
     pub slice_count: u32,
     /// Replicas, which microbatches take turns in.
     pub replica_count: u32,

@@ -17,7 +17,7 @@ pub struct Disk {
     trimmed: u64,
     /// What a snapshot of the machine would bring back.
     image: Option<(u64, Vec<Vec<u8>>)>,
-    /// Whether writes fail.
+    /// Whether writes to the disk fail.
     pub fails: bool,
 }
 

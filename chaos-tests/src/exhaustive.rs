@@ -1,7 +1,7 @@
 //! Every order of events of a small world, gone through breadth first.
 //!
 //! The replicated state is the real one, and so is what decides: [`State::apply`] takes the entries,
-//! `StageHalf` applies seals, `Sealing` says when one may be proposed, `restore_point` says where a
+//! `StageHalf` applies seals, `Sealing` decides when one may be proposed, `restore_point` where a
 //! run goes on. What is made up is small: workers hold versions in place of tensors, and the log
 //! is a list of proposals that are agreed on in order, or lost from the end with their leader.
 //!
@@ -15,11 +15,11 @@
 //! [`Bounds`] say. In every state that can be reached the checks of `check.rs` hold, and the run can
 //! end from it. The first violation comes with a shortest way to it.
 //!
-//! The promise is that of the last plan that ran: what is sealed is held by somebody who lives, as
+//! The promise is that of the last plan that ran: what is sealed is held by a worker that lives, as
 //! long as owner or copy does. If both are dead, the run may go back.
 //!
-//! A worker may also be taken for dead and live on. What it tells from then on must not count, and it
-//! forgets what it holds as soon as it hears of it.
+//! A worker may also be taken for dead and live on. What it reports from then on must not count, and it
+//! forgets what it holds as soon as it learns of it.
 //!
 //! Not modelled: activations and the order of operations within a step, gradients that come before
 //! the seal of the step before, fenced workers that come back, checkpoints, planned changes, skips

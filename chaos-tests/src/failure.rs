@@ -1,4 +1,4 @@
-//! How a life fails, and what the process says about it.
+//! How a life fails, and which exit code that gives.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
-    /// The exit code that tells it apart.
+    /// The exit code of this kind, which no other kind has.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -71,21 +71,21 @@ pub enum Invariant {
     H2,
     /// What rotted on one disk is mended while another has it sound.
     H3,
-    /// Who says that it keeps a piece has it, and a checkpoint that came about is somewhere.
+    /// A member that reports to keep a piece has it, and a checkpoint that came about is somewhere.
     H4,
     /// There is a plan while nodes have memory for one, and no stage takes more than its node has.
     H6,
     /// A damaged store of checkpoints keeps nobody from starting.
     H9,
-    /// What a member says beyond its role ends nobody, reserves nothing, and is not believed.
+    /// What a member sends beyond its role ends nobody, reserves nothing, and is not believed.
     H10,
-    /// Who was removed is cut off by all members within a second.
+    /// A member that was removed is cut off by all members within a second.
     H11,
     /// Certificates do not end while processes run.
     H12,
     /// Nobody is sent a format that its program does not read.
     F1,
-    /// The canary.
+    /// The canary: broken by a switch that makes every life fail.
     Canary,
 }
 
@@ -128,7 +128,7 @@ impl Invariant {
 /// Why a life failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What kind.
+    /// What kind of failure it is.
     pub kind: FailureKind,
     /// The invariant, if one is broken.
     pub invariant: Option<Invariant>,
@@ -137,14 +137,14 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A broken invariant.
+    /// The failure of a broken invariant.
     #[must_use]
     pub fn safety(invariant: Invariant, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { kind: FailureKind::Safety, invariant: Some(invariant), message }
     }
 
-    /// Nothing moves.
+    /// The failure of a life in which nothing moves.
     #[must_use]
     pub fn liveness(message: impl Into<String>) -> Self {
         let (kind, invariant) = (FailureKind::Liveness, Some(Invariant::L1));

@@ -11,13 +11,13 @@ use crate::random::{Draws, Purpose};
 pub enum Cut {
     /// One node from all others.
     Isolate,
-    /// One node hears nobody, and is heard.
+    /// One node receives nothing, and others receive what it sends.
     Deaf,
-    /// One node is heard by nobody, and hears.
+    /// Nothing that one node sends arrives, and it receives.
     Mute,
     /// One pair of nodes.
     Pair,
-    /// The controllers in two groups; workers hear both.
+    /// The controllers in two groups; workers stay connected with both.
     Controllers,
     /// All nodes in two groups.
     Halves,
@@ -29,42 +29,42 @@ pub enum Cut {
 pub enum Fault {
     /// A controller dies and comes back.
     CrashController {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
-        /// After so long.
+        /// Microseconds until it comes back.
         down_us: u64,
     },
-    /// Whoever leads dies and comes back.
+    /// The leader dies and comes back.
     CrashLeader {
-        /// After so long.
+        /// Microseconds until it comes back.
         down_us: u64,
     },
     /// Workers die and come back.
     CrashWorkers {
-        /// Which is the first.
+        /// Draw that picks the first of them.
         draw: u64,
-        /// How many.
+        /// Number of workers that die.
         count: u32,
         /// Whether their stages lie side by side.
         contiguous: bool,
-        /// After so long.
+        /// Microseconds until they come back.
         down_us: u64,
     },
     /// All workers but one die.
     AllButOne {
-        /// Which stays.
+        /// Draw that picks the worker that stays.
         draw: u64,
-        /// After so long.
+        /// Microseconds until the others come back.
         down_us: u64,
     },
-    /// Power goes everywhere.
+    /// Every machine loses power.
     PowerCycle {
-        /// For so long.
+        /// Microseconds until the power is back.
         down_us: u64,
     },
     /// The next process that comes to this point dies there.
     CrashAt {
-        /// The point.
+        /// The crash point at which it dies.
         point: CrashPoint,
         /// How often it is passed before.
         passes: u32,
@@ -73,80 +73,80 @@ pub enum Fault {
     },
     /// A machine stands still and goes on.
     Pause {
-        /// Which.
+        /// Draw that picks the machine.
         draw: u64,
-        /// For so long.
+        /// Microseconds for which it stands still.
         us: u64,
     },
-    /// Links are cut.
+    /// Links between nodes carry nothing.
     Partition {
-        /// Which.
+        /// Which links are cut.
         cut: Cut,
-        /// Whom.
+        /// Draw that picks the nodes of the cut.
         draw: u64,
-        /// For so long.
+        /// Microseconds for which they are cut.
         us: u64,
     },
     /// A worker's operations take longer.
     Slow {
-        /// Which.
+        /// Draw that picks the worker.
         draw: u64,
-        /// So many times.
+        /// How many times as long an operation takes.
         factor: u32,
-        /// For so long.
+        /// Microseconds for which it is slow.
         us: u64,
     },
     /// A worker's next operation never ends.
     Hang {
-        /// Which.
+        /// Draw that picks the worker.
         draw: u64,
     },
     /// A connection between two machines closes.
     Close {
-        /// Which.
+        /// Draw that picks the connection.
         draw: u64,
     },
     /// Syncs of a disk take long.
     SlowDisk {
-        /// Which.
+        /// Draw that picks the controller whose disk it is.
         draw: u64,
-        /// So long.
+        /// Microseconds by which each sync takes longer.
         sync_us: u64,
-        /// For so long.
+        /// Microseconds for which the disk is slow.
         us: u64,
     },
     /// A disk fails: its controller stops and begins anew as another node.
     FailDisk {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
     },
     /// A controller dies, and its disk comes back as it was a while ago.
     StaleDisk {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
-        /// So long ago.
+        /// Age of the disk's contents when it comes back, in microseconds.
         age_us: u64,
     },
     /// A controller dies, and its disk is empty.
     LostDisk {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
     },
     /// A bit of a disk flips, and its controller restarts.
     FlipDisk {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
     },
     /// Writes to the store fail.
     FailStore {
-        /// For so long.
+        /// Microseconds for which writes fail.
         us: u64,
     },
     /// A bit of a checkpoint flips.
     FlipStore,
     /// A gradient is not finite.
     Mark {
-        /// Whose.
+        /// Draw that picks the worker.
         draw: u64,
         /// Infinite, not no number.
         infinite: bool,
@@ -155,33 +155,33 @@ pub enum Fault {
     },
     /// A sum is wrong.
     WrongSum {
-        /// Whose.
+        /// Draw that picks the worker.
         draw: u64,
-        /// By this factor.
+        /// The factor by which the sum is wrong.
         factor: f64,
     },
     /// A bit of a state flips.
     FlipState {
-        /// Whose.
+        /// Draw that picks the worker.
         draw: u64,
-        /// Which.
+        /// Which bit flips.
         bit: u32,
     },
     /// A device whose sums are always wrong from now on.
     AlwaysWrong {
-        /// Whose.
+        /// Draw that picks the worker whose device it is.
         draw: u64,
     },
-    /// Machines come.
+    /// Machines join the cluster as workers.
     Join {
-        /// How many.
+        /// Number of machines that come.
         count: u32,
     },
-    /// A worker says that it goes, and goes after a while, done or not.
+    /// A worker announces that it goes, and goes after a while, done or not.
     Drain {
-        /// Which.
+        /// Draw that picks the worker.
         draw: u64,
-        /// After so long.
+        /// Microseconds from the announcement until it goes.
         grace_us: u64,
     },
     /// A majority of the voters is gone for good.
@@ -191,15 +191,15 @@ pub enum Fault {
     },
     /// A controller is replaced by another while it is well, and goes a while later.
     Retire {
-        /// Which.
+        /// Draw that picks the controller that goes.
         draw: u64,
         /// Whether the one that comes and the leader are cut off from the others, for so long, in
         /// the moment in which it has caught up.
         cut_us: Option<u64>,
     },
-    /// Another voter is told to lead.
+    /// Leadership is transferred to another voter.
     Transfer {
-        /// Which.
+        /// Draw that picks the voter.
         draw: u64,
     },
 }
@@ -207,9 +207,9 @@ pub enum Fault {
 /// A fault at its moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimedFault {
-    /// In microseconds.
+    /// Moment of the fault, in microseconds of virtual time.
     pub at_us: u64,
-    /// What.
+    /// The fault that strikes.
     pub fault: Fault,
 }
 
@@ -348,7 +348,7 @@ fn draw_mass_fault(draws: &mut Draws, (draw, down_us): (u64, u64), workers: u32)
 fn draw_churn(draws: &mut Draws, draw: u64, us: u64) -> Fault {
     match draws.below(4) {
         0 => {
-            // Long enough for those who are cut off to elect somebody.
+            // Long enough for the controllers that are cut off to elect a leader.
             let cut_us = draws.chance(0.5).then_some(2_000_000 + us);
             Fault::Retire { draw, cut_us }
         }

@@ -33,7 +33,7 @@ pub fn one_thread(_: DeviceUse) -> CpuBackend {
 
 /// The float model of one node.
 pub struct FloatModel {
-    /// The real thing.
+    /// The model of the product on the processor's kernels.
     pub model: BackendModel<MakeBackend>,
     /// What goes wrong on this node.
     pub faults: NumericFaults,
@@ -71,7 +71,7 @@ impl ComputeModel for FloatModel {
 pub struct FloatBench {
     bench: Bench<CpuBackend>,
     faults: NumericFaults,
-    /// Whether somebody keeps a copy, and would notice a wrong number.
+    /// Whether another node keeps a copy, and would notice a wrong number.
     is_copied: bool,
     /// Candidates dropped: what only a known bug looks at.
     dropped: u64,
@@ -250,7 +250,7 @@ impl FloatReference {
         self.versions.get(version.index()).map(Vec::as_slice)
     }
 
-    /// The next step; it is left out if the seal says so.
+    /// The next step; it is left out if the seal skips it.
     pub fn advance(&mut self, seal: &Seal) -> ReferenceSums {
         let is_skipped = seal.verdict.coefficient().is_none();
         let found = self.run.step(seal.turn.step, is_skipped);

@@ -34,11 +34,11 @@ pub use options::{Fault, Options};
 pub struct Outcome {
     /// Why it failed, if it did.
     pub failure: Option<Failure>,
-    /// What was seen.
+    /// Counts of what the life came to.
     pub seen: SeenCounts,
     /// Checkpoints that came about.
     pub checkpoints: u64,
-    /// Virtual time.
+    /// Length of the life in microseconds of virtual time.
     pub virtual_us: u64,
 }
 

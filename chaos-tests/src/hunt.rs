@@ -1,6 +1,6 @@
 //! Known bugs, hunted: a life after the other with a switch thrown, until one fails.
 //!
-//! Seeds are those of every other life, and nothing tells a life what to look for. What is caught
+//! Seeds are those of every other life, and nothing shows a life what to look for. What is caught
 //! here is therefore what a campaign would catch if the bug came back.
 
 mod known;
@@ -20,11 +20,11 @@ pub use known::Known;
 /// A bug that was caught.
 #[derive(Clone, Debug)]
 pub struct Catch {
-    /// Lives it took.
+    /// Number of lives until it was caught.
     pub lives: u64,
     /// The seed of the last one.
     pub seed: u64,
-    /// How it failed.
+    /// The failure of the life in which it was caught.
     pub failure: Failure,
 }
 

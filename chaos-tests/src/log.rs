@@ -1,8 +1,8 @@
-//! The log of a life: its digest always, its lines if somebody reads them.
+//! The log of a life: its digest always, its lines if there is a reader.
 
 use std::sync::mpsc::SyncSender;
 
-/// A log.
+/// The log of a life, with its digest.
 #[derive(Debug, Default)]
 pub struct EventLog {
     digest: u64,
@@ -16,7 +16,7 @@ impl EventLog {
         Self::default()
     }
 
-    /// A log whose lines somebody reads as they come. A reader who is gone is told nothing more,
+    /// A log whose lines are sent to a reader as they come. Nothing more is sent to a reader that is gone,
     /// and the life is the same.
     #[must_use]
     pub fn telling(reader: SyncSender<String>) -> Self {
@@ -28,7 +28,7 @@ impl EventLog {
         self.digest = crate::digest_model::mix(self.digest, number);
     }
 
-    /// Adds a line. Its bytes are in the digest whoever reads it.
+    /// Adds a line. Its bytes are in the digest, with or without a reader.
     pub fn line(&mut self, line: impl FnOnce() -> String) {
         let line = line();
         for bytes in line.as_bytes().chunks(8) {

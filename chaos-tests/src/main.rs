@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let args = Cli::parse().sim;
     let code = match run(&args, &mut io::stdout().lock(), &mut io::stderr()) {
         Ok(code) => code,
-        // Whoever closed standard output (`| head`) has seen what it wanted.
+        // A reader that closed standard output (`| head`) has seen what it wanted.
         Err(SimError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => 0,
         Err(error) => {
             eprintln!("error: {error}");

@@ -19,7 +19,7 @@ pub enum Marker {
     RollbackDuringJoin,
     /// A worker was lost while such a change waited.
     LossDuringJoin,
-    /// A leader died between a seal's commit and telling anybody.
+    /// A leader died between a seal's commit and sending it to any worker.
     LeaderLostBeforeBroadcast,
     /// A seal of an earlier plan, or an entry that came too late, changed nothing.
     LateEntryIgnored,
@@ -43,7 +43,7 @@ pub enum Marker {
     CopyTookOver,
     /// The run went back to a checkpoint.
     Rewound,
-    /// A run went back because two told a state differently.
+    /// A run went back because two nodes reported a state differently.
     StateDiffered,
     /// A sum was contradicted.
     SumContradicted,
@@ -57,7 +57,7 @@ pub enum Marker {
     TornTailCut,
     /// A damaged disk was not used.
     DamagedDiskRefused,
-    /// Power went everywhere.
+    /// Power went off everywhere.
     PowerCycled,
     /// A new cluster began from a checkpoint of one that was lost.
     RecoveredByForce,
@@ -73,9 +73,9 @@ pub enum Marker {
     CopiedAhead,
     /// A worker came while layers were copied ahead.
     JoinedWhileFollowing,
-    /// Whoever trained a layer that was copied ahead was lost.
+    /// The owner of a layer that was copied ahead was lost.
     OwnerLostWhileFollowed,
-    /// Whoever copied a layer ahead was lost.
+    /// The follower of a layer, which copies it ahead, was lost.
     FollowerLost,
     /// A version became a checkpoint because time had passed.
     TimedCheckpoint,
@@ -83,7 +83,7 @@ pub enum Marker {
     PairSurvived,
     /// A plan with more stages than any life has that is not a large one.
     ManyStages,
-    /// The window changed.
+    /// A plan was made because going ahead does not pay, or pays again.
     WindowSwitched,
     /// The format was raised, once the last program was a new one.
     FormatRaised,
@@ -97,17 +97,17 @@ pub enum Marker {
     LongOperation,
     /// A piece of a checkpoint took more than a hundred heartbeats to write.
     LongWrite,
-    /// Who owed an answer and got no further was taken out.
+    /// A node that owed an answer and got no further was taken out.
     StuckNodeLost,
-    /// A bit of a state flipped, and whoever could have told was lost in the same step: nothing is
-    /// promised then, and the life ends.
+    /// A bit of a state flipped, and the holder that could have reported it was lost in the same
+    /// step: nothing is promised then, and the life ends.
     WitnessLost,
     /// The run was held, because of something that a fault did; the life ends.
     Halted,
 }
 
 impl Marker {
-    /// All of them.
+    /// Every marker.
     pub const ALL: [Self; 49] = [
         Self::Clipped,
         Self::Skipped,

@@ -22,10 +22,10 @@ pub enum Lane {
     Tensor,
 }
 
-/// Messages with who sent them to whom.
+/// Messages, each with its sender and its receiver.
 type Kept<P> = VecDeque<(NodeId, NodeId, P)>;
 
-/// The network.
+/// The network between all nodes of a life.
 pub struct Network<P> {
     options: NetworkOptions,
     draws: Draws,
@@ -39,7 +39,7 @@ pub struct Network<P> {
 }
 
 impl<P: Clone> Network<P> {
-    /// A whole network.
+    /// A network of which no link is cut.
     #[must_use]
     pub fn new(options: NetworkOptions, draws: Draws) -> Self {
         let (kept_control, kept_tensor) = (VecDeque::new(), VecDeque::new());
@@ -59,7 +59,7 @@ impl<P: Clone> Network<P> {
         self.cut.clear();
     }
 
-    /// Cuts one direction.
+    /// Cuts the link from one node to another, in this direction.
     pub fn cut(&mut self, from: NodeId, to: NodeId) {
         *self.cut.entry((from, to)).or_default() += 1;
     }

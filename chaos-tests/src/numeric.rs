@@ -25,7 +25,7 @@ pub struct PendingFaults {
     flipped: Option<LayerId>,
     /// Whether a step is about to be run again: what only a known bug looks at.
     pub(crate) is_replaying: bool,
-    /// What took effect and was not asked for yet.
+    /// Faults that took effect and were not taken from here yet.
     effects: Vec<NumericFault>,
 }
 
@@ -54,7 +54,7 @@ impl PendingFaults {
         self.flipped = None;
     }
 
-    /// What took effect since this was asked last.
+    /// Faults that took effect since the last call.
     pub(crate) fn take_effects(&mut self) -> Vec<NumericFault> {
         std::mem::take(&mut self.effects)
     }
@@ -71,8 +71,8 @@ impl PendingFaults {
         }
     }
 
-    /// A wrong state is wrong only if somebody else has the right one: a workbench without a copy
-    /// does not ask.
+    /// A wrong state is wrong only if another node has the right one: a workbench without a copy
+    /// does not call this.
     pub(crate) fn state_flip(&mut self, layer: LayerId) -> Option<u64> {
         match self.next {
             Some(NumericFault::StateFlip(bits)) => {
@@ -84,7 +84,7 @@ impl PendingFaults {
         }
     }
 
-    /// Likewise with sums.
+    /// The factor by which a sum is wrong, if one is planned or the device is always wrong.
     pub(crate) fn sum_factor(&mut self) -> Option<f64> {
         let factor = match self.next {
             _ if self.always_wrong => Some(1.0 + 1e-9),

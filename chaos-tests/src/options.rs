@@ -13,10 +13,10 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use crate::pace::Pace;
 use crate::random::{Draws, Purpose};
 
-/// What computes.
+/// The compute model of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Model {
-    /// Hashes.
+    /// Hashes in place of tensors.
     Digest,
     /// A small transformer with the real kernels.
     Float,
@@ -25,9 +25,9 @@ pub enum Model {
 /// A class of faults; a life has it or has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FaultClass {
-    /// Messages are lost.
+    /// The network loses messages.
     Loss,
-    /// Messages come twice.
+    /// Messages arrive twice.
     Duplication,
     /// Messages overtake each other by far.
     Reordering,
@@ -35,7 +35,7 @@ pub enum FaultClass {
     OldFrames,
     /// Groups of nodes cannot hear each other.
     Partitions,
-    /// Processes die.
+    /// Processes die and come back.
     Crashes,
     /// Processes die at named points of the protocol.
     CrashPoints,
@@ -96,7 +96,7 @@ pub struct NetworkOptions {
     pub old_frames: f64,
     /// Shortest way, in microseconds.
     pub delay_us_min: u64,
-    /// Longest ordinary way.
+    /// Longest ordinary way of a message, in microseconds.
     pub delay_us_max: u64,
     /// Longest way of a late one.
     pub late_us_max: u64,
@@ -105,15 +105,15 @@ pub struct NetworkOptions {
 /// A life, but for the faults that strike at moments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Options {
-    /// What computes.
+    /// The compute model of the life.
     pub model: Model,
-    /// Controllers.
+    /// Number of controllers.
     pub controllers: u32,
     /// Workers at the beginning.
     pub workers: u32,
     /// Blocks of the model.
     pub blocks: u32,
-    /// Microbatches a step.
+    /// Number of microbatches of a step.
     pub microbatches: u32,
     /// Steps of the run.
     pub steps: u64,
@@ -128,7 +128,7 @@ pub struct Options {
     /// A checkpoint after so many ticks; 0 only by steps.
     #[serde(default)]
     pub checkpoint_ticks: u32,
-    /// Checkpoints kept.
+    /// Number of checkpoints that are kept.
     pub checkpoints_kept: u32,
     /// Owners and copies compare their states at every so many steps.
     pub attest_every: u64,
@@ -196,7 +196,7 @@ pub const WORKERS_FEW: u32 = 5;
 /// The share of large lives, and of those among them that are as large as a cluster may be.
 const LARGE_SHARE: f64 = 0.02;
 const HUGE_SHARE: f64 = 0.001;
-/// Workers of either.
+/// Fewest and most workers of a large life; the next line is for those as large as a cluster may be.
 const LARGE_WORKERS: (u32, u32) = (11, 64);
 const HUGE_WORKERS: (u32, u32) = (65, 256);
 /// Steps of a large life.

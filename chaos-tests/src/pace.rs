@@ -16,11 +16,11 @@ const SHARE: f64 = 0.12;
 const TENTHS_EXPONENTS: (f64, f64) = (0.0, 4.0);
 /// What all the long work of a life takes together, at most: a life is to end.
 pub const LONG_US_MAX: u64 = 600_000_000;
-/// Share of a kind of work that takes as long as its life says: operations are many.
+/// Share of a kind of work that takes as long as the options of the life demand: operations are many.
 const LONG_OPS: f64 = 0.01;
 const LONG_TRANSFERS: f64 = 0.2;
 const LONG_ANSWERS: f64 = 0.6;
-/// Share of long answers that never come, because whoever owes them gets no further.
+/// Share of long answers that never come, because the process that owes them gets no further.
 pub const STUCK_SHARE: f64 = 0.12;
 
 /// Work that may take long.
@@ -43,15 +43,15 @@ pub enum Work {
 /// How long long work takes, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pace {
-    /// An operation.
+    /// How long an operation of a stage takes.
     pub op_us: u64,
-    /// An inventory.
+    /// How long it takes to hash the layers of an inventory.
     pub hash_us: u64,
-    /// Loading.
+    /// How long it takes to load a plan.
     pub load_us: u64,
     /// A layer on its way.
     pub serve_us: u64,
-    /// Reading and writing.
+    /// How long it takes to read or write a layer of a checkpoint.
     pub disk_us: u64,
 }
 

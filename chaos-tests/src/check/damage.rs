@@ -16,9 +16,9 @@ pub(super) struct Damage {
     disturbed_until: BTreeMap<NodeId, Moment>,
     /// When a bit of a node's state flipped last.
     flipped_at: BTreeMap<NodeId, Moment>,
-    /// Turns in which a gradient was told that is not finite.
+    /// Turns in which a gradient that is not finite was reported.
     marked: BTreeSet<Turn>,
-    /// Sums that were told wrong.
+    /// Wrong sums that were reported.
     wrong_sums: u64,
     /// Bits of states that flipped, and ways back that were taken for one.
     flips: u64,
@@ -36,7 +36,7 @@ impl Checker {
         *known = (*known).max(until);
     }
 
-    /// A fault of numbers took effect in what a node tells of a turn.
+    /// A fault of numbers took effect in what a node reports of a turn.
     pub fn spoiled(&mut self, node: NodeId, now: Moment, turn: Turn, fault: NumericFault) {
         match fault {
             NumericFault::Mark(..) => {
@@ -78,12 +78,12 @@ impl Checker {
         flipped_at.is_some_and(|flipped_at| self.is_disturbed_since(witness, *flipped_at))
     }
 
-    /// Whether a gradient that is not finite was told of this turn.
+    /// Whether a gradient that is not finite was reported for this turn.
     pub(super) fn is_marked(&self, turn: Turn) -> bool {
         self.damage.marked.contains(&turn)
     }
 
-    /// Attempts of a step of which a gradient that is not finite was told.
+    /// Attempts of a step for which a gradient that is not finite was reported.
     #[must_use]
     pub fn marks_of(&self, step: Step) -> usize {
         self.damage.marked.iter().filter(|turn| turn.step == step).count()
@@ -94,7 +94,7 @@ impl Checker {
         self.damage.flips > 0
     }
 
-    /// Whether two may have told one thing differently.
+    /// Whether two nodes may have reported one thing differently.
     #[must_use]
     pub fn is_contradicted(&self) -> bool {
         self.damage.wrong_sums + self.damage.flips > 0

@@ -1,4 +1,4 @@
-//! S3: only frames of the plan that runs, from those who have a part in it, are processed.
+//! S3: only frames of the plan that runs, from nodes that have a part in it, are processed.
 
 use zbelastic_consensus::member::Holder;
 use zbelastic_types::Generation;
@@ -7,7 +7,7 @@ use super::Checker;
 use crate::failure::Invariant;
 
 impl Checker {
-    /// A leader counted what somebody told who is no member any more.
+    /// A leader counted the message of a holder that is no member any more.
     pub fn took_in(&mut self, teller: Option<Holder>) {
         self.fail(Invariant::S3, || format!("what {teller:?} told was counted, and it is fenced"));
     }

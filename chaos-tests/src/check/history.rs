@@ -29,7 +29,7 @@ impl Checker {
         }
     }
 
-    /// S1: steps are sealed in order, each once; a repetition says the same (S6).
+    /// S1: steps are sealed in order, each once; a repetition holds the same (S6).
     pub(super) fn check_order(&mut self, seal: &Seal, is_repeated: bool) {
         let (step, head) = (seal.turn.step.0, self.acked.len() as u64);
         if !seal.verdict.is_final() {
@@ -64,7 +64,7 @@ impl Checker {
         }
     }
 
-    /// Who keep copies of a layer that this node owns in the last plan that ran.
+    /// The holders of copies of a layer that this node owns in the last plan that ran.
     pub fn witnesses(&self, node: NodeId, layer: LayerId) -> impl Iterator<Item = Holder> + '_ {
         let plan = self.ran.iter().map(|(plan, _)| plan);
         plan.flat_map(move |plan| {

@@ -7,7 +7,7 @@ use super::Checker;
 use crate::failure::Invariant;
 
 impl Checker {
-    /// A node leads.
+    /// A node became the leader of a term.
     pub fn leads(&mut self, node: NodeId, term: u64) {
         let before = *self.leaders.entry(term).or_insert(node);
         if before != node {

@@ -8,11 +8,11 @@ use super::book::{Book, EntryId};
 /// One thing that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// A stage computes, if it has not, and the leader hears of it.
+    /// A stage computes, if it has not, and the leader receives its report.
     Report { node: NodeId },
-    /// A worker holds the update whose copy it keeps, if it does not, and the leader hears of it.
+    /// A worker holds the update whose copy it keeps, if it does not, and the leader receives word of it.
     Hold { node: NodeId },
-    /// The leader proposes.
+    /// The leader proposes an entry.
     Propose { entry: EntryId },
     /// A proposal is agreed on.
     Agree { entry: EntryId },
@@ -25,14 +25,13 @@ pub(super) enum Action {
     Notice { node: NodeId },
     /// It is agreed on that a worker is lost, and it lives on.
     Fence { node: NodeId },
-    /// A fenced worker hears of it, and forgets what it holds.
+    /// A fenced worker learns of it, and forgets what it holds.
     Forget { node: NodeId },
     /// A worker learns what is agreed on.
     Learn { node: NodeId },
     /// A worker learns of the last seal, and not yet of the plan that came after it.
     LearnSeal { node: NodeId },
-    /// A worker learns of a seal that is only proposed. Nobody tells it but a leader with rule R1
-    /// off.
+    /// A worker learns of a seal that is only proposed. Only a leader with rule R1 off sends it.
     LearnProposal { node: NodeId, entry: EntryId },
     /// A layer of a new plan comes to a worker.
     Fetch { node: NodeId, layer: LayerId },

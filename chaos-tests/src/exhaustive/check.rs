@@ -12,7 +12,7 @@ use super::book::Book;
 use super::worker::{Copied, Phase, Station, Worker};
 use super::world::World;
 
-/// What is wrong.
+/// What is wrong in a state or an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// S1: a step was sealed twice, or one was left out.
@@ -24,44 +24,44 @@ pub enum Violation {
     },
     /// A turn was sealed that a stage never computed.
     SealedUncomputed {
-        /// The stage.
-        stage: StageIndex,
-        /// The turn.
-        turn: Turn,
-    },
-    /// A candidate that was computed in another attempt became the state.
-    OtherAttempt {
-        /// The stage.
+        /// The stage that did not compute it.
         stage: StageIndex,
         /// The turn that was sealed.
         turn: Turn,
     },
-    /// S3: what a worker told who is taken for dead was counted.
+    /// A candidate that was computed in another attempt became the state.
+    OtherAttempt {
+        /// The stage of the candidate.
+        stage: StageIndex,
+        /// The turn that was sealed.
+        turn: Turn,
+    },
+    /// S3: the report of a worker that is taken for dead was counted.
     FencedCounted {
-        /// The worker.
+        /// The worker that is taken for dead.
         node: NodeId,
     },
     /// R8: an update was applied to a state that is not the one before it.
     AppliedTwice {
-        /// The stage.
+        /// The stage that applied it.
         stage: StageIndex,
-        /// The step.
+        /// The step of the update.
         step: Step,
         /// The version of the state.
         found: Step,
     },
-    /// A stage that runs has another version than the log says.
+    /// A stage that runs has another version than the log.
     OtherVersion {
-        /// The stage.
+        /// The stage with the other version.
         stage: StageIndex,
-        /// What the log says.
+        /// The version in the log.
         expected: Step,
-        /// What it has.
+        /// The version that the stage has.
         found: Step,
     },
     /// An undecided step must begin anew, and who lives has gone past it for good.
     CannotGoBack {
-        /// The layer.
+        /// The layer that cannot go back.
         layer: LayerId,
         /// The version that is needed.
         needed: Step,
@@ -70,9 +70,9 @@ pub enum Violation {
     },
     /// What was sealed is nowhere, though of those who promised to hold it one lives.
     SealedLost {
-        /// The layer.
+        /// The layer that is lost.
         layer: LayerId,
-        /// The version.
+        /// The version that was sealed.
         version: Step,
     },
     /// The leader takes the run back, though nothing is lost.
@@ -142,7 +142,7 @@ fn check_version(state: &State, worker: &Worker) -> Result<(), Violation> {
     if is_fit { Ok(()) } else { Err(Violation::OtherVersion { stage, expected, found }) }
 }
 
-/// Every layer can be had at the version of the log from somebody who lives, unless all who
+/// Every layer can be had at the version of the log from a worker that lives, unless all who
 /// promised to hold it are dead.
 fn check_layer(book: &Book, world: &World, layer: LayerId) -> Result<(), Violation> {
     let state = book.state(world.agreed);
@@ -177,7 +177,7 @@ pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
     })
 }
 
-/// Whether somebody has the layer at the open version, or will once it learns the last seal.
+/// Whether a worker has the layer at the open version, or will once it learns the last seal.
 fn is_within_reach(world: &World, state: &State, layer: LayerId) -> bool {
     let version = state.open_turn().step;
     world.counted(state).any(|worker| {

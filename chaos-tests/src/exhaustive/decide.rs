@@ -28,7 +28,7 @@ pub(super) fn decide_seal(state: &State, world: &World) -> Option<Seal> {
     }
     let plan = &state.plan()?.record;
     for (of, held) in &world.leader.held {
-        // Nobody has two copies here: who told it is who keeps it.
+        // No stage has two copies here: the only holder of its copy is the sender.
         let keeper = plan.copy_holders(*of).next()?;
         sealing.handle_held(state, keeper, HeldUpdate::clone(held));
     }
@@ -99,7 +99,7 @@ fn restore(state: &State, held: Option<&Held>) -> Restore {
     })
 }
 
-/// A layer that a worker asks for in vain: whoever the plan names is dead, or has it not.
+/// A layer that a worker requests in vain: the source that the plan names is dead, or has it not.
 fn lacking_layer(state: &State, world: &World) -> Option<LayerId> {
     let comes = |source: NodeId, layer: LayerId| {
         let source = world.counted(state).find(|worker| worker.me == source);

@@ -11,24 +11,24 @@ use super::world::World;
 /// What a search came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exploration {
-    /// States seen.
+    /// How many states were seen.
     pub states: usize,
     /// Actions taken from them, those that led to a known state included.
     pub actions: usize,
     /// Actions from the beginning to the state that is farthest.
     pub depth: u32,
-    /// What was found.
+    /// The finding of the search.
     pub finding: Finding,
 }
 
-/// What was found.
+/// What a search found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Everything holds in every state, and the run can end from each.
     Sound,
     /// The first thing that is wrong.
     Broken {
-        /// What.
+        /// What is wrong.
         violation: Violation,
         /// A shortest way to it.
         path: Vec<String>,

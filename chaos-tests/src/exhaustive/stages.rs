@@ -27,7 +27,7 @@ pub(super) fn report(state: &State, world: &World, node: NodeId, next: &mut Vec<
     let station = after.workers.get_mut(&node).and_then(Worker::station_mut).expect("it stands");
     let computed = if station.told.is_some() { Ok(()) } else { station.compute() };
     let told = station.told.clone();
-    // Who is taken for dead may compute for a plan before the one in force.
+    // A worker that is taken for dead may compute for a plan before the one in force.
     let computed_last = after.computed.entry(stage).or_insert(turn);
     *computed_last = turn.max(*computed_last);
     let mut counted = Ok(());
@@ -65,12 +65,12 @@ pub(super) fn hold(state: &State, world: &World, node: NodeId, next: &mut Vec<Ne
     next.push((Action::Hold { node }, counted.map(|()| after)));
 }
 
-/// Whether a leader takes in what a worker tells: not from who is taken for dead.
+/// Whether a leader counts the reports of a worker: not of one that is taken for dead.
 fn is_taken_in(state: &State, world: &World, node: NodeId) -> bool {
     !world.workers[&node].is_fenced(state) || mutant::is(Mutant::M12FencedAccepted)
 }
 
-/// S3: nothing is counted that somebody told who is taken for dead.
+/// S3: no report of a worker that is taken for dead is counted.
 fn check_counted(state: &State, world: &World, node: NodeId) -> Result<(), Violation> {
     if world.workers[&node].is_fenced(state) {
         return Err(Violation::FencedCounted { node });
@@ -78,7 +78,7 @@ fn check_counted(state: &State, world: &World, node: NodeId) -> Result<(), Viola
     Ok(())
 }
 
-/// A worker that was taken for dead hears of it.
+/// A worker that was taken for dead learns of it.
 pub(super) fn forget(state: &State, world: &World, node: NodeId, next: &mut Vec<Next>) {
     if world.workers[&node].is_fenced(state) {
         let mut after = world.clone();
@@ -97,7 +97,7 @@ pub(super) fn learn(state: &State, world: &World, node: NodeId, next: &mut Vec<N
     next.push((Action::Learn { node }, learned.map(|()| after)));
 }
 
-/// A briefing from before the plan in force tells of the last seal alone.
+/// A briefing from before the plan in force holds the last seal alone.
 pub(super) fn learn_seal(state: &State, world: &World, node: NodeId, next: &mut Vec<Next>) {
     let Some(seal) = state.last_seal() else { return };
     let worker = &world.workers[&node];
@@ -123,7 +123,7 @@ pub(super) fn fetch(world: &World, node: NodeId, next: &mut Vec<Next>) {
     }
 }
 
-/// Others from whom a worker that loads may get a layer.
+/// Other workers from which a worker that loads may get a layer.
 pub(super) fn sources(
     world: &World,
     node: NodeId,

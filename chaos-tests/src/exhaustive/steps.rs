@@ -131,7 +131,7 @@ impl Model {
         }
     }
 
-    /// The log is agreed on in order. What is under way may be told of too early.
+    /// The log is agreed on in order. What is under way may be sent too early.
     fn proceed(&mut self, world: &World, next: &mut Vec<Next>) {
         if let Some(Flying { entry, .. }) = world.flight.first().copied() {
             let mut after = world.clone();
@@ -168,7 +168,7 @@ impl Model {
         Ok(world)
     }
 
-    /// What a leader with rule R1 off does: it tells of a seal when it proposes it.
+    /// What a leader with rule R1 off does: it sends a seal to workers when it proposes it.
     fn tell_proposal(&self, world: &World, entry: EntryId, next: &mut Vec<Next>) {
         let Entry::Seal(seal) = self.book.entry(entry) else { return };
         if !mutant::is(Mutant::M24UndoFreedAtProposal) {

@@ -210,7 +210,7 @@ impl Worker {
         });
     }
 
-    /// Whether it gives this layer at this version to whoever asks.
+    /// Whether it sends this layer at this version to a worker that requests it.
     pub(super) fn offers(&self, layer: LayerId, version: Step) -> bool {
         let shelved = self.shelf.get(&layer) == Some(&version);
         match &self.phase {
@@ -234,7 +234,7 @@ impl Worker {
         layers
     }
 
-    /// What it says it holds.
+    /// The layers and versions that it reports to hold.
     pub(super) fn inventory(&self) -> Vec<HeldLayer> {
         let held = |(layer, versions): (LayerId, Vec<Step>)| {
             versions.into_iter().map(move |version| {
@@ -336,7 +336,7 @@ impl Copied {
         self.update(plan)
     }
 
-    /// What is told of the gradient that is held.
+    /// What is reported of the gradient that is held.
     pub(super) fn update(&self, plan: &PlanRecord) -> HeldUpdate {
         let (turn, of) = (self.open, self.of);
         let sums = entries::sums(plan.layers_of(of), turn.step);

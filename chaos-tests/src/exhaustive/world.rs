@@ -19,11 +19,11 @@ pub(super) struct World {
     /// What was proposed and is neither agreed on nor lost, in the order of the log.
     pub flight: Vec<Flying>,
     pub leader: Heard,
-    /// Those who live, those who were taken for dead among them.
+    /// Workers that live, those that were taken for dead among them.
     pub workers: BTreeMap<NodeId, Worker>,
     /// The last plan that ran. What it promised holds until the next one runs.
     pub ran: Arc<PlanRecord>,
-    /// For each stage, the last turn that was computed by whoever stood there.
+    /// For each stage, the last turn that was computed by a worker that stood there.
     pub computed: BTreeMap<StageIndex, Turn>,
     pub deaths_left: u8,
     pub fences_left: u8,
@@ -39,7 +39,7 @@ pub(super) struct Flying {
     pub is_own: bool,
 }
 
-/// What a leader heard about the open turn since its election.
+/// What a leader received about the open turn since its election.
 #[derive(Clone, Default)]
 pub(super) struct Heard {
     pub reports: BTreeMap<StageIndex, Arc<(Report, Vec<LayerFingerprint>)>>,
@@ -52,7 +52,7 @@ impl World {
         self.workers.values().filter(|worker| !worker.is_fenced(state))
     }
 
-    /// Adds a proposal of who leads now.
+    /// Adds a proposal of the present leader.
     pub(super) fn propose(&mut self, entry: EntryId) {
         self.flight.push(Flying { entry, is_own: true });
     }
@@ -91,7 +91,7 @@ impl World {
     }
 }
 
-/// Bytes of a key. Each part tells its length, so no two states have the same bytes.
+/// Bytes of a key. Each part encodes where it ends, so no two states have the same bytes.
 struct Key(Vec<u8>);
 
 impl Key {

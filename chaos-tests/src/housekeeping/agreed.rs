@@ -25,7 +25,7 @@ pub struct Pending {
     pub begun: Moment,
     /// The plan under which it was sealed.
     pub generation: Generation,
-    /// Who has which layer, in which of its lives.
+    /// The node that has a layer, and in which of its lives it has it.
     pub owners: BTreeMap<LayerId, (NodeId, u64)>,
     /// Pieces by layer, as they become durable.
     pub durable: BTreeMap<LayerId, PieceRef>,
@@ -33,7 +33,7 @@ pub struct Pending {
 
 /// What is agreed on.
 pub struct Agreed {
-    /// Members and credentials.
+    /// The replicated state, with members and credentials.
     pub state: State,
     /// The newest sealed version.
     pub newest: Step,
@@ -90,7 +90,7 @@ impl Agreed {
         self.apply(Entry::Access(AccessChange::Revoked { node }))
     }
 
-    /// What nodes keep.
+    /// Pieces and texts that nodes keep.
     #[must_use]
     pub fn referred(&self, text: Digest) -> Referred {
         let versions = self.checkpoints.keys().chain(self.pending.keys()).chain(&[Step(0)]);

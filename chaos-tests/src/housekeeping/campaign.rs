@@ -18,13 +18,13 @@ const FAILURES_KEPT: usize = 20;
 /// What the lives of a campaign came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Lives.
+    /// Number of lives.
     pub lives: u64,
     /// Checkpoints that came about.
     pub checkpoints: u64,
-    /// Virtual time.
+    /// Length of all lives in microseconds of virtual time.
     pub virtual_us: u64,
-    /// What was seen.
+    /// Counts of what the lives came to.
     pub seen: SeenCounts,
     /// How many failed, by kind.
     pub failed: BTreeMap<FailureKind, u64>,

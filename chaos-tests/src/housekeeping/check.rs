@@ -18,13 +18,13 @@ use crate::queue::Moment;
 const MENDED_S: u64 = 80;
 /// From who wants a text to the text: five attempts.
 const TEXT_S: u64 = 12;
-/// From a removal that is agreed on, and from who is connected with who leads, to the last connection closed.
+/// From a removal that is agreed on, and from a connection with the leader, to the last connection closed.
 const BANNED_S: u64 = 1;
 /// From the end of a certificate to another one: two attempts a minute apart, of which the first may have come
 /// before the end, and the answer.
 const RENEWED_S: u64 = 125;
-/// From the end of the storm to when a checkpoint does not wait, and how long one takes then: a keeper that says
-/// nothing is given up after ten seconds, and may be asked by each of two copies.
+/// From the end of the storm to when a checkpoint does not wait, and how long one takes then: a keeper
+/// that does not answer is given up after ten seconds, and may be picked for each of two copies.
 const SETTLED_S: u64 = 30;
 const PLACED_S: u64 = 35;
 /// Versions on a disk beyond those kept and those under way: one that is being collected, and the next one.
@@ -41,7 +41,7 @@ pub enum Seen {
     KeepRefused,
     /// A piece was to be kept, and could not be.
     KeepFailed,
-    /// A keeper said nothing for too long.
+    /// A keeper did not answer for too long.
     KeeperSilent,
     /// A checkpoint failed, as too few members could take it.
     Excused,
@@ -55,9 +55,9 @@ pub enum Seen {
     StoreBegunAnew,
     /// A claim was refused.
     ClaimRefused,
-    /// A hostile keeper said nothing.
+    /// A hostile keeper did not answer.
     HostileSilent,
-    /// Somebody was banned by a member.
+    /// A member was banned by another.
     Banned,
     /// A certificate was renewed over a connection.
     Renewed,
@@ -70,7 +70,7 @@ pub enum Seen {
 }
 
 impl Seen {
-    /// All of them.
+    /// Everything that can be seen.
     pub const ALL: [Self; 17] = [
         Self::Checkpoint,
         Self::OwnStoreRefused,
@@ -121,9 +121,9 @@ impl SeenCounts {
 pub struct Check {
     /// What this life came to.
     pub seen: SeenCounts,
-    /// Who should have a piece: it was acknowledged there, and nothing was done to it since.
+    /// The nodes that should have a piece: it was acknowledged there, and nothing was done to it since.
     holders: BTreeMap<PieceRef, BTreeSet<NodeId>>,
-    /// Pieces that somebody who means harm said to keep.
+    /// Pieces that a hostile member reported to keep.
     lied: BTreeSet<PieceRef>,
     /// Versions of which a layer failed, which was looked at when it did.
     failed: BTreeSet<Step>,
@@ -199,7 +199,7 @@ impl World<'_> {
         self.check_placed();
     }
 
-    /// H11: who was removed is cut off by every member that is there, within a second.
+    /// H11: a member that was removed is cut off by every member that is there, within a second.
     fn check_bans(&mut self) {
         let removed: Vec<(NodeId, Moment)> =
             self.check.removed.iter().map(|(node, at)| (*node, *at)).collect();
@@ -237,7 +237,7 @@ impl World<'_> {
         for member in self.members.values().filter(|member| member.is_honest_and_up()) {
             let hears =
                 leader.is_some_and(|at| at == member.node || self.is_linked(at, member.node));
-            // What may go it heard with the last checkpoint.
+            // What may go it learned with the last checkpoint.
             let is_due = self.is_over(member.led_since.max(member.able_since), 1)
                 && self.check.collected.get(&member.node).is_some_and(|at| *at >= count);
             let Some(store) = member.disk.store().filter(|_| hears && is_due) else { continue };
@@ -251,7 +251,7 @@ impl World<'_> {
         }
     }
 
-    /// H3: what rotted is sound again, as long as somebody has it sound.
+    /// H3: what rotted is sound again, as long as a disk has it sound.
     fn check_rot(&mut self) {
         let rotten: Vec<_> = self.check.rotten.iter().map(|(at, since)| (*at, *since)).collect();
         for ((node, piece), since) in rotten {
@@ -283,7 +283,7 @@ impl World<'_> {
         }
     }
 
-    /// H3 for texts: who wants one has it, and a damaged one is fetched again.
+    /// H3 for texts: a member that wants one has it, and a damaged one is fetched again.
     fn check_texts(&mut self) {
         let name = self.text_name();
         let has_sound = |member: &Member| {
@@ -381,7 +381,7 @@ impl World<'_> {
         }
     }
 
-    /// H4: who says that it keeps a piece has it.
+    /// H4: a member that reports to keep a piece has it.
     pub(super) fn check_kept(&mut self, node: NodeId, piece: PieceRef) {
         if self.check.rotten.contains_key(&(node, piece)) {
             return;
@@ -404,7 +404,7 @@ impl World<'_> {
         }
     }
 
-    /// H10: what somebody says who means harm, and what only others may say, changes nothing.
+    /// H10: what a hostile member sends, and what only others may send, changes nothing.
     pub(super) fn check_claimed(&mut self, node: NodeId, from: NodeId, message: &Message) {
         let is_claim = match message {
             Message::Collect(_)
@@ -424,7 +424,7 @@ impl World<'_> {
         }
     }
 
-    /// H10: no process ends because of what somebody says who means harm.
+    /// H10: no process ends because of what a hostile member sends.
     pub(super) fn check_end(&mut self, node: NodeId, because_of: NodeId) {
         let is_removed = self.check.removed.contains_key(&node);
         if !is_removed && !self.members[&node].is_hostile {

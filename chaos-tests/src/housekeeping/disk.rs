@@ -58,7 +58,7 @@ impl DataFolder for Texts {
     }
 }
 
-/// A member's disk.
+/// The disk of a member, in memory.
 pub struct MemberDisk {
     files: SimulatedDisk,
     store: Option<Arc<LifeStore>>,

@@ -1,4 +1,4 @@
-//! A member that means harm: it has the credentials of a worker, and says whatever may hurt others.
+//! A hostile member: it has the credentials of a worker, and sends whatever may hurt others.
 
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_consensus::member::Role;
@@ -80,7 +80,7 @@ impl World<'_> {
         }
     }
 
-    /// It closes its connection with a code that says something about the other end.
+    /// It closes its connection with a code that reports something about the other end.
     fn close(&mut self, hostile: NodeId, target: NodeId, code: CloseCode) {
         if code == CloseCode::DuplicateIdentity {
             self.accuse(hostile, target);
@@ -88,7 +88,7 @@ impl World<'_> {
         self.unlink((target, DownReason::ClosedByPeer(code)), hostile);
     }
 
-    /// It says that the other end lives twice.
+    /// It accuses the other end of living twice.
     fn accuse(&mut self, hostile: NodeId, target: NodeId) {
         let member = self.members.get_mut(&target).expect("a member");
         let process = &mut member.process;
@@ -98,7 +98,7 @@ impl World<'_> {
         }
     }
 
-    /// It refuses to be connected with, as a controller does with who was removed.
+    /// It refuses to be connected with, as a controller does with a member that was removed.
     fn refuse_dial(&mut self, hostile: NodeId, target: NodeId) {
         let role = self.members[&target].process.roster.role(hostile);
         let problem = DialProblem::Refused(CloseCode::Banned);
@@ -107,7 +107,7 @@ impl World<'_> {
         }
     }
 
-    /// What it does with what others send: it says that it keeps a piece, or that it does not, or nothing.
+    /// How it answers what others send: that it keeps a piece, that it does not, or not at all.
     pub(super) fn hear_hostile(&mut self, node: NodeId, from: NodeId, message: Message) {
         match message {
             Message::Keep(piece) => match self.draws.below(3) {
@@ -131,7 +131,7 @@ impl World<'_> {
         }
     }
 
-    /// Who runs a stage tells the loss of held-out text.
+    /// The worker with the head reports the loss of held-out text.
     pub(super) fn tell_loss(&mut self) {
         let Some(plan) = self.plans.current().cloned() else { return };
         let head = plan.stages.iter().map(|at| at.node).find(|node| plan.has_head(*node));

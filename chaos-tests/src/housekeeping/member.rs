@@ -24,19 +24,19 @@ use crate::queue::Moment;
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Running {
-    /// It does.
+    /// The process runs.
     Up,
-    /// It stands still.
+    /// The process stands still.
     Paused,
     /// It is to come back.
     Down,
-    /// It ended.
+    /// The process ended.
     Ended,
 }
 
 /// A member of the cluster.
 pub struct Member {
-    /// The node.
+    /// Number of the node.
     pub node: NodeId,
     /// What it is for.
     pub role: Role,
@@ -46,11 +46,11 @@ pub struct Member {
     pub running: Running,
     /// Grows with each start: what an earlier process began is not this one's.
     pub life: u64,
-    /// Memory for training.
+    /// Bytes of memory for training.
     pub memory: Bytes,
-    /// Its disk.
+    /// The disk of its machine.
     pub disk: MemberDisk,
-    /// Texts on it.
+    /// Texts on its disk.
     pub texts: Texts,
     /// By how many seconds its clock is ahead.
     pub skew_s: u64,
@@ -60,7 +60,7 @@ pub struct Member {
     pub process: Process,
     /// Since when it could take a piece from everybody.
     pub able_since: Moment,
-    /// Since when it is connected with who leads.
+    /// Since when it is connected with the leader.
     pub led_since: Moment,
     /// Since when its certificate is over, though it could have another one.
     pub ended_since: Option<Moment>,
@@ -68,9 +68,9 @@ pub struct Member {
 
 /// What a process holds, and loses when it dies.
 pub struct Process {
-    /// Who belongs to the cluster.
+    /// The members of the cluster, as it knows them.
     pub roster: Roster,
-    /// As it heard last.
+    /// Contacts of members, as it received them last.
     pub contacts: Arc<Contacts>,
     /// Pieces of its own on their way to disks.
     pub copies: Copies,
@@ -84,7 +84,7 @@ pub struct Process {
     pub renewal: RenewalWatch,
     /// Its looks at its disk.
     pub room: RoomWatch,
-    /// Who says that it lives twice.
+    /// The members that accused it of living twice.
     pub accusers: Accusers,
     /// The newest version it knows to be sealed.
     pub newest: Step,
@@ -122,7 +122,7 @@ impl Process {
 }
 
 impl Member {
-    /// Whether it runs.
+    /// Whether its process runs.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.running == Running::Up
@@ -134,7 +134,7 @@ impl Member {
         self.is_up() && !self.is_hostile
     }
 
-    /// What its clock says when the right one says `now`.
+    /// What its clock shows when the right one shows `now`.
     #[must_use]
     pub const fn clock(&self, now: UnixSeconds) -> UnixSeconds {
         now.plus(self.skew_s)
@@ -147,7 +147,7 @@ impl Member {
     }
 }
 
-/// A member's role as certificates tell it.
+/// A member's role as it stands in certificates.
 #[must_use]
 pub const fn peer_role(role: Role) -> PeerRole {
     match role {

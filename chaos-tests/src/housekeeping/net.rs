@@ -1,4 +1,4 @@
-//! Connections of a life, what is heard over them, and texts that are fetched.
+//! Connections of a life, what is received over them, and texts that are fetched.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::check::Seen;
 use super::member::{Member, Running, peer_role};
 use super::world::{Event, Message, World};
 
-/// Contacts are told again to who has not followed them after so long.
+/// Contacts are sent again to a member that has not followed them after so long.
 const TELL_AGAIN_US: u64 = 500_000;
 /// From one attempt to fetch a text to the next.
 const TEXT_EVERY_US: u64 = 2_000_000;
@@ -28,7 +28,7 @@ impl World<'_> {
         self.links.contains(&pair(one, other))
     }
 
-    /// Whoever may be connected is.
+    /// Connects each pair of members that may be connected.
     pub(super) fn connect(&mut self) {
         let now = self.calendar();
         let up: Vec<NodeId> = self.up().map(|member| member.node).collect();
@@ -97,7 +97,7 @@ impl World<'_> {
         if !is_hostile {
             member.able_since = now;
         }
-        // Who means harm goes on after it was removed.
+        // A hostile member goes on after it was removed.
         if !member.is_up() || member.is_hostile {
             return;
         }
@@ -129,7 +129,7 @@ impl World<'_> {
         }
     }
 
-    /// Who leads tells where members are, and who is none any more.
+    /// The leader sends where members are, and which nodes are members no more.
     pub(super) fn tell_contacts(&mut self) {
         let Some(leader) = self.leader() else { return };
         let contacts = Arc::new(self.agreed.state.contacts());
@@ -249,7 +249,7 @@ impl World<'_> {
         }
     }
 
-    /// Whoever lacks the text fetches it.
+    /// Each member that lacks the text fetches it.
     pub(super) fn want_texts(&mut self) {
         if !self.now.0.is_multiple_of(TEXT_EVERY_US) {
             return;
@@ -308,8 +308,8 @@ impl World<'_> {
         }
     }
 
-    /// What comes of asking these at once: chunks come from all who have it, so one damaged copy spoils
-    /// the whole.
+    /// What comes of requesting from these at once: chunks come from all that have it, so one damaged
+    /// copy spoils the whole.
     fn served_text(&self, node: NodeId, asked: &[NodeId]) -> DataOutcome {
         let name = self.text_name();
         let there = asked.iter().filter(|other| self.is_linked(node, **other));

@@ -14,44 +14,44 @@ pub const CALM_US: u64 = 100_000_000;
 const FAULT_US_MAX: u64 = 25_000_000;
 const HOUR_S: u64 = 3600;
 
-/// A fault. Whom it meets is drawn before: a number that is turned into a member when it strikes.
+/// A fault. Which member it strikes is drawn before: a number that is turned into a member when it strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Something else fills the disk.
     DiskFull {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
-        /// For how long.
+        /// Microseconds for which the disk is full.
         for_us: u64,
     },
     /// The store takes nothing, though there is room.
     StoreStuck {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
-        /// For how long.
+        /// Microseconds for which the store takes nothing.
         for_us: u64,
     },
     /// The process dies and comes back.
     Crash {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
-        /// After so long.
+        /// Microseconds until it comes back.
         for_us: u64,
         /// Whether the index of its store is damaged then.
         is_damaged: bool,
     },
     /// The process stands still.
     Pause {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
-        /// For how long.
+        /// Microseconds for which it stands still.
         for_us: u64,
     },
     /// A machine is suspended, and hours pass for all.
     Suspend {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
-        /// How many seconds.
+        /// Seconds that pass.
         seconds: u64,
     },
     /// All clocks are moved forward.
@@ -61,27 +61,27 @@ pub enum Fault {
     },
     /// A bit of a piece flips on a disk.
     RotPiece {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
     },
     /// A bit of a text flips on a disk.
     RotText {
-        /// Whom.
+        /// The member, by a draw.
         whom: u64,
     },
-    /// A worker is removed by order: who is hostile, if somebody is.
+    /// A worker is removed by order: the hostile one, if there is one.
     Remove {
-        /// Whom else.
+        /// Another worker, by a draw, if no member is hostile.
         whom: u64,
     },
-    /// A worker comes.
+    /// A worker joins the cluster.
     Join,
 }
 
 /// What a life is lived from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Controllers.
+    /// Number of controllers.
     pub controllers: u64,
     /// Workers at the beginning.
     pub workers: u64,
@@ -91,9 +91,9 @@ pub struct Options {
     pub is_ephemeral: bool,
     /// Layers of the model as checkpoints have it.
     pub layers: u32,
-    /// Checkpoints kept.
+    /// Number of checkpoints that are kept.
     pub kept: usize,
-    /// Copies wanted elsewhere.
+    /// Copies of a piece that are wanted on other nodes.
     pub copies: usize,
     /// From one checkpoint to the next.
     pub checkpoint_us: u64,
@@ -103,7 +103,7 @@ pub struct Options {
     pub write_us: u64,
     /// Workers that have little memory, by their place.
     pub small: Vec<bool>,
-    /// What strikes when.
+    /// Faults, each with the moment when it strikes.
     pub faults: Vec<(Moment, Fault)>,
 }
 

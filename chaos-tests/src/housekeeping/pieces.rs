@@ -45,12 +45,12 @@ pub(super) fn piece_of(layer: u32, version: u64) -> (PieceRef, Vec<u8>) {
 }
 
 impl World<'_> {
-    /// A version is sealed that becomes a checkpoint: whoever has its layers writes them.
+    /// A version is sealed that becomes a checkpoint: the holders of its layers write them.
     pub(super) fn begin_checkpoint(&mut self) {
         self.queue.push(self.now.after(self.options.checkpoint_us), Event::Checkpoint);
         let plan = self.plans.current().cloned();
         let Some((plan, leader)) = plan.zip(self.leader()) else { return };
-        // Nothing is sealed without somebody whom the leader does not hear.
+        // Nothing is sealed while the leader lacks a connection with the node of a stage.
         let lives = |node: &NodeId| {
             let member = self.members.get(node).filter(|member| member.is_up());
             member.filter(|_| self.is_linked(leader, *node)).map(|member| member.life)
@@ -232,7 +232,7 @@ impl World<'_> {
         self.keep_next(node);
     }
 
-    /// What a node gives who asks it for a piece.
+    /// What a node returns to a member that requests a piece.
     fn serve(&self, node: NodeId, from: NodeId, piece: PieceRef) -> Option<Arc<Vec<u8>>> {
         let holder = self.members.get(&from).filter(|member| member.is_up())?;
         if !self.is_linked(node, from) {

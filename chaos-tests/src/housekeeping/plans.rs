@@ -57,7 +57,7 @@ impl Plans {
         self.current.as_ref()
     }
 
-    /// Makes a plan for these nodes. Yields what each of its stages takes, and who stands there.
+    /// Makes a plan for these nodes. Yields what each of its stages takes, and the node that stands there.
     ///
     /// # Errors
     /// If there is none.
@@ -119,8 +119,8 @@ fn record(plan: Plan, generation: Generation, at: &[NodeId]) -> PlanRecord {
 }
 
 impl World<'_> {
-    /// A plan for who is there, if that is not who was there before. Nobody knows who means harm, but it is not
-    /// given a stage here: what a stage may do to a run is looked at elsewhere.
+    /// A plan for the workers that are there, if others were there before. Nobody knows which
+    /// member is hostile, but it is not given a stage here: what a stage may do to a run is looked at elsewhere.
     pub(super) fn replan(&mut self) {
         let members = self.agreed.members();
         let worker = |node: &NodeId| {

@@ -35,7 +35,7 @@ impl World<'_> {
         }
     }
 
-    /// Somebody who runs and means well.
+    /// A member that runs and is not hostile.
     fn victim(&self, whom: u64) -> Option<NodeId> {
         let up: Vec<NodeId> =
             self.up().filter(|member| !member.is_hostile).map(|member| member.node).collect();
@@ -139,7 +139,7 @@ impl World<'_> {
         self.queue.push(now.after(WAKE_US), Event::Resume { node });
     }
 
-    /// A bit flips in a piece that somebody else has sound.
+    /// A bit flips in a piece of which another node has a sound copy.
     fn rot_piece(&mut self, whom: u64) {
         let Some(node) = self.victim(whom) else { return };
         let Some(store) = self.members[&node].disk.store() else { return };
@@ -171,7 +171,7 @@ impl World<'_> {
         self.check.note_rotten_text(node, self.now);
     }
 
-    /// Who is hostile is removed, or a worker of which there are others.
+    /// The hostile member is removed, or a worker of which there are others.
     fn remove(&mut self, whom: u64) {
         if self.leader().is_none() {
             return;
@@ -206,7 +206,7 @@ impl World<'_> {
         if next == RenewalNext::Wait {
             return;
         }
-        // A controller has the authority, and asks nobody.
+        // A controller has the authority, and sends no request.
         let took = if role == Role::Controller { 0 } else { 2 * self.latency() };
         let is_at_door = next == RenewalNext::AskAtTheDoor;
         self.queue.push(self.now.after(took), Event::Renewed { at, is_at_door });

@@ -1,7 +1,7 @@
 //! The members of a life, what lies between them, and time.
 //!
 //! Members tick together, 100 times a second; messages, fetches and writes take as long as is drawn for them. What
-//! a member decides is asked of `zbelastic_policy`; what it heard, sent, wrote and lost is kept here.
+//! a member decides comes from `zbelastic_policy`; what it received, sent, wrote and lost is kept here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(super) enum Message {
 pub(super) enum Wanted {
     /// Another node wants it to be kept.
     Keep,
-    /// It rotted here; these may be asked next.
+    /// It rotted here; it may be fetched from these next.
     Mend(Vec<NodeId>),
 }
 
@@ -114,7 +114,7 @@ pub struct World<'a> {
     pub(super) now: Moment,
     pub(super) queue: Queue<Event>,
     pub(super) members: BTreeMap<NodeId, Member>,
-    /// Who is connected with whom, the lower number first.
+    /// Which members are connected, each pair with the lower number first.
     pub(super) links: BTreeSet<(NodeId, NodeId)>,
     pub(super) agreed: Agreed,
     pub(super) plans: Plans,
@@ -290,7 +290,7 @@ impl<'a> World<'a> {
         self.check_promises();
     }
 
-    /// Who leads: the first controller that runs.
+    /// The leader: the first controller that runs.
     pub(super) fn leader(&self) -> Option<NodeId> {
         let controllers = self.up().filter(|member| member.role == Role::Controller);
         let valid = |member: &&Member| !member.is_ended(self.calendar());
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
         self.members.get_mut(&node).filter(|member| member.is_up() && member.life == life)
     }
 
-    /// The right time.
+    /// The time that a right clock shows.
     pub(super) fn calendar(&self) -> UnixSeconds {
         BEGINNING.plus(self.moved_s + self.now.0 / SECOND_US)
     }

@@ -7,7 +7,7 @@ use zbelastic_consensus::mutant::Mutant;
 use crate::bug::Bug;
 use crate::failure::Invariant;
 
-/// A switch.
+/// A known bug, as the switch that brings it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     /// In the product's code.
@@ -120,7 +120,7 @@ impl Known {
         self.expected().iter().all(|invariant| invariant.is_of_housekeeping())
     }
 
-    /// What is broken.
+    /// What the switch breaks, in words.
     #[must_use]
     pub const fn about(self) -> &'static str {
         match self {
@@ -236,7 +236,7 @@ impl Known {
     #[must_use]
     pub const fn expected(self) -> &'static [Invariant] {
         match self {
-            // A voter that forgot who votes waits for those who were voted out.
+            // A voter that forgot the members waits for voters that were removed.
             Self::Bug(Bug::M1AckBeforeSync) => {
                 &[Invariant::S2, Invariant::S6, Invariant::L1, Invariant::L3]
             }
@@ -263,7 +263,7 @@ impl Known {
             Self::Bug(Bug::M14UpdatesNotRolledBack) => &[Invariant::N1],
             // Where the step was sealed before, it never comes out as it did.
             Self::Mutant(Mutant::M7CursorMoves) => &[Invariant::N3, Invariant::N5],
-            // Where its owner runs it again, its copy tells another state.
+            // Where its owner runs it again, its copy has another state.
             Self::Bug(Bug::M17ReplayFromOtherState) => &[Invariant::N2, Invariant::L3],
             Self::Mutant(Mutant::M21WaitsForTheDead) => &[Invariant::L1, Invariant::L3],
             Self::Mutant(Mutant::M25RejectedCounted) | Self::Mutant(Mutant::M26GoodStepSkipped) => {
