@@ -11,17 +11,17 @@ use super::proxy::ProxyCounts;
 use super::times::{Quantiles, Times, words};
 use super::wires::Wires;
 
-/// Strikes of one kind that nobody recovered from in time are told by themselves.
+/// What stands in the table for recovery times of a kind of which no strike was recovered from in time.
 const UNRECOVERED: &str = "-";
 
 /// A fault that struck.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StrikeRecord {
-    /// What.
+    /// The fault, as it was drawn.
     pub fault: Fault,
-    /// In words.
+    /// The fault in words.
     pub text: String,
-    /// Whom.
+    /// Names of the members that it struck.
     pub victims: Vec<String>,
     /// When, in microseconds since 1970.
     pub at_us: u64,
@@ -38,9 +38,9 @@ pub struct StrikeRecord {
 pub struct Recovery {
     /// Milliseconds after the fault.
     pub ms: f64,
-    /// Its step.
+    /// The step that was sealed.
     pub step: u64,
-    /// Its plan.
+    /// The plan under which it was sealed.
     pub generation: u64,
 }
 
@@ -58,7 +58,7 @@ pub enum Verdict {
     Crashed(String),
     /// The campaign itself did not do what it should.
     Harness(String),
-    /// It was ended.
+    /// The campaign was interrupted.
     Interrupted,
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// All that is told of a campaign.
+/// All that a campaign reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct Account {
     /// Faults follow from it.
@@ -119,7 +119,7 @@ pub struct Account {
     pub digest_undisturbed: Option<String>,
     /// What the proxy did, if there was one.
     pub proxy: Option<ProxyCounts>,
-    /// How it ended.
+    /// The verdict on the run.
     #[serde(flatten)]
     pub verdict: Verdict,
 }

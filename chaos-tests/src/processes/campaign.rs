@@ -32,20 +32,20 @@ pub const STEPS_APART_MIN: u64 = 4;
 /// More victims than this are everybody.
 const NAMES_MAX: usize = 4;
 
-/// What is tried.
+/// What a campaign runs, and what strikes it.
 #[derive(Clone, Debug)]
 pub struct CampaignSetup {
     /// What is trained; its steps are those of [`CampaignSetup::steps`].
     pub training: Training,
-    /// The cluster.
+    /// The cluster that is struck.
     pub group: GroupSetup,
-    /// What strikes it.
+    /// The faults that strike it.
     pub mix: FaultMix,
     /// Steps between two faults, if the run recovers that fast.
     pub every_steps: u64,
     /// A run is given up that makes no progress for so long, once nothing is down, stopped or cut off.
     pub standstill: Duration,
-    /// How often the step and its loss are told.
+    /// How often the step and its loss are printed.
     pub tell_every: Option<Duration>,
 }
 
@@ -88,7 +88,7 @@ struct Campaign<'a, 'b> {
 /// Strikes a run with all faults of a setup, and compares it with the undisturbed one.
 ///
 /// # Errors
-/// If nobody takes what is told. All else is in the account.
+/// If the output cannot be written. All else is in the account.
 pub fn run(
     setup: &CampaignSetup,
     undisturbed: &Undisturbed,

@@ -2,12 +2,12 @@
 //!
 //! | id | what must hold |
 //! |---|---|
-//! | S1 | the files together tell of every step from the first to the last, and none tells of a step twice within the life of a process |
+//! | S1 | the files together hold every step from the first to the last, and none holds a step twice within the life of a process |
 //! | S2 | what two files say about a step is the same, to the last bit |
-//! | S6 | a step that was sealed is not sealed again under another plan, unless the run was told to go back in between |
+//! | S6 | a step that was sealed is not sealed again under another plan, unless the run went back in between |
 //! | N1 | every step has the loss and the norm of the undisturbed run, and the final digest is its |
 //! | D1 | every step's batch is used once: by S1, since the batch follows from the step |
-//! | C1 | every copy of every checkpoint can be read (asked of the cluster, not of its files) |
+//! | C1 | every copy of every checkpoint can be read (the cluster verifies them; its files are not read here) |
 //! | R1 | what processes hold does not grow with the run (looked at by the campaign, not in files) |
 //! | E1 | a file has no broken lines but those that a killed or full node left |
 
@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 use self::rewinds::{Rewind, rewinds_of, unexcused};
 use super::events::{Event, EventKind, Facts, Seal};
 
-/// Violations that are told; one is enough to fail.
+/// Violations that are reported; one is enough to fail.
 pub const VIOLATIONS_MAX: usize = 20;
 
-/// What one node told.
+/// The events that one node wrote.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeLog<'a> {
-    /// Its name.
+    /// Name of the node.
     pub name: &'a str,
     /// Its events, in the order of its file.
     pub events: &'a [Event],
@@ -46,12 +46,12 @@ pub struct Undisturbed {
     pub step_ms: f64,
 }
 
-/// What was told and must not be.
+/// What the files hold and must not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Which invariant.
+    /// The invariant, by its name in the table above.
     pub id: &'static str,
-    /// What.
+    /// What violates it, in words.
     pub what: String,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What was found.
+/// What the check of all files found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Findings {
     /// What must not be; the first ones.
@@ -70,11 +70,11 @@ pub struct Findings {
     pub step: u64,
     /// Steps that were sealed, given up and sealed again.
     pub steps_lost: u64,
-    /// Broken lines.
+    /// Number of broken lines.
     pub torn: u64,
     /// Steps compared with the undisturbed run.
     pub compared: u64,
-    /// Digests of the final state that were told.
+    /// Digests of the final state that the files hold.
     pub digests: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ impl Findings {
     }
 }
 
-/// A step as somebody told it.
+/// A step as one node wrote it.
 struct Told<'a> {
     by: &'a str,
     seal: &'a Seal,
@@ -126,7 +126,7 @@ pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>
 /// E1, and the part of S1 that one file shows.
 fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
     let mut torn = 0;
-    // Steps told since the process began or the run went back.
+    // Steps written since the process began or the run went back.
     let mut last = None;
     for event in log.events {
         match &event.kind {
@@ -217,7 +217,7 @@ fn compare(
     }
 }
 
-/// N1 at the end, and S2 of what was told there.
+/// N1 at the end, and S2 of the digests there.
 fn check_digests(undisturbed: Option<&Undisturbed>, findings: &mut Findings) {
     if findings.digests.len() > 1 {
         let what = format!("the final state has several digests: {}", findings.digests.join(", "));
@@ -330,13 +330,13 @@ mod tests {
         let back = || vec![rewound(0)];
         let whole = told(&[under(1, 1..=2), back(), under(2, 1..=3), under(3, 4..=4)]);
         assert!(ids(std::slice::from_ref(&whole)).is_empty());
-        // Somebody else has step 3 under the third plan, and no rewind lies between the second and that.
+        // Another node has step 3 under the third plan, and no rewind lies between the second and that.
         let other = told(&[under(3, 3..=4)]);
         assert_eq!(ids(&[whole.clone(), other]), ["S6"]);
         // A rewind that came later excuses nothing before it.
         let later = told(&[under(2, 2..=2), back(), under(3, 1..=4)]);
         assert_eq!(ids(&[told(&[under(1, 1..=2)]), later]), ["S6"]);
-        // A process that died with the rewind, or begins with it, tells of one of the two plans.
+        // A process that died with the rewind, or begins with it, wrote one of the two plans.
         let died = told(&[under(1, 1..=2), back()]);
         let begins = told(&[back(), under(2, 1..=4)]);
         assert!(ids(&[died.clone(), told(&[under(2, 1..=4)])]).is_empty());

@@ -22,7 +22,7 @@ use super::watch::{STANDSTILL, Watch};
 use super::wires::Wires;
 use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, ReplayArgs, RunArgs};
 
-/// Steps that tell how long a step takes.
+/// Steps from which the time of a step is measured.
 const TRIAL_STEPS: u64 = 40;
 /// What makes processes of one machine talk as those of two would, so that faults meet it all.
 const NO_SAME_HOST: (&str, &str) = ("ZBELASTIC_SAME_HOST", "off");
@@ -34,7 +34,7 @@ const UNSAFE: u8 = 10;
 /// Strikes a run, and returns the exit code. `own` is the binary that is started if none is named.
 ///
 /// # Errors
-/// If there is nothing to compare with, or nobody takes what is told.
+/// If there is nothing to compare with, or the output cannot be written.
 pub fn run(args: &RunArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     let mix = mix(args);
     if args.list {
@@ -109,7 +109,7 @@ fn campaign(
 /// Shows that kills change nothing, and returns the exit code.
 ///
 /// # Errors
-/// If a cluster does not come up, or nobody takes what is told.
+/// If a cluster does not come up, or the output cannot be written.
 pub fn demo(args: &DemoArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     let GroupArgs { workers, controllers, seed, .. } = args.group;
     let (program, seconds) = (program(&args.group, own), args.seconds.as_secs());
@@ -119,7 +119,7 @@ pub fn demo(args: &DemoArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, Gr
 /// Measures how fast a cluster recovers, and returns the exit code.
 ///
 /// # Errors
-/// If a cluster does not go on after a fault, or nobody takes what is told.
+/// If a cluster does not go on after a fault, or the output cannot be written.
 pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     let mut folder = folder(None, "measure")?;
     let group = GroupSetup {
@@ -154,7 +154,7 @@ pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<
     Ok(if measures.findings.violations.is_empty() { 0 } else { UNSAFE })
 }
 
-/// The rows that were asked for, in the order in which they are measured.
+/// The rows that were requested, in the order in which they are measured.
 fn rows(args: &MeasureArgs) -> Vec<RowKind> {
     let mut rows = match args.rows.as_slice() {
         [] if args.undisturbed.is_some() => vec![RowKind::Undisturbed],
@@ -169,7 +169,7 @@ fn rows(args: &MeasureArgs) -> Vec<RowKind> {
 /// Replays a trace, and returns the exit code.
 ///
 /// # Errors
-/// If the trace cannot be read, the run does not come to its end, or nobody takes what is told.
+/// If the trace cannot be read, the run does not come to its end, or the output cannot be written.
 pub fn replay(args: &ReplayArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     let doing = || format!("cannot read {}", args.trace.display());
     let text = fs::read_to_string(&args.trace).map_err(|source| system(doing(), source))?;

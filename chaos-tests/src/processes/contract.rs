@@ -21,7 +21,7 @@ use super::system::tie;
 
 /// Between two looks at a process that should end.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Bytes of what a verb said that are told when it failed.
+/// Bytes of a verb's output that are shown when it failed.
 const SAID_BYTES_MAX: usize = 2000;
 /// Many processes share the cores of a machine.
 const WORKER_THREADS: &str = "1";
@@ -34,37 +34,37 @@ pub enum VerbError {
     /// It could not be started, or its output not be read.
     #[error("cannot run `{verb}`: {source}")]
     Start {
-        /// What was typed.
+        /// The command line of the verb.
         verb: String,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// It took too long.
     #[error("`{verb}` did not end within {limit:?}")]
     Late {
-        /// What was typed.
+        /// The command line of the verb.
         verb: String,
         /// How long it had.
         limit: Duration,
     },
-    /// It failed.
+    /// The verb ended with an error.
     #[error("`{verb}` ended with {code}: {said}")]
     Failed {
-        /// What was typed.
+        /// The command line of the verb.
         verb: String,
         /// Its exit code, or signal.
         code: String,
-        /// What it said.
+        /// The last of what it printed.
         said: String,
     },
-    /// It said something that was not expected.
+    /// Its output is not the JSON that was expected.
     #[error("`{verb}` answered what cannot be read ({source}): {said}")]
     Answer {
-        /// What was typed.
+        /// The command line of the verb.
         verb: String,
         /// What is wrong with it.
         source: serde_json::Error,
-        /// What it said.
+        /// The last of what it printed.
         said: String,
     },
 }
@@ -72,9 +72,9 @@ pub enum VerbError {
 /// What a process is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It votes.
+    /// A controller, which votes.
     Controller,
-    /// It computes.
+    /// A worker, which computes.
     Worker,
 }
 
@@ -92,7 +92,7 @@ impl Role {
 /// A process of a cluster.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
-    /// Its name.
+    /// The name of the node.
     pub name: String,
     /// What it is for.
     pub role: Role,
@@ -100,28 +100,28 @@ pub struct NodeSpec {
     pub bind: SocketAddr,
     /// Where others are to send to.
     pub advertise: SocketAddr,
-    /// What it keeps.
+    /// The data folder of the node.
     pub data_dir: PathBuf,
 }
 
 /// How a node comes into a cluster.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry<'a> {
-    /// It founds it.
+    /// The node founds the cluster.
     Founds,
-    /// It joins it.
+    /// The node joins the cluster.
     Joins {
-        /// Where it asks.
+        /// Addresses of the controllers that it may join at.
         cluster: &'a str,
         /// What lets it in.
         token: &'a str,
     },
 }
 
-/// The binary.
+/// The binary that is tested.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Where it lies.
+    /// Path of the binary.
     pub path: PathBuf,
     /// What its processes find in their environment besides ours.
     pub environment: Vec<(String, String)>,
@@ -147,7 +147,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// A file alone.
+    /// A configuration that is a file alone.
     #[must_use]
     pub const fn of(file: PathBuf) -> Self {
         Self { file: Some(file), set: Vec::new() }
@@ -169,7 +169,7 @@ impl Configuration {
     }
 }
 
-/// What `token create --json` says, as far as it matters here.
+/// What `token create --json` prints, as far as it matters here.
 #[derive(Debug, Deserialize)]
 struct TokenAnswer {
     token: String,
@@ -182,7 +182,7 @@ struct TokenAnswer {
 pub struct Ticket {
     /// What lets nodes in.
     pub token: String,
-    /// Where they ask.
+    /// Addresses that nodes may join at.
     pub addresses: Vec<String>,
 }
 
@@ -280,7 +280,7 @@ impl Program {
         ask(&mut command, None)
     }
 
-    /// How everything stands.
+    /// The state of the cluster, its members and its job.
     ///
     /// # Errors
     /// If nobody answers within the limit.
@@ -338,7 +338,7 @@ fn ask<T: DeserializeOwned>(
     })
 }
 
-/// Runs a verb to its end, and returns what it said on its standard output. Without a limit it ends
+/// Runs a verb to its end, and returns what it printed on its standard output. Without a limit it ends
 /// when it has done its work, or gives its cluster up by itself.
 fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, VerbError> {
     let verb = line(command);
@@ -385,7 +385,7 @@ fn contents(file: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The last of what was said.
+/// The last bytes of an output.
 #[must_use]
 pub fn end_of(said: &str) -> String {
     let from = said.len().saturating_sub(SAID_BYTES_MAX);

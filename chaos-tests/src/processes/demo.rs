@@ -16,11 +16,11 @@ use super::wires::Wires;
 
 /// The two digests are not equal: the exit code of a failed verification.
 pub const DIFFERS: u8 = 8;
-/// Steps that tell how long a step takes here.
+/// Steps from which the time of a step here is measured.
 const TRIAL_STEPS: u64 = 40;
 /// The share of the time that training would take by itself. The rest goes to recovering.
 const TRAINING_SHARE: f64 = 0.6;
-/// Between two faults.
+/// Time between two faults.
 const APART: Duration = Duration::from_secs(4);
 /// Processes that died come back within this time, in milliseconds.
 const LONGEST_MS: u64 = 1500;
@@ -38,25 +38,25 @@ microbatch = 2
 seq_len = 64
 ";
 
-/// What is shown.
+/// What a demonstration runs.
 #[derive(Clone, Debug)]
 pub struct Demo {
-    /// The binary.
+    /// The binary that is started.
     pub program: Program,
     /// How long the disturbed training takes, about.
     pub seconds: u64,
-    /// Controllers.
+    /// Number of controllers.
     pub controllers: u32,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
-    /// Who dies when follows from it.
+    /// Draws which process dies when.
     pub seed: u64,
 }
 
 /// Shows it, and returns the exit code.
 ///
 /// # Errors
-/// If a cluster does not come up, or nobody takes what is told.
+/// If a cluster does not come up, or the output cannot be written.
 pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
     let making = |source| GroupError::System { doing: "cannot make a folder".to_owned(), source };
     let mut folder = Folder::temporary("demo").map_err(making)?;
@@ -98,7 +98,7 @@ fn group(demo: &Demo, folder: PathBuf) -> GroupSetup {
     GroupSetup { program, folder, controllers, workers, seed, wires, small_disk_mib }
 }
 
-/// Who dies, and for how many steps it goes on.
+/// The faults, and for how many steps the run goes on.
 fn plan(demo: &Demo, step_ms: f64) -> (FaultMix, u64) {
     let seconds = demo.seconds as f64;
     let steps = seconds * 1e3 * TRAINING_SHARE / step_ms.max(1.0);

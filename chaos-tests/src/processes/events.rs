@@ -20,77 +20,77 @@ pub const EVENTS_FILE: &str = "events.jsonl";
 /// Why events could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum EventsError {
-    /// The system says no.
+    /// The system cannot read the file.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// The file has fewer bytes than were read of it.
     #[error("{path} has {found} bytes, and had {expected}: events were taken back")]
     Shrunk {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Its bytes.
+        /// Bytes that the file has.
         found: u64,
-        /// What was read.
+        /// Bytes that were read of it before.
         expected: u64,
     },
     /// A line does not end.
     #[error("{path} has a line of more than {LINE_BYTES_MAX} bytes")]
     Endless {
-        /// The file.
+        /// Path of the file.
         path: String,
     },
 }
 
-/// A line.
+/// A line of an event file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     /// When, by the clock on the wall, in microseconds since 1970; 0 if it does not say.
     pub at_us: u64,
-    /// What.
+    /// What the line reports.
     pub kind: EventKind,
 }
 
-/// What happened.
+/// What an event reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventKind {
     /// The node's process began.
     Started {
-        /// The node's number.
+        /// Number of the node.
         node: u64,
     },
-    /// Somebody leads, or nobody.
+    /// A leader was elected, or there is none.
     Leader {
-        /// Who.
+        /// Number of the node that leads.
         node: Option<u64>,
-        /// Since which term.
+        /// The term since which that is so.
         term: u64,
     },
     /// A node was admitted.
     Joined {
-        /// Its number.
+        /// Number of the node.
         node: u64,
-        /// Its name.
+        /// Name of the node.
         name: String,
     },
     /// A member is gone.
     Lost {
-        /// Which.
+        /// Number of the node.
         node: u64,
-        /// Why.
+        /// Why it is gone, in words.
         reason: String,
     },
     /// A plan was adopted.
     Plan {
-        /// Its number.
+        /// Number of the plan, its generation.
         generation: u64,
         /// The node at each stage.
         stages: Vec<u64>,
-        /// Its schedule.
+        /// Name of the schedule.
         schedule: String,
         /// Why it was made.
         reason: String,
@@ -106,21 +106,21 @@ pub enum EventKind {
     },
     /// The run is held.
     Halted {
-        /// Why.
+        /// Why it is held, in words.
         reason: String,
     },
     /// Every step is sealed.
     Done {
-        /// Steps.
+        /// Number of sealed steps.
         step: u64,
         /// The digest of the final state.
         digest: Option<String>,
     },
-    /// Something else.
+    /// An event that does not matter here.
     Other,
-    /// No JSON.
+    /// A line that is no JSON.
     Torn {
-        /// The line.
+        /// The line as it stands in the file.
         line: String,
     },
 }
@@ -128,9 +128,9 @@ pub enum EventKind {
 /// What moved between nodes for a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moved {
-    /// The plan.
+    /// Number of the plan, its generation.
     pub generation: u64,
-    /// Bytes that moved.
+    /// Bytes that moved between nodes.
     pub bytes: u64,
     /// The fewest that had to.
     pub floor: u64,
@@ -138,14 +138,14 @@ pub struct Moved {
     pub ms: f64,
 }
 
-/// A sealed step.
+/// A step that was sealed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seal {
-    /// Counted from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
     /// The plan it was computed under.
     pub generation: u64,
-    /// What every node must tell alike.
+    /// What every node must write alike.
     pub facts: Facts,
     /// The digest of the state after it, if it was attested.
     pub digest: Option<String>,
@@ -161,7 +161,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// The loss.
+    /// The loss of the step.
     #[must_use]
     pub fn loss(&self) -> Option<f64> {
         self.bits[0].map(f64::from_bits)

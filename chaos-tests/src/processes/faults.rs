@@ -1,6 +1,6 @@
 //! What is done to a cluster of real processes: plain data, drawn from a seed.
 //!
-//! A fault names its victims by a draw. Whom that falls on is found when it strikes, among those
+//! A fault names its victims by a draw. Which nodes that falls on is found when it strikes, among those
 //! that are there then, so that a list of faults keeps its meaning in a cluster that went another
 //! way.
 
@@ -21,7 +21,7 @@ const PAUSE_MS: (u64, u64) = (50, 6000);
 const FULL_MS: (u64, u64) = (500, 4000);
 /// How long the network is bad.
 const WEATHER_MS: (u64, u64) = (200, 5000);
-/// How long a node that was asked to leave has before it is killed, if it is.
+/// How long a node that got SIGTERM has to leave before it is killed, if it is.
 const GRACE_MS: (u64, u64) = (0, 400);
 /// Datagrams of each link that come again.
 const REPLAYED: usize = 64;
@@ -34,7 +34,7 @@ pub enum FaultKind {
     KillWorker,
     /// Several workers die at once.
     KillWorkers,
-    /// The leader dies.
+    /// The leader dies and comes back.
     KillLeader,
     /// A controller that does not lead dies.
     KillFollower,
@@ -42,7 +42,7 @@ pub enum FaultKind {
     PauseWorker,
     /// A controller stands still.
     PauseController,
-    /// A worker is asked to leave, and comes back.
+    /// A worker gets SIGTERM, leaves, and comes back.
     Drain,
     /// A worker more comes; if there are many, one leaves for good.
     Join,
@@ -52,7 +52,7 @@ pub enum FaultKind {
     FullDisk,
     /// A node is cut off.
     Isolate,
-    /// A node hears nobody, or is heard by nobody.
+    /// A node receives nothing, or nothing that it sends arrives.
     OneWay,
     /// The network loses, doubles, delays and damages.
     Storm,
@@ -61,7 +61,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// All of them.
+    /// Every kind of fault.
     pub const ALL: [Self; 14] = [
         Self::KillWorker,
         Self::KillWorkers,
@@ -78,7 +78,7 @@ impl FaultKind {
         Self::Storm,
         Self::Replay,
     ];
-    /// Those of a campaign if nothing is said: what needs no proxy, without power cycles, which are
+    /// Those of a campaign for which none are named: what needs no proxy, without power cycles, which are
     /// counted by themselves.
     pub const USUAL: [Self; 9] = [
         Self::KillWorker,
@@ -160,98 +160,98 @@ impl fmt::Display for FaultKind {
     }
 }
 
-/// A fault.
+/// A fault, with all that was drawn for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Fault {
     /// Workers die, those with a stage first, and come back.
     KillWorkers {
         /// Which is the first.
         draw: u64,
-        /// How many.
+        /// Number of workers.
         count: usize,
-        /// After so long.
+        /// Milliseconds until they come back.
         down_ms: u64,
     },
     /// The leader dies and comes back.
     KillLeader {
-        /// After so long.
+        /// Milliseconds until it comes back.
         down_ms: u64,
     },
     /// A controller that does not lead dies and comes back.
     KillFollower {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
-        /// After so long.
+        /// Milliseconds until it comes back.
         down_ms: u64,
     },
     /// A worker stands still and goes on.
     PauseWorker {
-        /// Which.
+        /// Draw that picks the worker.
         draw: u64,
-        /// After so long.
+        /// Milliseconds for which it stands still.
         ms: u64,
     },
     /// A controller stands still and goes on.
     PauseController {
-        /// Which.
+        /// Draw that picks the controller.
         draw: u64,
-        /// After so long.
+        /// Milliseconds for which it stands still.
         ms: u64,
     },
-    /// A worker is asked to leave, and comes back.
+    /// A worker gets SIGTERM, leaves, and comes back.
     Drain {
-        /// Which.
+        /// Draw that picks the worker.
         draw: u64,
         /// It is killed if it has not left after so long.
         killed_after_ms: Option<u64>,
     },
     /// A worker more comes; if there are many, one leaves for good.
     Join {
-        /// Which would leave.
+        /// Draw that picks the worker that would leave.
         draw: u64,
     },
     /// Everything dies and comes back in an order that is drawn.
     PowerCycle {
         /// The order follows from it.
         order: u64,
-        /// After so long.
+        /// Milliseconds until they come back.
         down_ms: u64,
     },
     /// A worker's files do not grow.
     FullDisk {
-        /// Which.
+        /// Draw that picks the worker.
         draw: u64,
-        /// For so long.
+        /// Milliseconds for which its disk is full.
         ms: u64,
     },
     /// A node is cut off.
     Isolate {
-        /// Which.
+        /// Draw that picks the node.
         draw: u64,
-        /// For so long.
+        /// Milliseconds for which it is cut off.
         ms: u64,
     },
     /// A node is cut off in one direction.
     OneWay {
-        /// Which.
+        /// Draw that picks the node.
         draw: u64,
-        /// Whether it hears nobody; else nobody hears it.
+        /// Whether nothing reaches it; else nothing that it sends arrives.
         is_deaf: bool,
-        /// For so long.
+        /// Milliseconds for which it is cut off.
         ms: u64,
     },
     /// The whole network is bad.
     Storm {
-        /// How.
+        /// The weather of all links.
         weather: Weather,
-        /// For so long.
+        /// Milliseconds for which it lasts.
         ms: u64,
     },
     /// The last datagrams come again.
     Replay {
         /// So many of each link.
         count: usize,
-        /// After so long.
+        /// Milliseconds after which they come again.
         ms: u64,
     },
 }
@@ -362,7 +362,7 @@ impl fmt::Display for Fault {
 pub struct FaultMix {
     /// Faults besides power cycles.
     pub count: u64,
-    /// Of these kinds.
+    /// Kinds from which the faults are drawn.
     pub kinds: Vec<FaultKind>,
     /// Power cycles, spread evenly among the others.
     pub power_cycles: u64,

@@ -1,12 +1,12 @@
-//! A folder for a group. It is removed when it is not needed any more, unless somebody may want to
-//! look into it.
+//! A folder for a group. It is removed when it is not needed any more, unless it is kept to be
+//! looked into.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A folder.
+/// A folder that is removed when it is dropped, unless it is kept.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -36,13 +36,13 @@ impl Folder {
         Ok(Self { path: path.to_owned(), is_kept: true })
     }
 
-    /// Where it is.
+    /// Path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// It stays.
+    /// Keeps the folder when this is dropped.
     pub fn keep(&mut self) {
         self.is_kept = true;
     }
@@ -51,7 +51,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if !self.is_kept {
-            // What cannot be removed is left to whoever cleans up temporary files.
+            // What cannot be removed is left to the cleanup of temporary files.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use super::group::{Group, Member};
 use super::resident::peak_bytes;
 
-/// Folders of a node that hold checkpoints and texts. What it tells and agrees on has limits of its own.
+/// Folders of a node that hold checkpoints and texts. Its event file and its log have limits of their own.
 const KEPT: [&str; 2] = ["store", "data"];
 /// From the middle of a campaign to its end nothing grows by more than this share of what it was.
 const GROWTH_MAX: f64 = 0.5;
@@ -30,7 +30,6 @@ pub struct Footprint {
 /// Something grew that may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// What.
     what: &'static str,
     before: u64,
     now: u64,

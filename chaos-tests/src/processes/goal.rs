@@ -37,11 +37,11 @@ impl Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Milliseconds.
+    /// A time in milliseconds.
     Milliseconds,
     /// One number over another.
     Ratio,
-    /// Things.
+    /// A number of things.
     Count,
 }
 
@@ -60,7 +60,7 @@ impl Unit {
 pub struct Mark {
     /// What is held against it.
     pub what: String,
-    /// The goal.
+    /// The bound that is to be met.
     pub goal: Bound,
     /// What both numbers count.
     pub unit: Unit,

@@ -35,37 +35,37 @@ pub enum GroupError {
     /// Files, ports or processes.
     #[error("{doing}: {source}")]
     System {
-        /// What was tried.
+        /// What was tried, in words.
         doing: String,
-        /// Why it failed.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A verb.
+    /// A verb of the binary failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
-    /// Events.
+    /// Event files cannot be read.
     #[error(transparent)]
     Events(#[from] EventsError),
-    /// A process ended, and nobody had told it to.
+    /// A process ended by itself.
     #[error("{0}")]
     Surprise(Surprise),
     /// Something did not come.
     #[error("{what} did not come, and there was no progress for {limit:?}; {seen}")]
     Late {
-        /// What.
+        /// What was waited for, in words.
         what: String,
         /// How long nothing made progress.
         limit: Duration,
         /// What there is instead.
         seen: String,
     },
-    /// Too many members.
+    /// The group has as many members as it may have.
     #[error("a group has at most {MEMBERS_MAX} members, and there were as many")]
     Full,
     /// The run is held.
     #[error("the run is held: {reason}")]
     Halted {
-        /// Why.
+        /// Why it is held, in words.
         reason: String,
     },
     /// The run without faults is not sound itself.
@@ -74,10 +74,10 @@ pub enum GroupError {
         /// What is wrong with it.
         what: String,
     },
-    /// Nobody takes what is told.
+    /// The output cannot be written.
     #[error("cannot write the output: {0}")]
     Output(io::Error),
-    /// Whoever watches wants it to end.
+    /// The caller has ended the watch.
     #[error("interrupted")]
     Interrupted,
 }
@@ -85,13 +85,13 @@ pub enum GroupError {
 /// What a group begins with.
 #[derive(Clone, Debug)]
 pub struct GroupSetup {
-    /// The binary.
+    /// The binary that is started.
     pub program: Program,
     /// Where everything of it goes: a new folder.
     pub folder: PathBuf,
-    /// Controllers.
+    /// Number of controllers.
     pub controllers: u32,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
     /// Ports and weather follow from it.
     pub seed: u64,
@@ -101,7 +101,7 @@ pub struct GroupSetup {
     pub small_disk_mib: Option<u32>,
 }
 
-/// A cluster.
+/// A cluster of real processes.
 #[derive(Debug)]
 pub struct Group {
     program: Program,
@@ -113,7 +113,7 @@ pub struct Group {
     small_disk_mib: Option<u32>,
 }
 
-/// Microseconds since 1970, as events tell them.
+/// Microseconds since 1970, as in event files.
 #[must_use]
 pub fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -134,7 +134,7 @@ impl Group {
     /// A cluster whose members have all begun.
     ///
     /// # Errors
-    /// If one of them does not come up, and nobody has told anything for `limit`.
+    /// If one of them does not come up, and there was no progress for `limit`.
     pub fn start(setup: &GroupSetup, limit: Duration) -> Result<Self, GroupError> {
         let making = format!("cannot make {}", setup.folder.display());
         fs::create_dir_all(&setup.folder).map_err(system(making))?;
@@ -183,7 +183,7 @@ impl Group {
         }
     }
 
-    /// Whose data folder has the certificate of whoever commands the cluster.
+    /// The data folder with the certificate of the administrator.
     fn admin(&self) -> &Path {
         &self.members[0].spec().data_dir
     }
@@ -239,7 +239,7 @@ impl Group {
         self.members[index].start(command).map_err(system(doing))
     }
 
-    /// Where whoever joins may ask.
+    /// Addresses at which nodes may join.
     fn controller_addresses(&self) -> String {
         let controllers = self.members.iter().map(Member::spec);
         let controllers = controllers.filter(|spec| spec.role == Role::Controller);
@@ -266,7 +266,7 @@ impl Group {
     /// Reads what is new in all files, and looks who ended.
     ///
     /// # Errors
-    /// If a file cannot be read, or a process ended that nobody had told to.
+    /// If a file cannot be read, or a process ended by itself.
     pub fn look(&mut self) -> Result<Vec<(MemberIndex, Event)>, GroupError> {
         let mut news = Vec::new();
         for (index, member) in self.members.iter_mut().enumerate() {
@@ -301,7 +301,7 @@ impl Group {
     /// Looks until something is so.
     ///
     /// # Errors
-    /// If it is not, and no member has told anything for `limit`, or as [`Self::look`].
+    /// If it is not, and there was no progress for `limit`, or as [`Self::look`].
     pub fn wait(
         &mut self,
         limit: Duration,
@@ -324,7 +324,7 @@ impl Group {
         }
     }
 
-    /// How it stands, in a line for whoever looks for what went wrong.
+    /// How the cluster stands, in one line for an error.
     #[must_use]
     pub fn seen(&self) -> String {
         let stand = |member: &Member| format!("{} {}", member.spec().name, member.standing());
@@ -342,7 +342,7 @@ impl Group {
         Ok(self.program.run(config, steps, self.admin())?)
     }
 
-    /// What `status` says.
+    /// The answer of `status`.
     ///
     /// # Errors
     /// If nobody answers.
@@ -350,7 +350,7 @@ impl Group {
         self.program.status(self.admin(), VERB_LIMIT)
     }
 
-    /// The digest of the final state, if `status` tells it.
+    /// The digest of the final state, if `status` has it.
     #[must_use]
     pub fn final_digest(&self) -> Option<String> {
         Some(self.status().ok()?.job?.final_digest()?.to_owned())
@@ -364,7 +364,7 @@ impl Group {
         self.program.verify(self.admin())
     }
 
-    /// What is known.
+    /// What the event files show of the cluster.
     #[must_use]
     pub const fn picture(&self) -> &Picture {
         &self.picture
@@ -414,7 +414,7 @@ impl Group {
         self.members[index].retire();
     }
 
-    /// Removes what a member that is gone has left on its disk, but for what it told.
+    /// Removes what a member that is gone has left on its disk, but for its event file.
     ///
     /// # Errors
     /// If the system does not do it.
@@ -432,7 +432,7 @@ impl Group {
         self.members[index].disturb();
     }
 
-    /// Its folder.
+    /// The folder of the group, with its members' data folders.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

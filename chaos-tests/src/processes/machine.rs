@@ -1,4 +1,4 @@
-//! What this machine lets one do to a cluster, and what not: told with every campaign, so that
+//! What this machine lets one do to a cluster, and what not: reported with every campaign, so that
 //! nobody takes a thing for tried that was not.
 
 use std::process::{Command, Stdio};

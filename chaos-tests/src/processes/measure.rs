@@ -24,7 +24,7 @@ use super::undisturbed::Training;
 use super::watch::{STANDSTILL, Watch};
 use rows::steps_needed;
 
-/// Steps that tell how long one takes.
+/// Steps from which the time of a step is measured.
 const TRIAL_STEPS: u64 = 10;
 /// Processes do at least this share of the tokens a second of threads.
 const SPEED_MIN: f64 = 0.95;
@@ -34,14 +34,14 @@ const CHECKPOINT_MAX: f64 = 1.02;
 /// the last checkpoint with its copies, and the model.
 const ENDING_MAX: f64 = 1.5;
 
-/// What is measured.
+/// What is measured, and how often.
 #[derive(Clone, Debug)]
 pub struct MeasureSetup {
-    /// The cluster.
+    /// The cluster that is measured.
     pub group: GroupSetup,
-    /// What is trained.
+    /// The configuration of the run.
     pub config: Configuration,
-    /// The rows.
+    /// The rows that are measured.
     pub rows: Vec<RowKind>,
     /// How often each fault strikes.
     pub times: u32,
@@ -60,7 +60,7 @@ pub struct MeasureSetup {
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// What happened.
+    /// What was done to the cluster, in words.
     pub what: &'static str,
     /// How long it took until something was sealed that shows that the run goes on.
     pub next_seal: Option<Quantiles>,
@@ -72,10 +72,10 @@ pub struct Row {
     pub marks: Vec<Mark>,
 }
 
-/// What was measured.
+/// All that was measured.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Measures {
-    /// Line by line.
+    /// The rows of the table, in order.
     pub rows: Vec<Row>,
     /// What processes took beside threads.
     pub speed: Option<BenchAnswer>,
@@ -94,7 +94,7 @@ pub struct Measures {
 /// Measures.
 ///
 /// # Errors
-/// If a cluster does not go on after a fault, or nobody takes what is told.
+/// If a cluster does not go on after a fault, or the output cannot be written.
 pub fn run(setup: &MeasureSetup, watch: &mut Watch<'_>) -> Result<Measures, GroupError> {
     let mut measures = Measures { machine: super::machine::report(), ..Measures::default() };
     if setup.rows.contains(&RowKind::Undisturbed) {

@@ -36,7 +36,7 @@ const DEAF_FIRST: u32 = 1_000;
 /// Rules that drop what comes from a node have this number and more.
 const MUTE_FIRST: u32 = 20_000;
 
-/// A network namespace.
+/// A network namespace, by the file that keeps it open.
 #[derive(Clone, Debug)]
 pub struct Namespace(Arc<File>);
 
@@ -93,7 +93,7 @@ impl AsFd for Namespace {
 pub enum Cut {
     /// Its cable is pulled.
     Both,
-    /// Nothing reaches it.
+    /// Nothing reaches the node.
     Deaf,
     /// Nothing from it reaches anybody.
     Mute,
@@ -248,7 +248,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
     const IMPATIENCE: Duration = Duration::from_millis(100);
 
-    /// A socket of a namespace: it stays there whoever uses it.
+    /// A socket of a namespace: it stays there, whichever thread uses it.
     fn socket(namespace: &Namespace, bind: SocketAddr) -> UdpSocket {
         let namespace = namespace.clone();
         let bound = std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What a cluster looks like, as far as its event files tell. Pure: events in, answers out.
+//! What a cluster looks like, as far as its event files show. Pure: events in, answers out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ pub type MemberIndex = usize;
 /// Seals that say how long a step takes lately.
 const SEALS_MEASURED: usize = 16;
 
-/// A step as it was first told of.
+/// A step as it was sealed first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SealSeen {
     /// When, in microseconds since 1970.
@@ -31,7 +31,7 @@ pub struct Picture {
     members: BTreeMap<u64, MemberIndex>,
     /// Members that were admitted as workers.
     admitted: BTreeSet<MemberIndex>,
-    /// How often each member's process said that it began.
+    /// How often each member's process reported that it began.
     starts: BTreeMap<MemberIndex, u32>,
     term: u64,
     leader: Option<u64>,
@@ -90,7 +90,7 @@ impl Picture {
     fn learn_seal(&mut self, at_us: u64, seal: &Seal) {
         let Seal { step, generation, facts, .. } = seal;
         let seen = SealSeen { at_us, generation: *generation, facts: facts.clone() };
-        // Nodes tell of a step at different moments; the first one counts.
+        // Nodes write a step at different moments; the first one counts.
         let first = self.seals.entry(*step).or_insert(seen);
         first.at_us = first.at_us.min(at_us);
     }
@@ -113,7 +113,7 @@ impl Picture {
         Some(gaps.collect::<Times>().quantiles()?.p50_ms)
     }
 
-    /// Sealed steps.
+    /// Every sealed step, by its number.
     #[must_use]
     pub const fn seals(&self) -> &BTreeMap<u64, SealSeen> {
         &self.seals
@@ -126,19 +126,19 @@ impl Picture {
         self.generation.max(sealed)
     }
 
-    /// Who leads.
+    /// The member that leads, if it is known.
     #[must_use]
     pub fn leader(&self) -> Option<MemberIndex> {
         self.members.get(&self.leader?).copied()
     }
 
-    /// Who has a stage.
+    /// The members that have a stage, in the order of their stages.
     #[must_use]
     pub fn stages(&self) -> Vec<MemberIndex> {
         self.stages.iter().filter_map(|node| self.members.get(node).copied()).collect()
     }
 
-    /// Whether a member was heard of: it said so itself, or was admitted by that name.
+    /// Whether a member is known: its process reported that it began, or it was admitted by that name.
     #[must_use]
     pub fn is_known(&self, member: MemberIndex) -> bool {
         self.members.values().any(|known| *known == member)
@@ -150,13 +150,13 @@ impl Picture {
         self.admitted.contains(&worker)
     }
 
-    /// How often a member's process said that it began.
+    /// How often a member's process reported that it began.
     #[must_use]
     pub fn starts(&self, member: MemberIndex) -> u32 {
         self.starts.get(&member).copied().unwrap_or(0)
     }
 
-    /// Whether every step is sealed, and the digest of the final state if it was told.
+    /// Whether every step is sealed, and the digest of the final state if a file holds it.
     #[must_use]
     pub const fn done(&self) -> Option<&(u64, Option<String>)> {
         self.done.as_ref()
@@ -168,7 +168,7 @@ impl Picture {
         self.halted.as_deref()
     }
 
-    /// How often files told that the run went back.
+    /// How many rewinds the files hold.
     #[must_use]
     pub const fn rewinds(&self) -> u64 {
         self.rewinds

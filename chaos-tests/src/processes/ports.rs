@@ -1,14 +1,14 @@
 //! Ports for nodes.
 //!
 //! A node's port has to be free again when the node comes back after it was killed. So it is taken
-//! from below the range out of which the system gives ports to whoever asks for any: nobody gets it
+//! from below the range out of which the system gives ports to sockets that name none: nobody gets it
 //! by chance while the node is down. Other groups of this machine are kept away by where the search
 //! begins, and by trying.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
-/// The system's range if it does not tell.
+/// The first port of the system's range if the system does not show it.
 const EPHEMERAL_FIRST: u16 = 32_768;
 /// Below are ports of services.
 const FIRST: u16 = 10_000;
@@ -34,7 +34,7 @@ impl Ports {
     /// A port that nobody has.
     ///
     /// # Errors
-    /// If many were tried, and somebody has each.
+    /// If many were tried, and each is taken.
     pub fn take(&mut self) -> io::Result<SocketAddr> {
         for _ in 0..TRIES_MAX {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.next));

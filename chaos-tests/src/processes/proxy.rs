@@ -1,11 +1,11 @@
 //! A proxy for datagrams on this machine, with weather.
 //!
-//! A node binds its own port and tells the others the proxy's. What is sent there comes out at the
+//! A node binds its own port and advertises the proxy's. What is sent there comes out at the
 //! node, and what the node answers goes back the same way, so every path between two nodes leads
 //! through here: no rights and no kernel module are needed. Each direction of each pair is a
 //! [`Link`] with its own weather.
 //!
-//! One thread does it ([`relay`]); what this handle asks for goes to it over a bounded queue. Queues
+//! One thread does it ([`relay`]); requests of this handle go to it over a bounded queue. Queues
 //! are bounded everywhere: what does not fit is lost and counted, as with any router.
 //!
 //! It knows a sender by the address that its datagrams come from, which is a node's bound one. Who
@@ -35,7 +35,7 @@ const REQUESTS_WAITING_MAX: usize = 256;
 pub struct Site(pub u32);
 
 impl Site {
-    /// Whoever is no node.
+    /// The site of every sender that is no node.
     pub const OUTSIDE: Self = Self(u32::MAX);
 }
 
@@ -48,9 +48,9 @@ impl fmt::Display for Site {
 /// A direction of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Way {
-    /// Whose datagrams.
+    /// The site that sends.
     pub from: Site,
-    /// Where to.
+    /// The site that receives.
     pub to: Site,
 }
 
@@ -63,7 +63,7 @@ pub enum Links {
     To(Site),
     /// All from a site.
     From(Site),
-    /// One.
+    /// One directed link.
     One(Way),
 }
 
@@ -83,7 +83,7 @@ impl Links {
 /// What the proxy did so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProxyCounts {
-    /// Each link.
+    /// Counts of each link.
     pub links: Vec<(Way, LinkCounts)>,
     /// Datagrams under way that were dropped because too many were.
     pub overflowed: u64,
@@ -103,7 +103,7 @@ impl ProxyCounts {
     }
 }
 
-/// What the thread is asked for.
+/// A request to the thread.
 enum Request {
     Add { site: Site, front: UdpSocket, target: SocketAddr },
     Set { links: Links, weather: Weather },
@@ -117,7 +117,7 @@ enum Request {
 #[derive(Debug)]
 pub struct Proxy {
     requests: SyncSender<Request>,
-    /// The thread says when it has done what it was asked for.
+    /// The thread sends here when it has done what was requested.
     done: Receiver<()>,
     bell: UnixDatagram,
     thread: Option<JoinHandle<()>>,
@@ -186,7 +186,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // If the thread is gone already, it panicked, and has said so.
+        // If the thread is gone already, it panicked, and has printed that.
         let _ = self.requests.send(Request::Stop);
         let _ = self.bell.send(&[1]);
         if let Some(thread) = self.thread.take() {

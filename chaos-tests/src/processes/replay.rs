@@ -31,16 +31,16 @@ const STEPS_BEFORE: u64 = 4;
 /// A run has so many times the steps that are ideal, so that it does not end within the window.
 const STEPS_SPARE: f64 = 1.25;
 
-/// What is replayed.
+/// What a replay runs.
 #[derive(Clone, Debug)]
 pub struct ReplaySetup {
     /// The cluster; its workers are those that the fleet begins with.
     pub group: GroupSetup,
-    /// What is trained.
+    /// The configuration of the run.
     pub config: Configuration,
-    /// Who comes and goes when.
+    /// How many workers come and go when.
     pub fleet: Fleet,
-    /// How long a worker is told before it dies; without it, it dies at once.
+    /// Time from a worker's SIGTERM to its SIGKILL; without it, it gets SIGKILL at once.
     pub notice: Option<Duration>,
     /// Steps of the runs that say how fast so many workers are.
     pub trial_steps: u64,
@@ -63,9 +63,9 @@ pub struct Replayed {
     pub sealed: u64,
     /// The second over the first.
     pub goodput: f64,
-    /// Workers that died.
+    /// Number of workers that died.
     pub killed: u32,
-    /// Workers that came.
+    /// Number of workers that came.
     pub started: u32,
     /// What the event files say.
     pub findings: Findings,
@@ -80,7 +80,7 @@ struct Replay<'a, 'b> {
     watch: &'a mut Watch<'b>,
     group: Group,
     draws: Draws,
-    /// Workers that were told that they die, with when they do.
+    /// Workers that got SIGTERM, with the moment at which they are killed.
     told: Vec<(Instant, MemberIndex)>,
     /// Workers that are gone and whose disks are to be cleared.
     gone: Vec<MemberIndex>,
@@ -91,7 +91,7 @@ struct Replay<'a, 'b> {
 /// Replays.
 ///
 /// # Errors
-/// If the run does not come to its end, or nobody takes what is told.
+/// If the run does not come to its end, or the output cannot be written.
 pub fn run(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<Replayed, GroupError> {
     let rates = rates(setup, watch)?;
     let ideal_steps = setup.fleet.ideal_steps(&rates);
@@ -178,7 +178,7 @@ impl Replay<'_, '_> {
             self.turn(&mut progress)?;
         }
         let to_us = wall_us();
-        // Behind the window, somebody has to bring the run to its end.
+        // Behind the window, a worker has to bring the run to its end.
         if self.group.running(Role::Worker).is_empty() {
             self.group.add(Role::Worker)?;
         }

@@ -17,17 +17,17 @@ use crate::random::{Draws, Purpose};
 
 /// Workers that come in addition to those of the beginning, before one leaves for each that comes.
 const WORKERS_EXTRA_MAX: usize = 2;
-/// A worker that was asked to leave is looked at so often.
+/// How often it is looked whether a worker that got SIGTERM has left.
 const LEAVING_LOOK: Duration = Duration::from_millis(20);
 /// A file that takes what is left of a small disk.
 const BALLAST: &str = "ballast";
 /// Bytes that are written into it at once.
 const BALLAST_BYTES: usize = 64 << 10;
 
-/// What was done, and to whom.
+/// A fault that struck, and the members that it struck.
 #[derive(Clone, Debug)]
 pub struct Strike {
-    /// What.
+    /// The fault, as it was drawn.
     pub fault: Fault,
     /// When, in microseconds since 1970.
     pub at_us: u64,
@@ -35,7 +35,7 @@ pub struct Strike {
     pub step: u64,
     /// The plan of that moment.
     pub generation: u64,
-    /// To whom; of a join, who leaves for it and who comes.
+    /// The members that it struck; of a join, the one that leaves for it and the one that comes.
     pub victims: Vec<MemberIndex>,
 }
 
@@ -69,7 +69,7 @@ enum Undo {
     Replay { count: usize },
 }
 
-/// Who strikes, and what is still to be taken back.
+/// Strikes a group, and knows what is still to be taken back.
 #[derive(Debug)]
 pub struct Striker {
     workers: usize,
@@ -91,7 +91,7 @@ impl Striker {
         self.due.is_empty()
     }
 
-    /// Strikes. Nothing is returned if nobody is there whom it could fall on.
+    /// Strikes. Nothing is returned if there is no member for it to fall on.
     ///
     /// # Errors
     /// If the system does not do it.
@@ -101,7 +101,7 @@ impl Striker {
         fault: Fault,
     ) -> Result<Option<Strike>, GroupError> {
         let mut victims = self.victims(group, &fault);
-        // Somebody else, of those that strike at once: what is taken back of one must not be in the way of another.
+        // Only members that no other strike has: what is taken back of one must not be in the way of another.
         if !fault.kind().is_network() {
             victims.retain(|victim| !self.is_struck(*victim));
         }
@@ -328,7 +328,7 @@ fn cut(group: &mut Group, members: &[MemberIndex], cut: Cut) -> Result<(), Group
     members.iter().try_for_each(|member| group.cut(*member, cut))
 }
 
-/// Who runs.
+/// The members whose process runs.
 fn all(group: &Group) -> Vec<MemberIndex> {
     [Role::Controller, Role::Worker].into_iter().flat_map(|role| group.running(role)).collect()
 }

@@ -15,16 +15,16 @@ use std::time::Duration;
 pub enum Signal {
     /// It dies at once.
     Kill,
-    /// It stands still.
+    /// The process stands still (SIGSTOP).
     Stop,
-    /// It goes on.
+    /// The process goes on (SIGCONT).
     Continue,
-    /// It is asked to leave in order.
+    /// The process is to leave in order (SIGTERM).
     Terminate,
 }
 
 impl Signal {
-    /// Its number.
+    /// The number of the signal in the system.
     #[must_use]
     pub const fn number(self) -> libc::c_int {
         match self {
@@ -39,7 +39,7 @@ impl Signal {
 /// Sends a signal to a child that was not waited for yet, so that its number is still its own.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn send(pid: u32, signal: Signal) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: no memory is passed.
@@ -49,7 +49,7 @@ pub fn send(pid: u32, signal: Signal) -> io::Result<()> {
 /// The command's process has a group of its own, dies when the thread that starts it dies, and gets
 /// an error, not a signal, where a file would grow past its limit.
 ///
-/// A group of its own, because Ctrl-C in a terminal is meant for whoever tells about the cluster.
+/// A group of its own, because Ctrl-C in a terminal is meant for the program that started the cluster.
 pub fn tie(command: &mut Command) {
     let parent = std::process::id();
     command.process_group(0);
@@ -60,7 +60,7 @@ pub fn tie(command: &mut Command) {
             if libc::signal(libc::SIGXFSZ, libc::SIG_IGN) == libc::SIG_ERR {
                 return Err(io::Error::last_os_error());
             }
-            // Whoever died before the line above is not told of.
+            // The signal does not come for a parent that died before the line above.
             if u32::try_from(libc::getppid()) != Ok(parent) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
@@ -74,7 +74,7 @@ pub fn tie(command: &mut Command) {
 /// No file of this process may grow past `bytes`, or past nothing again.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn limit_files(pid: u32, bytes: Option<u64>) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
@@ -135,7 +135,7 @@ pub fn enter_network(command: &mut Command, network: impl AsFd + Send + Sync + '
 /// Waits until one of these can be read, or for so long. `ready` gets the places of those that can.
 ///
 /// # Errors
-/// What the system says. Being interrupted is not an error: nothing is ready then.
+/// The error of the system. Being interrupted is not an error: nothing is ready then.
 pub fn wait_readable(
     sockets: &[RawFd],
     longest: Duration,

@@ -1,14 +1,14 @@
-//! How long things took: sorted, and told by quantiles.
+//! How long things took: sorted, and reported by quantiles.
 
 use serde::Serialize;
 
-/// Times in milliseconds.
+/// Times in milliseconds, sorted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Times {
     sorted_ms: Vec<f64>,
 }
 
-/// What is told of them.
+/// The quantiles of some times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
     /// How many there are.
@@ -17,18 +17,18 @@ pub struct Quantiles {
     pub p50_ms: f64,
     /// Ninety-nine of a hundred are at most this.
     pub p99_ms: f64,
-    /// The longest.
+    /// The longest of them.
     pub max_ms: f64,
 }
 
 impl Times {
-    /// One more.
+    /// Adds a time, in milliseconds.
     pub fn add(&mut self, ms: f64) {
         let place = self.sorted_ms.partition_point(|other| *other < ms);
         self.sorted_ms.insert(place, ms);
     }
 
-    /// What is told of them; nothing if there are none.
+    /// The quantiles of the times; nothing if there are none.
     #[must_use]
     pub fn quantiles(&self) -> Option<Quantiles> {
         let max_ms = *self.sorted_ms.last()?;

@@ -17,21 +17,21 @@ use super::times::Times;
 use super::watch::Watch;
 use super::wires::Wires;
 
-/// What to train.
+/// A training that nothing disturbs.
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// The binary.
+    /// The binary that trains.
     pub program: Program,
-    /// Its configuration.
+    /// The configuration of the training.
     pub config: Configuration,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u32,
 }
 
 impl Training {
-    /// What tells this training from others.
+    /// A hash that differs from that of other trainings.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -143,7 +143,7 @@ fn retold(told: &str) -> Undisturbed {
     found
 }
 
-/// What a member told.
+/// The event log of a member.
 #[must_use]
 pub fn log_of(member: &super::group::Member) -> NodeLog<'_> {
     let (name, events) = (member.spec().name.as_str(), member.events());

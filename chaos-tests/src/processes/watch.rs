@@ -1,4 +1,4 @@
-//! Whoever watches a group: what is told to them, and whether they still want to know.
+//! Where the progress of a group is printed, and whether the caller still wants it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,11 +13,11 @@ use super::group::{Group, GroupError, LOOK_EVERY};
 /// started again and a connection dialled, one after the other, on a machine with too few cores.
 /// Nothing in it follows from the model.
 pub const STANDSTILL: Duration = Duration::from_secs(60);
-/// Of a standstill, after so many parts each the cluster is asked what its workers have done: seldom
-/// enough to disturb nobody, often enough to notice whoever works.
+/// In a standstill, the cluster's status is requested after each of so many parts of it: seldom
+/// enough to disturb nobody, often enough to notice a worker that works.
 const ASKS: u32 = 6;
 
-/// Where lines go, and what says that it is enough.
+/// Where lines go, and the flag that ends the watch.
 pub struct Watch<'a> {
     out: &'a mut dyn Write,
     stop: &'a AtomicBool,
@@ -29,7 +29,7 @@ impl<'a> Watch<'a> {
         Self { out, stop }
     }
 
-    /// A line.
+    /// Prints a line.
     ///
     /// # Errors
     /// If nobody takes it.
@@ -77,13 +77,13 @@ impl<'a> Watch<'a> {
 pub struct Progress {
     step: u64,
     since: Instant,
-    /// What workers had done when they were asked last, by node.
+    /// What workers had done at the last request, by node.
     work: BTreeMap<u64, u64>,
     asked: Instant,
 }
 
 impl Progress {
-    /// From now on.
+    /// Progress that counts from now on.
     #[must_use]
     pub fn new(group: &Group) -> Self {
         let now = Instant::now();
@@ -117,7 +117,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Whoever has done something since the last question makes progress. A cluster that does not
+    /// A worker that has done something since the last request makes progress. A cluster that does not
     /// answer makes none that could be seen.
     fn ask(&mut self, group: &Group) {
         if let Ok(status) = group.status()
@@ -135,8 +135,8 @@ fn work_of(status: &Status) -> BTreeMap<u64, u64> {
     members.filter_map(|member| Some((member.id, member.work?.done))).collect()
 }
 
-/// Whether somebody has done something that had not been reported before. The first answer is what
-/// others are compared with, and no progress by itself; whoever begins anew counts from nothing.
+/// Whether a worker has done something that had not been reported before. The first answer is what
+/// others are compared with, and no progress by itself; a worker that begins anew counts from nothing.
 fn has_grown(known: &mut BTreeMap<u64, u64>, now: BTreeMap<u64, u64>) -> bool {
     let is_first = known.is_empty();
     let grown = now.iter().any(|(node, done)| known.get(node) != Some(done));

@@ -23,7 +23,7 @@ pub const COPIES_MAX: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Weather {
-    /// Nothing passes.
+    /// Whether nothing passes.
     pub is_cut: bool,
     /// Every datagram takes so long.
     pub delay_us: u64,
@@ -56,7 +56,7 @@ impl Weather {
         corruption: 0.0,
         rate_bytes_s: 0,
     };
-    /// Nothing passes.
+    /// The weather of a link through which nothing passes.
     pub const CUT: Self = Self { is_cut: true, ..Self::CLEAR };
 }
 
@@ -87,7 +87,7 @@ impl fmt::Display for Weather {
 /// What becomes of one copy of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// When it comes.
+    /// The moment when it arrives, in microseconds.
     pub at_us: u64,
     /// Which bit is wrong, counted from the first.
     pub flipped_bit: Option<u64>,
@@ -112,7 +112,7 @@ pub struct LinkCounts {
     pub damaged: u64,
 }
 
-/// A directed link.
+/// A directed link, with its weather and its chances.
 #[derive(Clone, Debug)]
 pub struct Link {
     draws: Draws,
@@ -149,7 +149,7 @@ impl Link {
         self.weather = weather;
     }
 
-    /// The weather.
+    /// The present weather of the link.
     #[must_use]
     pub const fn weather(&self) -> Weather {
         self.weather

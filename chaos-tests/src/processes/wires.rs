@@ -60,16 +60,16 @@ impl fmt::Display for Wires {
 /// Where a node binds, and where others are to send to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Door {
-    /// What it binds.
+    /// The address that the node binds.
     pub bind: SocketAddr,
-    /// What it tells others.
+    /// The address that it advertises to others.
     pub advertise: SocketAddr,
 }
 
 /// The wires of a group.
 #[derive(Debug)]
 pub enum Network {
-    /// Nothing between.
+    /// Nothing lies between nodes.
     Loopback(Ports),
     /// All through the proxy.
     Proxy(Ports, Proxy),
@@ -90,7 +90,7 @@ impl Network {
         })
     }
 
-    /// What they are.
+    /// What kind of wires they are.
     #[must_use]
     pub const fn wires(&self) -> Wires {
         match self {

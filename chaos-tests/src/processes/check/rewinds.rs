@@ -1,11 +1,11 @@
-//! When a run was told to go back, as far as event files tell, and what that excuses: steps that were sealed
-//! before it under one plan, and after it under another. A run that goes back excuses nothing that it is told
-//! to do later, or did before.
+//! When a run went back, as far as event files show, and what that excuses: steps that were sealed
+//! before it under one plan, and after it under another. A run that goes back excuses nothing that it
+//! does later, or did before.
 
 use super::NodeLog;
 use crate::processes::events::EventKind;
 
-/// The run went back once, told by one file. Each file tells its own; they need not be matched.
+/// The run went back once, as one file shows it. Each file has its own rewinds; they need not be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rewind {
     /// Steps that were left.
@@ -16,16 +16,16 @@ pub(super) struct Rewind {
     then: u64,
 }
 
-/// What was told of one so far.
+/// What was read of a rewind so far.
 struct Open {
     to_step: u64,
-    /// The last plan that the process told of before, if it told of any.
+    /// The last plan that the process wrote before, if it wrote any.
     from: Option<u64>,
 }
 
 impl Open {
-    /// With the plan that was told of next. A process that begins with the rewind tells of no plan before it, and one
-    /// that dies with it of none after: then they are taken to follow each other.
+    /// With the plan that was written next. A process that begins with the rewind wrote no plan
+    /// before it, and one that dies with it none after: then they are taken to follow each other.
     fn close(self, then: Option<u64>) -> Option<Rewind> {
         let Self { to_step, from } = self;
         let from = from.or_else(|| then.map(|then| then.saturating_sub(1)))?;
@@ -33,7 +33,7 @@ impl Open {
     }
 }
 
-/// All that a file tells of.
+/// All rewinds that a file holds.
 pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<Rewind> {
     let (mut found, mut open, mut last) = (Vec::new(), Vec::<Open>::new(), None);
     for event in log.events {

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What `status --json` says, as far as it matters here.
+/// What `status --json` prints, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// Who leads.
+    /// Number of the node that leads, if one does.
     pub leader: Option<u64>,
-    /// The members.
+    /// Every member that `status` lists.
     pub members: Vec<MemberStatus>,
-    /// What is trained.
+    /// The job, if there is one.
     pub job: Option<JobStatus>,
 }
 
@@ -18,9 +18,9 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct MemberStatus {
-    /// Its number.
+    /// Number of the node.
     pub id: u64,
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// Its place in the pipeline.
     pub stage: Option<u64>,
@@ -36,11 +36,11 @@ pub struct WorkStatus {
     pub done: u64,
 }
 
-/// What `plan --json` says, as far as it matters here.
+/// What `plan --json` prints, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PlanAnswer {
-    /// Schedules.
+    /// The schedules that were planned.
     pub schedules: Vec<PlannedSchedule>,
 }
 
@@ -48,7 +48,7 @@ pub struct PlanAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PlannedSchedule {
-    /// Its name.
+    /// Name of the schedule.
     pub schedule: String,
     /// Memory of each stage, copies included.
     pub stage_bytes: Vec<u64>,
@@ -63,7 +63,7 @@ impl PlanAnswer {
     }
 }
 
-/// What `bench cluster --json` says, as far as it matters here.
+/// What `bench cluster --json` prints, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BenchAnswer {
     /// A step, each worker a thread of one process, in milliseconds.
@@ -82,7 +82,7 @@ pub struct BenchAnswer {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct JobStatus {
-    /// Steps sealed.
+    /// How many steps are sealed.
     pub step: u64,
     /// Steps of the run.
     pub step_count: u64,

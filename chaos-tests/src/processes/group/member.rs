@@ -21,11 +21,11 @@ const LOG_BYTES_MAX: u64 = 4096;
 pub enum Standing {
     /// It has no process.
     Down,
-    /// Its process runs.
+    /// Its process runs and is not to leave.
     Running,
     /// Its process stands still.
     Stopped,
-    /// Its process was asked to leave.
+    /// Its process was sent SIGTERM.
     Leaving,
     /// It has no process and gets none.
     Gone,
@@ -43,16 +43,16 @@ impl fmt::Display for Standing {
     }
 }
 
-/// A process that ended, and nobody had told it to.
+/// A process that ended by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surprise {
-    /// Whose.
+    /// Name of the member.
     pub name: String,
-    /// How it ended.
+    /// The exit status, in words.
     pub status: String,
     /// Whether it panicked or died by a signal.
     pub is_crash: bool,
-    /// The last that it said.
+    /// The last that it printed.
     pub said: String,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Surprise {
     }
 }
 
-/// A member.
+/// A node of the group, with its process and its event file.
 #[derive(Debug)]
 pub struct Member {
     spec: NodeSpec,
@@ -165,7 +165,7 @@ impl Member {
         Ok((!is_expected).then(|| self.surprise(status)))
     }
 
-    /// Whether it was asked to leave before it could listen: then the system ends it.
+    /// Whether it got SIGTERM before it could listen for it: then the system ends it.
     fn ended_early(&self, status: ExitStatus) -> bool {
         let is_start = |event: &&Event| matches!(event.kind, EventKind::Started { .. });
         status.signal() == Some(Signal::Terminate.number())
@@ -205,7 +205,7 @@ impl Member {
         self.process.as_ref().map(Child::id)
     }
 
-    /// How it stands.
+    /// How the member stands at present.
     #[must_use]
     pub fn standing(&self) -> Standing {
         if self.standing == Standing::Down && self.is_retired {
@@ -214,7 +214,7 @@ impl Member {
         self.standing
     }
 
-    /// Every event it has told so far.
+    /// Every event that was read from its file so far.
     #[must_use]
     pub fn events(&self) -> &[Event] {
         &self.events

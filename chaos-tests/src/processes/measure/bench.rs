@@ -31,7 +31,6 @@ const MEMBERS_MS: f64 = 15_000.0;
 
 /// Which sealed steps a row may have computed again. They are compared with what was sealed, as ever.
 enum Again {
-    /// None.
     Never,
     /// Any: eight at once may hold all copies of a layer.
     Noted,

@@ -13,8 +13,9 @@ const AGREED_MS: f64 = 500.0;
 /// Layers may take so many times as long as the road carries bytes.
 const MOVED_TIMES: f64 = 1.3;
 
-/// What moved for each plan. Each is told of by several nodes, and counts once: as whoever led told
-/// it. Others, and a controller that retells what it finds in its log, may know of less.
+/// What moved for each plan. Several nodes report each, and it counts once: by the report with the
+/// most bytes, as the leader makes it. Others, and a controller that reports again what it finds in
+/// its log, may know of less.
 #[must_use]
 pub fn by_plan<'a>(events: impl Iterator<Item = &'a Event>) -> BTreeMap<u64, Moved> {
     let moved = events.filter_map(|event| {
@@ -50,9 +51,9 @@ pub fn allowed_ms(step_ms: f64, moved: Option<&Moved>, bandwidth: Option<f64>) -
 /// What moved between nodes, over all plans for which something had to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct MovedInAll {
-    /// Plans.
+    /// Number of plans.
     pub plans: usize,
-    /// Bytes that moved.
+    /// Bytes that moved between nodes.
     pub bytes: u64,
     /// The fewest that had to.
     pub floor: u64,

@@ -37,7 +37,7 @@ pub enum RowKind {
     Joins,
     /// SIGTERM to a worker, which comes back.
     Drains,
-    /// SIGKILL to everybody.
+    /// SIGKILL to every process at once.
     PowerCycle,
     /// SIGKILL to two workers whose stages are neighbours.
     TwoKilled,
@@ -61,7 +61,7 @@ impl RowKind {
         Self::TwoKilled,
         Self::Mass,
     ];
-    /// Those that are measured if nothing is said: faults, one node at a time and all at once.
+    /// Those that are measured if none are named: faults, one node at a time and all at once.
     pub const USUAL: [Self; 8] = [
         Self::WorkerKilled,
         Self::ControllerKilled,
@@ -225,7 +225,7 @@ mod tests {
         check(&[RowKind::Undisturbed, RowKind::Speed], 20, 10.0, 8);
         // However long a step takes, some lie between two strikes.
         check(&[RowKind::WorkerKilled], 20, 60_000.0, 8 + 20 * 10);
-        // The run goes on while somebody stands still.
+        // The run goes on while a worker stands still.
         check(&[RowKind::StoppedLong], 4, 15.0, 8 + 3000 + 6);
         check(&[RowKind::PowerCycle], 20, 60_000.0, 8 + 2 * 10);
         check(&[RowKind::WorkerKilled, RowKind::PowerCycle], 1, 60_000.0, 8 + 10 + 2 * 10);

@@ -1,4 +1,4 @@
-//! The thread of the proxy: waits, takes datagrams in, asks the link, puts them out when it is time.
+//! The thread of the proxy: receives datagrams, passes them to their link, and sends them when it is time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -16,9 +16,9 @@ use super::{Links, ProxyCounts, Request, Site, Way};
 /// Sources that each front keeps a socket for, all fronts together. The one that was silent longest
 /// makes room; what it sends later gets a new one.
 const FLOWS_MAX: usize = 512;
-/// Datagrams under way.
+/// Datagrams that may be under way.
 const PENDING_MAX: usize = 65_536;
-/// Bytes under way.
+/// Bytes that may be under way.
 const PENDING_BYTES_MAX: usize = 64 << 20;
 /// Datagrams of a link that are kept to be sent again: the oldest makes room.
 const RECORDED_MAX: usize = 256;
@@ -103,7 +103,7 @@ pub(super) struct Relay {
     /// The flow of a source at a front.
     by_source: BTreeMap<(usize, SocketAddr), u64>,
     links: BTreeMap<Way, Link>,
-    /// What links that come later have as well, in the order it was asked for.
+    /// Weathers for links that come later, in the order in which they were set.
     weathers: Vec<(Links, Weather)>,
     pending: BinaryHeap<Reverse<Pending>>,
     pending_bytes: usize,
@@ -146,7 +146,7 @@ impl Relay {
         }
     }
 
-    /// Works until it is told to stop.
+    /// Works until it gets the request to stop.
     pub(super) fn run(mut self) {
         let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         let mut ready = Vec::new();
@@ -191,7 +191,7 @@ impl Relay {
         self.pending.peek().map_or(IDLE, wait)
     }
 
-    /// Does what was asked for; whether it is to stop.
+    /// Carries out the requests; returns whether it is to stop.
     fn obey(&mut self, buffer: &mut [u8]) -> bool {
         while self.ear.recv(buffer).is_ok() {}
         while let Ok(request) = self.inbox.try_recv() {
@@ -206,12 +206,12 @@ impl Relay {
                 Request::Count { answer } => {
                     let links = self.links.iter().map(|(way, link)| (*way, link.counts()));
                     let counts = ProxyCounts { links: links.collect(), ..self.counts.clone() };
-                    // Whoever asked may have gone.
+                    // The handle may have gone.
                     let _ = answer.try_send(counts);
                 }
                 Request::Stop => return true,
             }
-            // Whoever asked may have gone.
+            // The handle may have gone.
             let _ = self.done.try_send(());
         }
         false

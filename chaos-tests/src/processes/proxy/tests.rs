@@ -1,5 +1,5 @@
 //! The proxy with plain sockets. A mark that is sent behind the rest, over a link that was made
-//! clear again, tells that whatever comes has come.
+//! clear again, shows that whatever comes has come.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Scene {
         self.client.send_to(&number.to_le_bytes(), self.front).expect("sent");
     }
 
-    /// Sends numbers under a weather, clears it, and says what came of them.
+    /// Sends numbers under a weather, clears it, and returns what came of them.
     fn pass(&self, weather: Weather) -> Vec<Vec<u8>> {
         self.proxy.set(Links::One(INWARD), weather);
         (0..MANY).for_each(|number| self.send(number));

@@ -1,4 +1,4 @@
-//! The availability of a fleet over time, as somebody recorded it, and what a smaller fleet does that
+//! The availability of a fleet over time, as it was recorded, and what a smaller fleet does that
 //! follows it. Pure: text in, moves out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,31 +14,31 @@ pub enum TraceError {
     /// The first line names other columns.
     #[error("line 1: expected {EVENTS_HEADER} or {COUNTS_HEADER}, found {found}")]
     Header {
-        /// What it says.
+        /// The first line of the text.
         found: String,
     },
     /// A line cannot be read.
     #[error("line {line}: expected {expected}, found {found}")]
     Line {
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
         /// What should be there.
         expected: &'static str,
-        /// What is there.
+        /// What stands there.
         found: String,
     },
-    /// Times go back.
+    /// A line is earlier than the one before.
     #[error("line {line}: time goes back")]
     Order {
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
     },
     /// Nobody is there in a window.
     #[error("the trace has no nodes between {from} s and {to} s")]
     Empty {
-        /// Its beginning.
+        /// Beginning of the window, in seconds.
         from: u64,
-        /// Its end.
+        /// End of the window, in seconds.
         to: u64,
     },
 }
@@ -46,17 +46,17 @@ pub enum TraceError {
 /// What changed at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// When, in seconds.
+    /// The moment, in seconds of the trace.
     pub at_s: f64,
-    /// Nodes that left.
+    /// Number of nodes that left.
     pub left: u32,
-    /// Nodes that came.
+    /// Number of nodes that came.
     pub came: u32,
     /// Nodes that are there from then on.
     pub alive: u32,
 }
 
-/// A trace.
+/// The availability of a fleet, change by change.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     changes: Vec<Change>,
@@ -129,7 +129,7 @@ impl Trace {
         let (mut alive, mut owed) = (fleet.begin, 0.0);
         for change in changes {
             let target = scaled(change.alive, scale);
-            // Whoever leaves while another comes shows in no count, and is a loss all the same.
+            // A node that leaves while another comes shows in no count, and is a loss all the same.
             owed += f64::from(change.left) * scale;
             let kills = (owed as u32).max(alive.saturating_sub(target)).min(alive);
             owed = (owed - f64::from(kills)).max(0.0);
@@ -171,7 +171,7 @@ fn parse_line(text: &str, line: usize, has_events: bool, before: u32) -> Result<
     }
 }
 
-/// So many of a smaller fleet; where somebody is, somebody stays.
+/// The size of a smaller fleet; where a node is, a worker stays.
 fn scaled(alive: u32, scale: f64) -> u32 {
     let found = (f64::from(alive) * scale).round() as u32;
     found.max(u32::from(alive > 0))
@@ -182,9 +182,9 @@ fn scaled(alive: u32, scale: f64) -> u32 {
 pub struct Move {
     /// Seconds after the beginning.
     pub after_s: f64,
-    /// Workers that die.
+    /// Number of workers that die.
     pub kills: u32,
-    /// Workers that come.
+    /// Number of workers that come.
     pub starts: u32,
 }
 
@@ -195,7 +195,7 @@ pub struct Fleet {
     pub scale: f64,
     /// Workers at the beginning.
     pub begin: u32,
-    /// In their order.
+    /// What changes, in the order of time.
     pub moves: Vec<Move>,
     /// How long it takes.
     pub seconds: f64,
@@ -220,14 +220,14 @@ impl Fleet {
         self.spans().into_iter().map(|(_, alive)| alive).filter(|alive| *alive > 0).collect()
     }
 
-    /// Workers that die.
+    /// Number of workers that die in all.
     #[must_use]
     pub fn kills(&self) -> u32 {
         self.moves.iter().map(|found| found.kills).sum()
     }
 
-    /// Steps that whoever is there would seal if no change took any time: the integral of the rates,
-    /// in steps a second, that so many workers have undisturbed. Nobody seals nothing.
+    /// Steps that the workers would seal if no change took any time: the integral of the rates,
+    /// in steps a second, that so many workers have undisturbed. No workers seal nothing.
     #[must_use]
     pub fn ideal_steps(&self, rates: &BTreeMap<u32, f64>) -> f64 {
         let rate = |alive: u32| rates.get(&alive).copied().unwrap_or(0.0);
