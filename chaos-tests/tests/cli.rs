@@ -19,7 +19,7 @@ fn printed(arguments: &[&str], code: i32) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// What it says that cannot be done.
+/// Runs the program with arguments that it refuses, and returns its error text.
 fn refused(arguments: &[&str]) -> String {
     let output = chaos(arguments);
     assert_eq!(output.status.code(), Some(2), "{arguments:?}");

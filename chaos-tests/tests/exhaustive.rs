@@ -22,7 +22,7 @@ const FOUR_STAGES: Bounds = Bounds { stages: 4, steps: 1, elections: 0, ..THREE_
 /// A worker is taken for dead and lives on, and another one dies.
 const A_FENCE: Bounds = Bounds { steps: 2, fences: 1, stalls: 0, ..TWO_STAGES };
 
-/// Explores, and tells what came of it.
+/// Explores, and prints what came of it.
 fn explored(bounds: Bounds) -> Exploration {
     let exploration = explore(bounds);
     let Exploration { states, actions, depth, finding } = &exploration;

@@ -295,6 +295,6 @@ fn main() {
         test();
         println!("test {name} ... ok");
     }
-    // What cannot be removed is left to whoever cleans up temporary files.
+    // What cannot be removed is left to the cleanup of temporary files.
     let _ = std::fs::remove_dir_all(shared());
 }

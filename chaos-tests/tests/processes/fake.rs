@@ -1,6 +1,6 @@
-//! Processes that pretend to be a cluster. Who leads, who computes and what is sealed goes through
-//! files in the folder above their data folders; locks, which the system takes from whoever dies,
-//! tell who lives.
+//! Processes that pretend to be a cluster. Which process leads and computes, and what is sealed, goes through
+//! files in the folder above their data folders; locks, which the system takes from a process that dies,
+//! show which processes live.
 
 #![expect(
     clippy::disallowed_methods,
@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The variable that names what is wrong with a process.
 pub const BUG: &str = "FAKE_BUG";
-/// Between two seals.
+/// Time between two seals.
 const STEP: Duration = Duration::from_millis(10);
 /// Between two looks of those that do not lead.
 const LOOK: Duration = Duration::from_millis(2);
@@ -31,7 +31,7 @@ pub fn is_verb(word: Option<&String>) -> bool {
     word.is_some_and(|word| verbs.contains(&word.as_str()))
 }
 
-/// What was typed.
+/// The words of a command line.
 struct Typed<'a>(&'a [String]);
 
 impl<'a> Typed<'a> {
@@ -159,12 +159,12 @@ impl Node {
         }
     }
 
-    /// Something to everybody, at the address that they told.
+    /// Sends something to every node, at the address that it advertises.
     fn send(&self) {
         let files = fs::read_dir(&self.world.0).into_iter().flatten().flatten();
         let names = files.filter_map(|file| file.file_name().into_string().ok());
         for address in names.filter_map(|name| name.strip_prefix("at-").map(str::to_owned)) {
-            // Whoever is not there does not get it.
+            // A node that is not there does not get it.
             let _ = self.socket.send_to(b"news", address);
         }
     }
@@ -197,7 +197,7 @@ impl Node {
         self.control()
     }
 
-    /// A controller tells what is agreed on, and leads if nobody does.
+    /// A controller writes what is agreed on, and leads if no other does.
     fn control(&self) {
         let own = fs::read_to_string(&self.events).unwrap_or_default();
         let own_kinds = ["\"started\"", "\"leader\""];

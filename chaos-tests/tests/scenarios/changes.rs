@@ -1,8 +1,8 @@
-//! Planned changes: somebody comes or is about to go, and layers are copied ahead.
+//! Planned changes: a worker comes or is about to go, and layers are copied ahead.
 
 use crate::play::{Cast, Claim, Goal, Mail, Play};
 
-/// Whoever was there loses what ran ahead of the change and nothing else, and no layer moves while
+/// Workers that were there lose what ran ahead of the change and nothing else, and no layer moves while
 /// it waits.
 #[test]
 pub fn a_join_costs_the_others_one_step_at_most() {
@@ -38,7 +38,7 @@ pub fn who_is_about_to_go_hands_over_at_a_step_boundary_and_is_gone() {
     }
 }
 
-/// What the last workers hold would end with them: they save it, and whoever comes goes on from it.
+/// What the last workers hold would end with them: they save it, and workers that come go on from it.
 #[test]
 pub fn all_who_are_about_to_go_save_what_they_hold_and_the_next_go_on_from_it() {
     for (workers, copies) in [(1, 0), (3, 0), (3, 1)] {
@@ -120,7 +120,7 @@ pub fn a_leader_that_dies_while_layers_are_followed_is_replaced_by_one_that_goes
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// Times are no part of what is computed: whatever is found, who is slow gets less to do, and the
+/// Times are no part of what is computed: whatever is found, a slow worker gets less to do, and the
 /// bits are those of a run in which nobody looked.
 #[test]
 pub fn who_is_found_slow_gets_less_to_do_and_the_same_bits_come_out() {
@@ -142,7 +142,7 @@ pub fn who_is_found_slow_gets_less_to_do_and_the_same_bits_come_out() {
     }
 }
 
-/// What was found dies with the leader that was told; the one that follows finds it again, or not.
+/// What was found dies with the leader that received it; the one that follows finds it again, or not.
 #[test]
 pub fn a_leader_that_dies_with_what_was_found_costs_nobody_anything() {
     let mut play = Play::new(Cast::default());

@@ -53,7 +53,7 @@ pub fn case_03_an_entry_lost_with_its_leader_is_proposed_again() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// The entry told nobody to give up what undoes the step (rule R1), so those who are left can run
+/// The entry made no worker give up what undoes the step (rule R1), so those that are left can run
 /// it again.
 #[test]
 pub fn case_03_a_stage_may_die_with_the_leader_that_proposed() {

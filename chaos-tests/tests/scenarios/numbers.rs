@@ -8,7 +8,7 @@ use crate::play::{Cast, Claim, Goal, Mail, Play};
 /// A share of the usual norm above which a few steps of the run are.
 const CLIPS_SOME: f64 = 1.02;
 
-/// No verdict is told before it is agreed on here. What a stage may have guessed wrong is that the
+/// No verdict is sent before it is agreed on here. What a stage may have guessed wrong is that the
 /// step is kept as it is: it went ahead, and a clip makes it drop that.
 #[test]
 pub fn case_05_a_clip_behind_an_optimistic_step_costs_one_discard() {
@@ -76,8 +76,8 @@ pub fn case_15_a_gradient_that_is_not_finite_once_is_computed_again_by_the_same_
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// A gradient is computed once, and its sums twice: by its owner, and by who keeps its copy. If
-/// they differ, a plan pairs others; who contradicts two of them is at fault, and stays away.
+/// A gradient is computed once, and its sums twice: by its owner, and by the keeper of its copy. If
+/// they differ, a plan pairs others; a node that contradicts two of them is at fault, and stays away.
 #[test]
 pub fn case_15_a_node_whose_sums_are_wrong_is_found_among_its_partners() {
     let mut play = Play::new(Cast::default());

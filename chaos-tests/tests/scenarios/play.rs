@@ -1,10 +1,10 @@
-//! The words in which scenarios are told.
+//! The words in which scenarios are written.
 //!
 //! A play is a cluster of the product's own cores, seats, hosts and engines. One thing happens at a
 //! time: a letter arrives, or an operation runs. Letters arrive in the order in which they were
 //! sent, operations run in turn, disks take no time, and clocks tick after so many turns, or when
-//! nothing else can happen. So a play goes the same way each time, and stops exactly where it is
-//! told to.
+//! nothing else can happen. So a play goes the same way each time, and stops exactly where the test
+//! stops it.
 
 mod cast;
 mod claim;
@@ -72,13 +72,13 @@ pub enum Goal {
     Done,
 }
 
-/// What happens next.
+/// What happens next in a play.
 enum Due {
     Letter,
     Operation(NodeId),
 }
 
-/// A play.
+/// A cluster in which one thing happens at a time.
 pub struct Play {
     cast: Cast,
     script: Script,
@@ -234,8 +234,8 @@ impl Play {
         self.workers[&node].faults.borrow_mut().always_wrong = true;
     }
 
-    /// Whoever times the work for the leader finds a worker to have this speed, and another plan
-    /// to be better. The times are made up; the plan that follows is not.
+    /// The leader receives a measurement by which a worker has this speed, and another plan is better.
+    /// The times are made up; the plan that follows is not.
     pub fn find_slow(&mut self, node: NodeId, speed_permille: u32) {
         let stage = self.plan().stage_indices().find(|stage| self.stage(stage.index()) == node);
         let part = DriftedPart::Stage { stage: stage.expect("it has a stage"), node };
@@ -351,18 +351,18 @@ impl Play {
         }
     }
 
-    /// Somebody changes the job.
+    /// An order that changes the job.
     pub fn order(&mut self, change: JobChange) {
         self.controller_input(self.leader(), Input::Command(Command::Job(change)));
     }
 
-    /// The newest checkpoint.
+    /// The version of the newest checkpoint.
     pub fn checkpoint(&self) -> Option<u64> {
         let newest = self.state().and_then(|state| state.checkpoints().last());
         newest.map(|checkpoint| checkpoint.version.0)
     }
 
-    /// Whether the job is said to be done.
+    /// Whether the phase of the job is that it is done.
     pub fn is_over(&self) -> bool {
         let job = self.state().and_then(|state| state.job());
         job.is_some_and(|job| job.phase == JobPhase::Done)

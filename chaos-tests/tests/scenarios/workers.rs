@@ -10,7 +10,7 @@ const KEPT: Promise = Promise::Kept;
 const OFF: Promise = Promise::Off(PromiseOff::OneStage);
 const FEWER: Promise = Promise::Fewer { copies: 1 };
 
-/// Nobody waits for a replacement: those who are left take the layers over, from their copies.
+/// The run waits for no replacement: the workers that are left take the layers over, from their copies.
 #[test]
 pub fn case_06_a_stage_that_dies_before_its_report_costs_the_step_under_way() {
     let mut play = Play::new(Cast::default());
@@ -76,8 +76,8 @@ pub fn case_08_a_stage_that_dies_after_the_seal_costs_what_ran_ahead() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// Every step is sealed, and the last checkpoint is not there: those who are left write it, and the
-/// layers of who is lost come from their copies.
+/// Every step is sealed, and the last checkpoint is not there: the workers that are left write it, and the
+/// layers of the lost one come from their copies.
 #[test]
 pub fn case_17_a_stage_that_dies_behind_the_last_step_does_not_cost_the_last_checkpoint() {
     let mut play = Play::new(Cast::default());
@@ -109,7 +109,7 @@ pub fn case_17_a_job_is_not_done_before_its_last_checkpoint_is_there() {
     play.expect(Claim::Checkpoint(STEPS));
 }
 
-/// Whoever holds a run may switch all of it off. Nothing else makes a checkpoint here.
+/// The operator of a run that is held may switch all of it off. Nothing else makes a checkpoint here.
 #[test]
 pub fn case_18_a_run_that_is_held_is_written_where_it_is_held() {
     let mut play = Play::new(Cast::default());
@@ -233,8 +233,8 @@ const LIVES: u64 = 48;
 /// Things that happen between a seal and that moment, at most: about two steps' worth.
 const EVENTS_BEFORE: u64 = 600;
 
-/// With two copies no moment costs a sealed step, whoever of three or four the two are, and
-/// whichever of them the leader hears of first.
+/// With two copies no moment costs a sealed step, whichever of three or four workers the two are, and
+/// whichever of them the leader learns of first.
 #[test]
 pub fn case_12_with_two_copies_any_two_stages_may_die_at_any_moment() {
     for seed in 0..LIVES {
@@ -273,7 +273,7 @@ pub fn case_12_with_two_copies_three_that_die_together_take_the_run_to_a_checkpo
 
 /// There are no versions of parts of a stage here: a commit is not interrupted while the process
 /// lives, and a process that dies in it takes both versions with it. So what is left of resuming is
-/// that a seal which is told twice is carried out once (rule R8).
+/// that a seal which is sent twice is carried out once (rule R8).
 #[test]
 pub fn case_14_a_seal_that_is_told_twice_is_carried_out_once() {
     let mut play = Play::new(Cast::default());
@@ -287,7 +287,7 @@ pub fn case_14_a_seal_that_is_told_twice_is_carried_out_once() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// One stage has carried out the seal, one has died in it, and one has not heard of it.
+/// One stage has carried out the seal, one has died in it, and one has not received it.
 #[test]
 pub fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_after_it() {
     let mut play = Play::new(Cast::default());
@@ -306,8 +306,8 @@ pub fn case_14_a_stage_that_dies_in_the_middle_of_a_commit_gets_the_version_afte
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// Who keeps a copy is a stage as well, so its loss is the loss of a stage. With one stage left
-/// there is no elsewhere, and the plan in the log says that the promise is off.
+/// The keeper of a copy is a stage as well, so its loss is the loss of a stage. With one stage left
+/// there is no elsewhere, and the plan in the log states that the promise is off.
 #[test]
 pub fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
     let mut play = Play::new(Cast { workers: 2, ..Cast::default() });
@@ -322,7 +322,7 @@ pub fn case_16_without_an_elsewhere_the_log_says_that_the_promise_is_off() {
     play.expect(Claim::SameAsUndisturbed);
 }
 
-/// With two copies and two stages there is one elsewhere, and the log says that it is one.
+/// With two copies and two stages there is one elsewhere, and the plan in the log states that it is one.
 #[test]
 pub fn case_16_with_fewer_others_than_copies_the_log_says_how_many_there_are() {
     let mut play = Play::new(Cast { copies: 2, ..Cast::default() });
@@ -359,7 +359,7 @@ pub fn case_16_while_a_copy_does_not_follow_nothing_is_sealed() {
 const BEAT_TICKS: u32 = 4;
 
 /// R9: the stage that dies has its copy with the one behind it, which hashes what it holds for a
-/// thousand heartbeats. Its heart beats, and its heartbeats say that it gets on.
+/// thousand heartbeats. Its heart beats, and its heartbeats report that it gets on.
 #[test]
 pub fn case_19_a_holder_that_answers_after_a_thousand_heartbeats_is_waited_for() {
     let mut play = Play::new(Cast { checkpoint_every: 3, ..Cast::default() });

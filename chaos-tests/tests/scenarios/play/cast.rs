@@ -1,4 +1,4 @@
-//! Who plays, and what is trained.
+//! The nodes of a play, and what is trained.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ const SEED: u64 = 2024;
 /// A share of the usual norm that no step comes near.
 const NEVER_CLIPS: f64 = 10.0;
 
-/// Who plays, and under which promises.
+/// The nodes of a play, and under which promises they train.
 #[derive(Clone, Debug)]
 pub struct Cast {
     /// Controllers, all of them voters.
     pub controllers: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u64,
     /// Stages at most: workers beyond them are spare.
     pub stages: u32,
@@ -38,7 +38,7 @@ pub struct Cast {
     pub clip_share: f64,
     /// How often a step with a gradient that is not finite is run again.
     pub replays: u32,
-    /// The schedule.
+    /// The schedule of the plan.
     pub kind: ScheduleKind,
 }
 
@@ -58,7 +58,7 @@ impl Default for Cast {
     }
 }
 
-/// What is trained, in the forms in which the parts of a cluster want to be told.
+/// What is trained, in the forms that the parts of a cluster are set up with.
 pub struct Script {
     pub spec: Arc<JobSpec>,
     pub stage: StageSetup,

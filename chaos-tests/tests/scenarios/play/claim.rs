@@ -291,7 +291,7 @@ impl Play {
     }
 }
 
-/// Layers that have to move from one plan to the next at least, whoever stands at which stage.
+/// Layers that have to move from one plan to the next at least, whichever holder stands at which stage.
 fn least_moved(before: &PlanRecord, next: &PlanRecord) -> usize {
     let needed = |plan: &PlanRecord, stage: StageIndex| -> BTreeSet<LayerId> {
         plan.layers_of(stage).chain(copied_layers(plan, stage)).collect()

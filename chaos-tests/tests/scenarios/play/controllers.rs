@@ -16,7 +16,7 @@ use super::{CLUSTER, Play};
 const TIMING: DutyTiming =
     DutyTiming { lost_after_ticks: 24, progress_ticks: 200, inventory_ticks: 40 };
 
-/// A controller's machine.
+/// The machine of a controller.
 pub struct Controller {
     pub core: Option<Core>,
     disk: Disk,

@@ -8,7 +8,7 @@ use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::host::PeerBody;
 use zbelastic_types::{NodeId, Step};
 
-/// What happened.
+/// What happened in a play, as claims need it.
 #[derive(Default)]
 pub struct Record {
     changes: BTreeMap<u64, Change>,
@@ -16,7 +16,7 @@ pub struct Record {
     refusals: BTreeMap<&'static str, u64>,
     /// The turns under which a step was begun anywhere.
     turns: BTreeMap<Step, BTreeSet<Turn>>,
-    /// Who has begun which step.
+    /// The nodes that have begun a step, with the step.
     begun: BTreeSet<(NodeId, Step)>,
     /// Floats of weights and moments that were sent ahead of a plan, and when it began.
     floats_ahead: usize,

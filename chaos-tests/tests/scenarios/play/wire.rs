@@ -7,12 +7,12 @@ use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_trainer::host::{PeerBody, PeerFrame};
 use zbelastic_types::NodeId;
 
-/// What travels.
+/// The content of a letter.
 #[derive(Clone)]
 pub enum Packet {
     /// To or from a controller.
     Control(Box<Envelope>),
-    /// Among workers.
+    /// A frame from one worker to another.
     Peer(Box<PeerFrame>),
     /// From a controller's solver to the controller.
     Plan(u64, Box<Result<Solution, Unsolvable>>),
@@ -33,21 +33,21 @@ pub enum Mail {
     ReportsFrom(NodeId),
     /// Word that an update is held elsewhere.
     Held,
-    /// What controllers tell workers, each seal included.
+    /// What controllers send to workers, each seal included.
     Briefings,
-    /// What they tell one worker.
+    /// What they send to one worker.
     BriefingsTo(NodeId),
-    /// What controllers tell each other, each proposal included.
+    /// What controllers send each other, each proposal included.
     Raft,
     /// Plans that a solver has found.
     Plans,
-    /// What one node says that it holds.
+    /// What one node reports to hold.
     InventoryFrom(NodeId),
     /// Word that layers are followed.
     Following,
     /// Word that layers of a checkpoint are durable.
     Saved,
-    /// Gradients for who follows layers.
+    /// Gradients for followers of layers.
     Updates,
     /// Everything to and from one node.
     Link(NodeId),

@@ -27,12 +27,12 @@ const BOOT_STRIDE: u64 = 1000;
 
 type PlayedStation = Station<DigestModel, DigestSource>;
 
-/// A worker's machine.
+/// The machine of a worker.
 #[derive(Default)]
 pub struct Worker {
     pub process: Option<Process>,
     pub faults: NumericFaults,
-    /// Whether it works on something that is not told: its heartbeats say that it gets on.
+    /// Whether it works on something that it does not report: its heartbeats show that it gets on.
     pub is_at_work: bool,
 }
 
@@ -226,12 +226,12 @@ impl Play {
         node
     }
 
-    /// A worker is told that it is about to go.
+    /// A worker receives the order to drain: it is about to go.
     pub fn drain(&mut self, node: NodeId) {
         self.seat_input(node, SeatInput::Drain);
     }
 
-    /// Whether a worker follows all that it was told to.
+    /// Whether a worker follows layers.
     pub fn follows(&self, node: NodeId) -> bool {
         let process = self.workers.get(&node).and_then(|worker| worker.process.as_ref());
         process.is_some_and(|process| process.host.followed().next().is_some())
@@ -243,7 +243,7 @@ impl Play {
         self.host_input(node, HostInput::Order(Order::Settle(seal)));
     }
 
-    /// Stations of the plan in force, with who stands there.
+    /// Stations of the plan in force, with the node that stands there.
     pub(super) fn stations(&self) -> Vec<(NodeId, &PlayedStation)> {
         let generation = self.state().map(|state| state.generation());
         let found = self.workers.iter().filter_map(|(node, worker)| {
@@ -253,7 +253,7 @@ impl Play {
         found.collect()
     }
 
-    /// Who stands at a stage.
+    /// The node that stands at a stage.
     pub fn stage(&self, stage: usize) -> NodeId {
         let plan = self.state().and_then(|state| state.plan()).expect("a plan is in force");
         plan.record.stages[stage].node
