@@ -35,7 +35,7 @@ pub fn credentials(controllers: u64, workers: u32) -> impl Iterator<Item = (Node
     first.chain(workers).chain(later.map(|node| credential(node, AccessRole::Controller)))
 }
 
-/// What a node shows.
+/// The credential of a node, with its number.
 #[must_use]
 pub fn credential(node: u64, role: AccessRole) -> (NodeId, Credential) {
     let credential = Credential {

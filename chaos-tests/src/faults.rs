@@ -59,7 +59,7 @@ pub enum Fault {
     },
     /// Every machine loses power.
     PowerCycle {
-        /// Microseconds until the power is back.
+        /// Microseconds until the power is back, at least.
         down_us: u64,
     },
     /// The next process that comes to this point dies there.
@@ -103,7 +103,7 @@ pub enum Fault {
     },
     /// A connection between two machines closes.
     Close {
-        /// Draw that picks the connection.
+        /// Draw that picks the worker whose connection it is.
         draw: u64,
     },
     /// Syncs of a disk take long.
@@ -199,7 +199,7 @@ pub enum Fault {
     },
     /// Leadership is transferred to another voter.
     Transfer {
-        /// Draw that picks the voter.
+        /// Draw that picks the controller.
         draw: u64,
     },
 }

@@ -33,7 +33,7 @@ pub enum FaultClass {
     Reordering,
     /// Old frames come again.
     OldFrames,
-    /// Groups of nodes cannot hear each other.
+    /// No messages pass between groups of nodes.
     Partitions,
     /// Processes die and come back.
     Crashes,

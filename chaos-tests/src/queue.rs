@@ -9,7 +9,7 @@ use std::fmt;
 pub struct Moment(pub u64);
 
 impl Moment {
-    /// So much later.
+    /// The moment that many microseconds later.
     #[must_use]
     pub const fn after(self, micros: u64) -> Self {
         Self(self.0 + micros)
@@ -61,13 +61,13 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Adds an event.
+    /// Adds an event at its moment.
     pub fn push(&mut self, at: Moment, event: E) {
         self.number += 1;
         self.heap.push(Reverse(Entry { at, number: self.number, event }));
     }
 
-    /// The next event.
+    /// Takes the next event, with its moment.
     pub fn pop(&mut self) -> Option<(Moment, E)> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))
     }

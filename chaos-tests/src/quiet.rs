@@ -1,4 +1,4 @@
-//! Panics that are expected, and told of elsewhere.
+//! Panics that are expected, and reported elsewhere.
 
 use std::cell::Cell;
 use std::panic;

@@ -10,11 +10,11 @@ pub enum Purpose {
     Faults = 2,
     /// What the network does.
     Network = 3,
-    /// What disks do.
+    /// What disks do, and when.
     Disk = 4,
     /// How long operations take.
     Work = 5,
-    /// Whom a fault meets.
+    /// Which nodes a fault strikes.
     Targets = 6,
     /// What the checkpoint store does.
     Store = 7,
@@ -45,7 +45,7 @@ impl Draws {
         draws
     }
 
-    /// Sixty-four bits.
+    /// Draws sixty-four bits.
     pub fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut x = self.state;
@@ -59,7 +59,7 @@ impl Draws {
         (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// True so often.
+    /// True with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && self.share() < probability
     }

@@ -17,7 +17,7 @@ pub struct ReferenceSums {
 
 /// A serial run, as far as steps are sealed.
 pub enum Reference {
-    /// On hashes.
+    /// A run on hashes in place of tensors.
     Digest(DigestReference),
     /// With the real kernels.
     Float(Box<FloatReference>),

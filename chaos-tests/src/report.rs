@@ -13,7 +13,7 @@ use crate::options::Model;
 /// campaign. What one life in a hundred comes to is missing by chance once in twenty thousand such
 /// campaigns. Lives of the float model are few and do not have all faults, so they do not count.
 pub const LIVES_FOR_MARKERS: u64 = 1000;
-/// The same for crash points that are seldom reached: in twelve thousand lives somebody died 63 times
+/// The same for crash points that are seldom reached: in twelve thousand lives a process died 63 times
 /// with a drain half done, and about 110 times at each of the two others.
 pub const LIVES_FOR_RARE_POINTS: u64 = 10_000;
 /// Faults that a life is to meet while it trains.
@@ -26,32 +26,32 @@ const FAILURES_KEPT: usize = 100;
 /// A life that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedLife {
-    /// Which.
+    /// The ticket of the life.
     pub ticket: Ticket,
-    /// How.
+    /// How the life failed.
     pub failure: Failure,
 }
 
 /// What the lives of a campaign came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Lives.
+    /// Number of lives.
     pub lives: u64,
-    /// Steps sealed.
+    /// Steps sealed in all lives.
     pub steps: u64,
-    /// Faults that struck.
+    /// Faults that struck in all lives.
     pub faults: u64,
-    /// Events.
+    /// Events of all lives.
     pub events: u64,
-    /// Virtual time.
+    /// Length of all lives in microseconds of virtual time.
     pub virtual_us: u64,
     /// Faults that struck before the last step was sealed.
     pub faults_in_training: u64,
     /// Lives in which fewer than three of these struck.
     pub undisturbed_lives: u64,
-    /// What was seen.
+    /// Markers that lives have set, with how often.
     pub markers: Markers,
-    /// Where processes died.
+    /// How often processes died at each crash point.
     pub crash_points: CrashPointCounts,
     /// Lives of the digest model.
     digest_lives: u64,
@@ -64,7 +64,7 @@ pub struct Report {
 /// How a campaign ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Every life passed.
+    /// Every life passed, and the campaign has seen what it must.
     Passed,
     /// Lives failed; the worst kind of them.
     Failed(FailureKind),
@@ -80,7 +80,7 @@ impl Ending {
     /// The exit code of the harness itself.
     pub const HARNESS: u8 = 14;
 
-    /// The exit code that tells it apart.
+    /// The exit code of this ending.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -115,7 +115,7 @@ impl Report {
         }
     }
 
-    /// Lives that failed.
+    /// How many lives failed.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.failed.values().sum()

@@ -18,11 +18,11 @@ const STEPS_MIN: u64 = 2;
 /// A case that was made smaller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shrunk {
-    /// The smaller case.
+    /// The case after it was made smaller.
     pub case: Case,
-    /// How it fails.
+    /// How the smaller case fails.
     pub failure: Failure,
-    /// Lives it took.
+    /// Number of lives that were lived for it.
     pub lives: u32,
 }
 
@@ -35,7 +35,7 @@ impl Shrunk {
 }
 
 /// Makes a case that fails smaller, as long as it fails with the same kind and invariant. `fails`
-/// says how a case fails, if it does, and is asked at most [`LIVES_MAX`] times.
+/// returns how a case fails, if it does, and is called at most [`LIVES_MAX`] times.
 pub fn shrink(drawn: Shrunk, fails: impl FnMut(&Case) -> Option<Failure>) -> Shrunk {
     let mut search = Search { smallest: drawn, fails };
     while search.drop_classes() | search.drop_faults() | search.lessen() {}

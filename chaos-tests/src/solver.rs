@@ -96,7 +96,7 @@ fn speeds(nodes: &[(NodeId, Resources)]) -> Vec<u32> {
     if speeds.windows(2).all(|pair| pair[0] == pair[1]) { Vec::new() } else { speeds }
 }
 
-/// The same schedule, with less for who is slow.
+/// The same schedule, with less for workers that are slow.
 fn cut_by_speed(request: PlanRequest<'_>, plan: &Plan, speeds: &[u32]) -> Option<Plan> {
     let work = layer_work(request.model, request.batch.microbatch);
     let work: Vec<f64> = work.iter().map(LayerWork::total).collect();

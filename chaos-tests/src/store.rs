@@ -24,7 +24,7 @@ enum PieceState {
     UnderWay,
     /// Some of its bytes: its writer died. Nothing can refer to it.
     Torn,
-    /// All of it.
+    /// All of its bytes.
     Durable,
     /// All of it, with a bit that a fault flipped.
     Damaged,
@@ -37,17 +37,17 @@ impl Piece {
     }
 }
 
-/// The store.
+/// The store of checkpoints of a life.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     pieces: BTreeMap<PieceKey, Piece>,
     manifests: BTreeMap<Step, Vec<u8>>,
-    /// Whether writes fail.
+    /// Whether writes to the store fail.
     pub fails: bool,
 }
 
 impl Store {
-    /// Begins to write a piece. One that is whole stays as it is: its name says what it holds.
+    /// Begins to write a piece. One that is whole stays as it is: its name determines its bytes.
     pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId) {
         let is_there = self.pieces.get(&key).is_some_and(Piece::is_whole);
         if !is_there {

@@ -1,6 +1,6 @@
 //! Machines that come and go as real ones did: public traces of preemptible instances.
 //!
-//! `traces/README.md` says where the tables come from and under which licence. A life takes a
+//! `traces/README.md` states where the tables come from and under which licence. A life takes a
 //! window of one of them, compresses its time into its storm, and scales the batches down to its
 //! own number of machines.
 
@@ -32,7 +32,7 @@ pub struct Batch {
 pub struct TraceError {
     /// The line, counted from 1.
     pub line: usize,
-    /// What stands there.
+    /// The text of the line.
     pub text: String,
 }
 
@@ -75,7 +75,7 @@ pub fn churn(draws: &mut Draws, options: &Options) -> Vec<TimedFault> {
         let fault = if batch.change > 0 {
             Fault::Join { count }
         } else {
-            // The trace says when a machine came back; here that is a join of its own.
+            // The trace shows when a machine came back; here that is a join of its own.
             let down_us = options.storm_us;
             Fault::CrashWorkers { draw: draws.number(), count, contiguous, down_us }
         };

@@ -54,7 +54,7 @@ use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
 pub const TICK_US: u64 = 50_000;
-/// Between two looks of whoever runs the cluster.
+/// Between two looks of the operator of the cluster.
 const ADMIN_US: u64 = 500_000;
 /// After the storm, how long no step may be sealed for good.
 const CALM_US_MAX: u64 = 30_000_000;
@@ -115,13 +115,13 @@ enum Event {
         to: NodeId,
         frame: Box<PeerFrame>,
     },
-    /// Whoever runs the cluster tells a controller something, or a connection of it closed.
+    /// The operator of the cluster sends a controller an input, or a connection of it closed.
     Command {
         node: NodeId,
         life: u64,
         input: Box<Input>,
     },
-    /// Whoever runs the cluster tells a worker something.
+    /// The operator of the cluster sends a worker an input.
     Advice {
         node: NodeId,
         life: u64,
@@ -148,7 +148,8 @@ enum Event {
 }
 
 impl Event {
-    /// Whose process it is for. What happens to a machine happens to one that stands still too.
+    /// The node whose process the event is for. What happens to a machine happens to one that
+    /// stands still too.
     fn addressee(&self) -> Option<NodeId> {
         match self {
             Self::Tick(node, _)
@@ -192,7 +193,7 @@ struct ControllerMachine {
     synced_at: Moment,
     /// What stages have reported to it for which turn.
     reports: Option<(Turn, BTreeSet<Holder>)>,
-    /// A seal that was agreed on while it led, and that no worker was told of.
+    /// A seal that was agreed on while it led, and that was sent to no worker.
     to_tell: Option<Turn>,
     /// Writes that are not durable yet, in order: what to report, and the record after the last.
     unsynced: VecDeque<(PersistToken, u64)>,
@@ -247,7 +248,7 @@ struct Process<M: ComputeModel, S> {
     /// The work it has done, and what it moves at the moment.
     done: u64,
     transfers: u32,
-    /// What it said last that it holds, and when.
+    /// What it reported last that it holds, and when.
     inventory_told: Option<(Moment, Vec<HeldLayer>)>,
     /// What the checker looked at last.
     checked: Option<(Turn, Step)>,
@@ -260,13 +261,13 @@ struct Process<M: ComputeModel, S> {
 
 /// What a life is made of.
 pub struct Setup<M, S> {
-    /// The job.
+    /// What is trained, and how.
     pub spec: Arc<JobSpec>,
-    /// The run.
+    /// What each stage is set up with.
     pub stage: StageSetup,
     /// Makes what a worker computes with.
     pub model: Box<dyn Fn(&NumericFaults) -> M>,
-    /// The text.
+    /// The text that is trained on.
     pub source: S,
 }
 
@@ -323,19 +324,19 @@ pub struct World<'a, M: ComputeModel, S> {
 pub struct Outcome {
     /// Why it failed, if it did.
     pub failure: Option<Failure>,
-    /// What it showed.
+    /// Markers that the life has set.
     pub markers: Markers,
-    /// Where processes died.
+    /// How often processes died at each crash point.
     pub crash_points: CrashPointCounts,
-    /// Steps sealed.
+    /// Number of sealed steps.
     pub steps: u64,
-    /// Faults that struck.
+    /// Number of faults that struck.
     pub faults: u64,
     /// Those that struck before the last step was sealed.
     pub faults_in_training: u64,
     /// Virtual time, in microseconds.
     pub virtual_us: u64,
-    /// Events.
+    /// Number of events that happened.
     pub events: u64,
 }
 

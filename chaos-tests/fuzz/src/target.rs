@@ -166,7 +166,7 @@ impl Target {
         self.spec().name
     }
 
-    /// Where its inputs are.
+    /// Folder of the target's inputs.
     #[must_use]
     pub fn corpus(self) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(self.name())

@@ -68,7 +68,7 @@ pub enum Violation {
         /// The version there is.
         found: Step,
     },
-    /// What was sealed is nowhere, though of those who promised to hold it one lives.
+    /// What was sealed is nowhere, though one of the holders that promised it lives.
     SealedLost {
         /// The layer that is lost.
         layer: LayerId,
@@ -142,8 +142,8 @@ fn check_version(state: &State, worker: &Worker) -> Result<(), Violation> {
     if is_fit { Ok(()) } else { Err(Violation::OtherVersion { stage, expected, found }) }
 }
 
-/// Every layer can be had at the version of the log from a worker that lives, unless all who
-/// promised to hold it are dead.
+/// Every layer can be had at the version of the log from a worker that lives, unless all holders that
+/// promised it are dead.
 fn check_layer(book: &Book, world: &World, layer: LayerId) -> Result<(), Violation> {
     let state = book.state(world.agreed);
     let version = state.open_turn().step;
@@ -200,7 +200,7 @@ fn will_have(worker: &Worker, state: &State, layer: LayerId) -> bool {
     is_next && station.is_running && (own_will && is_own || is_copied)
 }
 
-/// Whether all are dead, or taken for it, who hold the layer by the last plan that ran.
+/// Whether all holders of the layer by the last plan that ran are dead, or taken for it.
 pub(super) fn is_excused(world: &World, state: &State, layer: LayerId) -> bool {
     let plan = &world.ran;
     let stage = plan.stage_indices().find(|stage| plan.layers_of(*stage).any(|of| of == layer));

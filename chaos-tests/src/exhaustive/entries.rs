@@ -98,8 +98,8 @@ pub(super) fn fingerprints(
     layers.into_iter().map(|layer| (layer, fingerprint(layer))).collect()
 }
 
-/// The plan over these workers, as the product's leader makes it: who stays keeps its place, who
-/// comes fills the places of those who went, and each stage's copy is with the next.
+/// The plan over these workers, as the product's leader makes it: a worker that stays keeps its place, one
+/// that comes fills the place of one that went, and each stage's copy is with the next.
 pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason) -> PlanRecord {
     let spec = &state.job().expect("there is a job").spec;
     let mut stages = seating(state);

@@ -47,7 +47,7 @@ pub(super) struct Heard {
 }
 
 impl World {
-    /// Those who live and count.
+    /// Workers that live and are not taken for dead.
     pub(super) fn counted<'a>(&'a self, state: &'a State) -> impl Iterator<Item = &'a Worker> {
         self.workers.values().filter(|worker| !worker.is_fenced(state))
     }

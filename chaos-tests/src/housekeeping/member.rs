@@ -28,7 +28,7 @@ pub enum Running {
     Up,
     /// The process stands still.
     Paused,
-    /// It is to come back.
+    /// The process ended and is to come back.
     Down,
     /// The process ended.
     Ended,
@@ -38,9 +38,9 @@ pub enum Running {
 pub struct Member {
     /// Number of the node.
     pub node: NodeId,
-    /// What it is for.
+    /// Whether the node is a controller or a worker.
     pub role: Role,
-    /// Whether it means harm.
+    /// Whether the member is hostile.
     pub is_hostile: bool,
     /// Whether its process runs.
     pub running: Running,

@@ -110,7 +110,7 @@ impl World<'_> {
         }
     }
 
-    /// A process ends because of what its peers say.
+    /// A process ends because of what its peers sent.
     pub(super) fn end(&mut self, node: NodeId, because_of: NodeId) {
         self.line(|| format!("n{node} ends, n{because_of} says so"));
         self.check_end(node, because_of);

@@ -119,8 +119,8 @@ fn record(plan: Plan, generation: Generation, at: &[NodeId]) -> PlanRecord {
 }
 
 impl World<'_> {
-    /// A plan for the workers that are there, if others were there before. Nobody knows which
-    /// member is hostile, but it is not given a stage here: what a stage may do to a run is looked at elsewhere.
+    /// A plan for the workers that are there, if others were there before. Nobody knows which member is hostile,
+    /// but it is not given a stage here: what a stage may do to a run is looked at elsewhere.
     pub(super) fn replan(&mut self) {
         let members = self.agreed.members();
         let worker = |node: &NodeId| {

@@ -93,7 +93,7 @@ impl fmt::Display for Verdict {
 /// All that a campaign reports.
 #[derive(Clone, Debug, Serialize)]
 pub struct Account {
-    /// Faults follow from it.
+    /// The seed from which the faults are drawn.
     pub seed: u64,
     /// What its processes reached each other by.
     pub wires: Wires,
@@ -113,7 +113,7 @@ pub struct Account {
     pub missed: u64,
     /// From a fault to the next seal that needed no part of what was struck.
     pub recovery: BTreeMap<FaultKind, Quantiles>,
-    /// What the event files say.
+    /// What the check of the event files found.
     pub findings: Findings,
     /// The digest of the final state without faults.
     pub digest_undisturbed: Option<String>,

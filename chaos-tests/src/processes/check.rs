@@ -1,9 +1,9 @@
-//! What the event files of a whole run must say. Pure: files in, violations out.
+//! What the event files of a whole run must hold. Pure: files in, violations out.
 //!
 //! | id | what must hold |
 //! |---|---|
 //! | S1 | the files together hold every step from the first to the last, and none holds a step twice within the life of a process |
-//! | S2 | what two files say about a step is the same, to the last bit |
+//! | S2 | what two files hold about a step is the same, to the last bit |
 //! | S6 | a step that was sealed is not sealed again under another plan, unless the run went back in between |
 //! | N1 | every step has the loss and the norm of the undisturbed run, and the final digest is its |
 //! | D1 | every step's batch is used once: by S1, since the batch follows from the step |

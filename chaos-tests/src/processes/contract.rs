@@ -39,12 +39,12 @@ pub enum VerbError {
         /// The error of the system.
         source: io::Error,
     },
-    /// It took too long.
+    /// The verb took longer than its limit.
     #[error("`{verb}` did not end within {limit:?}")]
     Late {
         /// The command line of the verb.
         verb: String,
-        /// How long it had.
+        /// The limit, after which it was ended.
         limit: Duration,
     },
     /// The verb ended with an error.
@@ -94,7 +94,7 @@ impl Role {
 pub struct NodeSpec {
     /// The name of the node.
     pub name: String,
-    /// What it is for.
+    /// Whether the node is a controller or a worker.
     pub role: Role,
     /// The port it binds.
     pub bind: SocketAddr,
@@ -113,7 +113,7 @@ pub enum Entry<'a> {
     Joins {
         /// Addresses of the controllers that it may join at.
         cluster: &'a str,
-        /// What lets it in.
+        /// The token that lets it in.
         token: &'a str,
     },
 }
@@ -180,7 +180,7 @@ struct TokenAnswer {
 /// A way into a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    /// What lets nodes in.
+    /// The token that lets nodes in.
     pub token: String,
     /// Addresses that nodes may join at.
     pub addresses: Vec<String>,

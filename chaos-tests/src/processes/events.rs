@@ -49,7 +49,7 @@ pub enum EventsError {
 /// A line of an event file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// When, by the clock on the wall, in microseconds since 1970; 0 if it does not say.
+    /// When, by the clock on the wall, in microseconds since 1970; 0 if the line has no time.
     pub at_us: u64,
     /// What the line reports.
     pub kind: EventKind,
@@ -92,7 +92,7 @@ pub enum EventKind {
         stages: Vec<u64>,
         /// Name of the schedule.
         schedule: String,
-        /// Why it was made.
+        /// Why the plan was made, in words.
         reason: String,
     },
     /// A plan's program runs.

@@ -212,7 +212,7 @@ pub enum Fault {
     },
     /// Everything dies and comes back in an order that is drawn.
     PowerCycle {
-        /// The order follows from it.
+        /// The seed of the order in which they come back.
         order: u64,
         /// Milliseconds until they come back.
         down_ms: u64,
@@ -249,7 +249,7 @@ pub enum Fault {
     },
     /// The last datagrams come again.
     Replay {
-        /// So many of each link.
+        /// How many datagrams of each link come again.
         count: usize,
         /// Milliseconds after which they come again.
         ms: u64,
@@ -368,7 +368,7 @@ pub struct FaultMix {
     pub power_cycles: u64,
     /// None lasts longer than this, in milliseconds.
     pub longest_ms: u64,
-    /// So many strike at once.
+    /// How many faults strike at once.
     pub together: u64,
 }
 

@@ -10,9 +10,9 @@ use super::times::words;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// It must not be greater.
+    /// The number must not be greater.
     AtMost(f64),
-    /// It must not be less.
+    /// The number must not be less.
     AtLeast(f64),
 }
 
@@ -58,7 +58,7 @@ impl Unit {
 /// A goal, what was measured, and whether it is met.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mark {
-    /// What is held against it.
+    /// What is measured against the goal, in words.
     pub what: String,
     /// The bound that is to be met.
     pub goal: Bound,

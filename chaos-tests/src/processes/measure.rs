@@ -81,7 +81,7 @@ pub struct Measures {
     pub speed: Option<BenchAnswer>,
     /// What moved between nodes, over all plans.
     pub moved: MovedInAll,
-    /// What the event files of the run that was struck say.
+    /// What the check of the event files of the run that was struck found.
     pub findings: Findings,
     /// Steps of that run.
     pub steps: u64,

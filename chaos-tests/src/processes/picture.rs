@@ -8,7 +8,7 @@ use super::times::Times;
 /// A member's place in its group, counted from 0.
 pub type MemberIndex = usize;
 
-/// Seals that say how long a step takes lately.
+/// Seals from which the recent time of a step is measured.
 const SEALS_MEASURED: usize = 16;
 
 /// A step as it was sealed first.

@@ -42,7 +42,7 @@ pub struct ReplaySetup {
     pub fleet: Fleet,
     /// Time from a worker's SIGTERM to its SIGKILL; without it, it gets SIGKILL at once.
     pub notice: Option<Duration>,
-    /// Steps of the runs that say how fast so many workers are.
+    /// Steps of each run that measures how fast so many workers are.
     pub trial_steps: u64,
     /// Where runs that nothing disturbed are kept.
     pub cache: PathBuf,
@@ -67,7 +67,7 @@ pub struct Replayed {
     pub killed: u32,
     /// Number of workers that came.
     pub started: u32,
-    /// What the event files say.
+    /// What the check of the event files found.
     pub findings: Findings,
     /// The digest that the same training has in one process.
     pub digest_undisturbed: Option<String>,

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// What is sent to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// It dies at once.
+    /// The process dies at once (SIGKILL).
     Kill,
     /// The process stands still (SIGSTOP).
     Stop,

@@ -11,7 +11,7 @@ pub struct Times {
 /// The quantiles of some times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
-    /// How many there are.
+    /// Number of times.
     pub count: usize,
     /// Half of them are at most this.
     pub p50_ms: f64,

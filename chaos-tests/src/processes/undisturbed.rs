@@ -125,7 +125,7 @@ impl Training {
     }
 }
 
-/// What the lines of a training say.
+/// What a training printed, read from its lines.
 fn retold(told: &str) -> Undisturbed {
     let mut found = Undisturbed::default();
     let mut times = Times::default();

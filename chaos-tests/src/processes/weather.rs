@@ -25,9 +25,9 @@ pub const COPIES_MAX: usize = 2;
 pub struct Weather {
     /// Whether nothing passes.
     pub is_cut: bool,
-    /// Every datagram takes so long.
+    /// Microseconds that every datagram takes at least.
     pub delay_us: u64,
-    /// And up to so much longer.
+    /// Microseconds by which a datagram takes longer, at most.
     pub jitter_us: u64,
     /// The share of datagrams that is lost.
     pub loss: f64,

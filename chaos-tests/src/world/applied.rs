@@ -60,7 +60,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.mark_change(node, change);
     }
 
-    /// Which version is open, and that none is given up that somebody holds.
+    /// Which version is open, and that none is given up that a worker holds.
     fn follow_open_version(&mut self, node: NodeId, change: &Change) {
         match change {
             Change::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, self.now)),
@@ -269,7 +269,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
-        // Whom the log takes for lost, rightly or not, is asked for nothing any more.
+        // Nothing is requested any more from a holder that the log takes for lost, rightly or not.
         self.checker.disturbed(holder.node, self.now);
         let follows = self.rehearsal.iter().flat_map(|rehearsal| &rehearsal.follows);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {

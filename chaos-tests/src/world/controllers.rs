@@ -57,8 +57,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// As one of the first voters. If the machine dies before anything of it is durable, whoever
-    /// runs it gives the same command again.
+    /// As one of the first voters. If the machine dies before anything of it is durable, the operator
+    /// gives the same command again.
     fn start_anew(&mut self, node: NodeId, voters: Vec<NodeId>, state: State) {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         machine.first = Some(Box::new((voters.clone(), state.clone())));
@@ -185,7 +185,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let _ = self.add_controller(&[node]);
     }
 
-    /// A controller that was not there before asks all others but these to be admitted.
+    /// A controller that was not there before requests from all others but these to be admitted.
     pub(super) fn add_controller(&mut self, gone: &[NodeId]) -> NodeId {
         let new = self.new_controller();
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
@@ -224,7 +224,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.controller_input(to, Input::Message { from, message });
     }
 
-    /// Whether a controller gets the log and has no vote yet. Nobody asks unless somebody is to die
+    /// Whether a controller gets the log and has no vote yet. This is only computed if a process is to die
     /// there, for there are very many messages.
     fn is_learner(&self, node: NodeId) -> bool {
         let is_armed = |armed: &Armed| armed.point == CrashPoint::LearnerCatchingUp;
@@ -251,7 +251,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         Some(if is_last { CrashPoint::BeforePropose } else { CrashPoint::StatsPartial })
     }
 
-    /// Whoever runs the cluster tells a controller something; it hears it when it does not stand
+    /// The operator of the cluster sends a controller an input; it arrives when the controller does not stand
     /// still.
     pub(super) fn command(&mut self, node: NodeId, input: Input) {
         let life = self.controllers[&node].life;
@@ -314,9 +314,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Carries out what a controller wants done. A core queues what it tells others before what it
-    /// says of itself, so the latter is looked at first: a process that dies right behind an entry has
-    /// told nobody of it.
+    /// Carries out the outputs of a controller. A core queues what it sends to others before its events
+    /// about itself, so the latter are looked at first: a process that dies right behind an entry has
+    /// sent nothing of it.
     pub(super) fn drive_controller(&mut self, node: NodeId) {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let life = machine.life;
@@ -375,7 +375,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Whether a leader that has just told a worker of a seal dies now, with others to be told.
+    /// Whether a leader that has just sent a seal to one worker dies now, with others that do not have it.
     fn is_half_told(&mut self, node: NodeId, turn: Turn) -> bool {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let Some(core) = &machine.core else { return false };
@@ -502,7 +502,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Starts the job once somebody leads; removes who is gone for good.
+    /// Starts the job once there is a leader; removes controllers that are gone for good.
     pub(super) fn administer(&mut self) {
         self.queue.push(self.now.after(super::ADMIN_US), Event::Admin);
         self.audit_checkpoints();
@@ -530,7 +530,7 @@ fn admits_worker(change: &MemberChange) -> bool {
     }
 }
 
-/// Who tells what a step is sealed by.
+/// The sender of a message that a step is sealed by.
 fn teller_of(input: &Input) -> Option<Holder> {
     let Input::Message { message, .. } = input else { return None };
     let (Message::Report { holder, .. } | Message::Held { holder, .. }) = &message.message else {

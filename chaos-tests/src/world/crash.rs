@@ -100,7 +100,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         machine.life += 1;
         machine.paused_until = Moment(0);
-        // What it did not tell is gone with it.
+        // What it did not report is gone with it.
         machine.faults.borrow_mut().take_effects();
         machine.faults.borrow_mut().forget_flip();
         self.store.writer_crashed(node, &mut self.draws_store);
@@ -144,7 +144,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         };
         let members = core.status().members;
         let Members { voters, outgoing, .. } = &members;
-        // Whoever does not know of a change yet would count on those who went with it.
+        // A controller that does not know of a change yet would count on those that went with it.
         let knows = |core: &Core| core.status().members == members;
         let up = voters.iter().filter_map(|voter| self.controllers.get(voter)).filter(|machine| {
             let is_fit =
@@ -155,7 +155,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         is_whole && voters.contains(&node) && self.dead.iter().all(|dead| !voters.contains(dead))
     }
 
-    /// A majority of the voters and their disks are gone; whoever runs the cluster notices, sees
+    /// A majority of the voters and their disks are gone; the operator of the cluster notices, sees
     /// that nothing moves, and begins anew from the newest checkpoint.
     pub(super) fn lose_majority(&mut self, draw: u64) -> bool {
         let is_possible = |nodes: &Vec<NodeId>| !self.storm.is_majority_lost && !nodes.is_empty();
@@ -247,7 +247,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         controllers.into_iter().chain(hung).for_each(|node| self.restart(node));
-        // Whoever was taken for untrusted stays away; somebody must be there.
+        // Workers that were taken for untrusted stay away; one worker must be there.
         self.add_worker();
     }
 }

@@ -61,8 +61,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         false
     }
 
-    /// A disk that was set back within its present boot is found out by those who saw what came
-    /// after, if they are there to be asked. So they are.
+    /// A disk that was set back within its present boot is found out by controllers that saw what came
+    /// after, if they are there. So they are.
     pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: Moment) {
         let are_witnesses = self.controllers.iter().all(|(other, machine)| {
             let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
@@ -104,7 +104,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         true
     }
 
-    /// Numbers go wrong only where somebody is there to notice: what is wrong and promised to
+    /// Numbers go wrong only where another node is there to notice: what is wrong and promised to
     /// nobody is right by definition.
     pub(super) fn spoil(&mut self, draw: u64, fault: NumericFault) -> bool {
         if self.stages_with_copies() == 0 {

@@ -46,7 +46,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         checkpoints.iter().all(|record| named_pieces(record).any(is_damaged))
     }
 
-    /// Whether everybody who lives has taken in the end of the run.
+    /// Whether every voter has applied the end of the run, and every worker of the plan has its last version.
     pub(super) fn is_settled(&self) -> bool {
         let Some(newest) = self.newest_core() else { return false };
         let state = newest.state();
@@ -89,7 +89,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// How everything stands, for who reads why nothing moves.
+    /// How everything stands, for the reader of a failure in which nothing moves.
     pub(super) fn describe(&self) -> String {
         let Some(core) = self.newest_core() else { return "no controller is up".to_owned() };
         let state = core.state();
@@ -126,7 +126,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         )
     }
 
-    /// S2: what each controller says is agreed on follows from what is on its disk.
+    /// S2: what each controller has applied follows from what is on its disk.
     fn audit_logs(&mut self) {
         let machines = self.controllers.iter();
         let differs = |core: &Core, disk: &Disk| {

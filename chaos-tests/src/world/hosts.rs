@@ -315,7 +315,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn look_at_host(&mut self, node: NodeId) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
-        // Who has not heard that there is a new cluster holds what the old one sealed.
+        // A worker that does not know yet that there is a new cluster holds what the old one sealed.
         let forgets = |input: &HostInput| matches!(input, HostInput::Order(Order::Forget));
         if process.seat.cluster() != self.cluster || process.backlog.iter().any(forgets) {
             return;

@@ -1,5 +1,5 @@
 //! Work that takes long: the process does nothing else meanwhile, its heart beats, and its heartbeats
-//! say that it gets on.
+//! report that it gets on.
 
 use zbelastic_consensus::message::HeldLayer;
 use zbelastic_consensus::seat::{News, SeatInput};
@@ -14,7 +14,7 @@ use crate::markers::Marker;
 use crate::pace::{BEAT_US, STUCK_SHARE, Work};
 use crate::queue::Moment;
 
-/// After so long what was asked for was once taken for lost: 4 times 40 ticks.
+/// After so long what was requested was once taken for lost: 4 times 40 ticks.
 const OLD_INVENTORY_US: u64 = 8_000_000;
 /// Work of more than this is long beyond doubt.
 const HUNDRED_BEATS_US: u64 = 100 * BEAT_US;
@@ -40,7 +40,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         Some(us)
     }
 
-    /// What a process works on for long before it says it.
+    /// What a process works on for long before it reports it.
     pub(super) fn long_answer(&mut self, output: &HostOutput) -> Option<(Work, u64)> {
         let work = match output {
             HostOutput::News(News::Inventory { .. }) => Work::Hash,
@@ -149,7 +149,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// A worker's process counts what it has done, and its heartbeats say so.
+    /// A worker's process counts what it has done, and its heartbeats report the count.
     pub(super) fn tell_progress(&mut self, node: NodeId) {
         let machine = self.workers.get_mut(&node);
         let Some(process) = machine.and_then(|machine| machine.process.as_mut()) else { return };

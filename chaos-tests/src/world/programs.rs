@@ -38,7 +38,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// A machine's process starts: the first ones have the old program, and those that have it may get
-    /// the new one. Whoever comes later brings the new one.
+    /// the new one. Machines that come later bring the new one.
     pub(super) fn choose_program(&mut self, node: NodeId, is_first: bool) {
         let is_old = self.reads(node) < Format::NEWEST;
         if is_first {

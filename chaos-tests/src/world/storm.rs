@@ -36,7 +36,7 @@ pub(super) struct Armed {
 #[derive(Default)]
 pub(super) struct Storm {
     pub(super) armed: Vec<Armed>,
-    /// Where processes died.
+    /// How often processes died at each crash point.
     pub(super) crash_points: CrashPointCounts,
     /// Faults that changed something.
     pub(super) faults: u64,
@@ -44,7 +44,7 @@ pub(super) struct Storm {
     pub(super) faults_in_training: u64,
     /// A controller that comes, and the one that goes for it.
     pub(super) replaced: Option<(NodeId, NodeId)>,
-    /// Whom a partition waits for to have caught up, and how long it is to last.
+    /// The controller that a partition waits for to have caught up, and how long it is to last.
     pub(super) cut_at_install: Option<(NodeId, u64)>,
     /// A disk was set back: until it is found out, nothing else happens.
     pub(super) undisturbed_until: Moment,
@@ -272,7 +272,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         is_cut
     }
 
-    /// Cuts whoever has just caught up and the leader off from all other controllers.
+    /// Cuts a controller that has just caught up and the leader off from all other controllers.
     pub(super) fn cut_newcomer(&mut self, new: NodeId) {
         let Some((_, us)) = self.storm.cut_at_install.take_if(|(node, _)| *node == new) else {
             return;
@@ -298,7 +298,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
-    /// heard of that, and think that it still votes.
+    /// learned of that, and think that it still votes.
     fn retire(&mut self, draw: u64, cut_us: Option<u64>) -> bool {
         let leader = self.leader();
         let mut nodes = self.controllers_in_use();
@@ -314,7 +314,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         true
     }
 
-    /// Whoever runs the cluster takes the old one away as soon as the new one is admitted.
+    /// The operator of the cluster takes the old one away as soon as the new one is admitted.
     pub(super) fn remove_replaced(&mut self, old: NodeId) {
         if let Some(leader) = self.leader() {
             self.command(leader, Input::Command(Command::Remove(old)));
@@ -343,7 +343,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 }
 
-/// Whom a draw names.
+/// The node that a draw picks.
 pub(super) fn pick(nodes: &[NodeId], draw: u64) -> Option<NodeId> {
     nodes.get(draw as usize % nodes.len().max(1)).copied()
 }

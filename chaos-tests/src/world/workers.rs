@@ -94,7 +94,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.note(|| format!("w{node} starts"));
     }
 
-    /// Controllers that a worker can be told of.
+    /// Controllers that may be named to a worker.
     pub(super) fn controllers_in_use(&self) -> Vec<NodeId> {
         let in_use = self.controllers.iter().filter(|(_, machine)| !machine.is_condemned);
         in_use.map(|(node, _)| *node).collect()
@@ -110,7 +110,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    /// Whoever runs the cluster tells a worker something; it hears it when it does not stand still.
+    /// The operator of the cluster sends a worker an input; it arrives when the worker does not stand still.
     pub(super) fn advise(&mut self, node: NodeId, input: SeatInput) {
         let Some(machine) = self.workers.get(&node) else { return };
         let life = machine.life;

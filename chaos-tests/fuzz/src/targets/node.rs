@@ -36,7 +36,7 @@ pub fn api_requests(bytes: &[u8]) -> Outcome {
     Outcome::Taken
 }
 
-/// So is an answer.
+/// The same for the answers of the API.
 pub fn api_answers(bytes: &[u8]) -> Outcome {
     let Ok(answer) = decode_answer(bytes) else { return Outcome::Refused };
     let Ok(again) = encode_answer(&answer) else { return Outcome::Refused };
@@ -55,7 +55,7 @@ fn believed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Outcome {
     Outcome::Taken
 }
 
-/// What nodes say is what they meant.
+/// A message between nodes that is read survives being written and read again.
 pub fn node_messages(bytes: &[u8]) -> Outcome {
     let request = NodeRequest::decode(bytes);
     if let Some(request) = &request {

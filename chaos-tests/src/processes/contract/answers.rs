@@ -22,7 +22,7 @@ pub struct MemberStatus {
     pub id: u64,
     /// Name of the node.
     pub name: String,
-    /// Its place in the pipeline.
+    /// Index of its stage in the pipeline, if it has one.
     pub stage: Option<u64>,
     /// What it has done, as it reported last.
     pub work: Option<WorkStatus>,

@@ -19,7 +19,7 @@ const LOG_BYTES_MAX: u64 = 4096;
 /// How a member stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It has no process.
+    /// It has no process and may get one.
     Down,
     /// Its process runs and is not to leave.
     Running,

@@ -197,7 +197,7 @@ pub struct Fleet {
     pub begin: u32,
     /// What changes, in the order of time.
     pub moves: Vec<Move>,
-    /// How long it takes.
+    /// How long the fleet is followed, in seconds.
     pub seconds: f64,
 }
 
