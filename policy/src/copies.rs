@@ -47,7 +47,7 @@ pub enum CopyNext {
     Durable {
         /// The plan under which it was sealed.
         generation: Generation,
-        /// Copies there are.
+        /// Copies that were written, here and elsewhere.
         copies: usize,
         /// Copies that are wanted.
         wanted: usize,

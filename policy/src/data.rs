@@ -36,7 +36,7 @@ pub fn wanted_name(found: DataName, wanted: &[DataName]) -> DataName {
 pub enum DataOutcome {
     /// The bytes of the name.
     Sound,
-    /// Other bytes.
+    /// Bytes other than those of the name.
     Damaged,
     /// No bytes: no node that got the request has them, or none answers.
     Missing,
@@ -49,7 +49,7 @@ pub enum DataNext {
     Ask(Vec<NodeId>),
     /// The bytes are there. These nodes have damaged copies and are to fetch theirs again.
     Done {
-        /// Who.
+        /// Nodes whose copies are damaged.
         damaged: Vec<NodeId>,
     },
     /// Nobody has the bytes as they should be.

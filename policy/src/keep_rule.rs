@@ -23,7 +23,7 @@ pub enum KeepRefusal {
     Run {
         /// The one that is loaded.
         expected: RunId,
-        /// The one named.
+        /// The run that the request names.
         found: RunId,
     },
     /// The job's model has no such layer.
@@ -31,15 +31,15 @@ pub enum KeepRefusal {
     Layer {
         /// Layers of the model.
         count: usize,
-        /// The layer named.
+        /// Index of the layer that the request names.
         found: LayerId,
     },
     /// The layer has another length.
     #[error("{found} bytes, the layer has {expected}")]
     Length {
-        /// What the layer takes.
+        /// Bytes of the layer as it travels.
         expected: u64,
-        /// What was named.
+        /// Bytes that the request names.
         found: u64,
     },
     /// No such version can be under way.
@@ -47,7 +47,7 @@ pub enum KeepRefusal {
     Version {
         /// The newest that may be.
         most: Step,
-        /// The version named.
+        /// The version that the request names.
         found: Step,
     },
 }

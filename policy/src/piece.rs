@@ -7,11 +7,11 @@ use zbelastic_types::{Digest, LayerId, RunId, Step};
 /// A piece of a checkpoint: a layer at a version, by its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PieceRef {
-    /// The run.
+    /// The run that the checkpoint belongs to.
     pub run: RunId,
-    /// The version.
+    /// Version of the checkpoint within its run.
     pub version: Step,
-    /// The layer.
+    /// Index of the layer in the model.
     pub layer: LayerId,
     /// The digest of its state.
     pub digest: Digest,
@@ -38,9 +38,9 @@ impl PieceRef {
 /// A layer of a checkpoint of which too few copies could be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveFailed {
-    /// The checkpoint.
+    /// Version of the checkpoint.
     pub version: Step,
-    /// The layer.
+    /// Index of the layer in the model.
     pub layer: LayerId,
     /// Copies of it that were written.
     pub copies: u32,
@@ -61,8 +61,8 @@ pub struct Referred {
 /// What a node removed from its store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
-    /// Files of chunks.
+    /// Number of chunk files removed.
     pub chunks: u64,
-    /// Their bytes.
+    /// Bytes of these chunks.
     pub bytes: u64,
 }

@@ -27,15 +27,15 @@ pub enum PieceError {
     /// It is another layer, or another state of it.
     #[error("a state with digest {expected} was announced, {found} came")]
     Digest {
-        /// What was announced.
+        /// The digest in the request to keep the piece.
         expected: Digest,
-        /// What came.
+        /// The digest of the bytes that came.
         found: Digest,
     },
     /// Bytes of it are missing.
     #[error("{found} of {expected} bytes came")]
     Incomplete {
-        /// Bytes announced.
+        /// Length of the piece in the request, in bytes.
         expected: u64,
         /// Bytes that came.
         found: u64,

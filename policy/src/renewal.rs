@@ -25,7 +25,7 @@ pub struct CertificateLook {
 /// What is to be done for the certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenewalNext {
-    /// Nothing now.
+    /// Nothing is to be done at this tick.
     Wait,
     /// Request another certificate from a connected controller.
     AskController,

@@ -30,9 +30,9 @@ pub trait DataFolder {
 pub enum Rotten {
     /// A piece of a checkpoint.
     Piece {
-        /// Which.
+        /// The damaged piece.
         piece: PieceRef,
-        /// What was found.
+        /// Error that reading its chunk returned, as text.
         why: String,
     },
     /// A text, or weights: as long as this, and of another hash.

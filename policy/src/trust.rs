@@ -65,9 +65,9 @@ pub enum Claim {
     Exporting,
     /// How a stage spent a step.
     StageReport {
-        /// The plan.
+        /// Generation of the plan that the report names.
         generation: Generation,
-        /// The stage.
+        /// Index of the stage that the report names, in pipeline order.
         stage: StageIndex,
     },
     /// The loss on held-out text.
@@ -101,9 +101,9 @@ pub enum ClaimRefusal {
     /// The sender does not stand at that stage of the plan in force.
     #[error("stage {stage} of plan {generation} is not the sender's")]
     Stage {
-        /// The plan named.
+        /// Generation of the plan that the report names.
         generation: Generation,
-        /// The stage named.
+        /// Index of the stage that the report names, in pipeline order.
         stage: StageIndex,
     },
     /// The sender has not the model's head, which computes the loss.
