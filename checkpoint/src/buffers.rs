@@ -48,7 +48,7 @@ impl Buffers {
 }
 
 impl ChunkBuffer<'_> {
-    /// The chunk.
+    /// The bytes of the chunk in this buffer.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.room[self.start..self.start + self.length]
     }

@@ -66,7 +66,6 @@ pub(crate) enum Found {
     },
     /// Something that cannot be read.
     Unreadable(FileFault),
-    /// Nothing.
     Nothing,
 }
 
@@ -77,7 +76,6 @@ pub(crate) enum Compared {
     Same,
     /// Something else, or something that cannot be read.
     Other,
-    /// Nothing.
     Nothing,
 }
 

@@ -29,7 +29,7 @@ pub use transfers::*;
 
 /// Where a log lies.
 pub trait LogPlace {
-    /// The log.
+    /// Type of the log under test.
     type Log: RecordLog;
 
     /// Opens it, again if it was open before.
@@ -38,7 +38,7 @@ pub trait LogPlace {
 
 /// Where a store lies.
 pub trait StorePlace {
-    /// The store.
+    /// Type of the store under test.
     type Store: Store;
 
     /// Opens it, again if it was open before.

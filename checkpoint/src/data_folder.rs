@@ -32,7 +32,7 @@ const TITLE: &str = "zbelastic-data";
 pub struct DataFolder {
     path: PathBuf,
     is_new: bool,
-    /// Holds the lock.
+    /// The open `LOCK` file; the system releases the lock when it is closed.
     _lock: File,
 }
 
@@ -42,15 +42,15 @@ pub enum FolderError {
     /// The path leads to something else.
     #[error("{} is {}, not a folder", path.display(), kind_text(*found))]
     NotAFolder {
-        /// The path.
+        /// Path of the folder.
         path: PathBuf,
-        /// What is there.
+        /// What lies at the path instead of a folder.
         found: EntryKind,
     },
     /// Nothing may be read in it.
     #[error("{} may not be read by this user (it belongs to user {owner})", path.display())]
     Unreadable {
-        /// The path.
+        /// Path of the folder, or of a file in it.
         path: PathBuf,
         /// The number of the user it belongs to.
         owner: u32,
@@ -58,7 +58,7 @@ pub enum FolderError {
     /// Nothing may be written in it.
     #[error("{} may not be written by this user (it belongs to user {owner})", path.display())]
     Unwritable {
-        /// The path.
+        /// Path of the folder, or of a file in it.
         path: PathBuf,
         /// The number of the user it belongs to.
         owner: u32,
@@ -66,13 +66,13 @@ pub enum FolderError {
     /// The medium takes no writes.
     #[error("{} lies on a medium that is read-only", path.display())]
     ReadOnly {
-        /// The path.
+        /// Path of the folder, or of a file in it.
         path: PathBuf,
     },
     /// Another process uses it.
     #[error("{} is in use by {}", path.display(), owner_text(*owner))]
     InUse {
-        /// The path.
+        /// Path of the folder.
         path: PathBuf,
         /// The process, if it has written its number.
         owner: Option<u32>,
@@ -83,7 +83,7 @@ pub enum FolderError {
         path.display()
     )]
     Newer {
-        /// The path.
+        /// Path of the folder.
         path: PathBuf,
         /// The version of the program that wrote it.
         program: String,
@@ -101,7 +101,7 @@ pub enum FolderError {
     /// It has no version and is not empty, so it is not a folder of this program.
     #[error("{} is no data folder, and holds {found}; give an empty one", path.display())]
     Foreign {
-        /// The path.
+        /// Path of the folder.
         path: PathBuf,
         /// The first thing in it.
         found: String,
@@ -170,7 +170,7 @@ impl DataFolder {
         Ok(Self { path: path.to_owned(), is_new, _lock: lock })
     }
 
-    /// Where it is.
+    /// Path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -23,9 +23,9 @@ pub enum Operation {
     Open,
     /// Opening a file for writing past the page cache (O_DIRECT).
     OpenDirect,
-    /// Reading.
+    /// Reading from a file.
     Read,
-    /// Writing.
+    /// Writing to a file.
     Write,
     /// Waiting until a file is on the medium.
     Sync,
@@ -33,11 +33,11 @@ pub enum Operation {
     Forget,
     /// Waiting until the entries of a folder are on the medium.
     SyncFolder,
-    /// Giving another name.
+    /// Giving a file another name.
     Rename,
-    /// Removing.
+    /// Removing a file.
     Remove,
-    /// Locking.
+    /// Locking a file.
     Lock,
 }
 
@@ -66,9 +66,9 @@ impl std::fmt::Display for Operation {
 #[derive(Debug, Error)]
 #[error("cannot {operation} {}: {source}", path.display())]
 pub struct FileFault {
-    /// What was tried.
+    /// The operation that failed.
     pub operation: Operation,
-    /// On which file.
+    /// Path of the file or folder that it was done to.
     pub path: PathBuf,
     /// The error that the system returned.
     pub source: io::Error,
@@ -113,7 +113,7 @@ pub enum DatabaseFault {
     /// The folder was in use before, and a file of the database is gone or empty.
     #[error("the database has lost its file {}; nothing is made anew in its place", file.display())]
     Lost {
-        /// Which file.
+        /// Path of the file that is missing or empty.
         file: PathBuf,
     },
     /// What is there ends before what was acknowledged: it was damaged, or an older copy put back.
@@ -127,7 +127,7 @@ pub enum DatabaseFault {
     /// Something that is not of the database lies in the folder.
     #[error("{} does not belong to the database", path.display())]
     Foreign {
-        /// What lies there.
+        /// Path of the file or folder that does not belong there.
         path: PathBuf,
     },
     /// Another has it open, in this process or in another one.
@@ -192,9 +192,9 @@ pub enum LogError {
     /// The database failed.
     #[error("the log in {}: {fault}", folder.display())]
     Database {
-        /// Where it lies.
+        /// Path of the folder that failed.
         folder: PathBuf,
-        /// What is wrong.
+        /// The fault of the database.
         #[source]
         fault: DatabaseFault,
     },
@@ -219,7 +219,7 @@ pub enum LogError {
     /// A record that is too long.
     #[error("a record of {found} bytes, at most {}", crate::log::RECORD_BYTES_MAX)]
     TooLong {
-        /// Its bytes.
+        /// Bytes that were passed in.
         found: usize,
     },
 }
@@ -245,28 +245,28 @@ pub enum StoreError {
     /// The index failed.
     #[error("the index in {}: {fault}", folder.display())]
     Index {
-        /// Where it lies.
+        /// Path of the folder that failed.
         folder: PathBuf,
-        /// What is wrong.
+        /// The fault of the database.
         #[source]
         fault: DatabaseFault,
     },
     /// A sync failed before. Nothing is written until the store is opened again.
     #[error("the store in {} failed before, and takes nothing more", folder.display())]
     Stopped {
-        /// Where it lies.
+        /// Path of the folder that failed.
         folder: PathBuf,
     },
     /// The piece is not in this store.
     #[error("{name} is not here")]
     NoPiece {
-        /// Its name.
+        /// Name of the piece.
         name: PieceName,
     },
     /// The piece is here and not whole.
     #[error("{name} is damaged: {} of its chunks, first {}", damage.len(), damage[0])]
     Damaged {
-        /// Its name.
+        /// Name of the piece.
         name: PieceName,
         /// Each chunk that is not as it should be, at least one.
         damage: Vec<ChunkDamage>,
@@ -274,13 +274,13 @@ pub enum StoreError {
     /// The chunk is not in this store.
     #[error("chunk {hash} is not here")]
     NoChunk {
-        /// Its name.
+        /// Name of the chunk: the hash of its bytes.
         hash: ChunkHash,
     },
     /// The chunk's file does not hold the bytes it is named after.
     #[error("chunk {expected} is damaged: its {found_bytes} bytes hash to {found}")]
     DamagedChunk {
-        /// Its name.
+        /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
         /// The hash of what is there.
         found: ChunkHash,
@@ -292,19 +292,19 @@ pub enum StoreError {
     WrongChunk {
         /// The name they came under.
         expected: ChunkHash,
-        /// Their hash.
+        /// The hash of the bytes.
         found: ChunkHash,
     },
     /// A chunk that is too long, or has no bytes.
     #[error("a chunk of {found} bytes, it has 1 to {}", crate::names::CHUNK_BYTES)]
     ChunkLength {
-        /// Its bytes.
+        /// Bytes that were passed in.
         found: usize,
     },
     /// What a piece is read from failed while the piece was written.
     #[error("{name} cannot be read to be written: {source}")]
     Source {
-        /// The piece.
+        /// Name of the piece.
         name: PieceName,
         /// The error that its reader returned.
         source: io::Error,
@@ -312,7 +312,7 @@ pub enum StoreError {
     /// A record that cannot be one.
     #[error("the record of {name}: {fault}")]
     BadRecord {
-        /// The piece.
+        /// Name of the piece.
         name: PieceName,
         /// What is wrong with it.
         fault: RecordFault,

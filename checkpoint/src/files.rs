@@ -23,7 +23,7 @@ pub const DIRECT_BYTES: usize = 4096;
 pub enum EntryKind {
     /// A plain file with so many bytes.
     File {
-        /// Its length.
+        /// Length of the file in bytes.
         bytes: u64,
     },
     /// A folder.
@@ -39,7 +39,7 @@ pub enum EntryKind {
 pub struct FolderEntry {
     /// Its name; bytes that are no text are replaced.
     pub name: String,
-    /// What it is.
+    /// Whether it is a file, a folder, a link or something else.
     pub kind: EntryKind,
 }
 

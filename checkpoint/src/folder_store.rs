@@ -80,7 +80,7 @@ impl<I: Index> FolderStore<I> {
         })
     }
 
-    /// Where it lies.
+    /// Path of the store's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

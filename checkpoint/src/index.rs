@@ -13,14 +13,14 @@ use crate::files::Files;
 pub enum Change {
     /// The value of a key from now on.
     Put {
-        /// The key.
+        /// Key of the row.
         key: Vec<u8>,
-        /// Its value.
+        /// Value of the key from now on.
         value: Vec<u8>,
     },
     /// The key has no value from now on.
     Remove {
-        /// The key.
+        /// Key of the row.
         key: Vec<u8>,
     },
 }

@@ -40,7 +40,7 @@ pub enum ManifestFault {
     /// More layers than a model has.
     #[error("{found} layers, at most {LAYERS_MAX}")]
     TooManyLayers {
-        /// How many.
+        /// Number of layers in the manifest.
         found: usize,
     },
     /// A layer is left out, named twice or in another place.
@@ -54,23 +54,23 @@ pub enum ManifestFault {
     /// A piece of another version.
     #[error("layer {layer} is of version {found}, the manifest of version {expected}")]
     WrongVersion {
-        /// Which layer.
+        /// Index of the layer.
         layer: LayerId,
-        /// The manifest's version.
+        /// Version of the manifest.
         expected: CheckpointId,
-        /// The piece's.
+        /// Version of the piece.
         found: CheckpointId,
     },
     /// The document is too long.
     #[error("a document of {found} bytes, at most {DOCUMENT_BYTES_MAX}")]
     LongDocument {
-        /// Its bytes.
+        /// Length in bytes.
         found: usize,
     },
     /// The version of the program is too long.
     #[error("a program version of {found} bytes, at most {PROGRAM_BYTES_MAX}")]
     LongProgram {
-        /// Its bytes.
+        /// Length in bytes.
         found: usize,
     },
 }

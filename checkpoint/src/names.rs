@@ -71,7 +71,7 @@ impl fmt::Debug for ChunkHash {
 /// A version of a run, which may be a checkpoint. Those of a run follow those of the runs before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CheckpointId {
-    /// The run.
+    /// The run that the version belongs to.
     pub run: RunId,
     /// Steps of it sealed before.
     pub version: Step,
@@ -89,7 +89,7 @@ impl fmt::Display for CheckpointId {
 pub struct PieceName {
     /// The run, and steps of it sealed before.
     pub version: CheckpointId,
-    /// The layer.
+    /// Index of the layer in the model.
     pub layer: LayerId,
     /// The digest of the layer's state, as the cluster agreed on it. It is not a hash of the bytes.
     pub digest: Digest,
@@ -104,7 +104,7 @@ impl fmt::Display for PieceName {
 /// What a piece consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PieceRecord {
-    /// Its bytes.
+    /// Length of the piece in bytes.
     pub length: u64,
     /// Its chunks in order. All but the last have [`CHUNK_BYTES`].
     pub chunks: Vec<ChunkHash>,
@@ -124,7 +124,7 @@ pub enum RecordFault {
     ChunkCount {
         /// Number of chunks that the length requires.
         expected: u64,
-        /// What there are.
+        /// Number of chunks in the record.
         found: u64,
     },
 }
@@ -173,7 +173,7 @@ pub enum ChunkDamage {
     Missing {
         /// Which chunk of the piece.
         index: usize,
-        /// Its name.
+        /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
     },
     /// Its file is shorter or longer.
@@ -181,11 +181,11 @@ pub enum ChunkDamage {
     Length {
         /// Which chunk of the piece.
         index: usize,
-        /// Its name.
+        /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
-        /// What it should have.
+        /// Bytes that the file should have.
         expected_bytes: u64,
-        /// What it has.
+        /// Bytes that the file has.
         found_bytes: u64,
     },
     /// Its bytes are others.
@@ -193,7 +193,7 @@ pub enum ChunkDamage {
     Content {
         /// Which chunk of the piece.
         index: usize,
-        /// Its name.
+        /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
         /// The hash of what is there.
         found: ChunkHash,
@@ -203,7 +203,7 @@ pub enum ChunkDamage {
     Unreadable {
         /// Which chunk of the piece.
         index: usize,
-        /// Its name.
+        /// Name of the chunk: the hash that its bytes should have.
         expected: ChunkHash,
         /// Kind of the error that the system returned.
         kind: std::io::ErrorKind,

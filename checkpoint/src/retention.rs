@@ -34,13 +34,13 @@ pub struct Needed {
 /// One thing that may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Removal {
-    /// What.
+    /// The manifest, piece or chunk that may go.
     pub what: Removed,
-    /// Why it may.
+    /// Why it may go.
     pub reason: RemovalReason,
 }
 
-/// What goes.
+/// What a removal takes from a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Removed {
     /// The manifest of a version.
@@ -61,7 +61,7 @@ pub enum RemovalReason {
     },
     /// No manifest of its run is kept: the run was removed.
     NoRun {
-        /// Which.
+        /// The run that was removed.
         run: RunId,
     },
     /// No manifest that is kept names the piece, and its version is not being written.

@@ -30,7 +30,7 @@ impl Verification {
 /// How the pieces of a manifest are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestHealth {
-    /// The manifest's version.
+    /// Version of the manifest.
     pub version: CheckpointId,
     /// Its pieces in the order of the layers.
     pub pieces: Vec<(PieceName, PieceHealth)>,
@@ -60,7 +60,7 @@ pub enum PieceHealth {
 pub struct Oddity {
     /// Where it lies, from the store's folder.
     pub path: PathBuf,
-    /// What it is.
+    /// Why it is not part of the store.
     pub kind: OddityKind,
 }
 

@@ -24,7 +24,7 @@ pub enum Cut {
     LosesAll,
     /// What was not synced is lost or not, by a seed.
     LosesSome {
-        /// The seed.
+        /// Seed of the draw that decides what is lost.
         seed: u64,
     },
 }

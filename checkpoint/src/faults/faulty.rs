@@ -15,12 +15,12 @@ const DONE_MAX: usize = 1 << 16;
 pub enum Fault {
     /// From now on the disk takes so many more bytes and then is full.
     FullAfter {
-        /// How many more.
+        /// Bytes that can still be written.
         bytes: u64,
     },
     /// One operation fails: the first of its kind after so many of that kind.
     FailOnce {
-        /// Which kind.
+        /// Kind of operation that fails.
         operation: Operation,
         /// How many of that kind succeed first.
         after: u64,
@@ -29,13 +29,13 @@ pub enum Fault {
     },
     /// A write takes at most so many bytes, at least one; a direct one at least one block.
     ShortWrites {
-        /// How many.
+        /// Most bytes that one write takes.
         bytes_max: usize,
     },
     /// After so many more operations nothing works, as if the process had been killed. A write
     /// that comes as the first of those is done by half.
     KillAfter {
-        /// How many more.
+        /// Operations that still work.
         operations: u64,
     },
     /// Syncs do nothing and return success.
@@ -45,9 +45,9 @@ pub enum Fault {
 /// An operation that was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// What.
+    /// Kind of the operation.
     pub operation: Operation,
-    /// To which file.
+    /// Path of the file that it was done to.
     pub path: PathBuf,
 }
 
