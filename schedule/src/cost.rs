@@ -7,11 +7,11 @@ use crate::placement::Placement;
 /// Durations of one chunk's passes, for one microbatch with all its slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkTimes {
-    /// The forward pass.
+    /// Duration of the forward pass.
     pub f: f64,
-    /// The gradient of the input.
+    /// Duration of the gradient of the input.
     pub b: f64,
-    /// The gradient of the weights, all of it.
+    /// Duration of the gradient of the weights, all of it.
     pub w: f64,
     /// The share of `w` that moves into WE when the program has one for the pass.
     pub w_early: f64,
@@ -80,15 +80,15 @@ pub enum CostError {
     /// The number of chunks is not the program's.
     #[error("expected times for {expected} chunks, found {found}")]
     ChunkCount {
-        /// The program's chunks.
+        /// Number of chunks of the program.
         expected: u32,
-        /// The chunks with times.
+        /// Number of chunks with times.
         found: usize,
     },
     /// Negative, infinite or not a number.
     #[error("expected a finite duration of at least 0 for {name}, found {found}")]
     Duration {
-        /// Which duration.
+        /// Name of the duration.
         name: &'static str,
         /// The duration as found.
         found: f64,
@@ -96,9 +96,9 @@ pub enum CostError {
     /// A part that is longer than the whole.
     #[error("chunk {chunk}: expected an early share of at most w = {w}, found {w_early}")]
     EarlyShare {
-        /// The chunk.
+        /// Index of the chunk in model order.
         chunk: ChunkIndex,
-        /// Its whole W.
+        /// Duration of the chunk's whole W.
         w: f64,
         /// Duration of the part of W that is to run early, in WE.
         w_early: f64,
@@ -106,7 +106,7 @@ pub enum CostError {
     /// The number of slices is not the program's.
     #[error("expected shares of {expected} slices, found {found}")]
     SliceCount {
-        /// The program's slices.
+        /// Number of slices of a microbatch in the program.
         expected: u32,
         /// The slices with a share.
         found: usize,

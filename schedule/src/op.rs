@@ -78,7 +78,7 @@ impl Pass {
 /// Arithmetic on a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Compute {
-    /// The forward pass.
+    /// The forward pass of a chunk.
     F,
     /// The gradient of the chunk's input.
     B,
@@ -126,7 +126,7 @@ pub enum Flow {
 }
 
 impl Flow {
-    /// The other way.
+    /// The opposite direction.
     #[must_use]
     pub const fn reverse(self) -> Self {
         match self {
@@ -193,7 +193,7 @@ pub enum Reduction {
 /// One operation of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Op {
-    /// Arithmetic.
+    /// Arithmetic of a pass on its chunk.
     Compute(Compute, Pass),
     /// A boundary tensor changes hands; the pass names the chunk at the executing stage.
     Transfer(Transfer, Flow, Pass),
@@ -351,7 +351,7 @@ pub enum OpParseError {
     Letters {
         /// The word as found.
         word: String,
-        /// Its letters.
+        /// The letters that name no operation.
         letters: String,
     },
 }

@@ -50,11 +50,11 @@ struct PlacementForm {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{chunk_count} chunks over {stage_count} stages do not form a {shape}")]
 pub struct PlacementError {
-    /// The shape named.
+    /// The shape that was to be formed.
     pub shape: PlacementShape,
-    /// Stages named.
+    /// Number of stages given.
     pub stage_count: u32,
-    /// Chunks named.
+    /// Number of chunks given.
     pub chunk_count: u32,
 }
 

@@ -220,7 +220,7 @@ pub enum ProgramParseError {
     /// A line does not begin with the stage that is next.
     #[error("line {line}: expected `stage {expected}:`, found `{found}`")]
     Stage {
-        /// The line.
+        /// Number of the line in the text, counted from 1.
         line: usize,
         /// The stage expected there.
         expected: usize,
@@ -232,13 +232,13 @@ pub enum ProgramParseError {
     StageCount {
         /// Stages the header names.
         expected: usize,
-        /// Stage lines found.
+        /// Number of stage lines in the text.
         found: usize,
     },
     /// A word is no operation.
     #[error("line {line}: {source}")]
     Op {
-        /// The line.
+        /// Number of the line in the text, counted from 1.
         line: usize,
         /// What is wrong with the word.
         source: OpParseError,

@@ -21,7 +21,7 @@ use crate::op::{Compute, Flow, Op, Transfer};
 /// Which of the two forms a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Arithmetic only.
+    /// Arithmetic only, without sends and receives.
     ComputeOnly,
     /// With a send and a receive for everything that changes ranks.
     WithCommunication,

@@ -13,7 +13,7 @@ pub enum Shown {
     Pass(Compute, Pass, u32),
     /// What a pass keeps leaves.
     CopyOut(Pass),
-    /// It comes back.
+    /// What a pass keeps comes back.
     CopyBack(Pass),
     /// Something else than a pass, at a place in time.
     Mark(Mark),

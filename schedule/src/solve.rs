@@ -73,13 +73,13 @@ pub enum SolveError {
     /// A placement for which no order is looked for.
     #[error("expected the chunks of one model, found a {found}")]
     Shape {
-        /// Its shape.
+        /// Shape of the placement.
         found: PlacementShape,
     },
     /// A list that has not an entry for each.
     #[error("expected {expected} {name}, found {found}")]
     Count {
-        /// What it lists.
+        /// Name of the list.
         name: &'static str,
         /// As many as the placement has.
         expected: u32,
@@ -94,9 +94,9 @@ pub enum SolveError {
     Number {
         /// What it is called.
         name: &'static str,
-        /// Whose it is.
+        /// The chunk or stage that the number belongs to, or the whole problem.
         owner: Owner,
-        /// What was found.
+        /// The number as found.
         found: f64,
     },
     /// B leaves more than F did: then a B may not fit where an F did, which no order here minds.
@@ -105,11 +105,11 @@ pub enum SolveError {
          {after_input_gradient}"
     )]
     Memory {
-        /// The chunk.
+        /// Index of the chunk in model order.
         chunk: ChunkIndex,
-        /// What F leaves.
+        /// Memory that is kept after F.
         after_forward: f64,
-        /// What B leaves.
+        /// Memory that is kept after B.
         after_input_gradient: f64,
     },
     /// DROP leaves more than F did.
@@ -118,11 +118,11 @@ pub enum SolveError {
          {after_drop}"
     )]
     Drop {
-        /// The chunk.
+        /// Index of the chunk in model order.
         chunk: ChunkIndex,
-        /// What F leaves.
+        /// Memory that is kept after F.
         after_forward: f64,
-        /// What DROP leaves.
+        /// Memory that is kept after DROP.
         after_drop: f64,
     },
     /// What stages may do did not bring any order within their limits.
@@ -134,11 +134,11 @@ pub enum SolveError {
     /// Memory that does not hold one microbatch.
     #[error("stage {stage}: one microbatch takes {needed}, the limit is {limit}")]
     Limit {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// What it takes.
+        /// Memory that one microbatch takes at least.
         needed: f64,
-        /// What there is.
+        /// Memory limit of the stage.
         limit: f64,
     },
 }

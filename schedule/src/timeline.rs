@@ -9,7 +9,7 @@ use crate::shown::Operation;
 /// One operation in time, in the unit of the costs it was simulated with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slice<O = Op> {
-    /// The operation.
+    /// The operation that was simulated.
     pub op: O,
     /// The step it belongs to, counted from 0.
     pub step: u32,
@@ -54,7 +54,7 @@ pub enum Extent {
     Steps(u32),
     /// A whole program without steps, over so many minibatches of so many pipelines in turn.
     Segment {
-        /// Minibatches.
+        /// Number of minibatches.
         minibatch_count: u32,
         /// Pipelines side by side.
         replica_count: u32,

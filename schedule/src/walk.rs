@@ -17,7 +17,7 @@ use crate::program::{Program, Window};
 /// Where one stage stands when nothing moves any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StuckAt {
-    /// The stage.
+    /// Index of the stage in pipeline order.
     pub stage: StageIndex,
     /// The step it is in, counted from 0.
     pub step: u32,

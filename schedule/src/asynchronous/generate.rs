@@ -24,13 +24,13 @@ use crate::program::TEXT_COUNT_MAX;
 /// What a program is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncRequest {
-    /// The schedule.
+    /// Schedule to generate.
     pub kind: AsyncKind,
-    /// Stages.
+    /// Number of stages of a pipeline.
     pub stage_count: u32,
-    /// Minibatches of the segment.
+    /// Number of minibatches of the segment.
     pub minibatch_count: u32,
-    /// Microbatches of each.
+    /// Number of microbatches of each minibatch.
     pub microbatch_count: u32,
     /// Pipelines side by side (AvgPipe; others have one whatever stands here).
     pub replica_count: u32,
@@ -48,7 +48,7 @@ pub enum AsyncGenerateError {
     Count {
         /// The requested schedule.
         kind: AsyncKind,
-        /// Of what.
+        /// What is counted, as the error text names it.
         what: &'static str,
         /// The most there may be.
         max: u64,

@@ -63,9 +63,9 @@ pub enum Prediction {
 /// Which of the passes that are ready a dynamic region takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DynamicRule {
-    /// The smallest microbatch.
+    /// The pass with the smallest microbatch index.
     Oldest,
-    /// The largest.
+    /// The pass with the largest microbatch index.
     Newest,
 }
 

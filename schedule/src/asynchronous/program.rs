@@ -60,7 +60,7 @@ impl AsyncProgram {
         u64::from(self.minibatch_count) * u64::from(self.microbatch_count)
     }
 
-    /// Chunks times microbatches.
+    /// Number of passes: chunks times microbatches of the whole segment.
     #[must_use]
     pub fn pass_count(&self) -> u64 {
         u64::from(self.placement.chunk_count()) * self.microbatches_total()
@@ -187,7 +187,7 @@ pub enum AsyncProgramParseError {
     /// A line does not begin with the stage that is next.
     #[error("line {line}: expected `stage {expected}:`, found `{found}`")]
     Stage {
-        /// The line.
+        /// Number of the line in the text, counted from 1.
         line: usize,
         /// The stage expected there.
         expected: usize,
@@ -199,13 +199,13 @@ pub enum AsyncProgramParseError {
     StageCount {
         /// Stages the header names.
         expected: usize,
-        /// Stage lines found.
+        /// Number of stage lines in the text.
         found: usize,
     },
     /// A word is no operation.
     #[error("line {line}: {source}")]
     Op {
-        /// The line.
+        /// Number of the line in the text, counted from 1.
         line: usize,
         /// What is wrong with the word.
         source: AsyncOpParseError,

@@ -14,21 +14,21 @@ pub enum AsyncViolation {
     /// A count is zero, or there are more passes than any reader accepts. Nothing else was checked.
     #[error("expected 1 to {ASYNC_PASS_COUNT_MAX} passes and no count of zero, found {found}")]
     Size {
-        /// The program's passes.
+        /// Number of passes of the program.
         found: u64,
     },
     /// There is not one list a stage. Nothing else was checked.
     #[error("expected {expected} lists of operations, one a stage, found {found}")]
     ListCount {
-        /// The placement's stages.
+        /// Number of stages of the placement.
         expected: u32,
-        /// The program's lists.
+        /// Number of lists of the program.
         found: usize,
     },
     /// The header names a way of running that its schedule does not have. Nothing else was checked.
     #[error("{kind} has no{variant}")]
     Variant {
-        /// The program's schedule.
+        /// Schedule of the program.
         kind: AsyncKind,
         /// The way that it names.
         variant: AsyncVariant,
@@ -39,17 +39,17 @@ pub enum AsyncViolation {
     /// An operation that this kind of program does not have.
     #[error("stage {stage}: {op} has no place in such a program")]
     Foreign {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: AsyncOp,
     },
     /// A version that is not there: not made yet, overwritten, or freed.
     #[error("stage {stage}: {op} names a version that is not there; the newest is {newest}")]
     Missing {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: AsyncOp,
         /// The newest version of that line.
         newest: Version,
@@ -57,17 +57,17 @@ pub enum AsyncViolation {
     /// A stash or a prediction that is there already.
     #[error("stage {stage}: {op} makes a version that is there already")]
     Twice {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: AsyncOp,
     },
     /// A pass reads another version than its kind declares.
     #[error("stage {stage}: expected {op} to read version {expected}")]
     Semantics {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: AsyncOp,
         /// The version it should read.
         expected: Version,
@@ -75,9 +75,9 @@ pub enum AsyncViolation {
     /// A gradient is not summed in the order of microbatches.
     #[error("stage {stage}: {op} is not the next microbatch of its pipeline, {expected}")]
     MicrobatchOrder {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: AsyncOp,
         /// The microbatch that is next.
         expected: u64,
@@ -85,18 +85,18 @@ pub enum AsyncViolation {
     /// An update, or an average, that is not where the gradient is complete.
     #[error("stage {stage}: expected {}, found {}", op_text(*expected), op_text(*found))]
     UpdatePlace {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The update that the accumulated gradients require; `None` for anything but an update.
         expected: Option<AsyncOp>,
-        /// What stands there.
+        /// The operation that stands there; `None` if there is none.
         found: Option<AsyncOp>,
     },
     /// The reference model meets the minibatches of a chunk in another order than theirs, so its bits
     /// would depend on the schedule.
     #[error("stage {stage}: expected the average of version {expected} before {op}")]
     AverageOrder {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The average found.
         op: AsyncOp,
@@ -106,13 +106,13 @@ pub enum AsyncViolation {
     /// More versions are kept beside the newest than the kind allows.
     #[error("stage {stage}: chunk {chunk} keeps {found} versions at {op}, at most {limit} may be")]
     Kept {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The chunk.
+        /// Index of the chunk in model order.
         chunk: ChunkIndex,
         /// The operation that makes it too many.
         op: AsyncOp,
-        /// Versions kept.
+        /// Number of versions that are kept.
         found: usize,
         /// Versions that may be.
         limit: usize,
@@ -120,11 +120,11 @@ pub enum AsyncViolation {
     /// A version is kept when the program ends.
     #[error("stage {stage}: version {version} of chunk {chunk} is never freed")]
     NeverFreed {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The chunk.
+        /// Index of the chunk in model order.
         chunk: ChunkIndex,
-        /// The version.
+        /// The version that is still kept.
         version: Version,
     },
 }

@@ -13,7 +13,7 @@ pub enum Violation {
     /// checked.
     #[error("expected at most {PASS_COUNT_MAX} passes, found {found}")]
     PassCount {
-        /// The program's passes.
+        /// Number of passes of the program.
         found: u64,
     },
     /// A program with no microbatch at all. Nothing else was checked.
@@ -22,17 +22,17 @@ pub enum Violation {
     /// There is not one list a stage. Nothing else was checked.
     #[error("expected {expected} lists of operations, one a stage, found {found}")]
     ListCount {
-        /// The placement's stages.
+        /// Number of stages of the placement.
         expected: u32,
-        /// The program's lists.
+        /// Number of lists of the program.
         found: usize,
     },
     /// An operation on a chunk that lives elsewhere or does not exist.
     #[error("stage {stage}: {op} is on a chunk of {}", home_text(*expected))]
     ForeignChunk {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// The stage that holds the chunk; `None` beyond the model's end.
         expected: Option<StageIndex>,
@@ -40,9 +40,9 @@ pub enum Violation {
     /// An operation on a microbatch the step does not have.
     #[error("stage {stage}: {op} is beyond the step's {microbatch_count} microbatches")]
     MicrobatchRange {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// Microbatches in a step.
         microbatch_count: u32,
@@ -53,19 +53,19 @@ pub enum Violation {
          replica {expected}"
     )]
     OtherReplica {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
-        /// The microbatch's replica.
+        /// Number of the replica that the microbatch runs through.
         expected: u32,
-        /// The chunk's replica.
+        /// Number of the replica that the chunk belongs to.
         found: u32,
     },
     /// A pass has not exactly one F.
     #[error("{}: expected one F, found {found}", pass_text(*pass))]
     ForwardCount {
-        /// The pass.
+        /// The pass: its chunk, microbatch and slice.
         pass: Pass,
         /// How often F was found.
         found: u32,
@@ -76,7 +76,7 @@ pub enum Violation {
         pass_text(*pass)
     )]
     BackwardCount {
-        /// The pass.
+        /// The pass: its chunk, microbatch and slice.
         pass: Pass,
         /// How often B was found.
         b: u32,
@@ -92,7 +92,7 @@ pub enum Violation {
         if *is_split { "" } else { " on a pass without W" }
     )]
     EarlyWeights {
-        /// The pass.
+        /// The pass: its chunk, microbatch and slice.
         pass: Pass,
         /// The chunk that may have WE.
         last_chunk: ChunkIndex,
@@ -104,7 +104,7 @@ pub enum Violation {
     /// The operations of a pass are not in the order F, R, B or BW, WE, W.
     #[error("stage {stage}: expected {op} before {after}, found it after")]
     PassOrder {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that comes too late.
         op: Op,
@@ -118,9 +118,9 @@ pub enum Violation {
         after.microbatch_text(1)
     )]
     AccumulationOrder {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// The pass that was added first and belongs behind it.
         after: Pass,
@@ -131,27 +131,27 @@ pub enum Violation {
          only passes and what moves their memory belong there"
     )]
     NotLowered {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
     },
     /// A result that another chunk needs is not passed on at once.
     #[error("stage {stage}: expected {expected} right after {op}, found {}", op_text(*found))]
     ResultKept {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation whose result it is.
         op: Op,
         /// The transfer that should follow.
         expected: Op,
-        /// What follows.
+        /// The operation that follows; `None` at the end of the list.
         found: Option<Op>,
     },
     /// An operand from another stage is not received exactly once before it is needed.
     #[error("stage {stage}: expected one {expected} before {op}, found {found}")]
     OperandCount {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that needs it.
         op: Op,
@@ -163,9 +163,9 @@ pub enum Violation {
     /// A transfer that no pass needs at that place.
     #[error("stage {stage}: nothing asks for {op} there")]
     StrayTransfer {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The transfer.
+        /// The transfer that is not needed.
         op: Op,
     },
     /// The updates of a step are not those of its window, in their order.
@@ -175,7 +175,7 @@ pub enum Violation {
         updates_text(found)
     )]
     UpdateSequence {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The updates of the window.
         expected: Vec<Update>,
@@ -189,7 +189,7 @@ pub enum Violation {
         ops_text(found)
     )]
     UpdateTail {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The updates that should come last.
         expected: Vec<Update>,
@@ -203,7 +203,7 @@ pub enum Violation {
         ops_text(found)
     )]
     GatePlace {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The first operation that adds to the weights' gradient.
         accumulation: Option<Op>,
@@ -223,7 +223,7 @@ pub enum Violation {
     /// A gradient is passed or added to its twin's before it is complete, or passed after it was added.
     #[error("stage {stage}: expected {op} before {after}, found it after")]
     ReductionOrder {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that comes too late.
         op: Op,
@@ -233,9 +233,9 @@ pub enum Violation {
     /// OFFLOAD does not follow the pass's F or its DROP.
     #[error("stage {stage}: expected {op} after F or DROP of its pass, found it after {}", latest_text(*after))]
     OffloadPlace {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// What the stage did last with the pass.
         after: Option<Op>,
@@ -243,9 +243,9 @@ pub enum Violation {
     /// RELOAD does not follow the pass's OFFLOAD.
     #[error("stage {stage}: expected {op} after OFFLOAD of its pass, found it after {}", latest_text(*after))]
     ReloadPlace {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// What the stage did last with the pass.
         after: Option<Op>,
@@ -253,9 +253,9 @@ pub enum Violation {
     /// DROP does not follow the pass's F.
     #[error("stage {stage}: expected {op} after F of its pass, found it after {}", latest_text(*after))]
     DropPlace {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// What the stage did last with the pass.
         after: Option<Op>,
@@ -263,9 +263,9 @@ pub enum Violation {
     /// R does not follow the pass's DROP or RELOAD.
     #[error("stage {stage}: expected {op} after DROP or RELOAD of its pass, found it after {}", latest_text(*after))]
     RecomputePlace {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// What the stage did last with the pass.
         after: Option<Op>,
@@ -273,7 +273,7 @@ pub enum Violation {
     /// A pass has not as many R as DROP.
     #[error("{}: expected one R for each DROP, found {found} for {drops}", pass_text(*pass))]
     RecomputeCount {
-        /// The pass.
+        /// The pass: its chunk, microbatch and slice.
         pass: Pass,
         /// How often DROP was found.
         drops: u32,
@@ -283,23 +283,23 @@ pub enum Violation {
     /// Arithmetic on a pass whose memory is away.
     #[error("stage {stage}: {op} needs what OFFLOAD took away and no RELOAD brought back")]
     Away {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
     },
     /// What a slice keeps is moved away or back, and later slices read it.
     #[error("stage {stage}: expected what a slice keeps to stay here until its B, found {op}")]
     SlicedMemory {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
     },
     /// The step ends and what a pass keeps is still away.
     #[error("{}: expected RELOAD after OFFLOAD, found the end", pass_text(*pass))]
     LeftAway {
-        /// The pass.
+        /// The pass: its chunk, microbatch and slice.
         pass: Pass,
     },
     /// The stages come to a point where each waits for another, or for nothing that comes.
@@ -311,9 +311,9 @@ pub enum Violation {
     /// An operation on a slice that microbatches do not have.
     #[error("stage {stage}: {op} is beyond the {slice_count} slices of a microbatch")]
     SliceRange {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
-        /// The operation.
+        /// The operation that breaks the rule.
         op: Op,
         /// Slices of a microbatch.
         slice_count: u32,
@@ -321,7 +321,7 @@ pub enum Violation {
     /// A slice goes forward before one whose keys and values it attends to.
     #[error("stage {stage}: expected {expected} before {op}, found it after")]
     ForwardSlices {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that comes too early.
         op: Op,
@@ -333,7 +333,7 @@ pub enum Violation {
         "stage {stage}: expected the backward pass of slice {behind} before {op}, found it after"
     )]
     BackwardSlices {
-        /// The stage.
+        /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that comes too early.
         op: Op,

@@ -7,7 +7,7 @@ use crate::program::{PASS_COUNT_MAX, TEXT_COUNT_MAX};
 /// How large a pipeline is: what a generator needs to know beside the stage it writes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipelineSize {
-    /// Stages.
+    /// Number of stages.
     pub stage_count: u32,
     /// Chunks that each stage holds.
     pub chunks_per_stage: u32,

@@ -28,9 +28,9 @@ pub enum ReadError {
     Action {
         /// The row.
         row: usize,
-        /// The column.
+        /// Number of the column, counted from 1.
         column: usize,
-        /// The cell.
+        /// Text of the cell.
         found: String,
     },
     /// More passes than any reader of a program accepts.
@@ -47,7 +47,7 @@ pub enum ReadError {
     Placement {
         /// The first stage that stands wrong in a loop.
         stage: ChunkIndex,
-        /// Where it is.
+        /// The row that it is on.
         row: usize,
         /// Rows of the file.
         rows: usize,
@@ -75,9 +75,9 @@ pub enum ReadError {
     /// Two ranks take messages in another order than they are sent in: each would wait for the other.
     #[error("row {receiver} takes `{found}` next from row {sender}, which sends for `{expected}`")]
     Crossed {
-        /// Who sends.
+        /// Row of the sending rank.
         sender: usize,
-        /// Who receives.
+        /// Row of the receiving rank.
         receiver: usize,
         /// The receive that the send is for.
         expected: String,

@@ -16,7 +16,7 @@ pub enum WriteError {
     /// The model is there twice; a file's stages make up one.
     #[error("{kind} has two replicas of the model, and a file of PyTorch's names stages of one")]
     Replicas {
-        /// The schedule.
+        /// Schedule of the program.
         kind: ScheduleKind,
     },
     /// An action there is on a whole microbatch.

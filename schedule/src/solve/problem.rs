@@ -16,11 +16,11 @@ use crate::timeline::Timeline;
 /// in another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ChunkCosts {
-    /// The forward pass.
+    /// Duration of the forward pass.
     pub f: f64,
-    /// The gradient of the input.
+    /// Duration of the gradient of the input.
     pub b: f64,
-    /// The gradient of the weights.
+    /// Duration of the gradient of the weights.
     pub w: f64,
     /// Memory from F to B: the activations.
     pub after_forward: f64,
@@ -109,11 +109,11 @@ impl Default for Ending {
 /// Whose number it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// A chunk's.
+    /// The number belongs to a chunk.
     Chunk(ChunkIndex),
-    /// A stage's.
+    /// The number belongs to a stage.
     Stage(StageIndex),
-    /// Everyone's.
+    /// The number holds for the whole problem.
     All,
 }
 

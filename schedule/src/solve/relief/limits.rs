@@ -16,7 +16,6 @@ const EXCHANGED_PASSES_MAX: usize = 100_000;
 /// What a stage does to keep less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
-    /// Nothing.
     None,
     /// Gives up what waits longest.
     Drops,
