@@ -178,7 +178,7 @@ mod tests {
         stage 1: 1RECV_F0 1F0 1LOCAL_F0 2F0 2SEND_F0 2RECV_B0 2B0 2LOCAL_B0 \
             GATE_PREVIOUS COMMIT 2W0 1B0 1SEND_B0 1W0 REPORT STEP";
 
-    /// Two replicas.
+    /// A program with two replicas.
     pub(super) const CROSS: &str = "program chimera cross stages 2 chunks 4 microbatches 2 window 0
         stage 0: 0F0 0SEND_F0 3RECV_F1 3F1 3BW1 3SEND_B1 3SEND_G 0RECV_B0 0BW0 0SEND_G \
             0RECV_G 0REDUCE 3RECV_G 3REDUCE REPORT GATE_THIS STEP COMMIT
@@ -190,7 +190,7 @@ mod tests {
         "program gems cross stages 1 chunks 2 microbatches 2 window 0
         stage 0: 0F0 0BW0 0LOCAL_G 1F1 1BW1 1LOCAL_G 0REDUCE 1REDUCE REPORT GATE_THIS STEP COMMIT";
 
-    /// Not lowered.
+    /// A program that is not lowered.
     pub(super) const COMPUTE_ONLY: &str =
         "program 1f1b line stages 2 chunks 2 microbatches 2 window -
         stage 0: 0F0 0F1 0BW0 0BW1

@@ -31,21 +31,21 @@ const INDEXED_IN_COPY: usize = 64;
 /// Why bytes are not the lists of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnpackError {
-    /// They end early.
+    /// The bytes end before the lists do.
     #[error("the bytes of the lists end early")]
     Short,
     /// Something follows behind the last list.
     #[error("{count} bytes behind the last list")]
     Trailing {
-        /// Bytes left.
+        /// Number of bytes left.
         count: usize,
     },
     /// There are more operations than passes allow.
     #[error("{found} operations, at most {ops_max} for so many passes")]
     Ops {
-        /// Operations allowed.
+        /// Number of operations allowed.
         ops_max: u64,
-        /// Operations announced.
+        /// Number of operations that the bytes announce.
         found: u64,
     },
     /// A symbol, or what one copies, was never written.
@@ -53,13 +53,13 @@ pub(crate) enum UnpackError {
     Unknown {
         /// How many there are.
         count: u64,
-        /// Which is named.
+        /// The symbol or position that is named.
         found: u64,
     },
     /// A number is not one of an operation.
     #[error("{found} is no kind, chunk, microbatch or slice of an operation")]
     Number {
-        /// The number.
+        /// The number as found.
         found: i64,
     },
 }

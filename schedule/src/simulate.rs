@@ -138,7 +138,7 @@ pub(crate) struct Clock<'a> {
     now: Vec<f64>,
     /// By stage: when its last copy ended.
     copies: Vec<Copies>,
-    /// By step.
+    /// By step: when each pass's results had left its stage.
     ends: Vec<PassTable<Ends>>,
     /// By the stages that a way leads from and to: when it is free.
     ways: BTreeMap<(StageIndex, StageIndex), f64>,
@@ -150,7 +150,7 @@ pub(crate) struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    /// Nobody has begun.
+    /// No stage has begun.
     pub(crate) fn new(
         program: &'a Program,
         (costs, measured): (&'a Costs, Measured<'a>),

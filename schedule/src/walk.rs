@@ -88,9 +88,9 @@ struct Walk<'a> {
     /// Stages that may be able to move. A stage is woken by what it may be waiting for, so a pass
     /// costs at most one look at another stage, and the reports of a step one at each.
     awake: Vec<StageIndex>,
-    /// By step.
+    /// By step: what has run of each pass.
     done: Vec<PassTable<Done>>,
-    /// By step.
+    /// By step: which stages have reported.
     reports: Vec<Reports>,
     /// By step, then by chunk: whether its own gradient has left for its twin.
     told: Vec<Vec<bool>>,
@@ -99,7 +99,7 @@ struct Walk<'a> {
 /// Which stages have reported a step.
 #[derive(Clone)]
 struct Reports {
-    /// By stage.
+    /// By stage: whether it has reported.
     sent: Vec<bool>,
     /// How many stages have reported from the first one on without a gap.
     prefix: usize,

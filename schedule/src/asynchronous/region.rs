@@ -28,7 +28,7 @@ pub struct Region {
     accumulated: u32,
     /// What was chosen and has not run yet.
     chosen: VecDeque<AsyncOp>,
-    /// What has run.
+    /// The operations that have run, in their order.
     found: Vec<AsyncOp>,
 }
 

@@ -72,7 +72,7 @@ pub(super) enum Weights {
     FillGaps,
 }
 
-/// One stage's slots.
+/// The slots of one stage.
 pub(super) struct Lane {
     pub(super) slots: Slots,
     cells: Vec<Option<Stream>>,
@@ -200,7 +200,7 @@ pub(super) enum Backward {
     Fused,
 }
 
-/// All stages.
+/// The slots of all stages.
 pub(super) struct Grid {
     pub(super) lanes: Vec<Lane>,
     backward: Backward,

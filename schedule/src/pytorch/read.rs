@@ -26,7 +26,7 @@ pub enum ReadError {
          {TEXT_COUNT_MAX}"
     )]
     Action {
-        /// The row.
+        /// Number of the row, counted from 1.
         row: usize,
         /// Number of the column, counted from 1.
         column: usize,
@@ -47,7 +47,7 @@ pub enum ReadError {
     Placement {
         /// The first stage that stands wrong in a loop.
         stage: ChunkIndex,
-        /// The row that it is on.
+        /// Number of the row that it is on.
         row: usize,
         /// Rows of the file.
         rows: usize,
@@ -55,7 +55,7 @@ pub enum ReadError {
     /// Something changes ranks and is not sent, or sent twice.
     #[error("row {row}: expected `{action}` once, found it {found} times")]
     Transfer {
-        /// The row.
+        /// Number of the row, counted from 1.
         row: usize,
         /// What should be there.
         action: String,
@@ -65,7 +65,7 @@ pub enum ReadError {
     /// Something is sent before it is there, or arrives after it is needed.
     #[error("row {row}: expected `{first}` before `{second}`, found it after")]
     Order {
-        /// The row.
+        /// Number of the row, counted from 1.
         row: usize,
         /// What should come first.
         first: String,
@@ -75,9 +75,9 @@ pub enum ReadError {
     /// Two ranks take messages in another order than they are sent in: each would wait for the other.
     #[error("row {receiver} takes `{found}` next from row {sender}, which sends for `{expected}`")]
     Crossed {
-        /// Row of the sending rank.
+        /// Row of the sending rank, counted from 1.
         sender: usize,
-        /// Row of the receiving rank.
+        /// Row of the receiving rank, counted from 1.
         receiver: usize,
         /// The receive that the send is for.
         expected: String,

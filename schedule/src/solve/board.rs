@@ -24,7 +24,7 @@ pub(super) struct Lane {
     pub(super) began: f64,
     /// When its first W began: there it waits for the verdict on the step before.
     pub(super) gated: f64,
-    /// What it keeps.
+    /// Memory that its passes keep by now.
     pub(super) kept: f64,
     /// For how long it stood still since it began.
     pub(super) idle: f64,
@@ -39,11 +39,11 @@ pub(super) struct Passes {
     pub(super) w: u32,
 }
 
-/// All stages.
+/// All stages with their orders so far.
 pub(super) struct Board<'a> {
     pub(super) pipeline: &'a Pipeline<'a>,
     pub(super) lanes: Vec<Lane>,
-    /// By chunk.
+    /// Passes so far, by chunk.
     pub(super) passes: Vec<Passes>,
     /// By chunk and microbatch: when the result of its F and of its B is where it is read, and on the
     /// last chunk when its F ends.

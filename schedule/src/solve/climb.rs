@@ -5,7 +5,7 @@ use super::pipeline::Pipeline;
 use super::policy::{Allowance, NEVER_FILLS, Rule, Turn, by_rules};
 use super::{Best, is_small};
 
-/// Tries at most.
+/// Most rules that are tried.
 const TRIES_MAX: usize = 2_000;
 /// Passes that are put on boards at most for a small problem: some milliseconds.
 const SMALL_PASSES_MAX: usize = 50_000;

@@ -15,7 +15,7 @@ pub(super) struct Due {
 const NEVER: u64 = f64::INFINITY.to_bits();
 
 impl Due {
-    /// Nobody is due.
+    /// No stage is due.
     pub(super) fn new(stage_count: usize) -> Self {
         let first = stage_count.next_power_of_two();
         Self { times: vec![NEVER; 2 * first], first }

@@ -7,7 +7,7 @@ use crate::program::Window;
 /// Chunks and stages are indices here: a search counts in millions of passes.
 pub(super) struct Pipeline<'a> {
     pub(super) problem: &'a Problem,
-    /// By chunk.
+    /// By chunk: the stage that holds it.
     stage_of: Vec<usize>,
     /// By stage, in model order.
     chunks_of: Vec<Vec<usize>>,

@@ -121,7 +121,7 @@ impl Rounds<'_> {
         (count, now)
     }
 
-    /// A round's forwards.
+    /// The forward passes of a round.
     fn forwards(&mut self) -> Option<()> {
         let wanted = self.wanted();
         for stage in (0..self.stage_count()).filter(|stage| wanted[*stage]) {

@@ -284,7 +284,7 @@ impl Waves<'_> {
             && (self.board.arrival_b(lower) < f64::INFINITY || self.returned(upper) == self.m())
     }
 
-    /// A round's forwards.
+    /// The forward passes of a round.
     fn forwards(&mut self) -> Option<()> {
         for stage in 0..self.stage_count() {
             let (lower, upper) = (self.lower(stage), self.upper(stage));
