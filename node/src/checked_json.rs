@@ -1,5 +1,5 @@
-//! Small JSON objects in files of their own, each with a check over all that it says: a digit that flipped on the
-//! disk is found out, and not believed. Files of earlier versions have no check, and are read as they are.
+//! Small JSON objects in files of their own, each with a check over all its fields: a bit that flipped on the
+//! disk is found, and the file refused. Files of earlier versions have no check, and are read as they are.
 
 use std::io;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub enum CheckedError {
     /// It is no such object.
     #[error("cannot be read: {0}")]
     Form(#[from] serde_json::Error),
-    /// It says something else than what was written.
+    /// The fields differ from those that were written.
     #[error("is damaged: its check is {expected}, what it says has {found}")]
     Check {
         /// What stands in it.
@@ -47,10 +47,10 @@ impl Read {
         self.fields.get(name)
     }
 
-    /// What it says, if that is what was written.
+    /// The object as a `T`, if its check holds.
     ///
     /// # Errors
-    /// If it is not, or is something else.
+    /// If the check does not hold, or the object is no `T`.
     pub fn checked<T: DeserializeOwned>(self) -> Result<T, CheckedError> {
         if let Some(expected) = self.check {
             let found = check_of(&self.fields)?;
@@ -118,7 +118,7 @@ mod tests {
         read(path, 1 << 10)?.expect("it is there").checked()
     }
 
-    /// Every bit of what it says, one after the other: none is believed if it changes anything.
+    /// Flips every bit of the file, one after the other: no file that reads as another place is accepted.
     #[test]
     fn a_bit_that_flipped_is_not_believed() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -130,7 +130,7 @@ mod tests {
             let mut flipped = whole.clone();
             flipped[at / 8] ^= 1 << (at % 8);
             fs::write(&path, &flipped).expect("writable");
-            // What lies between the fields, and the name of the check, say nothing.
+            // Whitespace between the fields, and the name of the check, carry no value.
             assert!(
                 load(&path).is_ok_and(|found| found == place()) || load(&path).is_err(),
                 "{at}"

@@ -71,7 +71,7 @@ use problem::Problem;
 /// A run, as configured. Every value is legal; parts are passed on by reference.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunConfig {
-    /// The model.
+    /// Shape of the model: family, layers, width, vocabulary.
     pub model: ModelConfig,
     /// Where its weights begin.
     pub weights: WeightSource,
@@ -79,9 +79,9 @@ pub struct RunConfig {
     pub text: Vec<String>,
     /// The share of the text that is held out.
     pub held_out_share: f64,
-    /// Optimizer steps.
+    /// Optimizer steps to train.
     pub steps: u64,
-    /// The batch.
+    /// Sequences of a step, and how they are divided.
     pub batch: BatchShape,
     /// What weights and the order of the text are drawn from.
     pub seed: u64,
@@ -90,11 +90,11 @@ pub struct RunConfig {
     /// What it computes on, and in which type.
     #[serde(default)]
     pub arithmetic: ArithmeticConfig,
-    /// The optimizer.
+    /// Optimizer, its learning rate and its constants.
     pub optimizer: OptimizerConfig,
     /// Which steps are taken.
     pub guard: GuardPolicy,
-    /// The schedule.
+    /// The schedule asked for: auto, or a kind.
     pub schedule: ScheduleChoice,
     /// Chunks a stage holds; none for as many as the schedule has by itself.
     pub chunks_per_stage: Option<u32>,
@@ -136,7 +136,7 @@ pub struct CheckpointConfig {
 /// How a cluster takes it when nodes come and go.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElasticConfig {
-    /// Workers without whom nothing goes on.
+    /// The fewest workers with which training goes on.
     pub min_nodes: u32,
     /// How long more nodes are waited for.
     pub settle: Duration,
@@ -170,14 +170,14 @@ pub enum NoticePolicy {
     Ignore,
 }
 
-/// Where weights begin.
+/// Where the initial weights come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightSource {
     /// Drawn from the run's seed.
     Drawn,
     /// Read from a folder in Hugging Face's form.
     HuggingFace {
-        /// The folder.
+        /// Folder with `config.json` and `model.safetensors`.
         folder: PathBuf,
     },
 }
@@ -187,14 +187,14 @@ pub enum WeightSource {
 pub enum ScheduleChoice {
     /// The fastest that fits.
     Auto,
-    /// This one.
+    /// This synchronous schedule.
     Kind(ScheduleKind),
     /// This one, which has no steps; in one process only.
     Asynchronous(AsyncKind),
 }
 
 impl ScheduleChoice {
-    /// Slices of a microbatch if nobody says how many.
+    /// Slices of a microbatch where the configuration sets no number.
     #[must_use]
     pub const fn slice_count(&self) -> u32 {
         match self {
@@ -207,7 +207,7 @@ impl ScheduleChoice {
     /// ([`AUTO_KINDS`]); an asynchronous one is no choice between any.
     ///
     /// # Errors
-    /// With the asynchronous schedule that was asked for.
+    /// With the asynchronous schedule that was requested.
     pub const fn kinds(&self) -> Result<&[ScheduleKind], AsyncKind> {
         match self {
             Self::Auto => Ok(&AUTO_KINDS),
@@ -216,7 +216,7 @@ impl ScheduleChoice {
         }
     }
 
-    /// The schedule that was asked for, if it has more than one replica of the model.
+    /// The requested schedule, if it has more than one replica of the model.
     #[must_use]
     pub fn of_replicas(self) -> Option<ScheduleKind> {
         match self {
@@ -231,7 +231,7 @@ impl ScheduleChoice {
 pub enum WindowChoice {
     /// What suits the schedule.
     Auto,
-    /// This one.
+    /// This window.
     Fixed(Window),
 }
 
@@ -249,18 +249,18 @@ impl WindowChoice {
 /// A configuration with what is worth knowing about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
-    /// The run.
+    /// The configuration, checked.
     pub config: RunConfig,
     /// What is legal and yet may not be meant.
     pub notes: Vec<Note>,
-    /// Who said what.
+    /// Every value that was set, with its origin.
     pub settings: Settings,
 }
 
 /// Reads, layers and checks a configuration.
 ///
 /// # Errors
-/// With everything that is wrong, except that a file which is not TOML is all there is to say.
+/// With every problem found; a file that is not TOML is the only one then.
 pub fn load(sources: &Sources) -> Result<Loaded, Failure> {
     let gathered = Settings::gather(sources);
     gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
@@ -303,13 +303,13 @@ impl RunConfig {
 }
 
 impl Loaded {
-    /// The whole configuration as TOML, every key with who said it.
+    /// The whole configuration as TOML, every key with the origin of its value.
     #[must_use]
     pub fn effective_with_origins(&self) -> String {
         effective::write_with_origins(&self.config, &self.settings)
     }
 
-    /// Every key that holds, with its value and who said it, in the order of the table.
+    /// Every key that holds, with its value and origin, in the order of the table.
     #[must_use]
     pub fn settings_in_force(&self) -> Vec<(Key, Setting)> {
         effective::settings_in_force(&self.config, &self.settings)

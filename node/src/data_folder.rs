@@ -1,8 +1,8 @@
-//! The data folder of a node: what lies where, who holds it, and whom an administrator asks.
+//! The data folder of a node: what lies where, which process holds it, and where commands send requests.
 //!
 //! ```text
 //! identity/        certificate and key of the node
-//! admin/           certificate and key of whoever ran `init` here, and cluster.json
+//! admin/           certificate and key of the administrator that ran `init` here, and cluster.json
 //! log/             what controllers agreed on
 //! store/           checkpoints
 //! events.jsonl     what happened, and events.jsonl.1, what had happened before
@@ -25,11 +25,11 @@ use crate::args::{AddressList, ClientArgs, FolderArgs};
 use crate::checked_json::{self, CheckedError};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 
-/// The folder when nothing is said.
+/// The folder where neither a flag nor the environment names one.
 const FOLDER_DEFAULT: &str = ".zbelastic";
-/// Says which folder.
+/// Environment variable that names the data folder.
 const FOLDER_VARIABLE: &str = "ZBELASTIC_DATA_DIR";
-/// Says which cluster.
+/// Environment variable that lists addresses of the cluster's controllers.
 const CLUSTER_VARIABLE: &str = "ZBELASTIC_CLUSTER";
 /// Most bytes of `cluster.json` and of `LOCK`.
 const SMALL_FILE_MAX: u64 = 64 << 10;
@@ -58,7 +58,7 @@ pub struct AdminFile {
 }
 
 impl DataFolder {
-    /// This folder.
+    /// A folder at this path; nothing is read or written.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Self { root }
@@ -73,7 +73,7 @@ impl DataFolder {
         Self { root: root.unwrap_or_else(|| PathBuf::from(FOLDER_DEFAULT)) }
     }
 
-    /// The folder itself.
+    /// Path of the data folder.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
@@ -97,13 +97,13 @@ impl DataFolder {
         self.root.join("log")
     }
 
-    /// Checkpoints.
+    /// Folder of checkpoints, `store/`.
     #[must_use]
     pub fn store(&self) -> PathBuf {
         self.root.join("store")
     }
 
-    /// What happened.
+    /// File of the node's events, `events.jsonl`.
     #[must_use]
     pub fn events(&self) -> PathBuf {
         self.root.join("events.jsonl")
@@ -155,11 +155,11 @@ impl DataFolder {
         })
     }
 
-    /// Asks the process that holds the folder to end, as Ctrl-C does: a person wants it gone, and nothing is to
-    /// start it again.
+    /// Sends SIGINT to the process that holds the folder, as Ctrl-C does: a person wants it gone, and
+    /// nothing is to start it again.
     ///
     /// # Errors
-    /// If it may not be asked.
+    /// If the signal may not be sent.
     pub fn terminate(&self, process: u32) -> Result<(), Failure> {
         let number = i32::try_from(process).ok().and_then(Pid::from_raw);
         let number = number.expect("the number of a process, as it was read");
@@ -279,7 +279,7 @@ pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList
     said.map(parse).transpose()
 }
 
-/// The addresses to ask: those that were typed, else the environment's, else the folder's.
+/// The addresses to send requests to: those that were typed, else the environment's, else the folder's.
 ///
 /// # Errors
 /// If the folder has no administrator's certificate, or the environment's addresses are none.

@@ -1,4 +1,4 @@
-//! NVIDIA devices as people name them: looked for, opened, and what is told when that fails.
+//! NVIDIA devices as people name them: looked for, opened, and the failures reported when they cannot be.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -43,15 +43,15 @@ pub fn compile(probe: &Probe) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says once what stands in the way of keeping kernels: it is the same for all of them.
+/// Prints once what stands in the way of keeping kernels: it is the same for all of them.
 fn warn(warning: Option<&CacheWarning>) {
     if let Some(warning) = warning {
-        // Whoever closed standard error does not want to know.
+        // With standard error closed there is nowhere to print it.
         let _ = writeln!(io::stderr(), "warning: {warning}");
     }
 }
 
-/// How a person is told that a device cannot be opened.
+/// The failure printed for a device that cannot be opened.
 #[must_use]
 pub fn open_failure(index: usize, error: &OpenError) -> Failure {
     Failure::new(code_of(error), format!("{}: {error}", Device::Cuda(index)))

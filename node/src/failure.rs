@@ -23,7 +23,7 @@ pub enum FailureCode {
     Usage = 2,
     /// The cluster does not answer.
     Unreachable = 3,
-    /// The cluster says no.
+    /// The cluster refuses.
     NotAuthorised = 4,
     /// What was named does not exist.
     NotFound = 5,
@@ -35,7 +35,7 @@ pub enum FailureCode {
     VerificationFailed = 8,
     /// Too few members are there to decide.
     NoQuorum = 9,
-    /// Drained: whoever started this should start it again.
+    /// Drained: the process manager should start the command again.
     Drained = 75,
     /// Interrupted by a signal.
     Interrupted = 130,
@@ -50,7 +50,7 @@ impl From<FailureCode> for process::ExitCode {
 /// What a command fails with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// For scripts.
+    /// Exit code, from which scripts learn the kind of failure.
     pub code: FailureCode,
     /// What happened, in one line.
     pub what: String,
@@ -63,9 +63,9 @@ pub struct Failure {
 pub struct Detail {
     /// Where: a file and line, or a flag.
     pub place: Option<String>,
-    /// What.
+    /// The problem, in one line.
     pub what: String,
-    /// The reason, where the first line does not say it.
+    /// The reason, where the first line does not give it.
     pub why: Option<String>,
     /// What to do about it.
     pub hint: Option<String>,
@@ -98,7 +98,7 @@ impl Detail {
 }
 
 impl Failure {
-    /// A failure that its first line says all about.
+    /// A failure without details.
     #[must_use]
     pub fn new(code: FailureCode, what: impl Into<String>) -> Self {
         Self { code, what: what.into(), details: Vec::new() }
@@ -142,7 +142,7 @@ impl fmt::Display for Detail {
 /// What ends a command before its end.
 #[derive(Debug)]
 pub enum Stop {
-    /// It failed.
+    /// The command failed.
     Failed(Failure),
     /// Standard output does not take any more.
     Output(io::Error),
@@ -162,7 +162,7 @@ impl From<io::Error> for Stop {
 }
 
 impl Stop {
-    /// Says on standard error what happened, and returns the exit code. A reader who closed
+    /// Prints on standard error what happened, and returns the exit code. A reader who closed
     /// standard output (`| head`) has seen what it wanted: that is no failure.
     #[must_use]
     pub fn report(self) -> process::ExitCode {
@@ -173,7 +173,7 @@ impl Stop {
             }
             Self::Output(error) => cannot_write(Path::new("standard output"), &error),
         };
-        // If standard error is closed as well, the exit code is all that can be said.
+        // If standard error is closed as well, the exit code is all that can be reported.
         let _ = writeln!(io::stderr(), "{failure}");
         failure.code.into()
     }

@@ -44,7 +44,7 @@ pub fn peak_flop_per_s(threads: usize, duration: Duration) -> Result<f64, Alloca
 }
 
 /// Bytes of the disk that a folder lies on: how many this process may still write, and how many there are. It may
-/// block, as all that asks a disk.
+/// block, as every access to a disk.
 ///
 /// # Errors
 /// If the folder is not there.
@@ -54,7 +54,7 @@ pub fn disk_space(folder: &Path) -> io::Result<(Bytes, Bytes)> {
     Ok((bytes(found.f_bavail), bytes(found.f_blocks)))
 }
 
-/// The room on the disk that a folder lies on. It may block, as all that asks a disk.
+/// The room on the disk that a folder lies on. It may block, as every access to a disk.
 ///
 /// # Errors
 /// If the folder is not there.
@@ -63,7 +63,7 @@ pub fn disk_room(folder: &Path) -> io::Result<DiskRoom> {
     Ok(DiskRoom { free, total })
 }
 
-/// The memory that this process may take, or `None` where the system does not say: the machine's,
+/// The memory that this process may take, or `None` where the system does not report it: the machine's,
 /// or less in a control group.
 #[must_use]
 pub fn memory_total() -> Option<Bytes> {
@@ -74,7 +74,7 @@ pub fn memory_total() -> Option<Bytes> {
     machine.into_iter().chain(group).min()
 }
 
-/// The most memory this process has had at once, or `None` where the system does not say.
+/// The most memory this process has had at once, or `None` where the system does not report it.
 #[must_use]
 pub fn resident_peak() -> Option<Bytes> {
     kibibytes_of(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")

@@ -30,7 +30,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
             return train::run(args, &mut out);
         }
         Command::Bench(command) => bench::run(command, &mut out)?,
-        // A process tells of itself while it lives, so its lines are not held back.
+        // A node prints its lines while it runs, so they are not held back.
         Command::Init(args) => {
             drop(out);
             panics::end_the_process();
@@ -57,7 +57,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Stop> {
         Command::Export(args) => commands::ckpt::export_run(args, &mut out)?,
         Command::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
         Command::Cluster(command) => commands::cluster::run(command, &mut out)?,
-        // A life is told while it is lived, so its lines are not held back.
+        // A simulated life is printed step by step, so its lines are not held back.
         Command::Chaos(command) => {
             drop(out);
             return commands::chaos::run(command, &mut io::stdout().lock());

@@ -1,4 +1,4 @@
-//! Notices of a cloud that this machine will be taken away, as its metadata service tells them.
+//! Notices of a cloud that this machine will be taken away, as its metadata service announces them.
 //!
 //! ```text
 //!             thread "notices"                                        the node
@@ -7,13 +7,13 @@
 //!                └───────────────────────────────┘◄── acknowledge (Azure)
 //! ```
 //!
-//! Each cloud has a machine without clock and socket (`aws`, `gcp`, `azure`): it says what to ask,
-//! and what an answer means. One thread asks. It promises:
+//! Each cloud has a state machine without clock and socket (`aws`, `gcp`, `azure`): it chooses the next
+//! request, and reads the answer. One thread sends the requests. It promises:
 //!
-//! - An event is told once, however often and by however many answers it is repeated.
-//! - Nobody is asked with [`NoticeSource::None`]; proxies of the environment never are.
-//! - Answers are bounded in bytes and time, and questions in how often they are asked.
-//! - An answer that makes no sense is no notice. Each kind of trouble is told once, and asking goes
+//! - An event is reported once, however often and by however many answers it is repeated.
+//! - No request is sent with [`NoticeSource::None`]; proxies of the environment are never used.
+//! - Answers are bounded in bytes and time, and requests in how often they are sent.
+//! - An answer that makes no sense is no notice. Each kind of fault is reported once, and requests go
 //!   on, less often.
 //!
 //! It does not decide what a notice means for the training, and it does not know how well the
@@ -44,7 +44,7 @@ use std::time::SystemTime;
 
 use tokio::sync::mpsc;
 
-/// Reports that wait for the node. The thread waits with more, and asks nothing meanwhile.
+/// Reports that wait for the node. The thread blocks when there are more, and sends no request meanwhile.
 const REPORTS_MAX: usize = 16;
 /// Acknowledgements that wait to be sent. More are not sent; without one, an event begins when its
 /// time has come.
@@ -64,38 +64,38 @@ pub enum Cause {
 /// That this machine will be taken away, or may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Why.
+    /// Why the machine goes: preempted, likely to be, or maintenance.
     pub cause: Cause,
     /// When, if it is known.
     pub deadline: Option<SystemTime>,
-    /// Who says so.
+    /// Cloud that announced it.
     pub source: Cloud,
-    /// What the source calls it, or what tells it from others of this source.
+    /// The event's name at the source, or a name made here that is unique among this source's events.
     pub event: EventId,
 }
 
-/// What the thread tells the node.
+/// What the thread sends to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// Notices of this cloud are listened for from now on.
     Watching(Cloud),
-    /// No cloud answered, so there is nobody to listen to. The last report.
+    /// No cloud answered, so there is no metadata service to poll. The last report.
     NoCloud,
     /// A notice, once.
     Notice(Notice),
     /// Asking failed, or an answer made no sense. Once for each kind.
     Trouble {
-        /// Who was asked.
+        /// Cloud whose metadata service was polled.
         source: Cloud,
-        /// What is wrong.
+        /// What went wrong with the request or its answer.
         fault: AskFault,
     },
 }
 
-/// Whom to listen to, and how.
+/// Which cloud to listen to, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoticeSettings {
-    /// Whom.
+    /// The cloud to listen to, one found by probing, or none.
     pub source: NoticeSource,
     /// Where the metadata service is, if it is not where clouds have it.
     pub base: Option<MetadataUrl>,
@@ -104,10 +104,10 @@ pub struct NoticeSettings {
 }
 
 impl NoticeSettings {
-    /// Settings with what the environment says about where the metadata service is.
+    /// Settings with the metadata service that the environment names, if it names one.
     ///
     /// # Errors
-    /// If the environment says something that is no such place.
+    /// If the environment names something that is no URL of a metadata service.
     pub fn from_environment(source: NoticeSource) -> Result<Self, MetadataUrlFault> {
         let base = MetadataUrl::from_environment()?;
         Ok(Self { source, base, pace: Pace::default() })
@@ -117,7 +117,7 @@ impl NoticeSettings {
 /// A thread that listens for notices, until this is dropped.
 #[derive(Debug)]
 pub struct NoticeWatch {
-    /// What it tells. Closed when there is nothing more to come.
+    /// What the thread reports. Closed when there is nothing more to come.
     pub reports: mpsc::Receiver<Report>,
     acknowledgements: std_mpsc::SyncSender<EventId>,
 }
@@ -136,8 +136,9 @@ impl NoticeWatch {
         Ok(Self { reports, acknowledgements })
     }
 
-    /// Says that this machine is ready for what `notice` announces, so that it need not be waited
-    /// for. Azure begins the event at once; the other clouds do not ask for it, and nothing is sent.
+    /// Enqueues the acknowledgement that this machine is ready for what `notice` announces, so that it
+    /// need not be waited for. Azure begins the event at once; the other clouds have no acknowledgements,
+    /// and nothing is sent.
     pub fn acknowledge(&self, notice: &Notice) {
         match notice.source {
             // Unsent, an event begins when its time has come: no harm is done.

@@ -1,5 +1,5 @@
-//! What a panic means to a process that trains or serves: its end. A thread that is gone would be noticed by nobody
-//! but those who wait for it, for ever; and what it held is not believed any more.
+//! Makes a panic end a process that trains or serves. If only its thread ended, the threads that wait for it
+//! would wait for ever; and the state it held may be inconsistent.
 
 use std::io::{self, Write};
 use std::panic;
@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::failure::{Detail, Failure, FailureCode};
 
-/// From now on a panic of any thread ends this process, but for those that whoever opens a damaged table catches.
+/// From now on a panic of any thread ends this process, except one caught where a damaged table is opened.
 pub fn end_the_process() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -17,7 +17,7 @@ pub fn end_the_process() {
         }
         usual(info);
         let failure = failure_of(thread::current().name());
-        // If standard error is closed, the exit code is all that can be said.
+        // If standard error is closed, the exit code is all that can be reported.
         let _ = writeln!(io::stderr(), "{failure}");
         process::exit(failure.code as i32);
     }));
@@ -49,7 +49,7 @@ mod tests {
             end_the_process();
             let work = || panic!("nothing holds");
             let started = thread::Builder::new().name("store".to_owned()).spawn(work);
-            // As a loop that waits for somebody who is gone, though not for ever.
+            // As a loop that waits for a thread that is gone, though not for ever.
             started.expect("a thread");
             return thread::sleep(Duration::from_secs(60));
         }

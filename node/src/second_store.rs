@@ -1,6 +1,6 @@
 //! The second store on a disk: what passes keep lies in files while it is away.
 //!
-//! One file a pass, in a folder of this store's own that nobody else reads. The bytes are those of the
+//! One file a pass, in a folder of this store's own that nothing else reads. The bytes are those of the
 //! floats, little end first. What a process left that was killed is removed before the first file is
 //! written, and the folder goes with the store. Nothing here is kept beyond a run, so nothing is
 //! synced.

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// The width when nobody says one.
+/// The width where standard output is no terminal, or reports none.
 pub const WIDTH_DEFAULT: usize = 100;
 /// The narrowest and widest that text is fitted to.
 const WIDTH_RANGE: (usize, usize) = (40, 240);

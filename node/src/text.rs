@@ -21,7 +21,7 @@ pub const TEXT_BYTES_MAX: Bytes = Bytes(4 << 30);
 /// Text and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
-    /// The bytes.
+    /// The files' bytes, one after the other.
     pub bytes: Vec<u8>,
     /// The files, in the order of their bytes.
     pub files: Vec<TextFile>,
@@ -34,11 +34,11 @@ pub struct Text {
 /// A file that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
-    /// The file.
+    /// Path of the file, as it was named or found.
     pub path: PathBuf,
-    /// Its size.
+    /// Bytes read from it.
     pub size: Bytes,
-    /// What whoever named it may not know of how it is read.
+    /// How the file is read, where a reader may expect something else.
     pub note: Option<&'static str>,
 }
 
@@ -63,7 +63,7 @@ pub enum TextError {
     /// There is no such file or folder, and it is no glob.
     #[error("{entry} does not exist")]
     NotFound {
-        /// The entry.
+        /// The entry of the list of texts, as it was typed.
         entry: String,
     },
     /// A file or folder cannot be read.
@@ -71,33 +71,33 @@ pub enum TextError {
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// It is no glob either.
     #[error("{entry} is no glob: {}", source.msg)]
     Glob {
-        /// The entry.
+        /// The entry of the list of texts, as it was typed.
         entry: String,
-        /// Why.
+        /// Why it is no glob pattern.
         source: glob::PatternError,
     },
     /// A folder or glob has no file of text.
     #[error("{entry} has no file of text")]
     NothingMatched {
-        /// The entry.
+        /// The entry of the list of texts, as it was typed.
         entry: String,
     },
     /// All that was found has no bytes.
     #[error("{entry} is empty")]
     Empty {
-        /// The entry.
+        /// The entry of the list of texts, as it was typed.
         entry: String,
     },
     /// There is too much.
     #[error("the text is larger than {max}")]
     TooLarge {
-        /// The limit.
+        /// The most bytes that a text may have.
         max: Bytes,
     },
 }
@@ -171,7 +171,6 @@ struct Gathering {
 /// How a file came to be read.
 #[derive(Clone, Copy, PartialEq)]
 enum Found {
-    /// By its name.
     Named,
     /// In a folder or by a glob.
     Matched,

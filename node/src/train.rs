@@ -1,7 +1,7 @@
 //! `train`: a whole cluster on this machine, from configuration to run folder.
 //!
 //! Before anything is written, everything is checked ([`prepare`]). Then workers train, each in its
-//! thread, and the coordinator decides ([`cluster`]); what happens is told as it happens
+//! thread, and the coordinator decides ([`cluster`]); what happens is printed as it happens
 //! ([`reporter`]) and kept in the run folder ([`folder`]).
 
 pub mod asynchronous;
@@ -113,7 +113,7 @@ fn train_into(
     let reader = if context.is_some() { Reader::Person } else { Reader::Script };
     match reader {
         Reader::Person => summary::write_heading(prepared, folder.path(), out)?,
-        // Not between a script and its JSON. Whoever closed standard error does not want to know.
+        // Not between a script and its JSON. With standard error closed there is nowhere to print them.
         Reader::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
     }
     let layers = model_layers(&prepared.config.model);
@@ -141,13 +141,13 @@ fn train_into(
     };
     let reporter::Closing { final_loss, causes, stop } = reporter.finish();
     let outcome = trained?;
-    // By Ctrl-C, or because nobody takes what is told.
+    // By Ctrl-C, or because the reporter ended the run early.
     let is_interrupted = outcome.steps_done < prepared.config.steps;
     let finished = Finished { outcome, final_loss, causes, is_interrupted };
     let written = summary::write_end(prepared, &finished, folder, reader, out);
     if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
         let out = folder.path().display();
-        // Whoever closed standard error does not want to know.
+        // With standard error closed there is nowhere to print it.
         let _ = writeln!(io::stderr(), "note: the same command with --out {out} goes on");
     }
     match stop {
@@ -198,7 +198,7 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// What the processes are told to train.
+/// What is submitted to the processes: the run's configuration, text and weights.
 fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
     let text = prepared.job.corpus.text().to_vec();
     let mut config = prepared.config.clone();

@@ -1,4 +1,4 @@
-//! Small files that are there whole or not at all, and durably once they are told to be.
+//! Small files that are there whole or not at all, and durably once they are synced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -47,7 +47,7 @@ pub fn write_with(
         give_name(&file, &beside, path)
     });
     if written.is_err() {
-        // If it cannot be removed either, the first error says more.
+        // If it cannot be removed either, the first error is the one to report.
         let _ = fs::remove_file(&beside);
     }
     written

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use zbelastic_kernels::{DeviceSizes, Precision};
 
-/// What results depend on beside the model and the batch. A document from before there was a choice
-/// is of processors.
+/// What results depend on beside the model and the batch. A document older than these keys is one
+/// of processors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArithmeticConfig {
     /// The kind of devices.
@@ -16,17 +16,17 @@ pub struct ArithmeticConfig {
 /// A kind of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceKind {
-    /// Processor cores.
+    /// The processor's cores.
     #[default]
     Cpu,
-    /// NVIDIA devices.
+    /// NVIDIA devices, by CUDA.
     Cuda,
 }
 
 /// The type that activations have in memory and in products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PrecisionChoice {
-    /// 32-bit floats.
+    /// 32-bit floating point.
     #[default]
     F32,
     /// bfloat16, with sums, weights and moments in 32-bit floats.

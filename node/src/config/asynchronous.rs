@@ -16,7 +16,7 @@ pub struct AsyncConfig {
     /// Whose version a microbatch of PipeDream reads.
     #[serde(default)]
     pub pipedream_sync: PipeDreamSync,
-    /// AvgPipe's pipelines.
+    /// Pipelines that AvgPipe trains side by side.
     pub avgpipe_pipelines: u32,
     /// The share by which AvgPipe pulls models together.
     pub avgpipe_alpha: f64,
@@ -29,7 +29,7 @@ pub struct AsyncConfig {
     pub ampnet_order: Option<PathBuf>,
 }
 
-/// A document from before there were such schedules asks for none.
+/// The values of a document older than these schedules.
 impl Default for AsyncConfig {
     fn default() -> Self {
         Self {

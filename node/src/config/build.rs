@@ -25,7 +25,7 @@ use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 /// The run that `settings` describe.
 ///
 /// # Errors
-/// With every problem between keys. Nothing is said about keys whose value was refused.
+/// With every problem between keys. Keys whose value was refused are left out of that.
 pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
     let reader = Reader { settings };
     let mut builder = Builder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
@@ -81,7 +81,7 @@ fn run_config(
     }
 }
 
-/// Slices of a sequence, or how many the schedule has when nobody says.
+/// Slices of a sequence, or how many the schedule has when the key is 0.
 fn slice_count(reader: &Reader<'_>) -> u32 {
     match reader.size(Key::Slices) {
         0 => reader.choice::<ScheduleChoice>(Key::Schedule).slice_count(),
@@ -173,7 +173,7 @@ fn guard(reader: &Reader<'_>) -> GuardPolicy {
 
 /// Collects problems on the way.
 pub struct Builder<'a> {
-    /// What was said.
+    /// Reads the settings.
     pub reader: Reader<'a>,
     /// Keys without a value that means anything.
     pub unsound: BTreeSet<Key>,
@@ -183,7 +183,7 @@ pub struct Builder<'a> {
 
 impl Builder<'_> {
     /// Reports a problem between `keys`, unless one of them is wrong by itself. It is named after
-    /// the key that was said last.
+    /// the key that was set by the highest layer.
     pub fn report(&mut self, keys: &[Key], problem: impl FnOnce(Key, Vec<Given>) -> Problem) {
         if keys.iter().any(|key| self.unsound.contains(key)) {
             return;
@@ -240,7 +240,7 @@ impl Builder<'_> {
         self.report(keys, |key, beside| Problem::Limit { at: settings.origin(key), error, beside });
     }
 
-    /// A schedule that is named says how many chunks there may be; with auto, the numbers that one
+    /// A named schedule limits how many chunks there may be; with auto, the numbers that one
     /// schedule or another has are those from 1 on.
     fn check_chunks(&mut self) {
         let reader = self.reader;

@@ -18,7 +18,7 @@ pub fn write_documented(config: &RunConfig) -> String {
     write(config, row)
 }
 
-/// Every key with who said it behind it. What follows from other keys is told in comments, so that
+/// Every key with the origin of its value behind it. What follows from other keys is commented out, so that
 /// it goes on following when these are edited.
 pub fn write_with_origins(config: &RunConfig, settings: &Settings) -> String {
     let row = |key: Key, value: &Value| {
@@ -33,7 +33,7 @@ pub fn write_with_origins(config: &RunConfig, settings: &Settings) -> String {
     write(config, row)
 }
 
-/// Every key that holds, with its value and who said it.
+/// Every key that holds, with its value and its origin.
 pub fn settings_in_force(config: &RunConfig, settings: &Settings) -> Vec<(Key, Setting)> {
     let setting = |key: Key| {
         let value = value_of(config, key)?;
@@ -57,7 +57,7 @@ fn write(config: &RunConfig, row: impl Fn(Key, &Value) -> String) -> String {
     text
 }
 
-/// What a folder says about the model is told in comments, because a key may not say it again.
+/// Keys that a model folder determines are commented out, because the configuration may not set them too.
 fn mark(config: &RunConfig, key: Key) -> &'static str {
     if is_of_folder(config, key) { "# " } else { "" }
 }
@@ -69,7 +69,7 @@ fn is_of_folder(config: &RunConfig, key: Key) -> bool {
     }
 }
 
-/// What holds for a key, or `None` if there is nothing: a preset is told by what it sets.
+/// What holds for a key, or `None` if there is nothing: a preset shows in the keys it sets.
 fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
     let RunConfig { model, optimizer, guard, batch, checkpoint, elastic, .. } = config;
     let size = |size: u32| whole(size.into());

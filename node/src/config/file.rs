@@ -18,7 +18,7 @@ use super::value::Value;
 /// Bytes of a configuration at most. A longer file is not read any further.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a file says, in the order of its lines: keys it sets, and what is no key.
+/// The contents of a file, in the order of its lines: keys it sets, and problems.
 pub type Said = Vec<Result<Assignment, Problem>>;
 
 /// Reads `path`.
@@ -57,7 +57,6 @@ pub fn read_text(file: &str, text: &str) -> Result<Said, Problem> {
     Ok(said.into_iter().map(|(_, said)| said).collect())
 }
 
-/// Where lines begin.
 struct Lines<'a> {
     file: &'a str,
     text: &'a str,

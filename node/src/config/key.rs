@@ -21,12 +21,12 @@ use super::{
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
-/// What a key has when nothing is said.
+/// What a key has where no layer sets it.
 #[derive(Clone, Copy, Debug)]
 pub enum Fallback {
-    /// This TOML value.
+    /// A default value, written in TOML.
     Literal(&'static str),
-    /// Nothing, or what follows from other keys; told in words.
+    /// None, or what follows from other keys; described in words.
     Told(&'static str),
 }
 
@@ -37,9 +37,9 @@ pub struct Spec {
     pub name: &'static str,
     /// What may stand there.
     pub kind: Kind,
-    /// What stands there when nothing is said.
+    /// What the key has where no layer sets it.
     pub fallback: Fallback,
-    /// One sentence.
+    /// The key's meaning, in one sentence.
     pub doc: &'static str,
 }
 
@@ -93,9 +93,9 @@ const PIPELINES_MAX: u64 = 64;
 const CHECKPOINT_COPIES_MAX: u64 = 2;
 /// Other nodes that hold an update before it is sealed: a plan names one.
 const UPDATE_COPIES_MAX: u64 = COPIES_MAX as u64;
-/// A minute: who waits longer for company should start the run later.
+/// A minute: a run that needs longer to gather its nodes should be started later.
 const SETTLE_MS_MAX: u64 = 60_000;
-/// A day: whoever waits longer for a checkpoint counts steps.
+/// A day: beyond that, checkpoints are spaced by steps.
 const CHECKPOINT_TIME_MS_MAX: u64 = 86_400_000;
 /// Below this, a busy machine is taken for a dead one.
 const DETECT_MS_MIN: u64 = HEARTBEATS_LEAST * HEARTBEAT_MS;
@@ -270,7 +270,7 @@ impl Key {
         self.spec().name
     }
 
-    /// The section.
+    /// Section of the key, as `train` of `train.steps`.
     #[must_use]
     pub fn section(self) -> &'static str {
         self.split().0

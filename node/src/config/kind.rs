@@ -19,13 +19,13 @@ pub enum Kind {
     Words(fn() -> Vec<&'static str>),
     /// One of these words; an integer counts as its digits.
     Word(fn() -> Vec<&'static str>),
-    /// True or false.
+    /// A boolean.
     Flag,
     /// A whole number, both ends included.
     Count(u64, u64),
-    /// A number.
+    /// A number within a range.
     Number(Range),
-    /// Two numbers.
+    /// Two numbers, each within a range.
     Pair(Range),
     /// An amount of memory; the empty text for none.
     Size,
@@ -38,7 +38,7 @@ pub enum Kind {
 pub enum Range {
     /// Above 0, in single precision as well.
     AboveZero,
-    /// 0 or more.
+    /// 0 and above.
     FromZero,
     /// 0 or more, below 1.
     BelowOne,
@@ -155,7 +155,7 @@ fn size(value: &Value) -> Option<Value> {
     Some(Value::Whole(bytes.into()))
 }
 
-/// Kept in milliseconds. A whole number has no unit, so it is refused: nobody could tell which.
+/// Kept in milliseconds. A whole number has no unit, so it is refused as ambiguous.
 fn time(value: &Value, min: u64, max: u64) -> Option<Value> {
     let Value::Text(text) = value else { return None };
     let milliseconds = parse_duration(text).ok()?.as_millis() as u64;

@@ -4,17 +4,17 @@ use serde::{Deserialize, Serialize};
 use zbelastic_trainer::model::{Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{Extent, MemoryPolicy};
 
-/// What passes keep, and where. A document from before there was a choice asks for none of it.
+/// What passes keep, and where. In a document older than these keys, every pass keeps everything in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryConfig {
     /// How much is computed again.
     pub recompute: RecomputeMode,
-    /// With [`RecomputeMode::Selective`], what.
+    /// The operations that [`RecomputeMode::Selective`] computes again.
     pub recompute_ops: RecomputedOps,
     /// Which passes compute it again.
     #[serde(default)]
     pub recompute_passes: RecomputePasses,
-    /// Which passes leave.
+    /// Which passes leave their stage's memory.
     #[serde(default)]
     pub offload: OffloadMode,
     /// Where lies what leaves.
@@ -24,30 +24,30 @@ pub struct MemoryConfig {
 /// Which passes compute again what they gave up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecomputePasses {
-    /// All.
+    /// Every pass.
     #[default]
     All,
-    /// As few as the memory of their stage asks for.
+    /// As few as fit the passes into the memory of their stage.
     Needed,
 }
 
 /// Which passes leave the memory of their stage between F and B.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OffloadMode {
-    /// Those that the schedule says.
+    /// The passes that the schedule offloads.
     #[default]
     Schedule,
-    /// Under any schedule as few as the memory of their stage asks for.
+    /// Under any schedule, as few as fit the passes into the memory of their stage.
     Needed,
 }
 
 /// How much of what F makes is computed again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecomputeMode {
-    /// Nothing.
+    /// Nothing is computed again.
     #[default]
     None,
-    /// Everything.
+    /// Everything is computed again.
     Full,
     /// Single operations of each layer.
     Selective,

@@ -104,7 +104,7 @@ fn parse_nodes(text: &str) -> Result<NodesSpec, Vec<Detail>> {
         wrong.extend(
             entry.problems().into_iter().map(|what| Detail::new(what).at(format!("node {number}"))),
         );
-        // One too many is enough to say so: a short file may name any number.
+        // One node above the maximum is enough for the error: a short file may name any number.
         let before = nodes.len();
         let count = entry.count.min((NODES_MAX + 1).saturating_sub(before));
         nodes.extend((0..count).map(|copy| entry.spec(before + copy, copy)));

@@ -23,12 +23,12 @@ pub enum Note {
     },
     /// The folder's model knows fewer tokens than there are bytes.
     FewTokens {
-        /// Tokens.
+        /// Tokens that the model knows.
         vocabulary: u32,
     },
     /// The folder's model knows tokens that no text read as bytes uses.
     ManyTokens {
-        /// Tokens.
+        /// Tokens that the model knows.
         vocabulary: u32,
     },
 }

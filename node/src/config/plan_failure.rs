@@ -1,4 +1,4 @@
-//! How a person is told that a run has no plan.
+//! The failure printed for a run that has no plan.
 
 use zbelastic_schedule::GenerateError;
 use zbelastic_trainer::plan::PlanError;

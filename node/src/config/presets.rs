@@ -5,18 +5,18 @@ use super::key::Key;
 /// A model with its usual batch.
 #[derive(Debug)]
 pub struct Preset {
-    /// Its name.
+    /// Name of the preset, as `model.preset` takes it.
     pub name: &'static str,
-    /// One sentence.
+    /// The model and its purpose, in one sentence.
     pub doc: &'static str,
     /// The keys it sets, each to a TOML value.
     pub values: &'static [(Key, &'static str)],
 }
 
-/// The preset when nothing says what to train.
+/// The preset where the configuration names no file, folder or preset.
 pub const PRESET_DEFAULT: &str = "quickstart";
 
-/// Every preset.
+/// Every preset, in the order in which they are listed.
 pub const PRESETS: [Preset; 6] = [
     Preset {
         name: PRESET_DEFAULT,

@@ -21,43 +21,43 @@ use crate::failure::Detail;
 pub enum Problem {
     /// The file cannot be read.
     Unreadable {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// Why.
+        /// The system's error.
         error: io::Error,
     },
     /// The file is not TOML.
     Syntax {
-        /// Where.
+        /// Origin of the text.
         at: Origin,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
     /// There is no such section.
     UnknownSection {
-        /// Where.
+        /// Origin of the section.
         at: Origin,
-        /// Its name.
+        /// Name of the section.
         found: String,
         /// What may have been meant.
         nearest: Option<&'static str>,
     },
     /// A key without a section.
     NoSection {
-        /// Where.
+        /// Origin of the key.
         at: Origin,
-        /// Its name.
+        /// Name of the key.
         found: String,
         /// What may have been meant.
         nearest: Option<Key>,
     },
     /// The section has no such key.
     UnknownKey {
-        /// Where.
+        /// Origin of the key.
         at: Origin,
-        /// The section.
+        /// Section that the key stands in.
         section: String,
-        /// The key's name.
+        /// Name of the key.
         found: String,
         /// What may have been meant.
         nearest: Option<Key>,
@@ -69,97 +69,97 @@ pub enum Problem {
     },
     /// A key does not take its value.
     Value {
-        /// Where.
+        /// Origin of the value.
         at: Origin,
-        /// The key.
+        /// The key that does not take it.
         key: Key,
-        /// The value.
+        /// The value that was refused.
         found: Value,
     },
-    /// Nothing says what these are.
+    /// Keys that no layer sets.
     Missing {
-        /// The keys.
+        /// The keys without a value.
         keys: Vec<Key>,
     },
     /// The model comes from a folder, and from a key as well.
     TwoModels {
         /// Where the key stands.
         at: Origin,
-        /// The key.
+        /// The key beside the folder.
         key: Key,
     },
     /// No model has this shape.
     Model {
-        /// Who set the key.
+        /// Origin of the key's value.
         at: Origin,
         /// The key to change.
         key: Key,
-        /// Why not.
+        /// Why no model has this shape.
         error: ModelError,
-        /// The other values that matter, if somebody else set them.
+        /// The other values that matter, if their origin is another.
         beside: Vec<Given>,
     },
     /// Microbatches do not make up the batch.
     Microbatch {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
         /// Sequences in a microbatch.
         microbatch: u64,
         /// Sequences in the batch.
         global_batch: u64,
-        /// The other of the two, if somebody else set it.
+        /// The other of the two, if its origin is another.
         beside: Vec<Given>,
     },
     /// What passes between two stages for a microbatch does not fit into a frame.
     Boundary {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
         /// Tokens in a microbatch.
         tokens: u64,
-        /// The model's width.
+        /// Width of the model.
         width: u32,
-        /// The other values that matter, if somebody else set them.
+        /// The other values that matter, if their origin is another.
         beside: Vec<Given>,
     },
     /// Kernels of a device cannot count or hold it.
     Limit {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
         /// What is beyond which limit.
         error: LimitError,
-        /// The other values that matter, if somebody else set them.
+        /// The other values that matter, if their origin is another.
         beside: Vec<Given>,
     },
     /// Processors compute in floats only.
     Precision {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
-        /// The other values that matter, if somebody else set them.
+        /// The other values that matter, if their origin is another.
         beside: Vec<Given>,
     },
     /// The schedule does not have so many chunks a stage.
     Chunks {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
-        /// The schedule.
+        /// Schedule that lacks them.
         kind: ScheduleKind,
-        /// Chunks asked for.
+        /// Chunks a stage that are configured.
         chunks: u32,
-        /// The other of the two, if somebody else set it.
+        /// The other of the two, if its origin is another.
         beside: Vec<Given>,
     },
     /// The schedule cuts no sequences.
     Slices {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
-        /// Slices asked for.
+        /// Slices of a sequence that are configured.
         slices: u32,
-        /// The other of the two, if somebody else set it.
+        /// The other of the two, if its origin is another.
         beside: Vec<Given>,
     },
     /// Slices that sequences cannot be cut into.
     SliceLength {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
         /// In what they should be alike.
         by: CutBy,
@@ -167,19 +167,19 @@ pub enum Problem {
         slices: u32,
         /// Tokens of a sequence.
         sequence_len: u64,
-        /// The other values that matter, if somebody else set them.
+        /// The other values that matter, if their origin is another.
         beside: Vec<Given>,
     },
     /// Bytes are not tokens of the model.
     Vocabulary {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
         /// Tokens of the model.
         vocabulary: u32,
     },
     /// The folder's model reads tokens that are no bytes.
     Tokenizer {
-        /// What reads them.
+        /// Path of the tokenizer in the folder.
         path: PathBuf,
         /// Tokens of the model.
         vocabulary: u32,
@@ -188,44 +188,44 @@ pub enum Problem {
     FolderUnreadable {
         /// Where the folder is named.
         at: Origin,
-        /// The file.
+        /// The file that cannot be read.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         error: io::Error,
     },
     /// The folder's `config.json` describes no model of ours.
     FolderConfig {
-        /// The file.
+        /// Path of the `config.json`.
         path: PathBuf,
-        /// Why not.
+        /// Why it describes no such model.
         error: ConfigError,
     },
     /// The folder's model has a shape that we do not have.
     FolderModel {
-        /// The file.
+        /// Path of the `config.json`.
         path: PathBuf,
-        /// Why not.
+        /// Why there is no such shape.
         error: ModelError,
     },
     /// Sequences are longer than the positions the folder's model has learnt.
     Positions {
-        /// Where.
+        /// Origin of the key's value.
         at: Origin,
         /// Tokens in a sequence.
         sequence_len: u32,
-        /// Positions.
+        /// Positions that the folder's model has learnt.
         positions: u32,
     },
 }
 
-/// What holds for a key, and who said it.
+/// What holds for a key, and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given {
-    /// The key.
+    /// The key that is set.
     pub key: Key,
-    /// The value.
+    /// The value that holds.
     pub value: Value,
-    /// Who said it.
+    /// Origin of the value.
     pub origin: Origin,
 }
 

@@ -8,7 +8,7 @@ use super::words::Named;
 /// Reads settings. Panics on a value that its kind does not accept, because none is laid.
 #[derive(Clone, Copy)]
 pub struct Reader<'a> {
-    /// The settings.
+    /// The settings to read from.
     pub settings: &'a Settings,
 }
 

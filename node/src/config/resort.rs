@@ -1,4 +1,4 @@
-//! What a run goes on with on so many nodes: the schedule that was asked for need not exist for every
+//! What a run goes on with on so many nodes: the requested schedule need not exist for every
 //! number of stages.
 
 use zbelastic_schedule::ScheduleKind;
@@ -15,9 +15,9 @@ const REPLICAS_ANYWHERE: [ScheduleKind; 1] = [ScheduleKind::Gems];
 pub struct Resort<'a> {
     /// Schedules to choose from.
     pub kinds: &'a [ScheduleKind],
-    /// Chunks a stage, if somebody says how many.
+    /// Chunks a stage, if the configuration sets a number.
     pub chunks_per_stage: Option<u32>,
-    /// Stages.
+    /// Stages of the pipeline.
     pub stage_count: u32,
 }
 

@@ -1,8 +1,8 @@
-//! What was said for every key, and who said it last.
+//! The value of every key, and the layer that set it last.
 //!
 //! Layers lie on each other: default, preset, file, flags. A value that its key does not take is
 //! reported and left out; what lies beneath it stays, and the key is remembered as refused, so that
-//! nothing is said about other keys because of it.
+//! problems between it and other keys are not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,12 +15,12 @@ use super::presets::{PRESET_DEFAULT, find_preset};
 use super::problem::Problem;
 use super::value::Value;
 
-/// Who said something.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody.
+    /// The default of the key.
     Default,
-    /// A preset.
+    /// The preset of this name.
     Preset(&'static str),
     /// A file, in this line.
     File {
@@ -44,7 +44,7 @@ impl Origin {
         }
     }
 
-    /// Whether a person said it for this run.
+    /// Whether the value was set for this run, by a file or a flag.
     pub fn is_explicit(&self) -> bool {
         match self {
             Self::Default | Self::Preset(_) => false,
@@ -64,21 +64,21 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value and who said it.
+/// A value and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// The value.
+    /// The key's value.
     pub value: Value,
-    /// Who said it.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
-/// Something said about a key, not yet looked at.
+/// A key and a value for it, not yet checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
-    /// The key.
+    /// The key that is set.
     pub key: Key,
-    /// What was said.
+    /// The value and its origin.
     pub setting: Setting,
 }
 
@@ -89,11 +89,11 @@ pub enum Flag {
     Set(String),
     /// A flag of its own, such as `--steps`.
     Own {
-        /// The flag.
+        /// Name of the flag, as it is typed.
         flag: &'static str,
         /// The key it sets.
         key: Key,
-        /// The value.
+        /// The value that was typed.
         value: Value,
     },
 }
@@ -101,7 +101,7 @@ pub enum Flag {
 /// Where a configuration comes from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sources {
-    /// The file.
+    /// Path of the configuration file, if there is one.
     pub file: Option<PathBuf>,
     /// Flags; later ones win.
     pub flags: Vec<Flag>,
@@ -119,7 +119,7 @@ impl Settings {
     /// between keys are another matter.
     ///
     /// # Errors
-    /// If the file cannot be read as TOML: then there is nothing else to say.
+    /// If the file cannot be read as TOML: then that is the only problem.
     pub fn gather(sources: &Sources) -> Result<(Self, Vec<Problem>), Problem> {
         let mut said = match &sources.file {
             Some(file) => read_file(file)?,
@@ -198,13 +198,13 @@ impl Settings {
         }
     }
 
-    /// What holds for a key, if anything was said.
+    /// What holds for a key, if it has a value.
     #[must_use]
     pub fn get(&self, key: Key) -> Option<&Setting> {
         self.entries.get(&key)
     }
 
-    /// Who said what holds for a key.
+    /// Origin of what holds for a key.
     #[must_use]
     pub fn origin(&self, key: Key) -> Origin {
         self.get(key).map_or(Origin::Default, |setting| setting.origin.clone())

@@ -38,7 +38,7 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
     }
 }
 
-/// Whether `config` asks for nothing that needs steps.
+/// Whether `config` sets nothing that needs steps.
 ///
 /// # Errors
 /// With everything that does.

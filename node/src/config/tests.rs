@@ -1,4 +1,4 @@
-//! Configurations: what they become, and what is said about them.
+//! Configurations: what they become, and what is reported about them.
 
 mod folders;
 mod injections;

@@ -7,15 +7,15 @@ use toml::de::{DeInteger, DeValue};
 /// A value of a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// A string.
+    /// A TOML string.
     Text(String),
-    /// An integer.
+    /// A TOML integer.
     Whole(i128),
     /// A float; TOML has `nan` and `inf`.
     Number(f64),
-    /// A boolean.
+    /// A TOML boolean.
     Flag(bool),
-    /// An array.
+    /// A TOML array.
     List(Vec<Value>),
     /// What no key takes, by name.
     Other(&'static str),

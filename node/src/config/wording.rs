@@ -1,4 +1,4 @@
-//! How a person is told what is wrong with a configuration: one function a problem.
+//! The messages for what is wrong with a configuration: one function a problem.
 
 use std::io;
 use std::path::Path;

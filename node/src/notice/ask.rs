@@ -1,4 +1,4 @@
-//! Asks a metadata service: the only place with a socket.
+//! Sends requests to a metadata service: the only place with a socket.
 
 use std::env::{self, VarError};
 use std::io;
@@ -10,10 +10,10 @@ use ureq::{Agent, AsSendBody, Body, Error};
 
 use super::question::{ANSWER_BYTES_MAX, Answer, AskFault, Method, Question};
 
-/// Says where the metadata service is.
+/// Environment variable that names the metadata service.
 pub const METADATA_VARIABLE: &str = "ZBELASTIC_METADATA_URL";
 /// Where all three clouds have it: an address that leads nowhere but to the machine's own host. It
-/// needs no name to be resolved, so nobody else hears of the question or can answer it.
+/// needs no name to be resolved, so no other host sees the request or can answer it.
 const METADATA_URL: &str = "http://169.254.169.254";
 /// The longest place of another metadata service.
 const URL_CHARS_MAX: usize = 512;
@@ -38,7 +38,7 @@ pub enum MetadataUrlFault {
     /// It is something else.
     #[error("expected a metadata URL such as http://127.0.0.1:1338, found `{found}`")]
     NoUrl {
-        /// What was found.
+        /// The URL as it was given.
         found: String,
     },
     /// It is not even text.
@@ -84,7 +84,7 @@ impl MetadataUrl {
     }
 }
 
-/// Asks one metadata service.
+/// HTTP client of one metadata service.
 #[derive(Clone, Debug)]
 pub(super) struct Asker {
     agent: Agent,
@@ -94,9 +94,9 @@ pub(super) struct Asker {
 impl Asker {
     pub(super) fn new(base: Option<&MetadataUrl>) -> Self {
         let config = Agent::config_builder()
-            // A proxy would be asked about its own machine, and would hear the token.
+            // A proxy would answer for its own machine, and would receive the token.
             .proxy(None)
-            // What is asked for is there or nowhere.
+            // The service answers at its own address or not at all.
             .max_redirects(0)
             .http_status_as_error(false)
             .max_response_header_size(HEAD_BYTES_MAX)

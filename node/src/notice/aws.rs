@@ -7,7 +7,7 @@
 //!     └───────────────┴───────────────┘
 //! ```
 //!
-//! Every question carries a token, which is asked for by a `PUT` and expires. What is not marked is
+//! Every request carries a token, which is fetched with a `PUT` and expires. What is not marked is
 //! not found. A hibernation begins with its notice.
 
 use std::time::{Duration, SystemTime};
@@ -31,7 +31,7 @@ const TOKEN_CHARS_MAX: usize = 1024;
 const NOT_FOUND: u16 = 404;
 const UNAUTHORISED: u16 = 401;
 
-/// What a token is asked for with; who answers this is Amazon's.
+/// The request for a token; a server that answers it with one is Amazon's.
 pub(super) fn token_question(patience: Duration) -> Question {
     Question::put(TOKEN_PATH, patience).header(TOKEN_LIFE_HEADER, TOKEN_LIFE_SECONDS)
 }
@@ -45,7 +45,7 @@ pub(super) fn read_token(status: u16, body: &str) -> Result<&str, AskFault> {
     if is_token { Ok(token) } else { Err(AskFault::Senseless { expected: "a token" }) }
 }
 
-/// What can be asked with a token.
+/// What can be requested with a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topic {
     /// Whether the machine is marked to be interrupted.
@@ -106,7 +106,7 @@ fn read_recommendation(body: &str) -> Result<AwsAnswer, AskFault> {
     Ok(AwsAnswer::Marked { cause: Cause::Rebalance, deadline: None, event })
 }
 
-/// Asks in turn.
+/// Requests the topics in turn.
 #[derive(Debug)]
 pub(super) struct AwsWatch {
     pace: Pace,
@@ -183,7 +183,7 @@ impl AwsWatch {
         }
     }
 
-    /// What is graver is asked first after a failure.
+    /// After a failure the graver topic is requested first.
     fn fail(&mut self, fault: AskFault) -> Turn {
         self.topic = Topic::Action;
         Turn::failed(fault)

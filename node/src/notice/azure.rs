@@ -1,8 +1,8 @@
 //! Microsoft's notices: a list of events of all machines that belong together.
 //!
-//! So the machine asks for its own name first, and leaves alone what is not about it: whoever
-//! acknowledges the event of another has that one stopped. An acknowledgement says that this machine
-//! is ready, and has the event begin at once; it is sent when the node says so.
+//! So the machine requests its own name first, and ignores events of other machines: an acknowledgement of
+//! another machine's event would have that machine stopped. An acknowledgement states that this machine
+//! is ready, and has the event begin at once; it is sent when the node orders it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -25,10 +25,10 @@ const EVENTS_PATH: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 const EVENTS_MAX: usize = 32;
 /// The longest name of a machine; real ones have at most 64 characters.
 const NAME_CHARS_MAX: usize = 256;
-/// How often an acknowledgement is sent that nobody takes.
+/// How often an acknowledgement is sent that the service does not accept.
 const ACKNOWLEDGE_TRIES: u32 = 3;
 
-/// What whoever answers is Microsoft's. It switches nothing on.
+/// A request that only Microsoft's server answers with versions. It switches nothing on.
 pub(super) fn probe_question(patience: Duration) -> Question {
     Question::get(VERSIONS_PATH, patience).header(HEADER, "true")
 }
@@ -105,7 +105,7 @@ fn read_name(status: u16, body: &str) -> Result<&str, AskFault> {
     if is_name { Ok(name) } else { Err(AskFault::Senseless { expected: "a machine's name" }) }
 }
 
-/// Asks again and again.
+/// Polls the list of events, once events are switched on.
 #[derive(Debug)]
 pub(super) struct AzureWatch {
     pace: Pace,

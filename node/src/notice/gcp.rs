@@ -21,7 +21,7 @@ const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 /// The longest tag that is sent back; real ones have 16 characters.
 const TAG_CHARS_MAX: usize = 64;
 
-/// What is watched.
+/// A value of the metadata that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topic {
     /// Whether the machine is taken away.
@@ -33,14 +33,12 @@ pub(super) enum Topic {
 /// What an answer means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GcpAnswer {
-    /// The machine stays.
     Stays,
-    /// It goes.
     Goes,
     Fault(AskFault),
 }
 
-/// What whoever answers is Google's.
+/// A request whose answer shows whether the server is Google's.
 pub(super) fn probe_question(patience: Duration) -> Question {
     Question::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
 }
@@ -71,7 +69,7 @@ pub(super) fn read_gcp(topic: Topic, answer: &Answer) -> GcpAnswer {
     }
 }
 
-/// Asks again and again.
+/// Polls one topic of the metadata.
 #[derive(Debug)]
 pub(super) struct GcpWatch {
     pace: Pace,
@@ -79,7 +77,7 @@ pub(super) struct GcpWatch {
     /// Whether the last answer is known, and what it is called.
     last: Last,
     mark: Mark,
-    /// How often it was marked: what tells an event from the one before.
+    /// How often it was marked: distinguishes an event from the one before.
     count: u32,
 }
 

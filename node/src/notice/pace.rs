@@ -1,4 +1,4 @@
-//! How often is asked, and how long an answer may take.
+//! How often requests are sent, and how long an answer may take.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 const AWS_POLL: Duration = Duration::from_secs(2);
 /// Between two looks at Microsoft's: a notice may be 30 s before.
 const AZURE_POLL: Duration = Duration::from_secs(1);
-/// How long Google's server is asked to hold an answer back while nothing changes. Shorter than
+/// How long Google's server is requested to hold an answer back while nothing changes. Shorter than
 /// what gateways allow an idle connection.
 const GCP_HANG: Duration = Duration::from_secs(60);
 /// After an answer of Google's, so that a server that never holds one back is not overrun. A change
@@ -15,9 +15,9 @@ const GCP_PAUSE: Duration = Duration::from_millis(250);
 /// How long an answer may take: it comes from the same host, in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long Microsoft's first list of events may take: the first question switches them on, which
-/// is said to take up to two minutes.
+/// is documented to take up to two minutes.
 const AZURE_FIRST_PATIENCE: Duration = Duration::from_secs(130);
-/// How long a cloud has to say that it is there.
+/// How long a cloud has to answer the probe.
 const PROBE_PATIENCE: Duration = Duration::from_millis(1500);
 /// The longest wait after a failure: of the shortest notice, 30 s, two thirds are left.
 const FAULT_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ const FAULT_WAIT_MIN: Duration = Duration::from_secs(1);
 /// Doublings of the wait after which it is the longest in any case.
 const DOUBLINGS_MAX: u32 = 16;
 
-/// How often is asked, and how long an answer may take. The default is right for real clouds.
+/// How often requests are sent, and how long an answer may take. The default is right for real clouds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Between two looks at Amazon's metadata.
@@ -41,7 +41,7 @@ pub struct Pace {
     pub patience: Duration,
     /// How long Microsoft's first list of events may take.
     pub azure_first_patience: Duration,
-    /// How long a cloud has to say that it is there.
+    /// How long a cloud has to answer the probe.
     pub probe_patience: Duration,
     /// The wait after one failure; it doubles with each that follows.
     pub fault_wait_min: Duration,

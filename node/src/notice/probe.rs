@@ -1,4 +1,4 @@
-//! Finds out which cloud this is: all are asked at once, and have a second or two.
+//! Finds out which cloud this is: all are probed at once, and have a second or two.
 
 use std::thread;
 

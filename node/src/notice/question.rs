@@ -1,4 +1,4 @@
-//! What is asked, and what comes of it.
+//! Requests to a metadata service, and their answers and faults.
 
 use std::io;
 use std::time::Duration;
@@ -23,9 +23,9 @@ pub(super) struct Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Get,
-    /// With nothing.
+    /// With an empty body.
     Put,
-    /// With this JSON.
+    /// With this JSON as its body.
     Post(String),
 }
 
@@ -48,18 +48,16 @@ impl Question {
     }
 }
 
-/// A response, as far as somebody looks at it.
+/// A response, as far as its parts are used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) body: String,
-    /// The header `ETag`.
     pub(super) tag: Option<String>,
-    /// The header `Metadata-Flavor`.
     pub(super) flavor: Option<String>,
 }
 
-/// What a response means to whoever asked for something that may not be there.
+/// Refuses every status but success, for a resource that has to be there.
 pub(super) fn check_status(found: u16) -> Result<(), AskFault> {
     match found {
         200..=299 => Ok(()),
@@ -73,7 +71,7 @@ pub enum AskFault {
     /// No connection, or it broke.
     #[error("the metadata service cannot be reached: {kind}")]
     Unreachable {
-        /// How.
+        /// The system's kind of error.
         kind: io::ErrorKind,
     },
     /// It takes too long.
@@ -91,19 +89,19 @@ pub enum AskFault {
     /// It is a refusal, or something of which this version knows nothing.
     #[error("the metadata service answered with status {found}")]
     Status {
-        /// The status.
+        /// The HTTP status.
         found: u16,
     },
-    /// It is not what was asked for.
+    /// The answer does not have the expected form.
     #[error("the metadata service answered something else than {expected}")]
     Senseless {
-        /// What was asked for.
+        /// The form that was expected.
         expected: &'static str,
     },
-    /// The system gives no thread to ask on.
+    /// The system gives no thread to send requests on.
     #[error("no thread to ask the metadata service on: {kind}")]
     NoThread {
-        /// Why.
+        /// The system's kind of error.
         kind: io::ErrorKind,
     },
 }

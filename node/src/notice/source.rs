@@ -8,11 +8,11 @@ use thiserror::Error;
 /// A cloud whose notices are understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cloud {
-    /// Amazon's.
+    /// Amazon Web Services.
     Aws,
-    /// Google's.
+    /// Google Cloud.
     Gcp,
-    /// Microsoft's.
+    /// Microsoft Azure.
     Azure,
 }
 
@@ -37,24 +37,24 @@ impl fmt::Display for Cloud {
     }
 }
 
-/// Whom to listen to, as typed after `--spot`.
+/// Which cloud to listen to, as typed after `--spot`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NoticeSource {
-    /// Whoever answers.
+    /// The cloud that answers the probe.
     #[default]
     Auto,
-    /// Amazon's cloud.
+    /// Amazon Web Services.
     Aws,
-    /// Google's cloud.
+    /// Google Cloud.
     Gcp,
-    /// Microsoft's cloud.
+    /// Microsoft Azure.
     Azure,
-    /// Nobody; nobody is asked.
+    /// No cloud; no request is sent.
     None,
 }
 
 impl NoticeSource {
-    /// All of them.
+    /// Every source, in the order in which errors list them.
     pub const ALL: [Self; 5] = [Self::Auto, Self::Aws, Self::Gcp, Self::Azure, Self::None];
 
     /// As it is typed.
@@ -80,7 +80,7 @@ impl fmt::Display for NoticeSource {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("expected auto, aws, gcp, azure or none, found `{found}`")]
 pub struct UnknownSource {
-    /// What was found.
+    /// The name as it was typed.
     pub found: String,
 }
 

@@ -1,4 +1,4 @@
-//! The threads that ask, and what they tell of it.
+//! The threads that send requests, and what they report.
 
 use std::io;
 use std::mem::{Discriminant, discriminant};
@@ -19,7 +19,7 @@ use super::told::EventId;
 use super::turn::{Next, Turn};
 use super::{Cloud, NoticeSettings, NoticeSource, Report};
 
-/// Starts to listen, until nobody takes reports or gives orders any more. A question under way is
+/// Starts to listen, until the receiver of reports or the sender of orders is dropped. A request under way is
 /// not broken off: the thread ends with its answer, or with the process.
 pub(super) fn start(
     settings: NoticeSettings,
@@ -44,7 +44,7 @@ fn run(settings: &NoticeSettings, reports: &Sender<Report>, orders: &Receiver<Ev
         NoticeSource::None => None,
     };
     let first = cloud.map_or(Report::NoCloud, Report::Watching);
-    // Whoever does not take it does not take the others either.
+    // If the receiver is gone, no later report would be received either.
     let is_heard = reports.blocking_send(first).is_ok();
     let Some(cloud) = cloud.filter(|_| is_heard) else { return };
     let machine = match cloud {
@@ -70,7 +70,7 @@ fn listen_to_gcp(asker: &Asker, pace: Pace, reports: &Sender<Report>, orders: &R
     });
     if let Err(error) = started {
         let fault = AskFault::NoThread { kind: error.kind() };
-        // Whoever does not take it does not take the others either.
+        // If the receiver is gone, no later report would be received either.
         let _ = reports.blocking_send(Report::Trouble { source: Cloud::Gcp, fault });
     }
     listen(asker, listener(gcp::Topic::Preempted), reports, orders);
@@ -124,7 +124,7 @@ impl Machine {
         }
     }
 
-    /// Only Microsoft asks for it.
+    /// Only Microsoft has acknowledgements.
     fn acknowledge(&mut self, event: EventId) {
         match self {
             Self::Azure(watch) => watch.acknowledge(event),
@@ -133,7 +133,7 @@ impl Machine {
     }
 }
 
-/// A machine, and what is the same for all: what is told of failures, and how long to wait.
+/// A state machine, and what is the same for all: which failures were reported, and how long to wait.
 #[derive(Debug)]
 struct Listener {
     cloud: Cloud,
@@ -141,7 +141,7 @@ struct Listener {
     pace: Pace,
     /// Failures since the last good answer.
     failures: u32,
-    /// Kinds of fault that were told. There are as many as the fault has variants.
+    /// Kinds of fault that were reported. There are as many as the fault has variants.
     told: Vec<Discriminant<AskFault>>,
 }
 
@@ -150,7 +150,7 @@ impl Listener {
         Self { cloud, machine, pace, failures: 0, told: Vec::new() }
     }
 
-    /// What to tell of an answer, and how long to wait then.
+    /// What to report after an answer, and how long to wait then.
     fn handle(
         &mut self,
         answer: Result<Answer, AskFault>,

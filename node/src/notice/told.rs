@@ -1,4 +1,4 @@
-//! What was told already.
+//! Events that were reported already.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,7 @@ impl EventId {
         Self(name.chars().take(EVENT_CHARS_MAX).collect())
     }
 
-    /// Its name.
+    /// The name, as the source gives it, cut to its limit.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0
@@ -32,14 +32,14 @@ impl fmt::Display for EventId {
     }
 }
 
-/// The events that were told.
+/// The events that were reported.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     events: VecDeque<EventId>,
 }
 
 impl Told {
-    /// Whether `event` is told for the first time, now.
+    /// Whether `event` was not reported yet; records it as reported.
     pub(super) fn is_first(&mut self, event: &EventId) -> bool {
         if self.events.contains(event) {
             return false;
@@ -53,7 +53,7 @@ impl Told {
 }
 
 /// An event that is a state: it lasts from the answer that first shows it to the first that does
-/// not, whatever is said about it meanwhile.
+/// not, whatever answers repeat meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Mark {
     is_set: bool,
@@ -66,7 +66,7 @@ impl Mark {
         self.is_set = false;
     }
 
-    /// It is there, as `event`. Whether it is to be told.
+    /// Sets the mark under the name `event`. Returns whether it is to be reported.
     pub(super) fn set(&mut self, event: &EventId) -> bool {
         let was_set = std::mem::replace(&mut self.is_set, true);
         !was_set && self.told.is_first(event)

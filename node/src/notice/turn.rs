@@ -3,7 +3,7 @@
 use super::Notice;
 use super::question::AskFault;
 
-/// What a machine says when it has looked at an answer.
+/// What a state machine decides after an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) notices: Vec<Notice>,
@@ -13,7 +13,7 @@ pub(super) struct Turn {
 /// When the next question is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// There is more to ask before this look is over.
+    /// This look needs another request.
     AtOnce,
     /// This look is over.
     AfterPoll,

@@ -1,4 +1,4 @@
-//! Models whose shape a folder says.
+//! Models whose shape is read from a folder.
 
 use super::{check_round_trip, set, without_folder};
 use crate::config::{Note, Sources, WeightSource, load};

@@ -1,4 +1,4 @@
-//! What Microsoft's answers mean, and what is asked when.
+//! What Microsoft's answers mean, and what is requested when.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
