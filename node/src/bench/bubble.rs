@@ -1,4 +1,4 @@
-//! `bench bubble`: what a pipeline loses beside what its plan says, on devices that take exactly as
+//! `bench bubble`: what a pipeline loses beyond its plan, on devices that take exactly as
 //! long as planned.
 
 use std::io::Write;

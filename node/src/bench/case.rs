@@ -18,7 +18,7 @@ use crate::train::builtin;
 
 /// A model to be measured.
 pub struct Case {
-    /// The model.
+    /// Shape of the model.
     pub model: ModelConfig,
     /// The batch as pipelines cut it.
     pub batch: BatchShape,
@@ -67,7 +67,7 @@ impl Case {
         })
     }
 
-    /// The batch, cut.
+    /// Shape of the batch under this cutting.
     pub fn batch(&self, cutting: Cutting) -> BatchShape {
         match cutting {
             Cutting::Microbatches => self.batch,
@@ -80,7 +80,7 @@ impl Case {
         }
     }
 
-    /// What the workers of a run are told.
+    /// What the workers of a run begin with.
     ///
     /// # Errors
     /// If the schedule does not exist for this many stages.
@@ -143,7 +143,7 @@ impl Case {
         Ok(Arc::new(corpus.map_err(|error| out_of_resource(&error))?))
     }
 
-    /// The optimizer's settings.
+    /// Settings of the optimizer.
     pub fn optimizer(&self) -> &OptimizerConfig {
         &self.optimizer
     }

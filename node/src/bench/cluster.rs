@@ -1,7 +1,7 @@
 //! `bench cluster`: what a process for each worker costs against a thread for each, what a
 //! checkpoint costs while it is written, and what the end of a run takes.
 //!
-//! Runs are started as a person would, in turns, and timed by what they tell of their steps. Of each
+//! Runs are started as a person would, in turns, and timed by the `at_ms` of their steps. Of each
 //! kind the best round counts.
 
 use std::cmp::Ordering;
@@ -30,7 +30,7 @@ const CHECKPOINT_NEVER: u64 = 0;
 /// The model of a run, below its folder.
 const MODEL_FILE: &str = "model/model.safetensors";
 /// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and what each of
-/// them tells.
+/// them writes.
 const CLUSTER_FOLDER: &str = "cluster";
 const STORE_FOLDER: &str = "store";
 const EVENTS_FILE: &str = "events.jsonl";
@@ -62,7 +62,7 @@ struct ClusterReport {
     ending_ratio: Option<f64>,
 }
 
-/// What a run told and left behind.
+/// What a run printed and left behind.
 #[derive(Debug, Default)]
 struct Trained {
     timeline: Timeline,
@@ -78,8 +78,8 @@ struct Ending {
     plain_ms: f64,
 }
 
-/// How long steps and checkpoints took, as the run tells it: when it tells of them says less, as it
-/// asks its controller now and then.
+/// How long steps and checkpoints took, by the times in the run's events: the moment of their printing
+/// is less exact, as the run requests them from its controller now and then.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Timeline {
     /// From seal to seal.
@@ -201,7 +201,7 @@ fn pace(timeline: Timeline) -> Result<f64, Failure> {
     pace.ok_or_else(|| failed(&"too few steps to measure anything: raise --steps"))
 }
 
-/// Trains once, and tells when it told what.
+/// Trains once, and returns when steps were sealed and checkpoints complete.
 fn train(args: &BenchClusterArgs, has_threads: bool, every: u64) -> Result<Trained, Failure> {
     let name = format!("zbelastic-bench-cluster-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);
@@ -297,7 +297,7 @@ fn plain_write_ms(files: &[PathBuf], to: &Path) -> io::Result<f64> {
     Ok((took + began.elapsed()).as_secs_f64() * 1e3)
 }
 
-/// The step that a line tells of, and when it was sealed, in milliseconds since 1970.
+/// The step of a line, and when it was sealed, in milliseconds since 1970.
 fn seal_of(line: &str) -> Option<(u64, u64)> {
     let value = serde_json::from_str::<Value>(line).ok()?;
     if value["event"].as_str() != Some("step") {
@@ -306,7 +306,7 @@ fn seal_of(line: &str) -> Option<(u64, u64)> {
     Some((value["step"].as_u64()?, value["at_ms"].as_u64()?))
 }
 
-/// The seal of the later step; of one that several tell of, the first news.
+/// The seal of the later step; of several for one step, the earliest.
 fn later_seal(known: Option<(u64, u64)>, seal: (u64, u64)) -> Option<(u64, u64)> {
     Some(known.map_or(seal, |known| match known.0.cmp(&seal.0) {
         Ordering::Less => seal,

@@ -100,7 +100,7 @@ pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Lines for a person, who does not want to wait for all of it.
+/// Prints lines for a person, who does not want to wait for all of it.
 struct Tell<'a> {
     out: &'a mut dyn Write,
     is_json: bool,
@@ -120,7 +120,7 @@ fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, Failure> 
     device::open(index, precision).map_err(|error| open_failure(index, &error))
 }
 
-/// How many behaviours there are, if the devices have them all. What is wrong is told on standard error
+/// How many behaviours there are, if the devices have them all. Failures are printed on standard error
 /// as it is found.
 fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Failure> {
     let behaviours = behaviours::<B>();

@@ -22,7 +22,7 @@ use crate::train::interrupt::Interrupt;
 /// Memory, claimed and taken.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// What the plan says of all stages.
+    /// Bytes that the plan predicts for all stages.
     pub planned: Bytes,
     /// The most that the process had at once while it trained.
     pub resident_peak: Bytes,
@@ -51,7 +51,7 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, Failure> {
     let case = Case::new(args.config)?;
     let cutting = Cutting::Microbatches;
     let mut setup = case.setup(args.schedule, args.workers, cutting, STEPS)?;
-    // Workers draw what they need themselves; nobody holds the whole model.
+    // Workers draw the weights they need themselves; no copy of the whole model is held.
     setup.weights = zbelastic_trainer::stage::InitialWeights::Drawn { seed: 1 };
     let (policy, corpus) = (case.policy(), case.corpus(cutting)?);
     drop(case);
@@ -63,7 +63,7 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, Failure> {
     let job = Job { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
     let mut peak = None;
     train(&job, &mut |_| {
-        // While the last step is told all workers still have their memory.
+        // While the last step is reported all workers still have their memory.
         peak = resident_peak();
         ControlFlow::Continue(())
     })?;

@@ -1,4 +1,4 @@
-//! A device that computes nothing and takes exactly as long as it is told: the engine, the protocol
+//! A device that computes nothing and takes exactly as long as configured: the engine, the protocol
 //! and the threads around it are those of a run, so what is measured is theirs alone.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,15 +20,15 @@ use crate::train::outfit::Outfit;
 /// What a stage's passes take, all its chunks together.
 #[derive(Clone, Copy, Debug)]
 pub struct Paced {
-    /// F.
+    /// Time of the forward passes (F).
     pub f: Duration,
-    /// B.
+    /// Time of the backward passes for activations (B).
     pub b: Duration,
-    /// W.
+    /// Time of the backward passes for weights (W).
     pub w: Duration,
 }
 
-/// Floats of a boundary tensor that nobody reads.
+/// Floats of a boundary tensor, whose values are not read.
 const FRAME_LEN: usize = 16;
 /// Every gradient is this, squared and summed.
 const SQUARE_SUM: f64 = 1e-6;
@@ -63,7 +63,7 @@ impl Outfit for Paced {
     }
 }
 
-/// One stage's.
+/// Workbench of one stage.
 pub struct PacedBench {
     /// Of one chunk.
     times: Paced,

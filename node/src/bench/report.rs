@@ -7,18 +7,18 @@ use serde::Serialize;
 use super::memory::MemoryReport;
 use crate::train::line::grouped;
 
-/// One model.
+/// What was measured of one model.
 #[derive(Debug, Serialize)]
 pub struct CaseReport {
-    /// Its letter.
+    /// Name of the benchmark model.
     pub config: &'static str,
-    /// Its parameters.
+    /// Parameters of the model.
     pub parameters: u64,
     /// Floating-point operations of a step.
     pub step_flop: f64,
     /// Multiply-adds of one core, counted twice each.
     pub peak_gflop_per_s: f64,
-    /// One stage.
+    /// One stage, by the threads that compute.
     pub serial: Vec<Serial>,
     /// Two stages with a thread each.
     pub pipelined: Vec<Pipelined>,
@@ -33,24 +33,24 @@ pub struct CaseReport {
 /// One stage with its threads.
 #[derive(Debug, Serialize)]
 pub struct Serial {
-    /// Threads.
+    /// Threads that compute.
     pub threads: usize,
-    /// Tokens a second.
+    /// Tokens trained a second.
     pub tokens_per_s: f64,
-    /// A step.
+    /// Time of a step, in milliseconds.
     pub step_ms: f64,
     /// Of what as many threads could multiply and add.
     pub peak_share: f64,
 }
 
-/// A pipeline.
+/// A pipeline of two stages.
 #[derive(Debug, Serialize)]
 pub struct Pipelined {
-    /// Its schedule.
+    /// Name of the schedule.
     pub schedule: &'static str,
-    /// Tokens a second.
+    /// Tokens trained a second.
     pub tokens_per_s: f64,
-    /// A step.
+    /// Time of a step, in milliseconds.
     pub step_ms: f64,
     /// Over one stage with one thread, measured in turns with it.
     pub speedup: f64,

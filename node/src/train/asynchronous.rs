@@ -1,5 +1,5 @@
 //! A run without steps, in one process: a thread for each stage, and a conductor that puts together
-//! what they tell.
+//! what they send.
 //!
 //! ```text
 //!            frames                         losses, updates
@@ -46,54 +46,54 @@ use crate::failure::{Failure, FailureCode};
 use conductor::Conductor;
 use worker::Worker;
 
-/// What a stage tells.
+/// A message of a stage to the conductor.
 pub enum Told {
     /// It has its memory and its weights.
     Ready,
     /// What its operations yielded, and how long it has worked so far.
     Output {
-        /// The stage.
+        /// Stage that ran them.
         stage: StageIndex,
         /// What was yielded; never a frame.
         output: AsyncOutput,
         /// Time spent in operations since the beginning.
         busy: Duration,
     },
-    /// It came to the end, or was told to stop.
+    /// It came to the end, or was stopped.
     Finished {
-        /// The stage.
+        /// Stage that finished.
         stage: StageIndex,
-        /// Its layers.
+        /// State of the stage's layers.
         state: AsyncState,
         /// The order that it found, if it was to find one.
         found: Option<Vec<AsyncOp>>,
     },
     /// Its memory could not be had.
     OutOfMemory {
-        /// The stage.
+        /// Stage that lacks it.
         stage: StageIndex,
-        /// What was asked for.
+        /// The allocation that failed, in words.
         error: String,
     },
     /// Its device gave up.
     Faulted {
-        /// The stage.
+        /// Stage whose device failed.
         stage: StageIndex,
         /// What it computed on.
         device: String,
-        /// What ended that.
+        /// The device's error.
         fault: DeviceFault,
     },
-    /// Its thread panicked.
+    /// The stage's thread panicked.
     Died {
-        /// The stage.
+        /// Stage of that thread.
         stage: StageIndex,
     },
 }
 
 /// A run without steps.
 pub struct AsyncJob<'a> {
-    /// What all stages are told.
+    /// What all stages begin with.
     pub setup: Arc<AsyncSetup>,
     /// The model in one stage, as it is evaluated at the end.
     pub whole: &'a StageSetup,
@@ -157,7 +157,7 @@ pub fn train_on<O: BackendOutfit>(
             };
             scope.spawn(move || worker.run());
         }
-        // Who waits for a frame that nobody sends any more is woken by the last sender's end.
+        // A thread that waits for a frame that will not come is woken when the last sender is dropped.
         drop((conductor, mailboxes));
         Conductor::new(setup, job.interrupt, job.bubble, &stop, observe).conduct(&messages)
     })?;
@@ -171,7 +171,7 @@ pub fn train_on<O: BackendOutfit>(
     };
     let held_out = loss.map(|loss| Evaluated { steps_done: conducted.steps_done, loss });
     if let Some(held_out) = held_out {
-        // The run is over; that nobody listens any more changes nothing.
+        // The run is over; that the observer breaks changes nothing.
         let _ = observe(&News::Evaluated(held_out));
     }
     Ok(Outcome {

@@ -8,7 +8,7 @@
 //!      └────────────────────────────┴──────────────── seals, halt ─────┘
 //! ```
 //!
-//! Workers wait for the coordinator when its box is full; it never waits for them, so nobody waits
+//! Workers wait for the coordinator when its channel is full; it never waits for them, so there is no wait
 //! in a circle.
 
 use std::ops::ControlFlow;
@@ -32,7 +32,7 @@ use crate::failure::{Detail, Failure, FailureCode};
 
 /// What a cluster is to do.
 pub struct Job {
-    /// What all stages are told.
+    /// What all stages begin with.
     pub setup: Arc<StageSetup>,
     /// Which steps are taken.
     pub policy: GuardPolicy,
@@ -44,8 +44,8 @@ pub struct Job {
     pub interrupt: Interrupt,
 }
 
-/// Runs `job` to its end on this machine's processors. `observe` is told what happens, and may end the run after the step under
-/// way by breaking.
+/// Runs `job` to its end on this machine's processors. `observe` is called with what happens, and may end
+/// the run after the step under way by breaking.
 ///
 /// # Errors
 /// If memory could not be had, or a worker panicked.
@@ -96,20 +96,20 @@ pub fn train_on<O: Outfit>(
             Some(error) => Err(cannot_start(error)),
             None => Coordinator::new(job, &mailboxes, observe).conduct(&messages),
         };
-        // From here on nobody waits to be heard, so that all have time for their mail.
+        // From here on no worker blocks on a send to the coordinator, so that all read their mail.
         drop(messages);
         match outcome {
             Ok(_) => std::mem::forget(guard),
             Err(_) => drop(guard),
         }
-        // A panic was told by the worker itself.
+        // A panic was reported by the worker itself.
         handles.into_iter().flatten().for_each(|handle| drop(handle.join()));
         outcome
     })
 }
 
-/// Tells all workers to stop, unless it is forgotten: on an error, and when the coordinator panics.
-/// A worker that is gone needs no telling.
+/// Sends every worker [`Mail::Abort`] when dropped, unless it is forgotten: on an error, and when the
+/// coordinator panics. A worker that is gone needs none.
 struct AbortGuard<'a> {
     mailboxes: &'a [SyncSender<Mail>],
 }

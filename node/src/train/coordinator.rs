@@ -30,11 +30,11 @@ pub struct Outcome {
     pub layers: Vec<HostFloats>,
     /// Whether the run folder has them already, as a model.
     pub is_written: bool,
-    /// The state.
+    /// Digest of the state after the last step.
     pub digest: StateDigest,
     /// The last evaluation after the last step, if there was text for it.
     pub held_out: Option<Evaluated>,
-    /// Of the steps.
+    /// Time that the steps took.
     pub elapsed: Duration,
     /// Steps that an earlier command had sealed, in another time.
     pub steps_before: u64,
@@ -123,10 +123,10 @@ impl<'a> Coordinator<'a> {
         Ok(self.outcome(results))
     }
 
-    /// Agrees on a proposal, which with one member takes no time, and tells everybody.
+    /// Applies the proposal's seal, which one member decides alone, and sends it to every stage.
     fn seal(&mut self, Proposal { seal, went_ahead }: Proposal) {
         self.ledger.apply(&seal).expect("a proposal is about the open turn");
-        // Stages hear first; to tell people may take as long as it likes.
+        // Stages are sent the seal first; reporting it may take as long as it likes.
         let should_end = self.course.is_break() || self.job.interrupt.is_requested();
         if should_end && seal.verdict.is_final() {
             self.broadcast(&Event::Halt { after: seal.turn.step });
@@ -180,7 +180,7 @@ impl<'a> Coordinator<'a> {
     fn broadcast(&self, event: &Event) {
         for (stage, mailbox) in self.mailboxes.iter().enumerate() {
             match mailbox.try_send(Mail::Event(event.clone())) {
-                // One that panicked has told so.
+                // A worker that panicked has reported it.
                 Ok(()) | Err(TrySendError::Disconnected(_)) => {}
                 Err(TrySendError::Full(_)) => panic!("stage {stage} has no room for {event:?}"),
             }

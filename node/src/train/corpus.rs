@@ -10,20 +10,20 @@ use crate::text::{self, Text};
 
 /// A text as training will read it.
 pub struct RunText {
-    /// Its windows.
+    /// Windows of the text, to train on and held out.
     pub corpus: Corpus,
-    /// What is worth telling about it.
+    /// What the heading and the notes report about it.
     pub about: AboutText,
 }
 
-/// What is worth telling about a text.
+/// What the heading and the notes report about a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AboutText {
     /// Whether it is the one that the binary carries.
     pub is_builtin: bool,
     /// Files it was read from.
     pub file_count: usize,
-    /// Its size.
+    /// Bytes of the text.
     pub size: Bytes,
     /// Files that were left out because they are not UTF-8.
     pub skipped: Vec<std::path::PathBuf>,
@@ -61,7 +61,7 @@ pub fn gather_text(loaded: &Loaded) -> Result<Text, Failure> {
     })
 }
 
-/// Cuts a text into windows as `loaded` says.
+/// Cuts a text into windows by the configuration in `loaded`.
 ///
 /// # Errors
 /// If it cannot be trained on.

@@ -23,7 +23,7 @@ pub struct Devices<D: Device> {
     pub opened: Vec<(String, Arc<D>)>,
     /// The folder for what leaves memory; none if it goes to the host's memory.
     pub scratch: Option<PathBuf>,
-    /// Whether they make graphs of what they are told again and again.
+    /// Whether they capture graphs of operations that are launched again and again.
     pub graphs: Graphs,
 }
 

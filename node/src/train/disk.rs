@@ -45,7 +45,7 @@ pub fn check_disk(
     // A relative folder is seen from each node's own, which lies in the run's.
     let place = config.checkpoint.folder.as_ref().map_or(folder.to_owned(), |dir| folder.join(dir));
     let place = existing(&place);
-    // Who cannot be asked is not refused: the first checkpoint tells.
+    // A disk whose room cannot be read is not refused: the first checkpoint will show.
     match disk_space(&place) {
         Ok((free, _)) if free < needed => Err(failure(&place, (needed, free), (kept, config))),
         Ok(_) | Err(_) => Ok(()),

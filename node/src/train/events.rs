@@ -10,7 +10,7 @@ use super::line::{reason_text, tokens_per_s};
 use super::mail::Evaluated;
 use super::news::{Rollback, StepRecord};
 
-/// A line.
+/// A line of the metrics file, and of standard output for scripts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum RunEvent {
@@ -20,7 +20,7 @@ pub enum RunEvent {
     Rollback(RollbackEvent),
     /// Held-out text was read.
     Eval(EvalEvent),
-    /// The last line.
+    /// The run is over: the last line.
     Done(DoneEvent),
 }
 
@@ -31,10 +31,10 @@ struct Line<'a> {
     at_ms: u64,
 }
 
-/// A sealed step.
+/// A step that was sealed for good.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepEvent {
-    /// Counted from 1.
+    /// Number of the step, from 1.
     pub step: u64,
     /// The mean cross-entropy, in nats a token.
     pub loss: Option<f64>,
@@ -44,7 +44,7 @@ pub struct StepEvent {
     pub verdict: &'static str,
     /// What the gradient was multiplied with; `null` for a step that was skipped.
     pub clip: Option<f64>,
-    /// The learning rate.
+    /// The learning rate of the step.
     pub lr: f64,
     /// Since the step before was sealed.
     pub ms: f64,
@@ -54,7 +54,7 @@ pub struct StepEvent {
     pub tokens: u64,
     /// The share of the step in which the busiest stage waited.
     pub bubble_measured: f64,
-    /// What the schedule says that should be, with what passes took lately.
+    /// That share by the schedule, with what passes took lately.
     pub bubble_planned: f64,
     /// How often the step was taken.
     pub attempts: u32,
@@ -63,18 +63,18 @@ pub struct StepEvent {
 /// Work that was dropped.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RollbackEvent {
-    /// Counted from 1.
+    /// Number of the step, from 1.
     pub step: u64,
-    /// `skip` or `replay`.
+    /// The verdict on it: `skip` or `replay`.
     pub verdict: &'static str,
-    /// Why, in words.
+    /// Reason of the verdict, in words.
     pub reason: String,
 }
 
-/// Held-out text.
+/// The loss on held-out text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalEvent {
-    /// Steps done.
+    /// Steps done before the text was read.
     pub step: u64,
     /// The mean cross-entropy, in nats a token.
     pub held_out_loss: Option<f64>,
@@ -91,9 +91,9 @@ pub struct DoneEvent {
     pub tokens_per_s: f64,
     /// Parameters of the model.
     pub params: u64,
-    /// The schedule.
+    /// Name of the schedule.
     pub schedule: &'static str,
-    /// Workers.
+    /// Workers that took part.
     pub workers: u32,
     /// The mean cross-entropy of held-out text after the last step, if there is any.
     pub held_out_loss: Option<f64>,

@@ -18,26 +18,26 @@ use crate::config::{RunConfig, load_document};
 use crate::failure::{Detail, Failure, FailureCode, cannot_write};
 use crate::whole_file;
 
-/// The effective configuration.
+/// File of the effective configuration.
 pub const CONFIG: &str = "config.toml";
-/// The events.
+/// File of the run's events, one JSON object a line.
 pub const METRICS: &str = "metrics.jsonl";
 /// What was run and how it ended.
 pub const RUN: &str = "run.json";
-/// The last steps.
+/// File of the last steps as a trace for Perfetto.
 pub const TRACE: &str = "trace.json";
 /// The order that was found.
 pub const ORDER: &str = "order.txt";
-/// Generated text.
+/// File of generated text.
 pub const SAMPLE: &str = "sample.txt";
-/// The model.
+/// Folder of the trained model.
 pub const MODEL: &str = "model";
 /// The folders of the processes that train.
 pub const CLUSTER: &str = "cluster";
 
 const ALL: [&str; 6] = [CONFIG, METRICS, RUN, TRACE, SAMPLE, MODEL];
 
-/// Where run folders lie if nothing is said.
+/// Where run folders lie if no folder is named.
 pub const RUNS: &str = "runs";
 /// Folders of one name below it.
 const RUNS_MAX: u32 = 9_999;
@@ -45,7 +45,7 @@ const RUNS_MAX: u32 = 9_999;
 /// What a run is to be, as its folder is opened for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Its configuration.
+    /// The run's configuration.
     pub config: &'a RunConfig,
     /// The same as the folder holds it: a line with workers and threads, then the effective keys.
     pub text: &'a str,
@@ -56,7 +56,7 @@ pub struct Wanted<'a> {
 /// How a run begins in its folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beginning {
-    /// Nothing was there.
+    /// Nothing was in the folder.
     New,
     /// It was interrupted there.
     Again,
@@ -72,7 +72,7 @@ pub struct RunFolder {
     path: PathBuf,
     beginning: Beginning,
     metrics: File,
-    /// Whether nothing was told yet.
+    /// Whether no metrics were written yet.
     is_empty: bool,
 }
 
@@ -120,21 +120,21 @@ impl RunFolder {
         if !self.is_empty {
             return;
         }
-        // What cannot be removed stays; the failure that led here is what is worth telling.
+        // What cannot be removed stays; the failure that led here is the one to report.
         for name in [CONFIG, METRICS] {
             let _ = fs::remove_file(self.path.join(name));
         }
         let _ = fs::remove_dir(&self.path);
     }
 
-    /// Where it lies.
+    /// Path of the run folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Adds a line to the metrics. It is with the system when this returns: a run that is killed
-    /// keeps what it told.
+    /// keeps the lines written before.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -197,12 +197,12 @@ fn take(path: &Path, metrics: &File) -> Result<(), Failure> {
     }
 }
 
-/// What a run told of its end.
+/// The end of a run as `run.json` records it.
 fn told_end(path: &Path) -> Option<serde_json::Value> {
     serde_json::from_slice(&fs::read(path.join(RUN)).ok()?).ok()
 }
 
-/// Whether a run that has told of its end ended before its time.
+/// Whether `run.json` records that the run was interrupted.
 fn ended_early(path: &Path) -> bool {
     told_end(path).is_some_and(|run| run["interrupted"] == true)
 }

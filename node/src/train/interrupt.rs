@@ -13,22 +13,22 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::failure::{Failure, FailureCode};
 use crate::notice::{Cause, NoticeSettings, NoticeWatch, Report};
 
-/// How often the run was asked to end, and by whom first. Atomics, because signals and notices arrive on a
-/// thread of their own.
+/// How often the run was requested to end, and by whom first. Atomics, because signals and notices arrive on
+/// a thread of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     count: Arc<AtomicU32>,
     is_preempted: Arc<AtomicBool>,
 }
 
-/// Who wants it to end.
+/// What requests the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Wish {
     /// A person, or a closed terminal.
     Person,
-    /// Whoever manages the machine: SIGTERM.
+    /// The machine's process manager, with SIGTERM.
     Terminate,
-    /// A cloud, as it says.
+    /// A notice of a cloud, in words.
     Notice(String),
 }
 
@@ -39,7 +39,7 @@ struct Signals {
 }
 
 impl Interrupt {
-    /// Listens for signals, and for notices as `settings` say; none if notices are to be ignored.
+    /// Listens for signals, and for notices by `settings`; none if notices are to be ignored.
     ///
     /// # Errors
     /// If the system does not allow it.
@@ -87,7 +87,7 @@ impl Interrupt {
         let _ = writeln!(io::stderr(), "\n{says}");
     }
 
-    /// What is said about a wish; nothing if it is the second, and the process ends immediately.
+    /// The message printed for a request; none if it is the second, and the process ends immediately.
     fn answer(&self, wish: &Wish) -> Option<String> {
         let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
         if is_first {
@@ -109,7 +109,8 @@ impl Interrupt {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// The exit code of a run that ends for it: whoever manages machines starts the same command again.
+    /// The exit code of a run that ends for it: with [`FailureCode::Drained`] a process manager starts the
+    /// same command again.
     #[must_use]
     pub fn code(&self) -> FailureCode {
         if self.is_preempted.load(Ordering::SeqCst) {

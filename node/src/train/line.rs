@@ -9,14 +9,14 @@ use zbelastic_types::{Bytes, StageIndex, TensorIndex};
 use super::events::RollbackEvent;
 use super::news::StepRecord;
 
-/// What a line says about every step of a run.
+/// What a line shows beside a step, the same for all steps of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineContext {
     /// Steps of the run.
     pub step_count: u64,
     /// Arithmetic of a token.
     pub flop_per_token: f64,
-    /// What the cores in use can do; nothing is said of devices.
+    /// Peak rate of the cores in use; none for devices.
     pub peak_flop_per_s: Option<f64>,
     /// The fullest stage and what it takes.
     pub fullest: (StageIndex, Bytes),
@@ -84,7 +84,7 @@ pub fn reason_text(reason: &Reason, name: &dyn Fn(TensorIndex) -> String) -> Str
     format!("non-finite gradient in {} ({values}{more})", name(*tensor))
 }
 
-/// Tokens a second.
+/// Tokens a second, for `tokens` in `elapsed`.
 pub fn tokens_per_s(tokens: u64, elapsed: Duration) -> f64 {
     tokens as f64 / elapsed.as_secs_f64().max(1e-9)
 }
@@ -102,7 +102,7 @@ pub fn three_digits(number: f64) -> String {
     }
 }
 
-/// As in 5.9e-4.
+/// A number as in 5.9e-4.
 pub fn scientific(number: f64) -> String {
     format!("{number:.1e}")
 }

@@ -14,7 +14,7 @@ use crate::machine::{core_count, memory_total};
 /// What the workers of a run compute on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Machines {
-    /// This machine's cores.
+    /// The cores of this machine.
     Processors,
     /// NVIDIA devices, dealt out to stages in turn.
     Devices(Vec<Probe>),
@@ -31,7 +31,7 @@ pub enum Sharing {
 
 /// What a driver takes of a device for another process that opens it, beside what its stage is counted
 /// with. It was chosen: drivers take a third to half a gibibyte for a process on the devices that kernels
-/// run on, and nobody has measured it here. What the first one takes is gone when free memory is looked at.
+/// run on, and it was not measured here. What the first one takes is gone when free memory is looked at.
 const PROCESS_BYTES: u64 = 512 << 20;
 
 impl Machines {
@@ -164,7 +164,7 @@ fn within_smallest(mut parts: Vec<DevicePart>) -> Vec<DevicePart> {
 /// What a stage may take of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevicePart {
-    /// The device's number.
+    /// Number of the device.
     pub index: usize,
     /// What is free on it, for all of its stages.
     pub free: Bytes,
@@ -183,7 +183,7 @@ impl DevicePart {
         Failure::new(FailureCode::OutOfResource, does_not_fit(self.smallest))
     }
 
-    /// How a person is told that a stage does not fit into its part.
+    /// The detail printed for a stage that does not fit into its part.
     #[must_use]
     pub fn detail(&self, kind: &str, stage: usize, needed: Bytes) -> Detail {
         let Self { index, free, stages, bytes, smallest } = self;

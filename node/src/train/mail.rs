@@ -9,26 +9,26 @@ use zbelastic_types::{LayerId, StageIndex};
 
 use super::timing::Slice;
 
-/// To a worker.
+/// Messages to a worker.
 pub enum Mail {
-    /// Something its engine is told.
+    /// An event for the worker's engine.
     Event(Event),
     /// Another worker is lost: stop at once.
     Abort,
 }
 
-/// To the coordinator.
+/// Messages to the coordinator.
 pub enum Message {
     /// A stage has its memory and its weights.
     Ready,
-    /// What a stage did since it last said so; sent before each report.
+    /// What a stage did since it last sent slices; sent before each report.
     Slices {
-        /// The stage.
+        /// Stage that did it.
         stage: StageIndex,
-        /// In order.
+        /// Slices in the order of their times.
         slices: Vec<Slice>,
     },
-    /// A stage's sums.
+    /// A stage's report of its sums for the open turn.
     Report(Report),
     /// The loss on held-out text.
     Evaluated(Evaluated),
@@ -36,30 +36,30 @@ pub enum Message {
     Finished(StageResult),
     /// A stage's memory could not be had.
     OutOfMemory {
-        /// The stage.
+        /// Stage that lacks it.
         stage: StageIndex,
-        /// What was asked for.
+        /// The allocation that failed.
         error: AllocateError,
     },
     /// A stage's second store refused what it was given, or did not give it back.
     StoreFailed {
-        /// The stage.
+        /// Stage whose store failed.
         stage: StageIndex,
-        /// Why.
+        /// The store's error.
         error: StoreError,
     },
     /// A stage's device gave up. Nothing that it computed since has left it.
     Faulted {
-        /// The stage.
+        /// Stage whose device failed.
         stage: StageIndex,
         /// What the stage computes on.
         device: String,
-        /// Why.
+        /// The device's error.
         fault: DeviceFault,
     },
     /// A worker's thread panicked.
     Died {
-        /// Its stage.
+        /// Stage of that worker.
         stage: StageIndex,
     },
 }
@@ -69,7 +69,7 @@ pub enum Message {
 pub struct Evaluated {
     /// After so many steps.
     pub steps_done: u64,
-    /// The mean cross-entropy.
+    /// The mean cross-entropy, in nats a token.
     pub loss: f64,
 }
 
@@ -81,12 +81,12 @@ pub struct StageResult {
     pub digests: Vec<LayerDigest>,
     /// Digests of the layers of second replicas, which another stage ends with as well.
     pub twins: Vec<LayerDigest>,
-    /// Updates it applied.
+    /// Updates that the stage applied.
     pub updates: u64,
 }
 
 /// Mail that may wait for one worker. While it runs a single operation its neighbours send at most
-/// the frames that an engine takes in, which is seven for each of its passes, and the gradients of
+/// the frames that an engine accepts, which is seven for each of its passes, and the gradients of
 /// twins; sums, seals and the end of the run come to less than what is added for them.
 pub fn mailbox_limit(plan: &Plan, stage: StageIndex) -> usize {
     const FRAMES_PER_PASS: usize = 7;

@@ -13,24 +13,24 @@ use super::timing::Bubbles;
 pub enum News {
     /// A step is sealed for good.
     Step(StepRecord),
-    /// Work was dropped because something was wrong with it; clipping is not told.
+    /// Work was dropped because something was wrong with it; clipping is not reported.
     Rollback(Rollback),
     /// The loss on held-out text.
     Evaluated(Evaluated),
 }
 
-/// A sealed step.
+/// A step that was sealed for good.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepRecord {
-    /// Which one.
+    /// Number of the step.
     pub step: Step,
-    /// The mean cross-entropy.
+    /// The mean cross-entropy, in nats a token.
     pub loss: f64,
     /// The global gradient norm, before clipping.
     pub norm: f64,
     /// What became of it.
     pub verdict: Verdict,
-    /// The learning rate.
+    /// The learning rate of the step.
     pub lr: f64,
     /// Since the step before was sealed.
     pub elapsed: Duration,
@@ -43,17 +43,17 @@ pub struct StepRecord {
     pub attempts: u32,
     /// The number of the plan it was taken under.
     pub generation: u64,
-    /// Its stages.
+    /// Stages of that plan.
     pub stage_count: u32,
 }
 
 /// A step whose gradient was refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rollback {
-    /// Which one.
+    /// Number of the step.
     pub step: Step,
     /// Skipped, or to be replayed.
     pub verdict: Verdict,
-    /// Why.
+    /// What was wrong with it.
     pub reason: Reason,
 }

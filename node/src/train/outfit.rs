@@ -12,7 +12,7 @@ use crate::second_store::FileStore;
 
 /// Makes what a worker computes with, on the worker's own thread.
 pub trait Outfit: Sync {
-    /// What it makes.
+    /// The workbench that it makes.
     type Bench: Workbench;
 
     /// The workbench of a stage at the beginning of a run.
@@ -30,7 +30,7 @@ pub trait Outfit: Sync {
 
 /// An outfit whose workbenches are backends: what stages without steps compute with.
 pub trait BackendOutfit: Outfit {
-    /// What it makes.
+    /// The backend that it makes.
     type Backend: Backend;
 
     /// The backend of a stage, and of the evaluation at the end of such a run.

@@ -32,11 +32,11 @@ use crate::machine::core_count;
 pub struct Prepared {
     /// What its folder is named after.
     pub name: String,
-    /// Its configuration.
+    /// The run's configuration.
     pub config: RunConfig,
     /// What is worth knowing before it begins.
     pub notes: Vec<Note>,
-    /// Its text.
+    /// About the text that it trains on.
     pub text: AboutText,
     /// Its plan, and why that.
     pub plan: PlanOfRun,
@@ -46,18 +46,18 @@ pub struct Prepared {
     pub machines: Machines,
     /// How they share it.
     pub sharing: Sharing,
-    /// What workers are told.
+    /// What is handed to the workers.
     pub job: Job,
 }
 
-/// What workers follow.
+/// The plan that workers follow.
 pub enum PlanOfRun {
-    /// Steps.
+    /// Synchronous steps.
     Synchronous(Choice),
     /// A program without steps. What needs a plan of steps for the whole model, as evaluation at
     /// the end does, has one of a single stage beside it.
     Asynchronous {
-        /// The program.
+        /// The asynchronous program and its plan.
         plan: AsyncChoice,
         /// The plan of one stage.
         whole: Plan,
@@ -74,7 +74,7 @@ impl PlanOfRun {
         }
     }
 
-    /// The schedule's name.
+    /// Name of the schedule.
     #[must_use]
     pub fn schedule(&self) -> &'static str {
         match self {
@@ -120,7 +120,7 @@ impl fmt::Display for PlanOfRun {
     }
 }
 
-/// Workers if nobody says how many: enough for a pipeline, no more than the model has blocks.
+/// Workers where none are requested: enough for a pipeline, no more than the model has blocks.
 const WORKERS_DEFAULT: u32 = 4;
 
 fn workers_default(config: &RunConfig) -> u32 {
@@ -131,7 +131,7 @@ fn workers_default(config: &RunConfig) -> u32 {
     WORKERS_DEFAULT.min(config.model.blocks / chunks_per_stage).max(1)
 }
 
-/// Where the configuration comes from. A device that is named says of which kind the run is.
+/// Where the configuration comes from. A device that is named sets `train.device` to its kind.
 fn sources(args: &TrainArgs) -> Sources {
     let mut sources = args.config.sources();
     let kind = args.device.as_ref().map(|devices| match devices {
@@ -259,7 +259,7 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
 }
 
 /// A plan that has room where the run computes. Stages that share a device have equal parts of it, as their
-/// workers say to a cluster. Threads need not: without such a plan they may have one whose stages
+/// workers report to a cluster. Threads need not: without such a plan they may have one whose stages
 /// take what there is between them.
 ///
 /// # Errors
@@ -334,7 +334,7 @@ fn choose_plan(
         .map_err(|refusals| refusal_failure(&refusals, config, worker_count, parts))
 }
 
-/// How a person is told that no schedule will do. A size that is wrong for one schedule and a
+/// The failure printed when no schedule will do. A size that is wrong for one schedule and a
 /// limit that is too low for others come down to the limit, which is what can be raised.
 fn refusal_failure(
     refusals: &[(ScheduleKind, Refusal)],
@@ -348,7 +348,7 @@ fn refusal_failure(
         Refusal::Plan(error) => Some(error),
         Refusal::Memory { .. } => None,
     });
-    // That a schedule has no such number of chunks is told only if that is all there is.
+    // That a schedule has no such number of chunks is reported only if that is all there is.
     let is_chunk_count =
         |error: &&PlanError| matches!(error, PlanError::Generate(GenerateError::ChunkCount { .. }));
     let plan = plans.min_by_key(is_chunk_count);
@@ -364,7 +364,7 @@ fn refusal_failure(
     failure
 }
 
-/// What is the same for one detail after the other is told with the last of them.
+/// Of details in a row with the same reason and hint, only the last keeps them.
 fn say_reasons_once(details: &mut [Detail]) {
     for place in 1..details.len() {
         let [before, after] = [&details[place - 1], &details[place]];
@@ -389,7 +389,7 @@ fn memory_detail(kind: ScheduleKind, refusal: &Refusal, parts: &[DevicePart]) ->
     Some(stage_memory_detail(kind.name(), *stage, (*needed, *limit)))
 }
 
-/// How a person is told that a stage does not fit into its limit.
+/// The detail printed for a stage that does not fit into its limit.
 pub fn stage_memory_detail(
     kind: &str,
     stage: StageIndex,
@@ -418,7 +418,7 @@ fn initial_weights(config: &RunConfig) -> Result<InitialWeights, Failure> {
     }
 }
 
-/// Says which weights are in which of several files.
+/// File that maps weights to one of several files.
 const SHARDS: &str = "model.safetensors.index.json";
 
 /// The bytes of a folder's `model.safetensors`, and the weights of each layer in them.
@@ -532,7 +532,7 @@ mod tests {
         assert_eq!(details[1..], [detail("b", "x"), detail("c", "y")]);
     }
 
-    /// What relieves a stage does so where its part of the device asks for it.
+    /// A stage is relieved where its part of the device is too small.
     #[test]
     fn passes_are_made_again_where_a_part_is_small() {
         // All four microbatches are alive on both stages, and two at most need all of theirs.
@@ -548,7 +548,7 @@ mod tests {
         assert!(dropped(&relieved) > 0 && most(&relieved) <= part, "{:?}", needs(&relieved));
     }
 
-    /// Threads share what there is; processes have said what they take before they know the plan.
+    /// Threads share what there is; processes have reported their parts before they know the plan.
     #[test]
     fn threads_may_share_unevenly() {
         let plenty = planned(1 << 40, Sharing::Threads).expect("plenty");

@@ -41,14 +41,14 @@ use superseded::remove_superseded;
 
 pub use follow::Told;
 
-/// How often the cluster is asked whether something is there yet.
+/// Pause between two requests for something that is not there yet.
 const ASK_PAUSE: Duration = Duration::from_millis(30);
 /// A token is used within this.
 const TOKEN_S: u64 = 3600;
 
-/// What is trained, as the cluster is told.
+/// What is trained, as it is submitted to the cluster.
 pub struct Submission {
-    /// The job.
+    /// The job's configuration.
     pub document: JobDocument,
     /// Its text, and the weights that it begins with.
     pub data: Vec<Vec<u8>>,
@@ -59,7 +59,7 @@ pub struct Submission {
 pub struct Place<'a> {
     /// The run folder; the processes' folders lie in it.
     pub folder: &'a Path,
-    /// What its configuration is to say once the run has begun.
+    /// The configuration that its folder holds once the run has begun.
     pub config: &'a str,
     /// How it begins there.
     pub beginning: Beginning,
@@ -72,11 +72,11 @@ struct Parent {
     step: Option<u64>,
 }
 
-/// Trains in processes whose folders lie in `place`. `observe` is told what happens, and may end
+/// Trains in processes whose folders lie in `place`. `observe` is called with what happens, and may end
 /// the run after the step under way by breaking.
 ///
 /// # Errors
-/// If the cluster does not come to be, says no, or does not get to the end.
+/// If the cluster does not come to be, refuses, or does not get to the end.
 pub fn train(
     prepared: &Prepared,
     submission: &Submission,
@@ -123,7 +123,7 @@ pub fn train(
             Some(step) => format!("goes on behind step {step} of run {name}"),
             None => format!("begins at step 0: run {name} has no checkpoint"),
         };
-        // Whoever takes nothing that is told is asked again with the next.
+        // A failure to print shows again with the next news.
         let _ = observe(Told::Activity(told));
     }
     let began = Instant::now();
@@ -149,13 +149,12 @@ fn connect(controller: &DataFolder, address: String) -> Result<ApiClient<'static
 
 /// What came of a question.
 enum Asked<T> {
-    /// It is there.
     There(T),
     /// It is not there yet, but so much of it is.
     Partly(usize),
 }
 
-/// Asks again and again while more of it is there each time, and keeps the processes alive meanwhile.
+/// Repeats a request while more of it is there each time, and keeps the processes alive meanwhile.
 fn ask_until<T>(
     children: &mut Children,
     client: &mut ApiClient<'_>,
@@ -192,7 +191,7 @@ fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
     Ok(Asked::There(client.create_token(request)?.token))
 }
 
-/// Orders are taken by who leads, which a controller that comes back does after an election.
+/// Orders are applied by the leader, which a controller that comes back becomes after an election.
 fn leads(client: &mut ApiClient<'_>) -> Result<Asked<()>, ApiError> {
     let leader = client.status()?.leader;
     Ok(if leader.is_some() { Asked::There(()) } else { Asked::Partly(0) })

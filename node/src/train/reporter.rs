@@ -1,5 +1,5 @@
-//! Tells what happens while a run goes on: to a person line by line with a progress bar, to a script
-//! as JSON, and to the metrics file whoever listens.
+//! Reports what happens while a run goes on: prints lines with a progress bar for a person, or JSON
+//! for a script, and writes the metrics file in both cases.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal, Write};
@@ -21,7 +21,7 @@ use crate::cluster::journal::now_ms;
 use crate::commands::events::run_line;
 use crate::failure::Stop;
 
-/// Who reads standard output.
+/// For whom standard output is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// A person, at a terminal or through a file.
@@ -30,26 +30,26 @@ pub enum Reader {
     Script,
 }
 
-/// Tells and keeps what happens.
+/// Prints what happens, and writes it to the metrics.
 pub struct Reporter<'a> {
     out: &'a mut dyn Write,
     folder: &'a mut RunFolder,
-    /// Who reads lines; a script reads the events themselves.
+    /// State of a person's lines; none for a script, which reads the events themselves.
     person: Option<Person>,
     tensor_names: Vec<String>,
     /// Step losses lately, for the end of the run.
     losses: VecDeque<f64>,
-    /// Where the time of steps went, as it was told last.
+    /// Where the time of steps went, as it was reported last.
     causes: Option<Causes>,
     /// What could not be written.
     stop: Option<Stop>,
 }
 
-/// What is left when everything was told.
+/// What is left when everything was reported.
 pub struct Closing {
     /// The mean loss of the last steps.
     pub final_loss: f64,
-    /// Where the time of steps went, if that was told.
+    /// Where the time of steps went, if a step reported it.
     pub causes: Option<Causes>,
     /// What could not be written.
     pub stop: Option<Stop>,
@@ -59,8 +59,8 @@ pub struct Closing {
 const FINAL_STEPS: usize = 16;
 
 impl<'a> Reporter<'a> {
-    /// A reporter before the first step: to a person if there is something for lines to tell of,
-    /// else to a script.
+    /// A reporter before the first step: for a person if there is a context for lines,
+    /// else for a script.
     pub fn new(
         out: &'a mut dyn Write,
         folder: &'a mut RunFolder,
@@ -71,7 +71,7 @@ impl<'a> Reporter<'a> {
         Self { out, folder, person, tensor_names, losses, causes: None, stop: None }
     }
 
-    /// Tells one piece of news. Breaks if something cannot be written any more.
+    /// Reports one piece of news. Breaks if something cannot be written any more.
     pub fn observe(&mut self, news: &News) -> ControlFlow<()> {
         // What comes after the first failure is still kept where that is possible.
         let told = self.tell(news);
@@ -83,14 +83,14 @@ impl<'a> Reporter<'a> {
         self.folder.path().to_owned()
     }
 
-    /// Tells of work that was dropped. Breaks if something cannot be written any more.
+    /// Reports work that was dropped. Breaks if something cannot be written any more.
     pub fn observe_rollback(&mut self, rollback: RollbackEvent) -> ControlFlow<()> {
         let line = rollback_line(&rollback);
         let told = self.write(&RunEvent::Rollback(rollback), Some(line));
         self.course(told)
     }
 
-    /// Tells what only a cluster has to tell. Breaks if something cannot be written any more.
+    /// Reports an event that only a cluster has. Breaks if something cannot be written any more.
     pub fn observe_event(&mut self, event: &Event) -> ControlFlow<()> {
         let told = match worth_telling(event) {
             true => {
@@ -102,7 +102,7 @@ impl<'a> Reporter<'a> {
         self.course(told)
     }
 
-    /// Tells a person what takes long; a script reads it from `status`. Breaks if it cannot be written.
+    /// Prints for a person what takes long; a script reads it from `status`. Breaks if it cannot be written.
     pub fn observe_activity(&mut self, what: &str) -> ControlFlow<()> {
         let Some(person) = self.person.as_ref().filter(|_| self.stop.is_none()) else {
             return ControlFlow::Continue(());
@@ -124,7 +124,7 @@ impl<'a> Reporter<'a> {
         let name = |tensor: TensorIndex| names[tensor.index()].clone();
         match news {
             News::Step(record) => {
-                // A step that was skipped for its loss says nothing about the model.
+                // The loss of a step that was skipped for it is no measure of the model.
                 self.losses.extend(Some(record.loss).filter(|loss| loss.is_finite()));
                 if self.losses.len() > FINAL_STEPS {
                     self.losses.pop_front();
@@ -237,10 +237,10 @@ impl Pace {
 /// The number of the plan that a run in processes of its own begins with.
 const FIRST_PLAN: u64 = 1;
 
-/// Whether whoever watches a run wants to know.
+/// Whether an event is worth a line for a reader of the run.
 fn worth_telling(event: &Event) -> bool {
     match &event.kind {
-        // The plan that every run begins with was told before it began.
+        // The plan that every run begins with was printed before it began.
         EventKind::Plan { generation: FIRST_PLAN, .. }
         | EventKind::Running { generation: FIRST_PLAN, .. } => false,
         EventKind::Draining { .. }

@@ -1,5 +1,5 @@
-//! The beginning and the end of a run: what is said before the first step, and what is written and
-//! said after the last.
+//! The beginning and the end of a run: what is printed before the first step, and what is written and
+//! printed after the last.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -41,7 +41,7 @@ pub struct Finished {
     pub is_interrupted: bool,
 }
 
-/// Says what is going to be trained, on what, and how.
+/// Prints what is going to be trained, on what, and how.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -77,7 +77,7 @@ pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) ->
     out.flush()
 }
 
-/// Says what is worth knowing before a run.
+/// Prints the notes about the configuration and the text.
 ///
 /// # Errors
 /// If `out` cannot be written.
@@ -87,7 +87,7 @@ pub fn write_notes(prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
     text.notes().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
-/// Writes what a run leaves behind, and says how it ended.
+/// Writes what a run leaves behind, and prints how it ended.
 ///
 /// # Errors
 /// If something cannot be written; the model is written first. That there is no sample is a note.

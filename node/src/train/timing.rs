@@ -1,4 +1,4 @@
-//! What stages did when, how much of a step was waiting, and how much the plan says it should be.
+//! What stages did when, how much of a step was waiting, and how much it should be by the plan.
 //!
 //! Measured and planned are the same two rates that `schedule` knows: under window 1 the longest
 //! span of a stage from its first pass of a step to its last, under window 0 the time from the
@@ -44,13 +44,13 @@ impl Clock {
     }
 
     /// A clock that shows the time since 1970, the same for all processes of a machine as long as
-    /// nobody sets its clock.
+    /// its clock is not set.
     pub fn of_day() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { start: Instant::now(), start_us: since.as_secs_f64() * 1e6 }
     }
 
-    /// What it shows.
+    /// The clock's time, in microseconds.
     pub fn now_us(&self) -> f64 {
         self.at_us(Instant::now())
     }
@@ -64,7 +64,7 @@ impl Clock {
 /// What a stage was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Doing {
-    /// It ran something.
+    /// It ran this activity.
     Ran(Activity),
     /// It had nothing to run before the verdict on this turn, or before the sums for its gate.
     Waited(Turn),
@@ -73,11 +73,11 @@ pub enum Doing {
 /// Something a stage did.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slice {
-    /// What.
+    /// What the stage was doing.
     pub doing: Doing,
     /// When it began, on the run's clock.
     pub start_us: f64,
-    /// When it ended.
+    /// When it ended, on the run's clock.
     pub end_us: f64,
 }
 
@@ -132,7 +132,7 @@ impl Slice {
 /// The share of a step in which the busiest stage waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bubbles {
-    /// As it was.
+    /// The share as it was measured.
     pub measured: f64,
     /// As it is planned, with what passes take on this machine.
     pub planned: f64,
@@ -140,7 +140,7 @@ pub struct Bubbles {
     pub causes: Option<Causes>,
 }
 
-/// Slices that a stage tells at once; a step has fewer, except with thousands of microbatches.
+/// Slices that a stage reports at once; a step has fewer, except with thousands of microbatches.
 pub const SLICES_TOLD_MAX: usize = 4096;
 /// Slices of a stage that are kept: of more, the oldest go.
 const SLICES_KEPT_MAX: usize = 16 * SLICES_TOLD_MAX;
@@ -172,7 +172,7 @@ pub struct Timing {
 const PROFILED_STEPS: u32 = 4;
 
 impl Timing {
-    /// Nothing measured yet.
+    /// A timing without any slices yet.
     pub fn new(setup: Arc<StageSetup>) -> Self {
         let stage_count = setup.plan.placement().stage_count() as usize;
         Self {
@@ -194,7 +194,7 @@ impl Timing {
         slices.iter().all(|slice| slice.is_sound(&self.setup.plan.program))
     }
 
-    /// Takes in what a stage did.
+    /// Records what a stage did.
     pub fn record(&mut self, stage: StageIndex, slices: Vec<Slice>) {
         for slice in &slices {
             if let Some((_, compute, pass)) = slice.pass() {
@@ -215,7 +215,7 @@ impl Timing {
         kept.drain(..kept.len().saturating_sub(SLICES_KEPT_MAX));
     }
 
-    /// Whether all stages told of passes of this turn.
+    /// Whether all stages reported passes of this turn.
     pub fn has_all_of(&self, turn: Turn) -> bool {
         let is_of_turn = |slice: &Slice| slice.pass().is_some_and(|(found, ..)| found == turn);
         self.slices.iter().all(|slices| slices.iter().any(is_of_turn))

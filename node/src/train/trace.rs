@@ -1,4 +1,4 @@
-//! The last steps of a run as tracks for Perfetto: what stages did, and below it what the plan says
+//! The last steps of a run as tracks for Perfetto: what stages did, and below it what by their plan
 //! they should have done.
 
 use zbelastic_schedule::render::chrome_trace::{

@@ -22,9 +22,9 @@ type Engine<O> = StageEngine<<O as Outfit>::Bench, Arc<Corpus>>;
 
 /// What a worker begins with.
 pub struct Worker<'a, O> {
-    /// Its stage.
+    /// The worker's stage.
     pub stage: StageIndex,
-    /// What all stages are told.
+    /// What all stages begin with.
     pub setup: Arc<StageSetup>,
     /// Where batches come from.
     pub corpus: Arc<Corpus>,
@@ -32,11 +32,11 @@ pub struct Worker<'a, O> {
     pub outfit: &'a O,
     /// The clock that all slices are read from.
     pub clock: Clock,
-    /// Its own mail.
+    /// Receiver of the mail to this worker.
     pub mailbox: Receiver<Mail>,
     /// The mail of every stage.
     pub mailboxes: Vec<SyncSender<Mail>>,
-    /// The coordinator's messages.
+    /// Sender of messages to the coordinator.
     pub coordinator: SyncSender<Message>,
 }
 
@@ -48,7 +48,7 @@ enum Course {
 }
 
 impl<O: Outfit> Worker<'_, O> {
-    /// Trains to the end of the run, or until told to abort.
+    /// Trains to the end of the run, or until it receives [`Mail::Abort`].
     pub fn run(self) {
         let notice = DeathNotice { stage: self.stage, coordinator: self.coordinator.clone() };
         match self.engine() {
@@ -143,7 +143,7 @@ impl<O: Outfit> Worker<'_, O> {
     fn await_mail(&self, engine: &mut Engine<O>) -> Course {
         match self.mailbox.recv() {
             Ok(mail) => handle::<O>(engine, mail),
-            // Nobody is left who could send what is missing.
+            // Every sender is gone, so what is missing cannot come.
             Err(_) => Course::Abort,
         }
     }
@@ -189,7 +189,7 @@ impl<O: Outfit> Worker<'_, O> {
         self.tell(Message::Faulted { stage: self.stage, device, fault });
     }
 
-    /// Tells the coordinator. If it has left, the worker is about to be told to.
+    /// Sends to the coordinator. If it has left, the worker is about to receive [`Mail::Abort`].
     fn tell(&self, message: Message) {
         let _ = self.coordinator.send(message);
     }
@@ -232,7 +232,7 @@ fn result<O: Outfit>(engine: &Engine<O>) -> StageResult {
     }
 }
 
-/// Tells the coordinator when the thread unwinds.
+/// Sends [`Message::Died`] to the coordinator when the thread unwinds.
 struct DeathNotice {
     stage: StageIndex,
     coordinator: SyncSender<Message>,

@@ -9,11 +9,11 @@ use super::models::{Figures, Row};
 /// Something that is aimed at.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goal {
-    /// What.
+    /// What is measured.
     pub what: &'static str,
     /// What it should be.
     pub aim: Aim,
-    /// What it is; none if nothing that tells was run.
+    /// The measured value; none if no operation or model that shows it was run.
     pub measured: Option<f64>,
 }
 
@@ -54,7 +54,7 @@ impl Goal {
     }
 }
 
-/// All of them, of one type of activations. Tokens a second beside PyTorch's are told by the script that
+/// Every goal, of one type of activations. Tokens a second beside PyTorch's are compared by the script that
 /// runs it.
 #[must_use]
 pub fn goals(operations: &[Operation], optimism: Option<f64>, rows: &[Row]) -> Vec<Goal> {
@@ -90,8 +90,8 @@ fn products(operations: &[Operation]) -> Option<f64> {
     least(operations.iter().filter_map(|row| Some(row.fastest_us? / row.us)))
 }
 
-/// Norms, the rotation, activations and the optimizer. Embeddings go where tokens say, and attention and
-/// the head are no passes over memory even where that is what they take at least.
+/// Norms, the rotation, activations and the optimizer are left. Embeddings are gathered by token, and
+/// attention and /// the head are no passes over memory even where that is what they take at least.
 const OTHERWISE: [&str; 3] = ["embed", "attention", "head"];
 
 fn memory_bound(operations: &[Operation]) -> Option<f64> {

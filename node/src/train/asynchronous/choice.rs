@@ -19,7 +19,7 @@ use crate::train::prepare::stage_memory_detail;
 
 /// A plan without steps.
 pub struct AsyncChoice {
-    /// The plan.
+    /// The plan that stages follow.
     pub plan: AsyncPlan,
     /// What its stages take.
     pub memory: Vec<StageMemory>,

@@ -1,6 +1,6 @@
-//! Puts together what stages tell: a line for every minibatch, as for a step.
+//! Puts together what stages send: a record for every minibatch, as for a step.
 //!
-//! Nobody needs what is said here to go on. A minibatch is told when its last loss is known and
+//! No stage waits for these records. A minibatch is reported when its last loss is known and
 //! every chunk has made the update that its last microbatch is part of.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub struct Conducted {
     pub state: AsyncState,
     /// The order that the stages found, if they were to find one.
     pub order: Option<AsyncProgram>,
-    /// Minibatches that were told.
+    /// Minibatches that were reported.
     pub steps_done: u64,
     pub elapsed: Duration,
 }
@@ -39,9 +39,9 @@ pub struct Conductor<'a> {
     bubble_planned: f64,
     stop: &'a AtomicBool,
     observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
-    /// Of minibatches that are not told yet: sum and count of losses.
+    /// Of minibatches that are not reported yet: sum and count of losses.
     losses: BTreeMap<u32, (f64, u32)>,
-    /// Of every stage and pipeline: the updates since the last that was told, by version.
+    /// Of every stage and pipeline: the updates since the last that was reported, by version.
     updates: BTreeMap<(StageIndex, u32), Vec<Updated>>,
     busy: BTreeMap<StageIndex, Duration>,
     busy_told: BTreeMap<StageIndex, Duration>,
@@ -75,10 +75,10 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    /// Listens until every stage has finished. After the first failure stages are told to stop.
+    /// Receives until every stage has finished. After the first failure stages are stopped.
     ///
     /// # Errors
-    /// With that failure.
+    /// With the first failure.
     pub fn conduct(mut self, messages: &Receiver<Told>) -> Result<Conducted, Failure> {
         let mut state = AsyncState::default();
         let mut orders: BTreeMap<StageIndex, Vec<AsyncOp>> = BTreeMap::new();
@@ -147,7 +147,7 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    /// Tells the next minibatch if it is complete.
+    /// Reports the next minibatch if it is complete.
     fn tell_next(&mut self) -> bool {
         let program = &self.setup.plan.program;
         let minibatch = self.steps_done;

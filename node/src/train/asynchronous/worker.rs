@@ -37,7 +37,7 @@ pub struct Worker<'a, O: BackendOutfit> {
 type Stage<O> = AsyncStage<<O as BackendOutfit>::Backend, Arc<Corpus>>;
 
 impl<O: BackendOutfit> Worker<'_, O> {
-    /// Trains to the end of the program, or until told to stop.
+    /// Trains to the end of the program, or until the conductor stops it.
     pub fn run(self) {
         let notice = DeathNotice { stage: self.stage, conductor: self.conductor.clone() };
         let made = self.outfit.backend(self.stage).and_then(|backend| {
@@ -117,13 +117,13 @@ impl<O: BackendOutfit> Worker<'_, O> {
         self.tell(Told::Faulted { stage: self.stage, device, fault });
     }
 
-    /// Tells the conductor. If it has left, the stage is about to be told to stop.
+    /// Sends to the conductor. If it has left, the stage is about to be stopped.
     fn tell(&self, told: Told) {
         let _ = self.conductor.send(told);
     }
 }
 
-/// Tells the conductor when the thread unwinds.
+/// Sends [`Told::Died`] to the conductor when the thread unwinds.
 struct DeathNotice {
     stage: StageIndex,
     conductor: SyncSender<Told>,

@@ -31,10 +31,9 @@ const CONTROLLER: &str = "controller";
 const PORT_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is looked whether they have.
 const PORT_PAUSE: Duration = Duration::from_millis(50);
-/// Lines of a log that a failure tells.
+/// Lines of a log that a failure quotes.
 const LAST_LINES: usize = 6;
 
-/// A process.
 struct Process {
     child: Child,
     /// How often it ended by itself since a step was sealed.
@@ -65,7 +64,7 @@ pub struct WorkerMachines {
 }
 
 impl WorkerMachines {
-    /// What the worker of this number, counted from 0, is told.
+    /// Arguments that give the worker of this number, counted from 0, its device and its part of it.
     fn device_arguments(&self, number: usize) -> Vec<String> {
         if self.devices.is_empty() {
             return Vec::new();
@@ -117,7 +116,7 @@ impl Children {
         self.address.clone()
     }
 
-    /// The controller's folder.
+    /// Data folder of the controller.
     #[must_use]
     pub fn controller(&self) -> DataFolder {
         DataFolder::new(self.folder.join(CONTROLLER))
@@ -129,7 +128,7 @@ impl Children {
         self.folder.parent().unwrap_or(&self.folder)
     }
 
-    /// Starts the controller.
+    /// Starts the controller's process.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -147,8 +146,8 @@ impl Children {
         !matches!(Home::load(&held), Ok(Some(_)))
     }
 
-    /// Starts a worker, with a token if it is new. The token is in its environment, which nobody else on the
-    /// machine can read; command lines all users can.
+    /// Starts a worker, with a token if it is new. The token is in its environment, which no other user of
+    /// the machine can read; command lines all users can.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -193,7 +192,7 @@ impl Children {
             .envs(program.token.as_ref().map(|token| (TOKEN_VARIABLE, token)))
             .arg("--data-dir")
             .arg(self.folder.join(name))
-            // It ends when this process does, however that ends: then nobody holds the other end.
+            // It ends when this process does, however that ends: its standard input is closed then.
             .env(LIFELINE_VARIABLE, "stdin")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -207,7 +206,7 @@ impl Children {
         self.folder.join(format!("{name}.log"))
     }
 
-    /// Starts again whoever has ended.
+    /// Starts again every process that has ended.
     ///
     /// # Errors
     /// If one ends again and again.
@@ -215,7 +214,7 @@ impl Children {
         let names: Vec<String> = self.processes.keys().cloned().collect();
         for name in names {
             let process = self.processes.get_mut(&name).expect("it was listed");
-            // What cannot be asked about is as good as running.
+            // A process whose state cannot be read is as good as running.
             let Ok(Some(status)) = process.child.try_wait() else { continue };
             let deaths = process.deaths + u32::from(status.signal().is_none());
             if deaths > DEATHS_MAX {
@@ -231,12 +230,12 @@ impl Children {
         Ok(())
     }
 
-    /// A step was sealed: whoever ends from now on does not end again and again.
+    /// A step was sealed: a process that ends from now on does not end again and again.
     pub fn note_sealed(&mut self) {
         self.processes.values_mut().for_each(|process| process.deaths = 0);
     }
 
-    /// What the processes said last.
+    /// The last log lines of the processes.
     #[must_use]
     pub fn last_words(&self) -> Vec<Detail> {
         self.processes.keys().flat_map(|name| self.words_of(name)).collect()
@@ -252,7 +251,7 @@ impl Children {
     /// Ends all of them. What they have sealed is on their disks.
     pub fn end(&mut self) {
         for process in self.processes.values_mut() {
-            // Their lifeline is cut, so they end; the kill is for who does not look.
+            // Their lifeline is cut, so they end; the kill is for a process that does not read it.
             drop(process.child.stdin.take());
             let _ = process.child.kill();
         }

@@ -1,4 +1,4 @@
-//! Follows a run in processes: its events as the news that a run in one process tells. A run that is
+//! Follows a run in processes: its events as the news that a run in one process reports. A run that is
 //! to end before its time is held, which keeps the version it is held at.
 
 use std::ops::ControlFlow;
@@ -23,25 +23,25 @@ use crate::train::mail::Evaluated;
 use crate::train::news::{News, StepRecord};
 use crate::train::timing::Bubbles;
 
-/// How often is asked whether a run is over that tells of nothing that would end it.
+/// Pause between two requests for the state of a run whose events do not show that it is over.
 const STATUS_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often a person reads what takes long, and how long it must take to be worth a line.
 const ACTIVITY_EVERY: Duration = Duration::from_secs(5);
 
-/// What happens.
+/// What happens, as it is reported to the observer.
 pub enum Told<'a> {
-    /// What a run in one process tells too.
+    /// News that a run in one process reports too.
     News(News),
-    /// Work was dropped, in the words of whoever saw it.
+    /// Work was dropped, with the reason that the cluster's event gives.
     Rollback(RollbackEvent),
-    /// What only a cluster tells.
+    /// An event that only a cluster has.
     Event(&'a Event),
     /// What takes long, and how far it is.
     Activity(String),
 }
 
-/// Is told what happens; breaks if the run is to end with the step under way.
+/// Called with what happens; breaks if the run is to end with the step under way.
 pub type Observe<'a> = &'a mut dyn FnMut(Told<'_>) -> ControlFlow<()>;
 
 /// What a run is followed for.
@@ -62,10 +62,10 @@ pub struct Ended {
     pub held_out: Option<Evaluated>,
 }
 
-/// Tells what happens until the run is over. The model is written once its checkpoint is durable.
+/// Reports what happens until the run is over. The model is written once its checkpoint is durable.
 ///
 /// # Errors
-/// If it ends otherwise than done or as it was wished, or nobody answers for too long.
+/// If it ends otherwise than done or as it was wished, or no answer comes for too long.
 pub fn follow(
     from: u64,
     wishes: &Wishes<'_>,
@@ -113,7 +113,7 @@ pub fn follow(
 /// How far a run is on its way to its end.
 struct Course<'a> {
     wishes: &'a Wishes<'a>,
-    /// Whether whoever is told wants no more.
+    /// Whether the observer has ended the run.
     is_left: bool,
     retold: Retold,
     held_out: Option<Evaluated>,
@@ -122,11 +122,11 @@ struct Course<'a> {
     watch: Watch,
     /// Whether it was held from here.
     is_held: bool,
-    /// What a person should look at, as it was told last.
+    /// The last warning of the cluster.
     warning: Option<String>,
-    /// When its state was asked for, if nothing but steps was told since.
+    /// When the run's state was requested, if nothing but steps was reported since.
     asked: Option<Instant>,
-    /// When anything was said last.
+    /// When anything was reported last.
     said: Instant,
 }
 
@@ -159,7 +159,7 @@ impl<'a> Course<'a> {
         if let EventKind::Warning { what } = &event.kind {
             self.warning = Some(what.clone());
         }
-        // Whoever ordered a pause knows.
+        // The pause was ordered from here, so it is no news.
         if self.is_held && matches!(event.kind, EventKind::Paused { .. }) {
             return;
         }
@@ -182,7 +182,7 @@ impl<'a> Course<'a> {
         self.is_held = matches!(client.ask(&Request::Pause), Ok(Answer::Job(_)));
     }
 
-    /// Whether it is worth a question. Whoever waits for the end of a run that ends asks each time.
+    /// Whether to request the run's state. Once it is ending or held, it is requested each time.
     fn may_be_over(&mut self) -> bool {
         let is_ending = self.is_ending || self.is_held;
         if !is_ending && self.asked.is_some_and(|asked| asked.elapsed() < STATUS_PAUSE) {
@@ -230,7 +230,7 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// Says what takes long, if nothing was said for a while.
+    /// Reports what takes long, if nothing was reported for a while.
     fn say_activity(&mut self, status: &Status, now: Instant, observe: Observe<'_>) {
         let text = activity_text(status);
         if let Some(text) = text.filter(|_| now.duration_since(self.said) >= ACTIVITY_EVERY) {
@@ -239,7 +239,7 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// As a person is told of a run that is given up.
+    /// The failure of a run that is given up.
     fn given_up(&self, in_vain: &InVain, children: &Children) -> Failure {
         let mut failure = in_vain.failure(Vec::new());
         failure.details.extend(self.warning.iter().map(|what| Detail::new(what.clone())));
@@ -263,7 +263,7 @@ impl<'a> Course<'a> {
     }
 }
 
-/// What a run waits for, or who is at something that takes long.
+/// What a run waits for, or which members are at something that takes long.
 fn activity_text(status: &Status) -> Option<String> {
     if let Some(JobPhaseStatus::Waiting { reason }) = status.job.as_ref().map(|job| &job.phase) {
         return Some(reason.clone());
@@ -276,7 +276,7 @@ fn activity_text(status: &Status) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("; "))
 }
 
-/// An event as a run in one process would tell it, if it would.
+/// An event in the form in which a run in one process would report it, if it would.
 fn told(event: &Event, bubble_planned: f64) -> Told<'_> {
     if let EventKind::HeldOut { step, loss } = &event.kind {
         let loss = loss.unwrap_or(f64::NAN);

@@ -20,7 +20,7 @@ use crate::train::folder::write_model;
 /// The last checkpoint, and its weights, which the run folder holds as a model.
 #[derive(Debug)]
 pub struct WrittenModel {
-    /// The checkpoint.
+    /// The last checkpoint, as the cluster describes it.
     pub detail: CheckpointDetail,
     /// Its weights, layer by layer.
     pub layers: Vec<HostFloats>,
@@ -29,13 +29,13 @@ pub struct WrittenModel {
 /// Where a model is read from and written to.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
-    /// A controller's address.
+    /// Address of a controller.
     pub address: String,
     /// The data folder with an administrator's certificate.
     pub controller: DataFolder,
-    /// What is written.
+    /// Shape of the model that is written.
     pub model: ModelConfig,
-    /// The run folder.
+    /// Run folder that the model is written into.
     pub folder: PathBuf,
 }
 
@@ -68,7 +68,7 @@ impl ModelWriter {
         Self { source, begun: None }
     }
 
-    /// The checkpoint of the last step is durable. Said again, it changes nothing.
+    /// Begins to write the model: the checkpoint of the last step is durable. A second call changes nothing.
     pub fn begin(&mut self, step: u64) {
         if self.begun.as_ref().is_some_and(|(begun, _)| *begun == step) {
             return;

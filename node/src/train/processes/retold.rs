@@ -1,12 +1,12 @@
-//! What a controller that was started again tells once more: it reads its log from the beginning, and
-//! tells all of it as if it happened now.
+//! Leaves out events that a restarted controller sends once more: it reads its log from the beginning, and
+//! sends all of it as if it happened now.
 
 use crate::api::EventKind;
 
-/// How far a run was told.
+/// How far a run's events were reported.
 #[derive(Debug, Default)]
 pub struct Retold {
-    /// Whether what comes may have been told by the life before.
+    /// Whether the next events may have been reported before the controller's restart.
     is_retelling: bool,
     step: u64,
     generation: u64,
@@ -15,12 +15,12 @@ pub struct Retold {
 }
 
 impl Retold {
-    /// Another life tells from now on, from the beginning.
+    /// The controller was restarted, and sends its events from the beginning.
     pub fn begin(&mut self) {
         self.is_retelling = true;
     }
 
-    /// Whether this was not told before. From the first thing on that is new, everything is.
+    /// Whether this event was not reported before. From the first new one on, all are new.
     pub fn is_new(&mut self, kind: &EventKind) -> bool {
         let numbered = match kind {
             EventKind::Step { step, .. } => Some((&mut self.step, *step)),

@@ -11,10 +11,10 @@ use crate::failure::{Detail, Failure, FailureCode};
 /// Nothing has changed for so long: longer than the loss of a node is noticed, a controller elected, a
 /// process started again and a connection dialled, one after the other, on a machine with too few cores.
 pub(super) const STANDSTILL: Duration = Duration::from_secs(60);
-/// The same while workers are missing, who may be starting on devices: drivers, contexts and kernels that
-/// are compiled take minutes there, and nobody reports how far they are.
+/// The same while workers are missing, which may be starting on devices: drivers, contexts and kernels that
+/// are compiled take minutes there, and no progress of that is reported.
 pub(super) const STANDSTILL_OF_STARTS: Duration = Duration::from_secs(600);
-/// Nobody has evaluated for so long and no loss came: the worker that would report it is gone. The two
+/// No worker has evaluated for so long and no loss came: the worker that would report it is gone. The two
 /// reports may overtake each other by less than a heartbeat.
 const EVALUATION_GONE: Duration = Duration::from_secs(5);
 /// Plans under which the last checkpoint is tried in vain, each by its holders, before it is given up: the
@@ -70,14 +70,13 @@ impl Progress {
 pub(super) enum InVain {
     /// Nothing has made progress for so long, while it waited for this.
     Waits {
-        /// For what.
         reason: String,
-        /// How long.
+        /// How long nothing has made progress.
         limit: Duration,
     },
     /// The checkpoint that it ends with does not become durable.
     Checkpoint {
-        /// Its version.
+        /// Version of the checkpoint: the step it was made after.
         step: u64,
         /// Under how many plans it was written, or for how long nothing moved.
         why: String,
@@ -163,7 +162,7 @@ impl Watch {
 }
 
 impl InVain {
-    /// As a person is told, with the last words of whoever should have come.
+    /// The failure that is printed, with the last log lines of the processes.
     pub(super) fn failure(&self, last_words: Vec<Detail>) -> Failure {
         let mut failure = match self {
             Self::Waits { reason, limit } => {

@@ -1,8 +1,9 @@
-//! What a message keeps its way occupied for, told from what it takes at all.
+//! How long a message occupies its way, derived from how long it takes in all.
 //!
-//! A message takes latency, and time for each of its bytes. Messages of one length tell only the sum;
-//! those of two lengths that go the same way tell both. Boundary tensors are of one length, a stage's
-//! gradient for who keeps its copy is much longer, and sums of the stages before have no floats at all.
+//! A message takes latency, and time for each of its bytes. Messages of one length show only the sum;
+//! those of two lengths that go the same way show both. Boundary tensors are of one length, a stage's
+//! gradient for the stage that keeps its copy is much longer, and sums of the stages before have no
+//! floats at all.
 //! Each is sent when an operation ends, by the sender's clock, and arrives by the receiver's. What
 //! these clocks differ by is in the times of both lengths, and not in their difference.
 
@@ -19,35 +20,35 @@ use zbelastic_types::{Bytes, StageIndex};
 use super::causes::{made, passes_of};
 use super::{Doing, Samples, Slice, Timing, US_MAX};
 
-/// Arrivals that a stage tells at once, and that are kept of it: a step has two of each microbatch and
+/// Arrivals that a stage reports at once, and that are kept of it: a step has two of each microbatch and
 /// chunk, and few others.
 pub const ARRIVALS_TOLD_MAX: usize = 1024;
 const ARRIVALS_KEPT_MAX: usize = 4 * ARRIVALS_TOLD_MAX;
-/// One length tells something beside another that is so many times as long.
+/// How many times longer one message has to be for the two lengths to separate latency and rate.
 const LENGTHS_APART: u64 = 2;
 
-/// What arrived.
+/// Kind of a message that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Arrived {
-    /// A boundary tensor.
+    /// A boundary tensor of a pass.
     Boundary {
-        /// The turn.
+        /// Turn that the pass belongs to.
         turn: Turn,
         /// Activation or gradient.
         flow: Flow,
-        /// Who reads it.
+        /// The pass that reads it.
         pass: Pass,
     },
     /// The sums of the stages before.
     Prefix {
-        /// The turn.
+        /// Turn that the sums belong to.
         turn: Turn,
     },
-    /// A stage's gradient.
+    /// A stage's gradient, for the copy of it.
     Gradients {
-        /// The turn.
+        /// Turn that the gradient belongs to.
         turn: Turn,
-        /// The stage.
+        /// Stage that the gradient is of.
         of: StageIndex,
     },
 }
@@ -55,9 +56,9 @@ pub enum Arrived {
 /// A message that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Arrival {
-    /// What it was.
+    /// Kind of the message.
     pub what: Arrived,
-    /// Its floats.
+    /// Bytes of its floats.
     pub bytes: u64,
     /// When all of it was here, on the receiver's clock.
     pub at_us: f64,
@@ -118,7 +119,7 @@ impl Ways {
 }
 
 impl Timing {
-    /// Takes in what arrived at a stage.
+    /// Records what arrived at a stage; the oldest arrivals beyond the limit are dropped.
     pub fn record_arrivals(&mut self, stage: StageIndex, arrivals: &[Arrival]) {
         let kept = &mut self.arrivals[stage.index()];
         kept.extend(arrivals);
@@ -140,7 +141,7 @@ impl Timing {
     }
 
     /// By sender and receiver. Boundary tensors are those of `turn`; what is sent when a step ends is
-    /// that of all steps that are kept, for what `turn` has of it may not be told yet.
+    /// that of all steps that are kept, for what `turn` has of it may not be reported yet.
     fn ways(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), Ways> {
         let placement = self.setup.plan.placement();
         let passes = passes_of(&self.slices, turn);

@@ -2,7 +2,7 @@
 //!
 //! The plan is the program simulated with what passes took in the first steps. The same program is
 //! simulated again with what every single pass of a step took, and once more with what messages took:
-//! what each of these adds is what it costs. Waits for verdicts are told by the stages. What is left
+//! what each of these adds is what it costs. Waits for verdicts are reported by the stages. What is left
 //! is the rest: threads that were not woken, and everything between two operations.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -19,7 +19,7 @@ use super::{Doing, Extent, PLANNED_STEPS, Slice, longest, total_us};
 /// Where the time of a step goes, in milliseconds: the sum is what it took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Causes {
-    /// What the plan says.
+    /// The time that the plan predicts.
     pub planned_ms: f64,
     /// What passes took more or less than in the first steps.
     pub computation_ms: f64,
@@ -27,12 +27,12 @@ pub struct Causes {
     pub messages_ms: f64,
     /// What was waited for verdicts, and for the sums before them.
     pub verdicts_ms: f64,
-    /// What is left.
+    /// What the other parts leave of the step's time.
     pub rest_ms: f64,
 }
 
 impl Causes {
-    /// All of it.
+    /// The step's time: the sum of all parts.
     #[must_use]
     pub fn total_ms(&self) -> f64 {
         let Self { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } = self;
@@ -67,7 +67,7 @@ impl Profile {
         Some(Self { costs, planned_us })
     }
 
-    /// What is told of a step that `turn` brought to its end, if every stage has an extent.
+    /// The causes of a step that `turn` brought to its end, if every stage has an extent.
     pub(super) fn causes(
         &self,
         program: &Program,
@@ -140,7 +140,7 @@ pub(super) fn passes_of(stages: &[VecDeque<Slice>], turn: Turn) -> Passes {
 }
 
 /// The median time from the end of a pass to the begin of the one that waited for its result on another
-/// stage. Where nobody waited nothing is known.
+/// stage. Where no pass waited, nothing is known.
 fn lag_us(placement: &Placement, passes: &Passes) -> f64 {
     let mut ends_before: BTreeMap<StageIndex, Vec<f64>> = BTreeMap::new();
     for ((stage, ..), (_, end)) in passes {

@@ -24,20 +24,20 @@ const WAITED_US_MIN: f64 = 50.0;
 /// What a step took.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepMeasure {
-    /// By stage.
+    /// Times of the stages, by stage.
     pub stages: Vec<StageTimes>,
     /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of which
     /// one never waited for the other are left out.
     pub hops: BTreeMap<(StageIndex, StageIndex), f64>,
     /// Of that, what the boundary tensors of a microbatch keep the way occupied for, where messages of
-    /// several lengths told it.
+    /// several lengths showed it.
     pub occupied: BTreeMap<(StageIndex, StageIndex), f64>,
     /// From the last report of the step before to its verdict, if that was waited for.
     pub verdict: Option<f64>,
 }
 
 impl Timing {
-    /// What the step that `turn` brought to its end took, if every stage told of all its passes.
+    /// What the step that `turn` brought to its end took, if every stage reported all its passes.
     pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
         let stages = (0..self.slices.len() as u32).map(StageIndex);
         let stages = stages.map(|stage| self.stage_times(stage, turn)).collect::<Option<_>>()?;
@@ -91,7 +91,7 @@ impl Timing {
     /// From the last report of the step before `turn` to its verdict, as the stage saw it that reported
     /// last: between two moments of one clock. Which one that was no two clocks have to agree on: all
     /// get the verdict at about the same time, so it is the one that had it soonest after its own
-    /// report. If that one did not wait, the verdict was there before, and nobody knows since when.
+    /// report. If that one did not wait, the verdict was there before, and it is unknown since when.
     pub(super) fn verdict(&self, turn: Turn) -> Option<f64> {
         let before = |slice: &Slice| match slice.doing {
             Doing::Ran(Activity::Op { turn: of, op: Op::Update(Update::Report) }) => {

@@ -1,6 +1,6 @@
-//! The slices of a stage on their way to whoever draws and compares them.
+//! The slices of a stage on their way to the trace and the timing.
 //!
-//! On a device that does later what it is told, the host's clock shows when a pass was told. Its slices get
+//! On a device with a queue of launches, the host's clock shows when a pass was launched. Its slices get
 //! the device's times when they are taken, moved by what the two clocks are apart.
 
 use zbelastic_trainer::model::Span;
@@ -18,17 +18,17 @@ pub struct SliceLog {
     ahead_us: Option<f64>,
 }
 
-/// What was taken.
+/// The slices that were taken out of the log.
 #[derive(Debug, Default)]
 pub struct Sliced {
-    /// In the order in which it was told.
+    /// Slices in the order in which the engine reported them.
     pub slices: Vec<Slice>,
     /// What all of it took on a device that has a clock of its own.
     pub device_us: Option<f64>,
 }
 
 impl SliceLog {
-    /// How many.
+    /// How many slices there are.
     pub const fn count(&self) -> usize {
         self.slices.len()
     }

@@ -268,7 +268,7 @@ mod explained {
         let program = timing.setup.plan.program.clone();
         let told = slices_of(&program, turn(1, 0), step);
         for (stage, mut slices) in (0..).map(StageIndex).zip(told) {
-            // Nobody is told of transfers.
+            // Transfers are not reported.
             let is_transfer = |slice: &Slice| match slice.doing {
                 Doing::Ran(Activity::Op { op, .. }) => matches!(op, Op::Transfer(..)),
                 Doing::Ran(_) | Doing::Waited(_) => false,
