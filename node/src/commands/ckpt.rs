@@ -21,7 +21,7 @@ use crate::train::line::duration_text;
 /// Runs a `ckpt` command.
 ///
 /// # Errors
-/// If the cluster says no, if something is damaged, or if `out` cannot be written.
+/// If the cluster refuses, if something is damaged, or if `out` cannot be written.
 pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         CheckpointCommand::List { run, read } => {

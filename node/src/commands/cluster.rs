@@ -28,7 +28,7 @@ const OWNER_ONLY: u32 = 0o600;
 /// Runs a `cluster` command.
 ///
 /// # Errors
-/// If the cluster says no, or a file or `out` cannot be written.
+/// If the cluster refuses, or a file or `out` cannot be written.
 pub fn run(command: &ClusterCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         ClusterCommand::Info(args) => info(args.json, &mut connect(&args.client)?, out),
@@ -84,7 +84,7 @@ pub fn render_info(info: &ClusterInfo) -> String {
     text
 }
 
-/// The format of the log, and who holds back a newer one.
+/// The format of the log, and the nodes that hold back a newer one.
 fn format_text(FormatStatus { agreed, held_back_by }: &FormatStatus) -> Option<String> {
     let nodes: Vec<String> = held_back_by.iter().map(ToString::to_string).collect();
     match (agreed, nodes.is_empty()) {

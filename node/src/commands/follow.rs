@@ -25,7 +25,7 @@ pub struct Follower {
 pub struct Polled {
     /// Events, in order.
     pub events: Vec<Event>,
-    /// Events that were forgotten before they could be told.
+    /// Events that were forgotten before they could be received.
     pub missed: u64,
     /// Whether another log tells now.
     pub is_other_log: bool,

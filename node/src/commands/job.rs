@@ -11,7 +11,7 @@ use crate::failure::{Failure, Stop};
 /// Runs `pause`.
 ///
 /// # Errors
-/// If the cluster says no, or `out` cannot be written; so for all that follow.
+/// If the cluster refuses, or `out` cannot be written; so for all that follow.
 pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
     order(Request::Pause, &mut connect(args)?, out)
 }
@@ -27,7 +27,7 @@ pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
 /// Runs `stop`.
 ///
 /// # Errors
-/// As [`pause`]; and if nobody says yes.
+/// As [`pause`]; and if the order is not confirmed.
 pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let mut client = connect(&args.client)?;
     confirm(args.yes, "the run ends for good; its last checkpoint is kept")?;

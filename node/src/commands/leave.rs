@@ -1,4 +1,4 @@
-//! `leave`: tells the process of a folder to go, and waits until it is gone.
+//! `leave`: signals the process of a folder to go, and waits until it is gone.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Runs `leave`.
 ///
 /// # Errors
-/// If nothing runs on the folder, if it may not be told, or if it does not go in time.
+/// If nothing runs on the folder, if it may not be signalled, or if it does not go in time.
 pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let folder = DataFolder::of(&args.folder);
     let begin = Instant::now();

@@ -16,7 +16,7 @@ use crate::failure::{Failure, Stop};
 /// Runs a `node` command.
 ///
 /// # Errors
-/// If the cluster says no, or `out` cannot be written.
+/// If the cluster refuses, or `out` cannot be written.
 pub fn run(command: &NodeCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         NodeCommand::List(args) => list(args.json, &mut connect(&args.client)?, out),

@@ -32,7 +32,7 @@ use submit::{Submission, submit};
 /// Runs `run`.
 ///
 /// # Errors
-/// If the configuration or its text is wrong, if the cluster says no, if the run does not come to
+/// If the configuration or its text is wrong, if the cluster refuses, if the run does not come to
 /// its end, or if `out` cannot be written.
 pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let submission = prepare(args)?;
@@ -59,7 +59,7 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
     let (bytes, hash) = (text.bytes.clone(), text.hash);
     cut_text(text, &loaded)?;
     for note in &loaded.notes {
-        // Whoever closed standard error does not want to know.
+        // With standard error closed there is nowhere to print it.
         let _ = writeln!(io::stderr(), "note: {note}");
     }
     let weights = match &loaded.config.weights {

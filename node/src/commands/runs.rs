@@ -15,7 +15,7 @@ use crate::failure::{Failure, Stop};
 /// Runs a `runs` command.
 ///
 /// # Errors
-/// If the cluster says no, or if `out` cannot be written.
+/// If the cluster refuses, or if `out` cannot be written.
 pub fn run(command: &RunsCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         RunsCommand::List(args) => list(args.json, &mut connect(&args.client)?, out),

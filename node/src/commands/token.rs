@@ -14,7 +14,7 @@ use crate::args::{TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArg
 use crate::failure::{Detail, Failure, FailureCode, Stop};
 use crate::terminal;
 
-/// Holds a token.
+/// Environment variable that holds a token.
 pub const TOKEN_VARIABLE: &str = "ZBELASTIC_TOKEN";
 /// Most bytes of a token, far more than any has.
 const TOKEN_BYTES_MAX: u64 = 4096;
@@ -22,7 +22,7 @@ const TOKEN_BYTES_MAX: u64 = 4096;
 /// Runs a `token` command.
 ///
 /// # Errors
-/// If the cluster says no, or `out` cannot be written.
+/// If the cluster refuses, or `out` cannot be written.
 pub fn run(command: &TokenCommand, out: &mut dyn Write) -> Result<(), Stop> {
     match command {
         TokenCommand::Create(args) => create(args, &mut connect(&args.read.client)?, out),

@@ -91,7 +91,7 @@ fn products(operations: &[Operation]) -> Option<f64> {
 }
 
 /// Norms, the rotation, activations and the optimizer are left. Embeddings are gathered by token, and
-/// attention and /// the head are no passes over memory even where that is what they take at least.
+/// attention and the head are no passes over memory even where that is what they take at least.
 const OTHERWISE: [&str; 3] = ["embed", "attention", "head"];
 
 fn memory_bound(operations: &[Operation]) -> Option<f64> {

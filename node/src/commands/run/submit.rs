@@ -13,11 +13,11 @@ use crate::failure::{Failure, FailureCode};
 /// What is handed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submission {
-    /// The effective configuration.
+    /// The effective configuration, as TOML.
     pub document: String,
     /// The text's name.
     pub corpus: CorpusDescription,
-    /// The text.
+    /// Bytes of the text.
     pub text: Vec<u8>,
     /// The name and the bytes of the weights to begin with, if they are not drawn.
     pub weights: Option<(CorpusDescription, Vec<u8>)>,
@@ -55,7 +55,7 @@ const UPLOADS_MAX: u32 = 6;
 /// Submits, and uploads text and weights as far as they are wanted. Tells `told` what travels.
 ///
 /// # Errors
-/// If the cluster says no, or wants them for ever.
+/// If the cluster refuses, or wants them for ever.
 pub fn submit(
     submission: &Submission,
     client: &mut ApiClient<'_>,

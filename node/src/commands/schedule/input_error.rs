@@ -30,15 +30,15 @@ pub enum InputError {
     /// The program's file cannot be read.
     #[error("cannot be read: {source}")]
     Unreadable {
-        /// The file.
+        /// Path of the program's file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The program's file holds no program.
     #[error("{source}")]
     Parse {
-        /// The file.
+        /// Path of the program's file.
         path: PathBuf,
         /// Why not.
         source: ProgramParseError,
@@ -46,7 +46,7 @@ pub enum InputError {
     /// The program's file is neither a program nor a file of PyTorch's.
     #[error("{source}")]
     ParsePyTorch {
-        /// The file.
+        /// Path of the program's file.
         path: PathBuf,
         /// Why not.
         source: pytorch::ReadError,
@@ -57,9 +57,9 @@ pub enum InputError {
     /// The program breaks rules.
     #[error("{} broken rules", violations.len())]
     Violations {
-        /// The file.
+        /// Path of the program's file.
         path: PathBuf,
-        /// The rules.
+        /// The rules that it breaks.
         violations: Vec<Violation>,
     },
     /// The asynchronous schedule does not exist in that size.
@@ -68,7 +68,7 @@ pub enum InputError {
     /// The program's file begins like an asynchronous program, and is none.
     #[error("{source}")]
     ParseAsync {
-        /// The file.
+        /// Path of the program's file.
         path: PathBuf,
         /// Why not.
         source: AsyncProgramParseError,
@@ -76,9 +76,9 @@ pub enum InputError {
     /// The asynchronous program breaks rules.
     #[error("{} broken rules", violations.len())]
     ViolationsAsync {
-        /// The file.
+        /// Path of the program's file.
         path: PathBuf,
-        /// The rules.
+        /// The rules that it breaks.
         violations: Vec<AsyncViolation>,
     },
     /// A flag that says nothing about the schedule that was asked for.
