@@ -9,7 +9,7 @@ mod network;
 use super::facts::Facts;
 use super::finding::Finding;
 
-/// All findings, in the order in which they are told.
+/// All findings, in the order in which they are printed.
 #[must_use]
 pub fn findings(facts: &Facts) -> Vec<Finding> {
     let Facts { cores, memory, limits, network, clock, disk, permissions, gpu, cluster } = facts;

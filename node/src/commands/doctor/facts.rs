@@ -11,11 +11,11 @@ use zbelastic_types::Bytes;
 pub struct Facts {
     /// Cores that this process may use.
     pub cores: usize,
-    /// Memory.
+    /// Memory of the machine and of its control group.
     pub memory: MemoryFacts,
     /// What this process may have.
     pub limits: LimitFacts,
-    /// The network.
+    /// Addresses and sockets of the machine.
     pub network: NetworkFacts,
     /// The time of day.
     pub clock: ClockFacts,
@@ -34,7 +34,7 @@ pub struct Facts {
 pub struct MemoryFacts {
     /// The machine's.
     pub machine: Option<Bytes>,
-    /// What of it nobody uses, or would give up.
+    /// What of it is unused, or would be given up.
     pub available: Option<Bytes>,
     /// What the control group of this process may take.
     pub group: Option<Bytes>,
@@ -89,7 +89,7 @@ pub struct ClockFacts {
 /// The data folder and what it is on.
 #[derive(Clone, Debug)]
 pub struct DiskFacts {
-    /// The folder.
+    /// Path of the data folder.
     pub folder: PathBuf,
     /// What is there.
     pub state: FolderState,
@@ -104,11 +104,11 @@ pub struct DiskFacts {
 /// What is where the data folder should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderState {
-    /// A folder.
+    /// A folder is there.
     Exists,
     /// Nothing, so it would be made.
     Absent,
-    /// Something else.
+    /// Something else than a folder is there.
     NoFolder,
 }
 
@@ -157,10 +157,10 @@ pub struct ClusterFacts {
 pub enum DialOutcome {
     /// A member answered.
     Reached {
-        /// After how long.
+        /// Time that the answer took.
         took: Duration,
     },
-    /// Nobody did, or not as a member does.
+    /// No answer came, or not one of a member.
     Failed {
         /// Why, as a sentence.
         why: String,

@@ -15,7 +15,7 @@ use crate::failure::{Detail, Failure, FailureCode};
 /// What a forecast is made from.
 #[derive(Clone, Copy)]
 pub struct Outlook<'a> {
-    /// The run.
+    /// Configuration of the run.
     pub config: &'a RunConfig,
     /// The schedules that the run may have.
     pub kinds: &'a [ScheduleKind],
@@ -28,9 +28,9 @@ pub struct Outlook<'a> {
 /// A schedule on the machines.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The schedule.
+    /// Name of the schedule.
     pub schedule: &'static str,
-    /// Of a step.
+    /// Time of a step, in milliseconds.
     pub step_ms: f64,
     /// The share of it in which the busiest stage waits.
     pub bubble: f64,
@@ -55,16 +55,16 @@ pub struct Loss {
     pub then: Option<AfterLoss>,
 }
 
-/// What runs on those who are left.
+/// What runs on the machines that are left.
 #[derive(Clone, Debug, Serialize)]
 pub struct AfterLoss {
-    /// Stages.
+    /// Stages of the pipeline.
     pub stages: u32,
-    /// The schedule.
+    /// Name of the schedule.
     pub schedule: &'static str,
-    /// Of a step.
+    /// Time of a step, in milliseconds.
     pub step_ms: f64,
-    /// Why it is not the schedule that was asked for on all who are left.
+    /// Why it is not the requested schedule on all machines that are left.
     pub because: Option<String>,
 }
 

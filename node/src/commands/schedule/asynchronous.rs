@@ -23,7 +23,7 @@ use crate::config::AsyncConfig;
 use crate::failure::Stop;
 use report::Report;
 
-/// Whether an asynchronous schedule was asked for by name, or is what was read.
+/// Whether an asynchronous schedule was requested by name, or is what was read.
 pub fn is_asked(args: &ProgramArgs, text: Option<&str>) -> bool {
     let is_kind = |kind: &String| kind.parse::<AsyncKind>().is_ok();
     args.kind.as_ref().is_some_and(is_kind)
@@ -80,7 +80,7 @@ struct Memory {
     weights: Vec<f64>,
 }
 
-/// What a run is made for, if nobody says how long it is.
+/// What a run is made for, if no number of steps is given.
 #[derive(Clone, Copy)]
 enum Length {
     /// The pipeline is filled and emptied.
@@ -171,7 +171,7 @@ fn read_program(
     reading.keep(generate_async(request).map_err(InputError::from))
 }
 
-/// The program that was asked for by name. What nobody says is as it is trained with.
+/// The program that was requested by name. What no flag sets is as it is trained with.
 fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRequest {
     let kind = args.kind.as_ref().expect("required without --program");
     let kind: AsyncKind = kind.parse().expect("looked at before");
@@ -221,7 +221,7 @@ fn variant(kind: AsyncKind, asked: &AsyncArgs) -> AsyncVariant {
     }
 }
 
-/// Steps that a pipeline is full, if nobody says how many.
+/// Steps that a pipeline is full, if no number is given.
 const FULL_STEPS: u32 = 4;
 
 /// As many steps as it takes to fill the pipeline and to empty it, and those that it is full; of each

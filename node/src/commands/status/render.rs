@@ -1,4 +1,4 @@
-//! A status as a person reads it: a pure function of what was told and of the width.
+//! A status as a person reads it: a pure function of the cluster's answer and of the width.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -12,7 +12,7 @@ const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
 const LATEST: Duration = Duration::from_secs(4_102_444_800);
 /// What clocks of two nodes may differ.
 const DIFFERENCE_MAX: Duration = Duration::from_secs(5 * 60);
-/// A clock that nobody sets is wrong by a second after a day, at 10 parts in a million.
+/// A clock that is not set is wrong by a second after a day, at 10 parts in a million.
 const SYNC_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const SET_IT: &str = "set the clock, and keep it set: timedatectl set-ntp true";
 
