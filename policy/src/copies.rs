@@ -158,7 +158,8 @@ impl Copies {
         here.for_each(|copying| copying.ticks = 0);
     }
 
-    /// A tick. For a piece without progress, all nodes that have not answered the request are given up.
+    /// A tick. For a piece without progress, all nodes that have not answered the request are given up, and the store
+    /// here, if it is still writing.
     pub fn handle_tick(&mut self) -> Vec<(PieceRef, CopyNext)> {
         self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
         let late = self.under_way.iter().filter(|(_, copying)| copying.ticks > STILL_TICKS_MAX);

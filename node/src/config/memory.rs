@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_trainer::model::{Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{Extent, MemoryPolicy};
 
-/// What passes keep, and where. In a document older than these keys, every pass keeps everything in place.
+/// What passes keep, and where. A document older than these keys takes their defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryConfig {
     /// How much is computed again.

@@ -90,8 +90,8 @@ fn products(operations: &[Operation]) -> Option<f64> {
     least(operations.iter().filter_map(|row| Some(row.fastest_us? / row.us)))
 }
 
-/// Norms, the rotation, activations and the optimizer are left. Embeddings are gathered by token, and
-/// attention and the head are no passes over memory even where that is what they take at least.
+/// Rows that are no passes over memory: embeddings are gathered by token, and attention and the head are
+/// none even where memory bounds them. Norms, the rotation, activations and the optimizer remain.
 const OTHERWISE: [&str; 3] = ["embed", "attention", "head"];
 
 fn memory_bound(operations: &[Operation]) -> Option<f64> {
