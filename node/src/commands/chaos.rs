@@ -14,10 +14,10 @@ use chaos_tests::processes::watch::Watch;
 use crate::args::ChaosCommand;
 use crate::failure::{Failure, FailureCode, Stop};
 
-/// Ctrl-C was pressed. A signal has no owner to tell it to.
+/// Whether Ctrl-C was pressed. Static, for a signal handler has no owner to pass it to.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Runs a `chaos` command. Runs that fail are no failure of the command: the exit code tells.
+/// Runs a `chaos` command. Runs that fail are no failure of the command: the exit code reports them.
 ///
 /// # Errors
 /// If a file holds no case, a cluster does not come up, or `out` cannot be written.

@@ -188,7 +188,7 @@ fn write_secret(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut opened = options.write(true).create_new(true).mode(OWNER_ONLY).open(file)?;
     let written = opened.write_all(bytes).and_then(|()| opened.sync_all());
     if written.is_err() {
-        // Half a backup is none; if it cannot be removed either, the first error tells.
+        // Half a backup is none; if it cannot be removed either, the first error is returned.
         let _ = fs::remove_file(file);
     }
     written

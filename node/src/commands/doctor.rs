@@ -1,8 +1,8 @@
 //! `doctor`: whether this machine can be a node, and what to do where it cannot.
 //!
-//! `read` gathers facts, `checks` judges them, `report` tells. Only the first looks at the machine,
-//! so what is told of any machine can be tested on every other. It looks only at what a node uses:
-//! it measures no speed but that of writes, and asks nobody but the member of `--cluster`.
+//! `read` gathers facts, `checks` judges them, `report` writes them out. Only the first looks at the machine,
+//! so the report on any machine can be tested on every other. It looks only at what a node uses:
+//! it measures no speed but that of writes, and contacts only the member of `--cluster`.
 
 mod checks;
 mod facts;
@@ -27,9 +27,9 @@ use crate::args::DoctorArgs;
 use crate::failure::Stop;
 use crate::machine::core_count;
 
-/// What is known elsewhere.
+/// What other modules provide: the data folder, and checks of a cluster and of permissions.
 pub struct Outside<'a> {
-    /// The data folder.
+    /// Path of the data folder.
     pub folder: &'a Path,
     /// Tries to reach a member of a cluster at an address as it was typed.
     pub dial: &'a dyn Fn(&str) -> DialOutcome,
@@ -41,8 +41,8 @@ pub struct Outside<'a> {
 /// Folders with keys, in a data folder.
 const IDENTITY_FOLDERS: [&str; 2] = ["identity", "admin"];
 
-/// Looks at this machine and tells. What stands in the way is no failure of the command: the exit
-/// code tells.
+/// Checks this machine and prints the findings. An obstacle is no failure of the command: the exit
+/// code reports it.
 ///
 /// # Errors
 /// If `out` cannot be written.

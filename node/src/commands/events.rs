@@ -103,7 +103,7 @@ pub fn event_line(event: &Event) -> String {
     format!("{}  {}", date_text(event.at_ms), escape(&event.text))
 }
 
-/// An event as who follows a run reads it.
+/// An event as it is printed while a run is followed.
 #[must_use]
 pub fn run_line(event: &Event) -> String {
     match &event.kind {

@@ -1,33 +1,33 @@
-//! Following events: each once, in order, with gaps told.
+//! Follows the events of a node: returns each once, in order, and counts those that were missed.
 
 use std::time::Duration;
 
 use crate::api::client::{ApiClient, ApiError};
 use crate::api::{EVENTS_MAX, Event};
 
-/// How long to wait before asking for more.
+/// How long to wait before the next request for events.
 pub const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
 
-/// What was told, and what is asked for next. Sequence numbers are those of one node's log; if
-/// another node answers, what it logged up to the last event told is passed over by its time.
+/// What was returned, and the sequence number to request next. Sequence numbers are those of one node's log;
+/// if another node answers, its events up to the time of the last event returned are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follower {
     log: Option<u64>,
     next: u64,
-    /// The time up to which everything was told by another log.
+    /// Time of the newest event returned from other logs; events up to it are left out.
     told_until_ms: Option<u64>,
-    /// The newest time told.
+    /// Time of the newest event returned.
     newest_ms: Option<u64>,
 }
 
-/// What came.
+/// What one poll returns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Polled {
     /// Events, in order.
     pub events: Vec<Event>,
     /// Events that were forgotten before they could be received.
     pub missed: u64,
-    /// Whether another log tells now.
+    /// Whether the events are from another log than those of the poll before.
     pub is_other_log: bool,
 }
 
@@ -38,10 +38,10 @@ impl Follower {
         Self { log: None, next: sequence, told_until_ms: None, newest_ms: None }
     }
 
-    /// Asks for what came since.
+    /// Requests the events since the last poll.
     ///
     /// # Errors
-    /// If there is no answer; asking again later goes on where this stopped.
+    /// If there is no answer; a later poll goes on where this one stopped.
     pub fn poll(&mut self, client: &mut ApiClient<'_>) -> Result<Polled, ApiError> {
         let mut page = client.events(self.next, EVENTS_MAX)?;
         let is_other_log = self.log.is_some_and(|log| log != page.log);
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn each_event_is_told_once_and_gaps_are_counted() {
         let answers = vec![page(1, 3, 3..5), page(1, 3, 5..5), page(1, 9, 9..10)];
-        // What was forgotten before the first question is nobody's gap.
+        // Events that were forgotten before the first request are not counted as missed.
         let asked = check(answers, &[(&[3, 4], 0), (&[], 0), (&[9], 4)]);
         assert_eq!(asked, [0, 5, 5]);
     }

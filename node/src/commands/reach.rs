@@ -14,16 +14,17 @@ use crate::terminal;
 /// A client of the cluster that was named.
 ///
 /// # Errors
-/// If nothing says which cluster, or there is no certificate for it.
+/// If the folder has no administrator's certificate, if the environment's addresses are none, or if the
+/// system gives no threads.
 pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, Failure> {
     let (folder, addresses) = addresses_to_ask(args)?;
     Ok(ApiClient::new(addresses, cluster::exchange(&folder)?))
 }
 
-/// Asks a person, if nobody said yes already; `what` is what will happen.
+/// Asks a person to confirm, unless `is_yes`; `what` is what will happen.
 ///
 /// # Errors
-/// If the answer is another one, or if there is nobody to ask.
+/// If the answer is not yes, or if there is no terminal to ask at.
 pub fn confirm(is_yes: bool, what: &str) -> Result<(), Failure> {
     if is_yes {
         return Ok(());

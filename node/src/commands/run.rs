@@ -4,8 +4,8 @@
 //! run  ->  data_wanted(held)  ->  put_data ... put_data  ->  run  ->  accepted  ->  events ...
 //! ```
 //!
-//! The text travels once: a cluster that has it says so. So do weights to begin with, if a folder
-//! gives them. The configuration that is submitted names both by their hashes and not by paths, which
+//! The text is sent once: a cluster that has it does not request it. So are weights to begin with, if a
+//! folder gives them. The configuration that is submitted names both by their hashes and not by paths, which
 //! are this machine's.
 
 mod follow;
@@ -83,8 +83,8 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
     Ok(Submission { document, corpus, text: bytes, weights, name, from })
 }
 
-/// The configuration as it is submitted: without paths of this machine. What a folder says about the
-/// model is said in keys; its weights travel beside it.
+/// The configuration as it is submitted: without paths of this machine. The model of a folder is described
+/// by keys; its weights are sent beside it.
 fn document(loaded: Loaded) -> Result<String, Failure> {
     let mut config = loaded.config;
     config.text.clear();

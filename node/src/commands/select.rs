@@ -46,7 +46,7 @@ fn is_live(member: &MemberStatus) -> bool {
     }
 }
 
-/// The token whose id is `said`, or begins so.
+/// The token whose id is `said`, or begins with it.
 ///
 /// # Errors
 /// If there is none, or if it could be several.

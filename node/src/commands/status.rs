@@ -16,7 +16,7 @@ use crate::data_folder::DataFolder;
 use crate::failure::{Failure, Stop};
 use crate::terminal;
 
-/// Width of lines where nobody says one: nothing is cut.
+/// Width of lines where standard output is no terminal: nothing is cut.
 const WIDTH_ENDLESS: usize = usize::MAX;
 /// Clears a terminal.
 const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
@@ -38,7 +38,7 @@ enum View {
 /// If the cluster does not answer, or `out` cannot be written.
 pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let mut client = connect(&args.read.client)?;
-    // A controller that joined was not told what its cluster is called; the folder that asks was.
+    // A controller that joined does not know the name of its cluster; an administrator's folder does.
     let name = DataFolder::of(&args.read.client.folder)
         .read_admin()
         .map_or_else(|_| String::new(), |admin| admin.name);
@@ -73,7 +73,7 @@ fn once(
     Ok(())
 }
 
-/// How everything stands, by the name that a folder knows where the node that answers knows none.
+/// Requests the status. Where the node that answers knows no name of the cluster, it gets `name`.
 fn asked(client: &mut ApiClient<'_>, name: &str) -> Result<Status, Failure> {
     let mut status = client.status().map_err(Failure::from)?;
     if status.cluster.name.is_empty() {
@@ -82,7 +82,7 @@ fn asked(client: &mut ApiClient<'_>, name: &str) -> Result<Status, Failure> {
     Ok(status)
 }
 
-/// Shows the status until `pause` says that it is enough, or nobody reads, or nobody answers.
+/// Shows the status until `pause` breaks, `out` cannot be written, or the cluster does not answer.
 fn watch(
     view: View,
     name: &str,

@@ -27,9 +27,9 @@ use crate::config::load_document;
 use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
 use crate::whole_file;
 
-/// The description of the model.
+/// File of the model's description.
 const CONFIG: &str = "config.json";
-/// The weights.
+/// File of the weights.
 const WEIGHTS: &str = "model.safetensors";
 
 /// Writes the checkpoint of `step`, or the newest one, into `folder`.
@@ -151,7 +151,7 @@ fn fetch(
 }
 
 /// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come. For
-/// its moments, which nobody exports, chaining values of that hash are asked.
+/// its moments, which are not exported, chaining values of that hash are requested.
 fn fetch_weights(
     step: u64,
     layer: u32,

@@ -33,7 +33,7 @@ struct Problem {
 /// Verifies one checkpoint, or all of them.
 ///
 /// # Errors
-/// If a copy is not sound, if the cluster says no, or if `out` cannot be written.
+/// If a copy is not sound, if the cluster refuses, or if `out` cannot be written.
 pub fn verify(
     step: Option<u64>,
     is_json: bool,

@@ -23,7 +23,7 @@ pub struct Facts {
     pub disk: DiskFacts,
     /// What others may read although they should not, each as a sentence.
     pub permissions: Vec<String>,
-    /// Graphics cards.
+    /// Graphics cards, as devices of the system and as the driver lists them.
     pub gpu: GpuFacts,
     /// What came of trying to reach a cluster, if one was named.
     pub cluster: Option<ClusterFacts>,
@@ -32,7 +32,7 @@ pub struct Facts {
 /// Memory; `None` is what cannot be seen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryFacts {
-    /// The machine's.
+    /// Memory of the whole machine.
     pub machine: Option<Bytes>,
     /// What of it is unused, or would be given up.
     pub available: Option<Bytes>,
@@ -51,7 +51,7 @@ pub struct LimitFacts {
     pub address_space: Option<Bytes>,
 }
 
-/// The network.
+/// Socket buffers, addresses and Unix sockets.
 #[derive(Clone, Debug)]
 pub struct NetworkFacts {
     /// The most room that a socket gets for packets that arrive.
@@ -71,7 +71,7 @@ pub enum Ipv6 {
     Absent,
     /// Only those within this machine or its link.
     LocalOnly,
-    /// Others, too.
+    /// Also addresses that reach beyond them.
     Present,
 }
 
@@ -91,7 +91,7 @@ pub struct ClockFacts {
 pub struct DiskFacts {
     /// Path of the data folder.
     pub folder: PathBuf,
-    /// What is there.
+    /// Whether the folder exists, can be made, or is something else.
     pub state: FolderState,
     /// Room where it is or would be.
     pub room: Result<Room, io::ErrorKind>,
@@ -155,7 +155,7 @@ pub struct ClusterFacts {
 /// What came of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DialOutcome {
-    /// A member answered.
+    /// A member of the cluster answered.
     Reached {
         /// Time that the answer took.
         took: Duration,

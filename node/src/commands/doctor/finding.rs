@@ -31,7 +31,7 @@ pub enum Check {
     DiskSync,
     /// Who may read the keys.
     Permissions,
-    /// Graphics cards.
+    /// Whether graphics cards can be used.
     Gpu,
     /// Whether a cluster answers.
     Cluster,
@@ -66,7 +66,7 @@ impl Check {
 pub enum Level {
     /// As it should be.
     Fine,
-    /// Good to know.
+    /// Worth knowing; a node works all the same.
     Note,
     /// A node works, but worse or not for long.
     Warning,
@@ -116,7 +116,7 @@ pub struct Finding {
     pub level: Level,
     /// What is so, with numbers.
     pub what: String,
-    /// Why it matters.
+    /// What follows from it for a node.
     pub why: Option<String>,
     /// What to do about it.
     pub hint: Option<String>,

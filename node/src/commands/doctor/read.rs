@@ -109,7 +109,7 @@ pub(super) fn clock(folder: &Path) -> ClockFacts {
     }
 }
 
-/// Asks the driver, if there is one, for all that computing on each card needs.
+/// The cards that the driver finds, if there is one, and whether each has all that computing on it needs.
 pub(super) fn gpu() -> GpuFacts {
     let devices = entries("/dev")
         .into_iter()

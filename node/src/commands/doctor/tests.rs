@@ -13,7 +13,7 @@ use super::{
 };
 use crate::args::DoctorArgs;
 
-/// A machine on which nothing is to be said.
+/// A machine on which every check is fine.
 fn good() -> Facts {
     let now = UNIX_EPOCH + Duration::from_secs(1_795_262_463);
     let room =
@@ -113,7 +113,7 @@ this machine cannot be a node: 3 errors, 2 warnings, no notes
     assert_eq!(text(&findings(&facts)), expected);
 }
 
-/// Looks at this machine with a folder of its own, and with what the outside says.
+/// Runs the command on this machine with a folder of its own; dialing yields `outcome`, permissions `fault`.
 fn examine(outcome: DialOutcome, fault: Option<&str>) -> (ExitCode, String, Vec<PathBuf>) {
     let folder = tempfile::tempdir().expect("a folder");
     let args = DoctorArgs { data_dir: None, json: true, cluster: Some("a:7000".into()) };

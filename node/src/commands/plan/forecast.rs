@@ -1,4 +1,4 @@
-//! What schedules do on machines: computed, not told.
+//! What schedules do on machines: computed here, printed by `report`.
 
 use serde::Serialize;
 use zbelastic_consensus::plan::copies_at;
@@ -19,9 +19,9 @@ pub struct Outlook<'a> {
     pub config: &'a RunConfig,
     /// The schedules that the run may have.
     pub kinds: &'a [ScheduleKind],
-    /// The machines.
+    /// The nodes to plan for: their speeds and memory, and the network between them.
     pub machines: &'a NodesSpec,
-    /// What this machine takes.
+    /// Times measured on this machine.
     pub pace: &'a Pace,
 }
 
@@ -34,9 +34,9 @@ pub struct Row {
     pub step_ms: f64,
     /// The share of it in which the busiest stage waits.
     pub bubble: f64,
-    /// Tokens a second.
+    /// Tokens trained a second.
     pub tokens_per_s: f64,
-    /// By stage.
+    /// By stage, the memory that it takes, in bytes.
     pub stage_bytes: Vec<u64>,
     /// Nodes whose memory does not hold their stage.
     pub too_small: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Forecast<'a> {
     pub outlook: Outlook<'a>,
     /// The machines that hold a stage.
     pub nodes: Vec<NodeSpec>,
-    /// By schedule.
+    /// One row a schedule.
     pub rows: Vec<Row>,
     /// Schedules that do not exist for this size, with the reason.
     pub left_out: Vec<(&'static str, String)>,

@@ -27,7 +27,7 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NodesSpec, Failure> {
     read_nodes(named.as_ref())
 }
 
-/// What a core says of itself, in thousandths of one of the kind that speeds are told in.
+/// The reported speed of a core of the slowest kind, in thousandths of it.
 const CORE_PERMILLE: f64 = 1000.0;
 
 /// The workers there are: those of the pipeline in its order, then those who wait.
@@ -37,7 +37,7 @@ fn live(status: &Status, threads: usize) -> Result<NodesSpec, Failure> {
         MemberStanding::Draining | MemberStanding::Lost { .. } => false,
     };
     let workers = status.members.iter();
-    // Who computes on something else than the job's others has no stage of it.
+    // A worker whose device class is not the job's has no stage of it.
     let workers =
         workers.filter(|member| member.role == MemberRole::Worker && member.left_out.is_none());
     let mut workers: Vec<_> = workers.filter(|member| is_there(&member.standing)).collect();

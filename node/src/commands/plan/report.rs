@@ -131,7 +131,7 @@ fn shown(words: &[&str]) -> String {
     if more > 0 { format!("{first} and {more} more") } else { first }
 }
 
-/// The size of each stage, said once if all are alike.
+/// The size of each stage, printed once if all are equal.
 fn peaks(sizes: &[String]) -> String {
     match sizes {
         [first, rest @ ..] if rest.iter().all(|size| size == first) && !rest.is_empty() => {

@@ -9,16 +9,16 @@ use crate::commands::follow::{Follower, Polled};
 use crate::commands::reach::write_json_line;
 use crate::failure::{Failure, FailureCode, Stop};
 
-/// How often in a row nobody may answer: a minute, with the pause between two questions.
+/// Polls in a row that may stay without an answer: a minute, with the pause between two polls.
 const SILENCES_MAX: u32 = 240;
-/// Questions without news after which the run itself is asked about: the event of its end may have
+/// Polls without events after which the run's status is requested: the event of its end may have
 /// been forgotten, or logged by a node that is gone.
 const QUIET_MAX: u32 = 20;
 
-/// Looks at a run that waits, of which one is told: a minute, with the questions between two looks.
+/// Status requests that find the run waiting for each line printed: a minute, with the polls between two.
 const LOOKS_PER_LINE: u32 = 12;
 
-/// Who reads.
+/// The reader that events are printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunView {
     /// A script: one event a line.
@@ -29,10 +29,10 @@ pub enum RunView {
     File,
 }
 
-/// Tells what happens until the run is over.
+/// Prints what happens until the run is over.
 ///
 /// # Errors
-/// If it ends otherwise than done, if nobody answers for too long, or if `out` cannot be written.
+/// If it ends otherwise than done, if no answer comes for too long, or if `out` cannot be written.
 pub fn follow(
     from: u64,
     view: RunView,
@@ -77,8 +77,8 @@ pub fn follow(
     }
 }
 
-/// Says what a run waits for, once a minute: it may be for something that never comes. Yields the looks in a
-/// row at which it waited.
+/// Prints what a run waits for, once a minute: it may be for something that never comes. Returns the status
+/// requests in a row that found it waiting.
 fn tell_wait(
     job: &JobStatus,
     waited: u32,

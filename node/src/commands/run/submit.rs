@@ -1,4 +1,4 @@
-//! Hands a run over: the configuration, and the text and the weights if they are not there yet.
+//! Submits a run: the configuration, and the text and the weights if they are not there yet.
 
 use std::io::Write;
 
@@ -10,18 +10,18 @@ use crate::api::{
 };
 use crate::failure::{Failure, FailureCode};
 
-/// What is handed over.
+/// What is submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Submission {
     /// The effective configuration, as TOML.
     pub document: String,
-    /// The text's name.
+    /// Hash and length of the text.
     pub corpus: CorpusDescription,
     /// Bytes of the text.
     pub text: Vec<u8>,
     /// The name and the bytes of the weights to begin with, if they are not drawn.
     pub weights: Option<(CorpusDescription, Vec<u8>)>,
-    /// What it is to be called, if a person said so.
+    /// The name of the run, if one was given.
     pub name: Option<String>,
     /// The run that it goes on from, if it does.
     pub from: Option<String>,
@@ -52,7 +52,7 @@ impl Submission {
 /// that takes over may have neither.
 const UPLOADS_MAX: u32 = 6;
 
-/// Submits, and uploads text and weights as far as they are wanted. Tells `told` what travels.
+/// Submits, and uploads the text and the weights that the cluster requests. Prints to `told` what is sent.
 ///
 /// # Errors
 /// If the cluster refuses, or wants them for ever.
@@ -74,7 +74,7 @@ pub fn submit(
         let Answer::DataWanted(held) = answer else {
             return Err(ApiError::Unexpected { request: request.name(), found }.into());
         };
-        // Whoever closed standard error does not want to know.
+        // With standard error closed there is nowhere to print it.
         let wanted = submission.wanted(held.hash);
         let length = Bytes(wanted.bytes.len() as u64);
         let _ = writeln!(told, "sent: {length} of {}", wanted.what);

@@ -30,7 +30,7 @@ pub fn is_asked(args: &ProgramArgs, text: Option<&str>) -> bool {
         || text.is_some_and(|text| text.trim_start().starts_with("asynchronous"))
 }
 
-/// Draws it.
+/// Draws the timeline of an asynchronous program.
 pub fn render(args: &RenderArgs, text: Option<&str>, out: &mut dyn Write) -> Result<(), Stop> {
     let mut reading = Reading::default();
     let replay = read_replay(&args.program, (text, Length::Drawing), &mut reading);
@@ -53,7 +53,7 @@ pub fn render(args: &RenderArgs, text: Option<&str>, out: &mut dyn Write) -> Res
     Ok(())
 }
 
-/// Times it.
+/// Simulates an asynchronous program, and prints its times and memory.
 pub fn time(args: &SimulateArgs, text: Option<&str>, out: &mut dyn Write) -> Result<(), Stop> {
     let (replay, memory) = replay_with_memory(args, text).map_err(input_error::failure)?;
     let report = Report::new(&replay.simulate(), &memory, args.program_text);

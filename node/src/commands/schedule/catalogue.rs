@@ -1,4 +1,4 @@
-//! The schedules there are, as `docs/schedule-ir.md` tells them.
+//! The schedules there are, as `docs/schedule-ir.md` lists them.
 
 use std::io::Write;
 
@@ -16,13 +16,13 @@ struct Entry {
     idle: &'static str,
     /// Most microbatches whose activations a stage keeps.
     peak_activations: &'static str,
-    /// The least, which is what a stage holds if nobody says how many.
+    /// The least, which is what a stage holds by default.
     chunks_per_stage: u32,
     /// Whether a stage may hold more.
     more_chunks: bool,
-    /// How often the model is there.
+    /// How many times the pipeline holds the model.
     replicas: u32,
-    /// What a microbatch is cut into if nobody says how many; 1 where it is not.
+    /// Slices that a microbatch is cut into by default; 1 where it is not cut.
     slices: u32,
     /// Versions of a chunk's weights that a stage keeps, temporary ones included.
     weight_versions: &'static str,
@@ -76,7 +76,7 @@ fn entry(kind: ScheduleKind) -> Entry {
     }
 }
 
-/// Those without steps: once the pipeline is full, nobody waits by plan.
+/// Those without steps: once the pipeline is full, no stage waits by plan.
 fn async_entry(kind: AsyncKind) -> Entry {
     let (idle, peak_activations, weight_versions, source) = match kind {
         AsyncKind::PipeDream => ("0", "p", "p", "Narayanan et al., SOSP 2019"),
@@ -205,7 +205,7 @@ mod tests {
             let chunks = vec![chunk; program.placement.chunk_count() as usize];
             let peak = peak_memory(&program, &chunks).into_iter().fold(0.0, f64::max);
             check(kind, entry(kind).peak_activations, peak);
-            // What is said of equal times is tested where the schedules are made.
+            // Entries that hold for equal times only are tested where the schedules are made.
             if entry(kind).idle.contains(" if ") {
                 continue;
             }

@@ -15,7 +15,7 @@ use zbelastic_schedule::{
 use crate::config::nearest;
 use crate::failure::{Detail, Failure};
 
-/// Broken rules that are told; a program that breaks one breaks it often.
+/// Broken rules that are listed at most; a program that breaks one breaks it often.
 const VIOLATIONS_SHOWN: usize = 20;
 
 /// Something wrong with what was given.
@@ -40,7 +40,7 @@ pub enum InputError {
     Parse {
         /// Path of the program's file.
         path: PathBuf,
-        /// Why not.
+        /// Where and why the text is refused.
         source: ProgramParseError,
     },
     /// The program's file is neither a program nor a file of PyTorch's.
@@ -48,7 +48,7 @@ pub enum InputError {
     ParsePyTorch {
         /// Path of the program's file.
         path: PathBuf,
-        /// Why not.
+        /// Where and why the text is refused.
         source: pytorch::ReadError,
     },
     /// The program has no file of PyTorch's.
@@ -70,7 +70,7 @@ pub enum InputError {
     ParseAsync {
         /// Path of the program's file.
         path: PathBuf,
-        /// Why not.
+        /// Where and why the text is refused.
         source: AsyncProgramParseError,
     },
     /// The asynchronous program breaks rules.
@@ -81,10 +81,10 @@ pub enum InputError {
         /// The rules that it breaks.
         violations: Vec<AsyncViolation>,
     },
-    /// A flag that says nothing about the schedule that was asked for.
+    /// A flag that does not apply to the requested schedule.
     #[error("this is for {of}")]
     Foreign {
-        /// The flag.
+        /// The flag, such as `--mf`.
         flag: &'static str,
         /// What it is about.
         of: &'static str,
@@ -92,27 +92,27 @@ pub enum InputError {
     /// Neither 0 nor 1.
     #[error("expected 0 or 1, found `{found}`")]
     Window {
-        /// What was found.
+        /// The text that was given.
         found: String,
     },
     /// Not a number that can be used.
     #[error("expected {expected}, found `{found}`")]
     Number {
-        /// The flag.
+        /// The flag, such as `--mf`.
         flag: &'static str,
         /// What may stand there.
         expected: &'static str,
-        /// What was found.
+        /// The text that was given.
         found: String,
     },
     /// A list that is neither for all stages nor one value a stage.
     #[error("expected 1 or {expected} values, found {found}")]
     Length {
-        /// The flag.
+        /// The flag, such as `--mf`.
         flag: &'static str,
-        /// The pipeline's stages.
+        /// Stages of the pipeline.
         expected: u32,
-        /// Values found.
+        /// Number of values in the list.
         found: usize,
     },
     /// Not a time for each slice.
@@ -120,17 +120,17 @@ pub enum InputError {
     SliceTimes {
         /// The slices of a microbatch.
         expected: u32,
-        /// What was found.
+        /// The text that was given.
         found: String,
     },
     /// Memory that does not add up.
     #[error("--mf plus --mb is {sum} on stage {stage}, but --mw is {after_b}")]
     MemorySum {
-        /// The stage.
+        /// Index of the stage, from 0.
         stage: usize,
         /// What F keeps, changed by B.
         sum: f64,
-        /// What is said to be kept after B.
+        /// What is kept after B according to `--mw`.
         after_b: f64,
     },
     /// A problem that has no solution.
@@ -147,14 +147,14 @@ pub enum InputError {
     /// B gives back more than there is.
     #[error("--mf plus --mb is {sum} on stage {stage}, less than nothing")]
     NegativeMemory {
-        /// The stage.
+        /// Index of the stage, from 0.
         stage: usize,
         /// What F keeps, changed by B.
         sum: f64,
     },
 }
 
-/// The failure that tells all of `errors`.
+/// The failure that lists all of `errors`.
 pub fn failure(errors: Vec<InputError>) -> Failure {
     let details = errors.iter().flat_map(InputError::details).collect();
     Failure::usage("the schedule", details)

@@ -21,7 +21,7 @@ use zbelastic_schedule::pytorch;
 
 /// A legal program, its costs, and how it is replayed.
 pub struct Replay {
-    /// The program.
+    /// The program that is simulated.
     pub program: Program,
     /// What its operations take.
     pub costs: Costs,
@@ -31,7 +31,7 @@ pub struct Replay {
     pub step: u32,
 }
 
-/// The text of the program that was asked for; `None` if it is to be made.
+/// The text of the program that `--program` names; `None` if one is to be generated.
 pub fn program_text(args: &ProgramArgs) -> Result<Option<String>, Vec<InputError>> {
     let Some(path) = &args.program else { return Ok(None) };
     let is_stdin = path == Path::new("-");
@@ -40,14 +40,14 @@ pub fn program_text(args: &ProgramArgs) -> Result<Option<String>, Vec<InputError
     text.map(Some).map_err(unreadable)
 }
 
-/// The replay that was asked for, of the program that was read if one was.
+/// The replay that the flags describe, of the program in `text` if there is one.
 pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<Replay, Vec<InputError>> {
     let mut reading = Reading::default();
     let replay = read_replay(args, text, None, &mut reading);
     reading.finish(replay)
 }
 
-/// The replay that was asked for, and what each chunk keeps.
+/// The replay that the flags describe, and what each chunk keeps.
 pub fn replay_with_memory(
     args: &SimulateArgs,
     text: Option<&str>,
@@ -173,8 +173,8 @@ fn one_ways(placement: &Placement, round_trip: &[f64]) -> Vec<f64> {
     of_chunks(placement, |stage, share| round_trip[stage] * share / 2.0)
 }
 
-/// The program with copies for these times, if its schedule has any or they are asked for. A program
-/// that was read keeps those that it has.
+/// The program with copies for these times, if its schedule has any or `--offload-chunks` requests them.
+/// A program that was read otherwise keeps those that it has.
 fn offloaded(
     args: &ProgramArgs,
     program: Program,
@@ -216,19 +216,19 @@ pub(super) fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<Stag
     Some(StageTimes { f: f?, b: b?, w: w?, link: link?, occupancy: occupancy? })
 }
 
-/// A problem as a person says it.
+/// A problem as flags or the row of a table describe it.
 pub struct ProblemText<'a> {
-    /// Stages.
+    /// Stages of the pipeline.
     pub stages: u32,
-    /// Microbatches.
+    /// Microbatches of a step, of all copies of the pipeline together.
     pub microbatches: u32,
-    /// Slices of each; as many as the schedule has if nobody says.
+    /// Slices of each microbatch; `None` for as many as the schedule has by default.
     pub slices: Option<u32>,
-    /// What passes take.
+    /// Times of passes and of messages between stages.
     pub times: &'a TimesArgs,
-    /// What microbatches keep.
+    /// Memory that a microbatch keeps on a stage after F, DROP and B.
     pub memory: &'a MemoryArgs,
-    /// Memory of each stage; enough for everything if nothing is said.
+    /// Memory of each stage; `None` is unlimited.
     pub mem_limit: Option<&'a str>,
     /// What stages may do where that is short.
     pub relief: &'a ReliefArgs,
@@ -248,7 +248,7 @@ pub struct Stages {
     remakes: Option<Vec<Remake>>,
     /// By stage: what it takes everything to leave and come back.
     round_trips: Option<Vec<f64>>,
-    /// Whether it was said which steps may be open.
+    /// Whether a window was given.
     has_window: bool,
 }
 
@@ -287,18 +287,18 @@ impl Stages {
         self.microbatch_count
     }
 
-    /// Which steps may be open, if that was said.
+    /// Which steps may be open, if a window was given.
     pub fn window(&self) -> Option<Window> {
         self.has_window.then_some(self.ending.window)
     }
 }
 
-/// The stages that were asked about.
+/// The stages that `text` describes.
 pub fn stages(text: &ProblemText<'_>) -> Result<Stages, Vec<InputError>> {
     let mut reading = Reading::default();
     let kind = ScheduleKind::ZbAuto;
     let size = check_size(kind, PipelineSize::of(kind, text.stages, text.microbatches));
-    // Of a pipeline that cannot be there is nothing else to tell.
+    // Of a pipeline whose size is refused nothing else is read.
     let is_size = reading.keep(size.map_err(InputError::from)).is_some();
     reading.stage_count = is_size.then_some(text.stages);
     let stages = reading.stage_count.and_then(|_| read_stages(text, &mut reading));
@@ -498,7 +498,7 @@ pub(super) fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<St
     Some(StageMemory { after_f, after_d, after_b })
 }
 
-/// What each stage keeps from B to W. What W gives back, said as a negative number, is the same.
+/// What each stage keeps from B to W. What W gives back, written as a negative number, is the same.
 fn kept_after_b(
     after_f: &[f64],
     change: Option<Vec<f64>>,

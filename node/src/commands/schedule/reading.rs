@@ -5,9 +5,9 @@ use super::input_error::InputError;
 /// Which numbers a flag takes.
 #[derive(Clone, Copy)]
 pub enum Numbers {
-    /// Times and amounts.
+    /// Times and amounts: 0 or more.
     FromZero,
-    /// Changes.
+    /// Changes: negative numbers, too.
     Any,
 }
 

@@ -1,4 +1,4 @@
-//! What `schedule simulate` says about a replay.
+//! What `schedule simulate` prints about a replay.
 
 use std::fmt;
 use std::io::Write;
@@ -21,10 +21,10 @@ pub struct Report {
     cost: f64,
     bubble_span: f64,
     bubble_sync: f64,
-    /// From one step's beginning to the next's, waiting and stepping included; of a program that
-    /// says how steps follow each other.
+    /// From one step's beginning to the next's, waiting and stepping included; `None` if only one step was
+    /// simulated.
     period: Option<f64>,
-    /// By stage.
+    /// By stage, the most memory that it holds at once.
     peak_mem: Vec<f64>,
     /// By stage: passes that are made again.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -52,11 +52,11 @@ const RESULTS: &str = "solved,makespan,cost,bubble_span,bubble_sync,step_time,lo
 const BYTES_MAX: usize = 256 << 20;
 /// Threads that solve rows.
 const THREADS_MAX: usize = 64;
-/// Wrong rows that are told.
+/// Details of wrong rows that are listed at most.
 const DETAILS_MAX: usize = 20;
 
-/// Answers every row of a table, and prints it with what was found. A row that is wrong is told
-/// before anything is printed.
+/// Answers every row of a table, and prints it with what was found. If rows are wrong, they are returned
+/// as a failure before anything is printed.
 pub fn answer(path: &Path, wanted: Wanted, out: &mut dyn Write) -> Result<(), Stop> {
     let text = read(path)?;
     let table = Table::parse(path, &text)?;

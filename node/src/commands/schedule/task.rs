@@ -1,4 +1,4 @@
-//! What `schedule solve` is asked for: the best order over one placement or several, or a replay of
+//! What `schedule solve` computes: the best order over one placement or several, or a replay of
 //! a schedule with the bound beside it.
 
 use std::time::{Duration, Instant};
@@ -11,15 +11,15 @@ use zbelastic_schedule::{
 use super::input_error::InputError;
 use super::inputs::{self, ProblemText};
 
-/// Asks for the best of what is found over several placements.
+/// Requests the best of what is found over several placements.
 const ANY: &str = "auto";
-/// Asks for an order of chunks that are dealt round.
+/// Requests an order of chunks that are dealt round.
 const LOOP: &str = "loop";
 /// The schedules that name any order over their placement. Of those that cost the same the first is
 /// better: it sends least.
 const SOLVED: [ScheduleKind; 3] = [ScheduleKind::ZbAuto, ScheduleKind::ZbV, ScheduleKind::Gis];
 
-/// What is asked about a schedule.
+/// What is to be computed of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// The best order over its placement, if it names any order there, and what it takes itself if not.
@@ -28,17 +28,17 @@ pub enum Wanted {
     Replay,
 }
 
-/// A legal question.
+/// Checked problems to solve, or one to replay a schedule on.
 pub struct Task {
     /// The same stages over each placement that is allowed.
     problems: Vec<Problem>,
     /// A schedule to replay, and its size; none if one is to be found.
     replayed: Option<(ScheduleKind, PipelineSize)>,
-    /// Which steps may be open, if that was said.
+    /// Which steps may be open, if a window was given.
     window: Option<Window>,
 }
 
-/// What came of it.
+/// The result of a task.
 pub struct Answer<'a> {
     /// Over the placement of the order.
     pub problem: &'a Problem,
@@ -52,8 +52,8 @@ pub struct Answer<'a> {
 }
 
 impl Task {
-    /// The question of a person who wants `kind`, or ZB auto if nothing is said, with so many chunks
-    /// a stage where that is free.
+    /// The task for `kind`, or for ZB auto if that is `None`, with so many chunks a stage where that is
+    /// free.
     pub fn new(
         text: &ProblemText<'_>,
         (wanted, kind): (Wanted, Option<&str>),
@@ -63,7 +63,7 @@ impl Task {
         let stages = inputs::stages(text)?;
         let wrong = |error: InputError| vec![error];
         let placement = ScheduleKind::ZbAuto.placement(text.stages);
-        // On a line what is wrong is told in whole stages, as it was said. Where stages may do something
+        // Over a line an error names whole stages, as the flags do. Where stages may do something
         // about it, smaller chunks may need less.
         match stages.over(placement).check() {
             Ok(()) => {}
@@ -108,12 +108,12 @@ impl Task {
         }
     }
 
-    /// Which steps may be open, if that was said.
+    /// Which steps may be open, if a window was given.
     pub fn window(&self) -> Option<Window> {
         self.window
     }
 
-    /// Finds it.
+    /// Finds the order, or replays the schedule.
     ///
     /// # Errors
     /// If whatever stages do does not bring any order within their limits.
@@ -139,8 +139,8 @@ impl Task {
     }
 }
 
-/// The same with slices in the place of microbatches, and nothing said of how slices of one
-/// microbatch depend on each other: no order of slices is below its bound.
+/// The same with slices in the place of microbatches, and without the dependencies between slices of one
+/// microbatch: no order of slices is below its bound.
 fn of_slices(problem: &Problem, size: PipelineSize) -> Problem {
     if size.slice_count == 1 {
         return problem.clone();

@@ -37,7 +37,7 @@ pub(super) fn check_memory(facts: &MemoryFacts) -> Finding {
             .why(format!("a small model's stage takes up to {MEMORY_ENOUGH}"))
             .hint("a larger machine, or more workers with smaller stages");
     }
-    // What a worker offers when nothing is said: three quarters.
+    // What a worker offers without --memory: three quarters.
     let offered = Bytes(total.0 / 4 * 3);
     match available.filter(|available| *available < offered) {
         Some(available) => Finding::new(Check::Memory, Level::Warning, what)

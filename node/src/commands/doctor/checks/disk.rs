@@ -131,7 +131,7 @@ fn check_sync(times: &[Duration], is_in_memory: bool) -> Finding {
             .hint("another disk");
     };
     let what = format!("half of {} writes took up to {}", times.len(), time_text(median));
-    // In memory there is nothing to wait for, which the folder's finding says.
+    // In memory there is nothing to wait for; the finding about the folder reports that it is in memory.
     if median < SYNC_UNREAL && !is_in_memory {
         return Finding::new(Check::DiskSync, Level::Warning, what)
             .why("no disk is that quick: what is said to be written may be lost with the power")

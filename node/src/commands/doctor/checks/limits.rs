@@ -33,7 +33,7 @@ pub(super) fn check_open_files(facts: &LimitFacts) -> Finding {
         .hint(hint)
 }
 
-/// Memory is asked for ahead, so as many addresses as there is memory are the least that does not
+/// Memory is requested ahead of its use, so as many addresses as there is memory are the least that does not
 /// stand in the way.
 pub(super) fn check_address_space(limits: &LimitFacts, memory: &MemoryFacts) -> Finding {
     let Some(addresses) = limits.address_space else {

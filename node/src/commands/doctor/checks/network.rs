@@ -7,7 +7,7 @@ use zbelastic_types::Bytes;
 use crate::commands::doctor::facts::{ClusterFacts, DialOutcome, Ipv6, NetworkFacts};
 use crate::commands::doctor::finding::{Check, Finding, Level, Obstacle};
 
-/// What a node asks for.
+/// The socket buffer that a node requests.
 const UDP_BUFFER_ASKED: Bytes = Bytes(8 << 20);
 /// Below this packets are lost whenever the process does not run for a moment: at 10 Gbit/s, a
 /// MiB is there in less than one millisecond.

@@ -1,4 +1,4 @@
-//! What `schedule simulate` says about a run without steps.
+//! What `schedule simulate` prints about a run of an asynchronous schedule.
 
 use std::io::Write;
 
@@ -20,7 +20,7 @@ const MEASURED: &str = "the whole run, from its first pass to its last; period a
 pub struct Report {
     kind: &'static str,
     p: u32,
-    /// Of a step.
+    /// Microbatches of a step.
     m: u32,
     steps: u32,
     pipelines: u32,

@@ -66,7 +66,7 @@ fn values_of_a_stage_are_shared_among_its_chunks() {
     assert_eq!(memory.weights, [7.0, 9.0]);
 }
 
-/// Who says nothing about steps gets some in which the pipeline is full, whatever its size.
+/// Without `--steps` there are enough steps for the pipeline to be full, whatever its size.
 #[test]
 fn every_schedule_has_a_rhythm_of_its_own_accord() {
     for kind in AsyncKind::ALL {
@@ -233,7 +233,7 @@ fn sizes_that_a_schedule_does_not_have_are_refused() {
     );
 }
 
-/// What is wrong with a program is told with the operation and the rule.
+/// What is wrong with a program is reported with the operation and the rule.
 #[test]
 fn a_program_that_is_none_or_breaks_a_rule_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
