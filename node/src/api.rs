@@ -1,4 +1,4 @@
-//! What a command line asks a node, and what the node answers.
+//! What a command requests from a node, and what the node answers.
 //!
 //! One request, one answer. A message is a head of JSON and a body of plain bytes:
 //!
@@ -7,11 +7,11 @@
 //! ```
 //!
 //! The body is empty but where text, layers or backups travel, in pieces of at most
-//! [`PIECE_BYTES_MAX`]. What a node sends a person is told nowhere without escaping its control
+//! [`PIECE_BYTES_MAX`]. What a node sends is printed nowhere without escaping its control
 //! characters ([`escape`]). Field names of heads are what `--json` prints; `docs/cli.md` is their
 //! contract.
 //!
-//! This module knows no socket and decides nothing: [`client`] asks through a function it is given,
+//! This module knows no socket and decides nothing: [`client`] sends through a function it is given,
 //! and the node's side answers from what it knows.
 
 mod answer;

@@ -94,7 +94,7 @@ pub struct RunConfig {
     pub optimizer: OptimizerConfig,
     /// Which steps are taken.
     pub guard: GuardPolicy,
-    /// The schedule asked for: auto, or a kind.
+    /// The requested schedule: auto, or a kind.
     pub schedule: ScheduleChoice,
     /// Chunks a stage holds; none for as many as the schedule has by itself.
     pub chunks_per_stage: Option<u32>,

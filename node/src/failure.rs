@@ -23,7 +23,7 @@ pub enum FailureCode {
     Usage = 2,
     /// The cluster does not answer.
     Unreachable = 3,
-    /// The cluster refuses.
+    /// The certificate or the token is not accepted, or does not allow the request.
     NotAuthorised = 4,
     /// What was named does not exist.
     NotFound = 5,
@@ -142,7 +142,7 @@ impl fmt::Display for Detail {
 /// What ends a command before its end.
 #[derive(Debug)]
 pub enum Stop {
-    /// The command failed.
+    /// The command failed, for the reason given.
     Failed(Failure),
     /// Standard output does not take any more.
     Output(io::Error),

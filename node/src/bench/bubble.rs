@@ -21,7 +21,7 @@ const KINDS: [ScheduleKind; 5] = [
     ScheduleKind::ZbV,
 ];
 
-/// A schedule's bubble.
+/// The planned and the measured bubble of a schedule.
 #[derive(Serialize)]
 struct Row {
     schedule: &'static str,

@@ -33,7 +33,7 @@ pub struct Case {
 pub enum Cutting {
     /// One microbatch: fastest where nothing has to overlap.
     Whole,
-    /// The preset's microbatches.
+    /// As many microbatches as the preset has.
     Microbatches,
 }
 

@@ -65,7 +65,7 @@ impl Outfit for Paced {
 
 /// Workbench of one stage.
 pub struct PacedBench {
-    /// Of one chunk.
+    /// Times of the passes of one chunk.
     times: Paced,
     placement: Placement,
     chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>>,

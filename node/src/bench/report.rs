@@ -33,7 +33,7 @@ pub struct CaseReport {
 /// One stage with its threads.
 #[derive(Debug, Serialize)]
 pub struct Serial {
-    /// Threads that compute.
+    /// Number of threads that compute.
     pub threads: usize,
     /// Tokens trained a second.
     pub tokens_per_s: f64,

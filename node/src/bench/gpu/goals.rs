@@ -9,7 +9,7 @@ use super::models::{Figures, Row};
 /// Something that is aimed at.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goal {
-    /// What is measured.
+    /// Name of the measured figure, as it is printed.
     pub what: &'static str,
     /// What it should be.
     pub aim: Aim,

@@ -24,7 +24,7 @@ pub struct Model {
 /// A run of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Of what.
+    /// The model that is trained.
     pub model: Model,
     /// Tokens a sequence.
     pub sequence_len: u32,
@@ -43,7 +43,7 @@ pub struct Run {
 /// What came of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The model.
+    /// Name of the model.
     pub model: &'static str,
     /// Tokens a sequence.
     pub sequence_len: u32,
@@ -62,7 +62,7 @@ pub struct Row {
 pub struct Figures {
     /// From seal to seal.
     pub step_ms: f64,
-    /// Of all workers.
+    /// Tokens trained a second, by all workers together.
     pub tokens_per_s: f64,
     /// The model's own arithmetic beside that of one large product in the same time.
     pub mfu: f64,
