@@ -20,7 +20,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(arguments)).expect("JSON")
 }
 
-/// What a command says that fails with `code`, and prints nothing.
+/// Standard error of a command that fails with `code`, and prints nothing on standard output.
 fn refused(arguments: &[&str], code: i32) -> String {
     refusal(&mut zbelastic(arguments), code)
 }

@@ -44,7 +44,7 @@ fn killed_workers_change_no_bit() {
     assert_eq!(found, undisturbed());
 }
 
-/// A stage and the first of those who keep a copy of it: the second one has what is sealed.
+/// A stage and the first node that keeps a copy of it: the second one has what is sealed.
 #[test]
 fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
     let mut cluster = Cluster::new();
@@ -77,7 +77,7 @@ fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
     assert_eq!(found, undisturbed());
 }
 
-/// Nobody has the layers any more: the run goes back to its last checkpoint, and says how far.
+/// No node has the layers any more: the run goes back to its last checkpoint, and reports how far.
 #[test]
 fn workers_killed_together_say_what_is_computed_again() {
     let mut cluster = Cluster::new();
@@ -327,7 +327,7 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     assert_eq!(found, undisturbed.digest(4 * STEPS));
 }
 
-/// As the README has it: `init`, and `join` with what the token's line says.
+/// As the README has it: `init`, and `join` with the addresses in the token's line.
 #[test]
 fn nodes_that_are_not_told_where_they_are_reached_find_each_other() {
     let mut cluster = Cluster::everywhere();

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::{refusal, zbelastic};
 
-/// Every command that asks a cluster; what destroys has its yes.
+/// Every command that sends requests to a cluster; those that destroy something have their `--yes`.
 const ASKING: [&str; 21] = [
     "token create",
     "token list",
@@ -33,7 +33,7 @@ const ASKING: [&str; 21] = [
     "cluster info",
 ];
 
-/// The command in `folder`, with nothing said by the environment.
+/// The command in `folder`, with none of its variables in the environment.
 fn command(folder: &Path, line: &str) -> Command {
     let arguments: Vec<&str> = line.split(' ').collect();
     let mut command = zbelastic(&arguments);

@@ -76,7 +76,7 @@ impl Drop for Running {
     }
 }
 
-/// Trains in processes, kills these workers at once when a step is sealed, and yields what was told.
+/// Trains in processes, kills these workers at once when a step is sealed, and returns the printed events.
 fn train_and_kill(command: &mut Command, site: &Path, at_step: u64, victims: &[u32]) -> Vec<Value> {
     let mut running = Running(command.spawn().expect("it runs"));
     let stdout = running.0.stdout.take().expect("piped");

@@ -36,7 +36,7 @@ pub struct Cluster {
     /// Where its controllers are.
     pub addresses: Vec<String>,
     pub nodes: Vec<Node>,
-    /// What the environment of those who join has beside this process's own.
+    /// Variables in the environment of joining nodes, besides those of this process.
     pub variables: Vec<(&'static str, String)>,
 }
 
@@ -68,7 +68,7 @@ impl Cluster {
         Self::founded(root, &listens, address.clone())
     }
 
-    /// One whose nodes are not told where others reach them.
+    /// One whose nodes are not given the address at which others reach them.
     pub fn everywhere() -> Self {
         let address = free_address();
         let (_, port) = address.rsplit_once(':').expect("a port");

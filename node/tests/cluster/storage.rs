@@ -47,7 +47,7 @@ fn no_store_keeps_what_no_checkpoint_needs() {
     let collected = cluster.wait("an answer", |cluster| cluster.ask(|client| client.collect()));
     assert_eq!(collected.len(), nodes.len());
     assert!(collected.iter().all(|node| node.error.is_none()), "{collected:?}");
-    // What a person asks for a second time is gone, and the answer says so.
+    // A second request finds nothing left to collect, and the answer reports it.
     let again = cluster.wait("an answer", |cluster| cluster.ask(|client| client.collect()));
     assert!(again.iter().all(|node| node.chunks == 0 && node.error.is_none()), "{again:?}");
 }

@@ -8,7 +8,7 @@ pub fn zbelastic(arguments: &[&str]) -> Command {
     command
 }
 
-/// What a command says that fails with `code`, and prints nothing.
+/// Standard error of a command that fails with `code`, and prints nothing on standard output.
 pub fn refusal(command: &mut Command, code: i32) -> String {
     let Output { status, stdout, stderr } = command.output().expect("it runs");
     assert_eq!(status.code(), Some(code), "{command:?}: {}", text(&stderr));

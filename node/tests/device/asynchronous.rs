@@ -24,7 +24,7 @@ use crate::{emulated, setup, toml};
 
 const STEPS: u64 = 6;
 
-/// What three stages of a run are told, what one of the whole model would be, and the text.
+/// The setup of a run of three stages, that of one stage with the whole model, and the text.
 fn asynchronous(kind: AsyncKind, precision: Precision) -> (AsyncSetup, StageSetup, Arc<Corpus>) {
     let (whole, corpus) = setup(&toml(STEPS, precision), ScheduleKind::GPipe, 1);
     let request = AsyncRequest {
@@ -50,7 +50,7 @@ fn asynchronous(kind: AsyncKind, precision: Precision) -> (AsyncSetup, StageSetu
     (setup, whole, corpus)
 }
 
-/// Runs three stages on these devices in turn; `observe` is told of each minibatch.
+/// Runs three stages on these devices in turn; `observe` is called for each minibatch.
 fn run(
     (kind, precision): (AsyncKind, Precision),
     devices: &[Arc<Emulated>],

@@ -46,7 +46,7 @@ fn join_args(cluster: &Cluster, name: &str) -> JoinArgs {
 fn worker(cluster: &Cluster, name: &str, class: &str, device: &Arc<Emulated>) -> Ended {
     let args = join_args(cluster, name);
     let class = DeviceClass::Cuda(DeviceName::new(class).expect("a name"));
-    // Slow, so that nobody holds an operation for hung.
+    // Slow, so that no operation is held for hung.
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1, class };
     let means = WorkerMeans { resources, data_paths: Vec::new(), spot: NoticeSource::None };
     let (name, device) = (name.to_owned(), device.clone());
@@ -58,8 +58,8 @@ fn worker(cluster: &Cluster, name: &str, class: &str, device: &Arc<Emulated>) ->
     std::thread::Builder::new().name(name).spawn(run).expect("a thread")
 }
 
-/// A worker that says more than its device has finds no room for its stage: the cluster hears of it and goes
-/// on without, and its own words have the numbers.
+/// A worker that reports more memory than its device has finds no room for its stage: its failure is reported
+/// to the cluster, which goes on without it.
 #[test]
 fn a_worker_without_room_is_left_and_says_what_for() {
     let device = |room_bytes| Emulated::new(Precision::Bf16, Order::Forwards, room_bytes);

@@ -58,7 +58,7 @@ fn emulated(precision: Precision, order: Order) -> Option<Arc<Emulated>> {
     device
 }
 
-/// What a run is told, and its text.
+/// The setup of a run's stages, and its text.
 fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<Corpus>) {
     let config = load_document("test", toml).expect("a configuration").config;
     let text = text();

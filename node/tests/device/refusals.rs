@@ -1,11 +1,11 @@
-//! What a person is told who names a device where none can be had: at once, and the same everywhere.
+//! The error for a device where none can be had: printed at once, and the same everywhere.
 
 use tempfile::tempdir;
 use zbelastic_kernels::cuda::{LibraryError, OpenError, driver_version};
 
 use crate::common::{refusal, zbelastic};
 
-/// Whether this machine has no driver at all: only then is it known what is said.
+/// Whether this machine has no driver at all: only then is it known which error is printed.
 fn has_no_driver() -> bool {
     let is_missing = driver_version() == Err(OpenError::Library(LibraryError::DriverMissing));
     if !is_missing {
@@ -41,7 +41,7 @@ fn where_there_is_no_driver_every_command_says_so_before_anything_else() {
     assert_eq!(left.len(), 1, "{left:?}");
 }
 
-/// A flag wins over the file: who has no device can run the same file.
+/// A flag wins over the file: a machine without a device can run the same file.
 #[test]
 fn processors_can_be_named_whatever_the_file_says() {
     let place = tempdir().expect("a folder");

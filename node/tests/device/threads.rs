@@ -19,7 +19,7 @@ use crate::{emulated, serial, setup, toml};
 
 const STEPS: u64 = 3;
 
-/// Runs three stages on these devices in turn; `observe` is told of each step that is sealed.
+/// Runs three stages on these devices in turn; `observe` is called for each step that is sealed.
 fn run(
     toml: &str,
     devices: &[Arc<Emulated>],

@@ -1,5 +1,5 @@
-//! The binary on a machine with NVIDIA's driver, made of processors: runs, clusters, and what a person is
-//! told when something is missing or gives up. Where there is no C++ compiler nothing is tried.
+//! The binary on a machine with NVIDIA's driver, made of processors: runs, clusters, and what is printed
+//! when something is missing or gives up. Where there is no C++ compiler nothing is tried.
 
 #![cfg(all(target_arch = "x86_64", unix))]
 

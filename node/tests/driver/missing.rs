@@ -1,4 +1,4 @@
-//! What a person is told whose machine lacks something.
+//! The errors that are printed on a machine that lacks something.
 
 use zbelastic_emulator::{Part, Settings};
 
@@ -69,7 +69,7 @@ fn libraries_that_are_not_there_are_named() {
     }
 }
 
-/// Who asks first what this machine can do is told the same.
+/// `doctor` reports the devices, and what is missing.
 #[test]
 fn the_doctor_names_devices_and_what_stands_in_their_way() {
     let Some(place) = Place::new() else { return };

@@ -32,7 +32,7 @@ fn runs_end_with_the_bits_of_one_worker_in_both_precisions() {
     }
 }
 
-/// Versions of weights lie on the device; when its streams do what they are told changes none of them.
+/// Versions of weights lie on the device; when its streams carry out what was enqueued changes none of them.
 #[test]
 fn asynchronous_runs_have_the_same_bits_whenever_work_is_done() {
     let Some(place) = Place::new() else { return };

@@ -1,4 +1,4 @@
-//! What the environment says. A process cannot change its own without risk to its other threads, so
+//! What the environment sets. A process cannot change its own without risk to its other threads, so
 //! each test here runs a test of this file's in a process of its own.
 
 use std::env;
@@ -31,7 +31,7 @@ fn proxies_are_not_asked() {
     assert!(proxy.asked().is_empty());
 }
 
-/// Says something only in the processes that the next test starts.
+/// Tests something only in the processes that the next test starts.
 #[test]
 fn the_place_is_read() {
     let Ok(expected) = env::var(EXPECTED) else { return };

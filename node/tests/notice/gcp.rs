@@ -89,7 +89,7 @@ fn what_googles_server_did_not_say_is_no_notice() {
     assert_eq!(watch.report(), Some(Report::Watching(Cloud::Gcp)));
     let fault = AskFault::Senseless { expected: "an answer of Google's" };
     let trouble = Some(Report::Trouble { source: Cloud::Gcp, fault });
-    // Both values are asked for, each by a thread that tells its own trouble.
+    // Both values are requested, each by a thread that reports its own trouble.
     assert_eq!(watch.report(), trouble);
     assert_eq!(watch.report(), trouble);
     mock.wait_for(6, |asked| asked.path.starts_with(PREEMPTED));

@@ -1,4 +1,4 @@
-//! A metadata service that answers as a test says, and tells what it was asked.
+//! A metadata service that answers as a test wants, and hands on the requests it received.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use zbelastic_node::notice::{
 /// After that long a test has failed; nothing takes as long.
 const GUARD: Duration = Duration::from_secs(60);
 
-/// A request.
+/// An HTTP request that the service received.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub method: String,
@@ -32,13 +32,13 @@ impl Asked {
         self.headers.iter().find(is_it).map(|(_, value)| value.as_str())
     }
 
-    /// Whether it asks in this way for a path that begins like this.
+    /// Whether it has this method and a path that begins with `path`.
     pub fn is(&self, method: &str, path: &str) -> bool {
         self.method == method && self.path.starts_with(path)
     }
 }
 
-/// What comes back.
+/// What the service sends back.
 pub enum Reply {
     Answer {
         status: u16,
@@ -83,7 +83,7 @@ impl Mock {
         thread::spawn(move || {
             for connection in listener.incoming() {
                 let (answer, sender) = (Arc::clone(&answer), sender.clone());
-                // Whoever gives up while it is answered is what some tests are about.
+                // Some tests are about clients that give up while they are answered.
                 thread::spawn(move || connection.map(|stream| serve(stream, &*answer, &sender)));
             }
         });
@@ -100,14 +100,14 @@ impl Mock {
         }
     }
 
-    /// Waits until that was asked so many times more.
+    /// Waits for `count` more requests for which `is_wanted` holds.
     pub fn wait_for(&self, count: usize, is_wanted: impl Fn(&Asked) -> bool) {
         for _ in 0..count {
             self.next(&is_wanted);
         }
     }
 
-    /// What was asked and not looked at yet.
+    /// The requests that were received and not looked at yet.
     pub fn asked(&self) -> Vec<Asked> {
         self.asked.try_iter().collect()
     }

@@ -15,7 +15,7 @@ fn copy(from: &Path, to: &Path) -> PathBuf {
     to.to_owned()
 }
 
-/// Every file in a folder with what is in it; what the lock says is nobody's matter.
+/// Every file in a folder with what is in it, but for the lock.
 fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry")) {
@@ -74,7 +74,7 @@ fn empty_lock_is_no_harm() {
     node.says("running");
 }
 
-/// What is done to a copy of a controller's folder, the exit code, and what is said.
+/// A name, what is done to a copy of a controller's folder, the exit code, and a part of the error.
 type Damage = (&'static str, fn(&Path), i32, &'static str);
 
 const DAMAGE: [Damage; 10] = [

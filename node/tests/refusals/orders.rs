@@ -1,4 +1,4 @@
-//! Orders that cannot be carried out: told with the state that stands against them, and nothing is
+//! Orders that cannot be carried out: the refusal names the state that stands against them, and nothing is
 //! changed.
 
 use std::fs;

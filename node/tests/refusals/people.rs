@@ -1,10 +1,10 @@
-//! People who were let in with a token: what an operator may, and what somebody who looks on may.
+//! People who were let in with a token: what an operator may do, and what a viewer may do.
 
 use crate::common::text;
 use crate::site::{Site, refused, zbelastic};
 
 impl Site {
-    /// Somebody who was let in with a token of this role, by the folder's name.
+    /// A person who was let in with a token of this role, by the folder's name.
     pub fn person(&self, role: &str) -> std::path::PathBuf {
         let token = self.token(&["--role", role]);
         let folder = self.path(role);

@@ -48,7 +48,7 @@ impl Site {
     }
 }
 
-/// A copy of what somebody commands the cluster with.
+/// A copy of the `admin` folder with an administrator's certificate and key.
 fn copied(folder: &Path, to: PathBuf) -> PathBuf {
     fs::create_dir_all(&to).expect("a folder");
     let (from, admin) = (folder.join("admin"), to.join("admin"));
@@ -134,7 +134,7 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     assert_eq!(keys.count(), 2, "the old one's key is gone");
 }
 
-/// With a certificate that would be good for hours, and that nobody believes any more.
+/// With a certificate that would be good for hours, and that no node accepts any more.
 #[test]
 fn a_worker_that_was_cut_off_meanwhile_is_let_in_by_its_key_while_its_certificate_is_good() {
     let site = Site::new();

@@ -67,7 +67,7 @@ fn reader_who_leaves_ends_a_command_quietly() {
     lines.read_line(&mut line).expect("a line");
     assert!(!line.is_empty());
     drop(lines);
-    // Something to tell, so that it notices.
+    // Each token is an event to print, so that the command notices.
     let mut status = None;
     wait_until("its end", || {
         site.token(&["--ttl", "1s"]);

@@ -39,7 +39,7 @@ impl Node {
         Self { child: command.spawn().expect("it runs"), folder: folder.to_owned() }
     }
 
-    /// What it said so far.
+    /// What it has printed so far.
     pub fn said(&self) -> String {
         fs::read_to_string(self.folder.with_extension("log")).unwrap_or_default()
     }
@@ -63,7 +63,7 @@ impl Node {
         status.and_then(|status| status.code())
     }
 
-    /// Waits until it says so.
+    /// Waits until it has printed `what`.
     pub fn says(&self, what: &str) {
         wait_until(what, || self.said().contains(what));
     }
@@ -78,7 +78,7 @@ impl Node {
     }
 }
 
-/// Waits for what must happen; how long that takes says nothing.
+/// Waits for what must happen; how long that takes proves nothing.
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -87,7 +87,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The binary on a folder, with nothing else said by the environment. A process that begins although
+/// The binary on a folder, with no cluster or token in the environment. A process that begins although
 /// it should not ends at once, as its standard input has.
 pub fn zbelastic(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = crate::common::zbelastic(arguments);
@@ -97,7 +97,7 @@ pub fn zbelastic(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What a command says on a folder that ends with `code`.
+/// Standard error of a command on a folder that ends with `code`.
 pub fn refused(folder: &Path, arguments: &[&str], code: i32) -> String {
     crate::common::refusal(&mut zbelastic(folder, arguments), code)
 }
@@ -163,7 +163,7 @@ impl Site {
         arguments
     }
 
-    /// What a join says that is refused. Whoever came too often comes again.
+    /// Standard error of a join that is refused. A join that came too often is tried again.
     pub fn join_refused(&self, arguments: &[&str], code: i32) -> String {
         let mut said = String::new();
         wait_until("another answer than to wait", || {

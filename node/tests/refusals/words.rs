@@ -1,4 +1,4 @@
-//! What cannot be meant, found before anybody is asked.
+//! Arguments that cannot be meant, refused before any request is sent.
 
 use crate::site::refused;
 

@@ -1,4 +1,4 @@
-//! What is told and left behind is the same with threads and with processes.
+//! What is printed and left behind is the same with threads and with processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +9,10 @@ use crate::place::{Place, Run};
 
 /// Where the events are documented.
 const DOCUMENTED: &str = include_str!("../../../docs/run-folder.md");
-/// What only processes tell, when nothing happens to them.
+/// Events that only processes print, when nothing happens to them.
 const ONLY_OF_PROCESSES: [&str; 1] = ["checkpoint"];
 
-/// One run told in both ways.
+/// The same run with threads and with processes.
 fn both(place: &Place, more: &str) -> (Run, Run) {
     let threads = place.run(more);
     let processes = place.finish(&mut place.small_in_processes(more));
@@ -29,7 +29,7 @@ fn keys(run: &Run) -> BTreeMap<String, BTreeSet<String>> {
     kinds
 }
 
-/// What does not depend on time, place and the way in which a run is told.
+/// The fields of an event that do not depend on time, place, and threads or processes.
 fn lasting(event: &Value) -> Value {
     let mut event = event.clone();
     let fields = event.as_object_mut().expect("fields");

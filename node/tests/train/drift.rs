@@ -14,7 +14,7 @@ use crate::place::{Owned, PATIENCE, Place, Run};
 const MODEL: &str = "--steps 90 --window 1 --set model.layers=6 --set model.width=128 \
     --set train.seq_len=64 --set train.microbatch=2 --set train.global_batch=16 \
     --set optimizer.decay=constant --set optimizer.warmup=0 --set optimizer.lr=1e-3";
-/// Who becomes slow.
+/// The worker that becomes slow.
 const SLOW: &str = "worker-2";
 /// It has this share of the time: twenty of thirty milliseconds it stands still.
 const PULSE: &str =
@@ -55,7 +55,7 @@ fn run_with_a_slow_worker(place: &Place, more: &str) -> Run {
     Run::read(place, text(&told))
 }
 
-/// What the controller of a run told of this kind.
+/// Events of this kind that the controller of a run recorded.
 fn told(run: &Run, kind: &str) -> Vec<Value> {
     let events = run.text("cluster/controller/events.jsonl");
     let parse = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");

@@ -28,7 +28,7 @@ fn files_of_processes() -> Vec<&'static str> {
     files
 }
 
-/// Processes that work in this place. Without Linux's `/proc` nobody can say.
+/// Processes that work in this place; none can be listed without Linux's `/proc`.
 fn processes_in(place: &Place) -> usize {
     let folder = place.path("");
     let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
@@ -60,7 +60,7 @@ impl Running {
         stdout.next().expect("a line").expect("UTF-8")
     }
 
-    /// What was told up to the first line that begins with `start`.
+    /// What was printed up to the first line that begins with `start`.
     fn read_to(&mut self, start: &str) -> String {
         let mut told = String::new();
         loop {
@@ -78,7 +78,7 @@ impl Running {
         assert!(status.expect("there is a kill").success());
     }
 
-    /// The rest of what is told on standard output and on standard error, and the exit code.
+    /// The rest of what is printed on standard output and on standard error, and the exit code.
     fn end(&mut self) -> (String, String, Option<i32>) {
         let mut told = String::new();
         for line in self.stdout.iter_mut().flatten() {
@@ -311,7 +311,7 @@ fn a_run_that_is_done_goes_on_as_a_branch_with_more_steps() {
     assert!(said.contains("15 steps, and the run begins behind step 20"), "{said}");
 }
 
-/// The controller reads its log again, and tells all of it as if it happened now.
+/// The controller reads its log again, and reports all of it as if it happened now.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_controller_that_is_killed_has_no_step_told_twice() {
@@ -336,7 +336,7 @@ fn kill_controller(place: &Place) {
     assert!(status.expect("there is a kill").success());
 }
 
-/// Its processes know each other by that address, so that somebody else there is told of.
+/// Its processes know each other by that address, so another process that holds it is reported.
 #[test]
 fn processes_whose_port_is_taken_say_so() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What a run in processes measures, as it tells whoever asks for its status.
+//! What a run in processes measures, as its status reports it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -62,7 +62,7 @@ fn missing(pace: &Value, stages: &Value) -> Option<String> {
     links.iter().find(|link| !is_timed(link)).map(|link| format!("times of {link}"))
 }
 
-/// Some steps tell nothing of a link, or of a layer; in some review all are told.
+/// In some steps a link or a layer is not measured; some status has all of them.
 #[test]
 fn what_layers_and_links_take_is_measured_and_told() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A working folder to train in, and what a run in it told.
+//! A working folder to train in, and what a run in it printed and wrote.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,7 +70,7 @@ impl Place {
         self.command(&format!("{SMALL} {more}"))
     }
 
-    /// The same in processes, as a person gets it who says nothing.
+    /// The same in processes, which is the default.
     pub fn small_in_processes(&self, more: &str) -> Command {
         let in_threads = self.small(more);
         let mut command = self.command("");
@@ -117,7 +117,7 @@ pub fn succeed(command: &mut Command) -> String {
     text(&stdout)
 }
 
-/// What a run told and left behind.
+/// What a run printed and left behind.
 pub struct Run {
     pub stdout: String,
     pub events: Vec<Value>,

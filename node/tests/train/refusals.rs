@@ -3,7 +3,7 @@
 use crate::common::refusal;
 use crate::place::{Place, Run};
 
-/// A run with `more` arguments is refused, with all of `expected` said and nothing left behind.
+/// A run with `more` arguments is refused, with all of `expected` printed and nothing left behind.
 fn check(place: &Place, more: &str, expected: &[&str]) {
     let before = place.contents();
     for reader in ["", "--json"] {
