@@ -225,7 +225,7 @@ fn exit_code(interrupt: &Interrupt) -> ExitCode {
     if interrupt.is_requested() { interrupt.code().into() } else { ExitCode::SUCCESS }
 }
 
-/// Whose notices are listened to, unless the configuration ignores them.
+/// Where notices of taking this machine away are read from, unless the configuration ignores them.
 fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings>, Failure> {
     match config.elastic.on_notice {
         NoticePolicy::Ignore => Ok(None),

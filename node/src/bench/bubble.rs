@@ -27,7 +27,7 @@ struct Row {
     schedule: &'static str,
     planned: f64,
     measured: f64,
-    /// In points of a hundred.
+    /// Measured minus planned, in percentage points.
     difference: f64,
     step_ms: f64,
 }

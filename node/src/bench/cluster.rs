@@ -29,8 +29,8 @@ const CHECKPOINT_EVERY_MIN: u64 = 3;
 const CHECKPOINT_NEVER: u64 = 0;
 /// The model of a run, below its folder.
 const MODEL_FILE: &str = "model/model.safetensors";
-/// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and what each of
-/// them writes.
+/// Where the folders of a run's processes are, below its folder, where each keeps checkpoints, and what each
+/// of them writes.
 const CLUSTER_FOLDER: &str = "cluster";
 const STORE_FOLDER: &str = "store";
 const EVENTS_FILE: &str = "events.jsonl";
@@ -49,7 +49,7 @@ struct ClusterReport {
     without_checkpoint_ms: Option<f64>,
     /// A step during which one was.
     with_checkpoint_ms: Option<f64>,
-    /// The second over the first.
+    /// `with_checkpoint_ms` over `without_checkpoint_ms`.
     checkpoint_ratio: Option<f64>,
     /// Steps during which one was, over all rounds.
     steps_with_checkpoint: usize,
@@ -58,7 +58,7 @@ struct ClusterReport {
     /// Writing what the end writes to the same disk, until it is durable: the last checkpoint with its copies,
     /// and the model.
     plain_write_ms: Option<f64>,
-    /// The first over the second.
+    /// `ending_ms` over `plain_write_ms`.
     ending_ratio: Option<f64>,
 }
 

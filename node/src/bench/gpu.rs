@@ -39,16 +39,16 @@ struct Report {
     architecture: String,
     /// Behaviours of the conformance suite, all of which hold in both types of activations.
     behaviours: usize,
-    /// By type of activations.
+    /// One entry for each type of activations.
     types: Vec<OfType>,
 }
 
 #[derive(Debug, Serialize)]
 struct OfType {
     activations: &'static str,
-    /// Of a plain copy.
+    /// Bytes a second of a plain copy.
     bytes_per_s: f64,
-    /// Of a large product.
+    /// Floating-point operations a second of a large product.
     flop_per_s: f64,
     operations: Vec<Operation>,
     /// What an update before its verdict takes of one in place.

@@ -26,7 +26,7 @@ pub struct MemoryReport {
     pub planned: Bytes,
     /// The most that the process had at once while it trained.
     pub resident_peak: Bytes,
-    /// The second over the first.
+    /// `resident_peak` over `planned`.
     pub ratio: f64,
 }
 

@@ -21,7 +21,7 @@ pub struct PipelineRound {
     pub step: Duration,
     /// The medians of the round's steps.
     pub bubbles: Bubbles,
-    /// Of the last step.
+    /// Loss of the last step.
     pub loss: f64,
 }
 

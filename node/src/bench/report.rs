@@ -39,7 +39,7 @@ pub struct Serial {
     pub tokens_per_s: f64,
     /// Time of a step, in milliseconds.
     pub step_ms: f64,
-    /// Of what as many threads could multiply and add.
+    /// Share of the peak multiply-adds of as many threads.
     pub peak_share: f64,
 }
 
@@ -54,9 +54,9 @@ pub struct Pipelined {
     pub step_ms: f64,
     /// Over one stage with one thread, measured in turns with it.
     pub speedup: f64,
-    /// The share of waiting, as it was.
+    /// Share of a step in which the busiest stage waited, as measured.
     pub bubble_measured: f64,
-    /// As it is planned.
+    /// Share of a step in which the busiest stage waits, as planned.
     pub bubble_planned: f64,
 }
 

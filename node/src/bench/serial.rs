@@ -38,7 +38,7 @@ impl SerialEngine {
         Ok(Self { engine: engine.map_err(|error| out_of_resource(&error))?, ledger, leader })
     }
 
-    /// Runs until `count` more steps are sealed, and yields the time for one.
+    /// Runs until `count` more steps are sealed, and returns the time for one.
     pub fn steps(&mut self, count: u32) -> Duration {
         let began = Instant::now();
         for _ in 0..count {
@@ -89,7 +89,7 @@ impl PlainLoop<CpuBackend> {
         Ok(Self { run: run.map_err(|error| out_of_resource(&error))?, step: Step(0) })
     }
 
-    /// Runs `count` more steps, and yields the time for one.
+    /// Runs `count` more steps, and returns the time for one.
     pub fn steps(&mut self, count: u32) -> Duration {
         let began = Instant::now();
         for _ in 0..count {

@@ -48,7 +48,7 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop>
 /// Runs `export`.
 ///
 /// # Errors
-/// If there is no such run or checkpoint, if what comes is damaged, or if it cannot be written.
+/// If there is no such run or checkpoint, if what is received is damaged, or if it cannot be written.
 pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), Stop> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));
     let run = Some(args.run.clone());

@@ -140,7 +140,7 @@ fn rotate_ca(
 }
 
 fn backup(file: &Path, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
-    // Before anything travels; created anew when it is written, so that nothing is written over.
+    // Before anything is sent; created anew when it is written, so that nothing is written over.
     if file.exists() {
         let error = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(cannot_write(file, &error).into());

@@ -31,7 +31,7 @@ pub fn run_logs(args: &LogsArgs, out: &mut dyn Write) -> Result<(), Stop> {
     tell_logs(args, &mut connect(&args.read.client)?, out, &mut rest)
 }
 
-/// Waits for what comes.
+/// Pauses before the next request.
 fn rest() -> ControlFlow<()> {
     thread::sleep(FOLLOW_PAUSE);
     ControlFlow::Continue(())

@@ -36,7 +36,7 @@ pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The process that is gone, or none if `pause` lost its patience.
+/// The process that is gone, or none if `pause` breaks first.
 fn leave(
     folder: &DataFolder,
     terminate: &mut dyn FnMut(u32) -> Result<(), Failure>,

@@ -1,4 +1,4 @@
-//! What commands share that ask a cluster: the way there, and asking a person first.
+//! What commands share that send requests to a cluster: the client, and confirmation by a person.
 
 use std::io::{self, Write};
 
@@ -61,7 +61,7 @@ pub fn write_json(out: &mut dyn Write, value: &impl Serialize) -> Result<(), Sto
     Ok(())
 }
 
-/// Prints a value as one line of JSON, and sends it on its way.
+/// Prints a value as one line of JSON, and flushes `out`.
 ///
 /// # Errors
 /// If `out` cannot be written.

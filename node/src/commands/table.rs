@@ -7,9 +7,9 @@ use crate::api::escape;
 /// Where the text of a column stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// At the left, for words.
     Left,
-    /// Numbers.
+    /// At the right, for numbers.
     Right,
 }
 

@@ -40,7 +40,7 @@ pub struct Run {
     pub graphs: Graphs,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Name of the model.
@@ -60,7 +60,7 @@ pub struct Row {
 /// The figures of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Figures {
-    /// From seal to seal.
+    /// Time of a step from seal to seal, in milliseconds.
     pub step_ms: f64,
     /// Tokens trained a second, by all workers together.
     pub tokens_per_s: f64,
@@ -68,7 +68,7 @@ pub struct Figures {
     pub mfu: f64,
     /// The share of a step in which the busiest stage waits.
     pub bubble: f64,
-    /// Of the last step: however many workers there are and whatever their schedule, the same bits.
+    /// Loss of the last step: however many workers there are and whatever their schedule, the same bits.
     pub loss: f64,
 }
 

@@ -35,7 +35,7 @@ const WEIGHTS: &str = "model.safetensors";
 /// Writes the checkpoint of `step`, or the newest one, into `folder`.
 ///
 /// # Errors
-/// If there is no such checkpoint, if what comes is damaged, if the folder holds a model, or if it
+/// If there is no such checkpoint, if what is received is damaged, if the folder holds a model, or if it
 /// cannot be written.
 pub fn export<'a>(
     folder: &Path,

@@ -25,7 +25,7 @@ pub struct Facts {
     pub permissions: Vec<String>,
     /// Graphics cards, as devices of the system and as the driver lists them.
     pub gpu: GpuFacts,
-    /// What came of trying to reach a cluster, if one was named.
+    /// The result of dialing a cluster, if one was named.
     pub cluster: Option<ClusterFacts>,
 }
 
@@ -45,18 +45,18 @@ pub struct MemoryFacts {
 pub struct LimitFacts {
     /// Files and connections that may be open.
     pub open_files: Option<u64>,
-    /// To how many that can be raised.
+    /// The hard limit, to which that can be raised.
     pub open_files_max: Option<u64>,
-    /// Addresses that memory may take.
+    /// Bytes of address space that the process may take.
     pub address_space: Option<Bytes>,
 }
 
 /// Socket buffers, addresses and Unix sockets.
 #[derive(Clone, Debug)]
 pub struct NetworkFacts {
-    /// The most room that a socket gets for packets that arrive.
+    /// The largest receive buffer that a socket gets.
     pub receive_buffer_max: Option<Bytes>,
-    /// Whether there are addresses of the newer kind.
+    /// Whether the system has IPv6 addresses, and how far they reach.
     pub ipv6: Ipv6,
     /// Whether two ends of a Unix socket can be made.
     pub unix_sockets: Result<(), io::ErrorKind>,
@@ -64,10 +64,10 @@ pub struct NetworkFacts {
     pub local_socket: PathBuf,
 }
 
-/// Addresses of the newer kind.
+/// IPv6 addresses of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// The system knows none.
+    /// There are none.
     Absent,
     /// Only those within this machine or its link.
     LocalOnly,
@@ -78,7 +78,7 @@ pub enum Ipv6 {
 /// The time of day.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockFacts {
-    /// Now, as this machine believes.
+    /// The machine's clock, now.
     pub now: SystemTime,
     /// When the clock was set by a time server, as far as that leaves a trace.
     pub synced: Option<SystemTime>,
@@ -139,20 +139,20 @@ pub struct GpuFacts {
 pub struct Card {
     /// As a person names it: `cuda:0`.
     pub name: String,
-    /// What it is, and what of its memory is free; or why nothing can be computed on it.
+    /// Class of the card and free bytes of its memory, or why nothing can be computed on it.
     pub found: Result<(String, Bytes), String>,
 }
 
-/// What came of trying to reach a cluster.
+/// A cluster that was dialed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterFacts {
     /// The address as it was typed.
     pub address: String,
-    /// What came of it.
+    /// Whether a member answered.
     pub outcome: DialOutcome,
 }
 
-/// What came of a call.
+/// The result of dialing a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DialOutcome {
     /// A member of the cluster answered.

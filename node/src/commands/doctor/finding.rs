@@ -11,13 +11,13 @@ pub enum Check {
     Memory,
     /// Files and connections that may be open.
     OpenFiles,
-    /// Addresses that memory may take.
+    /// Address space that the process may take.
     AddressSpace,
-    /// Room for packets that arrive.
+    /// Receive buffer of a UDP socket.
     UdpBuffer,
-    /// Addresses of the newer kind.
+    /// IPv6 addresses.
     Ipv6,
-    /// The road between processes of one machine.
+    /// Unix sockets between processes of one machine.
     LocalSocket,
     /// The time of day.
     Clock,
@@ -97,7 +97,7 @@ impl Level {
 }
 
 impl Obstacle {
-    /// How a command ends because of it.
+    /// Exit code of a command that ends because of it.
     #[must_use]
     pub const fn code(self) -> FailureCode {
         match self {
@@ -114,7 +114,7 @@ pub struct Finding {
     pub check: Check,
     /// How grave it is.
     pub level: Level,
-    /// What is so, with numbers.
+    /// What was found, with numbers.
     pub what: String,
     /// What follows from it for a node.
     pub why: Option<String>,

@@ -172,7 +172,7 @@ struct Trial {
 
 impl Drop for Trial {
     fn drop(&mut self) {
-        // Whoever could make it can remove it, unless the disk is gone meanwhile.
+        // A process that could make it can remove it, unless the disk is gone meanwhile.
         let _ = fs::remove_file(&self.path);
     }
 }

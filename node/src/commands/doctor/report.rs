@@ -74,7 +74,7 @@ fn counted(count: usize, name: &str) -> String {
     }
 }
 
-/// One object.
+/// The findings as one JSON object.
 #[must_use]
 pub fn json(findings: &[Finding]) -> String {
     let counts = Counts::of(findings);

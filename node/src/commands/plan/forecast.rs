@@ -47,9 +47,9 @@ pub struct Row {
 /// What is left when machines are lost.
 #[derive(Clone, Debug, Serialize)]
 pub struct Loss {
-    /// How many are lost.
+    /// Number of machines that are lost.
     pub lost: usize,
-    /// Whose loss is worst.
+    /// Names of the machines whose loss is worst.
     pub nodes: Vec<String>,
     /// What runs then; `None` if nothing fits, and training waits.
     pub then: Option<AfterLoss>,
@@ -135,7 +135,7 @@ impl<'a> Forecast<'a> {
         self.outlook.config.window.planned()
     }
 
-    /// From one stage to another, in seconds.
+    /// Latency from one stage to another, in seconds.
     pub fn link_s(&self) -> f64 {
         self.pace.link
     }
@@ -315,7 +315,7 @@ fn does_not_fit(refusals: &[(ScheduleKind, Refusal)], nodes: &[NodeSpec]) -> Fai
             Detail::new(what)
         }
     };
-    // With other words it plans, or with other nodes.
+    // Too little memory is a matter of the nodes, any other refusal one of the arguments.
     let lacks_memory = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
         Refusal::Plan(_) => false,
         Refusal::Memory { .. } => true,

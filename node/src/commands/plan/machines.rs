@@ -30,7 +30,7 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NodesSpec, Failure> {
 /// The reported speed of a core of the slowest kind, in thousandths of it.
 const CORE_PERMILLE: f64 = 1000.0;
 
-/// The workers there are: those of the pipeline in its order, then those who wait.
+/// The workers there are: those of the pipeline in its order, then those without a stage.
 fn live(status: &Status, threads: usize) -> Result<NodesSpec, Failure> {
     let is_there = |standing: &MemberStanding| match standing {
         MemberStanding::Present => true,

@@ -39,7 +39,7 @@ struct JsonLeftOut<'a> {
     why: &'a str,
 }
 
-/// One object.
+/// Writes the forecast as one JSON object.
 pub fn write_json<'a>(
     forecast: &'a Forecast<'_>,
     threads: usize,

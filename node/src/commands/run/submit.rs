@@ -27,7 +27,7 @@ pub struct Submission {
     pub from: Option<String>,
 }
 
-/// Something that the cluster wants.
+/// Bytes that the cluster requests.
 struct Wanted<'a> {
     what: &'static str,
     hash: HexDigest,
@@ -48,14 +48,14 @@ impl Submission {
     }
 }
 
-/// How often the cluster may want what belongs to one submission, its text or its weights: a leader
-/// that takes over may have neither.
+/// How often the cluster may request the text or the weights of one submission: a leader that takes over
+/// may have neither.
 const UPLOADS_MAX: u32 = 6;
 
 /// Submits, and uploads the text and the weights that the cluster requests. Prints to `told` what is sent.
 ///
 /// # Errors
-/// If the cluster refuses, or wants them for ever.
+/// If the cluster refuses, or requests them too often.
 pub fn submit(
     submission: &Submission,
     client: &mut ApiClient<'_>,

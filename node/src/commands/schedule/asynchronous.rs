@@ -89,7 +89,7 @@ enum Length {
     Timing,
 }
 
-/// Whom flags are for that mean nothing here.
+/// The schedules that flags are for which are refused here.
 const SYNCHRONOUS: &str = "synchronous schedules";
 
 fn replay_with_memory(

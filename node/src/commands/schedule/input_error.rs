@@ -86,7 +86,7 @@ pub enum InputError {
     Foreign {
         /// The flag, such as `--mf`.
         flag: &'static str,
-        /// What it is about.
+        /// The schedules that the flag is for.
         of: &'static str,
     },
     /// Neither 0 nor 1.

@@ -44,7 +44,7 @@ impl Reading {
         result.map_err(|error| self.errors.push(error)).ok()
     }
 
-    /// Keeps that `flag` means nothing here, because it is about `of`.
+    /// Records the error that `flag` does not apply, because it is for `of`.
     pub fn refuse(&mut self, flag: &'static str, of: &'static str) {
         self.errors.push(InputError::Foreign { flag, of });
     }

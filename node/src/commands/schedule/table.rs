@@ -236,7 +236,7 @@ impl Row<'_> {
 /// What is found for each task, in their order.
 fn answer_all(tasks: &[Task]) -> Vec<String> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
-    // Who is done takes the next row: one may take a hundred times as long as another.
+    // A thread that is done takes the next row: one may take a hundred times as long as another.
     let next = AtomicUsize::new(0);
     let of_thread = || -> Vec<(usize, String)> {
         let rows = iter::from_fn(|| {

@@ -99,7 +99,7 @@ impl Report {
         }
     }
 
-    /// One object.
+    /// Writes the report as one JSON object.
     pub fn write_json(&self, out: &mut dyn Write) -> Result<(), Stop> {
         let text = serde_json::to_string_pretty(self).expect("finite numbers are JSON");
         writeln!(out, "{text}")?;
