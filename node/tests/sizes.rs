@@ -132,7 +132,7 @@ fn a_model_of_a_hundred_million_parameters_loses_a_worker_and_no_step() {
     let mut command = place.command(LARGE, "--workers 3 --threads 1 --out killed");
     let events = train_and_kill(&mut command, place.0.path(), 2, &[2]);
     check_nothing_was_lost(&events, 4);
-    // That nobody else is suspected is measured by `chaos measure`: it is a matter of time.
+    // That no other worker is suspected is measured by `chaos measure`: it is a matter of time.
     assert!(lost(&events) >= 1);
     assert_eq!(digest(&events), expected);
 }

@@ -30,7 +30,7 @@ fn reach(cluster: &Cluster, checkpoint: u64) {
     cluster.wait("a checkpoint", found);
 }
 
-/// Sixty checkpoints of which three are kept: nobody's disk has the others.
+/// Sixty checkpoints of which three are kept: no disk has the others.
 #[test]
 fn no_store_keeps_what_no_checkpoint_needs() {
     const STEPS: u64 = 300;
@@ -112,7 +112,7 @@ fn first_file(folder: &Path) -> Option<PathBuf> {
     paths.into_iter().find_map(of)
 }
 
-/// The last checkpoint of a run that is over is read by nobody, and one of its chunks rots.
+/// The last checkpoint of a run that is over is no longer read, and one of its chunks rots.
 #[test]
 fn what_rots_at_rest_is_found_and_mended_from_others() {
     const STEPS: u64 = 20;

@@ -89,7 +89,7 @@ fn the_doctor_names_devices_and_what_stands_in_their_way() {
     assert!(cards.contains("none can be used") && cards.contains("cuda:0: Emulated"), "{cards}");
 }
 
-/// A folder for kernels that is none costs time, and is spoken of once.
+/// A folder for kernels that is none costs time, and is warned of once.
 #[test]
 fn kernels_that_cannot_be_kept_are_a_warning() {
     let Some(place) = Place::new() else { return };

@@ -89,7 +89,7 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     assert!(said.contains("is issuing"), "asked again, it says how far it is: {said}");
     let new = site.authority();
     assert_ne!(new.pin(), old.pin());
-    // A token of before lets in for as long as it is good, and whoever uses a command goes on.
+    // A token of before lets in for as long as it is good, and a person who uses a command keeps access.
     let late = Node::start(&site.path("late"), &site.join(&old_token, "late"));
     site.wait_until_present("late");
     let third = site.another_controller(&for_third, "third");

@@ -112,7 +112,7 @@ fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
     exported(&site, &name, "out/stopped");
 }
 
-/// What lies on other nodes as well is not worth a voter, and what nobody writes again is fetched back.
+/// What lies on other nodes as well is not worth a voter, and what is not written again is fetched back.
 #[test]
 fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() {
     let mut site = Site::new();
