@@ -61,7 +61,7 @@ impl Table {
     }
 }
 
-/// A line, cut to `width` letters, the last of which then tells of it.
+/// A line; if it is longer than `width` letters, it is cut to that many, of which the last is `…`.
 #[must_use]
 pub fn fit(line: &str, width: usize) -> String {
     if line.chars().count() <= width {
