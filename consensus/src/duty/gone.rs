@@ -8,8 +8,8 @@ use crate::access::AccessChange;
 use crate::entry::Entry;
 use crate::state::State;
 
-/// Ticks for which an ephemeral node may be gone before it is forgotten: five minutes of ticks of
-/// 50 ms, so that a process that was ended and starts again is let in as who it was.
+/// Ticks for which an ephemeral node may be gone before it is forgotten: a minute of ticks of
+/// 10 ms, so that a process that was ended and starts again is let in as who it was.
 pub const EPHEMERAL_TICKS_MAX: u64 = 6_000;
 
 /// Since when ephemeral nodes are gone, as far as this leader knows.
