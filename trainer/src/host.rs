@@ -161,10 +161,12 @@ struct Inventoried {
 }
 
 impl Inventoried {
-    /// What a layer was hashed to.
+    /// The digest of a layer, unless it is not in the inventory, or is there twice with different bits.
     fn digest(&self, image: &LayerImage) -> Option<Digest> {
         let is_it = |held: &&HeldLayer| (held.layer, held.version) == (image.layer, image.version);
-        self.layers.iter().find(is_it).map(|held| held.digest)
+        let mut found = self.layers.iter().filter(is_it).map(|held| held.digest);
+        let digest = found.next()?;
+        found.next().is_none().then_some(digest)
     }
 }
 

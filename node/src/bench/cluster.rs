@@ -250,16 +250,14 @@ fn ending(folder: &Path) -> io::Result<Option<Ending>> {
     let found = fs::metadata(&model)?;
     // When it got its name: it is written beside it.
     let named_ms = found.ctime() as f64 * 1e3 + found.ctime_nsec() as f64 / 1e6;
-    let mut last: Option<(u64, u64)> = None;
+    let (mut last, mut written): (Option<(u64, u64)>, _) = (None, vec![model]);
     for node in fs::read_dir(folder.join(CLUSTER_FOLDER))? {
-        let Ok(told) = fs::read_to_string(node?.path().join(EVENTS_FILE)) else { continue };
+        let node = node?.path();
+        collect_files(&node.join(STORE_FOLDER), &mut written)?;
+        let Ok(told) = fs::read_to_string(node.join(EVENTS_FILE)) else { continue };
         last = told.lines().filter_map(seal_of).fold(last, later_seal);
     }
     let Some((_, sealed_ms)) = last else { return Ok(None) };
-    let mut written = vec![model];
-    for node in fs::read_dir(folder.join(CLUSTER_FOLDER))? {
-        collect_files(&node?.path().join(STORE_FOLDER), &mut written)?;
-    }
     let plain_ms = plain_write_ms(&written, &folder.join("plain"))?;
     Ok(Some(Ending { took_ms: named_ms - sealed_ms as f64, plain_ms }))
 }

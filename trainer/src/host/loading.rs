@@ -247,7 +247,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> Host<M, S> {
         if let Some(image) = self.take_followed(loading, layer, source) {
             loading.images.insert(layer, image);
         } else if let Some(image) = self.at_hand(loading, layer, source) {
-            let reported = self.inventory.as_ref().and_then(|reported| reported.digest(&image));
+            let inventory = self.inventory.as_ref().filter(|_| names(source, loading.me.node));
+            let reported = inventory.and_then(|inventory| inventory.digest(&image));
             loading.digests.extend(reported.map(|digest| (layer, digest)));
             loading.images.insert(layer, image);
         } else {
