@@ -93,7 +93,7 @@ const fn fence(
     Fence { name, packages, in_tests, files }
 }
 
-const FENCES: [Fence; 38] = [
+const FENCES: [Fence; 39] = [
     fence(
         "blake3",
         &["trainer", "checkpoint", "transport", "policy", "node"],
@@ -159,6 +159,12 @@ const FENCES: [Fence; 38] = [
             "transport/src/",
             "node/src/",
         ],
+    ),
+    fence(
+        "libtest-mimic",
+        &[],
+        &["schedule", "trainer"],
+        &["schedule/tests/oracles/", "trainer/tests/oracles/"],
     ),
     fence("proptest", &[], &["schedule", "consensus", "trainer", "checkpoint", "transport"], &[""]),
     fence("protobuf", &["consensus"], &[], &["consensus/src/raft"]),

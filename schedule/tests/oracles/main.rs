@@ -1,11 +1,15 @@
-//! Replays of the hand-made schedules, and solved ones, against figures of another implementation: a small table
-//! that travels with the package, and a large one where it is at hand.
+//! Replays of the hand-made schedules, and solved ones, against figures of another implementation: rows that
+//! travel with the package, and the whole tables of the folder that `ZBELASTIC_ORACLES` names. Without
+//! the folder its tests are counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1` they fail.
 
 mod offloaded;
 mod solved;
 mod table;
 
-use table::{Row, Table, oracle_table};
+use std::path::PathBuf;
+
+use libtest_mimic::{Arguments, Trial};
+use table::{Row, Table};
 use zbelastic_schedule::{
     ChunkMemory, Costs, PipelineSize, ScheduleKind, generate_sized, peak_memory, simulate,
 };
@@ -102,18 +106,105 @@ fn peak(
     peak_memory(program, &chunks).into_iter().fold(0.0, f64::max)
 }
 
-#[test]
-fn replays_match_the_small_table() {
-    let checked = check_table(include_str!("replays.csv"));
+/// Every schedule that is not solved or copied has rows in the table.
+fn replays_of_every_schedule_match(text: &str) {
+    let checked = check_table(text);
     let is_checked = |(kind, count): &(_, usize)| NOT_REPLAYED.contains(kind) == (*count < 2);
     assert!(checked.iter().all(is_checked), "{checked:?}");
 }
 
-#[test]
-fn replays_match_the_large_table() {
-    let Some(text) = oracle_table("schedules.csv") else { return };
-    let checked = check_table(&text);
+fn replays_match(text: &str) {
+    let checked = check_table(text);
     let total: usize = checked.iter().map(|(_, count)| count).sum();
     assert!(total > 0, "no row of our schedules");
     eprintln!("{total} replays match: {checked:?}");
+}
+
+/// A comparison with a table, by the name that its test carries.
+struct Comparison {
+    name: &'static str,
+    /// The table's file in the folder of oracles.
+    file: &'static str,
+    /// Rows of it that travel with the package.
+    vectors: &'static str,
+    compare: fn(&str),
+}
+
+const COMPARISONS: [Comparison; 6] = [
+    Comparison {
+        name: "replays_match",
+        file: "schedules.csv",
+        vectors: include_str!("vectors/replays.csv"),
+        compare: replays_match,
+    },
+    Comparison {
+        name: "even_stages_are_solved_as_well_as_the_published_search_does_or_better",
+        file: "schedules.csv",
+        vectors: include_str!("vectors/schedules.csv"),
+        compare: solved::even_stages_are_solved_as_well_as_the_published_search_does_or_better,
+    },
+    Comparison {
+        name: "uneven_stages_are_solved_better_than_by_the_published_search",
+        file: "hetero.csv",
+        vectors: include_str!("vectors/hetero.csv"),
+        compare: solved::uneven_stages_are_solved_better_than_by_the_published_search,
+    },
+    Comparison {
+        name: "vees_are_solved_as_well_as_by_the_published_search_or_better",
+        file: "schedules.csv",
+        vectors: include_str!("vectors/schedules.csv"),
+        compare: solved::vees_are_solved_as_well_as_by_the_published_search_or_better,
+    },
+    Comparison {
+        name: "the_published_sweep_over_limits_is_met_or_beaten",
+        file: "mem_sweep.csv",
+        vectors: include_str!("vectors/mem_sweep.csv"),
+        compare: solved::the_published_sweep_over_limits_is_met_or_beaten,
+    },
+    Comparison {
+        name: "copies_take_no_time_and_leave_no_more_than_theirs",
+        file: "offload.csv",
+        vectors: include_str!("vectors/offload.csv"),
+        compare: offloaded::copies_take_no_time_and_leave_no_more_than_theirs,
+    },
+];
+
+#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
+fn oracle_folder() -> PathBuf {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
+    std::env::var_os("ZBELASTIC_ORACLES").map_or_else(|| default.into(), PathBuf::from)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
+fn is_required() -> bool {
+    std::env::var_os("ZBELASTIC_ORACLES_REQUIRED").is_some_and(|value| value == "1")
+}
+
+/// Each comparison twice: with the rows that travel with the package, and with the folder's whole
+/// table. A table that is missing is an ignored test, so the runner's last line counts it.
+fn trials() -> Vec<Trial> {
+    let every = Trial::test("oracle_rows_of_every_schedule_are_replayed", || {
+        replays_of_every_schedule_match(include_str!("vectors/replays.csv"));
+        Ok(())
+    });
+    let pairs = COMPARISONS.iter().flat_map(|comparison| {
+        let Comparison { name, file, vectors, compare } = comparison;
+        let small = Trial::test(format!("oracle_vectors_{name}"), move || {
+            compare(vectors);
+            Ok(())
+        });
+        let path = oracle_folder().join(file);
+        let is_ignored = !path.exists() && !is_required();
+        let large = Trial::test(format!("oracle_folder_{name}"), move || {
+            let table = std::fs::read_to_string(&path);
+            compare(&table.map_err(|error| format!("{}: {error}", path.display()))?);
+            Ok(())
+        });
+        [small, large.with_ignored_flag(is_ignored)]
+    });
+    std::iter::once(every).chain(pairs).collect()
+}
+
+fn main() {
+    libtest_mimic::run(&Arguments::from_args(), trials()).exit();
 }

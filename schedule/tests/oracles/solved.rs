@@ -1,6 +1,6 @@
 //! What the solver finds, against an independent implementation of the published search.
 
-use super::table::{Row, Table, oracle_table};
+use super::table::{Row, Table};
 use zbelastic_schedule::{
     ChunkCosts, Placement, Problem, Solution, StageCosts, check, simulate, solve,
 };
@@ -74,11 +74,9 @@ impl Tally {
     }
 }
 
-#[test]
-fn even_stages_are_solved_as_well_as_the_published_search_does_or_better() {
-    let Some(text) = oracle_table("schedules.csv") else { return };
+pub fn even_stages_are_solved_as_well_as_the_published_search_does_or_better(text: &str) {
     let (mut at_one, mut at_others) = (Tally::default(), Tally::default());
-    for row in Table::parse(&text).rows() {
+    for row in Table::parse(text).rows() {
         let Some(times) = limit_of(row.text("schedule")) else { continue };
         let limit = row.number("limit");
         let problem = problem(&row, Placement::line, |_| limit);
@@ -96,12 +94,10 @@ fn even_stages_are_solved_as_well_as_the_published_search_does_or_better() {
     assert!(at_others.gap_max <= 0.01, "within a hundredth of the bound, found {at_others:?}");
 }
 
-#[test]
-fn uneven_stages_are_solved_better_than_by_the_published_search() {
-    let Some(text) = oracle_table("hetero.csv") else { return };
+pub fn uneven_stages_are_solved_better_than_by_the_published_search(text: &str) {
     let mut tally = Tally::default();
     let mut open = 0;
-    for row in Table::parse(&text).rows() {
+    for row in Table::parse(text).rows() {
         let Some(times) = limit_of(row.text("schedule")) else { continue };
         let per_stage = times * f64::from(row.count("p"));
         let solution =
@@ -115,11 +111,9 @@ fn uneven_stages_are_solved_better_than_by_the_published_search() {
     assert_eq!(tally.above, 0);
 }
 
-#[test]
-fn vees_are_solved_as_well_as_by_the_published_search_or_better() {
-    let Some(text) = oracle_table("schedules.csv") else { return };
+pub fn vees_are_solved_as_well_as_by_the_published_search_or_better(text: &str) {
     let (mut at_one, mut at_others) = (Tally::default(), Tally::default());
-    for row in Table::parse(&text).rows().filter(|row| is_vee(row.text("schedule"))) {
+    for row in Table::parse(text).rows().filter(|row| is_vee(row.text("schedule"))) {
         let limit = row.number("limit");
         let solution = solved(&problem(&row, Placement::vee, |_| limit));
         let theirs = row.number("cost");
@@ -133,14 +127,12 @@ fn vees_are_solved_as_well_as_by_the_published_search_or_better() {
 }
 
 /// The authors' own sweep over limits, of which there are bubble rates with four digits.
-#[test]
-fn the_published_sweep_over_limits_is_met_or_beaten() {
-    let Some(text) = oracle_table("mem_sweep.csv") else { return };
+pub fn the_published_sweep_over_limits_is_met_or_beaten(text: &str) {
     for (column, placement) in
         [("bub_zb", Placement::line as fn(u32) -> Placement), ("bub_zbv", Placement::vee)]
     {
         let mut tally = Tally::default();
-        for row in Table::parse(&text).rows() {
+        for row in Table::parse(text).rows() {
             let per_stage = row.number("limit_pmf") * f64::from(row.count("p"));
             let problem = problem(&row, placement, |after_forward| per_stage * after_forward);
             let solution = solved(&problem);

@@ -1,7 +1,4 @@
-//! Tables of figures, and the folder that may hold them.
-
-use std::fs;
-use std::path::PathBuf;
+//! Tables of figures: a line of column names, then a line a row.
 
 /// A table with a line of column names. Lines that begin with `#` are comments; no cell is quoted.
 pub struct Table<'a> {
@@ -55,19 +52,4 @@ impl Row<'_> {
         let text = self.text(name);
         text.parse().unwrap_or_else(|_| panic!("{name}: expected a count, found `{text}`"))
     }
-}
-
-/// A table of the folder that ZBELASTIC_ORACLES names, if it is there.
-pub fn oracle_table(name: &str) -> Option<String> {
-    let text = fs::read_to_string(oracle_folder().join(name)).ok();
-    if text.is_none() {
-        eprintln!("skipped: no {name} in the folder ZBELASTIC_ORACLES names");
-    }
-    text
-}
-
-#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
-fn oracle_folder() -> PathBuf {
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
-    std::env::var("ZBELASTIC_ORACLES").map_or_else(|_| default.into(), PathBuf::from)
 }

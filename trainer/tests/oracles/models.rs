@@ -1,10 +1,7 @@
-//! Figures made by others: transformers' models and PyTorch's AdamW. The folder is named by
-//! `ZBELASTIC_ORACLES`; without it these tests print a line and pass.
-
-mod common;
+//! Models of transformers, trained by it and by the serial reference from the same weights.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
@@ -19,16 +16,6 @@ use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
 use zbelastic_trainer::reference::Reference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
-
-fn oracles() -> Option<PathBuf> {
-    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
-    let folder = std::env::var_os("ZBELASTIC_ORACLES").map_or(default.into(), PathBuf::from);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    println!("skipped: no oracles; name their folder in ZBELASTIC_ORACLES");
-    None
-}
 
 /// Token ids of every step, one sequence a microbatch.
 struct Given {
@@ -59,7 +46,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn read(folder: &std::path::Path) -> Self {
+    fn read(folder: &Path) -> Self {
         let file = std::fs::read(folder.join("expected.safetensors")).expect("readable");
         let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
         let mut floats = BTreeMap::new();
@@ -139,24 +126,22 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
-#[test]
-fn transformers_models_train_as_they_do_there() {
-    let Some(folder) = oracles() else { return };
-    let mut cases: Vec<_> =
-        std::fs::read_dir(folder.join("hf")).expect("a folder").flatten().collect();
-    cases.sort_by_key(std::fs::DirEntry::path);
-    for case in cases {
-        let (path, name) = (case.path(), case.file_name());
-        let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
-        let model = parse_config(&config).unwrap_or_else(|error| panic!("{name:?}: {error}"));
-        if model.tied {
-            println!("{name:?}: tied weights are not supported yet");
-            continue;
-        }
-        let file = std::fs::read(path.join("model.safetensors")).expect("readable");
-        let weights = import_safetensors(&model, &file).expect("its weights");
-        check_case(&name.to_string_lossy(), &model, weights, &Expected::read(&path));
-    }
+/// Whether the weights of the model in the folder `path` can be imported. Those of a tied head cannot yet.
+pub fn is_importable(path: &Path) -> bool {
+    !model_of(path).tied
+}
+
+fn model_of(path: &Path) -> ModelConfig {
+    let config = std::fs::read_to_string(path.join("config.json")).expect("readable");
+    parse_config(&config).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Logits, losses, norms, gradients and weights of the model in the folder `path`.
+pub fn model_trains_as_in_transformers(path: &Path) {
+    let model = model_of(path);
+    let file = std::fs::read(path.join("model.safetensors")).expect("readable");
+    let weights = import_safetensors(&model, &file).expect("its weights");
+    check_case(&path.display().to_string(), &model, weights, &Expected::read(path));
 }
 
 fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected: &Expected) {

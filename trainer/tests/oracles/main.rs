@@ -1,0 +1,89 @@
+//! Figures made by others: models of transformers, and PyTorch's AdamW. A few travel with the package; all
+//! of those in the folder that `ZBELASTIC_ORACLES` names are run beside them. Without the folder, and for
+//! what is not supported yet, a test is counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1` a missing
+//! folder fails.
+
+mod adamw;
+mod models;
+
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// A comparison with one file or folder.
+type Compare = fn(&Path);
+
+/// Figures of one kind, and how a case of them is compared.
+struct Kind {
+    name: &'static str,
+    compare: Compare,
+    /// Whether what the case asks for is supported; if not, its test is ignored.
+    is_supported: fn(&Path) -> bool,
+}
+
+const MODELS: Kind = Kind {
+    name: "hf",
+    compare: models::model_trains_as_in_transformers,
+    is_supported: models::is_importable,
+};
+const ADAMW: Kind = Kind {
+    name: "adamw_vectors.json",
+    compare: adamw::vectors_are_met_bit_for_bit,
+    is_supported: |_| true,
+};
+
+/// The cases of a kind below `folder`: each folder in its folder, or its one file. None where neither is there.
+fn cases(kind: &Kind, folder: &Path) -> Vec<PathBuf> {
+    let path = folder.join(kind.name);
+    if path.is_file() {
+        return vec![path];
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut cases: Vec<_> =
+        entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    cases.sort();
+    cases
+}
+
+fn trial(kind: &Kind, origin: &str, path: PathBuf) -> Trial {
+    let case = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+    let name = format!("oracle_{origin}_{}_{}", kind.name.replace('.', "_"), case.expect("a name"));
+    let is_supported = (kind.is_supported)(&path);
+    let compare = kind.compare;
+    let trial = Trial::test(name, move || {
+        compare(&path);
+        Ok(())
+    });
+    trial.with_ignored_flag(!is_supported)
+}
+
+/// The cases of the folder, or one test in their place that is ignored, or fails where they are required.
+fn folder_trials(kind: &Kind, folder: &Path, is_required: bool) -> Vec<Trial> {
+    let found = cases(kind, folder);
+    if !found.is_empty() {
+        return found.into_iter().map(|path| trial(kind, "folder", path)).collect();
+    }
+    let missing = format!("no {} in {}", kind.name, folder.display());
+    let name = format!("oracle_folder_{}", kind.name.replace('.', "_"));
+    vec![Trial::test(name, || Err(missing.into())).with_ignored_flag(!is_required)]
+}
+
+#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
+fn trials() -> Vec<Trial> {
+    let vectors = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracles/vectors"));
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
+    let folder =
+        std::env::var_os("ZBELASTIC_ORACLES").map_or_else(|| default.into(), PathBuf::from);
+    let is_required = std::env::var_os("ZBELASTIC_ORACLES_REQUIRED").is_some_and(|v| v == "1");
+    let of_kind = |kind: &Kind| {
+        let small: Vec<_> = cases(kind, vectors);
+        assert!(!small.is_empty(), "the package has vectors of {}", kind.name);
+        let small = small.into_iter().map(|path| trial(kind, "vectors", path));
+        small.chain(folder_trials(kind, &folder, is_required)).collect::<Vec<_>>()
+    };
+    [MODELS, ADAMW].iter().flat_map(of_kind).collect()
+}
+
+fn main() {
+    libtest_mimic::run(&Arguments::from_args(), trials()).exit();
+}
