@@ -5,8 +5,8 @@
 //! cargo run --release -p chaos-tests --features mutants --example hunt -- m11 20000 1
 //! ```
 
-use chaos_tests::hunt::{Known, hunt};
-use chaos_tests::options::Model;
+use chaos_tests::hunt::{KnownBug, hunt};
+use chaos_tests::options::ComputeModelKind;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -15,8 +15,8 @@ fn main() {
         |index: usize, usual| args.get(index).map_or(usual, |arg| arg.parse().expect("a number"));
     let (lives_max, seed_first) = (number(1, 6_000), number(2, 1));
     println!("| mutant | what is broken | caught by | seeds needed |\n|---|---|---|---|");
-    for known in Known::ALL.into_iter().filter(|known| name.is_empty() || known.name() == name) {
-        let caught = hunt(known, Model::Digest, seed_first, lives_max);
+    for known in KnownBug::ALL.into_iter().filter(|known| name.is_empty() || known.name() == name) {
+        let caught = hunt(known, ComputeModelKind::Digest, seed_first, lives_max);
         let (by, lives) = match &caught {
             Some(caught) => {
                 let invariant = caught.failure.invariant;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::campaign::Ticket;
-use crate::options::Model;
+use crate::campaign::LifeTicket;
+use crate::options::ComputeModelKind;
 
 /// Lives if nothing is said: a few seconds.
 const COUNT_DEFAULT: u64 = 100;
@@ -94,20 +94,20 @@ pub enum WorldChoice {
 impl ModelChoice {
     /// A seed, with what computes in its life.
     #[must_use]
-    pub fn ticket(self, seed: u64) -> Ticket {
+    pub fn ticket(self, seed: u64) -> LifeTicket {
         let model = match self {
-            Self::Digest => Model::Digest,
-            Self::Float => Model::Float,
-            Self::Mixed if seed.is_multiple_of(FLOAT_EVERY) => Model::Float,
-            Self::Mixed => Model::Digest,
+            Self::Digest => ComputeModelKind::Digest,
+            Self::Float => ComputeModelKind::Float,
+            Self::Mixed if seed.is_multiple_of(FLOAT_EVERY) => ComputeModelKind::Float,
+            Self::Mixed => ComputeModelKind::Digest,
         };
-        Ticket { seed, model }
+        LifeTicket { seed, model }
     }
 }
 
 /// What there is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum SimTask {
     /// One seed, line by line.
     Seed(u64),
     /// The case of a file, line by line.
@@ -121,11 +121,11 @@ pub enum Work {
 impl SimArgs {
     /// What there is to do.
     #[must_use]
-    pub fn work(&self) -> Work {
-        let seed = self.seed.map(Work::Seed);
-        let replay = self.replay.clone().map(Work::Replay);
-        let minutes = self.minutes.map(Work::Minutes);
-        let count = || Work::Count(self.count.unwrap_or(COUNT_DEFAULT));
+    pub fn work(&self) -> SimTask {
+        let seed = self.seed.map(SimTask::Seed);
+        let replay = self.replay.clone().map(SimTask::Replay);
+        let minutes = self.minutes.map(SimTask::Minutes);
+        let count = || SimTask::Count(self.count.unwrap_or(COUNT_DEFAULT));
         seed.or(replay).or(minutes).unwrap_or_else(count)
     }
 
@@ -169,33 +169,37 @@ mod tests {
 
     use clap::{CommandFactory, Parser};
 
-    use super::{ModelChoice, SimArgs, Work};
-    use crate::options::Model;
+    use super::{ModelChoice, SimArgs, SimTask};
+    use crate::options::ComputeModelKind;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct SimCommandLine {
         #[command(flatten)]
         sim: SimArgs,
     }
 
     fn parse(line: &str) -> Option<SimArgs> {
         let words = ["chaos"].into_iter().chain(line.split_whitespace());
-        Line::try_parse_from(words).map(|line| line.sim).ok()
+        SimCommandLine::try_parse_from(words).map(|line| line.sim).ok()
     }
 
     #[test]
     fn there_is_one_thing_to_do() {
-        Line::command().debug_assert();
-        let check = |line: &str, expected: Work| assert_eq!(parse(line).unwrap().work(), expected);
-        check("", Work::Count(100));
-        check("--count 7 --from 3 --jobs 2 --failures there --no-shrink --twice", Work::Count(7));
-        check("--seed 0 --model float --twice", Work::Seed(0));
-        check("--minutes 1.5", Work::Minutes(Duration::from_secs(90)));
-        check("--replay a.json", Work::Replay("a.json".into()));
+        SimCommandLine::command().debug_assert();
+        let check =
+            |line: &str, expected: SimTask| assert_eq!(parse(line).unwrap().work(), expected);
+        check("", SimTask::Count(100));
+        check(
+            "--count 7 --from 3 --jobs 2 --failures there --no-shrink --twice",
+            SimTask::Count(7),
+        );
+        check("--seed 0 --model float --twice", SimTask::Seed(0));
+        check("--minutes 1.5", SimTask::Minutes(Duration::from_secs(90)));
+        check("--replay a.json", SimTask::Replay("a.json".into()));
     }
 
     #[test]
-    fn what_would_mean_nothing_is_refused() {
+    fn meaningless_arguments_are_refused() {
         let lines = [
             "--seed 1 --count 2",
             "--minutes 1 --count 2",
@@ -223,7 +227,9 @@ mod tests {
     #[test]
     fn every_thirtieth_seed_of_a_mixed_campaign_computes() {
         let floats = |choice: ModelChoice| {
-            (1..=90).filter(|seed| choice.ticket(*seed).model == Model::Float).collect::<Vec<_>>()
+            (1..=90)
+                .filter(|seed| choice.ticket(*seed).model == ComputeModelKind::Float)
+                .collect::<Vec<_>>()
         };
         assert_eq!(floats(ModelChoice::Mixed), [30, 60, 90]);
         assert_eq!(floats(ModelChoice::Float).len(), 90);

@@ -6,16 +6,16 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use crate::case::Case;
-use crate::crew::share_out;
-use crate::failure::Failure;
+use crate::case::LifeCase;
+use crate::failure::LifeFailure;
 use crate::life::live;
 use crate::log::EventLog;
-use crate::options::Model;
+use crate::options::ComputeModelKind;
 use crate::quiet::quietly;
-use crate::report::{FailedLife, Report};
-use crate::shrink::{Shrunk, shrink};
-use crate::world::Outcome;
+use crate::report::{CampaignReport, FailedLife};
+use crate::shrink::{ShrunkCase, shrink};
+use crate::worker_threads::share_out;
+use crate::world::LifeOutcome;
 
 /// Failures that are shrunk and written after a campaign, different ones first: more are seldom
 /// looked at.
@@ -23,18 +23,18 @@ pub const FAILURES_SHRUNK: usize = 8;
 
 /// A seed that is to be lived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct LifeTicket {
     /// The seed from which the case of the life is drawn.
     pub seed: u64,
     /// What computes in the life.
-    pub model: Model,
+    pub model: ComputeModelKind,
 }
 
-impl Ticket {
+impl LifeTicket {
     /// What it is lived from.
     #[must_use]
-    pub fn case(self) -> Case {
-        Case::draw(self.seed, self.model)
+    pub fn case(self) -> LifeCase {
+        LifeCase::draw(self.seed, self.model)
     }
 
     /// The name of the file that its failure is written to.
@@ -45,13 +45,13 @@ impl Ticket {
 
     const fn model_name(self) -> &'static str {
         match self.model {
-            Model::Digest => "digest",
-            Model::Float => "float",
+            ComputeModelKind::Digest => "digest",
+            ComputeModelKind::Float => "float",
         }
     }
 }
 
-impl fmt::Display for Ticket {
+impl fmt::Display for LifeTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed {} {}", self.seed, self.model_name())
     }
@@ -59,17 +59,17 @@ impl fmt::Display for Ticket {
 
 /// A life that was lived.
 #[derive(Clone, Debug)]
-pub struct Life {
+pub struct LifeResult {
     /// What it came to.
-    pub outcome: Outcome,
+    pub outcome: LifeOutcome,
     /// The digest of its log.
     pub digest: u64,
 }
 
-impl Life {
+impl LifeResult {
     /// Lives a case. What panics in it is a failure, and prints nothing.
     #[must_use]
-    pub fn of(case: &Case) -> Self {
+    pub fn of(case: &LifeCase) -> Self {
         let mut log = EventLog::quiet();
         let outcome = quietly(|| live(case, &mut log));
         Self { outcome, digest: log.digest() }
@@ -80,7 +80,7 @@ impl Life {
     pub fn same_as(mut self, other: &Self) -> Self {
         let (failure, other_failure) = (&self.outcome.failure, &other.outcome.failure);
         if self.digest != other.digest || failure != other_failure {
-            let name = |failure: &Option<Failure>| {
+            let name = |failure: &Option<LifeFailure>| {
                 failure.as_ref().map_or_else(|| "passed".to_owned(), ToString::to_string)
             };
             let message = format!(
@@ -90,7 +90,7 @@ impl Life {
                 other.digest,
                 name(other_failure)
             );
-            self.outcome.failure = Some(Failure::non_determinism(message));
+            self.outcome.failure = Some(LifeFailure::non_determinism(message));
         }
         self
     }
@@ -103,19 +103,20 @@ pub struct Campaign<'a> {
     pub jobs: NonZeroUsize,
     /// Whether every case is lived twice, and has to come to the same.
     pub is_twice: bool,
-    /// Lives a case: [`Life::of`], with what a test has to set up on the thread it is called on.
-    pub live: &'a (dyn Fn(&Case) -> Life + Sync),
+    /// Lives a case: [`LifeResult::of`], with what a test has to set up on the thread it is called on.
+    pub live: &'a (dyn Fn(&LifeCase) -> LifeResult + Sync),
 }
 
 impl Campaign<'_> {
     /// Lives the tickets, and shows the report to `watch` after every life.
     pub fn run(
         &self,
-        tickets: impl Iterator<Item = Ticket> + Send,
-        mut watch: impl FnMut(&Report),
-    ) -> Report {
-        let mut report = Report::default();
-        let work = |(number, ticket): (usize, Ticket)| (number, ticket, self.life(&ticket.case()));
+        tickets: impl Iterator<Item = LifeTicket> + Send,
+        mut watch: impl FnMut(&CampaignReport),
+    ) -> CampaignReport {
+        let mut report = CampaignReport::default();
+        let work =
+            |(number, ticket): (usize, LifeTicket)| (number, ticket, self.life(&ticket.case()));
         share_out(self.jobs, tickets.enumerate(), &work, |(number, ticket, life)| {
             report.add(number, ticket, life);
             watch(&report);
@@ -125,10 +126,10 @@ impl Campaign<'_> {
 
     /// Makes the cases of lives that failed smaller, as long as they fail alike.
     #[must_use]
-    pub fn shrink(&self, failures: Vec<FailedLife>) -> Vec<(Ticket, Shrunk)> {
-        let fails = |case: &Case| self.life(case).outcome.failure;
+    pub fn shrink(&self, failures: Vec<FailedLife>) -> Vec<(LifeTicket, ShrunkCase)> {
+        let fails = |case: &LifeCase| self.life(case).outcome.failure;
         let work = |(number, life): (usize, FailedLife)| {
-            (number, life.ticket, shrink(Shrunk::as_drawn(&life), fails))
+            (number, life.ticket, shrink(ShrunkCase::as_drawn(&life), fails))
         };
         let mut shrunk = Vec::new();
         let numbered = failures.into_iter().enumerate();
@@ -137,7 +138,7 @@ impl Campaign<'_> {
         shrunk.into_iter().map(|(_, ticket, shrunk)| (ticket, shrunk)).collect()
     }
 
-    fn life(&self, case: &Case) -> Life {
+    fn life(&self, case: &LifeCase) -> LifeResult {
         let life = (self.live)(case);
         if self.is_twice { life.same_as(&(self.live)(case)) } else { life }
     }
@@ -148,19 +149,19 @@ mod tests {
     use std::num::NonZeroUsize;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::{Campaign, Life, Ticket};
-    use crate::case::Case;
+    use super::{Campaign, LifeResult, LifeTicket};
+    use crate::case::LifeCase;
     use crate::crash_points::{CrashPoint, CrashPointCounts};
-    use crate::failure::{Failure, FailureKind, Invariant};
+    use crate::failure::{FailureKind, Invariant, LifeFailure};
     use crate::markers::{Marker, Markers};
-    use crate::options::Model;
-    use crate::report::{Ending, LIVES_FOR_MARKERS, LIVES_FOR_RARE_POINTS, Report};
-    use crate::world::Outcome;
+    use crate::options::ComputeModelKind;
+    use crate::report::{CampaignEnding, CampaignReport, LIVES_FOR_MARKERS, LIVES_FOR_RARE_POINTS};
+    use crate::world::LifeOutcome;
 
-    fn life(digest: u64, failure: Option<Failure>) -> Life {
+    fn life(digest: u64, failure: Option<LifeFailure>) -> LifeResult {
         let mut markers = Markers::default();
         markers.hit(Marker::Clipped);
-        let outcome = Outcome {
+        let outcome = LifeOutcome {
             failure,
             markers,
             crash_points: CrashPointCounts::default(),
@@ -170,11 +171,11 @@ mod tests {
             virtual_us: 5,
             events: 7,
         };
-        Life { outcome, digest }
+        LifeResult { outcome, digest }
     }
 
     /// A life that saw every marker and died at every crash point but these.
-    fn life_that_saw(unseen: &[Marker], points_unseen: &[CrashPoint]) -> Life {
+    fn life_that_saw(unseen: &[Marker], points_unseen: &[CrashPoint]) -> LifeResult {
         let mut life = life(0, None);
         let outcome = &mut life.outcome;
         outcome.markers = Markers::default();
@@ -185,19 +186,19 @@ mod tests {
         life
     }
 
-    fn tickets(count: u64) -> impl Iterator<Item = Ticket> + Send {
-        (1..=count).map(|seed| Ticket { seed, model: Model::Digest })
+    fn tickets(count: u64) -> impl Iterator<Item = LifeTicket> + Send {
+        (1..=count).map(|seed| LifeTicket { seed, model: ComputeModelKind::Digest })
     }
 
-    fn campaign(jobs: usize, live: &(dyn Fn(&Case) -> Life + Sync)) -> Campaign<'_> {
+    fn campaign(jobs: usize, live: &(dyn Fn(&LifeCase) -> LifeResult + Sync)) -> Campaign<'_> {
         Campaign { jobs: NonZeroUsize::new(jobs).expect("not zero"), is_twice: false, live }
     }
 
     /// Every tenth seed panics, every third after it breaks an invariant.
-    fn sometimes(case: &Case) -> Life {
+    fn sometimes(case: &LifeCase) -> LifeResult {
         let failure = match case.seed % 10 {
-            0 => Some(Failure::panic("oh")),
-            3 => Some(Failure::safety(Invariant::N1, "bits")),
+            0 => Some(LifeFailure::panic("oh")),
+            3 => Some(LifeFailure::safety(Invariant::N1, "bits")),
             _ => None,
         };
         life(case.seed, failure)
@@ -218,81 +219,89 @@ mod tests {
 
     #[test]
     fn the_worst_kind_gives_the_exit_code() {
-        let ending = |kinds: &[Failure]| {
-            let live = |case: &Case| life(0, kinds.get(case.seed as usize - 1).cloned());
+        let ending = |kinds: &[LifeFailure]| {
+            let live = |case: &LifeCase| life(0, kinds.get(case.seed as usize - 1).cloned());
             campaign(2, &live).run(tickets(5), |_| ()).ending()
         };
-        let (safety, liveness) = (Failure::safety(Invariant::S1, ""), Failure::liveness(""));
-        let (panic, differs) = (Failure::panic(""), Failure::non_determinism(""));
-        assert_eq!(ending(&[]), Ending::Passed);
+        let (safety, liveness) =
+            (LifeFailure::safety(Invariant::S1, ""), LifeFailure::liveness(""));
+        let (panic, differs) = (LifeFailure::panic(""), LifeFailure::non_determinism(""));
+        assert_eq!(ending(&[]), CampaignEnding::Passed);
         assert_eq!(ending(std::slice::from_ref(&differs)).exit_code(), 13);
         assert_eq!(ending(&[differs.clone(), panic.clone()]).exit_code(), 12);
         assert_eq!(ending(&[panic.clone(), liveness.clone()]).exit_code(), 11);
         let all = [panic, liveness, safety, differs];
-        assert_eq!(ending(&all), Ending::Failed(FailureKind::Safety));
+        assert_eq!(ending(&all), CampaignEnding::Failed(FailureKind::Safety));
         assert_eq!(ending(&all).exit_code(), 10);
     }
 
     #[test]
     fn a_large_campaign_must_have_seen_every_marker() {
         let ending = |count: u64, model, unseen: &[Marker]| {
-            let live = |_: &Case| life_that_saw(unseen, &[]);
-            let tickets = (0..count).map(|seed| Ticket { seed, model });
+            let live = |_: &LifeCase| life_that_saw(unseen, &[]);
+            let tickets = (0..count).map(|seed| LifeTicket { seed, model });
             campaign(2, &live).run(tickets, |_| ()).ending()
         };
         let check = |marker, lives| {
-            assert_eq!(ending(lives - 1, Model::Digest, &[marker]), Ending::Passed);
-            assert_eq!(ending(lives, Model::Digest, &[marker]), Ending::MarkersMissed);
-            assert_eq!(ending(lives, Model::Digest, &[]), Ending::Passed);
-            assert_eq!(ending(lives, Model::Float, &[marker]), Ending::Passed);
+            assert_eq!(
+                ending(lives - 1, ComputeModelKind::Digest, &[marker]),
+                CampaignEnding::Passed
+            );
+            assert_eq!(
+                ending(lives, ComputeModelKind::Digest, &[marker]),
+                CampaignEnding::MarkersMissed
+            );
+            assert_eq!(ending(lives, ComputeModelKind::Digest, &[]), CampaignEnding::Passed);
+            assert_eq!(ending(lives, ComputeModelKind::Float, &[marker]), CampaignEnding::Passed);
         };
         check(Marker::Clipped, LIVES_FOR_MARKERS);
         check(Marker::RolledBackTwice, LIVES_FOR_MARKERS);
-        assert_eq!(Ending::MarkersMissed.exit_code(), 14);
+        assert_eq!(CampaignEnding::MarkersMissed.exit_code(), 14);
     }
 
     #[test]
     fn in_a_large_campaign_processes_must_have_died_at_every_crash_point() {
         let ending = |count: u64, unseen: &[CrashPoint]| {
-            let live = |_: &Case| life_that_saw(&[], unseen);
+            let live = |_: &LifeCase| life_that_saw(&[], unseen);
             campaign(2, &live).run(tickets(count), |_| ()).ending()
         };
         let check = |point, lives| {
-            assert_eq!(ending(lives - 1, &[point]), Ending::Passed);
-            assert_eq!(ending(lives, &[point]), Ending::CrashPointsMissed);
+            assert_eq!(ending(lives - 1, &[point]), CampaignEnding::Passed);
+            assert_eq!(ending(lives, &[point]), CampaignEnding::CrashPointsMissed);
         };
         check(CrashPoint::BroadcastHalf, LIVES_FOR_MARKERS);
         check(CrashPoint::AfterInstall, LIVES_FOR_RARE_POINTS);
-        assert_eq!(Ending::CrashPointsMissed.exit_code(), 14);
+        assert_eq!(CampaignEnding::CrashPointsMissed.exit_code(), 14);
     }
 
     #[test]
     fn a_large_campaign_may_not_end_early_too_often() {
         let ending = |halted: u64| {
-            let live = |case: &Case| {
+            let live = |case: &LifeCase| {
                 let mut life = life_that_saw(&[], &[]);
                 if case.seed < halted {
                     life.outcome.markers.hit(Marker::Halted);
                 }
                 life
             };
-            let tickets = (0..1000).map(|seed| Ticket { seed, model: Model::Digest });
+            let tickets =
+                (0..1000).map(|seed| LifeTicket { seed, model: ComputeModelKind::Digest });
             campaign(2, &live).run(tickets, |_| ()).ending()
         };
-        assert_eq!(ending(20), Ending::Passed);
-        assert_eq!(ending(21), Ending::TooManyExcused);
-        assert_eq!(Ending::TooManyExcused.exit_code(), 14);
+        assert_eq!(ending(20), CampaignEnding::Passed);
+        assert_eq!(ending(21), CampaignEnding::TooManyExcused);
+        assert_eq!(CampaignEnding::TooManyExcused.exit_code(), 14);
     }
 
     #[test]
     fn a_case_that_lives_differently_the_second_time_is_found() {
         let lives = AtomicU64::new(0);
-        let live = |_: &Case| life(lives.fetch_add(1, Ordering::SeqCst) / 3, None);
+        let live = |_: &LifeCase| life(lives.fetch_add(1, Ordering::SeqCst) / 3, None);
         let report = Campaign { is_twice: true, ..campaign(1, &live) }.run(tickets(3), |_| ());
         // Digests 0 0, 0 1, 1 1.
         let seeds: Vec<u64> = report.failures().map(|life| life.ticket.seed).collect();
         assert_eq!(seeds, [2]);
-        assert_eq!(report.ending(), Ending::Failed(FailureKind::NonDeterminism));
+        assert_eq!(report.ending(), CampaignEnding::Failed(FailureKind::NonDeterminism));
     }
 
     #[test]
@@ -302,9 +311,9 @@ mod tests {
             report.most_different(count).iter().map(|life| life.ticket.seed).collect()
         };
         assert_eq!(seeds(3), [3, 10, 13]);
-        let late = |case: &Case| match case.seed {
-            9 => life(0, Some(Failure::liveness("stands"))),
-            seed if seed < 9 => life(0, Some(Failure::panic("oh"))),
+        let late = |case: &LifeCase| match case.seed {
+            9 => life(0, Some(LifeFailure::liveness("stands"))),
+            seed if seed < 9 => life(0, Some(LifeFailure::panic("oh"))),
             _ => life(0, None),
         };
         let report = campaign(1, &late).run(tickets(20), |_| ());
@@ -317,8 +326,8 @@ mod tests {
 
     #[test]
     fn very_many_failures_are_counted_and_the_first_are_kept() {
-        let live = |_: &Case| life(0, Some(Failure::panic("oh")));
-        let report: Report = campaign(4, &live).run(tickets(500), |_| ());
+        let live = |_: &LifeCase| life(0, Some(LifeFailure::panic("oh")));
+        let report: CampaignReport = campaign(4, &live).run(tickets(500), |_| ());
         assert_eq!(report.failed(), 500);
         let seeds: Vec<u64> = report.failures().map(|life| life.ticket.seed).collect();
         assert_eq!(seeds, (1..=100).collect::<Vec<_>>());

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::faults::{TimedFault, draw_faults};
-use crate::options::{Model, Options};
+use crate::options::{ComputeModelKind, LifeOptions};
 
 /// The version of the file.
 const FORMAT_VERSION: u32 = 1;
@@ -17,13 +17,13 @@ const SYNC_US_LEAST: u64 = 200;
 
 /// What a life is lived from: with the same case it is the same life.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Case {
+pub struct LifeCase {
     /// The version of the file.
     pub format: u32,
     /// The seed of everything that is not written out here.
     pub seed: u64,
     /// The options of the life.
-    pub options: Options,
+    pub options: LifeOptions,
     /// The faults, in order.
     pub faults: Vec<TimedFault>,
 }
@@ -71,26 +71,26 @@ pub enum CaseError {
 
 /// What files of all versions have.
 #[derive(Deserialize)]
-struct Header {
+struct CaseHeader {
     format: u32,
 }
 
-impl Case {
+impl LifeCase {
     /// The case of a seed.
     #[must_use]
-    pub fn draw(seed: u64, model: Model) -> Self {
-        Self::of(seed, Options::draw(seed, model))
+    pub fn draw(seed: u64, model: ComputeModelKind) -> Self {
+        Self::of(seed, LifeOptions::draw(seed, model))
     }
 
     /// The life of a seed with so many workers.
     #[must_use]
-    pub fn draw_with(seed: u64, model: Model, workers: u32) -> Self {
-        let mut options = Options::draw(seed, model);
+    pub fn draw_with(seed: u64, model: ComputeModelKind, workers: u32) -> Self {
+        let mut options = LifeOptions::draw(seed, model);
         options.enlarge(workers);
         Self::of(seed, options)
     }
 
-    fn of(seed: u64, options: Options) -> Self {
+    fn of(seed: u64, options: LifeOptions) -> Self {
         let faults = draw_faults(seed, &options);
         Self { format: FORMAT_VERSION, seed, options, faults }
     }
@@ -104,7 +104,7 @@ impl Case {
         let text =
             fs::read_to_string(path).map_err(|source| CaseError::File { path: name(), source })?;
         let form_error = |source| CaseError::Form { path: name(), source };
-        let header: Header = serde_json::from_str(&text).map_err(form_error)?;
+        let header: CaseHeader = serde_json::from_str(&text).map_err(form_error)?;
         if header.format != FORMAT_VERSION {
             return Err(CaseError::Version { path: name(), found: header.format });
         }
@@ -115,8 +115,8 @@ impl Case {
 
     /// Whether a life can begin with these options: a file may have been written by hand.
     fn check(&self, path: &Path) -> Result<(), CaseError> {
-        let Options { controllers, workers, blocks, microbatches, .. } = self.options;
-        let Options { steps, storm_us, op_us_max, sync_us_max, .. } = self.options;
+        let LifeOptions { controllers, workers, blocks, microbatches, .. } = self.options;
+        let LifeOptions { steps, storm_us, op_us_max, sync_us_max, .. } = self.options;
         let network = &self.options.network;
         let leasts = [
             ("controllers", controllers.into(), 1),

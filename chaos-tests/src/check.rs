@@ -16,19 +16,19 @@ use std::sync::Arc;
 
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::state::Change;
+use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Turn, Verdict};
 use zbelastic_types::{Generation, NodeId, Step};
 
 pub use self::checkpoints::named_pieces;
-use self::damage::Damage;
-use crate::failure::{Failure, Invariant};
-use crate::queue::Moment;
-use crate::reference::Reference;
+use self::damage::DamageRecord;
+use crate::failure::{Invariant, LifeFailure};
+use crate::queue::VirtualTime;
+use crate::reference::LifeReference;
 
 /// What was seen, and what is wrong with it.
-pub struct Checker {
-    reference: Reference,
+pub struct InvariantChecker {
+    reference: LifeReference,
     spec: Arc<JobSpec>,
     /// Final seals, by step: what was ever acknowledged.
     acked: Vec<Seal>,
@@ -37,13 +37,13 @@ pub struct Checker {
     leaders: BTreeMap<u64, NodeId>,
     plans: BTreeMap<Generation, Arc<PlanRecord>>,
     /// Plans that were begun to load, and when.
-    adopted: BTreeMap<Generation, Moment>,
+    adopted: BTreeMap<Generation, VirtualTime>,
     resumed: BTreeSet<Generation>,
     /// The last plan that ran, and when it was adopted.
-    ran: Option<(Arc<PlanRecord>, Moment)>,
+    ran: Option<(Arc<PlanRecord>, VirtualTime)>,
     /// Whether the run went back since.
     is_rewound: bool,
-    damage: Damage,
+    damage: DamageRecord,
     verdicts: (Option<Verdict>, Option<Verdict>),
     /// Replays of the open step so far.
     replays: u32,
@@ -51,14 +51,14 @@ pub struct Checker {
     quorum_lost_in: Option<Turn>,
     /// The last entry that anybody had proposed when a majority of the voters went for good.
     last_possible: Option<u64>,
-    moved_at: Moment,
-    failure: Option<Failure>,
+    progressed_at: VirtualTime,
+    failure: Option<LifeFailure>,
 }
 
-impl Checker {
+impl InvariantChecker {
     /// A checker that has seen nothing yet.
     #[must_use]
-    pub fn new(reference: Reference, spec: Arc<JobSpec>) -> Self {
+    pub fn new(reference: LifeReference, spec: Arc<JobSpec>) -> Self {
         Self {
             reference,
             spec,
@@ -70,18 +70,18 @@ impl Checker {
             resumed: BTreeSet::new(),
             ran: None,
             is_rewound: false,
-            damage: Damage::default(),
+            damage: DamageRecord::default(),
             verdicts: (None, None),
             replays: 0,
             quorum_lost_in: None,
             last_possible: None,
-            moved_at: Moment(0),
+            progressed_at: VirtualTime(0),
             failure: None,
         }
     }
 
     /// The first thing that is wrong, once.
-    pub fn take_failure(&mut self) -> Option<Failure> {
+    pub fn take_failure(&mut self) -> Option<LifeFailure> {
         self.failure.take()
     }
 
@@ -93,8 +93,8 @@ impl Checker {
 
     /// When a step was last sealed for the first time.
     #[must_use]
-    pub fn moved_at(&self) -> Moment {
-        self.moved_at
+    pub fn progressed_at(&self) -> VirtualTime {
+        self.progressed_at
     }
 
     /// The verdict before the last one.
@@ -125,7 +125,7 @@ impl Checker {
 
     fn fail(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
         if self.failure.is_none() {
-            self.failure = Some(Failure::safety(invariant, message()));
+            self.failure = Some(LifeFailure::safety(invariant, message()));
         }
     }
 
@@ -137,9 +137,9 @@ impl Checker {
     /// An entry was applied somewhere. Yields whether it was the first time.
     pub fn applied(
         &mut self,
-        now: Moment,
+        now: VirtualTime,
         index: u64,
-        change: &Change,
+        change: &StateChange,
         state: Option<u64>,
     ) -> bool {
         if !self.check_same(index, &format!("{change:?}"), state) {
@@ -149,9 +149,9 @@ impl Checker {
             self.fail(Invariant::S6, || format!("#{index} agreed on without a majority"));
         }
         match change {
-            Change::Sealed { seal, is_repeated, adopted } => {
+            StateChange::Sealed { seal, is_repeated, adopted } => {
                 if seal.verdict.is_final() {
-                    self.moved_at = now;
+                    self.progressed_at = now;
                 }
                 self.check_seal(seal, *is_repeated);
                 if let Some(plan) = adopted {
@@ -159,31 +159,31 @@ impl Checker {
                     self.adopted.insert(plan.generation, now);
                 }
             }
-            Change::Planned(plan) => self.planned(plan),
-            Change::Adopted(plan) => {
+            StateChange::Planned(plan) => self.planned(plan),
+            StateChange::Adopted(plan) => {
                 self.planned(plan);
                 self.adopted.insert(plan.generation, now);
             }
-            Change::Resumed(generation) => {
+            StateChange::Resumed(generation) => {
                 self.resumed.insert(*generation);
                 // A holder that is ready may die before the plan runs.
                 let plan = self.plans.get(generation).zip(self.adopted.get(generation));
                 self.ran = plan.map(|(plan, since)| (plan.clone(), *since));
                 self.is_rewound = false;
             }
-            Change::Rewound { reason, .. } => {
+            StateChange::Rewound { reason, .. } => {
                 self.check_rewind(*reason);
                 (self.replays, self.is_rewound) = (0, true);
             }
-            Change::Members(_)
-            | Change::Ready(_)
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => {}
+            StateChange::Members(_)
+            | StateChange::Ready(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => {}
         }
         true
     }

@@ -7,16 +7,16 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-use crate::args::{SimArgs, Work, WorldChoice};
-use crate::campaign::{Campaign, FAILURES_SHRUNK, Life, Ticket};
-use crate::case::{Case, CaseError};
-use crate::failure::Failure;
+use crate::args::{SimArgs, SimTask, WorldChoice};
+use crate::campaign::{Campaign, FAILURES_SHRUNK, LifeResult, LifeTicket};
+use crate::case::{CaseError, LifeCase};
+use crate::failure::LifeFailure;
 use crate::housekeeping;
 use crate::life::live;
 use crate::log::EventLog;
-use crate::report::{Ending, Report};
-use crate::shrink::Shrunk;
-use crate::stopwatch::Stopwatch;
+use crate::report::{CampaignEnding, CampaignReport};
+use crate::shrink::ShrunkCase;
+use crate::stopwatch::WallStopwatch;
 
 /// Between two lines about how far a campaign is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
@@ -57,33 +57,33 @@ pub enum SimError {
 /// If a file holds no case, or an output takes no more.
 pub fn run(args: &SimArgs, out: &mut dyn Write, progress: &mut dyn Write) -> Result<u8, SimError> {
     match args.work() {
-        Work::Seed(seed) if args.world == WorldChoice::Housekeeping => {
-            tell_housekeeping(seed, args.twice, out)
+        SimTask::Seed(seed) if args.world == WorldChoice::Housekeeping => {
+            print_housekeeping_life(seed, args.twice, out)
         }
-        Work::Seed(seed) => {
+        SimTask::Seed(seed) => {
             let ticket = args.model.ticket(seed);
-            let large = args.workers.map(|count| Case::draw_with(seed, ticket.model, count));
-            tell_life(&large.unwrap_or_else(|| ticket.case()), args.twice, out)
+            let large = args.workers.map(|count| LifeCase::draw_with(seed, ticket.model, count));
+            print_life(&large.unwrap_or_else(|| ticket.case()), args.twice, out)
         }
-        Work::Replay(path) => tell_life(&Case::load(&path)?, args.twice, out),
-        Work::Count(count) => {
+        SimTask::Replay(path) => print_life(&LifeCase::load(&path)?, args.twice, out),
+        SimTask::Count(count) => {
             let last = args.from.checked_add(count - 1);
             let last = last.ok_or(SimError::Seeds { from: args.from, count })?;
             let tickets = args.from..=last;
             live_many(args, tickets, out, progress)
         }
-        Work::Minutes(limit) => {
-            let watch = Stopwatch::start();
+        SimTask::Minutes(limit) => {
+            let watch = WallStopwatch::start();
             let tickets = (args.from..=u64::MAX).take_while(|_| watch.elapsed() < limit);
             live_many(args, tickets, out, progress)
         }
     }
 }
 
-fn tell_life(case: &Case, is_twice: bool, out: &mut dyn Write) -> Result<u8, SimError> {
+fn print_life(case: &LifeCase, is_twice: bool, out: &mut dyn Write) -> Result<u8, SimError> {
     writeln!(out, "seed {}\n{}", case.seed, case.options)?;
-    let life = live_aloud(case, out)?;
-    let life = if is_twice { life.same_as(&Life::of(case)) } else { life };
+    let life = live_with_log(case, out)?;
+    let life = if is_twice { life.same_as(&LifeResult::of(case)) } else { life };
     let outcome = &life.outcome;
     writeln!(
         out,
@@ -97,23 +97,23 @@ fn tell_life(case: &Case, is_twice: bool, out: &mut dyn Write) -> Result<u8, Sim
     let ending = match &outcome.failure {
         Some(failure) => {
             writeln!(out, "FAILED {failure}")?;
-            Ending::Failed(failure.kind)
+            CampaignEnding::Failed(failure.kind)
         }
         None => {
             writeln!(out, "passed")?;
-            Ending::Passed
+            CampaignEnding::Passed
         }
     };
     Ok(ending.exit_code())
 }
 
 /// The same of a life of housekeeping, which follows from its seed alone.
-fn tell_housekeeping(seed: u64, is_twice: bool, out: &mut dyn Write) -> Result<u8, SimError> {
-    writeln!(out, "seed {seed}\n{}", housekeeping::Options::draw(seed))?;
-    let (outcome, digest) = aloud(move |log| housekeeping::live(seed, log), out)?;
+fn print_housekeeping_life(seed: u64, is_twice: bool, out: &mut dyn Write) -> Result<u8, SimError> {
+    writeln!(out, "seed {seed}\n{}", housekeeping::HousekeepingOptions::draw(seed))?;
+    let (outcome, digest) = run_with_log(move |log| housekeeping::live(seed, log), out)?;
     let is_other = is_twice && housekeeping::live_quietly(seed) != (outcome.clone(), digest);
     let failure = match is_other {
-        true => Some(Failure::non_determinism("the second life was another one")),
+        true => Some(LifeFailure::non_determinism("the second life was another one")),
         false => outcome.failure,
     };
     writeln!(out, "{} checkpoints\ndigest {digest:016x}", outcome.checkpoints)?;
@@ -121,24 +121,26 @@ fn tell_housekeeping(seed: u64, is_twice: bool, out: &mut dyn Write) -> Result<u
         Some(failure) => writeln!(out, "FAILED {failure}")?,
         None => writeln!(out, "passed")?,
     }
-    let ending = failure.map_or(Ending::Passed, |failure| Ending::Failed(failure.kind));
+    let ending =
+        failure.map_or(CampaignEnding::Passed, |failure| CampaignEnding::Failed(failure.kind));
     Ok(ending.exit_code())
 }
 
 /// Lives a case on another thread, and prints its lines on this one.
-fn live_aloud(case: &Case, out: &mut dyn Write) -> io::Result<Life> {
-    aloud(move |log| live(case, log), out).map(|(outcome, digest)| Life { outcome, digest })
+fn live_with_log(case: &LifeCase, out: &mut dyn Write) -> io::Result<LifeResult> {
+    run_with_log(move |log| live(case, log), out)
+        .map(|(outcome, digest)| LifeResult { outcome, digest })
 }
 
 /// Lives on another thread, and prints the lines on this one. Yields what came of it, and the log's digest.
-fn aloud<T: Send>(
+fn run_with_log<T: Send>(
     life: impl FnOnce(&mut EventLog) -> T + Send,
     out: &mut dyn Write,
 ) -> io::Result<(T, u64)> {
     let (reader, lines) = sync_channel::<String>(LINES_WAITING);
     thread::scope(|scope| {
         let life = scope.spawn(move || {
-            let mut log = EventLog::telling(reader);
+            let mut log = EventLog::with_reader(reader);
             let outcome = life(&mut log);
             (outcome, log.digest())
         });
@@ -154,13 +156,13 @@ fn keep_many_houses(
     out: &mut dyn Write,
     progress: &mut dyn Write,
 ) -> Result<u8, SimError> {
-    let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);
+    let (watch, mut told) = (WallStopwatch::start(), Duration::ZERO);
     let report = housekeeping::campaign(args.jobs(), args.twice, seeds, |report| {
         let elapsed = watch.elapsed();
         if elapsed >= told + PROGRESS_EVERY {
             told = elapsed;
             let failed = report.failures.len();
-            tell_progress(progress, &format!("{} lives, {failed} failed", report.lives));
+            write_progress(progress, &format!("{} lives, {failed} failed", report.lives));
         }
     });
     let seconds = watch.elapsed().as_secs_f64();
@@ -178,30 +180,30 @@ fn live_many(
         return keep_many_houses(args, seeds, out, progress);
     }
     check_folder(&args.failures)?;
-    let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &Life::of };
-    let (watch, mut told) = (Stopwatch::start(), Duration::ZERO);
+    let campaign = Campaign { jobs: args.jobs(), is_twice: args.twice, live: &LifeResult::of };
+    let (watch, mut told) = (WallStopwatch::start(), Duration::ZERO);
     let mut failures_told = 0;
     let report = campaign.run(seeds.map(|seed| args.model.ticket(seed)), |report| {
         let elapsed = watch.elapsed();
         if elapsed >= told + PROGRESS_EVERY {
             told = elapsed;
-            tell_progress(progress, &pace(report, elapsed));
+            write_progress(progress, &pace(report, elapsed));
         }
         if report.failed() > failures_told {
             failures_told = report.failed();
             let failed = report.failures().map(|life| life.ticket.to_string());
             let failed: Vec<_> = failed.take(FAILURES_SHRUNK).collect();
-            tell_progress(progress, &format!("failed so far: {}", failed.join(", ")));
+            write_progress(progress, &format!("failed so far: {}", failed.join(", ")));
         }
     });
     let elapsed = watch.elapsed();
     write!(out, "{report}")?;
     let chosen = report.most_different(FAILURES_SHRUNK);
     let found = if args.no_shrink {
-        chosen.into_iter().map(|life| (life.ticket, Shrunk::as_drawn(&life))).collect()
+        chosen.into_iter().map(|life| (life.ticket, ShrunkCase::as_drawn(&life))).collect()
     } else {
         if !chosen.is_empty() {
-            tell_progress(progress, &format!("making {} failures smaller", chosen.len()));
+            write_progress(progress, &format!("making {} failures smaller", chosen.len()));
         }
         campaign.shrink(chosen)
     };
@@ -230,12 +232,12 @@ fn try_file_in(folder: &Path) -> io::Result<()> {
 }
 
 /// A campaign goes on if its progress cannot be written.
-fn tell_progress(progress: &mut dyn Write, line: &str) {
+fn write_progress(progress: &mut dyn Write, line: &str) {
     let _ = writeln!(progress, "{line}");
 }
 
 /// How far a campaign is, and how fast.
-fn pace(report: &Report, elapsed: Duration) -> String {
+fn pace(report: &CampaignReport, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let virtual_s = report.virtual_us as f64 / 1e6;
     format!(
@@ -252,7 +254,7 @@ fn pace(report: &Report, elapsed: Duration) -> String {
 
 /// Writes a case that fails, and returns a line that names the file. If it cannot be written, the line holds
 /// the error, and the campaign ends as it would: that lives failed matters more.
-fn save(folder: &Path, ticket: Ticket, shrunk: &Shrunk) -> String {
+fn save(folder: &Path, ticket: LifeTicket, shrunk: &ShrunkCase) -> String {
     let path = folder.join(ticket.file_name());
     let file_error = |source| CaseError::File { path: folder.display().to_string(), source };
     let saved = fs::create_dir_all(folder).map_err(file_error);
@@ -275,20 +277,21 @@ fn save(folder: &Path, ticket: Ticket, shrunk: &Shrunk) -> String {
 mod tests {
     use super::save;
     use crate::args::ModelChoice;
-    use crate::case::Case;
-    use crate::failure::Failure;
+    use crate::case::LifeCase;
+    use crate::failure::LifeFailure;
     use crate::report::FailedLife;
-    use crate::shrink::Shrunk;
+    use crate::shrink::ShrunkCase;
 
     #[test]
     fn a_case_that_fails_is_written_for_a_replay() {
         let ticket = ModelChoice::Mixed.ticket(30);
-        let shrunk = Shrunk::as_drawn(&FailedLife { ticket, failure: Failure::liveness("") });
+        let shrunk =
+            ShrunkCase::as_drawn(&FailedLife { ticket, failure: LifeFailure::liveness("") });
         let folder = tempfile::tempdir().expect("a folder");
         let said = save(&folder.path().join("new"), ticket, &shrunk);
         let path = folder.path().join("new/seed-30-float.json");
         assert!(said.starts_with(&path.display().to_string()), "{said}");
-        assert_eq!(Case::load(&path).expect("written"), shrunk.case);
+        assert_eq!(LifeCase::load(&path).expect("written"), shrunk.case);
         let said = save(&path, ticket, &shrunk);
         assert!(said.starts_with("not written: ") && said.contains("seed-30-float.json"), "{said}");
     }

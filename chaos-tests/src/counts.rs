@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 /// How often each of several things was seen, in one life or in many.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counts<T: Ord> {
+pub struct OccurrenceCounts<T: Ord> {
     counts: BTreeMap<T, u64>,
 }
 
-impl<T: Ord> Default for Counts<T> {
+impl<T: Ord> Default for OccurrenceCounts<T> {
     fn default() -> Self {
         Self { counts: BTreeMap::new() }
     }
 }
 
-impl<T: Ord + Copy> Counts<T> {
+impl<T: Ord + Copy> OccurrenceCounts<T> {
     /// Counts one occurrence of `what`.
     pub fn hit(&mut self, what: T) {
         *self.counts.entry(what).or_default() += 1;

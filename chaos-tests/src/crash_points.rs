@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::counts::Counts;
+use crate::counts::OccurrenceCounts;
 
 /// A point of the protocol at which a process may die. Names follow the failpoints of the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -103,4 +103,4 @@ impl CrashPoint {
 }
 
 /// How often processes died at each point.
-pub type CrashPointCounts = Counts<CrashPoint>;
+pub type CrashPointCounts = OccurrenceCounts<CrashPoint>;

@@ -6,9 +6,9 @@
 //! it. The engine that runs it is the one that trains: this is only what the engine computes with.
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_trainer::data::{Batch, BatchSource};
+use zbelastic_trainer::data::{BatchSource, TokenBatch};
 use zbelastic_trainer::elastic::LayerImage;
-use zbelastic_trainer::stage::UpdateOrder;
+use zbelastic_trainer::stage::UpdateRequest;
 use zbelastic_types::{LayerId, MicrobatchIndex, SliceIndex, Step, TensorIndex};
 
 /// Floats of anything that travels: the two halves of a number, and a mark for what is not finite.
@@ -69,14 +69,14 @@ impl DigestShape {
 
     /// The state of a layer before the first step.
     #[must_use]
-    pub fn initial(&self, layer: LayerId) -> LayerNumbers {
+    pub fn initial(&self, layer: LayerId) -> DigestLayerState {
         let number = |purpose| mix_all(&[self.seed, u64::from(layer.0), purpose]);
-        LayerNumbers { w: number(1), m: 0, v: 0 }
+        DigestLayerState { w: number(1), m: 0, v: 0 }
     }
 
     /// The sums that a gradient leads to.
     #[must_use]
-    pub fn sums(&self, layer: LayerId, g: Gradient) -> Vec<TensorSum> {
+    pub fn sums(&self, layer: LayerId, g: DigestGradient) -> Vec<TensorSum> {
         let first = self.first_tensor(layer);
         let count = self.layer_tensors[layer.index()];
         let sum = |offset: u32| {
@@ -96,7 +96,7 @@ impl DigestShape {
 
 /// The state of a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LayerNumbers {
+pub struct DigestLayerState {
     w: u64,
     m: u64,
     v: u64,
@@ -104,12 +104,12 @@ pub struct LayerNumbers {
 
 /// A layer's gradient: a number, and what marks it as not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Gradient {
+pub struct DigestGradient {
     hash: u64,
     mark: f32,
 }
 
-impl Gradient {
+impl DigestGradient {
     /// With a mark of what is not finite.
     #[must_use]
     pub fn marked(self, mark: f32) -> Self {
@@ -141,7 +141,7 @@ impl Gradient {
     }
 }
 
-impl LayerNumbers {
+impl DigestLayerState {
     /// What the passes read.
     #[must_use]
     pub fn weights(&self) -> u64 {
@@ -150,15 +150,15 @@ impl LayerNumbers {
 
     /// The weights of a step that is not sealed yet.
     #[must_use]
-    pub fn candidate(&self, g: Gradient, order: UpdateOrder) -> u64 {
-        let UpdateOrder { step, number, clip } = order;
+    pub fn candidate(&self, g: DigestGradient, order: UpdateRequest) -> u64 {
+        let UpdateRequest { step, number, clip } = order;
         let clip = u64::from(clip.to_bits());
         mix_all(&[self.w, self.m, self.v, g.hash, step.0, number, clip])
     }
 
     /// The state in which a candidate is committed.
     #[must_use]
-    pub fn committed(&self, candidate: u64, g: Gradient, clip: f32) -> Self {
+    pub fn committed(&self, candidate: u64, g: DigestGradient, clip: f32) -> Self {
         let bits = u64::from(clip.to_bits());
         let m = mix_all(&[self.m, g.hash, bits, 11]);
         Self { w: candidate, m, ..self.with_second_moment(g, clip) }
@@ -166,7 +166,7 @@ impl LayerNumbers {
 
     /// The state with nothing but its second moments moved on.
     #[must_use]
-    pub fn with_second_moment(&self, g: Gradient, clip: f32) -> Self {
+    pub fn with_second_moment(&self, g: DigestGradient, clip: f32) -> Self {
         let v = mix_all(&[self.v, g.hash, u64::from(clip.to_bits()), 13]);
         Self { v, ..*self }
     }
@@ -258,21 +258,21 @@ pub struct DigestSource {
 }
 
 impl BatchSource for DigestSource {
-    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         let hash = mix_all(&[self.seed, step.0, u64::from(microbatch.0), 37]);
         // The draw of R7 needs the step; it travels with the text.
         let inputs = vec![hash as u32, (hash >> 32) as u32, step.0 as u32];
-        Batch { inputs, targets: vec![(hash >> 16) as u32] }
+        TokenBatch { inputs, targets: vec![(hash >> 16) as u32] }
     }
 
-    fn held_out(&self, _index: u32) -> Option<Batch> {
+    fn held_out(&self, _index: u32) -> Option<TokenBatch> {
         None
     }
 }
 
 /// Where a batch begins as a number.
 #[must_use]
-pub fn tokens(batch: &Batch) -> u64 {
+pub fn tokens(batch: &TokenBatch) -> u64 {
     u64::from(batch.inputs[0]) | u64::from(batch.inputs[1]) << 32
 }
 

@@ -1,18 +1,20 @@
 //! The same training in one loop: what every version must be, from nothing but the seals' verdicts.
 
 use zbelastic_consensus::validation::{Seal, TensorSum, Verdict};
-use zbelastic_trainer::data::{Batch, BatchSource};
+use zbelastic_trainer::data::{BatchSource, TokenBatch};
 use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::stage::UpdateOrder;
+use zbelastic_trainer::stage::UpdateRequest;
 use zbelastic_types::{Digest, LayerId, MicrobatchIndex, SliceIndex, Step};
 
-use crate::digest_model::{DigestShape, DigestSource, Gradient, LayerNumbers, passes, tokens};
+use crate::digest_model::{
+    DigestGradient, DigestLayerState, DigestShape, DigestSource, passes, tokens,
+};
 use crate::reference::ReferenceSums;
 
 /// What gradients of a step are added up from.
 #[derive(Clone, Copy, Debug)]
-pub struct Addends {
+pub struct GradientAddends {
     /// Number of microbatches of a step.
     pub microbatch_count: u32,
     /// Number of slices of each microbatch.
@@ -26,8 +28,8 @@ pub struct Addends {
 pub struct DigestReference {
     shape: DigestShape,
     source: DigestSource,
-    addends: Addends,
-    layers: Vec<LayerNumbers>,
+    addends: GradientAddends,
+    layers: Vec<DigestLayerState>,
     updates: u64,
     /// The digests of each version so far.
     versions: Vec<Vec<Digest>>,
@@ -41,7 +43,7 @@ struct SlicePass {
     gradient: u64,
 }
 
-impl Addends {
+impl GradientAddends {
     /// What a job's gradients are added up from.
     #[must_use]
     pub fn of(microbatch_count: u32, plan: &Plan) -> Self {
@@ -54,12 +56,15 @@ impl DigestReference {
     /// A run before its first step.
     #[must_use]
     pub fn new(shape: DigestShape, microbatch_count: u32) -> Self {
-        Self::with_addends(shape, Addends { microbatch_count, slice_count: 1, replica_count: 1 })
+        Self::with_addends(
+            shape,
+            GradientAddends { microbatch_count, slice_count: 1, replica_count: 1 },
+        )
     }
 
     /// A run with gradients that are added up from more, before its first step.
     #[must_use]
-    pub fn with_addends(shape: DigestShape, addends: Addends) -> Self {
+    pub fn with_addends(shape: DigestShape, addends: GradientAddends) -> Self {
         let layers = (0..shape.layer_count()).map(|layer| shape.initial(LayerId(layer))).collect();
         let source = DigestSource { seed: shape.seed };
         let (updates, versions) = (0, Vec::new());
@@ -94,7 +99,7 @@ impl DigestReference {
             Verdict::Skip | Verdict::Replay => None,
         } {
             self.updates += 1;
-            let order = UpdateOrder { step, number: self.updates, clip };
+            let order = UpdateRequest { step, number: self.updates, clip };
             for (layer, g) in self.layers.iter_mut().zip(&gradients) {
                 let candidate = layer.candidate(*g, order);
                 *layer = layer.committed(candidate, *g, clip);
@@ -110,9 +115,10 @@ impl DigestReference {
     }
 
     /// The first replica's sum, and then the second one's; losses in the order of microbatches.
-    fn gradients(&self, step: Step) -> (Vec<Gradient>, f64) {
-        let Addends { microbatch_count, slice_count, replica_count } = self.addends;
-        let mut sums = vec![vec![Gradient::default(); self.layers.len()]; replica_count as usize];
+    fn gradients(&self, step: Step) -> (Vec<DigestGradient>, f64) {
+        let GradientAddends { microbatch_count, slice_count, replica_count } = self.addends;
+        let mut sums =
+            vec![vec![DigestGradient::default(); self.layers.len()]; replica_count as usize];
         let mut loss_sum = 0.0;
         for microbatch in (0..microbatch_count).map(MicrobatchIndex) {
             let gradients = &mut sums[(microbatch.0 % replica_count) as usize];
@@ -135,16 +141,17 @@ impl DigestReference {
                 }
             }
         }
-        let reduce = |first: Vec<Gradient>, second: Vec<Gradient>| -> Vec<Gradient> {
-            first.into_iter().zip(second).map(|(a, b)| a.reduced(b)).collect()
-        };
+        let reduce =
+            |first: Vec<DigestGradient>, second: Vec<DigestGradient>| -> Vec<DigestGradient> {
+                first.into_iter().zip(second).map(|(a, b)| a.reduced(b)).collect()
+            };
         (sums.into_iter().reduce(reduce).expect("there is a replica"), loss_sum)
     }
 
     fn forward(
         &self,
         (step, microbatch, slice): (Step, MicrobatchIndex, SliceIndex),
-        batch: &Batch,
+        batch: &TokenBatch,
         earlier: &[SlicePass],
     ) -> SlicePass {
         let mut x = passes::slice(tokens(batch), slice);

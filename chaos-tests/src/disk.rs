@@ -4,15 +4,15 @@ use crate::random::Draws;
 
 /// A record, and whether it survives a crash.
 #[derive(Clone, Debug)]
-struct Slot {
+struct DiskRecord {
     bytes: Vec<u8>,
     is_durable: bool,
 }
 
 /// The disk of one machine.
 #[derive(Clone, Debug, Default)]
-pub struct Disk {
-    slots: Vec<Slot>,
+pub struct MachineDisk {
+    slots: Vec<DiskRecord>,
     /// Records that were trimmed away before the first one here.
     trimmed: u64,
     /// What a snapshot of the machine would bring back.
@@ -30,10 +30,10 @@ pub struct CrashDamage {
     pub is_torn: bool,
 }
 
-impl Disk {
+impl MachineDisk {
     /// Writes records, not durable yet. Yields the number after the last one.
     pub fn append(&mut self, records: impl IntoIterator<Item = Vec<u8>>) -> u64 {
-        self.slots.extend(records.into_iter().map(|bytes| Slot { bytes, is_durable: false }));
+        self.slots.extend(records.into_iter().map(|bytes| DiskRecord { bytes, is_durable: false }));
         self.end()
     }
 
@@ -115,7 +115,7 @@ impl Disk {
         let is_older = trimmed + (records.len() as u64) < self.end();
         if is_older {
             self.trimmed = trimmed;
-            let slot = |bytes| Slot { bytes, is_durable: true };
+            let slot = |bytes| DiskRecord { bytes, is_durable: true };
             self.slots = records.into_iter().map(slot).collect();
         }
         is_older
@@ -124,14 +124,14 @@ impl Disk {
 
 #[cfg(test)]
 mod tests {
-    use super::Disk;
-    use crate::random::{Draws, Purpose};
+    use super::MachineDisk;
+    use crate::random::{DrawPurpose, Draws};
 
     #[test]
     fn a_crash_takes_nothing_that_was_synced() {
         for seed in 0..200 {
-            let mut draws = Draws::new(seed, Purpose::Disk);
-            let mut disk = Disk::default();
+            let mut draws = Draws::new(seed, DrawPurpose::Disk);
+            let mut disk = MachineDisk::default();
             let end = disk.append([vec![1; 9], vec![2; 9]]);
             disk.sync(end);
             disk.append([vec![3; 9], vec![4; 9]]);
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn an_image_brings_the_past_back() {
-        let mut disk = Disk::default();
+        let mut disk = MachineDisk::default();
         let end = disk.append([vec![1]]);
         disk.sync(end);
         disk.take_image();

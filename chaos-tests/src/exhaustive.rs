@@ -1,7 +1,7 @@
 //! Every order of events of a small world, gone through breadth first.
 //!
 //! The replicated state is the real one, and so is what decides: [`State::apply`] takes the entries,
-//! `StageHalf` applies seals, `Sealing` decides when one may be proposed, `restore_point` where a
+//! `StageHalf` applies seals, `OpenTurnReports` decides when one may be proposed, `restore_point` where a
 //! run goes on. What is made up is small: workers hold versions in place of tensors, and the log
 //! is a list of proposals that are agreed on in order, or lost from the end with their leader.
 //!
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! At every point a worker may die, the leader may change, and a plan may be given up, as often as
-//! [`Bounds`] say. In every state that can be reached the checks of `check.rs` hold, and the run can
+//! [`ModelBounds`] say. In every state that can be reached the checks of `check.rs` hold, and the run can
 //! end from it. The first violation comes with a shortest way to it.
 //!
 //! The promise is that of the last plan that ran: what is sealed is held by a worker that lives, as
@@ -28,22 +28,22 @@
 //! [`State::apply`]: zbelastic_consensus::State::apply
 
 mod actions;
-mod book;
 mod check;
 mod decide;
 mod entries;
+mod model_state;
 mod search;
 mod stages;
 mod steps;
+mod transition_cache;
 mod worker;
-mod world;
 
-pub use check::Violation;
-pub use search::{Exploration, Finding, explore};
+pub use check::ModelViolation;
+pub use search::{Exploration, ExplorationFinding, explore};
 
 /// How small the world is.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct ModelBounds {
     /// Stages of the first plan, and layers of the model.
     pub stages: u32,
     /// Workers without a stage at the beginning.

@@ -127,7 +127,7 @@ impl Invariant {
 
 /// Why a life failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct LifeFailure {
     /// What kind of failure it is.
     pub kind: FailureKind,
     /// The invariant, if one is broken.
@@ -136,7 +136,7 @@ pub struct Failure {
     pub message: String,
 }
 
-impl Failure {
+impl LifeFailure {
     /// The failure of a broken invariant.
     #[must_use]
     pub fn safety(invariant: Invariant, message: impl Into<String>) -> Self {
@@ -171,7 +171,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for LifeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.invariant {
             Some(invariant) => write!(f, "{:?} {invariant:?}: {}", self.kind, self.message),

@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::crash_points::CrashPoint;
-use crate::options::{FaultClass, Options};
-use crate::random::{Draws, Purpose};
+use crate::options::{FaultClass, LifeOptions};
+use crate::random::{DrawPurpose, Draws};
 
 /// Which links a partition cuts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cut {
+pub enum PartitionKind {
     /// One node from all others.
     Isolate,
     /// One node receives nothing, and others receive what it sends.
@@ -26,7 +26,7 @@ pub enum Cut {
 /// A fault. Machines are named by a draw, so that a fault keeps its meaning when others are taken
 /// away.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Fault {
+pub enum SimulatedFault {
     /// A controller dies and comes back.
     CrashController {
         /// Draw that picks the controller.
@@ -81,7 +81,7 @@ pub enum Fault {
     /// Links between nodes carry nothing.
     Partition {
         /// Which links are cut.
-        cut: Cut,
+        cut: PartitionKind,
         /// Draw that picks the nodes of the cut.
         draw: u64,
         /// Microseconds for which they are cut.
@@ -210,7 +210,7 @@ pub struct TimedFault {
     /// Moment of the fault, in microseconds of virtual time.
     pub at_us: u64,
     /// The fault that strikes.
-    pub fault: Fault,
+    pub fault: SimulatedFault,
 }
 
 /// Faults of a life at least.
@@ -221,8 +221,8 @@ const FAULTS_MAX: u64 = 16;
 
 /// The faults of a life, in order.
 #[must_use]
-pub fn draw_faults(seed: u64, options: &Options) -> Vec<TimedFault> {
-    let mut draws = Draws::new(seed, Purpose::Faults);
+pub fn draw_faults(seed: u64, options: &LifeOptions) -> Vec<TimedFault> {
+    let mut draws = Draws::new(seed, DrawPurpose::Faults);
     let mut faults = Vec::new();
     let timed: Vec<FaultClass> = options.classes.iter().copied().filter(is_timed).collect();
     let count = draws.between(FAULTS_MIN, FAULTS_MAX);
@@ -235,10 +235,13 @@ pub fn draw_faults(seed: u64, options: &Options) -> Vec<TimedFault> {
     }
     if options.has(FaultClass::MajorityLost) {
         let at_us = draws.between(options.storm_us / 3, options.storm_us);
-        faults.push(TimedFault { at_us, fault: Fault::LoseMajority { draw: draws.number() } });
+        faults.push(TimedFault {
+            at_us,
+            fault: SimulatedFault::LoseMajority { draw: draws.number() },
+        });
     }
     if options.has(FaultClass::Churn) {
-        faults.extend(crate::traces::churn(&mut draws, options));
+        faults.extend(crate::machine_traces::churn(&mut draws, options));
     }
     faults.sort_by_key(|timed| timed.at_us);
     faults
@@ -266,7 +269,11 @@ fn is_timed(class: &FaultClass) -> bool {
     }
 }
 
-fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option<Fault> {
+fn draw_fault(
+    draws: &mut Draws,
+    class: FaultClass,
+    options: &LifeOptions,
+) -> Option<SimulatedFault> {
     let draw = draws.number();
     let down_us = draws.between(50_000, 6_000_000);
     let us = draws.between(50_000, 5_000_000);
@@ -274,25 +281,35 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
         FaultClass::Crashes => draw_crash(draws, draw, down_us),
         FaultClass::CrashPoints => {
             let point = *draws.pick(&CrashPoint::ALL);
-            Fault::CrashAt { point, passes: draws.below(point.passes_limit()) as u32, down_us }
+            SimulatedFault::CrashAt {
+                point,
+                passes: draws.below(point.passes_limit()) as u32,
+                down_us,
+            }
         }
-        FaultClass::Pauses => Fault::Pause { draw, us },
+        FaultClass::Pauses => SimulatedFault::Pause { draw, us },
         FaultClass::Partitions => {
-            let cuts =
-                [Cut::Isolate, Cut::Deaf, Cut::Mute, Cut::Pair, Cut::Controllers, Cut::Halves];
-            Fault::Partition { cut: *draws.pick(&cuts), draw, us }
+            let cuts = [
+                PartitionKind::Isolate,
+                PartitionKind::Deaf,
+                PartitionKind::Mute,
+                PartitionKind::Pair,
+                PartitionKind::Controllers,
+                PartitionKind::Halves,
+            ];
+            SimulatedFault::Partition { cut: *draws.pick(&cuts), draw, us }
         }
         FaultClass::SlowWork => match draws.below(3) {
-            0 => Fault::Hang { draw },
-            1 => Fault::Close { draw },
-            _ => Fault::Slow { draw, factor: draws.between(2, 12) as u32, us },
+            0 => SimulatedFault::Hang { draw },
+            1 => SimulatedFault::Close { draw },
+            _ => SimulatedFault::Slow { draw, factor: draws.between(2, 12) as u32, us },
         },
         FaultClass::Disks => draw_disk_fault(draws, draw, us),
-        FaultClass::Store if draws.chance(0.5) => Fault::FlipStore,
-        FaultClass::Store => Fault::FailStore { us },
+        FaultClass::Store if draws.chance(0.5) => SimulatedFault::FlipStore,
+        FaultClass::Store => SimulatedFault::FailStore { us },
         FaultClass::Numbers => {
             let times = draws.between(1, 3) as u32;
-            Fault::Mark { draw, infinite: draws.chance(0.5), times }
+            SimulatedFault::Mark { draw, infinite: draws.chance(0.5), times }
         }
         FaultClass::SilentErrors => draw_silent_error(draws, draw),
         FaultClass::Mass => draw_mass_fault(draws, (draw, down_us), options.workers),
@@ -306,53 +323,53 @@ fn draw_fault(draws: &mut Draws, class: FaultClass, options: &Options) -> Option
     Some(fault)
 }
 
-fn draw_crash(draws: &mut Draws, draw: u64, down_us: u64) -> Fault {
+fn draw_crash(draws: &mut Draws, draw: u64, down_us: u64) -> SimulatedFault {
     match draws.below(4) {
-        0 => Fault::CrashController { draw, down_us },
-        1 => Fault::CrashLeader { down_us },
-        2 => Fault::Transfer { draw },
-        _ => Fault::CrashWorkers { draw, count: 1, contiguous: false, down_us },
+        0 => SimulatedFault::CrashController { draw, down_us },
+        1 => SimulatedFault::CrashLeader { down_us },
+        2 => SimulatedFault::Transfer { draw },
+        _ => SimulatedFault::CrashWorkers { draw, count: 1, contiguous: false, down_us },
     }
 }
 
-fn draw_disk_fault(draws: &mut Draws, draw: u64, us: u64) -> Fault {
+fn draw_disk_fault(draws: &mut Draws, draw: u64, us: u64) -> SimulatedFault {
     match draws.below(5) {
-        0 => Fault::FailDisk { draw },
-        1 => Fault::StaleDisk { draw, age_us: draws.between(100_000, 4_000_000) },
-        2 => Fault::LostDisk { draw },
-        3 => Fault::FlipDisk { draw },
-        _ => Fault::SlowDisk { draw, sync_us: draws.between(100_000, 3_000_000), us },
+        0 => SimulatedFault::FailDisk { draw },
+        1 => SimulatedFault::StaleDisk { draw, age_us: draws.between(100_000, 4_000_000) },
+        2 => SimulatedFault::LostDisk { draw },
+        3 => SimulatedFault::FlipDisk { draw },
+        _ => SimulatedFault::SlowDisk { draw, sync_us: draws.between(100_000, 3_000_000), us },
     }
 }
 
-fn draw_silent_error(draws: &mut Draws, draw: u64) -> Fault {
+fn draw_silent_error(draws: &mut Draws, draw: u64) -> SimulatedFault {
     match draws.below(6) {
-        0 => Fault::AlwaysWrong { draw },
-        1 | 2 => Fault::FlipState { draw, bit: draws.below(64) as u32 },
-        3 => Fault::WrongSum { draw, factor: 1e8 },
-        _ => Fault::WrongSum { draw, factor: 1.0 + 1e-12 },
+        0 => SimulatedFault::AlwaysWrong { draw },
+        1 | 2 => SimulatedFault::FlipState { draw, bit: draws.below(64) as u32 },
+        3 => SimulatedFault::WrongSum { draw, factor: 1e8 },
+        _ => SimulatedFault::WrongSum { draw, factor: 1.0 + 1e-12 },
     }
 }
 
-fn draw_mass_fault(draws: &mut Draws, (draw, down_us): (u64, u64), workers: u32) -> Fault {
+fn draw_mass_fault(draws: &mut Draws, (draw, down_us): (u64, u64), workers: u32) -> SimulatedFault {
     match draws.below(4) {
-        0 => Fault::PowerCycle { down_us },
-        1 => Fault::AllButOne { draw, down_us },
+        0 => SimulatedFault::PowerCycle { down_us },
+        1 => SimulatedFault::AllButOne { draw, down_us },
         _ => {
             let count = draws.between(2, u64::from(workers.max(2))) as u32;
-            Fault::CrashWorkers { draw, count, contiguous: draws.chance(0.5), down_us }
+            SimulatedFault::CrashWorkers { draw, count, contiguous: draws.chance(0.5), down_us }
         }
     }
 }
 
-fn draw_churn(draws: &mut Draws, draw: u64, us: u64) -> Fault {
+fn draw_churn(draws: &mut Draws, draw: u64, us: u64) -> SimulatedFault {
     match draws.below(4) {
         0 => {
             // Long enough for the controllers that are cut off to elect a leader.
             let cut_us = draws.chance(0.5).then_some(2_000_000 + us);
-            Fault::Retire { draw, cut_us }
+            SimulatedFault::Retire { draw, cut_us }
         }
-        1 => Fault::Join { count: draws.between(1, 3) as u32 },
-        _ => Fault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
+        1 => SimulatedFault::Join { count: draws.between(1, 3) as u32 },
+        _ => SimulatedFault::Drain { draw, grace_us: draws.between(20_000, 4_000_000) },
     }
 }

@@ -3,24 +3,25 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{LayerFingerprint, Seal, TensorSum};
-use zbelastic_kernels::{AllocateError, CpuBackend, HostFloats, Loss, Parcel};
+use zbelastic_kernels::{AllocateError, CpuBackend, HostFloats, Loss, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
-use zbelastic_trainer::data::{Batch, Corpus};
+use zbelastic_trainer::data::{Corpus, TokenBatch};
 use zbelastic_trainer::elastic::{
-    BackendCopy, BackendModel, ComputeModel, DeviceUse, LayerImage, layer_digest,
+    BackendCopy, BackendStageFactory, DeviceUse, LayerImage, StageFactory, layer_digest,
 };
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
-    Bench, Corruption, Injection, StageSetup, StoreError, UpdateOrder, Workbench,
+    BackendExecutor, Corruption, Injection, StageExecutor, StageSetup, StashStoreError,
+    UpdateRequest,
 };
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
 use crate::bug::{self, Bug};
-use crate::numeric::NumericFaults;
+use crate::numeric_faults::NumericFaults;
 use crate::reference::ReferenceSums;
 
 /// Makes a device of one thread.
-pub type MakeBackend = fn(DeviceUse) -> CpuBackend;
+pub type CpuBackendFactory = fn(DeviceUse) -> CpuBackend;
 
 /// A device of one thread.
 ///
@@ -34,13 +35,13 @@ pub fn one_thread(_: DeviceUse) -> CpuBackend {
 /// The float model of one node.
 pub struct FloatModel {
     /// The model of the product on the processor's kernels.
-    pub model: BackendModel<MakeBackend>,
+    pub model: BackendStageFactory<CpuBackendFactory>,
     /// What goes wrong on this node.
     pub faults: NumericFaults,
 }
 
-impl ComputeModel for FloatModel {
-    type Workbench = FloatBench;
+impl StageFactory for FloatModel {
+    type Executor = FloatStageExecutor;
     type Copy = BackendCopy<CpuBackend>;
 
     fn initial(&self, layer: LayerId) -> LayerImage {
@@ -51,15 +52,15 @@ impl ComputeModel for FloatModel {
         self.model.fits(image)
     }
 
-    fn workbench(
+    fn executor(
         &self,
         setup: &StageSetup,
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
-    ) -> Result<FloatBench, AllocateError> {
-        let bench = self.model.workbench(setup, stage, layers)?;
+    ) -> Result<FloatStageExecutor, AllocateError> {
+        let bench = self.model.executor(setup, stage, layers)?;
         let (faults, is_copied) = (self.faults.clone(), setup.copies_wanted);
-        Ok(FloatBench { bench, faults, is_copied, dropped: 0 })
+        Ok(FloatStageExecutor { executor: bench, faults, is_copied, dropped: 0 })
     }
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
@@ -68,8 +69,8 @@ impl ComputeModel for FloatModel {
 }
 
 /// The real workbench, with numbers that go wrong on order.
-pub struct FloatBench {
-    bench: Bench<CpuBackend>,
+pub struct FloatStageExecutor {
+    executor: BackendExecutor<CpuBackend>,
     faults: NumericFaults,
     /// Whether another node keeps a copy, and would notice a wrong number.
     is_copied: bool,
@@ -77,95 +78,106 @@ pub struct FloatBench {
     dropped: u64,
 }
 
-impl Workbench for FloatBench {
+impl StageExecutor for FloatStageExecutor {
     fn chunk_indices(&self) -> Vec<ChunkIndex> {
-        self.bench.chunk_indices()
+        self.executor.chunk_indices()
     }
 
     fn has_chunk(&self, chunk: ChunkIndex) -> bool {
-        self.bench.has_chunk(chunk)
+        self.executor.has_chunk(chunk)
     }
 
     fn frame_len(&self, slice: SliceIndex) -> usize {
-        self.bench.frame_len(slice)
+        self.executor.frame_len(slice)
     }
 
-    fn slots_taken(&self) -> usize {
-        self.bench.slots_taken()
+    fn slots_in_use(&self) -> usize {
+        self.executor.slots_in_use()
     }
 
     fn drop_passes(&mut self) {
-        self.bench.drop_passes();
+        self.executor.drop_passes();
     }
 
-    fn forward(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
-        self.bench.forward(pass, batch, input)
+    fn forward(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss> {
+        self.executor.forward(pass, batch, input)
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
-        self.bench.forward_only(pass, batch, input)
+    fn forward_only(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss> {
+        self.executor.forward_only(pass, batch, input)
     }
 
-    fn backward_input(&mut self, pass: Pass, batch: &Batch, gradient: Option<Parcel>) {
-        self.bench.backward_input(pass, batch, gradient);
+    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>) {
+        self.executor.backward_input(pass, batch, gradient);
     }
 
     fn head_weights(&mut self, pass: Pass) {
-        self.bench.head_weights(pass);
+        self.executor.head_weights(pass);
     }
 
-    fn backward_weights(&mut self, pass: Pass, batch: &Batch) {
-        self.bench.backward_weights(pass, batch);
+    fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch) {
+        self.executor.backward_weights(pass, batch);
     }
 
     fn drop_activations(&mut self, pass: Pass) {
-        self.bench.drop_activations(pass);
+        self.executor.drop_activations(pass);
     }
 
-    fn recompute(&mut self, pass: Pass, batch: &Batch) {
-        self.bench.recompute(pass, batch);
+    fn recompute(&mut self, pass: Pass, batch: &TokenBatch) {
+        self.executor.recompute(pass, batch);
     }
 
-    fn offload(&mut self, pass: Pass) -> Result<(), StoreError> {
-        self.bench.offload(pass)
+    fn offload(&mut self, pass: Pass) -> Result<(), StashStoreError> {
+        self.executor.offload(pass)
     }
 
-    fn reload(&mut self, pass: Pass) -> Result<(), StoreError> {
-        self.bench.reload(pass)
+    fn reload(&mut self, pass: Pass) -> Result<(), StashStoreError> {
+        self.executor.reload(pass)
     }
 
-    fn take_result(&mut self, flow: Flow, pass: Pass) -> Parcel {
-        self.bench.take_result(flow, pass)
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle {
+        self.executor.take_result(flow, pass)
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
-        self.bench.partial_len(chunk)
+        self.executor.partial_len(chunk)
     }
 
     fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
-        self.bench.partial(chunk)
+        self.executor.partial(chunk)
     }
 
     fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
-        self.bench.reduce(chunk, twin);
+        self.executor.reduce(chunk, twin);
     }
 
     fn freeze(&mut self, microbatch_count: u32) {
-        self.bench.freeze(microbatch_count);
+        self.executor.freeze(microbatch_count);
         if let Some(mark) = self.faults.borrow_mut().gradient_mark() {
-            let name = self.bench.layers().next().map(|layer| layer.spec.tensors[0].name.clone());
+            let name =
+                self.executor.layers().next().map(|layer| layer.spec.tensors[0].name.clone());
             let tensor = name.expect("a stage has layers");
             let corruption = if mark.is_nan() { Corruption::Nan } else { Corruption::Infinity };
-            self.bench.inject(&Injection { step: 0, tensor, corruption, attempts: 1 });
+            self.executor.inject(&Injection { step: 0, tensor, corruption, attempts: 1 });
         }
     }
 
     fn inject(&mut self, injection: &Injection) {
-        self.bench.inject(injection);
+        self.executor.inject(injection);
     }
 
     fn square_sums(&mut self) -> Vec<TensorSum> {
-        let mut sums = self.bench.square_sums();
+        let mut sums = self.executor.square_sums();
         let factor = self.is_copied.then(|| self.faults.borrow_mut().sum_factor()).flatten();
         if let Some(factor) = factor {
             sums[0].square_sum *= factor;
@@ -173,47 +185,47 @@ impl Workbench for FloatBench {
         sums
     }
 
-    fn compute_candidate(&mut self, order: UpdateOrder) {
+    fn compute_candidate(&mut self, order: UpdateRequest) {
         let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
-        let order = UpdateOrder { number: order.number + ahead, ..order };
-        self.bench.compute_candidate(order);
+        let order = UpdateRequest { number: order.number + ahead, ..order };
+        self.executor.compute_candidate(order);
     }
 
     fn drop_candidate(&mut self) {
         self.dropped += 1;
-        self.bench.drop_candidate();
+        self.executor.drop_candidate();
     }
 
-    fn commit(&mut self, order: UpdateOrder) {
-        self.bench.commit(order);
+    fn commit(&mut self, order: UpdateRequest) {
+        self.executor.commit(order);
     }
 
-    fn commit_to_attest(&mut self, order: UpdateOrder) {
-        self.bench.commit_to_attest(order);
+    fn commit_to_attest(&mut self, order: UpdateRequest) {
+        self.executor.commit_to_attest(order);
     }
 
     fn skip(&mut self, step: Step) {
-        self.bench.skip(step);
+        self.executor.skip(step);
     }
 
     fn version(&self) -> Step {
-        self.bench.version()
+        self.executor.version()
     }
 
     fn images(&self) -> Vec<LayerImage> {
-        self.bench.images()
+        self.executor.images()
     }
 
     fn twin_images(&self) -> Vec<LayerImage> {
-        self.bench.twin_images()
+        self.executor.twin_images()
     }
 
     fn attested(&self) -> Vec<LayerFingerprint> {
-        self.bench.attested()
+        self.executor.attested()
     }
 
     fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
-        self.bench.gradients()
+        self.executor.gradients()
     }
 }
 
@@ -221,7 +233,7 @@ impl Workbench for FloatBench {
 pub struct FloatReference {
     setup: StageSetup,
     corpus: Arc<Corpus>,
-    run: Reference<CpuBackend, Arc<Corpus>>,
+    run: SerialReference<CpuBackend, Arc<Corpus>>,
     versions: Vec<Vec<Digest>>,
 }
 
@@ -232,7 +244,7 @@ impl FloatReference {
     /// If memory does not hold it.
     #[must_use]
     pub fn new(setup: StageSetup, corpus: Arc<Corpus>) -> Self {
-        let run = Reference::new(&setup, one_thread(DeviceUse::Stage), corpus.clone());
+        let run = SerialReference::new(&setup, one_thread(DeviceUse::Stage), corpus.clone());
         let run = run.expect("memory holds a small model");
         let mut reference = Self { setup, corpus, run, versions: Vec::new() };
         reference.remember();

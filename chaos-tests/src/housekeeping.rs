@@ -10,32 +10,32 @@ mod agreed;
 mod campaign;
 mod check;
 mod disk;
+mod fault_injection;
 mod hostile;
 mod member;
 mod net;
 mod options;
 mod pieces;
 mod plans;
-mod strikes;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::failure::Failure;
+use crate::failure::LifeFailure;
 use crate::log::EventLog;
 use crate::quiet::quietly;
 
-pub use campaign::{LIVES_FOR_SEEN, Report, campaign};
-pub use check::{Seen, SeenCounts};
-pub use options::{Fault, Options};
+pub use campaign::{HousekeepingReport, LIVES_FOR_SEEN, campaign};
+pub use check::{HousekeepingMarker, HousekeepingMarkerCounts};
+pub use options::{HousekeepingFault, HousekeepingOptions};
 
 /// What a life came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct HousekeepingOutcome {
     /// Why it failed, if it did.
-    pub failure: Option<Failure>,
+    pub failure: Option<LifeFailure>,
     /// Counts of what the life came to.
-    pub seen: SeenCounts,
+    pub markers: HousekeepingMarkerCounts,
     /// Checkpoints that came about.
     pub checkpoints: u64,
     /// Length of the life in microseconds of virtual time.
@@ -43,21 +43,22 @@ pub struct Outcome {
 }
 
 /// Lives the life of a seed. A panic of the code under test is a failure like others.
-pub fn live(seed: u64, log: &mut EventLog) -> Outcome {
-    let options = Options::draw(seed);
-    let lived = catch_unwind(AssertUnwindSafe(|| world::World::new(seed, options, log).run()));
+pub fn live(seed: u64, log: &mut EventLog) -> HousekeepingOutcome {
+    let options = HousekeepingOptions::draw(seed);
+    let lived =
+        catch_unwind(AssertUnwindSafe(|| world::HousekeepingWorld::new(seed, options, log).run()));
     lived.unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        let failure = Failure::panic(text.unwrap_or_else(|| "no message".to_owned()));
-        let seen = SeenCounts::default();
-        Outcome { failure: Some(failure), seen, checkpoints: 0, virtual_us: 0 }
+        let failure = LifeFailure::panic(text.unwrap_or_else(|| "no message".to_owned()));
+        let seen = HousekeepingMarkerCounts::default();
+        HousekeepingOutcome { failure: Some(failure), markers: seen, checkpoints: 0, virtual_us: 0 }
     })
 }
 
 /// The same without a word, with the digest of the life.
 #[must_use]
-pub fn live_quietly(seed: u64) -> (Outcome, u64) {
+pub fn live_quietly(seed: u64) -> (HousekeepingOutcome, u64) {
     let mut log = EventLog::quiet();
     let outcome = quietly(|| live(seed, &mut log));
     (outcome, log.digest())

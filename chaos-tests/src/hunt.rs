@@ -3,42 +3,47 @@
 //! Seeds are those of every other life, and nothing shows a life what to look for. What is caught
 //! here is therefore what a campaign would catch if the bug came back.
 
-mod known;
+mod known_bugs;
 
 use zbelastic_consensus::mutant;
 
 use crate::bug;
-use crate::case::Case;
-use crate::failure::Failure;
+use crate::case::LifeCase;
+use crate::failure::LifeFailure;
 use crate::housekeeping;
 use crate::life::live;
 use crate::log::EventLog;
-use crate::options::Model;
+use crate::options::ComputeModelKind;
 
-pub use known::Known;
+pub use known_bugs::KnownBug;
 
 /// A bug that was caught.
 #[derive(Clone, Debug)]
-pub struct Catch {
+pub struct CaughtBug {
     /// Number of lives until it was caught.
     pub lives: u64,
     /// The seed of the last one.
     pub seed: u64,
     /// The failure of the life in which it was caught.
-    pub failure: Failure,
+    pub failure: LifeFailure,
 }
 
-impl Catch {
+impl CaughtBug {
     /// Whether it was caught by a check that is there for it, and not by accident.
     #[must_use]
-    pub fn is_expected(&self, known: Known) -> bool {
+    pub fn is_expected(&self, known: KnownBug) -> bool {
         self.failure.invariant.is_some_and(|found| known.expected().contains(&found))
     }
 }
 
 /// Lives one life after the other with a known bug, from `seed_first` on, until one fails.
 #[must_use]
-pub fn hunt(known: Known, model: Model, seed_first: u64, lives_max: u64) -> Option<Catch> {
+pub fn hunt(
+    known: KnownBug,
+    model: ComputeModelKind,
+    seed_first: u64,
+    lives_max: u64,
+) -> Option<CaughtBug> {
     throw(known, true);
     let caught = (0..lives_max).find_map(|index| {
         let seed = seed_first + index;
@@ -46,17 +51,17 @@ pub fn hunt(known: Known, model: Model, seed_first: u64, lives_max: u64) -> Opti
         let failure = if known.is_of_housekeeping() {
             housekeeping::live(seed, log).failure
         } else {
-            live(&Case::draw(seed, model), log).failure
+            live(&LifeCase::draw(seed, model), log).failure
         };
-        failure.map(|failure| Catch { lives: index + 1, seed, failure })
+        failure.map(|failure| CaughtBug { lives: index + 1, seed, failure })
     });
     throw(known, false);
     caught
 }
 
-fn throw(known: Known, is_on: bool) {
+fn throw(known: KnownBug, is_on: bool) {
     match known {
-        Known::Mutant(mutant) => mutant::set(is_on.then_some(mutant)),
-        Known::Bug(bug) => bug::set(is_on.then_some(bug)),
+        KnownBug::Mutant(mutant) => mutant::set(is_on.then_some(mutant)),
+        KnownBug::Bug(bug) => bug::set(is_on.then_some(bug)),
     }
 }

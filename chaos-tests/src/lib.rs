@@ -1,6 +1,6 @@
 //! Whole clusters in one thread, from one seed, under every fault there is a name for.
 //!
-//! [`case::Case`] is what a life is lived from; [`life::live`] lives it. The cluster runs the very
+//! [`case::LifeCase`] is what a life is lived from; [`life::live`] lives it. The cluster runs the very
 //! code of the product: controllers, seats, hosts and stage engines. What is made up is what lies
 //! around them: the network, the disks, the clocks, and the machines that die.
 
@@ -13,8 +13,7 @@ pub mod check;
 pub mod command;
 pub mod counts;
 pub mod crash_points;
-mod crew;
-pub mod digest_bench;
+pub mod digest_executor;
 pub mod digest_model;
 pub mod digest_reference;
 pub mod disk;
@@ -27,11 +26,11 @@ pub mod housekeeping;
 pub mod hunt;
 pub mod life;
 pub mod log;
+pub mod machine_traces;
 pub mod markers;
 pub mod network;
-pub mod numeric;
+pub mod numeric_faults;
 pub mod options;
-pub mod pace;
 pub mod processes;
 pub mod queue;
 pub mod quiet;
@@ -42,5 +41,6 @@ pub mod shrink;
 pub mod solver;
 mod stopwatch;
 pub mod store;
-pub mod traces;
+pub mod work_durations;
+mod worker_threads;
 pub mod world;

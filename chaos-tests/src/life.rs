@@ -9,26 +9,26 @@ use std::sync::Arc;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::validation::GuardPolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::data::{Corpus, Cut};
-use zbelastic_trainer::elastic::BackendModel;
+use zbelastic_trainer::data::{Corpus, CorpusConfig};
+use zbelastic_trainer::elastic::BackendStageFactory;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
-use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Digest;
 
-use crate::case::Case;
+use crate::case::LifeCase;
 use crate::crash_points::CrashPointCounts;
-use crate::digest_bench::DigestModel;
+use crate::digest_executor::DigestModel;
 use crate::digest_model::{DigestShape, DigestSource};
-use crate::digest_reference::{Addends, DigestReference};
-use crate::failure::Failure;
-use crate::float_model::{FloatModel, FloatReference, MakeBackend, one_thread};
+use crate::digest_reference::{DigestReference, GradientAddends};
+use crate::failure::LifeFailure;
+use crate::float_model::{CpuBackendFactory, FloatModel, FloatReference, one_thread};
 use crate::log::EventLog;
 use crate::markers::Markers;
-use crate::options::{Model, Options};
-use crate::reference::Reference;
-use crate::world::{Outcome, Setup, World};
+use crate::options::{ComputeModelKind, LifeOptions};
+use crate::reference::LifeReference;
+use crate::world::{LifeOutcome, LifeSetup, World};
 
 /// Ticks without a heartbeat until a leader of a life takes a member to be lost.
 pub(crate) const LOST_AFTER_TICKS: u32 = 24;
@@ -41,16 +41,16 @@ const FLOAT_NORM: f64 = 1.0;
 const DIGEST_SQUARE: f64 = 0.55;
 
 /// Lives a case. A panic of the code under test is a failure like others.
-pub fn live(case: &Case, log: &mut EventLog) -> Outcome {
+pub fn live(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let result = catch_unwind(AssertUnwindSafe(|| match case.options.model {
-        Model::Digest => live_digest(case, log),
-        Model::Float => live_float(case, log),
+        ComputeModelKind::Digest => live_digest(case, log),
+        ComputeModelKind::Float => live_float(case, log),
     }));
     result.unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Outcome {
-            failure: Some(Failure::panic(text.unwrap_or_else(|| "no message".to_owned()))),
+        LifeOutcome {
+            failure: Some(LifeFailure::panic(text.unwrap_or_else(|| "no message".to_owned()))),
             markers: Markers::default(),
             crash_points: CrashPointCounts::default(),
             steps: 0,
@@ -62,56 +62,56 @@ pub fn live(case: &Case, log: &mut EventLog) -> Outcome {
     })
 }
 
-fn live_digest(case: &Case, log: &mut EventLog) -> Outcome {
+fn live_digest(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let (spec, stage) = parts(case);
     let layer_tensors = spec.layer_tensors.clone();
     let shape =
         DigestShape { seed: case.seed, layer_tensors, spike_share: case.options.spike_share };
-    let addends = Addends::of(spec.microbatch_count, &stage.plan);
+    let addends = GradientAddends::of(spec.microbatch_count, &stage.plan);
     let reference = DigestReference::with_addends(shape.clone(), addends);
     let source = DigestSource { seed: case.seed };
-    let model = Box::new(move |faults: &crate::numeric::NumericFaults| DigestModel {
+    let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| DigestModel {
         shape: shape.clone(),
         faults: faults.clone(),
         leftovers: Rc::new(RefCell::new(BTreeMap::new())),
     });
-    let setup = Setup { spec: Arc::new(spec), stage, model, source };
-    World::new(case, setup, Reference::Digest(reference), log).run()
+    let setup = LifeSetup { spec: Arc::new(spec), stage, model, source };
+    World::new(case, setup, LifeReference::Digest(reference), log).run()
 }
 
-fn live_float(case: &Case, log: &mut EventLog) -> Outcome {
+fn live_float(case: &LifeCase, log: &mut EventLog) -> LifeOutcome {
     let (spec, stage) = parts(case);
     let corpus = corpus(case, &stage);
     let reference = FloatReference::new(stage.clone(), corpus.clone());
     let base = stage.clone();
-    let model = Box::new(move |faults: &crate::numeric::NumericFaults| FloatModel {
-        model: BackendModel {
+    let model = Box::new(move |faults: &crate::numeric_faults::NumericFaults| FloatModel {
+        model: BackendStageFactory {
             model: base.model.clone(),
             optimizer: base.optimizer.clone(),
             step_count: base.step_count,
             weights: base.weights.clone(),
-            device: one_thread as MakeBackend,
+            device: one_thread as CpuBackendFactory,
             host: zbelastic_kernels::HostThreads::one(),
             store: None,
             clock: None,
         },
         faults: faults.clone(),
     });
-    let setup = Setup { spec: Arc::new(spec), stage, model, source: corpus };
-    World::new(case, setup, Reference::Float(Box::new(reference)), log).run()
+    let setup = LifeSetup { spec: Arc::new(spec), stage, model, source: corpus };
+    World::new(case, setup, LifeReference::Float(Box::new(reference)), log).run()
 }
 
 /// The job and the run of a case.
 #[must_use]
-pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
+pub fn parts(case: &LifeCase) -> (JobSpec, StageSetup) {
     let options = &case.options;
     let model = model(options, case.seed);
     let layer_tensors: Vec<u32> =
         model_layers(&model).iter().map(|layer| layer.tensors.len() as u32).collect();
     let tensors: u32 = layer_tensors.iter().sum();
     let usual = match options.model {
-        Model::Digest => (f64::from(tensors) * DIGEST_SQUARE).sqrt(),
-        Model::Float => FLOAT_NORM,
+        ComputeModelKind::Digest => (f64::from(tensors) * DIGEST_SQUARE).sqrt(),
+        ComputeModelKind::Float => FLOAT_NORM,
     };
     let clip_norm = Some(usual * options.clip_share);
     let policy = GuardPolicy {
@@ -148,7 +148,7 @@ pub fn parts(case: &Case) -> (JobSpec, StageSetup) {
 }
 
 fn stage_setup(
-    options: &Options,
+    options: &LifeOptions,
     model: ModelConfig,
     clip_norm: Option<f64>,
     seed: u64,
@@ -156,7 +156,7 @@ fn stage_setup(
     let batch = BatchShape {
         microbatch: MicrobatchShape { sequences: 1, sequence_len: 8 },
         microbatch_count: options.microbatches,
-        cut_by: CutBy::Tokens,
+        cut_by: SliceBalance::Tokens,
     };
     // Slices and replicas are a part of the arithmetic, which the reference has from here.
     let kind = match options.kind.replica_count() {
@@ -187,7 +187,7 @@ fn stage_setup(
             betas: [0.9, 0.95],
             epsilon: 1e-8,
             weight_decay: 0.1,
-            decay_on: DecayOn::Matrices,
+            decay_on: WeightDecayScope::Matrices,
         },
         clip_norm,
         step_count: options.steps,
@@ -199,7 +199,7 @@ fn stage_setup(
     }
 }
 
-fn model(options: &Options, seed: u64) -> ModelConfig {
+fn model(options: &LifeOptions, seed: u64) -> ModelConfig {
     let family = if seed.is_multiple_of(2) { Family::Gpt2 } else { Family::Llama };
     let (kv_heads, mlp_width) = match family {
         Family::Gpt2 => (2, 16),
@@ -221,12 +221,12 @@ fn model(options: &Options, seed: u64) -> ModelConfig {
     }
 }
 
-fn corpus(case: &Case, setup: &StageSetup) -> Arc<Corpus> {
+fn corpus(case: &LifeCase, setup: &StageSetup) -> Arc<Corpus> {
     let words = ["the ", "pipe ", "waits ", "for ", "no ", "one ", "at ", "all. "];
-    let mut draws = crate::random::Draws::new(case.seed, crate::random::Purpose::Options);
+    let mut draws = crate::random::Draws::new(case.seed, crate::random::DrawPurpose::Options);
     let text: Vec<u8> = (0..900).flat_map(|_| draws.pick(&words).bytes()).collect();
     let batch = setup.plan.batch;
-    let cut = Cut {
+    let cut = CorpusConfig {
         shape: batch.microbatch,
         microbatch_count: batch.microbatch_count,
         held_out_share: 0.0,

@@ -19,7 +19,7 @@ impl EventLog {
     /// A log whose lines are sent to a reader as they come. Nothing more is sent to a reader that is gone,
     /// and the life is the same.
     #[must_use]
-    pub fn telling(reader: SyncSender<String>) -> Self {
+    pub fn with_reader(reader: SyncSender<String>) -> Self {
         Self { reader: Some(reader), ..Self::default() }
     }
 

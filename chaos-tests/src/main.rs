@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use chaos_tests::command::{SimError, run};
-use chaos_tests::report::Ending;
+use chaos_tests::report::CampaignEnding;
 use clap::Parser;
 
 /// Lives whole clusters in one process, each from one seed and under drawn faults.
 #[derive(Debug, Parser)]
 #[command(name = "chaos", version, after_help = EXIT_CODES)]
-struct Cli {
+struct ChaosCli {
     #[command(flatten)]
     sim: SimArgs,
 }
@@ -20,7 +20,7 @@ struct Cli {
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let args = Cli::parse().sim;
+    let args = ChaosCli::parse().sim;
     let code = match run(&args, &mut io::stdout().lock(), &mut io::stderr()) {
         Ok(code) => code,
         // A reader that closed standard output (`| head`) has seen what it wanted.
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             match error {
                 SimError::Case(_) | SimError::Seeds { .. } | SimError::Failures { .. } => USAGE,
-                SimError::Output(_) => Ending::HARNESS,
+                SimError::Output(_) => CampaignEnding::HARNESS,
             }
         }
     };

@@ -1,6 +1,6 @@
 //! Things that must happen sometimes: a campaign in which one never did has not tried it.
 
-use crate::counts::Counts;
+use crate::counts::OccurrenceCounts;
 
 /// Something that a campaign must have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,4 +170,4 @@ impl Marker {
 }
 
 /// How often each was seen.
-pub type Markers = Counts<Marker>;
+pub type Markers = OccurrenceCounts<Marker>;

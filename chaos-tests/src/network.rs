@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use zbelastic_types::NodeId;
 
 use crate::options::NetworkOptions;
-use crate::queue::Moment;
+use crate::queue::VirtualTime;
 use crate::random::Draws;
 
 /// Messages of each lane that are kept to come again.
@@ -15,7 +15,7 @@ const OLD_FRAME_US: (u64, u64) = (500_000, 12_000_000);
 
 /// How a message travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum NetworkLane {
     /// Each message by itself; it may be lost.
     Control,
     /// Large, and lost only when a connection breaks.
@@ -23,22 +23,22 @@ pub enum Lane {
 }
 
 /// Messages, each with its sender and its receiver.
-type Kept<P> = VecDeque<(NodeId, NodeId, P)>;
+type KeptMessages<P> = VecDeque<(NodeId, NodeId, P)>;
 
 /// The network between all nodes of a life.
-pub struct Network<P> {
+pub struct SimulatedNetwork<P> {
     options: NetworkOptions,
     draws: Draws,
     /// Directed links that carry nothing, and how many partitions cut them.
     cut: BTreeMap<(NodeId, NodeId), u32>,
     /// Messages that come again, of each lane by itself: what travels alone is sent far more often.
-    kept_control: Kept<P>,
-    kept_tensor: Kept<P>,
+    kept_control: KeptMessages<P>,
+    kept_tensor: KeptMessages<P>,
     is_calm: bool,
     sent: u64,
 }
 
-impl<P: Clone> Network<P> {
+impl<P: Clone> SimulatedNetwork<P> {
     /// A network of which no link is cut.
     #[must_use]
     pub fn new(options: NetworkOptions, draws: Draws) -> Self {
@@ -87,10 +87,10 @@ impl<P: Clone> Network<P> {
     /// Sends a message; calls `deliver` for each time it arrives.
     pub fn send(
         &mut self,
-        (now, from, to): (Moment, NodeId, NodeId),
-        lane: Lane,
+        (now, from, to): (VirtualTime, NodeId, NodeId),
+        lane: NetworkLane,
         payload: P,
-        mut deliver: impl FnMut(Moment, NodeId, P),
+        mut deliver: impl FnMut(VirtualTime, NodeId, P),
     ) {
         self.sent += 1;
         if self.is_cut(from, to) {
@@ -103,8 +103,8 @@ impl<P: Clone> Network<P> {
             return;
         }
         let is_lost = match lane {
-            Lane::Control => self.draws.chance(loss),
-            Lane::Tensor => self.draws.chance(frame_loss),
+            NetworkLane::Control => self.draws.chance(loss),
+            NetworkLane::Tensor => self.draws.chance(frame_loss),
         };
         if is_lost {
             return;
@@ -125,14 +125,14 @@ impl<P: Clone> Network<P> {
         deliver(now.after(delay), from, payload);
     }
 
-    fn kept(&mut self, lane: Lane) -> &mut Kept<P> {
+    fn kept(&mut self, lane: NetworkLane) -> &mut KeptMessages<P> {
         match lane {
-            Lane::Control => &mut self.kept_control,
-            Lane::Tensor => &mut self.kept_tensor,
+            NetworkLane::Control => &mut self.kept_control,
+            NetworkLane::Tensor => &mut self.kept_tensor,
         }
     }
 
-    fn keep(&mut self, lane: Lane, message: (NodeId, NodeId, P)) {
+    fn keep(&mut self, lane: NetworkLane, message: (NodeId, NodeId, P)) {
         let kept = self.kept(lane);
         if kept.len() == OLD_FRAMES_MAX {
             kept.pop_front();
@@ -143,9 +143,9 @@ impl<P: Clone> Network<P> {
     /// Something that was sent to the same node on the same lane long ago comes again.
     fn replay(
         &mut self,
-        now: Moment,
-        deliver: &mut impl FnMut(Moment, NodeId, P),
-        (lane, to): (Lane, NodeId),
+        now: VirtualTime,
+        deliver: &mut impl FnMut(VirtualTime, NodeId, P),
+        (lane, to): (NetworkLane, NodeId),
     ) {
         let kept = self.kept(lane);
         let of_node: Vec<usize> = (0..kept.len()).filter(|i| kept[*i].1 == to).collect();
@@ -160,10 +160,10 @@ impl<P: Clone> Network<P> {
 mod tests {
     use zbelastic_types::NodeId;
 
-    use super::{Lane, Network};
+    use super::{NetworkLane, SimulatedNetwork};
     use crate::options::NetworkOptions;
-    use crate::queue::Moment;
-    use crate::random::{Draws, Purpose};
+    use crate::queue::VirtualTime;
+    use crate::random::{DrawPurpose, Draws};
 
     #[test]
     fn what_was_sent_long_ago_comes_again_on_its_own_lane() {
@@ -177,13 +177,13 @@ mod tests {
             delay_us_max: 2,
             late_us_max: 3,
         };
-        let mut network = Network::new(options, Draws::new(1, Purpose::Network));
-        let way = (Moment(0), NodeId(1), NodeId(2));
-        for lane in [Lane::Control, Lane::Tensor] {
+        let mut network = SimulatedNetwork::new(options, Draws::new(1, DrawPurpose::Network));
+        let way = (VirtualTime(0), NodeId(1), NodeId(2));
+        for lane in [NetworkLane::Control, NetworkLane::Tensor] {
             let mut old = Vec::new();
             for number in 0..20 {
                 network.send(way, lane, (lane, number), |at, _, payload| {
-                    old.extend((at > Moment(2)).then_some(payload));
+                    old.extend((at > VirtualTime(2)).then_some(payload));
                 });
             }
             assert_eq!(old.len(), 20);

@@ -10,12 +10,12 @@ use zbelastic_consensus::job::WindowPolicy;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 
-use crate::pace::Pace;
-use crate::random::{Draws, Purpose};
+use crate::random::{DrawPurpose, Draws};
+use crate::work_durations::WorkDurations;
 
 /// The compute model of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Model {
+pub enum ComputeModelKind {
     /// Hashes in place of tensors.
     Digest,
     /// A small transformer with the real kernels.
@@ -104,9 +104,9 @@ pub struct NetworkOptions {
 
 /// A life, but for the faults that strike at moments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Options {
+pub struct LifeOptions {
     /// The compute model of the life.
-    pub model: Model,
+    pub model: ComputeModelKind,
     /// Number of controllers.
     pub controllers: u32,
     /// Workers at the beginning.
@@ -165,7 +165,7 @@ pub struct Options {
     pub old_programs: bool,
     /// Which work takes how long, in a life where it may take longer than heartbeats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pace: Option<Pace>,
+    pub pace: Option<WorkDurations>,
     /// What the network does.
     pub network: NetworkOptions,
     /// The classes of faults there are.
@@ -227,11 +227,11 @@ fn draw_copies(draws: &mut Draws) -> u32 {
     }
 }
 
-impl Options {
+impl LifeOptions {
     /// The options of a seed.
     #[must_use]
-    pub fn draw(seed: u64, model: Model) -> Self {
-        let mut draws = Draws::new(seed, Purpose::Options);
+    pub fn draw(seed: u64, model: ComputeModelKind) -> Self {
+        let mut draws = Draws::new(seed, DrawPurpose::Options);
         let classes = draw_classes(&mut draws);
         let copies = draw_copies(&mut draws);
         let window = match draws.below(4) {
@@ -271,13 +271,13 @@ impl Options {
             storm_us,
             steps_after: draws.between(STEPS_AFTER.0, STEPS_AFTER.1),
             read_failures: if classes.contains(&FaultClass::Store) { READ_FAILURES } else { 0.0 },
-            pace: Pace::draw(seed),
+            pace: WorkDurations::draw(seed),
             old_programs: false,
             network: draw_network(&mut draws, &classes),
             classes,
         };
-        options.extend(&mut Draws::new(seed, Purpose::Extent));
-        options.old_programs = Draws::new(seed, Purpose::Programs).chance(OLD_PROGRAMS_SHARE);
+        options.extend(&mut Draws::new(seed, DrawPurpose::Extent));
+        options.old_programs = Draws::new(seed, DrawPurpose::Programs).chance(OLD_PROGRAMS_SHARE);
         options
     }
 
@@ -293,10 +293,10 @@ impl Options {
         }
         // Real kernels take too long for so many stages.
         let range = match self.model {
-            Model::Float => return,
-            Model::Digest if share < HUGE_SHARE => HUGE_WORKERS,
-            Model::Digest if share < LARGE_SHARE => LARGE_WORKERS,
-            Model::Digest => return,
+            ComputeModelKind::Float => return,
+            ComputeModelKind::Digest if share < HUGE_SHARE => HUGE_WORKERS,
+            ComputeModelKind::Digest if share < LARGE_SHARE => LARGE_WORKERS,
+            ComputeModelKind::Digest => return,
         };
         let (workers_min, workers_max) = (f64::from(range.0), f64::from(range.1));
         self.enlarge((workers_min + more * (workers_max - workers_min)) as u32);
@@ -398,7 +398,7 @@ fn draw_network(draws: &mut Draws, classes: &[FaultClass]) -> NetworkOptions {
     }
 }
 
-impl fmt::Display for Options {
+impl fmt::Display for LifeOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, controllers, workers, blocks, microbatches, steps, kind, .. } = self;
         writeln!(

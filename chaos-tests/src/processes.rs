@@ -14,31 +14,31 @@
     reason = "processes, sockets and waits are what this module is about; no simulated life uses it"
 )]
 
-pub mod account;
 pub mod campaign;
+pub mod campaign_report;
 pub mod check;
+pub mod cluster_observation;
 pub mod command;
 pub mod contract;
 pub mod demo;
+pub mod durations;
 pub mod events;
+pub mod fault_injector;
 pub mod faults;
-pub mod folder;
 pub mod footprint;
 pub mod goal;
-pub mod group;
+pub mod link_conditions;
+pub mod local_cluster;
 pub mod machine;
 pub mod measure;
 pub mod namespaces;
-pub mod picture;
 pub mod ports;
+pub mod process_network;
 pub mod proxy;
 pub mod replay;
 pub mod resident;
+pub mod run_monitor;
 pub mod small_disk;
-pub mod strike;
 pub mod system;
-pub mod times;
+pub mod temporary_folder;
 pub mod undisturbed;
-pub mod watch;
-pub mod weather;
-pub mod wires;

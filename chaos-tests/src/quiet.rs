@@ -9,11 +9,11 @@ thread_local! {
 }
 
 /// Puts back what was, also when the work panics.
-struct Quiet {
+struct QuietGuard {
     was_quiet: bool,
 }
 
-impl Drop for Quiet {
+impl Drop for QuietGuard {
     fn drop(&mut self) {
         IS_QUIET.set(self.was_quiet);
     }
@@ -32,7 +32,7 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
             }
         }));
     });
-    let _quiet = Quiet { was_quiet: IS_QUIET.replace(true) };
+    let _quiet = QuietGuard { was_quiet: IS_QUIET.replace(true) };
     work()
 }
 

@@ -3,7 +3,7 @@
 /// What draws are for. A new kind of fault takes its own stream, so that old seeds keep theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Purpose {
+pub enum DrawPurpose {
     /// Which options a life has.
     Options = 1,
     /// When which fault comes.
@@ -39,7 +39,7 @@ pub struct Draws {
 impl Draws {
     /// The draws of a seed for a purpose.
     #[must_use]
-    pub fn new(seed: u64, purpose: Purpose) -> Self {
+    pub fn new(seed: u64, purpose: DrawPurpose) -> Self {
         let mut draws = Self { state: seed ^ (purpose as u64).wrapping_mul(0xA076_1D64_78BD_642F) };
         draws.state = draws.number() ^ seed.rotate_left(32);
         draws

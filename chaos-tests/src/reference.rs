@@ -16,14 +16,14 @@ pub struct ReferenceSums {
 }
 
 /// A serial run, as far as steps are sealed.
-pub enum Reference {
+pub enum LifeReference {
     /// A run on hashes in place of tensors.
     Digest(DigestReference),
     /// With the real kernels.
     Float(Box<FloatReference>),
 }
 
-impl Reference {
+impl LifeReference {
     /// The digests of a version, if it is known.
     #[must_use]
     pub fn version(&self, version: Step) -> Option<&[Digest]> {

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::campaign::{Life, Ticket};
+use crate::campaign::{LifeResult, LifeTicket};
 use crate::crash_points::{CrashPoint, CrashPointCounts};
-use crate::failure::{Failure, FailureKind, Invariant};
+use crate::failure::{FailureKind, Invariant, LifeFailure};
 use crate::markers::{Marker, Markers};
-use crate::options::Model;
+use crate::options::ComputeModelKind;
 
 /// Lives of the digest model from which on a marker that was never seen is a failure of the
 /// campaign. What one life in a hundred comes to is missing by chance once in twenty thousand such
@@ -27,14 +27,14 @@ const FAILURES_KEPT: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedLife {
     /// The ticket of the life.
-    pub ticket: Ticket,
+    pub ticket: LifeTicket,
     /// How the life failed.
-    pub failure: Failure,
+    pub failure: LifeFailure,
 }
 
 /// What the lives of a campaign came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct CampaignReport {
     /// Number of lives.
     pub lives: u64,
     /// Steps sealed in all lives.
@@ -63,7 +63,7 @@ pub struct Report {
 
 /// How a campaign ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum CampaignEnding {
     /// Every life passed, and the campaign has seen what it must.
     Passed,
     /// Lives failed; the worst kind of them.
@@ -76,7 +76,7 @@ pub enum Ending {
     TooManyExcused,
 }
 
-impl Ending {
+impl CampaignEnding {
     /// The exit code of the harness itself.
     pub const HARNESS: u8 = 14;
 
@@ -91,12 +91,12 @@ impl Ending {
     }
 }
 
-impl Report {
+impl CampaignReport {
     /// Adds the life of the ticket with this number.
-    pub(crate) fn add(&mut self, number: usize, ticket: Ticket, life: Life) {
+    pub(crate) fn add(&mut self, number: usize, ticket: LifeTicket, life: LifeResult) {
         let outcome = life.outcome;
         self.lives += 1;
-        self.digest_lives += u64::from(ticket.model == Model::Digest);
+        self.digest_lives += u64::from(ticket.model == ComputeModelKind::Digest);
         self.steps += outcome.steps;
         self.faults += outcome.faults;
         self.events += outcome.events;
@@ -171,13 +171,13 @@ impl Report {
 
     /// How the campaign ends.
     #[must_use]
-    pub fn ending(&self) -> Ending {
+    pub fn ending(&self) -> CampaignEnding {
         match self.failed.keys().min_by_key(|kind| kind.exit_code()) {
-            Some(kind) => Ending::Failed(*kind),
-            None if !self.missed().is_empty() => Ending::MarkersMissed,
-            None if !self.missed_points().is_empty() => Ending::CrashPointsMissed,
-            None if self.has_too_many_excused() => Ending::TooManyExcused,
-            None => Ending::Passed,
+            Some(kind) => CampaignEnding::Failed(*kind),
+            None if !self.missed().is_empty() => CampaignEnding::MarkersMissed,
+            None if !self.missed_points().is_empty() => CampaignEnding::CrashPointsMissed,
+            None if self.has_too_many_excused() => CampaignEnding::TooManyExcused,
+            None => CampaignEnding::Passed,
         }
     }
 
@@ -187,21 +187,21 @@ impl Report {
         let (lives, failed, ending) = (self.lives, self.failed(), self.ending());
         let code = ending.exit_code();
         match ending {
-            Ending::Passed => format!("passed: {lives} lives"),
-            Ending::Failed(_) => {
+            CampaignEnding::Passed => format!("passed: {lives} lives"),
+            CampaignEnding::Failed(_) => {
                 let kinds = self.failed.iter().map(|(kind, count)| format!("{count} {kind:?}"));
                 let kinds = kinds.collect::<Vec<_>>().join(", ");
                 format!("FAILED: {failed} of {lives} lives ({kinds}), exit code {code}")
             }
-            Ending::TooManyExcused => {
+            CampaignEnding::TooManyExcused => {
                 let excused = self.excused();
                 format!("FAILED: {excused} of {lives} lives ended early, exit code {code}")
             }
-            Ending::MarkersMissed => {
+            CampaignEnding::MarkersMissed => {
                 let missed = self.missed();
                 format!("FAILED: {lives} lives passed, and never saw {missed:?}, exit code {code}")
             }
-            Ending::CrashPointsMissed => {
+            CampaignEnding::CrashPointsMissed => {
                 let missed = self.missed_points();
                 format!("FAILED: {lives} lives passed, nobody died at {missed:?}, exit code {code}")
             }
@@ -209,7 +209,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CampaignReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "markers")?;
         for marker in Marker::ALL {

@@ -4,10 +4,10 @@
 //! Hildebrandt, TSE 2002), then machines and steps. Faults name machines by draws and have a stream
 //! of draws of their own, so what is taken away leaves the rest as it is.
 
-use crate::case::Case;
-use crate::failure::Failure;
-use crate::faults::Fault;
-use crate::options::{FaultClass, Options};
+use crate::case::LifeCase;
+use crate::failure::LifeFailure;
+use crate::faults::SimulatedFault;
+use crate::options::{FaultClass, LifeOptions};
 use crate::report::FailedLife;
 
 /// Lives that a shrink may take: at some 30 ms each, a dozen seconds.
@@ -17,16 +17,16 @@ const STEPS_MIN: u64 = 2;
 
 /// A case that was made smaller.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shrunk {
+pub struct ShrunkCase {
     /// The case after it was made smaller.
-    pub case: Case,
+    pub case: LifeCase,
     /// How the smaller case fails.
-    pub failure: Failure,
+    pub failure: LifeFailure,
     /// Number of lives that were lived for it.
     pub lives: u32,
 }
 
-impl Shrunk {
+impl ShrunkCase {
     /// A case that failed, as its seed drew it.
     #[must_use]
     pub fn as_drawn(life: &FailedLife) -> Self {
@@ -36,27 +36,30 @@ impl Shrunk {
 
 /// Makes a case that fails smaller, as long as it fails with the same kind and invariant. `fails`
 /// returns how a case fails, if it does, and is called at most [`LIVES_MAX`] times.
-pub fn shrink(drawn: Shrunk, fails: impl FnMut(&Case) -> Option<Failure>) -> Shrunk {
-    let mut search = Search { smallest: drawn, fails };
+pub fn shrink(
+    drawn: ShrunkCase,
+    fails: impl FnMut(&LifeCase) -> Option<LifeFailure>,
+) -> ShrunkCase {
+    let mut search = ShrinkSearch { smallest: drawn, fails };
     while search.drop_classes() | search.drop_faults() | search.lessen() {}
     search.smallest
 }
 
-struct Search<F> {
-    smallest: Shrunk,
+struct ShrinkSearch<F> {
+    smallest: ShrunkCase,
     fails: F,
 }
 
-impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
+impl<F: FnMut(&LifeCase) -> Option<LifeFailure>> ShrinkSearch<F> {
     /// Whether this case takes the place of the smallest.
-    fn try_case(&mut self, case: Case) -> bool {
+    fn try_case(&mut self, case: LifeCase) -> bool {
         if self.smallest.lives == LIVES_MAX {
             return false;
         }
         self.smallest.lives += 1;
         let failure = (self.fails)(&case).filter(|found| found.is_like(&self.smallest.failure));
         let Some(failure) = failure else { return false };
-        self.smallest = Shrunk { case, failure, lives: self.smallest.lives };
+        self.smallest = ShrunkCase { case, failure, lives: self.smallest.lives };
         true
     }
 
@@ -64,7 +67,7 @@ impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
         let mut is_smaller = false;
         for class in FaultClass::ALL {
             let case = &self.smallest.case;
-            let mut without = Case { options: case.options.without(class), ..case.clone() };
+            let mut without = LifeCase { options: case.options.without(class), ..case.clone() };
             without.faults.retain(|timed| class_of(&timed.fault) != class);
             if without != *case {
                 is_smaller |= self.try_case(without);
@@ -94,8 +97,8 @@ impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
     }
 
     fn lessen(&mut self) -> bool {
-        let workers = |options: &mut Options, count| options.workers = count;
-        let controllers = |options: &mut Options, count| options.controllers = count;
+        let workers = |options: &mut LifeOptions, count| options.workers = count;
+        let controllers = |options: &mut LifeOptions, count| options.controllers = count;
         let now = &self.smallest.case.options;
         let (workers_now, controllers_now) = (now.workers, now.controllers);
         self.lessen_machines(1..workers_now, workers)
@@ -115,7 +118,7 @@ impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
     fn lessen_machines(
         &mut self,
         mut counts: impl Iterator<Item = u32>,
-        set: fn(&mut Options, u32),
+        set: fn(&mut LifeOptions, u32),
     ) -> bool {
         counts.any(|count| {
             let mut case = self.smallest.case.clone();
@@ -140,69 +143,73 @@ impl<F: FnMut(&Case) -> Option<Failure>> Search<F> {
 }
 
 /// The class that a fault is taken away with.
-fn class_of(fault: &Fault) -> FaultClass {
+fn class_of(fault: &SimulatedFault) -> FaultClass {
     match fault {
-        Fault::CrashWorkers { count: 1, .. }
-        | Fault::CrashController { .. }
-        | Fault::CrashLeader { .. }
-        | Fault::Transfer { .. } => FaultClass::Crashes,
-        Fault::CrashWorkers { .. } | Fault::AllButOne { .. } | Fault::PowerCycle { .. } => {
-            FaultClass::Mass
-        }
-        Fault::CrashAt { .. } => FaultClass::CrashPoints,
-        Fault::Pause { .. } => FaultClass::Pauses,
-        Fault::Partition { .. } => FaultClass::Partitions,
-        Fault::Slow { .. } | Fault::Hang { .. } | Fault::Close { .. } => FaultClass::SlowWork,
-        Fault::SlowDisk { .. }
-        | Fault::FailDisk { .. }
-        | Fault::StaleDisk { .. }
-        | Fault::LostDisk { .. }
-        | Fault::FlipDisk { .. } => FaultClass::Disks,
-        Fault::FailStore { .. } | Fault::FlipStore => FaultClass::Store,
-        Fault::Mark { .. } => FaultClass::Numbers,
-        Fault::WrongSum { .. } | Fault::FlipState { .. } | Fault::AlwaysWrong { .. } => {
-            FaultClass::SilentErrors
-        }
-        Fault::Join { .. } | Fault::Drain { .. } | Fault::Retire { .. } => FaultClass::Churn,
-        Fault::LoseMajority { .. } => FaultClass::MajorityLost,
+        SimulatedFault::CrashWorkers { count: 1, .. }
+        | SimulatedFault::CrashController { .. }
+        | SimulatedFault::CrashLeader { .. }
+        | SimulatedFault::Transfer { .. } => FaultClass::Crashes,
+        SimulatedFault::CrashWorkers { .. }
+        | SimulatedFault::AllButOne { .. }
+        | SimulatedFault::PowerCycle { .. } => FaultClass::Mass,
+        SimulatedFault::CrashAt { .. } => FaultClass::CrashPoints,
+        SimulatedFault::Pause { .. } => FaultClass::Pauses,
+        SimulatedFault::Partition { .. } => FaultClass::Partitions,
+        SimulatedFault::Slow { .. }
+        | SimulatedFault::Hang { .. }
+        | SimulatedFault::Close { .. } => FaultClass::SlowWork,
+        SimulatedFault::SlowDisk { .. }
+        | SimulatedFault::FailDisk { .. }
+        | SimulatedFault::StaleDisk { .. }
+        | SimulatedFault::LostDisk { .. }
+        | SimulatedFault::FlipDisk { .. } => FaultClass::Disks,
+        SimulatedFault::FailStore { .. } | SimulatedFault::FlipStore => FaultClass::Store,
+        SimulatedFault::Mark { .. } => FaultClass::Numbers,
+        SimulatedFault::WrongSum { .. }
+        | SimulatedFault::FlipState { .. }
+        | SimulatedFault::AlwaysWrong { .. } => FaultClass::SilentErrors,
+        SimulatedFault::Join { .. }
+        | SimulatedFault::Drain { .. }
+        | SimulatedFault::Retire { .. } => FaultClass::Churn,
+        SimulatedFault::LoseMajority { .. } => FaultClass::MajorityLost,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LIVES_MAX, Shrunk, class_of, shrink};
-    use crate::case::Case;
-    use crate::failure::{Failure, Invariant};
-    use crate::faults::{Fault, TimedFault};
-    use crate::options::{FaultClass, Model};
+    use super::{LIVES_MAX, ShrunkCase, class_of, shrink};
+    use crate::case::LifeCase;
+    use crate::failure::{Invariant, LifeFailure};
+    use crate::faults::{SimulatedFault, TimedFault};
+    use crate::options::{ComputeModelKind, FaultClass};
 
     /// A case with a pause every second and everything else as seed 3 has it.
-    fn case(pauses: u64) -> Case {
-        let mut case = Case::draw(3, Model::Digest);
+    fn case(pauses: u64) -> LifeCase {
+        let mut case = LifeCase::draw(3, ComputeModelKind::Digest);
         case.options.classes = FaultClass::ALL.to_vec();
         (case.options.workers, case.options.controllers, case.options.steps) = (5, 5, 50);
-        let pause = |second: u64| Fault::Pause { draw: second, us: 1 };
+        let pause = |second: u64| SimulatedFault::Pause { draw: second, us: 1 };
         let timed = |second| TimedFault { at_us: second * 1_000_000, fault: pause(second) };
         case.faults = (0..pauses).map(timed).collect();
-        case.faults.push(TimedFault { at_us: 7, fault: Fault::FlipStore });
+        case.faults.push(TimedFault { at_us: 7, fault: SimulatedFault::FlipStore });
         case
     }
 
-    fn n1(case: Case) -> Shrunk {
-        Shrunk { case, failure: broken(Invariant::N1), lives: 0 }
+    fn n1(case: LifeCase) -> ShrunkCase {
+        ShrunkCase { case, failure: broken(Invariant::N1), lives: 0 }
     }
 
-    fn broken(invariant: Invariant) -> Failure {
-        Failure::safety(invariant, "broken")
+    fn broken(invariant: Invariant) -> LifeFailure {
+        LifeFailure::safety(invariant, "broken")
     }
 
-    fn has_pause(case: &Case, second: u64) -> bool {
+    fn has_pause(case: &LifeCase, second: u64) -> bool {
         case.faults.iter().any(|timed| timed.at_us == second * 1_000_000)
     }
 
     #[test]
     fn what_the_failure_needs_is_left_and_nothing_else() {
-        let fails = |case: &Case| {
+        let fails = |case: &LifeCase| {
             let options = &case.options;
             let is_needed = has_pause(case, 3) && has_pause(case, 40);
             let is_needed = is_needed && options.has(FaultClass::Loss) && options.steps >= 17;
@@ -218,15 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_fails_otherwise_is_not_taken() {
-        let fails = |case: &Case| {
+    fn a_case_that_fails_otherwise_is_not_accepted() {
+        let fails = |case: &LifeCase| {
             let invariant = if has_pause(case, 5) { Invariant::N1 } else { Invariant::S1 };
             Some(broken(invariant))
         };
         let shrunk = shrink(n1(case(8)), fails);
         assert_eq!(shrunk.failure, broken(Invariant::N1));
         assert_eq!(shrunk.case.faults.len(), 1);
-        let panics = |_: &Case| Some(Failure::panic("elsewhere"));
+        let panics = |_: &LifeCase| Some(LifeFailure::panic("elsewhere"));
         assert_eq!(shrink(n1(case(8)), panics).case, case(8));
     }
 
@@ -245,10 +252,10 @@ mod tests {
     #[test]
     fn what_a_class_draws_goes_with_it() {
         for seed in 0..300 {
-            let case = Case::draw(seed, Model::Digest);
+            let case = LifeCase::draw(seed, ComputeModelKind::Digest);
             let classes = &case.options.classes;
             for TimedFault { fault, .. } in &case.faults {
-                let is_worker_crash = matches!(fault, Fault::CrashWorkers { .. });
+                let is_worker_crash = matches!(fault, SimulatedFault::CrashWorkers { .. });
                 let also = [FaultClass::Mass, FaultClass::Churn, FaultClass::Crashes];
                 let is_shared = is_worker_crash && also.iter().any(|class| classes.contains(class));
                 let is_drawn = classes.contains(&class_of(fault)) || is_shared;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
+use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable, SolveRequest};
 use zbelastic_consensus::member::Resources;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::ModelConfig;
@@ -10,7 +10,7 @@ use zbelastic_trainer::plan::{BatchShape, LayerWork, Plan, PlanRequest, layer_wo
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::NodeId;
 
-use crate::options::Options;
+use crate::options::LifeOptions;
 use crate::world::TICK_US;
 
 /// Ticks after which an operation of a life hangs, where none takes long.
@@ -19,38 +19,38 @@ const OP_TICKS_MAX: u32 = 40;
 const PATIENCE: u64 = 2;
 
 /// A solver that remembers what it found.
-pub struct Solver {
+pub struct CachingSolver {
     model: ModelConfig,
     batch: BatchShape,
     kind: ScheduleKind,
     op_ticks_max: u32,
     /// By speeds of the nodes used, where they are not alike.
-    found: BTreeMap<(u32, Window, Vec<u32>), Solution>,
+    solutions: BTreeMap<(u32, Window, Vec<u32>), PlanSolution>,
 }
 
-impl Solver {
+impl CachingSolver {
     /// A solver for the model of a life.
     #[must_use]
-    pub fn new(options: &Options, setup: &StageSetup) -> Self {
+    pub fn new(options: &LifeOptions, setup: &StageSetup) -> Self {
         let (model, batch) = (setup.model.clone(), setup.plan.batch);
         let long_us = options.pace.map_or(0, |pace| pace.op_us);
         let op_ticks_max = OP_TICKS_MAX.max((PATIENCE * long_us / TICK_US) as u32);
-        Self { model, batch, kind: options.kind, op_ticks_max, found: BTreeMap::new() }
+        Self { model, batch, kind: options.kind, op_ticks_max, solutions: BTreeMap::new() }
     }
 
     /// A plan over as many of the nodes as can be used.
     ///
     /// # Errors
     /// If there is none for any number of them.
-    pub fn solve(&mut self, request: &SolveRequest) -> Result<Solution, Unsolvable> {
+    pub fn solve(&mut self, request: &SolveRequest) -> Result<PlanSolution, PlanUnsolvable> {
         let count = (request.nodes.len() as u32).min(self.model.blocks);
         let window = request.window;
         let speeds = speeds(&request.nodes[..count as usize]);
         let key = (count, window, speeds.clone());
-        if let Some(found) = self.found.get(&key) {
+        if let Some(found) = self.solutions.get(&key) {
             return Ok(found.clone());
         }
-        let found = self.resorts(count).into_iter().find_map(|(kind, stage_count)| {
+        let found = self.fallbacks(count).into_iter().find_map(|(kind, stage_count)| {
             let request = PlanRequest {
                 model: &self.model,
                 batch: self.batch,
@@ -65,17 +65,18 @@ impl Solver {
             if speeds.is_empty() { Some(plan) } else { cut_by_speed(request, &plan, speeds) }
         });
         let nodes = request.nodes.len();
-        let plan = found.ok_or(Unsolvable { nodes, reason: "no schedule fits".to_owned() })?;
+        let plan = found.ok_or(PlanUnsolvable { nodes, reason: "no schedule fits".to_owned() })?;
         let Plan { program, chunks, .. } = plan;
         let seats = (0..program.placement.stage_count() as usize).collect();
-        let solution = Solution { program, chunks, seats, op_ticks_max: self.op_ticks_max };
-        self.found.insert(key, solution.clone());
+        let solution =
+            PlanSolution { program, chunks, stage_nodes: seats, op_ticks_max: self.op_ticks_max };
+        self.solutions.insert(key, solution.clone());
         Ok(solution)
     }
 
     /// What is tried, as a node does. No other schedule trains to the bits of slices, and none but one
     /// of two replicas to those of replicas.
-    fn resorts(&self, count: u32) -> Vec<(ScheduleKind, u32)> {
+    fn fallbacks(&self, count: u32) -> Vec<(ScheduleKind, u32)> {
         let own = self.kind;
         if own.replica_count() > 1 {
             let counts = (1..=count).rev();

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 /// A watch that runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stopwatch(Instant);
+pub(crate) struct WallStopwatch(Instant);
 
-impl Stopwatch {
+impl WallStopwatch {
     /// A watch that starts.
     #[expect(
         clippy::disallowed_methods,

@@ -11,7 +11,7 @@ pub type PieceKey = (Step, LayerId, Digest);
 
 /// A piece on its way or there.
 #[derive(Clone, Debug)]
-struct Piece {
+struct StoredPiece {
     bytes: Vec<u8>,
     writer: NodeId,
     state: PieceState,
@@ -30,7 +30,7 @@ enum PieceState {
     Damaged,
 }
 
-impl Piece {
+impl StoredPiece {
     /// Whether all its bytes are there, right or wrong.
     fn is_whole(&self) -> bool {
         matches!(self.state, PieceState::Durable | PieceState::Damaged)
@@ -39,19 +39,19 @@ impl Piece {
 
 /// The store of checkpoints of a life.
 #[derive(Clone, Debug, Default)]
-pub struct Store {
-    pieces: BTreeMap<PieceKey, Piece>,
+pub struct SimulatedStore {
+    pieces: BTreeMap<PieceKey, StoredPiece>,
     manifests: BTreeMap<Step, Vec<u8>>,
     /// Whether writes to the store fail.
     pub fails: bool,
 }
 
-impl Store {
+impl SimulatedStore {
     /// Begins to write a piece. One that is whole stays as it is: its name determines its bytes.
     pub fn put(&mut self, key: PieceKey, bytes: Vec<u8>, writer: NodeId) {
-        let is_there = self.pieces.get(&key).is_some_and(Piece::is_whole);
+        let is_there = self.pieces.get(&key).is_some_and(StoredPiece::is_whole);
         if !is_there {
-            let piece = Piece { bytes, writer, state: PieceState::UnderWay };
+            let piece = StoredPiece { bytes, writer, state: PieceState::UnderWay };
             self.pieces.insert(key, piece);
         }
     }
@@ -146,8 +146,8 @@ mod tests {
     use zbelastic_trainer::elastic::LayerImage;
     use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
-    use super::{PieceKey, Store};
-    use crate::random::{Draws, Purpose};
+    use super::{PieceKey, SimulatedStore};
+    use crate::random::{DrawPurpose, Draws};
 
     const WRITER: NodeId = NodeId(1);
 
@@ -166,12 +166,12 @@ mod tests {
     fn a_writer_that_dies_leaves_nothing_or_a_torn_piece_that_no_decoder_takes() {
         let mut torn = 0;
         for seed in 0..50 {
-            let mut store = Store::default();
+            let mut store = SimulatedStore::default();
             store.put(key(0), bytes(), WRITER);
             assert!(store.finish(key(0)));
             store.put(key(1), bytes(), WRITER);
             assert_eq!(store.get(key(1)), None, "it is under way");
-            store.writer_crashed(WRITER, &mut Draws::new(seed, Purpose::Store));
+            store.writer_crashed(WRITER, &mut Draws::new(seed, DrawPurpose::Store));
             assert_eq!(store.get(key(0)), Some(bytes()), "it was durable");
             if let Some(left) = store.get(key(1)) {
                 torn += 1;

@@ -8,11 +8,11 @@ mod controllers;
 mod crash;
 mod damage;
 mod ending;
-mod hosts;
 mod long_work;
 mod numbers;
-mod programs;
+mod program_versions;
 mod storm;
+mod worker_runtimes;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,32 +24,32 @@ use zbelastic_consensus::job::{JobPhase, JobSpec};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::{Envelope, HeldLayer};
 use zbelastic_consensus::raft::PersistToken;
-use zbelastic_consensus::seat::{Seat, SeatInput};
+use zbelastic_consensus::session::{SessionInput, WorkerSession};
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::Program;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
-use zbelastic_trainer::host::{Host, HostInput, HostOutput, PeerFrame};
+use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::runtime::{PeerFrame, RuntimeInput, RuntimeOutput, WorkerRuntime};
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::{ClusterId, Generation, NodeId, Step};
 
-use crate::case::Case;
-use crate::check::Checker;
+use crate::case::LifeCase;
+use crate::check::InvariantChecker;
 use crate::crash_points::CrashPointCounts;
-use crate::disk::Disk;
-use crate::failure::Failure;
+use crate::disk::MachineDisk;
+use crate::failure::LifeFailure;
 use crate::log::EventLog;
 use crate::markers::{Marker, Markers};
-use crate::network::{Lane, Network};
-use crate::numeric::NumericFaults;
-use crate::options::Options;
-use crate::pace::{BEAT_US, LONG_US_MAX};
-use crate::queue::{Moment, Queue};
-use crate::random::{Draws, Purpose};
-use crate::reference::Reference;
-use crate::solver::Solver;
-use crate::store::{PieceKey, Store};
+use crate::network::{NetworkLane, SimulatedNetwork};
+use crate::numeric_faults::NumericFaults;
+use crate::options::LifeOptions;
+use crate::queue::{VirtualTime, VirtualTimeQueue};
+use crate::random::{DrawPurpose, Draws};
+use crate::reference::LifeReference;
+use crate::solver::CachingSolver;
+use crate::store::{PieceKey, SimulatedStore};
+use crate::work_durations::{BEAT_US, LONG_US_MAX};
 use storm::Storm;
 
 /// A tick of a clock that is right, in microseconds.
@@ -68,18 +68,18 @@ const EVENTS_MAX: u64 = 20_000_000;
 
 /// What travels between machines.
 #[derive(Clone, Debug)]
-pub(crate) enum Packet {
+pub(crate) enum SimulatedPacket {
     Control(Box<Envelope>),
     Peer(Box<PeerFrame>),
 }
 
 /// What happens at a moment.
-enum Event {
+enum WorldEvent {
     Tick(NodeId, u64),
     Packet {
         from: NodeId,
         to: NodeId,
-        packet: Packet,
+        packet: SimulatedPacket,
     },
     Synced {
         node: NodeId,
@@ -125,12 +125,12 @@ enum Event {
     Advice {
         node: NodeId,
         life: u64,
-        input: Box<SeatInput>,
+        input: Box<SessionInput>,
     },
     Fault(usize),
     StaleDisk {
         node: NodeId,
-        imaged_at: Moment,
+        imaged_at: VirtualTime,
     },
     Restart(NodeId),
     Leave {
@@ -147,7 +147,7 @@ enum Event {
     Admin,
 }
 
-impl Event {
+impl WorldEvent {
     /// The node whose process the event is for. What happens to a machine happens to one that
     /// stands still too.
     fn addressee(&self) -> Option<NodeId> {
@@ -179,26 +179,26 @@ impl Event {
 }
 
 type SolutionResult =
-    Result<zbelastic_consensus::duty::Solution, zbelastic_consensus::duty::Unsolvable>;
+    Result<zbelastic_consensus::duty::PlanSolution, zbelastic_consensus::duty::PlanUnsolvable>;
 
 /// The machine of a controller.
 struct ControllerMachine {
     life: u64,
     core: Option<Core>,
-    disk: Disk,
-    paused_until: Moment,
+    disk: MachineDisk,
+    paused_until: VirtualTime,
     tick_us: u64,
     /// Syncs follow each other. What is written before one begins is covered by it.
-    sync_begins_at: Moment,
-    synced_at: Moment,
+    sync_begins_at: VirtualTime,
+    synced_at: VirtualTime,
     /// What stages have reported to it for which turn.
     reports: Option<(Turn, BTreeSet<Holder>)>,
     /// A seal that was agreed on while it led, and that was sent to no worker.
-    to_tell: Option<Turn>,
+    unsent_seal: Option<Turn>,
     /// Writes that are not durable yet, in order: what to report, and the record after the last.
     unsynced: VecDeque<(PersistToken, u64)>,
     sync_us_extra: u64,
-    started_at: Moment,
+    started_at: VirtualTime,
     /// How it was started first, until something of that is durable.
     first: Option<Box<(Vec<NodeId>, State)>>,
     election_ticks: u32,
@@ -212,7 +212,7 @@ struct ControllerMachine {
 
 impl ControllerMachine {
     /// When what is written now will be durable.
-    fn sync_end(&mut self, now: Moment, sync_us: u64) -> Moment {
+    fn sync_end(&mut self, now: VirtualTime, sync_us: u64) -> VirtualTime {
         if self.sync_begins_at <= now {
             self.sync_begins_at = self.synced_at.max(now);
             self.synced_at = self.sync_begins_at.after(sync_us + self.sync_us_extra);
@@ -222,26 +222,26 @@ impl ControllerMachine {
 }
 
 /// The machine of a worker.
-struct WorkerMachine<M: ComputeModel, S> {
+struct WorkerMachine<M: StageFactory, S> {
     life: u64,
     boot: u64,
-    process: Option<Process<M, S>>,
-    paused_until: Moment,
+    process: Option<WorkerProcess<M, S>>,
+    paused_until: VirtualTime,
     tick_us: u64,
     slow_factor: u64,
-    slow_until: Moment,
+    slow_until: VirtualTime,
     hangs_next: bool,
     faults: NumericFaults,
     is_gone: bool,
 }
 
 /// What runs on a worker's machine.
-struct Process<M: ComputeModel, S> {
-    seat: Seat,
-    host: Host<M, S>,
+struct WorkerProcess<M: StageFactory, S> {
+    session: WorkerSession,
+    runtime: WorkerRuntime<M, S>,
     /// The operation under way, with what comes of it.
-    busy: Option<(u64, Vec<HostOutput>)>,
-    backlog: Vec<HostInput>,
+    busy: Option<(u64, Vec<RuntimeOutput>)>,
+    backlog: Vec<RuntimeInput>,
     op_number: u64,
     /// The operation under way never ends.
     is_hung: bool,
@@ -249,7 +249,7 @@ struct Process<M: ComputeModel, S> {
     done: u64,
     transfers: u32,
     /// What it reported last that it holds, and when.
-    inventory_told: Option<(Moment, Vec<HeldLayer>)>,
+    reported_inventory: Option<(VirtualTime, Vec<HeldLayer>)>,
     /// What the checker looked at last.
     checked: Option<(Turn, Step)>,
     /// A bit of a state was flipped elsewhere, the node that held it has gone back, and the order
@@ -260,7 +260,7 @@ struct Process<M: ComputeModel, S> {
 }
 
 /// What a life is made of.
-pub struct Setup<M, S> {
+pub struct LifeSetup<M, S> {
     /// What is trained, and how.
     pub spec: Arc<JobSpec>,
     /// What each stage is set up with.
@@ -272,19 +272,19 @@ pub struct Setup<M, S> {
 }
 
 /// A life under way.
-pub struct World<'a, M: ComputeModel, S> {
-    case: &'a Case,
-    setup: Setup<M, S>,
-    now: Moment,
-    queue: Queue<Event>,
-    network: Network<Packet>,
-    store: Store,
+pub struct World<'a, M: StageFactory, S> {
+    case: &'a LifeCase,
+    setup: LifeSetup<M, S>,
+    now: VirtualTime,
+    queue: VirtualTimeQueue<WorldEvent>,
+    network: SimulatedNetwork<SimulatedPacket>,
+    store: SimulatedStore,
     draws_disk: Draws,
     draws_work: Draws,
     draws_target: Draws,
     draws_store: Draws,
     draws_pace: Draws,
-    programs: programs::Programs,
+    programs: program_versions::ProgramVersions,
     /// What is left of the time for long work.
     long_us_left: u64,
     /// The version that waits for its seal, once one was sealed.
@@ -299,31 +299,31 @@ pub struct World<'a, M: ComputeModel, S> {
     node_next: u64,
     controller_next: u64,
     boot_next: u64,
-    solver: Solver,
+    solver: CachingSolver,
     storm: Storm,
-    checker: Checker,
+    checker: InvariantChecker,
     markers: Markers,
     log: &'a mut EventLog,
     is_calm: bool,
     /// More happened than anything is promised for.
     is_excused: bool,
-    calm_at: Moment,
+    calm_at: VirtualTime,
     /// The last index whose consequences for the store were drawn.
     store_index: u64,
     /// Checkpoints that the log refers to.
     referred: BTreeMap<Step, CheckpointRecord>,
     /// The version that becomes a checkpoint because time has passed.
-    kept: Option<Step>,
+    timed_checkpoint: Option<Step>,
     /// What is copied ahead.
-    rehearsal: Option<Arc<zbelastic_consensus::rehearsal::Rehearsal>>,
-    failure: Option<Failure>,
+    pre_copy: Option<Arc<zbelastic_consensus::pre_copy::PreCopyPlan>>,
+    failure: Option<LifeFailure>,
 }
 
 /// What a life came to.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct LifeOutcome {
     /// Why it failed, if it did.
-    pub failure: Option<Failure>,
+    pub failure: Option<LifeFailure>,
     /// Markers that the life has set.
     pub markers: Markers,
     /// How often processes died at each crash point.
@@ -340,30 +340,30 @@ pub struct Outcome {
     pub events: u64,
 }
 
-impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
+impl<'a, M: StageFactory, S: BatchSource + Clone> World<'a, M, S> {
     /// A cluster that begins.
     #[must_use]
     pub fn new(
-        case: &'a Case,
-        setup: Setup<M, S>,
-        reference: Reference,
+        case: &'a LifeCase,
+        setup: LifeSetup<M, S>,
+        reference: LifeReference,
         log: &'a mut EventLog,
     ) -> Self {
         let (seed, options) = (case.seed, &case.options);
         let draws = |purpose| Draws::new(seed, purpose);
-        let checker = Checker::new(reference, setup.spec.clone());
+        let checker = InvariantChecker::new(reference, setup.spec.clone());
         let mut world = Self {
             case,
-            now: Moment(0),
-            queue: Queue::default(),
-            network: Network::new(options.network, draws(Purpose::Network)),
-            store: Store::default(),
-            draws_disk: draws(Purpose::Disk),
-            draws_work: draws(Purpose::Work),
-            programs: programs::Programs::new(case.seed),
-            draws_target: draws(Purpose::Targets),
-            draws_store: draws(Purpose::Store),
-            draws_pace: draws(Purpose::Pace),
+            now: VirtualTime(0),
+            queue: VirtualTimeQueue::default(),
+            network: SimulatedNetwork::new(options.network, draws(DrawPurpose::Network)),
+            store: SimulatedStore::default(),
+            draws_disk: draws(DrawPurpose::Disk),
+            draws_work: draws(DrawPurpose::Work),
+            programs: program_versions::ProgramVersions::new(case.seed),
+            draws_target: draws(DrawPurpose::Targets),
+            draws_store: draws(DrawPurpose::Store),
+            draws_pace: draws(DrawPurpose::Pace),
             long_us_left: LONG_US_MAX,
             open: None,
             cluster: ClusterId(seed | 1),
@@ -374,7 +374,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             node_next: 1 + u64::from(options.controllers),
             controller_next: 1,
             boot_next: 1,
-            solver: Solver::new(options, &setup.stage),
+            solver: CachingSolver::new(options, &setup.stage),
             setup,
             storm: Storm::default(),
             checker,
@@ -382,11 +382,11 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             log,
             is_calm: false,
             is_excused: false,
-            calm_at: Moment(options.storm_us),
+            calm_at: VirtualTime(options.storm_us),
             store_index: 0,
             referred: BTreeMap::new(),
-            kept: None,
-            rehearsal: None,
+            timed_checkpoint: None,
+            pre_copy: None,
             failure: None,
         };
         world.populate();
@@ -400,19 +400,19 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             self.add_worker();
         }
         for (index, timed) in self.case.faults.iter().enumerate() {
-            self.queue.push(Moment(timed.at_us), Event::Fault(index));
+            self.queue.push(VirtualTime(timed.at_us), WorldEvent::Fault(index));
         }
-        self.queue.push(self.calm_at, Event::Calm);
-        self.queue.push(Moment(ADMIN_US), Event::Admin);
+        self.queue.push(self.calm_at, WorldEvent::Calm);
+        self.queue.push(VirtualTime(ADMIN_US), WorldEvent::Admin);
     }
 
     /// Lives until the job is done, or something is wrong.
     #[must_use]
-    pub fn run(mut self) -> Outcome {
+    pub fn run(mut self) -> LifeOutcome {
         let mut events = 0;
         while self.failure.is_none() {
             let Some((at, event)) = self.queue.pop() else {
-                self.fail(Failure::liveness("nothing is left to happen"));
+                self.fail(LifeFailure::liveness("nothing is left to happen"));
                 break;
             };
             self.now = at;
@@ -433,7 +433,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
             self.audit();
         }
         self.log.mix(self.network.sent());
-        Outcome {
+        LifeOutcome {
             failure: self.failure,
             markers: self.markers,
             crash_points: self.storm.crash_points,
@@ -447,7 +447,7 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
 
     /// Whether the storm has to end, so that some steps are left for the time after it.
     fn is_little_left(&self) -> bool {
-        let Options { steps, steps_after, .. } = self.case.options;
+        let LifeOptions { steps, steps_after, .. } = self.case.options;
         steps_after > 0 && self.checker.sealed() + steps_after >= steps
     }
 
@@ -469,18 +469,18 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
                 JobPhase::Done | JobPhase::Running | JobPhase::Paused | JobPhase::Stopped => {}
             }
         }
-        let moved = self.checker.moved_at().max(self.calm_at);
+        let moved = self.checker.progressed_at().max(self.calm_at);
         let slack_us = if self.case.options.pace.is_some() { LONG_LIFE_US } else { 0 };
         if self.now.0 > moved.0 + CALM_US_MAX + slack_us {
             let last = self.describe();
-            self.fail(Failure::liveness(format!("nothing moves after the storm: {last}")));
+            self.fail(LifeFailure::liveness(format!("nothing moves after the storm: {last}")));
         } else if self.now.0 > self.calm_at.0 + LIFE_US_MAX + slack_us || events > EVENTS_MAX {
-            self.fail(Failure::liveness("the life does not end"));
+            self.fail(LifeFailure::liveness("the life does not end"));
         }
         self.failure.is_some()
     }
 
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: LifeFailure) {
         self.note(|| format!("FAILED {failure}"));
         self.failure.get_or_insert(failure);
     }
@@ -492,49 +492,53 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
     }
 
     /// Whatever is for a process that stands still waits until it goes on.
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: WorldEvent) {
         if let Some(until) = event.addressee().and_then(|node| self.paused_until(node)) {
             self.queue.push(until, event);
             return;
         }
         match event {
-            Event::Tick(node, life) => self.handle_tick(node, life),
-            Event::Packet { from, to, packet } => self.handle_packet(from, to, packet),
-            Event::Synced { node, life } => self.handle_synced(node, life),
-            Event::Solved { node, life, number, solution } => {
+            WorldEvent::Tick(node, life) => self.handle_tick(node, life),
+            WorldEvent::Packet { from, to, packet } => self.handle_packet(from, to, packet),
+            WorldEvent::Synced { node, life } => self.handle_synced(node, life),
+            WorldEvent::Solved { node, life, number, solution } => {
                 self.handle_solved(node, life, number, solution);
             }
-            Event::OpDone { node, life, number } => self.handle_op_done(node, life, number),
-            Event::ReadDone { node, life, key } => self.handle_read_done(node, life, key),
-            Event::WriteDone { node, life, key, generation } => {
+            WorldEvent::OpDone { node, life, number } => self.handle_op_done(node, life, number),
+            WorldEvent::ReadDone { node, life, key } => self.handle_read_done(node, life, key),
+            WorldEvent::WriteDone { node, life, key, generation } => {
                 self.handle_write_done((node, life), (key, generation));
             }
-            Event::Served { node, life, to, frame } => self.handle_served(node, life, to, *frame),
-            Event::Command { node, life, input } => self.handle_command(node, life, *input),
-            Event::Advice { node, life, input } => self.handle_advice(node, life, *input),
-            Event::Fault(index) if self.now < self.storm.undisturbed_until => {
-                self.queue.push(self.storm.undisturbed_until, Event::Fault(index));
+            WorldEvent::Served { node, life, to, frame } => {
+                self.handle_served(node, life, to, *frame)
             }
-            Event::Fault(index) => self.strike(index),
-            Event::StaleDisk { node, imaged_at } => self.set_disk_back(node, imaged_at),
-            Event::Restart(node) => self.restart(node),
-            Event::Leave { node, life } => self.handle_leave(node, life),
-            Event::HealLinks(links) => {
+            WorldEvent::Command { node, life, input } => self.handle_command(node, life, *input),
+            WorldEvent::Advice { node, life, input } => {
+                self.handle_operator_input(node, life, *input)
+            }
+            WorldEvent::Fault(index) if self.now < self.storm.undisturbed_until => {
+                self.queue.push(self.storm.undisturbed_until, WorldEvent::Fault(index));
+            }
+            WorldEvent::Fault(index) => self.inject(index),
+            WorldEvent::StaleDisk { node, imaged_at } => self.set_disk_back(node, imaged_at),
+            WorldEvent::Restart(node) => self.restart(node),
+            WorldEvent::Leave { node, life } => self.handle_leave(node, life),
+            WorldEvent::HealLinks(links) => {
                 links.iter().for_each(|(from, to)| self.network.heal(*from, *to));
                 self.note(|| "links are whole".to_owned());
             }
-            Event::DiskRecovers(node) => {
+            WorldEvent::DiskRecovers(node) => {
                 if let Some(machine) = self.controllers.get_mut(&node) {
                     machine.sync_us_extra = 0;
                 }
             }
-            Event::RemoveReplaced(node) => self.remove_replaced(node),
-            Event::Retired(node) => self.retired(node),
-            Event::StoreRecovers => self.store.fails = false,
-            Event::Recover => self.recover_by_force(),
-            Event::Calm if self.is_calm => {}
-            Event::Calm => self.calm(),
-            Event::Admin => self.administer(),
+            WorldEvent::RemoveReplaced(node) => self.remove_replaced(node),
+            WorldEvent::Retired(node) => self.retired(node),
+            WorldEvent::StoreRecovers => self.store.fails = false,
+            WorldEvent::Recover => self.recover_by_force(),
+            WorldEvent::Calm if self.is_calm => {}
+            WorldEvent::Calm => self.calm(),
+            WorldEvent::Admin => self.administer(),
         }
     }
 
@@ -546,28 +550,28 @@ impl<'a, M: ComputeModel, S: BatchSource + Clone> World<'a, M, S> {
         }
     }
 
-    fn handle_packet(&mut self, from: NodeId, to: NodeId, packet: Packet) {
+    fn handle_packet(&mut self, from: NodeId, to: NodeId, packet: SimulatedPacket) {
         match packet {
-            Packet::Control(envelope) if self.controllers.contains_key(&to) => {
+            SimulatedPacket::Control(envelope) if self.controllers.contains_key(&to) => {
                 self.controller_message(from, to, envelope);
             }
-            Packet::Control(envelope) => self.seat_message(from, to, envelope),
-            Packet::Peer(frame) => self.peer_frame(to, *frame),
+            SimulatedPacket::Control(envelope) => self.session_message(from, to, envelope),
+            SimulatedPacket::Peer(frame) => self.peer_frame(to, *frame),
         }
     }
 
     /// When a machine that stands still goes on.
-    fn paused_until(&self, node: NodeId) -> Option<Moment> {
+    fn paused_until(&self, node: NodeId) -> Option<VirtualTime> {
         let controller = self.controllers.get(&node).map(|machine| machine.paused_until);
         let until =
             controller.or_else(|| self.workers.get(&node).map(|machine| machine.paused_until));
         until.filter(|until| *until > self.now)
     }
 
-    fn send(&mut self, from: NodeId, to: NodeId, lane: Lane, packet: Packet) {
+    fn send(&mut self, from: NodeId, to: NodeId, lane: NetworkLane, packet: SimulatedPacket) {
         let Self { network, queue, now, .. } = self;
         network.send((*now, from, to), lane, packet, |at, from, packet| {
-            queue.push(at, Event::Packet { from, to, packet });
+            queue.push(at, WorldEvent::Packet { from, to, packet });
         });
     }
 

@@ -5,10 +5,10 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::thread;
 
-use chaos_tests::campaign::{Campaign, Life, Ticket};
-use chaos_tests::case::Case;
-use chaos_tests::options::Model;
-use chaos_tests::report::{Ending, LIVES_FOR_MARKERS, Report};
+use chaos_tests::campaign::{Campaign, LifeResult, LifeTicket};
+use chaos_tests::case::LifeCase;
+use chaos_tests::options::ComputeModelKind;
+use chaos_tests::report::{CampaignEnding, CampaignReport, LIVES_FOR_MARKERS};
 use zbelastic_schedule::ScheduleKind;
 
 /// Lives with hashes: as many as have to show every marker.
@@ -27,21 +27,21 @@ const TWICE_LIVES: u64 = 20;
 const REGRESSIONS: &str = include_str!("../regressions.txt");
 
 /// Lives that must all pass.
-fn pass(is_twice: bool, tickets: impl Iterator<Item = Ticket> + Send) -> Report {
+fn pass(is_twice: bool, tickets: impl Iterator<Item = LifeTicket> + Send) -> CampaignReport {
     let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let report = Campaign { jobs, is_twice, live: &Life::of }.run(tickets, |_| ());
-    assert_eq!(report.ending(), Ending::Passed, "\n{report}{}", report.summary());
+    let report = Campaign { jobs, is_twice, live: &LifeResult::of }.run(tickets, |_| ());
+    assert_eq!(report.ending(), CampaignEnding::Passed, "\n{report}{}", report.summary());
     report
 }
 
-fn tickets(count: u64, model: Model) -> impl Iterator<Item = Ticket> + Send {
-    (1..=count).map(move |seed| Ticket { seed, model })
+fn tickets(count: u64, model: ComputeModelKind) -> impl Iterator<Item = LifeTicket> + Send {
+    (1..=count).map(move |seed| LifeTicket { seed, model })
 }
 
 /// A life that failed once.
 struct Regression {
-    ticket: Ticket,
-    case: Case,
+    ticket: LifeTicket,
+    case: LifeCase,
     why: &'static str,
 }
 
@@ -53,12 +53,12 @@ fn regressions() -> Vec<Regression> {
         let (seed, rest) = line.split_once(' ').expect("a seed");
         let (model, why) = rest.split_once(' ').expect("a model");
         let model = match model {
-            "digest" => Model::Digest,
-            "float" => Model::Float,
+            "digest" => ComputeModelKind::Digest,
+            "float" => ComputeModelKind::Float,
             other => panic!("no model is called {other}: {line}"),
         };
-        let ticket = Ticket { seed: seed.parse().expect("a number"), model };
-        let case = Case::load(&folder.join(ticket.file_name()));
+        let ticket = LifeTicket { seed: seed.parse().expect("a number"), model };
+        let case = LifeCase::load(&folder.join(ticket.file_name()));
         Regression { ticket, case: case.unwrap_or_else(|error| panic!("{error}")), why }
     };
     let regressions: Vec<_> = lines.map(regression).collect();
@@ -69,7 +69,7 @@ fn regressions() -> Vec<Regression> {
 
 #[test]
 fn a_thousand_clusters_live_through_their_faults_and_show_every_marker() {
-    let report = pass(false, tickets(DIGEST_LIVES, Model::Digest));
+    let report = pass(false, tickets(DIGEST_LIVES, ComputeModelKind::Digest));
     // Faults are there for a cluster that trains.
     assert!(report.faults_in_training * 10 > report.faults * 9, "{report}");
     assert!(report.undisturbed_lives * 20 < report.lives, "{report}");
@@ -77,13 +77,13 @@ fn a_thousand_clusters_live_through_their_faults_and_show_every_marker() {
 
 #[test]
 fn clusters_that_compute_live_through_their_faults() {
-    pass(false, tickets(FLOAT_LIVES, Model::Float));
+    pass(false, tickets(FLOAT_LIVES, ComputeModelKind::Float));
 }
 
 #[test]
 fn lives_that_failed_once_pass() {
     for Regression { ticket, case, why } in regressions() {
-        let life = Life::of(&case);
+        let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "{ticket} again; it was: {why}");
         assert!(life.outcome.steps >= case.options.steps, "{ticket} ends before its last step");
     }
@@ -91,12 +91,16 @@ fn lives_that_failed_once_pass() {
 
 #[test]
 fn a_seed_is_the_same_life_whenever_and_beside_whomever_it_is_lived() {
-    pass(true, tickets(TWICE_LIVES, Model::Digest).chain(tickets(2, Model::Float)));
-    let alone = tickets(TWICE_LIVES, Model::Digest).map(|ticket| Life::of(&ticket.case()).digest);
+    pass(
+        true,
+        tickets(TWICE_LIVES, ComputeModelKind::Digest).chain(tickets(2, ComputeModelKind::Float)),
+    );
+    let alone = tickets(TWICE_LIVES, ComputeModelKind::Digest)
+        .map(|ticket| LifeResult::of(&ticket.case()).digest);
     let alone: Vec<u64> = alone.collect();
     let beside = thread::scope(|scope| {
-        let live = |ticket: Ticket| scope.spawn(move || Life::of(&ticket.case()).digest);
-        let lives: Vec<_> = tickets(TWICE_LIVES, Model::Digest).map(live).collect();
+        let live = |ticket: LifeTicket| scope.spawn(move || LifeResult::of(&ticket.case()).digest);
+        let lives: Vec<_> = tickets(TWICE_LIVES, ComputeModelKind::Digest).map(live).collect();
         lives.into_iter().map(|life| life.join().expect("it lives")).collect::<Vec<_>>()
     });
     assert_eq!(alone, beside);
@@ -106,11 +110,13 @@ fn a_seed_is_the_same_life_whenever_and_beside_whomever_it_is_lived() {
 /// plans that all cut sequences alike.
 #[test]
 fn clusters_that_cut_sequences_live_through_their_faults() {
-    let lives = (1..=SLICED_DIGEST_LIVES).map(|seed| (seed, Model::Digest));
-    for (seed, model) in lives.chain((1..=SLICED_FLOAT_LIVES).map(|seed| (seed, Model::Float))) {
-        let mut case = Case::draw(seed, model);
+    let lives = (1..=SLICED_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));
+    for (seed, model) in
+        lives.chain((1..=SLICED_FLOAT_LIVES).map(|seed| (seed, ComputeModelKind::Float)))
+    {
+        let mut case = LifeCase::draw(seed, model);
         case.options.kind = ScheduleKind::Seq1F1B;
-        let life = Life::of(&case);
+        let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
         assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
     }
@@ -120,14 +126,16 @@ fn clusters_that_cut_sequences_live_through_their_faults() {
 /// then to another schedule that adds up in the same order.
 #[test]
 fn clusters_that_have_the_model_twice_live_through_their_faults() {
-    let lives = (1..=REPLICAS_DIGEST_LIVES).map(|seed| (seed, Model::Digest));
+    let lives = (1..=REPLICAS_DIGEST_LIVES).map(|seed| (seed, ComputeModelKind::Digest));
     let mut faults = 0;
-    for (seed, model) in lives.chain((1..=REPLICAS_FLOAT_LIVES).map(|seed| (seed, Model::Float))) {
-        let mut case = Case::draw(seed, model);
+    for (seed, model) in
+        lives.chain((1..=REPLICAS_FLOAT_LIVES).map(|seed| (seed, ComputeModelKind::Float)))
+    {
+        let mut case = LifeCase::draw(seed, model);
         case.options.kind =
             if seed.is_multiple_of(3) { ScheduleKind::Gems } else { ScheduleKind::Chimera };
         case.options.microbatches = case.options.microbatches.max(2);
-        let life = Life::of(&case);
+        let life = LifeResult::of(&case);
         assert_eq!(life.outcome.failure, None, "seed {seed}, {model:?}");
         assert!(life.outcome.steps >= case.options.steps, "seed {seed} ends before its last step");
         faults += life.outcome.faults;

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use chaos_tests::case::Case;
-use chaos_tests::options::Model;
+use chaos_tests::case::LifeCase;
+use chaos_tests::options::ComputeModelKind;
 
 fn chaos(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_chaos")).args(arguments).output().expect("it runs")
@@ -31,7 +31,7 @@ fn digest(printed: &str) -> &str {
     printed.lines().find_map(|line| line.strip_prefix("digest ")).expect("a digest")
 }
 
-fn replay(case: &Case, code: i32) -> String {
+fn replay(case: &LifeCase, code: i32) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("case.json");
     case.save(&path).expect("written");
@@ -41,7 +41,7 @@ fn replay(case: &Case, code: i32) -> String {
 #[test]
 fn a_seed_prints_its_options_and_a_line_for_every_change() {
     let text = printed(&["--seed", "1"], 0);
-    let options = Case::draw(1, Model::Digest).options;
+    let options = LifeCase::draw(1, ComputeModelKind::Digest).options;
     assert!(text.starts_with(&format!("seed 1\n{options}\n")), "{text}");
     assert!(text.contains(" leads in term "), "{text}");
     assert!(text.contains("generation 1 from step 0"), "{text}");
@@ -61,15 +61,17 @@ fn a_seed_is_the_same_life_in_every_process() {
 
 #[test]
 fn a_file_is_the_life_of_its_seed() {
-    for (seed, name, model) in [(7, "digest", Model::Digest), (8, "float", Model::Float)] {
+    for (seed, name, model) in
+        [(7, "digest", ComputeModelKind::Digest), (8, "float", ComputeModelKind::Float)]
+    {
         let lived = printed(&["--seed", &seed.to_string(), "--model", name], 0);
-        assert_eq!(replay(&Case::draw(seed, model), 0), lived);
+        assert_eq!(replay(&LifeCase::draw(seed, model), 0), lived);
     }
 }
 
 #[test]
 fn a_file_of_a_failure_fails_again() {
-    let mut case = Case::draw(1, Model::Digest);
+    let mut case = LifeCase::draw(1, ComputeModelKind::Digest);
     // Messages take longer than the life: whatever the code does, nothing can move.
     (case.options.network.delay_us_min, case.options.network.delay_us_max) = (1 << 40, 1 << 40);
     let text = replay(&case, 11);
@@ -79,7 +81,7 @@ fn a_file_of_a_failure_fails_again() {
 }
 
 #[test]
-fn a_campaign_tells_what_it_saw() {
+fn a_campaign_prints_its_markers() {
     let text = printed(&["--count", "3", "--from", "2", "--jobs", "2", "--twice"], 0);
     assert!(text.starts_with("markers\n"), "{text}");
     assert!(text.contains("  Clipped\n"), "{text}");
@@ -107,7 +109,7 @@ fn wrong_usage_ends_with_2() {
 }
 
 #[test]
-fn a_folder_that_takes_no_failures_is_told_before_lives_are_lived() {
+fn an_unwritable_folder_is_reported_before_lives_are_lived() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");
     fs::write(&file, "").expect("writable");
@@ -134,7 +136,7 @@ fn a_file_that_holds_no_case_is_refused_by_name() {
     // Whatever else a later format has.
     let said = refuse("later.json", Some("{\"format\": 2, \"lives\": []}"));
     assert!(said.contains("format 2, this program reads 1"), "{said}");
-    let mut case = Case::draw(7, Model::Digest);
+    let mut case = LifeCase::draw(7, ComputeModelKind::Digest);
     case.options.workers = 0;
     let text = serde_json::to_string(&case).expect("plain data");
     let said = refuse("empty.json", Some(&text));

@@ -1,9 +1,9 @@
 //! Every order of events of a world of two, three or four stages.
 
-use chaos_tests::exhaustive::{Bounds, Exploration, Finding, explore};
+use chaos_tests::exhaustive::{Exploration, ExplorationFinding, ModelBounds, explore};
 
 /// Two stages, a spare and one death; the leader may change, and a plan may be given up.
-const TWO_STAGES: Bounds = Bounds {
+const TWO_STAGES: ModelBounds = ModelBounds {
     stages: 2,
     spares: 1,
     steps: 3,
@@ -14,20 +14,20 @@ const TWO_STAGES: Bounds = Bounds {
     states_max: 1_000_000,
 };
 /// Three stages and two deaths; there is no spare, so the plan shrinks.
-const THREE_STAGES: Bounds =
-    Bounds { stages: 3, spares: 0, steps: 3, deaths: 2, stalls: 0, ..TWO_STAGES };
+const THREE_STAGES: ModelBounds =
+    ModelBounds { stages: 3, spares: 0, steps: 3, deaths: 2, stalls: 0, ..TWO_STAGES };
 /// In a ring of four, two may die who keep no copy of each other.
-const FOUR_STAGES: Bounds = Bounds { stages: 4, steps: 1, elections: 0, ..THREE_STAGES };
+const FOUR_STAGES: ModelBounds = ModelBounds { stages: 4, steps: 1, elections: 0, ..THREE_STAGES };
 
 /// A worker is taken for dead and lives on, and another one dies.
-const A_FENCE: Bounds = Bounds { steps: 2, fences: 1, stalls: 0, ..TWO_STAGES };
+const A_FENCE: ModelBounds = ModelBounds { steps: 2, fences: 1, stalls: 0, ..TWO_STAGES };
 
 /// Explores, and prints what came of it.
-fn explored(bounds: Bounds) -> Exploration {
+fn explored(bounds: ModelBounds) -> Exploration {
     let exploration = explore(bounds);
     let Exploration { states, actions, depth, finding } = &exploration;
     println!("{bounds:?}: {states} states, {actions} actions, up to {depth} in a row");
-    if let Finding::Broken { violation, path } = finding {
+    if let ExplorationFinding::Broken { violation, path } = finding {
         let numbered = path.iter().enumerate();
         numbered.for_each(|(index, action)| println!("{:>3}. {action}", index + 1));
         println!("     {violation}");
@@ -36,9 +36,9 @@ fn explored(bounds: Bounds) -> Exploration {
 }
 
 /// All states were seen, and at least so many.
-fn check_sound(bounds: Bounds, states_min: usize) {
+fn check_sound(bounds: ModelBounds, states_min: usize) {
     let Exploration { states, finding, .. } = explored(bounds);
-    assert_eq!(finding, Finding::Sound);
+    assert_eq!(finding, ExplorationFinding::Sound);
     assert!(states >= states_min, "{states} states");
 }
 
@@ -65,30 +65,32 @@ fn two_deaths_break_nothing_in_four_stages() {
 }
 
 #[test]
-fn a_search_that_sees_too_much_says_so() {
-    let exploration = explored(Bounds { states_max: 1000, ..TWO_STAGES });
-    assert_eq!(exploration.finding, Finding::TooMany);
+fn a_search_with_too_many_states_ends_so() {
+    let exploration = explored(ModelBounds { states_max: 1000, ..TWO_STAGES });
+    assert_eq!(exploration.finding, ExplorationFinding::TooMany);
 }
 
 #[cfg(feature = "mutants")]
 mod without_a_rule {
-    use super::{A_FENCE, Bounds, Finding, TWO_STAGES, explored};
-    use chaos_tests::exhaustive::Violation;
+    use super::{A_FENCE, ExplorationFinding, ModelBounds, TWO_STAGES, explored};
+    use chaos_tests::exhaustive::ModelViolation;
     use zbelastic_consensus::mutant::{self, Mutant};
     use zbelastic_types::{Generation, Step};
 
     /// Takes a rule away. Nobody is to blame but who dies, so no plan is given up.
-    fn counterexample(mutant: Mutant) -> (Violation, Vec<String>) {
-        counterexample_in(mutant, Bounds { stalls: 0, ..TWO_STAGES })
+    fn counterexample(mutant: Mutant) -> (ModelViolation, Vec<String>) {
+        counterexample_in(mutant, ModelBounds { stalls: 0, ..TWO_STAGES })
     }
 
-    fn counterexample_in(mutant: Mutant, bounds: Bounds) -> (Violation, Vec<String>) {
+    fn counterexample_in(mutant: Mutant, bounds: ModelBounds) -> (ModelViolation, Vec<String>) {
         mutant::set(Some(mutant));
         let exploration = explored(bounds);
         mutant::set(None);
         match exploration.finding {
-            Finding::Broken { violation, path } => (violation, path),
-            Finding::Sound | Finding::TooMany => panic!("{mutant:?} was not noticed"),
+            ExplorationFinding::Broken { violation, path } => (violation, path),
+            ExplorationFinding::Sound | ExplorationFinding::TooMany => {
+                panic!("{mutant:?} was not noticed")
+            }
         }
     }
 
@@ -97,7 +99,7 @@ mod without_a_rule {
     #[test]
     fn r1_a_stage_that_trusts_a_proposal_cannot_go_back() {
         let (violation, path) = counterexample(Mutant::M24UndoFreedAtProposal);
-        let Violation::CannotGoBack { needed, found, .. } = violation else {
+        let ModelViolation::CannotGoBack { needed, found, .. } = violation else {
             panic!("{violation}");
         };
         assert_eq!((needed, found), (Step(1), Step(2)));
@@ -110,7 +112,9 @@ mod without_a_rule {
     #[test]
     fn r2_a_late_seal_counts_for_a_turn_that_nobody_computed() {
         let (violation, path) = counterexample(Mutant::R2GenerationUnchecked);
-        let Violation::SealedUncomputed { turn, .. } = violation else { panic!("{violation}") };
+        let ModelViolation::SealedUncomputed { turn, .. } = violation else {
+            panic!("{violation}")
+        };
         assert_eq!((turn.generation, turn.step), (Generation(2), Step(0)));
         let [.., plan, seal] = &path[..] else { panic!("{path:?}") };
         assert_eq!(plan, "plan 2 from step 0 over workers 3, 2 is agreed on");
@@ -121,7 +125,7 @@ mod without_a_rule {
     #[test]
     fn r3_a_sealed_step_dies_with_the_only_holder_of_its_update() {
         let (violation, path) = counterexample(Mutant::R3SealedBeforeHeld);
-        let Violation::SealedLost { version, .. } = violation else { panic!("{violation}") };
+        let ModelViolation::SealedLost { version, .. } = violation else { panic!("{violation}") };
         assert_eq!(version, Step(1));
         let [.., seal, death] = &path[..] else { panic!("{path:?}") };
         assert_eq!(seal, "the keep of step 0 attempt 0 of generation 1 is agreed on");
@@ -132,7 +136,7 @@ mod without_a_rule {
     #[test]
     fn without_the_fence_a_late_report_counts() {
         let (violation, path) = counterexample_in(Mutant::M12FencedAccepted, A_FENCE);
-        let Violation::FencedCounted { node } = violation else { panic!("{violation}") };
+        let ModelViolation::FencedCounted { node } = violation else { panic!("{violation}") };
         let fence = format!("worker {node} is taken for dead, and lives on");
         assert_eq!(path, [fence, format!("worker {node} reports")]);
     }

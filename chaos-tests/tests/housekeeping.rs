@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::thread;
 
 use chaos_tests::housekeeping::{LIVES_FOR_SEEN, campaign, live_quietly};
-use chaos_tests::report::Ending;
+use chaos_tests::report::CampaignEnding;
 
 /// Lives that are lived twice.
 const TWICE_LIVES: u64 = 5;
@@ -14,7 +14,7 @@ const TWICE_LIVES: u64 = 5;
 fn members_keep_mend_and_believe_what_they_should_and_show_all_there_is_to_see() {
     let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let report = campaign(jobs, false, 1..=LIVES_FOR_SEEN, |_| ());
-    assert_eq!(report.ending(), Ending::Passed, "\n{report}");
+    assert_eq!(report.ending(), CampaignEnding::Passed, "\n{report}");
     assert!(report.checkpoints > 10 * report.lives, "{report}");
 }
 

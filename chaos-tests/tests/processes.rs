@@ -13,16 +13,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use chaos_tests::processes::account::{Account, Verdict};
-use chaos_tests::processes::campaign::{self, CampaignSetup};
-use chaos_tests::processes::contract::{Configuration, Program};
-use chaos_tests::processes::faults::{FaultKind, FaultMix};
-use chaos_tests::processes::folder::Folder;
-use chaos_tests::processes::group::{GroupError, GroupSetup};
-use chaos_tests::processes::measure::{self, MeasureSetup, Measures, RowKind};
-use chaos_tests::processes::undisturbed::Training;
-use chaos_tests::processes::watch::Watch;
-use chaos_tests::processes::wires::Wires;
+use chaos_tests::processes::campaign::{self, ProcessCampaignSetup};
+use chaos_tests::processes::campaign_report::{CampaignVerdict, ProcessCampaignReport};
+use chaos_tests::processes::contract::{TestedBinary, TestedConfiguration};
+use chaos_tests::processes::faults::{ProcessFaultKind, ProcessFaultMix};
+use chaos_tests::processes::local_cluster::{LocalClusterError, LocalClusterSetup};
+use chaos_tests::processes::measure::{self, MeasureReport, MeasureRowKind, MeasureSetup};
+use chaos_tests::processes::process_network::NetworkKind;
+use chaos_tests::processes::run_monitor::RunMonitor;
+use chaos_tests::processes::temporary_folder::TemporaryFolder;
+use chaos_tests::processes::undisturbed::UndisturbedTraining;
 
 /// Longer than anything takes that works.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,45 +31,45 @@ const IMPATIENCE: Duration = Duration::from_secs(2);
 const SEED: u64 = 5;
 
 /// A campaign against fake processes, some of which may have a bug.
-struct Scene {
-    folder: Folder,
+struct FakeCampaign {
+    folder: TemporaryFolder,
     bug: Option<&'static str>,
-    mix: FaultMix,
-    wires: Wires,
+    mix: ProcessFaultMix,
+    wires: NetworkKind,
     standstill: Duration,
 }
 
-impl Scene {
-    fn new(kinds: &[FaultKind], count: u64, power_cycles: u64) -> Self {
-        let folder = Folder::temporary("fake").expect("a folder");
+impl FakeCampaign {
+    fn new(kinds: &[ProcessFaultKind], count: u64, power_cycles: u64) -> Self {
+        let folder = TemporaryFolder::temporary("fake").expect("a folder");
         let (kinds, longest_ms, together) = (kinds.to_vec(), LONGEST_MS, 1);
-        let mix = FaultMix { count, kinds, power_cycles, longest_ms, together };
-        Self { folder, bug: None, mix, wires: Wires::Loopback, standstill: PATIENCE }
+        let mix = ProcessFaultMix { count, kinds, power_cycles, longest_ms, together };
+        Self { folder, bug: None, mix, wires: NetworkKind::Loopback, standstill: PATIENCE }
     }
 
-    fn training(&self, bug: Option<&str>) -> Training {
+    fn training(&self, bug: Option<&str>) -> UndisturbedTraining {
         let config = shared().join("config.toml");
         std::fs::write(&config, "").expect("written");
-        let config = Configuration::of(config);
+        let config = TestedConfiguration::of(config);
         let path = std::env::current_exe().expect("it has a path");
         let environment = bug.map(|bug| (fake::BUG.to_owned(), bug.to_owned()));
         let environment = environment.into_iter().collect();
-        let program = Program { environment, ..Program::at(path) };
-        let steps = CampaignSetup::steps(&self.mix, EVERY_STEPS, EVERY_STEPS);
-        Training { program, config, steps, workers: 3 }
+        let program = TestedBinary { environment, ..TestedBinary::at(path) };
+        let steps = ProcessCampaignSetup::steps(&self.mix, EVERY_STEPS, EVERY_STEPS);
+        UndisturbedTraining { program, config, steps, workers: 3 }
     }
 
-    fn campaign(&self, stop: &AtomicBool) -> (Account, String) {
+    fn campaign(&self, stop: &AtomicBool) -> (ProcessCampaignReport, String) {
         let mut told = Vec::new();
-        let mut watch = Watch::new(&mut told, stop);
+        let mut watch = RunMonitor::new(&mut told, stop);
         let cache = shared().join("cache");
         let sound = AtomicBool::new(false);
         let undisturbed = self
             .training(None)
-            .undisturbed(&cache, PATIENCE, &mut Watch::new(&mut std::io::sink(), &sound))
+            .undisturbed(&cache, PATIENCE, &mut RunMonitor::new(&mut std::io::sink(), &sound))
             .expect("it is not disturbed");
         let training = self.training(self.bug);
-        let group = GroupSetup {
+        let group = LocalClusterSetup {
             program: training.program.clone(),
             folder: self.folder.path().join("group"),
             controllers: 3,
@@ -80,12 +80,19 @@ impl Scene {
         };
         let (mix, standstill) = (self.mix.clone(), self.standstill);
         let (every_steps, tell_every) = (EVERY_STEPS, Some(Duration::from_millis(100)));
-        let setup = CampaignSetup { training, group, mix, every_steps, standstill, tell_every };
+        let setup = ProcessCampaignSetup {
+            training,
+            group,
+            mix,
+            every_steps,
+            standstill,
+            print_every: tell_every,
+        };
         let account = campaign::run(&setup, &undisturbed, &mut watch).expect("it is told");
         (account, String::from_utf8(told).expect("text"))
     }
 
-    fn account(&self) -> Account {
+    fn account(&self) -> ProcessCampaignReport {
         self.campaign(&AtomicBool::new(false)).0
     }
 }
@@ -95,11 +102,11 @@ const EVERY_STEPS: u64 = 30;
 const LONGEST_MS: u64 = 200;
 
 fn a_sound_cluster_passes_under_every_fault() {
-    let kinds = [FaultKind::USUAL.as_slice(), &[FaultKind::Replay]].concat();
-    let mut scene = Scene::new(&kinds, 8, 2);
-    scene.wires = Wires::Proxy;
+    let kinds = [ProcessFaultKind::USUAL.as_slice(), &[ProcessFaultKind::Replay]].concat();
+    let mut scene = FakeCampaign::new(&kinds, 8, 2);
+    scene.wires = NetworkKind::Proxy;
     let (account, told) = scene.campaign(&AtomicBool::new(false));
-    assert_eq!(account.verdict, Verdict::Passed, "{account}\n{told}");
+    assert_eq!(account.verdict, CampaignVerdict::Passed, "{account}\n{told}");
     assert_eq!(account.strikes.len() as u64 + account.missed, 10);
     assert_eq!(account.findings.compared, account.steps);
     assert!(account.findings.digests.len() == 1 && account.digest_undisturbed.is_some());
@@ -110,11 +117,15 @@ fn a_sound_cluster_passes_under_every_fault() {
 }
 
 fn several_faults_at_once_strike_different_nodes_and_are_survived() {
-    let kinds = [FaultKind::KillWorker, FaultKind::PauseWorker, FaultKind::KillFollower];
-    let mut scene = Scene::new(&kinds, 9, 0);
+    let kinds = [
+        ProcessFaultKind::KillWorker,
+        ProcessFaultKind::PauseWorker,
+        ProcessFaultKind::KillFollower,
+    ];
+    let mut scene = FakeCampaign::new(&kinds, 9, 0);
     scene.mix.together = 3;
     let (account, told) = scene.campaign(&AtomicBool::new(false));
-    assert_eq!(account.verdict, Verdict::Passed, "{account}\n{told}");
+    assert_eq!(account.verdict, CampaignVerdict::Passed, "{account}\n{told}");
     assert!(account.strikes.iter().all(|strike| strike.recovery.is_some()), "{account}");
     let rounds = account.strikes.chunk_by(|one, two| two.step < one.step + EVERY_STEPS / 2);
     let (mut most, mut count) = (0, 0);
@@ -143,76 +154,76 @@ fn children() -> impl Iterator<Item = String> {
     children.split_whitespace().map(str::to_owned).collect::<Vec<_>>().into_iter()
 }
 
-fn unsafe_because(bug: &'static str, kinds: &[FaultKind], ids: &[&str]) {
-    let mut scene = Scene::new(kinds, 3, 0);
+fn unsafe_because(bug: &'static str, kinds: &[ProcessFaultKind], ids: &[&str]) {
+    let mut scene = FakeCampaign::new(kinds, 3, 0);
     scene.bug = Some(bug);
     let account = scene.account();
     let found: Vec<_> = account.findings.violations.iter().map(|found| found.id).collect();
-    assert!(matches!(account.verdict, Verdict::Unsafe(_)), "{bug}: {account}");
+    assert!(matches!(account.verdict, CampaignVerdict::Unsafe(_)), "{bug}: {account}");
     assert!(ids.iter().all(|id| found.contains(id)), "{bug}: {found:?}\n{account}");
 }
 
 fn a_wrong_digest_is_found() {
-    unsafe_because("digest", &[FaultKind::KillWorker], &["N1"]);
+    unsafe_because("digest", &[ProcessFaultKind::KillWorker], &["N1"]);
 }
 
 fn a_wrong_loss_is_found() {
-    unsafe_because("loss", &[FaultKind::KillWorker], &["N1"]);
+    unsafe_because("loss", &[ProcessFaultKind::KillWorker], &["N1"]);
 }
 
 fn a_sealed_step_that_is_lost_is_found() {
-    unsafe_because("lost", &[FaultKind::KillLeader], &["S1", "S6"]);
+    unsafe_because("lost", &[ProcessFaultKind::KillLeader], &["S1", "S6"]);
 }
 
 fn a_step_that_is_left_out_is_found() {
-    unsafe_because("gap", &[FaultKind::KillLeader], &["S1"]);
+    unsafe_because("gap", &[ProcessFaultKind::KillLeader], &["S1"]);
 }
 
 fn a_run_that_stands_still_is_found() {
-    let mut scene = Scene::new(&[FaultKind::KillWorker], 2, 0);
+    let mut scene = FakeCampaign::new(&[ProcessFaultKind::KillWorker], 2, 0);
     (scene.bug, scene.standstill) = (Some("stuck"), IMPATIENCE);
     let account = scene.account();
-    assert!(matches!(account.verdict, Verdict::Stuck(_)), "{account}");
+    assert!(matches!(account.verdict, CampaignVerdict::Stuck(_)), "{account}");
 }
 
 fn a_process_that_ends_by_itself_is_found() {
-    let mut scene = Scene::new(&[FaultKind::KillLeader], 1, 0);
+    let mut scene = FakeCampaign::new(&[ProcessFaultKind::KillLeader], 1, 0);
     scene.bug = Some("exit");
     let account = scene.account();
-    let Verdict::Crashed(why) = &account.verdict else { panic!("{account}") };
+    let CampaignVerdict::Crashed(why) = &account.verdict else { panic!("{account}") };
     assert!(why.contains("exit status: 3") && why.contains("I leave"), "{why}");
 }
 
-fn a_road_around_the_proxy_is_found() {
-    let mut scene = Scene::new(&[FaultKind::Isolate], 1, 0);
-    (scene.bug, scene.wires) = (Some("bypass"), Wires::Proxy);
+fn a_path_around_the_proxy_is_found() {
+    let mut scene = FakeCampaign::new(&[ProcessFaultKind::Isolate], 1, 0);
+    (scene.bug, scene.wires) = (Some("bypass"), NetworkKind::Proxy);
     let account = scene.account();
-    let Verdict::Harness(why) = &account.verdict else { panic!("{account}") };
+    let CampaignVerdict::Harness(why) = &account.verdict else { panic!("{account}") };
     assert!(why.contains("past the proxy"), "{why}");
 }
 
 fn whoever_watches_may_end_it() {
     let stop = AtomicBool::new(false);
     stop.store(true, Ordering::Relaxed);
-    let (account, _) = Scene::new(&[FaultKind::KillWorker], 2, 0).campaign(&stop);
-    assert_eq!(account.verdict, Verdict::Interrupted);
+    let (account, _) = FakeCampaign::new(&[ProcessFaultKind::KillWorker], 2, 0).campaign(&stop);
+    assert_eq!(account.verdict, CampaignVerdict::Interrupted);
 }
 
 /// What comes of rows that are measured on fake processes with this bug.
-fn measured(bug: Option<&str>) -> Measures {
-    let scene = Scene::new(&[], 0, 0);
-    let Training { program, config, workers, .. } = scene.training(bug);
+fn measured(bug: Option<&str>) -> MeasureReport {
+    let scene = FakeCampaign::new(&[], 0, 0);
+    let UndisturbedTraining { program, config, workers, .. } = scene.training(bug);
     let folder = scene.folder.path().join("measured");
-    let group = GroupSetup {
+    let group = LocalClusterSetup {
         program,
         folder,
         controllers: 1,
         workers,
         seed: SEED,
-        wires: Wires::Loopback,
+        wires: NetworkKind::Loopback,
         small_disk_mib: None,
     };
-    let rows = vec![RowKind::WorkerKilled, RowKind::Joins, RowKind::TwoKilled];
+    let rows = vec![MeasureRowKind::WorkerKilled, MeasureRowKind::Joins, MeasureRowKind::TwoKilled];
     let cache = scene.folder.path().join("cache");
     let setup = MeasureSetup {
         group,
@@ -226,11 +237,11 @@ fn measured(bug: Option<&str>) -> Measures {
         cache,
     };
     let (stop, mut sink) = (AtomicBool::new(false), std::io::sink());
-    measure::run(&setup, &mut Watch::new(&mut sink, &stop)).expect("it goes on")
+    measure::run(&setup, &mut RunMonitor::new(&mut sink, &stop)).expect("it goes on")
 }
 
 /// Whether marks about this are met.
-fn are_met(measures: &Measures, what: &str) -> Vec<bool> {
+fn are_met(measures: &MeasureReport, what: &str) -> Vec<bool> {
     let marks = measures.rows.iter().flat_map(|row| &row.marks);
     marks.filter(|mark| mark.what.contains(what)).map(|mark| mark.is_met).collect()
 }
@@ -250,14 +261,14 @@ fn a_row_whose_run_ends_with_another_digest_misses_its_goal() {
     assert_eq!(are_met(&measured(Some("digest")), "ends with the digest"), [false]);
 }
 
-fn a_program_that_cannot_start_is_told() {
-    let scene = Scene::new(&[], 0, 0);
+fn a_program_that_cannot_start_is_reported() {
+    let scene = FakeCampaign::new(&[], 0, 0);
     let mut training = scene.training(None);
     training.program.path = PathBuf::from("/no/such/program");
     let (stop, mut sink) = (AtomicBool::new(false), std::io::sink());
-    let mut watch = Watch::new(&mut sink, &stop);
+    let mut watch = RunMonitor::new(&mut sink, &stop);
     let error = training.undisturbed(scene.folder.path(), PATIENCE, &mut watch);
-    assert!(matches!(error, Err(GroupError::System { .. })), "{error:?}");
+    assert!(matches!(error, Err(LocalClusterError::System { .. })), "{error:?}");
 }
 
 const TESTS: [(&str, fn()); 13] = [
@@ -272,14 +283,14 @@ const TESTS: [(&str, fn()); 13] = [
     ("a_step_that_is_left_out_is_found", a_step_that_is_left_out_is_found),
     ("a_run_that_stands_still_is_found", a_run_that_stands_still_is_found),
     ("a_process_that_ends_by_itself_is_found", a_process_that_ends_by_itself_is_found),
-    ("a_road_around_the_proxy_is_found", a_road_around_the_proxy_is_found),
+    ("a_road_around_the_proxy_is_found", a_path_around_the_proxy_is_found),
     ("whoever_watches_may_end_it", whoever_watches_may_end_it),
     ("rows_are_held_against_their_goals", rows_are_held_against_their_goals),
     (
         "a_row_whose_run_ends_with_another_digest_misses_its_goal",
         a_row_whose_run_ends_with_another_digest_misses_its_goal,
     ),
-    ("a_program_that_cannot_start_is_told", a_program_that_cannot_start_is_told),
+    ("a_program_that_cannot_start_is_told", a_program_that_cannot_start_is_reported),
 ];
 
 fn main() {

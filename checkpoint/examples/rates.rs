@@ -18,9 +18,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, CheckpointId, PieceName, PieceRecord, RecordLog, SledLog, SledStore, Store,
+    CHUNK_BYTES, CheckpointId, CheckpointStore, PieceName, PieceRecord, RecordLog, SledLog,
+    SledStore,
 };
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
@@ -41,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn appends(folder: &Path) -> Result<(), Box<dyn Error>> {
-    let mut log = SledLog::open(Arc::new(RealFiles), &folder.join("log"))?;
+    let mut log = SledLog::open(Arc::new(RealFileSystem), &folder.join("log"))?;
     let mut file = File::create(folder.join("plain"))?;
     let record = noise(1, RECORD_BYTES);
     let (mut plain, mut ours) = (Vec::new(), Vec::new());
@@ -63,9 +64,10 @@ fn appends(folder: &Path) -> Result<(), Box<dyn Error>> {
 
 fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
     let store_folder = folder.join("store");
-    let store = SledStore::open(Arc::new(RealFiles), &store_folder)?;
-    let (mut plain, mut ours) = (Costs::default(), Costs::default());
-    let (mut hashes, mut again, mut reads) = (Costs::default(), Costs::default(), Costs::default());
+    let store = SledStore::open(Arc::new(RealFileSystem), &store_folder)?;
+    let (mut plain, mut ours) = (WorkTimes::default(), WorkTimes::default());
+    let (mut hashes, mut again, mut reads) =
+        (WorkTimes::default(), WorkTimes::default(), WorkTimes::default());
     for number in 0..PIECES {
         let bytes = noise(u64::from(number) + 2, PIECE_BYTES);
         let path = folder.join(format!("plain-{number}"));
@@ -111,13 +113,13 @@ fn pieces(folder: &Path) -> Result<(), Box<dyn Error>> {
 
 /// What one kind of work on a piece took, each time.
 #[derive(Default)]
-struct Costs {
+struct WorkTimes {
     times: Vec<Duration>,
     /// Processor time of all of them, if it can be read.
     processor: Option<Duration>,
 }
 
-impl Costs {
+impl WorkTimes {
     fn measure(
         &mut self,
         work: impl FnOnce() -> Result<(), Box<dyn Error>>,

@@ -27,7 +27,7 @@ pub(crate) struct Buffers {
 pub(crate) struct ChunkBuffer<'a> {
     buffers: &'a Buffers,
     /// Longer than a chunk, so that an aligned place for one is within. It never grows, as it would move.
-    room: Vec<u8>,
+    memory: Vec<u8>,
     start: usize,
     length: usize,
 }
@@ -39,7 +39,7 @@ impl Buffers {
         let room = idle.unwrap_or_else(|| vec![0; CHUNK_BYTES + DIRECT_BYTES]);
         let address = room.as_ptr().addr();
         let start = address.next_multiple_of(DIRECT_BYTES) - address;
-        ChunkBuffer { buffers: self, room, start, length: 0 }
+        ChunkBuffer { buffers: self, memory: room, start, length: 0 }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
@@ -50,7 +50,7 @@ impl Buffers {
 impl ChunkBuffer<'_> {
     /// The bytes of the chunk in this buffer.
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.room[self.start..self.start + self.length]
+        &self.memory[self.start..self.start + self.length]
     }
 
     /// Reads a chunk of `length` bytes, in place of what was there.
@@ -60,7 +60,7 @@ impl ChunkBuffer<'_> {
     pub(crate) fn fill(&mut self, length: usize, source: &mut dyn io::Read) -> io::Result<()> {
         assert!(length <= CHUNK_BYTES, "a chunk has no more bytes");
         self.length = 0;
-        source.read_exact(&mut self.room[self.start..self.start + length])?;
+        source.read_exact(&mut self.memory[self.start..self.start + length])?;
         self.length = length;
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Drop for ChunkBuffer<'_> {
     fn drop(&mut self) {
         let mut idle = self.buffers.idle();
         if idle.len() < IDLE_MAX {
-            idle.push(mem::take(&mut self.room));
+            idle.push(mem::take(&mut self.memory));
         }
     }
 }

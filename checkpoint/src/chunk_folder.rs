@@ -10,7 +10,7 @@
 //! Whether the *name* is durable is known for each of the 256 folders: a chunk that is found and
 //! not written again may have been renamed a moment ago by another thread, or just before a crash.
 
-mod unnamed;
+mod unnamed_chunk;
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -20,12 +20,12 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::direct::DirectWrites;
-use crate::error::{FileFault, Operation};
-use crate::files::{EntryKind, Files};
+use crate::error::{FileFault, FileOperation};
+use crate::files::{EntryKind, FileSystem};
 use crate::names::{CHUNK_BYTES, ChunkHash};
-use crate::verify::{Oddity, OddityKind};
+use crate::verify::{StrayEntry, StrayKind};
 
-pub(crate) use unnamed::Unnamed;
+pub(crate) use unnamed_chunk::UnnamedChunk;
 
 const CHUNKS: &str = "chunks";
 const TEMPORARY: &str = "tmp";
@@ -37,24 +37,24 @@ const SPREAD: usize = 256;
 /// The chunks of a store.
 #[derive(Debug)]
 pub(crate) struct ChunkFolder {
-    files: Arc<dyn Files>,
+    files: Arc<dyn FileSystem>,
     folder: PathBuf,
     temporaries: AtomicU64,
     direct: DirectWrites,
     /// Which folders may hold names that are not durable. Held only to look and to note.
-    entries: Mutex<Vec<Entries>>,
+    entries: Mutex<Vec<FolderSyncState>>,
 }
 
 /// Changes to a folder's entries, counted.
 #[derive(Clone, Copy, Debug)]
-struct Entries {
+struct FolderSyncState {
     changed: u64,
     synced: u64,
 }
 
 /// What is at the place of a chunk.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum ChunkContent {
     /// A file whose bytes have the hash in its name.
     Whole(Vec<u8>),
     /// A file that holds something else.
@@ -71,7 +71,7 @@ pub(crate) enum Found {
 
 /// What is at the place of a chunk, beside the bytes that it should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Compared {
+pub(crate) enum ChunkComparison {
     /// A file that holds them.
     Same,
     /// Something else, or something that cannot be read.
@@ -81,17 +81,17 @@ pub(crate) enum Compared {
 
 /// All that lies under the folder.
 #[derive(Debug, Default)]
-pub(crate) struct Listing {
+pub(crate) struct ChunkListing {
     /// Chunks that have a file.
     pub(crate) chunks: BTreeSet<ChunkHash>,
     /// What is not ours, by path.
-    pub(crate) oddities: Vec<Oddity>,
+    pub(crate) oddities: Vec<StrayEntry>,
 }
 
 impl ChunkFolder {
     /// Opens the chunks in `folder`. What a crash left half written goes.
-    pub(crate) fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, FileFault> {
-        let entries = vec![Entries { changed: 1, synced: 0 }; SPREAD];
+    pub(crate) fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, FileFault> {
+        let entries = vec![FolderSyncState { changed: 1, synced: 0 }; SPREAD];
         let chunks = Self {
             files,
             folder: folder.to_owned(),
@@ -109,37 +109,39 @@ impl ChunkFolder {
     }
 
     /// Reads what is at the place of a chunk.
-    pub(crate) fn read(&self, hash: ChunkHash) -> Found {
+    pub(crate) fn read(&self, hash: ChunkHash) -> ChunkContent {
         let path = self.path(hash);
         match self.files.read(&path, CHUNK_BYTES as u64) {
             Ok(bytes) => {
                 let found = ChunkHash::of(&bytes);
                 if found == hash {
-                    Found::Whole(bytes)
+                    ChunkContent::Whole(bytes)
                 } else {
-                    Found::Damaged { found, found_bytes: bytes.len() as u64 }
+                    ChunkContent::Damaged { found, found_bytes: bytes.len() as u64 }
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
-            Err(error) => Found::Unreadable(FileFault::of(Operation::Read, &path)(error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => ChunkContent::Nothing,
+            Err(error) => {
+                ChunkContent::Unreadable(FileFault::of(FileOperation::Read, &path)(error))
+            }
         }
     }
 
     /// The length of a chunk's file, if it has one.
     pub(crate) fn length(&self, hash: ChunkHash) -> Result<Option<u64>, FileFault> {
         let path = self.path(hash);
-        match self.files.look(&path).map_err(FileFault::of(Operation::Look, &path))? {
+        match self.files.entry_kind(&path).map_err(FileFault::of(FileOperation::Look, &path))? {
             Some(EntryKind::File { bytes }) => Ok(Some(bytes)),
             Some(EntryKind::Folder | EntryKind::Link | EntryKind::Special) | None => Ok(None),
         }
     }
 
     /// What is at the place of a chunk whose bytes are at hand. They are compared, not hashed.
-    pub(crate) fn compare(&self, hash: ChunkHash, bytes: &[u8]) -> Compared {
+    pub(crate) fn compare(&self, hash: ChunkHash, bytes: &[u8]) -> ChunkComparison {
         match self.files.read(&self.path(hash), bytes.len() as u64) {
-            Ok(found) if found == bytes => Compared::Same,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Compared::Nothing,
-            Ok(_) | Err(_) => Compared::Other,
+            Ok(found) if found == bytes => ChunkComparison::Same,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => ChunkComparison::Nothing,
+            Ok(_) | Err(_) => ChunkComparison::Other,
         }
     }
 
@@ -149,7 +151,7 @@ impl ChunkFolder {
         for folder in folders {
             let changed = {
                 let entries = self.entries.lock().expect("nothing panics under the lock");
-                let Entries { changed, synced } = entries[usize::from(folder)];
+                let FolderSyncState { changed, synced } = entries[usize::from(folder)];
                 if changed == synced {
                     continue;
                 }
@@ -169,32 +171,34 @@ impl ChunkFolder {
         match self.files.remove(&path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(FileFault::of(Operation::Remove, &path)(error)),
+            Err(error) => Err(FileFault::of(FileOperation::Remove, &path)(error)),
         }
     }
 
     /// All that is there.
-    pub(crate) fn list(&self) -> Result<Listing, FileFault> {
-        let mut listing = Listing::default();
+    pub(crate) fn list(&self) -> Result<ChunkListing, FileFault> {
+        let mut listing = ChunkListing::default();
         for entry in self.entries_of(&self.folder.join(CHUNKS))? {
             let path = Path::new(CHUNKS).join(&entry.name);
             if spread_number(&entry.name).is_some() && entry.kind == EntryKind::Folder {
                 self.list_spread(&entry.name, &path, &mut listing)?;
             } else {
-                listing.oddities.push(Oddity { path, kind: OddityKind::Foreign });
+                listing.oddities.push(StrayEntry { path, kind: StrayKind::Foreign });
             }
         }
-        for (folder, kind) in [(DAMAGED, OddityKind::PutAside), (TEMPORARY, OddityKind::Foreign)] {
+        for (folder, kind) in [(DAMAGED, StrayKind::PutAside), (TEMPORARY, StrayKind::Foreign)] {
             for entry in self.entries_of(&self.folder.join(folder))? {
                 let is_ours = match kind {
-                    OddityKind::PutAside => ChunkHash::parse(&entry.name).is_ok(),
-                    OddityKind::Foreign | OddityKind::NotAFile => is_temporary(&entry.name),
+                    StrayKind::PutAside => ChunkHash::parse(&entry.name).is_ok(),
+                    StrayKind::Foreign | StrayKind::NotAFile => is_temporary(&entry.name),
                 };
-                if is_ours && kind == OddityKind::Foreign {
+                if is_ours && kind == StrayKind::Foreign {
                     continue;
                 }
-                let kind = if is_ours { kind } else { OddityKind::Foreign };
-                listing.oddities.push(Oddity { path: Path::new(folder).join(entry.name), kind });
+                let kind = if is_ours { kind } else { StrayKind::Foreign };
+                listing
+                    .oddities
+                    .push(StrayEntry { path: Path::new(folder).join(entry.name), kind });
             }
         }
         listing.oddities.sort();
@@ -210,20 +214,20 @@ impl ChunkFolder {
         &self,
         spread: &str,
         path: &Path,
-        listing: &mut Listing,
+        listing: &mut ChunkListing,
     ) -> Result<(), FileFault> {
         for entry in self.entries_of(&self.folder.join(path))? {
             let hash = ChunkHash::parse(&entry.name).ok();
             let hash = hash.filter(|_| entry.name.starts_with(spread));
-            let odd = |kind| Oddity { path: path.join(&entry.name), kind };
+            let odd = |kind| StrayEntry { path: path.join(&entry.name), kind };
             match (hash, entry.kind) {
                 (Some(hash), EntryKind::File { .. }) => {
                     listing.chunks.insert(hash);
                 }
                 (Some(_), EntryKind::Folder | EntryKind::Link | EntryKind::Special) => {
-                    listing.oddities.push(odd(OddityKind::NotAFile));
+                    listing.oddities.push(odd(StrayKind::NotAFile));
                 }
-                (None, _) => listing.oddities.push(odd(OddityKind::Foreign)),
+                (None, _) => listing.oddities.push(odd(StrayKind::Foreign)),
             }
         }
         Ok(())
@@ -259,22 +263,22 @@ impl ChunkFolder {
         for entry in self.entries_of(&folder)? {
             if is_temporary(&entry.name) && matches!(entry.kind, EntryKind::File { .. }) {
                 let path = folder.join(&entry.name);
-                self.files.remove(&path).map_err(FileFault::of(Operation::Remove, &path))?;
+                self.files.remove(&path).map_err(FileFault::of(FileOperation::Remove, &path))?;
             }
         }
         Ok(())
     }
 
     fn create_folder(&self, path: &Path) -> Result<(), FileFault> {
-        self.files.create_folder(path).map_err(FileFault::of(Operation::CreateFolder, path))
+        self.files.create_folder(path).map_err(FileFault::of(FileOperation::CreateFolder, path))
     }
 
     fn sync_folder(&self, path: &Path) -> Result<(), FileFault> {
-        self.files.sync_folder(path).map_err(FileFault::of(Operation::SyncFolder, path))
+        self.files.sync_folder(path).map_err(FileFault::of(FileOperation::SyncFolder, path))
     }
 
     fn entries_of(&self, path: &Path) -> Result<Vec<crate::files::FolderEntry>, FileFault> {
-        self.files.list(path).map_err(FileFault::of(Operation::List, path))
+        self.files.list(path).map_err(FileFault::of(FileOperation::List, path))
     }
 }
 

@@ -20,7 +20,7 @@ use zbelastic_types::{Digest, LayerId, RunId, Step};
 use crate::log::RecordLog;
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, PieceName};
-use crate::store::Store;
+use crate::store::CheckpointStore;
 
 pub use log::*;
 pub use pieces::*;
@@ -28,7 +28,7 @@ pub use removals::*;
 pub use transfers::*;
 
 /// Where a log lies.
-pub trait LogPlace {
+pub trait LogFixture {
     /// Type of the log under test.
     type Log: RecordLog;
 
@@ -37,9 +37,9 @@ pub trait LogPlace {
 }
 
 /// Where a store lies.
-pub trait StorePlace {
+pub trait StoreFixture {
     /// Type of the store under test.
-    type Store: Store;
+    type Store: CheckpointStore;
 
     /// Opens it, again if it was open before.
     fn open(&mut self, before: Option<Self::Store>) -> Self::Store;

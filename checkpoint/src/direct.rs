@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffers::ChunkBuffer;
-use crate::error::{FileFault, Operation};
-use crate::files::{DIRECT_BYTES, Files, OpenFile, write_all};
+use crate::error::{FileFault, FileOperation};
+use crate::files::{DIRECT_BYTES, FileSystem, OpenFile, write_all};
 
 /// Whether the file system of a store takes direct writes, as far as is known.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ impl DirectWrites {
     /// durable before `file` was synced.
     pub(crate) fn write(
         &self,
-        files: &dyn Files,
+        files: &dyn FileSystem,
         path: &Path,
         file: &mut dyn OpenFile,
         chunk: &ChunkBuffer<'_>,
@@ -37,13 +37,13 @@ impl DirectWrites {
         let bytes = chunk.bytes();
         let direct = self.write_blocks(files, path, bytes)?;
         let rest = write_all(file, direct as u64, &bytes[direct..]);
-        rest.map_err(FileFault::of(Operation::Write, path))
+        rest.map_err(FileFault::of(FileOperation::Write, path))
     }
 
     /// Writes what can go directly, and returns how many bytes that were.
     fn write_blocks(
         &self,
-        files: &dyn Files,
+        files: &dyn FileSystem,
         path: &Path,
         bytes: &[u8],
     ) -> Result<usize, FileFault> {
@@ -54,7 +54,7 @@ impl DirectWrites {
         let mut file = match files.open_direct(path) {
             Ok(file) => file,
             Err(error) if is_refusal(&error) => return Ok(self.refused_after(0)),
-            Err(error) => return Err(FileFault::of(Operation::OpenDirect, path)(error)),
+            Err(error) => return Err(FileFault::of(FileOperation::OpenDirect, path)(error)),
         };
         let mut at = 0;
         // A system that stopped within a block goes on through the cache.
@@ -64,7 +64,7 @@ impl DirectWrites {
                 Ok(written) => at += written,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_refusal(&error) => return Ok(self.refused_after(at)),
-                Err(error) => return Err(FileFault::of(Operation::Write, path)(error)),
+                Err(error) => return Err(FileFault::of(FileOperation::Write, path)(error)),
             }
         }
         Ok(at)

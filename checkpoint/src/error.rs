@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::manifest::ManifestFault;
-use crate::names::{ChunkDamage, ChunkHash, PieceName, RecordFault};
+use crate::names::{ChunkDamage, ChunkHash, PieceName, PieceRecordFault};
 
 /// What was done to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum FileOperation {
     /// Looking at what is there.
     Look,
     /// Listing a folder.
@@ -41,7 +41,7 @@ pub enum Operation {
     Lock,
 }
 
-impl std::fmt::Display for Operation {
+impl std::fmt::Display for FileOperation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Look => "look at",
@@ -67,7 +67,7 @@ impl std::fmt::Display for Operation {
 #[error("cannot {operation} {}: {source}", path.display())]
 pub struct FileFault {
     /// The operation that failed.
-    pub operation: Operation,
+    pub operation: FileOperation,
     /// Path of the file or folder that it was done to.
     pub path: PathBuf,
     /// The error that the system returned.
@@ -76,7 +76,7 @@ pub struct FileFault {
 
 impl FileFault {
     /// Turns the error that the system returned into a fault, for `map_err`.
-    pub(crate) fn of(operation: Operation, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn of(operation: FileOperation, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self { operation, path, source }
     }
@@ -238,7 +238,7 @@ impl LogError {
 
 /// Why an operation of a store failed.
 #[derive(Debug, Error)]
-pub enum StoreError {
+pub enum CheckpointStoreError {
     /// An operation on a file failed.
     #[error(transparent)]
     File(#[from] FileFault),
@@ -315,14 +315,14 @@ pub enum StoreError {
         /// Name of the piece.
         name: PieceName,
         /// What is wrong with it.
-        fault: RecordFault,
+        fault: PieceRecordFault,
     },
     /// A manifest that cannot be one.
     #[error("the manifest: {0}")]
     BadManifest(#[from] ManifestFault),
 }
 
-impl StoreError {
+impl CheckpointStoreError {
     /// Whether the index cannot be read, and will not be by trying again.
     #[must_use]
     pub fn is_damage(&self) -> bool {

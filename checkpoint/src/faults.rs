@@ -1,6 +1,6 @@
 //! Files that fail on demand, for tests and for processes that are set up so.
 //!
-//! [`FaultyFiles`] stands before other files and fails as its [`Faults`] prescribe. [`SimulatedDisk`] is a
+//! [`FaultyFileSystem`] stands before other files and fails as its [`FileFaultInjector`] prescribe. [`SimulatedDisk`] is a
 //! whole disk in memory that knows what would survive a power cut. [`FileIndex`] is an index made
 //! of such files, so that a store can lie on the simulated disk whole. Nothing in this package makes
 //! any of them by itself.
@@ -9,6 +9,6 @@ mod disk;
 mod faulty;
 mod file_index;
 
-pub use disk::{Cut, SimulatedDisk};
-pub use faulty::{Done, Fault, Faults, FaultyFiles};
+pub use disk::{PowerLoss, SimulatedDisk};
+pub use faulty::{CompletedOperation, FaultyFileSystem, FileFaultInjector, FileFaultRule};
 pub use file_index::FileIndex;

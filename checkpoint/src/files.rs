@@ -1,7 +1,7 @@
 //! The few operations on files that a store needs, each of which can fail on its own.
 //!
-//! All file operations of this package go through [`Files`], but those that the database does
-//! inside. [`RealFiles`] is the system's; `faults` has one that fails on demand and one that is a
+//! All file operations of this package go through [`FileSystem`], but those that the database does
+//! inside. [`RealFileSystem`] is the system's; `faults` has one that fails on demand and one that is a
 //! whole disk in memory, with power cuts.
 //!
 //! No operation follows a link in the last part of a path, and only plain files are opened.
@@ -12,7 +12,7 @@ use std::fmt::Debug;
 use std::io;
 use std::path::Path;
 
-pub use real::RealFiles;
+pub use real::RealFileSystem;
 
 /// What a direct write is made of: its place in the file, its length and its place in memory are
 /// multiples of it. Media and file systems in use require 512 or 4,096.
@@ -44,12 +44,12 @@ pub struct FolderEntry {
 }
 
 /// Operations on files.
-pub trait Files: Debug + Send + Sync {
+pub trait FileSystem: Debug + Send + Sync {
     /// What lies at `path`, if anything does.
     ///
     /// # Errors
     /// If the system refuses.
-    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>>;
+    fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>>;
 
     /// What lies in a folder, by name.
     ///

@@ -14,17 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 use crate::buffers::Buffers;
-use crate::chunk_folder::{ChunkFolder, Found};
-use crate::error::{DatabaseFault, FileFault, Operation, StoreError};
-use crate::files::Files;
-use crate::index::{Change, Index};
+use crate::chunk_folder::{ChunkContent, ChunkFolder};
+use crate::error::{CheckpointStoreError, DatabaseFault, FileFault, FileOperation};
+use crate::files::FileSystem;
+use crate::index::{Index, IndexChange};
 use crate::index_rows;
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
-use crate::retention::{Inventory, Removal, Removed};
+use crate::retention::{Removal, RemovalTarget, StoreInventory};
 use crate::store::{
-    Store, check_chunk, check_length, check_piece_length, chunk_lengths, hash_chunk, names_first,
-    source_fault,
+    CheckpointStore, check_chunk, check_length, check_piece_length, chunk_lengths, hash_chunk,
+    names_first, source_fault,
 };
 use crate::verify::Verification;
 
@@ -56,13 +56,13 @@ impl<I: Index> FolderStore<I> {
     /// # Errors
     /// If it is damaged, has lost something, is another's or of another version. Nothing is made
     /// anew in the place of something.
-    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, StoreError> {
-        files.create_folder(folder).map_err(FileFault::of(Operation::CreateFolder, folder))?;
+    pub fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, CheckpointStoreError> {
+        files.create_folder(folder).map_err(FileFault::of(FileOperation::CreateFolder, folder))?;
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
-        files.sync_folder(parent).map_err(FileFault::of(Operation::SyncFolder, parent))?;
+        files.sync_folder(parent).map_err(FileFault::of(FileOperation::SyncFolder, parent))?;
         let path = folder.join(INDEX);
-        let failed = |fault| StoreError::Index { folder: path.clone(), fault };
+        let failed = |fault| CheckpointStoreError::Index { folder: path.clone(), fault };
         let chunks = ChunkFolder::open(Arc::clone(&files), folder)?;
         // Chunks are written only beside an index. Looked at before an index is made.
         if !I::is_there(&*files, &path).map_err(failed)? && !chunks.is_empty()? {
@@ -94,8 +94,8 @@ impl<I: Index> FolderStore<I> {
         &self.chunks
     }
 
-    pub(crate) fn failed(&self, fault: DatabaseFault) -> StoreError {
-        StoreError::Index { folder: self.folder.clone(), fault }
+    pub(crate) fn failed(&self, fault: DatabaseFault) -> CheckpointStoreError {
+        CheckpointStoreError::Index { folder: self.folder.clone(), fault }
     }
 
     fn under_way(&self) -> std::sync::MutexGuard<'_, BTreeSet<ChunkHash>> {
@@ -103,22 +103,22 @@ impl<I: Index> FolderStore<I> {
     }
 
     /// The right to write what uses chunks.
-    fn writing(&self) -> Result<RwLockReadGuard<'_, ()>, StoreError> {
+    fn writing(&self) -> Result<RwLockReadGuard<'_, ()>, CheckpointStoreError> {
         if self.has_failed.load(Ordering::Acquire) {
-            return Err(StoreError::Stopped { folder: self.folder.clone() });
+            return Err(CheckpointStoreError::Stopped { folder: self.folder.clone() });
         }
         Ok(self.uses.read().expect("no removal panics"))
     }
 
     /// After a sync that failed, the system may have forgotten what it was to write.
-    fn stop<T>(&self, result: Result<T, FileFault>) -> Result<T, StoreError> {
+    fn stop<T>(&self, result: Result<T, FileFault>) -> Result<T, CheckpointStoreError> {
         result.map_err(|fault| {
             self.has_failed.store(true, Ordering::Release);
-            StoreError::File(fault)
+            CheckpointStoreError::File(fault)
         })
     }
 
-    fn commit(&self, changes: &[Change]) -> Result<(), StoreError> {
+    fn commit(&self, changes: &[IndexChange]) -> Result<(), CheckpointStoreError> {
         self.index.commit(changes).map_err(|fault| self.failed(fault))
     }
 
@@ -132,21 +132,21 @@ impl<I: Index> FolderStore<I> {
         let expected = record.chunks[index];
         let expected_bytes = record.chunk_bytes(index);
         match self.chunks.read(expected) {
-            Found::Whole(chunk) if chunk.len() as u64 == expected_bytes => {
+            ChunkContent::Whole(chunk) if chunk.len() as u64 == expected_bytes => {
                 bytes.extend(chunk);
                 None
             }
-            Found::Whole(chunk) => {
+            ChunkContent::Whole(chunk) => {
                 let found_bytes = chunk.len() as u64;
                 Some(ChunkDamage::Length { index, expected, expected_bytes, found_bytes })
             }
-            Found::Damaged { found, found_bytes } => {
+            ChunkContent::Damaged { found, found_bytes } => {
                 Some(damage(index, expected, expected_bytes, found, found_bytes))
             }
-            Found::Unreadable(fault) => {
+            ChunkContent::Unreadable(fault) => {
                 Some(ChunkDamage::Unreadable { index, expected, kind: fault.source.kind() })
             }
-            Found::Nothing => Some(ChunkDamage::Missing { index, expected }),
+            ChunkContent::Nothing => Some(ChunkDamage::Missing { index, expected }),
         }
     }
 }
@@ -166,13 +166,13 @@ pub(crate) fn damage(
     }
 }
 
-impl<I: Index> Store for FolderStore<I> {
+impl<I: Index> CheckpointStore for FolderStore<I> {
     fn put_from(
         &self,
         name: PieceName,
         length: u64,
         source: &mut dyn io::Read,
-    ) -> Result<PieceRecord, StoreError> {
+    ) -> Result<PieceRecord, CheckpointStoreError> {
         check_piece_length(name, length)?;
         let _writing = self.writing()?;
         let mut record = PieceRecord { length, chunks: Vec::new() };
@@ -195,8 +195,8 @@ impl<I: Index> Store for FolderStore<I> {
         Ok(record)
     }
 
-    fn get(&self, name: PieceName) -> Result<Vec<u8>, StoreError> {
-        let record = self.record(name)?.ok_or(StoreError::NoPiece { name })?;
+    fn get(&self, name: PieceName) -> Result<Vec<u8>, CheckpointStoreError> {
+        let record = self.record(name)?.ok_or(CheckpointStoreError::NoPiece { name })?;
         let mut bytes = Vec::new();
         let chunks = 0..record.chunks.len();
         let damage: Vec<_> =
@@ -206,32 +206,32 @@ impl<I: Index> Store for FolderStore<I> {
         }
         // It may have been removed while it was read.
         if self.record(name)?.as_ref() != Some(&record) {
-            return Err(StoreError::NoPiece { name });
+            return Err(CheckpointStoreError::NoPiece { name });
         }
-        Err(StoreError::Damaged { name, damage })
+        Err(CheckpointStoreError::Damaged { name, damage })
     }
 
-    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, StoreError> {
+    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, CheckpointStoreError> {
         index_rows::piece(&self.index, name).map_err(|fault| self.failed(fault))
     }
 
-    fn names(&self) -> Result<Vec<PieceName>, StoreError> {
+    fn names(&self) -> Result<Vec<PieceName>, CheckpointStoreError> {
         let pieces = index_rows::pieces(&self.index).map_err(|fault| self.failed(fault))?;
         Ok(pieces.into_keys().collect())
     }
 
-    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, StoreError> {
+    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError> {
         match self.chunks.read(hash) {
-            Found::Whole(bytes) => Ok(bytes),
-            Found::Damaged { found, found_bytes } => {
-                Err(StoreError::DamagedChunk { expected: hash, found, found_bytes })
+            ChunkContent::Whole(bytes) => Ok(bytes),
+            ChunkContent::Damaged { found, found_bytes } => {
+                Err(CheckpointStoreError::DamagedChunk { expected: hash, found, found_bytes })
             }
-            Found::Unreadable(fault) => Err(fault.into()),
-            Found::Nothing => Err(StoreError::NoChunk { hash }),
+            ChunkContent::Unreadable(fault) => Err(fault.into()),
+            ChunkContent::Nothing => Err(CheckpointStoreError::NoChunk { hash }),
         }
     }
 
-    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, StoreError> {
+    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, CheckpointStoreError> {
         let wanted: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
         let mut missing = Vec::new();
         for hash in wanted {
@@ -242,24 +242,28 @@ impl<I: Index> Store for FolderStore<I> {
         Ok(missing)
     }
 
-    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError> {
         let _writing = self.writing()?;
         check_chunk(hash, bytes)?;
         self.write_arrived(hash, bytes)
     }
 
-    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, StoreError> {
+    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError> {
         let _writing = self.writing()?;
         let hash = hash_chunk(bytes)?;
         self.write_arrived(hash, bytes)?;
         Ok(hash)
     }
 
-    fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError> {
+    fn put_record(
+        &self,
+        name: PieceName,
+        record: &PieceRecord,
+    ) -> Result<(), CheckpointStoreError> {
         let _writing = self.writing()?;
-        record.check().map_err(|fault| StoreError::BadRecord { name, fault })?;
+        record.check().map_err(|fault| CheckpointStoreError::BadRecord { name, fault })?;
         for (index, &hash) in record.chunks.iter().enumerate() {
-            let length = self.chunks.length(hash)?.ok_or(StoreError::NoChunk { hash })?;
+            let length = self.chunks.length(hash)?.ok_or(CheckpointStoreError::NoChunk { hash })?;
             check_length(name, record, index, length)?;
         }
         let chunks = record.chunks.iter().copied().collect();
@@ -269,37 +273,37 @@ impl<I: Index> Store for FolderStore<I> {
         Ok(())
     }
 
-    fn give_up(&self, record: &PieceRecord) {
+    fn abandon(&self, record: &PieceRecord) {
         let chunks: BTreeSet<&ChunkHash> = record.chunks.iter().collect();
         self.under_way().retain(|hash| !chunks.contains(hash));
     }
 
-    fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    fn put_manifest(&self, manifest: &Manifest) -> Result<(), CheckpointStoreError> {
         manifest.check()?;
         let _writing = self.writing()?;
         self.commit(&[index_rows::put_manifest(manifest)])
     }
 
-    fn manifests(&self) -> Result<Vec<Manifest>, StoreError> {
+    fn manifests(&self) -> Result<Vec<Manifest>, CheckpointStoreError> {
         let manifests = index_rows::manifests(&self.index);
         Ok(manifests.map_err(|fault| self.failed(fault))?.into_values().collect())
     }
 
-    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, StoreError> {
+    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, CheckpointStoreError> {
         index_rows::manifest(&self.index, version).map_err(|fault| self.failed(fault))
     }
 
-    fn inventory(&self) -> Result<Inventory, StoreError> {
+    fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError> {
         // The records last: a chunk written in between is missing from the list and so stays.
         let under_way = self.under_way().clone();
         let chunks = self.chunks.list()?.chunks;
         let failed = |fault| self.failed(fault);
         let manifests = index_rows::manifests(&self.index).map_err(failed)?;
         let pieces = index_rows::pieces(&self.index).map_err(failed)?;
-        Ok(Inventory { manifests, pieces, chunks, under_way })
+        Ok(StoreInventory { manifests, pieces, chunks, under_way })
     }
 
-    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError> {
+    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
         drop(self.writing()?);
         let _alone = self.uses.write().expect("no write panics");
         let mut gone = self.remove_names(removals)?;
@@ -308,7 +312,7 @@ impl<I: Index> Store for FolderStore<I> {
         let mut in_use = self.under_way().clone();
         in_use.extend(pieces.values().flat_map(|record| &record.chunks));
         for removal in names_first(removals) {
-            if let Removed::Chunk(hash) = removal.what
+            if let RemovalTarget::Chunk(hash) = removal.target
                 && !in_use.contains(&hash)
                 && self.chunks.remove(hash)?
             {
@@ -318,24 +322,24 @@ impl<I: Index> Store for FolderStore<I> {
         Ok(gone)
     }
 
-    fn verify(&self) -> Result<Verification, StoreError> {
+    fn verify(&self) -> Result<Verification, CheckpointStoreError> {
         crate::folder_verify::verify(self)
     }
 }
 
 impl<I: Index> FolderStore<I> {
     /// Removes manifests and records from the index, durably.
-    fn remove_names(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError> {
+    fn remove_names(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
         let mut gone = Vec::new();
         let mut changes = Vec::new();
         for removal in names_first(removals) {
-            let key = match removal.what {
-                Removed::Manifest(version) => index_rows::manifest_key(version),
-                Removed::Piece(name) => index_rows::piece_key(name),
-                Removed::Chunk(_) => continue,
+            let key = match removal.target {
+                RemovalTarget::Manifest(version) => index_rows::manifest_key(version),
+                RemovalTarget::Piece(name) => index_rows::piece_key(name),
+                RemovalTarget::Chunk(_) => continue,
             };
             if self.index.value(&key).map_err(|fault| self.failed(fault))?.is_some() {
-                changes.push(Change::Remove { key });
+                changes.push(IndexChange::Remove { key });
                 gone.push(removal);
             }
         }

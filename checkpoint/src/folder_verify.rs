@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::chunk_folder::Found;
-use crate::error::StoreError;
+use crate::chunk_folder::ChunkContent;
+use crate::error::CheckpointStoreError;
 use crate::folder_store::{FolderStore, damage};
 use crate::index::Index;
 use crate::index_rows;
@@ -20,7 +20,9 @@ enum ChunkHealth {
 }
 
 /// Reads everything and returns what is whole. What is removed meanwhile is left out.
-pub(crate) fn verify<I: Index>(store: &FolderStore<I>) -> Result<Verification, StoreError> {
+pub(crate) fn verify<I: Index>(
+    store: &FolderStore<I>,
+) -> Result<Verification, CheckpointStoreError> {
     let failed = |fault| store.failed(fault);
     let before = index_rows::pieces(store.index()).map_err(failed)?;
     let listing = store.chunks().list()?;
@@ -29,7 +31,7 @@ pub(crate) fn verify<I: Index>(store: &FolderStore<I>) -> Result<Verification, S
     let mut found = BTreeMap::new();
     let mut bytes_read = 0;
     for hash in wanted {
-        let health = look(store, hash);
+        let health = chunk_health(store, hash);
         bytes_read += match health {
             ChunkHealth::Whole { bytes } | ChunkHealth::Damaged { bytes, .. } => bytes,
             ChunkHealth::Unreadable(_) | ChunkHealth::Missing => 0,
@@ -58,12 +60,14 @@ pub(crate) fn verify<I: Index>(store: &FolderStore<I>) -> Result<Verification, S
     Ok(Verification { manifests, pieces, unnamed, oddities: listing.oddities, bytes_read })
 }
 
-fn look<I: Index>(store: &FolderStore<I>, hash: ChunkHash) -> ChunkHealth {
+fn chunk_health<I: Index>(store: &FolderStore<I>, hash: ChunkHash) -> ChunkHealth {
     match store.chunks().read(hash) {
-        Found::Whole(bytes) => ChunkHealth::Whole { bytes: bytes.len() as u64 },
-        Found::Damaged { found, found_bytes } => ChunkHealth::Damaged { found, bytes: found_bytes },
-        Found::Unreadable(fault) => ChunkHealth::Unreadable(fault.source.kind()),
-        Found::Nothing => ChunkHealth::Missing,
+        ChunkContent::Whole(bytes) => ChunkHealth::Whole { bytes: bytes.len() as u64 },
+        ChunkContent::Damaged { found, found_bytes } => {
+            ChunkHealth::Damaged { found, bytes: found_bytes }
+        }
+        ChunkContent::Unreadable(fault) => ChunkHealth::Unreadable(fault.source.kind()),
+        ChunkContent::Nothing => ChunkHealth::Missing,
     }
 }
 

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::DatabaseFault;
-use crate::files::Files;
+use crate::files::FileSystem;
 
 /// One change of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum IndexChange {
     /// The value of a key from now on.
     Put {
         /// Key of the row.
@@ -26,7 +26,7 @@ pub enum Change {
 }
 
 /// A row: a key with its value.
-pub type Row = (Vec<u8>, Vec<u8>);
+pub type IndexRow = (Vec<u8>, Vec<u8>);
 
 /// A table whose changes are durable when the call returns. No key may begin with another one.
 pub trait Index: Debug + Send + Sync + Sized {
@@ -34,20 +34,20 @@ pub trait Index: Debug + Send + Sync + Sized {
     ///
     /// # Errors
     /// If the files fail.
-    fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault>;
+    fn is_there(files: &dyn FileSystem, folder: &Path) -> Result<bool, DatabaseFault>;
 
     /// Opens the table in `folder`, which is made if it is not there. Its parent must be there.
     ///
     /// # Errors
     /// If it is damaged, has lost something, is another's or of another version. Nothing is made
     /// anew in a folder that was in use before.
-    fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault>;
+    fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, DatabaseFault>;
 
     /// Makes all of `changes` or none, durably.
     ///
     /// # Errors
     /// If they may not be durable. Nothing is written after that.
-    fn commit(&self, changes: &[Change]) -> Result<(), DatabaseFault>;
+    fn commit(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault>;
 
     /// The value of a key, if it has one.
     ///
@@ -59,5 +59,5 @@ pub trait Index: Debug + Send + Sync + Sized {
     ///
     /// # Errors
     /// If the medium fails or a value is damaged.
-    fn rows(&self, prefix: &[u8]) -> Result<Vec<Row>, DatabaseFault>;
+    fn rows(&self, prefix: &[u8]) -> Result<Vec<IndexRow>, DatabaseFault>;
 }

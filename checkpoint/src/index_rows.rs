@@ -14,7 +14,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 use crate::error::DatabaseFault;
-use crate::index::{Change, Index};
+use crate::index::{Index, IndexChange};
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, PieceName, PieceRecord};
 use crate::sled_rows::bad_row;
@@ -44,13 +44,13 @@ fn version_bytes(CheckpointId { run, version }: CheckpointId) -> Vec<u8> {
 }
 
 /// The change that writes a piece's record.
-pub(crate) fn put_piece(name: PieceName, record: &PieceRecord) -> Change {
-    Change::Put { key: piece_key(name), value: encode(record) }
+pub(crate) fn put_piece(name: PieceName, record: &PieceRecord) -> IndexChange {
+    IndexChange::Put { key: piece_key(name), value: encode(record) }
 }
 
 /// The change that writes a manifest.
-pub(crate) fn put_manifest(manifest: &Manifest) -> Change {
-    Change::Put { key: manifest_key(manifest.version), value: encode(manifest) }
+pub(crate) fn put_manifest(manifest: &Manifest) -> IndexChange {
+    IndexChange::Put { key: manifest_key(manifest.version), value: encode(manifest) }
 }
 
 /// The record of a piece.

@@ -1,19 +1,18 @@
 //! Checkpoints and logs that survive a power cut.
 //!
 //! Two things are kept: the records of a controller ([`RecordLog`]) and the pieces of checkpoints
-//! ([`Store`]). Whatever a call acknowledged is on the medium when the call returns, and whatever
+//! ([`CheckpointStore`]). Whatever a call acknowledged is on the medium when the call returns, and whatever
 //! is read back was checked against the hash it was written under. `docs/checkpoint-format.md` has
 //! the bytes, the invariants and the argument why a crash at any point breaks none of them.
 //!
 //! This package does not know what the bytes mean: a piece is a layer to others, and a name here.
 //! It reads no clock, starts no thread and talks to nobody. What may go is decided by
-//! [`what_to_remove`], a pure function.
+//! [`plan_removals`], a pure function.
 #![forbid(unsafe_code)]
 
 mod buffers;
 mod chunk_folder;
 pub mod conformance;
-mod data_folder;
 mod direct;
 mod error;
 pub mod faults;
@@ -22,6 +21,7 @@ mod folder_store;
 mod folder_verify;
 mod index;
 mod index_rows;
+mod locked_folder;
 mod log;
 mod manifest;
 mod memory_log;
@@ -36,22 +36,24 @@ mod sled_store;
 mod store;
 mod verify;
 
-pub use data_folder::{DataFolder, FORMAT_VERSION, FolderError};
-pub use error::{DatabaseFault, FileFault, LogError, Operation, StoreError};
+pub use error::{CheckpointStoreError, DatabaseFault, FileFault, FileOperation, LogError};
 pub use folder_store::FolderStore;
-pub use index::{Change, Index, Row};
+pub use index::{Index, IndexChange, IndexRow};
+pub use locked_folder::{FORMAT_VERSION, FolderError, LockedFolder};
 pub use log::{RECORD_BYTES_MAX, RecordLog};
 pub use manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
 pub use memory_log::MemoryLog;
-pub use memory_store::MemoryStore;
+pub use memory_store::InMemoryStore;
 pub use names::{
-    CHUNK_BYTES, CheckpointId, ChunkDamage, ChunkHash, NameFault, PIECE_BYTES_MAX, PieceName,
-    PieceRecord, RecordFault,
+    CHUNK_BYTES, CheckpointId, ChunkDamage, ChunkHash, ChunkNameFault, PIECE_BYTES_MAX, PieceName,
+    PieceRecord, PieceRecordFault,
 };
 pub use panics::is_expected_panic;
-pub use retention::{Inventory, Needed, Removal, RemovalReason, Removed, what_to_remove};
+pub use retention::{
+    Removal, RemovalReason, RemovalTarget, RetentionRoots, StoreInventory, plan_removals,
+};
 pub use sled_database::SledDatabase;
 pub use sled_log::SledLog;
 pub use sled_store::SledStore;
-pub use store::Store;
-pub use verify::{ManifestHealth, Oddity, OddityKind, PieceHealth, Verification};
+pub use store::CheckpointStore;
+pub use verify::{ManifestHealth, PieceHealth, StrayEntry, StrayKind, Verification};

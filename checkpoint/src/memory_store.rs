@@ -4,41 +4,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Mutex, MutexGuard};
 
-use crate::error::StoreError;
+use crate::error::CheckpointStoreError;
 use crate::manifest::Manifest;
 use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName, PieceRecord};
-use crate::retention::{Inventory, Removal, Removed};
-use crate::store::{Store, check_piece_length, chunk_lengths, source_fault};
+use crate::retention::{Removal, RemovalTarget, StoreInventory};
+use crate::store::{CheckpointStore, check_piece_length, chunk_lengths, source_fault};
 use crate::verify::{ManifestHealth, PieceHealth, Verification};
 
 /// A store in memory: for tests, and the model that others are compared with.
 #[derive(Debug, Default)]
-pub struct MemoryStore {
+pub struct InMemoryStore {
     /// Held for one call each; nothing else is locked under it.
-    held: Mutex<Held>,
+    state: Mutex<InMemoryStoreState>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct InMemoryStoreState {
     manifests: BTreeMap<CheckpointId, Manifest>,
     pieces: BTreeMap<PieceName, PieceRecord>,
     chunks: BTreeMap<ChunkHash, Vec<u8>>,
     under_way: BTreeSet<ChunkHash>,
 }
 
-impl MemoryStore {
+impl InMemoryStore {
     /// A store with nothing in it.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("no call panics while it holds the lock")
+    fn lock_state(&self) -> MutexGuard<'_, InMemoryStoreState> {
+        self.state.lock().expect("no call panics while it holds the lock")
     }
 }
 
-impl Held {
+impl InMemoryStoreState {
     fn health(&self, name: &PieceName) -> PieceHealth {
         let Some(record) = self.pieces.get(name) else { return PieceHealth::Absent };
         let damage: Vec<ChunkDamage> = (0..)
@@ -60,13 +60,13 @@ impl Held {
     }
 }
 
-impl Store for MemoryStore {
+impl CheckpointStore for InMemoryStore {
     fn put_from(
         &self,
         name: PieceName,
         length: u64,
         source: &mut dyn io::Read,
-    ) -> Result<PieceRecord, StoreError> {
+    ) -> Result<PieceRecord, CheckpointStoreError> {
         check_piece_length(name, length)?;
         let mut record = PieceRecord { length, chunks: Vec::new() };
         let mut chunks = BTreeMap::new();
@@ -77,59 +77,64 @@ impl Store for MemoryStore {
             record.chunks.push(hash);
             chunks.insert(hash, bytes);
         }
-        let mut held = self.held();
+        let mut held = self.lock_state();
         held.chunks.extend(chunks);
         held.pieces.insert(name, record.clone());
         Ok(record)
     }
 
-    fn get(&self, name: PieceName) -> Result<Vec<u8>, StoreError> {
-        let held = self.held();
-        let record = held.pieces.get(&name).ok_or(StoreError::NoPiece { name })?;
+    fn get(&self, name: PieceName) -> Result<Vec<u8>, CheckpointStoreError> {
+        let held = self.lock_state();
+        let record = held.pieces.get(&name).ok_or(CheckpointStoreError::NoPiece { name })?;
         match held.health(&name) {
             PieceHealth::Whole => {
                 Ok(record.chunks.iter().flat_map(|hash| &held.chunks[hash]).copied().collect())
             }
-            PieceHealth::Absent => Err(StoreError::NoPiece { name }),
-            PieceHealth::Damaged(damage) => Err(StoreError::Damaged { name, damage }),
+            PieceHealth::Absent => Err(CheckpointStoreError::NoPiece { name }),
+            PieceHealth::Damaged(damage) => Err(CheckpointStoreError::Damaged { name, damage }),
         }
     }
 
-    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, StoreError> {
-        Ok(self.held().pieces.get(&name).cloned())
+    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, CheckpointStoreError> {
+        Ok(self.lock_state().pieces.get(&name).cloned())
     }
 
-    fn names(&self) -> Result<Vec<PieceName>, StoreError> {
-        Ok(self.held().pieces.keys().copied().collect())
+    fn names(&self) -> Result<Vec<PieceName>, CheckpointStoreError> {
+        Ok(self.lock_state().pieces.keys().copied().collect())
     }
 
-    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, StoreError> {
-        self.held().chunks.get(&hash).cloned().ok_or(StoreError::NoChunk { hash })
+    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError> {
+        self.lock_state().chunks.get(&hash).cloned().ok_or(CheckpointStoreError::NoChunk { hash })
     }
 
-    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, StoreError> {
-        let held = self.held();
+    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, CheckpointStoreError> {
+        let held = self.lock_state();
         let wanted: BTreeSet<ChunkHash> = record.chunks.iter().copied().collect();
         Ok(wanted.into_iter().filter(|hash| !held.chunks.contains_key(hash)).collect())
     }
 
-    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError> {
         crate::store::check_chunk(hash, bytes)?;
-        self.held().keep(hash, bytes);
+        self.lock_state().keep(hash, bytes);
         Ok(())
     }
 
-    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, StoreError> {
+    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError> {
         let hash = crate::store::hash_chunk(bytes)?;
-        self.held().keep(hash, bytes);
+        self.lock_state().keep(hash, bytes);
         Ok(hash)
     }
 
-    fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError> {
-        record.check().map_err(|fault| StoreError::BadRecord { name, fault })?;
-        let mut held = self.held();
+    fn put_record(
+        &self,
+        name: PieceName,
+        record: &PieceRecord,
+    ) -> Result<(), CheckpointStoreError> {
+        record.check().map_err(|fault| CheckpointStoreError::BadRecord { name, fault })?;
+        let mut held = self.lock_state();
         for (index, hash) in record.chunks.iter().enumerate() {
-            let chunk = held.chunks.get(hash).ok_or(StoreError::NoChunk { hash: *hash })?;
+            let chunk =
+                held.chunks.get(hash).ok_or(CheckpointStoreError::NoChunk { hash: *hash })?;
             crate::store::check_length(name, record, index, chunk.len() as u64)?;
         }
         held.pieces.insert(name, record.clone());
@@ -137,27 +142,27 @@ impl Store for MemoryStore {
         Ok(())
     }
 
-    fn give_up(&self, record: &PieceRecord) {
-        self.held().under_way.retain(|hash| !record.chunks.contains(hash));
+    fn abandon(&self, record: &PieceRecord) {
+        self.lock_state().under_way.retain(|hash| !record.chunks.contains(hash));
     }
 
-    fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    fn put_manifest(&self, manifest: &Manifest) -> Result<(), CheckpointStoreError> {
         manifest.check()?;
-        self.held().manifests.insert(manifest.version, manifest.clone());
+        self.lock_state().manifests.insert(manifest.version, manifest.clone());
         Ok(())
     }
 
-    fn manifests(&self) -> Result<Vec<Manifest>, StoreError> {
-        Ok(self.held().manifests.values().cloned().collect())
+    fn manifests(&self) -> Result<Vec<Manifest>, CheckpointStoreError> {
+        Ok(self.lock_state().manifests.values().cloned().collect())
     }
 
-    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, StoreError> {
-        Ok(self.held().manifests.get(&version).cloned())
+    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, CheckpointStoreError> {
+        Ok(self.lock_state().manifests.get(&version).cloned())
     }
 
-    fn inventory(&self) -> Result<Inventory, StoreError> {
-        let held = self.held();
-        Ok(Inventory {
+    fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError> {
+        let held = self.lock_state();
+        Ok(StoreInventory {
             manifests: held.manifests.clone(),
             pieces: held.pieces.clone(),
             chunks: held.chunks.keys().copied().collect(),
@@ -165,14 +170,14 @@ impl Store for MemoryStore {
         })
     }
 
-    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError> {
-        let mut held = self.held();
+    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError> {
+        let mut held = self.lock_state();
         let mut gone = Vec::new();
         for removal in crate::store::names_first(removals) {
-            let is_gone = match removal.what {
-                Removed::Manifest(version) => held.manifests.remove(&version).is_some(),
-                Removed::Piece(name) => held.pieces.remove(&name).is_some(),
-                Removed::Chunk(hash) => {
+            let is_gone = match removal.target {
+                RemovalTarget::Manifest(version) => held.manifests.remove(&version).is_some(),
+                RemovalTarget::Piece(name) => held.pieces.remove(&name).is_some(),
+                RemovalTarget::Chunk(hash) => {
                     !held.is_in_use(&hash) && held.chunks.remove(&hash).is_some()
                 }
             };
@@ -181,8 +186,8 @@ impl Store for MemoryStore {
         Ok(gone)
     }
 
-    fn verify(&self) -> Result<Verification, StoreError> {
-        let held = self.held();
+    fn verify(&self) -> Result<Verification, CheckpointStoreError> {
+        let held = self.lock_state();
         let health = |name: &PieceName| (*name, held.health(name));
         let of_manifest = |manifest: &Manifest| ManifestHealth {
             version: manifest.version,

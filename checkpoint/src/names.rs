@@ -22,7 +22,7 @@ pub struct ChunkHash(pub [u8; 32]);
 /// Why a text names no chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("no chunk is called so, a name is {HEX_LETTERS} letters of 0-9 and a-f")]
-pub struct NameFault;
+pub struct ChunkNameFault;
 
 impl ChunkHash {
     /// The hash of `bytes`.
@@ -35,10 +35,10 @@ impl ChunkHash {
     ///
     /// # Errors
     /// If it is anything else.
-    pub fn parse(text: &str) -> Result<Self, NameFault> {
+    pub fn parse(text: &str) -> Result<Self, ChunkNameFault> {
         let letters = text.as_bytes();
         if letters.len() != HEX_LETTERS {
-            return Err(NameFault);
+            return Err(ChunkNameFault);
         }
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(letters.chunks_exact(2)) {
@@ -48,11 +48,11 @@ impl ChunkHash {
     }
 }
 
-fn nibble(letter: u8) -> Result<u8, NameFault> {
+fn nibble(letter: u8) -> Result<u8, ChunkNameFault> {
     match letter {
         b'0'..=b'9' => Ok(letter - b'0'),
         b'a'..=b'f' => Ok(letter - b'a' + 10),
-        _ => Err(NameFault),
+        _ => Err(ChunkNameFault),
     }
 }
 
@@ -112,7 +112,7 @@ pub struct PieceRecord {
 
 /// Why a record cannot be one of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RecordFault {
+pub enum PieceRecordFault {
     /// More bytes than a piece can have.
     #[error("a piece of {found} bytes, at most {PIECE_BYTES_MAX}")]
     TooLong {
@@ -142,14 +142,14 @@ impl PieceRecord {
     ///
     /// # Errors
     /// If they do not.
-    pub fn check(&self) -> Result<(), RecordFault> {
+    pub fn check(&self) -> Result<(), PieceRecordFault> {
         if self.length > PIECE_BYTES_MAX {
-            return Err(RecordFault::TooLong { found: self.length });
+            return Err(PieceRecordFault::TooLong { found: self.length });
         }
         let expected = self.length.div_ceil(CHUNK_BYTES as u64);
         let found = self.chunks.len() as u64;
         if expected != found {
-            return Err(RecordFault::ChunkCount { expected, found });
+            return Err(PieceRecordFault::ChunkCount { expected, found });
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::names::{CheckpointId, ChunkHash, PieceName, PieceRecord};
 
 /// What a store holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inventory {
+pub struct StoreInventory {
     /// Manifests by version.
     pub manifests: BTreeMap<CheckpointId, Manifest>,
     /// Pieces with what they consist of.
@@ -22,7 +22,7 @@ pub struct Inventory {
 
 /// What others need of a store. All of it stays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needed {
+pub struct RetentionRoots {
     /// Versions that the cluster refers to, as checkpoints or as something to restore from.
     pub versions: BTreeSet<CheckpointId>,
     /// Versions that are being written: their manifest is not there yet.
@@ -35,14 +35,14 @@ pub struct Needed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Removal {
     /// The manifest, piece or chunk that may go.
-    pub what: Removed,
+    pub target: RemovalTarget,
     /// Why it may go.
     pub reason: RemovalReason,
 }
 
 /// What a removal takes from a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Removed {
+pub enum RemovalTarget {
     /// The manifest of a version.
     Manifest(CheckpointId),
     /// The record of a piece.
@@ -83,7 +83,7 @@ pub enum RemovalReason {
 /// needed stay as well: they belong to a checkpoint that this store does not know of yet. A store without
 /// manifests, as a worker's is, goes by what is needed alone.
 #[must_use]
-pub fn what_to_remove(inventory: &Inventory, needed: &Needed) -> Vec<Removal> {
+pub fn plan_removals(inventory: &StoreInventory, needed: &RetentionRoots) -> Vec<Removal> {
     let kept = kept_manifests(inventory, needed);
     let mut removals = superseded(inventory, &kept);
     let named: BTreeSet<PieceName> =
@@ -102,18 +102,19 @@ pub fn what_to_remove(inventory: &Inventory, needed: &Needed) -> Vec<Removal> {
             in_use.extend(&record.chunks);
         } else {
             let reason = RemovalReason::NoManifest { layer: name.layer, version: name.version };
-            removals.push(Removal { what: Removed::Piece(*name), reason });
+            removals.push(Removal { target: RemovalTarget::Piece(*name), reason });
         }
     }
     let unused = inventory.chunks.difference(&in_use);
-    let removal = |hash| Removal { what: Removed::Chunk(hash), reason: RemovalReason::NoPiece };
+    let removal =
+        |hash| Removal { target: RemovalTarget::Chunk(hash), reason: RemovalReason::NoPiece };
     removals.extend(unused.copied().map(removal));
     removals
 }
 
 fn kept_manifests<'a>(
-    inventory: &'a Inventory,
-    needed: &Needed,
+    inventory: &'a StoreInventory,
+    needed: &RetentionRoots,
 ) -> BTreeMap<CheckpointId, &'a Manifest> {
     // Of runs before the newest that is needed only what is needed: any other was removed.
     let run = needed.versions.last().map(|version| version.run);
@@ -127,7 +128,10 @@ fn kept_manifests<'a>(
     newest.chain(referred).map(|(version, manifest)| (*version, manifest)).collect()
 }
 
-fn superseded(inventory: &Inventory, kept: &BTreeMap<CheckpointId, &Manifest>) -> Vec<Removal> {
+fn superseded(
+    inventory: &StoreInventory,
+    kept: &BTreeMap<CheckpointId, &Manifest>,
+) -> Vec<Removal> {
     let gone = inventory.manifests.keys().filter(|version| !kept.contains_key(version));
     let removal = |version: &CheckpointId| {
         let newer = kept.range(*version..).next().map(|(newer, _)| *newer);
@@ -135,7 +139,7 @@ fn superseded(inventory: &Inventory, kept: &BTreeMap<CheckpointId, &Manifest>) -
             Some(oldest_kept) => RemovalReason::Superseded { oldest_kept },
             None => RemovalReason::NoRun { run: version.run },
         };
-        Removal { what: Removed::Manifest(*version), reason }
+        Removal { target: RemovalTarget::Manifest(*version), reason }
     };
     gone.map(removal).collect()
 }

@@ -22,8 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::DatabaseFault;
-use crate::files::{EntryKind, Files, OpenFile, write_all};
-use crate::index::{Change, Index, Row};
+use crate::files::{EntryKind, FileSystem, OpenFile, write_all};
+use crate::index::{Index, IndexChange, IndexRow};
 use crate::panics;
 use crate::sled_rows::{self, PART_BYTES, PART_NUMBER_BYTES};
 
@@ -59,14 +59,14 @@ const SEQUENCE_KEY: &[u8] = b"s";
 #[derive(Debug)]
 pub struct SledDatabase {
     folder: PathBuf,
-    files: Arc<dyn Files>,
+    files: Arc<dyn FileSystem>,
     database: sled::Db,
     /// Held while a batch is written, so that batches are numbered in the order they become durable.
-    writer: Mutex<Writer>,
+    writer: Mutex<SledWriter>,
 }
 
 #[derive(Debug)]
-struct Writer {
+struct SledWriter {
     /// The number of the last batch.
     sequence: u64,
     database: Box<dyn OpenFile>,
@@ -81,7 +81,7 @@ impl SledDatabase {
     ///
     /// # Errors
     /// If the database fails.
-    pub fn change_later(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
+    pub fn change_later(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault> {
         let mut writer = self.writer();
         if writer.has_failed {
             return Err(DatabaseFault::Stopped);
@@ -102,16 +102,16 @@ impl SledDatabase {
         }
     }
 
-    fn writer(&self) -> MutexGuard<'_, Writer> {
+    fn writer(&self) -> MutexGuard<'_, SledWriter> {
         self.writer.lock().expect("no call panics while it writes")
     }
 
-    fn apply(&self, writer: &mut Writer, changes: &[Change]) -> Result<(), DatabaseFault> {
+    fn apply(&self, writer: &mut SledWriter, changes: &[IndexChange]) -> Result<(), DatabaseFault> {
         let mut batch = sled::Batch::default();
         for change in changes {
             let (key, parts) = match change {
-                Change::Put { key, value } => (key, sled_rows::parts(key, value)),
-                Change::Remove { key } => (key, Vec::new()),
+                IndexChange::Put { key, value } => (key, sled_rows::parts(key, value)),
+                IndexChange::Remove { key } => (key, Vec::new()),
             };
             for old in self.database.scan_prefix(key).keys().skip(parts.len()) {
                 batch.remove(old.map_err(fault)?);
@@ -130,7 +130,7 @@ impl SledDatabase {
         Ok(())
     }
 
-    fn make_durable(&self, writer: &mut Writer) -> Result<(), DatabaseFault> {
+    fn make_durable(&self, writer: &mut SledWriter) -> Result<(), DatabaseFault> {
         self.database.flush().map_err(fault)?;
         sync_blobs(&*self.files, &self.folder.join(BLOBS), &mut writer.blobs_synced)?;
         writer.database.sync().map_err(DatabaseFault::Io)?;
@@ -141,11 +141,11 @@ impl SledDatabase {
 }
 
 impl Index for SledDatabase {
-    fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
-        Ok(files.look(&folder.join(STAMP)).map_err(DatabaseFault::Io)?.is_some())
+    fn is_there(files: &dyn FileSystem, folder: &Path) -> Result<bool, DatabaseFault> {
+        Ok(files.entry_kind(&folder.join(STAMP)).map_err(DatabaseFault::Io)?.is_some())
     }
 
-    fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
+    fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, DatabaseFault> {
         let is_new = !check_folder(&*files, folder)?;
         wait_for_release(&folder.join(DATABASE))?;
         if !is_new {
@@ -167,7 +167,7 @@ impl Index for SledDatabase {
             return Err(DatabaseFault::WentBack { acknowledged, found: sequence });
         }
         let open = |name: &str| files.open(&folder.join(name)).map_err(DatabaseFault::Io);
-        let writer = Writer {
+        let writer = SledWriter {
             sequence,
             database: open(DATABASE)?,
             mark: open(MARK)?,
@@ -178,7 +178,7 @@ impl Index for SledDatabase {
         Ok(Self { folder, files, database, writer })
     }
 
-    fn commit(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
+    fn commit(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault> {
         let mut writer = self.writer();
         if writer.has_failed {
             return Err(DatabaseFault::Stopped);
@@ -193,14 +193,14 @@ impl Index for SledDatabase {
         Ok(self.rows(key)?.pop().map(|(_, value)| value))
     }
 
-    fn rows(&self, prefix: &[u8]) -> Result<Vec<Row>, DatabaseFault> {
+    fn rows(&self, prefix: &[u8]) -> Result<Vec<IndexRow>, DatabaseFault> {
         let parts = self.database.scan_prefix(prefix);
         sled_rows::join(parts.map(|part| part.map_err(fault)))
     }
 }
 
 /// Checks what lies in the folder, and returns whether it was in use before.
-fn check_folder(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
+fn check_folder(files: &dyn FileSystem, folder: &Path) -> Result<bool, DatabaseFault> {
     files.create_folder(folder).map_err(DatabaseFault::Io)?;
     let entries = files.list(folder).map_err(DatabaseFault::Io)?;
     for entry in &entries {
@@ -233,7 +233,7 @@ fn check_folder(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault>
     Ok(true)
 }
 
-fn check_stamp(files: &dyn Files, folder: &Path) -> Result<(), DatabaseFault> {
+fn check_stamp(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFault> {
     let bytes = files.read(&folder.join(STAMP), STAMP_BYTES_MAX).map_err(DatabaseFault::Io)?;
     if bytes == STAMP_VERSION.as_bytes() {
         return Ok(());
@@ -253,7 +253,7 @@ fn open_sled(folder: &Path) -> Result<sled::Db, DatabaseFault> {
 
 /// Has everything read from the medium that is read from now on. A process before this one may have ended because a sync
 /// failed: then the system's cache holds bytes that are not on the medium, and no sync writes them any more.
-fn forget_cached(files: &dyn Files, folder: &Path) -> Result<(), DatabaseFault> {
+fn forget_cached(files: &dyn FileSystem, folder: &Path) -> Result<(), DatabaseFault> {
     for entry in files.list(folder).map_err(DatabaseFault::Io)? {
         if let EntryKind::File { .. } = entry.kind {
             let file = files.open(&folder.join(entry.name));
@@ -289,12 +289,16 @@ fn wait_for_release(database: &Path) -> Result<(), DatabaseFault> {
 }
 
 /// Makes a new table durable, its stamp last: without a stamp nothing was acknowledged.
-fn finish_new(files: &dyn Files, folder: &Path, database: &sled::Db) -> Result<(), DatabaseFault> {
+fn finish_new(
+    files: &dyn FileSystem,
+    folder: &Path,
+    database: &sled::Db,
+) -> Result<(), DatabaseFault> {
     database.flush().map_err(fault)?;
     let io = DatabaseFault::Io;
     for name in [STAMP_NEW, MARK] {
         let path = folder.join(name);
-        if files.look(&path).map_err(io)?.is_some() {
+        if files.entry_kind(&path).map_err(io)?.is_some() {
             files.remove(&path).map_err(io)?;
         }
     }
@@ -329,7 +333,7 @@ fn slot_bytes(sequence: u64) -> [u8; SLOT_BYTES] {
 }
 
 /// The newer of the two numbers, of those that are whole.
-fn read_mark(files: &dyn Files, folder: &Path) -> Result<u64, DatabaseFault> {
+fn read_mark(files: &dyn FileSystem, folder: &Path) -> Result<u64, DatabaseFault> {
     let bytes_max = SLOT_OFFSET + SLOT_BYTES;
     let bytes = files.read(&folder.join(MARK), bytes_max as u64).map_err(DatabaseFault::Io)?;
     let slots = [0, SLOT_OFFSET].into_iter().filter_map(|at| {
@@ -344,7 +348,7 @@ fn read_mark(files: &dyn Files, folder: &Path) -> Result<u64, DatabaseFault> {
 /// Syncs the blob files that were not there before. The rows are cut so small that sled makes none;
 /// this is here because a page of theirs is its own affair.
 fn sync_blobs(
-    files: &dyn Files,
+    files: &dyn FileSystem,
     folder: &Path,
     synced: &mut BTreeSet<String>,
 ) -> Result<(), DatabaseFault> {

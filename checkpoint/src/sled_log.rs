@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{DatabaseFault, LogError};
-use crate::files::Files;
-use crate::index::{Change, Index};
+use crate::files::FileSystem;
+use crate::index::{Index, IndexChange};
 use crate::log::{RecordLog, check_lengths, check_number};
 use crate::sled_database::SledDatabase;
 use crate::sled_rows::bad_row;
@@ -30,7 +30,7 @@ impl SledLog {
     ///
     /// # Errors
     /// If the files fail.
-    pub fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, LogError> {
+    pub fn is_there(files: &dyn FileSystem, folder: &Path) -> Result<bool, LogError> {
         let failed = |fault| LogError::Database { folder: folder.to_owned(), fault };
         SledDatabase::is_there(files, folder).map_err(failed)
     }
@@ -40,7 +40,7 @@ impl SledLog {
     /// # Errors
     /// If it is damaged, has lost something, is another's or of another version. Nothing is made
     /// anew in the place of something.
-    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, LogError> {
+    pub fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, LogError> {
         let failed = |fault| LogError::Database { folder: folder.to_owned(), fault };
         let database = SledDatabase::open(files, folder).map_err(failed)?;
         let (first, next) = bounds(&database).map_err(failed)?;
@@ -67,8 +67,9 @@ impl RecordLog for SledLog {
             return Ok(());
         }
         let numbered = (self.next..).zip(records);
-        let changes: Vec<Change> =
-            numbered.map(|(n, value)| Change::Put { key: key(n), value: value.clone() }).collect();
+        let changes: Vec<IndexChange> = numbered
+            .map(|(n, value)| IndexChange::Put { key: key(n), value: value.clone() })
+            .collect();
         self.database.commit(&changes).map_err(|fault| self.failed(fault))?;
         self.next += records.len() as u64;
         Ok(())
@@ -79,10 +80,10 @@ impl RecordLog for SledLog {
         if before == self.first {
             return Ok(());
         }
-        let gone = (self.first..before).map(|number| Change::Remove { key: key(number) });
+        let gone = (self.first..before).map(|number| IndexChange::Remove { key: key(number) });
         let value = before.to_le_bytes().to_vec();
-        let first = Change::Put { key: FIRST_KEY.to_vec(), value };
-        let changes: Vec<Change> = gone.chain([first]).collect();
+        let first = IndexChange::Put { key: FIRST_KEY.to_vec(), value };
+        let changes: Vec<IndexChange> = gone.chain([first]).collect();
         self.database.change_later(&changes).map_err(|fault| self.failed(fault))?;
         self.first = before;
         Ok(())
@@ -90,8 +91,8 @@ impl RecordLog for SledLog {
 
     fn cut_from(&mut self, number: u64) -> Result<(), LogError> {
         check_number(number, self.first, self.next)?;
-        let changes: Vec<Change> =
-            (number..self.next).map(|number| Change::Remove { key: key(number) }).collect();
+        let changes: Vec<IndexChange> =
+            (number..self.next).map(|number| IndexChange::Remove { key: key(number) }).collect();
         self.database.commit(&changes).map_err(|fault| self.failed(fault))?;
         self.next = number;
         Ok(())

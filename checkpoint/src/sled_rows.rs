@@ -9,7 +9,7 @@
 //! of the BLAKE3 hash over the key and the value.
 
 use crate::error::DatabaseFault;
-use crate::index::Row;
+use crate::index::IndexRow;
 
 /// Bytes of a part at most.
 pub(crate) const PART_BYTES: usize = 4096;
@@ -39,8 +39,8 @@ pub(crate) fn key_of(part_key: &[u8]) -> Result<Vec<u8>, DatabaseFault> {
 /// The rows whose parts follow each other.
 pub(crate) fn join<B: AsRef<[u8]>>(
     parts: impl Iterator<Item = Result<(B, B), DatabaseFault>>,
-) -> Result<Vec<Row>, DatabaseFault> {
-    let mut rows: Vec<Row> = Vec::new();
+) -> Result<Vec<IndexRow>, DatabaseFault> {
+    let mut rows: Vec<IndexRow> = Vec::new();
     let mut expected = 0;
     for part in parts {
         let (part_key, bytes) = part?;
@@ -66,7 +66,7 @@ pub(crate) fn bad_row(key: &[u8], reason: &'static str) -> DatabaseFault {
     DatabaseFault::BadRow { row, reason }
 }
 
-fn unwrap_row((key, bytes): Row) -> Result<Row, DatabaseFault> {
+fn unwrap_row((key, bytes): IndexRow) -> Result<IndexRow, DatabaseFault> {
     let Some((header, value)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(bad_row(&key, "it is shorter than its header"));
     };

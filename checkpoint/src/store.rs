@@ -2,20 +2,20 @@
 
 use std::io;
 
-use crate::error::StoreError;
+use crate::error::CheckpointStoreError;
 use crate::manifest::Manifest;
 use crate::names::{
     CHUNK_BYTES, CheckpointId, ChunkDamage, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord,
-    RecordFault,
+    PieceRecordFault,
 };
-use crate::retention::{Inventory, Removal};
+use crate::retention::{Removal, StoreInventory};
 use crate::verify::Verification;
 
 /// Pieces, their chunks and manifests. Any number of threads may use one.
 ///
 /// What a call acknowledged is on the medium when it returns. What a call yields was checked
 /// against the hash it was written under.
-pub trait Store: Send + Sync {
+pub trait CheckpointStore: Send + Sync {
     /// Writes a piece of `length` bytes, read as they are written: its chunks first, then their folder
     /// entries, then its record. Chunks that are there and whole are not written again, those that are
     /// there and damaged are replaced. A few chunks are in memory at once, whatever the length.
@@ -27,13 +27,13 @@ pub trait Store: Send + Sync {
         name: PieceName,
         length: u64,
         source: &mut dyn io::Read,
-    ) -> Result<PieceRecord, StoreError>;
+    ) -> Result<PieceRecord, CheckpointStoreError>;
 
     /// The same for bytes that are at hand.
     ///
     /// # Errors
     /// If it is not durable. Nothing refers to what was written of it.
-    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, StoreError> {
+    fn put(&self, name: PieceName, bytes: &[u8]) -> Result<PieceRecord, CheckpointStoreError> {
         self.put_from(name, bytes.len() as u64, &mut &*bytes)
     }
 
@@ -42,101 +42,102 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// If it is not here, or which of its chunks are not whole.
-    fn get(&self, name: PieceName) -> Result<Vec<u8>, StoreError>;
+    fn get(&self, name: PieceName) -> Result<Vec<u8>, CheckpointStoreError>;
 
     /// What a piece consists of, if it is here. Its chunks are not looked at.
     ///
     /// # Errors
     /// If the index fails.
-    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, StoreError>;
+    fn record(&self, name: PieceName) -> Result<Option<PieceRecord>, CheckpointStoreError>;
 
     /// The pieces that are here, in order.
     ///
     /// # Errors
     /// If the index fails.
-    fn names(&self) -> Result<Vec<PieceName>, StoreError>;
+    fn names(&self) -> Result<Vec<PieceName>, CheckpointStoreError>;
 
     /// The bytes of a chunk, checked.
     ///
     /// # Errors
     /// If it is not here or not whole.
-    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, StoreError>;
+    fn chunk(&self, hash: ChunkHash) -> Result<Vec<u8>, CheckpointStoreError>;
 
     /// Which chunks of a record are not here, each once. Their bytes are not read.
     ///
     /// # Errors
     /// If the medium fails.
-    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, StoreError>;
+    fn missing(&self, record: &PieceRecord) -> Result<Vec<ChunkHash>, CheckpointStoreError>;
 
     /// Writes a chunk that came from elsewhere, durably. It is safe from removal until a record
-    /// names it, [`Self::give_up`] is called or the store is opened again.
+    /// names it, [`Self::abandon`] is called or the store is opened again.
     ///
     /// # Errors
     /// If the bytes are not those of the name, or it is not durable.
-    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError>;
+    fn put_chunk(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError>;
 
     /// Writes a chunk that came from elsewhere without its name, as [`Self::put_chunk`] does, and returns
     /// its name. Its bytes are hashed once, where a caller that hashes them for a name has them hashed twice.
     ///
     /// # Errors
     /// If they are no chunk, or it is not durable.
-    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, StoreError>;
+    fn put_new_chunk(&self, bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError>;
 
     /// Writes the record of a piece whose chunks came from elsewhere, durably.
     ///
     /// # Errors
     /// If a chunk of it is not here, or it is not durable.
-    fn put_record(&self, name: PieceName, record: &PieceRecord) -> Result<(), StoreError>;
+    fn put_record(&self, name: PieceName, record: &PieceRecord)
+    -> Result<(), CheckpointStoreError>;
 
     /// Gives up a transfer that will not be finished: its chunks may go.
-    fn give_up(&self, record: &PieceRecord);
+    fn abandon(&self, record: &PieceRecord);
 
     /// Writes a manifest, durably. Its pieces may lie elsewhere. One of the same version is
     /// replaced: a run that was rewound comes by the same version again.
     ///
     /// # Errors
     /// If it is no manifest or not durable.
-    fn put_manifest(&self, manifest: &Manifest) -> Result<(), StoreError>;
+    fn put_manifest(&self, manifest: &Manifest) -> Result<(), CheckpointStoreError>;
 
     /// The manifests that are here, oldest version first.
     ///
     /// # Errors
     /// If the index fails.
-    fn manifests(&self) -> Result<Vec<Manifest>, StoreError>;
+    fn manifests(&self) -> Result<Vec<Manifest>, CheckpointStoreError>;
 
     /// The manifest of a version, if it is here.
     ///
     /// # Errors
     /// If the index fails.
-    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, StoreError>;
+    fn manifest(&self, version: CheckpointId) -> Result<Option<Manifest>, CheckpointStoreError>;
 
-    /// What is here, as [`crate::what_to_remove`] looks at it.
+    /// What is here, as [`crate::plan_removals`] looks at it.
     ///
     /// # Errors
     /// If the medium fails.
-    fn inventory(&self) -> Result<Inventory, StoreError>;
+    fn inventory(&self) -> Result<StoreInventory, CheckpointStoreError>;
 
     /// Removes what was decided on, names before bytes. A chunk that a record names by now, or
     /// that was written for one under way, stays. Returns what went.
     ///
     /// # Errors
     /// If the medium fails. What is still named is still there.
-    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, StoreError>;
+    fn remove(&self, removals: &[Removal]) -> Result<Vec<Removal>, CheckpointStoreError>;
 
     /// Reads everything and returns what is whole.
     ///
     /// # Errors
     /// If the index or the folder cannot be read at all. A chunk that cannot be is in the answer.
-    fn verify(&self) -> Result<Verification, StoreError>;
+    fn verify(&self) -> Result<Verification, CheckpointStoreError>;
 }
 
 /// Checks that a piece may have this length, before anything of it is read.
-pub(crate) fn check_piece_length(name: PieceName, length: u64) -> Result<(), StoreError> {
+pub(crate) fn check_piece_length(name: PieceName, length: u64) -> Result<(), CheckpointStoreError> {
     if length <= PIECE_BYTES_MAX {
         return Ok(());
     }
-    let fault = RecordFault::TooLong { found: length };
-    Err(StoreError::BadRecord { name, fault })
+    let fault = PieceRecordFault::TooLong { found: length };
+    Err(CheckpointStoreError::BadRecord { name, fault })
 }
 
 /// Bytes of each chunk of a piece, in order.
@@ -146,23 +147,23 @@ pub(crate) fn chunk_lengths(length: u64) -> impl Iterator<Item = usize> {
 }
 
 /// What is wrong when a piece cannot be read from where it comes from.
-pub(crate) fn source_fault(name: PieceName) -> impl FnOnce(io::Error) -> StoreError {
-    move |source| StoreError::Source { name, source }
+pub(crate) fn source_fault(name: PieceName) -> impl FnOnce(io::Error) -> CheckpointStoreError {
+    move |source| CheckpointStoreError::Source { name, source }
 }
 
 /// Checks that `bytes` may be a chunk, and returns its hash.
-pub(crate) fn hash_chunk(bytes: &[u8]) -> Result<ChunkHash, StoreError> {
+pub(crate) fn hash_chunk(bytes: &[u8]) -> Result<ChunkHash, CheckpointStoreError> {
     if bytes.is_empty() || bytes.len() > CHUNK_BYTES {
-        return Err(StoreError::ChunkLength { found: bytes.len() });
+        return Err(CheckpointStoreError::ChunkLength { found: bytes.len() });
     }
     Ok(ChunkHash::of(bytes))
 }
 
 /// Checks that `bytes` may be a chunk, and are the one called `expected`.
-pub(crate) fn check_chunk(expected: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+pub(crate) fn check_chunk(expected: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError> {
     let found = hash_chunk(bytes)?;
     if found != expected {
-        return Err(StoreError::WrongChunk { expected, found });
+        return Err(CheckpointStoreError::WrongChunk { expected, found });
     }
     Ok(())
 }
@@ -173,14 +174,14 @@ pub(crate) fn check_length(
     record: &PieceRecord,
     index: usize,
     found_bytes: u64,
-) -> Result<(), StoreError> {
+) -> Result<(), CheckpointStoreError> {
     let expected_bytes = record.chunk_bytes(index);
     if expected_bytes == found_bytes {
         return Ok(());
     }
     let expected = record.chunks[index];
     let damage = ChunkDamage::Length { index, expected, expected_bytes, found_bytes };
-    Err(StoreError::Damaged { name, damage: vec![damage] })
+    Err(CheckpointStoreError::Damaged { name, damage: vec![damage] })
 }
 
 /// The removals in an order in which no name is left without its bytes: what names a thing goes

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::names::{CheckpointId, ChunkDamage, ChunkHash, PieceName};
 
-/// The answer to [`crate::Store::verify`].
+/// The answer to [`crate::CheckpointStore::verify`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verification {
     /// Each manifest, oldest version first.
@@ -14,7 +14,7 @@ pub struct Verification {
     /// Chunks that no record names, in order. A crash or a removal under way leaves such.
     pub unnamed: Vec<ChunkHash>,
     /// What lies in the folder and is not the store's. It is never touched.
-    pub oddities: Vec<Oddity>,
+    pub oddities: Vec<StrayEntry>,
     /// Bytes that were read and hashed.
     pub bytes_read: u64,
 }
@@ -57,16 +57,16 @@ pub enum PieceHealth {
 
 /// Something that is not the store's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Oddity {
+pub struct StrayEntry {
     /// Where it lies, from the store's folder.
     pub path: PathBuf,
     /// Why it is not part of the store.
-    pub kind: OddityKind,
+    pub kind: StrayKind,
 }
 
 /// What is odd about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OddityKind {
+pub enum StrayKind {
     /// A file or folder with a name that the store never gives.
     Foreign,
     /// Not a file where one should be: a link, a device, a folder.

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use zbelastic_checkpoint::conformance::{LogPlace, StorePlace};
-use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{MemoryLog, MemoryStore, SledLog, SledStore};
+use zbelastic_checkpoint::conformance::{LogFixture, StoreFixture};
+use zbelastic_checkpoint::files::RealFileSystem;
+use zbelastic_checkpoint::{InMemoryStore, MemoryLog, SledLog, SledStore};
 
 #[derive(Default)]
-struct Memory;
+struct MemoryFixture;
 
-impl LogPlace for Memory {
+impl LogFixture for MemoryFixture {
     type Log = MemoryLog;
 
     fn open(&mut self, before: Option<MemoryLog>) -> MemoryLog {
@@ -18,39 +18,39 @@ impl LogPlace for Memory {
     }
 }
 
-impl StorePlace for Memory {
-    type Store = MemoryStore;
+impl StoreFixture for MemoryFixture {
+    type Store = InMemoryStore;
 
-    fn open(&mut self, before: Option<MemoryStore>) -> MemoryStore {
+    fn open(&mut self, before: Option<InMemoryStore>) -> InMemoryStore {
         before.unwrap_or_default()
     }
 }
 
-struct Disk(TempDir);
+struct DiskFixture(TempDir);
 
-fn disk() -> Disk {
-    Disk(TempDir::new().expect("a folder"))
+fn disk() -> DiskFixture {
+    DiskFixture(TempDir::new().expect("a folder"))
 }
 
-impl LogPlace for Disk {
+impl LogFixture for DiskFixture {
     type Log = SledLog;
 
     fn open(&mut self, before: Option<SledLog>) -> SledLog {
         drop(before);
-        SledLog::open(Arc::new(RealFiles), &self.0.path().join("log")).expect("it opens")
+        SledLog::open(Arc::new(RealFileSystem), &self.0.path().join("log")).expect("it opens")
     }
 }
 
-impl StorePlace for Disk {
+impl StoreFixture for DiskFixture {
     type Store = SledStore;
 
     fn open(&mut self, before: Option<SledStore>) -> SledStore {
         drop(before);
-        SledStore::open(Arc::new(RealFiles), &self.0.path().join("store")).expect("it opens")
+        SledStore::open(Arc::new(RealFileSystem), &self.0.path().join("store")).expect("it opens")
     }
 }
 
-zbelastic_checkpoint::log_conformance!(log_in_memory, Memory::default);
+zbelastic_checkpoint::log_conformance!(log_in_memory, MemoryFixture::default);
 zbelastic_checkpoint::log_conformance!(log_on_disk, disk);
-zbelastic_checkpoint::store_conformance!(store_in_memory, Memory::default);
+zbelastic_checkpoint::store_conformance!(store_in_memory, MemoryFixture::default);
 zbelastic_checkpoint::store_conformance!(store_on_disk, disk);

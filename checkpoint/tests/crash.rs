@@ -12,58 +12,63 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{at, manifest, name, noise};
-use zbelastic_checkpoint::faults::{Cut, Fault, Faults, FaultyFiles, FileIndex, SimulatedDisk};
-use zbelastic_checkpoint::files::{Files, RealFiles};
+use zbelastic_checkpoint::faults::{
+    FaultyFileSystem, FileFaultInjector, FileFaultRule, FileIndex, PowerLoss, SimulatedDisk,
+};
+use zbelastic_checkpoint::files::{FileSystem, RealFileSystem};
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, CheckpointId, FolderStore, Index, Manifest, Needed, Operation, PieceHealth,
-    PieceName, PieceRecord, SledStore, Store, StoreError, what_to_remove,
+    CHUNK_BYTES, CheckpointId, CheckpointStore, CheckpointStoreError, FileOperation, FolderStore,
+    Index, Manifest, PieceHealth, PieceName, PieceRecord, RetentionRoots, SledStore, plan_removals,
 };
 
 /// Seeds of power cuts at each operation.
 const SEEDS: u64 = 3;
 const ROOT: &str = "/disk";
 
-type FileStore = FolderStore<FileIndex>;
+type CrashTestStore = FolderStore<FileIndex>;
 
 /// What a program may rely on.
 #[derive(Clone, Default)]
-struct Acknowledged {
+struct AcknowledgedWrites {
     pieces: BTreeMap<PieceName, Vec<u8>>,
     manifests: BTreeMap<CheckpointId, Manifest>,
 }
 
-fn open(files: Arc<dyn Files>) -> Result<FileStore, StoreError> {
+fn open(files: Arc<dyn FileSystem>) -> Result<CrashTestStore, CheckpointStoreError> {
     let folder = Path::new(ROOT).join("store");
     files.create_folder(&folder).expect("the root is there");
     if let Err(source) = files.sync_folder(Path::new(ROOT)) {
         panic!("a simulated disk syncs: {source}");
     }
-    FileStore::open(files, &folder)
+    CrashTestStore::open(files, &folder)
 }
 
 fn put(
-    store: &impl Store,
-    model: &mut Acknowledged,
+    store: &impl CheckpointStore,
+    model: &mut AcknowledgedWrites,
     name: PieceName,
     bytes: Vec<u8>,
-) -> Result<(), StoreError> {
+) -> Result<(), CheckpointStoreError> {
     store.put(name, &bytes)?;
     model.pieces.insert(name, bytes);
     Ok(())
 }
 
 fn put_manifest(
-    store: &impl Store,
-    model: &mut Acknowledged,
+    store: &impl CheckpointStore,
+    model: &mut AcknowledgedWrites,
     version: u64,
-) -> Result<(), StoreError> {
+) -> Result<(), CheckpointStoreError> {
     store.put_manifest(&manifest(version, 2))?;
     model.manifests.insert(at(version), manifest(version, 2));
     Ok(())
 }
 
 /// What a program does, noted in `model` when it is acknowledged.
-fn story(store: &impl Store, model: &mut Acknowledged) -> Result<(), StoreError> {
+fn story(
+    store: &impl CheckpointStore,
+    model: &mut AcknowledgedWrites,
+) -> Result<(), CheckpointStoreError> {
     put(store, model, name(1, 0), noise(1, 700))?;
     put(store, model, name(1, 1), noise(2, CHUNK_BYTES + 1300))?;
     put_manifest(store, model, 1)?;
@@ -76,8 +81,8 @@ fn story(store: &impl Store, model: &mut Acknowledged) -> Result<(), StoreError>
     model.pieces.insert(name(2, 1), moved);
     put_manifest(store, model, 2)?;
     let inventory = store.inventory()?;
-    let needed = Needed { keep_last: 1, ..Needed::default() };
-    let removals = what_to_remove(&inventory, &needed);
+    let needed = RetentionRoots { keep_last: 1, ..RetentionRoots::default() };
+    let removals = plan_removals(&inventory, &needed);
     assert!(!removals.is_empty(), "there is something to remove");
     // From here on nobody may rely on version 1, whether it is there or not.
     model.pieces.retain(|name, _| name.version == at(2));
@@ -89,7 +94,7 @@ fn story(store: &impl Store, model: &mut Acknowledged) -> Result<(), StoreError>
     put_manifest(store, model, 3)
 }
 
-fn check(store: &impl Store, model: &Acknowledged, story: &str) {
+fn check(store: &impl CheckpointStore, model: &AcknowledgedWrites, story: &str) {
     let found = store.verify().unwrap_or_else(|error| panic!("{story}: {error}"));
     for (name, health) in &found.pieces {
         assert_eq!(*health, PieceHealth::Whole, "{story}: {name} has a name and is not whole");
@@ -107,64 +112,67 @@ fn check(store: &impl Store, model: &Acknowledged, story: &str) {
 }
 
 /// The store of a story on a disk, open already: opening has a sweep of its own.
-fn story_on(disk: &SimulatedDisk, faults: &Faults) -> (FileStore, Acknowledged) {
+fn story_on(
+    disk: &SimulatedDisk,
+    faults: &FileFaultInjector,
+) -> (CrashTestStore, AcknowledgedWrites) {
     drop(open(Arc::new(disk.clone())).expect("a new store opens"));
-    let files = Arc::new(FaultyFiles::new(Arc::new(disk.clone()), faults.clone()));
-    let store = FileStore::open(files, &Path::new(ROOT).join("store")).expect("it opens");
-    (store, Acknowledged::default())
+    let files = Arc::new(FaultyFileSystem::new(Arc::new(disk.clone()), faults.clone()));
+    let store = CrashTestStore::open(files, &Path::new(ROOT).join("store")).expect("it opens");
+    (store, AcknowledgedWrites::default())
 }
 
 /// Which of the story's operations change the disk. To die before one that only reads is to die
 /// before the next one that does.
-fn changes(faults: &Faults) -> Vec<u64> {
+fn changes(faults: &FileFaultInjector) -> Vec<u64> {
     let (store, _) = story_on(&SimulatedDisk::new(Path::new(ROOT)), faults);
     changes_of(&store, faults)
 }
 
-fn changes_of(store: &impl Store, faults: &Faults) -> Vec<u64> {
-    drop(faults.take_done());
-    story(store, &mut Acknowledged::default()).expect("nothing fails");
+fn changes_of(store: &impl CheckpointStore, faults: &FileFaultInjector) -> Vec<u64> {
+    drop(faults.take_completed());
+    story(store, &mut AcknowledgedWrites::default()).expect("nothing fails");
     let is_change = |operation| match operation {
-        Operation::Look
-        | Operation::List
-        | Operation::Open
-        | Operation::OpenDirect
-        | Operation::Read
-        | Operation::Forget => false,
-        Operation::CreateFolder
-        | Operation::Create
-        | Operation::Write
-        | Operation::Sync
-        | Operation::SyncFolder
-        | Operation::Rename
-        | Operation::Remove
-        | Operation::Lock => true,
+        FileOperation::Look
+        | FileOperation::List
+        | FileOperation::Open
+        | FileOperation::OpenDirect
+        | FileOperation::Read
+        | FileOperation::Forget => false,
+        FileOperation::CreateFolder
+        | FileOperation::Create
+        | FileOperation::Write
+        | FileOperation::Sync
+        | FileOperation::SyncFolder
+        | FileOperation::Rename
+        | FileOperation::Remove
+        | FileOperation::Lock => true,
     };
-    let done = faults.take_done();
+    let done = faults.take_completed();
     let changes = (0..).zip(&done).filter(|(_, done)| is_change(done.operation));
     changes.map(|(number, _)| number).chain([done.len() as u64]).collect()
 }
 
 /// Kills the story at an operation and looks at the disk after each kind of cut.
-fn crash_at(operations: u64, more: Option<Fault>) {
+fn crash_at(operations: u64, more: Option<FileFaultRule>) {
     let disk = SimulatedDisk::new(Path::new(ROOT));
-    let faults = Faults::default();
+    let faults = FileFaultInjector::default();
     let (store, mut model) = story_on(&disk, &faults);
-    more.into_iter().for_each(|more| faults.set(more));
-    faults.set(Fault::KillAfter { operations });
+    more.into_iter().for_each(|more| faults.inject(more));
+    faults.inject(FileFaultRule::KillAfter { operations });
     drop(story(&store, &mut model));
     drop(store);
-    let some = (0..SEEDS).map(|seed| Cut::LosesSome { seed: operations * SEEDS + seed });
-    for cut in [Cut::ProcessOnly, Cut::LosesAll].into_iter().chain(some) {
+    let some = (0..SEEDS).map(|seed| PowerLoss::LosesSome { seed: operations * SEEDS + seed });
+    for cut in [PowerLoss::ProcessOnly, PowerLoss::LosesAll].into_iter().chain(some) {
         let story = format!("killed at operation {operations}, {cut:?}");
-        let store = open(Arc::new(disk.after(cut)));
+        let store = open(Arc::new(disk.after_power_loss(cut)));
         check(&store.unwrap_or_else(|error| panic!("{story}: {error}")), &model, &story);
     }
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_at_any_operation() {
-    let changes = changes(&Faults::default());
+    let changes = changes(&FileFaultInjector::default());
     assert!(changes.len() > 60, "the story has {} operations that change", changes.len());
     changes.iter().for_each(|operations| crash_at(*operations, None));
     println!("killed at each of {} operations, {} cuts each", changes.len(), SEEDS + 2);
@@ -172,19 +180,19 @@ fn nothing_acknowledged_is_lost_at_any_operation() {
 
 #[test]
 fn short_writes_change_nothing() {
-    let short = Fault::ShortWrites { bytes_max: CHUNK_BYTES / 3 };
-    let faults = Faults::default();
-    faults.set(short);
+    let short = FileFaultRule::ShortWrites { bytes_max: CHUNK_BYTES / 3 };
+    let faults = FileFaultInjector::default();
+    faults.inject(short);
     let changes = changes(&faults);
     changes.iter().step_by(11).for_each(|operations| crash_at(*operations, Some(short)));
 }
 
 #[test]
 fn a_disk_that_refuses_direct_writes_loses_nothing_either() {
-    let (operation, kind) = (Operation::OpenDirect, std::io::ErrorKind::InvalidInput);
-    let refusal = Fault::FailOnce { operation, after: 0, kind };
-    let faults = Faults::default();
-    faults.set(refusal);
+    let (operation, kind) = (FileOperation::OpenDirect, std::io::ErrorKind::InvalidInput);
+    let refusal = FileFaultRule::FailOnce { operation, after: 0, kind };
+    let faults = FileFaultInjector::default();
+    faults.inject(refusal);
     let changes = changes(&faults);
     changes.iter().step_by(3).for_each(|operations| crash_at(*operations, Some(refusal)));
 }
@@ -193,15 +201,19 @@ fn a_disk_that_refuses_direct_writes_loses_nothing_either() {
 fn a_store_opens_after_a_crash_while_it_was_made() {
     for operations in (0..).step_by(5) {
         let disk = SimulatedDisk::new(Path::new(ROOT));
-        let faults = Faults::default();
-        faults.set(Fault::KillAfter { operations: operations + 2 });
-        let files: Arc<dyn Files> =
-            Arc::new(FaultyFiles::new(Arc::new(disk.clone()), faults.clone()));
+        let faults = FileFaultInjector::default();
+        faults.inject(FileFaultRule::KillAfter { operations: operations + 2 });
+        let files: Arc<dyn FileSystem> =
+            Arc::new(FaultyFileSystem::new(Arc::new(disk.clone()), faults.clone()));
         let is_done = open(files).is_ok();
-        let cuts = [Cut::ProcessOnly, Cut::LosesAll, Cut::LosesSome { seed: operations }];
+        let cuts = [
+            PowerLoss::ProcessOnly,
+            PowerLoss::LosesAll,
+            PowerLoss::LosesSome { seed: operations },
+        ];
         for cut in cuts {
-            let store = open(Arc::new(disk.after(cut))).expect("it is made now");
-            check(&store, &Acknowledged::default(), &format!("{operations}, {cut:?}"));
+            let store = open(Arc::new(disk.after_power_loss(cut))).expect("it is made now");
+            check(&store, &AcknowledgedWrites::default(), &format!("{operations}, {cut:?}"));
         }
         if is_done {
             assert!(operations > 256, "all folders were made");
@@ -214,40 +226,41 @@ fn a_store_opens_after_a_crash_while_it_was_made() {
 #[test]
 #[should_panic(expected = "killed at operation")]
 fn syncs_that_do_nothing_are_caught() {
-    let changes = changes(&Faults::default());
-    changes.iter().for_each(|operations| crash_at(*operations, Some(Fault::LyingSyncs)));
+    let changes = changes(&FileFaultInjector::default());
+    changes.iter().for_each(|operations| crash_at(*operations, Some(FileFaultRule::LyingSyncs)));
 }
 
 #[test]
 fn a_store_on_a_real_disk_survives_a_kill_at_every_operation() {
-    let open = |folder: &Path, faults: &Faults| {
-        let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let open = |folder: &Path, faults: &FileFaultInjector| {
+        let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
         SledStore::open(Arc::new(files), &folder.join("store")).expect("it opens")
     };
-    let (folder, faults) = (tempfile::TempDir::new().expect("a folder"), Faults::default());
+    let (folder, faults) =
+        (tempfile::TempDir::new().expect("a folder"), FileFaultInjector::default());
     let changes = changes_of(&open(folder.path(), &faults), &faults);
     for operations in changes.into_iter().step_by(6) {
         let folder = tempfile::TempDir::new().expect("a folder");
-        let (folder, faults) = (folder.path(), Faults::default());
+        let (folder, faults) = (folder.path(), FileFaultInjector::default());
         let store = open(folder, &faults);
-        faults.set(Fault::KillAfter { operations });
-        let mut model = Acknowledged::default();
+        faults.inject(FileFaultRule::KillAfter { operations });
+        let mut model = AcknowledgedWrites::default();
         drop(story(&store, &mut model));
         drop(store);
-        let store = open(folder, &Faults::default());
+        let store = open(folder, &FileFaultInjector::default());
         check(&store, &model, &format!("killed at operation {operations}"));
     }
 }
 
 #[test]
-fn a_full_disk_is_told_and_taken_back() {
+fn a_full_disk_is_reported_and_taken_back() {
     let disk = SimulatedDisk::new(Path::new(ROOT));
-    let faults = Faults::default();
-    let files = Arc::new(FaultyFiles::new(Arc::new(disk), faults.clone()));
+    let faults = FileFaultInjector::default();
+    let files = Arc::new(FaultyFileSystem::new(Arc::new(disk), faults.clone()));
     let store = open(files).expect("it opens");
     store.put(name(1, 0), &noise(1, 100)).expect("durable");
     for bytes in [0, 1, 5000, CHUNK_BYTES as u64 + 10] {
-        faults.set(Fault::FullAfter { bytes });
+        faults.inject(FileFaultRule::FullAfter { bytes });
         let error = store.put(name(1, 1), &noise(2, CHUNK_BYTES + 1000)).expect_err("it is full");
         assert!(error.is_full(), "{error}");
         assert!(error.to_string().starts_with("cannot write "), "{error}");
@@ -256,27 +269,32 @@ fn a_full_disk_is_told_and_taken_back() {
         assert_eq!((found.pieces.len(), found.oddities), (1, vec![]));
     }
     store.put(name(1, 1), &noise(2, CHUNK_BYTES + 1000)).expect("there is room again");
-    check(&store, &Acknowledged::default(), "after a full disk");
+    check(&store, &AcknowledgedWrites::default(), "after a full disk");
 }
 
 #[test]
 fn a_store_takes_nothing_after_a_sync_that_failed() {
-    for operation in [Operation::Sync, Operation::SyncFolder] {
+    for operation in [FileOperation::Sync, FileOperation::SyncFolder] {
         let disk = SimulatedDisk::new(Path::new(ROOT));
-        let faults = Faults::default();
-        let files = Arc::new(FaultyFiles::new(Arc::new(disk.clone()), faults.clone()));
+        let faults = FileFaultInjector::default();
+        let files = Arc::new(FaultyFileSystem::new(Arc::new(disk.clone()), faults.clone()));
         let store = open(files).expect("it opens");
         store.put(name(1, 0), &noise(1, 100)).expect("durable");
-        faults.set(Fault::FailOnce { operation, after: 0, kind: std::io::ErrorKind::Other });
+        faults.inject(FileFaultRule::FailOnce {
+            operation,
+            after: 0,
+            kind: std::io::ErrorKind::Other,
+        });
         match store.put(name(1, 1), &noise(2, 100)) {
-            Err(StoreError::File(fault)) => assert_eq!(fault.operation, operation),
+            Err(CheckpointStoreError::File(fault)) => assert_eq!(fault.operation, operation),
             other => panic!("{operation} fails, got {other:?}"),
         }
         let again = store.put(name(1, 1), &noise(2, 100));
-        assert!(matches!(again, Err(StoreError::Stopped { .. })), "{again:?}");
+        assert!(matches!(again, Err(CheckpointStoreError::Stopped { .. })), "{again:?}");
         assert_eq!(store.get(name(1, 0)).expect("reading goes on"), noise(1, 100));
         drop(store);
-        let store = open(Arc::new(disk.after(Cut::LosesAll))).expect("it opens again");
+        let store =
+            open(Arc::new(disk.after_power_loss(PowerLoss::LosesAll))).expect("it opens again");
         assert_eq!(store.names().expect("readable"), [name(1, 0)]);
         store.put(name(1, 1), &noise(2, 100)).expect("it goes on");
     }
@@ -290,7 +308,7 @@ fn an_index_that_is_lost_is_not_made_anew() {
     drop(store);
     disk.remove(&Path::new(ROOT).join("store/index/rows")).expect("it is there");
     match open(Arc::new(disk)) {
-        Err(StoreError::Index { fault, .. }) => {
+        Err(CheckpointStoreError::Index { fault, .. }) => {
             assert!(matches!(fault, zbelastic_checkpoint::DatabaseFault::Lost { .. }), "{fault}");
         }
         other => panic!("the index is lost, got {other:?}"),
@@ -299,16 +317,16 @@ fn an_index_that_is_lost_is_not_made_anew() {
 
 #[test]
 fn an_index_in_a_file_keeps_what_it_committed() {
-    use zbelastic_checkpoint::Change;
+    use zbelastic_checkpoint::IndexChange;
     let disk = SimulatedDisk::new(Path::new(ROOT));
     let folder = Path::new(ROOT).join("index");
-    let files: Arc<dyn Files> = Arc::new(disk.clone());
+    let files: Arc<dyn FileSystem> = Arc::new(disk.clone());
     assert!(!FileIndex::is_there(&*files, &folder).expect("readable"));
     let index = FileIndex::open(Arc::clone(&files), &folder).expect("it opens");
-    let put = |key: &[u8]| Change::Put { key: key.to_vec(), value: vec![1] };
+    let put = |key: &[u8]| IndexChange::Put { key: key.to_vec(), value: vec![1] };
     index.commit(&[put(b"a"), put(b"b")]).expect("durable");
-    index.commit(&[Change::Remove { key: b"a".to_vec() }]).expect("durable");
-    let files: Arc<dyn Files> = Arc::new(disk.after(Cut::LosesAll));
+    index.commit(&[IndexChange::Remove { key: b"a".to_vec() }]).expect("durable");
+    let files: Arc<dyn FileSystem> = Arc::new(disk.after_power_loss(PowerLoss::LosesAll));
     assert!(FileIndex::is_there(&*files, &folder).expect("readable"));
     let index = FileIndex::open(files, &folder).expect("it opens");
     assert_eq!(Index::rows(&index, b"").expect("readable"), [(b"b".to_vec(), vec![1])]);

@@ -9,16 +9,16 @@ use std::sync::Arc;
 
 use common::{manifest, name, noise};
 use tempfile::TempDir;
-use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{
-    CHUNK_BYTES, ChunkDamage, ChunkHash, DatabaseFault, OddityKind, PieceHealth, SledStore, Store,
-    StoreError,
+    CHUNK_BYTES, CheckpointStore, CheckpointStoreError, ChunkDamage, ChunkHash, DatabaseFault,
+    PieceHealth, SledStore, StrayKind,
 };
 
 const LENGTH: usize = CHUNK_BYTES + 500;
 
-fn open(root: &TempDir) -> Result<SledStore, StoreError> {
-    SledStore::open(Arc::new(RealFiles), &root.path().join("store"))
+fn open(root: &TempDir) -> Result<SledStore, CheckpointStoreError> {
+    SledStore::open(Arc::new(RealFileSystem), &root.path().join("store"))
 }
 
 /// A store with one piece of two chunks and the manifest that names it.
@@ -38,7 +38,7 @@ fn path(root: &TempDir, hash: ChunkHash) -> PathBuf {
 /// The damage that reading and walking agree on.
 fn damage(store: &SledStore) -> Vec<ChunkDamage> {
     let read = match store.get(name(1, 0)) {
-        Err(StoreError::Damaged { damage, .. }) => damage,
+        Err(CheckpointStoreError::Damaged { damage, .. }) => damage,
         other => panic!("it is damaged, got {other:?}"),
     };
     let found = store.verify().expect("readable");
@@ -58,7 +58,7 @@ fn a_flipped_bit_anywhere_is_named() {
         bytes[at] ^= 1;
         fs::write(&path, &bytes).expect("written");
         match store.get(name(1, 0)) {
-            Err(StoreError::Damaged { damage, .. }) => {
+            Err(CheckpointStoreError::Damaged { damage, .. }) => {
                 let (expected, found) = (chunks[1], ChunkHash::of(&bytes));
                 assert_eq!(damage, [ChunkDamage::Content { index: 1, expected, found }]);
             }
@@ -106,7 +106,7 @@ fn links_and_folders_in_the_place_of_a_chunk_are_refused() {
     assert!(matches!(damage(&store)[..], [ChunkDamage::Unreadable { index: 1, .. }]));
     let oddities = store.verify().expect("readable").oddities;
     assert_eq!(oddities.len(), 1);
-    assert_eq!(oddities[0].kind, OddityKind::NotAFile);
+    assert_eq!(oddities[0].kind, StrayKind::NotAFile);
     fs::remove_file(&last).expect("removed");
     fs::create_dir(&last).expect("made");
     assert!(matches!(damage(&store)[..], [ChunkDamage::Unreadable { index: 1, .. }]));
@@ -122,7 +122,7 @@ fn writing_again_heals_and_keeps_what_was_damaged() {
     let found = store.verify().expect("readable");
     assert!(found.is_whole());
     let kinds: Vec<_> = found.oddities.iter().map(|oddity| oddity.kind).collect();
-    assert_eq!(kinds, [OddityKind::PutAside]);
+    assert_eq!(kinds, [StrayKind::PutAside]);
     let aside = root.path().join("store").join(&found.oddities[0].path);
     assert_eq!(fs::read(aside).expect("readable"), b"rotten");
     // A chunk fetched from elsewhere heals as well.
@@ -154,7 +154,7 @@ fn what_is_not_the_stores_is_listed_and_left_alone() {
         let mut expected = strange.to_vec();
         expected.sort();
         assert_eq!(paths, expected);
-        assert!(oddities.iter().all(|oddity| oddity.kind == OddityKind::Foreign));
+        assert!(oddities.iter().all(|oddity| oddity.kind == StrayKind::Foreign));
     };
     check(&store);
     drop(store);
@@ -178,7 +178,7 @@ fn an_index_that_is_lost_is_not_made_anew() {
     fs::remove_dir_all(root.path().join("store/index")).expect("removed");
     for _ in 0..2 {
         match open(&root) {
-            Err(StoreError::Index { fault: DatabaseFault::Lost { .. }, .. }) => {}
+            Err(CheckpointStoreError::Index { fault: DatabaseFault::Lost { .. }, .. }) => {}
             other => panic!("the index is lost, got {other:?}"),
         }
     }

@@ -10,9 +10,12 @@ use std::sync::Arc;
 
 use common::{manifest, name, noise};
 use tempfile::TempDir;
-use zbelastic_checkpoint::faults::{Done, Fault, Faults, FaultyFiles, FileIndex, SimulatedDisk};
-use zbelastic_checkpoint::files::{DIRECT_BYTES, Files, RealFiles};
-use zbelastic_checkpoint::{CHUNK_BYTES, ChunkHash, FolderStore, Operation, Store};
+use zbelastic_checkpoint::faults::{
+    CompletedOperation, FaultyFileSystem, FileFaultInjector, FileFaultRule, FileIndex,
+    SimulatedDisk,
+};
+use zbelastic_checkpoint::files::{DIRECT_BYTES, FileSystem, RealFileSystem};
+use zbelastic_checkpoint::{CHUNK_BYTES, CheckpointStore, ChunkHash, FileOperation, FolderStore};
 
 /// Lengths of chunks on both sides of what a block and a chunk are.
 const LENGTHS: [usize; 8] =
@@ -20,34 +23,34 @@ const LENGTHS: [usize; 8] =
 /// Those of [`LENGTHS`] that have a whole block.
 const WITH_BLOCKS: usize = 4;
 
-type FileStore = FolderStore<FileIndex>;
+type DirectTestStore = FolderStore<FileIndex>;
 
 /// Files in which a store's folder can be made below `root`.
-struct Place {
-    files: Arc<dyn Files>,
+struct DirectTestFolder {
+    files: Arc<dyn FileSystem>,
     root: TempDir,
-    faults: Faults,
+    faults: FileFaultInjector,
 }
 
-impl Place {
+impl DirectTestFolder {
     fn real() -> Self {
-        Self::on(|_| Arc::new(RealFiles))
+        Self::on(|_| Arc::new(RealFileSystem))
     }
 
     fn simulated() -> Self {
         Self::on(|root| Arc::new(SimulatedDisk::new(root)))
     }
 
-    fn on(inner: impl FnOnce(&Path) -> Arc<dyn Files>) -> Self {
+    fn on(inner: impl FnOnce(&Path) -> Arc<dyn FileSystem>) -> Self {
         let root = TempDir::new().expect("a folder");
-        let faults = Faults::default();
-        let files = Arc::new(FaultyFiles::new(inner(root.path()), faults.clone()));
+        let faults = FileFaultInjector::default();
+        let files = Arc::new(FaultyFileSystem::new(inner(root.path()), faults.clone()));
         Self { files, root, faults }
     }
 
-    fn open(&self) -> FileStore {
+    fn open(&self) -> DirectTestStore {
         let folder = self.root.path().join("store");
-        FileStore::open(Arc::clone(&self.files), &folder).expect("it opens")
+        DirectTestStore::open(Arc::clone(&self.files), &folder).expect("it opens")
     }
 
     /// The bytes under a chunk's name.
@@ -59,15 +62,15 @@ impl Place {
 
     /// How often a file was opened for direct writing since the operations were last taken.
     fn direct_opens(&self) -> usize {
-        let done = self.faults.take_done();
-        done.iter().filter(|done| done.operation == Operation::OpenDirect).count()
+        let done = self.faults.take_completed();
+        done.iter().filter(|done| done.operation == FileOperation::OpenDirect).count()
     }
 }
 
 /// Writes a piece of each length and a chunk of each, and looks at the bytes of their files.
-fn check_lengths(place: &Place) {
+fn check_lengths(place: &DirectTestFolder) {
     let store = place.open();
-    drop(place.faults.take_done());
+    drop(place.faults.take_completed());
     for (layer, length) in (0..).zip(LENGTHS) {
         let (piece, arrived) = (noise(1, length), noise(2, length));
         let record = store.put(name(1, layer), &piece).expect("durable");
@@ -84,23 +87,24 @@ fn check_lengths(place: &Place) {
 
 #[test]
 fn chunks_of_every_length_hold_their_bytes_on_a_real_disk() {
-    check_lengths(&Place::real());
+    check_lengths(&DirectTestFolder::real());
 }
 
 /// Whether this disk takes direct writes is unknown, so their number is checked on a simulated one.
 #[test]
 fn whole_blocks_of_every_chunk_are_written_directly() {
-    let place = Place::simulated();
+    let place = DirectTestFolder::simulated();
     check_lengths(&place);
     assert_eq!(place.direct_opens(), 2 * WITH_BLOCKS, "none was refused");
 }
 
 #[test]
-fn a_disk_that_refuses_to_open_is_asked_once() {
+fn a_disk_that_refuses_to_open_is_tried_once() {
     for kind in [io::ErrorKind::InvalidInput, io::ErrorKind::Unsupported] {
-        for place in [Place::simulated(), Place::real()] {
-            let refusal = Fault::FailOnce { operation: Operation::OpenDirect, after: 0, kind };
-            place.faults.set(refusal);
+        for place in [DirectTestFolder::simulated(), DirectTestFolder::real()] {
+            let refusal =
+                FileFaultRule::FailOnce { operation: FileOperation::OpenDirect, after: 0, kind };
+            place.faults.inject(refusal);
             check_lengths(&place);
             assert_eq!(place.direct_opens(), 1, "{kind}");
         }
@@ -111,11 +115,15 @@ fn a_disk_that_refuses_to_open_is_asked_once() {
 fn a_disk_that_refuses_to_write_goes_on_where_it_refused() {
     let kind = io::ErrorKind::InvalidInput;
     for after in 0..3 {
-        let place = Place::simulated();
+        let place = DirectTestFolder::simulated();
         let store = place.open();
-        drop(place.faults.take_done());
-        place.faults.set(Fault::ShortWrites { bytes_max: CHUNK_BYTES / 3 });
-        place.faults.set(Fault::FailOnce { operation: Operation::Write, after, kind });
+        drop(place.faults.take_completed());
+        place.faults.inject(FileFaultRule::ShortWrites { bytes_max: CHUNK_BYTES / 3 });
+        place.faults.inject(FileFaultRule::FailOnce {
+            operation: FileOperation::Write,
+            after,
+            kind,
+        });
         let bytes = noise(1, 2 * CHUNK_BYTES + 100);
         let record = store.put(name(1, 0), &bytes).expect("durable");
         for (hash, expected) in record.chunks.iter().zip(bytes.chunks(CHUNK_BYTES)) {
@@ -129,13 +137,13 @@ fn a_disk_that_refuses_to_write_goes_on_where_it_refused() {
 #[test]
 fn a_disk_that_fails_is_not_taken_for_one_that_refuses() {
     let kind = io::ErrorKind::Other;
-    for operation in [Operation::OpenDirect, Operation::Write] {
-        let place = Place::simulated();
+    for operation in [FileOperation::OpenDirect, FileOperation::Write] {
+        let place = DirectTestFolder::simulated();
         let store = place.open();
-        place.faults.set(Fault::FailOnce { operation, after: 0, kind });
+        place.faults.inject(FileFaultRule::FailOnce { operation, after: 0, kind });
         store.put(name(1, 0), &noise(1, CHUNK_BYTES)).expect_err("the disk fails");
         assert_eq!(store.names().expect("readable"), []);
-        drop(place.faults.take_done());
+        drop(place.faults.take_completed());
         store.put(name(1, 0), &noise(1, CHUNK_BYTES)).expect("it works again");
         assert_eq!(place.direct_opens(), 1);
     }
@@ -143,23 +151,28 @@ fn a_disk_that_fails_is_not_taken_for_one_that_refuses() {
 
 #[test]
 fn every_chunk_is_synced_after_its_last_write_and_before_it_has_a_name() {
-    let place = Place::simulated();
+    let place = DirectTestFolder::simulated();
     let store = place.open();
-    drop(place.faults.take_done());
+    drop(place.faults.take_completed());
     store.put(name(1, 0), &noise(1, 9 * CHUNK_BYTES + DIRECT_BYTES + 100)).expect("durable");
-    let done = place.faults.take_done();
+    let done = place.faults.take_completed();
     let temporaries: Vec<_> =
-        done.iter().filter(|done| is_of(done, Operation::Create, "tmp")).collect();
+        done.iter().filter(|done| is_of(done, FileOperation::Create, "tmp")).collect();
     assert_eq!(temporaries.len(), 10);
-    for Done { path, .. } in temporaries {
+    for CompletedOperation { path, .. } in temporaries {
         let of = done.iter().filter(|done| done.path == *path).map(|done| done.operation);
-        let mut of: Vec<_> = of.skip_while(|operation| *operation != Operation::Write).collect();
+        let mut of: Vec<_> =
+            of.skip_while(|operation| *operation != FileOperation::Write).collect();
         of.dedup();
-        assert_eq!(of, [Operation::Write, Operation::Sync, Operation::Rename], "{path:?}");
+        assert_eq!(
+            of,
+            [FileOperation::Write, FileOperation::Sync, FileOperation::Rename],
+            "{path:?}"
+        );
     }
 }
 
-fn is_of(done: &Done, operation: Operation, folder: &str) -> bool {
+fn is_of(done: &CompletedOperation, operation: FileOperation, folder: &str) -> bool {
     done.operation == operation && done.path.parent().is_some_and(|path| path.ends_with(folder))
 }
 
@@ -167,13 +180,13 @@ fn is_of(done: &Done, operation: Operation, folder: &str) -> bool {
 fn a_real_direct_write_is_read_whole_by_every_way() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("file");
-    let mut buffered = RealFiles.create(&path).expect("a new file");
+    let mut buffered = RealFileSystem.create(&path).expect("a new file");
     // In the page cache, so that a direct write has something to make invalid there.
     buffered.write_some(0, &[1; 2 * DIRECT_BYTES]).expect("there is room");
     assert_eq!(fs::read(&path).expect("readable"), [1; 2 * DIRECT_BYTES]);
     let block = vec![2; 2 * DIRECT_BYTES];
     let start = block.as_ptr().addr().next_multiple_of(DIRECT_BYTES) - block.as_ptr().addr();
-    let written = RealFiles
+    let written = RealFileSystem
         .open_direct(&path)
         .and_then(|mut file| file.write_some(0, &block[start..start + DIRECT_BYTES]));
     match written {
@@ -183,5 +196,5 @@ fn a_real_direct_write_is_read_whole_by_every_way() {
     buffered.sync().expect("durable");
     let expected = [[2; DIRECT_BYTES], [1; DIRECT_BYTES]].concat();
     assert_eq!(fs::read(&path).expect("readable"), expected);
-    assert_eq!(RealFiles.read(&path, u64::MAX / 2).expect("readable"), expected);
+    assert_eq!(RealFileSystem.read(&path, u64::MAX / 2).expect("readable"), expected);
 }

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use noise::noise;
 use tempfile::TempDir;
-use zbelastic_checkpoint::faults::{Fault, Faults, FaultyFiles};
-use zbelastic_checkpoint::files::{EntryKind, Files, FolderEntry, OpenFile, RealFiles};
-use zbelastic_checkpoint::{DatabaseFault, LogError, Operation, RecordLog, SledLog};
+use zbelastic_checkpoint::faults::{FaultyFileSystem, FileFaultInjector, FileFaultRule};
+use zbelastic_checkpoint::files::{EntryKind, FileSystem, FolderEntry, OpenFile, RealFileSystem};
+use zbelastic_checkpoint::{DatabaseFault, FileOperation, LogError, RecordLog, SledLog};
 
 fn open(folder: &Path) -> Result<SledLog, LogError> {
-    SledLog::open(Arc::new(RealFiles), folder)
+    SledLog::open(Arc::new(RealFileSystem), folder)
 }
 
 fn written(count: u64) -> Vec<(u64, Vec<u8>)> {
@@ -46,65 +46,65 @@ fn copy(from: &Path, to: &Path) {
 
 /// Real files that copy the log's folder at each sync of the database's file.
 #[derive(Clone, Debug)]
-struct Witness {
+struct SyncSnapshots {
     folder: PathBuf,
     copies: PathBuf,
     count: Arc<Mutex<u64>>,
 }
 
-impl Files for Witness {
-    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
-        RealFiles.look(path)
+impl FileSystem for SyncSnapshots {
+    fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+        RealFileSystem.entry_kind(path)
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
-        RealFiles.list(folder)
+        RealFileSystem.list(folder)
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        RealFiles.create_folder(path)
+        RealFileSystem.create_folder(path)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        RealFiles.create(path)
+        RealFileSystem.create(path)
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        let inner = RealFiles.open(path)?;
+        let inner = RealFileSystem.open(path)?;
         if path.ends_with("db") {
-            return Ok(Box::new(WitnessedFile { inner, witness: self.clone() }));
+            return Ok(Box::new(SnapshottedFile { inner, witness: self.clone() }));
         }
         Ok(inner)
     }
 
     fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        RealFiles.open_direct(path)
+        RealFileSystem.open_direct(path)
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-        RealFiles.read(path, bytes_max)
+        RealFileSystem.read(path, bytes_max)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        RealFiles.rename(from, to)
+        RealFileSystem.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        RealFiles.remove(path)
+        RealFileSystem.remove(path)
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        RealFiles.sync_folder(path)
+        RealFileSystem.sync_folder(path)
     }
 }
 
 #[derive(Debug)]
-struct WitnessedFile {
+struct SnapshottedFile {
     inner: Box<dyn OpenFile>,
-    witness: Witness,
+    witness: SyncSnapshots,
 }
 
-impl OpenFile for WitnessedFile {
+impl OpenFile for SnapshottedFile {
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
         self.inner.write_some(offset, bytes)
     }
@@ -128,7 +128,7 @@ fn a_record_is_in_the_file_when_the_file_is_synced() {
     let (folder, copies) = (root.path().join("log"), root.path().join("copies"));
     fs::create_dir(&copies).expect("a new folder");
     let count = Arc::new(Mutex::new(0));
-    let witness = Witness { folder: folder.clone(), copies: copies.clone(), count };
+    let witness = SyncSnapshots { folder: folder.clone(), copies: copies.clone(), count };
     let mut log = SledLog::open(Arc::new(witness.clone()), &folder).expect("it opens");
     let syncs = || *witness.count.lock().expect("nothing panics under the lock");
     let before = syncs();
@@ -153,20 +153,20 @@ fn a_record_is_in_the_file_when_the_file_is_synced() {
 fn a_sync_follows_each_append_and_nothing_else_is_written_after_it() {
     let root = TempDir::new().expect("a folder");
     let folder = root.path().join("log");
-    let faults = Faults::default();
-    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let faults = FileFaultInjector::default();
+    let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let mut log = SledLog::open(Arc::new(files), &folder).expect("it opens");
     for _ in 0..10 {
-        drop(faults.take_done());
+        drop(faults.take_completed());
         append(&mut log, 1);
-        let done = faults.take_done();
+        let done = faults.take_completed();
         let steps: Vec<_> = done.iter().map(|done| (done.operation, done.path.as_path())).collect();
         let (blobs, database) = (folder.join("blobs"), folder.join("db"));
         let mark = folder.join("MARK");
         let expected = [
-            (Operation::List, blobs.as_path()),
-            (Operation::Sync, database.as_path()),
-            (Operation::Write, mark.as_path()),
+            (FileOperation::List, blobs.as_path()),
+            (FileOperation::Sync, database.as_path()),
+            (FileOperation::Write, mark.as_path()),
         ];
         assert_eq!(steps, expected);
     }
@@ -176,12 +176,12 @@ fn a_sync_follows_each_append_and_nothing_else_is_written_after_it() {
 fn a_log_takes_nothing_after_a_sync_that_failed() {
     let root = TempDir::new().expect("a folder");
     let folder = root.path().join("log");
-    let faults = Faults::default();
-    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let faults = FileFaultInjector::default();
+    let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let mut log = SledLog::open(Arc::new(files), &folder).expect("it opens");
     append(&mut log, 3);
     let kind = io::ErrorKind::Other;
-    faults.set(Fault::FailOnce { operation: Operation::Sync, after: 0, kind });
+    faults.inject(FileFaultRule::FailOnce { operation: FileOperation::Sync, after: 0, kind });
     match log.append(&[vec![1]]) {
         Err(LogError::Database { fault: DatabaseFault::Io(_), .. }) => {}
         other => panic!("the sync fails, got {other:?}"),
@@ -207,25 +207,26 @@ fn what_is_opened_after_a_sync_that_failed_is_read_from_the_medium() {
     let mut log = open(&folder).expect("it opens");
     append(&mut log, 3);
     drop(log);
-    let faults = Faults::default();
-    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let faults = FileFaultInjector::default();
+    let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let log = SledLog::open(Arc::new(files), &folder).expect("it opens again");
-    let done = faults.take_done();
+    let done = faults.take_completed();
     let place = |operation, name: &str| {
         let wanted = (operation, folder.join(name));
         done.iter().position(|done| (done.operation, done.path.clone()) == wanted)
     };
     for name in ["db", "conf", "MARK"] {
-        let (synced, forgotten) = (place(Operation::Sync, name), place(Operation::Forget, name));
+        let (synced, forgotten) =
+            (place(FileOperation::Sync, name), place(FileOperation::Forget, name));
         assert!(synced.is_some() && synced < forgotten, "{name}: {done:?}");
     }
-    assert!(place(Operation::Forget, "MARK") < place(Operation::Read, "MARK"), "{done:?}");
+    assert!(place(FileOperation::Forget, "MARK") < place(FileOperation::Read, "MARK"), "{done:?}");
     assert_eq!(log.read_all().expect("readable"), written(3));
     drop(log);
     // A medium that still cannot write what the cache holds is found out before anything is believed.
-    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let kind = io::ErrorKind::Other;
-    faults.set(Fault::FailOnce { operation: Operation::Sync, after: 0, kind });
+    faults.inject(FileFaultRule::FailOnce { operation: FileOperation::Sync, after: 0, kind });
     match SledLog::open(Arc::new(files), &folder) {
         Err(LogError::Database { fault: DatabaseFault::Io(_), .. }) => {}
         other => panic!("the sync fails, got {other:?}"),
@@ -235,11 +236,11 @@ fn what_is_opened_after_a_sync_that_failed_is_read_from_the_medium() {
 #[test]
 fn a_full_disk_is_told_apart() {
     let root = TempDir::new().expect("a folder");
-    let faults = Faults::default();
-    let files = FaultyFiles::new(Arc::new(RealFiles), faults.clone());
+    let faults = FileFaultInjector::default();
+    let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults.clone());
     let mut log = SledLog::open(Arc::new(files), &root.path().join("log")).expect("it opens");
     let kind = io::ErrorKind::StorageFull;
-    faults.set(Fault::FailOnce { operation: Operation::Sync, after: 0, kind });
+    faults.inject(FileFaultRule::FailOnce { operation: FileOperation::Sync, after: 0, kind });
     assert!(log.append(&[vec![1]]).expect_err("the disk is full").is_full());
     assert!(!log.append(&[vec![1]]).expect_err("it has stopped").is_full());
 }
@@ -363,7 +364,7 @@ fn an_older_copy_is_refused() {
 }
 
 #[test]
-fn a_mark_in_disorder_is_told() {
+fn a_mark_in_disorder_is_reported() {
     let root = filled(20);
     let one = damaged(root.path(), |folder| {
         let path = folder.join("MARK");
@@ -419,10 +420,10 @@ fn another_version_is_refused() {
 fn a_log_that_is_trimmed_does_not_grow() {
     let root = TempDir::new().expect("a folder");
     let folder = root.path().join("log");
-    let faults = Faults::default();
+    let faults = FileFaultInjector::default();
     // Not the disk's speed is looked at here, so the syncs are left out.
-    faults.set(Fault::LyingSyncs);
-    let files = FaultyFiles::new(Arc::new(RealFiles), faults);
+    faults.inject(FileFaultRule::LyingSyncs);
+    let files = FaultyFileSystem::new(Arc::new(RealFileSystem), faults);
     let mut log = SledLog::open(Arc::new(files), &folder).expect("it opens");
     let mut bytes = Vec::new();
     for round in 0..40 {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 use zbelastic_checkpoint::files::EntryKind;
-use zbelastic_checkpoint::{DataFolder, FolderError};
+use zbelastic_checkpoint::{FolderError, LockedFolder};
 
 const FOLDER: &str = "CHECKPOINT_TEST_FOLDER";
 
@@ -20,7 +20,7 @@ fn mode(path: &Path) -> u32 {
 fn a_new_folder_is_its_owners_alone() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("a/b");
-    let folder = DataFolder::open(&path).expect("it is made");
+    let folder = LockedFolder::open(&path).expect("it is made");
     assert!(folder.is_new());
     assert_eq!(
         (mode(&path), mode(&path.join("LOCK")), mode(&path.join("VERSION"))),
@@ -30,7 +30,7 @@ fn a_new_folder_is_its_owners_alone() {
     assert_eq!((inner.as_path(), mode(&inner)), (path.join("store").as_path(), 0o700));
     folder.subfolder("store").expect("it is there");
     drop(folder);
-    let folder = DataFolder::open(&path).expect("it opens again");
+    let folder = LockedFolder::open(&path).expect("it opens again");
     assert!(!folder.is_new());
 }
 
@@ -38,19 +38,19 @@ fn a_new_folder_is_its_owners_alone() {
 fn one_process_does_not_open_it_twice() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("data");
-    let folder = DataFolder::open(&path).expect("it is made");
-    match DataFolder::open(&path) {
+    let folder = LockedFolder::open(&path).expect("it is made");
+    match LockedFolder::open(&path) {
         Err(FolderError::InUse { owner, .. }) => assert_eq!(owner, Some(std::process::id())),
         other => panic!("it is in use, got {other:?}"),
     }
     drop(folder);
-    DataFolder::open(&path).expect("it is free again");
+    LockedFolder::open(&path).expect("it is free again");
 }
 
 #[test]
 fn process_that_holds_the_folder() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let _folder = DataFolder::open(Path::new(&folder)).expect("it is free");
+    let _folder = LockedFolder::open(Path::new(&folder)).expect("it is free");
     let mut out = std::io::stdout();
     writeln!(out, "\nholds it").and_then(|()| out.flush()).expect("the pipe is open");
     // Until it is killed.
@@ -67,22 +67,22 @@ fn another_process_is_named_and_its_lock_goes_with_it() {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     assert!(lines.any(|line| line.expect("text") == "holds it"));
-    let error = DataFolder::open(&path).expect_err("it is in use");
+    let error = LockedFolder::open(&path).expect_err("it is in use");
     let text = format!("{} is in use by process {}", path.display(), child.id());
     assert_eq!(error.to_string(), text);
     child.kill().expect("it runs");
     child.wait().expect("it ends");
-    DataFolder::open(&path).expect("the lock went with the process");
+    LockedFolder::open(&path).expect("the lock went with the process");
 }
 
 #[test]
 fn a_newer_folder_is_left_alone() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("data");
-    drop(DataFolder::open(&path).expect("it is made"));
+    drop(LockedFolder::open(&path).expect("it is made"));
     let newer = "zbelastic-data 2 0.9.0 0.9.4\n";
     fs::write(path.join("VERSION"), newer).expect("written");
-    let error = DataFolder::open(&path).expect_err("it is newer");
+    let error = LockedFolder::open(&path).expect_err("it is newer");
     assert!(matches!(error, FolderError::Newer { .. }));
     let text = "was written by a newer version 0.9.4, needs >= 0.9.0; the data is untouched";
     assert!(error.to_string().ends_with(text), "{error}");
@@ -90,13 +90,13 @@ fn a_newer_folder_is_left_alone() {
 }
 
 #[test]
-fn a_version_that_is_none_is_told() {
+fn a_version_that_is_none_is_reported() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("data");
-    drop(DataFolder::open(&path).expect("it is made"));
+    drop(LockedFolder::open(&path).expect("it is made"));
     let check = |text: &[u8], expected: &str| {
         fs::write(path.join("VERSION"), text).expect("written");
-        match DataFolder::open(&path) {
+        match LockedFolder::open(&path) {
             Err(FolderError::BadVersion { reason, .. }) => assert_eq!(reason, expected),
             other => panic!("{expected}, got {other:?}"),
         }
@@ -109,13 +109,13 @@ fn a_version_that_is_none_is_told() {
     check(b"\xff\xfe", "it is no text");
     check(&[b' '; 1025], "it is long");
     fs::write(path.join("VERSION"), "zbelastic-data 1 0.1.0 0.1.0\n").expect("written");
-    DataFolder::open(&path).expect("ours");
+    LockedFolder::open(&path).expect("ours");
 }
 
 #[test]
 fn what_is_no_folder_is_told_apart() {
     let root = TempDir::new().expect("a folder");
-    let check = |path: &Path, expected: EntryKind| match DataFolder::open(path) {
+    let check = |path: &Path, expected: EntryKind| match LockedFolder::open(path) {
         Err(FolderError::NotAFolder { found, .. }) => assert_eq!(found, expected),
         other => panic!("{expected:?}, got {other:?}"),
     };
@@ -134,7 +134,7 @@ fn what_is_no_folder_is_told_apart() {
 fn a_folder_with_other_things_is_not_taken() {
     let root = TempDir::new().expect("a folder");
     fs::write(root.path().join("thesis.tex"), "x").expect("written");
-    match DataFolder::open(root.path()) {
+    match LockedFolder::open(root.path()) {
         Err(FolderError::Foreign { found, .. }) => assert_eq!(found, "thesis.tex"),
         other => panic!("it is not ours, got {other:?}"),
     }
@@ -147,7 +147,7 @@ fn a_crash_while_it_was_made_is_no_harm() {
     for half in ["LOCK", "VERSION.new"] {
         fs::write(root.path().join(half), "").expect("written");
     }
-    DataFolder::open(root.path()).expect("it is made now");
+    LockedFolder::open(root.path()).expect("it is made now");
     assert!(!root.path().join("VERSION.new").exists());
 }
 
@@ -155,11 +155,11 @@ fn a_crash_while_it_was_made_is_no_harm() {
 fn a_lock_that_is_a_link_is_refused() {
     let root = TempDir::new().expect("a folder");
     let (path, target) = (root.path().join("data"), root.path().join("target"));
-    drop(DataFolder::open(&path).expect("it is made"));
+    drop(LockedFolder::open(&path).expect("it is made"));
     fs::remove_file(path.join("LOCK")).expect("removed");
     fs::write(&target, "precious").expect("written");
     symlink(&target, path.join("LOCK")).expect("linked");
-    assert!(matches!(DataFolder::open(&path), Err(FolderError::File(_))));
+    assert!(matches!(LockedFolder::open(&path), Err(FolderError::File(_))));
     assert_eq!(fs::read_to_string(target).expect("readable"), "precious");
 }
 
@@ -167,10 +167,10 @@ fn a_lock_that_is_a_link_is_refused() {
 fn rights_that_are_missing_are_told_apart() {
     let root = TempDir::new().expect("a folder");
     let path = root.path().join("data");
-    drop(DataFolder::open(&path).expect("it is made"));
+    drop(LockedFolder::open(&path).expect("it is made"));
     let open = |mode| {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("ours");
-        let result = DataFolder::open(&path);
+        let result = LockedFolder::open(&path);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).expect("ours");
         result
     };

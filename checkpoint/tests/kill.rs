@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use common::{manifest, name, noise};
 use tempfile::TempDir;
-use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{RecordLog, SledLog, SledStore, Store};
+use zbelastic_checkpoint::files::RealFileSystem;
+use zbelastic_checkpoint::{CheckpointStore, RecordLog, SledLog, SledStore};
 
 /// Where the other process writes; without it, the test that is one does nothing.
 const FOLDER: &str = "CHECKPOINT_TEST_FOLDER";
@@ -55,7 +55,7 @@ fn killed_after(test: &str, folder: &Path, count: usize) -> Vec<u64> {
 #[test]
 fn process_that_appends() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let mut log = SledLog::open(Arc::new(RealFiles), Path::new(&folder)).expect("it opens");
+    let mut log = SledLog::open(Arc::new(RealFileSystem), Path::new(&folder)).expect("it opens");
     loop {
         let next = log.next();
         let batch: Vec<Vec<u8>> =
@@ -81,7 +81,7 @@ fn a_process_that_is_killed_loses_no_record() {
     for life in 0..LIVES {
         let acknowledged = killed_after("process_that_appends", &folder, 1 + life * 7 % 13);
         let acknowledged = *acknowledged.last().expect("it acknowledged something");
-        let log = SledLog::open(Arc::new(RealFiles), &folder).expect("it opens again");
+        let log = SledLog::open(Arc::new(RealFileSystem), &folder).expect("it opens again");
         assert!(log.next() >= acknowledged, "life {life}: {acknowledged} were acknowledged");
         for (number, record) in log.read_all().expect("readable") {
             assert!(record == noise(number, record_bytes(number)), "record {number} is whole");
@@ -94,7 +94,7 @@ fn a_process_that_is_killed_loses_no_record() {
 #[test]
 fn process_that_puts() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let store = SledStore::open(Arc::new(RealFiles), Path::new(&folder)).expect("it opens");
+    let store = SledStore::open(Arc::new(RealFileSystem), Path::new(&folder)).expect("it opens");
     let first = store.names().expect("readable").len() as u64;
     for number in first.. {
         store.put(name(number, 0), &noise(number % 50, 70_000)).expect("durable");
@@ -111,7 +111,7 @@ fn a_process_that_is_killed_loses_no_piece() {
     let mut acknowledged = Vec::new();
     for life in 0..LIVES_OF_STORE {
         acknowledged.extend(killed_after("process_that_puts", &folder, 1 + life * 5 % 7));
-        let store = SledStore::open(Arc::new(RealFiles), &folder).expect("it opens again");
+        let store = SledStore::open(Arc::new(RealFileSystem), &folder).expect("it opens again");
         let found = store.verify().expect("readable");
         assert!(found.is_whole() && found.oddities.is_empty(), "life {life}: {found:?}");
         assert!(found.manifests.iter().all(|manifest| manifest.is_whole()), "life {life}");

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use zbelastic_checkpoint::{
-    CheckpointId, ChunkHash, Inventory, Manifest, Needed, PieceName, PieceRecord, Removal,
-    RemovalReason, Removed, what_to_remove,
+    CheckpointId, ChunkHash, Manifest, PieceName, PieceRecord, Removal, RemovalReason,
+    RemovalTarget, RetentionRoots, StoreInventory, plan_removals,
 };
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
@@ -34,7 +34,7 @@ fn chunk(number: u8) -> ChunkHash {
     ChunkHash([number; 32])
 }
 
-fn inventories() -> impl Strategy<Value = Inventory> {
+fn inventories() -> impl Strategy<Value = StoreInventory> {
     let pieces = vec(((0..VERSIONS, 0..LAYERS), vec(0..CHUNKS, 0..3)), 0..16);
     let chunks = btree_set(0..CHUNKS, 0..12);
     (btree_set(0..VERSIONS, 0..6), pieces, chunks, btree_set(0..CHUNKS, 0..2)).prop_map(
@@ -49,26 +49,26 @@ fn inventories() -> impl Strategy<Value = Inventory> {
             let manifests = manifests.into_iter().map(|v| (at(v), manifest(v))).collect();
             let chunks = chunks.into_iter().map(chunk).collect();
             let under_way = under_way.into_iter().map(chunk).collect();
-            Inventory { manifests, pieces, chunks, under_way }
+            StoreInventory { manifests, pieces, chunks, under_way }
         },
     )
 }
 
-fn needs() -> impl Strategy<Value = Needed> {
+fn needs() -> impl Strategy<Value = RetentionRoots> {
     (btree_set(0..VERSIONS, 0..3), btree_set(0..VERSIONS, 0..3), 0..4_usize).prop_map(
         |(versions, pending, keep_last)| {
             let steps = |set: BTreeSet<u64>| set.into_iter().map(at).collect();
-            Needed { versions: steps(versions), pending: steps(pending), keep_last }
+            RetentionRoots { versions: steps(versions), pending: steps(pending), keep_last }
         },
     )
 }
 
-fn apply(mut inventory: Inventory, removals: &[Removal]) -> Inventory {
+fn apply(mut inventory: StoreInventory, removals: &[Removal]) -> StoreInventory {
     for removal in removals {
-        let was_there = match removal.what {
-            Removed::Manifest(version) => inventory.manifests.remove(&version).is_some(),
-            Removed::Piece(name) => inventory.pieces.remove(&name).is_some(),
-            Removed::Chunk(hash) => inventory.chunks.remove(&hash),
+        let was_there = match removal.target {
+            RemovalTarget::Manifest(version) => inventory.manifests.remove(&version).is_some(),
+            RemovalTarget::Piece(name) => inventory.pieces.remove(&name).is_some(),
+            RemovalTarget::Chunk(hash) => inventory.chunks.remove(&hash),
         };
         assert!(was_there, "{removal:?} was there");
     }
@@ -80,7 +80,7 @@ proptest! {
 
     #[test]
     fn what_is_needed_stays_at_every_point(inventory in inventories(), needed in needs()) {
-        let removals = what_to_remove(&inventory, &needed);
+        let removals = plan_removals(&inventory, &needed);
         let run = needed.versions.last().map(|version| version.run);
         let newest: Vec<CheckpointId> = { inventory.manifests.keys().rev() }
             .filter(|version| run.is_none_or(|run| version.run >= run))
@@ -114,9 +114,9 @@ proptest! {
 
     #[test]
     fn a_second_decision_finds_nothing_more(inventory in inventories(), needed in needs()) {
-        let removals = what_to_remove(&inventory, &needed);
+        let removals = plan_removals(&inventory, &needed);
         let left = apply(inventory, &removals);
-        prop_assert_eq!(what_to_remove(&left, &needed), []);
+        prop_assert_eq!(plan_removals(&left, &needed), []);
         // What is left has a reason to be.
         for hash in &left.chunks {
             let is_named = left.pieces.values().any(|record| record.chunks.contains(hash));
@@ -128,41 +128,41 @@ proptest! {
 #[test]
 fn removals_tell_why() {
     let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
-    let inventory = Inventory {
+    let inventory = StoreInventory {
         manifests: [1, 2, 3].map(|version| (at(version), manifest(version))).into(),
         pieces: [(name(1, 0), record(1)), (name(2, 0), record(2)), (name(3, 0), record(3))].into(),
         chunks: (1..=4).map(chunk).collect(),
         under_way: BTreeSet::new(),
     };
-    let needed = Needed { keep_last: 2, ..Needed::default() };
+    let needed = RetentionRoots { keep_last: 2, ..RetentionRoots::default() };
     let (version, layer) = (at(1), LayerId(0));
     let expected = [
-        (Removed::Manifest(version), RemovalReason::Superseded { oldest_kept: at(2) }),
-        (Removed::Piece(name(1, 0)), RemovalReason::NoManifest { layer, version }),
-        (Removed::Chunk(chunk(1)), RemovalReason::NoPiece),
-        (Removed::Chunk(chunk(4)), RemovalReason::NoPiece),
+        (RemovalTarget::Manifest(version), RemovalReason::Superseded { oldest_kept: at(2) }),
+        (RemovalTarget::Piece(name(1, 0)), RemovalReason::NoManifest { layer, version }),
+        (RemovalTarget::Chunk(chunk(1)), RemovalReason::NoPiece),
+        (RemovalTarget::Chunk(chunk(4)), RemovalReason::NoPiece),
     ];
-    let expected = expected.map(|(what, reason)| Removal { what, reason });
-    assert_eq!(what_to_remove(&inventory, &needed), expected);
-    let all = Needed { keep_last: 3, ..Needed::default() };
-    assert_eq!(what_to_remove(&inventory, &all), expected[3..]);
+    let expected = expected.map(|(what, reason)| Removal { target: what, reason });
+    assert_eq!(plan_removals(&inventory, &needed), expected);
+    let all = RetentionRoots { keep_last: 3, ..RetentionRoots::default() };
+    assert_eq!(plan_removals(&inventory, &all), expected[3..]);
 }
 
 #[test]
 fn a_store_without_manifests_keeps_what_is_needed_and_what_is_newer() {
     let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
-    let inventory = Inventory {
+    let inventory = StoreInventory {
         pieces: (1..=5_u8).map(|n| (name(u64::from(n), 0), record(n))).collect(),
         chunks: (1..=5).map(chunk).collect(),
-        ..Inventory::default()
+        ..StoreInventory::default()
     };
-    let needed = Needed { versions: [at(2), at(4)].into(), ..Needed::default() };
-    let left = apply(inventory.clone(), &what_to_remove(&inventory, &needed));
+    let needed = RetentionRoots { versions: [at(2), at(4)].into(), ..RetentionRoots::default() };
+    let left = apply(inventory.clone(), &plan_removals(&inventory, &needed));
     let versions: Vec<u64> = left.pieces.keys().map(|name| name.version.version.0).collect();
     assert_eq!(versions, [2, 4, 5], "5 may belong to a checkpoint that is being written");
     assert_eq!(left.chunks, [2, 4, 5].map(chunk).into());
     // No version is needed and there are no manifests: nothing goes.
-    assert_eq!(what_to_remove(&inventory, &Needed::default()), []);
+    assert_eq!(plan_removals(&inventory, &RetentionRoots::default()), []);
 }
 
 #[test]
@@ -171,21 +171,25 @@ fn what_is_needed_of_runs_that_ended_stays_and_no_more_of_them() {
     let piece = |run, version| PieceName { version: of(run, version), ..name(0, 0) };
     let record = |number| PieceRecord { length: 1, chunks: vec![chunk(number)] };
     let pieces = [(1, 500), (1, 600), (2, 40), (2, 50), (3, 7)].map(|(run, at)| piece(run, at));
-    let inventory = Inventory {
+    let inventory = StoreInventory {
         pieces: pieces.into_iter().zip((1..).map(record)).collect(),
-        ..Inventory::default()
+        ..StoreInventory::default()
     };
     let left = |versions: &[CheckpointId]| -> Vec<(u64, u64)> {
-        let needed = Needed { versions: versions.iter().copied().collect(), ..Needed::default() };
-        let left = apply(inventory.clone(), &what_to_remove(&inventory, &needed));
+        let needed = RetentionRoots {
+            versions: versions.iter().copied().collect(),
+            ..RetentionRoots::default()
+        };
+        let left = apply(inventory.clone(), &plan_removals(&inventory, &needed));
         left.pieces.keys().map(|name| (name.version.run.0, name.version.version.0)).collect()
     };
     assert_eq!(left(&[of(1, 600), of(2, 40)]), [(1, 600), (2, 40), (2, 50), (3, 7)]);
     assert_eq!(left(&[of(1, 600), of(3, 0)]), [(1, 600), (3, 7)], "run 2 was removed");
     assert_eq!(left(&[of(4, 0)]), [], "all were, and the next has not begun");
     let manifests = [(of(1, 600), manifest(600))].into();
-    let named = Inventory { manifests, ..Inventory::default() };
-    let needed = Needed { versions: [of(2, 0)].into(), keep_last: 1, ..Needed::default() };
-    let gone = what_to_remove(&named, &needed);
+    let named = StoreInventory { manifests, ..StoreInventory::default() };
+    let needed =
+        RetentionRoots { versions: [of(2, 0)].into(), keep_last: 1, ..RetentionRoots::default() };
+    let gone = plan_removals(&named, &needed);
     assert_eq!(gone[0].reason, RemovalReason::NoRun { run: RunId(1) });
 }

@@ -19,16 +19,16 @@ use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::class::{DeviceClass, DeviceKind};
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::Contact;
-use zbelastic_consensus::core::{Command, Core, CoreSetup, Input, Output, Start};
-use zbelastic_consensus::duty::{DutyTiming, Solution, SolveRequest};
+use zbelastic_consensus::core::{Core, CoreSetup, CoreStart, Input, OperatorCommand, Output};
+use zbelastic_consensus::duty::{DutyTiming, PlanSolution, SolveRequest};
 use zbelastic_consensus::entry::ReadyRecord;
 use zbelastic_consensus::job::{JobChange, JobSpec, WindowPolicy};
 use zbelastic_consensus::member::{Resources, Role};
-use zbelastic_consensus::message::{Envelope, HeldUpdate, Message, Pulse};
+use zbelastic_consensus::message::{Envelope, HeldUpdate, Message, WorkerActivity};
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::raft::RaftSetup;
 use zbelastic_consensus::state::{State, copied_layers};
-use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy, Report, TensorSum};
+use zbelastic_consensus::validation::{GradientReport, GuardPolicy, NonfinitePolicy, TensorSum};
 use zbelastic_schedule::{LowerOptions, ScheduleKind, Window, generate, lower};
 use zbelastic_types::{
     Bytes, ClusterId, Digest, LayerId, LayerRange, NodeId, StageIndex, TensorIndex,
@@ -45,17 +45,17 @@ const BEATS: u32 = 4;
 const TICKS: u32 = 24;
 
 /// The core, and what it did so far.
-struct Bench {
+struct LeaderLoad {
     core: Core,
     busy: Duration,
     sent: u64,
     bytes: u64,
     /// Plans that it requested, and workers whose inventory it requested, with the index of the request.
     solves: Vec<SolveRequest>,
-    asked: Vec<(NodeId, u64)>,
+    inventory_requests: Vec<(NodeId, u64)>,
 }
 
-impl Bench {
+impl LeaderLoad {
     /// A cluster of one controller that lets so many workers in.
     fn new(nodes: &[NodeId]) -> Self {
         let mut raft = RaftSetup::new(VOTER, 1, 9);
@@ -75,10 +75,10 @@ impl Bench {
         let first = [(VOTER, Contact::of_node(VOTER))];
         let credentials = nodes.iter().map(|node| (*node, credential(*node)));
         let state = State::new(CLUSTER).with_controllers(first).with_credentials(credentials);
-        let start = Start::Create { voters: vec![VOTER], state: Box::new(state) };
+        let start = CoreStart::Create { voters: vec![VOTER], state: Box::new(state) };
         let core = Core::new(setup, start).expect("the setup is usual");
         let (solves, asked) = (Vec::new(), Vec::new());
-        Self { core, busy: Duration::ZERO, sent: 0, bytes: 0, solves, asked }
+        Self { core, busy: Duration::ZERO, sent: 0, bytes: 0, solves, inventory_requests: asked }
     }
 
     fn handle(&mut self, input: Input) {
@@ -90,9 +90,9 @@ impl Bench {
                     self.sent += 1;
                     self.bytes += message.encode().len() as u64;
                     if let Message::Briefing(briefing) = message.message
-                        && briefing.asks_inventory
+                        && briefing.requests_inventory
                     {
-                        self.asked.push((to, briefing.index));
+                        self.inventory_requests.push((to, briefing.index));
                     }
                 }
                 Output::Persist { token, .. } => self.core.on_persisted(token),
@@ -110,29 +110,29 @@ impl Bench {
             self.handle(Input::Tick);
         }
         let workers = nodes.len() as u32;
-        self.handle(Input::Command(Command::Job(JobChange::Start(Arc::new(spec)))));
-        nodes.iter().for_each(|node| self.tell(*node, join(*node)));
+        self.handle(Input::Command(OperatorCommand::Job(JobChange::Start(Arc::new(spec)))));
+        nodes.iter().for_each(|node| self.send(*node, join(*node)));
         while self.core.state().plan().is_none() {
             self.handle(Input::Tick);
             for request in std::mem::take(&mut self.solves) {
                 let solution = Box::new(Ok(solution(workers)));
                 self.handle(Input::Solved { number: request.number, solution });
             }
-            for (node, index) in std::mem::take(&mut self.asked) {
+            for (node, index) in std::mem::take(&mut self.inventory_requests) {
                 let holder = self.core.state().holder_of(node).expect("it came");
-                self.tell(node, Message::Inventory { holder, index, layers: Vec::new() });
+                self.send(node, Message::Inventory { holder, index, layers: Vec::new() });
             }
         }
         let plan = Arc::clone(&self.core.state().plan().expect("seen above").record);
         for stage in plan.stage_indices() {
             let ready = ready(&plan, stage);
-            self.tell(ready.holder.node, Message::Ready(ready));
+            self.send(ready.holder.node, Message::Ready(ready));
         }
         assert!(self.core.state().is_running(), "everybody is ready");
         plan
     }
 
-    fn tell(&mut self, from: NodeId, message: Message) {
+    fn send(&mut self, from: NodeId, message: Message) {
         let message = Box::new(Envelope { cluster: CLUSTER, message });
         self.handle(Input::Message { from, message });
     }
@@ -141,9 +141,9 @@ impl Bench {
         for holder in &plan.stages {
             let known = self.core.state().applied();
             let contacts = self.core.state().contacts_index();
-            let (holder, generation, pulse) = (*holder, plan.generation, Pulse::default());
+            let (holder, generation, pulse) = (*holder, plan.generation, WorkerActivity::default());
             let beat = Message::Beat { holder, known, generation, contacts, pulse };
-            self.tell(holder.node, beat);
+            self.send(holder.node, beat);
         }
     }
 
@@ -156,12 +156,12 @@ impl Bench {
             let sums = sums(&spec, plan, stage);
             let is_head = stage.index() + 1 == plan.stages.len();
             let (loss_sum, state) = (is_head.then_some(2.0), Vec::new());
-            let report = Report { turn, stage, sums: sums.clone(), loss_sum };
+            let report = GradientReport { turn, stage, sums: sums.clone(), loss_sum };
             let holder = plan.stages[stage.index()];
-            self.tell(holder.node, Message::Report { holder, report, state });
+            self.send(holder.node, Message::Report { holder, report, state });
             for holder in plan.copy_holders(stage).collect::<Vec<_>>() {
                 let update = HeldUpdate { turn, of: stage, sums: sums.clone(), state: Vec::new() };
-                self.tell(holder.node, Message::Held { holder, update });
+                self.send(holder.node, Message::Held { holder, update });
             }
         }
         assert!(self.core.state().open_turn() > turn, "the step is sealed");
@@ -238,13 +238,13 @@ fn spec(workers: u32, step_count: u64) -> JobSpec {
 }
 
 /// What a solver returns: the schedule that copes best with many stages.
-fn solution(workers: u32) -> Solution {
+fn solution(workers: u32) -> PlanSolution {
     let compute = generate(ScheduleKind::ZbH1, workers, 2 * workers).expect("the size is legal");
     let options = LowerOptions { window: Window::One, early_head_weights: false };
-    Solution {
+    PlanSolution {
         program: lower(&compute, options),
         chunks: (0..workers).map(|at| LayerRange::new(at * LAYERS, (at + 1) * LAYERS)).collect(),
-        seats: (0..workers as usize).collect(),
+        stage_nodes: (0..workers as usize).collect(),
         op_ticks_max: 1_000_000,
     }
 }
@@ -254,7 +254,7 @@ fn main() {
     println!("workers  us a step  us a worker  bytes a step  messages   to begin: ms     bytes");
     for workers in [16, 64, 256] {
         let nodes: Vec<NodeId> = (0..u64::from(workers)).map(|at| NodeId(100 + at)).collect();
-        let mut bench = Bench::new(&nodes);
+        let mut bench = LeaderLoad::new(&nodes);
         let plan = bench.begin(&nodes, spec(workers, 2 * steps));
         let (begin_ms, begin_bytes) = (bench.busy.as_secs_f64() * 1e3, bench.bytes);
         (bench.busy, bench.sent, bench.bytes) = (Duration::ZERO, 0, 0);

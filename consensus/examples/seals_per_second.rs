@@ -33,13 +33,13 @@ use zbelastic_types::{
 
 const WORKER: NodeId = NodeId(9);
 
-struct Trio {
+struct VoterGroup {
     nodes: Vec<RaftNode>,
     states: Vec<State>,
     network: VecDeque<(NodeId, NodeId, RaftMessage)>,
 }
 
-impl Trio {
+impl VoterGroup {
     fn new(steps: u64) -> Self {
         let voters: Vec<_> = (1..=3).map(NodeId).collect();
         let state = running(steps);
@@ -58,7 +58,7 @@ impl Trio {
                 }
                 RaftOutput::Persist { token, .. } => self.nodes[at].on_persisted(token),
                 RaftOutput::Committed(entry) => self.apply(at, &entry.data),
-                RaftOutput::AskSnapshot => {
+                RaftOutput::RequestSnapshot => {
                     let applied = self.nodes[at].status().applied;
                     let data = codec::encode(&self.states[at]);
                     self.nodes[at].compact(applied, data).expect("it was handed out");
@@ -228,7 +228,7 @@ fn plan(holder: Holder) -> PlanRecord {
 fn main() {
     let seals: u64 =
         std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(100_000);
-    let mut trio = Trio::new(4 * seals);
+    let mut trio = VoterGroup::new(4 * seals);
     let leader = trio.elect();
     for in_flight in [1, 64] {
         let start = Instant::now();

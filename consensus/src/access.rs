@@ -8,8 +8,8 @@
 //!
 //! A `NodeId` is given when a token's use is agreed on, and never twice.
 
-mod book;
 mod refusal;
+mod registry;
 mod rotation;
 
 use std::collections::VecDeque;
@@ -20,8 +20,8 @@ use zbelastic_types::{Digest, NodeId};
 
 use crate::member::{MEMBERS_MAX, Role};
 
-pub use book::Access;
 pub use refusal::AccessRefusal;
+pub use registry::AccessRegistry;
 pub use rotation::{
     AUTHORITY_BYTES_MAX, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
     Succession,
@@ -126,7 +126,7 @@ pub struct TokenUse {
 
 /// A token as it is agreed on, with its uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Token {
+pub struct TokenRecord {
     /// What it is good for.
     pub terms: TokenTerms,
     /// Second of the Unix clock at which it was made.
@@ -139,7 +139,7 @@ pub struct Token {
     pub is_revoked: bool,
 }
 
-impl Token {
+impl TokenRecord {
     /// Whether a key that has not used it before can use it at this second.
     #[must_use]
     pub fn is_usable(&self, at_s: u64) -> bool {

@@ -20,7 +20,7 @@ pub const ADDRESS_BYTES_MAX: usize = 64;
 
 /// Where a machine stands, as far as that is known: what stands in one place may be lost at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct FailureDomain {
     /// The zone, as a cloud or a person calls it: up to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`. Empty
     /// if it was not given.
     pub zone: String,
@@ -28,7 +28,7 @@ pub struct Place {
     pub host: u64,
 }
 
-impl Place {
+impl FailureDomain {
     /// Whether both are known to stand in one zone.
     #[must_use]
     pub fn shares_zone(&self, other: &Self) -> bool {
@@ -50,7 +50,7 @@ pub struct Contact {
     /// Its addresses, the best one first: [`ADDRESSES_MAX`] of [`ADDRESS_BYTES_MAX`] bytes at most.
     pub addresses: Vec<String>,
     /// Zone and machine that it runs on, as far as they are known.
-    pub place: Place,
+    pub place: FailureDomain,
 }
 
 /// Why a contact is not taken.
@@ -98,7 +98,7 @@ impl Contact {
     /// A node that is called by its number and has no address: one that lives in this process.
     #[must_use]
     pub fn of_node(node: NodeId) -> Self {
-        let place = Place::default();
+        let place = FailureDomain::default();
         Self { name: format!("node-{node}"), addresses: Vec::new(), place }
     }
 
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     fn check(name: &str, addresses: Vec<String>, expected: Result<(), ContactRefusal>) {
-        let contact = Contact { name: name.to_owned(), addresses, place: Place::default() };
+        let contact = Contact { name: name.to_owned(), addresses, place: FailureDomain::default() };
         assert_eq!(contact.check(), expected);
     }
 
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(check_zone("us-east-1a"), Ok(()));
         assert_eq!(check_zone(&"z".repeat(found)), Err(ContactRefusal::ZoneSize { found }));
         assert_eq!(check_zone("a/b"), Err(ContactRefusal::ZoneCharacter { found: '/' }));
-        let place = |zone: &str, host| Place { zone: zone.to_owned(), host };
+        let place = |zone: &str, host| FailureDomain { zone: zone.to_owned(), host };
         let unknown = place("", 0);
         assert!(!unknown.shares_zone(&unknown) && !unknown.shares_host(&unknown));
         let (one, other) = (place("a", 1), place("a", 2));

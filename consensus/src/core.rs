@@ -8,10 +8,10 @@
 //! The same construction and the same inputs give the same outputs, bit for bit.
 
 mod briefing;
+mod commands;
 mod formats;
+mod input_effect;
 mod logged;
-mod matters;
-mod orders;
 mod presence;
 mod refusal;
 #[cfg(test)]
@@ -27,24 +27,25 @@ use zbelastic_types::{ClusterId, NodeId};
 use crate::codec::{self, DecodeError, Format};
 use crate::contact::{Contact, Contacts};
 use crate::duty::{
-    Action, Duties, DutyTiming, Measured, NoPlan, Solution, SolveRequest, Unsolvable,
+    Duties, DutyTiming, LeaderAction, NoPlan, PlanMeasurement, PlanSolution, PlanUnsolvable,
+    SolveRequest,
 };
 use crate::entry::Entry;
 use crate::job::JobSpec;
 use crate::message::{Envelope, Message};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
+use crate::pre_encoded::PreEncoded;
 use crate::raft::{
-    ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftSetup,
-    RaftStartError, RaftStatus, Record, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
+    ENTRY_BYTES_MAX, FatalReason, PersistToken, ProposeRefusal, RaftNode, RaftOutput, RaftRecord,
+    RaftSetup, RaftStartError, RaftStatus, RecordNumber, RecoveredLog, SNAPSHOT_BYTES_MAX,
 };
-use crate::state::{Change, EntryRefusal, State};
-use crate::told::Told;
+use crate::state::{EntryRefusal, State, StateChange};
 
-use matters::Matters;
+use input_effect::InputEffect;
 
+pub use commands::{CommandOutcome, OperatorCommand};
 pub use logged::logged_state;
-pub use orders::{Command, Ordered};
 pub use refusal::CoreRefusal;
 
 /// What a controller is constructed with.
@@ -64,7 +65,7 @@ pub struct CoreSetup {
 
 /// How a controller begins.
 #[derive(Debug)]
-pub enum Start {
+pub enum CoreStart {
     /// As one of the first voters of a new cluster, all with the same state.
     Create {
         /// Ids of all first voters, this node among them.
@@ -126,7 +127,7 @@ pub enum Input {
         /// The number in the request that is answered.
         number: u64,
         /// The plan, or why there is none.
-        solution: Box<Result<Solution, Unsolvable>>,
+        solution: Box<Result<PlanSolution, PlanUnsolvable>>,
     },
     /// A node is connected.
     Connected {
@@ -141,9 +142,9 @@ pub enum Input {
         node: NodeId,
     },
     /// What was measured of the plan in force. Only a leader accepts it.
-    Measured(Box<Measured>),
+    Measured(Box<PlanMeasurement>),
     /// A command of an operator.
-    Command(Command),
+    Command(OperatorCommand),
 }
 
 /// One thing to do, returned by [`Core::poll_output`].
@@ -161,7 +162,7 @@ pub enum Output {
         /// To be passed to [`Core::on_persisted`].
         token: PersistToken,
         /// The records to write, oldest first.
-        records: Vec<Record>,
+        records: Vec<RaftRecord>,
     },
     /// Records before this one are not needed any more.
     Trim {
@@ -184,7 +185,7 @@ pub enum Event {
         /// Index of the entry in the log.
         index: u64,
         /// What the entry changed in the state.
-        change: Box<Change>,
+        change: Box<StateChange>,
     },
     /// An entry changed nothing.
     Refused {
@@ -233,7 +234,7 @@ pub enum FatalCause {
 
 /// Requests to be admitted, which a controller sends while it is no voter.
 #[derive(Debug)]
-struct Waiting {
+struct AdmissionRequests {
     controllers: Vec<NodeId>,
     boot: u64,
     tick: u64,
@@ -245,9 +246,9 @@ pub struct Core {
     raft: RaftNode,
     state: State,
     duties: Option<Duties>,
-    waiting: Option<Waiting>,
+    admission: Option<AdmissionRequests>,
     /// Index of the last entry that workers must be briefed about.
-    told: u64,
+    briefing_due_index: u64,
     /// Whether something happened since the last look at whether a plan is needed.
     looks_at_plan: bool,
     /// Ticks in a row without a known leader.
@@ -256,10 +257,10 @@ pub struct Core {
     /// Why the plan that was needed last is not there.
     no_plan: Option<NoPlan>,
     /// The members' contacts, as they are sent to workers.
-    contacts: Told<Contacts>,
+    contacts: PreEncoded<Contacts>,
     /// The plan and the job's configuration, as they were last sent to workers.
-    plan: Option<Told<PlanRecord>>,
-    spec: Option<Told<JobSpec>>,
+    plan: Option<PreEncoded<PlanRecord>>,
+    spec: Option<PreEncoded<JobSpec>>,
     /// The newest format that each node reads which is connected.
     formats: BTreeMap<NodeId, Format>,
     /// A node that must stop does nothing more.
@@ -273,25 +274,26 @@ impl Core {
     ///
     /// # Errors
     /// If what it has on disk cannot be used.
-    pub fn new(setup: CoreSetup, start: Start) -> Result<Self, StartError> {
+    pub fn new(setup: CoreSetup, start: CoreStart) -> Result<Self, StartError> {
         let cluster = setup.cluster;
         let newest = setup.newest_format;
         let (raft, state, waiting) = match start {
-            Start::Create { voters, state } => {
+            CoreStart::Create { voters, state } => {
                 let raft = RaftNode::create(setup.raft.clone(), &voters, state.encode())?;
                 (raft, *state, None)
             }
-            Start::Wait { controllers, boot } => {
+            CoreStart::Wait { controllers, boot } => {
                 let state = State::new(cluster).in_format(newest);
                 let raft = RaftNode::create(setup.raft.clone(), &[], state.encode())?;
-                (raft, state, Some(Waiting { controllers, boot, tick: 0 }))
+                (raft, state, Some(AdmissionRequests { controllers, boot, tick: 0 }))
             }
-            Start::Recover { log, controllers, boot } => {
+            CoreStart::Recover { log, controllers, boot } => {
                 let state = logged::snapshot_state(cluster, newest, &log);
                 let state = state.map_err(StartError::Snapshot)?;
                 let raft = RaftNode::recover(setup.raft.clone(), *log)?;
                 let is_known = !raft.status().members.voters.is_empty();
-                let waiting = (!is_known).then_some(Waiting { controllers, boot, tick: 0 });
+                let waiting =
+                    (!is_known).then_some(AdmissionRequests { controllers, boot, tick: 0 });
                 (raft, state, waiting)
             }
         };
@@ -302,7 +304,7 @@ impl Core {
         let mut core = Self {
             setup,
             raft,
-            told: state.applied(),
+            briefing_due_index: state.applied(),
             looks_at_plan: true,
             leaderless_ticks: 0,
             ticks: 0,
@@ -313,7 +315,7 @@ impl Core {
             formats: BTreeMap::new(),
             state,
             duties: None,
-            waiting,
+            admission: waiting,
             is_stopped: false,
             refusals: BTreeMap::new(),
             outbox: VecDeque::new(),
@@ -330,13 +332,13 @@ impl Core {
         if self.is_stopped {
             return Err(CoreRefusal::Stopped);
         }
-        let matters = Matters::of(&input);
-        let result = self.take_in(input);
+        let matters = InputEffect::of(&input);
+        let result = self.dispatch(input);
         if let Err(refusal) = &result {
             self.count(refusal);
         }
-        self.looks_at_plan |= matters == Matters::All;
-        if matters != Matters::Nothing {
+        self.looks_at_plan |= matters == InputEffect::All;
+        if matters != InputEffect::Nothing {
             self.advance();
         }
         result
@@ -383,7 +385,7 @@ impl Core {
         &self.refusals
     }
 
-    fn take_in(&mut self, input: Input) -> Result<(), CoreRefusal> {
+    fn dispatch(&mut self, input: Input) -> Result<(), CoreRefusal> {
         match input {
             Input::Tick => {
                 self.raft.tick();
@@ -397,7 +399,7 @@ impl Core {
             Input::Solved { number, solution } => {
                 let duties = self.duties.as_mut();
                 let is_wanted = duties.is_some_and(|d| d.handle_solution(number, *solution));
-                if is_wanted { Ok(()) } else { Err(CoreRefusal::Unasked { number }) }
+                if is_wanted { Ok(()) } else { Err(CoreRefusal::PlanNotRequested { number }) }
             }
             Input::Connected { node, reads } => {
                 self.formats.insert(node, reads);
@@ -415,7 +417,7 @@ impl Core {
                 let duties = self.duties.as_mut().ok_or(CoreRefusal::NotLeader { leader })?;
                 Ok(duties.handle_measured(&self.state, *measured)?)
             }
-            Input::Command(command) => self.take_order(command).map(|_| ()),
+            Input::Command(command) => self.dispatch_command(command).map(|_| ()),
         }
     }
 
@@ -447,7 +449,7 @@ impl Core {
             RaftOutput::Trim { before } => self.outbox.push_back(Output::Trim { before }),
             RaftOutput::Committed(entry) => self.apply(entry.index, &entry.data),
             RaftOutput::Installed { index, term: _, data } => self.install(index, &data),
-            RaftOutput::AskSnapshot => {
+            RaftOutput::RequestSnapshot => {
                 // A snapshot that is too large leaves the log as it is; it is requested again.
                 let data = self.state.encode();
                 if data.len() <= SNAPSHOT_BYTES_MAX {
@@ -479,14 +481,14 @@ impl Core {
             Err(error) => return self.stop(FatalCause::Version(error)),
         };
         let result = self.state.apply(index, entry.clone());
-        self.follow_contacts();
+        self.refresh_contacts();
         if let Some(duties) = &mut self.duties {
             let result = result.as_ref().map(|_| ());
             duties.on_applied(&self.state, index, &entry, result);
         }
         match result {
             Ok(change) => {
-                self.tell_workers(index, &change);
+                self.brief_on_change(index, &change);
                 let change = Box::new(change);
                 self.outbox.push_back(Output::Event(Event::Applied { index, change }));
             }
@@ -498,7 +500,7 @@ impl Core {
         }
     }
 
-    fn follow_contacts(&mut self) {
+    fn refresh_contacts(&mut self) {
         if self.contacts.index != self.state.contacts_index() {
             self.contacts = Arc::new(self.state.contacts()).into();
         }
@@ -512,11 +514,11 @@ impl Core {
             }
             Ok(state) => {
                 self.state = state;
-                self.follow_contacts();
+                self.refresh_contacts();
                 if self.state.applied() < index {
                     self.state.pass(index);
                 }
-                self.told = index;
+                self.briefing_due_index = index;
                 self.outbox.push_back(Output::Event(Event::Installed { index }));
             }
             Err(error) => self.stop(FatalCause::Version(error)),
@@ -544,21 +546,21 @@ impl Core {
             false => duties.decide_entry(&self.state),
         };
         match action {
-            Some(Action::Propose(entry)) => self.propose(&entry).is_ok(),
-            Some(Action::Solve(request)) => {
+            Some(LeaderAction::Propose(entry)) => self.propose(&entry).is_ok(),
+            Some(LeaderAction::Solve(request)) => {
                 self.no_plan = None;
                 self.outbox.push_back(Output::Solve(request));
                 true
             }
-            Some(Action::AskInventory) => {
+            Some(LeaderAction::RequestInventory) => {
                 self.brief_all();
                 true
             }
-            Some(Action::Rehearse) => {
+            Some(LeaderAction::SendPreCopy) => {
                 self.brief_of_changes();
                 true
             }
-            Some(Action::GiveUp(none)) => {
+            Some(LeaderAction::ReportNoPlan(none)) => {
                 *self.refusals.entry(none.name()).or_default() += 1;
                 self.no_plan = Some(none.clone());
                 self.outbox.push_back(Output::Event(Event::NoPlan(none)));
@@ -579,7 +581,7 @@ impl Core {
             duties.on_proposed(index, entry);
         }
         if let (Entry::Seal(seal), true) = (entry, mutant::is(Mutant::M24UndoFreedAtProposal)) {
-            self.tell_proposal(*seal);
+            self.send_proposal(*seal);
         }
         Ok(())
     }

@@ -3,13 +3,15 @@
 //! Nothing here is agreed on, and nothing is kept: a new leader begins without any reports. Workers repeat
 //! what matters until it is sealed, so a new leader receives it again.
 
+mod awaited;
 mod blame;
+mod checkpoint_timer;
 mod draft;
-mod gone;
+mod ephemeral;
+mod heartbeats;
 mod inbox;
 mod leaving;
-mod owed;
-mod pace;
+mod measurement;
 mod planning;
 mod refusal;
 mod restore;
@@ -17,8 +19,6 @@ mod sealing;
 mod seating;
 #[cfg(test)]
 mod tests;
-mod timed;
-mod watch;
 mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,17 +36,17 @@ use crate::plan::{LayerSource, PlanReason};
 use crate::state::{EntryRefusal, State};
 use crate::validation::Turn;
 
+pub use awaited::{AwaitedAnswer, AwaitedMember};
 pub use blame::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX};
-pub use gone::EPHEMERAL_TICKS_MAX;
+pub use checkpoint_timer::COST_SHARE;
+pub use ephemeral::EPHEMERAL_TICKS_MAX;
 pub use inbox::HELD_VERSIONS_MAX;
-pub use owed::{Awaited, Owed};
-pub use pace::Measured;
-pub use planning::Need;
+pub use measurement::PlanMeasurement;
+pub use planning::PlanNeed;
 pub use refusal::InputRefusal;
-pub use restore::{Inventory, Restore, restore_point};
-pub use sealing::{Contradiction, RECOMPUTE_REPLAYS_MAX, Sealing, Withheld};
+pub use restore::{LayerInventory, RestorePoint, restore_point};
+pub use sealing::{Contradiction, OpenTurnReports, RECOMPUTE_REPLAYS_MAX, WithheldReason};
 pub use seating::least_moved;
-pub use timed::COST_SHARE;
 pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
 /// How long a leader waits for what, in its own ticks.
@@ -79,14 +79,14 @@ pub struct SolveRequest {
 
 /// The answer: a plan without names.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Solution {
+pub struct PlanSolution {
     /// The lowered program; it may have fewer stages than nodes were offered.
     pub program: Program,
     /// The layers of each chunk.
     pub chunks: Vec<LayerRange>,
     /// The node at each stage, as its index among the nodes of the request. Not always the first ones: a
     /// node whose memory does not hold a stage is left out.
-    pub seats: Vec<usize>,
+    pub stage_nodes: Vec<usize>,
     /// Ticks after which one of its operations hangs.
     pub op_ticks_max: u32,
 }
@@ -94,7 +94,7 @@ pub struct Solution {
 /// Why the solver found no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no plan for {nodes} nodes: {reason}")]
-pub struct Unsolvable {
+pub struct PlanUnsolvable {
     /// Number of nodes in the request.
     pub nodes: usize,
     /// The reason, as text for people.
@@ -107,7 +107,7 @@ pub struct Unsolvable {
 pub enum NoPlan {
     /// The solver found none.
     #[error(transparent)]
-    Unsolvable(#[from] Unsolvable),
+    Unsolvable(#[from] PlanUnsolvable),
     /// The plan that was found would be refused when it is applied.
     #[error("the plan that was found would be refused: {0}")]
     Refused(EntryRefusal),
@@ -135,22 +135,22 @@ impl NoPlan {
 
 /// What a decision leads to.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action {
+pub enum LeaderAction {
     /// Propose this entry to the log.
     Propose(Entry),
     /// Request a plan from the solver.
     Solve(SolveRequest),
     /// Request from all workers an inventory of the layers that they hold.
-    AskInventory,
+    RequestInventory,
     /// Send all workers what is to be copied ahead.
-    Rehearse,
+    SendPreCopy,
     /// Go on without the plan that was requested, and report why.
-    GiveUp(NoPlan),
+    ReportNoPlan(NoPlan),
 }
 
 /// What is proposed at most once at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Lane {
+enum ProposalLane {
     Members,
     Plan,
     Seal(Turn),
@@ -171,17 +171,17 @@ pub const PLANS_FAILED_MAX: usize = 3;
 pub struct Duties {
     timing: DutyTiming,
     now: u64,
-    watch: watch::Watch,
-    gone: gone::Gone,
+    heartbeats: heartbeats::HeartbeatMonitor,
+    absences: ephemeral::EphemeralAbsences,
     changes: Vec<MemberChange>,
-    sealing: Option<Sealing>,
+    open_turn: Option<OpenTurnReports>,
     planning: draft::Planning,
-    paces: pace::Paces,
+    measured: measurement::MeasuredSpeeds,
     ready: BTreeMap<StageIndex, ReadyRecord>,
     /// The holders that reported, of the plan that loads, that a layer does not come.
-    complained: BTreeSet<Holder>,
+    load_failures: BTreeSet<Holder>,
     saved: BTreeMap<(Step, NodeId), (Holder, Vec<LayerDigest>)>,
-    timed: timed::Timed,
+    checkpoint_timer: checkpoint_timer::CheckpointTimer,
     /// Why the plan of this generation must go, if it must.
     trouble: Option<(Generation, PlanReason)>,
     /// A layer whose states differ between two holders, or from its checkpoint, and in which plan.
@@ -191,9 +191,9 @@ pub struct Duties {
     blame: blame::Blame,
     /// The plan in which two holders contradicted each other. They repeat it until there is another.
     contradicted: Option<Generation>,
-    in_flight: BTreeMap<u64, Lane>,
+    in_flight: BTreeMap<u64, ProposalLane>,
     /// When something last moved: a seal, or a plan.
-    moved: u64,
+    progress_at: u64,
     /// When members last changed.
     members_changed: u64,
 }
@@ -202,28 +202,28 @@ impl Duties {
     /// The duties of a leader that has received no reports yet.
     #[must_use]
     pub fn new(state: &State, timing: DutyTiming) -> Self {
-        let mut watch = watch::Watch::default();
+        let mut watch = heartbeats::HeartbeatMonitor::default();
         watch.begin(state, 0);
         Self {
             timing,
             now: 0,
-            watch,
-            gone: gone::Gone::default(),
+            heartbeats: watch,
+            absences: ephemeral::EphemeralAbsences::default(),
             changes: Vec::new(),
-            sealing: None,
+            open_turn: None,
             planning: draft::Planning::default(),
-            paces: pace::Paces::default(),
+            measured: measurement::MeasuredSpeeds::default(),
             ready: BTreeMap::new(),
-            complained: BTreeSet::new(),
+            load_failures: BTreeSet::new(),
             saved: BTreeMap::new(),
-            timed: timed::Timed::default(),
+            checkpoint_timer: checkpoint_timer::CheckpointTimer::default(),
             trouble: None,
             differing: None,
             unread: BTreeMap::new(),
             blame: blame::Blame::default(),
             contradicted: None,
             in_flight: BTreeMap::new(),
-            moved: 0,
+            progress_at: 0,
             members_changed: 0,
         }
     }
@@ -231,8 +231,8 @@ impl Duties {
     /// A tick of the leader's clock.
     pub fn handle_tick(&mut self, state: &State) {
         self.now += 1;
-        self.gone.handle_tick(state, self.now);
-        let mut lost = self.watch.overdue(state, self.now, self.lost_after_ticks(state));
+        self.absences.handle_tick(state, self.now);
+        let mut lost = self.heartbeats.overdue(state, self.now, self.lost_after_ticks(state));
         lost.extend(self.without_progress(state));
         for (holder, reason) in lost {
             self.note_change(MemberChange::Lost { holder, reason });
@@ -260,17 +260,17 @@ impl Duties {
         match entry {
             Entry::Members(_) | Entry::Access(AccessChange::Revoked { .. }) => {
                 self.members_changed = self.now;
-                self.watch.follow(state, self.now);
+                self.heartbeats.track_members(state, self.now);
                 self.changes.retain(|change| is_pending(state, change));
             }
             Entry::Seal(_) if result.is_ok() => {
-                self.moved = self.now;
+                self.progress_at = self.now;
                 self.blame.on_sealed();
             }
-            Entry::Ready(_) if result.is_ok() => self.moved = self.now,
+            Entry::Ready(_) if result.is_ok() => self.progress_at = self.now,
             // Behind the last step nothing else is left that could move.
             Entry::Durable { .. } if result.is_ok() && state.is_all_sealed() => {
-                self.moved = self.now;
+                self.progress_at = self.now;
             }
             // What is refused once is refused again. The worker may send its report again.
             Entry::Ready(refused) => self.ready.retain(|_, ready| ready != refused),
@@ -280,8 +280,8 @@ impl Duties {
             Entry::Adopt(_) | Entry::Rewind { .. } | Entry::Resume { .. } | Entry::Job(_)
                 if result.is_ok() =>
             {
-                self.moved = self.now;
-                self.complained.clear();
+                self.progress_at = self.now;
+                self.load_failures.clear();
                 self.planning.on_plan_changed();
             }
             Entry::Adopt(_)
@@ -301,7 +301,7 @@ impl Duties {
                 | AccessChange::Authority(_),
             ) => {}
             // Whatever came of it: if it was refused, it is counted anew.
-            Entry::Access(AccessChange::Forgotten { node }) => self.gone.forget(*node),
+            Entry::Access(AccessChange::Forgotten { node }) => self.absences.restart_count(*node),
         }
         if result.is_ok() {
             self.forgive_checkpoints(state, entry);
@@ -314,35 +314,35 @@ impl Duties {
         self.ready.retain(|_, ready| ready.generation == generation);
         let is_pending = |version: Step| state.pending().iter().any(|p| p.version == version);
         self.saved.retain(|(version, _), _| is_pending(*version));
-        self.timed.retain(is_pending);
+        self.checkpoint_timer.retain(is_pending);
         self.trouble = self.trouble.take().filter(|(of, _)| *of == generation);
         self.differing = self.differing.filter(|(of, _)| *of == generation);
     }
 
     /// The next thing to do, until there is none. Each is returned once: what is proposed is
     /// remembered by [`Self::on_proposed`].
-    pub fn decide(&mut self, state: &State) -> Option<Action> {
+    pub fn decide(&mut self, state: &State) -> Option<LeaderAction> {
         self.decide_entry(state).or_else(|| self.decide_plan(state))
     }
 
     /// The next thing to do that is no plan. Whether one is needed does not follow from reports of a step,
     /// and takes a look at all members.
-    pub fn decide_entry(&mut self, state: &State) -> Option<Action> {
+    pub fn decide_entry(&mut self, state: &State) -> Option<LeaderAction> {
         if let Some(entry) = self.decide_members(state) {
-            return Some(Action::Propose(entry));
+            return Some(LeaderAction::Propose(entry));
         }
         self.decide_ready(state)
             .or_else(|| self.decide_seal(state))
             .or_else(|| self.decide_durable(state))
-            .or_else(|| self.decide_timed(state))
+            .or_else(|| self.decide_timed_checkpoint(state))
             .or_else(|| self.decide_forgotten())
-            .map(Action::Propose)
+            .map(LeaderAction::Propose)
     }
 
     /// Why the open turn is not sealed.
     #[must_use]
-    pub fn withheld(&self, state: &State) -> Option<Withheld> {
-        let sealing = self.sealing.as_ref()?;
+    pub fn withheld(&self, state: &State) -> Option<WithheldReason> {
+        let sealing = self.open_turn.as_ref()?;
         sealing.decide(state).err()
     }
 
@@ -351,23 +351,23 @@ impl Duties {
         state.job().map_or(self.timing.lost_after_ticks, |job| job.spec.lost_after_ticks)
     }
 
-    fn is_in_flight(&self, lane: Lane) -> bool {
+    fn is_in_flight(&self, lane: ProposalLane) -> bool {
         self.in_flight.values().any(|found| *found == lane)
     }
 
     /// Whether an entry that raises the format is proposed and not applied yet.
     #[must_use]
     pub(crate) fn is_raising_format(&self) -> bool {
-        self.is_in_flight(Lane::Format)
+        self.is_in_flight(ProposalLane::Format)
     }
 
     fn decide_forgotten(&self) -> Option<Entry> {
-        let is_free = !self.is_in_flight(Lane::Access);
-        self.gone.decide(self.now).filter(|_| is_free)
+        let is_free = !self.is_in_flight(ProposalLane::Access);
+        self.absences.decide(self.now).filter(|_| is_free)
     }
 
     fn decide_members(&mut self, state: &State) -> Option<Entry> {
-        if self.changes.is_empty() || self.is_in_flight(Lane::Members) {
+        if self.changes.is_empty() || self.is_in_flight(ProposalLane::Members) {
             return None;
         }
         self.changes.retain(|change| is_pending(state, change));
@@ -383,46 +383,46 @@ impl Duties {
         let is_new = |(stage, ready): &(&StageIndex, &ReadyRecord)| {
             ready.generation == generation
                 && slots[stage.index()].is_none()
-                && !self.is_in_flight(Lane::Ready(generation, ready.holder.node))
+                && !self.is_in_flight(ProposalLane::Ready(generation, ready.holder.node))
         };
         if let Some((_, ready)) = self.ready.iter().find(is_new) {
             return Some(Entry::Ready(ready.clone()));
         }
         let is_complete = slots.iter().all(Option::is_some) && state.lost_holder().is_none();
         let is_sound = self.trouble.is_none() && self.differing.is_none();
-        let is_free = !self.is_in_flight(Lane::Plan) && is_sound;
+        let is_free = !self.is_in_flight(ProposalLane::Plan) && is_sound;
         (is_complete && is_free).then_some(Entry::Resume { generation })
     }
 
     fn decide_seal(&mut self, state: &State) -> Option<Entry> {
-        let sealing = self.sealing.as_ref()?;
+        let sealing = self.open_turn.as_ref()?;
         let turn = state.open_turn();
         let is_known = self.contradicted == Some(turn.generation);
-        if sealing.turn() != turn || self.is_in_flight(Lane::Seal(turn)) || is_known {
+        if sealing.turn() != turn || self.is_in_flight(ProposalLane::Seal(turn)) || is_known {
             return None;
         }
         match sealing.decide(state) {
             Ok(seal) => Some(Entry::Seal(seal)),
-            Err(Withheld::DiffersFromLog { step }) => {
-                let is_free = !self.is_in_flight(Lane::Job);
+            Err(WithheldReason::DiffersFromLog { step }) => {
+                let is_free = !self.is_in_flight(ProposalLane::Job);
                 let halt = JobChange::Halt(HaltReason::DiffersFromLog { step });
                 is_free.then_some(Entry::Job(halt))
             }
-            Err(Withheld::Sums(Contradiction { layer, pairs })) => {
+            Err(WithheldReason::Sums(Contradiction { layer, pairs })) => {
                 self.note_trouble(state, PlanReason::Contradiction { layer });
                 self.decide_blame(state, &pairs)
             }
-            Err(Withheld::State(Contradiction { layer, pairs })) => {
+            Err(WithheldReason::State(Contradiction { layer, pairs })) => {
                 self.differing = Some((state.generation(), layer));
                 self.decide_blame(state, &pairs)
             }
             Err(
-                Withheld::Reports
-                | Withheld::NotHeld { .. }
-                | Withheld::NotAttested { .. }
-                | Withheld::CheckpointOverdue
-                | Withheld::Leaving
-                | Withheld::NotRunning,
+                WithheldReason::Reports
+                | WithheldReason::NotHeld { .. }
+                | WithheldReason::NotAttested { .. }
+                | WithheldReason::CheckpointOverdue
+                | WithheldReason::Leaving
+                | WithheldReason::NotRunning,
             ) => None,
         }
     }
@@ -442,7 +442,7 @@ impl Duties {
             return self.decide_members(state);
         }
         let is_stuck = self.blame.is_stuck(one, other);
-        let is_free = !self.is_in_flight(Lane::Job);
+        let is_free = !self.is_in_flight(ProposalLane::Job);
         (is_stuck && is_free).then_some(Entry::Job(JobChange::Halt(HaltReason::Untrusted)))
     }
 
@@ -451,7 +451,7 @@ impl Duties {
         for pending in state.pending() {
             let version = pending.version;
             let is_complete = pending.layers.len() == layer_count as usize;
-            if is_complete && !self.is_in_flight(Lane::Checkpoint(version)) {
+            if is_complete && !self.is_in_flight(ProposalLane::Checkpoint(version)) {
                 return Some(Entry::Checkpoint { version });
             }
         }
@@ -460,7 +460,8 @@ impl Duties {
             let is_missing = |(layer, _): &(LayerId, _)| {
                 pending.is_some_and(|pending| !pending.layers.contains_key(layer))
             };
-            layers.iter().any(is_missing) && !self.is_in_flight(Lane::Durable(*version, *node))
+            layers.iter().any(is_missing)
+                && !self.is_in_flight(ProposalLane::Durable(*version, *node))
         };
         let ((version, _), (holder, layers)) = self.saved.iter().find(is_new)?;
         let (version, holder, layers) = (*version, *holder, layers.clone());
@@ -567,13 +568,13 @@ impl Duties {
 fn is_pending(state: &State, change: &MemberChange) -> bool {
     match change {
         MemberChange::Admit { node, boot, role, contact, .. } => {
-            state.admits(*node, *boot) && state.lets_in(*node, *role, contact)
+            state.admits(*node, *boot) && state.authorizes(*node, *role, contact)
         }
         MemberChange::Lost { holder, .. } => state.is_live(*holder),
         MemberChange::Drain { holder } => {
             let member = state.members().get(&holder.node);
             state.is_live(*holder)
-                && member.is_some_and(|m| m.standing == crate::member::Standing::Present)
+                && member.is_some_and(|m| m.status == crate::member::MembershipStatus::Present)
         }
         MemberChange::Moved { holder, contact } => {
             let member = state.members().get(&holder.node);
@@ -582,17 +583,17 @@ fn is_pending(state: &State, change: &MemberChange) -> bool {
     }
 }
 
-fn lane_of(entry: &Entry) -> Lane {
+fn lane_of(entry: &Entry) -> ProposalLane {
     match entry {
-        Entry::Members(_) => Lane::Members,
-        Entry::Adopt(_) | Entry::Resume { .. } | Entry::Rewind { .. } => Lane::Plan,
-        Entry::Ready(ready) => Lane::Ready(ready.generation, ready.holder.node),
-        Entry::Seal(seal) => Lane::Seal(seal.turn),
-        Entry::Durable { version, holder, .. } => Lane::Durable(*version, holder.node),
-        Entry::Keep { .. } => Lane::Keep,
-        Entry::Checkpoint { version } => Lane::Checkpoint(*version),
-        Entry::Job(_) => Lane::Job,
-        Entry::Access(_) => Lane::Access,
-        Entry::Format(_) => Lane::Format,
+        Entry::Members(_) => ProposalLane::Members,
+        Entry::Adopt(_) | Entry::Resume { .. } | Entry::Rewind { .. } => ProposalLane::Plan,
+        Entry::Ready(ready) => ProposalLane::Ready(ready.generation, ready.holder.node),
+        Entry::Seal(seal) => ProposalLane::Seal(seal.turn),
+        Entry::Durable { version, holder, .. } => ProposalLane::Durable(*version, holder.node),
+        Entry::Keep { .. } => ProposalLane::Keep,
+        Entry::Checkpoint { version } => ProposalLane::Checkpoint(*version),
+        Entry::Job(_) => ProposalLane::Job,
+        Entry::Access(_) => ProposalLane::Access,
+        Entry::Format(_) => ProposalLane::Format,
     }
 }

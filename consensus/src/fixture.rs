@@ -14,12 +14,12 @@ use crate::access::{AccessRole, Credential};
 use crate::checkpoint::LayerDigest;
 use crate::codec;
 use crate::contact::Contact;
-use crate::duty::Solution;
+use crate::duty::PlanSolution;
 use crate::entry::{Entry, ReadyRecord, RewindReason};
 use crate::job::{JobChange, JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason, MemberChange, Resources, Role};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, copies_at};
-use crate::state::{Change, EntryRefusal, State, copied_layers};
+use crate::state::{EntryRefusal, State, StateChange, copied_layers};
 use crate::validation::{
     GuardPolicy, LayerFingerprint, NonfinitePolicy, Reason, Seal, TensorSum, Turn, Verdict,
 };
@@ -92,10 +92,10 @@ pub(crate) fn crossed(plan: &mut PlanRecord) {
 }
 
 /// What a solver answers for so many nodes.
-pub(crate) fn solution(stage_count: u32, window: Window) -> Solution {
+pub(crate) fn solution(stage_count: u32, window: Window) -> PlanSolution {
     let (program, chunks) = (program(stage_count, window), chunks(stage_count));
     let seats = (0..stage_count as usize).collect();
-    Solution { program, chunks, seats, op_ticks_max: 50 }
+    PlanSolution { program, chunks, stage_nodes: seats, op_ticks_max: 50 }
 }
 
 /// The state of a layer at a version, as a digest.
@@ -165,11 +165,11 @@ pub(crate) fn lost(holder: Holder) -> MemberChange {
 
 /// Applies entries in order.
 #[derive(Clone, Debug)]
-pub(crate) struct Log {
+pub(crate) struct FixtureLog {
     pub state: State,
 }
 
-impl Log {
+impl FixtureLog {
     /// A cluster with nobody in it and nothing to do.
     pub fn empty() -> Self {
         Self { state: State::new(CLUSTER) }
@@ -215,13 +215,13 @@ impl Log {
         }
     }
 
-    pub fn try_apply(&mut self, entry: Entry) -> Result<Change, EntryRefusal> {
+    pub fn try_apply(&mut self, entry: Entry) -> Result<StateChange, EntryRefusal> {
         self.vouch_for(&entry);
         self.state.apply(self.state.applied() + 1, entry)
     }
 
     /// Applies an entry that fits.
-    pub fn apply(&mut self, entry: Entry) -> Change {
+    pub fn apply(&mut self, entry: Entry) -> StateChange {
         let name = entry.name();
         self.try_apply(entry).unwrap_or_else(|refusal| panic!("{name} refused: {refusal}"))
     }
@@ -284,7 +284,7 @@ impl Log {
         }
     }
 
-    pub fn adopt(&mut self, plan: PlanRecord) -> Change {
+    pub fn adopt(&mut self, plan: PlanRecord) -> StateChange {
         self.apply(Entry::Adopt(Box::new(plan)))
     }
 
@@ -309,7 +309,7 @@ impl Log {
         self.resume();
     }
 
-    pub fn resume(&mut self) -> Change {
+    pub fn resume(&mut self) -> StateChange {
         self.apply(Entry::Resume { generation: self.state.generation() })
     }
 
@@ -347,7 +347,7 @@ impl Log {
     }
 
     /// Makes a checkpoint of `version`.
-    pub fn checkpoint(&mut self, version: u64, by: u64) -> Change {
+    pub fn checkpoint(&mut self, version: u64, by: u64) -> StateChange {
         self.save(version, by);
         self.apply(Entry::Checkpoint { version: Step(version) })
     }

@@ -19,7 +19,7 @@ pub const ROLLBACK_WINDOW: usize = 32;
 
 /// Final seals from `base` up to, not including, `head`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct History {
+pub struct SealHistory {
     base: Step,
     seals: VecDeque<Seal>,
 }
@@ -32,7 +32,7 @@ pub struct DiffersFromLog {
     pub step: Step,
 }
 
-impl History {
+impl SealHistory {
     /// The first step it knows.
     #[must_use]
     pub fn base(&self) -> Step {

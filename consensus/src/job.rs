@@ -40,7 +40,7 @@ pub enum WindowPolicy {
 
 /// Where a run that branches off another begins: at the last checkpoint of one that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct RunOrigin {
     /// The run that the branch goes on from.
     pub run: RunId,
     /// The version of its checkpoint, and the branch's first.
@@ -50,7 +50,7 @@ pub struct Origin {
     pub state: Digest,
 }
 
-impl Origin {
+impl RunOrigin {
     /// The run whose checkpoint a version of `run` is, which begins at `from`: what a branch begins with was
     /// written by another.
     #[must_use]
@@ -68,7 +68,7 @@ pub struct JobSpec {
     /// What people call it; no other run of the cluster is called so.
     pub name: String,
     /// What it branches off; none if it begins with weights of its own at step 0.
-    pub from: Option<Origin>,
+    pub from: Option<RunOrigin>,
     /// Names the whole configuration, what is not here included.
     pub config: Digest,
     /// The whole configuration, read where a stage is built. It is not read here.
@@ -331,7 +331,7 @@ impl JobSpec {
     /// The run whose checkpoint a version is.
     #[must_use]
     pub fn run_of(&self, version: Step) -> RunId {
-        Origin::run_of(self.run, self.from, version)
+        RunOrigin::run_of(self.run, self.from, version)
     }
 
     /// Whether `version` becomes a checkpoint: every so many steps, and at the end.
@@ -343,7 +343,7 @@ impl JobSpec {
 
     /// Whether there are to be checkpoints before the end.
     #[must_use]
-    pub const fn asks_checkpoints(&self) -> bool {
+    pub const fn schedules_checkpoints(&self) -> bool {
         self.checkpoint_every > 0 || self.checkpoint_ticks > 0
     }
 

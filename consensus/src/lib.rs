@@ -1,6 +1,6 @@
 //! What the cluster agrees on, and how.
 //!
-//! Two pure cores: [`Core`] is a controller, a voter of the Raft group that decides; [`Seat`] is
+//! Two pure cores: [`Core`] is a controller, a voter of the Raft group that decides; [`WorkerSession`] is
 //! the part of a worker that talks to it. Both take what happened and return what to do. They know
 //! no tensor, device, socket or clock, draw nothing at random, and solve no schedule: a leader requests
 //! a plan and gets it as an input, and every node only checks it.
@@ -24,17 +24,17 @@ pub mod member;
 pub mod message;
 pub mod mutant;
 pub mod plan;
+pub mod pre_copy;
+pub mod pre_encoded;
 pub mod raft;
-pub mod rehearsal;
 pub mod run;
-pub mod seat;
-pub mod standing;
+pub mod session;
 pub mod state;
-pub mod told;
+pub mod training_status;
 pub mod validation;
 
 pub use self::core::Core;
 pub use entry::Entry;
 pub use member::Holder;
-pub use seat::Seat;
+pub use session::WorkerSession;
 pub use state::State;

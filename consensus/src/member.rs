@@ -167,7 +167,7 @@ pub enum MemberChange {
 
 /// Whether a member is counted on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
+pub enum MembershipStatus {
     /// The member is counted on.
     Present,
     /// The member is counted on, and about to go.
@@ -190,16 +190,16 @@ pub struct Member {
     /// Name, addresses and place of the node.
     pub contact: Contact,
     /// Whether it is present, about to go, or lost.
-    pub standing: Standing,
+    pub status: MembershipStatus,
 }
 
 impl Member {
     /// Whether it is counted on still.
     #[must_use]
     pub const fn is_live(&self) -> bool {
-        match self.standing {
-            Standing::Present | Standing::Draining => true,
-            Standing::Lost(_) => false,
+        match self.status {
+            MembershipStatus::Present | MembershipStatus::Draining => true,
+            MembershipStatus::Lost(_) => false,
         }
     }
 }

@@ -14,17 +14,17 @@ use crate::entry::ReadyRecord;
 use crate::job::{JobPhase, JobSpec};
 use crate::member::{Holder, Resources, Role};
 use crate::plan::PlanRecord;
+use crate::pre_copy::PreCopyPlan;
+use crate::pre_encoded::PreEncoded;
 use crate::raft::RaftMessage;
-use crate::rehearsal::Rehearsal;
-use crate::told::Told;
-use crate::validation::{LayerFingerprint, Report, Seal, TensorSum, Turn};
+use crate::validation::{GradientReport, LayerFingerprint, Seal, TensorSum, Turn};
 
 /// Bytes of a message at most: a snapshot of the replicated state is the largest.
 pub const MESSAGE_BYTES_MAX: usize = 14 << 20;
 
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pulse {
+pub struct WorkerActivity {
     /// Ticks the operation under way has taken; 0 if none is.
     pub busy_ticks: u32,
     /// Ticks the last verdict was waited for.
@@ -78,13 +78,13 @@ pub struct Briefing {
     /// The receiver's start and life, if it is a member that is counted on.
     pub you: Option<(u64, Incarnation)>,
     /// The job's configuration, if the receiver does not know the plan in force yet.
-    pub spec: Option<Told<JobSpec>>,
+    pub spec: Option<PreEncoded<JobSpec>>,
     /// How far the job is.
     pub job: Option<JobPhase>,
     /// The number of the plan in force.
     pub generation: Generation,
     /// The plan in force, if the receiver does not know it yet.
-    pub plan: Option<Told<PlanRecord>>,
+    pub plan: Option<PreEncoded<PlanRecord>>,
     /// Whether the program of the plan in force runs.
     pub is_running: bool,
     /// The turn that waits for its seal.
@@ -94,16 +94,16 @@ pub struct Briefing {
     /// The last seal, which may be of the plan before.
     pub seal: Option<Seal>,
     /// Whether the sender is a leader that requests the receiver's inventory of layers.
-    pub asks_inventory: bool,
+    pub requests_inventory: bool,
     /// How often the run went back.
     pub rewinds: u64,
     /// Versions that become checkpoints once all their layers are durable. One that is not open yet may be
     /// among them.
     pub pending: Vec<Step>,
     /// Where members are reached, if the receiver does not know the newest contacts yet.
-    pub contacts: Option<Told<Contacts>>,
+    pub contacts: Option<PreEncoded<Contacts>>,
     /// What is to be copied ahead of a planned change, as far as the sender knows.
-    pub rehearsal: Option<Arc<Rehearsal>>,
+    pub pre_copy: Option<Arc<PreCopyPlan>>,
 }
 
 /// A message that one node sends another.
@@ -133,14 +133,14 @@ pub enum Message {
         /// Index of the contacts that the worker knows.
         contacts: u64,
         /// Its waits and its progress, as it counts them.
-        pulse: Pulse,
+        pulse: WorkerActivity,
     },
     /// A stage reports the sums of its gradient.
     Report {
         /// The worker that runs the stage.
         holder: Holder,
         /// One sum for each tensor of the stage, and the loss if the stage holds the head.
-        report: Report,
+        report: GradientReport,
         /// Fingerprints of the state that the step begins with, if this step attests.
         state: Vec<LayerFingerprint>,
     },

@@ -20,7 +20,7 @@
 //! - P4: bytes of others are never parsed as protobuf: messages and records have their own strict
 //!   form, and entries that change the voters are rebuilt from it.
 //! - P5: a disk that was set back is found out by the peers that answer before the node takes part, as
-//!   long as one of them remembers what the disk forgot. See [`Hello`].
+//!   long as one of them remembers what the disk forgot. See [`RaftHello`].
 //! - P6: voters change through joint consensus alone (Ongaro's dissertation, section 4.3), and
 //!   the joint state is left by itself.
 //!
@@ -29,9 +29,9 @@
 
 mod bytes;
 mod entry;
-mod flight;
 mod greeting;
 mod guard;
+mod in_flight;
 mod members;
 mod message;
 mod node;
@@ -47,12 +47,12 @@ mod storage;
 mod tests;
 
 pub use entry::{LogEntry, NodeChange, Payload, SnapshotImage};
-pub use greeting::{Hello, HelloAnswer, StaleCause, Welcome};
+pub use greeting::{RaftHello, RaftHelloAnswer, StaleCause, Welcome};
 pub use members::{ChangeRefusal, Members, MembersFault, VoterChange};
 pub use message::RaftMessage;
 pub use node::{CompactRefusal, ProposeRefusal, RaftNode};
 pub use output::{CommittedEntry, FatalReason, PersistToken, RaftOutput, RecordNumber};
-pub use record::{HardVote, Record, RecordFault, decode_record, encode_record};
+pub use record::{HardVote, RaftRecord, RaftRecordFault, decode_record, encode_record};
 pub use recovery::{RecoverError, RecoveredLog};
 pub use refusal::RaftRefusal;
 pub use setup::{

@@ -18,21 +18,21 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{ClusterId, Generation, Incarnation, NodeId, RunId, Step};
 
-use crate::access::Access;
+use crate::access::AccessRegistry;
 use crate::checkpoint::{CheckpointRecord, PendingCheckpoint};
 use crate::class::DeviceClass;
 use crate::codec::{self, DecodeError, Format};
 use crate::contact::{Contact, Contacts};
 use crate::entry::ReadyRecord;
-use crate::history::History;
+use crate::history::SealHistory;
 use crate::job::{Job, JobPhase, JobSpec};
-use crate::member::{Holder, LossReason, Member, Resources, Role, Standing};
+use crate::member::{Holder, LossReason, Member, MembershipStatus, Resources, Role};
 use crate::plan::PlanRecord;
 use crate::raft::SNAPSHOT_BYTES_MAX;
 use crate::run::RunRecord;
 use crate::validation::{Ledger, Seal, Turn};
 
-pub use apply::Change;
+pub use apply::StateChange;
 pub use plans::{copied_layers, differing_layer};
 pub use refusal::EntryRefusal;
 
@@ -69,7 +69,7 @@ pub struct State {
     applied: u64,
     members: BTreeMap<NodeId, Member>,
     quarantined: BTreeSet<NodeId>,
-    access: Access,
+    access: AccessRegistry,
     /// Index of the last entry that changed the contacts.
     contacts_index: u64,
     job: Option<Job>,
@@ -84,7 +84,7 @@ pub struct State {
     /// The highest number given to a plan.
     generation: Generation,
     ledger: Ledger,
-    history: History,
+    history: SealHistory,
     last_seal: Option<Seal>,
     rewinds: u64,
     checkpoints: Vec<CheckpointRecord>,
@@ -103,7 +103,7 @@ impl State {
             applied: 0,
             members: BTreeMap::new(),
             quarantined: BTreeSet::new(),
-            access: Access::default(),
+            access: AccessRegistry::default(),
             contacts_index: 0,
             job: None,
             run_last: RunId(0),
@@ -113,7 +113,7 @@ impl State {
             next: None,
             generation: Generation(0),
             ledger: Ledger::new(Generation(0), Step(0), 0),
-            history: History::default(),
+            history: SealHistory::default(),
             last_seal: None,
             rewinds: 0,
             checkpoints: Vec::new(),
@@ -165,7 +165,7 @@ impl State {
                 role: Role::Controller,
                 resources,
                 contact,
-                standing: Standing::Present,
+                status: MembershipStatus::Present,
             };
             self.members.insert(node, controller);
         }
@@ -183,7 +183,7 @@ impl State {
         state.job = Some(Job { spec, phase });
         state.generation = checkpoint.ledger.open_turn().generation;
         state.ledger = checkpoint.ledger.clone();
-        state.history = History::starting_at(checkpoint.version);
+        state.history = SealHistory::starting_at(checkpoint.version);
         state.checkpoints = vec![checkpoint];
         state
     }
@@ -251,7 +251,7 @@ impl State {
     #[must_use]
     pub fn admits(&self, node: NodeId, boot: u64) -> bool {
         let is_new = self.members.get(&node).is_none_or(|member| boot > member.boot);
-        is_new && !self.quarantined.contains(&node) && self.has_room_for(node)
+        is_new && !self.quarantined.contains(&node) && self.has_member_capacity(node)
     }
 
     /// The last job that began and was not removed, with its phase.
@@ -325,15 +325,15 @@ impl State {
 
     /// Final seals, as far back as they are kept.
     #[must_use]
-    pub fn history(&self) -> &History {
+    pub fn history(&self) -> &SealHistory {
         &self.history
     }
 
     /// Whether another step can be sealed: one can be remembered, or forgotten because a checkpoint
     /// lies behind it, or the run goes back to none.
     #[must_use]
-    pub fn has_room_for_seal(&self) -> bool {
-        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.asks_checkpoints());
+    pub fn can_remember_seal(&self) -> bool {
+        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.schedules_checkpoints());
         let newest = self.checkpoints.last().map(|checkpoint| checkpoint.version);
         !self.history.is_full() || !is_asked || newest.is_some_and(|v| v > self.history.base())
     }
@@ -423,7 +423,7 @@ impl State {
         let Some(plan) = &self.plan else { return 0 };
         let is_draining = |holder: &&Holder| {
             let member = self.members.get(&holder.node);
-            member.is_some_and(|member| member.standing == Standing::Draining)
+            member.is_some_and(|member| member.status == MembershipStatus::Draining)
         };
         plan.record.stages.iter().filter(is_draining).count() as u32
     }
@@ -435,10 +435,10 @@ impl State {
         let Some(spec) = self.running_spec() else { return false };
         let (mut staying, mut leaving) = (0, 0);
         for (_, member) in self.fitting_workers() {
-            match member.standing {
-                Standing::Present => staying += 1,
-                Standing::Draining => leaving += 1,
-                Standing::Lost(_) => {}
+            match member.status {
+                MembershipStatus::Present => staying += 1,
+                MembershipStatus::Draining => leaving += 1,
+                MembershipStatus::Lost(_) => {}
             }
         }
         leaving > 0 && staying < spec.workers_min
@@ -447,13 +447,13 @@ impl State {
     /// Whether a holder in the plan in force went after what it held was saved: no node holds what it
     /// reported since.
     #[must_use]
-    pub fn has_let_go(&self) -> bool {
+    pub fn has_drained_holder(&self) -> bool {
         let Some(plan) = &self.plan else { return false };
         plan.record.stages.iter().any(|holder| {
             let member = self.members.get(&holder.node);
-            match member.map(|member| member.standing) {
-                Some(Standing::Lost(reason)) => reason == LossReason::Drained,
-                Some(Standing::Present | Standing::Draining) => false,
+            match member.map(|member| member.status) {
+                Some(MembershipStatus::Lost(reason)) => reason == LossReason::Drained,
+                Some(MembershipStatus::Present | MembershipStatus::Draining) => false,
                 None => true,
             }
         })

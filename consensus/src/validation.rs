@@ -11,7 +11,7 @@
 //! leader             +--> Tally --> decide --> Seal -- agreed on ---------+
 //! ```
 //!
-//! The stage's part is [`StageHalf`], the leader's [`Leader`]; [`Ledger`] is what is agreed. The
+//! The stage's part is [`StageHalf`], the leader's [`LeaderHalf`]; [`Ledger`] is what is agreed. The
 //! rules R1, R2, R4 and R8 are asserted where they are named.
 
 mod leader;
@@ -22,15 +22,15 @@ mod stage;
 mod tally;
 mod verdict;
 
-pub use leader::{Leader, Proposal};
+pub use leader::{LeaderHalf, Proposal};
 pub use ledger::{Ledger, NORM_WINDOW};
-pub use report::{LayerFingerprint, Prefix, Report, TensorSum};
+pub use report::{GradientReport, LayerFingerprint, Prefix, TensorSum};
 pub use seal::{Seal, SealRefusal, Turn};
-pub use stage::{Application, CandidateOrder, StageHalf};
-pub use tally::{ReportRefusal, Summary, Tally};
+pub use stage::{CandidateAction, SealApplication, StageHalf};
+pub use tally::{ReportRefusal, Tally, TallySummary};
 pub use verdict::{
-    Decision, Gate, GuardPolicy, NonfinitePolicy, Reason, SPIKE_SKIPS_MAX, SPIKE_WARMUP, Verdict,
-    clip_coefficient, decide,
+    Gate, GuardPolicy, NonfinitePolicy, Reason, SPIKE_SKIPS_MAX, SPIKE_WARMUP, Verdict,
+    VerdictDecision, clip_coefficient, decide,
 };
 
 #[cfg(test)]

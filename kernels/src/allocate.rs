@@ -1,6 +1,6 @@
 //! How a request for memory fails, on any device.
 
-use crate::fault::{DeviceFault, Purpose, WHAT_NEEDS_LESS};
+use crate::fault::{AllocationPurpose, DeviceFault, WHAT_NEEDS_LESS};
 
 /// Memory could not be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -8,18 +8,18 @@ pub struct AllocateError {
     /// Bytes that were requested.
     pub bytes: u64,
     /// What the memory is for, if it was requested from a device.
-    pub purpose: Option<Purpose>,
+    pub purpose: Option<AllocationPurpose>,
     /// What the request is made of, with the bytes of each part, if the caller has named the parts.
     pub parts: Vec<(&'static str, u64)>,
     /// The device's free and total bytes when the request failed, if the device reports them.
-    pub room: Option<Room>,
+    pub shortage: Option<MemoryShortage>,
     /// The fault that had ended the device before, if that is why.
     pub fault: Option<Box<DeviceFault>>,
 }
 
 /// A device's memory when there was too little of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct MemoryShortage {
     /// Bytes that were free for the request.
     pub free_bytes: u64,
     /// Bytes of the device's whole memory.
@@ -42,8 +42,8 @@ impl std::fmt::Display for AllocateError {
         if !parts.is_empty() {
             write!(f, " ({})", parts.join(", "))?;
         }
-        match self.room {
-            Some(Room { free_bytes, total_bytes }) => {
+        match self.shortage {
+            Some(MemoryShortage { free_bytes, total_bytes }) => {
                 write!(f, ", {free_bytes} of {total_bytes} are free; {WHAT_NEEDS_LESS}")
             }
             None => Ok(()),
@@ -55,7 +55,7 @@ impl AllocateError {
     /// The system does not have this many bytes, and does not report how many are free.
     #[must_use]
     pub const fn of_bytes(bytes: u64) -> Self {
-        Self { bytes, purpose: None, parts: Vec::new(), room: None, fault: None }
+        Self { bytes, purpose: None, parts: Vec::new(), shortage: None, fault: None }
     }
 
     /// The same request with its parts: what was to lie there, and the bytes of each.
@@ -70,10 +70,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_is_told_part_by_part_with_what_is_free_and_what_helps() {
-        let room = Some(Room { free_bytes: 3, total_bytes: 9 });
-        let error =
-            AllocateError { purpose: Some(Purpose::Claim), room, ..AllocateError::of_bytes(12) };
+    fn a_request_is_reported_by_parts_with_free_bytes_and_advice() {
+        let room = Some(MemoryShortage { free_bytes: 3, total_bytes: 9 });
+        let error = AllocateError {
+            purpose: Some(AllocationPurpose::Claim),
+            shortage: room,
+            ..AllocateError::of_bytes(12)
+        };
         let parts = vec![("weights", 7), ("nothing", 0), ("scratch", 5)];
         let text = error.clone().of_parts(parts).to_string();
         let begins = "the device has no 12 bytes left for what is kept and computed there (7 for \

@@ -7,7 +7,7 @@
 //! parameter's gradient. Forward and backward keep one order of arguments: shape, operands,
 //! parameters, results.
 //!
-//! An activation is a [`Backend::Buffer`] of rows; a row is one token. A parameter is a [`View`]
+//! An activation is a [`Backend::Buffer`] of rows; a row is one token. A parameter is a [`BufferView`]
 //! into a buffer that holds a layer's parameters side by side. Shapes are the caller's to get
 //! right: an operation asserts them.
 //!
@@ -19,16 +19,19 @@ use std::ops::Range;
 mod update;
 
 pub use self::update::{
-    AdamWNumbers, AdamWRun, FormOptimizer, LayerCandidate, MatrixPart, SQUARE_SUM_CHUNK, SquareSum,
-    UpdateState,
+    AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, PackedWeightsOptimizer,
+    SQUARE_SUM_CHUNK, SquareSum, UpdateState,
 };
 pub use crate::allocate::AllocateError;
-pub use crate::arriving::HostFloats;
 use crate::fault::DeviceFault;
 pub use crate::fingerprint::StateSums;
-pub use crate::parcel::{Loss, Parcel};
-pub use crate::shapes::{Accumulate, AttentionShape, MatrixShape, Norm, Rows, Turn, View, ViewMut};
-use crate::sizes::{ByteCounts, Claim};
+pub use crate::host_floats::HostFloats;
+pub use crate::shapes::{
+    Accumulate, AttentionShape, BufferView, BufferViewMut, MatrixShape, Norm, RotaryDirection,
+    RowsShape,
+};
+use crate::sizes::{ByteCounts, MemoryClaim};
+pub use crate::tensor_handle::{Loss, TensorHandle};
 
 /// What follows the product in a linear layer's forward pass.
 #[derive(Debug)]
@@ -112,7 +115,7 @@ pub trait Backend: ByteCounts {
     /// A linear layer's matrix in the form in which products read it.
     type Matrix;
     /// Room for what leaves the device's memory for a while.
-    type Away;
+    type OffloadBuffer;
 
     /// What ended the device, if anything did. Nothing that is read from then on is a result: the caller
     /// checks this before it passes on what was computed.
@@ -126,7 +129,7 @@ pub trait Backend: ByteCounts {
     ///
     /// # Errors
     /// If the device's memory does not hold it.
-    fn claim(&self, claim: &Claim<'_>) -> Result<(), AllocateError> {
+    fn claim(&self, claim: &MemoryClaim<'_>) -> Result<(), AllocateError> {
         let _as_it_comes = claim;
         Ok(())
     }
@@ -164,7 +167,7 @@ pub trait Backend: ByteCounts {
     fn len(&self, buffer: &Self::Buffer) -> usize;
 
     /// Copies from the host; lengths are equal.
-    fn upload(&self, from: &[f32], to: ViewMut<'_, Self::Buffer>);
+    fn upload(&self, from: &[f32], to: BufferViewMut<'_, Self::Buffer>);
 
     /// A buffer that begins with these floats. What lies where the device reads it is not copied.
     ///
@@ -172,61 +175,61 @@ pub trait Backend: ByteCounts {
     /// If the device's memory does not hold it.
     fn adopt(&self, floats: &HostFloats) -> Result<Self::Buffer, AllocateError> {
         let mut buffer = self.allocate(floats.len())?;
-        self.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+        self.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
         Ok(buffer)
     }
 
     /// What a buffer holds now, on the host. What lies there already is not copied until it is written.
     fn share(&self, from: &Self::Buffer) -> HostFloats {
-        self.download(View::new(from, 0..self.len(from))).into()
+        self.download(BufferView::new(from, 0..self.len(from))).into()
     }
 
     /// Copies a range of a buffer to the host.
-    fn download(&self, from: View<'_, Self::Buffer>) -> Vec<f32>;
+    fn download(&self, from: BufferView<'_, Self::Buffer>) -> Vec<f32>;
 
     /// Copies within the device; lengths are equal.
-    fn copy(&self, from: View<'_, Self::Buffer>, to: ViewMut<'_, Self::Buffer>);
+    fn copy(&self, from: BufferView<'_, Self::Buffer>, to: BufferViewMut<'_, Self::Buffer>);
 
-    /// Whether operations are enqueued here and done later: then only [`Self::stamp`] knows when.
-    fn is_behind(&self) -> bool {
+    /// Whether operations are enqueued here and done later: then only [`Self::record_timestamp`] knows when.
+    fn is_asynchronous(&self) -> bool {
         false
     }
 
     /// Notes the moment when everything enqueued before is done, by the device's own clock. False if it was
     /// not noted: too many wait to be read, or operations are done when they return.
-    fn stamp(&self) -> bool {
+    fn record_timestamp(&self) -> bool {
         false
     }
 
     /// The moments noted since the last call, in order, in microseconds. Waits for them; fewer than
     /// were noted if the device failed.
-    fn stamps(&self) -> Vec<f64> {
+    fn read_timestamps(&self) -> Vec<f64> {
         Vec::new()
     }
 
     /// A copy for another backend, which may be on another thread. A device does not wait for
     /// anything to make it.
-    fn pack(&self, from: View<'_, Self::Buffer>) -> Parcel {
+    fn export_tensor(&self, from: BufferView<'_, Self::Buffer>) -> TensorHandle {
         self.download(from).into()
     }
 
     /// Copies out of a parcel; lengths are equal. A device that can take it from another does not
     /// wait for anything either.
-    fn unpack(&self, parcel: Parcel, to: ViewMut<'_, Self::Buffer>) {
+    fn import_tensor(&self, parcel: TensorHandle, to: BufferViewMut<'_, Self::Buffer>) {
         self.upload(&parcel.into_floats(), to);
     }
 
     /// Begins to bring a parcel of activations that came from another process to the device, beside
     /// whatever that does.
-    fn receive(&self, parcel: Parcel) -> Parcel {
+    fn begin_upload(&self, parcel: TensorHandle) -> TensorHandle {
         parcel
     }
 
     /// The floats of a buffer on their way to the host, beside whatever the device does next. The first
     /// reader waits. The buffer may be read meanwhile; it is settled before it is written
-    /// ([`Backend::settle`]).
-    fn carry(&self, from: &mut Self::Buffer) -> HostFloats {
-        self.download(View::new(from, 0..self.len(from))).into()
+    /// ([`Backend::order_after_copies`]).
+    fn begin_download(&self, from: &mut Self::Buffer) -> HostFloats {
+        self.download(BufferView::new(from, 0..self.len(from))).into()
     }
 
     /// Room for what leaves the device's memory for a while, taken once. `None` if the device's
@@ -234,18 +237,18 @@ pub trait Backend: ByteCounts {
     ///
     /// # Errors
     /// If the host has no such memory left.
-    fn reserve_away(&self, bytes: u64) -> Result<Option<Self::Away>, AllocateError>;
+    fn reserve_offload(&self, bytes: u64) -> Result<Option<Self::OffloadBuffer>, AllocateError>;
 
     /// Copies buffers, one behind the other, to `away` from its byte `start` on, beside whatever the
-    /// device does next. Until [`Backend::settle`] nothing else may use them.
-    fn send_away(&self, parts: &mut [&mut Self::Buffer], away: &mut Self::Away, start: u64);
+    /// device does next. Until [`Backend::order_after_copies`] nothing else may use them.
+    fn offload(&self, parts: &mut [&mut Self::Buffer], away: &mut Self::OffloadBuffer, start: u64);
 
     /// Copies back what was sent from `start` on, into buffers of the same lengths, beside whatever
-    /// the device does next. Until [`Backend::settle`] nothing else may use them.
-    fn bring_back(&self, away: &mut Self::Away, start: u64, parts: &mut [&mut Self::Buffer]);
+    /// the device does next. Until [`Backend::order_after_copies`] nothing else may use them.
+    fn reload(&self, away: &mut Self::OffloadBuffer, start: u64, parts: &mut [&mut Self::Buffer]);
 
     /// What is enqueued on the device from now on comes after the copies that still use this buffer.
-    fn settle(&self, _buffer: &mut Self::Buffer) {}
+    fn order_after_copies(&self, _buffer: &mut Self::Buffer) {}
 
     /// Allocates a matrix of zeros.
     ///
@@ -254,15 +257,15 @@ pub trait Backend: ByteCounts {
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<Self::Matrix, AllocateError>;
 
     /// Brings `from`, `outputs` by `inputs` in row-major order, into the form products read.
-    fn load_matrix(&self, from: View<'_, Self::Buffer>, to: &mut Self::Matrix);
+    fn load_matrix(&self, from: BufferView<'_, Self::Buffer>, to: &mut Self::Matrix);
 
     /// `out[i] = tokens_table[token_i] + positions_table[i mod sequence_len]`.
     fn embed_forward(
         &self,
         sequence_len: usize,
         tokens: &[u32],
-        token_table: View<'_, Self::Buffer>,
-        position_table: Option<View<'_, Self::Buffer>>,
+        token_table: BufferView<'_, Self::Buffer>,
+        position_table: Option<BufferView<'_, Self::Buffer>>,
         out: &mut Self::Buffer,
     );
 
@@ -281,10 +284,10 @@ pub trait Backend: ByteCounts {
     fn norm_forward(
         &self,
         norm: Norm,
-        rows: Rows,
+        rows: RowsShape,
         x: &Self::Buffer,
-        weight: View<'_, Self::Buffer>,
-        bias: Option<View<'_, Self::Buffer>>,
+        weight: BufferView<'_, Self::Buffer>,
+        bias: Option<BufferView<'_, Self::Buffer>>,
         y: &mut Self::Buffer,
         statistics: &mut Self::Buffer,
     );
@@ -296,10 +299,10 @@ pub trait Backend: ByteCounts {
     fn norm_backward_input(
         &self,
         norm: Norm,
-        rows: Rows,
+        rows: RowsShape,
         gradient: &Self::Buffer,
         skip: Option<&Self::Buffer>,
-        weight: View<'_, Self::Buffer>,
+        weight: BufferView<'_, Self::Buffer>,
         statistics: &Self::Buffer,
         x_then_gradient: &mut Self::Buffer,
         partials: &mut Self::Buffer,
@@ -321,7 +324,7 @@ pub trait Backend: ByteCounts {
         rows: usize,
         x: &Self::Buffer,
         matrix: &Self::Matrix,
-        bias: Option<View<'_, Self::Buffer>>,
+        bias: Option<BufferView<'_, Self::Buffer>>,
         epilogue: ForwardEpilogue<'_, Self::Buffer>,
         y: &mut Self::Buffer,
     );
@@ -352,7 +355,7 @@ pub trait Backend: ByteCounts {
         &self,
         shape: AttentionShape,
         angles: &Self::Buffer,
-        turn: Turn,
+        turn: RotaryDirection,
         qkv: &mut Self::Buffer,
     );
 
@@ -408,16 +411,16 @@ pub trait Backend: ByteCounts {
     );
 
     /// `h = gelu(before)`: what [`ForwardEpilogue::Gelu`] left, to the same bits.
-    fn gelu_forward(&self, rows: Rows, before: &Self::Buffer, h: &mut Self::Buffer);
+    fn gelu_forward(&self, rows: RowsShape, before: &Self::Buffer, h: &mut Self::Buffer);
 
     /// `h = silu(gate) * up`; a row of `gate_up` holds `width` floats of each (Shazeer, arXiv
     /// 2002.05202).
-    fn swiglu_forward(&self, rows: Rows, gate_up: &Self::Buffer, h: &mut Self::Buffer);
+    fn swiglu_forward(&self, rows: RowsShape, gate_up: &Self::Buffer, h: &mut Self::Buffer);
 
     /// B of SwiGLU: replaces gate and up by their gradients.
     fn swiglu_backward(
         &self,
-        rows: Rows,
+        rows: RowsShape,
         gradient: &Self::Buffer,
         gate_up_then_gradient: &mut Self::Buffer,
     );
@@ -434,7 +437,7 @@ pub trait Backend: ByteCounts {
     ) -> f64;
 
     /// The same, with a loss that the device may leave unfinished until it is read.
-    fn head_forward_later(
+    fn head_forward_pending(
         &self,
         x: &Self::Buffer,
         matrix: &Self::Matrix,
@@ -459,13 +462,14 @@ pub trait Backend: ByteCounts {
     );
 
     /// The sum of squares of a tensor.
-    fn sum_squares(&self, x: View<'_, Self::Buffer>) -> SquareSum;
+    fn sum_squares(&self, x: BufferView<'_, Self::Buffer>) -> SquareSum;
 
     /// The sums of squares of many tensors, each that of [`Backend::sum_squares`]; in one go where a
     /// device gains by it.
-    fn sum_squares_of_each(&self, tensors: &[View<'_, Self::Buffer>]) -> Vec<SquareSum> {
-        let sum =
-            |x: &View<'_, Self::Buffer>| self.sum_squares(View::new(x.buffer, x.range.clone()));
+    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, Self::Buffer>]) -> Vec<SquareSum> {
+        let sum = |x: &BufferView<'_, Self::Buffer>| {
+            self.sum_squares(BufferView::new(x.buffer, x.range.clone()))
+        };
         tensors.iter().map(sum).collect()
     }
 
@@ -475,7 +479,9 @@ pub trait Backend: ByteCounts {
 
     /// How an update ahead of its verdict is computed where candidates are forms; nothing where they lie
     /// beside the state, as [`Backend::adamw_candidate`] leaves them.
-    fn form_optimizer(&self) -> Option<&dyn FormOptimizer<Self::Buffer, Self::Matrix>> {
+    fn packed_weights_optimizer(
+        &self,
+    ) -> Option<&dyn PackedWeightsOptimizer<Self::Buffer, Self::Matrix>> {
         None
     }
 
@@ -490,7 +496,7 @@ pub trait Backend: ByteCounts {
         m: &Self::Buffer,
         v: &Self::Buffer,
         g: &Self::Buffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         candidate: &mut Self::Buffer,
         matrices: &mut [MatrixPart<'_, Self::Matrix>],
     );
@@ -500,7 +506,7 @@ pub trait Backend: ByteCounts {
         &self,
         range: Range<usize>,
         g: &Self::Buffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         m: &mut Self::Buffer,
         v: &mut Self::Buffer,
     );
@@ -512,7 +518,7 @@ pub trait Backend: ByteCounts {
         &self,
         range: Range<usize>,
         g: &Self::Buffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         w: &mut Self::Buffer,
         m: &mut Self::Buffer,
         v: &mut Self::Buffer,
@@ -527,7 +533,7 @@ pub trait Backend: ByteCounts {
         w: &Self::Buffer,
         m: &Self::Buffer,
         v: &Self::Buffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         to: &mut Self::Buffer,
     );
 

@@ -3,7 +3,7 @@
 
 /// What memory of a device was requested for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Purpose {
+pub enum AllocationPurpose {
     /// Buffers that were not counted before: of a tool, or of what does not know its size.
     #[default]
     Buffers,
@@ -15,7 +15,7 @@ pub enum Purpose {
     Workspace,
 }
 
-impl std::fmt::Display for Purpose {
+impl std::fmt::Display for AllocationPurpose {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Buffers => "buffers",
@@ -43,7 +43,7 @@ pub enum DeviceFault {
         /// Bytes that were requested.
         asked_bytes: u64,
         /// What the memory was requested for.
-        purpose: Purpose,
+        purpose: AllocationPurpose,
         /// Bytes that were free for the request.
         free_bytes: u64,
         /// Bytes of the device's whole memory.
@@ -127,7 +127,7 @@ const STICKY: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719
 impl DeviceFault {
     /// The same fault of a request with this purpose, which the device did not know.
     #[must_use]
-    pub fn asked_for(self, purpose: Purpose) -> Self {
+    pub fn with_purpose(self, purpose: AllocationPurpose) -> Self {
         match self {
             Self::OutOfMemory { asked_bytes, free_bytes, total_bytes, .. } => {
                 Self::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }

@@ -24,7 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Sums that a device may still be adding up.
-pub trait HeldSums: Send + Sync {
+pub trait PendingSums: Send + Sync {
     /// The sums, which are waited for. Zeros if the device has failed.
     fn wait(&self) -> [u64; 2];
 }
@@ -33,9 +33,9 @@ pub trait HeldSums: Send + Sync {
 #[derive(Clone)]
 pub enum StateSums {
     /// The sums, complete on the host.
-    Known([u64; 2]),
+    Ready([u64; 2]),
     /// The sums, which a device may still be adding up.
-    Held(Arc<dyn HeldSums>),
+    Pending(Arc<dyn PendingSums>),
 }
 
 impl StateSums {
@@ -43,23 +43,23 @@ impl StateSums {
     #[must_use]
     pub fn wait(&self) -> [u64; 2] {
         match self {
-            Self::Known(sums) => *sums,
-            Self::Held(held) => held.wait(),
+            Self::Ready(sums) => *sums,
+            Self::Pending(held) => held.wait(),
         }
     }
 }
 
 impl From<[u64; 2]> for StateSums {
     fn from(sums: [u64; 2]) -> Self {
-        Self::Known(sums)
+        Self::Ready(sums)
     }
 }
 
 impl fmt::Debug for StateSums {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Known([first, second]) => write!(f, "{first:016x}{second:016x}"),
-            Self::Held(_) => write!(f, "on a device"),
+            Self::Ready([first, second]) => write!(f, "{first:016x}{second:016x}"),
+            Self::Pending(_) => write!(f, "on a device"),
         }
     }
 }

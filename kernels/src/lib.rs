@@ -7,7 +7,6 @@
 //! This package knows no pipeline, no microbatch and no network.
 
 mod allocate;
-mod arriving;
 mod backend;
 pub mod conformance;
 mod cpu;
@@ -15,26 +14,27 @@ mod cpu;
 pub mod cuda;
 mod fault;
 pub mod fingerprint;
-mod parcel;
+mod host_floats;
 mod precision;
 pub mod reference;
 mod scratch;
 mod shapes;
 mod sizes;
+mod tensor_handle;
 
-pub use arriving::{Arriving, HostFloats};
 pub use backend::{
-    Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, LayerCandidate, LinearGradient,
-    MatrixPart, MatrixShape, Norm, NormGradient, Rows, SQUARE_SUM_CHUNK, SquareSum, Turn,
-    UpdateState, View, ViewMut,
+    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
+    BackwardEpilogue, BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue,
+    LayerCandidate, LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient,
+    PackedWeightsOptimizer, RotaryDirection, RowsShape, SQUARE_SUM_CHUNK, SquareSum, UpdateState,
 };
 pub use cpu::{
-    CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, Normals,
+    CpuBackend, CpuBuffer, CpuMatrix, HEAD_WIDTH_MAX, HostThreads, InstructionSet, NormalDraws,
 };
-pub use fault::{DeviceFault, Purpose};
-pub use fingerprint::{HeldSums, StateSums};
-pub use parcel::{Held, HeldLoss, Loss, Numbers, Parcel};
+pub use fault::{AllocationPurpose, DeviceFault};
+pub use fingerprint::{PendingSums, StateSums};
+pub use host_floats::{HostFloats, PendingFloats};
 pub use precision::Precision;
-pub use scratch::Operation;
-pub use sizes::{BoundaryRooms, ByteCounts, Claim, DeviceSizes};
+pub use scratch::ScratchOperation;
+pub use sizes::{ByteCounts, DeviceSizes, MemoryClaim, StagingReservation};
+pub use tensor_handle::{HostTensor, Loss, PendingLoss, PendingTensor, TensorHandle};

@@ -5,15 +5,15 @@
 //! was counted for a stage is never outgrown.
 
 use crate::precision::Precision;
-use crate::shapes::{AttentionShape, Norm, Rows};
+use crate::shapes::{AttentionShape, Norm, RowsShape};
 
 /// Rows that are added up in one chain: GROUP_ROWS of `columns.cu` and `norm.cu`.
 pub(crate) const GROUP_ROWS: usize = 32;
 /// Elements that a block squares: PIECE of `optimizer.cu`.
 pub(crate) const PIECE: usize = 16_384;
-/// Bytes of the structure `Squares` of `optimizer.cu`.
+/// Bytes of the structure `SquareSumBatch` of `optimizer.cu`.
 pub(crate) const SQUARES_BYTES: usize = 16;
-/// Bytes of the structure `Tensor` of `optimizer.cu`.
+/// Bytes of the structure `DeviceTensor` of `optimizer.cu`.
 pub(crate) const TENSOR_BYTES: usize = 24;
 /// Bytes of the structure `SteppedTensor` of `optimizer.cu`.
 pub(crate) const STEPPED_TENSOR_BYTES: usize = 104;
@@ -21,13 +21,13 @@ pub(crate) const STEPPED_TENSOR_BYTES: usize = 104;
 pub(crate) const SUMMED_PLACES: usize = 1024;
 pub(crate) const STATE_SUMS_BYTES: usize = 16;
 /// Moments that may wait to be read: two for each layer of each pass of a large step.
-pub(crate) const STAMPS_MAX: usize = 16_384;
+pub(crate) const TIMESTAMPS_MAX: usize = 16_384;
 /// Bytes of one such moment.
-pub(crate) const STAMP_BYTES: usize = 8;
+pub(crate) const TIMESTAMP_BYTES: usize = 8;
 
 /// What scratch is for. Two of them may be in use at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum ScratchSlot {
     /// Token ids, targets, lists of rows and of chunks.
     Lists,
     /// Sums of groups of rows.
@@ -41,7 +41,7 @@ pub(crate) enum Slot {
     /// Results that are read by the host.
     Results,
     /// Moments by the device's clock.
-    Stamps,
+    Timestamps,
 }
 
 /// How many slots there are.
@@ -49,7 +49,7 @@ pub(crate) const SLOT_COUNT: usize = 7;
 
 /// An operation that takes scratch, with the shape that determines how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Operation {
+pub enum ScratchOperation {
     /// The embedding of so many tokens, and the gradient of its tables.
     Embed {
         /// The number of tokens.
@@ -60,17 +60,17 @@ pub enum Operation {
         /// The kind of normalisation.
         norm: Norm,
         /// The shape of what is normalised.
-        rows: Rows,
+        rows: RowsShape,
     },
     /// The gradient of a linear layer's bias.
     Bias {
         /// The shape of the gradient whose rows are summed.
-        rows: Rows,
+        rows: RowsShape,
     },
     /// The gradient of a linear layer behind GELU.
     Gelu {
         /// The shape of GELU's input.
-        rows: Rows,
+        rows: RowsShape,
     },
     /// The gradient of attention.
     Attention(AttentionShape),
@@ -92,10 +92,10 @@ pub enum Operation {
         pieces: usize,
     },
     /// Moments by the device's clock.
-    Stamps,
+    Timestamps,
 }
 
-impl Operation {
+impl ScratchOperation {
     /// Sums of squares of tensors of these lengths.
     #[must_use]
     pub fn squares(lens: impl IntoIterator<Item = usize>) -> Self {
@@ -111,38 +111,48 @@ impl Operation {
     }
 
     /// The scratch that it requests: slots and the bytes of each.
-    fn asks(self, precision: Precision) -> Vec<(Slot, usize)> {
+    fn scratch_requests(self, precision: Precision) -> Vec<(ScratchSlot, usize)> {
         match self {
-            Self::Embed { rows } => vec![(Slot::Lists, owners_bytes(rows))],
+            Self::Embed { rows } => vec![(ScratchSlot::Lists, owners_bytes(rows))],
             Self::Norm { norm, rows } => {
-                sums_asks(Rows { width: partials_len(norm, rows.width), ..rows })
+                sums_requests(RowsShape { width: partials_len(norm, rows.width), ..rows })
             }
-            Self::Bias { rows } => sums_asks(rows),
+            Self::Bias { rows } => sums_requests(rows),
             Self::Gelu { rows } => {
-                vec![(Slot::Product, rows.count * rows.width * precision.bytes())]
+                vec![(ScratchSlot::Product, rows.count * rows.width * precision.bytes())]
             }
             Self::Attention(shape) => vec![
-                (Slot::Product, key_values(shape) * 4),
-                (Slot::RowProducts, shape.rows() * shape.heads * 4),
+                (ScratchSlot::Product, key_values(shape) * 4),
+                (ScratchSlot::RowProducts, shape.rows() * shape.heads * 4),
             ],
-            Self::Head { rows } => vec![(Slot::Lists, rows * 4), (Slot::Results, rows * 8)],
+            Self::Head { rows } => {
+                vec![(ScratchSlot::Lists, rows * 4), (ScratchSlot::Results, rows * 8)]
+            }
             Self::StateSums { blocks } => {
-                vec![(Slot::Sums, blocks * STATE_SUMS_BYTES), (Slot::Results, STATE_SUMS_BYTES)]
+                vec![
+                    (ScratchSlot::Sums, blocks * STATE_SUMS_BYTES),
+                    (ScratchSlot::Results, STATE_SUMS_BYTES),
+                ]
             }
             Self::Squares { tensors, pieces } => vec![
-                (Slot::Lists, tensors * (TENSOR_BYTES + STEPPED_TENSOR_BYTES)),
-                (Slot::Sums, pieces * SQUARES_BYTES),
-                (Slot::Results, tensors * SQUARES_BYTES),
+                (ScratchSlot::Lists, tensors * (TENSOR_BYTES + STEPPED_TENSOR_BYTES)),
+                (ScratchSlot::Sums, pieces * SQUARES_BYTES),
+                (ScratchSlot::Results, tensors * SQUARES_BYTES),
             ],
-            Self::Stamps => vec![(Slot::Stamps, STAMPS_MAX * STAMP_BYTES)],
+            Self::Timestamps => vec![(ScratchSlot::Timestamps, TIMESTAMPS_MAX * TIMESTAMP_BYTES)],
         }
     }
 }
 
 /// What each slot must hold for all of these operations.
-pub(crate) fn slot_bytes(operations: &[Operation], precision: Precision) -> [u64; SLOT_COUNT] {
+pub(crate) fn slot_bytes(
+    operations: &[ScratchOperation],
+    precision: Precision,
+) -> [u64; SLOT_COUNT] {
     let mut slots = [0; SLOT_COUNT];
-    for (slot, bytes) in operations.iter().flat_map(|operation| operation.asks(precision)) {
+    for (slot, bytes) in
+        operations.iter().flat_map(|operation| operation.scratch_requests(precision))
+    {
         let place = &mut slots[slot as usize];
         *place = bytes.max(*place as usize) as u64;
     }
@@ -150,10 +160,10 @@ pub(crate) fn slot_bytes(operations: &[Operation], precision: Precision) -> [u64
 }
 
 /// Sums of groups of rows, and of groups of those.
-fn sums_asks(rows: Rows) -> Vec<(Slot, usize)> {
+fn sums_requests(rows: RowsShape) -> Vec<(ScratchSlot, usize)> {
     let groups = rows.count.div_ceil(GROUP_ROWS);
     let again = if groups > GROUP_ROWS { sums_bytes(groups, rows.width) } else { 0 };
-    vec![(Slot::Sums, sums_bytes(rows.count, rows.width)), (Slot::SumsAgain, again)]
+    vec![(ScratchSlot::Sums, sums_bytes(rows.count, rows.width)), (ScratchSlot::SumsAgain, again)]
 }
 
 /// A sum for each group of so many rows.
@@ -180,7 +190,7 @@ pub(crate) const fn key_values(shape: AttentionShape) -> usize {
 mod tests {
     use super::*;
 
-    fn check(operation: Operation, expected: &[(Slot, u64)]) {
+    fn check(operation: ScratchOperation, expected: &[(ScratchSlot, u64)]) {
         let found = slot_bytes(&[operation], Precision::Bf16);
         let mut slots = [0; SLOT_COUNT];
         expected.iter().for_each(|(slot, bytes)| slots[*slot as usize] = *bytes);
@@ -189,33 +199,41 @@ mod tests {
 
     #[test]
     fn each_operation_asks_for_what_its_shape_says() {
-        let rows = |count, width| Rows { count, width };
-        check(Operation::Embed { rows: 100 }, &[(Slot::Lists, 1204)]);
-        check(Operation::Head { rows: 100 }, &[(Slot::Lists, 400), (Slot::Results, 800)]);
-        check(Operation::Gelu { rows: rows(10, 30) }, &[(Slot::Product, 600)]);
-        check(Operation::Bias { rows: rows(1024, 10) }, &[(Slot::Sums, 1280)]);
-        let long = [(Slot::Sums, 33 * 40), (Slot::SumsAgain, 2 * 40)];
-        check(Operation::Bias { rows: rows(1025, 10) }, &long);
+        let rows = |count, width| RowsShape { count, width };
+        check(ScratchOperation::Embed { rows: 100 }, &[(ScratchSlot::Lists, 1204)]);
+        check(
+            ScratchOperation::Head { rows: 100 },
+            &[(ScratchSlot::Lists, 400), (ScratchSlot::Results, 800)],
+        );
+        check(ScratchOperation::Gelu { rows: rows(10, 30) }, &[(ScratchSlot::Product, 600)]);
+        check(ScratchOperation::Bias { rows: rows(1024, 10) }, &[(ScratchSlot::Sums, 1280)]);
+        let long = [(ScratchSlot::Sums, 33 * 40), (ScratchSlot::SumsAgain, 2 * 40)];
+        check(ScratchOperation::Bias { rows: rows(1025, 10) }, &long);
         let norm = Norm::Layer { epsilon: 1e-5 };
-        check(Operation::Norm { norm, rows: rows(33, 10) }, &[(Slot::Sums, 160)]);
+        check(ScratchOperation::Norm { norm, rows: rows(33, 10) }, &[(ScratchSlot::Sums, 160)]);
         let norm = Norm::Rms { epsilon: 1e-5 };
-        check(Operation::Norm { norm, rows: rows(33, 10) }, &[(Slot::Sums, 80)]);
+        check(ScratchOperation::Norm { norm, rows: rows(33, 10) }, &[(ScratchSlot::Sums, 80)]);
         let (sequences, sequence_len) = (2, 5);
         let (heads, kv_heads, head_width) = (4, 2, 8);
         let shape = AttentionShape { sequences, sequence_len, heads, kv_heads, head_width };
-        let attention = [(Slot::Product, 10 * 32 * 4), (Slot::RowProducts, 10 * 4 * 4)];
-        check(Operation::Attention(shape), &attention);
-        let squares = [(Slot::Lists, 256), (Slot::Sums, 3 * 16), (Slot::Results, 32)];
-        check(Operation::squares([16_384, 16_385]), &squares);
-        let sums = [(Slot::Sums, 3 * 16), (Slot::Results, 16)];
-        check(Operation::state_sums([1024, 1025]), &sums);
+        let attention =
+            [(ScratchSlot::Product, 10 * 32 * 4), (ScratchSlot::RowProducts, 10 * 4 * 4)];
+        check(ScratchOperation::Attention(shape), &attention);
+        let squares =
+            [(ScratchSlot::Lists, 256), (ScratchSlot::Sums, 3 * 16), (ScratchSlot::Results, 32)];
+        check(ScratchOperation::squares([16_384, 16_385]), &squares);
+        let sums = [(ScratchSlot::Sums, 3 * 16), (ScratchSlot::Results, 16)];
+        check(ScratchOperation::state_sums([1024, 1025]), &sums);
     }
 
     #[test]
     fn a_slot_holds_the_largest_of_all_operations() {
-        let all = [Operation::Embed { rows: 10 }, Operation::Head { rows: 100 }];
+        let all = [ScratchOperation::Embed { rows: 10 }, ScratchOperation::Head { rows: 100 }];
         let slots = slot_bytes(&all, Precision::F32);
-        assert_eq!((slots[Slot::Lists as usize], slots[Slot::Results as usize]), (400, 800));
+        assert_eq!(
+            (slots[ScratchSlot::Lists as usize], slots[ScratchSlot::Results as usize]),
+            (400, 800)
+        );
         assert_eq!(slots, slot_bytes(&[all[1], all[0]], Precision::F32));
     }
 }

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 /// Part of a buffer, to be read.
 #[derive(Debug)]
-pub struct View<'a, B> {
+pub struct BufferView<'a, B> {
     /// Buffer that the range lies in.
     pub buffer: &'a B,
     /// Range of the floats that are read, counted from the buffer's beginning.
     pub range: Range<usize>,
 }
 
-impl<'a, B> View<'a, B> {
+impl<'a, B> BufferView<'a, B> {
     /// The floats `range` of `buffer`.
     pub fn new(buffer: &'a B, range: Range<usize>) -> Self {
         Self { buffer, range }
@@ -20,14 +20,14 @@ impl<'a, B> View<'a, B> {
 
 /// Part of a buffer, to be written.
 #[derive(Debug)]
-pub struct ViewMut<'a, B> {
+pub struct BufferViewMut<'a, B> {
     /// Buffer that the range lies in.
     pub buffer: &'a mut B,
     /// Range of the floats that are written, counted from the buffer's beginning.
     pub range: Range<usize>,
 }
 
-impl<'a, B> ViewMut<'a, B> {
+impl<'a, B> BufferViewMut<'a, B> {
     /// The floats `range` of `buffer`.
     pub fn new(buffer: &'a mut B, range: Range<usize>) -> Self {
         Self { buffer, range }
@@ -80,7 +80,7 @@ impl Norm {
 
 /// `rows` rows of `width` floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct RowsShape {
     /// The number of rows, one a token.
     pub count: usize,
     /// Floats in a row.
@@ -141,7 +141,7 @@ impl AttentionShape {
 
 /// The direction in which a rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum RotaryDirection {
     /// Turns as in the forward pass.
     Forward,
     /// Turns back again: the gradient's way.

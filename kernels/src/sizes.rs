@@ -4,7 +4,7 @@
 use crate::backend::MatrixShape;
 use crate::cpu::CpuBuffer;
 use crate::precision::Precision;
-use crate::scratch::{Operation, slot_bytes};
+use crate::scratch::{ScratchOperation, slot_bytes};
 
 /// Buffers of an NVIDIA device start on a multiple of this, which the choice of a product's algorithm
 /// relies on.
@@ -16,14 +16,14 @@ const CUDA_WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// Memory for boundary tensors of one length: rooms for outgoing tensors and as many for incoming ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BoundaryRooms {
+pub struct StagingReservation {
     /// Activations in a tensor.
     pub len: usize,
     /// The number of tensors in each direction.
     pub count: usize,
 }
 
-impl BoundaryRooms {
+impl StagingReservation {
     /// Rooms of a backend for outgoing tensors, and as many for incoming ones. A tensor that finds none free
     /// goes by way of the host: then the neighbouring stages have left twice as many unread as any schedule
     /// leaves whose microbatches fit into memory.
@@ -42,13 +42,13 @@ impl BoundaryRooms {
 
 /// The memory of a device that is to be taken at once.
 #[derive(Clone, Copy, Debug)]
-pub struct Claim<'a> {
+pub struct MemoryClaim<'a> {
     /// Bytes of all buffers and matrices that are allocated next.
     pub buffers: u64,
     /// Operations that are run later: all that take scratch.
-    pub operations: &'a [Operation],
+    pub operations: &'a [ScratchOperation],
     /// Rooms for boundary tensors.
-    pub rooms: &'a [BoundaryRooms],
+    pub staging: &'a [StagingReservation],
 }
 
 /// Counts the bytes that things take on a device.
@@ -89,8 +89,8 @@ pub trait ByteCounts {
     }
 
     /// Whether a candidate of a matrix is the form that products read, and no copy in floats beside it
-    /// ([`crate::Backend::form_optimizer`]).
-    fn has_candidates_in_forms(&self) -> bool {
+    /// ([`crate::Backend::packed_weights_optimizer`]).
+    fn has_packed_candidates(&self) -> bool {
         match self.sizes() {
             DeviceSizes::Processors => false,
             DeviceSizes::Cuda(_) => true,
@@ -98,21 +98,21 @@ pub trait ByteCounts {
     }
 
     /// Bytes that a claim takes in all. Processors take memory for scratch and messages when they need it.
-    fn claim_bytes(&self, claim: &Claim<'_>) -> u64 {
+    fn claim_bytes(&self, claim: &MemoryClaim<'_>) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => claim.buffers,
             DeviceSizes::Cuda(precision) => {
                 let work = claim.buffers + scratch_bytes(claim.operations, precision);
-                region_bytes(work) + region_bytes(rooms_bytes(claim.rooms, precision))
+                region_bytes(work) + region_bytes(staging_bytes(claim.staging, precision))
             }
         }
     }
 
     /// Bytes of a claim's rooms.
-    fn rooms_bytes(&self, rooms: &[BoundaryRooms]) -> u64 {
+    fn staging_bytes(&self, rooms: &[StagingReservation]) -> u64 {
         match self.sizes() {
             DeviceSizes::Processors => 0,
-            DeviceSizes::Cuda(precision) => rooms_bytes(rooms, precision),
+            DeviceSizes::Cuda(precision) => staging_bytes(rooms, precision),
         }
     }
 
@@ -155,13 +155,13 @@ pub(crate) const fn region_bytes(bytes: u64) -> u64 {
 }
 
 /// Bytes of all slots of scratch, one behind the other.
-pub(crate) fn scratch_bytes(operations: &[Operation], precision: Precision) -> u64 {
+pub(crate) fn scratch_bytes(operations: &[ScratchOperation], precision: Precision) -> u64 {
     slot_bytes(operations, precision).into_iter().map(aligned).sum()
 }
 
 /// Bytes of the rooms for what goes and for what comes.
-pub(crate) fn rooms_bytes(rooms: &[BoundaryRooms], precision: Precision) -> u64 {
-    let of_form = |rooms: &BoundaryRooms| {
+pub(crate) fn staging_bytes(rooms: &[StagingReservation], precision: Precision) -> u64 {
+    let of_form = |rooms: &StagingReservation| {
         rooms.count as u64 * DeviceSizes::Cuda(precision).rows_bytes(rooms.len)
     };
     2 * rooms.iter().map(of_form).sum::<u64>()
@@ -169,9 +169,9 @@ pub(crate) fn rooms_bytes(rooms: &[BoundaryRooms], precision: Precision) -> u64 
 
 #[cfg(test)]
 mod tests {
-    use super::{BoundaryRooms, ByteCounts, Claim, DeviceSizes, MatrixShape};
+    use super::{ByteCounts, DeviceSizes, MatrixShape, MemoryClaim, StagingReservation};
     use crate::precision::Precision;
-    use crate::scratch::Operation;
+    use crate::scratch::ScratchOperation;
 
     #[test]
     fn halves_take_half_of_what_is_rows_and_nothing_less_of_what_is_sums() {
@@ -188,10 +188,10 @@ mod tests {
         const PAGE: u64 = 2 << 20;
         let half = DeviceSizes::Cuda(Precision::Bf16);
         // 40 and 80 bytes of lists and results, at multiples of 256.
-        let operations = &[Operation::Head { rows: 10 }];
-        let rooms = &[BoundaryRooms { len: 1 << 17, count: 4 }];
-        let claim = |buffers| Claim { buffers, operations, rooms };
-        assert_eq!(half.rooms_bytes(rooms), PAGE);
+        let operations = &[ScratchOperation::Head { rows: 10 }];
+        let rooms = &[StagingReservation { len: 1 << 17, count: 4 }];
+        let claim = |buffers| MemoryClaim { buffers, operations, staging: rooms };
+        assert_eq!(half.staging_bytes(rooms), PAGE);
         assert_eq!(half.claim_bytes(&claim(PAGE - 512)), 2 * PAGE);
         assert_eq!(half.claim_bytes(&claim(PAGE - 511)), 3 * PAGE);
         assert_eq!(DeviceSizes::Processors.claim_bytes(&claim(5)), 5);

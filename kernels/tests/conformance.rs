@@ -1,7 +1,9 @@
 //! The suite on the processor: every instruction set there is, with one to three threads.
 
 use zbelastic_kernels::conformance::floats;
-use zbelastic_kernels::{Backend, CpuBackend, InstructionSet, SQUARE_SUM_CHUNK, View, ViewMut};
+use zbelastic_kernels::{
+    Backend, BufferView, BufferViewMut, CpuBackend, InstructionSet, SQUARE_SUM_CHUNK,
+};
 
 fn devices() -> Vec<CpuBackend> {
     let mut devices = Vec::new();
@@ -26,8 +28,8 @@ fn squares_are_chains_in_order() {
         let expected: f64 = chunks.fold(0.0, |sum, chunk| sum + chunk);
         for device in devices() {
             let mut buffer = device.allocate(len + 2).expect("memory for a test");
-            device.upload(&x, ViewMut::new(&mut buffer, 0..len + 2));
-            let found = device.sum_squares(View::new(&buffer, 1..len + 1));
+            device.upload(&x, BufferViewMut::new(&mut buffer, 0..len + 2));
+            let found = device.sum_squares(BufferView::new(&buffer, 1..len + 1));
             assert_eq!(found.sum.to_bits(), expected.to_bits(), "{len} elements");
         }
     }

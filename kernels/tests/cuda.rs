@@ -12,11 +12,11 @@ mod passes;
 use std::path::Path;
 use std::sync::Arc;
 
-use zbelastic_emulator::{Order, Part, Settings, Toolkit};
-use zbelastic_kernels::cuda::cache::Cache;
+use zbelastic_emulator::{EmulatedLibrary, EmulatedToolkit, EmulatorSettings, ExecutionOrder};
+use zbelastic_kernels::cuda::cache::KernelCache;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{
-    CudaBackend, CudaDevice, GraphLimits, Graphs, LibraryError, OpenError,
+    CudaBackend, CudaDevice, GraphLimits, GraphMode, LibraryError, OpenError,
 };
 
 /// Two backends, or none and a printed line with the reason.
@@ -26,7 +26,7 @@ fn devices(precision: Precision) -> Vec<CudaBackend> {
 
 /// The first device twice. One that is there and does not open fails.
 fn opened(precision: Precision) -> Vec<Arc<CudaDevice>> {
-    let cache = Cache::of_environment();
+    let cache = KernelCache::of_environment();
     let open = || CudaDevice::open(0, precision, &cache);
     match open().and_then(|first| Ok([first, open()?])) {
         Ok(opened) => opened.into_iter().map(|opened| opened.device).collect(),
@@ -54,9 +54,9 @@ zbelastic_kernels::conformance!(bf16, halves);
 fn graphs_change_no_bit() {
     for precision in Precision::ALL {
         let Some(device) = opened(precision).pop() else { return };
-        let plain = CudaBackend::with_graphs(device.clone(), Graphs::Off);
-        let limits = GraphLimits { commands_min: 2, ..GraphLimits::PLAIN };
-        let graphs = CudaBackend::with_graphs(device, Graphs::On(limits));
+        let plain = CudaBackend::with_graphs(device.clone(), GraphMode::Off);
+        let limits = GraphLimits { commands_min: 2, ..GraphLimits::DEFAULT };
+        let graphs = CudaBackend::with_graphs(device, GraphMode::On(limits));
         for (slots, times) in [(1, 7), (3, 6)] {
             let expected = passes::bits(&passes::run(&plain, slots, times));
             assert_eq!(passes::bits(&passes::run(&graphs, slots, times)), expected);
@@ -69,18 +69,20 @@ fn graphs_change_no_bit() {
 /// Runs of this program on a machine made of processors.
 #[test]
 fn the_suite_passes_on_an_emulated_driver() {
-    if !Toolkit::is_possible() {
+    if !EmulatedToolkit::is_possible() {
         return;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda");
-    let toolkit = Toolkit::new(&folder, &Part::ALL).expect("a folder");
+    let toolkit = EmulatedToolkit::new(&folder, &EmulatedLibrary::ALL).expect("a folder");
     // Slices take minutes there, and call nothing of the driver that the rest does not.
     let all = ["emulated_driver", "without_a_driver", "slices"].map(|name| ["--skip", name]);
     let all = all.as_flattened();
-    let runs =
-        [(Order::Lazy, true, all), (Order::Drawn { seed: 7 }, false, &["graphs_change_no_bit"])];
+    let runs = [
+        (ExecutionOrder::Lazy, true, all),
+        (ExecutionOrder::Random { seed: 7 }, false, &["graphs_change_no_bit"]),
+    ];
     for (order, is_backwards, filter) in runs {
-        let settings = Settings { order, is_backwards, ..Settings::PLAIN };
+        let settings = EmulatorSettings { order, is_backwards, ..EmulatorSettings::DEFAULT };
         toolkit.run_again(filter, settings);
     }
 }
@@ -88,7 +90,7 @@ fn the_suite_passes_on_an_emulated_driver() {
 /// The error on a machine without a driver.
 #[test]
 fn a_machine_without_a_driver_gets_a_typed_error() {
-    match CudaDevice::open(0, Precision::F32, &Cache::of_environment()).map(|_| ()) {
+    match CudaDevice::open(0, Precision::F32, &KernelCache::of_environment()).map(|_| ()) {
         Err(OpenError::Library(LibraryError::DriverMissing)) => {
             let list = zbelastic_kernels::cuda::devices();
             assert_eq!(list, Ok(Vec::new()), "no driver, no devices, and no error about it");

@@ -3,9 +3,9 @@
 
 #![cfg(feature = "cuda")]
 
-use zbelastic_kernels::cuda::cache::Cache;
+use zbelastic_kernels::cuda::cache::KernelCache;
 use zbelastic_kernels::cuda::compiler::Compiler;
-use zbelastic_kernels::cuda::source::{File, Precision, Unit};
+use zbelastic_kernels::cuda::source::{CompilationUnit, KernelFile, Precision};
 use zbelastic_kernels::cuda::{Architecture, CompileError, LibraryError};
 
 /// The compiler, or nothing and a printed line with the reason. Where the library must be there,
@@ -22,14 +22,18 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
-fn units() -> impl Iterator<Item = Unit> {
-    let of_file = |file: File| {
+fn units() -> impl Iterator<Item = CompilationUnit> {
+    let of_file = |file: KernelFile| {
         let precisions = Precision::ALL.into_iter().filter(move |it| file.is_for(*it));
         precisions.flat_map(move |precision| {
-            Architecture::TESTED.map(|architecture| Unit { file, precision, architecture })
+            Architecture::TESTED.map(|architecture| CompilationUnit {
+                file,
+                precision,
+                architecture,
+            })
         })
     };
-    File::ALL.into_iter().flat_map(of_file)
+    KernelFile::ALL.into_iter().flat_map(of_file)
 }
 
 #[test]
@@ -65,7 +69,7 @@ fn a_kernel_is_compiled_once_and_then_read_from_disk() {
     let unit = units().next().expect("there are units");
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernel-cache");
     let _may_not_be_there = std::fs::remove_dir_all(&folder);
-    let cache = Cache::new(folder.clone());
+    let cache = KernelCache::new(folder.clone());
     let first = cache.get(&compiler, &unit).expect("it compiles");
     assert_eq!((first.is_from_disk, first.warning), (false, None));
     let second = cache.get(&compiler, &unit).expect("it is there");
@@ -78,7 +82,7 @@ fn a_kernel_that_cannot_be_kept_is_compiled_once_a_process() {
     let Some(compiler) = compiler() else { return };
     let unit = units().next().expect("there are units");
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml/kernels");
-    let cache = Cache::new(folder);
+    let cache = KernelCache::new(folder);
     let first = cache.get(&compiler, &unit).expect("it compiles");
     assert!(first.warning.is_some(), "a file is no folder");
     let second = cache.get(&compiler, &unit).expect("it was kept");
@@ -90,7 +94,7 @@ fn a_kernel_that_cannot_be_kept_is_compiled_once_a_process() {
 fn an_unknown_architecture_is_refused_by_name() {
     let Some(compiler) = compiler() else { return };
     let architecture = Architecture::new(3, 7);
-    let unit = Unit { architecture, ..units().next().expect("there are units") };
+    let unit = CompilationUnit { architecture, ..units().next().expect("there are units") };
     let error = compiler.compile(&unit).expect_err("too old for any NVRTC we use");
     assert!(matches!(error, CompileError::UnknownArchitecture { .. }), "{error}");
     assert!(error.to_string().contains("sm_37"));

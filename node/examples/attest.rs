@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use zbelastic_kernels::{Backend, CpuBackend, InstructionSet, View, ViewMut};
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut, CpuBackend, InstructionSet};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_types::{LayerId, Step};
 
@@ -33,11 +33,11 @@ fn main() {
         let [w, m, v] = [1, 2, 3].map(|seed| {
             let mut buffer = device.allocate(len).expect("memory");
             let floats = zbelastic_kernels::conformance::floats(len, seed);
-            device.upload(&floats, ViewMut::new(&mut buffer, 0..len));
+            device.upload(&floats, BufferViewMut::new(&mut buffer, 0..len));
             buffer
         });
         let by_digest = rate(len, || {
-            let read = |buffer| device.download(View::new(buffer, 0..len));
+            let read = |buffer| device.download(BufferView::new(buffer, 0..len));
             let [w, m, v] = [&w, &m, &v].map(read);
             let [w, m, v] = [w, m, v].map(Into::into);
             let image = LayerImage { layer: LayerId(0), version: Step(0), w, m, v };

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_node::api::client::ApiClient;
 use zbelastic_node::cluster::exchange;
-use zbelastic_node::data_folder::DataFolder;
+use zbelastic_node::data_folder::NodeDataFolder;
 
 /// Windows of each kind.
 const ROUNDS: u32 = 6;
@@ -28,7 +28,7 @@ const RATE_DEFAULT: u32 = 10_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let folder = DataFolder::new(PathBuf::from(arguments.next().ok_or("whose folder?")?));
+    let folder = NodeDataFolder::new(PathBuf::from(arguments.next().ok_or("whose folder?")?));
     let rate = arguments.next().map_or(Ok(RATE_DEFAULT), |text| text.parse())?;
     let admin = folder.read_admin().map_err(|failure| failure.to_string())?;
     let address: SocketAddr = admin.addresses.first().ok_or("no address")?.parse()?;

@@ -29,20 +29,20 @@ mod tests;
 mod wire;
 
 pub use answer::{
-    Answer, Backup, CheckpointDetail, ClusterInfo, Collected, CopyState, DataHeld, Events,
-    FormatStatus, LayerCopy, LayerDetail, LayerPiece, LayerVerified, LogLine, Logs, NodeSaid,
-    OriginStatus, RotationProgress, RotationStatus, RunAccepted, RunDisposition, RunStatus,
-    TokenCreated, TokenInfo, TracePiece,
+    ApiAnswer, BackupPiece, ChangeSummary, CheckpointDetail, ClusterInfo, CollectionReport,
+    CopyState, EventPage, FormatStatus, LayerCopyStatus, LayerDetail, LayerPiece, LayerVerified,
+    LogLine, LogPage, OriginStatus, RotationProgress, RotationStatus, RunAccepted, RunDisposition,
+    RunStatus, TokenCreated, TokenInfo, TracePiece, UploadProgress,
 };
 pub use escape::escape;
-pub use event::{Event, EventKind};
+pub use event::{ClusterEvent, EventKind};
 pub use hex::HexDigest;
-pub use refusal::{NoRun, Refusal, Thing, WrongState};
-pub use request::{CorpusDescription, Request, TokenRequest};
+pub use refusal::{ApiRefusal, ResourceKind, RunAbsence, WrongState};
+pub use request::{ApiRequest, CorpusDescription, TokenRequest};
 pub use status::{
     CheckpointStatus, ClusterStatus, DiskStatus, FailureStatus, JobPhaseStatus, JobStatus,
-    LayerPace, LinkPace, MemberRole, MemberStanding, MemberStatus, PaceStatus, PlanStatus,
-    PromiseStatus, QuorumStatus, Road, SavingStatus, Status, TokenRole, VerdictWait, WorkStatus,
+    LayerPace, LinkPace, MemberPath, MemberRole, MemberState, MemberStatus, PaceStatus, PlanStatus,
+    PromiseStatus, QuorumStatus, SavingStatus, StatusReport, TokenRole, VerdictWait, WorkStatus,
 };
 pub use wire::{WireError, decode_answer, decode_request, encode_answer, encode_request};
 

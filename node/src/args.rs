@@ -13,9 +13,9 @@ mod schedule;
 #[cfg(test)]
 mod tests;
 
-pub use address::{Address, AddressError, AddressList, PORT_DEFAULT};
+pub use address::{AddressError, AddressList, HostPort, PORT_DEFAULT};
 pub use client::{ClientArgs, FolderArgs, ReadArgs};
-pub use device::{Device, DeviceError, DeviceList};
+pub use device::{DeviceError, DeviceList, DeviceSelector};
 pub use doctor::{DOCTOR_EXAMPLES, DoctorArgs};
 pub use membership::{
     ClusterCommand, InitArgs, JoinArgs, LeaveArgs, LoginArgs, NodeCommand, NodeRemoveArgs,
@@ -28,21 +28,22 @@ pub use operate::{
 pub use plan::{PLAN_EXAMPLES, PlanArgs};
 pub use quantity::{QuantityError, duration_word, parse_duration};
 pub use schedule::{
-    AS_FORWARD, AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, RenderArgs,
-    ScheduleCommand, SimulateArgs, SolveArgs, TimesArgs,
+    AS_FORWARD, AsyncArgs, MemoryArgs, MemorySavingsArgs, PassTimesArgs, ProgramArgs, RenderArgs,
+    ScheduleCommand, SimulateArgs, SolveArgs, StepEndingArgs,
 };
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use chaos_tests::args::processes::{
-    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, RUN_EXIT_CODES, ReplayArgs, RunArgs as ChaosRunArgs,
+    DEMO_EXIT_CODES, DemoArgs, MeasureArgs, ProcessRunArgs as ChaosRunArgs, RUN_EXIT_CODES,
+    ReplayArgs,
 };
 use chaos_tests::args::{EXIT_CODES, SimArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use zbelastic_schedule::ScheduleKind;
 
-use crate::config::{Flag, Key, Sources, Value, flag_value};
+use crate::config::{ConfigFlag, ConfigSources, ConfigValue, Key, flag_value};
 use crate::notice::NoticeSource;
 
 /// Trains transformers in a pipeline of workers, and takes bad steps back exactly.
@@ -51,7 +52,7 @@ use crate::notice::NoticeSource;
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 const EXAMPLES: &str = "\
@@ -70,7 +71,7 @@ authorised, 5 not found, 6 wrong state, 7 out of disk, memory or device, 8 verif
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Train on this machine: every worker is a stage of the pipeline.
     #[command(after_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
@@ -242,8 +243,8 @@ pub struct ConfigArgs {
 impl ConfigArgs {
     /// Where the configuration comes from.
     #[must_use]
-    pub fn sources(&self) -> Sources {
-        let mut flags: Vec<Flag> = self.set.iter().cloned().map(Flag::Set).collect();
+    pub fn sources(&self) -> ConfigSources {
+        let mut flags: Vec<ConfigFlag> = self.set.iter().cloned().map(ConfigFlag::Set).collect();
         let own = [
             ("--schedule", Key::Schedule, &self.schedule),
             ("--slices", Key::Slices, &self.slices),
@@ -253,13 +254,14 @@ impl ConfigArgs {
         ];
         flags.extend(own.into_iter().filter_map(|(flag, key, text)| {
             let value = flag_value(key, text.as_ref()?);
-            Some(Flag::Own { flag, key, value })
+            Some(ConfigFlag::Own { flag, key, value })
         }));
         if !self.text.is_empty() {
-            let value = Value::List(self.text.iter().cloned().map(Value::Text).collect());
-            flags.push(Flag::Own { flag: "--text", key: Key::Text, value });
+            let value =
+                ConfigValue::List(self.text.iter().cloned().map(ConfigValue::Text).collect());
+            flags.push(ConfigFlag::Own { flag: "--text", key: Key::Text, value });
         }
-        Sources { file: self.config.clone(), flags }
+        ConfigSources { file: self.config.clone(), flags }
     }
 }
 

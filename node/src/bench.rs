@@ -19,13 +19,13 @@ mod train;
 use std::io::Write;
 
 use crate::args::BenchCommand;
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode};
 
 /// Runs a `bench` command.
 ///
 /// # Errors
 /// If memory or threads cannot be had, or `out` cannot be written.
-pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         BenchCommand::Train(args) => train::run(args, out),
         BenchCommand::Memory(args) => memory::run(args, out),
@@ -37,6 +37,6 @@ pub fn run(command: &BenchCommand, out: &mut dyn Write) -> Result<(), Stop> {
 }
 
 /// Memory or threads that a benchmark needs and does not get.
-fn out_of_resource(error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(FailureCode::OutOfResource, error.to_string())
+fn out_of_resource(error: &dyn std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(FailureCode::OutOfResource, error.to_string())
 }

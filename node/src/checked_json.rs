@@ -35,12 +35,12 @@ pub enum CheckedError {
 }
 
 /// An object as it was read.
-pub struct Read {
+pub struct CheckedObject {
     fields: Map<String, Value>,
     check: Option<Value>,
 }
 
-impl Read {
+impl CheckedObject {
     /// One of its fields, which may be damaged.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&Value> {
@@ -68,11 +68,11 @@ impl Read {
 ///
 /// # Errors
 /// If it cannot be read, has more than `bytes_max`, or is no object.
-pub fn read(path: &Path, bytes_max: u64) -> Result<Option<Read>, CheckedError> {
+pub fn read(path: &Path, bytes_max: u64) -> Result<Option<CheckedObject>, CheckedError> {
     let Some(bytes) = whole_file::read(path, bytes_max)? else { return Ok(None) };
     let mut fields: Map<String, Value> = serde_json::from_slice(&bytes)?;
     let check = fields.remove(FIELD);
-    Ok(Some(Read { fields, check }))
+    Ok(Some(CheckedObject { fields, check }))
 }
 
 /// Writes an object with its check, durably, whole or not at all.
@@ -103,18 +103,18 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct Place {
+    struct SampleFields {
         bind: String,
         boot: u64,
         #[serde(default)]
         zone: String,
     }
 
-    fn place() -> Place {
-        Place { bind: "10.0.0.1:7000".to_owned(), boot: u64::MAX, zone: String::new() }
+    fn place() -> SampleFields {
+        SampleFields { bind: "10.0.0.1:7000".to_owned(), boot: u64::MAX, zone: String::new() }
     }
 
-    fn load(path: &Path) -> Result<Place, CheckedError> {
+    fn load(path: &Path) -> Result<SampleFields, CheckedError> {
         read(path, 1 << 10)?.expect("it is there").checked()
     }
 

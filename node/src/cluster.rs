@@ -6,80 +6,82 @@
 //!   exchange ──┘   the requests of a command line
 //! ```
 
-mod again;
+pub mod activity;
 mod authority;
-mod breaches;
-pub mod chronicle;
+mod blob_registry;
+mod checkpoint_thread;
+mod command_connection;
 pub mod compute;
 mod controller;
-mod courier;
 pub mod data;
 mod device;
-mod disk;
 pub mod document;
-pub mod ending;
+mod frame_dispatch;
 pub mod frames;
-pub mod home;
 pub mod journal;
-mod keeper;
-mod line;
+mod layer_moves;
 mod login;
 mod machine_id;
-mod means;
-mod moves;
-mod names;
+mod name_resolver;
+pub mod node_record;
 mod own_address;
 mod pace;
-mod peers;
-mod piece_keep;
-mod questions;
+mod peer_directory;
+mod piece_fetch;
+pub mod process_exit;
+mod record_writer;
 mod recovery;
+mod rejoin;
 mod renewal;
+mod requests;
+pub mod run_log;
 mod scrub;
-mod shelf;
 pub mod signals;
 mod solver;
 mod start;
-mod stopwatch;
+mod step_timings;
 mod stores;
 mod threads;
 pub mod tick;
 mod unused_data;
+mod violations;
 pub mod wire;
-pub mod work;
 mod worker;
+mod worker_profile;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use zbelastic_policy::{copies, keep_rule, keeping, room};
+use zbelastic_policy::{disk_space, keep_queue, keep_rule, piece_copies};
 use zbelastic_transport::identity::{
-    ClusterAuthority, JoinError, JoinRefusal, JoinSetup, NodeKey, NodeName, PeerRole, Token,
+    ClusterAuthority, JoinError, JoinRefusal, JoinSetup, JoinToken, NodeKey, NodeName, PeerRole,
     UnixSeconds, check_permissions, join_cluster, random_number,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::api::MemberRole;
-use crate::args::{AddressList, Device, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs};
-use crate::commands::doctor::{self, DialOutcome, Outside};
+use crate::args::{
+    AddressList, DeviceSelector, DoctorArgs, FolderArgs, InitArgs, JoinArgs, RecoverArgs,
+};
+use crate::commands::doctor::{self, DialOutcome, DoctorProbes};
 use crate::commands::token::find_token;
-use crate::data_folder::{AdminFile, DataFolder};
-use crate::failure::{Detail, Failure, FailureCode, Stop};
-use again::Beginner;
-use compute::{Cores, Machine};
-use ending::Ending;
-use home::{Beginning, Home, with_controllers};
-use journal::{Echo, now_ms};
-pub use line::exchange;
-use line::reach;
+use crate::data_folder::{AdminFile, NodeDataFolder};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
+pub use command_connection::exchange;
+use command_connection::reach;
+use compute::{CpuCores, WorkerDevice};
+use journal::{LogEcho, now_ms};
 pub use login::login;
-use means::{means, probe_of, threads_of};
+use node_record::{NewNode, NodeRecord, with_controllers};
+use process_exit::ProcessExit;
+use rejoin::StartRole;
 use renewal::{controller_credentials, member_credentials};
-pub use start::WorkerMeans;
-use start::{Node, by_node, run_controller, run_worker};
+pub use start::WorkerProfile;
+use start::{PreparedNode, by_node, run_controller, run_worker};
 use threads::runtime;
+use worker_profile::{probe_of, threads_of, worker_profile};
 
 /// The port at which a node listens, unless another is given.
 pub const PORT_DEFAULT: u16 = 7000;
@@ -92,26 +94,26 @@ const ADMIN_NODE: NodeId = NodeId(0);
 ///
 /// # Errors
 /// If it cannot start, or ends other than in order.
-pub fn init(args: &InitArgs) -> Result<ExitCode, Stop> {
-    let folder = DataFolder::of(&args.folder);
+pub fn init(args: &InitArgs) -> Result<ExitCode, CommandError> {
+    let folder = NodeDataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     recovery::finish(&folder)?;
     let identity = folder.identity();
-    let home = match Home::load(&identity).map_err(|error| again::unreadable(&error))? {
+    let home = match NodeRecord::load(&identity).map_err(|error| rejoin::unreadable(&error))? {
         Some(mut home) => {
-            again::come_back_as_first(args, &folder, &mut home)?;
+            rejoin::rejoin_as_founder(args, &folder, &mut home)?;
             home
         }
         None => {
-            again::check_is_new(&folder, Beginner::First)?;
-            found(args, &folder)?
+            rejoin::check_is_new(&folder, StartRole::Founder)?;
+            found_cluster(args, &folder)?
         }
     };
     serve_controller(folder, home)
 }
 
 /// Founds a cluster: its authority, its first controller, its first administrator.
-fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
+fn found_cluster(args: &InitArgs, folder: &NodeDataFolder) -> Result<NodeRecord, CommandFailure> {
     let cluster = ClusterId(random_number());
     let name = args.name.clone().unwrap_or_else(|| "zbelastic".to_owned());
     let now = UnixSeconds::now();
@@ -126,9 +128,9 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
     own.save(&identity).map_err(cannot_keep)?;
     authority.save(&identity.join("authority")).map_err(cannot_keep)?;
     admin.save(&folder.admin()).map_err(cannot_keep)?;
-    let addresses = vec![asked_at(&advertised, bind)];
+    let addresses = vec![command_address(&advertised, bind)];
     folder.write_admin(&AdminFile { name: name.clone(), id: cluster.to_string(), addresses })?;
-    let home = Home::new(Beginning {
+    let home = NodeRecord::new(NewNode {
         cluster,
         cluster_name: name.clone(),
         founded_ms: Some(now_ms()),
@@ -139,20 +141,24 @@ fn found(args: &InitArgs, folder: &DataFolder) -> Result<Home, Failure> {
         advertised,
         controllers: BTreeMap::new(),
     });
-    home.save(&identity).map_err(|error| again::unreadable(&error))?;
+    home.save(&identity).map_err(|error| rejoin::unreadable(&error))?;
     Ok(home)
 }
 
 /// Once a controller listens: which address an administrator's commands here use, and what to type next, on
 /// standard error, for standard output is nobody's here.
-fn tell_administrator(folder: &DataFolder, home: &Home, local: SocketAddr) -> Result<(), Failure> {
+fn print_administrator_hint(
+    folder: &NodeDataFolder,
+    home: &NodeRecord,
+    local: SocketAddr,
+) -> Result<(), CommandFailure> {
     let Ok(mut admin) = folder.read_admin() else { return Ok(()) };
-    let address = asked_at(&home.advertised, local);
+    let address = command_address(&home.advertised, local);
     if !admin.addresses.contains(&address) {
         admin.addresses = vec![address];
         folder.write_admin(&with_controllers(&admin, home))?;
     }
-    let Home { cluster_name, node, .. } = home;
+    let NodeRecord { cluster_name, node, .. } = home;
     let path = folder.root().display();
     eprintln!("cluster {cluster_name}, node {node} ({}): running", home.name);
     eprintln!("let workers in:  zbelastic token create --print-join --data-dir {path}");
@@ -162,12 +168,12 @@ fn tell_administrator(folder: &DataFolder, home: &Home, local: SocketAddr) -> Re
 
 /// Where a controller is reached from its own machine: where it is configured to be, or else where it
 /// listens.
-fn asked_at(advertised: &[String], listens: SocketAddr) -> String {
+fn command_address(advertised: &[String], listens: SocketAddr) -> String {
     advertised.first().cloned().unwrap_or_else(|| local_address(listens))
 }
 
-fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
-    again::check_has_log(&folder, &home)?;
+fn serve_controller(folder: NodeDataFolder, home: NodeRecord) -> Result<ExitCode, CommandError> {
+    rejoin::check_has_log(&folder, &home)?;
     let authority =
         ClusterAuthority::load(&folder.identity().join("authority"), Some(home.cluster));
     let authority = authority.map_err(cannot_keep)?;
@@ -175,22 +181,23 @@ fn serve_controller(folder: DataFolder, home: Home) -> Result<ExitCode, Stop> {
     let runtime = runtime()?;
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
-        let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
+        let node =
+            PreparedNode { folder, node_record: home, credentials, echo: LogEcho::Yes, signals };
         run_controller(node, authority).await
     })?;
-    ended(ending)
+    exit_code_of(ending)
 }
 
 /// The process behind `join`: becomes a member, or comes back as the one it was.
 ///
 /// # Errors
 /// If it cannot start, or ends other than in order.
-pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
+pub fn join(args: &JoinArgs) -> Result<ExitCode, CommandError> {
     let probe = probe_of(args)?;
-    let means = means(args, probe.as_ref());
+    let means = worker_profile(args, probe.as_ref());
     match args.device {
-        Device::Cpu => join_on(args, means, Cores { threads: threads_of(args) }),
-        Device::Cuda(index) => join_on(args, means, compute::cuda(index)),
+        DeviceSelector::Cpu => join_on(args, means, CpuCores { threads: threads_of(args) }),
+        DeviceSelector::Cuda(index) => join_on(args, means, compute::cuda(index)),
     }
 }
 
@@ -198,49 +205,54 @@ pub fn join(args: &JoinArgs) -> Result<ExitCode, Stop> {
 ///
 /// # Errors
 /// As [`join`].
-pub fn join_on<M: Machine>(
+pub fn join_on<M: WorkerDevice>(
     args: &JoinArgs,
-    means: WorkerMeans,
+    means: WorkerProfile,
     machine: M,
-) -> Result<ExitCode, Stop> {
-    let folder = DataFolder::of(&args.folder);
+) -> Result<ExitCode, CommandError> {
+    let folder = NodeDataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     recovery::finish(&folder)?;
     let identity = folder.identity();
     let runtime = runtime()?;
-    let home = match Home::load(&identity).map_err(|error| again::unreadable(&error))? {
+    let home = match NodeRecord::load(&identity).map_err(|error| rejoin::unreadable(&error))? {
         Some(mut home) => {
-            again::come_back_as_member(args, &folder, &mut home)?;
+            rejoin::rejoin_as_member(args, &folder, &mut home)?;
             home
         }
         None => {
-            again::check_is_new(&folder, Beginner::Joiner)?;
-            runtime.block_on(enter(args, &folder))?
+            rejoin::check_is_new(&folder, StartRole::Joiner)?;
+            runtime.block_on(join_with_token(args, &folder))?
         }
     };
     if home.role == MemberRole::Controller {
         drop(runtime);
         return serve_controller(folder, home);
     }
-    let typed = args.cluster.as_ref().map_or_else(Vec::new, |typed| names::resolve(&typed.texts()));
+    let typed =
+        args.cluster.as_ref().map_or_else(Vec::new, |typed| name_resolver::resolve(&typed.texts()));
     let credentials = runtime.block_on(member_credentials(&folder, &home, typed))?;
     let (name, number, path) = (&home.name, home.node, folder.root().display());
     eprintln!("worker {name}, node {number}: a member; it takes part in runs as they come");
     eprintln!("end it in order:  zbelastic leave --data-dir {path}");
     let ending = runtime.block_on(async {
         let signals = signals::listen()?;
-        let node = Node { folder, home, credentials, echo: Echo::Yes, signals };
+        let node =
+            PreparedNode { folder, node_record: home, credentials, echo: LogEcho::Yes, signals };
         run_worker(node, means, machine).await
     })?;
-    ended(ending)
+    exit_code_of(ending)
 }
 
 /// Becomes a member with a token.
-async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
+async fn join_with_token(
+    args: &JoinArgs,
+    folder: &NodeDataFolder,
+) -> Result<NodeRecord, CommandFailure> {
     let Some(addresses) = &args.cluster else {
-        let detail = Detail::new("--cluster is missing, and this folder knows no cluster")
+        let detail = FailureDetail::new("--cluster is missing, and this folder knows no cluster")
             .hint("zbelastic join --cluster ADDR --token TOKEN");
-        return Err(Failure::usage("the command line", vec![detail]));
+        return Err(CommandFailure::usage("the command line", vec![detail]));
     };
     let text = find_token(&args.token)?;
     let token = parse_token(&text)?;
@@ -253,13 +265,16 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     let key = NodeKey::load_or_create(&identity).map_err(cannot_keep)?;
     let name = args.name.clone().unwrap_or_else(|| host_name(&key));
     let cluster = resolve_all(addresses)?;
-    let bind = args.bind.unwrap_or_else(|| everywhere_like(&cluster));
+    let bind = args.bind.unwrap_or_else(|| wildcard_address(&cluster));
     let advertised: Vec<String> = args.advertise.iter().map(ToString::to_string).collect();
     let setup = JoinSetup {
         token,
         role,
         name: name.parse::<NodeName>().map_err(|error| {
-            Failure::usage("the command line", vec![Detail::new(error.to_string()).at("--name")])
+            CommandFailure::usage(
+                "the command line",
+                vec![FailureDetail::new(error.to_string()).at("--name")],
+            )
         })?,
         key,
         cluster: cluster.clone(),
@@ -272,7 +287,7 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
     }
     let controllers = by_node(joined.controllers);
     let peer = joined.credentials.identity();
-    let mut home = Home::new(Beginning {
+    let mut home = NodeRecord::new(NewNode {
         cluster: peer.cluster,
         cluster_name: String::new(),
         founded_ms: None,
@@ -284,27 +299,28 @@ async fn enter(args: &JoinArgs, folder: &DataFolder) -> Result<Home, Failure> {
         controllers,
     });
     home.zone = args.zone.clone().unwrap_or_default();
-    home.save(&identity).map_err(|error| again::unreadable(&error))?;
+    home.save(&identity).map_err(|error| rejoin::unreadable(&error))?;
     Ok(home)
 }
 
 /// The token in a pasted text.
-fn parse_token(text: &str) -> Result<Token, Failure> {
-    Token::parse(text).map_err(|error| {
-        let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
-        failure.details = vec![Detail::new("nothing was sent").hint("paste it again, as a whole")];
+fn parse_token(text: &str) -> Result<JoinToken, CommandFailure> {
+    JoinToken::parse(text).map_err(|error| {
+        let mut failure = CommandFailure::new(FailureCode::NotAuthorised, error.to_string());
+        failure.details =
+            vec![FailureDetail::new("nothing was sent").hint("paste it again, as a whole")];
         failure
     })
 }
 
 /// Where the addresses lead that a person typed.
-fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, Failure> {
-    let found = names::resolve(&addresses.texts());
+fn resolve_all(addresses: &AddressList) -> Result<Vec<SocketAddr>, CommandFailure> {
+    let found = name_resolver::resolve(&addresses.texts());
     if found.is_empty() {
         let what = format!("no such host: {}", addresses.texts().join(", "));
-        let mut failure = Failure::new(FailureCode::Unreachable, what);
+        let mut failure = CommandFailure::new(FailureCode::Unreachable, what);
         failure.details =
-            vec![Detail::new("a name that resolves, or an address such as 10.0.0.4:7000")];
+            vec![FailureDetail::new("a name that resolves, or an address such as 10.0.0.4:7000")];
         return Err(failure);
     }
     Ok(found)
@@ -326,17 +342,17 @@ fn host_name(key: &NodeKey) -> String {
 ///
 /// # Errors
 /// If the folder is not a controller's, or is in use.
-pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
-    let folder = DataFolder::of(&args.folder);
+pub fn recover(args: &RecoverArgs) -> Result<PathBuf, CommandFailure> {
+    let folder = NodeDataFolder::of(&args.folder);
     let _hold = folder.hold()?;
     if let Some(kept) = recovery::finish(&folder)? {
         return Ok(kept);
     }
-    let home = Home::load(&folder.identity())
-        .map_err(|error| again::unreadable(&error))?
+    let home = NodeRecord::load(&folder.identity())
+        .map_err(|error| rejoin::unreadable(&error))?
         .ok_or_else(|| {
             let what = format!("{} has no identity", folder.root().display());
-            Failure::new(FailureCode::NotFound, what)
+            CommandFailure::new(FailureCode::NotFound, what)
         })?;
     recovery::recover(&folder, &home)
 }
@@ -345,8 +361,8 @@ pub fn recover(args: &RecoverArgs) -> Result<PathBuf, Failure> {
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCode, Stop> {
-    let folder = DataFolder::of(&FolderArgs { data_dir: args.data_dir.clone() });
+pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCode, CommandError> {
+    let folder = NodeDataFolder::of(&FolderArgs { data_dir: args.data_dir.clone() });
     let dial = |address: &str| {
         let began = std::time::Instant::now();
         match reach(&folder, address) {
@@ -360,11 +376,11 @@ pub fn doctor(args: &DoctorArgs, out: &mut dyn std::io::Write) -> Result<ExitCod
         }
         check_permissions(folder).iter().map(ToString::to_string).collect()
     };
-    let outside = Outside { folder: folder.root(), dial: &dial, permissions: &permissions };
+    let outside = DoctorProbes { folder: folder.root(), dial: &dial, permissions: &permissions };
     doctor::run(args, &outside, out)
 }
 
-fn ended(ending: Ending) -> Result<ExitCode, Stop> {
+fn exit_code_of(ending: ProcessExit) -> Result<ExitCode, CommandError> {
     match ending.failure() {
         None => Ok(ExitCode::SUCCESS),
         Some(failure) => Err(failure.into()),
@@ -372,7 +388,7 @@ fn ended(ending: Ending) -> Result<ExitCode, Stop> {
 }
 
 /// Every interface of this machine, at any port, with a socket that reaches these addresses.
-fn everywhere_like(others: &[SocketAddr]) -> SocketAddr {
+fn wildcard_address(others: &[SocketAddr]) -> SocketAddr {
     let ip: IpAddr = if others.iter().all(SocketAddr::is_ipv6) {
         Ipv6Addr::UNSPECIFIED.into()
     } else {
@@ -387,32 +403,32 @@ fn local_address(bind: SocketAddr) -> String {
     SocketAddr::new(ip, bind.port()).to_string()
 }
 
-fn cannot_certify(error: impl std::fmt::Display) -> Failure {
-    Failure::new(FailureCode::Internal, format!("no certificate can be made: {error}"))
+fn cannot_certify(error: impl std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(FailureCode::Internal, format!("no certificate can be made: {error}"))
 }
 
-fn cannot_keep(error: impl std::fmt::Display) -> Failure {
-    Failure::new(FailureCode::NotAuthorised, error.to_string())
+fn cannot_keep(error: impl std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(FailureCode::NotAuthorised, error.to_string())
 }
 
-fn cannot_join(error: JoinError) -> Failure {
+fn cannot_join(error: JoinError) -> CommandFailure {
     let code = match &error {
         JoinError::NobodyDecided { .. } => FailureCode::Unreachable,
         JoinError::WrongServer { .. } => FailureCode::NotAuthorised,
         JoinError::Refused { refusal, .. } => refused_with(refusal).0,
         JoinError::Setup(_) | JoinError::WrongGrant { .. } => FailureCode::Internal,
     };
-    let mut failure = Failure::new(code, error.to_string());
+    let mut failure = CommandFailure::new(code, error.to_string());
     failure.details = match &error {
         JoinError::NobodyDecided { dials } => {
             let tried = dials.failed.iter();
-            tried.map(|(address, why)| Detail::new(format!("{address}: {why}"))).collect()
+            tried.map(|(address, why)| FailureDetail::new(format!("{address}: {why}"))).collect()
         }
         JoinError::Refused { refusal, .. } => {
-            vec![Detail::new("the cluster says no").hint(refused_with(refusal).1)]
+            vec![FailureDetail::new("the cluster says no").hint(refused_with(refusal).1)]
         }
         JoinError::WrongServer { .. } => vec![
-            Detail::new("the server is not of the cluster that this token belongs to")
+            FailureDetail::new("the server is not of the cluster that this token belongs to")
                 .why("it could not show the authority that the token names; nothing was sent to it")
                 .hint("--cluster with a controller of the cluster that made the token"),
         ],

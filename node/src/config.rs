@@ -22,10 +22,10 @@ mod nearest;
 mod nodes;
 mod note;
 mod plan_failure;
+mod plan_fallback;
 mod presets;
 mod problem;
 mod reader;
-mod resort;
 mod same_bits;
 mod settings;
 mod steps;
@@ -35,23 +35,23 @@ mod value;
 mod wording;
 mod words;
 
-pub use arithmetic::{ArithmeticConfig, DeviceKind, PrecisionChoice};
+pub use arithmetic::{ArithmeticConfig, DeviceChoice, PrecisionChoice};
 pub use asynchronous::{AsyncConfig, PipeDreamSync};
 pub use injections::{check_injections, load_with_injections, parse_injections};
-pub use key::{Fallback, Key, SECTIONS, Spec};
-pub use kind::{Kind, Range, parse_size, size_text};
+pub use key::{Key, KeyDefault, KeySpec, SECTIONS};
+pub use kind::{NumberRange, ValueKind, parse_size, size_text};
 pub use memory::{
     MemoryConfig, OffloadMode, OffloadStore, RECOMPUTE_OPS, RecomputeMode, RecomputePasses,
 };
 pub use nearest::nearest;
-pub use nodes::{NODES_MAX, NodeSpec, NodesSpec, read_nodes};
-pub use note::Note;
+pub use nodes::{NODES_MAX, NetworkSpec, NodeSpec, read_nodes};
+pub use note::ConfigNote;
 pub use plan_failure::plan_failure;
+pub use plan_fallback::PlanFallback;
 pub use presets::{PRESET_DEFAULT, PRESETS, Preset};
-pub use resort::Resort;
-pub use settings::{Flag, Origin, Setting, Settings, Sources, flag_value};
+pub use settings::{ConfigFlag, ConfigSettings, ConfigSources, Setting, SettingOrigin, flag_value};
 pub use steps::{check_cluster_can_run, check_needs_no_steps};
-pub use value::Value;
+pub use value::ConfigValue;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -65,8 +65,8 @@ use zbelastic_trainer::optimizer::OptimizerConfig;
 use zbelastic_trainer::plan::{AUTO_KINDS, BatchShape};
 use zbelastic_types::Bytes;
 
-use crate::failure::Failure;
-use problem::Problem;
+use crate::failure::CommandFailure;
+use problem::ConfigProblem;
 
 /// A run, as configured. Every value is legal; parts are passed on by reference.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -248,21 +248,21 @@ impl WindowChoice {
 
 /// A configuration with what is worth knowing about it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration, checked.
     pub config: RunConfig,
     /// What is legal and yet may not be meant.
-    pub notes: Vec<Note>,
+    pub notes: Vec<ConfigNote>,
     /// Every value that was set, with its origin.
-    pub settings: Settings,
+    pub settings: ConfigSettings,
 }
 
 /// Reads, layers and checks a configuration.
 ///
 /// # Errors
 /// With every problem found; a file that is not TOML is the only one then.
-pub fn load(sources: &Sources) -> Result<Loaded, Failure> {
-    let gathered = Settings::gather(sources);
+pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, CommandFailure> {
+    let gathered = ConfigSettings::gather(sources);
     gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
 }
 
@@ -270,20 +270,22 @@ pub fn load(sources: &Sources) -> Result<Loaded, Failure> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_document(name: &str, document: &str) -> Result<Loaded, Failure> {
-    let gathered = Settings::gather_document(name, document);
+pub fn load_document(name: &str, document: &str) -> Result<LoadedConfig, CommandFailure> {
+    let gathered = ConfigSettings::gather_document(name, document);
     gathered.map_err(|problem| vec![problem]).and_then(check).map_err(failure)
 }
 
-fn failure(problems: Vec<Problem>) -> Failure {
-    let details = problems.iter().map(Problem::detail).collect();
-    Failure::usage("the configuration", details)
+fn failure(problems: Vec<ConfigProblem>) -> CommandFailure {
+    let details = problems.iter().map(ConfigProblem::detail).collect();
+    CommandFailure::usage("the configuration", details)
 }
 
-fn check((settings, mut problems): (Settings, Vec<Problem>)) -> Result<Loaded, Vec<Problem>> {
+fn check(
+    (settings, mut problems): (ConfigSettings, Vec<ConfigProblem>),
+) -> Result<LoadedConfig, Vec<ConfigProblem>> {
     match build::build(&settings) {
         Ok(config) if problems.is_empty() => {
-            Ok(Loaded { notes: note::notes(&config), config, settings })
+            Ok(LoadedConfig { notes: note::notes(&config), config, settings })
         }
         Ok(_) => Err(problems),
         Err(between) => {
@@ -302,7 +304,7 @@ impl RunConfig {
     }
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The whole configuration as TOML, every key with the origin of its value.
     #[must_use]
     pub fn effective_with_origins(&self) -> String {

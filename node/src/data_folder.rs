@@ -23,7 +23,7 @@ use zbelastic_checkpoint::FolderError;
 
 use crate::args::{AddressList, ClientArgs, FolderArgs};
 use crate::checked_json::{self, CheckedError};
-use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 /// The folder where neither a flag nor the environment names one.
 const FOLDER_DEFAULT: &str = ".zbelastic";
@@ -36,14 +36,14 @@ const SMALL_FILE_MAX: u64 = 64 << 10;
 
 /// Where a node's data is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DataFolder {
+pub struct NodeDataFolder {
     root: PathBuf,
 }
 
 /// Holds a folder for this process, until it is dropped.
 #[derive(Debug)]
-pub struct FolderHold {
-    _folder: zbelastic_checkpoint::DataFolder,
+pub struct FolderLock {
+    _folder: zbelastic_checkpoint::LockedFolder,
 }
 
 /// `admin/cluster.json`: the cluster that the certificate beside it is of.
@@ -57,7 +57,7 @@ pub struct AdminFile {
     pub addresses: Vec<String>,
 }
 
-impl DataFolder {
+impl NodeDataFolder {
     /// A folder at this path; nothing is read or written.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
@@ -121,9 +121,9 @@ impl DataFolder {
     ///
     /// # Errors
     /// If another process holds it, if it cannot be used, or if a newer program wrote it.
-    pub fn hold(&self) -> Result<FolderHold, Failure> {
-        match zbelastic_checkpoint::DataFolder::open(&self.root) {
-            Ok(folder) => Ok(FolderHold { _folder: folder }),
+    pub fn hold(&self) -> Result<FolderLock, CommandFailure> {
+        match zbelastic_checkpoint::LockedFolder::open(&self.root) {
+            Ok(folder) => Ok(FolderLock { _folder: folder }),
             Err(error) => Err(cannot_hold(&error)),
         }
     }
@@ -132,7 +132,7 @@ impl DataFolder {
     ///
     /// # Errors
     /// If the folder cannot be read.
-    pub fn holder(&self) -> Result<Option<u32>, Failure> {
+    pub fn holder(&self) -> Result<Option<u32>, CommandFailure> {
         let path = self.lock();
         let wrong = |error: io::Error| cannot_read(&path, &error);
         let mut file = match OpenOptions::new().read(true).write(true).open(&path) {
@@ -151,7 +151,7 @@ impl DataFolder {
         let number = text.trim().parse::<u32>().ok().filter(|number| *number > 1);
         number.map(Some).ok_or_else(|| {
             let what = format!("{} does not say which process holds it", path.display());
-            Failure::new(FailureCode::Internal, what)
+            CommandFailure::new(FailureCode::Internal, what)
         })
     }
 
@@ -160,7 +160,7 @@ impl DataFolder {
     ///
     /// # Errors
     /// If the signal may not be sent.
-    pub fn terminate(&self, process: u32) -> Result<(), Failure> {
+    pub fn terminate(&self, process: u32) -> Result<(), CommandFailure> {
         let number = i32::try_from(process).ok().and_then(Pid::from_raw);
         let number = number.expect("the number of a process, as it was read");
         match kill_process(number, Signal::INT) {
@@ -168,8 +168,8 @@ impl DataFolder {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(error) => {
                 let what = format!("cannot signal process {process}: {error}");
-                let mut failure = Failure::new(FailureCode::NotAuthorised, what);
-                let detail = Detail::new("it belongs to another user");
+                let mut failure = CommandFailure::new(FailureCode::NotAuthorised, what);
+                let detail = FailureDetail::new("it belongs to another user");
                 failure.details = vec![detail.hint("as the user who started it")];
                 Err(failure)
             }
@@ -180,18 +180,18 @@ impl DataFolder {
     ///
     /// # Errors
     /// If there is none here.
-    pub fn read_admin(&self) -> Result<AdminFile, Failure> {
+    pub fn read_admin(&self) -> Result<AdminFile, CommandFailure> {
         let path = self.admin_file();
         let read = checked_json::read(&path, SMALL_FILE_MAX);
-        let read = read.and_then(|read| read.map(checked_json::Read::checked).transpose());
+        let read = read.and_then(|read| read.map(checked_json::CheckedObject::checked).transpose());
         match read {
             Ok(Some(admin)) => Ok(admin),
             Ok(None) => Err(self.no_admin()),
             Err(CheckedError::File(error)) => Err(cannot_read(&path, &error)),
             Err(error @ (CheckedError::Form(_) | CheckedError::Check { .. })) => {
                 let what = format!("{} {error}", path.display());
-                let mut failure = Failure::new(FailureCode::VerificationFailed, what);
-                let detail = Detail::new(
+                let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+                let detail = FailureDetail::new(
                     "it says which cluster the certificate beside it is of, and where it is",
                 );
                 failure.details = vec![detail.hint(
@@ -202,13 +202,14 @@ impl DataFolder {
         }
     }
 
-    fn no_admin(&self) -> Failure {
+    fn no_admin(&self) -> CommandFailure {
         let what = format!("{} has no administrator's certificate", self.root.display());
-        let mut failure = Failure::new(FailureCode::NotAuthorised, what);
-        let detail = Detail::new("only whoever ran `zbelastic init`, or was let in, may ask").hint(
-            "run this where `zbelastic init` ran, or name its folder: --data-dir, or \
+        let mut failure = CommandFailure::new(FailureCode::NotAuthorised, what);
+        let detail =
+            FailureDetail::new("only whoever ran `zbelastic init`, or was let in, may ask").hint(
+                "run this where `zbelastic init` ran, or name its folder: --data-dir, or \
              ZBELASTIC_DATA_DIR; `zbelastic login` makes one with a token",
-        );
+            );
         failure.details = vec![detail];
         failure
     }
@@ -217,20 +218,20 @@ impl DataFolder {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn write_admin(&self, admin: &AdminFile) -> Result<(), Failure> {
+    pub fn write_admin(&self, admin: &AdminFile) -> Result<(), CommandFailure> {
         let (path, folder) = (self.admin_file(), self.admin());
         fs::create_dir_all(&folder).map_err(|error| cannot_write(&folder, &error))?;
         checked_json::write(&path, admin).map_err(|error| match error {
             CheckedError::File(error) => cannot_write(&path, &error),
             error @ (CheckedError::Form(_) | CheckedError::Check { .. }) => {
-                Failure::new(FailureCode::Internal, format!("{} {error}", path.display()))
+                CommandFailure::new(FailureCode::Internal, format!("{} {error}", path.display()))
             }
         })
     }
 }
 
 /// Why a folder is not held, and what to do.
-fn cannot_hold(error: &FolderError) -> Failure {
+fn cannot_hold(error: &FolderError) -> CommandFailure {
     let (code, hint) = match error {
         FolderError::InUse { .. } => (
             FailureCode::WrongState,
@@ -252,28 +253,28 @@ fn cannot_hold(error: &FolderError) -> Failure {
         }
         FolderError::File(_) => (FailureCode::OutOfResource, "another --data-dir"),
     };
-    let mut failure = Failure::new(code, error.to_string());
-    failure.details = vec![Detail::new("nothing was changed").hint(hint)];
+    let mut failure = CommandFailure::new(code, error.to_string());
+    failure.details = vec![FailureDetail::new("nothing was changed").hint(hint)];
     failure
 }
 
-fn cannot_read(path: &Path, error: &io::Error) -> Failure {
-    Failure::new(FailureCode::Usage, format!("cannot read {}: {error}", path.display()))
+fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
+    CommandFailure::new(FailureCode::Usage, format!("cannot read {}: {error}", path.display()))
 }
 
 /// The addresses that were typed, else the environment's.
 ///
 /// # Errors
 /// If the environment's are none.
-pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList>, Failure> {
+pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList>, CommandFailure> {
     if let Some(typed) = typed {
         return Ok(Some(typed.clone()));
     }
     let said = env::var(CLUSTER_VARIABLE).ok().filter(|said| !said.is_empty());
     let parse = |said: String| {
         AddressList::parse(&said).map_err(|error| {
-            let detail = Detail::new(error.to_string()).at(CLUSTER_VARIABLE);
-            Failure::usage("the environment", vec![detail])
+            let detail = FailureDetail::new(error.to_string()).at(CLUSTER_VARIABLE);
+            CommandFailure::usage("the environment", vec![detail])
         })
     };
     said.map(parse).transpose()
@@ -283,8 +284,10 @@ pub fn typed_addresses(typed: Option<&AddressList>) -> Result<Option<AddressList
 ///
 /// # Errors
 /// If the folder has no administrator's certificate, or the environment's addresses are none.
-pub fn addresses_to_ask(args: &ClientArgs) -> Result<(DataFolder, Vec<String>), Failure> {
-    let folder = DataFolder::of(&args.folder);
+pub fn request_addresses(
+    args: &ClientArgs,
+) -> Result<(NodeDataFolder, Vec<String>), CommandFailure> {
+    let folder = NodeDataFolder::of(&args.folder);
     let admin = folder.read_admin()?;
     let typed = typed_addresses(args.cluster.as_ref())?;
     Ok((folder, typed.map_or(admin.addresses, |typed| typed.texts())))
@@ -294,9 +297,9 @@ pub fn addresses_to_ask(args: &ClientArgs) -> Result<(DataFolder, Vec<String>), 
 mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, DataFolder) {
+    fn folder() -> (tempfile::TempDir, NodeDataFolder) {
         let parent = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(parent.path().join("node"));
+        let folder = NodeDataFolder::new(parent.path().join("node"));
         (parent, folder)
     }
 

@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use zbelastic_kernels::DeviceFault;
 use zbelastic_kernels::Precision;
-use zbelastic_kernels::cuda::cache::Cache;
+use zbelastic_kernels::cuda::cache::KernelCache;
 use zbelastic_kernels::cuda::{
-    CacheWarning, CompileError, CudaDevice, OpenError, Probe, compile_kernels, probe,
+    CacheWarning, CompileError, CudaDevice, DeviceProbe, OpenError, compile_kernels, probe,
 };
 
-use crate::args::Device;
-use crate::failure::{Failure, FailureCode};
+use crate::args::DeviceSelector;
+use crate::failure::{CommandFailure, FailureCode};
 
 /// Looks whether a device can be opened, before anything is read or written.
 ///
 /// # Errors
 /// If it cannot.
-pub fn look_at(index: usize) -> Result<Probe, Failure> {
+pub fn probe_device(index: usize) -> Result<DeviceProbe, CommandFailure> {
     probe(index).map_err(|error| open_failure(index, &error))
 }
 
@@ -26,7 +26,7 @@ pub fn look_at(index: usize) -> Result<Probe, Failure> {
 /// # Errors
 /// If it cannot be opened.
 pub fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, OpenError> {
-    let opened = CudaDevice::open(index, precision, &Cache::of_environment())?;
+    let opened = CudaDevice::open(index, precision, &KernelCache::of_environment())?;
     warn(opened.warnings.first());
     Ok(opened.device)
 }
@@ -36,8 +36,8 @@ pub fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, OpenE
 ///
 /// # Errors
 /// If they cannot be compiled.
-pub fn compile(probe: &Probe) -> Result<(), Failure> {
-    let compiled = compile_kernels(probe, &Cache::of_environment());
+pub fn compile(probe: &DeviceProbe) -> Result<(), CommandFailure> {
+    let compiled = compile_kernels(probe, &KernelCache::of_environment());
     let failed = |error: CompileError| open_failure(probe.info.index, &error.into());
     warn(compiled.map_err(failed)?.as_ref());
     Ok(())
@@ -53,8 +53,8 @@ fn warn(warning: Option<&CacheWarning>) {
 
 /// The failure printed for a device that cannot be opened.
 #[must_use]
-pub fn open_failure(index: usize, error: &OpenError) -> Failure {
-    Failure::new(code_of(error), format!("{}: {error}", Device::Cuda(index)))
+pub fn open_failure(index: usize, error: &OpenError) -> CommandFailure {
+    CommandFailure::new(code_of(error), format!("{}: {error}", DeviceSelector::Cuda(index)))
 }
 
 /// What is missing is a resource; what should not happen is ours.
@@ -94,8 +94,8 @@ pub const fn code_of_fault(fault: &DeviceFault) -> FailureCode {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_kernels::Purpose;
-    use zbelastic_kernels::cuda::{Library, LibraryError, Version};
+    use zbelastic_kernels::AllocationPurpose;
+    use zbelastic_kernels::cuda::{CudaVersion, Library, LibraryError};
 
     use super::*;
 
@@ -115,7 +115,8 @@ mod tests {
             missing,
             &["no NVIDIA driver", "install the driver"],
         );
-        let (found, needed) = (Version { major: 11, minor: 8 }, Version { major: 12, minor: 8 });
+        let (found, needed) =
+            (CudaVersion { major: 11, minor: 8 }, CudaVersion { major: 12, minor: 8 });
         check(OpenError::DriverTooOld { found, needed }, missing, &["11.8", "12.8", "update"]);
         let found = vec!["0: NVIDIA H200".to_owned()];
         let absent = OpenError::DeviceAbsent { asked: 7, found };
@@ -127,7 +128,7 @@ mod tests {
         check(call.into(), FailureCode::Internal, &["nvrtcCompileProgram", "report it"]);
         let memory = DeviceFault::OutOfMemory {
             asked_bytes: 10,
-            purpose: Purpose::Scratch,
+            purpose: AllocationPurpose::Scratch,
             free_bytes: 3,
             total_bytes: 7,
         };

@@ -49,18 +49,18 @@ impl From<FailureCode> for process::ExitCode {
 
 /// What a command fails with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct CommandFailure {
     /// Exit code, from which scripts learn the kind of failure.
     pub code: FailureCode,
     /// What happened, in one line.
     pub what: String,
     /// Everything that is wrong, in order.
-    pub details: Vec<Detail>,
+    pub details: Vec<FailureDetail>,
 }
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Detail {
+pub struct FailureDetail {
     /// Where: a file and line, or a flag.
     pub place: Option<String>,
     /// The problem, in one line.
@@ -71,7 +71,7 @@ pub struct Detail {
     pub hint: Option<String>,
 }
 
-impl Detail {
+impl FailureDetail {
     /// A detail without place, reason and hint.
     #[must_use]
     pub fn new(what: impl Into<String>) -> Self {
@@ -97,7 +97,7 @@ impl Detail {
     }
 }
 
-impl Failure {
+impl CommandFailure {
     /// A failure without details.
     #[must_use]
     pub fn new(code: FailureCode, what: impl Into<String>) -> Self {
@@ -107,7 +107,7 @@ impl Failure {
     /// What was typed or configured cannot be used. Counts the details for `what`, which is
     /// something that has errors.
     #[must_use]
-    pub fn usage(what: &str, details: Vec<Detail>) -> Self {
+    pub fn usage(what: &str, details: Vec<FailureDetail>) -> Self {
         let what = match details.len() {
             1 => format!("{what} has an error"),
             count => format!("{what} has {count} errors"),
@@ -116,14 +116,14 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}", self.what)?;
         self.details.iter().try_for_each(|detail| write!(f, "\n{detail}"))
     }
 }
 
-impl fmt::Display for Detail {
+impl fmt::Display for FailureDetail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             Some(place) => write!(f, "  {place}: {}", self.what)?,
@@ -141,27 +141,27 @@ impl fmt::Display for Detail {
 
 /// What ends a command before its end.
 #[derive(Debug)]
-pub enum Stop {
+pub enum CommandError {
     /// The command failed, for the reason given.
-    Failed(Failure),
+    Failed(CommandFailure),
     /// Standard output does not take any more.
     Output(io::Error),
 }
 
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
+impl From<CommandFailure> for CommandError {
+    fn from(failure: CommandFailure) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl From<io::Error> for Stop {
+impl From<io::Error> for CommandError {
     /// For `?` behind a write to standard output; other files go through [`cannot_write`].
     fn from(error: io::Error) -> Self {
         Self::Output(error)
     }
 }
 
-impl Stop {
+impl CommandError {
     /// Prints on standard error what happened, and returns the exit code. A reader who closed
     /// standard output (`| head`) has seen what it wanted: that is no failure.
     #[must_use]
@@ -181,23 +181,23 @@ impl Stop {
 
 /// A file that cannot be written.
 #[must_use]
-pub fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+pub fn cannot_write(path: &Path, error: &io::Error) -> CommandFailure {
     let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     let code = if is_full { FailureCode::OutOfResource } else { FailureCode::Usage };
-    Failure::new(code, format!("cannot write {}: {error}", path.display()))
+    CommandFailure::new(code, format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Detail, Failure, FailureCode};
+    use super::{CommandFailure, FailureCode, FailureDetail};
 
     #[test]
     fn a_failure_says_what_where_why_and_what_to_do() {
-        let fit = Detail::new("stage 1 on node b needs 13.1 GiB, limit is 10.0 GiB")
+        let fit = FailureDetail::new("stage 1 on node b needs 13.1 GiB, limit is 10.0 GiB")
             .why("ZB-H2 keeps up to twice the activations of 1F1B")
             .hint("--set schedule.kind=\"zb-h1\", or add a node");
-        let mut failure = Failure::new(FailureCode::Usage, "stage memory does not fit");
-        failure.details = vec![fit, Detail::new("expected a number").at("tiny.toml:4")];
+        let mut failure = CommandFailure::new(FailureCode::Usage, "stage memory does not fit");
+        failure.details = vec![fit, FailureDetail::new("expected a number").at("tiny.toml:4")];
         let expected = "error: stage memory does not fit
   stage 1 on node b needs 13.1 GiB, limit is 10.0 GiB
   why: ZB-H2 keeps up to twice the activations of 1F1B
@@ -209,8 +209,8 @@ mod tests {
     #[test]
     fn errors_are_counted() {
         let check = |count, expected: &str| {
-            let details = vec![Detail::new("wrong"); count];
-            assert_eq!(Failure::usage("the program", details).what, expected);
+            let details = vec![FailureDetail::new("wrong"); count];
+            assert_eq!(CommandFailure::usage("the program", details).what, expected);
         };
         check(1, "the program has an error");
         check(3, "the program has 3 errors");

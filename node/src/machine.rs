@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::statvfs;
 use zbelastic_kernels::{AllocateError, CpuBackend};
-use zbelastic_policy::room::DiskRoom;
+use zbelastic_policy::disk_space::DiskSpace;
 use zbelastic_types::Bytes;
 
 /// Cores that this process may use.
@@ -58,9 +58,9 @@ pub fn disk_space(folder: &Path) -> io::Result<(Bytes, Bytes)> {
 ///
 /// # Errors
 /// If the folder is not there.
-pub fn disk_room(folder: &Path) -> io::Result<DiskRoom> {
+pub fn disk_usage(folder: &Path) -> io::Result<DiskSpace> {
     let (free, total) = disk_space(folder)?;
-    Ok(DiskRoom { free, total })
+    Ok(DiskSpace { free, total })
 }
 
 /// The memory that this process may take, or `None` where the system does not report it: the machine's,

@@ -4,11 +4,11 @@ use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use zbelastic_node::args::{Cli, Command};
+use zbelastic_node::args::{Cli, CliCommand};
 use zbelastic_node::bench;
 use zbelastic_node::cluster;
 use zbelastic_node::commands;
-use zbelastic_node::failure::Stop;
+use zbelastic_node::failure::CommandError;
 use zbelastic_node::panics;
 use zbelastic_node::train;
 
@@ -19,46 +19,46 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<ExitCode, Stop> {
+fn run(cli: &Cli) -> Result<ExitCode, CommandError> {
     let mut out = BufWriter::new(io::stdout().lock());
     match &cli.command {
-        Command::Schedule(command) => commands::schedule::run(command, &mut out)?,
-        Command::Plan(args) => commands::plan::run(args, &mut out)?,
-        Command::Config(command) => commands::config::run(command, &mut out)?,
-        Command::Train(args) => {
+        CliCommand::Schedule(command) => commands::schedule::run(command, &mut out)?,
+        CliCommand::Plan(args) => commands::plan::run(args, &mut out)?,
+        CliCommand::Config(command) => commands::config::run(command, &mut out)?,
+        CliCommand::Train(args) => {
             panics::end_the_process();
             return train::run(args, &mut out);
         }
-        Command::Bench(command) => bench::run(command, &mut out)?,
+        CliCommand::Bench(command) => bench::run(command, &mut out)?,
         // A node prints its lines while it runs, so they are not held back.
-        Command::Init(args) => {
+        CliCommand::Init(args) => {
             drop(out);
             panics::end_the_process();
             return cluster::init(args);
         }
-        Command::Join(args) => {
+        CliCommand::Join(args) => {
             drop(out);
             panics::end_the_process();
             return cluster::join(args);
         }
-        Command::Login(args) => cluster::login(args, &mut out)?,
-        Command::Doctor(args) => return cluster::doctor(args, &mut out),
-        Command::Leave(args) => commands::leave::run(args, &mut out)?,
-        Command::Token(command) => commands::token::run(command, &mut out)?,
-        Command::Node(command) => commands::node::run(command, &mut out)?,
-        Command::Run(args) => commands::run::run(args, &mut out)?,
-        Command::Pause(args) => commands::job::pause(args, &mut out)?,
-        Command::Resume(args) => commands::job::resume(args, &mut out)?,
-        Command::Stop(args) => commands::job::stop(args, &mut out)?,
-        Command::Status(args) => commands::status::run(args, &mut out)?,
-        Command::Events(args) => commands::events::run_events(args, &mut out)?,
-        Command::Logs(args) => commands::events::run_logs(args, &mut out)?,
-        Command::Runs(command) => commands::runs::run(command, &mut out)?,
-        Command::Export(args) => commands::ckpt::export_run(args, &mut out)?,
-        Command::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
-        Command::Cluster(command) => commands::cluster::run(command, &mut out)?,
+        CliCommand::Login(args) => cluster::login(args, &mut out)?,
+        CliCommand::Doctor(args) => return cluster::doctor(args, &mut out),
+        CliCommand::Leave(args) => commands::leave::run(args, &mut out)?,
+        CliCommand::Token(command) => commands::token::run(command, &mut out)?,
+        CliCommand::Node(command) => commands::node::run(command, &mut out)?,
+        CliCommand::Run(args) => commands::run::run(args, &mut out)?,
+        CliCommand::Pause(args) => commands::job::pause(args, &mut out)?,
+        CliCommand::Resume(args) => commands::job::resume(args, &mut out)?,
+        CliCommand::Stop(args) => commands::job::stop(args, &mut out)?,
+        CliCommand::Status(args) => commands::status::run(args, &mut out)?,
+        CliCommand::Events(args) => commands::events::run_events(args, &mut out)?,
+        CliCommand::Logs(args) => commands::events::run_logs(args, &mut out)?,
+        CliCommand::Runs(command) => commands::runs::run(command, &mut out)?,
+        CliCommand::Export(args) => commands::ckpt::export_run(args, &mut out)?,
+        CliCommand::Ckpt(command) => commands::ckpt::run(command, &mut out)?,
+        CliCommand::Cluster(command) => commands::cluster::run(command, &mut out)?,
         // A simulated life is printed step by step, so its lines are not held back.
-        Command::Chaos(command) => {
+        CliCommand::Chaos(command) => {
             drop(out);
             return commands::chaos::run(command, &mut io::stdout().lock());
         }

@@ -19,24 +19,24 @@
 //! It does not decide what a notice means for the training, and it does not know how well the
 //! machine's clock is set, against which a deadline is read.
 
-mod ask;
 mod aws;
 mod azure;
 mod date;
 mod gcp;
-mod pace;
+mod metadata_client;
+mod metadata_request;
+mod poll_outcome;
+mod poll_timings;
 mod probe;
-mod question;
+mod reported_events;
 mod source;
 mod thread;
-mod told;
-mod turn;
 
-pub use ask::{METADATA_VARIABLE, MetadataUrl, MetadataUrlFault};
-pub use pace::Pace;
-pub use question::{ANSWER_BYTES_MAX, AskFault};
-pub use source::{Cloud, NoticeSource, UnknownSource};
-pub use told::EventId;
+pub use metadata_client::{METADATA_VARIABLE, MetadataUrl, MetadataUrlFault};
+pub use metadata_request::{ANSWER_BYTES_MAX, MetadataFault};
+pub use poll_timings::PollTimings;
+pub use reported_events::EventId;
+pub use source::{Cloud, NoticeSource, UnknownNoticeSource};
 
 use std::io;
 use std::sync::mpsc as std_mpsc;
@@ -52,7 +52,7 @@ const ACKNOWLEDGEMENTS_MAX: usize = 16;
 
 /// Why a machine should be left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum NoticeCause {
     /// It is taken away.
     Preempted,
     /// It is likelier than others to be taken away soon.
@@ -65,7 +65,7 @@ pub enum Cause {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Why the machine goes: preempted, likely to be, or maintenance.
-    pub cause: Cause,
+    pub cause: NoticeCause,
     /// When, if it is known.
     pub deadline: Option<SystemTime>,
     /// Cloud that announced it.
@@ -76,7 +76,7 @@ pub struct Notice {
 
 /// What the thread sends to the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Report {
+pub enum NoticeReport {
     /// Notices of this cloud are listened for from now on.
     Watching(Cloud),
     /// No cloud answered, so there is no metadata service to poll. The last report.
@@ -88,7 +88,7 @@ pub enum Report {
         /// Cloud whose metadata service was polled.
         source: Cloud,
         /// What went wrong with the request or its answer.
-        fault: AskFault,
+        fault: MetadataFault,
     },
 }
 
@@ -100,7 +100,7 @@ pub struct NoticeSettings {
     /// Where the metadata service is, if it is not where clouds have it.
     pub base: Option<MetadataUrl>,
     /// How often, and how long an answer may take.
-    pub pace: Pace,
+    pub pace: PollTimings,
 }
 
 impl NoticeSettings {
@@ -110,7 +110,7 @@ impl NoticeSettings {
     /// If the environment names something that is no URL of a metadata service.
     pub fn from_environment(source: NoticeSource) -> Result<Self, MetadataUrlFault> {
         let base = MetadataUrl::from_environment()?;
-        Ok(Self { source, base, pace: Pace::default() })
+        Ok(Self { source, base, pace: PollTimings::default() })
     }
 }
 
@@ -118,7 +118,7 @@ impl NoticeSettings {
 #[derive(Debug)]
 pub struct NoticeWatch {
     /// What the thread reports. Closed when there is nothing more to come.
-    pub reports: mpsc::Receiver<Report>,
+    pub reports: mpsc::Receiver<NoticeReport>,
     acknowledgements: std_mpsc::SyncSender<EventId>,
 }
 

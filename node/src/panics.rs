@@ -6,7 +6,7 @@ use std::panic;
 use std::process;
 use std::thread;
 
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// From now on a panic of any thread ends this process, except one caught where a damaged table is opened.
 pub fn end_the_process() {
@@ -23,11 +23,11 @@ pub fn end_the_process() {
     }));
 }
 
-fn failure_of(thread: Option<&str>) -> Failure {
+fn failure_of(thread: Option<&str>) -> CommandFailure {
     let thread = thread.map_or_else(|| "without a name".to_owned(), |name| format!("`{name}`"));
     let what = format!("the thread {thread} panicked, and this process ends with it");
-    let mut failure = Failure::new(FailureCode::Internal, what);
-    let detail = Detail::new("an assertion of this program failed, and is told above");
+    let mut failure = CommandFailure::new(FailureCode::Internal, what);
+    let detail = FailureDetail::new("an assertion of this program failed, and is told above");
     failure.details = vec![detail.hint("the same command again; and report it, with those lines")];
     failure
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::path::PathBuf;
 
 use zbelastic_schedule::Pass;
-use zbelastic_trainer::stage::{Room, SecondStore, StoreError};
+use zbelastic_trainer::stage::{ByteBudget, StashStore, StashStoreError};
 use zbelastic_types::Bytes;
 
 /// What the folder of second stores is called, in that of a run or a node.
@@ -19,20 +19,20 @@ pub const SECOND_STORE: &str = "second-store";
 
 /// A second store in a folder.
 #[derive(Debug)]
-pub struct FileStore {
+pub struct FileSecondStore {
     folder: PathBuf,
     /// Whether the folder is there and is ours.
     is_open: bool,
-    room: Room,
+    room: ByteBudget,
     /// Bytes of each pass that is away.
     held: BTreeMap<Pass, Bytes>,
 }
 
-impl FileStore {
+impl FileSecondStore {
     /// An empty one for so many bytes at most, in a folder that is made when something is put there.
     #[must_use]
     pub const fn new(folder: PathBuf, limit: Bytes) -> Self {
-        Self { folder, is_open: false, room: Room::new(limit), held: BTreeMap::new() }
+        Self { folder, is_open: false, room: ByteBudget::new(limit), held: BTreeMap::new() }
     }
 
     fn path(&self, pass: Pass) -> PathBuf {
@@ -67,27 +67,27 @@ impl FileStore {
     }
 }
 
-impl SecondStore for FileStore {
-    fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StoreError> {
+impl StashStore for FileSecondStore {
+    fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StashStoreError> {
         let bytes = Bytes::of_f32(floats.len());
-        self.room.enter(bytes)?;
+        self.room.reserve(bytes)?;
         if let Err(error) = self.write(pass, floats) {
-            self.room.leave(bytes);
+            self.room.release(bytes);
             // What was written of it, if anything, is in the way of the next.
             drop(fs::remove_file(self.path(pass)));
-            return Err(StoreError::Write { kind: error.kind() });
+            return Err(StashStoreError::Write { kind: error.kind() });
         }
         let before = self.held.insert(pass, bytes);
         assert!(before.is_none(), "a pass leaves once");
         Ok(())
     }
 
-    fn take(&mut self, pass: Pass) -> Result<Vec<f32>, StoreError> {
-        let bytes = self.held.get(&pass).copied().ok_or(StoreError::Missing { pass })?;
+    fn take(&mut self, pass: Pass) -> Result<Vec<f32>, StashStoreError> {
+        let bytes = self.held.get(&pass).copied().ok_or(StashStoreError::Missing { pass })?;
         let floats =
-            self.read(pass, bytes).map_err(|error| StoreError::Read { kind: error.kind() })?;
+            self.read(pass, bytes).map_err(|error| StashStoreError::Read { kind: error.kind() })?;
         self.held.remove(&pass);
-        self.room.leave(bytes);
+        self.room.release(bytes);
         // A file that stays is overwritten by the same pass of the next step.
         drop(fs::remove_file(self.path(pass)));
         Ok(floats)
@@ -101,7 +101,7 @@ impl SecondStore for FileStore {
     }
 }
 
-impl Drop for FileStore {
+impl Drop for FileSecondStore {
     fn drop(&mut self) {
         if self.is_open {
             drop(fs::remove_dir_all(&self.folder));
@@ -117,10 +117,10 @@ mod tests {
     use std::io::ErrorKind;
 
     use zbelastic_schedule::Pass;
-    use zbelastic_trainer::stage::{SecondStore, StoreError};
+    use zbelastic_trainer::stage::{StashStore, StashStoreError};
     use zbelastic_types::Bytes;
 
-    use super::{FileStore, SECOND_STORE};
+    use super::{FileSecondStore, SECOND_STORE};
 
     const FIRST: Pass = Pass::new(3, 0);
     const SECOND: Pass = Pass::new(3, 1);
@@ -131,21 +131,21 @@ mod tests {
         let folder = home.path().join(SECOND_STORE).join("stage-0");
         fs::create_dir_all(&folder).expect("room");
         fs::write(folder.join("9-9"), "of a process that was killed").expect("room");
-        let mut store = FileStore::new(folder.clone(), Bytes::of_f32(3));
+        let mut store = FileSecondStore::new(folder.clone(), Bytes::of_f32(3));
         let floats = [f32::NAN, -0.0, 1e-40];
         assert_eq!(store.put(FIRST, &floats), Ok(()));
         assert!(!folder.join("9-9").exists());
-        let full = StoreError::Full { needed: Bytes(16), limit: Bytes(12) };
+        let full = StashStoreError::Full { needed: Bytes(16), limit: Bytes(12) };
         assert_eq!(store.put(SECOND, &[1.0]), Err(full));
         let found = store.take(FIRST).expect("it left");
         assert!(found.iter().zip(&floats).all(|(a, b)| a.to_bits() == b.to_bits()));
-        assert_eq!(store.take(FIRST), Err(StoreError::Missing { pass: FIRST }));
+        assert_eq!(store.take(FIRST), Err(StashStoreError::Missing { pass: FIRST }));
         assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 0);
         assert_eq!(store.put(SECOND, &[1.0, 2.0]), Ok(()));
         store.clear();
-        assert_eq!(store.take(SECOND), Err(StoreError::Missing { pass: SECOND }));
+        assert_eq!(store.take(SECOND), Err(StashStoreError::Missing { pass: SECOND }));
         let beside = home.path().join(SECOND_STORE).join("stage-1");
-        let mut other = FileStore::new(beside.clone(), Bytes::of_f32(1));
+        let mut other = FileSecondStore::new(beside.clone(), Bytes::of_f32(1));
         other.put(FIRST, &[1.0]).expect("room");
         drop(store);
         assert!(!folder.exists() && beside.exists());
@@ -158,16 +158,20 @@ mod tests {
         let home = tempfile::tempdir().expect("a folder");
         let blocked = home.path().join("file");
         fs::write(&blocked, "no folder").expect("room");
-        let mut store = FileStore::new(blocked.join("stage-0"), Bytes::of_f32(1));
+        let mut store = FileSecondStore::new(blocked.join("stage-0"), Bytes::of_f32(1));
         let kind = ErrorKind::NotADirectory;
-        assert_eq!(store.put(FIRST, &[1.0]), Err(StoreError::Write { kind }));
-        assert_eq!(store.put(FIRST, &[1.0]), Err(StoreError::Write { kind }), "and no room taken");
+        assert_eq!(store.put(FIRST, &[1.0]), Err(StashStoreError::Write { kind }));
+        assert_eq!(
+            store.put(FIRST, &[1.0]),
+            Err(StashStoreError::Write { kind }),
+            "and no room taken"
+        );
 
         let folder = home.path().join(SECOND_STORE).join("stage-1");
-        let mut store = FileStore::new(folder.clone(), Bytes::of_f32(2));
+        let mut store = FileSecondStore::new(folder.clone(), Bytes::of_f32(2));
         store.put(FIRST, &[1.0, 2.0]).expect("room");
         fs::write(folder.join("3-0"), "cut").expect("room");
-        let cut = StoreError::Read { kind: ErrorKind::UnexpectedEof };
+        let cut = StashStoreError::Read { kind: ErrorKind::UnexpectedEof };
         assert_eq!(store.take(FIRST), Err(cut));
     }
 }

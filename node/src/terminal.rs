@@ -27,7 +27,7 @@ pub fn has_person() -> bool {
 ///
 /// # Errors
 /// If there is no line.
-pub fn ask(question: &str) -> io::Result<String> {
+pub fn prompt(question: &str) -> io::Result<String> {
     let mut error = io::stderr();
     write!(error, "{question} ")?;
     error.flush()?;
@@ -38,13 +38,13 @@ pub fn ask(question: &str) -> io::Result<String> {
 ///
 /// # Errors
 /// If there is no line.
-pub fn ask_secret(question: &str) -> io::Result<String> {
+pub fn prompt_secret(question: &str) -> io::Result<String> {
     let input = io::stdin();
     let shown = tcgetattr(&input)?;
     let mut hidden = shown.clone();
     hidden.local_modes.remove(LocalModes::ECHO);
     tcsetattr(&input, OptionalActions::Flush, &hidden)?;
-    let answer = ask(question);
+    let answer = prompt(question);
     // Shown again whatever the answer was.
     tcsetattr(&input, OptionalActions::Flush, &shown)?;
     writeln!(io::stderr())?;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use glob::MatchOptions;
 use zbelastic_types::Bytes;
 
-use crate::failure::Detail;
+use crate::failure::FailureDetail;
 
 /// Most text of one run. All of it is kept in memory; a larger one is a mistake in a path more
 /// often than not.
@@ -20,7 +20,7 @@ pub const TEXT_BYTES_MAX: Bytes = Bytes(4 << 30);
 
 /// Text and where it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Text {
+pub struct TrainingText {
     /// The files' bytes, one after the other.
     pub bytes: Vec<u8>,
     /// The files, in the order of their bytes.
@@ -105,8 +105,8 @@ pub enum TextError {
 impl TextError {
     /// The error as a person reads it; `place` is where the entries were named.
     #[must_use]
-    pub fn detail(&self, place: &str) -> Detail {
-        let detail = Detail::new(format!("data.text: {self}")).at(place);
+    pub fn detail(&self, place: &str) -> FailureDetail {
+        let detail = FailureDetail::new(format!("data.text: {self}")).at(place);
         match self {
             Self::NotFound { .. } => {
                 detail.hint("a path seen from the working folder, or a glob such as 'docs/**/*.md'")
@@ -133,12 +133,12 @@ impl TextError {
 ///
 /// # Errors
 /// With everything that is wrong, entry by entry.
-pub fn gather(entries: &[String]) -> Result<Text, Vec<TextError>> {
+pub fn gather(entries: &[String]) -> Result<TrainingText, Vec<TextError>> {
     gather_within(entries, TEXT_BYTES_MAX)
 }
 
-fn gather_within(entries: &[String], max: Bytes) -> Result<Text, Vec<TextError>> {
-    let mut gathering = Gathering { max, ..Gathering::default() };
+fn gather_within(entries: &[String], max: Bytes) -> Result<TrainingText, Vec<TextError>> {
+    let mut gathering = TextCollector { max, ..TextCollector::default() };
     let mut errors = Vec::new();
     for entry in entries {
         match gathering.take_entry(entry) {
@@ -153,12 +153,12 @@ fn gather_within(entries: &[String], max: Bytes) -> Result<Text, Vec<TextError>>
     if !errors.is_empty() {
         return Err(errors);
     }
-    let Gathering { bytes, files, skipped, .. } = gathering;
-    Ok(Text { hash: blake3::hash(&bytes), bytes, files, skipped })
+    let TextCollector { bytes, files, skipped, .. } = gathering;
+    Ok(TrainingText { hash: blake3::hash(&bytes), bytes, files, skipped })
 }
 
 #[derive(Default)]
-struct Gathering {
+struct TextCollector {
     max: Bytes,
     bytes: Vec<u8>,
     files: Vec<TextFile>,
@@ -170,13 +170,13 @@ struct Gathering {
 
 /// How a file came to be read.
 #[derive(Clone, Copy, PartialEq)]
-enum Found {
+enum FileSelection {
     Named,
     /// In a folder or by a glob.
     Matched,
 }
 
-impl Gathering {
+impl TextCollector {
     fn take_entry(&mut self, entry: &str) -> Result<(), TextError> {
         let path = Path::new(entry);
         if path.is_dir() {
@@ -187,7 +187,7 @@ impl Gathering {
         let exists = path.try_exists();
         let unreadable = |source| TextError::Unreadable { path: path.to_owned(), source };
         if exists.map_err(unreadable)? {
-            let size = self.take_file(path.to_owned(), Found::Named)?;
+            let size = self.take_file(path.to_owned(), FileSelection::Named)?;
             return not_empty(entry, size);
         }
         if entry.contains(['*', '?', '[']) {
@@ -201,7 +201,7 @@ impl Gathering {
         let (mut taken, mut total) = (0, Bytes(0));
         for path in files {
             let before = self.skipped.len();
-            total += self.take_file(path, Found::Matched)?;
+            total += self.take_file(path, FileSelection::Matched)?;
             taken += usize::from(self.skipped.len() == before);
         }
         if taken == 0 {
@@ -211,7 +211,7 @@ impl Gathering {
     }
 
     /// The size of the file, as far as it is text.
-    fn take_file(&mut self, path: PathBuf, found: Found) -> Result<Bytes, TextError> {
+    fn take_file(&mut self, path: PathBuf, found: FileSelection) -> Result<Bytes, TextError> {
         // What has no canonical path, such as a pipe, is known by the path it has.
         let canonical = fs::canonicalize(&path).unwrap_or_else(|_| path.clone());
         if let Some(size) = self.known.get(&canonical) {
@@ -226,13 +226,13 @@ impl Gathering {
         if size.0 > room {
             return Err(TextError::TooLarge { max: self.max });
         }
-        if found == Found::Matched && str::from_utf8(&content).is_err() {
+        if found == FileSelection::Matched && str::from_utf8(&content).is_err() {
             self.skipped.push(path);
             return Ok(Bytes(0));
         }
         self.bytes.extend(newline.iter().chain(&content));
         self.known.insert(canonical, size);
-        let note = if found == Found::Named { note_on(&path, &content) } else { None };
+        let note = if found == FileSelection::Named { note_on(&path, &content) } else { None };
         self.files.push(TextFile { path, size, note });
         Ok(size)
     }
@@ -294,7 +294,7 @@ mod tests {
     use tempfile::TempDir;
     use zbelastic_types::Bytes;
 
-    use super::{Text, TextError, gather, gather_within};
+    use super::{TextError, TrainingText, gather, gather_within};
 
     /// A folder with these files.
     fn folder(files: &[(&str, &[u8])]) -> TempDir {
@@ -311,7 +311,7 @@ mod tests {
         names.iter().map(|name| folder.path().join(name).display().to_string()).collect()
     }
 
-    fn gather_from(folder: &TempDir, names: &[&str]) -> Result<Text, Vec<TextError>> {
+    fn gather_from(folder: &TempDir, names: &[&str]) -> Result<TrainingText, Vec<TextError>> {
         gather(&entries(folder, names))
     }
 

@@ -9,19 +9,19 @@ pub mod builtin;
 pub mod cluster;
 mod coordinator;
 pub mod corpus;
-pub mod devices;
+pub mod device_factory;
 mod disk;
 mod events;
+pub mod executor_factory;
 mod folder;
 pub mod interrupt;
-pub mod line;
-pub mod machines;
-pub mod mail;
-pub mod news;
-pub mod outfit;
+pub mod messages;
 pub mod prepare;
 mod processes;
+pub mod progress_event;
+pub mod progress_line;
 mod reporter;
+pub mod run_devices;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -37,7 +37,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use zbelastic_consensus::run::run_name_of;
-use zbelastic_kernels::cuda::Graphs;
+use zbelastic_kernels::cuda::GraphMode;
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::plan::model_flop_per_token;
 use zbelastic_types::StageIndex;
@@ -45,34 +45,35 @@ use zbelastic_types::StageIndex;
 use crate::args::{DeviceList, TrainArgs};
 use crate::cluster::document::{DataName, JobDocument};
 use crate::config::{NoticePolicy, OffloadStore, RunConfig, WeightSource};
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 use crate::machine;
 use crate::notice::NoticeSettings;
 use crate::second_store::SECOND_STORE;
-use coordinator::Outcome;
-use devices::Devices;
-use folder::{RunFolder, Wanted};
+use coordinator::RunOutcome;
+use device_factory::DeviceFactory;
+use executor_factory::{CpuFactory, StageBackendFactory};
+use folder::{RunFolder, RunFolderRequest};
 use interrupt::Interrupt;
-use line::LineContext;
-use machines::{Machines, Sharing};
-use news::News;
-use outfit::{BackendOutfit, Processors};
-use prepare::{PlanOfRun, Prepared, prepare};
-use processes::{Place, Submission, Told};
-use reporter::{Reader, Reporter};
-use summary::Finished;
+use prepare::{PreparedRun, RunPlan, prepare};
+use processes::{ClusterRunEvent, JobSubmission, RunLocation};
+use progress_event::ProgressEvent;
+use progress_line::StepLineContext;
+use reporter::{OutputAudience, Reporter};
+use run_devices::{DeviceSharing, RunDevices};
+use summary::FinishedRun;
 
 /// Trains. The code is that of success, or of an interruption.
 ///
 /// # Errors
 /// If the run cannot begin, or its files cannot be written, or a worker is lost.
-pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
+pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
     let mut prepared = prepare(args)?;
     let context = if args.json { None } else { Some(line_context(&prepared)?) };
     check_disk(args, &prepared)?;
     prepared.job.interrupt = Interrupt::listen(notices(args, &prepared.config)?)?;
     let config = config_with_command(&prepared);
-    let wanted = Wanted { config: &prepared.config, text: &config, may_branch: args.branch };
+    let wanted =
+        RunFolderRequest { config: &prepared.config, text: &config, may_branch: args.branch };
     let mut folder = RunFolder::open(args.out.as_deref(), &prepared.name, wanted)?;
     let ended = train_into((&mut folder, &config), &prepared, context, out);
     if ended.is_err() {
@@ -82,7 +83,7 @@ pub fn run(args: &TrainArgs, out: &mut dyn Write) -> Result<ExitCode, Stop> {
 }
 
 /// Checks that a new run's files find room. One that goes on has most of them already.
-fn check_disk(args: &TrainArgs, prepared: &Prepared) -> Result<(), Failure> {
+fn check_disk(args: &TrainArgs, prepared: &PreparedRun) -> Result<(), CommandFailure> {
     let folder = args.out.clone().unwrap_or_else(|| PathBuf::from(folder::RUNS));
     if folder.join(folder::CLUSTER).exists() {
         return Ok(());
@@ -92,10 +93,10 @@ fn check_disk(args: &TrainArgs, prepared: &Prepared) -> Result<(), Failure> {
 
 /// The effective configuration, and what beside it makes the run: workers and threads do not
 /// change a bit of its result, but the schedule may not exist for others.
-fn config_with_command(prepared: &Prepared) -> String {
+fn config_with_command(prepared: &PreparedRun) -> String {
     let (workers, threads) = (prepared.worker_count, prepared.job.threads);
     let config = prepared.config.effective();
-    let device = match prepared.machines.indices() {
+    let device = match prepared.devices.indices() {
         none if none.is_empty() => String::new(),
         indices => format!(" --device {}", DeviceList::Cuda(indices)),
     };
@@ -106,24 +107,24 @@ fn config_with_command(prepared: &Prepared) -> String {
 
 fn train_into(
     (folder, config): (&mut RunFolder, &str),
-    prepared: &Prepared,
-    context: Option<LineContext>,
+    prepared: &PreparedRun,
+    context: Option<StepLineContext>,
     out: &mut dyn Write,
-) -> Result<ExitCode, Stop> {
-    let reader = if context.is_some() { Reader::Person } else { Reader::Script };
+) -> Result<ExitCode, CommandError> {
+    let reader = if context.is_some() { OutputAudience::Person } else { OutputAudience::Script };
     match reader {
-        Reader::Person => summary::write_heading(prepared, folder.path(), out)?,
+        OutputAudience::Person => summary::write_heading(prepared, folder.path(), out)?,
         // Not between a script and its JSON. With standard error closed there is nowhere to print them.
-        Reader::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
+        OutputAudience::Script => drop(summary::write_notes(prepared, &mut io::stderr())),
     }
     let layers = model_layers(&prepared.config.model);
     let names = layers.into_iter().flat_map(|layer| layer.tensors).map(|tensor| tensor.name);
     let names = names.collect();
-    let beginning = folder.beginning();
+    let beginning = folder.start();
     let mut reporter = Reporter::new(out, folder, context, names);
     let in_threads = match prepared.sharing {
-        Sharing::Threads => true,
-        Sharing::Processes => false,
+        DeviceSharing::Threads => true,
+        DeviceSharing::Processes => false,
     };
     let trained = if in_threads {
         let scratch = scratch(&prepared.config, &reporter.folder_path());
@@ -131,19 +132,19 @@ fn train_into(
     } else {
         let submission = submission(prepared)?;
         let place = reporter.folder_path();
-        let place = Place { folder: &place, config, beginning };
+        let place = RunLocation { folder: &place, config, start: beginning };
         processes::train(prepared, &submission, place, &mut |told| match told {
-            Told::News(news) => reporter.observe(&news),
-            Told::Rollback(rollback) => reporter.observe_rollback(rollback),
-            Told::Event(event) => reporter.observe_event(event),
-            Told::Activity(what) => reporter.observe_activity(&what),
+            ClusterRunEvent::Progress(news) => reporter.observe(&news),
+            ClusterRunEvent::Rollback(rollback) => reporter.observe_rollback(rollback),
+            ClusterRunEvent::Event(event) => reporter.observe_event(event),
+            ClusterRunEvent::Activity(what) => reporter.observe_activity(&what),
         })
     };
-    let reporter::Closing { final_loss, causes, stop } = reporter.finish();
+    let reporter::ReporterSummary { final_loss, causes, stop } = reporter.finish();
     let outcome = trained?;
     // By Ctrl-C, or because the reporter ended the run early.
     let is_interrupted = outcome.steps_done < prepared.config.steps;
-    let finished = Finished { outcome, final_loss, causes, is_interrupted };
+    let finished = FinishedRun { outcome, final_loss, causes, is_interrupted };
     let written = summary::write_end(prepared, &finished, folder, reader, out);
     if is_interrupted && !in_threads && prepared.job.interrupt.is_requested() {
         let out = folder.path().display();
@@ -158,35 +159,37 @@ fn train_into(
 
 /// Trains in this process, on what was named.
 fn train_in_threads(
-    prepared: &Prepared,
+    prepared: &PreparedRun,
     scratch: Option<PathBuf>,
-    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
-) -> Result<Outcome, Failure> {
-    match &prepared.machines {
-        Machines::Processors => {
-            let outfit = Processors { threads: prepared.job.threads, scratch };
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
+    match &prepared.devices {
+        RunDevices::Cpu => {
+            let outfit = CpuFactory { threads: prepared.job.threads, scratch };
             train_with(&outfit, prepared, observe)
         }
-        Machines::Devices(_) => {
+        RunDevices::Cuda(_) => {
             let precision = prepared.config.arithmetic.precision();
-            let indices = prepared.machines.indices();
-            let opened = Devices::open(&indices, prepared.worker_count, precision)?;
-            train_with(&Devices { opened, scratch, graphs: Graphs::PLAIN }, prepared, observe)
+            let indices = prepared.devices.indices();
+            let opened = DeviceFactory::open(&indices, prepared.worker_count, precision)?;
+            train_with(
+                &DeviceFactory { opened, scratch, graphs: GraphMode::DEFAULT },
+                prepared,
+                observe,
+            )
         }
     }
 }
 
 /// Trains in this process with what `outfit` makes.
-fn train_with<O: BackendOutfit>(
+fn train_with<O: StageBackendFactory>(
     outfit: &O,
-    prepared: &Prepared,
-    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
-) -> Result<Outcome, Failure> {
+    prepared: &PreparedRun,
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
     match &prepared.plan {
-        PlanOfRun::Synchronous(_) => cluster::train_on(outfit, &prepared.job, observe),
-        PlanOfRun::Asynchronous { plan, .. } => {
-            asynchronous::train(outfit, prepared, plan, observe)
-        }
+        RunPlan::Synchronous(_) => cluster::train_on(outfit, &prepared.job, observe),
+        RunPlan::Asynchronous { plan, .. } => asynchronous::train(outfit, prepared, plan, observe),
     }
 }
 
@@ -199,7 +202,7 @@ fn scratch(config: &RunConfig, folder: &Path) -> Option<PathBuf> {
 }
 
 /// What is submitted to the processes: the run's configuration, text and weights.
-fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
+fn submission(prepared: &PreparedRun) -> Result<JobSubmission, CommandFailure> {
     let text = prepared.job.corpus.text().to_vec();
     let mut config = prepared.config.clone();
     let weights = match &config.weights {
@@ -207,7 +210,7 @@ fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
         WeightSource::HuggingFace { folder } => {
             let path = folder.join("model.safetensors");
             Some(fs::read(&path).map_err(|error| {
-                Failure::new(FailureCode::Usage, format!("{}: {error}", path.display()))
+                CommandFailure::new(FailureCode::Usage, format!("{}: {error}", path.display()))
             })?)
         }
     };
@@ -218,7 +221,7 @@ fn submission(prepared: &Prepared) -> Result<Submission, Failure> {
         JobDocument::new(run_name_of(&prepared.name), config, toml, DataName::of(&text));
     document.weights = weights.as_deref().map(DataName::of);
     document.injections = prepared.job.setup.injections.clone();
-    Ok(Submission { document, data: std::iter::once(text).chain(weights).collect() })
+    Ok(JobSubmission { document, data: std::iter::once(text).chain(weights).collect() })
 }
 
 fn exit_code(interrupt: &Interrupt) -> ExitCode {
@@ -226,13 +229,16 @@ fn exit_code(interrupt: &Interrupt) -> ExitCode {
 }
 
 /// Where notices of taking this machine away are read from, unless the configuration ignores them.
-fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings>, Failure> {
+fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings>, CommandFailure> {
     match config.elastic.on_notice {
         NoticePolicy::Ignore => Ok(None),
         NoticePolicy::Drain => {
             let settings = NoticeSettings::from_environment(args.spot);
             settings.map(Some).map_err(|error| {
-                Failure::usage("the environment", vec![Detail::new(error.to_string())])
+                CommandFailure::usage(
+                    "the environment",
+                    vec![FailureDetail::new(error.to_string())],
+                )
             })
         }
     }
@@ -241,20 +247,20 @@ fn notices(args: &TrainArgs, config: &RunConfig) -> Result<Option<NoticeSettings
 /// Long enough to be hindered by what hinders a step, short enough not to be noticed.
 const PEAK_RUN: Duration = Duration::from_millis(10);
 
-fn line_context(prepared: &Prepared) -> Result<LineContext, Failure> {
-    let Prepared { config, plan, worker_count, machines, sharing, job, .. } = prepared;
+fn line_context(prepared: &PreparedRun) -> Result<StepLineContext, CommandFailure> {
+    let PreparedRun { config, plan, worker_count, devices: machines, sharing, job, .. } = prepared;
     let threads = (*worker_count as usize * job.threads).min(machine::core_count());
     let peak_flop_per_s = match machines {
-        Machines::Processors => machine::peak_flop_per_s(threads, PEAK_RUN)
+        RunDevices::Cpu => machine::peak_flop_per_s(threads, PEAK_RUN)
             .map(Some)
-            .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?,
+            .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?,
         // `bench gpu` measures it, in seconds.
-        Machines::Devices(_) => None,
+        RunDevices::Cuda(_) => None,
     };
     let sizes = plan.memory().iter().map(|memory| memory.total());
     let stages = (0..*worker_count).map(StageIndex);
     let fullest = stages.zip(sizes).max_by_key(|(_, size)| *size).expect("there is a stage");
-    Ok(LineContext {
+    Ok(StepLineContext {
         step_count: config.steps,
         flop_per_token: model_flop_per_token(&config.model, config.batch.microbatch),
         peak_flop_per_s,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use zbelastic_node::api::{HexDigest, PromiseStatus, TokenRequest, TokenRole};
 
-use harness::{Cluster, Node, zbelastic};
+use harness::{NodeProcess, SpawnedCluster, zbelastic};
 use storage::files;
 
 const STEPS: u64 = 120;
@@ -23,14 +23,14 @@ fn undisturbed() -> HexDigest {
 }
 
 fn undisturbed_for(steps: u64) -> HexDigest {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b", "c"], steps);
     cluster.digest(steps)
 }
 
 #[test]
 fn killed_workers_change_no_bit() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b", "c"], STEPS);
     for (at, name) in [(15, "a"), (40, "c"), (70, "b")] {
         cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at));
@@ -47,7 +47,7 @@ fn killed_workers_change_no_bit() {
 /// A stage and the first node that keeps a copy of it: the second one has what is sealed.
 #[test]
 fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.join_all(&["a", "b", "c", "d"], 5);
     cluster.run_with_copies(STEPS, 2);
     let status = cluster.wait("steps of four stages", |cluster| {
@@ -71,7 +71,7 @@ fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
     });
     nodes.into_iter().for_each(|node| cluster.again(node, &["join", "--spot", "none"]));
     let found = cluster.digest(STEPS);
-    let end = cluster.wait("the last status", Cluster::status);
+    let end = cluster.wait("the last status", SpawnedCluster::status);
     assert_eq!(end.counters.get("rewinds"), Some(&0), "no way back to a checkpoint: {end:#?}");
     drop(cluster);
     assert_eq!(found, undisturbed());
@@ -80,14 +80,14 @@ fn two_workers_killed_at_once_lose_no_sealed_step_where_there_are_two_copies() {
 /// No node has the layers any more: the run goes back to its last checkpoint, and reports how far.
 #[test]
 fn workers_killed_together_say_what_is_computed_again() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 12));
     ["a", "b"].iter().for_each(|name| cluster.signal(name, "KILL"));
     let nodes = ["a", "b"].map(|name| cluster.kill(name));
     nodes.into_iter().for_each(|node| cluster.again(node, &["join", "--spot", "none"]));
     let found = cluster.digest(STEPS);
-    let status = cluster.wait("the last status", Cluster::status);
+    let status = cluster.wait("the last status", SpawnedCluster::status);
     let events = std::fs::read_to_string(cluster.nodes[0].folder.join("events.jsonl"));
     let events = events.expect("the controller tells");
     let events: Vec<serde_json::Value> =
@@ -103,7 +103,7 @@ fn workers_killed_together_say_what_is_computed_again() {
 
 #[test]
 fn power_cut_of_everything_needs_nobody_and_changes_no_bit() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 42));
     let before = cluster.step();
@@ -122,7 +122,7 @@ fn power_cut_of_everything_needs_nobody_and_changes_no_bit() {
 /// Three nodes share a disk for checkpoints, and come back to it after a power cut.
 #[test]
 fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     let disk = cluster.root.path().join("disk/checkpoints");
     ["a", "b"].into_iter().for_each(|name| cluster.join(name));
     cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 3).then_some(()));
@@ -144,7 +144,7 @@ fn checkpoints_lie_where_the_configuration_says_and_are_found_there_again() {
     cluster.again(b, &["join"]);
     cluster.again(controller, &["init"]);
     cluster.again(a, &["join"]);
-    let after = cluster.wait("it comes back", Cluster::step);
+    let after = cluster.wait("it comes back", SpawnedCluster::step);
     assert!(after >= 10, "goes on from a checkpoint, not from {after}");
     let found = cluster.digest(STEPS);
     drop(cluster);
@@ -171,7 +171,7 @@ fn run_from_a_folder_of_weights_ends_like_train_with_threads() {
     command(&format!("train --threads-only --workers 2 {from} --out second"));
     let run = std::fs::read(root.path().join("second/run.json")).expect("it ended");
     let run: serde_json::Value = serde_json::from_slice(&run).expect("JSON");
-    let mut cluster = Cluster::in_folder(root);
+    let mut cluster = SpawnedCluster::in_folder(root);
     ["a", "b", "c"].into_iter().for_each(|name| cluster.join(name));
     cluster.wait("all workers", |cluster| (cluster.status()?.members.len() == 4).then_some(()));
     let mut submit = zbelastic(&cluster.nodes[0].folder);
@@ -185,7 +185,7 @@ fn run_from_a_folder_of_weights_ends_like_train_with_threads() {
 
 #[test]
 fn leader_that_is_killed_is_replaced() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.join_controller("second");
     cluster.join_controller("third");
     cluster
@@ -197,13 +197,13 @@ fn leader_that_is_killed_is_replaced() {
     let first = cluster.kill("controller");
     cluster.nodes.insert(
         0,
-        Node {
+        NodeProcess {
             child: Command::new("true").spawn().expect("it runs"),
             folder: first.folder.clone(),
         },
     );
     let began = Instant::now();
-    let at = cluster.wait("another leader", Cluster::step);
+    let at = cluster.wait("another leader", SpawnedCluster::step);
     eprintln!("leader after {:?} at {at}", began.elapsed());
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 2));
     eprintln!("steps after {:?}", began.elapsed());
@@ -216,7 +216,7 @@ fn leader_that_is_killed_is_replaced() {
 fn majority_that_is_gone_is_replaced_by_force() {
     // So many that a machine with other work has not done them all before the kill.
     let steps = 6 * STEPS;
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], steps);
     cluster.wait("a checkpoint", |cluster| {
         let status = cluster.status()?;
@@ -230,7 +230,7 @@ fn majority_that_is_gone_is_replaced_by_force() {
     assert!(recover.status.success(), "{recover:?}");
     cluster.again(controller, &["init"]);
     // Who was a member of the old cluster is a stranger to the new one.
-    let at = cluster.wait("the new cluster", Cluster::step);
+    let at = cluster.wait("the new cluster", SpawnedCluster::step);
     assert!((10..steps).contains(&at), "goes on from a checkpoint, not from {at}");
     assert_eq!(cluster.status().expect("it answers").members.len(), 1);
     ["c", "d"].into_iter().for_each(|name| cluster.join(name));
@@ -241,7 +241,7 @@ fn majority_that_is_gone_is_replaced_by_force() {
 
 #[test]
 fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b", "c"], STEPS);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 15));
     cluster.signal("b", "TERM");
@@ -260,7 +260,7 @@ fn worker_that_is_told_to_go_hands_over_and_says_that_it_may_be_started_again() 
 /// As when a machine that runs all of a cluster is shut down.
 #[test]
 fn worker_that_is_told_to_go_when_all_controllers_are_gone_goes() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
     let controller = cluster.kill("controller");
@@ -279,16 +279,16 @@ fn worker_that_is_told_to_go_when_all_controllers_are_gone_goes() {
 /// What the last workers of a run hold would end with them, and their disks go with their machines.
 #[test]
 fn the_last_workers_that_are_told_to_go_save_what_they_hold_and_others_go_on_from_it() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.join_all(&["a", "b"], 3);
     cluster.run_with(STEPS, "every_time = \"0ms\"\n");
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
     ["a", "b"].iter().for_each(|name| cluster.signal(name, "TERM"));
     let folders = ["a", "b"].map(|name| cluster.root.path().join(name));
     assert_eq!(["a", "b"].map(|name| cluster.ended(name)), [Some(75); 2]);
-    let sealed = cluster.wait("an answer", Cluster::step);
+    let sealed = cluster.wait("an answer", SpawnedCluster::step);
     let saved = cluster.wait("a checkpoint", |cluster| {
-        cluster.ask(|client| client.checkpoints())?.last().map(|last| last.step)
+        cluster.query(|client| client.checkpoints())?.last().map(|last| last.step)
     });
     assert_eq!(saved, sealed, "the last sealed step is saved");
     folders.iter().for_each(|folder| std::fs::remove_dir_all(folder).expect("it is there"));
@@ -300,7 +300,7 @@ fn the_last_workers_that_are_told_to_go_save_what_they_hold_and_others_go_on_fro
 
 #[test]
 fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.join_all(&["a", "b", "c"], 4);
     // A plan that follows what is measured is another matter.
     cluster.run_with(4 * STEPS, "[elastic]\nreplan = \"never\"\n");
@@ -309,7 +309,7 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     cluster.signal("a", "STOP");
     std::thread::sleep(Duration::from_millis(300));
     cluster.signal("a", "CONT");
-    let at = cluster.wait("steps", Cluster::step);
+    let at = cluster.wait("steps", SpawnedCluster::step);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= at + 5));
     assert_eq!(cluster.generation(), before);
     cluster.signal("a", "STOP");
@@ -322,7 +322,7 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
     });
     let found = cluster.digest(4 * STEPS);
     drop(cluster);
-    let mut undisturbed = Cluster::new();
+    let mut undisturbed = SpawnedCluster::new();
     undisturbed.begin(&["a", "b"], 4 * STEPS);
     assert_eq!(found, undisturbed.digest(4 * STEPS));
 }
@@ -330,17 +330,17 @@ fn short_pause_changes_nothing_and_a_long_one_is_a_loss_that_heals() {
 /// As the README has it: `init`, and `join` with the addresses in the token's line.
 #[test]
 fn nodes_that_are_not_told_where_they_are_reached_find_each_other() {
-    let mut cluster = Cluster::everywhere();
+    let mut cluster = SpawnedCluster::everywhere();
     let request =
         TokenRequest { role: TokenRole::Worker, ttl_s: 60, uses: 1, ephemeral: false, note: None };
     let printed = cluster.wait("a token", |cluster| {
-        cluster.ask(|client| client.create_token(request.clone())).map(|token| token.addresses)
+        cluster.query(|client| client.create_token(request.clone())).map(|token| token.addresses)
     });
     cluster.addresses = printed;
     cluster.join_as(TokenRole::Controller, "c2", &[]);
     ["a", "b", "c"].iter().for_each(|name| cluster.join_as(TokenRole::Worker, name, &[]));
     cluster.wait("all nodes", |cluster| (cluster.status()?.members.len() == 5).then_some(()));
-    let members = cluster.wait("a status", Cluster::status).members;
+    let members = cluster.wait("a status", SpawnedCluster::status).members;
     for address in members.iter().flat_map(|member| &member.addresses) {
         let address: SocketAddr = address.parse().expect("an address");
         assert!(!address.ip().is_unspecified() && address.port() != 0, "{members:#?}");
@@ -357,7 +357,7 @@ fn nodes_that_are_not_told_where_they_are_reached_find_each_other() {
 
 #[test]
 fn without_a_majority_nothing_is_sealed_until_it_is_back() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.join_controller("second");
     cluster.join_controller("third");
     cluster

@@ -258,14 +258,14 @@ const ORACLE_TESTS: [&str; 3] = [
 ];
 
 /// That one package names another.
-struct Dependency {
+struct PackageDependency {
     from: String,
     to: String,
     is_for_tests: bool,
 }
 
 /// A file by its path from the root.
-struct Page {
+struct SourceFile {
     path: String,
     text: String,
 }
@@ -275,7 +275,7 @@ fn ours(name: &str) -> Option<&str> {
     name.strip_prefix("zbelastic-").or((name == CHAOS_TESTS).then_some(name))
 }
 
-fn wrong_arrows(dependencies: &[Dependency]) -> Vec<String> {
+fn wrong_arrows(dependencies: &[PackageDependency]) -> Vec<String> {
     let allowed = |from: &str| ARROWS.iter().find(|(name, _)| *name == from).map(|row| row.1);
     let inner = dependencies.iter().filter_map(|dependency| {
         let to = ours(&dependency.to)?;
@@ -288,9 +288,9 @@ fn wrong_arrows(dependencies: &[Dependency]) -> Vec<String> {
     inner.collect()
 }
 
-fn wrong_owners(dependencies: &[Dependency]) -> Vec<String> {
+fn wrong_owners(dependencies: &[PackageDependency]) -> Vec<String> {
     let outer = dependencies.iter().filter(|dependency| ours(&dependency.to).is_none());
-    let wrong = |Dependency { from, to, is_for_tests }: &Dependency| {
+    let wrong = |PackageDependency { from, to, is_for_tests }: &PackageDependency| {
         let Some(fence) = FENCES.iter().find(|fence| fence.name == to) else {
             return Some(format!("{to}, which {from} names, has no owner"));
         };
@@ -311,9 +311,9 @@ fn names_crate(line: &str, name: &str) -> bool {
     !line.trim_start().starts_with("//") && { starts }.any(is_path)
 }
 
-fn climbed_fences(sources: &[Page]) -> Vec<String> {
+fn climbed_fences(sources: &[SourceFile]) -> Vec<String> {
     let mut found = Vec::new();
-    for Page { path, text } in sources {
+    for SourceFile { path, text } in sources {
         for fence in &FENCES {
             let is_inside = fence.files.iter().any(|prefix| path.starts_with(prefix));
             let line = text.lines().position(|line| !is_inside && names_crate(line, fence.name));
@@ -324,21 +324,21 @@ fn climbed_fences(sources: &[Page]) -> Vec<String> {
 }
 
 /// `clippy` holds the text of each pure package's `clippy.toml`.
-fn missing_bans(clippy: &[Page]) -> Vec<String> {
-    let missing = clippy.iter().flat_map(|Page { path, text }| {
+fn missing_bans(clippy: &[SourceFile]) -> Vec<String> {
+    let missing = clippy.iter().flat_map(|SourceFile { path, text }| {
         let is_missing = |ban: &&str| !text.contains(&format!("\"{ban}\""));
         BANS.into_iter().filter(is_missing).map(move |ban| format!("{path}: does not forbid {ban}"))
     });
     missing.collect()
 }
 
-fn long_files(sources: &[Page]) -> Vec<String> {
+fn long_files(sources: &[SourceFile]) -> Vec<String> {
     let counts = sources.iter().map(|page| (&page.path, page.text.lines().count()));
     let long = counts.filter(|(_, count)| *count > LINES_MAX);
     long.map(|(path, count)| format!("{path}: {count} lines")).collect()
 }
 
-fn outside_paths(pages: &[Page]) -> Vec<String> {
+fn outside_paths(pages: &[SourceFile]) -> Vec<String> {
     let mine = pages.iter().filter(|page| !ORACLE_TESTS.contains(&page.path.as_str()));
     let wrong = mine.filter(|page| page.text.contains(OUTSIDE));
     wrong.map(|page| format!("{}: names {OUTSIDE}", page.path)).collect()
@@ -349,7 +349,7 @@ fn root() -> &'static Path {
 }
 
 /// What the manifests say.
-fn dependencies() -> Vec<Dependency> {
+fn dependencies() -> Vec<PackageDependency> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]);
     let output = command.current_dir(root()).output().expect("cargo runs");
@@ -357,30 +357,32 @@ fn dependencies() -> Vec<Dependency> {
     parse_metadata(&serde_json::from_slice(&output.stdout).expect("JSON"))
 }
 
-fn parse_metadata(metadata: &Value) -> Vec<Dependency> {
+fn parse_metadata(metadata: &Value) -> Vec<PackageDependency> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let mut dependencies = Vec::new();
     for package in list(&metadata["packages"]) {
         let name = text(&package["name"]);
         let from = ours(&name).unwrap_or(&name).to_owned();
-        dependencies.extend(list(&package["dependencies"]).iter().map(|dependency| Dependency {
-            from: from.clone(),
-            to: text(&dependency["name"]),
-            is_for_tests: dependency["kind"] == "dev",
+        dependencies.extend(list(&package["dependencies"]).iter().map(|dependency| {
+            PackageDependency {
+                from: from.clone(),
+                to: text(&dependency["name"]),
+                is_for_tests: dependency["kind"] == "dev",
+            }
         }));
     }
     dependencies
 }
 
-fn read(path: &Path) -> Page {
+fn read(path: &Path) -> SourceFile {
     let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let path = path.strip_prefix(root()).expect("below the root");
-    Page { path: path.display().to_string(), text }
+    SourceFile { path: path.display().to_string(), text }
 }
 
 /// The files below `folder` with this extension.
-fn pages(folder: &str, extension: &str) -> Vec<Page> {
+fn pages(folder: &str, extension: &str) -> Vec<SourceFile> {
     let mut folders = vec![root().join(folder)];
     let mut paths: Vec<PathBuf> = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -397,7 +399,7 @@ fn pages(folder: &str, extension: &str) -> Vec<Page> {
     paths.iter().map(|path| read(path)).collect()
 }
 
-fn code(folder: &str) -> Vec<Page> {
+fn code(folder: &str) -> Vec<SourceFile> {
     let place = |package| match package {
         EMULATOR => EMULATOR_FOLDER,
         FUZZ => FUZZ_FOLDER,
@@ -407,7 +409,7 @@ fn code(folder: &str) -> Vec<Page> {
     places.flat_map(|place| pages(&format!("{place}/{folder}"), "rs")).collect()
 }
 
-fn documents() -> Vec<Page> {
+fn documents() -> Vec<SourceFile> {
     let top = fs::read_dir(root()).expect("the root is readable");
     let top = top.map(|entry| entry.expect("readable").path());
     let top = top.filter(|path| path.extension().is_some_and(|found| found == "md"));
@@ -436,21 +438,21 @@ fn pure_packages_forbid_clocks_threads_and_random_maps() {
 
 #[test]
 fn files_are_short_and_point_at_nothing_outside() {
-    let sources: Vec<Page> = ["src", "tests"].into_iter().flat_map(code).collect();
+    let sources: Vec<SourceFile> = ["src", "tests"].into_iter().flat_map(code).collect();
     assert!(sources.len() > 100, "the sources were read");
     nothing(&long_files(&sources));
     nothing(&outside_paths(&sources));
     nothing(&outside_paths(&documents()));
 }
 
-fn dependency(from: &str, to: &str, kind: &str) -> Vec<Dependency> {
+fn dependency(from: &str, to: &str, kind: &str) -> Vec<PackageDependency> {
     let list = serde_json::json!([{ "name": to, "kind": (kind == "dev").then_some("dev") }]);
     let name = format!("zbelastic-{from}");
     parse_metadata(&serde_json::json!({ "packages": [{ "name": name, "dependencies": list }] }))
 }
 
-fn page(path: &str, text: &str) -> Vec<Page> {
-    vec![Page { path: path.to_owned(), text: text.to_owned() }]
+fn page(path: &str, text: &str) -> Vec<SourceFile> {
+    vec![SourceFile { path: path.to_owned(), text: text.to_owned() }]
 }
 
 #[test]

@@ -24,9 +24,9 @@ const WIDE: &str = "train --set model.preset=tiny --set model.layers=32 --set mo
     --set train.seq_len=16 --set train.microbatch=1 --set train.global_batch=32 --steps 12 \
     --set data.text=text.txt --set optimizer.warmup=0 --set elastic.copies=2 --json";
 
-struct Place(TempDir);
+struct SizesFolder(TempDir);
 
-impl Place {
+impl SizesFolder {
     fn new() -> Self {
         let place = Self(tempfile::tempdir().expect("a folder"));
         let line = |n: u32| format!("{n} times {} is {}\n", n % 7 + 2, n * (n % 7 + 2));
@@ -67,9 +67,9 @@ fn digest(events: &[Value]) -> String {
 }
 
 /// A run in processes that does not outlive its test.
-struct Running(Child);
+struct SizesRun(Child);
 
-impl Drop for Running {
+impl Drop for SizesRun {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -78,7 +78,7 @@ impl Drop for Running {
 
 /// Trains in processes, kills these workers at once when a step is sealed, and returns the printed events.
 fn train_and_kill(command: &mut Command, site: &Path, at_step: u64, victims: &[u32]) -> Vec<Value> {
-    let mut running = Running(command.spawn().expect("it runs"));
+    let mut running = SizesRun(command.spawn().expect("it runs"));
     let stdout = running.0.stdout.take().expect("piped");
     let mut events = Vec::new();
     for line in BufReader::new(stdout).lines() {
@@ -127,7 +127,7 @@ fn lost(events: &[Value]) -> usize {
 #[test]
 fn a_model_of_a_hundred_million_parameters_loses_a_worker_and_no_step() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let place = Place::new();
+    let place = SizesFolder::new();
     let expected = place.digest_in_threads(LARGE);
     let mut command = place.command(LARGE, "--workers 3 --threads 1 --out killed");
     let events = train_and_kill(&mut command, place.0.path(), 2, &[2]);
@@ -140,7 +140,7 @@ fn a_model_of_a_hundred_million_parameters_loses_a_worker_and_no_step() {
 #[test]
 fn thirty_two_processes_lose_two_workers_at_once_and_no_step() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let place = Place::new();
+    let place = SizesFolder::new();
     let expected = place.digest_in_threads(WIDE);
     let mut command = place.command(WIDE, "--workers 32 --threads 1 --out killed");
     let events = train_and_kill(&mut command, place.0.path(), 4, &[7, 8]);

@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_checkpoint::{Needed, Removed, Store, StoreError, what_to_remove};
+use zbelastic_checkpoint::{
+    CheckpointStore, CheckpointStoreError, RemovalTarget, RetentionRoots, plan_removals,
+};
 use zbelastic_consensus::mutant::{self, Mutant};
 
-use crate::piece::{Freed, Referred};
+use crate::piece::{FreedSpace, StoreReferences};
 
 /// Manifests kept whatever the cluster refers to.
 const KEEP_LAST: usize = 1;
@@ -15,28 +17,31 @@ const KEEP_LAST: usize = 1;
 ///
 /// # Errors
 /// If the medium fails.
-pub fn collect(store: &impl Store, referred: &Referred) -> Result<Freed, StoreError> {
+pub fn collect_garbage(
+    store: &impl CheckpointStore,
+    referred: &StoreReferences,
+) -> Result<FreedSpace, CheckpointStoreError> {
     let versions = referred.versions.iter().copied().collect();
-    let needed = Needed { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
+    let needed = RetentionRoots { versions, pending: BTreeSet::new(), keep_last: KEEP_LAST };
     let inventory = store.inventory()?;
     if mutant::is(Mutant::M30CollectsByManifest) && inventory.manifests.is_empty() {
-        return Ok(Freed::default());
+        return Ok(FreedSpace::default());
     }
-    let removed = store.remove(&what_to_remove(&inventory, &needed))?;
+    let removed = store.remove(&plan_removals(&inventory, &needed))?;
     let records = inventory.pieces.values();
     let lengths = records.flat_map(|record| {
         record.chunks.iter().enumerate().map(|(index, hash)| (*hash, record.chunk_bytes(index)))
     });
     let lengths: BTreeMap<_, _> = lengths.collect();
-    let mut freed = Freed::default();
+    let mut freed = FreedSpace::default();
     for removal in removed {
-        match removal.what {
-            Removed::Chunk(hash) => {
+        match removal.target {
+            RemovalTarget::Chunk(hash) => {
                 freed.chunks += 1;
                 // A chunk without a record was part of something that was never finished.
                 freed.bytes += lengths.get(&hash).copied().unwrap_or_default();
             }
-            Removed::Manifest(_) | Removed::Piece(_) => {}
+            RemovalTarget::Manifest(_) | RemovalTarget::Piece(_) => {}
         }
     }
     Ok(freed)

@@ -27,13 +27,13 @@ impl DataName {
 /// The name under which damaged bytes are fetched again, of all that are wanted: a file that was cut short has
 /// its hash by its name, and not its length.
 #[must_use]
-pub fn wanted_name(found: DataName, wanted: &[DataName]) -> DataName {
+pub fn expected_name(found: DataName, wanted: &[DataName]) -> DataName {
     wanted.iter().find(|name| name.hash == found.hash).copied().unwrap_or(found)
 }
 
 /// Result of a request for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataOutcome {
+pub enum DataFetchOutcome {
     /// The bytes of the name.
     Sound,
     /// Bytes other than those of the name.
@@ -44,9 +44,9 @@ pub enum DataOutcome {
 
 /// What is to be done next for bytes that are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DataNext {
+pub enum DataFetchAction {
     /// Send the request to these nodes, to all at once.
-    Ask(Vec<NodeId>),
+    Request(Vec<NodeId>),
     /// The bytes are there. These nodes have damaged copies and are to fetch theirs again.
     Done {
         /// Nodes whose copies are damaged.
@@ -65,64 +65,64 @@ pub enum DataNext {
 pub struct DataFetch {
     together: Option<Vec<NodeId>>,
     alone: VecDeque<NodeId>,
-    asked: Option<NodeId>,
+    requested: Option<NodeId>,
     damaged: Vec<NodeId>,
 }
 
 impl DataFetch {
     /// A fetch from these, the best first, and what is to be done first.
     #[must_use]
-    pub fn new(holders: Vec<NodeId>) -> (Self, DataNext) {
-        let first = DataNext::Ask(holders.clone());
+    pub fn new(holders: Vec<NodeId>) -> (Self, DataFetchAction) {
+        let first = DataFetchAction::Request(holders.clone());
         let (alone, damaged) = (VecDeque::new(), Vec::new());
-        (Self { together: Some(holders), alone, asked: None, damaged }, first)
+        (Self { together: Some(holders), alone, requested: None, damaged }, first)
     }
 
     /// Applies the result of the last request, and returns what to do next.
-    pub fn note(&mut self, outcome: DataOutcome) -> DataNext {
+    pub fn note(&mut self, outcome: DataFetchOutcome) -> DataFetchAction {
         if let Some(holders) = self.together.take() {
             match outcome {
-                DataOutcome::Sound => return self.done(),
-                DataOutcome::Missing => return self.failed(),
-                DataOutcome::Damaged if mutant::is(Mutant::M32DamageEndsFetch) => {
+                DataFetchOutcome::Sound => return self.done(),
+                DataFetchOutcome::Missing => return self.failed(),
+                DataFetchOutcome::Damaged if mutant::is(Mutant::M32DamageEndsFetch) => {
                     return self.failed();
                 }
-                DataOutcome::Damaged if holders.len() == 1 => {
+                DataFetchOutcome::Damaged if holders.len() == 1 => {
                     self.damaged = holders;
                     return self.failed();
                 }
-                DataOutcome::Damaged => self.alone = holders.into(),
+                DataFetchOutcome::Damaged => self.alone = holders.into(),
             }
         } else {
             match outcome {
-                DataOutcome::Sound => return self.done(),
-                DataOutcome::Damaged => self.damaged.extend(self.asked),
-                DataOutcome::Missing => {}
+                DataFetchOutcome::Sound => return self.done(),
+                DataFetchOutcome::Damaged => self.damaged.extend(self.requested),
+                DataFetchOutcome::Missing => {}
             }
         }
-        self.asked = self.alone.pop_front();
-        self.asked.map_or_else(|| self.failed(), |node| DataNext::Ask(vec![node]))
+        self.requested = self.alone.pop_front();
+        self.requested.map_or_else(|| self.failed(), |node| DataFetchAction::Request(vec![node]))
     }
 
-    fn done(&mut self) -> DataNext {
-        DataNext::Done { damaged: std::mem::take(&mut self.damaged) }
+    fn done(&mut self) -> DataFetchAction {
+        DataFetchAction::Done { damaged: std::mem::take(&mut self.damaged) }
     }
 
-    fn failed(&mut self) -> DataNext {
-        DataNext::Failed { damaged: std::mem::take(&mut self.damaged) }
+    fn failed(&mut self) -> DataFetchAction {
+        DataFetchAction::Failed { damaged: std::mem::take(&mut self.damaged) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use DataOutcome::{Damaged, Missing, Sound};
+    use DataFetchOutcome::{Damaged, Missing, Sound};
 
     use super::*;
 
-    fn check(holders: u64, outcomes: &[DataOutcome], expected: DataNext) {
+    fn check(holders: u64, outcomes: &[DataFetchOutcome], expected: DataFetchAction) {
         let (mut fetch, mut next) = DataFetch::new((1..=holders).map(NodeId).collect());
         for outcome in outcomes {
-            assert!(matches!(next, DataNext::Ask(_)), "{outcomes:?}");
+            assert!(matches!(next, DataFetchAction::Request(_)), "{outcomes:?}");
             next = fetch.note(*outcome);
         }
         assert_eq!(next, expected, "{outcomes:?}");
@@ -131,12 +131,12 @@ mod tests {
     #[test]
     fn one_damaged_copy_is_found_by_asking_each_alone() {
         let nodes = |nodes: &[u64]| nodes.iter().copied().map(NodeId).collect::<Vec<_>>();
-        let done = |damaged: &[u64]| DataNext::Done { damaged: nodes(damaged) };
-        let failed = |damaged: &[u64]| DataNext::Failed { damaged: nodes(damaged) };
-        check(3, &[], DataNext::Ask(nodes(&[1, 2, 3])));
+        let done = |damaged: &[u64]| DataFetchAction::Done { damaged: nodes(damaged) };
+        let failed = |damaged: &[u64]| DataFetchAction::Failed { damaged: nodes(damaged) };
+        check(3, &[], DataFetchAction::Request(nodes(&[1, 2, 3])));
         check(3, &[Sound], done(&[]));
         check(3, &[Missing], failed(&[]));
-        check(3, &[Damaged], DataNext::Ask(nodes(&[1])));
+        check(3, &[Damaged], DataFetchAction::Request(nodes(&[1])));
         check(3, &[Damaged, Damaged, Sound], done(&[1]));
         check(3, &[Damaged, Missing, Damaged, Sound], done(&[2]));
         check(3, &[Damaged, Damaged, Missing, Damaged], failed(&[1, 3]));
@@ -147,7 +147,7 @@ mod tests {
     fn what_was_cut_short_is_fetched_at_its_length() {
         let (text, weights) = (DataName::of(b"all of the text"), DataName::of(b"weights"));
         let cut = DataName { length: 3, ..text };
-        assert_eq!(wanted_name(cut, &[weights, text]), text);
-        assert_eq!(wanted_name(cut, &[weights]), cut, "nobody knows better");
+        assert_eq!(expected_name(cut, &[weights, text]), text);
+        assert_eq!(expected_name(cut, &[weights]), cut, "nobody knows better");
     }
 }

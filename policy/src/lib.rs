@@ -5,23 +5,23 @@
 //! Policy apart from mechanism: `node` owns the sockets, disks, clocks and threads, and calls these functions
 //! for decisions. So does a simulated cluster (`chaos-tests`), with stores that fail, disks that are full,
 //! members that lie and clocks that were moved. A store is whatever implements
-//! [`zbelastic_checkpoint::Store`]; of the packages that do
+//! [`zbelastic_checkpoint::CheckpointStore`]; of the packages that do
 //! input and output only names, roles and reasons are used.
 
 pub mod collect;
-pub mod copies;
 pub mod data;
+pub mod disk_space;
+pub mod keep_queue;
 pub mod keep_rule;
-pub mod keeping;
+pub mod node_choices;
 pub mod piece;
+pub mod piece_copies;
 pub mod piece_sink;
 pub mod renewal;
-pub mod room;
 pub mod roster;
 pub mod scrub;
-pub mod seating;
 pub mod store_opening;
 pub mod trust;
-mod work_count;
+mod work_counter;
 
-pub use work_count::WorkCount;
+pub use work_counter::WorkCounter;

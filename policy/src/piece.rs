@@ -50,7 +50,7 @@ pub struct SaveFailed {
 
 /// What the cluster refers to, or may soon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Referred {
+pub struct StoreReferences {
     /// Checkpoints, and versions that are to become some. The newest names the run under way, or the next
     /// one: older versions that are not here may go.
     pub versions: Vec<CheckpointId>,
@@ -60,7 +60,7 @@ pub struct Referred {
 
 /// What a node removed from its store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Freed {
+pub struct FreedSpace {
     /// Number of chunk files removed.
     pub chunks: u64,
     /// Bytes of these chunks.

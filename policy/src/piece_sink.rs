@@ -6,21 +6,23 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CHUNK_BYTES, ChunkHash, PieceRecord, Store, StoreError};
+use zbelastic_checkpoint::{
+    CHUNK_BYTES, CheckpointStore, CheckpointStoreError, ChunkHash, PieceRecord,
+};
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_trainer::elastic::{ImageDigester, ImageError};
 use zbelastic_transport::ChunkSink;
 use zbelastic_types::Digest;
 
 use crate::piece::PieceRef;
-use crate::work_count::WorkCount;
+use crate::work_counter::WorkCounter;
 
 /// Why what came is not kept.
 #[derive(Debug, thiserror::Error)]
 pub enum PieceError {
     /// The store does not take it.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] CheckpointStoreError),
     /// It is no layer.
     #[error("it is no layer: {0}")]
     Image(#[from] ImageError),
@@ -43,7 +45,7 @@ pub enum PieceError {
 }
 
 /// Writes a piece chunk by chunk. Dropped before [`Self::finish`], what it wrote may be removed.
-pub struct PieceSink<S: Store> {
+pub struct PieceSink<S: CheckpointStore> {
     store: Arc<S>,
     piece: PieceRef,
     /// Chunks that are whole, by their place.
@@ -56,13 +58,13 @@ pub struct PieceSink<S: Store> {
     digester: ImageDigester,
     /// Chunks that it has hashed.
     hashed: u64,
-    written: WorkCount,
+    written: WorkCounter,
 }
 
-impl<S: Store> PieceSink<S> {
+impl<S: CheckpointStore> PieceSink<S> {
     /// A sink for a piece; bytes that the store took are counted in `written`.
     #[must_use]
-    pub fn new(store: Arc<S>, piece: PieceRef, written: WorkCount) -> Self {
+    pub fn new(store: Arc<S>, piece: PieceRef, written: WorkCounter) -> Self {
         let digester = ImageDigester::new(piece.length);
         let (whole, partial, spare) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         Self { store, piece, whole, partial, spare, digester, hashed: 0, written }
@@ -121,13 +123,13 @@ impl<S: Store> PieceSink<S> {
     }
 }
 
-impl<S: Store> Drop for PieceSink<S> {
+impl<S: CheckpointStore> Drop for PieceSink<S> {
     fn drop(&mut self) {
-        self.store.give_up(&self.record());
+        self.store.abandon(&self.record());
     }
 }
 
-impl<S: Store + 'static> ChunkSink for PieceSink<S> {
+impl<S: CheckpointStore + 'static> ChunkSink for PieceSink<S> {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let (mut at, mut bytes) = (offset, bytes);
         while !bytes.is_empty() {
@@ -152,7 +154,7 @@ impl<S: Store + 'static> ChunkSink for PieceSink<S> {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_checkpoint::MemoryStore;
+    use zbelastic_checkpoint::InMemoryStore;
     use zbelastic_trainer::elastic::{LayerImage, layer_digest};
     use zbelastic_types::{LayerId, RunId, Step};
 
@@ -169,12 +171,12 @@ mod tests {
         (PieceRef { run: RunId(1), version: Step(9), layer: LayerId(3), digest, length }, bytes)
     }
 
-    fn sink(store: &Arc<MemoryStore>, piece: PieceRef) -> PieceSink<MemoryStore> {
-        PieceSink::new(store.clone(), piece, WorkCount::default())
+    fn sink(store: &Arc<InMemoryStore>, piece: PieceRef) -> PieceSink<InMemoryStore> {
+        PieceSink::new(store.clone(), piece, WorkCounter::default())
     }
 
     /// Writes in pieces as the bulk lane does, the later half first.
-    fn write(sink: &mut PieceSink<MemoryStore>, bytes: &[u8]) -> io::Result<()> {
+    fn write(sink: &mut PieceSink<InMemoryStore>, bytes: &[u8]) -> io::Result<()> {
         const PIECE: usize = 1 << 20;
         let pieces: Vec<_> = bytes.chunks(PIECE).enumerate().collect();
         let (first, second) = pieces.split_at(pieces.len() / 2);
@@ -184,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_piece_that_came_in_any_order_is_there_as_it_was() {
-        let (store, (piece, bytes)) = (Arc::new(MemoryStore::new()), layer());
+        let (store, (piece, bytes)) = (Arc::new(InMemoryStore::new()), layer());
         let mut sink = sink(&store, piece);
         write(&mut sink, &bytes).expect("room");
         assert!(sink.partial.is_empty());
@@ -195,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_is_not_the_layer_that_was_announced_is_not_kept() {
-        let (store, (piece, mut bytes)) = (Arc::new(MemoryStore::new()), layer());
+        let (store, (piece, mut bytes)) = (Arc::new(InMemoryStore::new()), layer());
         bytes[CHUNK_BYTES + 7] ^= 1;
         let mut other = sink(&store, piece);
         write(&mut other, &bytes).expect("room");

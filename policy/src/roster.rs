@@ -20,9 +20,9 @@ pub struct RosterChange {
 /// The members of the cluster, and which nodes are connected.
 #[derive(Clone, Debug)]
 pub struct Roster {
-    me: NodeId,
+    own: NodeId,
     /// Controllers known before anything was agreed, or remembered.
-    first: BTreeSet<NodeId>,
+    initial_controllers: BTreeSet<NodeId>,
     roles: BTreeMap<NodeId, Role>,
     up: BTreeSet<NodeId>,
     /// The index of the contacts that were followed; none before the first.
@@ -35,29 +35,29 @@ impl Roster {
     #[must_use]
     pub fn new(me: NodeId, first: BTreeSet<NodeId>) -> Self {
         let (roles, up, banned) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Self { me, first, roles, up, index: None, banned }
+        Self { own: me, initial_controllers: first, roles, up, index: None, banned }
     }
 
     /// Whether these are the contacts that were followed last.
     #[must_use]
-    pub fn follows(&self, index: u64) -> bool {
+    pub fn has_applied(&self, index: u64) -> bool {
         self.index == Some(index)
     }
 
     /// Follows what was agreed on members, if it is something else than before.
-    pub fn follow(&mut self, contacts: &Contacts) -> Option<RosterChange> {
+    pub fn apply_contacts(&mut self, contacts: &Contacts) -> Option<RosterChange> {
         if self.index.replace(contacts.index) == Some(contacts.index) {
             return None;
         }
         let roles: BTreeMap<_, _> =
             contacts.members.iter().map(|(node, (role, _))| (*node, *role)).collect();
         let before = std::mem::replace(&mut self.roles, roles);
-        let is_gone = |node: &NodeId| *node != self.me && !self.roles.contains_key(node);
+        let is_gone = |node: &NodeId| *node != self.own && !self.roles.contains_key(node);
         let gone = before.into_keys().filter(is_gone).collect();
-        let others = contacts.banned.iter().copied().filter(|node| *node != self.me);
+        let others = contacts.banned.iter().copied().filter(|node| *node != self.own);
         let new: Vec<NodeId> = others.filter(|node| !self.banned.contains(node)).collect();
         if mutant::is(Mutant::M41WorkersIgnoreBans)
-            && self.roles.get(&self.me) == Some(&Role::Worker)
+            && self.roles.get(&self.own) == Some(&Role::Worker)
         {
             return Some(RosterChange { gone, banned: Vec::new() });
         }
@@ -67,7 +67,7 @@ impl Roster {
 
     /// Where controllers are was remembered for these.
     pub fn remember(&mut self, controllers: impl IntoIterator<Item = NodeId>) {
-        self.first = controllers.into_iter().collect();
+        self.initial_controllers = controllers.into_iter().collect();
     }
 
     /// A node is connected.
@@ -89,7 +89,7 @@ impl Roster {
     /// The role in which a node is known; that of a worker if it is not.
     #[must_use]
     pub fn role(&self, node: NodeId) -> Role {
-        let first = self.first.contains(&node).then_some(Role::Controller);
+        let first = self.initial_controllers.contains(&node).then_some(Role::Controller);
         self.roles.get(&node).copied().or(first).unwrap_or(Role::Worker)
     }
 
@@ -101,17 +101,17 @@ impl Roster {
 
     /// Whether a controller is connected.
     #[must_use]
-    pub fn hears_controller(&self) -> bool {
-        self.first.iter().any(|node| self.is_up(*node))
+    pub fn is_controller_connected(&self) -> bool {
+        self.initial_controllers.iter().any(|node| self.is_up(*node))
     }
 
     /// Nodes that may have a text or a piece: connected nodes first, and among these controllers first.
     #[must_use]
     pub fn holders(&self, contacts: &Contacts) -> Vec<NodeId> {
         let known = contacts.members.iter().map(|(node, (role, _))| (*node, *role));
-        let first = self.first.iter().map(|node| (*node, Role::Controller));
+        let first = self.initial_controllers.iter().map(|node| (*node, Role::Controller));
         let all: BTreeMap<NodeId, Role> = first.chain(known).collect();
-        let mut holders: Vec<_> = all.into_iter().filter(|(node, _)| *node != self.me).collect();
+        let mut holders: Vec<_> = all.into_iter().filter(|(node, _)| *node != self.own).collect();
         holders.sort_by_key(|(node, role)| (!self.is_up(*node), *role == Role::Worker, *node));
         holders.into_iter().map(|(node, _)| node).collect()
     }
@@ -124,7 +124,7 @@ impl Roster {
             let members = contacts.members.iter().filter(move |(_, (role, _))| *role == wanted);
             let nodes = members.map(|(node, _)| *node);
             let mut nodes: Vec<_> =
-                nodes.filter(|node| *node != self.me && self.is_up(*node)).collect();
+                nodes.filter(|node| *node != self.own && self.is_up(*node)).collect();
             if !nodes.is_empty() {
                 let first = layer.index() % nodes.len();
                 nodes.rotate_left(first);
@@ -152,17 +152,21 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_is_forgotten_and_who_is_banned_is_banned_once() {
+    fn a_member_that_goes_is_forgotten_and_one_banned_is_banned_once() {
         use Role::{Controller, Worker};
         let mut roster = Roster::new(NodeId(3), [NodeId(1)].into());
         let before = contacts(5, &[(1, Controller), (3, Worker), (4, Worker)], &[]);
-        assert_eq!(roster.follow(&before), Some(RosterChange::default()));
-        assert_eq!(roster.follow(&before), None);
+        assert_eq!(roster.apply_contacts(&before), Some(RosterChange::default()));
+        assert_eq!(roster.apply_contacts(&before), None);
         let after = contacts(6, &[(1, Controller), (3, Worker)], &[4]);
         let change = RosterChange { gone: vec![NodeId(4)], banned: vec![NodeId(4)] };
-        assert_eq!(roster.follow(&after), Some(change));
+        assert_eq!(roster.apply_contacts(&after), Some(change));
         let later = contacts(7, &[(1, Controller), (3, Worker), (5, Worker)], &[4, 3]);
-        assert_eq!(roster.follow(&later), Some(RosterChange::default()), "and never itself");
+        assert_eq!(
+            roster.apply_contacts(&later),
+            Some(RosterChange::default()),
+            "and never itself"
+        );
     }
 
     #[test]
@@ -171,13 +175,13 @@ mod tests {
         let mut roster = Roster::new(NodeId(3), [NodeId(1)].into());
         let members = [(1, Controller), (2, Controller), (3, Worker), (4, Worker), (5, Worker)];
         let contacts = contacts(5, &members, &[]);
-        roster.follow(&contacts);
+        roster.apply_contacts(&contacts);
         [1, 2, 5].map(NodeId).iter().for_each(|node| roster.note_up(*node));
         let keepers = |layer| roster.keepers(&contacts, LayerId(layer));
         assert_eq!(keepers(0), [1, 2, 5].map(NodeId));
         assert_eq!(keepers(1), [2, 1, 5].map(NodeId));
         assert_eq!(roster.holders(&contacts), [1, 2, 5, 4].map(NodeId));
-        assert_eq!((roster.workers_up(), roster.hears_controller()), (1, true));
+        assert_eq!((roster.workers_up(), roster.is_controller_connected()), (1, true));
         assert_eq!((roster.role(NodeId(2)), roster.role(NodeId(9))), (Controller, Worker));
     }
 }

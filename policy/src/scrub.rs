@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use zbelastic_checkpoint::{CHUNK_BYTES, PieceName, PieceRecord, Store};
+use zbelastic_checkpoint::{CHUNK_BYTES, CheckpointStore, PieceName, PieceRecord};
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_types::Digest;
 
@@ -11,7 +11,7 @@ use crate::data::DataName;
 use crate::piece::PieceRef;
 
 /// Texts and weights as they lie on a node's disk, each under the hash that its bytes should have.
-pub trait DataFolder {
+pub trait DataFileAccess {
     /// One of them, opened. What takes its place meanwhile changes nothing about it.
     type File;
 
@@ -27,102 +27,102 @@ pub trait DataFolder {
 
 /// Something that is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rotten {
+pub enum CorruptItem {
     /// A piece of a checkpoint.
     Piece {
         /// The damaged piece.
         piece: PieceRef,
         /// Error that reading its chunk returned, as text.
-        why: String,
+        reason: String,
     },
     /// A text, or weights: as long as this, and of another hash.
     Data(DataName),
 }
 
 /// Something that is to be read.
-enum Unit {
+enum ScrubItem {
     Piece(PieceName),
     Data(Digest),
 }
 
 /// What is being read.
-enum Reading<F> {
+enum ScrubRead<F> {
     Piece { name: PieceName, record: PieceRecord, next: usize },
     Data { name: DataName, file: F, at: u64, hasher: Box<blake3::Hasher> },
 }
 
 /// Passes over all that a node holds, a chunk at a time.
-pub struct Scrubber<D: DataFolder> {
+pub struct Scrubber<D: DataFileAccess> {
     data: D,
-    units: VecDeque<Unit>,
-    reading: Option<Reading<D::File>>,
+    items: VecDeque<ScrubItem>,
+    reading: Option<ScrubRead<D::File>>,
     /// How many units of the first pass come last: a machine that is there for an hour begins elsewhere each time.
     turned: u64,
 }
 
-impl<D: DataFolder> Scrubber<D> {
+impl<D: DataFileAccess> Scrubber<D> {
     /// One whose first pass begins behind so many units, or as many less as there are.
     #[must_use]
     pub const fn new(data: D, turned: u64) -> Self {
-        Self { data, units: VecDeque::new(), reading: None, turned }
+        Self { data, items: VecDeque::new(), reading: None, turned }
     }
 
     /// Whether no pass is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.units.is_empty() && self.reading.is_none()
+        self.items.is_empty() && self.reading.is_none()
     }
 
     /// Reads the next chunk. Yields what is damaged.
-    pub fn step(&mut self, store: &impl Store) -> Option<Rotten> {
+    pub fn step(&mut self, store: &impl CheckpointStore) -> Option<CorruptItem> {
         if self.reading.is_none() {
             self.reading = self.next(store);
         }
         let rotten = match self.reading.take()? {
-            Reading::Piece { name, record, next } => self.read_piece(store, (name, record), next),
-            Reading::Data { name, file, at, hasher } => self.read_data((name, file), at, hasher),
+            ScrubRead::Piece { name, record, next } => self.read_piece(store, (name, record), next),
+            ScrubRead::Data { name, file, at, hasher } => self.read_data((name, file), at, hasher),
         };
         rotten.filter(|_| !mutant::is(Mutant::M33ScrubIsSilent))
     }
 
-    fn next(&mut self, store: &impl Store) -> Option<Reading<D::File>> {
-        if self.units.is_empty() {
+    fn next(&mut self, store: &impl CheckpointStore) -> Option<ScrubRead<D::File>> {
+        if self.items.is_empty() {
             let names = store.names().ok()?;
-            self.units = names.into_iter().map(Unit::Piece).collect();
-            self.units.extend(self.data.list().into_iter().map(Unit::Data));
-            let count = self.units.len().max(1) as u64;
-            self.units.rotate_left((std::mem::take(&mut self.turned) % count) as usize);
+            self.items = names.into_iter().map(ScrubItem::Piece).collect();
+            self.items.extend(self.data.list().into_iter().map(ScrubItem::Data));
+            let count = self.items.len().max(1) as u64;
+            self.items.rotate_left((std::mem::take(&mut self.turned) % count) as usize);
         }
-        match self.units.pop_front()? {
-            Unit::Piece(name) => {
+        match self.items.pop_front()? {
+            ScrubItem::Piece(name) => {
                 let record = store.record(name).ok()??;
-                Some(Reading::Piece { name, record, next: 0 })
+                Some(ScrubRead::Piece { name, record, next: 0 })
             }
-            Unit::Data(hash) => {
+            ScrubItem::Data(hash) => {
                 let (file, length) = self.data.open(hash)?;
                 let name = DataName { hash, length };
-                Some(Reading::Data { name, file, at: 0, hasher: Box::default() })
+                Some(ScrubRead::Data { name, file, at: 0, hasher: Box::default() })
             }
         }
     }
 
     fn read_piece(
         &mut self,
-        store: &impl Store,
+        store: &impl CheckpointStore,
         (name, record): (PieceName, PieceRecord),
         next: usize,
-    ) -> Option<Rotten> {
+    ) -> Option<CorruptItem> {
         let hash = *record.chunks.get(next)?;
         match store.chunk(hash) {
             Ok(_) => {
-                self.reading = Some(Reading::Piece { name, record, next: next + 1 });
+                self.reading = Some(ScrubRead::Piece { name, record, next: next + 1 });
                 None
             }
             // What was removed meanwhile is missed by nobody.
             Err(_) if matches!(store.record(name), Ok(None)) => None,
             Err(error) => {
                 let piece = PieceRef::of(name, record.length);
-                Some(Rotten::Piece { piece, why: error.to_string() })
+                Some(CorruptItem::Piece { piece, reason: error.to_string() })
             }
         }
     }
@@ -132,16 +132,16 @@ impl<D: DataFolder> Scrubber<D> {
         (name, file): (DataName, D::File),
         at: u64,
         mut hasher: Box<blake3::Hasher>,
-    ) -> Option<Rotten> {
+    ) -> Option<CorruptItem> {
         let mut bytes = vec![0; (name.length - at).min(CHUNK_BYTES as u64) as usize];
         let is_read = D::read_at(&file, at, &mut bytes);
         hasher.update(&bytes);
         let at = at + bytes.len() as u64;
         if is_read && at < name.length {
-            self.reading = Some(Reading::Data { name, file, at, hasher });
+            self.reading = Some(ScrubRead::Data { name, file, at, hasher });
             return None;
         }
         let is_sound = is_read && hasher.finalize().as_bytes() == &name.hash.0;
-        (!is_sound).then_some(Rotten::Data(name))
+        (!is_sound).then_some(CorruptItem::Data(name))
     }
 }

@@ -9,7 +9,7 @@ pub const ASIDE_MAX: u32 = 3;
 
 /// What is wrong with a store that was to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpeningFault {
+pub enum StoreOpeningFault {
     /// What is there cannot be read, and will not be by trying again.
     Damage,
     /// The store could not be opened for another reason.
@@ -20,7 +20,7 @@ pub enum OpeningFault {
 
 /// What a node does about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpeningNext {
+pub enum StoreOpeningAction {
     /// What is there is put aside under this number, and another store is begun.
     BeginAnew {
         /// From 1 to [`ASIDE_MAX`].
@@ -35,17 +35,19 @@ pub enum OpeningNext {
 /// Decides. A store in the data folder (`is_own`) must be there; one that a job named may lie on a disk that
 /// is gone, and the node is of use without. `is_taken` returns whether a store put aside has this number.
 pub fn after_fault(
-    fault: OpeningFault,
+    fault: StoreOpeningFault,
     is_own: bool,
     is_taken: impl Fn(u32) -> bool,
-) -> OpeningNext {
+) -> StoreOpeningAction {
     match fault {
-        OpeningFault::Damage if mutant::is(Mutant::M35DamagedIndexRefuses) => OpeningNext::Refuse,
-        OpeningFault::Damage => (1..=ASIDE_MAX)
+        StoreOpeningFault::Damage if mutant::is(Mutant::M35DamagedIndexRefuses) => {
+            StoreOpeningAction::Refuse
+        }
+        StoreOpeningFault::Damage => (1..=ASIDE_MAX)
             .find(|number| !is_taken(*number))
-            .map_or(OpeningNext::Refuse, |aside| OpeningNext::BeginAnew { aside }),
-        OpeningFault::Store if is_own => OpeningNext::Refuse,
-        OpeningFault::Store | OpeningFault::Place => OpeningNext::GoWithout,
+            .map_or(StoreOpeningAction::Refuse, |aside| StoreOpeningAction::BeginAnew { aside }),
+        StoreOpeningFault::Store if is_own => StoreOpeningAction::Refuse,
+        StoreOpeningFault::Store | StoreOpeningFault::Place => StoreOpeningAction::GoWithout,
     }
 }
 
@@ -58,11 +60,11 @@ mod tests {
         let check = |fault, is_own, taken: u32, expected| {
             assert_eq!(after_fault(fault, is_own, |number| number <= taken), expected);
         };
-        check(OpeningFault::Damage, true, 0, OpeningNext::BeginAnew { aside: 1 });
-        check(OpeningFault::Damage, false, 2, OpeningNext::BeginAnew { aside: 3 });
-        check(OpeningFault::Damage, true, ASIDE_MAX, OpeningNext::Refuse);
-        check(OpeningFault::Store, true, 0, OpeningNext::Refuse);
-        check(OpeningFault::Store, false, 0, OpeningNext::GoWithout);
-        check(OpeningFault::Place, true, 0, OpeningNext::GoWithout);
+        check(StoreOpeningFault::Damage, true, 0, StoreOpeningAction::BeginAnew { aside: 1 });
+        check(StoreOpeningFault::Damage, false, 2, StoreOpeningAction::BeginAnew { aside: 3 });
+        check(StoreOpeningFault::Damage, true, ASIDE_MAX, StoreOpeningAction::Refuse);
+        check(StoreOpeningFault::Store, true, 0, StoreOpeningAction::Refuse);
+        check(StoreOpeningFault::Store, false, 0, StoreOpeningAction::GoWithout);
+        check(StoreOpeningFault::Place, true, 0, StoreOpeningAction::GoWithout);
     }
 }

@@ -41,13 +41,13 @@ const ACCUSERS_MIN: usize = 2;
 /// Workers that reported another process with this node's identity. A controller is believed; workers are
 /// if more than half of those that are connected report it, and no fewer than two.
 #[derive(Debug, Default)]
-pub struct Accusers {
+pub struct DuplicateIdentityReports {
     workers: BTreeSet<NodeId>,
 }
 
-impl Accusers {
+impl DuplicateIdentityReports {
     /// Counts the report of a peer while so many workers are connected. Returns whether it is believed.
-    pub fn note(&mut self, node: NodeId, role: PeerRole, workers: usize) -> bool {
+    pub fn record(&mut self, node: NodeId, role: PeerRole, workers: usize) -> bool {
         if role == PeerRole::Controller || mutant::is(Mutant::M36AnyCloseEnds) {
             return true;
         }
@@ -58,7 +58,7 @@ impl Accusers {
 
 /// What a message of a member requests or reports, as far as not every member may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum MemberClaim {
     /// What nobody refers to is to be removed.
     Collect,
     /// Somebody reads layers of a checkpoint.
@@ -78,7 +78,7 @@ pub enum Claim {
 
 /// What a node knows that claims are held against.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
+pub struct ClaimContext<'a> {
     /// What this node is for.
     pub own: PeerRole,
     /// The plan in force.
@@ -120,29 +120,29 @@ pub enum ClaimRefusal {
 /// If it does not count.
 pub fn check_claim(
     (node, role): (NodeId, PeerRole),
-    claim: Claim,
-    known: Known<'_>,
+    claim: MemberClaim,
+    known: ClaimContext<'_>,
 ) -> Result<(), ClaimRefusal> {
     let is_controller = role == PeerRole::Controller;
     match claim {
-        Claim::Collect | Claim::Exporting if is_controller => Ok(()),
-        Claim::Collect | Claim::Exporting => Err(ClaimRefusal::Role { found: role }),
-        Claim::StageReport { generation, stage } => {
+        MemberClaim::Collect | MemberClaim::Exporting if is_controller => Ok(()),
+        MemberClaim::Collect | MemberClaim::Exporting => Err(ClaimRefusal::Role { found: role }),
+        MemberClaim::StageReport { generation, stage } => {
             let stands_at = known.plan.is_some_and(|plan| {
                 let holder = plan.stages.get(stage.index());
                 plan.generation == generation && holder.is_some_and(|at| at.node == node)
             });
             if stands_at { Ok(()) } else { Err(ClaimRefusal::Stage { generation, stage }) }
         }
-        Claim::HeldOut => {
+        MemberClaim::HeldOut => {
             let has_head = known.plan.is_some_and(|plan| plan.has_head(node));
             let is_believed = mutant::is(Mutant::M39LossOfAnybody);
             if has_head || known.had_head || is_believed { Ok(()) } else { Err(ClaimRefusal::Head) }
         }
         // A controller hands on what was uploaded to it; a worker's job is known to it.
-        Claim::KeepData(_) if is_controller && known.own == PeerRole::Controller => Ok(()),
-        Claim::KeepData(name) if known.job_data.contains(&name) => Ok(()),
-        Claim::KeepData(_) => Err(ClaimRefusal::NotOfJob),
+        MemberClaim::KeepData(_) if is_controller && known.own == PeerRole::Controller => Ok(()),
+        MemberClaim::KeepData(name) if known.job_data.contains(&name) => Ok(()),
+        MemberClaim::KeepData(_) => Err(ClaimRefusal::NotOfJob),
     }
 }
 
@@ -155,13 +155,16 @@ mod tests {
 
     #[test]
     fn one_worker_alone_cannot_say_that_an_identity_is_taken() {
-        let mut accusers = Accusers::default();
-        assert!(!accusers.note(NodeId(4), PeerRole::Worker, 4));
-        assert!(!accusers.note(NodeId(4), PeerRole::Worker, 4), "however often");
-        assert!(!accusers.note(NodeId(5), PeerRole::Worker, 4));
-        assert!(accusers.note(NodeId(6), PeerRole::Worker, 4), "most of them");
-        assert!(Accusers::default().note(NodeId(1), PeerRole::Controller, 4));
-        assert!(!Accusers::default().note(NodeId(4), PeerRole::Worker, 1), "nobody else is there");
+        let mut accusers = DuplicateIdentityReports::default();
+        assert!(!accusers.record(NodeId(4), PeerRole::Worker, 4));
+        assert!(!accusers.record(NodeId(4), PeerRole::Worker, 4), "however often");
+        assert!(!accusers.record(NodeId(5), PeerRole::Worker, 4));
+        assert!(accusers.record(NodeId(6), PeerRole::Worker, 4), "most of them");
+        assert!(DuplicateIdentityReports::default().record(NodeId(1), PeerRole::Controller, 4));
+        assert!(
+            !DuplicateIdentityReports::default().record(NodeId(4), PeerRole::Worker, 1),
+            "nobody else is there"
+        );
     }
 
     #[test]
@@ -194,20 +197,24 @@ mod tests {
         let name = DataName { hash: Digest([7; 32]), length: 7 };
         let (worker, controller) =
             ((NodeId(4), PeerRole::Worker), (NodeId(1), PeerRole::Controller));
-        let none = Known { own: PeerRole::Worker, plan: None, had_head: false, job_data: &[] };
-        let of_job = Known { job_data: &[name], ..none };
-        let at_controller = Known { own: PeerRole::Controller, ..none };
+        let none =
+            ClaimContext { own: PeerRole::Worker, plan: None, had_head: false, job_data: &[] };
+        let of_job = ClaimContext { job_data: &[name], ..none };
+        let at_controller = ClaimContext { own: PeerRole::Controller, ..none };
         let role = Err(ClaimRefusal::Role { found: PeerRole::Worker });
-        assert_eq!(check_claim(worker, Claim::Collect, none), role);
-        assert_eq!(check_claim(controller, Claim::Collect, none), Ok(()));
-        assert_eq!(check_claim(worker, Claim::Exporting, none), role);
-        assert_eq!(check_claim(worker, Claim::HeldOut, none), Err(ClaimRefusal::Head));
-        assert_eq!(check_claim(worker, Claim::HeldOut, Known { had_head: true, ..none }), Ok(()));
+        assert_eq!(check_claim(worker, MemberClaim::Collect, none), role);
+        assert_eq!(check_claim(controller, MemberClaim::Collect, none), Ok(()));
+        assert_eq!(check_claim(worker, MemberClaim::Exporting, none), role);
+        assert_eq!(check_claim(worker, MemberClaim::HeldOut, none), Err(ClaimRefusal::Head));
+        assert_eq!(
+            check_claim(worker, MemberClaim::HeldOut, ClaimContext { had_head: true, ..none }),
+            Ok(())
+        );
         let (generation, stage) = (Generation(1), StageIndex(0));
-        let report = Claim::StageReport { generation, stage };
+        let report = MemberClaim::StageReport { generation, stage };
         let refused = Err(ClaimRefusal::Stage { generation, stage });
         assert_eq!(check_claim(worker, report, none), refused);
-        let keep = Claim::KeepData(name);
+        let keep = MemberClaim::KeepData(name);
         assert_eq!(check_claim(worker, keep, of_job), Ok(()));
         assert_eq!(check_claim(worker, keep, at_controller), Err(ClaimRefusal::NotOfJob));
         assert_eq!(check_claim(controller, keep, at_controller), Ok(()));

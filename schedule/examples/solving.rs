@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use zbelastic_schedule::{
-    ChunkCosts, LowerOptions, Placement, Problem, StageCosts, Window, check, lower, solve,
+    ChunkCosts, LowerOptions, Placement, ScheduleProblem, StageCosts, Window, check, lower, solve,
 };
 
 fn stage(f: f64, b: f64, w: f64, limit: f64) -> StageCosts {
@@ -19,7 +19,7 @@ fn stage(f: f64, b: f64, w: f64, limit: f64) -> StageCosts {
 fn one(placement: Placement, m: u32, limit: f64) {
     let stages = vec![stage(10.0, 11.0, 8.0, limit); placement.stage_count() as usize];
     let (p, shape) = (placement.stage_count(), placement.shape());
-    let problem = Problem::of_stages(placement, &stages, 0.5, m);
+    let problem = ScheduleProblem::of_stages(placement, &stages, 0.5, m);
     let mut best = f64::INFINITY;
     let mut gap = 0.0;
     for _ in 0..3 {
@@ -58,9 +58,9 @@ fn many(name: &str, placement: fn(u32) -> Placement, count: u32) {
             )
         };
         let stages: Vec<_> = (0..p).map(stage).collect();
-        Problem::of_stages(placement(p), &stages, draw(row * 3), m)
+        ScheduleProblem::of_stages(placement(p), &stages, draw(row * 3), m)
     };
-    let problems: Vec<Problem> = (0..count).map(problem).collect();
+    let problems: Vec<ScheduleProblem> = (0..count).map(problem).collect();
     let began = Instant::now();
     let gaps: Vec<f64> =
         problems.iter().map(|problem| solve(problem).expect("legal").gap()).collect();

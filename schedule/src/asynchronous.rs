@@ -25,10 +25,13 @@ mod violation;
 pub use check::check_async;
 pub use generate::{AsyncGenerateError, AsyncRequest, generate_async};
 pub use kind::{AsyncKind, UnknownAsyncKind};
-pub use memory::{AsyncPeak, peak_memory_async};
-pub use op::{AsyncOp, AsyncOpParseError, Dynamic, DynamicRule, Prediction, Shift, Version};
+pub use memory::{AsyncPeakMemory, peak_memory_async};
+pub use op::{
+    AsyncOp, AsyncOpParseError, DynamicOptions, DynamicRule, VersionShift, WeightPrediction,
+    WeightVersion,
+};
 pub use program::{ASYNC_PASS_COUNT_MAX, AsyncProgram, AsyncProgramParseError};
-pub use region::{Arrived, Region};
-pub use simulate::{AsyncSimulation, Steady, simulate_async};
+pub use region::{ArrivedOperands, DynamicRegion};
+pub use simulate::{AsyncSimulation, SteadyPipeline, simulate_async};
 pub use variant::AsyncVariant;
 pub use violation::AsyncViolation;

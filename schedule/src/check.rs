@@ -1,7 +1,7 @@
 //! Proves that a program is legal: a checked program can be run, in any order of messages, to its
 //! end, and adds up gradients to the same bits as a serial run.
 //!
-//! Each rule is one function and one [`Violation`]. A rule trusts nothing that another rule
+//! Each rule is one function and one [`ScheduleViolation`]. A rule trusts nothing that another rule
 //! establishes, except the size and the number of lists, which are looked at first. The rules do
 //! not look at times or amounts of memory: a legal program may be slow or large.
 
@@ -13,7 +13,7 @@ mod transfers;
 mod updates;
 mod violation;
 
-pub use violation::Violation;
+pub use violation::ScheduleViolation;
 
 use zbelastic_types::StageIndex;
 
@@ -27,14 +27,14 @@ pub const VIOLATION_COUNT_MAX: usize = 1000;
 
 /// What the rules found, up to [`VIOLATION_COUNT_MAX`].
 #[derive(Default)]
-pub(crate) struct Findings(Vec<Violation>);
+pub(crate) struct ViolationList(Vec<ScheduleViolation>);
 
-impl Findings {
-    pub(crate) fn into_violations(self) -> Vec<Violation> {
+impl ViolationList {
+    pub(crate) fn into_violations(self) -> Vec<ScheduleViolation> {
         self.0
     }
 
-    fn add(&mut self, violation: Violation) {
+    fn add(&mut self, violation: ScheduleViolation) {
         if self.0.len() < VIOLATION_COUNT_MAX {
             self.0.push(violation);
         }
@@ -45,8 +45,8 @@ impl Findings {
 ///
 /// # Errors
 /// The violations, rule by rule and stage by stage, [`VIOLATION_COUNT_MAX`] at most.
-pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
-    let mut findings = Findings::default();
+pub fn check(program: &Program) -> Result<(), Vec<ScheduleViolation>> {
+    let mut findings = ViolationList::default();
     pass_count(program, &mut findings);
     list_count(program, &mut findings);
     passes::microbatch_count(program, &mut findings);
@@ -75,10 +75,10 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
             memory::drop_place,
             memory::recompute_place,
             memory::recompute_count,
-            memory::away,
-            memory::left_away,
+            memory::computes_offloaded,
+            memory::never_reloaded,
             memory::sliced_memory,
-            stuck,
+            deadlock,
             slices::slice_range,
             slices::forward_slices,
             slices::backward_slices,
@@ -92,7 +92,7 @@ pub fn check(program: &Program) -> Result<(), Vec<Violation>> {
 
 /// The rules that do not speak of a step: what an asynchronous program keeps as well, without its
 /// versions.
-pub(crate) fn plain_rules(program: &Program, findings: &mut Findings) {
+pub(crate) fn plain_rules(program: &Program, findings: &mut ViolationList) {
     let rules = [
         passes::foreign_chunk,
         passes::microbatch_range,
@@ -102,7 +102,7 @@ pub(crate) fn plain_rules(program: &Program, findings: &mut Findings) {
         transfers::result_kept,
         transfers::operand_count,
         transfers::stray_transfer,
-        stuck,
+        deadlock,
         slices::slice_range,
     ];
     for rule in rules {
@@ -110,25 +110,25 @@ pub(crate) fn plain_rules(program: &Program, findings: &mut Findings) {
     }
 }
 
-fn pass_count(program: &Program, findings: &mut Findings) {
+fn pass_count(program: &Program, findings: &mut ViolationList) {
     let found = program.pass_count();
     if found > PASS_COUNT_MAX {
-        findings.add(Violation::PassCount { found });
+        findings.add(ScheduleViolation::PassCount { found });
     }
 }
 
-fn list_count(program: &Program, findings: &mut Findings) {
+fn list_count(program: &Program, findings: &mut ViolationList) {
     let (expected, found) = (program.placement.stage_count(), program.stages.len());
     if found != expected as usize {
-        findings.add(Violation::ListCount { expected, found });
+        findings.add(ScheduleViolation::ListCount { expected, found });
     }
 }
 
 /// One step is enough: between steps a stage waits only for reports, which every stage sends
 /// before it can wait for anything of the step after.
-fn stuck(program: &Program, findings: &mut Findings) {
+fn deadlock(program: &Program, findings: &mut ViolationList) {
     if let Err(stuck) = walk(program, 1, |_, _, _| {}) {
-        findings.add(Violation::Stuck(stuck));
+        findings.add(ScheduleViolation::Deadlock(stuck));
     }
 }
 
@@ -141,13 +141,13 @@ fn ops_of(program: &Program) -> impl Iterator<Item = (StageIndex, Op)> + '_ {
 mod tests {
     use zbelastic_types::StageIndex;
 
-    use super::{VIOLATION_COUNT_MAX, Violation, check};
+    use super::{ScheduleViolation, VIOLATION_COUNT_MAX, check};
     use crate::generate::{GenerateError, PipelineSize, generate_sized};
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
     use crate::op::Op;
     use crate::program::{PASS_COUNT_MAX, Program, Window};
-    use crate::walk::{Stuck, StuckAt};
+    use crate::walk::{Deadlock, DeadlockedStage};
 
     /// Split backward, window one, early weights.
     pub(super) const SPLIT: &str = "program zb-h1 line stages 2 chunks 2 microbatches 2 window 1
@@ -210,7 +210,7 @@ mod tests {
     }
 
     /// `text` is legal, and breaks the rule `violation` when `right` in it becomes `wrong`.
-    pub(super) fn find(text: &str, right: &str, wrong: &str, violation: Violation) {
+    pub(super) fn find(text: &str, right: &str, wrong: &str, violation: ScheduleViolation) {
         legal(text);
         assert_eq!(text.matches(right).count(), 1, "`{right}` says where");
         let broken = text.replace(right, wrong);
@@ -259,9 +259,15 @@ mod tests {
         let mut program: Program = COMPUTE_ONLY.parse().expect("the text is a program");
         assert_eq!(check(&program), Ok(()));
         program.stages.push(Vec::new());
-        assert_eq!(check(&program), Err(vec![Violation::ListCount { expected: 2, found: 3 }]));
+        assert_eq!(
+            check(&program),
+            Err(vec![ScheduleViolation::ListCount { expected: 2, found: 3 }])
+        );
         program.stages.truncate(1);
-        assert_eq!(check(&program), Err(vec![Violation::ListCount { expected: 2, found: 1 }]));
+        assert_eq!(
+            check(&program),
+            Err(vec![ScheduleViolation::ListCount { expected: 2, found: 1 }])
+        );
     }
 
     #[test]
@@ -270,7 +276,7 @@ mod tests {
         let most = u32::try_from(PASS_COUNT_MAX / 2).expect("the limit fits");
         program.microbatch_count = most + 1;
         let found = PASS_COUNT_MAX + 2;
-        assert_eq!(check(&program), Err(vec![Violation::PassCount { found }]));
+        assert_eq!(check(&program), Err(vec![ScheduleViolation::PassCount { found }]));
         program.microbatch_count = most;
         let found = check(&program).expect_err("most passes are missing");
         assert_eq!(found.len(), VIOLATION_COUNT_MAX);
@@ -278,12 +284,12 @@ mod tests {
 
     #[test]
     fn stages_that_wait_for_each_other_are_shown() {
-        let places = [(0, "0BW0"), (1, "1F1")].map(|(stage, waits_at)| StuckAt {
+        let places = [(0, "0BW0"), (1, "1F1")].map(|(stage, waits_at)| DeadlockedStage {
             stage: StageIndex(stage),
             step: 0,
             op: Some(op(waits_at)),
         });
-        let stuck = Violation::Stuck(Stuck { places: places.to_vec() });
+        let stuck = ScheduleViolation::Deadlock(Deadlock { places: places.to_vec() });
         let text = "the program stops: stage 0 waits at 0BW0 in step 0, \
                     stage 1 waits at 1F1 in step 0";
         assert_eq!(stuck.to_string(), text);
@@ -293,10 +299,12 @@ mod tests {
 
     #[test]
     fn a_message_that_never_comes_is_shown() {
-        let at = |stage, op| StuckAt { stage: StageIndex(stage), step: 0, op };
-        let places =
-            vec![StuckAt { step: 0, ..at(0, Some(op("0RECV_B0"))) }, at(1, Some(op("1RECV_B0")))];
-        let stuck = Violation::Stuck(Stuck { places });
+        let at = |stage, op| DeadlockedStage { stage: StageIndex(stage), step: 0, op };
+        let places = vec![
+            DeadlockedStage { step: 0, ..at(0, Some(op("0RECV_B0"))) },
+            at(1, Some(op("1RECV_B0"))),
+        ];
+        let stuck = ScheduleViolation::Deadlock(Deadlock { places });
         find(FUSED, "1RECV_F0 1F0", "1RECV_F0 1F0 1RECV_B0", stuck);
     }
 }

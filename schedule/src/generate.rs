@@ -27,7 +27,7 @@ use crate::kind::ScheduleKind;
 use crate::op::{Compute, Op, Pass};
 use crate::placement::Placement;
 use crate::program::Program;
-use crate::solve::{ChunkCosts, Problem, StageCosts, solve};
+use crate::solve::{ChunkCosts, ScheduleProblem, StageCosts, solve};
 
 /// The program of `kind` over `stage_count` stages and `microbatch_count` microbatches, with as many
 /// chunks as the schedule has by default; without transfers and updates
@@ -104,7 +104,8 @@ fn auto(size: PipelineSize) -> Vec<Vec<Op>> {
     let chunks =
         ChunkCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 1.0, after_input_gradient: 1.0 };
     let stages = vec![StageCosts { chunks, limit: f64::from(stage_count) }; stage_count as usize];
-    let problem = Problem::of_stages(Placement::line(stage_count), &stages, 0.0, microbatch_count);
+    let problem =
+        ScheduleProblem::of_stages(Placement::line(stage_count), &stages, 0.0, microbatch_count);
     solve(&problem).expect("a stage's memory holds a microbatch").program.stages
 }
 

@@ -324,7 +324,7 @@ impl fmt::Display for ScheduleKind {
 /// A name that is no schedule's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown schedule `{found}`; expected one of {}", known_names())]
-pub struct UnknownKind {
+pub struct UnknownScheduleKind {
     /// The name as found.
     pub found: String,
 }
@@ -334,10 +334,10 @@ fn known_names() -> String {
 }
 
 impl FromStr for ScheduleKind {
-    type Err = UnknownKind;
+    type Err = UnknownScheduleKind;
 
-    fn from_str(name: &str) -> Result<Self, UnknownKind> {
+    fn from_str(name: &str) -> Result<Self, UnknownScheduleKind> {
         let kind = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        kind.ok_or_else(|| UnknownKind { found: name.to_owned() })
+        kind.ok_or_else(|| UnknownScheduleKind { found: name.to_owned() })
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use zbelastic_types::ChunkIndex;
 
 use crate::boundary::{receive_before, transfer_after};
-use crate::op::{Compute, Op, Reduction, Update};
+use crate::op::{Compute, Op, Reduction, UpdateOp};
 use crate::placement::Placement;
 use crate::program::{Program, Window};
 
@@ -106,7 +106,7 @@ pub(crate) fn exchange_of(placement: &Placement, chunk: ChunkIndex) -> [Option<O
 }
 
 fn with_updates(ops: &[Op], window: Window) -> Vec<Op> {
-    let update = |update: &Update| Op::Update(*update);
+    let update = |update: &UpdateOp| Op::Update(*update);
     let at = match window {
         Window::Zero => ops.len(),
         Window::One => ops.iter().position(|op| op.accumulates()).unwrap_or(ops.len()),
@@ -118,18 +118,18 @@ fn with_updates(ops: &[Op], window: Window) -> Vec<Op> {
 }
 
 /// The updates before the first accumulating operation.
-pub(crate) const fn opening(window: Window) -> &'static [Update] {
+pub(crate) const fn opening(window: Window) -> &'static [UpdateOp] {
     match window {
         Window::Zero => &[],
-        Window::One => &[Update::GatePrevious, Update::Commit],
+        Window::One => &[UpdateOp::GatePrevious, UpdateOp::Commit],
     }
 }
 
 /// The updates that end a step.
-pub(crate) const fn closing(window: Window) -> &'static [Update] {
+pub(crate) const fn closing(window: Window) -> &'static [UpdateOp] {
     match window {
-        Window::Zero => &[Update::Report, Update::GateThis, Update::Step, Update::Commit],
-        Window::One => &[Update::Report, Update::Step],
+        Window::Zero => &[UpdateOp::Report, UpdateOp::GateThis, UpdateOp::Step, UpdateOp::Commit],
+        Window::One => &[UpdateOp::Report, UpdateOp::Step],
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
 
     /// The middle stage of three holds both replicas of the middle chunk.
     #[test]
-    fn replicas_tell_each_other_their_gradients_and_add_them() {
+    fn replicas_exchange_their_gradients_and_add_them() {
         let program = generate(ScheduleKind::Gems, 3, 2).expect("the size is legal");
         let options = LowerOptions { window: Window::Zero, early_head_weights: true };
         let lowered = lower(&program, options).to_string();

@@ -8,7 +8,7 @@
 
 use zbelastic_types::SliceIndex;
 
-use crate::op::{Compute, Memory, Op};
+use crate::op::{Compute, MemoryOp, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
@@ -34,7 +34,7 @@ pub struct ChunkMemory {
 #[must_use]
 pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
-    let mut kept = PassTable::new(program, Kept::default());
+    let mut kept = PassTable::new(program, PassFootprint::default());
     // Divided once, so that shares add up.
     let slices = f64::from(program.slice_count);
     program.lists().map(|(_, ops)| peak_of_list(ops, chunks, &mut kept) / slices).collect()
@@ -44,15 +44,15 @@ pub fn peak_memory(program: &Program, chunks: &[ChunkMemory]) -> Vec<f64> {
 pub(crate) fn peak_of_list(
     ops: &[Op],
     chunks: &[ChunkMemory],
-    kept_by_pass: &mut PassTable<Kept>,
+    kept_by_pass: &mut PassTable<PassFootprint>,
 ) -> f64 {
     let (mut kept, mut peak) = (0.0, 0.0);
     for op in ops {
         let Some(pass) = op.pass() else { continue };
         let cell = kept_by_pass.get_mut(pass).expect("the program has the passes it names");
-        let before = cell.now();
-        cell.run(*op, chunks[pass.chunk.index()]);
-        kept += cell.now() - before;
+        let before = cell.resident();
+        cell.apply(*op, chunks[pass.chunk.index()]);
+        kept += cell.resident() - before;
         peak = f64::max(peak, kept);
     }
     peak
@@ -60,25 +60,25 @@ pub(crate) fn peak_of_list(
 
 /// What a pass keeps, and whether that is away.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Kept {
+pub(crate) struct PassFootprint {
     amount: f64,
-    is_away: bool,
+    is_offloaded: bool,
 }
 
-impl Kept {
-    pub(crate) fn now(self) -> f64 {
-        if self.is_away { 0.0 } else { self.amount }
+impl PassFootprint {
+    pub(crate) fn resident(self) -> f64 {
+        if self.is_offloaded { 0.0 } else { self.amount }
     }
 
-    pub(crate) fn run(&mut self, op: Op, chunk: ChunkMemory) {
+    pub(crate) fn apply(&mut self, op: Op, chunk: ChunkMemory) {
         match op {
             Op::Compute(Compute::F | Compute::R, _) => self.amount = chunk.after_forward,
             Op::Compute(Compute::B, _) => self.amount = chunk.after_input_gradient,
             Op::Compute(Compute::WE, _) => self.amount = chunk.after_early_weights,
             Op::Compute(Compute::W | Compute::BW, _) => self.amount = 0.0,
-            Op::Memory(Memory::Drop, _) => self.amount = chunk.after_drop,
-            Op::Memory(Memory::Offload, _) => self.is_away = true,
-            Op::Memory(Memory::Reload, _) => self.is_away = false,
+            Op::Memory(MemoryOp::Drop, _) => self.amount = chunk.after_drop,
+            Op::Memory(MemoryOp::Offload, _) => self.is_offloaded = true,
+            Op::Memory(MemoryOp::Reload, _) => self.is_offloaded = false,
             Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {}
         }
     }
@@ -88,28 +88,28 @@ impl Kept {
 /// is away takes none. What DROP gives up is counted apart, because it is for the caller to decide what
 /// that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PassesLive {
+pub struct LivePasses {
     /// From the start of F to the end of W or BW.
     pub slots: u32,
     /// From the start of F to the end of WE, or of W or BW where a pass has no WE: the slots of
     /// what WE consumes.
     pub early_slots: u32,
     /// As `slots`, but none from DROP to R.
-    pub remade_slots: u32,
+    pub recomputed_slots: u32,
     /// As `early_slots`, but none from DROP to R.
-    pub remade_early_slots: u32,
+    pub recomputed_early_slots: u32,
     /// Passes that are away.
-    pub away: u32,
+    pub offloaded: u32,
 }
 
-impl PassesLive {
-    fn at_most(self, other: Self) -> Self {
+impl LivePasses {
+    fn elementwise_max(self, other: Self) -> Self {
         Self {
             slots: self.slots.max(other.slots),
             early_slots: self.early_slots.max(other.early_slots),
-            remade_slots: self.remade_slots.max(other.remade_slots),
-            remade_early_slots: self.remade_early_slots.max(other.remade_early_slots),
-            away: self.away.max(other.away),
+            recomputed_slots: self.recomputed_slots.max(other.recomputed_slots),
+            recomputed_early_slots: self.recomputed_early_slots.max(other.recomputed_early_slots),
+            offloaded: self.offloaded.max(other.offloaded),
         }
     }
 }
@@ -119,7 +119,7 @@ impl PassesLive {
 /// # Panics
 /// If the program names a pass it does not have, or ends one that did not begin.
 #[must_use]
-pub fn live_passes(program: &Program) -> Vec<PassesLive> {
+pub fn live_passes(program: &Program) -> Vec<LivePasses> {
     live_passes_of(program, |_| true)
 }
 
@@ -132,35 +132,35 @@ pub fn live_passes(program: &Program) -> Vec<PassesLive> {
 pub fn live_passes_of(
     program: &Program,
     is_counted: impl Fn(SliceIndex) -> bool,
-) -> Vec<PassesLive> {
+) -> Vec<LivePasses> {
     let chunk_count = program.placement.chunk_count() as usize;
-    let mut most = vec![PassesLive::default(); chunk_count];
+    let mut most = vec![LivePasses::default(); chunk_count];
     let mut now = most.clone();
-    let mut lives = PassTable::new(program, Life::default());
+    let mut lives = PassTable::new(program, PassLiveness::default());
     for op in program.lists().flat_map(|(_, ops)| ops) {
         let Some(pass) = op.pass().filter(|pass| is_counted(pass.slice)) else { continue };
         let life = lives.get_mut(pass).expect("the program has the passes it names");
         let now = &mut now[pass.chunk.index()];
         life.count(now, |alive| alive.checked_sub(1).expect("a pass begins before it ends"));
-        life.run(*op);
+        life.apply(*op);
         life.count(now, |alive| alive + 1);
         let most = &mut most[pass.chunk.index()];
-        *most = most.at_most(*now);
+        *most = most.elementwise_max(*now);
     }
     most
 }
 
 /// What there is of a pass.
 #[derive(Clone, Copy, Default)]
-struct Life {
+struct PassLiveness {
     is_alive: bool,
     ran_early: bool,
     is_dropped: bool,
-    is_away: bool,
+    is_offloaded: bool,
 }
 
-impl Life {
-    fn run(&mut self, op: Op) {
+impl PassLiveness {
+    fn apply(&mut self, op: Op) {
         match op {
             Op::Compute(Compute::F, _) => self.is_alive = true,
             Op::Compute(Compute::WE, _) => self.ran_early = true,
@@ -169,19 +169,19 @@ impl Life {
                 *self = Self::default();
             }
             Op::Compute(Compute::R, _) => self.is_dropped = false,
-            Op::Memory(Memory::Drop, _) => self.is_dropped = true,
-            Op::Memory(Memory::Offload, _) => self.is_away = true,
-            Op::Memory(Memory::Reload, _) => self.is_away = false,
+            Op::Memory(MemoryOp::Drop, _) => self.is_dropped = true,
+            Op::Memory(MemoryOp::Offload, _) => self.is_offloaded = true,
+            Op::Memory(MemoryOp::Reload, _) => self.is_offloaded = false,
             Op::Compute(Compute::B, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {}
         }
     }
 
     /// Changes the count of every kind of slot that the pass takes.
-    fn count(self, slots: &mut PassesLive, change: impl Fn(u32) -> u32) {
-        if self.is_away {
-            slots.away = change(slots.away);
+    fn count(self, slots: &mut LivePasses, change: impl Fn(u32) -> u32) {
+        if self.is_offloaded {
+            slots.offloaded = change(slots.offloaded);
         }
-        if !self.is_alive || self.is_away {
+        if !self.is_alive || self.is_offloaded {
             return;
         }
         slots.slots = change(slots.slots);
@@ -189,17 +189,17 @@ impl Life {
             slots.early_slots = change(slots.early_slots);
         }
         if !self.is_dropped {
-            slots.remade_slots = change(slots.remade_slots);
+            slots.recomputed_slots = change(slots.recomputed_slots);
         }
         if !self.ran_early && !self.is_dropped {
-            slots.remade_early_slots = change(slots.remade_early_slots);
+            slots.recomputed_early_slots = change(slots.recomputed_early_slots);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ChunkMemory, PassesLive, live_passes, live_passes_of, peak_memory};
+    use super::{ChunkMemory, LivePasses, live_passes, live_passes_of, peak_memory};
     use crate::generate::generate;
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
@@ -259,14 +259,14 @@ mod tests {
     #[test]
     fn slots_cover_the_passes_alive_at_once() {
         let check = |kind, slots: &[u32]| {
-            let expected: Vec<PassesLive> = slots
+            let expected: Vec<LivePasses> = slots
                 .iter()
-                .map(|slots| PassesLive {
+                .map(|slots| LivePasses {
                     slots: *slots,
                     early_slots: *slots,
-                    remade_slots: *slots,
-                    remade_early_slots: *slots,
-                    away: 0,
+                    recomputed_slots: *slots,
+                    recomputed_early_slots: *slots,
+                    offloaded: 0,
                 })
                 .collect();
             assert_eq!(live_passes(&program(kind)), expected, "{kind}");
@@ -285,7 +285,7 @@ mod tests {
     fn slices_that_are_counted_alone_take_slots_of_their_own() {
         let program = program(ScheduleKind::Seq1F1B);
         let slots =
-            |live: Vec<PassesLive>| -> Vec<u32> { live.iter().map(|live| live.slots).collect() };
+            |live: Vec<LivePasses>| -> Vec<u32> { live.iter().map(|live| live.slots).collect() };
         assert_eq!(program.slice_count, 2);
         assert_eq!(slots(live_passes(&program)), [5, 4, 3, 2]);
         // A microbatch's second slice goes forward later and backward sooner.
@@ -298,7 +298,7 @@ mod tests {
         stage 0: 0F0 0DROP0 0OFFLOAD0 0F1 0OFFLOAD1 0F2 0BW2 0RELOAD1 0BW1 0RELOAD0 0R0 0BW0";
 
     #[test]
-    fn what_is_away_or_dropped_takes_nothing() {
+    fn what_is_offloaded_or_dropped_takes_nothing() {
         let program: Program = KEPT.parse().expect("the text is a program");
         let chunk = ChunkMemory {
             after_forward: 100.0,
@@ -308,19 +308,19 @@ mod tests {
         };
         assert_eq!(peak_memory(&program, &[chunk]), [100.0]);
         let live = live_passes(&program);
-        let one = PassesLive {
+        let one = LivePasses {
             slots: 1,
             early_slots: 1,
-            remade_slots: 1,
-            remade_early_slots: 1,
-            away: 2,
+            recomputed_slots: 1,
+            recomputed_early_slots: 1,
+            offloaded: 2,
         };
         assert_eq!(live, [one]);
         let dropped = KEPT.replace(" 0OFFLOAD0", "").replace(" 0RELOAD0", "");
         let program: Program = dropped.parse().expect("the text is a program");
         assert_eq!(peak_memory(&program, &[chunk]), [120.0]);
         let live = live_passes(&program);
-        assert_eq!(live, [PassesLive { slots: 2, early_slots: 2, away: 1, ..one }]);
+        assert_eq!(live, [LivePasses { slots: 2, early_slots: 2, offloaded: 1, ..one }]);
         let kept = KEPT.replace(" 0OFFLOAD1", "").replace(" 0RELOAD1", "");
         let program: Program = kept.parse().expect("the text is a program");
         assert_eq!(peak_memory(&program, &[chunk]), [200.0]);

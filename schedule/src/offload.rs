@@ -12,7 +12,7 @@
 //! between F and B are passed over. The authors ask for three round trips; here every measure that
 //! makes a difference is tried, up to a limit, and the best stands: least memory, then fewest copies.
 
-mod stage;
+mod planner;
 mod timetable;
 
 use std::cmp::Ordering;
@@ -20,12 +20,12 @@ use std::cmp::Ordering;
 use zbelastic_types::StageIndex;
 
 use crate::cost::Costs;
-use crate::memory::{ChunkMemory, Kept, peak_of_list};
+use crate::memory::{ChunkMemory, PassFootprint, peak_of_list};
 use crate::op::Op;
 use crate::pass_table::PassTable;
 use crate::program::Program;
 use crate::simulate::SimulateError;
-use stage::{Measure, StageTrips};
+use planner::{OffloadRule, StageOffloads};
 use timetable::Timetable;
 
 /// Which chunks of a stage may leave.
@@ -54,7 +54,7 @@ pub struct OffloadRequest<'a> {
 
 /// The shares of a copy's time that are planned with, one after the other, while a limit is not met:
 /// the smaller, the more leaves, and the longer passes wait in the end.
-const HASTE: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
+const COPY_TIME_SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 
 /// The arithmetic of `program` with OFFLOAD and RELOAD. What it had of these before is replaced. To be
 /// lowered afterwards, also if it was lowered before. A program with slices gets none: later slices of a
@@ -72,22 +72,26 @@ pub fn offload(program: &Program, request: OffloadRequest<'_>) -> Result<Program
         return Ok(program);
     }
     let timetable = Timetable::new(&program, request.costs)?;
-    let mut kept = PassTable::new(&program, Kept::default());
+    let mut kept = PassTable::new(&program, PassFootprint::default());
     let mut stages = Vec::with_capacity(program.stages.len());
     for (stage, ops) in program.lists() {
-        let trips = StageTrips::new(&program, stage, &timetable, request.costs);
+        let trips = StageOffloads::new(&program, stage, &timetable, request.costs);
         let limit = request.limits.map(|limits| limits[stage.index()]);
         let mut candidate = |ops: Vec<Op>| {
             let peak = peak_of_list(&ops, request.memory, &mut kept);
             let copies = ops.iter().filter(|op| op.is_copy()).count();
-            Candidate { ops, peak, copies, limit }
+            OffloadPlan { ops, peak, copies, limit }
         };
         let mut best = candidate(ops.to_vec());
-        for haste in &HASTE[..if limit.is_some() { HASTE.len() } else { 1 }] {
+        for haste in &COPY_TIME_SHARES[..if limit.is_some() { COPY_TIME_SHARES.len() } else { 1 }] {
             for (first, spare) in choices(&program, stage, request.chunks, &trips) {
-                let found = trips.plan(Measure { first, spare, haste: *haste });
+                let found = trips.plan(OffloadRule {
+                    chunk_count: first,
+                    spare_min: spare,
+                    copy_time_share: *haste,
+                });
                 let found = found.map(&mut candidate);
-                best = found.into_iter().fold(best, Candidate::better);
+                best = found.into_iter().fold(best, OffloadPlan::better);
             }
             if best.above_limit() == 0.0 {
                 break;
@@ -103,7 +107,7 @@ fn choices(
     program: &Program,
     stage: StageIndex,
     chunks: OffloadChunks,
-    trips: &StageTrips<'_>,
+    trips: &StageOffloads<'_>,
 ) -> impl Iterator<Item = (u32, f64)> {
     let held = program.placement.chunks_of(stage).count();
     let held = u32::try_from(held).expect("chunks are counted in u32");
@@ -115,14 +119,14 @@ fn choices(
 }
 
 /// A stage's list with copies, and what they do for it.
-struct Candidate {
+struct OffloadPlan {
     ops: Vec<Op>,
     peak: f64,
     copies: usize,
     limit: Option<f64>,
 }
 
-impl Candidate {
+impl OffloadPlan {
     fn above_limit(&self) -> f64 {
         self.limit.map_or(0.0, |limit| (self.peak - limit).max(0.0))
     }

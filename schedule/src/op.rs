@@ -90,7 +90,7 @@ pub enum Compute {
     /// B and W in one, as schedules without the split run it: the input's gradient leaves only
     /// when the weights' is done as well.
     BW,
-    /// The forward pass again, from what [`Memory::Drop`] left: it makes what B and W need, and its
+    /// The forward pass again, from what [`MemoryOp::Drop`] left: it makes what B and W need, and its
     /// result goes nowhere.
     R,
 }
@@ -150,7 +150,7 @@ pub enum Transfer {
 /// Where what a pass keeps between F and B lies. Copies run on a lane of their own beside the
 /// passes, in the order of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Memory {
+pub enum MemoryOp {
     /// From here on the stage counts on the memory: what the pass keeps has left for a second
     /// store. The copy may begin when the pass's F is done; here it is waited for.
     Offload,
@@ -163,7 +163,7 @@ pub enum Memory {
 
 /// What belongs to the optimizer step and its validation (`docs/validation.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Update {
+pub enum UpdateOp {
     /// Freeze the gradient, send its sums of squares to the leader.
     Report,
     /// Compute the candidate weights.
@@ -198,17 +198,17 @@ pub enum Op {
     /// A boundary tensor changes hands; the pass names the chunk at the executing stage.
     Transfer(Transfer, Flow, Pass),
     /// The step and its validation.
-    Update(Update),
+    Update(UpdateOp),
     /// The gradients of a chunk's two replicas become one.
     Reduce(Reduction, ChunkIndex),
     /// What a pass keeps leaves, comes back or is given up.
-    Memory(Memory, Pass),
+    Memory(MemoryOp, Pass),
 }
 
 impl Op {
     /// Whether it takes a pass to the second store, or back.
     pub(crate) const fn is_copy(self) -> bool {
-        matches!(self, Self::Memory(Memory::Offload | Memory::Reload, _))
+        matches!(self, Self::Memory(MemoryOp::Offload | MemoryOp::Reload, _))
     }
 
     /// What is computed, if something is.
@@ -289,12 +289,12 @@ const TRANSFER_TEXT: [(Transfer, Flow, &str); 6] = [
     (Transfer::Local, Flow::Backward, "LOCAL_B"),
 ];
 
-const UPDATE_TEXT: [(Update, &str); 5] = [
-    (Update::Report, "REPORT"),
-    (Update::Step, "STEP"),
-    (Update::GatePrevious, "GATE_PREVIOUS"),
-    (Update::GateThis, "GATE_THIS"),
-    (Update::Commit, "COMMIT"),
+const UPDATE_TEXT: [(UpdateOp, &str); 5] = [
+    (UpdateOp::Report, "REPORT"),
+    (UpdateOp::Step, "STEP"),
+    (UpdateOp::GatePrevious, "GATE_PREVIOUS"),
+    (UpdateOp::GateThis, "GATE_THIS"),
+    (UpdateOp::Commit, "COMMIT"),
 ];
 
 const REDUCTION_TEXT: [(Reduction, &str); 4] = [
@@ -303,8 +303,8 @@ const REDUCTION_TEXT: [(Reduction, &str); 4] = [
     (Reduction::Local, "LOCAL_G"),
     (Reduction::Add, "REDUCE"),
 ];
-const MEMORY_TEXT: [(Memory, &str); 3] =
-    [(Memory::Offload, "OFFLOAD"), (Memory::Reload, "RELOAD"), (Memory::Drop, "DROP")];
+const MEMORY_TEXT: [(MemoryOp, &str); 3] =
+    [(MemoryOp::Offload, "OFFLOAD"), (MemoryOp::Reload, "RELOAD"), (MemoryOp::Drop, "DROP")];
 
 fn lookup<K: PartialEq>(table: &[(K, &'static str)], key: &K) -> &'static str {
     table.iter().find(|(k, _)| k == key).expect("the table names every variant").1
@@ -316,13 +316,13 @@ impl fmt::Display for Compute {
     }
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for MemoryOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(lookup(&MEMORY_TEXT, self))
     }
 }
 
-impl fmt::Display for Update {
+impl fmt::Display for UpdateOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(lookup(&UPDATE_TEXT, self))
     }
@@ -397,7 +397,7 @@ impl FromStr for Op {
 
 #[cfg(test)]
 mod tests {
-    use super::{Compute, Flow, Memory, Op, OpParseError, Pass, Reduction, Transfer, Update};
+    use super::{Compute, Flow, MemoryOp, Op, OpParseError, Pass, Reduction, Transfer, UpdateOp};
     use zbelastic_types::ChunkIndex;
 
     #[test]
@@ -411,13 +411,13 @@ mod tests {
         check("3WE7", Op::Compute(Compute::WE, Pass::new(3, 7)));
         check("3SEND_F1", Op::Transfer(Transfer::Send, Flow::Forward, Pass::new(3, 1)));
         check("2LOCAL_B9", Op::Transfer(Transfer::Local, Flow::Backward, Pass::new(2, 9)));
-        check("GATE_PREVIOUS", Op::Update(Update::GatePrevious));
+        check("GATE_PREVIOUS", Op::Update(UpdateOp::GatePrevious));
         check("3REDUCE", Op::Reduce(Reduction::Add, ChunkIndex(3)));
         check("10RECV_G", Op::Reduce(Reduction::Receive, ChunkIndex(10)));
         check("2R0", Op::Compute(Compute::R, Pass::new(2, 0)));
-        check("2OFFLOAD0", Op::Memory(Memory::Offload, Pass::new(2, 0)));
-        check("2RELOAD10", Op::Memory(Memory::Reload, Pass::new(2, 10)));
-        check("12DROP3", Op::Memory(Memory::Drop, Pass::new(12, 3)));
+        check("2OFFLOAD0", Op::Memory(MemoryOp::Offload, Pass::new(2, 0)));
+        check("2RELOAD10", Op::Memory(MemoryOp::Reload, Pass::new(2, 10)));
+        check("12DROP3", Op::Memory(MemoryOp::Drop, Pass::new(12, 3)));
         check("2BW0.1", Op::Compute(Compute::BW, Pass::sliced(2, 0, 1)));
         check(
             "2RECV_F10.3",
@@ -430,7 +430,7 @@ mod tests {
         let op: Op = "2F0.0".parse().expect("an operation");
         assert_eq!(op, Op::Compute(Compute::F, Pass::new(2, 0)));
         assert_eq!((op.text(1), op.text(2)), ("2F0".to_owned(), "2F0.0".to_owned()));
-        assert_eq!(Op::Update(Update::Step).text(2), "STEP");
+        assert_eq!(Op::Update(UpdateOp::Step).text(2), "STEP");
     }
 
     #[test]

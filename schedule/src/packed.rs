@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::op::{Compute, Flow, Memory, Op, Pass, Reduction, Transfer, Update};
+use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Reduction, Transfer, UpdateOp};
 use crate::placement::Placement;
 
 /// Operations for each pass at most: F, B, W, WE and R, two transfers each way, and what is dropped,
@@ -78,14 +78,19 @@ const PASS_KINDS: [fn(Pass) -> Op; 15] = [
     |pass| Op::Transfer(Transfer::Receive, Flow::Backward, pass),
     |pass| Op::Transfer(Transfer::Local, Flow::Forward, pass),
     |pass| Op::Transfer(Transfer::Local, Flow::Backward, pass),
-    |pass| Op::Memory(Memory::Offload, pass),
-    |pass| Op::Memory(Memory::Reload, pass),
-    |pass| Op::Memory(Memory::Drop, pass),
+    |pass| Op::Memory(MemoryOp::Offload, pass),
+    |pass| Op::Memory(MemoryOp::Reload, pass),
+    |pass| Op::Memory(MemoryOp::Drop, pass),
 ];
 const CHUNK_KINDS: [Reduction; 4] =
     [Reduction::Send, Reduction::Receive, Reduction::Local, Reduction::Add];
-const UPDATES: [Update; 5] =
-    [Update::Report, Update::Step, Update::GatePrevious, Update::GateThis, Update::Commit];
+const UPDATES: [UpdateOp; 5] = [
+    UpdateOp::Report,
+    UpdateOp::Step,
+    UpdateOp::GatePrevious,
+    UpdateOp::GateThis,
+    UpdateOp::Commit,
+];
 
 /// The place of an operation's kind: those on passes first, then those on chunks, then the others.
 const fn kind_of(op: Op) -> usize {
@@ -108,9 +113,9 @@ const fn kind_of(op: Op) -> usize {
             (Transfer::Local, Flow::Backward) => 11,
         },
         Op::Memory(memory, _) => match memory {
-            Memory::Offload => 12,
-            Memory::Reload => 13,
-            Memory::Drop => 14,
+            MemoryOp::Offload => 12,
+            MemoryOp::Reload => 13,
+            MemoryOp::Drop => 14,
         },
         Op::Reduce(reduction, _) => {
             on_chunks
@@ -125,11 +130,11 @@ const fn kind_of(op: Op) -> usize {
             on_chunks
                 + CHUNK_KINDS.len()
                 + match update {
-                    Update::Report => 0,
-                    Update::Step => 1,
-                    Update::GatePrevious => 2,
-                    Update::GateThis => 3,
-                    Update::Commit => 4,
+                    UpdateOp::Report => 0,
+                    UpdateOp::Step => 1,
+                    UpdateOp::GatePrevious => 2,
+                    UpdateOp::GateThis => 3,
+                    UpdateOp::Commit => 4,
                 }
         }
     }
@@ -146,13 +151,13 @@ struct Symbol {
 }
 
 /// Turns the operations of one stage into symbols and back.
-struct Stage {
+struct StageCodec {
     chunks: Vec<ChunkIndex>,
     /// Microbatch and slice of the last operation of each kind on each chunk.
     last: BTreeMap<(u64, u64), (i64, i64)>,
 }
 
-impl Stage {
+impl StageCodec {
     fn new(placement: &Placement, stage: StageIndex) -> Self {
         Self { chunks: placement.chunks_of(stage).collect(), last: BTreeMap::new() }
     }
@@ -199,7 +204,7 @@ pub(crate) fn pack(placement: &Placement, lists: &[Vec<Op>]) -> Vec<u8> {
     let (mut known, mut symbols) = (BTreeMap::new(), Vec::new());
     let mut numbers: Vec<u32> = Vec::with_capacity(lists.iter().map(Vec::len).sum());
     for (stage, list) in (0..).map(StageIndex).zip(lists) {
-        let mut stage = Stage::new(placement, stage);
+        let mut stage = StageCodec::new(placement, stage);
         for op in list {
             let symbol = stage.symbol(*op);
             let number = *known.entry(symbol).or_insert_with(|| {
@@ -260,7 +265,7 @@ pub(crate) fn unpack(
     passes: u64,
     bytes: &[u8],
 ) -> Result<Vec<Vec<Op>>, UnpackError> {
-    let mut reader = Reader { bytes };
+    let mut reader = PackedReader { bytes };
     let chunks = u64::from(placement.chunk_count()) + u64::from(placement.stage_count());
     let ops_max = passes * OPS_PER_PASS_MAX + chunks * OTHER_OPS_MAX;
     let lengths = reader.lengths(ops_max)?;
@@ -272,18 +277,18 @@ pub(crate) fn unpack(
     }
     let mut numbers = numbers.into_iter();
     let list = |(stage, length): (u32, &u64)| {
-        let mut stage = Stage::new(placement, StageIndex(stage));
+        let mut stage = StageCodec::new(placement, StageIndex(stage));
         let numbers = numbers.by_ref().take(*length as usize);
         numbers.map(|number| stage.op(symbols[number as usize])).collect()
     };
     (0..).zip(&lengths).map(list).collect()
 }
 
-struct Reader<'a> {
+struct PackedReader<'a> {
     bytes: &'a [u8],
 }
 
-impl Reader<'_> {
+impl PackedReader<'_> {
     /// A number of seven bits a byte, the lowest ones first.
     fn number(&mut self) -> Result<u64, UnpackError> {
         let mut number = 0;

@@ -15,8 +15,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize, Serializer};
 use zbelastic_types::StageIndex;
 
-use crate::kind::{ScheduleKind, UnknownKind};
-use crate::op::{Compute, Memory, Op, OpParseError, Pass};
+use crate::kind::{ScheduleKind, UnknownScheduleKind};
+use crate::op::{Compute, MemoryOp, Op, OpParseError, Pass};
 use crate::packed::{UnpackError, pack, unpack};
 use crate::placement::{Placement, PlacementError, PlacementShape};
 
@@ -127,7 +127,7 @@ impl Program {
     }
 
     /// The passes of every stage that have this done to them, in the order of the lists.
-    pub fn passes_with(&self, memory: Memory) -> impl Iterator<Item = (StageIndex, Pass)> {
+    pub fn passes_with(&self, memory: MemoryOp) -> impl Iterator<Item = (StageIndex, Pass)> {
         let with = move |op: &Op| match op {
             Op::Memory(found, pass) if *found == memory => Some(*pass),
             Op::Memory(..)
@@ -204,7 +204,7 @@ pub enum ProgramParseError {
     },
     /// The header's kind is unknown.
     #[error("line 1: {0}")]
-    Kind(#[from] UnknownKind),
+    Kind(#[from] UnknownScheduleKind),
     /// Stages and chunks do not form the shape named.
     #[error("line 1: {0}")]
     Placement(#[from] PlacementError),
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_cannot_ask_for_more_memory_than_a_program_may() {
+    fn a_header_cannot_claim_more_memory_than_a_program_may() {
         let header = |count: u32| {
             format!("program gpipe line stages {count} chunks {count} microbatches 8192 window -")
         };

@@ -20,7 +20,7 @@ use crate::op::{Compute, Flow, Op, Transfer};
 
 /// Which of the two forms a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum CsvFormat {
     /// Arithmetic only, without sends and receives.
     ComputeOnly,
     /// With a send and a receive for everything that changes ranks.
@@ -58,7 +58,7 @@ fn action(op: Op) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Form, WriteError, read, write};
+    use super::{CsvFormat, WriteError, read, write};
     use crate::generate::{PipelineSize, generate, generate_sized};
     use crate::kind::ScheduleKind;
     use crate::lower::{LowerOptions, lower};
@@ -83,7 +83,7 @@ mod tests {
                 let Ok(program) = generate(kind, stages, microbatches) else { continue };
                 let lowered =
                     lower(&program, LowerOptions { window: Window::One, early_head_weights: true });
-                for form in [Form::ComputeOnly, Form::WithCommunication] {
+                for form in [CsvFormat::ComputeOnly, CsvFormat::WithCommunication] {
                     for written in [write(&program, form), write(&lowered, form)] {
                         if program.placement.replica_count() > 1 {
                             assert_eq!(written, Err(WriteError::Replicas { kind }));
@@ -108,7 +108,7 @@ mod tests {
         let check = |slice_count, expected: Option<&str>| {
             let size = PipelineSize { slice_count, ..size };
             let program = generate_sized(ScheduleKind::Seq1F1B, size).expect("legal");
-            let written = write(&program, Form::ComputeOnly);
+            let written = write(&program, CsvFormat::ComputeOnly);
             let refused = WriteError::Slices { found: slice_count };
             assert_eq!(written, expected.map(str::to_owned).ok_or(refused));
         };
@@ -122,10 +122,10 @@ mod tests {
             let program = generate(kind, 2, 2).expect("the size is legal");
             assert_eq!(write(&program, form).as_deref(), Ok(expected));
         };
-        check(ScheduleKind::OneFOneB, Form::ComputeOnly, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+        check(ScheduleKind::OneFOneB, CsvFormat::ComputeOnly, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
         check(
             ScheduleKind::ZbH1,
-            Form::WithCommunication,
+            CsvFormat::WithCommunication,
             "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1\n\
              1RECV_F0,1RECV_F1,1F0,1I0,1SEND_B0,1F1,1I1,1SEND_B1,1W0,1W1\n",
         );

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::op::{Compute, Memory, Op, Pass};
+use crate::op::{Compute, MemoryOp, Op, Pass};
 use crate::program::Program;
 
 /// The arithmetic of `program` with DROP behind the F, and R before the B or BW, of every pass between
@@ -26,7 +26,7 @@ pub fn recompute(program: &Program) -> Program {
 }
 
 fn with_recomputation(ops: &[Op]) -> Vec<Op> {
-    let is_old = |op: &Op| matches!(op, Op::Compute(Compute::R, _) | Op::Memory(Memory::Drop, _));
+    let is_old = |op: &Op| matches!(op, Op::Compute(Compute::R, _) | Op::Memory(MemoryOp::Drop, _));
     let ops: Vec<Op> = ops.iter().filter(|op| !is_old(op)).copied().collect();
     let passes: Vec<(Compute, Pass)> = ops.iter().filter_map(|op| op.arithmetic()).collect();
     let turns_at_once =
@@ -36,7 +36,7 @@ fn with_recomputation(ops: &[Op]) -> Vec<Op> {
     let mut with = Vec::with_capacity(2 * ops.len());
     for op in ops {
         match op.arithmetic().filter(|(_, pass)| !at_once.contains(pass)) {
-            Some((Compute::F, pass)) => with.extend([op, Op::Memory(Memory::Drop, pass)]),
+            Some((Compute::F, pass)) => with.extend([op, Op::Memory(MemoryOp::Drop, pass)]),
             Some((Compute::B | Compute::BW, pass)) => {
                 with.extend([Op::Compute(Compute::R, pass), op]);
             }
@@ -56,7 +56,7 @@ mod tests {
     use crate::program::Window;
 
     #[test]
-    fn what_waits_is_dropped_and_made_again() {
+    fn what_waits_is_dropped_and_recomputed() {
         let program = generate(ScheduleKind::ZbH1, 2, 2).expect("the size is legal");
         let found = recompute(&program);
         let text = found.to_string();

@@ -6,9 +6,9 @@ pub mod svg;
 
 use zbelastic_types::StageIndex;
 
+use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::{Compute, Pass};
-use crate::shown::{Mark, Operation, Shown};
-use crate::timeline::{Extent, Timeline};
+use crate::timeline::{Timeline, TimelineExtent};
 
 const PASS_NAMES: [(Compute, &str); 6] = [
     (Compute::F, "F forward"),
@@ -20,7 +20,7 @@ const PASS_NAMES: [(Compute, &str); 6] = [
 ];
 
 /// The kinds of pass that occur in a timeline, and what its legend calls them.
-fn pass_names<O: Operation>(
+fn pass_names<O: TimelineOp>(
     timeline: &Timeline<O>,
 ) -> impl Iterator<Item = (Compute, &'static str)> {
     PASS_NAMES.into_iter().filter(|(compute, _)| {
@@ -30,40 +30,42 @@ fn pass_names<O: Operation>(
 }
 
 /// Every mark with its letter in a text and its name, in the order of legends.
-const MARKS: [(Mark, char, &str); 7] = [
-    (Mark::Gate, 'G', "gate"),
-    (Mark::Reduce, 'R', "reduce"),
-    (Mark::Stash, '+', "stash"),
-    (Mark::Predict, 'P', "predict"),
-    (Mark::Free, '-', "free"),
-    (Mark::Step, 'S', "step"),
-    (Mark::Average, 'A', "average"),
+const MARKS: [(TimelineMark, char, &str); 7] = [
+    (TimelineMark::Gate, 'G', "gate"),
+    (TimelineMark::Reduce, 'R', "reduce"),
+    (TimelineMark::Stash, '+', "stash"),
+    (TimelineMark::Predict, 'P', "predict"),
+    (TimelineMark::Free, '-', "free"),
+    (TimelineMark::Step, 'S', "step"),
+    (TimelineMark::Average, 'A', "average"),
 ];
 
 /// The marks that a legend names.
-fn marks_of<O: Operation>(
+fn marks_of<O: TimelineOp>(
     timeline: &Timeline<O>,
-) -> impl Iterator<Item = (Mark, char, &'static str)> {
-    MARKS.into_iter().filter(|(mark, ..)| has(timeline, Shown::Mark(*mark)))
+) -> impl Iterator<Item = (TimelineMark, char, &'static str)> {
+    MARKS.into_iter().filter(|(mark, ..)| has(timeline, OpAppearance::Mark(*mark)))
 }
 
-fn has<O: Operation>(timeline: &Timeline<O>, shown: Shown) -> bool {
-    timeline.all_slices().any(|slice| slice.op.shown() == shown)
+fn has<O: TimelineOp>(timeline: &Timeline<O>, shown: OpAppearance) -> bool {
+    timeline.all_slices().any(|slice| slice.op.appearance() == shown)
 }
 
 /// What is drawn fainter beside what a stage runs first.
-fn later_name<O: Operation>(timeline: &Timeline<O>) -> Option<&'static str> {
+fn later_name<O: TimelineOp>(timeline: &Timeline<O>) -> Option<&'static str> {
     let placement = timeline.placement();
     match timeline.extent() {
-        Extent::Segment { replica_count, .. } if replica_count > 1 => Some("later pipeline"),
-        Extent::Segment { .. } | Extent::Steps(_) => {
+        TimelineExtent::Segment { replica_count, .. } if replica_count > 1 => {
+            Some("later pipeline")
+        }
+        TimelineExtent::Segment { .. } | TimelineExtent::Steps(_) => {
             (placement.chunk_count() > placement.stage_count()).then_some("later chunk")
         }
     }
 }
 
 /// Whether a pass is of a stage's later chunk, or of a later pipeline.
-fn is_later<O: Operation>(
+fn is_later<O: TimelineOp>(
     timeline: &Timeline<O>,
     stage: StageIndex,
     (pass, replica): (Pass, u32),
@@ -74,12 +76,12 @@ fn is_later<O: Operation>(
 
 /// The line that heads the drawing of a timeline. Of several steps the last is measured, as
 /// the first does not wait for a verdict on a step before it; without steps all of it is.
-fn headline<O: Operation>(timeline: &Timeline<O>) -> String {
+fn headline<O: TimelineOp>(timeline: &Timeline<O>) -> String {
     let step = timeline.step_count() - 1;
     let of_steps = match timeline.extent() {
-        Extent::Steps(1) => "",
-        Extent::Steps(steps) => &format!(", the last of {steps} steps"),
-        Extent::Segment { .. } => ", the whole of it",
+        TimelineExtent::Steps(1) => "",
+        TimelineExtent::Steps(steps) => &format!(", the last of {steps} steps"),
+        TimelineExtent::Segment { .. } => ", the whole of it",
     };
     format!(
         "{}{of_steps}: longest span {}, makespan {}, bubble_span {:.2} %, bubble_sync {:.2} %",
@@ -92,14 +94,14 @@ fn headline<O: Operation>(timeline: &Timeline<O>) -> String {
 }
 
 /// The schedule and its size.
-fn title<O: Operation>(timeline: &Timeline<O>) -> String {
+fn title<O: TimelineOp>(timeline: &Timeline<O>) -> String {
     let (name, stages) = (timeline.name(), timeline.placement().stage_count());
     let size = match timeline.extent() {
-        Extent::Steps(_) => match timeline.slice_count() {
+        TimelineExtent::Steps(_) => match timeline.slice_count() {
             1 => String::new(),
             slices => format!(" of {slices} slices"),
         },
-        Extent::Segment { minibatch_count, replica_count } => {
+        TimelineExtent::Segment { minibatch_count, replica_count } => {
             let pipelines = match replica_count {
                 1 => String::new(),
                 pipelines => format!(", in turn through {pipelines} pipelines"),
@@ -116,6 +118,6 @@ fn short(time: f64) -> String {
 }
 
 /// When the last slice of any stage ends.
-fn end<O: Operation>(timeline: &Timeline<O>) -> f64 {
+fn end<O: TimelineOp>(timeline: &Timeline<O>) -> f64 {
     timeline.all_slices().map(|slice| slice.end).fold(0.0, f64::max)
 }

@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::cost::{CopyLanes, CostError, Costs};
-use crate::op::{Compute, Flow, Memory, Op, Pass, Reduction, Transfer, Update};
+use crate::op::{Compute, Flow, MemoryOp, Op, Pass, Reduction, Transfer, UpdateOp};
 use crate::pass_table::PassTable;
 use crate::placement::Placement;
 use crate::program::{Program, Window};
-use crate::timeline::{Extent, Slice, Timeline};
-use crate::walk::{Stuck, walk};
+use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
+use crate::walk::{Deadlock, walk};
 
 /// Most steps of one simulation. A pipeline has found its rhythm by the third step; the rest
 /// would only repeat it.
@@ -44,7 +44,7 @@ pub enum SimulateError {
     },
     /// The program does not reach its end.
     #[error(transparent)]
-    Stuck(#[from] Stuck),
+    Deadlock(#[from] Deadlock),
 }
 
 /// Runs `step_count` steps of `program`.
@@ -83,11 +83,11 @@ pub fn simulate_with(
     if step_count > 1 && program.window.is_none() {
         return Err(SimulateError::NotLowered { step_count });
     }
-    let mut clock = Clock::new(program, (costs, measured), step_count);
+    let mut clock = SimulationClock::new(program, (costs, measured), step_count);
     walk(program, step_count, |stage, step, op| clock.run(stage, step, op))?;
     Ok(Timeline {
         name: program.kind.name(),
-        extent: Extent::Steps(step_count),
+        extent: TimelineExtent::Steps(step_count),
         placement: program.placement.clone(),
         microbatch_count: program.microbatch_count,
         slice_count: program.slice_count,
@@ -98,7 +98,7 @@ pub fn simulate_with(
 /// When the results of a pass had left its stage: at its end, or later if they had to wait for those
 /// before them. Read only after they were written: the walk sees to that.
 #[derive(Clone, Copy, Default)]
-struct Ends {
+struct PassEnds {
     forward: f64,
     backward: f64,
     ran_early: bool,
@@ -108,52 +108,52 @@ struct Ends {
 
 /// When the lanes of a stage's copies are free.
 #[derive(Clone, Copy, Default)]
-struct Copies {
+struct CopyLaneClock {
     out: f64,
     back: f64,
 }
 
-impl Copies {
+impl CopyLaneClock {
     /// The lane that a copy takes, when it is free.
-    fn free(self, lanes: CopyLanes, memory: Memory) -> f64 {
+    fn free(self, lanes: CopyLanes, memory: MemoryOp) -> f64 {
         match (lanes, memory) {
             (CopyLanes::Alternating | CopyLanes::InTurn, _) => self.out.max(self.back),
-            (CopyLanes::Duplex, Memory::Reload) => self.back,
-            (CopyLanes::Duplex, Memory::Offload | Memory::Drop) => self.out,
+            (CopyLanes::Duplex, MemoryOp::Reload) => self.back,
+            (CopyLanes::Duplex, MemoryOp::Offload | MemoryOp::Drop) => self.out,
         }
     }
 }
 
-type Measured<'a> = &'a dyn Fn(StageIndex, Op) -> Option<f64>;
+type MeasuredDurations<'a> = &'a dyn Fn(StageIndex, Op) -> Option<f64>;
 
 /// When each stage has come how far, while operations are run in an order that respects what they wait
 /// for.
-pub(crate) struct Clock<'a> {
+pub(crate) struct SimulationClock<'a> {
     costs: &'a Costs,
-    measured: Measured<'a>,
+    measured: MeasuredDurations<'a>,
     placement: &'a Placement,
     slice_count: u32,
     window: Option<Window>,
     /// By stage: when its last operation ended.
     now: Vec<f64>,
     /// By stage: when its last copy ended.
-    copies: Vec<Copies>,
+    copies: Vec<CopyLaneClock>,
     /// By step: when each pass's results had left its stage.
-    ends: Vec<PassTable<Ends>>,
+    ends: Vec<PassTable<PassEnds>>,
     /// By the stages that a way leads from and to: when it is free.
-    ways: BTreeMap<(StageIndex, StageIndex), f64>,
+    link_free_at: BTreeMap<(StageIndex, StageIndex), f64>,
     /// By step, then by stage.
     reports: Vec<Vec<f64>>,
     /// By step, then by chunk: when its own gradient left for its twin.
-    told: Vec<Vec<f64>>,
-    slices: Vec<Vec<Slice>>,
+    gradient_sent_at: Vec<Vec<f64>>,
+    slices: Vec<Vec<TimelineSlice>>,
 }
 
-impl<'a> Clock<'a> {
+impl<'a> SimulationClock<'a> {
     /// No stage has begun.
     pub(crate) fn new(
         program: &'a Program,
-        (costs, measured): (&'a Costs, Measured<'a>),
+        (costs, measured): (&'a Costs, MeasuredDurations<'a>),
         step_count: u32,
     ) -> Self {
         let steps = step_count as usize;
@@ -165,11 +165,11 @@ impl<'a> Clock<'a> {
             slice_count: program.slice_count,
             window: program.window,
             now: vec![0.0; program.stages.len()],
-            copies: vec![Copies::default(); program.stages.len()],
-            ends: vec![PassTable::new(program, Ends::default()); steps],
-            ways: BTreeMap::new(),
+            copies: vec![CopyLaneClock::default(); program.stages.len()],
+            ends: vec![PassTable::new(program, PassEnds::default()); steps],
+            link_free_at: BTreeMap::new(),
             reports: vec![vec![0.0; program.stages.len()]; steps],
-            told: vec![vec![0.0; program.placement.chunk_count() as usize]; steps],
+            gradient_sent_at: vec![vec![0.0; program.placement.chunk_count() as usize]; steps],
             slices: program.stages.iter().map(room).collect(),
         }
     }
@@ -184,48 +184,48 @@ impl<'a> Clock<'a> {
         if let Op::Memory(memory, pass) = op {
             return self.run_memory(stage, step, (memory, pass));
         }
-        let start = self.now[stage.index()].max(self.released(stage, step, op));
+        let start = self.now[stage.index()].max(self.ready_at(stage, step, op));
         let duration = (self.measured)(stage, op).unwrap_or_else(|| self.duration(step, op));
         assert!(duration >= 0.0 && duration.is_finite(), "{op} on stage {stage} takes {duration}");
         let end = start + duration;
-        self.note(stage, step, op, end);
+        self.record(stage, step, op, end);
         self.now[stage.index()] = end;
-        self.slices[stage.index()].push(Slice { op, step, start, end });
+        self.slices[stage.index()].push(TimelineSlice { op, step, start, end });
     }
 
-    fn run_memory(&mut self, stage: StageIndex, step: u32, (memory, pass): (Memory, Pass)) {
+    fn run_memory(&mut self, stage: StageIndex, step: u32, (memory, pass): (MemoryOp, Pass)) {
         let (now, op) = (self.now[stage.index()], Op::Memory(memory, pass));
         let ends = self.ends(step, pass);
         let free = self.copies[stage.index()].free(self.costs.memory.lanes, memory);
         let start = match memory {
-            Memory::Offload if self.costs.memory.lanes == CopyLanes::InTurn => now,
-            Memory::Offload => free.max(ends.forward),
-            Memory::Reload => free.max(now),
-            Memory::Drop => now,
+            MemoryOp::Offload if self.costs.memory.lanes == CopyLanes::InTurn => now,
+            MemoryOp::Offload => free.max(ends.forward),
+            MemoryOp::Reload => free.max(now),
+            MemoryOp::Drop => now,
         };
         let duration = (self.measured)(stage, op).unwrap_or_else(|| self.duration(step, op));
         assert!(duration >= 0.0 && duration.is_finite(), "{op} on stage {stage} takes {duration}");
         let end = start + duration;
         match memory {
-            Memory::Offload => {
+            MemoryOp::Offload => {
                 self.copies[stage.index()].out = end;
                 self.now[stage.index()] = now.max(end);
             }
-            Memory::Reload => {
+            MemoryOp::Reload => {
                 if self.costs.memory.lanes == CopyLanes::InTurn {
                     self.now[stage.index()] = end;
                 }
                 self.copies[stage.index()].back = end;
                 self.ends_mut(step, pass).reload = end;
             }
-            Memory::Drop => {}
+            MemoryOp::Drop => {}
         }
-        self.slices[stage.index()].push(Slice { op, step, start, end });
+        self.slices[stage.index()].push(TimelineSlice { op, step, start, end });
     }
 
     /// When what `op` depends on has arrived from elsewhere. What its own stage did is over: its
     /// list is run in order.
-    fn released(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
+    fn ready_at(&self, stage: StageIndex, step: u32, op: Op) -> f64 {
         match op {
             Op::Compute(Compute::F, pass) => self.arrival(step, Flow::Forward, pass),
             Op::Compute(Compute::B | Compute::BW, pass) => {
@@ -236,15 +236,15 @@ impl<'a> Clock<'a> {
             Op::Compute(Compute::W | Compute::WE, _) => 0.0,
             Op::Transfer(Transfer::Receive, flow, pass) => self.arrival(step, flow, pass),
             Op::Transfer(Transfer::Send | Transfer::Local, ..) => 0.0,
-            Op::Update(Update::GatePrevious) => {
+            Op::Update(UpdateOp::GatePrevious) => {
                 step.checked_sub(1).map_or(0.0, |s| self.verdict(s))
             }
-            Op::Update(Update::GateThis) => self.verdict(step),
-            Op::Update(Update::Step) => match self.window {
+            Op::Update(UpdateOp::GateThis) => self.verdict(step),
+            Op::Update(UpdateOp::Step) => match self.window {
                 Some(Window::One) => self.prefix(stage, step),
                 Some(Window::Zero) | None => 0.0,
             },
-            Op::Update(Update::Report | Update::Commit) => 0.0,
+            Op::Update(UpdateOp::Report | UpdateOp::Commit) => 0.0,
             Op::Reduce(Reduction::Send | Reduction::Local, _) => 0.0,
             Op::Reduce(Reduction::Receive | Reduction::Add, chunk) => {
                 self.twin_arrival(step, chunk)
@@ -258,7 +258,7 @@ impl<'a> Clock<'a> {
         let twin = self.placement.twin_of(chunk).expect("the walk visits no other");
         let is_here = self.placement.stage_of(twin) == self.placement.stage_of(chunk);
         let carried = if is_here { 0.0 } else { self.costs.gradient_time(twin) };
-        self.told[step as usize][twin.index()] + carried + self.hop(twin, chunk)
+        self.gradient_sent_at[step as usize][twin.index()] + carried + self.hop(twin, chunk)
     }
 
     /// When the operand of `pass` is on its stage: it left the stage before, and a hop.
@@ -273,13 +273,13 @@ impl<'a> Clock<'a> {
     }
 
     /// When the result that a pass has at `end` has left its stage.
-    fn leaves(&mut self, flow: Flow, pass: Pass, end: f64) -> f64 {
+    fn departure(&mut self, flow: Flow, pass: Pass, end: f64) -> f64 {
         let to = self.placement.chunk_after(pass.chunk, flow);
         let to = to.and_then(|chunk| self.placement.stage_of(chunk));
         let from = self.placement.stage_of(pass.chunk).expect("a visited pass has a stage");
         match to {
             Some(to) if to != from && self.costs.occupancy > 0.0 => {
-                let free = self.ways.entry((from, to)).or_default();
+                let free = self.link_free_at.entry((from, to)).or_default();
                 *free = free.max(end) + self.costs.occupancy / f64::from(self.slice_count);
                 *free
             }
@@ -321,48 +321,49 @@ impl<'a> Clock<'a> {
                 times(pass).w - times(pass).w_early
             }
             Op::Compute(Compute::W, pass) => times(pass).w,
-            Op::Update(Update::Step) => self.costs.step,
+            Op::Update(UpdateOp::Step) => self.costs.step,
             Op::Compute(Compute::R, pass) => self.costs.memory_times(pass.chunk).recompute,
-            Op::Memory(Memory::Offload, pass) => self.costs.memory_times(pass.chunk).offload,
-            Op::Memory(Memory::Reload, pass) => self.costs.memory_times(pass.chunk).reload,
-            Op::Memory(Memory::Drop, _) => 0.0,
+            Op::Memory(MemoryOp::Offload, pass) => self.costs.memory_times(pass.chunk).offload,
+            Op::Memory(MemoryOp::Reload, pass) => self.costs.memory_times(pass.chunk).reload,
+            Op::Memory(MemoryOp::Drop, _) => 0.0,
             Op::Transfer(..)
             | Op::Reduce(..)
             | Op::Update(
-                Update::Report | Update::GatePrevious | Update::GateThis | Update::Commit,
+                UpdateOp::Report | UpdateOp::GatePrevious | UpdateOp::GateThis | UpdateOp::Commit,
             ) => 0.0,
         }
     }
 
-    fn note(&mut self, stage: StageIndex, step: u32, op: Op, end: f64) {
+    fn record(&mut self, stage: StageIndex, step: u32, op: Op, end: f64) {
         match op {
             Op::Compute(Compute::F, pass) => {
-                let end = self.leaves(Flow::Forward, pass, end);
+                let end = self.departure(Flow::Forward, pass, end);
                 self.ends_mut(step, pass).forward = end;
             }
             Op::Compute(Compute::B | Compute::BW, pass) => {
-                let end = self.leaves(Flow::Backward, pass, end);
+                let end = self.departure(Flow::Backward, pass, end);
                 self.ends_mut(step, pass).backward = end;
             }
             Op::Compute(Compute::WE, pass) => self.ends_mut(step, pass).ran_early = true,
-            Op::Update(Update::Report) => self.reports[step as usize][stage.index()] = end,
+            Op::Update(UpdateOp::Report) => self.reports[step as usize][stage.index()] = end,
             Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
-                self.told[step as usize][chunk.index()] = end;
+                self.gradient_sent_at[step as usize][chunk.index()] = end;
             }
             Op::Compute(Compute::W | Compute::R, _)
             | Op::Transfer(..)
             | Op::Memory(..)
             | Op::Reduce(Reduction::Receive | Reduction::Add, _)
-            | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
-                {}
+            | Op::Update(
+                UpdateOp::Step | UpdateOp::GatePrevious | UpdateOp::GateThis | UpdateOp::Commit,
+            ) => {}
         }
     }
 
-    fn ends(&self, step: u32, pass: Pass) -> Ends {
+    fn ends(&self, step: u32, pass: Pass) -> PassEnds {
         self.ends[step as usize].get(pass).expect("a visited pass has a cell")
     }
 
-    fn ends_mut(&mut self, step: u32, pass: Pass) -> &mut Ends {
+    fn ends_mut(&mut self, step: u32, pass: Pass) -> &mut PassEnds {
         self.ends[step as usize].get_mut(pass).expect("a visited pass has a cell")
     }
 }

@@ -4,25 +4,25 @@
 //! Orders come from two families, those of the papers ([`rounds`] on a line, [`waves`] and the
 //! hand-made ZB-V over a vee, those made by hand where chunks are dealt round) and [`policy`]. What they
 //! cost is the longest span of a stage, the zero-bubble paper's measure, or more if the verdict comes
-//! later than that, or the time until all have the verdict, if no step is left open ([`Ending`]). The
+//! later than that, or the time until all have the verdict, if no step is left open ([`StepEnding`]). The
 //! search ends as soon as an order costs what every order costs at least by [`bound`]: then it is
-//! proven optimal. Otherwise the [`Solution`] gives how far from optimal it is at most.
+//! proven optimal. Otherwise the [`ScheduleSolution`] gives how far from optimal it is at most.
 
-mod board;
 mod bound;
-mod climb;
-mod due;
-mod follow;
+mod hill_climb;
+mod memory_savings;
+mod order_builder;
 mod pipeline;
 mod policy;
 mod problem;
-mod relief;
+mod replay;
 mod rounds;
-mod stepwise;
+mod wakeup_queue;
+mod warm_up_bound;
 mod waves;
 
-pub use problem::{ChunkCosts, Ending, Owner, Problem, StageCosts};
-pub use relief::{Relief, Remake, Trip, relieve};
+pub use memory_savings::{MemorySavings, OffloadTransfer, RecomputeCost, fit_memory_limits};
+pub use problem::{ChunkCosts, CostOwner, ScheduleProblem, StageCosts, StepEnding};
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -31,24 +31,24 @@ use crate::kind::ScheduleKind;
 use crate::op::Compute;
 use crate::placement::PlacementShape;
 use crate::program::Program;
-use board::{Board, Put};
-use pipeline::Pipeline;
-use policy::{Allowance, Rule};
+use order_builder::{OrderBuilder, PlacedPass};
+use pipeline::PipelineIndex;
+use policy::{IdleAllowance, StageRule};
 use problem::TOLERANCE;
 
 /// The best order that was found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Solution {
+pub struct ScheduleSolution {
     /// The order, without transfers and updates ([`crate::lower`] adds them).
     pub program: Program,
-    /// What a step costs, by what ends it ([`Ending`]): the longest span of a stage, or the time to the
+    /// What a step costs, by what ends it ([`StepEnding`]): the longest span of a stage, or the time to the
     /// verdict from the first gate or from the first start.
     pub cost: f64,
     /// What every order costs at least.
     pub lower_bound: f64,
 }
 
-impl Solution {
+impl ScheduleSolution {
     /// By how much the order may be above the best one, as a share of the bound.
     #[must_use]
     pub fn gap(&self) -> f64 {
@@ -95,7 +95,7 @@ pub enum SolveError {
         /// What it is called.
         name: &'static str,
         /// The chunk or stage that the number belongs to, or the whole problem.
-        owner: Owner,
+        owner: CostOwner,
         /// The number as found.
         found: f64,
     },
@@ -148,15 +148,15 @@ pub enum SolveError {
 ///
 /// # Errors
 /// As [`solve`], but for placements with two replicas.
-pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
+pub fn lower_bound(problem: &ScheduleProblem) -> Result<f64, SolveError> {
     problem.check()?;
     if problem.placement.replica_count() > 1 {
         return Ok(problem.work_bound());
     }
-    if problem.relief.is_any() {
-        return Ok(bound::lower_bound(&Pipeline::new(&relief::relaxed(problem))));
+    if problem.memory_savings.is_any() {
+        return Ok(bound::lower_bound(&PipelineIndex::new(&memory_savings::relaxed(problem))));
     }
-    Ok(bound::lower_bound(&Pipeline::new(problem)))
+    Ok(bound::lower_bound(&PipelineIndex::new(problem)))
 }
 
 /// The best order that the searches find within the limits.
@@ -164,7 +164,7 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 /// The program is of the kind that names its placement: ZB auto on a line, ZB-V over a vee, GIS where
 /// chunks are dealt round.
 ///
-/// Where stages may make passes again or let them leave ([`Relief`]) they do so where it is needed, and
+/// Where stages may make passes again or let them leave ([`MemorySavings`]) they do so where it is needed, and
 /// as little as brings them within their limits.
 ///
 /// # Errors
@@ -173,28 +173,28 @@ pub fn lower_bound(problem: &Problem) -> Result<f64, SolveError> {
 ///
 /// # Panics
 /// Never, as long as one microbatch fits.
-pub fn solve(problem: &Problem) -> Result<Solution, SolveError> {
+pub fn solve(problem: &ScheduleProblem) -> Result<ScheduleSolution, SolveError> {
     problem.check()?;
     let shape = problem.placement.shape();
     if problem.placement.replica_count() > 1 {
         return Err(SolveError::Shape { found: shape });
     }
-    if problem.relief.is_any() {
-        return relief::solve(problem, lower_bound(problem)?);
+    if problem.memory_savings.is_any() {
+        return memory_savings::solve(problem, lower_bound(problem)?);
     }
-    Ok(solve_as_it_is(problem, PASSES_MAX))
+    Ok(solve_without_savings(problem, PASSES_MAX))
 }
 
 /// The best order of a problem that was checked, and whose stages do nothing to keep less. So many passes
 /// are put on boards at most, over all tries of one kind.
-fn solve_as_it_is(problem: &Problem, passes_max: usize) -> Solution {
+fn solve_without_savings(problem: &ScheduleProblem, passes_max: usize) -> ScheduleSolution {
     let shape = problem.placement.shape();
-    let pipeline = Pipeline::new(problem);
-    let mut best = Best { passes_max, ..Best::new(bound::lower_bound(&pipeline)) };
+    let pipeline = PipelineIndex::new(problem);
+    let mut best = BestOrder { passes_max, ..BestOrder::new(bound::lower_bound(&pipeline)) };
     match shape {
         PlacementShape::Line => try_rounds(&pipeline, &mut best),
         PlacementShape::Vee => try_waves(&pipeline, &mut best),
-        PlacementShape::Loop => try_by_hand(&pipeline, &mut best, &OVER_A_LOOP),
+        PlacementShape::Loop => try_known_schedules(&pipeline, &mut best, &LOOP_SCHEDULES),
         PlacementShape::Cross => unreachable!("it was checked"),
     }
     if !best.is_optimal() {
@@ -202,7 +202,7 @@ fn solve_as_it_is(problem: &Problem, passes_max: usize) -> Solution {
     }
     let lower_bound = best.lower_bound;
     let (cost, board) = best.found.expect("one microbatch at a time is an order of every rule");
-    Solution { program: program_of(problem, board), cost, lower_bound }
+    ScheduleSolution { program: program_of(problem, board), cost, lower_bound }
 }
 
 /// The best order over several placements of the same stages; the bound is the least of theirs.
@@ -213,16 +213,16 @@ fn solve_as_it_is(problem: &Problem, passes_max: usize) -> Solution {
 ///
 /// # Panics
 /// If there is none.
-pub fn solve_any(problems: &[Problem]) -> Result<Solution, SolveError> {
+pub fn solve_any(problems: &[ScheduleProblem]) -> Result<ScheduleSolution, SolveError> {
     let bounds: Result<Vec<f64>, SolveError> = problems.iter().map(lower_bound).collect();
     let bound = bounds?.into_iter().fold(f64::INFINITY, f64::min);
-    let mut best: Option<Solution> = None;
+    let mut best: Option<ScheduleSolution> = None;
     for problem in problems {
         if best.as_ref().is_some_and(|best| reaches(best.cost, bound)) {
             break;
         }
         let found = match solve(problem) {
-            Ok(found) => Solution { lower_bound: bound, ..found },
+            Ok(found) => ScheduleSolution { lower_bound: bound, ..found },
             // Over another placement there may be one.
             Err(SolveError::NoOrder) => continue,
             Err(error) => return Err(error),
@@ -248,33 +248,35 @@ const SMALL_RULES_MAX: usize = 90;
 /// Other times for which orders of a small problem are made.
 const SMALL_OTHERS_MAX: usize = 6;
 
-fn is_small(pipeline: &Pipeline<'_>) -> bool {
+fn is_small(pipeline: &PipelineIndex<'_>) -> bool {
     pipeline.stage_count() * pipeline.microbatch_count() as usize <= SMALL_SIZE_MAX
 }
 
-fn try_rounds<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
-    for style in rounds::Style::all() {
-        if best.take(rounds::in_rounds(pipeline, style), None) {
+fn try_rounds<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
+    for style in rounds::RoundStyle::all() {
+        if best.offer(rounds::in_rounds(pipeline, style), None) {
             return;
         }
     }
 }
 
 /// As the paper has it, and the order made by hand.
-fn try_waves<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
-    for board in waves::Style::ALL.into_iter().flat_map(|style| waves::repeated(pipeline, style)) {
-        if best.take(Some(board), None) {
+fn try_waves<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
+    for board in
+        waves::WaveStyle::ALL.into_iter().flat_map(|style| waves::repeated(pipeline, style))
+    {
+        if best.offer(Some(board), None) {
             return;
         }
     }
-    try_by_hand(pipeline, best, &[ScheduleKind::ZbV]);
+    try_known_schedules(pipeline, best, &[ScheduleKind::ZbV]);
     if !best.is_optimal() {
-        try_waves_of_others(pipeline, best);
+        try_waves_of_other_times(pipeline, best);
     }
 }
 
 /// Orders made by hand over chunks dealt round.
-const OVER_A_LOOP: [ScheduleKind; 5] = [
+const LOOP_SCHEDULES: [ScheduleKind; 5] = [
     ScheduleKind::Gis,
     ScheduleKind::GisH,
     ScheduleKind::Po,
@@ -283,7 +285,11 @@ const OVER_A_LOOP: [ScheduleKind; 5] = [
 ];
 
 /// Orders made by hand, where they exist in this size and memory holds them.
-fn try_by_hand<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>, kinds: &[ScheduleKind]) {
+fn try_known_schedules<'a>(
+    pipeline: &'a PipelineIndex<'a>,
+    best: &mut BestOrder<'a>,
+    kinds: &[ScheduleKind],
+) {
     let placement = &pipeline.problem.placement;
     let size = PipelineSize {
         stage_count: placement.stage_count(),
@@ -293,7 +299,7 @@ fn try_by_hand<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>, kinds: &[Sch
     };
     for kind in kinds {
         let Ok(program) = generate_sized(*kind, size) else { continue };
-        if best.take(follow::follow(pipeline, &follow::orders_of(&program)), None) {
+        if best.offer(replay::replay(pipeline, &replay::orders_of(&program)), None) {
             return;
         }
     }
@@ -301,15 +307,15 @@ fn try_by_hand<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>, kinds: &[Sch
 
 /// Orders made for times other than those there are: what is gained and lost where a gap is filled
 /// is not known before the end, and another order may turn out to be better.
-fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
+fn try_waves_of_other_times<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
     let mut left = best.tries(pipeline);
     let most = if is_small(pipeline) { SMALL_OTHERS_MAX } else { usize::MAX };
-    for factors in waves::OTHERS.into_iter().take(most) {
+    for factors in waves::OTHER_TIMES.into_iter().take(most) {
         let problem = factors.of(pipeline.problem);
-        let other = Pipeline::new(&problem);
-        for style in waves::Style::ALL {
+        let other = PipelineIndex::new(&problem);
+        for style in waves::WaveStyle::ALL {
             for board in waves::repeated(&other, style) {
-                let is_optimal = best.take(follow::follow(pipeline, &board.into_orders()), None);
+                let is_optimal = best.offer(replay::replay(pipeline, &board.into_orders()), None);
                 left = left.saturating_sub(2);
                 if is_optimal || left == 0 {
                     return;
@@ -319,40 +325,40 @@ fn try_waves_of_others<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
     }
 }
 
-fn try_rules<'a>(pipeline: &'a Pipeline<'a>, best: &mut Best<'a>) {
-    let mut allowance = Allowance::new(pipeline);
-    let holds = policy::holds(pipeline).len();
+fn try_rules<'a>(pipeline: &'a PipelineIndex<'a>, best: &mut BestOrder<'a>) {
+    let mut allowance = IdleAllowance::new(pipeline);
+    let holds = policy::hold_factors(pipeline).len();
     let most = if is_small(pipeline) { SMALL_RULES_MAX * holds } else { usize::MAX };
     for rules in
         policy::rules(pipeline, best.lower_bound).take(best.tries(pipeline).clamp(RULES_MIN, most))
     {
         let board = policy::by_rules(pipeline, &rules, &allowance);
-        if best.take(board, Some(rules)) {
+        if best.offer(board, Some(rules)) {
             return;
         }
         if let Some((cost, _)) = &best.rules {
             allowance.lower_to(*cost);
         }
     }
-    climb::climb(pipeline, best, &mut allowance);
+    hill_climb::hill_climb(pipeline, best, &mut allowance);
 }
 
 /// The best order so far, and the rules that made the best of those that rules made.
-struct Best<'a> {
+struct BestOrder<'a> {
     lower_bound: f64,
     /// Passes that may be put on boards.
     passes_max: usize,
-    found: Option<(f64, Board<'a>)>,
-    rules: Option<(f64, Vec<Rule>)>,
+    found: Option<(f64, OrderBuilder<'a>)>,
+    rules: Option<(f64, Vec<StageRule>)>,
 }
 
-impl<'a> Best<'a> {
+impl<'a> BestOrder<'a> {
     fn new(lower_bound: f64) -> Self {
         Self { lower_bound, passes_max: PASSES_MAX, found: None, rules: None }
     }
 
     /// How many orders of a problem are made.
-    fn tries(&self, pipeline: &Pipeline<'_>) -> usize {
+    fn tries(&self, pipeline: &PipelineIndex<'_>) -> usize {
         self.passes_max / pipeline.pass_count()
     }
 
@@ -361,7 +367,7 @@ impl<'a> Best<'a> {
     }
 
     /// Keeps an order if it is better. Yields whether there is none better than what is kept.
-    fn take(&mut self, board: Option<Board<'a>>, rules: Option<Vec<Rule>>) -> bool {
+    fn offer(&mut self, board: Option<OrderBuilder<'a>>, rules: Option<Vec<StageRule>>) -> bool {
         let Some(board) = board else { return false };
         let cost = board.cost();
         if !cost.is_finite() {
@@ -390,9 +396,9 @@ pub const fn kind_of_shape(shape: PlacementShape) -> ScheduleKind {
     }
 }
 
-fn program_of(problem: &Problem, board: Board<'_>) -> Program {
+fn program_of(problem: &ScheduleProblem, board: OrderBuilder<'_>) -> Program {
     let mut counts = vec![[0_u32; 3]; problem.chunks.len()];
-    let mut op = |put: Put| {
+    let mut op = |put: PlacedPass| {
         let kind = match put.compute {
             Compute::F => 0,
             Compute::B => 1,
@@ -405,7 +411,7 @@ fn program_of(problem: &Problem, board: Board<'_>) -> Program {
     let orders = board.into_orders().into_iter();
     let stages = orders.map(|order| order.into_iter().map(&mut op).collect()).collect();
     let kind = kind_of_shape(problem.placement.shape());
-    let Problem { placement, microbatch_count, .. } = problem;
+    let ScheduleProblem { placement, microbatch_count, .. } = problem;
     Program {
         kind,
         placement: placement.clone(),
@@ -424,70 +430,76 @@ mod tests {
     const CHUNK: ChunkCosts =
         ChunkCosts { f: 1.0, b: 1.0, w: 1.0, after_forward: 2.0, after_input_gradient: 1.0 };
 
-    fn problem(chunk: ChunkCosts) -> Problem {
-        Problem {
+    fn problem(chunk: ChunkCosts) -> ScheduleProblem {
+        ScheduleProblem {
             placement: Placement::line(2),
             chunks: vec![CHUNK, chunk],
             limits: vec![4.0; 2],
             link: 0.0,
             occupancy: 0.0,
             microbatch_count: 3,
-            ending: Ending::default(),
-            relief: Relief::default(),
+            ending: StepEnding::default(),
+            memory_savings: MemorySavings::default(),
         }
     }
 
     #[track_caller]
-    fn refused(problem: &Problem, expected: SolveError) {
+    fn refused(problem: &ScheduleProblem, expected: SolveError) {
         assert_eq!(solve(problem), Err(expected.clone()));
         assert_eq!(lower_bound(problem), Err(expected));
     }
 
-    fn what_no_relief_can_be_is_named(legal: &Problem) {
+    fn illegal_memory_savings_are_named(legal: &ScheduleProblem) {
         let with = |remakes, trips| {
-            let relief = Relief { remakes, trips, ..Relief::default() };
-            Problem { relief, ..legal.clone() }
+            let relief =
+                MemorySavings { recomputes: remakes, offloads: trips, ..MemorySavings::default() };
+            ScheduleProblem { memory_savings: relief, ..legal.clone() }
         };
-        let (remake, trip) =
-            (Remake { time: 1.0, after_drop: 0.5 }, Trip { offload: 1.0, reload: 1.0 });
+        let (remake, trip) = (
+            RecomputeCost { time: 1.0, after_drop: 0.5 },
+            OffloadTransfer { offload: 1.0, reload: 1.0 },
+        );
         let short = |name| SolveError::Count { name, expected: 2, found: 1 };
         refused(&with(vec![remake], Vec::new()), short("remakes"));
         refused(&with(Vec::new(), vec![trip]), short("trips"));
-        let number =
-            |name, found| SolveError::Number { name, owner: Owner::Chunk(ChunkIndex(1)), found };
-        let wrong = Remake { time: -1.0, ..remake };
+        let number = |name, found| SolveError::Number {
+            name,
+            owner: CostOwner::Chunk(ChunkIndex(1)),
+            found,
+        };
+        let wrong = RecomputeCost { time: -1.0, ..remake };
         refused(&with(vec![remake, wrong], Vec::new()), number("recompute", -1.0));
-        let wrong = Trip { reload: f64::INFINITY, ..trip };
+        let wrong = OffloadTransfer { reload: f64::INFINITY, ..trip };
         refused(&with(Vec::new(), vec![trip, wrong]), number("reload", f64::INFINITY));
-        let large = Remake { after_drop: 2.5, ..remake };
+        let large = RecomputeCost { after_drop: 2.5, ..remake };
         let drop = SolveError::Drop { chunk: ChunkIndex(0), after_forward: 2.0, after_drop: 2.5 };
         refused(&with(vec![large, remake], Vec::new()), drop);
     }
 
     #[test]
-    fn what_is_no_problem_is_named() {
+    fn illegal_problems_are_named() {
         let legal = problem(CHUNK);
-        let cross = Problem { placement: Placement::cross(1), ..legal.clone() };
-        let cross = Problem { limits: vec![f64::INFINITY], ..cross };
+        let cross = ScheduleProblem { placement: Placement::cross(1), ..legal.clone() };
+        let cross = ScheduleProblem { limits: vec![f64::INFINITY], ..cross };
         let found = PlacementShape::Cross;
         assert_eq!(solve(&cross), Err(SolveError::Shape { found }));
         let short = SolveError::Count { name: "chunks", expected: 4, found: 2 };
-        refused(&Problem { placement: Placement::vee(2), ..legal.clone() }, short);
+        refused(&ScheduleProblem { placement: Placement::vee(2), ..legal.clone() }, short);
         let short = SolveError::Count { name: "limits", expected: 2, found: 1 };
-        refused(&Problem { limits: vec![4.0], ..legal.clone() }, short);
-        let none = Problem { microbatch_count: 0, ..legal.clone() };
+        refused(&ScheduleProblem { limits: vec![4.0], ..legal.clone() }, short);
+        let none = ScheduleProblem { microbatch_count: 0, ..legal.clone() };
         refused(&none, SolveError::NoMicrobatch);
         let number = |name, owner, found| SolveError::Number { name, owner, found };
-        let link = number("link", Owner::All, -1.0);
-        refused(&Problem { link: -1.0, ..legal.clone() }, link);
+        let link = number("link", CostOwner::All, -1.0);
+        refused(&ScheduleProblem { link: -1.0, ..legal.clone() }, link);
         let infinite = f64::INFINITY;
-        let b = number("b", Owner::Chunk(ChunkIndex(1)), infinite);
+        let b = number("b", CostOwner::Chunk(ChunkIndex(1)), infinite);
         refused(&problem(ChunkCosts { b: infinite, ..CHUNK }), b);
-        let limit = number("limit", Owner::Stage(StageIndex(1)), -1.0);
-        refused(&Problem { limits: vec![4.0, -1.0], ..legal.clone() }, limit);
+        let limit = number("limit", CostOwner::Stage(StageIndex(1)), -1.0);
+        refused(&ScheduleProblem { limits: vec![4.0, -1.0], ..legal.clone() }, limit);
         let small = SolveError::Limit { stage: StageIndex(1), needed: 2.0, limit: 1.0 };
-        refused(&Problem { limits: vec![4.0, 1.0], ..legal.clone() }, small);
-        what_no_relief_can_be_is_named(&legal);
+        refused(&ScheduleProblem { limits: vec![4.0, 1.0], ..legal.clone() }, small);
+        illegal_memory_savings_are_named(&legal);
         let chunk = ChunkIndex(1);
         let more = SolveError::Memory { chunk, after_forward: 2.0, after_input_gradient: 3.0 };
         refused(&problem(ChunkCosts { after_input_gradient: 3.0, ..CHUNK }), more);
@@ -495,8 +507,11 @@ mod tests {
 
     #[test]
     fn a_stage_of_a_vee_needs_memory_for_both_its_chunks() {
-        let vee =
-            |limit| Problem { placement: Placement::vee(1), limits: vec![limit], ..problem(CHUNK) };
+        let vee = |limit| ScheduleProblem {
+            placement: Placement::vee(1),
+            limits: vec![limit],
+            ..problem(CHUNK)
+        };
         let small = SolveError::Limit { stage: StageIndex(0), needed: 4.0, limit: 3.0 };
         refused(&vee(3.0), small);
         let found = solve(&vee(4.0)).expect("one at a time");
@@ -505,13 +520,13 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_no_time_or_no_memory_is_solved() {
+    fn chunks_without_time_or_memory_are_solved() {
         let of = |chunk: ChunkCosts, limit: f64, link: f64, microbatch_count: u32| {
             let (chunks, limits) = (vec![chunk; 3], vec![limit; 3]);
             let placement = Placement::line(3);
-            let (occupancy, ending) = (0.0, Ending::default());
-            let problem = Problem {
-                relief: Relief::default(),
+            let (occupancy, ending) = (0.0, StepEnding::default());
+            let problem = ScheduleProblem {
+                memory_savings: MemorySavings::default(),
                 placement,
                 chunks,
                 limits,
@@ -533,7 +548,7 @@ mod tests {
     #[test]
     fn first_weight_gradients_are_held_back_for_a_verdict_that_is_long() {
         let unit = ChunkCosts { after_forward: 1.0, ..CHUNK };
-        let heedless = Problem {
+        let heedless = ScheduleProblem {
             placement: Placement::line(8),
             chunks: vec![unit; 8],
             limits: vec![16.0; 8],
@@ -541,8 +556,8 @@ mod tests {
             ..problem(CHUNK)
         };
         let waiting = |verdict| {
-            let ending = Ending { verdict, ..Ending::default() };
-            let problem = Problem { ending, ..heedless.clone() };
+            let ending = StepEnding { verdict, ..StepEnding::default() };
+            let problem = ScheduleProblem { ending, ..heedless.clone() };
             let order = solve(&heedless).expect("it fits").program;
             let timeline = crate::simulate(&order, &problem.costs(), 1).expect("it runs");
             (solve(&problem).expect("it fits"), problem.cost(&timeline))

@@ -2,13 +2,13 @@
 
 use zbelastic_types::StageIndex;
 
+use crate::appearance::TimelineOp;
 use crate::op::Op;
 use crate::placement::Placement;
-use crate::shown::Operation;
 
 /// One operation in time, in the unit of the costs it was simulated with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slice<O = Op> {
+pub struct TimelineSlice<O = Op> {
     /// The operation that was simulated.
     pub op: O,
     /// The step it belongs to, counted from 0.
@@ -19,7 +19,7 @@ pub struct Slice<O = Op> {
     pub end: f64,
 }
 
-impl<O> Slice<O> {
+impl<O> TimelineSlice<O> {
     /// How long it takes.
     #[must_use]
     pub fn duration(&self) -> f64 {
@@ -39,17 +39,17 @@ impl<O> Slice<O> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline<O = Op> {
     pub(crate) name: &'static str,
-    pub(crate) extent: Extent,
+    pub(crate) extent: TimelineExtent,
     pub(crate) placement: Placement,
     pub(crate) microbatch_count: u32,
     pub(crate) slice_count: u32,
     /// By stage, in list order, one step after the other.
-    pub(crate) slices: Vec<Vec<Slice<O>>>,
+    pub(crate) slices: Vec<Vec<TimelineSlice<O>>>,
 }
 
 /// What was simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum TimelineExtent {
     /// So many steps, one after the other.
     Steps(u32),
     /// A whole program without steps, over so many minibatches of so many pipelines in turn.
@@ -61,7 +61,7 @@ pub enum Extent {
     },
 }
 
-impl<O: Operation> Timeline<O> {
+impl<O: TimelineOp> Timeline<O> {
     /// The name of the schedule that was simulated.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -70,7 +70,7 @@ impl<O: Operation> Timeline<O> {
 
     /// What was simulated of it.
     #[must_use]
-    pub fn extent(&self) -> Extent {
+    pub fn extent(&self) -> TimelineExtent {
         self.extent
     }
 
@@ -96,8 +96,8 @@ impl<O: Operation> Timeline<O> {
     #[must_use]
     pub fn step_count(&self) -> u32 {
         match self.extent {
-            Extent::Steps(count) => count,
-            Extent::Segment { .. } => 1,
+            TimelineExtent::Steps(count) => count,
+            TimelineExtent::Segment { .. } => 1,
         }
     }
 
@@ -111,12 +111,12 @@ impl<O: Operation> Timeline<O> {
     /// # Panics
     /// If there is no such stage.
     #[must_use]
-    pub fn slices(&self, stage: StageIndex) -> &[Slice<O>] {
+    pub fn slices(&self, stage: StageIndex) -> &[TimelineSlice<O>] {
         &self.slices[stage.index()]
     }
 
     /// The slices of all stages, stage by stage.
-    pub fn all_slices(&self) -> impl Iterator<Item = &Slice<O>> {
+    pub fn all_slices(&self) -> impl Iterator<Item = &TimelineSlice<O>> {
         self.slices.iter().flatten()
     }
 
@@ -130,7 +130,7 @@ impl<O: Operation> Timeline<O> {
     /// The time in which the stage computes during `step`.
     #[must_use]
     pub fn work(&self, stage: StageIndex, step: u32) -> f64 {
-        self.passes(stage, step).map(Slice::duration).sum()
+        self.passes(stage, step).map(TimelineSlice::duration).sum()
     }
 
     /// The longest span of any stage in `step`: what a step costs if no stage waits for others to
@@ -165,7 +165,7 @@ impl<O: Operation> Timeline<O> {
         if total == 0.0 { 0.0 } else { (total - work) / total }
     }
 
-    fn passes(&self, stage: StageIndex, step: u32) -> impl Iterator<Item = &Slice<O>> {
+    fn passes(&self, stage: StageIndex, step: u32) -> impl Iterator<Item = &TimelineSlice<O>> {
         let step_count = self.step_count();
         assert!(step < step_count, "step {step} of {step_count} was not simulated");
         let slices = self.slices(stage);
@@ -175,7 +175,7 @@ impl<O: Operation> Timeline<O> {
     }
 }
 
-fn first_and_last<'a, O: 'a>(slices: impl Iterator<Item = &'a Slice<O>>) -> (f64, f64) {
+fn first_and_last<'a, O: 'a>(slices: impl Iterator<Item = &'a TimelineSlice<O>>) -> (f64, f64) {
     let nothing = (f64::INFINITY, f64::NEG_INFINITY);
     slices.fold(nothing, |(start, end), slice| (start.min(slice.start), end.max(slice.end)))
 }

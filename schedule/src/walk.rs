@@ -10,13 +10,13 @@ use std::fmt;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use crate::op::{Compute, Flow, Op, Pass, Reduction, Transfer, Update};
+use crate::op::{Compute, Flow, Op, Pass, Reduction, Transfer, UpdateOp};
 use crate::pass_table::PassTable;
 use crate::program::{Program, Window};
 
 /// Where one stage stands when nothing moves any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StuckAt {
+pub struct DeadlockedStage {
     /// Index of the stage in pipeline order.
     pub stage: StageIndex,
     /// The step it is in, counted from 0.
@@ -29,16 +29,16 @@ pub struct StuckAt {
 /// never comes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the program stops: {}", places_text(places))]
-pub struct Stuck {
+pub struct Deadlock {
     /// Where each stage stands.
-    pub places: Vec<StuckAt>,
+    pub places: Vec<DeadlockedStage>,
 }
 
-fn places_text(places: &[StuckAt]) -> String {
-    places.iter().map(StuckAt::to_string).collect::<Vec<_>>().join(", ")
+fn places_text(places: &[DeadlockedStage]) -> String {
+    places.iter().map(DeadlockedStage::to_string).collect::<Vec<_>>().join(", ")
 }
 
-impl fmt::Display for StuckAt {
+impl fmt::Display for DeadlockedStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.op {
             Some(op) => write!(f, "stage {} waits at {op} in step {}", self.stage, self.step),
@@ -52,7 +52,7 @@ pub(crate) fn walk(
     program: &Program,
     step_count: u32,
     mut visit: impl FnMut(StageIndex, u32, Op),
-) -> Result<(), Stuck> {
+) -> Result<(), Deadlock> {
     let mut walk = Walk::new(program, step_count);
     while let Some(stage) = walk.awake.pop() {
         while let Some(op) = walk.next_op(stage) {
@@ -69,14 +69,14 @@ pub(crate) fn walk(
 
 /// How far a stage has come: the operation that is next.
 #[derive(Clone, Copy)]
-struct Cursor {
+struct StageCursor {
     step: u32,
     position: usize,
 }
 
 /// What has run of a pass.
 #[derive(Clone, Copy, Default)]
-struct Done {
+struct PassCompletion {
     forward: bool,
     backward: bool,
 }
@@ -84,21 +84,21 @@ struct Done {
 struct Walk<'a> {
     program: &'a Program,
     step_count: u32,
-    cursors: Vec<Cursor>,
+    cursors: Vec<StageCursor>,
     /// Stages that may be able to move. A stage is woken by what it may be waiting for, so a pass
     /// costs at most one look at another stage, and the reports of a step one at each.
     awake: Vec<StageIndex>,
     /// By step: what has run of each pass.
-    done: Vec<PassTable<Done>>,
+    done: Vec<PassTable<PassCompletion>>,
     /// By step: which stages have reported.
-    reports: Vec<Reports>,
+    reports: Vec<StepReports>,
     /// By step, then by chunk: whether its own gradient has left for its twin.
-    told: Vec<Vec<bool>>,
+    gradients_sent: Vec<Vec<bool>>,
 }
 
 /// Which stages have reported a step.
 #[derive(Clone)]
-struct Reports {
+struct StepReports {
     /// By stage: whether it has reported.
     sent: Vec<bool>,
     /// How many stages have reported from the first one on without a gap.
@@ -112,11 +112,11 @@ impl<'a> Walk<'a> {
         Self {
             program,
             step_count,
-            cursors: vec![Cursor { step: 0, position: 0 }; stage_count],
+            cursors: vec![StageCursor { step: 0, position: 0 }; stage_count],
             awake: stages(program).rev().collect(),
-            done: vec![PassTable::new(program, Done::default()); steps],
-            reports: vec![Reports { sent: vec![false; stage_count], prefix: 0 }; steps],
-            told: vec![vec![false; program.placement.chunk_count() as usize]; steps],
+            done: vec![PassTable::new(program, PassCompletion::default()); steps],
+            reports: vec![StepReports { sent: vec![false; stage_count], prefix: 0 }; steps],
+            gradients_sent: vec![vec![false; program.placement.chunk_count() as usize]; steps],
         }
     }
 
@@ -157,14 +157,14 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn is_update_ready(&self, stage: StageIndex, step: u32, update: Update) -> bool {
+    fn is_update_ready(&self, stage: StageIndex, step: u32, update: UpdateOp) -> bool {
         let prefix = |step: u32| self.reports[step as usize].prefix;
         let all = self.program.stages.len();
         match update {
-            Update::Report | Update::Commit => true,
-            Update::GatePrevious => step == 0 || prefix(step - 1) == all,
-            Update::GateThis => prefix(step) == all,
-            Update::Step => match self.program.window {
+            UpdateOp::Report | UpdateOp::Commit => true,
+            UpdateOp::GatePrevious => step == 0 || prefix(step - 1) == all,
+            UpdateOp::GateThis => prefix(step) == all,
+            UpdateOp::Step => match self.program.window {
                 Some(Window::One) => prefix(step) >= stage.index(),
                 Some(Window::Zero) | None => true,
             },
@@ -175,7 +175,7 @@ impl<'a> Walk<'a> {
         let Some(twin) = self.program.placement.twin_of(chunk) else { return false };
         match reduction {
             Reduction::Send | Reduction::Local => true,
-            Reduction::Receive | Reduction::Add => self.told[step as usize][twin.index()],
+            Reduction::Receive | Reduction::Add => self.gradients_sent[step as usize][twin.index()],
         }
     }
 
@@ -196,21 +196,22 @@ impl<'a> Walk<'a> {
             Op::Compute(Compute::B | Compute::BW, pass) => {
                 self.finish_pass(step, Flow::Backward, pass);
             }
-            Op::Update(Update::Report) => self.finish_report(stage, step),
+            Op::Update(UpdateOp::Report) => self.finish_report(stage, step),
             Op::Reduce(Reduction::Send | Reduction::Local, chunk) => {
-                self.finish_telling(step, chunk)
+                self.finish_gradient_send(step, chunk)
             }
             Op::Compute(Compute::W | Compute::WE | Compute::R, _)
             | Op::Transfer(..)
             | Op::Memory(..)
             | Op::Reduce(Reduction::Receive | Reduction::Add, _)
-            | Op::Update(Update::Step | Update::GatePrevious | Update::GateThis | Update::Commit) =>
-                {}
+            | Op::Update(
+                UpdateOp::Step | UpdateOp::GatePrevious | UpdateOp::GateThis | UpdateOp::Commit,
+            ) => {}
         }
         let cursor = &mut self.cursors[stage.index()];
         cursor.position += 1;
         if cursor.position == self.program.ops(stage).len() {
-            *cursor = Cursor { step: step + 1, position: 0 };
+            *cursor = StageCursor { step: step + 1, position: 0 };
         }
     }
 
@@ -224,8 +225,8 @@ impl<'a> Walk<'a> {
         self.wake(placement.chunk_after(pass.chunk, flow));
     }
 
-    fn finish_telling(&mut self, step: u32, chunk: ChunkIndex) {
-        self.told[step as usize][chunk.index()] = true;
+    fn finish_gradient_send(&mut self, step: u32, chunk: ChunkIndex) {
+        self.gradients_sent[step as usize][chunk.index()] = true;
         self.wake(self.program.placement.twin_of(chunk));
     }
 
@@ -246,14 +247,18 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn outcome(&self) -> Result<(), Stuck> {
-        let place = |stage: StageIndex| StuckAt {
+    fn outcome(&self) -> Result<(), Deadlock> {
+        let place = |stage: StageIndex| DeadlockedStage {
             stage,
             step: self.cursors[stage.index()].step,
             op: self.next_op(stage),
         };
-        let places: Vec<StuckAt> = stages(self.program).map(place).collect();
-        if places.iter().any(|place| place.op.is_some()) { Err(Stuck { places }) } else { Ok(()) }
+        let places: Vec<DeadlockedStage> = stages(self.program).map(place).collect();
+        if places.iter().any(|place| place.op.is_some()) {
+            Err(Deadlock { places })
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! hops, at times where they are exact.
 
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule, generate_async,
 };
 use zbelastic_schedule::{
     ChunkMemory, Costs, PipelineSize, ScheduleKind, Timeline, generate, generate_sized,
@@ -11,25 +11,25 @@ use zbelastic_schedule::{
 
 /// Whole-stage times.
 #[derive(Clone, Copy)]
-struct Times {
+struct PassTimes {
     f: f64,
     b: f64,
     w: f64,
 }
 
-const EQUAL: Times = Times { f: 2.0, b: 2.0, w: 2.0 };
+const EQUAL: PassTimes = PassTimes { f: 2.0, b: 2.0, w: 2.0 };
 /// W is the shortest, as measured on real models.
-const REAL: Times = Times { f: 10.0, b: 11.0, w: 8.0 };
-const SHORT_W: Times = Times { f: 9.0, b: 4.0, w: 1.0 };
+const REAL: PassTimes = PassTimes { f: 10.0, b: 11.0, w: 8.0 };
+const SHORT_W: PassTimes = PassTimes { f: 9.0, b: 4.0, w: 1.0 };
 
-fn replay(kind: ScheduleKind, stages: u32, microbatches: u32, times: Times) -> Timeline {
+fn replay(kind: ScheduleKind, stages: u32, microbatches: u32, times: PassTimes) -> Timeline {
     let program = generate(kind, stages, microbatches).expect("the size is legal");
     let costs = Costs::even(&program.placement, times.f, times.b, times.w, 0.0);
     simulate(&program, &costs, 1).expect("a generated program runs to its end")
 }
 
 /// `idle` is the time in which the stage with the longest span does not compute.
-fn check(kind: ScheduleKind, times: Times, idle: fn(stages: f64, times: Times) -> f64) {
+fn check(kind: ScheduleKind, times: PassTimes, idle: fn(stages: f64, times: PassTimes) -> f64) {
     for stages in 1..=8 {
         for microbatches in [2 * stages, 4 * stages] {
             let timeline = replay(kind, stages, microbatches, times);
@@ -67,7 +67,7 @@ fn without_a_bubble_there_is_still_a_ramp() {
 /// that a stage keeps of stages, chunks and microbatches.
 fn check_chunks(
     kind: ScheduleKind,
-    idle: fn(p: f64, v: f64, times: Times) -> f64,
+    idle: fn(p: f64, v: f64, times: PassTimes) -> f64,
     kept: fn(p: u32, v: u32, m: u32) -> u32,
 ) {
     for (stages, chunks, rounds) in
@@ -107,7 +107,7 @@ fn chunks_kept(program: &zbelastic_schedule::Program) -> f64 {
 
 #[test]
 fn more_chunks_leave_smaller_bubbles() {
-    let whole = |p: f64, v: f64, t: Times| (p - 1.0) * (t.f + t.b + t.w) / v;
+    let whole = |p: f64, v: f64, t: PassTimes| (p - 1.0) * (t.f + t.b + t.w) / v;
     check_chunks(ScheduleKind::LoopedBfs, whole, |_, v, m| v * m);
     check_chunks(ScheduleKind::Interleaved, whole, |p, v, m| (v * p + p - 1).min(v * m));
     check_chunks(ScheduleKind::Gis, |p, v, t| (p - 1.0) * (t.f + t.b) / v, |p, v, _| v * p);
@@ -125,7 +125,7 @@ fn smaller_groups_keep_less_and_leave_larger_bubbles() {
         let (p, v) = (f64::from(stages), f64::from(chunks));
         for m in [stages, 3 * stages] {
             let program = generate_sized(ScheduleKind::GisH, size(m)).expect("legal");
-            for Times { f, b, w } in [EQUAL, REAL] {
+            for PassTimes { f, b, w } in [EQUAL, REAL] {
                 let costs = Costs::even(&program.placement, f, b, w, 0.0);
                 let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
                 let idle = ((p - 1.0) * (f + b) + (v - 1.0) * p / 2.0 * (f + b - w)) / v;
@@ -183,7 +183,7 @@ fn slices_leave_a_share_of_the_bubble() {
             if microbatches * slices < stages - 1 + slices {
                 continue;
             }
-            for Times { f, b, w } in [EQUAL, REAL, SHORT_W] {
+            for PassTimes { f, b, w } in [EQUAL, REAL, SHORT_W] {
                 let costs = Costs::even(&program.placement, f, b, w, 0.0);
                 let timeline = simulate(&program, &costs, 1).expect("it runs to its end");
                 let whole = f + b + w;
@@ -227,7 +227,7 @@ fn microbatches_kept(program: &zbelastic_schedule::Program) -> Vec<f64> {
 /// one as well, however many units there are; and from p/2 + 1 to p microbatches kept.
 #[test]
 fn two_directions_leave_half_of_a_bubble() {
-    let slot = Times { f: 6.0, b: 4.0, w: 2.0 };
+    let slot = PassTimes { f: 6.0, b: 4.0, w: 2.0 };
     for half in 1..=4 {
         let (p, stages) = (f64::from(2 * half), 2 * half);
         for microbatches in [stages, 2 * stages, 5 * stages] {
@@ -258,7 +258,7 @@ fn two_directions_leave_half_of_a_bubble() {
 fn one_microbatch_after_the_other_idles_most_of_the_time() {
     for stages in 1..=8 {
         let p = f64::from(stages);
-        let times = Times { f: 2.0, b: 2.0, w: 2.0 };
+        let times = PassTimes { f: 2.0, b: 2.0, w: 2.0 };
         let timeline = replay(ScheduleKind::Gems, stages, 12, times);
         let rate = (p - 1.0) / (p + 0.5);
         assert!((timeline.bubble_span(0) - rate).abs() < 1e-12, "{stages}");
@@ -289,7 +289,7 @@ fn without_a_flush_nobody_waits() {
                     minibatch_count,
                     microbatch_count: microbatches,
                     replica_count: 2,
-                    dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
+                    dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 1, update_every: 1 },
                     variant: AsyncVariant::Usual,
                 };
                 let program = generate_async(request).expect("the size is legal").plain();

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncOp, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+    AsyncKind, AsyncOp, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule, generate_async,
     simulate_async,
 };
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
@@ -168,7 +168,7 @@ fn timeline_of_all(
         minibatch_count: minibatches,
         microbatch_count: microbatches,
         replica_count: 2,
-        dynamic: Dynamic { rule: DynamicRule::Oldest, cap: stages, update_every: 2 },
+        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: stages, update_every: 2 },
         variant: AsyncVariant::Usual,
     };
     let program = generate_async(request).expect("the size is legal");
@@ -186,7 +186,7 @@ fn programs_without_steps_have_their_text_picture_and_trace() {
             minibatch_count: 4,
             microbatch_count: 3,
             replica_count: 2,
-            dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
+            dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
             variant: AsyncVariant::Usual,
         };
         let program = generate_async(request).expect("the size is legal");

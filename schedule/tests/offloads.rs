@@ -44,15 +44,15 @@ fn lanes() -> impl Strategy<Value = CopyLanes> {
 }
 
 /// Times of passes, of a hop, and of copies.
-type Times = ((f64, f64, f64), f64, (f64, f64));
+type OffloadTimes = ((f64, f64, f64), f64, (f64, f64));
 
-fn times() -> impl Strategy<Value = Times> {
+fn times() -> impl Strategy<Value = OffloadTimes> {
     ((0.1..5.0, 0.1..5.0, 0.1..5.0), 0.0..2.0, (0.0..9.0, 0.0..9.0))
 }
 
 fn costs(
     program: &Program,
-    ((f, b, w), link, (offload, reload)): Times,
+    ((f, b, w), link, (offload, reload)): OffloadTimes,
     lanes: CopyLanes,
 ) -> Costs {
     let mut costs = Costs::even(&program.placement, f, b, w, link);
@@ -100,7 +100,7 @@ proptest! {
             prop_assert!(with <= bare);
         }
         for (with, bare) in live_passes(&program).iter().zip(live_passes(&order)) {
-            prop_assert!(with.remade_slots <= with.slots && with.slots <= bare.slots.max(1));
+            prop_assert!(with.recomputed_slots <= with.slots && with.slots <= bare.slots.max(1));
         }
         prop_assert_eq!(offload(&program, request), Ok(program.clone()), "made again");
     }

@@ -10,16 +10,16 @@
 //! Nothing is taken back. And the bits are not those of serial training but of serial training with
 //! the same staleness. The passes and the optimizer are the same code.
 
-mod line;
 mod reference;
 mod replay;
 mod rules;
 mod setup;
 mod stage;
 mod state;
+mod weight_versions;
 
 pub use reference::AsyncReference;
 pub use replay::replay_found;
-pub use setup::{AsyncKnobs, AsyncPlan, AsyncPlanError, AsyncSetup};
-pub use stage::{AsyncFrame, AsyncOutput, AsyncProgress, AsyncStage, Updated, frames_max};
+pub use setup::{AsyncHyperparameters, AsyncPlan, AsyncPlanError, AsyncSetup};
+pub use stage::{AsyncFrame, AsyncOutput, AsyncProgress, AsyncStage, AsyncUpdate, frames_max};
 pub use state::AsyncState;

@@ -4,7 +4,7 @@
 mod corpus;
 mod permutation;
 
-pub use corpus::{Corpus, CorpusError, Cut};
+pub use corpus::{Corpus, CorpusConfig, CorpusError};
 pub use permutation::Permutation;
 
 use std::ops::Range;
@@ -13,14 +13,14 @@ use zbelastic_types::{MicrobatchIndex, Step};
 
 /// One microbatch: for each row, a token and the token after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct TokenBatch {
     /// What the model sees, sequence by sequence.
     pub inputs: Vec<u32>,
     /// The tokens that follow those, which the model is to predict.
     pub targets: Vec<u32>,
 }
 
-impl Batch {
+impl TokenBatch {
     /// These tokens of each sequence, where one has `sequence_len`.
     #[must_use]
     pub fn slice(&self, sequence_len: usize, tokens: &Range<usize>) -> Self {
@@ -35,28 +35,28 @@ impl Batch {
 /// Where batches come from. The same arguments give the same batch on every node, at any time.
 pub trait BatchSource {
     /// A microbatch of training text.
-    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch;
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch;
 
     /// A microbatch of held-out text, or `None` beyond the last.
-    fn held_out(&self, index: u32) -> Option<Batch>;
+    fn held_out(&self, index: u32) -> Option<TokenBatch>;
 }
 
 impl<S: BatchSource + ?Sized> BatchSource for &S {
-    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         (**self).training(step, microbatch)
     }
 
-    fn held_out(&self, index: u32) -> Option<Batch> {
+    fn held_out(&self, index: u32) -> Option<TokenBatch> {
         (**self).held_out(index)
     }
 }
 
 impl<S: BatchSource + ?Sized> BatchSource for std::sync::Arc<S> {
-    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         (**self).training(step, microbatch)
     }
 
-    fn held_out(&self, index: u32) -> Option<Batch> {
+    fn held_out(&self, index: u32) -> Option<TokenBatch> {
         (**self).held_out(index)
     }
 }

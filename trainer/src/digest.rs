@@ -87,7 +87,7 @@ pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest 
     }
     let floats = [w, m, v].map(|part| bytemuck::cast_slice(part));
     let parts = [&head[..], floats[0], floats[1], floats[2]];
-    let tree = Subtrees { len, cut: 0, max: LEAF_BYTES };
+    let tree = HashSubtrees { len, cut: 0, max: LEAF_BYTES };
     let ranges = tree.ranges();
     let mut values = vec![[0; 32]; ranges.len()];
     let tasks = ranges.into_iter().zip(&mut values).collect();
@@ -101,13 +101,13 @@ pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest 
 /// specification of BLAKE3, section 2.1, and what the Bao format calls a slice). None lies on both sides of
 /// byte `cut`, a multiple of [`HASHED_CHUNK_LEN`]; none has more than `max` bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Subtrees {
+pub(crate) struct HashSubtrees {
     pub(crate) len: u64,
     pub(crate) cut: u64,
     pub(crate) max: u64,
 }
 
-impl Subtrees {
+impl HashSubtrees {
     /// The bytes of each, in order.
     pub(crate) fn ranges(self) -> Vec<Range<u64>> {
         let mut ranges = Vec::new();

@@ -4,12 +4,12 @@
 //! is always sealed state: weights and both moments.
 
 mod assembler;
-mod copy;
-mod cutting;
 mod digester;
+mod frame_split;
 mod gradient;
 mod image;
 mod scattered;
+mod stage_factory;
 mod weights;
 
 use std::sync::Arc;
@@ -18,15 +18,17 @@ use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
 use zbelastic_kernels::{AllocateError, DeviceFault};
 use zbelastic_types::{Digest, Fingerprint, LayerId, StageIndex, Step};
 
-use crate::stage::{StageSetup, Workbench};
+use crate::stage::{StageExecutor, StageSetup};
 
-pub use assembler::{LayerAssembler, ReadLayer, ReadWeights};
-pub use copy::{BackendCopy, BackendModel, DeviceUse, MakeBackend, MakeStore};
-pub use cutting::{FrameRoom, GRADIENT_ROOM, Part, cut};
+pub use assembler::{LayerAssembler, LoadedLayer, LoadedWeights};
 pub use digester::ImageDigester;
-pub use gradient::{GradientPart, HeldGradient, LayerGradient};
+pub use frame_split::{FrameLimits, GRADIENT_FRAME_LIMITS, TensorFragment, split_into_frames};
+pub use gradient::{GradientPart, GradientProgress, LayerGradient};
 pub use image::{FLOATS_MAX, ImageError, LayerImage, image_bytes, layer_digest, layer_fingerprint};
 pub use scattered::ScatteredLayer;
+pub use stage_factory::{
+    BackendCopy, BackendFactory, BackendStageFactory, DeviceUse, StashStoreFactory,
+};
 pub use weights::{ChainingValue, moment_subtrees, moment_value, weights_end};
 
 /// Why a copy does not accept a gradient or a seal. It stays as it was.
@@ -99,9 +101,9 @@ pub trait LayerCopy {
 }
 
 /// What a worker computes with: makes stages and copies from layers.
-pub trait ComputeModel {
+pub trait StageFactory {
     /// What a stage computes with.
-    type Workbench: Workbench;
+    type Executor: StageExecutor;
     /// A copy of a layer.
     type Copy: LayerCopy;
 
@@ -125,12 +127,12 @@ pub trait ComputeModel {
     ///
     /// # Errors
     /// If memory does not hold it.
-    fn workbench(
+    fn executor(
         &self,
         setup: &StageSetup,
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
-    ) -> Result<Self::Workbench, AllocateError>;
+    ) -> Result<Self::Executor, AllocateError>;
 
     /// A copy of a layer.
     ///

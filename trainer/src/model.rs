@@ -4,6 +4,7 @@
 //! grain of the partition; a block's two halves may stand on different stages. Each kind of layer
 //! has its three passes in `layers.rs`; a [`Chunk`] strings layers together.
 
+mod buffer_size;
 mod chunk;
 mod config;
 mod initial;
@@ -13,22 +14,23 @@ mod layers;
 mod parts;
 mod pass_stash;
 mod recompute;
-mod space;
 mod state;
 mod tensors;
 
+pub use buffer_size::BufferSize;
 pub use chunk::{Chunk, count_bytes, rotary_angles, slice_angles};
 pub use config::{Family, LayerKind, ModelConfig, ModelError};
 pub use initial::{draw_weights, initial_weights};
 pub use layer_bytes::{frozen_bytes, layer_bytes, replayed_bytes};
 pub use layer_times::{
-    LayerClass, LayerClock, LayerPart, LayerTimer, LayerTimes, Span, Spent, Timed,
+    LayerClass, LayerClock, LayerOp, LayerTimer, LayerTimes, Span, StageTimings, TimeTotal,
 };
-pub use layers::{Context, Logits, MicrobatchShape, Scratch, Sizes, SlicePlace};
+pub use layers::{Logits, MicrobatchShape, PassContext, PassScratch, PassSizes, SlicePosition};
 pub use parts::{LayerParts, LinearParts, NormParts};
-pub use pass_stash::{PassStash, left_parts, left_spaces, put_left, settle, take_left};
-pub use recompute::{Recompute, RecomputedOps, RemadeParts};
-pub use space::Space;
+pub use pass_stash::{
+    PassStash, download_parts, offload_parts, offload_sizes, settle, upload_parts,
+};
+pub use recompute::{Recompute, RecomputedOps, RecomputedParts};
 pub use state::{AfterCommit, LayerState};
-pub use tensors::{Initial, LayerSpec, TensorSpec, find_tensor, model_layers, model_size};
+pub use tensors::{LayerSpec, TensorInit, TensorSpec, find_tensor, model_layers, model_size};
 pub use zbelastic_types::LayerRange;

@@ -3,8 +3,8 @@
 mod config;
 mod update;
 
-pub use config::{DecayOn, LrDecay, OptimizerConfig};
+pub use config::{LrDecay, OptimizerConfig, WeightDecayScope};
 pub use update::{
-    Update, clip_coefficient, commit, compute_candidate, drop_candidate, replay, skip, square_sums,
-    square_sums_ahead, update_in_place,
+    OptimizerUpdate, clip_coefficient, commit, compute_candidate, drop_candidate, replay, skip,
+    square_sums, square_sums_ahead, update_in_place,
 };

@@ -1,42 +1,44 @@
 //! A plan: which stage holds which layers, and the program that the stages run.
 
+mod calibration;
 mod choose;
 mod device_claim;
 mod drift;
 mod layer_costs;
-mod measured;
 mod memory;
+mod memory_policy;
 mod pace;
 mod partition;
 mod rates;
-mod relieved;
 mod slice_cut;
 mod solved;
 mod work;
 
+pub use calibration::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
 pub use choose::{
-    AUTO_KINDS, Choice, ChooseRequest, Considered, Prediction, Refusal, choose, plan_period,
+    AUTO_KINDS, ChooseRequest, ConsideredSchedule, PlanChoice, PlanPrediction, ScheduleRefusal,
+    choose, plan_period,
 };
 pub(crate) use device_claim::asynchronous_claim;
 pub use device_claim::{DeviceClaim, device_claim};
 pub use drift::{
-    Drift, DriftedPart, GAIN_MIN, Judgement, PERIOD_GROWTH, SLACK_MAX, Stakes, judge, slack,
+    Drift, DriftJudgement, DriftSource, GAIN_MIN, PERIOD_GROWTH, ReplanStakes, SLACK_MAX, judge,
+    slack,
 };
 pub use layer_costs::{ClassCosts, LayerCost, class_costs};
-pub use measured::{Calibration, StageSample, StageTimes, calibrate, rounded_speed};
-pub use memory::{AwayPlaces, StageMemory, away_places, plan_memory, stage_memory};
+pub use memory::{OffloadClaim, StageMemory, offload_claims, plan_memory, stage_memory};
 pub(crate) use memory::{claim_copy, claim_stage};
+pub use memory_policy::{MemoryPolicy, PassExtent};
 pub use pace::Pace;
 pub use partition::partition;
-pub use relieved::{Extent, MemoryPolicy};
-pub use slice_cut::{CutBy, SLICES_OF_EQUAL_TIME_MAX, SliceCut, TokenWork, is_legal_cut};
+pub use slice_cut::{SLICES_OF_EQUAL_TIME_MAX, SliceBalance, SliceCut, TokenWork, is_legal_cut};
 pub use solved::span_lower_bound;
 pub use work::{LayerWork, layer_work, model_flop_per_token};
 
 use serde::{Deserialize, Serialize};
 use zbelastic_schedule::{
-    GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, Violation, Window,
-    check, check_size, generate_sized, lower,
+    GenerateError, LowerOptions, PipelineSize, Placement, Program, ScheduleKind, ScheduleViolation,
+    Window, check, check_size, generate_sized, lower,
 };
 use zbelastic_types::{ChunkIndex, Generation, StageIndex};
 
@@ -52,7 +54,7 @@ pub struct BatchShape {
     pub microbatch_count: u32,
     /// In what slices are alike, where a schedule cuts sequences.
     #[serde(default)]
-    pub cut_by: CutBy,
+    pub cut_by: SliceBalance,
 }
 
 impl BatchShape {
@@ -99,7 +101,7 @@ pub enum PlanError {
     #[error("{slice_count} slices of equal {} for sequences of {sequence_len} tokens", alike(*by))]
     Slices {
         /// In what they should be alike.
-        by: CutBy,
+        by: SliceBalance,
         /// Slices requested.
         slice_count: u32,
         /// Tokens of a sequence.
@@ -122,10 +124,10 @@ pub enum PlanError {
     },
 }
 
-const fn alike(by: CutBy) -> &'static str {
+const fn alike(by: SliceBalance) -> &'static str {
     match by {
-        CutBy::Tokens => "length",
-        CutBy::Time => "time",
+        SliceBalance::Tokens => "length",
+        SliceBalance::Time => "time",
     }
 }
 
@@ -247,7 +249,7 @@ impl Plan {
         let chunks = chunks.repeat(placement.replica_count() as usize);
         let early_head_weights = kind.splits_backward();
         let program = lower(compute, LowerOptions { window, early_head_weights });
-        let violations: Result<(), Vec<Violation>> = check(&program);
+        let violations: Result<(), Vec<ScheduleViolation>> = check(&program);
         assert_eq!(violations, Ok(()), "what is generated or solved, and lowered, is legal");
         let recompute = Recompute::None;
         Ok(Self { generation: Generation(0), program, chunks, batch, recompute })

@@ -8,15 +8,15 @@
 use zbelastic_kernels::{Accumulate, AllocateError, Backend};
 use zbelastic_types::Step;
 
-use crate::data::Batch;
+use crate::data::TokenBatch;
 use crate::model::{
-    AfterCommit, Chunk, Context, LayerClass, LayerKind, LayerRange, LayerSpec, LayerState, Logits,
-    MicrobatchShape, ModelConfig, PassStash, Scratch, Sizes, SlicePlace, Space, left_parts,
-    model_layers, put_left, rotary_angles, take_left,
+    AfterCommit, BufferSize, Chunk, LayerClass, LayerKind, LayerRange, LayerSpec, LayerState,
+    Logits, MicrobatchShape, ModelConfig, PassContext, PassScratch, PassSizes, PassStash,
+    SlicePosition, download_parts, model_layers, offload_parts, rotary_angles, upload_parts,
 };
-use crate::optimizer::{OptimizerConfig, Update, commit, compute_candidate};
+use crate::optimizer::{OptimizerConfig, OptimizerUpdate, commit, compute_candidate};
 use crate::plan::{LayerWork, Pace};
-use crate::random::{Purpose, Stream};
+use crate::random::{RandomPurpose, RandomStream};
 
 /// Measures of each kind of layer, the first of which is thrown away: it is the one that touches
 /// memory for the first time.
@@ -37,17 +37,17 @@ pub fn measure_pace<B: Backend>(
     let mut pace = Pace::estimated(model, shape);
     let specs = model_layers(model);
     let kinds = specs.iter().map(|spec| LayerClass::of(spec.kind).index());
-    let mut measured: [Option<Measured>; LayerClass::COUNT] = [None; LayerClass::COUNT];
+    let mut measured: [Option<MeasuredLayer>; LayerClass::COUNT] = [None; LayerClass::COUNT];
     for (index, kind) in kinds.enumerate() {
         let found = match measured[kind] {
             Some(found) => found,
             None => {
-                let mut bench = LayerBench::new(backend, model, shape, specs[index].clone())?;
+                let mut bench = LayerProfiler::new(backend, model, shape, specs[index].clone())?;
                 (0..MEASURES)
                     .map(|turn| (turn, bench.measure(optimizer, turn, now)))
                     .filter(|(turn, _)| *turn > 0)
                     .map(|(_, found)| found)
-                    .reduce(Measured::shorter)
+                    .reduce(MeasuredLayer::shorter)
                     .expect("more than one measure is made")
             }
         };
@@ -60,14 +60,14 @@ pub fn measure_pace<B: Backend>(
 }
 
 #[derive(Clone, Copy)]
-struct Measured {
+struct MeasuredLayer {
     work: LayerWork,
     update: f64,
     /// One way.
     copy: f64,
 }
 
-impl Measured {
+impl MeasuredLayer {
     fn shorter(self, other: Self) -> Self {
         let (a, b) = (self.work, other.work);
         let work = LayerWork {
@@ -81,28 +81,28 @@ impl Measured {
 }
 
 /// One layer with all that its passes need.
-struct LayerBench<'a, B: Backend> {
+struct LayerProfiler<'a, B: Backend> {
     backend: &'a B,
     model: &'a ModelConfig,
     shape: MicrobatchShape,
     chunk: Chunk<B>,
     stash: PassStash<B::Buffer>,
     logits: Option<Logits<B::Buffer>>,
-    scratch: Scratch<B::Buffer>,
+    scratch: PassScratch<B::Buffer>,
     angles: Option<B::Buffer>,
-    batch: Batch,
+    batch: TokenBatch,
     drawn: Vec<f32>,
 }
 
-impl<'a, B: Backend> LayerBench<'a, B> {
+impl<'a, B: Backend> LayerProfiler<'a, B> {
     fn new(
         backend: &'a B,
         model: &'a ModelConfig,
         shape: MicrobatchShape,
         spec: LayerSpec,
     ) -> Result<Self, AllocateError> {
-        let sizes = Sizes::whole(model, shape);
-        let mut make = |space: Space| space.allocate(backend);
+        let sizes = PassSizes::whole(model, shape);
+        let mut make = |space: BufferSize| space.allocate(backend);
         let layer = spec.layer.0;
         let has_head = spec.kind == LayerKind::Head;
         let tokens: Vec<u32> = (0..shape.rows() as u32).map(|at| at % model.vocabulary).collect();
@@ -113,7 +113,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
             scratch: sizes.scratch(&mut make)?,
             chunk: Chunk::new(vec![LayerState::new(backend, model, spec, &weights)?]),
             angles: rotary_angles(backend, model, shape)?,
-            batch: Batch { inputs: tokens.clone(), targets: tokens },
+            batch: TokenBatch { inputs: tokens.clone(), targets: tokens },
             drawn: drawn(sizes.residual()),
             backend,
             model,
@@ -127,12 +127,12 @@ impl<'a, B: Backend> LayerBench<'a, B> {
         optimizer: &OptimizerConfig,
         turn: u32,
         now: &mut impl FnMut() -> f64,
-    ) -> Measured {
+    ) -> MeasuredLayer {
         let Self { backend, model, shape, chunk, stash, logits, scratch, angles, batch, drawn } =
             self;
-        let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
+        let (place, angles) = (SlicePosition::WHOLE, angles.as_ref());
         let context =
-            Context { backend: *backend, model, shape: *shape, place, angles, timer: None };
+            PassContext { backend: *backend, model, shape: *shape, place, angles, timer: None };
         let mut timed = |work: &mut dyn FnMut()| {
             let began = now();
             work();
@@ -145,9 +145,9 @@ impl<'a, B: Backend> LayerBench<'a, B> {
             chunk.forward(&context, batch, stash, logits.as_mut());
         });
         let round_trip = timed(&mut || {
-            let mut parts = left_parts(*backend, stash, logits.as_mut());
-            let left = take_left(*backend, &mut parts);
-            put_left(*backend, &left, &mut parts);
+            let mut parts = offload_parts(*backend, stash, logits.as_mut());
+            let left = download_parts(*backend, &mut parts);
+            upload_parts(*backend, &left, &mut parts);
         });
         if !chunk.has_head() {
             chunk.set_gradient(*backend, drawn, stash);
@@ -163,7 +163,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
             chunk.backward_weights(&context, batch, stash, Accumulate::Start);
         });
         let step = Step(u64::from(turn));
-        let update = Update { config: optimizer, lr: 0.0, number: step.0 + 1, clip: 1.0 };
+        let update = OptimizerUpdate { config: optimizer, lr: 0.0, number: step.0 + 1, clip: 1.0 };
         let update = timed(&mut || {
             for layer in chunk.layers_mut() {
                 compute_candidate(*backend, layer, &update);
@@ -171,7 +171,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
             }
         });
         let work = LayerWork { f, b, w: w_early + late, w_early };
-        Measured { work, update, copy: round_trip / 2.0 }
+        MeasuredLayer { work, update, copy: round_trip / 2.0 }
     }
 }
 
@@ -179,7 +179,7 @@ impl<'a, B: Backend> LayerBench<'a, B> {
 fn drawn(len: usize) -> Vec<f32> {
     const PERIOD: usize = 1024;
     const SCALE: f64 = 0.02;
-    let stream = Stream::new(0, Purpose::Weights, 0);
+    let stream = RandomStream::new(0, RandomPurpose::Weights, 0);
     let pairs = (0..PERIOD as u64 / 2).flat_map(|position| stream.normal_pair(position));
     let period: Vec<f32> = pairs.map(|number| (SCALE * number) as f32).collect();
     period.into_iter().cycle().take(len).collect()
@@ -191,7 +191,7 @@ mod tests {
 
     use super::measure_pace;
     use crate::model::{Family, LayerKind, MicrobatchShape, ModelConfig};
-    use crate::optimizer::{DecayOn, LrDecay, OptimizerConfig};
+    use crate::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 
     const OPTIMIZER: OptimizerConfig = OptimizerConfig {
         lr: 1e-3,
@@ -201,7 +201,7 @@ mod tests {
         betas: [0.9, 0.95],
         epsilon: 1e-8,
         weight_decay: 0.1,
-        decay_on: DecayOn::Matrices,
+        decay_on: WeightDecayScope::Matrices,
     };
 
     /// A clock that goes on by one whenever it is read, and by a thousand in the first measure of each

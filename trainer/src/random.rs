@@ -7,7 +7,7 @@
 /// What draws are for. Each purpose has its own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Purpose {
+pub enum RandomPurpose {
     /// Initial weights.
     Weights = 1,
     /// The order in which windows of text are read.
@@ -18,16 +18,16 @@ pub enum Purpose {
 
 /// Numbers for one purpose and subject of a seed.
 #[derive(Clone, Copy, Debug)]
-pub struct Stream {
+pub struct RandomStream {
     seed: u64,
-    purpose: Purpose,
+    purpose: RandomPurpose,
     subject: u32,
 }
 
-impl Stream {
+impl RandomStream {
     /// The numbers of `purpose` for `subject` (a tensor, an epoch).
     #[must_use]
-    pub const fn new(seed: u64, purpose: Purpose, subject: u32) -> Self {
+    pub const fn new(seed: u64, purpose: RandomPurpose, subject: u32) -> Self {
         Self { seed, purpose, subject }
     }
 
@@ -88,7 +88,7 @@ const fn philox(mut key: [u32; 2], mut counter: [u32; 4]) -> [u32; 4] {
 
 #[cfg(test)]
 mod tests {
-    use super::{Purpose, Stream, philox};
+    use super::{RandomPurpose, RandomStream, philox};
 
     #[test]
     fn philox_meets_the_known_answers() {
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn normal_numbers_have_mean_zero_and_deviation_one() {
-        let stream = Stream::new(7, Purpose::Weights, 3);
+        let stream = RandomStream::new(7, RandomPurpose::Weights, 3);
         let draws: Vec<f64> = (0..20_000).flat_map(|i| stream.normal_pair(i)).collect();
         let count = draws.len() as f64;
         let mean = draws.iter().sum::<f64>() / count;
@@ -118,12 +118,12 @@ mod tests {
 
     #[test]
     fn seed_purpose_and_subject_each_change_the_numbers() {
-        let one = Stream::new(1, Purpose::Weights, 0);
+        let one = RandomStream::new(1, RandomPurpose::Weights, 0);
         let others = [
-            Stream::new(2, Purpose::Weights, 0),
-            Stream::new(1 << 32 | 1, Purpose::Weights, 0),
-            Stream::new(1, Purpose::Windows, 0),
-            Stream::new(1, Purpose::Weights, 1),
+            RandomStream::new(2, RandomPurpose::Weights, 0),
+            RandomStream::new(1 << 32 | 1, RandomPurpose::Weights, 0),
+            RandomStream::new(1, RandomPurpose::Windows, 0),
+            RandomStream::new(1, RandomPurpose::Weights, 1),
         ];
         assert!(others.iter().all(|other| other.block(0) != one.block(0)));
         assert_ne!(one.block(1), one.block(0));

@@ -7,38 +7,38 @@
 //! that has them is compared with a loop that has them.
 
 use zbelastic_kernels::reference::{AdamWState, adamw};
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, View, ViewMut};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, BufferView, BufferViewMut};
 use zbelastic_types::{MicrobatchIndex, SliceIndex, Step};
 
-use crate::data::{Batch, BatchSource};
+use crate::data::{BatchSource, TokenBatch};
 use crate::digest::{StateDigest, state_digest};
 use crate::elastic::{LayerImage, layer_digest};
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Logits, PassStash, Scratch, Space, model_layers,
-    slice_angles,
+    BufferSize, Chunk, LayerRange, LayerState, Logits, PassContext, PassScratch, PassStash,
+    model_layers, slice_angles,
 };
-use crate::optimizer::{Update, clip_coefficient, update_in_place};
+use crate::optimizer::{OptimizerUpdate, clip_coefficient, update_in_place};
 use crate::plan::SliceCut;
 use crate::stage::StageSetup;
 
 /// A serial training run.
-pub struct Reference<B: Backend, S> {
+pub struct SerialReference<B: Backend, S> {
     setup: StageSetup,
     backend: B,
     source: S,
     model: Chunk<B>,
     cut: SliceCut,
-    slices: Vec<SliceBench<B::Buffer>>,
+    slices: Vec<SliceMemory<B::Buffer>>,
     updates: u64,
     /// Steps behind it, those that were skipped included.
     version: Step,
 }
 
 /// What passes over a slice work in.
-struct SliceBench<T> {
+struct SliceMemory<T> {
     stash: PassStash<T>,
     logits: Logits<T>,
-    scratch: Scratch<T>,
+    scratch: PassScratch<T>,
     angles: Option<T>,
 }
 
@@ -55,19 +55,19 @@ pub struct ReferenceStep {
     pub loss_sum: f64,
 }
 
-impl<B: Backend, S: BatchSource> Reference<B, S> {
+impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// A run of `setup` from its first step.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
     pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
         let (cut, microbatch) = (setup.plan.cut(&setup.model), setup.plan.batch.microbatch);
-        let mut make = |space: Space| space.allocate(&backend);
+        let mut make = |space: BufferSize| space.allocate(&backend);
         let all = LayerRange::new(0, setup.model.layer_count());
         let mut slices = Vec::new();
         for slice in cut.slices() {
             let sizes = cut.sizes(&setup.model, microbatch, cut.len_of(slice));
-            slices.push(SliceBench {
+            slices.push(SliceMemory {
                 stash: PassStash::build(&sizes, all, &mut make)?,
                 logits: sizes.logits(&mut make)?,
                 scratch: sizes.scratch(&mut make)?,
@@ -111,7 +111,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         self.version = step.next();
         let StageSetup { optimizer, clip_norm, step_count, .. } = &self.setup;
         let (lr, clip) = (optimizer.lr_at(step, *step_count), clip_coefficient(*clip_norm, norm));
-        let update = Update { config: optimizer, lr, number: self.updates, clip };
+        let update = OptimizerUpdate { config: optimizer, lr, number: self.updates, clip };
         for layer in self.model.layers_mut() {
             update_in_place(&self.backend, layer, &update);
         }
@@ -143,8 +143,9 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
 
     /// By layer.
     fn gradients(&self) -> Vec<Vec<f32>> {
-        let read =
-            |layer: &LayerState<B>| self.backend.download(View::new(&layer.g, 0..layer.spec.len()));
+        let read = |layer: &LayerState<B>| {
+            self.backend.download(BufferView::new(&layer.g, 0..layer.spec.len()))
+        };
         self.model.layers().iter().map(read).collect()
     }
 
@@ -153,7 +154,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let now = self.gradients();
         for ((layer, before), now) in self.model.layers_mut().iter_mut().zip(before).zip(now) {
             let sum: Vec<f32> = before.iter().zip(&now).map(|(a, b)| a + b).collect();
-            self.backend.upload(&sum, ViewMut::new(&mut layer.g, 0..sum.len()));
+            self.backend.upload(&sum, BufferViewMut::new(&mut layer.g, 0..sum.len()));
         }
     }
 
@@ -173,7 +174,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
             let (before, own) = self.slices.split_at_mut(slice);
             let mut earlier: Vec<&mut PassStash<B::Buffer>> =
                 before.iter_mut().map(|slice| &mut slice.stash).collect();
-            let SliceBench { stash, logits, scratch, angles } = &mut own[0];
+            let SliceMemory { stash, logits, scratch, angles } = &mut own[0];
             let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let accumulate = if context.place.is_last() { accumulate } else { Accumulate::Add };
             let (model, scaled) = (&mut self.model, (&tokens, scale));
@@ -201,14 +202,14 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     }
 
     /// F of all slices, and the loss of each.
-    fn forward(&mut self, batch: &Batch) -> Vec<f64> {
+    fn forward(&mut self, batch: &TokenBatch) -> Vec<f64> {
         let mut losses = Vec::with_capacity(self.slices.len());
         for slice in 0..self.slices.len() {
             let tokens = slice_of(&self.cut, batch, slice);
             let (before, own) = self.slices.split_at_mut(slice);
             let earlier: Vec<&mut PassStash<B::Buffer>> =
                 before.iter_mut().map(|slice| &mut slice.stash).collect();
-            let SliceBench { stash, logits, angles, .. } = &mut own[0];
+            let SliceMemory { stash, logits, angles, .. } = &mut own[0];
             let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let loss = self.model.forward_slice(&context, &tokens, &earlier, stash, Some(logits));
             losses.push(loss.expect("the whole model has a loss").wait());
@@ -221,7 +222,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
         let mut total = 0.0;
         for layer in self.model.layers() {
             for tensor in &layer.spec.tensors {
-                let view = View::new(&layer.g, tensor.range.clone());
+                let view = BufferView::new(&layer.g, tensor.range.clone());
                 total += self.backend.sum_squares(view).sum;
             }
         }
@@ -238,7 +239,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
                 let is_decayed = optimizer.decays(tensor.is_matrix());
                 let numbers = optimizer.numbers(lr, self.updates, clip, is_decayed);
                 let read = |buffer: &B::Buffer| {
-                    self.backend.download(View::new(buffer, tensor.range.clone()))
+                    self.backend.download(BufferView::new(buffer, tensor.range.clone()))
                 };
                 let g = read(&layer.g);
                 let mut state =
@@ -247,7 +248,7 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
                 for (floats, buffer) in
                     [(state.w, &mut layer.w), (state.m, &mut layer.m), (state.v, &mut layer.v)]
                 {
-                    self.backend.upload(&floats, ViewMut::new(buffer, tensor.range.clone()));
+                    self.backend.upload(&floats, BufferViewMut::new(buffer, tensor.range.clone()));
                 }
             }
             layer.put_state_in_force(&self.backend);
@@ -266,11 +267,11 @@ impl<B: Backend, S: BatchSource> Reference<B, S> {
     }
 
     /// The logits of one batch, `rows` by vocabulary.
-    pub fn logits(&mut self, batch: &Batch) -> Vec<f32> {
+    pub fn logits(&mut self, batch: &TokenBatch) -> Vec<f32> {
         self.forward(batch);
-        let read = |slice: &SliceBench<B::Buffer>| {
+        let read = |slice: &SliceMemory<B::Buffer>| {
             let logits = slice.logits.values();
-            self.backend.download(View::new(logits, 0..self.backend.len(logits)))
+            self.backend.download(BufferView::new(logits, 0..self.backend.len(logits)))
         };
         let slices: Vec<Vec<f32>> = self.slices.iter().map(read).collect();
         let vocabulary = self.setup.model.vocabulary as usize;
@@ -320,12 +321,19 @@ fn context<'c, B: Backend>(
     backend: &'c B,
     (cut, slice): (&SliceCut, usize),
     angles: &'c Option<B::Buffer>,
-) -> Context<'c, B> {
+) -> PassContext<'c, B> {
     let slice = SliceIndex(slice as u32);
     let (model, shape) = (&setup.model, cut.shape_of(setup.plan.batch.microbatch, slice));
-    Context { backend, model, shape, place: cut.place(slice), angles: angles.as_ref(), timer: None }
+    PassContext {
+        backend,
+        model,
+        shape,
+        place: cut.place(slice),
+        angles: angles.as_ref(),
+        timer: None,
+    }
 }
 
-fn slice_of(cut: &SliceCut, batch: &Batch, slice: usize) -> Batch {
+fn slice_of(cut: &SliceCut, batch: &TokenBatch, slice: usize) -> TokenBatch {
     batch.slice(cut.sequence_len(), &cut.tokens(SliceIndex(slice as u32)))
 }

@@ -4,14 +4,14 @@
 //! context was requested, and computes them all again for each token: what it remembers lies in
 //! the tokens alone. Draws are a function of a seed and the token's position (rule R7).
 
-use zbelastic_kernels::{AllocateError, Backend, DeviceFault, View};
+use zbelastic_kernels::{AllocateError, Backend, BufferView, DeviceFault};
 
-use crate::data::Batch;
+use crate::data::TokenBatch;
 use crate::model::{
-    Chunk, Context, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassStash, Sizes,
-    SlicePlace, Space, model_layers, rotary_angles,
+    BufferSize, Chunk, LayerRange, LayerState, Logits, MicrobatchShape, ModelConfig, PassContext,
+    PassSizes, PassStash, SlicePosition, model_layers, rotary_angles,
 };
-use crate::random::{Purpose, Stream};
+use crate::random::{RandomPurpose, RandomStream};
 
 /// A model that continues text.
 pub struct Sampler<'a, B: Backend> {
@@ -26,7 +26,7 @@ pub struct Sampler<'a, B: Backend> {
 
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
+pub struct SamplingConfig {
     /// What logits are divided by: below 1 the likely gets likelier.
     pub temperature: f64,
     /// What draws are made from.
@@ -45,8 +45,8 @@ impl<'a, B: Backend> Sampler<'a, B> {
         weights: &[impl AsRef<[f32]>],
     ) -> Result<Self, AllocateError> {
         let shape = MicrobatchShape { sequences: 1, sequence_len: context_len };
-        let sizes = Sizes::whole(model, shape);
-        let mut make = |space: Space| space.allocate(&backend);
+        let sizes = PassSizes::whole(model, shape);
+        let mut make = |space: BufferSize| space.allocate(&backend);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let logits = sizes.logits(&mut make)?;
         let angles = rotary_angles(&backend, model, shape)?;
@@ -61,9 +61,14 @@ impl<'a, B: Backend> Sampler<'a, B> {
     ///
     /// # Panics
     /// If the prompt is empty.
-    pub fn continue_text(&mut self, prompt: &[u32], token_count: usize, draw: Draw) -> Vec<u32> {
+    pub fn continue_text(
+        &mut self,
+        prompt: &[u32],
+        token_count: usize,
+        draw: SamplingConfig,
+    ) -> Vec<u32> {
         assert!(!prompt.is_empty(), "there is a token to continue");
-        let stream = Stream::new(draw.seed, Purpose::Sampling, 0);
+        let stream = RandomStream::new(draw.seed, RandomPurpose::Sampling, 0);
         let mut tokens = prompt.to_vec();
         for _ in 0..token_count {
             let logits = self.next_logits(&tokens);
@@ -86,19 +91,19 @@ impl<'a, B: Backend> Sampler<'a, B> {
         let mut inputs = seen.to_vec();
         // What stands behind the last token is not seen by it.
         inputs.resize(context_len, 0);
-        let batch = Batch { targets: vec![0; context_len], inputs };
-        let context = Context {
+        let batch = TokenBatch { targets: vec![0; context_len], inputs };
+        let context = PassContext {
             backend: &self.backend,
             model: self.model,
             shape: self.shape,
-            place: SlicePlace::WHOLE,
+            place: SlicePosition::WHOLE,
             angles: self.angles.as_ref(),
             timer: None,
         };
         self.chunk.forward(&context, &batch, &mut self.stash, Some(&mut self.logits));
         let vocabulary = self.model.vocabulary as usize;
         let start = (seen.len() - 1) * vocabulary;
-        self.backend.download(View::new(self.logits.values(), start..start + vocabulary))
+        self.backend.download(BufferView::new(self.logits.values(), start..start + vocabulary))
     }
 }
 

@@ -5,33 +5,36 @@
 //! [`StageEngine::poll_output`] yields what should be sent. It owns a device and its part of the
 //! model; threads, sockets and clocks are its owner's.
 
-mod chunk_bench;
-mod elsewhere;
+mod backend_executor;
+mod chunk_workspace;
 mod engine;
 mod evaluation;
+mod executor;
 mod frame;
 mod inbox;
+mod initial_weights;
 mod injection;
+mod offload_target;
 mod partial;
 mod pass_pool;
-mod passes;
 mod reductions;
 mod running;
 mod slots;
-mod store;
+mod stash_store;
 mod updates;
-mod workbench;
 
-pub(crate) use slots::Slots;
+pub(crate) use slots::SlotPool;
 
+pub use backend_executor::BackendExecutor;
 pub use engine::{
-    Activity, Event, EventRefusal, InitialWeights, Output, Progress, StageEngine, StageSetup, Wait,
+    EngineActivity, EngineProgress, Event, EventRefusal, Output, StageEngine, StageSetup,
+    WaitReason,
 };
 pub use evaluation::HELD_OUT_MAX;
-pub use frame::{Frame, Lap};
-pub use inbox::FrameRefusal;
+pub use executor::{StageExecutor, UpdateRequest};
+pub use frame::{Frame, PassMode};
+pub use inbox::BoundaryFrameRefusal;
+pub use initial_weights::InitialWeights;
 pub use injection::{Corruption, Injection, InjectionParseError};
-pub use partial::{PARTIALS_PER_CHUNK, Partial, PartialLength, PartialRefusal};
-pub use passes::Bench;
-pub use store::{MemoryStore, Room, SecondStore, StoreError};
-pub use workbench::{UpdateOrder, Workbench};
+pub use partial::{PARTIALS_PER_CHUNK, PartialGradient, PartialLength, PartialRefusal};
+pub use stash_store::{ByteBudget, MemoryStashStore, StashStore, StashStoreError};

@@ -6,25 +6,25 @@ mod common;
 mod runs;
 
 use runs::{
-    Place, check_against_replay, check_against_serial, found_runs, request, run_alone, runs_of,
-    serial, setup, setup_for, struck_runs, text, vertical_syncs, warm_ups,
+    BackendProvider, check_against_replay, check_against_serial, found_runs, request, run_alone,
+    runs_of, serial, setup, setup_for, struck_runs, text, vertical_syncs, warm_ups,
 };
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::Window;
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, check_async,
+    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule, check_async,
 };
 use zbelastic_trainer::asynchronous::{AsyncPlanError, AsyncSetup};
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::{Plan, PlanRequest};
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_types::{StageIndex, Step};
 
 /// A thread for each way, and one.
-struct Processors;
+struct CpuBackends;
 
-impl Place for Processors {
+impl BackendProvider for CpuBackends {
     type Backend = CpuBackend;
     const ALONE: &'static [(u32, u64)] = &[(0, 1), (1, 2)];
 
@@ -34,7 +34,7 @@ impl Place for Processors {
 }
 
 fn check_runs_of(kind: AsyncKind) {
-    runs_of(kind).iter().for_each(|setup| check_against_serial(&Processors, setup));
+    runs_of(kind).iter().for_each(|setup| check_against_serial(&CpuBackends, setup));
 }
 
 #[test]
@@ -54,15 +54,15 @@ fn pipemare_equals_its_reference() {
 
 #[test]
 fn pipemare_equals_its_reference_behind_a_warm_up() {
-    warm_ups().iter().for_each(|setup| check_against_serial(&Processors, setup));
+    warm_ups().iter().for_each(|setup| check_against_serial(&CpuBackends, setup));
 }
 
 #[test]
 fn pipedream_with_vertical_sync_equals_its_reference() {
     for [vertical, usual] in vertical_syncs() {
-        check_against_serial(&Processors, &vertical);
+        check_against_serial(&CpuBackends, &vertical);
         // On two stages and more it is another method.
-        let is_usual = serial(&Processors, &vertical).0 == serial(&Processors, &usual).0;
+        let is_usual = serial(&CpuBackends, &vertical).0 == serial(&CpuBackends, &usual).0;
         assert_eq!(is_usual, usual.plan.program.placement.stage_count() == 1);
     }
 }
@@ -89,14 +89,14 @@ fn avgpipe_equals_its_reference() {
 
 #[test]
 fn ampnet_equals_a_replay_of_the_order_it_found() {
-    found_runs().iter().for_each(|setup| check_against_replay(&Processors, setup));
+    found_runs().iter().for_each(|setup| check_against_replay(&CpuBackends, setup));
 }
 
 #[test]
 fn an_order_of_another_run_or_that_breaks_a_rule_is_refused() {
     let plan = |size| setup(AsyncKind::AmpNet, size).plan;
     let setup = setup(AsyncKind::AmpNet, (2, 5, 1));
-    let order = run_alone(&Processors, &setup, 0, 1).found.expect("a dynamic run finds an order");
+    let order = run_alone(&CpuBackends, &setup, 0, 1).found.expect("a dynamic run finds an order");
     let other = plan((2, 4, 1)).with_order(order.clone());
     assert!(matches!(other, Err(AsyncPlanError::OtherRun { .. })), "{other:?}");
     let mut broken = order.clone();
@@ -113,9 +113,9 @@ fn without_staleness_the_reference_is_that_of_synchronous_training() {
         let mut setup = setup_for(Family::Gpt2, request);
         setup.knobs.elastic_alpha = alpha;
         let digest = if request.kind == AsyncKind::AmpNet {
-            run_alone(&Processors, &setup, 0, 1).state.digest()
+            run_alone(&CpuBackends, &setup, 0, 1).state.digest()
         } else {
-            serial(&Processors, &setup).0
+            serial(&CpuBackends, &setup).0
         };
         let plan = PlanRequest {
             model: &setup.model,
@@ -130,7 +130,7 @@ fn without_staleness_the_reference_is_that_of_synchronous_training() {
         let steps = u64::from(request.minibatch_count);
         let synchronous = common::setup(setup.model.clone(), plan, steps);
         let backend = CpuBackend::new(1).expect("one thread");
-        let mut run = Reference::new(&synchronous, backend, text(&setup)).expect("memory");
+        let mut run = SerialReference::new(&synchronous, backend, text(&setup)).expect("memory");
         for step in 0..steps {
             run.step(Step(step), false);
         }
@@ -144,7 +144,7 @@ fn without_staleness_the_reference_is_that_of_synchronous_training() {
     equal(request(AsyncKind::SpecTrain, (1, 5, 1)), 0.0);
     equal(request(AsyncKind::XPipe, (1, 5, 1)), 0.0);
     equal(request(AsyncKind::PipeMare, (1, 5, 3)), 0.0);
-    let dynamic = Dynamic { rule: DynamicRule::Oldest, cap: 1, update_every: 3 };
+    let dynamic = DynamicOptions { rule: DynamicRule::Oldest, cap: 1, update_every: 3 };
     equal(AsyncRequest { dynamic, ..request(AsyncKind::AmpNet, (1, 5, 3)) }, 0.0);
     for late in [AsyncKind::PipeDream2Bw, AsyncKind::WPipe] {
         let (found, expected) = check(request(late, (1, 5, 3)), 0.0);
@@ -160,7 +160,7 @@ fn a_pipeline_alone_that_is_not_pulled_trains_synchronously() {
     avgpipe.clip_norm = None;
     let mut pipemare = setup(AsyncKind::PipeMare, (1, 4, 3));
     pipemare.clip_norm = None;
-    let layers = |setup: &AsyncSetup| run_alone(&Processors, setup, 0, 1).state.layers;
+    let layers = |setup: &AsyncSetup| run_alone(&CpuBackends, setup, 0, 1).state.layers;
     assert_eq!(layers(&avgpipe), layers(&pipemare), "without a delay PipeMare is synchronous");
     let variant = AsyncVariant::WarmUp(4);
     let warm_up = AsyncRequest { variant, ..request(AsyncKind::PipeMare, (3, 4, 3)) };
@@ -179,9 +179,9 @@ fn a_version_that_is_one_off_is_found() {
     let mut off = setup.clone();
     off.plan.program = text.replace(" 1F3@2 ", " 1F3@1 ").parse().expect("a program");
     assert!(check_async(&off.plan.program).is_err(), "the checker sees it");
-    let digest = serial(&Processors, &setup).0;
-    assert_ne!(run_alone(&Processors, &off, 0, 1).state.digest(), digest, "and so do the bits");
-    assert_eq!(run_alone(&Processors, &setup, 0, 1).state.digest(), digest);
+    let digest = serial(&CpuBackends, &setup).0;
+    assert_ne!(run_alone(&CpuBackends, &off, 0, 1).state.digest(), digest, "and so do the bits");
+    assert_eq!(run_alone(&CpuBackends, &setup, 0, 1).state.digest(), digest);
 }
 
 /// The guard acts on a chunk alone: its own update is left out, the others go on.
@@ -189,9 +189,9 @@ fn a_version_that_is_one_off_is_found() {
 fn a_gradient_that_is_not_finite_spoils_the_update_of_its_stage_alone() {
     for struck in struck_runs() {
         let kind = struck.plan.program.kind;
-        let straight = run_alone(&Processors, &setup(kind, (2, 6, 1)), 0, 1).state;
-        check_against_serial(&Processors, &struck);
-        let state = run_alone(&Processors, &struck, 0, 1).state;
+        let straight = run_alone(&CpuBackends, &setup(kind, (2, 6, 1)), 0, 1).state;
+        check_against_serial(&CpuBackends, &struck);
+        let state = run_alone(&CpuBackends, &struck, 0, 1).state;
         assert_eq!(state.updates + 1, straight.updates, "{kind}: one update of one stage");
         assert!(state.layers.iter().all(|(_, image)| image.w.iter().all(|w| w.is_finite())));
     }

@@ -7,8 +7,8 @@ use zbelastic_kernels::{CpuBackend, DeviceSizes, Precision};
 use zbelastic_schedule::{GenerateError, ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers};
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, BatchShape, Choice, ChooseRequest, MemoryPolicy, Pace, Plan, PlanError,
-    PlanRequest, Prediction, Refusal, choose, plan_period,
+    AUTO_KINDS, BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, PlanChoice, PlanError,
+    PlanPrediction, PlanRequest, ScheduleRefusal, choose, plan_period,
 };
 use zbelastic_types::{Bytes, StageIndex};
 
@@ -17,7 +17,7 @@ fn attempt(
     kinds: &[ScheduleKind],
     stage_count: u32,
     stage_bytes_max: Option<Bytes>,
-) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+) -> Result<PlanChoice, Vec<(ScheduleKind, ScheduleRefusal)>> {
     attempt_with_copies(model, kinds, stage_count, 0, stage_bytes_max)
 }
 
@@ -27,7 +27,7 @@ fn attempt_with_copies(
     stage_count: u32,
     copies: u32,
     stage_bytes_max: Option<Bytes>,
-) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+) -> Result<PlanChoice, Vec<(ScheduleKind, ScheduleRefusal)>> {
     let backend = CpuBackend::new(1).expect("one thread");
     let pace = &Pace::estimated(model, BATCH.microbatch);
     let stage_bytes_max =
@@ -58,7 +58,7 @@ fn request<'a>(
     }
 }
 
-fn prediction_of(choice: &Choice, kind: ScheduleKind) -> Prediction {
+fn prediction_of(choice: &PlanChoice, kind: ScheduleKind) -> PlanPrediction {
     let found = choice.considered.iter().find(|considered| considered.kind == kind);
     found.expect("looked at").outcome.clone().expect("fits")
 }
@@ -97,7 +97,9 @@ fn a_limit_leaves_what_fits() {
     let limit = Bytes(needed.0 - 1);
     let refusals = attempt(&model, &[ScheduleKind::OneFOneB], 4, Some(limit)).expect_err("a byte");
     let [(ScheduleKind::OneFOneB, refusal)] = &refusals[..] else { panic!("{refusals:?}") };
-    let Refusal::Memory { needed: found, limit: of, .. } = refusal else { panic!("{refusal}") };
+    let ScheduleRefusal::Memory { needed: found, limit: of, .. } = refusal else {
+        panic!("{refusal}")
+    };
     assert_eq!((*found, *of), (needed, limit));
 }
 
@@ -110,7 +112,7 @@ fn what_fits_alone_may_not_fit_with_copies_of_others() {
     let [alone, one, two] = [0, 1, 2].map(|copies| chosen(copies).prediction.stage_bytes);
     assert!(alone < one && one < two, "{alone}, {one}, {two}");
     // Weights, two moments and a gradient for each parameter of the largest other stage.
-    let Choice { plan, memory, .. } = chosen(1);
+    let PlanChoice { plan, memory, .. } = chosen(1);
     let layers = model_layers(&model);
     let len_of = |stage| -> usize {
         let ids = plan.chunks_of(stage).flat_map(|(_, range)| range.ids());
@@ -122,7 +124,7 @@ fn what_fits_alone_may_not_fit_with_copies_of_others() {
         assert!(memory[stage.index()].copies.0 >= 16 * largest as u64, "{memory:?}");
     }
     let refusals = attempt_with_copies(&model, &kinds, 4, 1, Some(alone)).expect_err("no room");
-    assert!(matches!(refusals[..], [(_, Refusal::Memory { limit, .. })] if limit == alone));
+    assert!(matches!(refusals[..], [(_, ScheduleRefusal::Memory { limit, .. })] if limit == alone));
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn with_nothing_to_choose_from_every_reason_is_told() {
     let model = tiny_model(Family::Gpt2);
     let refusals = attempt(&model, &ScheduleKind::ALL, 5, None).expect_err("four blocks");
     assert_eq!(refusals.len(), ScheduleKind::ALL.len());
-    let expected = Refusal::Plan(PlanError::Stages { stage_count: 5, blocks: 4 });
+    let expected = ScheduleRefusal::Plan(PlanError::Stages { stage_count: 5, blocks: 4 });
     assert!(refusals.iter().all(|(_, refusal)| *refusal == expected));
 }
 

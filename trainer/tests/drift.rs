@@ -7,14 +7,14 @@ use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::plan::{
-    AUTO_KINDS, Calibration, Choice, ChooseRequest, DriftedPart, GAIN_MIN, Judgement, MemoryPolicy,
-    PERIOD_GROWTH, Pace, Plan, PlanRequest, SLACK_MAX, StageSample, StageTimes, Stakes, calibrate,
-    choose, judge, plan_period, rounded_speed, slack,
+    AUTO_KINDS, Calibration, ChooseRequest, DriftJudgement, DriftSource, GAIN_MIN, MemoryPolicy,
+    PERIOD_GROWTH, Pace, Plan, PlanChoice, PlanRequest, ReplanStakes, SLACK_MAX, StageSample,
+    StageTimes, calibrate, choose, judge, plan_period, rounded_speed, slack,
 };
 use zbelastic_types::StageIndex;
 
 /// Plenty of steps, and a change that costs what one of them takes.
-const STAKES: Stakes = Stakes { steps_left: 1000, change: 0.0 };
+const STAKES: ReplanStakes = ReplanStakes { steps_left: 1000, change: 0.0 };
 /// What counted work takes where a test does not care: a nanosecond, so that times are of a size
 /// that could be measured.
 const CALIBRATION: Calibration = Calibration {
@@ -35,7 +35,7 @@ fn pace(speeds: &[f64], link: f64) -> Pace {
     Pace::calibrated(&model(), BATCH.microbatch, &CALIBRATION, (speeds.to_vec(), link))
 }
 
-fn best(pace: &Pace, stage_count: u32) -> Choice {
+fn best(pace: &Pace, stage_count: u32) -> PlanChoice {
     let backend = CpuBackend::new(1).expect("one thread");
     let request = ChooseRequest {
         model: &model(),
@@ -54,7 +54,7 @@ fn best(pace: &Pace, stage_count: u32) -> Choice {
 }
 
 /// The judgement on the best plan for `planned`, once things are as `found`.
-fn judged(planned: &Pace, found: &Pace, stage_count: u32, stakes: Stakes) -> Judgement {
+fn judged(planned: &Pace, found: &Pace, stage_count: u32, stakes: ReplanStakes) -> DriftJudgement {
     let plan = best(planned, stage_count).plan;
     judge(&plan, (planned, found), stakes, || Some(best(found, stage_count).prediction.period))
 }
@@ -66,8 +66,8 @@ fn a_machine_half_as_fast_leads_to_another_plan_that_names_it() {
         speeds[slow as usize] = 0.5;
         let (planned, found) = (pace(&[], 0.0), pace(&speeds, 0.0));
         let judgement = judged(&planned, &found, 4, STAKES);
-        let Judgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
-        assert_eq!(drift.part, DriftedPart::Stage(StageIndex(slow)));
+        let DriftJudgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
+        assert_eq!(drift.part, DriftSource::Stage(StageIndex(slow)));
         assert!((drift.found / drift.expected - 2.0).abs() < 1e-6, "{drift:?}");
         assert!(drift.gain > 0.2 && drift.slack < 1.0, "{drift:?}");
         let chosen = best(&found, 4);
@@ -83,8 +83,8 @@ fn a_machine_half_as_fast_leads_to_another_plan_that_names_it() {
 #[test]
 fn a_machine_twice_as_fast_leads_to_another_plan_as_well() {
     let judgement = judged(&pace(&[], 0.0), &pace(&[1.0, 1.0, 2.0, 1.0], 0.0), 4, STAKES);
-    let Judgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
-    assert_eq!(drift.part, DriftedPart::Stage(StageIndex(2)));
+    let DriftJudgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
+    assert_eq!(drift.part, DriftSource::Stage(StageIndex(2)));
     assert!(drift.found < drift.expected);
 }
 
@@ -95,7 +95,7 @@ fn what_grows_alike_everywhere_is_no_drift() {
     for slower in [0.1, 1.0, 30.0] {
         let found = pace(&[1.0 / slower; 4], 0.0);
         let found = Pace { updates: counted.updates.clone(), ..found };
-        assert_eq!(judged(&counted, &found, 4, STAKES), Judgement::Within, "{slower}");
+        assert_eq!(judged(&counted, &found, 4, STAKES), DriftJudgement::Within, "{slower}");
     }
 }
 
@@ -111,7 +111,8 @@ fn a_stage_may_grow_by_the_slack_and_not_by_more() {
             let mut speeds = vec![1.0; 4];
             speeds[stage] = 1.0 / (1.0 + growth);
             let found = pace(&speeds, 0.0);
-            let is_within = judge(&plan, (&planned, &found), STAKES, || None) == Judgement::Within;
+            let is_within =
+                judge(&plan, (&planned, &found), STAKES, || None) == DriftJudgement::Within;
             (plan_period(&plan, &found), is_within)
         };
         let limit = plan_period(&plan, &planned) * (1.0 + PERIOD_GROWTH);
@@ -129,15 +130,15 @@ fn without_a_better_plan_or_time_for_it_nothing_is_changed() {
     let judged = |best: Option<f64>, stakes| judge(&plan, (&planned, &found), stakes, || best);
     for none in [None, Some(now), Some(2.0 * now), Some(now * (1.001 - GAIN_MIN))] {
         let judgement = judged(none, STAKES);
-        assert!(matches!(judgement, Judgement::NoBetter(_)), "{none:?}: {judgement:?}");
+        assert!(matches!(judgement, DriftJudgement::NoBetter(_)), "{none:?}: {judgement:?}");
     }
     let better = now * (0.999 - GAIN_MIN);
-    assert!(matches!(judged(Some(better), STAKES), Judgement::Replan(_)));
+    assert!(matches!(judged(Some(better), STAKES), DriftJudgement::Replan(_)));
     let (gain, steps_left) = (now - better, 10);
-    let stakes = |steps: f64| Stakes { steps_left, change: steps * gain };
-    assert!(matches!(judged(Some(better), stakes(9.99)), Judgement::Replan(_)));
+    let stakes = |steps: f64| ReplanStakes { steps_left, change: steps * gain };
+    assert!(matches!(judged(Some(better), stakes(9.99)), DriftJudgement::Replan(_)));
     let late = judged(Some(better), stakes(10.01));
-    assert!(matches!(late, Judgement::TooLate(_)), "{late:?}");
+    assert!(matches!(late, DriftJudgement::TooLate(_)), "{late:?}");
 }
 
 /// A stage that would wait anyway: its times may grow, and no other plan is searched for.
@@ -147,7 +148,7 @@ fn what_a_stage_waits_anyway_is_asked_of_nobody() {
     let plan = best(&pace(&[1.0, 1.0], 0.0), 2).plan;
     let found = pace(&[1.0, 3.0], 0.0);
     let judgement = judge(&plan, (&planned, &found), STAKES, || panic!("nobody is to search"));
-    assert_eq!(judgement, Judgement::Within);
+    assert_eq!(judgement, DriftJudgement::Within);
 }
 
 #[test]
@@ -160,8 +161,8 @@ fn a_measured_link_changes_the_chosen_schedule_and_is_named() {
     let (at_once, late) = (best(&near, 4).plan, best(&far, 4).plan);
     assert_ne!(at_once.program, late.program, "hops that take long call for another order");
     let judgement = judged(&near, &far, 4, STAKES);
-    let Judgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
-    assert_eq!((drift.part, drift.expected), (DriftedPart::Link, 0.0));
+    let DriftJudgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
+    assert_eq!((drift.part, drift.expected), (DriftSource::Link, 0.0));
     assert_eq!(drift.found, far.link);
 }
 
@@ -176,7 +177,7 @@ fn an_occupied_way_is_another_thing_than_a_late_one() {
     assert!(occupied_long > 1.5 * late, "{occupied_long} occupied, {late} late");
     let judgement = judged(&near, &occupied, 4, STAKES);
     let drift = judgement.drift().expect("it is no longer what it was");
-    assert_eq!((drift.part, drift.found), (DriftedPart::Link, work));
+    assert_eq!((drift.part, drift.found), (DriftSource::Link, work));
 }
 
 /// Verdicts, R and copies take the same whatever the plan: nothing to be planned anew for.
@@ -185,7 +186,7 @@ fn what_a_verdict_takes_is_no_drift_and_makes_steps_that_wait_for_it_longer() {
     let planned = pace(&[], 0.0);
     let work: f64 = planned.layers.iter().map(|layer| layer.total()).sum();
     let found = Pace { verdict: work, ..planned.clone() };
-    assert_eq!(judged(&planned, &found, 4, STAKES), Judgement::Within);
+    assert_eq!(judged(&planned, &found, 4, STAKES), DriftJudgement::Within);
     let plan = Plan::new(PlanRequest {
         model: &model(),
         batch: BATCH,
@@ -235,8 +236,8 @@ fn what_is_measured_under_the_new_plan_asks_for_no_other() {
         }));
         planned = found;
     }
-    assert!(matches!(judgements[0], Judgement::Replan(_)), "{judgements:?}");
-    assert_eq!(judgements[1..], [Judgement::Within; 2]);
+    assert!(matches!(judgements[0], DriftJudgement::Replan(_)), "{judgements:?}");
+    assert_eq!(judgements[1..], [DriftJudgement::Within; 2]);
 }
 
 #[test]
@@ -261,6 +262,6 @@ fn every_schedule_has_a_slack() {
         assert!(slack(&plan, &planned, StageIndex(0)) >= 0.0, "{kind}");
         let found = pace(&[0.3, 1.0], 0.0);
         let judgement = judge(&plan, (&planned, &found), STAKES, || None);
-        assert!(matches!(judgement, Judgement::NoBetter(_)), "{kind}: {judgement:?}");
+        assert!(matches!(judgement, DriftJudgement::NoBetter(_)), "{kind}: {judgement:?}");
     }
 }

@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{BATCH, Cluster, corpus, corpus_for, plan, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus, corpus_for, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{PipelineSize, ScheduleKind, Window, check_size};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest};
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::Step;
 
@@ -21,7 +21,7 @@ const STRUCK: u64 = 3;
 /// The digest of a serial run, and how often each step was clipped.
 fn serial(setup: &StageSetup, skipped: &[u64]) -> (StateDigest, Vec<f64>) {
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut run = Reference::new(setup, backend, corpus()).expect("memory");
+    let mut run = SerialReference::new(setup, backend, corpus()).expect("memory");
     let step = |step| run.step(Step(step), skipped.contains(&(step + 1))).norm;
     let norms = (0..setup.step_count).map(step).collect();
     (run.digest(), norms)
@@ -40,20 +40,20 @@ fn clip_norms(model: &ModelConfig) -> [(&'static str, Option<f64>); 3] {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Injected {
+enum InjectedNan {
     Nothing,
     NanReplayed,
     NanSkipped,
 }
 
-fn strike(setup: &mut StageSetup, injected: Injected) -> NonfinitePolicy {
+fn strike(setup: &mut StageSetup, injected: InjectedNan) -> NonfinitePolicy {
     let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
-    if injected != Injected::Nothing {
+    if injected != InjectedNan::Nothing {
         setup.injections = vec![text.parse().expect("a legal injection")];
     }
     match injected {
-        Injected::NanReplayed => NonfinitePolicy::Replay,
-        Injected::Nothing | Injected::NanSkipped => NonfinitePolicy::Skip,
+        InjectedNan::NanReplayed => NonfinitePolicy::Replay,
+        InjectedNan::Nothing | InjectedNan::NanSkipped => NonfinitePolicy::Skip,
     }
 }
 
@@ -82,26 +82,27 @@ fn check_matrix(family: Family, stage_count: u32) {
         for kind in EVERYTHING_TRIED {
             for window in [Window::Zero, Window::One] {
                 for threads in [1, 2] {
-                    for injected in [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped]
+                    for injected in
+                        [InjectedNan::Nothing, InjectedNan::NanReplayed, InjectedNan::NanSkipped]
                     {
                         seed += 1;
                         let mut setup =
                             setup(model.clone(), plan(&model, kind, stage_count, window), STEPS);
                         setup.clip_norm = clip_norm;
                         let policy = policy(clip_norm, strike(&mut setup, injected));
-                        let outcome = Cluster::new(&setup, policy, threads, seed).run();
+                        let outcome = StageCluster::new(&setup, policy, threads, seed).run();
                         let case = format!(
                             "{family:?} {stage_count} stages {kind} window {window} {threads} \
                              threads clip {clip_name} {injected:?}"
                         );
                         let expected = match injected {
-                            Injected::Nothing | Injected::NanReplayed => straight,
-                            Injected::NanSkipped => skipping,
+                            InjectedNan::Nothing | InjectedNan::NanReplayed => straight,
+                            InjectedNan::NanSkipped => skipping,
                         };
                         assert_eq!(outcome.digest, expected, "{case}");
-                        let replays = usize::from(injected == Injected::NanReplayed);
+                        let replays = usize::from(injected == InjectedNan::NanReplayed);
                         assert_eq!(outcome.verdicts("replay"), replays, "{case}");
-                        let skips = usize::from(injected == Injected::NanSkipped);
+                        let skips = usize::from(injected == InjectedNan::NanSkipped);
                         assert_eq!(outcome.verdicts("skip"), skips, "{case}");
                         let kept = outcome.verdicts("keep");
                         match clip_name {
@@ -149,7 +150,7 @@ fn other_orders_equal_the_reference() {
             let mut setup = base(&model);
             (setup.plan.batch, setup.clip_norm) = (batch, Some(0.5));
             let backend = CpuBackend::new(1).expect("one thread");
-            let mut run = Reference::new(&setup, backend, corpus.clone()).expect("memory");
+            let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
             for step in 0..STEPS {
                 run.step(Step(step), skipped.contains(&(step + 1)));
             }
@@ -160,12 +161,12 @@ fn other_orders_equal_the_reference() {
             runs += 1;
             let mut setup = setup(model.clone(), Plan::new(request).expect("it exists"), STEPS);
             setup.clip_norm = Some(0.5);
-            let befalls = [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped];
+            let befalls = [InjectedNan::Nothing, InjectedNan::NanReplayed, InjectedNan::NanSkipped];
             let injected = befalls[runs as usize % befalls.len()];
             let policy = policy(Some(0.5), strike(&mut setup, injected));
             let threads = 1 + runs as usize % 2;
-            let cluster = Cluster::with_corpus(&setup, policy, threads, runs, corpus.clone());
-            let expected = if injected == Injected::NanSkipped { skipping } else { straight };
+            let cluster = StageCluster::with_corpus(&setup, policy, threads, runs, corpus.clone());
+            let expected = if injected == InjectedNan::NanSkipped { skipping } else { straight };
             let PlanRequest { kind, stage_count, window, .. } = request;
             assert_eq!(
                 cluster.run().digest,
@@ -237,7 +238,7 @@ fn uneven_splits_equal_the_reference() {
         let mut setup = setup(model.clone(), plan, STEPS);
         setup.clip_norm = Some(0.5);
         let policy = policy(Some(0.5), NonfinitePolicy::Skip);
-        let outcome = Cluster::new(&setup, policy, 1, 77).run();
+        let outcome = StageCluster::new(&setup, policy, 1, 77).run();
         assert_eq!(outcome.digest, expected, "{kind} {ends:?}");
     };
     check(ScheduleKind::ZbH1, 2, &[1, 10]);
@@ -256,7 +257,7 @@ fn held_out_loss_is_the_references_and_changes_nothing() {
     let mut serial_setup = base(&model);
     serial_setup.clip_norm = Some(0.5);
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut run = Reference::new(&serial_setup, backend, corpus()).expect("memory");
+    let mut run = SerialReference::new(&serial_setup, backend, corpus()).expect("memory");
     let mut expected = Vec::new();
     for step in 0..STEPS {
         run.step(Step(step), false);
@@ -271,7 +272,7 @@ fn held_out_loss_is_the_references_and_changes_nothing() {
             let mut setup = setup(model.clone(), plan(&model, kind, 3, window), STEPS);
             (setup.clip_norm, setup.evaluate_every) = (Some(0.5), 2);
             let policy = policy(Some(0.5), NonfinitePolicy::Skip);
-            let outcome = Cluster::new(&setup, policy, 1, 5).run();
+            let outcome = StageCluster::new(&setup, policy, 1, 5).run();
             assert_eq!(outcome.digest, run.digest(), "{kind} {window}");
             assert_eq!(outcome.evaluations, expected, "{kind} {window}");
         }
@@ -284,7 +285,7 @@ fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
     let mut serial_setup = base(&model);
     serial_setup.clip_norm = Some(0.5);
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut run = Reference::new(&serial_setup, backend, corpus()).expect("memory");
+    let mut run = SerialReference::new(&serial_setup, backend, corpus()).expect("memory");
     for step in 0..3 {
         run.step(Step(step), false);
     }
@@ -293,7 +294,7 @@ fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
             let mut setup = setup(model.clone(), plan(&model, kind, 4, Window::One), STEPS);
             setup.clip_norm = Some(0.5);
             let policy = policy(Some(0.5), NonfinitePolicy::Skip);
-            let outcome = Cluster::new(&setup, policy, 1, seed).halt_after(3).run();
+            let outcome = StageCluster::new(&setup, policy, 1, seed).halt_after(3).run();
             assert_eq!(outcome.digest, run.digest(), "{kind}, seed {seed}");
             assert_eq!(outcome.seals.len(), 3);
         }
@@ -314,7 +315,8 @@ fn rollbacks_happen_and_the_order_of_messages_changes_nothing() {
         let mut setup =
             setup(model.clone(), plan(&model, ScheduleKind::ZbH2, 4, Window::One), STEPS);
         setup.clip_norm = clip_norm;
-        let outcome = Cluster::new(&setup, policy(clip_norm, NonfinitePolicy::Skip), 1, seed).run();
+        let outcome =
+            StageCluster::new(&setup, policy(clip_norm, NonfinitePolicy::Skip), 1, seed).run();
         assert_eq!(outcome.digest, expected, "seed {seed}");
         rollbacks += outcome.rollbacks;
     }
@@ -342,11 +344,11 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
             let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), 2);
             setup.evaluate_every = 1;
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-            let cluster = Cluster::with_corpus(&setup, policy, 1, 5, corpus.clone());
+            let cluster = StageCluster::with_corpus(&setup, policy, 1, 5, corpus.clone());
             let outcome = cluster.run();
 
             let backend = CpuBackend::new(1).expect("one thread");
-            let mut run = Reference::new(&setup, backend, corpus.clone()).expect("memory");
+            let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
             let losses = (0..2).map(|step| {
                 run.step(Step(step), false);
                 (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))

@@ -4,15 +4,15 @@ mod common;
 
 use std::sync::Arc;
 
-use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy};
+use zbelastic_consensus::validation::{LeaderHalf, Ledger, NonfinitePolicy};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::model::{Family, model_size};
-use zbelastic_trainer::stage::{Bench, Event, Output, StageEngine, StageSetup};
+use zbelastic_trainer::stage::{BackendExecutor, Event, Output, StageEngine, StageSetup};
 use zbelastic_types::{Generation, StageIndex, Step};
 
-type Engine = StageEngine<Bench<CpuBackend>, Arc<Corpus>>;
+type CpuEngine = StageEngine<BackendExecutor<CpuBackend>, Arc<Corpus>>;
 
 const EVERY: u64 = 2;
 
@@ -23,9 +23,9 @@ fn setup() -> Arc<StageSetup> {
 }
 
 /// Runs until an evaluation is reported, or until this step is sealed.
-fn run(engine: &mut Engine, ledger: &mut Ledger, until: Option<Step>) -> Option<(u64, u64)> {
+fn run(engine: &mut CpuEngine, ledger: &mut Ledger, until: Option<Step>) -> Option<(u64, u64)> {
     let policy = common::policy(Some(1.0), NonfinitePolicy::Skip);
-    let mut leader = Leader::new(ledger, model_size(&setup().model).0, policy);
+    let mut leader = LeaderHalf::new(ledger, model_size(&setup().model).0, policy);
     loop {
         engine.run_next();
         while let Some(output) = engine.poll_output() {
@@ -52,7 +52,7 @@ fn run(engine: &mut Engine, ledger: &mut Ledger, until: Option<Step>) -> Option<
     }
 }
 
-fn begin() -> (Engine, Ledger) {
+fn begin() -> (CpuEngine, Ledger) {
     let backend = CpuBackend::new(1).expect("one thread");
     let engine = StageEngine::new(setup(), StageIndex(0), backend, common::corpus());
     (engine.expect("memory"), Ledger::new(Generation(0), Step(0), 0))
@@ -67,7 +67,7 @@ fn a_plan_that_begins_where_text_is_read_begins_with_that() {
 
     let (mut engine, mut ledger) = begin();
     assert_eq!(run(&mut engine, &mut ledger, Some(Step(EVERY - 1))), None);
-    let bench = engine.into_bench();
+    let bench = engine.into_executor();
     let (turn, updates) = (ledger.open_turn(), ledger.updates());
     let source = common::corpus();
     let mut engine = StageEngine::resume(setup(), StageIndex(0), bench, source, turn, updates);

@@ -11,21 +11,21 @@ use std::sync::Arc;
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise, PromiseOff};
-use zbelastic_consensus::rehearsal::{Follow, Rehearsal};
-use zbelastic_consensus::seat::{LoadOrder, News, Order};
-use zbelastic_consensus::validation::{Leader, Ledger, NonfinitePolicy, Seal, Turn};
+use zbelastic_consensus::pre_copy::{FollowedLayer, PreCopyPlan};
+use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
+use zbelastic_consensus::validation::{LeaderHalf, Ledger, NonfinitePolicy, Seal, Turn};
 use zbelastic_kernels::{AllocateError, CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, FrameRoom, LayerCopy, LayerImage, layer_digest,
-};
-use zbelastic_trainer::host::{
-    Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
+    BackendStageFactory, DeviceUse, FrameLimits, LayerCopy, LayerImage, StageFactory, layer_digest,
 };
 use zbelastic_trainer::model::{Family, model_layers, model_size};
 use zbelastic_trainer::plan::BatchShape;
-use zbelastic_trainer::stage::{Progress, StageSetup, Workbench};
+use zbelastic_trainer::runtime::{
+    PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
+};
+use zbelastic_trainer::stage::{EngineProgress, StageExecutor, StageSetup};
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
@@ -37,18 +37,18 @@ const FOLLOWER: u64 = 2;
 /// Operations until a run counts as stuck.
 const OPERATIONS_MAX: usize = 20_000;
 
-type Model = BackendModel<fn(DeviceUse) -> CpuBackend>;
-type Worker = Host<Tight, Arc<Corpus>>;
+type CpuStageFactory = BackendStageFactory<fn(DeviceUse) -> CpuBackend>;
+type TightWorker = WorkerRuntime<TightStageFactory, Arc<Corpus>>;
 
 /// A model on a machine whose memory holds stages, and copies as long as it is not full.
-struct Tight {
-    model: Model,
+struct TightStageFactory {
+    model: CpuStageFactory,
     is_full: Rc<Cell<bool>>,
 }
 
-impl ComputeModel for Tight {
-    type Workbench = <Model as ComputeModel>::Workbench;
-    type Copy = <Model as ComputeModel>::Copy;
+impl StageFactory for TightStageFactory {
+    type Executor = <CpuStageFactory as StageFactory>::Executor;
+    type Copy = <CpuStageFactory as StageFactory>::Copy;
 
     fn initial(&self, layer: LayerId) -> LayerImage {
         self.model.initial(layer)
@@ -58,13 +58,13 @@ impl ComputeModel for Tight {
         self.model.fits(image)
     }
 
-    fn workbench(
+    fn executor(
         &self,
         setup: &StageSetup,
         stage: StageIndex,
         layers: &[Arc<LayerImage>],
-    ) -> Result<Self::Workbench, AllocateError> {
-        self.model.workbench(setup, stage, layers)
+    ) -> Result<Self::Executor, AllocateError> {
+        self.model.executor(setup, stage, layers)
     }
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
@@ -79,14 +79,14 @@ fn holder(node: u64) -> Holder {
     Holder { node: NodeId(node), incarnation: Incarnation(node) }
 }
 
-fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
+fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
     let model = common::tiny_model(Family::Llama);
     let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let mut stage = common::setup(model.clone(), plan, STEPS);
     stage.injections = injection.into_iter().map(|i| i.parse().expect("legal")).collect();
     let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let compute = BackendModel {
+    let compute = BackendStageFactory {
         model,
         optimizer,
         step_count: STEPS,
@@ -96,9 +96,9 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> Worker {
         store: None,
         clock: None,
     };
-    Host::new(
-        HostSetup { stage, gradient_room: FrameRoom { parts: 2, floats: 100 } },
-        Tight { model: compute, is_full },
+    WorkerRuntime::new(
+        RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
+        TightStageFactory { model: compute, is_full },
         common::corpus(),
     )
 }
@@ -122,7 +122,7 @@ fn plan(generation: Generation, node: u64, from: u64, source: LayerSource) -> Pl
     }
 }
 
-fn load(plan: PlanRecord, updates: u64) -> HostInput {
+fn load(plan: PlanRecord, updates: u64) -> RuntimeInput {
     let BatchShape { microbatch_count, .. } = common::BATCH;
     let spec = JobSpec {
         run: zbelastic_types::RunId(1),
@@ -149,42 +149,42 @@ fn load(plan: PlanRecord, updates: u64) -> HostInput {
     };
     let turn = Turn { generation: plan.generation, attempt: Attempt(0), step: plan.from_step };
     let (plan, spec, stage) = (Arc::new(plan), Arc::new(spec), StageIndex(0));
-    let order = LoadOrder { plan, stage, spec, turn, updates, is_pending: false };
-    HostInput::Order(Order::Load(Box::new(order)))
+    let order = LoadCommand { plan, stage, spec, turn, updates, is_pending: false };
+    RuntimeInput::Command(WorkerCommand::Load(Box::new(order)))
 }
 
-fn order(host: &mut Worker, order: Order) {
-    host.handle(HostInput::Order(order)).expect("an order");
+fn order(host: &mut TightWorker, order: WorkerCommand) {
+    host.handle(RuntimeInput::Command(order)).expect("an order");
 }
 
 /// An owner that trains, a follower, and the leader and ledger that seal.
-struct Pair {
-    owner: Worker,
-    follower: Worker,
+struct OwnerAndStandby {
+    owner: TightWorker,
+    follower: TightWorker,
     /// Whether the follower's memory takes no more copies.
     is_full: Rc<Cell<bool>>,
     ledger: Ledger,
-    leader: Leader,
+    leader: LeaderHalf,
     seals: Vec<Seal>,
     /// Frames on their way to the follower.
     frames: Vec<PeerFrame>,
     /// Layers that the follower reported as followed.
-    told: Vec<LayerId>,
+    reported_layers: Vec<LayerId>,
     floats_ahead: usize,
     /// What the owner wants written, in order.
     written: Vec<(Step, LayerId, Digest)>,
 }
 
-impl Pair {
+impl OwnerAndStandby {
     fn new(clip_norm: f64, injection: Option<&str>) -> Self {
         let model = common::tiny_model(Family::Llama);
         let ledger = Ledger::new(GENERATION, Step(0), 0);
         let policy = common::policy(Some(clip_norm), NonfinitePolicy::Replay);
-        let leader = Leader::new(&ledger, model_size(&model).0, policy);
+        let leader = LeaderHalf::new(&ledger, model_size(&model).0, policy);
         let is_full = Rc::new(Cell::new(false));
         let (mut owner, follower) = (host(injection, Rc::default()), host(None, is_full.clone()));
         owner.handle(load(plan(GENERATION, OWNER, 0, LayerSource::Initial), 0)).expect("an order");
-        order(&mut owner, Order::Run { generation: GENERATION });
+        order(&mut owner, WorkerCommand::Run { generation: GENERATION });
         let (seals, frames) = (Vec::new(), Vec::new());
         Self {
             owner,
@@ -194,7 +194,7 @@ impl Pair {
             leader,
             seals,
             frames,
-            told: Vec::new(),
+            reported_layers: Vec::new(),
             floats_ahead: 0,
             written: Vec::new(),
         }
@@ -204,11 +204,13 @@ impl Pair {
         model_layers(&common::tiny_model(Family::Llama)).len() as u32
     }
 
-    fn rehearse(&mut self) {
-        let follow = |layer| Follow { layer, follower: holder(FOLLOWER), owner: holder(OWNER) };
+    fn begin_pre_copy(&mut self) {
+        let follow =
+            |layer| FollowedLayer { layer, follower: holder(FOLLOWER), owner: holder(OWNER) };
         let follows = (0..self.layers()).map(|layer| follow(LayerId(layer))).collect();
-        let rehearsal = Some(Arc::new(Rehearsal { generation: GENERATION, follows }));
-        let of = |node, rehearsal| Order::Rehearse { me: holder(node), rehearsal };
+        let rehearsal = Some(Arc::new(PreCopyPlan { generation: GENERATION, layers: follows }));
+        let of =
+            |node, rehearsal| WorkerCommand::PreCopy { holder: holder(node), pre_copy: rehearsal };
         order(&mut self.owner, of(OWNER, rehearsal.clone()));
         order(&mut self.follower, of(FOLLOWER, rehearsal));
     }
@@ -217,38 +219,40 @@ impl Pair {
     fn carry(&mut self) {
         for output in std::iter::from_fn(|| self.follower.poll_output()).collect::<Vec<_>>() {
             match output {
-                HostOutput::Peer { frame, .. } => {
-                    self.owner.handle(HostInput::Peer(frame)).expect("it is served");
+                RuntimeOutput::Peer { frame, .. } => {
+                    self.owner.handle(RuntimeInput::Peer(frame)).expect("it is served");
                 }
-                HostOutput::News(News::Following { layers, .. }) => {
-                    self.told = layers;
+                RuntimeOutput::Event(WorkerEvent::Following { layers, .. }) => {
+                    self.reported_layers = layers;
                 }
-                HostOutput::News(_)
-                | HostOutput::Read { .. }
-                | HostOutput::Write { .. }
-                | HostOutput::Evaluated { .. } => {}
+                RuntimeOutput::Event(_)
+                | RuntimeOutput::Read { .. }
+                | RuntimeOutput::Write { .. }
+                | RuntimeOutput::Evaluated { .. } => {}
             }
         }
         for output in std::iter::from_fn(|| self.owner.poll_output()).collect::<Vec<_>>() {
             match output {
-                HostOutput::Peer { frame, .. } => {
-                    if let PeerBody::Ahead { image, .. } = &frame.body {
+                RuntimeOutput::Peer { frame, .. } => {
+                    if let PeerBody::StandbyLayer { image, .. } = &frame.body {
                         self.floats_ahead += image.w.len() + image.m.len() + image.v.len();
                     }
                     self.frames.push(frame);
                 }
-                HostOutput::News(News::Reported { report, .. }) => {
+                RuntimeOutput::Event(WorkerEvent::Reported { report, .. }) => {
                     let counted = self.leader.handle_report(&self.ledger, &report);
                     if let Some(proposal) = counted.expect("in turn") {
                         self.ledger.apply(&proposal.seal).expect("in turn");
                         self.seals.push(proposal.seal);
-                        order(&mut self.owner, Order::Settle(proposal.seal));
+                        order(&mut self.owner, WorkerCommand::ApplySeal(proposal.seal));
                     }
                 }
-                HostOutput::Write { image, .. } => {
+                RuntimeOutput::Write { image, .. } => {
                     self.written.push((image.version, image.layer, layer_digest(&image)));
                 }
-                HostOutput::News(_) | HostOutput::Read { .. } | HostOutput::Evaluated { .. } => {}
+                RuntimeOutput::Event(_)
+                | RuntimeOutput::Read { .. }
+                | RuntimeOutput::Evaluated { .. } => {}
             }
         }
     }
@@ -259,12 +263,12 @@ impl Pair {
             if self.version() >= Step(version) {
                 return;
             }
-            assert!(!matches!(self.owner.run_next(), Some(Progress::Finished)), "it ended");
+            assert!(!matches!(self.owner.run_next(), Some(EngineProgress::Finished)), "it ended");
             self.carry();
             let mut frames = std::mem::take(&mut self.frames);
             deliver(&mut frames);
             for frame in frames {
-                let _ = self.follower.handle(HostInput::Peer(frame));
+                let _ = self.follower.handle(RuntimeInput::Peer(frame));
             }
             self.check();
         }
@@ -272,16 +276,16 @@ impl Pair {
     }
 
     fn version(&self) -> Step {
-        self.owner.station().expect("it trains").engine().bench().version()
+        self.owner.active_stage().expect("it trains").engine().executor().version()
     }
 
     /// The digests that the owner had at each version are those of the follower.
     fn check(&mut self) {
-        let bench = self.owner.station().expect("it trains").engine().bench();
+        let bench = self.owner.active_stage().expect("it trains").engine().executor();
         let (version, expected) = (bench.version(), bench.digests());
         let expected: BTreeMap<LayerId, Digest> = expected.into_iter().collect();
         let attested: BTreeMap<_, _> = bench.attested().into_iter().collect();
-        for copy in self.follower.followed().filter(|copy| copy.version() == version) {
+        for copy in self.follower.standby_copies().filter(|copy| copy.version() == version) {
             assert_eq!(copy.digest(), expected[&copy.layer()], "at version {version}");
             assert_eq!(copy.fingerprint(), attested[&copy.layer()], "at version {version}");
         }
@@ -289,7 +293,7 @@ impl Pair {
 
     /// Versions of what is followed.
     fn versions(&self) -> Vec<u64> {
-        self.follower.followed().map(|copy| copy.version().0).collect()
+        self.follower.standby_copies().map(|copy| copy.version().0).collect()
     }
 }
 
@@ -303,11 +307,15 @@ fn what_is_followed_is_what_is_trained_whatever_the_verdict() {
         (1e9, Some("step=4,tensor=layers.1.mlp.up,value=nan,attempts=1")),
         (0.5, Some("step=4,tensor=layers.1.mlp.up,value=nan,attempts=5")),
     ] {
-        let mut pair = Pair::new(clip_norm, injection);
+        let mut pair = OwnerAndStandby::new(clip_norm, injection);
         pair.train_until(2, in_order);
-        pair.rehearse();
+        pair.begin_pre_copy();
         pair.train_until(3, in_order);
-        assert_eq!(pair.told.len() as u32, pair.layers(), "every layer came within a step");
+        assert_eq!(
+            pair.reported_layers.len() as u32,
+            pair.layers(),
+            "every layer came within a step"
+        );
         pair.train_until(7, in_order);
         assert_eq!(pair.versions(), vec![6; pair.layers() as usize], "one step behind");
         let verdict = |name| pair.seals.iter().any(|seal| seal.verdict.name() == name);
@@ -321,9 +329,9 @@ fn what_is_followed_is_what_is_trained_whatever_the_verdict() {
 
 #[test]
 fn layers_that_come_behind_their_updates_are_followed_all_the_same() {
-    let mut pair = Pair::new(0.5, None);
+    let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
-    pair.rehearse();
+    pair.begin_pre_copy();
     pair.train_until(7, |frames| frames.reverse());
     assert_eq!(pair.versions(), vec![6; pair.layers() as usize]);
 }
@@ -331,12 +339,12 @@ fn layers_that_come_behind_their_updates_are_followed_all_the_same() {
 /// A follower that lacks an update waits for it while few others wait behind it, then gets the layer again.
 #[test]
 fn who_falls_behind_begins_anew() {
-    let mut pair = Pair::new(0.5, None);
+    let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(1, in_order);
-    pair.rehearse();
+    pair.begin_pre_copy();
     pair.train_until(2, in_order);
     let once = pair.floats_ahead;
-    let is_kept = |frame: &PeerFrame| !matches!(frame.body, PeerBody::Update { .. });
+    let is_kept = |frame: &PeerFrame| !matches!(frame.body, PeerBody::StandbyUpdate { .. });
     pair.train_until(3, |frames| frames.retain(is_kept));
     pair.train_until(6, in_order);
     assert_eq!(pair.versions(), vec![1; pair.layers() as usize]);
@@ -349,29 +357,31 @@ fn who_falls_behind_begins_anew() {
 /// At the boundary the follower has received the last seal, and needs no other node.
 #[test]
 fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
-    let mut pair = Pair::new(0.5, None);
+    let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
-    pair.rehearse();
+    pair.begin_pre_copy();
     pair.train_until(5, in_order);
     let last = *pair.seals.last().expect("steps are sealed");
-    order(&mut pair.follower, Order::Settle(last));
+    order(&mut pair.follower, WorkerCommand::ApplySeal(last));
     let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(FOLLOWER)]);
     let (next, updates) = (GENERATION.next(), pair.ledger.updates());
     let from = pair.ledger.open_turn().step.0;
     pair.follower.handle(load(plan(next, FOLLOWER, from, nodes), updates)).expect("an order");
     let outputs: Vec<_> = std::iter::from_fn(|| pair.follower.poll_output()).collect();
     assert!(
-        !outputs.iter().any(|output| matches!(output, HostOutput::Peer { .. })),
+        !outputs.iter().any(|output| matches!(output, RuntimeOutput::Peer { .. })),
         "nothing moves"
     );
-    let is_loaded = |output: &HostOutput| matches!(output, HostOutput::News(News::Loaded { .. }));
+    let is_loaded =
+        |output: &RuntimeOutput| matches!(output, RuntimeOutput::Event(WorkerEvent::Loaded { .. }));
     assert!(outputs.iter().any(is_loaded));
-    assert_eq!(pair.follower.followed().count(), 0, "it has served");
+    assert_eq!(pair.follower.standby_copies().count(), 0, "it has served");
     while pair.version() < Step(from) {
         pair.owner.run_next();
         pair.carry();
     }
-    let digests = |host: &Worker| host.station().expect("a stage").engine().bench().digests();
+    let digests =
+        |host: &TightWorker| host.active_stage().expect("a stage").engine().executor().digests();
     assert_eq!(digests(&pair.follower), digests(&pair.owner));
 }
 
@@ -380,14 +390,14 @@ fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
 #[test]
 fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes_on() {
     for goes_on in [false, true] {
-        let mut pair = Pair::new(0.5, None);
+        let mut pair = OwnerAndStandby::new(0.5, None);
         for version in 1..=3 {
             pair.train_until(version, in_order);
             let version = Step(version);
-            order(&mut pair.owner, Order::Save { generation: GENERATION, version });
+            order(&mut pair.owner, WorkerCommand::Save { generation: GENERATION, version });
             pair.carry();
         }
-        let versions = |pair: &Pair| {
+        let versions = |pair: &OwnerAndStandby| {
             pair.written.iter().map(|(version, ..)| version.0).collect::<BTreeSet<_>>()
         };
         assert_eq!(versions(&pair), BTreeSet::from([1, 2]));
@@ -398,7 +408,7 @@ fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes
             pair.written.iter().copied().filter(|(version, ..)| *version == Step(1)).collect();
         for (version, layer, digest) in first {
             let (generation, durable) = (GENERATION, Some(digest));
-            let written = HostInput::Written { version, layer, generation, durable };
+            let written = RuntimeInput::Written { version, layer, generation, durable };
             pair.owner.handle(written).expect("it is awaited");
         }
         pair.carry();
@@ -411,15 +421,15 @@ fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes
 /// and it comes when the plan begins. What is held is used all the same.
 #[test]
 fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
-    let mut pair = Pair::new(0.5, None);
+    let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
-    pair.rehearse();
+    pair.begin_pre_copy();
     // The first layers come, then memory is full.
-    while pair.follower.followed().count() == 0 {
+    while pair.follower.standby_copies().count() == 0 {
         pair.owner.run_next();
         pair.carry();
         for frame in std::mem::take(&mut pair.frames) {
-            let _ = pair.follower.handle(HostInput::Peer(frame));
+            let _ = pair.follower.handle(RuntimeInput::Peer(frame));
         }
     }
     pair.is_full.set(true);
@@ -430,10 +440,10 @@ fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
     let model = common::tiny_model(Family::Llama);
     let floats: usize = model_layers(&model).iter().map(|layer| layer.len()).sum();
     assert_eq!(pair.floats_ahead, 3 * floats, "each layer came once");
-    let held: Vec<LayerId> = pair.follower.followed().map(LayerCopy::layer).collect();
-    assert_eq!(pair.told, held, "what is not followed is left out");
+    let held: Vec<LayerId> = pair.follower.standby_copies().map(LayerCopy::layer).collect();
+    assert_eq!(pair.reported_layers, held, "what is not followed is left out");
     let last = *pair.seals.last().expect("steps are sealed");
-    order(&mut pair.follower, Order::Settle(last));
+    order(&mut pair.follower, WorkerCommand::ApplySeal(last));
     let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(FOLLOWER)]);
     let (next, updates) = (GENERATION.next(), pair.ledger.updates());
     let from = pair.ledger.open_turn().step.0;
@@ -445,17 +455,18 @@ fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
 }
 
 /// Layers that a host requests from others.
-fn fetched(host: &mut Worker) -> Vec<LayerId> {
+fn fetched(host: &mut TightWorker) -> Vec<LayerId> {
     let outputs = std::iter::from_fn(|| host.poll_output());
     let asked = outputs.filter_map(|output| match output {
-        HostOutput::Peer {
-            frame: PeerFrame { body: PeerBody::Fetch { layer, .. }, .. }, ..
+        RuntimeOutput::Peer {
+            frame: PeerFrame { body: PeerBody::Fetch { layer, .. }, .. },
+            ..
         } => Some(layer),
-        HostOutput::Peer { .. }
-        | HostOutput::News(_)
-        | HostOutput::Read { .. }
-        | HostOutput::Write { .. }
-        | HostOutput::Evaluated { .. } => None,
+        RuntimeOutput::Peer { .. }
+        | RuntimeOutput::Event(_)
+        | RuntimeOutput::Read { .. }
+        | RuntimeOutput::Write { .. }
+        | RuntimeOutput::Evaluated { .. } => None,
     });
     asked.collect()
 }
@@ -463,23 +474,23 @@ fn fetched(host: &mut Worker) -> Vec<LayerId> {
 /// A plan that does not name the follower is not the one it was followed for.
 #[test]
 fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
-    let mut pair = Pair::new(0.5, None);
+    let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
-    pair.rehearse();
+    pair.begin_pre_copy();
     pair.train_until(5, in_order);
     let last = *pair.seals.last().expect("steps are sealed");
-    order(&mut pair.follower, Order::Settle(last));
+    order(&mut pair.follower, WorkerCommand::ApplySeal(last));
     let nodes = LayerSource::Nodes(vec![NodeId(OWNER)]);
     let from = pair.ledger.open_turn().step.0;
     let input = load(plan(GENERATION.next(), FOLLOWER, from, nodes), pair.ledger.updates());
     pair.follower.handle(input).expect("an order");
     let outputs: Vec<_> = std::iter::from_fn(|| pair.follower.poll_output()).collect();
-    let fetches = |output: &&HostOutput| match output {
-        HostOutput::Peer { frame, .. } => matches!(frame.body, PeerBody::Fetch { .. }),
-        HostOutput::News(_)
-        | HostOutput::Read { .. }
-        | HostOutput::Write { .. }
-        | HostOutput::Evaluated { .. } => false,
+    let fetches = |output: &&RuntimeOutput| match output {
+        RuntimeOutput::Peer { frame, .. } => matches!(frame.body, PeerBody::Fetch { .. }),
+        RuntimeOutput::Event(_)
+        | RuntimeOutput::Read { .. }
+        | RuntimeOutput::Write { .. }
+        | RuntimeOutput::Evaluated { .. } => false,
     };
     assert_eq!(outputs.iter().filter(fetches).count() as u32, pair.layers());
 }
@@ -488,43 +499,47 @@ fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
 /// followers alone.
 #[test]
 fn what_does_not_belong_is_not_followed_and_strangers_are_not_served() {
-    let mut pair = Pair::new(0.5, None);
+    let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
-    pair.rehearse();
+    pair.begin_pre_copy();
     pair.carry();
     let good = pair.frames[0].clone();
-    let PeerBody::Ahead { open, image } = &good.body else { panic!("{good:?}") };
+    let PeerBody::StandbyLayer { open, image } = &good.body else { panic!("{good:?}") };
     let (layer, version, open) = (image.layer, image.version, *open);
     let (expected, found) = (GENERATION, GENERATION.next());
     let mut shorter = (**image).clone();
     shorter.w = shorter.w[1..].to_vec().into();
-    let body = PeerBody::Ahead { open, image: Arc::new(shorter) };
+    let body = PeerBody::StandbyLayer { open, image: Arc::new(shorter) };
     let refused = [
         (
             PeerFrame { generation: found, ..good.clone() },
-            PeerRefusal::OtherGeneration { expected, found },
+            PeerFrameRefusal::OtherGeneration { expected, found },
         ),
         (
             PeerFrame { sender: holder(3), ..good.clone() },
-            PeerRefusal::Stranger { sender: holder(3) },
+            PeerFrameRefusal::Stranger { sender: holder(3) },
         ),
-        (PeerFrame { body, ..good.clone() }, PeerRefusal::Form { layer }),
+        (PeerFrame { body, ..good.clone() }, PeerFrameRefusal::WrongShape { layer }),
     ];
     for (frame, refusal) in refused {
-        assert_eq!(pair.follower.handle(HostInput::Peer(frame)), Err(refusal));
+        assert_eq!(pair.follower.handle(RuntimeInput::Peer(frame)), Err(refusal));
     }
-    pair.follower.handle(HostInput::Peer(good.clone())).expect("it is awaited");
+    pair.follower.handle(RuntimeInput::Peer(good.clone())).expect("it is awaited");
     let sender = good.sender;
-    let again = pair.follower.handle(HostInput::Peer(good));
-    assert_eq!(again, Err(PeerRefusal::Unasked { layer, version, sender }));
+    let again = pair.follower.handle(RuntimeInput::Peer(good));
+    assert_eq!(again, Err(PeerFrameRefusal::Unrequested { layer, version, sender }));
 
     let stranger = holder(3);
     let wanted = |generation, sender| {
-        HostInput::Peer(PeerFrame { generation, sender, body: PeerBody::Follow { layer } })
+        RuntimeInput::Peer(PeerFrame {
+            generation,
+            sender,
+            body: PeerBody::StandbyRequest { layer },
+        })
     };
     let refused = pair.owner.handle(wanted(GENERATION, stranger));
-    assert_eq!(refused, Err(PeerRefusal::Stranger { sender: stranger }));
+    assert_eq!(refused, Err(PeerFrameRefusal::Stranger { sender: stranger }));
     let refused = pair.owner.handle(wanted(found, holder(FOLLOWER)));
-    assert_eq!(refused, Err(PeerRefusal::OtherGeneration { expected, found }));
-    assert_eq!(pair.follower.handle(wanted(GENERATION, stranger)), Err(PeerRefusal::NoStage));
+    assert_eq!(refused, Err(PeerFrameRefusal::OtherGeneration { expected, found }));
+    assert_eq!(pair.follower.handle(wanted(GENERATION, stranger)), Err(PeerFrameRefusal::NoStage));
 }

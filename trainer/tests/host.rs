@@ -10,20 +10,20 @@ use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::message::LoadFault;
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
-use zbelastic_consensus::seat::{LoadOrder, News, Order};
+use zbelastic_consensus::session::{LoadCommand, WorkerCommand, WorkerEvent};
 use zbelastic_consensus::validation::{NonfinitePolicy, Reason, Seal, Turn, Verdict};
 use zbelastic_kernels::{CpuBackend, HostThreads};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, FrameRoom, GradientPart, LayerCopy, LayerGradient,
-    LayerImage, layer_digest,
-};
-use zbelastic_trainer::host::{
-    Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame, PeerRefusal,
+    BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy, LayerGradient,
+    LayerImage, StageFactory, layer_digest,
 };
 use zbelastic_trainer::model::{Family, model_layers};
-use zbelastic_trainer::stage::Workbench;
+use zbelastic_trainer::runtime::{
+    PeerBody, PeerFrame, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
+};
+use zbelastic_trainer::stage::StageExecutor;
 use zbelastic_types::{
     Attempt, Digest, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
@@ -50,7 +50,7 @@ fn plan(generation: u64, nodes: [u64; STAGES as usize], source: LayerSource) -> 
     }
 }
 
-fn load(plan: &PlanRecord, node: u64) -> HostInput {
+fn load(plan: &PlanRecord, node: u64) -> RuntimeInput {
     let layers = plan.sources.len();
     let spec = JobSpec {
         run: zbelastic_types::RunId(1),
@@ -76,7 +76,7 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
         settle_ticks: 10,
     };
     let stage = plan.stages.iter().position(|holder| holder.node == NodeId(node));
-    HostInput::Order(Order::Load(Box::new(LoadOrder {
+    RuntimeInput::Command(WorkerCommand::Load(Box::new(LoadCommand {
         plan: Arc::new(plan.clone()),
         stage: StageIndex(stage.expect("it has a stage") as u32),
         spec: Arc::new(spec),
@@ -86,10 +86,13 @@ fn load(plan: &PlanRecord, node: u64) -> HostInput {
     })))
 }
 
-fn inventory(host: &mut Worker) -> BTreeSet<LayerId> {
-    host.handle(HostInput::Order(Order::TakeInventory { index: 1 })).expect("an order");
+fn inventory(host: &mut CpuWorker) -> BTreeSet<LayerId> {
+    host.handle(RuntimeInput::Command(WorkerCommand::TakeInventory { index: 1 }))
+        .expect("an order");
     let told = std::iter::from_fn(|| host.poll_output()).find_map(|output| {
-        let HostOutput::News(News::Inventory { layers, .. }) = output else { return None };
+        let RuntimeOutput::Event(WorkerEvent::Inventory { layers, .. }) = output else {
+            return None;
+        };
         Some(layers)
     });
     let told = told.expect("it answers");
@@ -97,9 +100,9 @@ fn inventory(host: &mut Worker) -> BTreeSet<LayerId> {
     told.into_iter().map(|held| held.layer).collect()
 }
 
-type Worker = Host<BackendModel<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
+type CpuWorker = WorkerRuntime<BackendStageFactory<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
 
-fn host() -> Worker {
+fn host() -> CpuWorker {
     let model = common::tiny_model(Family::Llama);
     let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let stage = common::setup(model.clone(), setup, 4);
@@ -107,15 +110,15 @@ fn host() -> Worker {
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
     let (host, store, clock, step_count) = (HostThreads::one(), None, None, 4);
     let compute =
-        BackendModel { model, optimizer, step_count, weights, device, host, store, clock };
-    Host::new(
-        HostSetup { stage, gradient_room: FrameRoom { parts: 2, floats: 100 } },
+        BackendStageFactory { model, optimizer, step_count, weights, device, host, store, clock };
+    WorkerRuntime::new(
+        RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
         compute,
         common::corpus(),
     )
 }
 
-fn outputs(host: &mut Worker) -> Vec<HostOutput> {
+fn outputs(host: &mut CpuWorker) -> Vec<RuntimeOutput> {
     std::iter::from_fn(|| host.poll_output()).collect()
 }
 
@@ -126,14 +129,15 @@ fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
     let mut host = host();
     let before = plan(1, [1, 2, 3], LayerSource::Initial);
     host.handle(load(&before, 3)).expect("an order");
-    host.handle(HostInput::Order(Order::Run { generation: Generation(1) })).expect("an order");
+    host.handle(RuntimeInput::Command(WorkerCommand::Run { generation: Generation(1) }))
+        .expect("an order");
     let held = inventory(&mut host);
     let copied: BTreeSet<LayerId> = before.layers_of(StageIndex(1)).collect();
     assert!(held.is_superset(&copied));
     assert_eq!(inventory(&mut host), held, "asked again");
 
     let all = LayerSource::Nodes(vec![NodeId(1), NodeId(2), NodeId(3)]);
-    host.handle(HostInput::Order(Order::Stop)).expect("an order");
+    host.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("an order");
     host.handle(load(&plan(2, [3, 2, 1], all), 3)).expect("an order");
     assert_eq!(inventory(&mut host), held);
 }
@@ -147,16 +151,17 @@ fn a_layer_is_not_copied_when_it_changes_hands() {
         let parts = images.iter().flat_map(|image| [&image.w, &image.m, &image.v]);
         parts.map(|part| part.as_ptr()).collect()
     };
-    let shelved = |host: &Worker| {
-        places(host.shelf().values().map(|image| LayerImage::clone(image)).collect())
+    let shelved = |host: &CpuWorker| {
+        places(host.idle_layers().values().map(|image| LayerImage::clone(image)).collect())
     };
     let loaded = shelved(&host);
-    let station = host.station().expect("all layers are from the seed");
-    let mut held = places(station.engine().bench().images());
+    let station = host.active_stage().expect("all layers are from the seed");
+    let mut held = places(station.engine().executor().images());
     held.extend(places(station.copies().map(LayerCopy::image).collect()));
     assert_eq!(held, loaded);
-    host.handle(HostInput::Order(Order::Run { generation: Generation(1) })).expect("an order");
-    host.handle(HostInput::Order(Order::Stop)).expect("an order");
+    host.handle(RuntimeInput::Command(WorkerCommand::Run { generation: Generation(1) }))
+        .expect("an order");
+    host.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("an order");
     assert_eq!(shelved(&host), loaded);
 }
 
@@ -165,7 +170,7 @@ fn a_layer_is_not_copied_when_it_changes_hands() {
 fn an_image_stays_as_it_was_while_its_layer_goes_on() {
     let mut host = host();
     host.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("an order");
-    let image = host.shelf().values().next().expect("it is loaded").clone();
+    let image = host.idle_layers().values().next().expect("it is loaded").clone();
     let before = image.encode();
     let apart = LayerImage::decode(&before).expect("an image");
     let after = [&*image, &apart].map(|image| {
@@ -174,7 +179,7 @@ fn an_image_stays_as_it_was_while_its_layer_goes_on() {
             common::plan(&common::tiny_model(Family::Llama), ScheduleKind::ZbH1, 1, Window::One),
             4,
         );
-        let model = BackendModel {
+        let model = BackendStageFactory {
             model: setup.model,
             optimizer: setup.optimizer,
             step_count: 4,
@@ -211,28 +216,28 @@ fn holder(node: u64) -> Holder {
     Holder { node: NodeId(node), incarnation: Incarnation(node) }
 }
 
-fn frames(host: &mut Worker) -> Vec<(NodeId, PeerFrame)> {
+fn frames(host: &mut CpuWorker) -> Vec<(NodeId, PeerFrame)> {
     let frame = |output| match output {
-        HostOutput::Peer { to, frame } => Some((to, frame)),
-        HostOutput::News(_)
-        | HostOutput::Read { .. }
-        | HostOutput::Write { .. }
-        | HostOutput::Evaluated { .. } => None,
+        RuntimeOutput::Peer { to, frame } => Some((to, frame)),
+        RuntimeOutput::Event(_)
+        | RuntimeOutput::Read { .. }
+        | RuntimeOutput::Write { .. }
+        | RuntimeOutput::Evaluated { .. } => None,
     };
     outputs(host).into_iter().filter_map(frame).collect()
 }
 
 /// Worker 4 is to get what worker 1 holds, and has requested it; the answers are on their way.
-fn handover() -> (Worker, Vec<PeerFrame>) {
+fn handover() -> (CpuWorker, Vec<PeerFrame>) {
     let (mut giver, mut taker) = (host(), host());
     giver.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)).expect("an order");
-    giver.handle(HostInput::Order(Order::Stop)).expect("an order");
+    giver.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("an order");
     outputs(&mut giver);
     let second = plan(2, [4, 2, 3], LayerSource::Nodes(vec![NodeId(1)]));
     taker.handle(load(&second, 4)).expect("an order");
     for (to, frame) in frames(&mut taker) {
         assert_eq!((to, frame.sender), (NodeId(1), holder(4)));
-        giver.handle(HostInput::Peer(frame)).expect("it has the layer");
+        giver.handle(RuntimeInput::Peer(frame)).expect("it has the layer");
     }
     let answers = frames(&mut giver).into_iter().map(|(to, frame)| {
         assert_eq!((to, frame.sender), (NodeId(4), holder(1)), "whoever answers says who it is");
@@ -241,8 +246,8 @@ fn handover() -> (Worker, Vec<PeerFrame>) {
     (taker, answers.collect())
 }
 
-fn is_loaded(host: &mut Worker) -> bool {
-    outputs(host).iter().any(|o| matches!(o, HostOutput::News(News::Loaded { .. })))
+fn is_loaded(host: &mut CpuWorker) -> bool {
+    outputs(host).iter().any(|o| matches!(o, RuntimeOutput::Event(WorkerEvent::Loaded { .. })))
 }
 
 #[test]
@@ -250,7 +255,7 @@ fn a_plan_is_loaded_from_those_who_hold_its_layers() {
     let (mut taker, answers) = handover();
     for frame in answers {
         assert!(!is_loaded(&mut taker));
-        taker.handle(HostInput::Peer(frame)).expect("it is awaited");
+        taker.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
     }
     assert!(is_loaded(&mut taker));
 }
@@ -264,27 +269,27 @@ fn a_layer_that_nobody_asked_that_sender_for_is_not_taken_in() {
     let with =
         |image: LayerImage| PeerFrame { body: PeerBody::Layer(Arc::new(image)), ..good.clone() };
     let (layer, version, later) = (image.layer, image.version, image.version.next());
-    let unasked = |sender, version| PeerRefusal::Unasked { layer, version, sender };
+    let unasked = |sender, version| PeerFrameRefusal::Unrequested { layer, version, sender };
     let (expected, found) = (Generation(2), Generation(1));
     let w = image.w[1..].to_vec().into();
     let refused = [
         (
             PeerFrame { generation: found, ..good.clone() },
-            PeerRefusal::OtherGeneration { expected, found },
+            PeerFrameRefusal::OtherGeneration { expected, found },
         ),
         (PeerFrame { sender: holder(3), ..good.clone() }, unasked(holder(3), version)),
         (with(LayerImage { version: later, ..(**image).clone() }), unasked(holder(1), later)),
-        (with(LayerImage { w, ..(**image).clone() }), PeerRefusal::Form { layer }),
+        (with(LayerImage { w, ..(**image).clone() }), PeerFrameRefusal::WrongShape { layer }),
     ];
     for (frame, refusal) in refused {
-        assert_eq!(taker.handle(HostInput::Peer(frame)), Err(refusal));
+        assert_eq!(taker.handle(RuntimeInput::Peer(frame)), Err(refusal));
     }
     for frame in answers {
-        taker.handle(HostInput::Peer(frame)).expect("it is awaited");
+        taker.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
     }
     assert!(is_loaded(&mut taker));
-    let late = taker.handle(HostInput::Peer(good));
-    assert_eq!(late, Err(PeerRefusal::NoStage));
+    let late = taker.handle(RuntimeInput::Peer(good));
+    assert_eq!(late, Err(PeerFrameRefusal::NoStage));
 }
 
 #[test]
@@ -292,21 +297,21 @@ fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
     let (mut taker, _) = handover();
     let mut asked = Vec::new();
     for tick in 1..=141 {
-        taker.handle(HostInput::Tick).expect("a tick");
+        taker.handle(RuntimeInput::Tick).expect("a tick");
         for output in outputs(&mut taker) {
             match output {
-                HostOutput::Peer { .. } if asked.last() != Some(&tick) => asked.push(tick),
-                HostOutput::Peer { .. } => {}
-                HostOutput::News(News::LoadFailed { layer, cause, .. }) => {
+                RuntimeOutput::Peer { .. } if asked.last() != Some(&tick) => asked.push(tick),
+                RuntimeOutput::Peer { .. } => {}
+                RuntimeOutput::Event(WorkerEvent::LoadFailed { layer, cause, .. }) => {
                     // 3, 6 and 12 ticks, and five times 24: each of eight sources gets a request.
                     assert_eq!((tick, layer, cause), (141, LayerId(0), LoadFault::Source));
                     assert_eq!(asked[..5], [3, 9, 21, 45, 69]);
                     return;
                 }
-                other @ (HostOutput::News(_)
-                | HostOutput::Read { .. }
-                | HostOutput::Write { .. }
-                | HostOutput::Evaluated { .. }) => panic!("{other:?}"),
+                other @ (RuntimeOutput::Event(_)
+                | RuntimeOutput::Read { .. }
+                | RuntimeOutput::Write { .. }
+                | RuntimeOutput::Evaluated { .. }) => panic!("{other:?}"),
             }
         }
     }
@@ -320,41 +325,42 @@ fn a_read_is_waited_for_however_long_it_takes() {
     let source = LayerSource::Checkpoint { version: Step(0), digest };
     reader.handle(load(&plan(2, [4, 2, 3], source), 4)).expect("an order");
     let asked = outputs(&mut reader);
-    let reads = asked.iter().filter(|output| matches!(output, HostOutput::Read { .. })).count();
-    assert!(reads > 0 && reads == asked.iter().filter(|o| !is_news(o)).count(), "{asked:?}");
+    let reads = asked.iter().filter(|output| matches!(output, RuntimeOutput::Read { .. })).count();
+    assert!(reads > 0 && reads == asked.iter().filter(|o| !is_event(o)).count(), "{asked:?}");
     for _ in 0..10_000 {
-        reader.handle(HostInput::Tick).expect("a tick");
+        reader.handle(RuntimeInput::Tick).expect("a tick");
         assert!(outputs(&mut reader).is_empty(), "it is asked for once, and waited for");
     }
     // The read failed: that is reported at once.
-    let HostOutput::Read { version, layer, .. } = *asked.iter().find(|o| !is_news(o)).expect("one")
+    let RuntimeOutput::Read { version, layer, .. } =
+        *asked.iter().find(|o| !is_event(o)).expect("one")
     else {
         panic!("a read")
     };
-    reader.handle(HostInput::Read { version, layer, read: None }).expect("an answer");
+    reader.handle(RuntimeInput::Read { version, layer, read: None }).expect("an answer");
     let told = outputs(&mut reader);
-    assert!(matches!(told[..], [HostOutput::News(News::LoadFailed { .. })]), "{told:?}");
+    assert!(matches!(told[..], [RuntimeOutput::Event(WorkerEvent::LoadFailed { .. })]), "{told:?}");
 }
 
-fn is_news(output: &HostOutput) -> bool {
-    matches!(output, HostOutput::News(_))
+fn is_event(output: &RuntimeOutput) -> bool {
+    matches!(output, RuntimeOutput::Event(_))
 }
 
 /// Two states of one version are two things; only the one that was ordered last is reported.
 #[test]
 fn what_was_written_of_another_state_is_not_told_as_durable() {
     let mut host = host();
-    let HostInput::Order(Order::Load(mut order)) =
+    let RuntimeInput::Command(WorkerCommand::Load(mut order)) =
         load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)
     else {
         panic!("an order to load")
     };
     order.is_pending = true;
-    host.handle(HostInput::Order(Order::Load(order))).expect("an order");
+    host.handle(RuntimeInput::Command(WorkerCommand::Load(order))).expect("an order");
     let writes: Vec<_> = outputs(&mut host)
         .into_iter()
         .filter_map(|output| {
-            let HostOutput::Write { image, generation } = output else { return None };
+            let RuntimeOutput::Write { image, generation } = output else { return None };
             Some((image.version, image.layer, generation, layer_digest(&image)))
         })
         .collect();
@@ -363,7 +369,7 @@ fn what_was_written_of_another_state_is_not_told_as_durable() {
         for (version, layer, generation, digest) in writes.iter().copied() {
             let generation = Generation(generation.0 + plans_later);
             let durable = is_durable.then_some(digest);
-            let input = HostInput::Written { version, layer, generation, durable };
+            let input = RuntimeInput::Written { version, layer, generation, durable };
             host.handle(input).expect("an answer");
         }
         outputs(&mut host)
@@ -371,7 +377,8 @@ fn what_was_written_of_another_state_is_not_told_as_durable() {
     assert!(written(1, true).is_empty());
     assert!(written(1, false).is_empty(), "nor does its failure count");
     let reported = written(0, true);
-    let [HostOutput::News(News::Saved { version: Step(0), layers, .. })] = &reported[..] else {
+    let [RuntimeOutput::Event(WorkerEvent::Saved { version: Step(0), layers, .. })] = &reported[..]
+    else {
         panic!("one checkpoint: {reported:?}")
     };
     let expected: Vec<_> = writes.iter().map(|(_, layer, _, digest)| (*layer, *digest)).collect();

@@ -4,19 +4,20 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{BATCH, Cluster, corpus, offloaded, plan_of_chunks, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus, offloaded, plan_of_chunks, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
-use zbelastic_schedule::{Memory, Pass, ScheduleKind, Window, recompute};
+use zbelastic_schedule::{MemoryOp, Pass, ScheduleKind, Window, recompute};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{
-    Choice, ChooseRequest, Extent, MemoryPolicy, Pace, Plan, StageMemory, choose, plan_memory,
-    stage_memory,
+    ChooseRequest, MemoryPolicy, Pace, PassExtent, Plan, PlanChoice, StageMemory, choose,
+    plan_memory, stage_memory,
 };
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{
-    Bench, MemoryStore, Progress, SecondStore, StageEngine, StageSetup, StoreError,
+    BackendExecutor, EngineProgress, MemoryStashStore, StageEngine, StageSetup, StashStore,
+    StashStoreError,
 };
 use zbelastic_types::{Bytes, StageIndex, Step};
 
@@ -46,7 +47,7 @@ fn plan(model: &ModelConfig, kind: ScheduleKind, stages: u32, window: Window) ->
 fn serial(model: &ModelConfig, (kind, stages): (ScheduleKind, u32)) -> StateDigest {
     let setup = of_plan(model, plan(model, kind, stages, Window::Zero));
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut run = Reference::new(&setup, backend, corpus()).expect("memory");
+    let mut run = SerialReference::new(&setup, backend, corpus()).expect("memory");
     (0..STEPS).for_each(|step| {
         run.step(Step(step), false);
     });
@@ -64,7 +65,7 @@ fn check_bits(model: &ModelConfig, plan: Plan, expected: StateDigest, seed: u64)
         setup.injections = vec![text.parse().expect("a legal injection")];
     }
     let policy = policy(Some(0.5), NonfinitePolicy::Replay);
-    let outcome = Cluster::new(&setup, policy, 1 + seed as usize % 2, seed).run();
+    let outcome = StageCluster::new(&setup, policy, 1 + seed as usize % 2, seed).run();
     assert_eq!(outcome.digest, expected, "{case}");
     assert_eq!(outcome.verdicts("replay"), usize::from(is_struck), "{case}");
 }
@@ -113,7 +114,7 @@ fn recomputation_takes_less_memory_and_takes_what_it_claims() {
                     let backend = CpuBackend::new(1).expect("one thread");
                     let claim = stage_memory(&backend, &model, &setup.plan, StageIndex(stage));
                     // It asserts that it allocates what is claimed.
-                    Bench::new(&setup, StageIndex(stage), backend).expect("memory");
+                    BackendExecutor::new(&setup, StageIndex(stage), backend).expect("memory");
                     claim.stash
                 };
                 (0..2).map(claim).collect()
@@ -138,7 +139,7 @@ fn recomputation_takes_less_memory_and_takes_what_it_claims() {
 }
 
 fn copies(plan: &Plan) -> usize {
-    plan.program.passes_with(Memory::Offload).count()
+    plan.program.passes_with(MemoryOp::Offload).count()
 }
 
 fn memory_of(model: &ModelConfig, plan: &Plan) -> Vec<StageMemory> {
@@ -169,7 +170,7 @@ fn what_leaves_comes_back_to_the_same_bits() {
                 let pairs = before.iter().zip(&after);
                 assert!(pairs.clone().all(|(before, after)| after.stash <= before.stash), "{kind}");
                 // The first chunk reads tokens: of that nothing is kept if all is made again.
-                let leaves = after.iter().any(|claim| claim.away > Bytes(0));
+                let leaves = after.iter().any(|claim| claim.offload > Bytes(0));
                 assert!(leaves || recompute == Recompute::Full, "{kind}: {after:?}");
                 if recompute == Recompute::None {
                     assert!(after[0].stash < before[0].stash, "{kind}: {before:?} {after:?}");
@@ -194,20 +195,20 @@ fn pipe_offload_takes_less_memory_than_its_order() {
 }
 
 /// A store whose medium fails once.
-struct Failing {
-    inner: MemoryStore,
-    fails: Arc<Mutex<Vec<StoreError>>>,
+struct FailingStore {
+    inner: MemoryStashStore,
+    fails: Arc<Mutex<Vec<StashStoreError>>>,
 }
 
-impl SecondStore for Failing {
-    fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StoreError> {
+impl StashStore for FailingStore {
+    fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StashStoreError> {
         match self.fails.lock().expect("one thread").pop() {
             Some(error) => Err(error),
             None => self.inner.put(pass, floats),
         }
     }
 
-    fn take(&mut self, pass: Pass) -> Result<Vec<f32>, StoreError> {
+    fn take(&mut self, pass: Pass) -> Result<Vec<f32>, StashStoreError> {
         self.inner.take(pass)
     }
 
@@ -222,19 +223,20 @@ fn a_store_that_fails_is_told_and_asked_again() {
     let plan = offloaded(&plan(&model, ScheduleKind::GPipe, 1, Window::Zero), 0.0);
     let setup = Arc::new(of_plan(&model, plan));
     let backend = CpuBackend::new(1).expect("one thread");
-    let full = StoreError::Write { kind: std::io::ErrorKind::StorageFull };
+    let full = StashStoreError::Write { kind: std::io::ErrorKind::StorageFull };
     let fails = Arc::new(Mutex::new(vec![full]));
-    let failing =
-        |bytes| Box::new(Failing { inner: MemoryStore::new(bytes), fails }) as Box<dyn SecondStore>;
-    let bench = Bench::storing(&setup, StageIndex(0), backend, failing).expect("memory");
+    let failing = |bytes| {
+        Box::new(FailingStore { inner: MemoryStashStore::new(bytes), fails }) as Box<dyn StashStore>
+    };
+    let bench = BackendExecutor::storing(&setup, StageIndex(0), backend, failing).expect("memory");
     let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
     let mut failures = Vec::new();
     for _ in 0..40 {
         match engine.run_next() {
-            Progress::Failed(error) => failures.push(error),
-            Progress::Ran(_) => {}
-            Progress::Blocked(_) | Progress::Finished => break,
-            Progress::Faulted(fault) => panic!("{fault}"),
+            EngineProgress::Failed(error) => failures.push(error),
+            EngineProgress::Ran(_) => {}
+            EngineProgress::Blocked(_) | EngineProgress::Finished => break,
+            EngineProgress::Faulted(fault) => panic!("{fault}"),
         }
     }
     assert_eq!(failures, [full]);
@@ -247,7 +249,7 @@ fn chosen(
     (kind, stage_count): (ScheduleKind, u32),
     memory: MemoryPolicy,
     limit: Option<Bytes>,
-) -> Option<Choice> {
+) -> Option<PlanChoice> {
     let request = ChooseRequest {
         model,
         batch: BATCH,
@@ -265,13 +267,13 @@ fn chosen(
 }
 
 fn drops(plan: &Plan) -> usize {
-    plan.program.passes_with(Memory::Drop).count()
+    plan.program.passes_with(MemoryOp::Drop).count()
 }
 
 const NEEDED: MemoryPolicy = MemoryPolicy {
     recompute: Recompute::Full,
-    recomputed: Extent::WhereNeeded,
-    offloaded: Extent::Everywhere,
+    recomputed: PassExtent::WhereNeeded,
+    offloaded: PassExtent::Everywhere,
 };
 
 /// Each kind with a limit between what it takes and what it takes if all passes are made again, by one
@@ -281,9 +283,9 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
     let model = tiny_model(Family::Gpt2);
     let expected = serial(&model, (ScheduleKind::GPipe, 1));
     let leaves =
-        MemoryPolicy { recompute: Recompute::None, offloaded: Extent::WhereNeeded, ..NEEDED };
-    let both = MemoryPolicy { offloaded: Extent::WhereNeeded, ..NEEDED };
-    let size = |choice: &Choice| choice.prediction.stage_bytes;
+        MemoryPolicy { recompute: Recompute::None, offloaded: PassExtent::WhereNeeded, ..NEEDED };
+    let both = MemoryPolicy { offloaded: PassExtent::WhereNeeded, ..NEEDED };
+    let size = |choice: &PlanChoice| choice.prediction.stage_bytes;
     let mut seed = 0;
     for kind in
         [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZbAuto, ScheduleKind::ZbV]
@@ -291,7 +293,7 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
         let of_kind = (kind, 4);
         let free = chosen(&model, of_kind, NEEDED, None).expect("no limit");
         assert_eq!((drops(&free.plan), copies(&free.plan)), (0, 0), "{kind}");
-        let all = MemoryPolicy { recomputed: Extent::Everywhere, ..NEEDED };
+        let all = MemoryPolicy { recomputed: PassExtent::Everywhere, ..NEEDED };
         let all = chosen(&model, of_kind, all, None).expect("no limit");
         let limit = Bytes((size(&free).0 + size(&all).0) / 2);
         assert!(
@@ -304,7 +306,7 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
             seed += 1;
             let choice = chosen(&model, of_kind, policy, Some(limit)).expect("it can be met");
             assert!(size(&choice) <= limit, "{kind}");
-            let Choice { plan, memory, .. } = choice;
+            let PlanChoice { plan, memory, .. } = choice;
             assert_eq!(memory_of(&model, &plan), memory, "{kind}");
             let (dropped, left) = (drops(&plan), copies(&plan));
             if policy == NEEDED {
@@ -324,17 +326,17 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
 #[test]
 fn what_is_made_again_everywhere_is_so_where_passes_leave_as_well() {
     let model = tiny_model(Family::Gpt2);
-    let all = MemoryPolicy { recomputed: Extent::Everywhere, ..NEEDED };
+    let all = MemoryPolicy { recomputed: PassExtent::Everywhere, ..NEEDED };
     let expected = serial(&model, (ScheduleKind::GPipe, 1));
     for (seed, kind) in
         [ScheduleKind::GPipe, ScheduleKind::ZbAuto, ScheduleKind::ZbV].into_iter().enumerate()
     {
         let roomy = chosen(&model, (kind, 4), all, None).expect("no limit");
         let limit = Bytes(roomy.prediction.stage_bytes.0 - 1);
-        let also_leaves = MemoryPolicy { offloaded: Extent::WhereNeeded, ..all };
-        let Choice { plan, .. } =
+        let also_leaves = MemoryPolicy { offloaded: PassExtent::WhereNeeded, ..all };
+        let PlanChoice { plan, .. } =
             chosen(&model, (kind, 4), also_leaves, Some(limit)).expect("it can be met");
-        let every = recompute(&plan.program).passes_with(Memory::Drop).count();
+        let every = recompute(&plan.program).passes_with(MemoryOp::Drop).count();
         assert_eq!(drops(&plan), every, "{kind}");
         check_bits(&model, plan, expected, seed as u64);
     }
@@ -345,10 +347,10 @@ fn slices_are_made_again_where_a_limit_asks_for_it() {
     let model = tiny_model(Family::Llama);
     let of_kind = (ScheduleKind::Seq1F1B, 4);
     let expected = serial(&model, of_kind);
-    let all = MemoryPolicy { recomputed: Extent::Everywhere, ..NEEDED };
+    let all = MemoryPolicy { recomputed: PassExtent::Everywhere, ..NEEDED };
     let [free, all] = [NEEDED, all].map(|policy| chosen(&model, of_kind, policy, None));
     let (free, all) = (free.expect("no limit"), all.expect("no limit"));
-    let size = |choice: &Choice| choice.prediction.stage_bytes.0;
+    let size = |choice: &PlanChoice| choice.prediction.stage_bytes.0;
     for part in 1..4 {
         let limit = Bytes(size(&all) + part * (size(&free) - size(&all)) / 4);
         let choice = chosen(&model, of_kind, NEEDED, Some(limit)).expect("it can be met");

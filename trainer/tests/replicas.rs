@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{BATCH, Cluster, corpus_for, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
@@ -14,7 +14,7 @@ use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, LayerRange, ModelConfig};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, plan_memory, stage_memory};
-use zbelastic_trainer::reference::{Reference, ReferenceStep};
+use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
 use zbelastic_trainer::stage::{HELD_OUT_MAX, StageSetup};
 use zbelastic_types::{Bytes, StageIndex, Step};
 
@@ -52,7 +52,7 @@ fn serial(
     skipped: &[u64],
 ) -> (StateDigest, Vec<ReferenceStep>) {
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut run = Reference::new(setup, backend, corpus.clone()).expect("memory");
+    let mut run = SerialReference::new(setup, backend, corpus.clone()).expect("memory");
     let step = |step| run.step(Step(step), skipped.contains(&(step + 1)));
     let steps = (0..setup.step_count).map(step).collect();
     (run.digest(), steps)
@@ -70,7 +70,7 @@ const SIZES: [(ScheduleKind, u32); 6] = [
 
 /// What befalls the struck step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Injected {
+enum StruckStepFate {
     Nothing,
     Replayed,
     Skipped,
@@ -97,7 +97,9 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
             assert_ne!(straight, skipping);
             for (kind, stage_count) in SIZES {
                 for window in [Window::Zero, Window::One] {
-                    for injected in [Injected::Nothing, Injected::Replayed, Injected::Skipped] {
+                    for injected in
+                        [StruckStepFate::Nothing, StruckStepFate::Replayed, StruckStepFate::Skipped]
+                    {
                         runs += 1;
                         let request = request(&model, batch, kind, stage_count, window);
                         let plan = Plan::new(request).expect("a legal plan");
@@ -105,11 +107,16 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
                         setup.clip_norm = clip_norm;
                         let policy = policy(clip_norm, strike(&mut setup, injected));
                         let threads = 1 + runs as usize % 2;
-                        let cluster =
-                            Cluster::with_corpus(&setup, policy, threads, runs, corpus.clone());
+                        let cluster = StageCluster::with_corpus(
+                            &setup,
+                            policy,
+                            threads,
+                            runs,
+                            corpus.clone(),
+                        );
                         let outcome = cluster.run();
                         let expected =
-                            if injected == Injected::Skipped { skipping } else { straight };
+                            if injected == StruckStepFate::Skipped { skipping } else { straight };
                         let case = format!(
                             "{kind} {stage_count} stages {microbatch_count} microbatches {window} \
                              {clip_norm:?} {injected:?}"
@@ -117,8 +124,16 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
                         assert_eq!(outcome.digest, expected, "{case}");
                         assert_eq!(outcome.twins, model.layer_count() as usize, "{case}");
                         let count = |of| usize::from(injected == of);
-                        assert_eq!(outcome.verdicts("replay"), count(Injected::Replayed), "{case}");
-                        assert_eq!(outcome.verdicts("skip"), count(Injected::Skipped), "{case}");
+                        assert_eq!(
+                            outcome.verdicts("replay"),
+                            count(StruckStepFate::Replayed),
+                            "{case}"
+                        );
+                        assert_eq!(
+                            outcome.verdicts("skip"),
+                            count(StruckStepFate::Skipped),
+                            "{case}"
+                        );
                         let clips = outcome.verdicts("clip");
                         assert_eq!(clips > 0, clip_norm.is_some(), "{case}");
                     }
@@ -130,17 +145,17 @@ fn both_replicas_equal_the_reference_whatever_befalls_them() {
 }
 
 /// The tensor is in the middle of the model, so that both holders are struck.
-fn strike(setup: &mut StageSetup, injected: Injected) -> NonfinitePolicy {
+fn strike(setup: &mut StageSetup, injected: StruckStepFate) -> NonfinitePolicy {
     let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
     match injected {
-        Injected::Nothing => return NonfinitePolicy::Skip,
-        Injected::Replayed | Injected::Skipped => {
+        StruckStepFate::Nothing => return NonfinitePolicy::Skip,
+        StruckStepFate::Replayed | StruckStepFate::Skipped => {
             setup.injections = vec![text.parse().expect("a legal injection")];
         }
     }
     match injected {
-        Injected::Replayed => NonfinitePolicy::Replay,
-        Injected::Nothing | Injected::Skipped => NonfinitePolicy::Skip,
+        StruckStepFate::Replayed => NonfinitePolicy::Replay,
+        StruckStepFate::Nothing | StruckStepFate::Skipped => NonfinitePolicy::Skip,
     }
 }
 
@@ -153,7 +168,7 @@ fn norms_and_losses_are_told_once_and_are_the_references_to_the_bit() {
         let request = request(&model, BATCH, kind, stage_count, Window::One);
         let setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
         let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-        let outcome = Cluster::with_corpus(&setup, policy, 1, 3, corpus.clone()).run();
+        let outcome = StageCluster::with_corpus(&setup, policy, 1, 3, corpus.clone()).run();
         let told: Vec<(u64, u64)> =
             outcome.seals.iter().map(|seal| (seal.square_sum_bits, seal.loss_sum_bits)).collect();
         let expected: Vec<(u64, u64)> =
@@ -185,7 +200,7 @@ fn held_out_text_is_read_once_and_changes_nothing() {
     let corpus = corpus_for(BATCH, 0.05);
     let backend = CpuBackend::new(1).expect("one thread");
     let serial_setup = serial_setup(&model, BATCH);
-    let mut run = Reference::new(&serial_setup, backend, corpus.clone()).expect("memory");
+    let mut run = SerialReference::new(&serial_setup, backend, corpus.clone()).expect("memory");
     let mut expected = Vec::new();
     for step in 0..STEPS {
         run.step(Step(step), false);
@@ -199,7 +214,7 @@ fn held_out_text_is_read_once_and_changes_nothing() {
             let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
             setup.evaluate_every = 2;
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-            let outcome = Cluster::with_corpus(&setup, policy, 1, 9, corpus.clone()).run();
+            let outcome = StageCluster::with_corpus(&setup, policy, 1, 9, corpus.clone()).run();
             assert_eq!(outcome.digest, run.digest(), "{kind} {stage_count} {window}");
             assert_eq!(outcome.evaluations, expected, "{kind} {stage_count} {window}");
         }
@@ -222,7 +237,7 @@ fn candidates_of_both_replicas_are_dropped_together() {
         let mut setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
         setup.clip_norm = clip_norm;
         let policy = policy(clip_norm, NonfinitePolicy::Skip);
-        let outcome = Cluster::with_corpus(&setup, policy, 1, seed, corpus.clone()).run();
+        let outcome = StageCluster::with_corpus(&setup, policy, 1, seed, corpus.clone()).run();
         assert_eq!(outcome.digest, expected, "seed {seed}");
         rollbacks += outcome.rollbacks;
     }
@@ -235,7 +250,7 @@ fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
     let corpus = corpus_for(BATCH, 0.05);
     let serial_setup = serial_setup(&model, BATCH);
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut run = Reference::new(&serial_setup, backend, corpus.clone()).expect("memory");
+    let mut run = SerialReference::new(&serial_setup, backend, corpus.clone()).expect("memory");
     for step in 0..2 {
         run.step(Step(step), false);
     }
@@ -243,7 +258,7 @@ fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
         let request = request(&model, BATCH, ScheduleKind::Chimera, 4, Window::One);
         let setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
         let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-        let cluster = Cluster::with_corpus(&setup, policy, 1, seed, corpus.clone());
+        let cluster = StageCluster::with_corpus(&setup, policy, 1, seed, corpus.clone());
         assert_eq!(cluster.halt_after(2).run().digest, run.digest(), "seed {seed}");
     }
 }
@@ -260,7 +275,7 @@ fn uneven_splits_equal_the_reference() {
         let plan = Plan::with_chunks(request, chunks).expect("a legal split");
         let setup = setup(model.clone(), plan, STEPS);
         let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-        let outcome = Cluster::with_corpus(&setup, policy, 1, 7, corpus.clone()).run();
+        let outcome = StageCluster::with_corpus(&setup, policy, 1, 7, corpus.clone()).run();
         assert_eq!(outcome.digest, expected, "{kind} {ends:?}");
     };
     check(ScheduleKind::Chimera, 2, &[1, 10]);

@@ -6,18 +6,18 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{BATCH, Cluster, corpus_for, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus_for, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_kernels::{CpuBackend, View};
+use zbelastic_kernels::{BufferView, CpuBackend};
 use zbelastic_schedule::{Program, ScheduleKind, Window, check};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{
-    BatchShape, CutBy, Pace, Plan, PlanError, PlanRequest, SLICES_OF_EQUAL_TIME_MAX, plan_period,
-    stage_memory,
+    BatchShape, Pace, Plan, PlanError, PlanRequest, SLICES_OF_EQUAL_TIME_MAX, SliceBalance,
+    plan_period, stage_memory,
 };
-use zbelastic_trainer::reference::{Reference, ReferenceStep};
-use zbelastic_trainer::stage::{Bench, HELD_OUT_MAX, StageSetup};
+use zbelastic_trainer::reference::{ReferenceStep, SerialReference};
+use zbelastic_trainer::stage::{BackendExecutor, HELD_OUT_MAX, StageSetup};
 use zbelastic_types::{StageIndex, Step};
 
 const STEPS: u64 = 4;
@@ -37,7 +37,7 @@ const LONG: usize = 40;
 /// So many microbatches of [`LONG`] sequences, which are cut into slices of equal time.
 fn by_time(microbatch_count: u32) -> BatchShape {
     let microbatch = MicrobatchShape { sequence_len: LONG, ..BATCH.microbatch };
-    BatchShape { microbatch, microbatch_count, cut_by: CutBy::Time }
+    BatchShape { microbatch, microbatch_count, cut_by: SliceBalance::Time }
 }
 
 /// The model of the other tests, for sequences of any length here.
@@ -71,9 +71,9 @@ fn sliced(model: &ModelConfig, batch: BatchShape, slices: u32) -> StageSetup {
 
 fn reference(
     setup: &StageSetup,
-) -> Reference<CpuBackend, std::sync::Arc<zbelastic_trainer::data::Corpus>> {
+) -> SerialReference<CpuBackend, std::sync::Arc<zbelastic_trainer::data::Corpus>> {
     let backend = CpuBackend::new(1).expect("one thread");
-    Reference::new(setup, backend, corpus_for(setup.plan.batch, 0.05)).expect("memory")
+    SerialReference::new(setup, backend, corpus_for(setup.plan.batch, 0.05)).expect("memory")
 }
 
 fn serial(setup: &StageSetup, skipped: &[u64]) -> StateDigest {
@@ -85,25 +85,25 @@ fn serial(setup: &StageSetup, skipped: &[u64]) -> StateDigest {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Injected {
+enum SlicedNan {
     Nothing,
     NanReplayed,
     NanSkipped,
 }
 
 /// What a pipeline ends with, `seed` ordering its messages.
-fn pipeline(mut setup: StageSetup, injected: Injected, threads: usize, seed: u64) -> StateDigest {
+fn pipeline(mut setup: StageSetup, injected: SlicedNan, threads: usize, seed: u64) -> StateDigest {
     let text = format!("step={STRUCK},tensor=layers.2.mlp.up,value=nan");
-    if injected != Injected::Nothing {
+    if injected != SlicedNan::Nothing {
         setup.injections = vec![text.parse().expect("a legal injection")];
     }
     let nonfinite = match injected {
-        Injected::NanReplayed => NonfinitePolicy::Replay,
-        Injected::Nothing | Injected::NanSkipped => NonfinitePolicy::Skip,
+        SlicedNan::NanReplayed => NonfinitePolicy::Replay,
+        SlicedNan::Nothing | SlicedNan::NanSkipped => NonfinitePolicy::Skip,
     };
     let corpus = corpus_for(setup.plan.batch, 0.05);
     let policy = policy(setup.clip_norm, nonfinite);
-    Cluster::with_corpus(&setup, policy, threads, seed, corpus).run().digest
+    StageCluster::with_corpus(&setup, policy, threads, seed, corpus).run().digest
 }
 
 #[test]
@@ -123,12 +123,13 @@ fn pipelines_over_slices_equal_their_reference() {
                     runs += 1;
                     let request = request(&model, batch, stage_count, slices, window);
                     let plan = Plan::new(request).expect("a legal plan");
-                    let befalls = [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped];
+                    let befalls =
+                        [SlicedNan::Nothing, SlicedNan::NanReplayed, SlicedNan::NanSkipped];
                     let injected = befalls[runs as usize % befalls.len()];
                     let setup = StageSetup { plan, ..base.clone() };
                     let found = pipeline(setup, injected, 1 + runs as usize % 2, runs);
                     let expected =
-                        if injected == Injected::NanSkipped { skipping } else { straight };
+                        if injected == SlicedNan::NanSkipped { skipping } else { straight };
                     assert_eq!(
                         found, expected,
                         "{family:?}, {stage_count} stages, {microbatches} microbatches, {slices} \
@@ -162,7 +163,7 @@ fn when_weights_gradients_run_changes_nothing() {
         let expected = serial(&base, &[]);
         for seed in 0..4 {
             let setup = StageSetup { plan: plan.clone(), ..base.clone() };
-            let found = pipeline(setup, Injected::NanReplayed, 1, seed);
+            let found = pipeline(setup, SlicedNan::NanReplayed, 1, seed);
             assert_eq!(found, expected, "{family:?} {seed}");
         }
     }
@@ -198,11 +199,11 @@ fn what_slices_make_again_has_the_bits_it_had() {
                 let window = if runs % 2 == 0 { Window::Zero } else { Window::One };
                 let request = request(&model, batch, stage_count, slices, window);
                 let plan = Plan::new(request).expect("a legal plan").with_recompute(recompute);
-                let befalls = [Injected::Nothing, Injected::NanReplayed, Injected::NanSkipped];
+                let befalls = [SlicedNan::Nothing, SlicedNan::NanReplayed, SlicedNan::NanSkipped];
                 let injected = befalls[runs as usize % befalls.len()];
                 let setup = StageSetup { plan, ..base.clone() };
                 let found = pipeline(setup, injected, 1 + runs as usize % 2, runs);
-                let expected = if injected == Injected::NanSkipped { skipping } else { straight };
+                let expected = if injected == SlicedNan::NanSkipped { skipping } else { straight };
                 assert_eq!(
                     found, expected,
                     "{family:?}, {stage_count} stages, {microbatches} microbatches, {slices} \
@@ -237,7 +238,7 @@ fn when_slices_are_made_again_changes_nothing() {
             let plan = Plan::new(request(&model, batch(2), 2, 2, Window::One)).expect("legal");
             let plan = Plan { program: program.clone(), recompute, ..plan };
             let found =
-                pipeline(StageSetup { plan, ..base.clone() }, Injected::NanReplayed, 1, seed);
+                pipeline(StageSetup { plan, ..base.clone() }, SlicedNan::NanReplayed, 1, seed);
             assert_eq!(found, expected, "{family:?} {recompute:?}");
         }
     }
@@ -258,7 +259,7 @@ fn one_slice_is_the_training_without_slices() {
         assert_eq!(serial(&one, &[]), whole);
         assert_ne!(serial(&sliced(&model, batch(3), 2), &[]), whole, "slices are arithmetic");
         let long = model_of(family);
-        let even = BatchShape { cut_by: CutBy::Tokens, ..by_time(3) };
+        let even = BatchShape { cut_by: SliceBalance::Tokens, ..by_time(3) };
         let [even, by_time] = [even, by_time(3)].map(|batch| serial(&sliced(&long, batch, 4), &[]));
         assert_ne!(even, by_time, "and so is where they are cut");
     }
@@ -273,7 +274,7 @@ fn first_step(setup: &StageSetup) -> (BTreeMap<String, Vec<f32>>, ReferenceStep)
         for tensor in &layer.spec.tensors {
             let floats = zbelastic_kernels::Backend::download(
                 run.backend(),
-                View::new(&layer.g, tensor.range.clone()),
+                BufferView::new(&layer.g, tensor.range.clone()),
             );
             gradients.insert(tensor.name.clone(), floats);
         }
@@ -320,9 +321,9 @@ fn held_out_loss_is_the_references() {
             let mut setup = setup(model.clone(), plan, 2);
             setup.evaluate_every = 1;
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-            let outcome = Cluster::with_corpus(&setup, policy, 1, 5, corpus.clone()).run();
+            let outcome = StageCluster::with_corpus(&setup, policy, 1, 5, corpus.clone()).run();
             let backend = CpuBackend::new(1).expect("one thread");
-            let mut run = Reference::new(&setup, backend, corpus.clone()).expect("memory");
+            let mut run = SerialReference::new(&setup, backend, corpus.clone()).expect("memory");
             let losses = (0..2).map(|step| {
                 run.step(Step(step), false);
                 (step + 1, run.held_out_loss(HELD_OUT_MAX).expect("there is some"))
@@ -350,7 +351,7 @@ fn logits_lie_as_without_slices() {
     let logits = |shape: BatchShape, slices| {
         let setup = sliced(&model, shape, slices);
         let tokens: Vec<u32> = (0..shape.microbatch.rows() as u32).collect();
-        let batch = zbelastic_trainer::data::Batch { inputs: tokens.clone(), targets: tokens };
+        let batch = zbelastic_trainer::data::TokenBatch { inputs: tokens.clone(), targets: tokens };
         reference(&setup).logits(&batch)
     };
     assert_eq!(logits(batch(3), 4), logits(batch(3), 1));
@@ -367,16 +368,16 @@ fn slices_are_equally_long_or_take_equally_long() {
         let refused = PlanError::Slices { by, slice_count: slices, sequence_len };
         assert_eq!(found, if is_legal { Ok(()) } else { Err(refused) });
     };
-    check(CutBy::Tokens, 2, 8, true);
-    check(CutBy::Tokens, 8, 8, true);
-    check(CutBy::Tokens, 3, 8, false);
-    check(CutBy::Tokens, 16, 8, false);
-    check(CutBy::Tokens, 3, 6, true);
-    check(CutBy::Time, 3, 8, true);
-    check(CutBy::Time, 8, 8, true);
-    check(CutBy::Time, 9, 8, false);
-    check(CutBy::Time, SLICES_OF_EQUAL_TIME_MAX, 4096, true);
-    check(CutBy::Time, SLICES_OF_EQUAL_TIME_MAX + 1, 4096, false);
+    check(SliceBalance::Tokens, 2, 8, true);
+    check(SliceBalance::Tokens, 8, 8, true);
+    check(SliceBalance::Tokens, 3, 8, false);
+    check(SliceBalance::Tokens, 16, 8, false);
+    check(SliceBalance::Tokens, 3, 6, true);
+    check(SliceBalance::Time, 3, 8, true);
+    check(SliceBalance::Time, 8, 8, true);
+    check(SliceBalance::Time, 9, 8, false);
+    check(SliceBalance::Time, SLICES_OF_EQUAL_TIME_MAX, 4096, true);
+    check(SliceBalance::Time, SLICES_OF_EQUAL_TIME_MAX + 1, 4096, false);
 }
 
 /// Where attention is much of the work, slices of equal length wait for the last one of each microbatch.
@@ -390,7 +391,8 @@ fn slices_of_equal_time_make_a_shorter_step() {
         let pace = Pace::estimated(&model, microbatch);
         (plan_period(&plan, &pace), pace.costs(&plan).slice_shares)
     };
-    let ((even, uneven_shares), (shorter, shares)) = (period(CutBy::Tokens), period(CutBy::Time));
+    let ((even, uneven_shares), (shorter, shares)) =
+        (period(SliceBalance::Tokens), period(SliceBalance::Time));
     assert!(shares.iter().all(|share| (share - 0.25).abs() < 1e-3), "{shares:?}");
     assert!(uneven_shares[3] > 5.0 * uneven_shares[0], "{uneven_shares:?}");
     assert!(shorter < 0.9 * even, "{shorter}, where slices of equal length take {even}");
@@ -430,7 +432,7 @@ fn slices_that_are_made_again_take_less_and_what_they_claim() {
                 let backend = CpuBackend::new(1).expect("one thread");
                 let claim = stage_memory(&backend, &model, &setup.plan, stage);
                 // It asserts that it allocates what is claimed.
-                Bench::new(&setup, stage, backend).expect("memory");
+                BackendExecutor::new(&setup, stage, backend).expect("memory");
                 claim.stash.0
             };
             (0..2).map(StageIndex).map(claim).collect()

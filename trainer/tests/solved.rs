@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{BATCH, Cluster, corpus, plan, policy, setup, tiny_model};
+use common::{BATCH, StageCluster, corpus, plan, policy, setup, tiny_model};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{Op, ScheduleKind, Window, generate};
 use zbelastic_trainer::model::{Family, ModelConfig};
 use zbelastic_trainer::plan::{ChooseRequest, MemoryPolicy, Pace, Plan, choose};
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_types::{Bytes, Step};
 
 const STEPS: u64 = 4;
@@ -53,7 +53,7 @@ fn solved_orders_train_to_the_bits_of_the_serial_reference() {
     let model = tiny_model(Family::Llama);
     let serial = setup(model.clone(), plan(&model, ScheduleKind::GPipe, 1, Window::Zero), STEPS);
     let backend = CpuBackend::new(1).expect("one thread");
-    let mut reference = Reference::new(&serial, backend, corpus()).expect("memory");
+    let mut reference = SerialReference::new(&serial, backend, corpus()).expect("memory");
     for step in 0..STEPS {
         reference.step(Step(step), false);
     }
@@ -66,7 +66,7 @@ fn solved_orders_train_to_the_bits_of_the_serial_reference() {
             unlike += u32::from(compute(&plan) != by_hand.expect("legal").stages);
             let setup = setup(model.clone(), plan, STEPS);
             let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
-            let cluster = Cluster::with_corpus(&setup, policy, 1, 7, corpus());
+            let cluster = StageCluster::with_corpus(&setup, policy, 1, 7, corpus());
             assert_eq!(cluster.run().digest, expected, "{kind} {speeds:?}");
         }
     }

@@ -9,14 +9,16 @@ use common::{BATCH, tiny_model};
 use zbelastic_kernels::CpuBackend;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{
-    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, ModelConfig, Recompute, Spent,
+    Family, LayerClass, LayerOp, LayerSpec, LayerTimer, ModelConfig, Recompute, TimeTotal,
     model_layers,
 };
 use zbelastic_trainer::plan::{
     Calibration, LayerCost, LayerWork, Pace, Plan, PlanRequest, StageSample, StageTimes, calibrate,
     class_costs, partition,
 };
-use zbelastic_trainer::stage::{Bench, Progress, StageEngine, UpdateOrder, Wait, Workbench};
+use zbelastic_trainer::stage::{
+    BackendExecutor, EngineProgress, StageEngine, StageExecutor, UpdateRequest, WaitReason,
+};
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 fn model() -> ModelConfig {
@@ -32,7 +34,7 @@ const PLANTED: [LayerCost; LayerClass::COUNT] = [
 ];
 
 const fn planted([f, b, w, w_early]: [f64; 4], update: f64) -> LayerCost {
-    LayerCost { work: LayerWork { f, b, w, w_early }, update, remade: None }
+    LayerCost { work: LayerWork { f, b, w, w_early }, update, recompute: None }
 }
 
 /// Stages of three machines, of which these are the speeds; the last holds the head.
@@ -47,7 +49,7 @@ fn samples(speeds: [f64; 3], vary: impl Fn(LayerClass) -> f64) -> Vec<StageSampl
             let (work, update) = (work.scaled(vary(class) / speed), update / speed);
             (times.f, times.bw) = (times.f + work.f, times.bw + work.b + work.w);
             times.update += update;
-            times.classes[class.index()] = Some(LayerCost { work, update, remade: None });
+            times.classes[class.index()] = Some(LayerCost { work, update, recompute: None });
         }
         StageSample::of_layers(&model, BATCH.microbatch, layers, (1.0, times))
     };
@@ -86,7 +88,7 @@ fn what_is_made_again_and_copied_counts_as_long_as_it_took() {
     let mut samples = samples(SPEEDS, |_| 1.0);
     for (sample, speed) in samples.iter_mut().zip(SPEEDS) {
         for cost in sample.times.classes.iter_mut().flatten() {
-            cost.remade = Some(7.0 / speed);
+            cost.recompute = Some(7.0 / speed);
         }
         (sample.copied, sample.times.copies) = (1e6, 3e6 / speed);
     }
@@ -168,17 +170,18 @@ fn shares_that_vary_as_machines_do_stay_as_they_were_known() {
 }
 
 /// A step of a stage that holds the whole model, up to its verdict.
-fn bench_after_a_step(kind: ScheduleKind, timer: LayerTimer) -> Bench<CpuBackend> {
+fn bench_after_a_step(kind: ScheduleKind, timer: LayerTimer) -> BackendExecutor<CpuBackend> {
     let model = tiny_model(Family::Llama);
     let plan = common::plan(&model, kind, 1, Window::Zero);
     let setup = Arc::new(common::setup(model, plan, 2));
     let backend = CpuBackend::new(1).expect("one thread");
-    let bench = Bench::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
+    let bench =
+        BackendExecutor::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
     let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, common::corpus());
-    let is_run = |progress: &Progress| matches!(progress, Progress::Ran(_));
+    let is_run = |progress: &EngineProgress| matches!(progress, EngineProgress::Ran(_));
     let stopped = std::iter::repeat_with(|| engine.run_next()).find(|progress| !is_run(progress));
-    assert!(matches!(stopped, Some(Progress::Blocked(Wait::Seal(_)))), "{stopped:?}");
-    engine.into_bench()
+    assert!(matches!(stopped, Some(EngineProgress::Blocked(WaitReason::Seal(_)))), "{stopped:?}");
+    engine.into_executor()
 }
 
 /// A clock that counts how often it is read, so that each layer takes one.
@@ -189,7 +192,7 @@ fn counting() -> LayerTimer {
 
 #[test]
 fn every_part_of_every_layer_is_timed_once_and_no_bit_is_another() {
-    let order = UpdateOrder { step: Step(0), number: 1, clip: 1.0 };
+    let order = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
     for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
         let mut bench = bench_after_a_step(kind, counting());
         let mut untimed = bench_after_a_step(kind, LayerTimer::default());
@@ -206,19 +209,17 @@ fn every_part_of_every_layer_is_timed_once_and_no_bit_is_another() {
             let is_it = |spec: &&LayerSpec| LayerClass::of(spec.kind) == class;
             let layers = model_layers(&model).iter().filter(is_it).count() as u32;
             let check = |part, times_run: u32| {
-                let spent = Spent { count: layers * times_run, us: f64::from(layers * times_run) };
+                let spent =
+                    TimeTotal { count: layers * times_run, us: f64::from(layers * times_run) };
                 assert_eq!(times.spent(class, part), spent, "{kind}: {part:?} of {}", class.name());
             };
-            check(LayerPart::Forward, count);
-            check(LayerPart::InputGradient, count);
-            check(LayerPart::WeightGradient, count);
-            check(
-                LayerPart::EarlyWeightGradient,
-                if class == LayerClass::Head { count } else { 0 },
-            );
-            check(LayerPart::Remake, 0);
-            check(LayerPart::Candidate, 1);
-            check(LayerPart::Commit, 1);
+            check(LayerOp::Forward, count);
+            check(LayerOp::InputGradient, count);
+            check(LayerOp::WeightGradient, count);
+            check(LayerOp::EarlyWeightGradient, if class == LayerClass::Head { count } else { 0 });
+            check(LayerOp::Recompute, 0);
+            check(LayerOp::Candidate, 1);
+            check(LayerOp::Commit, 1);
         }
         assert!(class_costs(&times, 1).iter().all(Option::is_some));
     }

@@ -34,9 +34,9 @@ const ECHOES: usize = 2000;
 /// One microbatch of 512 tokens of 768 floats.
 const LARGE_FLOATS: usize = 512 * 768;
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type LaneResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-fn main() -> Outcome<()> {
+fn main() -> LaneResult<()> {
     let bytes = content();
     let raw = measure(|| raw_tcp(&bytes))?;
     show("raw TCP stream", raw, raw);
@@ -52,13 +52,13 @@ fn main() -> Outcome<()> {
 
 /// The time that transfers took.
 #[derive(Clone, Copy)]
-struct Cost {
+struct TransferCost {
     best: Duration,
     /// Of all processors together, for one transfer.
     processor: Duration,
 }
 
-fn show(name: &str, cost: Cost, raw: Cost) {
+fn show(name: &str, cost: TransferCost, raw: TransferCost) {
     let rate = TRANSFER_BYTES as f64 / cost.best.as_secs_f64() / 1e9;
     let ratio = raw.best.as_secs_f64() / cost.best.as_secs_f64();
     let busy = cost.processor.as_secs_f64() / raw.processor.as_secs_f64();
@@ -66,22 +66,22 @@ fn show(name: &str, cost: Cost, raw: Cost) {
 }
 
 /// A transfer times itself, so that what is set up before and checked after does not count.
-fn measure(mut transfer: impl FnMut() -> Outcome<Cost>) -> Outcome<Cost> {
-    let rounds = (0..ROUNDS).map(|_| transfer()).collect::<Outcome<Vec<_>>>()?;
+fn measure(mut transfer: impl FnMut() -> LaneResult<TransferCost>) -> LaneResult<TransferCost> {
+    let rounds = (0..ROUNDS).map(|_| transfer()).collect::<LaneResult<Vec<_>>>()?;
     let best = rounds.iter().map(|round| round.best).min().expect("there are rounds");
     let processor: Duration = rounds.iter().map(|round| round.processor).sum();
-    Ok(Cost { best, processor: processor / ROUNDS as u32 })
+    Ok(TransferCost { best, processor: processor / ROUNDS as u32 })
 }
 
-fn timed<T>(transfer: impl FnOnce() -> Outcome<T>) -> Outcome<(T, Cost)> {
+fn timed<T>(transfer: impl FnOnce() -> LaneResult<T>) -> LaneResult<(T, TransferCost)> {
     let (began, before) = (Instant::now(), processor_time()?);
     let received = transfer()?;
     let best = began.elapsed();
-    Ok((received, Cost { best, processor: processor_time()? - before }))
+    Ok((received, TransferCost { best, processor: processor_time()? - before }))
 }
 
 /// What all threads of this process have had so far, in ticks of a hundredth of a second.
-fn processor_time() -> Outcome<Duration> {
+fn processor_time() -> LaneResult<Duration> {
     let text = std::fs::read_to_string("/proc/self/stat")?;
     let after_name = text.rsplit(')').next().unwrap_or_default();
     let ticks = after_name.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
@@ -96,7 +96,7 @@ fn content() -> Arc<Vec<u8>> {
     Arc::new(bytes)
 }
 
-fn raw_tcp(bytes: &Arc<Vec<u8>>) -> Outcome<Cost> {
+fn raw_tcp(bytes: &Arc<Vec<u8>>) -> LaneResult<TransferCost> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let sent = Arc::clone(bytes);
@@ -114,7 +114,7 @@ fn raw_tcp(bytes: &Arc<Vec<u8>>) -> Outcome<Cost> {
     Ok(cost)
 }
 
-fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Cost> {
+fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> LaneResult<TransferCost> {
     let (holder, fetcher) = (Runtime::new()?, Runtime::new()?);
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(bytes);
     let mut listener = holder.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
@@ -138,7 +138,11 @@ fn same_host(bytes: &Arc<Vec<u8>>, folder: &Path) -> Outcome<Cost> {
 }
 
 /// One transfer over the streams that `open` gives, whatever road they take.
-fn bulk_over<O, F, R, W>(bytes: &Arc<Vec<u8>>, fetcher: &Runtime, open: O) -> Outcome<Cost>
+fn bulk_over<O, F, R, W>(
+    bytes: &Arc<Vec<u8>>,
+    fetcher: &Runtime,
+    open: O,
+) -> LaneResult<TransferCost>
 where
     O: Fn(NodeId) -> F,
     F: Future<Output = io::Result<(R, W)>> + Send + 'static,
@@ -154,7 +158,7 @@ where
 }
 
 /// The mean time of a frame there and back.
-fn echo(floats: usize, folder: &Path) -> Outcome<Duration> {
+fn echo(floats: usize, folder: &Path) -> LaneResult<Duration> {
     let (echoer, caller) = (Runtime::new()?, Runtime::new()?);
     let mut listener = echoer.block_on(LocalListener::bind(folder, &std::env::temp_dir()))?;
     let admission = listener.admit(NodeId(2))?;
@@ -178,7 +182,7 @@ fn echo(floats: usize, folder: &Path) -> Outcome<Duration> {
     })
 }
 
-async fn return_frames(stream: UnixStream, floats: usize) -> Outcome<()> {
+async fn return_frames(stream: UnixStream, floats: usize) -> LaneResult<()> {
     let (reader, mut writer) = stream.into_split();
     let (mut frames, _rules) = reader_of(reader, floats)?;
     while let Some(FrameArrival::Frame(mut frame)) = frames.read().await? {
@@ -187,9 +191,9 @@ async fn return_frames(stream: UnixStream, floats: usize) -> Outcome<()> {
     Ok(())
 }
 
-type Rules = watch::Sender<Arc<FrameRules>>;
+type RuleSender = watch::Sender<Arc<FrameRules>>;
 
-fn reader_of<R>(stream: R, floats: usize) -> Outcome<(FrameReader<R>, Rules)>
+fn reader_of<R>(stream: R, floats: usize) -> LaneResult<(FrameReader<R>, RuleSender)>
 where
     R: AsyncRead + Unpin,
 {
@@ -201,6 +205,6 @@ where
     Ok((FrameReader::new(stream, from, rules, PartPool::default()), sender))
 }
 
-fn frame_of(part: Vec<f32>) -> Outcome<OutgoingFrame> {
+fn frame_of(part: Vec<f32>) -> LaneResult<OutgoingFrame> {
     Ok(OutgoingFrame::new(FrameClass(1), vec![7; 64], Arc::new(vec![part]))?)
 }

@@ -25,8 +25,9 @@ use tokio::runtime::{Builder, Runtime};
 use zbelastic_transport::bulk::CHUNK_BYTES;
 use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 use zbelastic_transport::{
-    BulkBody, BulkFetch, ChunkSink, EventQueue, FrameBody, FrameClass, FrameRules, Limits,
-    OutgoingFrame, PeerRole, ProcessStart, SendOutcome, Transport, TransportEvent, TransportSetup,
+    BulkBody, BulkFetch, ChunkSink, EventQueue, FrameBody, FrameClass, FrameRules, OutgoingFrame,
+    PeerRole, ProcessStart, SendOutcome, Transport, TransportEvent, TransportLimits,
+    TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
@@ -41,15 +42,15 @@ const ECHOES: usize = 2000;
 const CLASS: FrameClass = FrameClass(1);
 const WAIT: Duration = Duration::from_secs(60);
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type PathResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-struct Node {
+struct PathNode {
     runtime: Runtime,
     transport: Transport,
     events: EventQueue,
 }
 
-fn main() -> Outcome<()> {
+fn main() -> PathResult<()> {
     let folder = tempfile::tempdir()?;
     let body = content();
     for same_host in [true, false] {
@@ -58,7 +59,7 @@ fn main() -> Outcome<()> {
         let mut one = node(&authority, 1, place("one").as_deref())?;
         let mut two = node(&authority, 2, place("two").as_deref())?;
         let address = two.transport.local_addr();
-        one.transport.know(NodeId(2), PeerRole::Worker, vec![address]);
+        one.transport.add_peer(NodeId(2), PeerRole::Worker, vec![address]);
         println!("{}", up(&mut one)?);
         up(&mut two)?;
         compare(&one, &two, &body)?;
@@ -77,17 +78,17 @@ fn content() -> Arc<Vec<u8>> {
 
 /// What turns of one contender took.
 #[derive(Clone, Copy)]
-struct Cost {
+struct ContenderCost {
     /// Time of the fastest turn.
     best: Duration,
     /// Of all processors, for all turns together.
     processor: Duration,
 }
 
-type Turn<'a> = &'a dyn Fn() -> Outcome<()>;
+type BenchmarkRound<'a> = &'a dyn Fn() -> PathResult<()>;
 
 /// Lets the contenders take turns, and prints what they took.
-fn compare(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
+fn compare(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResult<()> {
     let four = |four: &[u8]| f32::from_ne_bytes(four.try_into().expect("chunks of four"));
     let floats: Arc<Vec<f32>> = Arc::new(body.chunks_exact(4).map(four).collect());
     let [plain_cost, frames, bodies, plain_kept, kept, checksum] = take_turns([
@@ -108,8 +109,10 @@ fn compare(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
     Ok(())
 }
 
-fn take_turns<const COUNT: usize>(turns: [Turn<'_>; COUNT]) -> Outcome<[Cost; COUNT]> {
-    let mut costs = [Cost { best: Duration::MAX, processor: Duration::ZERO }; COUNT];
+fn take_turns<const COUNT: usize>(
+    turns: [BenchmarkRound<'_>; COUNT],
+) -> PathResult<[ContenderCost; COUNT]> {
+    let mut costs = [ContenderCost { best: Duration::MAX, processor: Duration::ZERO }; COUNT];
     for _ in 0..ROUNDS {
         for (cost, turn) in costs.iter_mut().zip(&turns) {
             let (began, before) = (Instant::now(), processor_time()?);
@@ -121,7 +124,7 @@ fn take_turns<const COUNT: usize>(turns: [Turn<'_>; COUNT]) -> Outcome<[Cost; CO
     Ok(costs)
 }
 
-fn show(name: &str, cost: Cost, plain: Cost) {
+fn show(name: &str, cost: ContenderCost, plain: ContenderCost) {
     let rate = TURN_BYTES as f64 / 1e6 / cost.best.as_secs_f64();
     let ratio = plain.best.as_secs_f64() / cost.best.as_secs_f64();
     let processor = cost.processor.as_secs_f64() * GIB / (ROUNDS * TURN_BYTES) as f64;
@@ -131,7 +134,7 @@ fn show(name: &str, cost: Cost, plain: Cost) {
 }
 
 /// What all threads of this process have had so far, in ticks of a hundredth of a second.
-fn processor_time() -> Outcome<Duration> {
+fn processor_time() -> PathResult<Duration> {
     let text = std::fs::read_to_string("/proc/self/stat")?;
     let after_name = text.rsplit(')').next().unwrap_or_default();
     let ticks = after_name.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
@@ -140,7 +143,7 @@ fn processor_time() -> Outcome<Duration> {
 }
 
 /// From `two` to `one`, into a buffer that is used again or into memory for all of it.
-fn plain(one: &Node, two: &Node, body: &Arc<Vec<u8>>, is_kept: bool) -> Outcome<()> {
+fn plain(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>, is_kept: bool) -> PathResult<()> {
     let guard = one.runtime.enter();
     let (mut near, far) = UnixStream::pair()?;
     drop(guard);
@@ -166,14 +169,14 @@ fn plain(one: &Node, two: &Node, body: &Arc<Vec<u8>>, is_kept: bool) -> Outcome<
 }
 
 /// What verification costs at one end: chunks of a body, on one thread.
-fn checksum(body: &[u8]) -> Outcome<()> {
+fn checksum(body: &[u8]) -> PathResult<()> {
     body.chunks(CHUNK_BYTES).for_each(|chunk| {
         std::hint::black_box(crc32fast::hash(chunk));
     });
     Ok(())
 }
 
-fn node(authority: &ClusterAuthority, id: u64, folder: Option<&Path>) -> Outcome<Node> {
+fn node(authority: &ClusterAuthority, id: u64, folder: Option<&Path>) -> PathResult<PathNode> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let bind: SocketAddr = "127.0.0.1:0".parse()?;
     let setup = TransportSetup {
@@ -181,37 +184,37 @@ fn node(authority: &ClusterAuthority, id: u64, folder: Option<&Path>) -> Outcome
         bind,
         local_folder: folder.map(Path::to_owned),
         start: ProcessStart { boot: 1, life: id },
-        limits: Limits::default(),
+        limits: TransportLimits::default(),
     };
     let (transport, events) = runtime.block_on(Transport::bind(setup))?;
-    Ok(Node { runtime, transport, events })
+    Ok(PathNode { runtime, transport, events })
 }
 
-fn up(node: &mut Node) -> Outcome<String> {
+fn up(node: &mut PathNode) -> PathResult<String> {
     let event = node.runtime.block_on(node.events.next());
-    let Some(TransportEvent::Up { road, .. }) = event else {
+    let Some(TransportEvent::Up { path: road, .. }) = event else {
         return Err(format!("expected a peer, got {event:?}").into());
     };
     Ok(format!("{road:?}"))
 }
 
 /// A piece of floats that lie together.
-struct Piece {
+struct FloatSlice {
     floats: Arc<Vec<f32>>,
     start: usize,
 }
 
-impl FrameBody for Piece {
+impl FrameBody for FloatSlice {
     fn parts(&self) -> Vec<&[f32]> {
         vec![&self.floats[self.start..self.start + FRAME_FLOATS]]
     }
 }
 
 /// From `two` to `one`, each piece once.
-fn frames(one: &Node, two: &Node, floats: &Arc<Vec<f32>>) -> Outcome<()> {
+fn frames(one: &PathNode, two: &PathNode, floats: &Arc<Vec<f32>>) -> PathResult<()> {
     let mut rules = FrameRules::new();
     rules.allow(NodeId(2), CLASS, vec![FRAME_FLOATS])?;
-    one.transport.expect(rules);
+    one.transport.set_frame_rules(rules);
     let (sender, received) = mpsc::channel();
     one.transport.set_frame_sink(Box::new(move |frame| {
         // The main thread counts; when it has gone, nobody does.
@@ -221,7 +224,7 @@ fn frames(one: &Node, two: &Node, floats: &Arc<Vec<f32>>) -> Outcome<()> {
     let (mut starts, mut arrived) = ((0..TURN_BYTES / 4).step_by(FRAME_FLOATS).peekable(), 0);
     while arrived < FRAMES {
         while let Some(&start) = starts.peek() {
-            let body = Arc::new(Piece { floats: Arc::clone(floats), start });
+            let body = Arc::new(FloatSlice { floats: Arc::clone(floats), start });
             let frame = OutgoingFrame::new(CLASS, Vec::new(), body)?;
             if !matches!(outlet.send(NodeId(1), frame), SendOutcome::Queued) {
                 break;
@@ -235,35 +238,35 @@ fn frames(one: &Node, two: &Node, floats: &Arc<Vec<f32>>) -> Outcome<()> {
 }
 
 /// Takes chunks as a layer does that has its memory already.
-struct Forget;
+struct DiscardSink;
 
-impl ChunkSink for Forget {
+impl ChunkSink for DiscardSink {
     fn write(&mut self, _: u64, _: &[u8]) -> std::io::Result<()> {
         Ok(())
     }
 }
 
-fn bodies(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
-    one.runtime.block_on(one.transport.fetch_bulk_into(serve(two, body), Forget))?;
+fn bodies(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResult<()> {
+    one.runtime.block_on(one.transport.fetch_bulk_into(serve(two, body), DiscardSink))?;
     Ok(())
 }
 
 /// Into one vector, which grows.
-fn kept_bodies(one: &Node, two: &Node, body: &Arc<Vec<u8>>) -> Outcome<()> {
+fn kept_bodies(one: &PathNode, two: &PathNode, body: &Arc<Vec<u8>>) -> PathResult<()> {
     one.runtime.block_on(one.transport.fetch_bulk(serve(two, body)))?;
     Ok(())
 }
 
-fn serve(holder: &Node, body: &Arc<Vec<u8>>) -> BulkFetch {
+fn serve(holder: &PathNode, body: &Arc<Vec<u8>>) -> BulkFetch {
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(body);
-    holder.transport.serve_bulk(Box::new(move |_, _| Some(Arc::clone(&body))));
+    holder.transport.set_bulk_source(Box::new(move |_, _| Some(Arc::clone(&body))));
     let (holders, key) = (vec![NodeId(2)], b"body".to_vec());
     BulkFetch { holders, key, length: TURN_BYTES as u64, progress: None }
 }
 
 /// Sends back every control message, for as long as the other end is there.
-fn echo_back(node: Node) {
-    let Node { runtime, transport, mut events } = node;
+fn echo_back(node: PathNode) {
+    let PathNode { runtime, transport, mut events } = node;
     std::thread::spawn(move || {
         while let Some(event) = runtime.block_on(events.next()) {
             if let TransportEvent::Control { from, bytes } = event {
@@ -275,7 +278,7 @@ fn echo_back(node: Node) {
     });
 }
 
-fn round_trip(one: &mut Node) -> Outcome<f64> {
+fn round_trip(one: &mut PathNode) -> PathResult<f64> {
     let began = Instant::now();
     for _ in 0..ECHOES {
         one.transport.send(NodeId(2), Bytes::from_static(b"\x01ping"));

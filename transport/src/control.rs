@@ -21,6 +21,6 @@ mod receive;
 mod send;
 mod wire;
 
-pub(crate) use queue::{ControlQueue, Queued};
+pub(crate) use queue::{ControlQueue, EnqueueOutcome};
 pub use receive::{ControlFault, ControlReader};
 pub(crate) use send::{write_all_sizes, write_long, write_short};

@@ -6,35 +6,37 @@
 //!   dialler (our handshakes)   --+                     +-- events to the node, in order
 //! ```
 
+mod accept;
 mod bind;
-mod bulk_road;
+mod bulk_path;
 mod client;
 mod close;
 mod connection_id;
 mod context;
 mod counters;
-mod door;
 mod greeting;
 mod hello;
 mod hub;
 mod join;
 mod link;
+mod live_counters;
 mod problem;
 mod setup;
 mod socket;
-mod tally;
 mod transport;
 mod tuning;
 mod version;
 
-pub(crate) use context::Context;
-pub(crate) use greeting::{Closer, DialFailure, Dialler, Greeted};
-pub(crate) use link::{Link, LinkEnd, REQUEST_STREAM, run_client, run_link};
+pub(crate) use context::TransportContext;
+pub(crate) use greeting::{ConnectionCloser, Dialler, PeerConnection, PeerDialFailure};
+pub(crate) use link::{LinkEnd, PeerLink, REQUEST_STREAM, run_client, run_link};
 
 pub use client::{AdminClient, ConnectAttempt, ConnectError, DialProblem};
 pub use close::CloseCode;
-pub use counters::{ControlCounters, Counters, DoorCounters, LaneCounters, RequestCounters};
-pub use hello::{Hello, HelloFault};
+pub use counters::{
+    AcceptCounters, ControlCounters, LaneCounters, RequestCounters, TransportCounters,
+};
+pub use hello::{HelloFault, PeerHello};
 pub use setup::{BindError, ProcessStart, TransportSetup};
 pub use transport::{BulkSource, FrameSender, FrameSink, SendOutcome, Transport};
 pub use version::{VERSIONS, VersionRange};

@@ -12,9 +12,9 @@ use tokio::sync::mpsc;
 use zbelastic_types::NodeId;
 
 use crate::endpoint::{CloseCode, DialProblem, VersionRange};
-use crate::frame::FrameRefusal;
+use crate::frame::FrameRejection;
 use crate::identity::{JoinAttempt, JoinReply, PeerIdentity};
-use crate::request::Reply;
+use crate::request::RequestReply;
 
 /// One thing that happened on the wire.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub enum TransportEvent {
         /// The protocol versions that it speaks, as it sent them in its hello.
         versions: VersionRange,
         /// The road that the lanes to it use.
-        road: Road,
+        path: TransportPath,
     },
     /// A peer that was up is not there any more. What was on its way may be lost. When another
     /// connection took its place, an `Up` follows at once.
@@ -52,7 +52,7 @@ pub enum TransportEvent {
         /// Bytes of the request, without its length.
         bytes: Bytes,
         /// Where the answer goes. To drop it is to leave the request unanswered.
-        reply: Reply,
+        reply: RequestReply,
     },
     /// A joiner with a token requests to become a member, or a member whose certificate ended another one.
     Join {
@@ -74,23 +74,23 @@ pub enum TransportEvent {
     /// folder was copied, or a process was forgotten. This process should stop.
     DuplicateIdentity {
         /// Node id of the peer that refused or closed our connection for this reason.
-        told_by: NodeId,
+        reported_by: NodeId,
     },
     /// Strangers at the door, counted since the last such event. At most one event in
-    /// [`crate::Limits::strangers_told_every`].
+    /// [`crate::TransportLimits::strangers_reported_every`].
     Strangers {
         /// How many attempts came to nothing.
         count: u64,
         /// The address of the last.
         last: SocketAddr,
         /// What was wrong with it, in words.
-        why: String,
+        reason: String,
     },
 }
 
 /// How the bytes of a peer travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Road {
+pub enum TransportPath {
     /// QUIC over UDP.
     Quic,
     /// Unix sockets, between processes of one host.
@@ -99,16 +99,16 @@ pub enum Road {
 
 /// What a peer did that it must not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Violation {
+pub enum PeerViolation {
     /// It announced a frame that its rule does not allow.
     #[error(transparent)]
-    Frame(#[from] FrameRefusal),
+    Frame(#[from] FrameRejection),
     /// Something else, which the code names that the connection is closed with.
     #[error("{0}")]
     Other(CloseCode),
 }
 
-impl Violation {
+impl PeerViolation {
     /// The code that the connection is closed with.
     #[must_use]
     pub const fn code(self) -> CloseCode {
@@ -139,7 +139,7 @@ pub enum DownReason {
     /// It closed the connection for a reason of its own.
     ClosedByPeer(CloseCode),
     /// We closed the connection because of what it sent.
-    Violation(Violation),
+    Violation(PeerViolation),
     /// The connection broke below us.
     Broken,
     /// This process closes its transport.

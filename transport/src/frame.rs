@@ -25,7 +25,7 @@ mod read;
 mod rules;
 mod write;
 
-pub use header::{FRAME_BYTES_MAX, FrameRefusal, META_BYTES_MAX};
+pub use header::{FRAME_BYTES_MAX, FrameRejection, META_BYTES_MAX};
 pub use message::{FrameBody, FrameTooLarge, OutgoingFrame, ReceivedFrame, Urgency};
 pub use pool::{FramePart, PART_POOL_BYTES, PartPool};
 pub use queue::{FRAME_QUEUE_BYTES, FrameNotQueued, FrameOutlet, FrameQueue, frame_queue};

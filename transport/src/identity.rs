@@ -38,21 +38,21 @@ pub use certificate::{
 };
 pub use clock::{CLOCK_TOLERANCE_SECONDS, ClockFault, UnixSeconds, ValidityWindow};
 pub use credentials::{Credentials, CredentialsFault};
-pub use folder::{Damage, FolderFault, check_permissions};
-pub(crate) use gate::counted;
+pub use folder::{IdentityFileDamage, IdentityFolderFault, check_permissions};
+pub(crate) use gate::network_of;
 pub use gate::{FAILURES_MAX, JoinDelay, JoinGate};
 pub use join::{
     ADDRESSES_MAX, BindingFault, CONTROLLERS_MAX, ChannelBinding, ControllerContact,
     DECISION_SECONDS_MAX, GrantFault, JOIN_ANSWER_BYTES_MAX, JOIN_REQUEST_BYTES_MAX, JoinAnswer,
     JoinAttempt, JoinDials, JoinError, JoinGrant, JoinMessageFault, JoinReadFault, JoinRefusal,
-    JoinReply, JoinRequest, JoinServeFault, JoinServerFault, JoinSetup, Joined, NameRefusal,
+    JoinReply, JoinRequest, JoinServeFault, JoinServerFault, JoinSetup, JoinedMember, NameRefusal,
     READ_SECONDS_MAX, join_cluster, read_join, request_certificate, serve_join,
 };
-pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestFault, RequestedKey};
-pub use name::{NAME_CHARS_MAX, NameFault, NodeName};
+pub use key::{KeyDigest, NodeKey, REQUEST_BYTES_MAX, RequestedKey, SigningRequestFault};
+pub use name::{NAME_CHARS_MAX, NodeName, NodeNameFault};
 pub use peer::{IdentityFault, PeerIdentity};
 pub use role::{PeerRole, UnknownRole};
 pub(crate) use tls::shown_authority;
-pub use tls::{AcceptFault, Accepted, Doors, Protocol};
-pub use token::{TOKEN_CHARS_MAX, Token, TokenFault, TokenId, TokenVerifier};
-pub use verify::{PeerRefusal, Wanted};
+pub use tls::{AcceptFault, AcceptedDiallers, AcceptedPeer, AlpnProtocol};
+pub use token::{JoinToken, JoinTokenId, TOKEN_CHARS_MAX, TokenFault, TokenVerifier};
+pub use verify::{ExpectedPeer, PeerIdentityRefusal};

@@ -11,7 +11,7 @@
 //! - *Bulk*: long bodies from several holders, in chunks that are verified.
 //!
 //! It does not know what the bytes mean, decides nothing about the cluster, and prints nothing:
-//! what happens is a [`TransportEvent`] or a number in [`Counters`].
+//! what happens is a [`TransportEvent`] or a number in [`TransportCounters`].
 
 pub mod bulk;
 pub mod control;
@@ -26,19 +26,20 @@ mod request;
 
 pub use bulk::{BulkBody, BulkError, BulkFetch, ChunkSink};
 pub use endpoint::{
-    AdminClient, BindError, BulkSource, CloseCode, ConnectAttempt, ConnectError, ControlCounters,
-    Counters, DialProblem, DoorCounters, FrameSender, FrameSink, Hello, HelloFault, LaneCounters,
-    ProcessStart, RequestCounters, SendOutcome, Transport, TransportSetup, VERSIONS, VersionRange,
+    AcceptCounters, AdminClient, BindError, BulkSource, CloseCode, ConnectAttempt, ConnectError,
+    ControlCounters, DialProblem, FrameSender, FrameSink, HelloFault, LaneCounters, PeerHello,
+    ProcessStart, RequestCounters, SendOutcome, Transport, TransportCounters, TransportSetup,
+    VERSIONS, VersionRange,
 };
-pub use event::{DownReason, EventQueue, Road, TransportEvent, Violation};
+pub use event::{DownReason, EventQueue, PeerViolation, TransportEvent, TransportPath};
 pub use frame::{
-    FrameBody, FrameClass, FramePart, FrameRefusal, FrameRules, OutgoingFrame, ReceivedFrame,
+    FrameBody, FrameClass, FramePart, FrameRejection, FrameRules, OutgoingFrame, ReceivedFrame,
     Urgency,
 };
 pub use identity::{Credentials, JoinAttempt, JoinReply, PeerIdentity, PeerRole};
 pub use limits::{
     ANSWER_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, CONTROL_MESSAGE_BYTES_MAX, CONTROL_PIECE_BYTES_MAX,
-    Limits, PEER_ADDRESSES_MAX, REQUEST_BYTES_MAX,
+    PEER_ADDRESSES_MAX, REQUEST_BYTES_MAX, TransportLimits,
 };
-pub use peers::{ControlKind, MessageKind, may};
-pub use request::{Reply, RequestError};
+pub use peers::{ControlKind, MessageKind, may_send};
+pub use request::{RequestError, RequestReply};

@@ -21,7 +21,7 @@ pub const PEER_ADDRESSES_MAX: usize = 8;
 
 /// The limits of one process. Each says what happens when it is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TransportLimits {
     /// Handshakes under way at once. One more ends the oldest of the address that has the most, if
     /// it proved its own address, and is not answered otherwise.
     pub handshakes_pending_max: usize,
@@ -84,10 +84,10 @@ pub struct Limits {
     /// Bytes under way to or from one member.
     pub window_bytes: u32,
     /// How often strangers at the door are reported as an event.
-    pub strangers_told_every: Duration,
+    pub strangers_reported_every: Duration,
 }
 
-impl Default for Limits {
+impl Default for TransportLimits {
     fn default() -> Self {
         Self {
             handshakes_pending_max: 1024,
@@ -116,7 +116,7 @@ impl Default for Limits {
             dial_patience: Duration::from_secs(2),
             socket_buffer_bytes: 8 << 20,
             window_bytes: 64 << 20,
-            strangers_told_every: Duration::from_secs(10),
+            strangers_reported_every: Duration::from_secs(10),
         }
     }
 }

@@ -15,14 +15,14 @@
 //!
 //! It promises no secrecy from the same user or from root, and decides nothing about roads.
 
+mod acceptor;
 mod dial;
-mod door;
 mod folder;
 mod listener;
 mod offer;
 
+pub use acceptor::{GREETING_DEADLINE, UNAUTHENTICATED_MAX};
 pub use dial::{DIAL_DEADLINE, LocalDialError, dial};
-pub use door::{GREETING_DEADLINE, STRANGERS_MAX};
 pub use folder::{LocalFolderError, SOCKET_PATH_BYTES_MAX};
-pub use listener::{Admission, AdmissionId, LocalArrival, LocalBindError, LocalListener};
+pub use listener::{LocalAdmission, LocalAdmissionId, LocalArrival, LocalBindError, LocalListener};
 pub use offer::{BOOT_ID_BYTES_MAX, HostIdentity, LocalLane, LocalOffer, OfferFault};

@@ -6,15 +6,15 @@
 
 mod admission;
 mod backoff;
+mod desired_peers;
 mod directory;
-mod keeper;
+mod peer_state;
 mod roles;
-mod seat;
-mod wishes;
+mod supervisor;
 
 pub(crate) use admission::LinkFacts;
+pub(crate) use desired_peers::DesiredPeers;
 pub(crate) use directory::Directory;
-pub(crate) use keeper::Keeper;
-pub(crate) use wishes::Wishes;
+pub(crate) use supervisor::PeerSupervisor;
 
-pub use roles::{ControlKind, MessageKind, may};
+pub use roles::{ControlKind, MessageKind, may_send};

@@ -6,12 +6,12 @@
 //! ```
 //!
 //! Lengths are little endian, checked before anything is allocated, and memory grows as bytes
-//! arrive. A requester that goes away stops the stream, which [`Reply::cancelled`] reports to the other side.
+//! arrive. A requester that goes away stops the stream, which [`RequestReply::cancelled`] reports to the other side.
 
-mod ask;
+mod send;
 mod serve;
 
-pub(crate) use ask::ask;
+pub(crate) use send::send_request;
 pub(crate) use serve::serve_request;
 
 use std::time::Duration;
@@ -22,11 +22,11 @@ use tokio::sync::oneshot;
 /// Where the answer of a request goes. If it is dropped without one, the requester gets
 /// [`RequestError::Unanswered`].
 #[derive(Debug)]
-pub struct Reply {
+pub struct RequestReply {
     pub(crate) answer: oneshot::Sender<Vec<u8>>,
 }
 
-impl Reply {
+impl RequestReply {
     /// Sends the answer. False if the requester has gone away meanwhile.
     pub fn answer(self, bytes: Vec<u8>) -> bool {
         self.answer.send(bytes).is_ok()
@@ -49,7 +49,7 @@ impl Reply {
 pub enum RequestError {
     /// No connection to that node.
     #[error("no road to the node")]
-    NoRoad,
+    NoPath,
     /// The request is longer than may be sent.
     #[error("a request of {bytes} bytes, at most {limit} may be sent")]
     TooLong {

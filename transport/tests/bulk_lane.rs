@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, repeat, sink, split};
 use zbelastic_transport::bulk::{
-    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, ChunkSink, FETCH_WHOLE_BYTES_MAX,
-    HolderError, KEY_BYTES_MAX, RequestFault, ServeBulkError, Served, fetch, fetch_into, serve,
+    BULK_BYTES_MAX, BulkBody, BulkError, BulkFetch, CHUNK_BYTES, ChunkRequestFault, ChunkSink,
+    FETCH_WHOLE_BYTES_MAX, HolderError, KEY_BYTES_MAX, ServeBulkError, ServeSummary, fetch,
+    fetch_into, serve,
 };
 use zbelastic_types::NodeId;
 
-use holders::{Fault, Holder, Holders, KEY};
+use holders::{KEY, StreamFault, TestHolder, TestHolders};
 
 /// An answer, and a chunk with its checksum.
 const ANSWER_BYTES: u64 = 9;
@@ -45,7 +46,7 @@ async fn every_length_arrives_from_one_holder_and_from_three() {
     for length in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 11 * CHUNK_BYTES + 5] {
         let bytes = content(length);
         for count in [1, 3] {
-            let holders = Holders::new(vec![Holder::of(&bytes); count]);
+            let holders = TestHolders::new(vec![TestHolder::of(&bytes); count]);
             assert!(holders.fetch(length).await.unwrap() == *bytes, "{length} from {count}");
         }
     }
@@ -55,7 +56,7 @@ async fn every_length_arrives_from_one_holder_and_from_three() {
 async fn holders_share_the_work_and_hardly_anything_is_moved_twice() {
     let length = 40 * CHUNK_BYTES + 17;
     let bytes = content(length);
-    let holders = Holders::new(vec![Holder::of(&bytes); 3]);
+    let holders = TestHolders::new(vec![TestHolder::of(&bytes); 3]);
     assert!(holders.fetch(length).await.unwrap() == *bytes);
     let limit = length as u64 * 11 / 10;
     assert!(holders.moved_by_all() <= limit, "{} of {length}", holders.moved_by_all());
@@ -68,12 +69,12 @@ async fn holders_share_the_work_and_hardly_anything_is_moved_twice() {
 async fn a_chunk_that_came_damaged_comes_from_another_holder() {
     let length = 24 * CHUNK_BYTES;
     let bytes = content(length);
-    let damaged = Holder {
-        faults: vec![vec![Fault::Flip(ANSWER_BYTES + STEP_BYTES + 1000)]],
-        always: vec![Fault::Cut(0)],
-        ..Holder::of(&bytes)
+    let damaged = TestHolder {
+        faults: vec![vec![StreamFault::Flip(ANSWER_BYTES + STEP_BYTES + 1000)]],
+        always: vec![StreamFault::Cut(0)],
+        ..TestHolder::of(&bytes)
     };
-    let holders = Holders::new([damaged, Holder::of(&bytes)]);
+    let holders = TestHolders::new([damaged, TestHolder::of(&bytes)]);
     assert!(holders.fetch(length).await.unwrap() == *bytes);
     // Beyond the length: the damaged chunk, and what is read of the next.
     let limit = length as u64 + 2 * STEP_BYTES + 24 * CHECKSUM_BYTES + 100;
@@ -84,11 +85,11 @@ async fn a_chunk_that_came_damaged_comes_from_another_holder() {
 #[tokio::test]
 async fn a_damaged_checksum_is_a_damaged_chunk() {
     let bytes = content(CHUNK_BYTES);
-    let damaged = Holder {
-        always: vec![Fault::Flip(ANSWER_BYTES + CHECKSUM_BYTES - 1)],
-        ..Holder::of(&bytes)
+    let damaged = TestHolder {
+        always: vec![StreamFault::Flip(ANSWER_BYTES + CHECKSUM_BYTES - 1)],
+        ..TestHolder::of(&bytes)
     };
-    let failed = failures(Holders::new([damaged]).fetch(CHUNK_BYTES).await);
+    let failed = failures(TestHolders::new([damaged]).fetch(CHUNK_BYTES).await);
     assert_eq!(failed.len(), FAILURES);
     for (_, error) in failed {
         assert!(matches!(error, HolderError::Damaged { chunk: 0 }), "{error}");
@@ -99,8 +100,8 @@ async fn a_damaged_checksum_is_a_damaged_chunk() {
 async fn a_cut_stream_is_taken_up_where_it_ended() {
     let length = 12 * CHUNK_BYTES;
     let bytes = content(length);
-    let cut = vec![Fault::Cut(ANSWER_BYTES + 6 * STEP_BYTES + 500)];
-    let holders = Holders::new([Holder { faults: vec![cut], ..Holder::of(&bytes) }]);
+    let cut = vec![StreamFault::Cut(ANSWER_BYTES + 6 * STEP_BYTES + 500)];
+    let holders = TestHolders::new([TestHolder { faults: vec![cut], ..TestHolder::of(&bytes) }]);
     assert!(holders.fetch(length).await.unwrap() == *bytes);
     assert_eq!(holders.openings(1), 2);
     let limit = length as u64 + 12 * CHECKSUM_BYTES + 500 + 100;
@@ -111,8 +112,11 @@ async fn a_cut_stream_is_taken_up_where_it_ended() {
 async fn a_holder_may_fail_again_after_it_gave_something() {
     let length = 12 * CHUNK_BYTES;
     let bytes = content(length);
-    let cut = vec![Fault::Cut(ANSWER_BYTES + STEP_BYTES + 1)];
-    let holders = Holders::new([Holder { faults: vec![cut; 2 * FAILURES], ..Holder::of(&bytes) }]);
+    let cut = vec![StreamFault::Cut(ANSWER_BYTES + STEP_BYTES + 1)];
+    let holders = TestHolders::new([TestHolder {
+        faults: vec![cut; 2 * FAILURES],
+        ..TestHolder::of(&bytes)
+    }]);
     assert!(holders.fetch(length).await.unwrap() == *bytes);
     assert_eq!(holders.openings(1), 2 * FAILURES + 1);
 }
@@ -122,8 +126,9 @@ async fn what_a_stalled_holder_owes_is_taken_over() {
     let length = 20 * CHUNK_BYTES;
     let bytes = content(length);
     for place in [0, 5, ANSWER_BYTES + 7, ANSWER_BYTES + 2 * STEP_BYTES + 9] {
-        let stalled = Holder { always: vec![Fault::Stall(place)], ..Holder::of(&bytes) };
-        let holders = Holders::new([stalled, Holder::of(&bytes)]);
+        let stalled =
+            TestHolder { always: vec![StreamFault::Stall(place)], ..TestHolder::of(&bytes) };
+        let holders = TestHolders::new([stalled, TestHolder::of(&bytes)]);
         assert!(holders.fetch(length).await.unwrap() == *bytes);
     }
 }
@@ -131,19 +136,20 @@ async fn what_a_stalled_holder_owes_is_taken_over() {
 #[tokio::test]
 async fn one_chunk_is_taken_over_by_a_holder_that_had_nothing_to_do() {
     let bytes = content(100);
-    let stalled = Holder { always: vec![Fault::Stall(ANSWER_BYTES)], ..Holder::of(&bytes) };
-    let holders = Holders::new([stalled, Holder::of(&bytes)]);
+    let stalled =
+        TestHolder { always: vec![StreamFault::Stall(ANSWER_BYTES)], ..TestHolder::of(&bytes) };
+    let holders = TestHolders::new([stalled, TestHolder::of(&bytes)]);
     assert!(holders.fetch(100).await.unwrap() == *bytes);
     assert_eq!(holders.openings(2), 1);
 }
 
 #[tokio::test]
-async fn a_holder_of_another_length_is_asked_once() {
+async fn a_holder_of_another_length_is_tried_once() {
     let (bytes, other) = (content(CHUNK_BYTES + 9), content(CHUNK_BYTES + 10));
-    let holders = Holders::new([Holder::of(&other), Holder::of(&bytes)]);
+    let holders = TestHolders::new([TestHolder::of(&other), TestHolder::of(&bytes)]);
     assert!(holders.fetch(CHUNK_BYTES + 9).await.unwrap() == *bytes);
     for (expected, length) in [(CHUNK_BYTES, 2 * CHUNK_BYTES), (5 * CHUNK_BYTES, 1), (1, 0)] {
-        let holders = Holders::new([Holder::of(&content(length))]);
+        let holders = TestHolders::new([TestHolder::of(&content(length))]);
         let failed = failures(holders.fetch(expected).await);
         assert_eq!((failed.len(), holders.openings(1)), (1, 1));
         let HolderError::WrongLength { expected: told, found } = failed[0].1 else {
@@ -156,9 +162,9 @@ async fn a_holder_of_another_length_is_asked_once() {
 #[tokio::test]
 async fn an_error_names_who_failed_and_how() {
     let bytes = content(10);
-    let unreachable = Holder { is_unreachable: true, ..Holder::of(&bytes) };
-    let cut = Holder { always: vec![Fault::Cut(3)], ..Holder::of(&bytes) };
-    let holders = Holders::new([unreachable, cut]);
+    let unreachable = TestHolder { is_unreachable: true, ..TestHolder::of(&bytes) };
+    let cut = TestHolder { always: vec![StreamFault::Cut(3)], ..TestHolder::of(&bytes) };
+    let holders = TestHolders::new([unreachable, cut]);
     let failed = failures(holders.fetch(10).await);
     let count = |node| failed.iter().filter(|(holder, _)| *holder == node).count();
     assert_eq!((count(1), count(2)), (FAILURES, FAILURES));
@@ -230,19 +236,19 @@ async fn what_cannot_be_asked_for_is_not() {
     assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
     let request = BulkFetch { holders: vec![NodeId(1)], length: found, ..BulkFetch::default() };
     let open = |_| async { Ok((tokio::io::empty(), sink())) };
-    let result = fetch_into(request, Recorder::default(), open).await.map(|_| ());
+    let result = fetch_into(request, RecordingSink::default(), open).await.map(|_| ());
     let expected = (found, BULK_BYTES_MAX);
     assert!(matches!(result, Err(BulkError::TooLong { found, most }) if (found, most) == expected));
 }
 
 /// Keeps what it was given, and fails once it holds `room` chunks if that is set.
 #[derive(Default)]
-struct Recorder {
+struct RecordingSink {
     chunks: BTreeMap<u64, Vec<u8>>,
     room: Option<usize>,
 }
 
-impl ChunkSink for Recorder {
+impl ChunkSink for RecordingSink {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if self.room == Some(self.chunks.len()) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -255,12 +261,15 @@ impl ChunkSink for Recorder {
 #[tokio::test]
 async fn a_sink_gets_each_chunk_once_and_the_caller_sees_bytes_arrive() {
     let bytes = content(40 * CHUNK_BYTES + 17);
-    let damaged = Holder { faults: vec![vec![Fault::Flip(STEP_BYTES + 60)]], ..Holder::of(&bytes) };
-    let holders = Holders::new([damaged, Holder::of(&bytes)]);
+    let damaged = TestHolder {
+        faults: vec![vec![StreamFault::Flip(STEP_BYTES + 60)]],
+        ..TestHolder::of(&bytes)
+    };
+    let holders = TestHolders::new([damaged, TestHolder::of(&bytes)]);
     let progress = Arc::new(AtomicU64::new(0));
     let request = holders.request(bytes.len(), Some(Arc::clone(&progress)));
     let recorder =
-        fetch_into(request, Recorder::default(), |node| holders.open(node)).await.unwrap();
+        fetch_into(request, RecordingSink::default(), |node| holders.open(node)).await.unwrap();
     let joined: Vec<u8> = recorder.chunks.into_values().flatten().collect();
     assert!(joined == *bytes);
     assert_eq!(progress.load(Ordering::Relaxed), bytes.len() as u64);
@@ -269,9 +278,13 @@ async fn a_sink_gets_each_chunk_once_and_the_caller_sees_bytes_arrive() {
 #[tokio::test]
 async fn progress_counts_what_came_before_a_fetch_failed() {
     let bytes = content(3 * CHUNK_BYTES);
-    let cut = Holder { always: vec![Fault::Cut(ANSWER_BYTES + STEP_BYTES)], ..Holder::of(&bytes) };
-    let first = Holder { faults: vec![cut.always.clone()], always: vec![Fault::Cut(0)], ..cut };
-    let holders = Holders::new([first]);
+    let cut = TestHolder {
+        always: vec![StreamFault::Cut(ANSWER_BYTES + STEP_BYTES)],
+        ..TestHolder::of(&bytes)
+    };
+    let first =
+        TestHolder { faults: vec![cut.always.clone()], always: vec![StreamFault::Cut(0)], ..cut };
+    let holders = TestHolders::new([first]);
     let progress = Arc::new(AtomicU64::new(0));
     let request = holders.request(bytes.len(), Some(Arc::clone(&progress)));
     let fetched = fetch(request, |node| holders.open(node)).await;
@@ -282,8 +295,8 @@ async fn progress_counts_what_came_before_a_fetch_failed() {
 #[tokio::test]
 async fn a_sink_that_fails_ends_the_fetch() {
     let bytes = content(20 * CHUNK_BYTES);
-    let holders = Holders::new(vec![Holder::of(&bytes); 2]);
-    let full = Recorder { room: Some(2), ..Recorder::default() };
+    let holders = TestHolders::new(vec![TestHolder::of(&bytes); 2]);
+    let full = RecordingSink { room: Some(2), ..RecordingSink::default() };
     let request = holders.request(bytes.len(), None);
     let result = fetch_into(request, full, |node| holders.open(node)).await.map(|_| ());
     let Err(BulkError::Sink(error)) = result else { panic!("another end: {result:?}") };
@@ -292,7 +305,7 @@ async fn a_sink_that_fails_ends_the_fetch() {
 
 #[tokio::test]
 async fn a_length_without_bytes_behind_it_takes_no_memory() {
-    let holders = Holders::new([Holder::default()]);
+    let holders = TestHolders::new([TestHolder::default()]);
     let length = usize::try_from(FETCH_WHOLE_BYTES_MAX).unwrap();
     let failed = failures(holders.fetch(length).await);
     assert!(matches!(failed[..], [(1, HolderError::WrongLength { found: 0, .. })]), "{failed:?}");
@@ -301,8 +314,8 @@ async fn a_length_without_bytes_behind_it_takes_no_memory() {
 #[tokio::test]
 async fn a_fetch_that_is_dropped_ends_its_streams() {
     let bytes = content(8 * CHUNK_BYTES);
-    let stalled = Holder { always: vec![Fault::Stall(100)], ..Holder::of(&bytes) };
-    let mut holders = Holders::new([stalled]);
+    let stalled = TestHolder { always: vec![StreamFault::Stall(100)], ..TestHolder::of(&bytes) };
+    let mut holders = TestHolders::new([stalled]);
     tokio::select! {
         biased;
         _ = holders.fetch(bytes.len()) => panic!("it stalls"),
@@ -318,7 +331,10 @@ fn request(key: &[u8], first: u64, count: u64) -> Vec<u8> {
 }
 
 /// What a holder of `body` answers to bytes, and how it ends.
-async fn replies(body: &Arc<Vec<u8>>, asked: &[u8]) -> (Vec<u8>, Result<Served, ServeBulkError>) {
+async fn replies(
+    body: &Arc<Vec<u8>>,
+    asked: &[u8],
+) -> (Vec<u8>, Result<ServeSummary, ServeBulkError>) {
     let body: Arc<dyn BulkBody> = Arc::<Vec<u8>>::clone(body);
     let mut replies = Vec::new();
     let find = move |key: &[u8]| (key == KEY).then(|| Arc::clone(&body));
@@ -343,7 +359,7 @@ async fn requests_that_give_nothing_leave_the_stream_as_it_is() {
     );
     let (replies, served) = replies(&body, &asked).await;
     assert_eq!(replies, expected);
-    assert_eq!(served.unwrap(), Served { chunks: 1, bytes: 2 });
+    assert_eq!(served.unwrap(), ServeSummary { chunks: 1, bytes: 2 });
 }
 
 #[tokio::test]
@@ -351,16 +367,16 @@ async fn a_key_that_is_too_long_ends_the_stream() {
     let body = content(1);
     let (replies, served) = replies(&body, &request(&[0; KEY_BYTES_MAX + 1], 0, 1)).await;
     assert!(replies.is_empty());
-    let Err(ServeBulkError::Refused(RequestFault::KeyTooLong { found })) = served else {
+    let Err(ServeBulkError::Refused(ChunkRequestFault::KeyTooLong { found })) = served else {
         panic!("another end: {served:?}");
     };
     assert_eq!(found, KEY_BYTES_MAX + 1);
 }
 
 /// A body that is not in memory.
-struct Distant(Vec<u8>);
+struct UnlentBody(Vec<u8>);
 
-impl BulkBody for Distant {
+impl BulkBody for UnlentBody {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -373,7 +389,7 @@ impl BulkBody for Distant {
 #[tokio::test]
 async fn a_body_that_is_read_gives_the_bytes_of_one_that_is_lent() {
     let lent = content(6 * CHUNK_BYTES + 3);
-    let read: Arc<dyn BulkBody> = Arc::new(Distant(lent.to_vec()));
+    let read: Arc<dyn BulkBody> = Arc::new(UnlentBody(lent.to_vec()));
     let asked = [request(KEY, 0, 2), request(KEY, 6, 1), request(KEY, 1, 6)].concat();
     let mut from_read = Vec::new();
     serve(&asked[..], &mut from_read, move |_: &[u8]| Some(Arc::clone(&read))).await.unwrap();
@@ -381,9 +397,9 @@ async fn a_body_that_is_read_gives_the_bytes_of_one_that_is_lent() {
 }
 
 /// A body whose second chunk cannot be read.
-struct Torn;
+struct TornBody;
 
-impl BulkBody for Torn {
+impl BulkBody for TornBody {
     fn len(&self) -> u64 {
         3 * CHUNK_BYTES as u64
     }
@@ -398,8 +414,9 @@ impl BulkBody for Torn {
 async fn a_body_that_cannot_be_read_ends_the_stream() {
     let (near, far) = duplex(1024);
     let (reader, writer) = split(far);
-    let serving =
-        tokio::spawn(serve(reader, writer, |_: &[u8]| Some(Arc::new(Torn) as Arc<dyn BulkBody>)));
+    let serving = tokio::spawn(serve(reader, writer, |_: &[u8]| {
+        Some(Arc::new(TornBody) as Arc<dyn BulkBody>)
+    }));
     let (mut reader, mut writer) = split(near);
     writer.write_all(&request(KEY, 0, 3)).await.unwrap();
     let mut replies = Vec::new();

@@ -13,7 +13,7 @@ use tokio::io::{
 use tokio::sync::watch;
 use zbelastic_transport::frame::{
     FRAME_BYTES_MAX, FRAME_PARTS_MAX, FRAME_QUEUE_BYTES, FrameArrival, FrameBody, FrameClass,
-    FrameNotQueued, FramePart, FrameReader, FrameRefusal, FrameRules, FrameTooLarge,
+    FrameNotQueued, FramePart, FrameReader, FrameRejection, FrameRules, FrameTooLarge,
     META_BYTES_MAX, OutgoingFrame, PartPool, ReadFrameError, ReceivedFrame, RuleError, Urgency,
     frame_queue, write_frame,
 };
@@ -71,9 +71,9 @@ fn bits<T: AsRef<[f32]>>(parts: &[T]) -> Vec<Vec<u32>> {
 }
 
 /// Gives nothing and never ends: a reader of it waits forever.
-struct Silence;
+struct SilentReader;
 
-impl AsyncRead for Silence {
+impl AsyncRead for SilentReader {
     fn poll_read(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -164,8 +164,8 @@ async fn a_frame_may_be_empty() {
 }
 
 /// What a reader returns for a header behind which nothing ever comes.
-async fn verdict(rules: FrameRules, header: Vec<u8>) -> FrameRefusal {
-    match reader(header.chain(Silence), rules).read().await {
+async fn verdict(rules: FrameRules, header: Vec<u8>) -> FrameRejection {
+    match reader(header.chain(SilentReader), rules).read().await {
         Err(ReadFrameError::Refused(refusal)) => refusal,
         other => panic!("not refused: {other:?}"),
     }
@@ -203,7 +203,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Chained<R> {
 #[tokio::test]
 async fn a_body_of_another_length_is_refused_before_it_comes() {
     for found in [0, 1, 11, 13, 16, FRAME_BYTES_MAX, 1 << 60, 1 << 63, u64::MAX] {
-        let expected = FrameRefusal::WrongLength { class: CLASS, expected: 12, found };
+        let expected = FrameRejection::WrongLength { class: CLASS, expected: 12, found };
         assert_eq!(verdict(rules(&[1, 2]), header(CLASS, 0, found)).await, expected);
     }
 }
@@ -213,7 +213,7 @@ async fn the_longest_body_is_told_from_its_neighbours() {
     let floats = usize::try_from(FRAME_BYTES_MAX).unwrap() / 4;
     for found in [FRAME_BYTES_MAX - 1, FRAME_BYTES_MAX + 1] {
         let expected = FRAME_BYTES_MAX;
-        let refusal = FrameRefusal::WrongLength { class: CLASS, expected, found };
+        let refusal = FrameRejection::WrongLength { class: CLASS, expected, found };
         assert_eq!(verdict(rules(&[floats]), header(CLASS, 0, found)).await, refusal);
     }
     // The right length is not refused: the stream only ends too early.
@@ -225,7 +225,7 @@ async fn the_longest_body_is_told_from_its_neighbours() {
 #[tokio::test]
 async fn a_class_without_rule_is_read_past_up_to_the_longest_frame() {
     for found in [FRAME_BYTES_MAX + 1, 1 << 60, 1 << 63, u64::MAX] {
-        let expected = FrameRefusal::TooLong { class: FrameClass(9), found };
+        let expected = FrameRejection::TooLong { class: FrameClass(9), found };
         assert_eq!(verdict(rules(&[1]), header(FrameClass(9), 0, found)).await, expected);
     }
     let known = bytes_of(&[frame(CLASS, b"", vec![vec![1.5]])]).await;
@@ -244,7 +244,7 @@ async fn meta_has_a_longest_length() {
     let class = CLASS;
     for found in [META_BYTES_MAX as u32 + 1, u32::MAX] {
         for class in [CLASS, FrameClass(9)] {
-            let expected = FrameRefusal::MetaTooLong { class, found };
+            let expected = FrameRejection::MetaTooLong { class, found };
             assert_eq!(verdict(rules(&[1]), header(class, found, 4)).await, expected);
         }
     }
@@ -304,20 +304,20 @@ fn rules_and_frames_have_the_same_bounds() {
     assert_eq!(allow(vec![0; found]), Err(RuleError::TooManyParts { class: CLASS, found }));
     let send = |body| OutgoingFrame::new(CLASS, Vec::new(), Arc::new(body)).map(|_| ());
     let piece = most / FRAME_PARTS_MAX;
-    assert_eq!(send(Repeated { part: vec![0.0; piece], times: FRAME_PARTS_MAX }), Ok(()));
-    let longer = Repeated { part: vec![0.0; piece + 1], times: FRAME_PARTS_MAX };
+    assert_eq!(send(RepeatedPart { part: vec![0.0; piece], times: FRAME_PARTS_MAX }), Ok(()));
+    let longer = RepeatedPart { part: vec![0.0; piece + 1], times: FRAME_PARTS_MAX };
     assert_eq!(send(longer), Err(FrameTooLarge::Body));
-    let more = Repeated { part: Vec::new(), times: found };
+    let more = RepeatedPart { part: Vec::new(), times: found };
     assert_eq!(send(more), Err(FrameTooLarge::Parts { found }));
 }
 
 /// One part, many times.
-struct Repeated {
+struct RepeatedPart {
     part: Vec<f32>,
     times: usize,
 }
 
-impl FrameBody for Repeated {
+impl FrameBody for RepeatedPart {
     fn parts(&self) -> Vec<&[f32]> {
         vec![&self.part; self.times]
     }
@@ -325,12 +325,12 @@ impl FrameBody for Repeated {
 
 /// Notes where the bytes it gets lie, and how often it is flushed.
 #[derive(Default)]
-struct Witness {
+struct RecordingWriter {
     writes: Vec<Vec<*const u8>>,
     flushes: usize,
 }
 
-impl AsyncWrite for Witness {
+impl AsyncWrite for RecordingWriter {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
         panic!("all slices are given at once");
     }
@@ -361,7 +361,7 @@ impl AsyncWrite for Witness {
 #[tokio::test]
 async fn a_frame_is_one_write_from_where_its_floats_lie() {
     let frame = frame(CLASS, b"meta", vec![vec![1.0; 100], vec![2.0; 10]]);
-    let mut witness = Witness::default();
+    let mut witness = RecordingWriter::default();
     write_frame(&mut witness, &frame).await.unwrap();
     let places: Vec<_> = frame.parts().iter().map(|part| part.as_ptr().cast::<u8>()).collect();
     assert_eq!((witness.writes.len(), witness.flushes), (1, 1));
@@ -395,7 +395,7 @@ async fn a_queue_hands_back_what_has_no_room_and_takes_it_later() {
 #[tokio::test]
 async fn a_queue_counts_bytes_until_they_are_written() {
     let body: Arc<dyn FrameBody> =
-        Arc::new(Repeated { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 16], times: 2 });
+        Arc::new(RepeatedPart { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 16], times: 2 });
     let half = OutgoingFrame::new(CLASS, Vec::new(), body).unwrap();
     let small = frame(CLASS, b"", vec![vec![1.0]]);
     let (queue, outlet) = frame_queue(8);
@@ -407,7 +407,7 @@ async fn a_queue_counts_bytes_until_they_are_written() {
 
     let (queue, mut outlet) = frame_queue(8);
     let body: Arc<dyn FrameBody> =
-        Arc::new(Repeated { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 8], times: 3 });
+        Arc::new(RepeatedPart { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 8], times: 3 });
     let longer = OutgoingFrame::new(CLASS, Vec::new(), body).unwrap();
     queue.try_send(longer.clone()).unwrap();
     assert!(matches!(queue.try_send(small.clone()), Err(FrameNotQueued::Full(_))), "waits alone");
@@ -460,7 +460,7 @@ async fn a_critical_frame_overtakes_a_full_background_and_order_stays_otherwise(
 #[tokio::test]
 async fn each_urgency_has_all_the_bytes_of_a_queue() {
     let body: Arc<dyn FrameBody> =
-        Arc::new(Repeated { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 4], times: 1 });
+        Arc::new(RepeatedPart { part: vec![0.0; FRAME_QUEUE_BYTES as usize / 4], times: 1 });
     let whole = OutgoingFrame::new(CLASS, Vec::new(), body).unwrap();
     assert_eq!(whole.urgency(), Urgency::Critical);
     let (queue, _outlet) = frame_queue(8);

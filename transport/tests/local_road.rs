@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use zbelastic_transport::local::{
     BOOT_ID_BYTES_MAX, LocalBindError, LocalDialError, LocalFolderError, LocalLane, LocalListener,
-    LocalOffer, OfferFault, SOCKET_PATH_BYTES_MAX, STRANGERS_MAX, dial,
+    LocalOffer, OfferFault, SOCKET_PATH_BYTES_MAX, UNAUTHENTICATED_MAX, dial,
 };
 use zbelastic_types::NodeId;
 
@@ -63,7 +63,7 @@ async fn a_friend_comes_in_on_every_lane() {
     assert_eq!(mode(listener.path().parent().unwrap()), 0o700);
     let admission = listener.admit(FRIEND).unwrap();
     let offer = LocalOffer::decode(&admission.offer().encode()).unwrap();
-    assert!(offer.may_be_here(listener.host()));
+    assert!(offer.is_reachable_from(listener.host()));
     for lane in [LocalLane::Control, LocalLane::Tensor, LocalLane::Bulk, LocalLane::Bulk] {
         let mut near = dial(&offer, listener.host(), lane).await.unwrap();
         let arrival = listener.arrival().await;
@@ -120,7 +120,7 @@ async fn a_lane_that_is_none_does_not_come_in() {
 
 #[tokio::test]
 async fn silent_strangers_do_not_keep_a_friend_out() {
-    for count in [5, STRANGERS_MAX - 1, STRANGERS_MAX, STRANGERS_MAX + 5] {
+    for count in [5, UNAUTHENTICATED_MAX - 1, UNAUTHENTICATED_MAX, UNAUTHENTICATED_MAX + 5] {
         let (_folder, mut listener) = listener().await;
         let mut strangers = Vec::new();
         for _ in 0..count {
@@ -129,7 +129,7 @@ async fn silent_strangers_do_not_keep_a_friend_out() {
         let admission = listener.admit(FRIEND).unwrap();
         let _stream = dial(admission.offer(), listener.host(), LocalLane::Tensor).await.unwrap();
         assert_eq!(listener.arrival().await.peer, FRIEND);
-        let closed = (count + 1).saturating_sub(STRANGERS_MAX);
+        let closed = (count + 1).saturating_sub(UNAUTHENTICATED_MAX);
         assert_eq!(listener.refused(), closed as u64, "of {count}");
         for stranger in &mut strangers[..closed] {
             assert_eq!(stranger.read(&mut [0]).await.unwrap(), 0);
@@ -141,7 +141,7 @@ async fn silent_strangers_do_not_keep_a_friend_out() {
 async fn the_stranger_that_was_silent_longest_makes_room() {
     let (_folder, mut listener) = listener().await;
     let mut strangers = Vec::new();
-    for _ in 0..=STRANGERS_MAX {
+    for _ in 0..=UNAUTHENTICATED_MAX {
         strangers.push(UnixStream::connect(listener.path()).await.unwrap());
     }
     assert_eq!(strangers[0].read(&mut [0]).await.unwrap(), 0);
@@ -171,12 +171,12 @@ async fn an_offer_of_another_machine_or_of_nobody_leads_nowhere() {
     let admission = listener.admit(FRIEND).unwrap();
     let path = listener.path().as_os_str().as_encoded_bytes();
     let elsewhere = LocalOffer::decode(&offer_bytes("another-boot", path, &[0; 32])).unwrap();
-    assert!(!elsewhere.may_be_here(listener.host()));
+    assert!(!elsewhere.is_reachable_from(listener.host()));
     let dialled = dial(&elsewhere, listener.host(), LocalLane::Bulk).await;
     assert!(matches!(dialled, Err(LocalDialError::OtherHost)), "{dialled:?}");
     let (host, offer) = (listener.host().clone(), admission.offer().clone());
     drop(listener);
-    assert!(!offer.may_be_here(&host));
+    assert!(!offer.is_reachable_from(&host));
     let dialled = dial(&offer, &host, LocalLane::Bulk).await;
     assert!(matches!(dialled, Err(LocalDialError::NotHere(_))), "{dialled:?}");
     drop(folder);
@@ -191,7 +191,7 @@ async fn a_listener_that_did_not_make_the_offer_is_found_out() {
     drop(listener);
     // As in a container where the path is another process's.
     let other = bind(&folder.path().join("local")).await.unwrap();
-    assert!(offer.may_be_here(&host));
+    assert!(offer.is_reachable_from(&host));
     let dialled = dial(&offer, &host, LocalLane::Bulk).await;
     assert!(matches!(dialled, Err(LocalDialError::WrongListener)), "{dialled:?}");
     drop(other);

@@ -13,4 +13,4 @@ mod seeds;
 mod target;
 mod targets;
 
-pub use target::{Outcome, Target};
+pub use target::{DecodeOutcome, Target};

@@ -12,10 +12,10 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-struct Counting;
+struct CountingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn count(bytes: isize) {
     HELD.set(HELD.get() + bytes);
@@ -23,7 +23,7 @@ fn count(bytes: isize) {
 }
 
 // SAFETY: every method does what the same method of `System` does, whose contract is the same.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller keeps to the contract of `alloc`.

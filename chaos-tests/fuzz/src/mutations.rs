@@ -6,9 +6,9 @@ const MUTATIONS: u64 = 64;
 const WORDS: [u64; 8] = [0, 1, 0x7f, 0xff, 0xffff, 1 << 31, u32::MAX as u64, u64::MAX];
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct Draws(u64);
+struct MutationDraws(u64);
 
-impl Draws {
+impl MutationDraws {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -29,7 +29,7 @@ pub fn mutations<'a>(bytes: &'a [u8], others: &'a [Vec<u8>]) -> impl Iterator<It
         sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte)
     });
     (0..MUTATIONS).map(move |number| {
-        let mut draws = Draws(seed ^ number << 32);
+        let mut draws = MutationDraws(seed ^ number << 32);
         let mut changed = bytes.to_vec();
         for _ in 0..=draws.below(4) {
             mutate(&mut changed, others, &mut draws);
@@ -38,7 +38,7 @@ pub fn mutations<'a>(bytes: &'a [u8], others: &'a [Vec<u8>]) -> impl Iterator<It
     })
 }
 
-fn mutate(bytes: &mut Vec<u8>, others: &[Vec<u8>], draws: &mut Draws) {
+fn mutate(bytes: &mut Vec<u8>, others: &[Vec<u8>], draws: &mut MutationDraws) {
     let at = draws.below(bytes.len());
     let length = 1 + draws.below(8.min(bytes.len() - at));
     let end = (at + length).min(bytes.len());

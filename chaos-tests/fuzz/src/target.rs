@@ -9,16 +9,16 @@ use crate::targets::{
 
 /// What a reader did with an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum DecodeOutcome {
     /// It took it in, or the first part of it.
-    Taken,
+    Accepted,
     /// The reader refused the input.
     Refused,
 }
 
-impl Outcome {
+impl DecodeOutcome {
     pub(crate) const fn of(is_taken: bool) -> Self {
-        if is_taken { Self::Taken } else { Self::Refused }
+        if is_taken { Self::Accepted } else { Self::Refused }
     }
 }
 
@@ -29,20 +29,20 @@ const MEMORY: usize = 4 << 20;
 const GROWTH: usize = 1 << 10;
 
 /// A target as it is tried.
-struct Spec {
+struct TargetSpec {
     name: &'static str,
-    run: fn(&[u8]) -> Outcome,
+    run: fn(&[u8]) -> DecodeOutcome,
     /// Bytes of memory for an input without a byte.
     memory: usize,
 }
 
-const fn spec(name: &'static str, run: fn(&[u8]) -> Outcome) -> Spec {
-    Spec { name, run, memory: MEMORY }
+const fn spec(name: &'static str, run: fn(&[u8]) -> DecodeOutcome) -> TargetSpec {
+    TargetSpec { name, run, memory: MEMORY }
 }
 
 /// The same for a form that lets a few bytes name much.
-const fn large(memory: usize, spec: Spec) -> Spec {
-    Spec { memory, ..spec }
+const fn large(memory: usize, spec: TargetSpec) -> TargetSpec {
+    TargetSpec { memory, ..spec }
 }
 
 macro_rules! targets {
@@ -57,7 +57,7 @@ macro_rules! targets {
             /// Every target.
             pub const ALL: [Self; [$(Self::$target),+].len()] = [$(Self::$target),+];
 
-            const fn spec(self) -> Spec {
+            const fn spec(self) -> TargetSpec {
                 match self {
                     $(Self::$target => $spec,)+
                 }
@@ -176,8 +176,8 @@ impl Target {
     ///
     /// # Panics
     /// If something does not hold that must.
-    pub fn check(self, bytes: &[u8]) -> Outcome {
-        let Spec { name, run, memory } = self.spec();
+    pub fn check(self, bytes: &[u8]) -> DecodeOutcome {
+        let TargetSpec { name, run, memory } = self.spec();
         let (outcome, found) = peak_bytes(|| run(bytes));
         let most = memory + GROWTH * bytes.len();
         assert!(

@@ -16,21 +16,21 @@ use std::str::FromStr;
 
 use tempfile::TempDir;
 
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// A text that is read as a `T` is written as one that is read as the same.
-fn check_text<T: FromStr + Display + PartialEq + Debug>(text: &str) -> Outcome
+fn check_text<T: FromStr + Display + PartialEq + Debug>(text: &str) -> DecodeOutcome
 where
     T::Err: Debug,
 {
-    let Ok(read) = text.parse::<T>() else { return Outcome::Refused };
+    let Ok(read) = text.parse::<T>() else { return DecodeOutcome::Refused };
     assert_eq!(read.to_string().parse::<T>().expect("it reads what it wrote"), read);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// The outcome of the first of `outcomes` that is not a refusal.
-fn any<const N: usize>(outcomes: [Outcome; N]) -> Outcome {
-    Outcome::of(outcomes.contains(&Outcome::Taken))
+fn any<const N: usize>(outcomes: [DecodeOutcome; N]) -> DecodeOutcome {
+    DecodeOutcome::of(outcomes.contains(&DecodeOutcome::Accepted))
 }
 
 thread_local! {

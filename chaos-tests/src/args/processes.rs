@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::processes::contract::Configuration;
-use crate::processes::faults::FaultKind;
-use crate::processes::measure::RowKind;
+use crate::processes::contract::TestedConfiguration;
+use crate::processes::faults::ProcessFaultKind;
+use crate::processes::measure::MeasureRowKind;
 
 /// More processes are not started on one machine.
 const NODES_MAX: i64 = 256;
@@ -58,15 +58,18 @@ pub struct SubjectArgs {
 impl SubjectArgs {
     /// What is typed to the binary.
     #[must_use]
-    pub fn configuration(&self) -> Configuration {
+    pub fn configuration(&self) -> TestedConfiguration {
         let preset = self.preset.iter().map(|name| format!("model.preset={name}"));
-        Configuration { file: self.config.clone(), set: preset.chain(self.set.clone()).collect() }
+        TestedConfiguration {
+            file: self.config.clone(),
+            set: preset.chain(self.set.clone()).collect(),
+        }
     }
 }
 
 /// `zbelastic chaos run`.
 #[derive(Args, Clone, Debug)]
-pub struct RunArgs {
+pub struct ProcessRunArgs {
     /// What is trained; the number of steps is chosen so that all faults find their time.
     #[command(flatten)]
     pub subject: SubjectArgs,
@@ -78,7 +81,7 @@ pub struct RunArgs {
     pub kills: u64,
     /// Of these kinds [default: all that need no proxy].
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_kind)]
-    pub faults: Vec<FaultKind>,
+    pub faults: Vec<ProcessFaultKind>,
     /// Besides, so many times everything dies at once.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub power_cycles: u64,
@@ -124,7 +127,7 @@ pub struct MeasureArgs {
     pub group: GroupArgs,
     /// Rows, with commas [default: the faults that strike one node, and power cycles].
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
-    pub rows: Vec<RowKind>,
+    pub rows: Vec<MeasureRowKind>,
     /// How often each fault strikes; long ones and joins a quarter as often.
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub times: u32,
@@ -154,7 +157,7 @@ pub struct ReplayArgs {
     pub trace: PathBuf,
     /// A part of it: two times, in seconds, or in hours as in 5.5h..6.5h.
     #[arg(long, value_name = "FROM..TO", value_parser = parse_window)]
-    pub window: Window,
+    pub window: TraceWindow,
     /// Seconds of the trace in a second of ours.
     #[arg(long, value_name = "N", default_value_t = 1.0, value_parser = parse_speed)]
     pub speed: f64,
@@ -186,12 +189,12 @@ pub struct ReplayArgs {
 
 /// A part of a trace, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Window {
+pub struct TraceWindow {
     from_s: f64,
     to_s: f64,
 }
 
-impl Window {
+impl TraceWindow {
     /// Its beginning and its end.
     #[must_use]
     pub const fn seconds(self) -> (f64, f64) {
@@ -214,21 +217,21 @@ fn nodes() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=NODES_MAX)
 }
 
-fn parse_kind(name: &str) -> Result<FaultKind, String> {
-    FaultKind::named(name).ok_or_else(|| {
-        let names = FaultKind::ALL.map(FaultKind::name).join(", ");
+fn parse_kind(name: &str) -> Result<ProcessFaultKind, String> {
+    ProcessFaultKind::named(name).ok_or_else(|| {
+        let names = ProcessFaultKind::ALL.map(ProcessFaultKind::name).join(", ");
         format!("there are {names}")
     })
 }
 
-fn parse_row(name: &str) -> Result<RowKind, String> {
-    RowKind::named(name).ok_or_else(|| {
-        let names = RowKind::ALL.map(RowKind::name).join(", ");
+fn parse_row(name: &str) -> Result<MeasureRowKind, String> {
+    MeasureRowKind::named(name).ok_or_else(|| {
+        let names = MeasureRowKind::ALL.map(MeasureRowKind::name).join(", ");
         format!("there are {names}")
     })
 }
 
-fn parse_window(text: &str) -> Result<Window, String> {
+fn parse_window(text: &str) -> Result<TraceWindow, String> {
     let time = |text: &str| {
         let (number, unit_s) = match text.strip_suffix('h') {
             Some(hours) => (hours, 3600.0),
@@ -239,7 +242,11 @@ fn parse_window(text: &str) -> Result<Window, String> {
     };
     let (from, to) = text.split_once("..").ok_or("expected FROM..TO")?;
     let (from_s, to_s) = (time(from)?, time(to)?);
-    if from_s < to_s { Ok(Window { from_s, to_s }) } else { Err("it ends before it begins".into()) }
+    if from_s < to_s {
+        Ok(TraceWindow { from_s, to_s })
+    } else {
+        Err("it ends before it begins".into())
+    }
 }
 
 fn parse_speed(text: &str) -> Result<f64, String> {
@@ -261,49 +268,52 @@ mod tests {
 
     use clap::{CommandFactory, Parser};
 
-    use super::{DemoArgs, MeasureArgs, ReplayArgs, RunArgs};
-    use crate::processes::faults::FaultKind;
-    use crate::processes::measure::RowKind;
+    use super::{DemoArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
+    use crate::processes::faults::ProcessFaultKind;
+    use crate::processes::measure::MeasureRowKind;
 
     #[derive(Debug, Parser)]
-    enum Line {
-        Run(RunArgs),
+    enum ProcessesCommandLine {
+        Run(ProcessRunArgs),
         Measure(MeasureArgs),
         Replay(ReplayArgs),
         Demo(DemoArgs),
     }
 
-    fn parse(line: &str) -> Option<Line> {
+    fn parse(line: &str) -> Option<ProcessesCommandLine> {
         let words = ["chaos"].into_iter().chain(line.split_whitespace());
-        Line::try_parse_from(words).ok()
+        ProcessesCommandLine::try_parse_from(words).ok()
     }
 
     #[test]
     fn a_campaign_is_typed() {
-        Line::command().debug_assert();
+        ProcessesCommandLine::command().debug_assert();
         let line = "run --config a.toml --kills 7 --faults storm,kill-leader --every 0.5";
-        let Some(Line::Run(args)) = parse(line) else { panic!("legal") };
-        assert_eq!(args.faults, [FaultKind::Storm, FaultKind::KillLeader]);
+        let Some(ProcessesCommandLine::Run(args)) = parse(line) else { panic!("legal") };
+        assert_eq!(args.faults, [ProcessFaultKind::Storm, ProcessFaultKind::KillLeader]);
         assert_eq!((args.kills, args.every), (7, Duration::from_millis(500)));
         assert_eq!((args.group.workers, args.group.controllers), (4, 3));
-        assert!(matches!(parse("demo --seconds 9 --workers 2"), Some(Line::Demo(_))));
-        assert!(matches!(parse("measure --config a.toml"), Some(Line::Measure(_))));
+        assert!(matches!(
+            parse("demo --seconds 9 --workers 2"),
+            Some(ProcessesCommandLine::Demo(_))
+        ));
+        assert!(matches!(parse("measure --config a.toml"), Some(ProcessesCommandLine::Measure(_))));
     }
 
     #[test]
-    fn what_is_trained_is_a_file_a_preset_and_keys() {
+    fn training_is_a_file_a_preset_and_keys() {
         let line = "measure --preset gpt2-124m --set a.b=1 --set c.d=2 --rows joins,worker-killed";
-        let Some(Line::Measure(args)) = parse(line) else { panic!("legal") };
+        let Some(ProcessesCommandLine::Measure(args)) = parse(line) else { panic!("legal") };
         let configuration = args.subject.configuration();
         assert_eq!(configuration.file, None);
         assert_eq!(configuration.set, ["model.preset=gpt2-124m", "a.b=1", "c.d=2"]);
-        assert_eq!(args.rows, [RowKind::Joins, RowKind::WorkerKilled]);
+        assert_eq!(args.rows, [MeasureRowKind::Joins, MeasureRowKind::WorkerKilled]);
     }
 
     #[test]
     fn a_replay_is_typed() {
         let line = "replay --trace t.csv --preset tiny --window 5.5h..6.5h --speed 60 --notice 2";
-        let Some(Line::Replay(args)) = parse(line) else { panic!("legal") };
+        let Some(ProcessesCommandLine::Replay(args)) = parse(line) else { panic!("legal") };
         assert_eq!(args.window.seconds(), (19_800.0, 23_400.0));
         assert_eq!((args.speed, args.notice), (60.0, Some(Duration::from_secs(2))));
         for window in ["5", "5..5", "6..5", "-1..5", "a..5", "0..nan"] {
@@ -313,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_arguments_are_refused() {
         let lines = [
             "run",
             "run --config a --workers 0",

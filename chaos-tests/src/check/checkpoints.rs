@@ -4,14 +4,14 @@ use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_trainer::elastic::{LayerImage, layer_digest};
 use zbelastic_types::{LayerId, Step};
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::failure::Invariant;
-use crate::store::{PieceKey, Store};
+use crate::store::{PieceKey, SimulatedStore};
 
-impl Checker {
+impl InvariantChecker {
     /// A checkpoint is referred to: it names the undisturbed run's bits, and what it names can be
     /// read. What a fault damaged need not be readable.
-    pub fn checkpoint(&mut self, store: &Store, record: &CheckpointRecord) {
+    pub fn checkpoint(&mut self, store: &SimulatedStore, record: &CheckpointRecord) {
         let version = record.version;
         if self.reference.version(version) != Some(&record.layers) {
             self.fail(Invariant::C1, || format!("checkpoint {version} names other bits"));
@@ -24,7 +24,7 @@ impl Checker {
 
     /// Whether every layer of a version is in the store, with the undisturbed run's bits.
     #[must_use]
-    pub fn is_restorable(&self, store: &Store, version: Step) -> bool {
+    pub fn is_restorable(&self, store: &SimulatedStore, version: Step) -> bool {
         self.pieces(version).is_some_and(|mut keys| keys.all(|key| is_readable(store, key)))
     }
 
@@ -42,7 +42,7 @@ pub fn named_pieces(record: &CheckpointRecord) -> impl Iterator<Item = PieceKey>
     layers.map(|(layer, digest)| (record.version, layer, digest))
 }
 
-fn is_readable(store: &Store, key: PieceKey) -> bool {
+fn is_readable(store: &SimulatedStore, key: PieceKey) -> bool {
     let image = store.get(key).and_then(|bytes| LayerImage::decode(&bytes).ok());
     image.is_some_and(|image| layer_digest(&image) == key.2)
 }

@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_types::{NodeId, Step};
 
-use super::Checker;
-use crate::numeric::NumericFault;
-use crate::queue::Moment;
+use super::InvariantChecker;
+use crate::numeric_faults::NumericFault;
+use crate::queue::VirtualTime;
 
 /// What took effect so far.
 #[derive(Debug, Default)]
-pub(super) struct Damage {
+pub(super) struct DamageRecord {
     /// Until when something last kept a node from its work, or took from it what it holds.
-    disturbed_until: BTreeMap<NodeId, Moment>,
+    disturbed_until: BTreeMap<NodeId, VirtualTime>,
     /// When a bit of a node's state flipped last.
-    flipped_at: BTreeMap<NodeId, Moment>,
+    flipped_at: BTreeMap<NodeId, VirtualTime>,
     /// Turns in which a gradient that is not finite was reported.
     marked: BTreeSet<Turn>,
     /// Wrong sums that were reported.
@@ -29,15 +29,15 @@ pub(super) struct Damage {
     reads_failed: usize,
 }
 
-impl Checker {
+impl InvariantChecker {
     /// Something keeps a node from its work until then, or took from it what it holds.
-    pub fn disturbed(&mut self, node: NodeId, until: Moment) {
+    pub fn disturbed(&mut self, node: NodeId, until: VirtualTime) {
         let known = self.damage.disturbed_until.entry(node).or_insert(until);
         *known = (*known).max(until);
     }
 
     /// A fault of numbers took effect in what a node reports of a turn.
-    pub fn spoiled(&mut self, node: NodeId, now: Moment, turn: Turn, fault: NumericFault) {
+    pub fn spoiled(&mut self, node: NodeId, now: VirtualTime, turn: Turn, fault: NumericFault) {
         match fault {
             NumericFault::Mark(..) => {
                 self.damage.marked.insert(turn);
@@ -67,7 +67,7 @@ impl Checker {
     }
 
     /// Whether something happened to a node at this moment or later.
-    pub(super) fn is_disturbed_since(&self, node: NodeId, since: Moment) -> bool {
+    pub(super) fn is_disturbed_since(&self, node: NodeId, since: VirtualTime) -> bool {
         self.damage.disturbed_until.get(&node).is_some_and(|until| *until >= since)
     }
 

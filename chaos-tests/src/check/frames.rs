@@ -3,12 +3,12 @@
 use zbelastic_consensus::member::Holder;
 use zbelastic_types::Generation;
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::failure::Invariant;
 
-impl Checker {
+impl InvariantChecker {
     /// A leader counted the message of a holder that is no member any more.
-    pub fn took_in(&mut self, teller: Option<Holder>) {
+    pub fn note_counted(&mut self, teller: Option<Holder>) {
         self.fail(Invariant::S3, || format!("what {teller:?} told was counted, and it is fenced"));
     }
 

@@ -2,16 +2,16 @@
 
 use zbelastic_consensus::Holder;
 use zbelastic_consensus::entry::RewindReason;
-use zbelastic_consensus::history::History;
+use zbelastic_consensus::history::SealHistory;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_consensus::validation::Seal;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::digest_model::mix_bytes;
 use crate::failure::Invariant;
 
-impl Checker {
+impl InvariantChecker {
     /// S2: what comes of an index is the same everywhere. Yields whether it is the first time.
     pub(super) fn check_same(&mut self, index: u64, what: &str, state: Option<u64>) -> bool {
         let found = mix_bytes(what.as_bytes());
@@ -40,7 +40,7 @@ impl Checker {
         }
         if is_repeated {
             let known = self.acked.get(step as usize);
-            if !known.is_some_and(|known| History::agrees(known, seal)) {
+            if !known.is_some_and(|known| SealHistory::agrees(known, seal)) {
                 self.fail(Invariant::S6, || format!("step {step} was sealed otherwise before"));
             }
         } else if step < head {
@@ -93,7 +93,7 @@ impl Checker {
         }
         let differing = history.iter().find(|seal| {
             let known = self.acked.get(seal.turn.step.index());
-            !known.is_some_and(|known| History::agrees(known, seal))
+            !known.is_some_and(|known| SealHistory::agrees(known, seal))
         });
         if let Some(seal) = differing.copied() {
             self.fail(Invariant::S6, || format!("{} is not what was acknowledged", seal.turn));

@@ -3,10 +3,10 @@
 use zbelastic_consensus::validation::Turn;
 use zbelastic_types::NodeId;
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::failure::Invariant;
 
-impl Checker {
+impl InvariantChecker {
     /// A node became the leader of a term.
     pub fn leads(&mut self, node: NodeId, term: u64) {
         let before = *self.leaders.entry(term).or_insert(node);

@@ -6,10 +6,10 @@ use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_trainer::plan::Plan;
 use zbelastic_types::Generation;
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::failure::Invariant;
 
-impl Checker {
+impl InvariantChecker {
     pub(super) fn planned(&mut self, plan: &Arc<PlanRecord>) {
         let generation = plan.generation;
         let before = self.plans.insert(generation, plan.clone());

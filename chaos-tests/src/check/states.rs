@@ -4,10 +4,10 @@
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_types::{NodeId, Step};
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::failure::Invariant;
 
-impl Checker {
+impl InvariantChecker {
     /// A node holds these layers at a version, and breaks this invariant if they are wrong: N2 if a
     /// step was just rolled back there, else N1.
     pub fn holds(

@@ -6,24 +6,24 @@ use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::validation::{Reason, Seal, Turn, Verdict};
 use zbelastic_types::{Attempt, Generation, LayerId, NodeId, Step};
 
-use super::Checker;
-use crate::case::Case;
+use super::InvariantChecker;
+use crate::case::LifeCase;
 use crate::digest_model::DigestShape;
 use crate::digest_reference::DigestReference;
 use crate::failure::Invariant;
 use crate::life::parts;
-use crate::options::Model;
-use crate::reference::Reference;
+use crate::options::ComputeModelKind;
+use crate::reference::LifeReference;
 
-fn checker() -> Checker {
-    let (spec, _) = parts(&Case::draw(1, Model::Digest));
+fn checker() -> InvariantChecker {
+    let (spec, _) = parts(&LifeCase::draw(1, ComputeModelKind::Digest));
     let layer_tensors = spec.layer_tensors.clone();
     let shape = DigestShape { seed: 1, layer_tensors, spike_share: 0.0 };
     let reference = DigestReference::new(shape, spec.microbatch_count);
-    Checker::new(Reference::Digest(reference), Arc::new(spec))
+    InvariantChecker::new(LifeReference::Digest(reference), Arc::new(spec))
 }
 
-fn broken(checker: &mut Checker) -> Option<Invariant> {
+fn broken(checker: &mut InvariantChecker) -> Option<Invariant> {
     checker.take_failure().and_then(|failure| failure.invariant)
 }
 

@@ -6,13 +6,13 @@ use zbelastic_consensus::validation::{
     NORM_WINDOW, NonfinitePolicy, Reason, SPIKE_WARMUP, Seal, Verdict, clip_coefficient,
 };
 
-use super::Checker;
+use super::InvariantChecker;
 use crate::failure::Invariant;
 
 /// Deviations at the border between spike and none that are not judged.
 const BORDER: f64 = 1e-6;
 
-impl Checker {
+impl InvariantChecker {
     pub(super) fn check_seal(&mut self, seal: &Seal, is_repeated: bool) {
         self.verdicts = (self.verdicts.1, Some(seal.verdict));
         if !self.resumed.contains(&seal.turn.generation) {

@@ -3,11 +3,11 @@
 use zbelastic_consensus::Entry;
 use zbelastic_types::{LayerId, NodeId};
 
-use super::book::{Book, EntryId};
+use super::transition_cache::{EntryId, TransitionCache};
 
 /// One thing that happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum ModelAction {
     /// A stage computes, if it has not, and the leader receives its report.
     Report { node: NodeId },
     /// A worker holds the update whose copy it keeps, if it does not, and the leader receives word of it.
@@ -39,9 +39,9 @@ pub(super) enum Action {
     Ready { node: NodeId },
 }
 
-impl Action {
+impl ModelAction {
     /// The sentence for people.
-    pub(super) fn text(self, book: &Book) -> String {
+    pub(super) fn text(self, book: &TransitionCache) -> String {
         let name = |entry: EntryId| entry_text(book.entry(entry));
         match self {
             Self::Report { node } => format!("worker {node} reports"),

@@ -8,13 +8,13 @@ use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
-use super::book::Book;
-use super::worker::{Copied, Phase, Station, Worker};
-use super::world::World;
+use super::model_state::ModelState;
+use super::transition_cache::TransitionCache;
+use super::worker::{ModelActiveStage, ModelStageCopy, ModelWorker, ModelWorkerPhase};
 
 /// What is wrong in a state or an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Violation {
+pub enum ModelViolation {
     /// S1: a step was sealed twice, or one was left out.
     HistoryBroken {
         /// The step that was open.
@@ -84,7 +84,7 @@ pub enum Violation {
     NoWayToTheEnd,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for ModelViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::HistoryBroken { open, found } => {
@@ -122,7 +122,7 @@ impl fmt::Display for Violation {
 }
 
 /// Looks at a state.
-pub(super) fn check(book: &Book, world: &World) -> Result<(), Violation> {
+pub(super) fn check(book: &TransitionCache, world: &ModelState) -> Result<(), ModelViolation> {
     let state = book.state(world.agreed);
     world.counted(state).try_for_each(|worker| check_version(state, worker))?;
     let layer_count = state.job().expect("there is a job").spec.layer_count();
@@ -132,19 +132,24 @@ pub(super) fn check(book: &Book, world: &World) -> Result<(), Violation> {
 /// A stage of the plan in force has the version of the log, or is one seal behind and has what the
 /// seal needs. One that ran ahead of a proposal is not wrong yet: the same sums lead to the same
 /// seal. It is once the attempt is over, and [`check_layer`] looks at that.
-fn check_version(state: &State, worker: &Worker) -> Result<(), Violation> {
-    let Some(station) = worker.station().filter(|_| worker.generation == state.generation()) else {
+fn check_version(state: &State, worker: &ModelWorker) -> Result<(), ModelViolation> {
+    let Some(station) = worker.active_stage().filter(|_| worker.generation == state.generation())
+    else {
         return Ok(());
     };
     let (stage, expected, found) = (station.stage, state.open_turn().step, station.version);
     let is_behind = state.last_seal().is_some_and(|seal| station.half.check(seal).is_ok());
     let is_fit = if is_behind { station.half.is_reported() } else { found >= expected };
-    if is_fit { Ok(()) } else { Err(Violation::OtherVersion { stage, expected, found }) }
+    if is_fit { Ok(()) } else { Err(ModelViolation::OtherVersion { stage, expected, found }) }
 }
 
 /// Every layer can be had at the version of the log from a worker that lives, unless all holders that
 /// promised it are dead.
-fn check_layer(book: &Book, world: &World, layer: LayerId) -> Result<(), Violation> {
+fn check_layer(
+    book: &TransitionCache,
+    world: &ModelState,
+    layer: LayerId,
+) -> Result<(), ModelViolation> {
     let state = book.state(world.agreed);
     let version = state.open_turn().step;
     if version == Step(0) || is_within_reach(world, state, layer) || is_excused(world, state, layer)
@@ -154,14 +159,14 @@ fn check_layer(book: &Book, world: &World, layer: LayerId) -> Result<(), Violati
     let held = world.counted(state).filter_map(|worker| worker.layers().remove(&layer));
     match held.flatten().max().filter(|found| *found > version) {
         Some(_) if is_sealing(book, world, state.open_turn()) => Ok(()),
-        Some(found) => Err(Violation::CannotGoBack { layer, needed: version, found }),
-        None => Err(Violation::SealedLost { layer, version }),
+        Some(found) => Err(ModelViolation::CannotGoBack { layer, needed: version, found }),
+        None => Err(ModelViolation::SealedLost { layer, version }),
     }
 }
 
 /// Whether the seal of a turn is under way, and may be agreed on yet.
-pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
-    world.flight.iter().any(|flying| match book.entry(flying.entry) {
+pub(super) fn is_sealing(book: &TransitionCache, world: &ModelState, turn: Turn) -> bool {
+    world.in_flight.iter().any(|flying| match book.entry(flying.entry) {
         Entry::Seal(seal) => seal.turn == turn,
         Entry::Members(_)
         | Entry::Adopt(_)
@@ -178,7 +183,7 @@ pub(super) fn is_sealing(book: &Book, world: &World, turn: Turn) -> bool {
 }
 
 /// Whether a worker has the layer at the open version, or will once it learns the last seal.
-fn is_within_reach(world: &World, state: &State, layer: LayerId) -> bool {
+fn is_within_reach(world: &ModelState, state: &State, layer: LayerId) -> bool {
     let version = state.open_turn().step;
     world.counted(state).any(|worker| {
         let has = worker.layers().get(&layer).is_some_and(|found| found.contains(&version));
@@ -186,22 +191,22 @@ fn is_within_reach(world: &World, state: &State, layer: LayerId) -> bool {
     })
 }
 
-fn will_have(worker: &Worker, state: &State, layer: LayerId) -> bool {
-    let (Phase::Stationed(station), Some(seal)) = (&worker.phase, state.last_seal()) else {
+fn will_have(worker: &ModelWorker, state: &State, layer: LayerId) -> bool {
+    let (ModelWorkerPhase::Active(station), Some(seal)) = (&worker.phase, state.last_seal()) else {
         return false;
     };
-    let Station { plan, half, copy, .. } = station;
+    let ModelActiveStage { plan, half, copy, .. } = station;
     let is_next = seal.next_turn().step == state.open_turn().step;
     let own_will = half.check(seal).is_ok() && half.is_reported();
     let is_own = plan.layers_of(station.stage).any(|own| own == layer);
-    let copy_will = |copy: &&Copied| copy.held == Some(seal.turn) && copy.open == seal.turn;
+    let copy_will = |copy: &&ModelStageCopy| copy.held == Some(seal.turn) && copy.open == seal.turn;
     let copy = copy.as_ref().filter(copy_will);
     let is_copied = copy.is_some_and(|copy| plan.layers_of(copy.of).any(|of| of == layer));
     is_next && station.is_running && (own_will && is_own || is_copied)
 }
 
 /// Whether all holders of the layer by the last plan that ran are dead, or taken for it.
-pub(super) fn is_excused(world: &World, state: &State, layer: LayerId) -> bool {
+pub(super) fn is_excused(world: &ModelState, state: &State, layer: LayerId) -> bool {
     let plan = &world.ran;
     let stage = plan.stage_indices().find(|stage| plan.layers_of(*stage).any(|of| of == layer));
     let stage = stage.expect("every layer stands somewhere");

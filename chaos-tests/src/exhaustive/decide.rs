@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_consensus::Entry;
-use zbelastic_consensus::duty::{Inventory, Restore, Sealing, restore_point};
+use zbelastic_consensus::duty::{LayerInventory, OpenTurnReports, RestorePoint, restore_point};
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::member::LossReason;
 use zbelastic_consensus::message::{HeldLayer, HeldUpdate};
@@ -12,16 +12,16 @@ use zbelastic_consensus::state::{PlanPhase, State};
 use zbelastic_consensus::validation::Seal;
 use zbelastic_types::{LayerId, NodeId, Step};
 
-use super::book::Book;
 use super::check::is_sealing;
 use super::entries;
+use super::model_state::ModelState;
 use super::stages::sources;
-use super::world::World;
+use super::transition_cache::TransitionCache;
 
 /// The seal that is due.
-pub(super) fn decide_seal(state: &State, world: &World) -> Option<Seal> {
+pub(super) fn decide_seal(state: &State, world: &ModelState) -> Option<Seal> {
     let spec = state.running_spec()?;
-    let mut sealing = Sealing::new(state, spec);
+    let mut sealing = OpenTurnReports::new(state, spec);
     for told in world.leader.reports.values() {
         let (report, attested) = &**told;
         sealing.handle_report(state, report, attested.clone()).expect("of the open turn");
@@ -37,7 +37,11 @@ pub(super) fn decide_seal(state: &State, world: &World) -> Option<Seal> {
 
 /// What a leader does about the plan: it starts one that is loaded, and makes another if the one in
 /// force cannot go on. Everybody who lives has answered by then, and so knows what is agreed on.
-pub(super) fn decide_plan(book: &Book, state: &State, world: &World) -> Option<Entry> {
+pub(super) fn decide_plan(
+    book: &TransitionCache,
+    state: &State,
+    world: &ModelState,
+) -> Option<Entry> {
     state.running_spec()?;
     let plan = state.plan()?;
     let generation = plan.record.generation;
@@ -59,37 +63,46 @@ pub(super) fn decide_plan(book: &Book, state: &State, world: &World) -> Option<E
 }
 
 /// What a leader does about a plan that takes too long, though nobody is to blame.
-pub(super) fn decide_plan_for_stall(book: &Book, state: &State, world: &World) -> Option<Entry> {
+pub(super) fn decide_plan_for_stall(
+    book: &TransitionCache,
+    state: &State,
+    world: &ModelState,
+) -> Option<Entry> {
     state.running_spec()?;
     let is_blameless = world.stalls_left > 0 && state.lost_holder().is_none();
     let ticks = state.generation().0 as u32;
     is_blameless.then(|| replan(book, state, world, PlanReason::Stalled { ticks }))?
 }
 
-fn replan(book: &Book, state: &State, world: &World, reason: PlanReason) -> Option<Entry> {
+fn replan(
+    book: &TransitionCache,
+    state: &State,
+    world: &ModelState,
+    reason: PlanReason,
+) -> Option<Entry> {
     if world.counted(state).any(|worker| worker.lacks(state)) {
         return None;
     }
     let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
     let held = world.counted(state).map(|worker| (worker.me, worker.inventory())).collect();
     let (to, reason) = match restore(state, believes.then_some(&held)) {
-        Restore::Here(sources) => {
+        RestorePoint::Here(sources) => {
             return Some(Entry::Adopt(Box::new(entries::plan(state, sources, reason))));
         }
         // Whether something is lost that a seal under way would bring back is seen when the seal is
         // agreed on or lost.
-        Restore::Back { .. } if is_sealing(book, world, state.open_turn()) => return None,
-        Restore::Back { to, layer } => (to, RewindReason::LayerLost { layer }),
-        Restore::Differs { layer } => (Step(0), RewindReason::StateDiffers { layer }),
-        Restore::Nowhere => unreachable!("the beginning is never forgotten here"),
+        RestorePoint::Back { .. } if is_sealing(book, world, state.open_turn()) => return None,
+        RestorePoint::Back { to, layer } => (to, RewindReason::LayerLost { layer }),
+        RestorePoint::Differs { layer } => (Step(0), RewindReason::StateDiffers { layer }),
+        RestorePoint::Nowhere => unreachable!("the beginning is never forgotten here"),
     };
     Some(Entry::Rewind { generation: state.generation(), to, reason })
 }
 
-type Held = BTreeMap<NodeId, Vec<HeldLayer>>;
+type HeldLayersByNode = BTreeMap<NodeId, Vec<HeldLayer>>;
 
-fn restore(state: &State, held: Option<&Held>) -> Restore {
-    restore_point(&Inventory {
+fn restore(state: &State, held: Option<&HeldLayersByNode>) -> RestorePoint {
+    restore_point(&LayerInventory {
         open: open(state),
         layer_count: state.job().expect("there is a job").spec.layer_count(),
         held,
@@ -100,7 +113,7 @@ fn restore(state: &State, held: Option<&Held>) -> Restore {
 }
 
 /// A layer that a worker requests in vain: the source that the plan names is dead, or has it not.
-fn lacking_layer(state: &State, world: &World) -> Option<LayerId> {
+fn lacking_layer(state: &State, world: &ModelState) -> Option<LayerId> {
     let comes = |source: NodeId, layer: LayerId| {
         let source = world.counted(state).find(|worker| worker.me == source);
         source.is_some_and(|source| source.lacks(state) || source.offers(layer, open(state)))

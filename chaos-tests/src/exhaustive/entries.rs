@@ -13,14 +13,14 @@ use zbelastic_types::{
     TensorIndex,
 };
 
-use super::Bounds;
+use super::ModelBounds;
 
 pub(super) const CLUSTER: ClusterId = ClusterId(1);
 const MICROBATCH_COUNT: u32 = 2;
 const CLIP_NORM: f64 = 1.0;
 
 /// One layer a stage and one tensor a layer. Owners and copies attest every step.
-pub(super) fn spec(bounds: &Bounds) -> JobSpec {
+pub(super) fn spec(bounds: &ModelBounds) -> JobSpec {
     let policy = GuardPolicy {
         clip_norm: clip_norm(),
         nonfinite: NonfinitePolicy::Skip,
@@ -102,7 +102,7 @@ pub(super) fn fingerprints(
 /// that comes fills the place of one that went, and each stage's copy is with the next.
 pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason) -> PlanRecord {
     let spec = &state.job().expect("there is a job").spec;
-    let mut stages = seating(state);
+    let mut stages = stage_candidates(state);
     stages.truncate(spec.stages_max as usize);
     let stage_count = stages.len() as u32;
     let by = |stage: u32| {
@@ -124,7 +124,7 @@ pub(super) fn plan(state: &State, sources: Vec<LayerSource>, reason: PlanReason)
     }
 }
 
-fn seating(state: &State) -> Vec<Holder> {
+fn stage_candidates(state: &State) -> Vec<Holder> {
     let stages = state.plan().map_or(&[][..], |plan| &plan.record.stages);
     let live = || state.live_workers().map(|(holder, _)| holder);
     let mut newcomers = live().filter(|holder| !stages.contains(holder));

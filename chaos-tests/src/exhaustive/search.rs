@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::Bounds;
-use super::actions::Action;
-use super::check::{Violation, check};
-use super::steps::Model;
-use super::world::World;
+use super::ModelBounds;
+use super::actions::ModelAction;
+use super::check::{ModelViolation, check};
+use super::model_state::ModelState;
+use super::steps::ProtocolModel;
 
 /// What a search came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,18 +18,18 @@ pub struct Exploration {
     /// Actions from the beginning to the state that is farthest.
     pub depth: u32,
     /// The finding of the search.
-    pub finding: Finding,
+    pub finding: ExplorationFinding,
 }
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum ExplorationFinding {
     /// Everything holds in every state, and the run can end from each.
     Sound,
     /// The first thing that is wrong.
     Broken {
         /// What is wrong.
-        violation: Violation,
+        violation: ModelViolation,
         /// A shortest way to it.
         path: Vec<String>,
     },
@@ -38,44 +38,44 @@ pub enum Finding {
 }
 
 /// Where a state was first seen.
-struct Seen {
+struct VisitedState {
     /// The state before it, and what happened there.
-    from: Option<(u32, Action)>,
+    from: Option<(u32, ModelAction)>,
     depth: u32,
     is_over: bool,
 }
 
-struct Search {
-    model: Model,
-    known: BTreeMap<Box<[u8]>, u32>,
-    seen: Vec<Seen>,
+struct StateSearch {
+    model: ProtocolModel,
+    state_indices: BTreeMap<Box<[u8]>, u32>,
+    visited: Vec<VisitedState>,
     /// From which state to which.
     edges: Vec<(u32, u32)>,
-    queue: VecDeque<(u32, World)>,
+    queue: VecDeque<(u32, ModelState)>,
 }
 
 /// Goes through all states.
 #[must_use]
-pub fn explore(bounds: Bounds) -> Exploration {
-    let mut search = Search {
-        model: Model::new(bounds),
-        known: BTreeMap::new(),
-        seen: Vec::new(),
+pub fn explore(bounds: ModelBounds) -> Exploration {
+    let mut search = StateSearch {
+        model: ProtocolModel::new(bounds),
+        state_indices: BTreeMap::new(),
+        visited: Vec::new(),
         edges: Vec::new(),
         queue: VecDeque::new(),
     };
     let finding = search.run();
-    let depth = search.seen.iter().map(|seen| seen.depth).max().unwrap_or(0);
-    Exploration { states: search.seen.len(), actions: search.edges.len(), depth, finding }
+    let depth = search.visited.iter().map(|seen| seen.depth).max().unwrap_or(0);
+    Exploration { states: search.visited.len(), actions: search.edges.len(), depth, finding }
 }
 
-impl Search {
-    fn run(&mut self) -> Finding {
+impl StateSearch {
+    fn run(&mut self) -> ExplorationFinding {
         let first = self.model.begin();
         self.visit(first, None);
         while let Some((from, world)) = self.queue.pop_front() {
-            if self.seen.len() > self.model.bounds.states_max {
-                return Finding::TooMany;
+            if self.visited.len() > self.model.bounds.states_max {
+                return ExplorationFinding::TooMany;
             }
             for (action, after) in self.model.next(&world) {
                 let checked =
@@ -85,34 +85,35 @@ impl Search {
                     Err(violation) => {
                         let mut path = self.path(from);
                         path.push(action.text(&self.model.book));
-                        return Finding::Broken { violation, path };
+                        return ExplorationFinding::Broken { violation, path };
                     }
                 }
             }
         }
         match self.stuck() {
-            Some(state) => {
-                Finding::Broken { violation: Violation::NoWayToTheEnd, path: self.path(state) }
-            }
-            None => Finding::Sound,
+            Some(state) => ExplorationFinding::Broken {
+                violation: ModelViolation::NoWayToTheEnd,
+                path: self.path(state),
+            },
+            None => ExplorationFinding::Sound,
         }
     }
 
-    fn visit(&mut self, world: World, from: Option<(u32, Action)>) {
-        let next = self.seen.len() as u32;
-        let id = *self.known.entry(world.key()).or_insert(next);
+    fn visit(&mut self, world: ModelState, from: Option<(u32, ModelAction)>) {
+        let next = self.visited.len() as u32;
+        let id = *self.state_indices.entry(world.key()).or_insert(next);
         self.edges.extend(from.map(|(from, _)| (from, id)));
         if id == next {
-            let depth = from.map_or(0, |(from, _)| self.seen[from as usize].depth + 1);
-            self.seen.push(Seen { from, depth, is_over: self.model.is_over(&world) });
+            let depth = from.map_or(0, |(from, _)| self.visited[from as usize].depth + 1);
+            self.visited.push(VisitedState { from, depth, is_over: self.model.is_over(&world) });
             self.queue.push_back((id, world));
         }
     }
 
     /// How a state is reached.
     fn path(&self, state: u32) -> Vec<String> {
-        let before = |(state, _): &(u32, Action)| self.seen[*state as usize].from;
-        let steps = std::iter::successors(self.seen[state as usize].from, before);
+        let before = |(state, _): &(u32, ModelAction)| self.visited[*state as usize].from;
+        let steps = std::iter::successors(self.visited[state as usize].from, before);
         let mut path: Vec<_> = steps.map(|(_, action)| action.text(&self.model.book)).collect();
         path.reverse();
         path
@@ -121,7 +122,7 @@ impl Search {
     /// The nearest state from which the run cannot end.
     fn stuck(&mut self) -> Option<u32> {
         self.edges.sort_unstable_by_key(|(_, to)| *to);
-        let mut can_end: Vec<bool> = self.seen.iter().map(|seen| seen.is_over).collect();
+        let mut can_end: Vec<bool> = self.visited.iter().map(|seen| seen.is_over).collect();
         let mut queue: Vec<u32> =
             (0..can_end.len() as u32).filter(|state| can_end[*state as usize]).collect();
         while let Some(state) = queue.pop() {

@@ -8,34 +8,34 @@ use zbelastic_consensus::message::{HeldLayer, HeldUpdate};
 use zbelastic_consensus::plan::{LayerSource, PlanRecord};
 use zbelastic_consensus::state::{PlanPhase, State, copied_layers};
 use zbelastic_consensus::validation::{
-    CandidateOrder, Gate, LayerFingerprint, Prefix, Report, Seal, StageHalf, Turn,
+    CandidateAction, Gate, GradientReport, LayerFingerprint, Prefix, Seal, StageHalf, Turn,
 };
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
 
-use super::check::Violation;
+use super::check::ModelViolation;
 use super::entries;
 
 /// A worker that lives.
 #[derive(Clone)]
-pub(super) struct Worker {
+pub(super) struct ModelWorker {
     pub me: NodeId,
     /// The plan it knows.
     pub generation: Generation,
     /// Layers that no stage uses now.
-    pub shelf: BTreeMap<LayerId, Step>,
-    pub phase: Phase,
+    pub unused_layers: BTreeMap<LayerId, Step>,
+    pub phase: ModelWorkerPhase,
 }
 
 #[derive(Clone)]
-pub(super) enum Phase {
+pub(super) enum ModelWorkerPhase {
     Idle,
-    Loading(Loading),
-    Stationed(Station),
+    Loading(ModelLoading),
+    Active(ModelActiveStage),
 }
 
 /// A plan whose layers are on their way.
 #[derive(Clone)]
-pub(super) struct Loading {
+pub(super) struct ModelLoading {
     pub plan: Arc<PlanRecord>,
     pub stage: StageIndex,
     pub turn: Turn,
@@ -45,22 +45,22 @@ pub(super) struct Loading {
 
 /// A stage, and the copy it keeps of another.
 #[derive(Clone)]
-pub(super) struct Station {
+pub(super) struct ModelActiveStage {
     pub plan: Arc<PlanRecord>,
     pub stage: StageIndex,
     pub half: StageHalf,
     pub version: Step,
     /// What was reported on the open turn, with the state it began with.
-    pub told: Option<Arc<(Report, Vec<LayerFingerprint>)>>,
+    pub reported: Option<Arc<(GradientReport, Vec<LayerFingerprint>)>>,
     /// The turn for which there is a candidate.
     pub candidate: Option<Turn>,
-    pub copy: Option<Copied>,
+    pub copy: Option<ModelStageCopy>,
     pub is_running: bool,
 }
 
 /// The copy of a stage's layers.
 #[derive(Clone)]
-pub(super) struct Copied {
+pub(super) struct ModelStageCopy {
     pub of: StageIndex,
     pub version: Step,
     /// The turn whose seal it applies next.
@@ -69,29 +69,34 @@ pub(super) struct Copied {
     pub held: Option<Turn>,
 }
 
-impl Worker {
+impl ModelWorker {
     pub(super) fn new(me: NodeId) -> Self {
-        Self { me, generation: Generation(0), shelf: BTreeMap::new(), phase: Phase::Idle }
-    }
-
-    pub(super) fn station(&self) -> Option<&Station> {
-        match &self.phase {
-            Phase::Stationed(station) => Some(station),
-            Phase::Idle | Phase::Loading(_) => None,
+        Self {
+            me,
+            generation: Generation(0),
+            unused_layers: BTreeMap::new(),
+            phase: ModelWorkerPhase::Idle,
         }
     }
 
-    pub(super) fn station_mut(&mut self) -> Option<&mut Station> {
+    pub(super) fn active_stage(&self) -> Option<&ModelActiveStage> {
+        match &self.phase {
+            ModelWorkerPhase::Active(station) => Some(station),
+            ModelWorkerPhase::Idle | ModelWorkerPhase::Loading(_) => None,
+        }
+    }
+
+    pub(super) fn active_stage_mut(&mut self) -> Option<&mut ModelActiveStage> {
         match &mut self.phase {
-            Phase::Stationed(station) => Some(station),
-            Phase::Idle | Phase::Loading(_) => None,
+            ModelWorkerPhase::Active(station) => Some(station),
+            ModelWorkerPhase::Idle | ModelWorkerPhase::Loading(_) => None,
         }
     }
 
-    pub(super) fn loading(&self) -> Option<&Loading> {
+    pub(super) fn loading(&self) -> Option<&ModelLoading> {
         match &self.phase {
-            Phase::Loading(loading) => Some(loading),
-            Phase::Idle | Phase::Stationed(_) => None,
+            ModelWorkerPhase::Loading(loading) => Some(loading),
+            ModelWorkerPhase::Idle | ModelWorkerPhase::Active(_) => None,
         }
     }
 
@@ -104,15 +109,15 @@ impl Worker {
     pub(super) fn lacks(&self, state: &State) -> bool {
         let Some(plan) = state.plan() else { return false };
         let awaits_run =
-            |station: &Station| !station.is_running && plan.phase == PlanPhase::Running;
-        let awaits = |station: &Station| {
+            |station: &ModelActiveStage| !station.is_running && plan.phase == PlanPhase::Running;
+        let awaits = |station: &ModelActiveStage| {
             awaits_run(station) || state.last_seal().is_some_and(|seal| station.awaits(seal))
         };
-        plan.record.generation > self.generation || self.station().is_some_and(awaits)
+        plan.record.generation > self.generation || self.active_stage().is_some_and(awaits)
     }
 
     /// Takes in a briefing: the last seal first, then the plan.
-    pub(super) fn learn(&mut self, state: &State) -> Result<(), Violation> {
+    pub(super) fn learn(&mut self, state: &State) -> Result<(), ModelViolation> {
         if let Some(seal) = state.last_seal() {
             self.settle(seal)?;
         }
@@ -120,19 +125,19 @@ impl Worker {
         if plan.record.generation > self.generation {
             self.change_plan(state, &plan.record);
         }
-        if let Phase::Stationed(station) = &mut self.phase
+        if let ModelWorkerPhase::Active(station) = &mut self.phase
             && plan.phase == PlanPhase::Running
             && !station.is_running
         {
             station.is_running = true;
-            self.shelf.clear();
+            self.unused_layers.clear();
         }
         Ok(())
     }
 
     /// Applies a seal of the plan that runs here.
-    pub(super) fn settle(&mut self, seal: &Seal) -> Result<(), Violation> {
-        let Phase::Stationed(station) = &mut self.phase else { return Ok(()) };
+    pub(super) fn settle(&mut self, seal: &Seal) -> Result<(), ModelViolation> {
+        let ModelWorkerPhase::Active(station) = &mut self.phase else { return Ok(()) };
         if !station.is_running || seal.turn.generation != station.plan.generation {
             return Ok(());
         }
@@ -150,28 +155,29 @@ impl Worker {
         let Some(stage) = stage.map(|index| StageIndex(index as u32)) else { return };
         let (turn, updates) = (state.open_turn(), state.ledger().updates());
         let (plan, images) = (plan.clone(), BTreeMap::new());
-        let mut loading = Loading { plan, stage, turn, updates, images };
+        let mut loading = ModelLoading { plan, stage, turn, updates, images };
         for layer in loading.missing() {
-            if self.is_at_hand(&loading, layer) {
+            if self.is_held_locally(&loading, layer) {
                 loading.images.insert(layer, loading.plan.from_step);
             }
         }
-        self.take_station_once_complete(loading);
+        self.activate_once_complete(loading);
     }
 
     /// Gives up what is not sealed; what is stays on the shelf.
     fn stop(&mut self) {
-        match std::mem::replace(&mut self.phase, Phase::Idle) {
-            Phase::Idle => {}
-            Phase::Loading(loading) => self.shelf.extend(loading.images),
-            Phase::Stationed(station) => self.shelf.extend(station.layers()),
+        match std::mem::replace(&mut self.phase, ModelWorkerPhase::Idle) {
+            ModelWorkerPhase::Idle => {}
+            ModelWorkerPhase::Loading(loading) => self.unused_layers.extend(loading.images),
+            ModelWorkerPhase::Active(station) => self.unused_layers.extend(station.layers()),
         }
     }
 
-    fn is_at_hand(&self, loading: &Loading, layer: LayerId) -> bool {
+    fn is_held_locally(&self, loading: &ModelLoading, layer: LayerId) -> bool {
         match &loading.plan.sources[layer.index()] {
             LayerSource::Nodes(nodes) => {
-                nodes.contains(&self.me) && self.shelf.get(&layer) == Some(&loading.plan.from_step)
+                nodes.contains(&self.me)
+                    && self.unused_layers.get(&layer) == Some(&loading.plan.from_step)
             }
             LayerSource::Initial => true,
             LayerSource::Checkpoint { .. } => false,
@@ -180,30 +186,32 @@ impl Worker {
 
     /// A layer that was awaited has come.
     pub(super) fn fetched(&mut self, layer: LayerId) {
-        if let Phase::Loading(mut loading) = std::mem::replace(&mut self.phase, Phase::Idle) {
+        if let ModelWorkerPhase::Loading(mut loading) =
+            std::mem::replace(&mut self.phase, ModelWorkerPhase::Idle)
+        {
             loading.images.insert(layer, loading.plan.from_step);
-            self.take_station_once_complete(loading);
+            self.activate_once_complete(loading);
         }
     }
 
-    fn take_station_once_complete(&mut self, loading: Loading) {
+    fn activate_once_complete(&mut self, loading: ModelLoading) {
         if !loading.missing().is_empty() {
-            self.phase = Phase::Loading(loading);
+            self.phase = ModelWorkerPhase::Loading(loading);
             return;
         }
-        let Loading { plan, stage, turn, updates, images } = loading;
+        let ModelLoading { plan, stage, turn, updates, images } = loading;
         let version = plan.from_step;
         let of = plan.copied_by(stage).next();
-        let copy = of.map(|of| Copied { of, version, open: turn, held: None });
+        let copy = of.map(|of| ModelStageCopy { of, version, open: turn, held: None });
         let half = StageHalf::new(turn, updates, entries::clip_norm());
-        self.shelf.extend(images);
+        self.unused_layers.extend(images);
         let (told, candidate, is_running) = (None, None, false);
-        self.phase = Phase::Stationed(Station {
+        self.phase = ModelWorkerPhase::Active(ModelActiveStage {
             plan,
             stage,
             half,
             version,
-            told,
+            reported: told,
             candidate,
             copy,
             is_running,
@@ -212,21 +220,23 @@ impl Worker {
 
     /// Whether it sends this layer at this version to a worker that requests it.
     pub(super) fn offers(&self, layer: LayerId, version: Step) -> bool {
-        let shelved = self.shelf.get(&layer) == Some(&version);
+        let shelved = self.unused_layers.get(&layer) == Some(&version);
         match &self.phase {
-            Phase::Idle | Phase::Stationed(_) => shelved,
-            Phase::Loading(loading) => shelved || loading.images.get(&layer) == Some(&version),
+            ModelWorkerPhase::Idle | ModelWorkerPhase::Active(_) => shelved,
+            ModelWorkerPhase::Loading(loading) => {
+                shelved || loading.images.get(&layer) == Some(&version)
+            }
         }
     }
 
     /// What it holds, with versions.
     pub(super) fn layers(&self) -> BTreeMap<LayerId, Vec<Step>> {
         let mut layers: BTreeMap<LayerId, Vec<Step>> = BTreeMap::new();
-        let shelved = self.shelf.iter().map(|(layer, version)| (*layer, *version));
+        let shelved = self.unused_layers.iter().map(|(layer, version)| (*layer, *version));
         let others: Vec<_> = match &self.phase {
-            Phase::Idle => Vec::new(),
-            Phase::Loading(loading) => loading.images.clone().into_iter().collect(),
-            Phase::Stationed(station) => station.layers().collect(),
+            ModelWorkerPhase::Idle => Vec::new(),
+            ModelWorkerPhase::Loading(loading) => loading.images.clone().into_iter().collect(),
+            ModelWorkerPhase::Active(station) => station.layers().collect(),
         };
         for (layer, version) in shelved.chain(others) {
             layers.entry(layer).or_default().push(version);
@@ -247,8 +257,8 @@ impl Worker {
 
     /// That it has loaded what the plan gives it.
     pub(super) fn ready(&self) -> Option<ReadyRecord> {
-        let station = self.station().filter(|station| !station.is_running)?;
-        let Station { plan, stage, version, .. } = station;
+        let station = self.active_stage().filter(|station| !station.is_running)?;
+        let ModelActiveStage { plan, stage, version, .. } = station;
         let layers = entries::digests(plan.layers_of(*stage), *version);
         let copies = entries::digests(copied_layers(plan, *stage).into_iter(), *version);
         let (generation, holder) = (plan.generation, plan.stages[stage.index()]);
@@ -256,7 +266,7 @@ impl Worker {
     }
 }
 
-impl Loading {
+impl ModelLoading {
     /// Layers that have not come yet.
     pub(super) fn missing(&self) -> Vec<LayerId> {
         let own = self.plan.layers_of(self.stage);
@@ -265,13 +275,13 @@ impl Loading {
     }
 }
 
-impl Station {
+impl ModelActiveStage {
     /// Computes the open step: reports, and goes ahead if the gate is open.
-    pub(super) fn compute(&mut self) -> Result<(), Violation> {
+    pub(super) fn compute(&mut self) -> Result<(), ModelViolation> {
         let turn = self.half.open_turn();
         if self.version != turn.step {
             let (stage, found) = (self.stage, self.version);
-            return Err(Violation::OtherVersion { stage, expected: turn.step, found });
+            return Err(ModelViolation::OtherVersion { stage, expected: turn.step, found });
         }
         let is_last = self.stage.index() + 1 == self.plan.stages.len();
         let sums = entries::sums(self.plan.layers_of(self.stage), turn.step);
@@ -283,38 +293,38 @@ impl Station {
             self.candidate = Some(turn);
         }
         let state = entries::fingerprints(self.plan.layers_of(self.stage), self.version);
-        self.told = Some(Arc::new((report, state)));
+        self.reported = Some(Arc::new((report, state)));
         Ok(())
     }
 
     /// Whether a seal would change something here.
     pub(super) fn awaits(&self, seal: &Seal) -> bool {
-        let copy_awaits = |copy: &Copied| copy.held == Some(seal.turn);
+        let copy_awaits = |copy: &ModelStageCopy| copy.held == Some(seal.turn);
         self.is_running
             && seal.turn.generation == self.plan.generation
             && (self.half.check(seal).is_ok() || self.copy.as_ref().is_some_and(copy_awaits))
     }
 
-    fn settle(&mut self, seal: &Seal) -> Result<(), Violation> {
+    fn settle(&mut self, seal: &Seal) -> Result<(), ModelViolation> {
         let (stage, turn) = (self.stage, seal.turn);
         if self.half.check(seal).is_err() {
             return Ok(());
         }
         if !self.half.is_reported() {
-            return Err(Violation::SealedUncomputed { stage, turn });
+            return Err(ModelViolation::SealedUncomputed { stage, turn });
         }
         let application = self.half.apply(seal).expect("checked above");
-        if application.candidate == CandidateOrder::Stay && self.candidate != Some(turn) {
-            return Err(Violation::OtherAttempt { stage, turn });
+        if application.candidate == CandidateAction::Stay && self.candidate != Some(turn) {
+            return Err(ModelViolation::OtherAttempt { stage, turn });
         }
         if self.version != turn.step {
             let (step, found) = (turn.step, self.version);
-            return Err(Violation::AppliedTwice { stage, step, found });
+            return Err(ModelViolation::AppliedTwice { stage, step, found });
         }
         if seal.verdict.is_final() {
             self.version = turn.step.next();
         }
-        (self.told, self.candidate) = (None, None);
+        (self.reported, self.candidate) = (None, None);
         Ok(())
     }
 
@@ -329,7 +339,7 @@ impl Station {
     }
 }
 
-impl Copied {
+impl ModelStageCopy {
     /// Holds the gradient of its open turn.
     pub(super) fn hold(&mut self, plan: &PlanRecord) -> HeldUpdate {
         self.held = Some(self.open);
@@ -349,13 +359,13 @@ impl Copied {
     }
 
     /// Applies a seal, if its gradient is here. Otherwise the copy stays behind for good.
-    fn settle(&mut self, seal: &Seal) -> Result<(), Violation> {
+    fn settle(&mut self, seal: &Seal) -> Result<(), ModelViolation> {
         if seal.turn != self.open || self.held != Some(seal.turn) {
             return Ok(());
         }
         if self.version != seal.turn.step {
             let (stage, step, found) = (self.of, seal.turn.step, self.version);
-            return Err(Violation::AppliedTwice { stage, step, found });
+            return Err(ModelViolation::AppliedTwice { stage, step, found });
         }
         if seal.verdict.is_final() {
             self.version = seal.turn.step.next();

@@ -10,19 +10,19 @@ use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::entry::Entry;
 use zbelastic_consensus::member::{MemberChange, Resources, Role};
 use zbelastic_consensus::state::State;
-use zbelastic_policy::piece::{PieceRef, Referred};
+use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_types::{Bytes, ClusterId, Digest, Generation, LayerId, NodeId, RunId, Step};
 
-use crate::queue::Moment;
+use crate::queue::VirtualTime;
 
 /// The run of every life.
 pub const RUN: RunId = RunId(1);
 
 /// A version that is to become a checkpoint.
 #[derive(Clone, Debug)]
-pub struct Pending {
+pub struct UnfinishedCheckpoint {
     /// When it was begun.
-    pub begun: Moment,
+    pub begun: VirtualTime,
     /// The plan under which it was sealed.
     pub generation: Generation,
     /// The node that has a layer, and in which of its lives it has it.
@@ -32,7 +32,7 @@ pub struct Pending {
 }
 
 /// What is agreed on.
-pub struct Agreed {
+pub struct AgreedState {
     /// The replicated state, with members and credentials.
     pub state: State,
     /// The newest sealed version.
@@ -40,14 +40,14 @@ pub struct Agreed {
     /// Checkpoints that are kept, with their pieces.
     pub checkpoints: BTreeMap<Step, Vec<PieceRef>>,
     /// Those on their way.
-    pub pending: BTreeMap<Step, Pending>,
+    pub pending: BTreeMap<Step, UnfinishedCheckpoint>,
     /// Versions that were begun since the last checkpoint, and failed.
     pub failed: usize,
     /// Checkpoints that came about.
     pub count: u64,
 }
 
-impl Agreed {
+impl AgreedState {
     /// A cluster of these controllers, in which so many more nodes have credentials.
     #[must_use]
     pub fn new(controllers: u64, nodes_max: u64, is_ephemeral: bool) -> Self {
@@ -92,10 +92,10 @@ impl Agreed {
 
     /// Pieces and texts that nodes keep.
     #[must_use]
-    pub fn referred(&self, text: Digest) -> Referred {
+    pub fn referred(&self, text: Digest) -> StoreReferences {
         let versions = self.checkpoints.keys().chain(self.pending.keys()).chain(&[Step(0)]);
         let named = |version: &Step| CheckpointId { run: RUN, version: *version };
-        Referred { versions: versions.map(named).collect(), data: Some(vec![text]) }
+        StoreReferences { versions: versions.map(named).collect(), data: Some(vec![text]) }
     }
 
     /// A layer is durable. Yields whether its version has become a checkpoint.

@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_checkpoint::Store;
+use zbelastic_checkpoint::CheckpointStore;
 use zbelastic_policy::data::DataName;
+use zbelastic_policy::node_choices::NodeResources;
 use zbelastic_policy::piece::PieceRef;
-use zbelastic_policy::seating::Seated;
 use zbelastic_types::{Bytes, NodeId, Step};
 
-use super::member::Member;
+use super::member::HousekeepingMember;
 use super::options::STORM_US;
-use super::world::{MEMORY_AMPLE, Message, SECOND_US, World};
-use crate::failure::{Failure, FailureKind, Invariant};
-use crate::queue::Moment;
+use super::world::{HousekeepingWorld, MEMORY_AMPLE, MemberMessage, SECOND_US};
+use crate::failure::{FailureKind, Invariant, LifeFailure};
+use crate::queue::VirtualTime;
 
 /// From a bit that flipped to a copy that is sound again: two passes over a disk, and a fetch.
 const MENDED_S: u64 = 80;
@@ -32,7 +32,7 @@ const VERSIONS_BESIDE: usize = 2;
 
 /// What lives came to. A campaign that did not see one of them has not tried it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Seen {
+pub enum HousekeepingMarker {
     /// A checkpoint came about.
     Checkpoint,
     /// The own store did not take a piece.
@@ -69,7 +69,7 @@ pub enum Seen {
     NodeLeftOut,
 }
 
-impl Seen {
+impl HousekeepingMarker {
     /// Everything that can be seen.
     pub const ALL: [Self; 17] = [
         Self::Checkpoint,
@@ -94,17 +94,17 @@ impl Seen {
 
 /// How often each was seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SeenCounts(BTreeMap<Seen, u64>);
+pub struct HousekeepingMarkerCounts(BTreeMap<HousekeepingMarker, u64>);
 
-impl SeenCounts {
+impl HousekeepingMarkerCounts {
     /// It was seen once more.
-    pub fn note(&mut self, seen: Seen) {
+    pub fn note(&mut self, seen: HousekeepingMarker) {
         *self.0.entry(seen).or_default() += 1;
     }
 
     /// How often it was.
     #[must_use]
-    pub fn count(&self, seen: Seen) -> u64 {
+    pub fn count(&self, seen: HousekeepingMarker) -> u64 {
         self.0.get(&seen).copied().unwrap_or_default()
     }
 
@@ -118,30 +118,30 @@ impl SeenCounts {
 
 /// What the checks remember.
 #[derive(Default)]
-pub struct Check {
+pub struct HousekeepingChecker {
     /// What this life came to.
-    pub seen: SeenCounts,
+    pub markers: HousekeepingMarkerCounts,
     /// The nodes that should have a piece: it was acknowledged there, and nothing was done to it since.
     holders: BTreeMap<PieceRef, BTreeSet<NodeId>>,
     /// Pieces that a hostile member reported to keep.
     lied: BTreeSet<PieceRef>,
     /// Versions of which a layer failed, which was looked at when it did.
     failed: BTreeSet<Step>,
-    rotten: BTreeMap<(NodeId, PieceRef), Moment>,
-    rotten_texts: BTreeMap<NodeId, Moment>,
-    texts_wanted: BTreeMap<NodeId, Moment>,
-    removed: BTreeMap<NodeId, Moment>,
+    rotten: BTreeMap<(NodeId, PieceRef), VirtualTime>,
+    rotten_texts: BTreeMap<NodeId, VirtualTime>,
+    texts_missing: BTreeMap<NodeId, VirtualTime>,
+    removed: BTreeMap<NodeId, VirtualTime>,
     /// When each node collected last, by the number of the checkpoint.
     collected: BTreeMap<NodeId, u64>,
-    told: u64,
+    contacts_sent: u64,
 }
 
-impl Check {
+impl HousekeepingChecker {
     pub(super) fn note_holder(&mut self, piece: PieceRef, node: NodeId) {
         self.holders.entry(piece).or_default().insert(node);
     }
 
-    pub(super) fn note_told_kept(&mut self, piece: PieceRef, _node: NodeId, is_hostile: bool) {
+    pub(super) fn note_keep_claimed(&mut self, piece: PieceRef, _node: NodeId, is_hostile: bool) {
         if is_hostile {
             self.lied.insert(piece);
         }
@@ -154,16 +154,16 @@ impl Check {
         self.rotten.retain(|(at, _), _| *at != node);
     }
 
-    pub(super) fn note_rot(&mut self, node: NodeId, piece: PieceRef, now: Moment) {
+    pub(super) fn note_rot(&mut self, node: NodeId, piece: PieceRef, now: VirtualTime) {
         self.holders.entry(piece).or_default().remove(&node);
         self.rotten.insert((node, piece), now);
     }
 
-    pub(super) fn note_rotten_text(&mut self, node: NodeId, now: Moment) {
+    pub(super) fn note_rotten_text(&mut self, node: NodeId, now: VirtualTime) {
         self.rotten_texts.insert(node, now);
     }
 
-    pub(super) fn note_removed(&mut self, node: NodeId, now: Moment) {
+    pub(super) fn note_removed(&mut self, node: NodeId, now: VirtualTime) {
         self.removed.insert(node, now);
     }
 
@@ -171,18 +171,18 @@ impl Check {
         self.collected.insert(node, count);
     }
 
-    pub(super) fn is_news(&self, index: u64) -> bool {
-        index > self.told
+    pub(super) fn has_newer_contacts(&self, index: u64) -> bool {
+        index > self.contacts_sent
     }
 
-    pub(super) fn note_told(&mut self, index: u64) {
-        self.told = index;
+    pub(super) fn note_contacts_sent(&mut self, index: u64) {
+        self.contacts_sent = index;
     }
 }
 
-impl World<'_> {
+impl HousekeepingWorld<'_> {
     fn broken(&mut self, invariant: Invariant, message: impl FnOnce() -> String) {
-        self.fail(Failure::safety(invariant, message()));
+        self.fail(LifeFailure::safety(invariant, message()));
     }
 
     /// Looked at ten times a second, and each second.
@@ -201,10 +201,10 @@ impl World<'_> {
 
     /// H11: a member that was removed is cut off by every member that is there, within a second.
     fn check_bans(&mut self) {
-        let removed: Vec<(NodeId, Moment)> =
+        let removed: Vec<(NodeId, VirtualTime)> =
             self.check.removed.iter().map(|(node, at)| (*node, *at)).collect();
         for (gone, since) in removed {
-            let over = |member: &&Member| {
+            let over = |member: &&HousekeepingMember| {
                 let hears = self.is_over(member.led_since.max(since), BANNED_S);
                 member.node != gone && member.is_honest_and_up() && hears
             };
@@ -286,7 +286,7 @@ impl World<'_> {
     /// H3 for texts: a member that wants one has it, and a damaged one is fetched again.
     fn check_texts(&mut self) {
         let name = self.text_name();
-        let has_sound = |member: &Member| {
+        let has_sound = |member: &HousekeepingMember| {
             member.texts.get(name.hash).is_some_and(|bytes| DataName::of(&bytes) == name)
         };
         let mut late = None;
@@ -300,12 +300,12 @@ impl World<'_> {
             let can = member.is_up() && is_there;
             let is_missing = member.texts.get(name.hash).is_none();
             let (since, limit) = if is_missing {
-                (&mut self.check.texts_wanted, TEXT_S)
+                (&mut self.check.texts_missing, TEXT_S)
             } else {
                 (&mut self.check.rotten_texts, MENDED_S)
             };
             if has_sound(member) {
-                self.check.texts_wanted.remove(&node);
+                self.check.texts_missing.remove(&node);
                 self.check.rotten_texts.remove(&node);
                 continue;
             }
@@ -324,7 +324,7 @@ impl World<'_> {
 
     /// H2: when all is well, a checkpoint that was begun is placed soon.
     fn check_placed(&mut self) {
-        let calm = Moment(STORM_US + SETTLED_S * SECOND_US);
+        let calm = VirtualTime(STORM_US + SETTLED_S * SECOND_US);
         let members = self.agreed.members();
         let begun = self.agreed.pending.iter();
         let mut open = begun.filter(|(version, _)| !self.check.failed.contains(version));
@@ -377,7 +377,7 @@ impl World<'_> {
             );
             self.broken(Invariant::H2, || message);
         } else {
-            self.check.seen.note(Seen::Excused);
+            self.check.markers.note(HousekeepingMarker::Excused);
         }
     }
 
@@ -405,18 +405,18 @@ impl World<'_> {
     }
 
     /// H10: what a hostile member sends, and what only others may send, changes nothing.
-    pub(super) fn check_claimed(&mut self, node: NodeId, from: NodeId, message: &Message) {
+    pub(super) fn check_claimed(&mut self, node: NodeId, from: NodeId, message: &MemberMessage) {
         let is_claim = match message {
-            Message::Collect(_)
-            | Message::KeepData(_)
-            | Message::HeldOut
-            | Message::StageReport => true,
-            Message::Keep(_)
-            | Message::Kept(_)
-            | Message::NotKept(_)
-            | Message::Keeping(_)
-            | Message::SaveFailed(_)
-            | Message::Contacts(_) => false,
+            MemberMessage::Collect(_)
+            | MemberMessage::KeepData(_)
+            | MemberMessage::HeldOut
+            | MemberMessage::StageReport => true,
+            MemberMessage::Keep(_)
+            | MemberMessage::Kept(_)
+            | MemberMessage::NotKept(_)
+            | MemberMessage::Keeping(_)
+            | MemberMessage::SaveFailed(_)
+            | MemberMessage::Contacts(_) => false,
         };
         if is_claim && self.members[&from].is_hostile {
             let message = format!("n{node} believes n{from}: {message:?}");
@@ -440,7 +440,7 @@ impl World<'_> {
     /// H6: there is a plan while a node has memory for it, and no stage takes more than its node has.
     pub(super) fn check_plan(
         &mut self,
-        nodes: &[Seated],
+        nodes: &[NodeResources],
         solved: Result<Vec<(NodeId, Bytes)>, String>,
     ) {
         let memory = |node: &NodeId| self.members[node].memory;
@@ -489,6 +489,6 @@ impl World<'_> {
     }
 }
 
-fn liveness(message: String) -> Failure {
-    Failure { kind: FailureKind::Liveness, invariant: Some(Invariant::H2), message }
+fn liveness(message: String) -> LifeFailure {
+    LifeFailure { kind: FailureKind::Liveness, invariant: Some(Invariant::H2), message }
 }

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use zbelastic_checkpoint::faults::{Cut, FileIndex, SimulatedDisk};
-use zbelastic_checkpoint::files::{Files, OpenFile};
-use zbelastic_checkpoint::{FolderStore, PieceName, Store, StoreError};
-use zbelastic_policy::room::DiskRoom;
-use zbelastic_policy::scrub::DataFolder;
+use zbelastic_checkpoint::faults::{FileIndex, PowerLoss, SimulatedDisk};
+use zbelastic_checkpoint::files::{FileSystem, OpenFile};
+use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, FolderStore, PieceName};
+use zbelastic_policy::disk_space::DiskSpace;
+use zbelastic_policy::scrub::DataFileAccess;
 use zbelastic_types::{Bytes, Digest};
 
 const ROOT: &str = "/node";
@@ -19,13 +19,13 @@ const STORE: &str = "/node/store";
 const ROWS: &str = "/node/store/index/rows";
 
 /// The store of a life.
-pub type LifeStore = FolderStore<FileIndex>;
+pub type MemberStore = FolderStore<FileIndex>;
 
 /// Texts of a member, by the hash that they should have.
 #[derive(Clone, Debug, Default)]
-pub struct Texts(Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>);
+pub struct MemberTexts(Rc<RefCell<BTreeMap<Digest, Rc<Vec<u8>>>>>);
 
-impl Texts {
+impl MemberTexts {
     /// Takes in a text.
     pub fn put(&self, hash: Digest, bytes: Vec<u8>) {
         self.0.borrow_mut().insert(hash, Rc::new(bytes));
@@ -38,7 +38,7 @@ impl Texts {
     }
 }
 
-impl DataFolder for Texts {
+impl DataFileAccess for MemberTexts {
     type File = Rc<Vec<u8>>;
 
     fn list(&self) -> Vec<Digest> {
@@ -61,7 +61,7 @@ impl DataFolder for Texts {
 /// The disk of a member, in memory.
 pub struct MemberDisk {
     files: SimulatedDisk,
-    store: Option<Arc<LifeStore>>,
+    store: Option<Arc<MemberStore>>,
     total: u64,
     /// Whether something else has all the room.
     pub is_filled: bool,
@@ -85,7 +85,7 @@ impl MemberDisk {
 
     /// The store, while it is open.
     #[must_use]
-    pub fn store(&self) -> Option<&Arc<LifeStore>> {
+    pub fn store(&self) -> Option<&Arc<MemberStore>> {
         self.store.as_ref()
     }
 
@@ -100,15 +100,15 @@ impl MemberDisk {
 
     /// The room that is left.
     #[must_use]
-    pub fn room(&self) -> DiskRoom {
+    pub fn disk_space(&self) -> DiskSpace {
         let free = if self.is_filled { 0 } else { self.total.saturating_sub(self.used()) };
-        DiskRoom { free: Bytes(free), total: Bytes(self.total) }
+        DiskSpace { free: Bytes(free), total: Bytes(self.total) }
     }
 
     /// The process dies: what was not synced is there or not.
     pub fn crash(&mut self, seed: u64) {
         self.store = None;
-        self.files = self.files.after(Cut::LosesSome { seed });
+        self.files = self.files.after_power_loss(PowerLoss::LosesSome { seed });
     }
 
     /// A bit of the index flips. Yields whether there is one.
@@ -130,7 +130,7 @@ impl MemberDisk {
     ///
     /// # Errors
     /// If it cannot be.
-    pub fn open(&mut self) -> Result<(), StoreError> {
+    pub fn open(&mut self) -> Result<(), CheckpointStoreError> {
         self.store = Some(Arc::new(open(&self.files)?));
         Ok(())
     }
@@ -146,8 +146,8 @@ impl MemberDisk {
     }
 }
 
-fn open(files: &SimulatedDisk) -> Result<LifeStore, StoreError> {
-    LifeStore::open(Arc::new(files.clone()), Path::new(STORE))
+fn open(files: &SimulatedDisk) -> Result<MemberStore, CheckpointStoreError> {
+    MemberStore::open(Arc::new(files.clone()), Path::new(STORE))
 }
 
 /// Flips a bit in the middle of a file, on the medium as well. Yields whether it is there.
@@ -167,12 +167,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_loses_what_a_life_takes_from_it_and_nothing_else() {
+    fn a_disk_loses_only_what_faults_take() {
         let mut disk = MemberDisk::new(10_000);
         let version = CheckpointId { run: RunId(1), version: Step(4) };
         let name = PieceName { version, layer: LayerId(0), digest: Digest([7; 32]) };
         disk.store().expect("open").put(name, &[5; 100]).expect("room");
-        assert_eq!((disk.used(), disk.room().free), (100, Bytes(9_900)));
+        assert_eq!((disk.used(), disk.disk_space().free), (100, Bytes(9_900)));
         disk.crash(3);
         disk.open().expect("what was acknowledged is whole");
         assert!(disk.store().expect("open").get(name).is_ok());

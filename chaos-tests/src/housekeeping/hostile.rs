@@ -3,16 +3,16 @@
 use zbelastic_checkpoint::CheckpointId;
 use zbelastic_consensus::member::Role;
 use zbelastic_policy::data::DataName;
-use zbelastic_policy::piece::{PieceRef, Referred};
+use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_policy::trust::is_refused_removal;
 use zbelastic_transport::{CloseCode, DialProblem, DownReason};
 use zbelastic_types::{Digest, LayerId, NodeId, RunId, Step};
 
 use super::agreed::RUN;
-use super::check::Seen;
+use super::check::HousekeepingMarker;
 use super::member::peer_role;
 use super::pieces::piece_of;
-use super::world::{Event, Message, SECOND_US, World};
+use super::world::{HousekeepingEvent, HousekeepingWorld, MemberMessage, SECOND_US};
 
 /// Bytes that it gives at most of what it announced.
 const SERVED_MAX: u64 = 1 << 16;
@@ -33,11 +33,11 @@ pub(super) fn served(piece: PieceRef) -> Vec<u8> {
     vec![7; piece.length.min(SERVED_MAX) as usize]
 }
 
-impl World<'_> {
+impl HousekeepingWorld<'_> {
     /// It does the next thing, whether it was removed or not.
     pub(super) fn attack(&mut self) {
         let pause = self.draws.between(SECOND_US / 10, 2 * SECOND_US);
-        self.queue.push(self.now.after(pause), Event::Attack);
+        self.queue.push(self.now.after(pause), HousekeepingEvent::Attack);
         let hostile = self.up().find(|member| member.is_hostile).map(|member| member.node);
         let Some(hostile) = hostile else { return };
         let linked = self.up().map(|member| member.node).filter(|node| *node != hostile);
@@ -50,14 +50,14 @@ impl World<'_> {
             0 => self.close(hostile, target, CloseCode::Banned),
             1 => self.close(hostile, target, CloseCode::DuplicateIdentity),
             2 => self.refuse_dial(hostile, target),
-            3 => self.send(hostile, target, Message::HeldOut),
-            4 => self.send(hostile, target, Message::StageReport),
-            5 => self.send(hostile, target, Message::Collect(Referred::default())),
+            3 => self.send(hostile, target, MemberMessage::HeldOut),
+            4 => self.send(hostile, target, MemberMessage::StageReport),
+            5 => self.send(hostile, target, MemberMessage::Collect(StoreReferences::default())),
             6 => self.send(hostile, target, collect_all()),
-            7 => self.send(hostile, target, Message::KeepData(some_data())),
+            7 => self.send(hostile, target, MemberMessage::KeepData(some_data())),
             _ => {
                 let piece = self.bad_piece();
-                self.send(hostile, target, Message::Keep(piece));
+                self.send(hostile, target, MemberMessage::Keep(piece));
             }
         }
     }
@@ -93,7 +93,7 @@ impl World<'_> {
         let member = self.members.get_mut(&target).expect("a member");
         let process = &mut member.process;
         let (role, workers) = (process.roster.role(hostile), process.roster.workers_up());
-        if process.accusers.note(hostile, peer_role(role), workers) {
+        if process.accusers.record(hostile, peer_role(role), workers) {
             self.end(target, hostile);
         }
     }
@@ -108,44 +108,49 @@ impl World<'_> {
     }
 
     /// How it answers what others send: that it keeps a piece, that it does not, or not at all.
-    pub(super) fn hear_hostile(&mut self, node: NodeId, from: NodeId, message: Message) {
+    pub(super) fn handle_hostile_message(
+        &mut self,
+        node: NodeId,
+        from: NodeId,
+        message: MemberMessage,
+    ) {
         match message {
-            Message::Keep(piece) => match self.draws.below(3) {
-                0 => self.send(node, from, Message::Kept(piece)),
-                1 => self.send(node, from, Message::NotKept(piece)),
-                _ => self.check.seen.note(Seen::HostileSilent),
+            MemberMessage::Keep(piece) => match self.draws.below(3) {
+                0 => self.send(node, from, MemberMessage::Kept(piece)),
+                1 => self.send(node, from, MemberMessage::NotKept(piece)),
+                _ => self.check.markers.note(HousekeepingMarker::HostileSilent),
             },
-            Message::Contacts(contacts) => {
+            MemberMessage::Contacts(contacts) => {
                 let member = self.members.get_mut(&node).expect("a member");
-                member.process.roster.follow(&contacts);
+                member.process.roster.apply_contacts(&contacts);
                 member.process.contacts = contacts;
             }
-            Message::Kept(_)
-            | Message::NotKept(_)
-            | Message::Keeping(_)
-            | Message::Collect(_)
-            | Message::KeepData(_)
-            | Message::HeldOut
-            | Message::StageReport
-            | Message::SaveFailed(_) => {}
+            MemberMessage::Kept(_)
+            | MemberMessage::NotKept(_)
+            | MemberMessage::Keeping(_)
+            | MemberMessage::Collect(_)
+            | MemberMessage::KeepData(_)
+            | MemberMessage::HeldOut
+            | MemberMessage::StageReport
+            | MemberMessage::SaveFailed(_) => {}
         }
     }
 
     /// The worker with the head reports the loss of held-out text.
-    pub(super) fn tell_loss(&mut self) {
+    pub(super) fn report_held_out_loss(&mut self) {
         let Some(plan) = self.plans.current().cloned() else { return };
         let head = plan.stages.iter().map(|at| at.node).find(|node| plan.has_head(*node));
         let head = head.filter(|node| self.members[node].role == Role::Worker);
         if let (Some(head), Some(leader)) = (head, self.leader()) {
-            self.send(head, leader, Message::HeldOut);
+            self.send(head, leader, MemberMessage::HeldOut);
         }
     }
 }
 
 /// That nothing is referred to any more, of any run.
-fn collect_all() -> Message {
+fn collect_all() -> MemberMessage {
     let version = CheckpointId { run: RunId(RUN.0 + 1), version: Step(0) };
-    Message::Collect(Referred { versions: vec![version], data: Some(Vec::new()) })
+    MemberMessage::Collect(StoreReferences { versions: vec![version], data: Some(Vec::new()) })
 }
 
 fn some_data() -> DataName {

@@ -5,25 +5,25 @@ use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
-use zbelastic_policy::copies::Copies;
 use zbelastic_policy::data::DataFetch;
-use zbelastic_policy::keeping::KeepQueue;
+use zbelastic_policy::disk_space::DiskSpaceWatch;
+use zbelastic_policy::keep_queue::KeepQueue;
 use zbelastic_policy::piece::PieceRef;
+use zbelastic_policy::piece_copies::PieceCopies;
 use zbelastic_policy::renewal::RenewalWatch;
-use zbelastic_policy::room::RoomWatch;
 use zbelastic_policy::roster::Roster;
 use zbelastic_policy::scrub::Scrubber;
-use zbelastic_policy::trust::Accusers;
+use zbelastic_policy::trust::DuplicateIdentityReports;
 use zbelastic_transport::PeerRole;
 use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
 use zbelastic_types::{Bytes, NodeId, Step};
 
-use super::disk::{MemberDisk, Texts};
-use crate::queue::Moment;
+use super::disk::{MemberDisk, MemberTexts};
+use crate::queue::VirtualTime;
 
 /// Whether a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Running {
+pub enum MemberProcessState {
     /// The process runs.
     Up,
     /// The process stands still.
@@ -35,7 +35,7 @@ pub enum Running {
 }
 
 /// A member of the cluster.
-pub struct Member {
+pub struct HousekeepingMember {
     /// Number of the node.
     pub node: NodeId,
     /// Whether the node is a controller or a worker.
@@ -43,7 +43,7 @@ pub struct Member {
     /// Whether the member is hostile.
     pub is_hostile: bool,
     /// Whether its process runs.
-    pub running: Running,
+    pub running: MemberProcessState,
     /// Grows with each start: what an earlier process began is not this one's.
     pub life: u64,
     /// Bytes of memory for training.
@@ -51,41 +51,41 @@ pub struct Member {
     /// The disk of its machine.
     pub disk: MemberDisk,
     /// Texts on its disk.
-    pub texts: Texts,
+    pub texts: MemberTexts,
     /// By how many seconds its clock is ahead.
     pub skew_s: u64,
     /// From when to when its certificate is good.
     pub window: ValidityWindow,
     /// What its process holds.
-    pub process: Process,
+    pub process: MemberProcess,
     /// Since when it could take a piece from everybody.
-    pub able_since: Moment,
+    pub able_since: VirtualTime,
     /// Since when it is connected with the leader.
-    pub led_since: Moment,
+    pub led_since: VirtualTime,
     /// Since when its certificate is over, though it could have another one.
-    pub ended_since: Option<Moment>,
+    pub ended_since: Option<VirtualTime>,
 }
 
 /// What a process holds, and loses when it dies.
-pub struct Process {
+pub struct MemberProcess {
     /// The members of the cluster, as it knows them.
     pub roster: Roster,
     /// Contacts of members, as it received them last.
     pub contacts: Arc<Contacts>,
     /// Pieces of its own on their way to disks.
-    pub copies: Copies,
+    pub copies: PieceCopies,
     /// What others may fetch of them from memory.
     pub offered: BTreeMap<PieceRef, Arc<Vec<u8>>>,
     /// Pieces to be kept for others.
     pub keeping: KeepQueue,
     /// What reads its disk.
-    pub scrubber: Scrubber<Texts>,
+    pub scrubber: Scrubber<MemberTexts>,
     /// Its looks at its certificate.
     pub renewal: RenewalWatch,
     /// Its looks at its disk.
-    pub room: RoomWatch,
+    pub disk_watch: DiskSpaceWatch,
     /// The members that accused it of living twice.
-    pub accusers: Accusers,
+    pub accusers: DuplicateIdentityReports,
     /// The newest version it knows to be sealed.
     pub newest: Step,
     /// Nodes whose connections it does not take.
@@ -93,39 +93,44 @@ pub struct Process {
     /// A text that it fetches.
     pub fetch: Option<DataFetch>,
     /// Bytes that its store has taken.
-    pub moved: u64,
+    pub stored_bytes: u64,
     /// The same at the last tick.
-    pub moved_seen: u64,
+    pub stored_bytes_before: u64,
 }
 
-impl Process {
+impl MemberProcess {
     /// A process that begins, and knows these controllers.
     #[must_use]
-    pub fn new(node: NodeId, controllers: BTreeSet<NodeId>, texts: &Texts, turned: u64) -> Self {
+    pub fn new(
+        node: NodeId,
+        controllers: BTreeSet<NodeId>,
+        texts: &MemberTexts,
+        turned: u64,
+    ) -> Self {
         Self {
             roster: Roster::new(node, controllers),
             contacts: Arc::default(),
-            copies: Copies::default(),
+            copies: PieceCopies::default(),
             offered: BTreeMap::new(),
             keeping: KeepQueue::default(),
             scrubber: Scrubber::new(texts.clone(), turned),
             renewal: RenewalWatch::default(),
-            room: RoomWatch::default(),
-            accusers: Accusers::default(),
+            disk_watch: DiskSpaceWatch::default(),
+            accusers: DuplicateIdentityReports::default(),
             newest: Step(0),
             banned: BTreeSet::new(),
             fetch: None,
-            moved: 0,
-            moved_seen: 0,
+            stored_bytes: 0,
+            stored_bytes_before: 0,
         }
     }
 }
 
-impl Member {
+impl HousekeepingMember {
     /// Whether its process runs.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.running == Running::Up
+        self.running == MemberProcessState::Up
     }
 
     /// Whether it runs and means well.

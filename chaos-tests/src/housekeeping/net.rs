@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use zbelastic_policy::data::{DataFetch, DataName, DataNext, DataOutcome};
-use zbelastic_policy::trust::{Claim, Known, check_claim, is_removal};
+use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome, DataName};
+use zbelastic_policy::trust::{ClaimContext, MemberClaim, check_claim, is_removal};
 use zbelastic_transport::identity::CLOCK_TOLERANCE_SECONDS;
 use zbelastic_transport::{CloseCode, DownReason};
 use zbelastic_types::{NodeId, StageIndex};
 
-use super::check::Seen;
-use super::member::{Member, Running, peer_role};
-use super::world::{Event, Message, World};
+use super::check::HousekeepingMarker;
+use super::member::{HousekeepingMember, MemberProcessState, peer_role};
+use super::world::{HousekeepingEvent, HousekeepingWorld, MemberMessage};
 
 /// Contacts are sent again to a member that has not followed them after so long.
 const TELL_AGAIN_US: u64 = 500_000;
@@ -23,7 +23,7 @@ const fn pair(one: NodeId, other: NodeId) -> (NodeId, NodeId) {
     if one.0 < other.0 { (one, other) } else { (other, one) }
 }
 
-impl World<'_> {
+impl HousekeepingWorld<'_> {
     pub(super) fn is_linked(&self, one: NodeId, other: NodeId) -> bool {
         self.links.contains(&pair(one, other))
     }
@@ -32,7 +32,7 @@ impl World<'_> {
     pub(super) fn connect(&mut self) {
         let now = self.calendar();
         let up: Vec<NodeId> = self.up().map(|member| member.node).collect();
-        let believes = |one: &Member, other: &Member| {
+        let believes = |one: &HousekeepingMember, other: &HousekeepingMember| {
             let is_good = one.clock(now) <= other.window.not_after.plus(CLOCK_TOLERANCE_SECONDS);
             (is_good || one.is_hostile) && !one.process.banned.contains(&other.node)
         };
@@ -103,7 +103,7 @@ impl World<'_> {
         }
         let nexts = member.process.copies.note_down(peer);
         for (piece, next) in nexts {
-            self.go_on(node, piece, next);
+            self.continue_copying(node, piece, next);
         }
         if is_removal(peer_role(role), reason) {
             self.end(node, peer);
@@ -116,7 +116,7 @@ impl World<'_> {
         self.check_end(node, because_of);
         self.drop_links(node, DownReason::ProcessEnded);
         let member = self.members.get_mut(&node).expect("a member");
-        member.running = Running::Ended;
+        member.running = MemberProcessState::Ended;
         member.life += 1;
     }
 
@@ -130,22 +130,22 @@ impl World<'_> {
     }
 
     /// The leader sends where members are, and which nodes are members no more.
-    pub(super) fn tell_contacts(&mut self) {
+    pub(super) fn send_contacts(&mut self) {
         let Some(leader) = self.leader() else { return };
         let contacts = Arc::new(self.agreed.state.contacts());
         let is_again = self.now.0.is_multiple_of(TELL_AGAIN_US);
         let lacking = self.agreed.members().into_iter().filter(|node| {
             let member = &self.members[node];
             let knows = member.process.contacts.index >= contacts.index
-                && member.process.roster.follows(contacts.index);
-            member.is_up() && !knows && (is_again || self.check.is_news(contacts.index))
+                && member.process.roster.has_applied(contacts.index);
+            member.is_up() && !knows && (is_again || self.check.has_newer_contacts(contacts.index))
         });
         let lacking: Vec<NodeId> = lacking.collect();
-        self.check.note_told(contacts.index);
+        self.check.note_contacts_sent(contacts.index);
         for node in lacking {
-            let message = Message::Contacts(contacts.clone());
+            let message = MemberMessage::Contacts(contacts.clone());
             if node == leader {
-                self.hear(node, leader, message);
+                self.handle_message(node, leader, message);
             } else {
                 self.send(leader, node, message);
             }
@@ -153,37 +153,42 @@ impl World<'_> {
     }
 
     /// A message arrives, if the connection is there.
-    pub(super) fn deliver(&mut self, from: NodeId, to: NodeId, message: Message) {
+    pub(super) fn deliver(&mut self, from: NodeId, to: NodeId, message: MemberMessage) {
         match self.members[&to].running {
-            Running::Up if from == to || self.is_linked(from, to) => self.hear(to, from, message),
-            Running::Paused if self.is_linked(from, to) => {
-                let at = self.now.after(STANDS_STILL_US);
-                self.queue.push(at, Event::Message { from, to, message });
+            MemberProcessState::Up if from == to || self.is_linked(from, to) => {
+                self.handle_message(to, from, message)
             }
-            Running::Up | Running::Paused | Running::Down | Running::Ended => {}
+            MemberProcessState::Paused if self.is_linked(from, to) => {
+                let at = self.now.after(STANDS_STILL_US);
+                self.queue.push(at, HousekeepingEvent::Message { from, to, message });
+            }
+            MemberProcessState::Up
+            | MemberProcessState::Paused
+            | MemberProcessState::Down
+            | MemberProcessState::Ended => {}
         }
     }
 
-    fn hear(&mut self, node: NodeId, from: NodeId, message: Message) {
+    fn handle_message(&mut self, node: NodeId, from: NodeId, message: MemberMessage) {
         if self.members[&node].is_hostile {
-            return self.hear_hostile(node, from, message);
+            return self.handle_hostile_message(node, from, message);
         }
         if !self.counts(node, from, &message) {
-            return self.check.seen.note(Seen::ClaimRefused);
+            return self.check.markers.note(HousekeepingMarker::ClaimRefused);
         }
         self.check_claimed(node, from, &message);
         match message {
-            Message::Keep(piece) => self.keep_for(node, from, piece),
-            Message::Kept(piece) => self.note_copy(node, from, (piece, true)),
-            Message::NotKept(piece) => self.note_copy(node, from, (piece, false)),
-            Message::Keeping(piece) => {
+            MemberMessage::Keep(piece) => self.keep_for(node, from, piece),
+            MemberMessage::Kept(piece) => self.note_copy(node, from, (piece, true)),
+            MemberMessage::NotKept(piece) => self.note_copy(node, from, (piece, false)),
+            MemberMessage::Keeping(piece) => {
                 let member = self.members.get_mut(&node).expect("a member");
                 member.process.copies.note_progress(piece, from);
             }
-            Message::Collect(referred) => self.collect_at(node, &referred),
-            Message::KeepData(name) => self.fetch_text(node, name, vec![from]),
-            Message::HeldOut | Message::StageReport => {}
-            Message::SaveFailed(version) => {
+            MemberMessage::Collect(referred) => self.collect_at(node, &referred),
+            MemberMessage::KeepData(name) => self.fetch_text(node, name, vec![from]),
+            MemberMessage::HeldOut | MemberMessage::StageReport => {}
+            MemberMessage::SaveFailed(version) => {
                 let owners = self.agreed.pending.get(&version).map(|pending| &pending.owners);
                 let is_owner = owners.is_some_and(|all| all.values().any(|(at, _)| *at == from));
                 if Some(node) == self.leader() && is_owner {
@@ -191,32 +196,36 @@ impl World<'_> {
                     self.agreed.give_up(version);
                 }
             }
-            Message::Contacts(contacts) => self.follow(node, contacts),
+            MemberMessage::Contacts(contacts) => self.follow(node, contacts),
         }
     }
 
     /// Whether what a message claims counts with a node.
-    fn counts(&self, node: NodeId, from: NodeId, message: &Message) -> bool {
+    fn counts(&self, node: NodeId, from: NodeId, message: &MemberMessage) -> bool {
         let plan = self.plans.current();
         let claim = match message {
-            Message::Collect(_) => Claim::Collect,
-            Message::KeepData(name) => Claim::KeepData(*name),
-            Message::HeldOut => Claim::HeldOut,
-            Message::StageReport => Claim::StageReport {
+            MemberMessage::Collect(_) => MemberClaim::Collect,
+            MemberMessage::KeepData(name) => MemberClaim::KeepData(*name),
+            MemberMessage::HeldOut => MemberClaim::HeldOut,
+            MemberMessage::StageReport => MemberClaim::StageReport {
                 generation: plan.map(|plan| plan.generation).unwrap_or_default(),
                 stage: StageIndex(0),
             },
-            Message::Keep(_)
-            | Message::Kept(_)
-            | Message::NotKept(_)
-            | Message::Keeping(_)
-            | Message::SaveFailed(_)
-            | Message::Contacts(_) => return true,
+            MemberMessage::Keep(_)
+            | MemberMessage::Kept(_)
+            | MemberMessage::NotKept(_)
+            | MemberMessage::Keeping(_)
+            | MemberMessage::SaveFailed(_)
+            | MemberMessage::Contacts(_) => return true,
         };
         let own = peer_role(self.members[&node].role);
         let job_data = [self.text_name()];
-        let known =
-            Known { own, plan: plan.map(|plan| &**plan), had_head: false, job_data: &job_data };
+        let known = ClaimContext {
+            own,
+            plan: plan.map(|plan| &**plan),
+            had_head: false,
+            job_data: &job_data,
+        };
         check_claim((from, peer_role(self.members[&from].role)), claim, known).is_ok()
     }
 
@@ -227,11 +236,11 @@ impl World<'_> {
         (piece, is_kept): (zbelastic_policy::piece::PieceRef, bool),
     ) {
         if is_kept {
-            self.check.note_told_kept(piece, from, self.members[&from].is_hostile);
+            self.check.note_keep_claimed(piece, from, self.members[&from].is_hostile);
         }
         let member = self.members.get_mut(&node).expect("a member");
         let next = member.process.copies.note_kept(piece, from, is_kept);
-        self.go_on(node, piece, next);
+        self.continue_copying(node, piece, next);
     }
 
     fn follow(&mut self, node: NodeId, contacts: Arc<zbelastic_consensus::contact::Contacts>) {
@@ -239,23 +248,23 @@ impl World<'_> {
         if contacts.index < member.process.contacts.index {
             return;
         }
-        let change = member.process.roster.follow(&contacts);
+        let change = member.process.roster.apply_contacts(&contacts);
         member.process.contacts = contacts;
         let Some(change) = change else { return };
         member.process.banned.extend(&change.banned);
         for banned in change.banned {
-            self.check.seen.note(Seen::Banned);
+            self.check.markers.note(HousekeepingMarker::Banned);
             self.unlink((node, DownReason::Banned), banned);
         }
     }
 
     /// Each member that lacks the text fetches it.
-    pub(super) fn want_texts(&mut self) {
+    pub(super) fn fetch_missing_texts(&mut self) {
         if !self.now.0.is_multiple_of(TEXT_EVERY_US) {
             return;
         }
         let name = self.text_name();
-        let lacks = |member: &&Member| {
+        let lacks = |member: &&HousekeepingMember| {
             let has = member.texts.get(name.hash).is_some();
             !member.is_hostile && !has && member.process.fetch.is_none()
         };
@@ -277,32 +286,32 @@ impl World<'_> {
         }
         let (fetch, next) = DataFetch::new(holders);
         member.process.fetch = Some(fetch);
-        self.go_on_fetching(node, next);
+        self.continue_fetch(node, next);
     }
 
-    fn go_on_fetching(&mut self, node: NodeId, next: DataNext) {
+    fn continue_fetch(&mut self, node: NodeId, next: DataFetchAction) {
         let name = self.text_name();
         let life = self.members[&node].life;
         match next {
-            DataNext::Ask(asked) => {
+            DataFetchAction::Request(asked) => {
                 let outcome = self.served_text(node, &asked);
                 let at = self.now.after(self.latency() + self.draws.between(1000, 200_000));
-                self.queue.push(at, Event::Texts { at: (node, life), asked, outcome });
+                self.queue.push(at, HousekeepingEvent::Texts { at: (node, life), asked, outcome });
             }
-            DataNext::Done { damaged } => {
+            DataFetchAction::Done { damaged } => {
                 let text = self.text.to_vec();
                 let member = self.members.get_mut(&node).expect("a member");
                 member.process.fetch = None;
                 member.texts.put(name.hash, text);
                 self.line(|| format!("n{node} has the text, damaged at {damaged:?}"));
                 if !damaged.is_empty() {
-                    self.check.seen.note(Seen::DamagedCopyNamed);
+                    self.check.markers.note(HousekeepingMarker::DamagedCopyNamed);
                 }
                 for other in damaged {
-                    self.send(node, other, Message::KeepData(name));
+                    self.send(node, other, MemberMessage::KeepData(name));
                 }
             }
-            DataNext::Failed { .. } => {
+            DataFetchAction::Failed { .. } => {
                 self.members.get_mut(&node).expect("a member").process.fetch = None;
             }
         }
@@ -310,7 +319,7 @@ impl World<'_> {
 
     /// What comes of requesting from these at once: chunks come from all that have it, so one damaged
     /// copy spoils the whole.
-    fn served_text(&self, node: NodeId, asked: &[NodeId]) -> DataOutcome {
+    fn served_text(&self, node: NodeId, asked: &[NodeId]) -> DataFetchOutcome {
         let name = self.text_name();
         let there = asked.iter().filter(|other| self.is_linked(node, **other));
         let there = there.filter_map(|other| self.members.get(other).filter(|m| m.is_up()));
@@ -321,9 +330,9 @@ impl World<'_> {
             })
             .collect();
         match copies.iter().position(|is_sound| !is_sound) {
-            Some(_) => DataOutcome::Damaged,
-            None if copies.is_empty() => DataOutcome::Missing,
-            None => DataOutcome::Sound,
+            Some(_) => DataFetchOutcome::Damaged,
+            None if copies.is_empty() => DataFetchOutcome::Missing,
+            None => DataFetchOutcome::Sound,
         }
     }
 
@@ -331,12 +340,12 @@ impl World<'_> {
         &mut self,
         at: (NodeId, u64),
         asked: &[NodeId],
-        outcome: DataOutcome,
+        outcome: DataFetchOutcome,
     ) {
         let Some(member) = self.process(at) else { return };
         let Some(fetch) = &mut member.process.fetch else { return };
         let next = fetch.note(outcome);
         self.line(|| format!("n{} asked {asked:?} for the text: {outcome:?}", at.0));
-        self.go_on_fetching(at.0, next);
+        self.continue_fetch(at.0, next);
     }
 }

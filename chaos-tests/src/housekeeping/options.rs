@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::queue::Moment;
-use crate::random::{Draws, Purpose};
+use crate::queue::VirtualTime;
+use crate::random::{DrawPurpose, Draws};
 
 /// Faults strike until then.
 pub const STORM_US: u64 = 100_000_000;
@@ -16,7 +16,7 @@ const HOUR_S: u64 = 3600;
 
 /// A fault. Which member it strikes is drawn before: a number that is turned into a member when it strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum HousekeepingFault {
     /// Something else fills the disk.
     DiskFull {
         /// The member, by a draw.
@@ -80,7 +80,7 @@ pub enum Fault {
 
 /// What a life is lived from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct HousekeepingOptions {
     /// Number of controllers.
     pub controllers: u64,
     /// Workers at the beginning.
@@ -104,14 +104,14 @@ pub struct Options {
     /// Workers that have little memory, by their place.
     pub small: Vec<bool>,
     /// Faults, each with the moment when it strikes.
-    pub faults: Vec<(Moment, Fault)>,
+    pub faults: Vec<(VirtualTime, HousekeepingFault)>,
 }
 
-impl Options {
+impl HousekeepingOptions {
     /// Those of a seed.
     #[must_use]
     pub fn draw(seed: u64) -> Self {
-        let mut draws = Draws::new(seed, Purpose::Housekeeping);
+        let mut draws = Draws::new(seed, DrawPurpose::Housekeeping);
         let workers = draws.between(1, 5);
         let small_chance = if draws.chance(0.5) { 0.4 } else { 0.0 };
         let mut options = Self {
@@ -129,30 +129,32 @@ impl Options {
             faults: Vec::new(),
         };
         let count = draws.between(4, 14);
-        let faults = (0..count).map(|_| (Moment(draws.below(STORM_US)), fault(&mut draws)));
+        let faults = (0..count).map(|_| (VirtualTime(draws.below(STORM_US)), fault(&mut draws)));
         options.faults = faults.collect();
         options.faults.sort_by_key(|(at, _)| *at);
         options
     }
 }
 
-fn fault(draws: &mut Draws) -> Fault {
+fn fault(draws: &mut Draws) -> HousekeepingFault {
     let (whom, for_us) = (draws.number(), draws.between(200_000, FAULT_US_MAX));
     match draws.below(11) {
-        0 => Fault::DiskFull { whom, for_us },
-        1 => Fault::StoreStuck { whom, for_us },
-        2 | 3 => Fault::Crash { whom, for_us: for_us / 4, is_damaged: draws.chance(0.5) },
-        4 => Fault::Pause { whom, for_us },
-        5 => Fault::Suspend { whom, seconds: draws.between(1, 60) * HOUR_S },
-        6 => Fault::ClocksMove { seconds: draws.between(1, 20) * HOUR_S },
-        7 => Fault::RotPiece { whom },
-        8 => Fault::RotText { whom },
-        9 => Fault::Remove { whom },
-        _ => Fault::Join,
+        0 => HousekeepingFault::DiskFull { whom, for_us },
+        1 => HousekeepingFault::StoreStuck { whom, for_us },
+        2 | 3 => {
+            HousekeepingFault::Crash { whom, for_us: for_us / 4, is_damaged: draws.chance(0.5) }
+        }
+        4 => HousekeepingFault::Pause { whom, for_us },
+        5 => HousekeepingFault::Suspend { whom, seconds: draws.between(1, 60) * HOUR_S },
+        6 => HousekeepingFault::ClocksMove { seconds: draws.between(1, 20) * HOUR_S },
+        7 => HousekeepingFault::RotPiece { whom },
+        8 => HousekeepingFault::RotText { whom },
+        9 => HousekeepingFault::Remove { whom },
+        _ => HousekeepingFault::Join,
     }
 }
 
-impl fmt::Display for Options {
+impl fmt::Display for HousekeepingOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { controllers, workers, is_hostile, layers, kept, copies, .. } = self;
         let hostile = if *is_hostile { ", one hostile" } else { "" };

@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{CheckpointId, Manifest, PieceName, Store};
-use zbelastic_policy::WorkCount;
-use zbelastic_policy::collect::collect;
+use zbelastic_checkpoint::{CheckpointId, CheckpointStore, Manifest, PieceName};
+use zbelastic_policy::WorkCounter;
+use zbelastic_policy::collect::collect_garbage;
 use zbelastic_policy::keep_rule::check_keep;
-use zbelastic_policy::piece::{PieceRef, Referred};
+use zbelastic_policy::piece::{PieceRef, StoreReferences};
 use zbelastic_policy::piece_sink::PieceSink;
-use zbelastic_policy::scrub::Rotten;
+use zbelastic_policy::scrub::CorruptItem;
 use zbelastic_trainer::elastic::{LayerImage, image_bytes, layer_digest};
 use zbelastic_transport::ChunkSink;
 use zbelastic_types::{Digest, LayerId, NodeId, Step};
 
-use super::agreed::{Pending, RUN};
-use super::check::Seen;
-use super::world::{Event, Message, SECOND_US, Wanted, World};
+use super::agreed::{RUN, UnfinishedCheckpoint};
+use super::check::HousekeepingMarker;
+use super::world::{FetchReason, HousekeepingEvent, HousekeepingWorld, MemberMessage, SECOND_US};
 
 /// Steps from one checkpoint to the next.
 const STEPS: u64 = 4;
@@ -44,10 +44,10 @@ pub(super) fn piece_of(layer: u32, version: u64) -> (PieceRef, Vec<u8>) {
     (PieceRef { run: RUN, version, layer, digest, length }, bytes)
 }
 
-impl World<'_> {
+impl HousekeepingWorld<'_> {
     /// A version is sealed that becomes a checkpoint: the holders of its layers write them.
     pub(super) fn begin_checkpoint(&mut self) {
-        self.queue.push(self.now.after(self.options.checkpoint_us), Event::Checkpoint);
+        self.queue.push(self.now.after(self.options.checkpoint_us), HousekeepingEvent::Checkpoint);
         let plan = self.plans.current().cloned();
         let Some((plan, leader)) = plan.zip(self.leader()) else { return };
         // Nothing is sealed while the leader lacks a connection with the node of a stage.
@@ -64,7 +64,7 @@ impl World<'_> {
         let owners: BTreeMap<_, _> = self.layers().map(owner).collect();
         let (begun, generation, durable) = (self.now, plan.generation, BTreeMap::new());
         self.line(|| format!("checkpoint {version} of plan {generation} begins"));
-        let pending = Pending { begun, generation, owners: owners.clone(), durable };
+        let pending = UnfinishedCheckpoint { begun, generation, owners: owners.clone(), durable };
         self.agreed.pending.insert(version, pending);
         self.members.values_mut().for_each(|member| member.process.newest = version);
         for (layer, (node, _)) in owners {
@@ -82,28 +82,28 @@ impl World<'_> {
         let others = process.roster.keepers(&process.contacts, piece.layer);
         process.copies.begin((piece, generation), wanted, others);
         process.offered.insert(piece, Arc::new(bytes));
-        self.queue.push(at, Event::Written { at: (node, member.life), piece });
+        self.queue.push(at, HousekeepingEvent::Written { at: (node, member.life), piece });
     }
 
     /// A piece of a member's own comes to its disk.
     pub(super) fn handle_written(&mut self, at: (NodeId, u64), piece: PieceRef) {
         let Some(member) = self.process(at) else { return };
         let Some(bytes) = member.process.offered.get(&piece).cloned() else { return };
-        let has_room = member.disk.room().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let has_room = member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
         let is_taken = has_room && !member.disk.is_stuck;
         let store = member.disk.store().filter(|_| is_taken).cloned();
         let put = store.map(|store| store.put(piece.name(), &bytes));
         let failure = put.as_ref().and_then(|put| put.as_ref().err()).map(ToString::to_string);
         let is_here = put.is_some_and(|put| put.is_ok());
-        member.process.moved += u64::from(is_here) * piece.length;
-        let next = member.process.copies.note_here(piece, is_here);
+        member.process.stored_bytes += u64::from(is_here) * piece.length;
+        let next = member.process.copies.note_local(piece, is_here);
         if is_here {
             self.check.note_holder(piece, at.0);
         } else {
-            self.check.seen.note(Seen::OwnStoreRefused);
+            self.check.markers.note(HousekeepingMarker::OwnStoreRefused);
             self.line(|| format!("n{} has no room: {}, or {failure:?}", at.0, !has_room));
         }
-        self.go_on(at.0, piece, next);
+        self.continue_copying(at.0, piece, next);
     }
 
     /// All layers of a version are durable, or one more.
@@ -113,7 +113,7 @@ impl World<'_> {
         }
         let version = piece.version;
         self.line(|| format!("checkpoint {version} is there"));
-        self.check.seen.note(Seen::Checkpoint);
+        self.check.markers.note(HousekeepingMarker::Checkpoint);
         // One that was late may be older than all that are kept.
         let Some(manifest) = self.manifest(version) else { return };
         let controllers = self.controllers();
@@ -148,16 +148,16 @@ impl World<'_> {
             if node == leader {
                 self.collect_at(node, &referred);
             } else {
-                self.send(leader, node, Message::Collect(referred.clone()));
+                self.send(leader, node, MemberMessage::Collect(referred.clone()));
             }
         }
     }
 
-    pub(super) fn collect_at(&mut self, node: NodeId, referred: &Referred) {
+    pub(super) fn collect_at(&mut self, node: NodeId, referred: &StoreReferences) {
         let count = self.agreed.count;
         let member = self.members.get_mut(&node).expect("a member");
         let Some(store) = member.disk.store() else { return };
-        collect(&**store, referred).expect("a disk in memory does not fail");
+        collect_garbage(&**store, referred).expect("a disk in memory does not fail");
         self.check.note_collected(node, count);
     }
 
@@ -171,51 +171,58 @@ impl World<'_> {
         if is_kept {
             self.keep_next(node);
         } else {
-            self.check.seen.note(Seen::KeepRefused);
-            self.send(node, from, Message::NotKept(piece));
+            self.check.markers.note(HousekeepingMarker::KeepRefused);
+            self.send(node, from, MemberMessage::NotKept(piece));
         }
     }
 
     fn keep_next(&mut self, node: NodeId) {
         let member = self.members.get_mut(&node).expect("a member");
         if let Some((piece, from)) = member.process.keeping.poll() {
-            self.fetch(node, from, piece, Wanted::Keep);
+            self.fetch(node, from, piece, FetchReason::Keep);
         }
     }
 
     /// A piece is on its way here.
-    pub(super) fn fetch(&mut self, node: NodeId, from: NodeId, piece: PieceRef, wanted: Wanted) {
+    pub(super) fn fetch(
+        &mut self,
+        node: NodeId,
+        from: NodeId,
+        piece: PieceRef,
+        wanted: FetchReason,
+    ) {
         let took = self.draws.between(100, self.options.write_us) + self.latency();
         self.check_fetch(node, from, piece);
         let at = (node, self.members[&node].life);
-        self.queue.push(self.now.after(took), Event::Fetched { at, from, piece, wanted });
+        self.queue
+            .push(self.now.after(took), HousekeepingEvent::Fetched { at, from, piece, wanted });
     }
 
     pub(super) fn handle_fetched(
         &mut self,
         at: (NodeId, u64),
         (from, piece): (NodeId, PieceRef),
-        wanted: Wanted,
+        wanted: FetchReason,
     ) {
         let node = at.0;
         let served = self.serve(node, from, piece);
         let Some(member) = self.process(at) else { return };
         let store = member.disk.store().filter(|_| !member.disk.is_stuck).cloned();
         let is_here = store.as_ref().is_some_and(|store| {
-            matches!(wanted, Wanted::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
+            matches!(wanted, FetchReason::Keep) && matches!(store.record(piece.name()), Ok(Some(_)))
         });
-        let has_room = member.disk.room().check(zbelastic_types::Bytes(piece.length)).is_ok();
+        let has_room = member.disk.disk_space().check(zbelastic_types::Bytes(piece.length)).is_ok();
         let store = store.filter(|_| has_room);
         let is_kept = is_here
             || store.zip(served).is_some_and(|(store, bytes)| {
-                let mut sink = PieceSink::new(store, piece, WorkCount::default());
+                let mut sink = PieceSink::new(store, piece, WorkCounter::default());
                 sink.write(0, &bytes).is_ok() && sink.finish().is_ok()
             });
-        member.process.moved += u64::from(is_kept) * piece.length;
+        member.process.stored_bytes += u64::from(is_kept) * piece.length;
         match wanted {
-            Wanted::Keep => self.answer_keep(node, from, (piece, is_kept)),
-            Wanted::Mend(others) if !is_kept => self.mend(node, piece, others),
-            Wanted::Mend(_) => self.check.seen.note(Seen::PieceMended),
+            FetchReason::Keep => self.answer_keep(node, from, (piece, is_kept)),
+            FetchReason::Mend(others) if !is_kept => self.mend(node, piece, others),
+            FetchReason::Mend(_) => self.check.markers.note(HousekeepingMarker::PieceMended),
         }
     }
 
@@ -223,9 +230,10 @@ impl World<'_> {
         if is_kept {
             self.check_kept(node, piece);
         } else {
-            self.check.seen.note(Seen::KeepFailed);
+            self.check.markers.note(HousekeepingMarker::KeepFailed);
         }
-        let answer = if is_kept { Message::Kept(piece) } else { Message::NotKept(piece) };
+        let answer =
+            if is_kept { MemberMessage::Kept(piece) } else { MemberMessage::NotKept(piece) };
         self.send(node, from, answer);
         let member = self.members.get_mut(&node).expect("a member");
         member.process.keeping.note_done(piece, from);
@@ -256,11 +264,11 @@ impl World<'_> {
             let rotten = member.process.scrubber.step(&*store);
             let others = member.process.roster.holders(&member.process.contacts);
             match rotten {
-                Some(Rotten::Piece { piece, .. }) => {
+                Some(CorruptItem::Piece { piece, .. }) => {
                     self.line(|| format!("n{node} finds layer {} rotten", piece.layer));
                     self.mend(node, piece, others);
                 }
-                Some(Rotten::Data(name)) => {
+                Some(CorruptItem::Data(name)) => {
                     self.line(|| format!("n{node} finds its text rotten"));
                     self.fetch_text(node, name, others);
                 }
@@ -272,27 +280,29 @@ impl World<'_> {
     /// A piece is fetched again from the first of these who has it.
     fn mend(&mut self, node: NodeId, piece: PieceRef, mut others: Vec<NodeId>) {
         if others.is_empty() {
-            return self.check.seen.note(Seen::NobodyHasPiece);
+            return self.check.markers.note(HousekeepingMarker::NobodyHasPiece);
         }
         let from = others.remove(0);
-        self.fetch(node, from, piece, Wanted::Mend(others));
+        self.fetch(node, from, piece, FetchReason::Mend(others));
     }
 
     /// Time passes for the pieces of a member.
     pub(super) fn tick_pieces(&mut self, node: NodeId) {
         let member = self.members.get_mut(&node).expect("a member");
         let process = &mut member.process;
-        let keeping = process.keeping.handle_tick(process.moved);
-        if std::mem::replace(&mut process.moved_seen, process.moved) != process.moved {
+        let keeping = process.keeping.handle_tick(process.stored_bytes);
+        if std::mem::replace(&mut process.stored_bytes_before, process.stored_bytes)
+            != process.stored_bytes
+        {
             process.copies.note_written();
         }
         let late = process.copies.handle_tick();
         for (piece, to) in keeping {
-            self.send(node, to, Message::Keeping(piece));
+            self.send(node, to, MemberMessage::Keeping(piece));
         }
         for (piece, next) in late {
-            self.check.seen.note(Seen::KeeperSilent);
-            self.go_on(node, piece, next);
+            self.check.markers.note(HousekeepingMarker::KeeperSilent);
+            self.continue_copying(node, piece, next);
         }
     }
 
@@ -324,7 +334,7 @@ impl World<'_> {
     }
 
     /// Whether so many seconds are over since a moment.
-    pub(super) fn is_over(&self, since: crate::queue::Moment, seconds: u64) -> bool {
+    pub(super) fn is_over(&self, since: crate::queue::VirtualTime, seconds: u64) -> bool {
         self.now.0 >= since.0 + seconds * SECOND_US
     }
 }

@@ -7,30 +7,32 @@ use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::{Holder, Resources, Role};
 use zbelastic_consensus::plan::{PlanReason, PlanRecord, Promise, PromiseOff};
 use zbelastic_kernels::DeviceSizes;
-use zbelastic_policy::seating::{Seated, first_plan, limits};
+use zbelastic_policy::node_choices::{NodeResources, first_plan, memory_limits};
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig};
-use zbelastic_trainer::plan::{BatchShape, ChooseRequest, CutBy, MemoryPolicy, Pace, Plan, choose};
+use zbelastic_trainer::plan::{
+    BatchShape, ChooseRequest, MemoryPolicy, Pace, Plan, SliceBalance, choose,
+};
 use zbelastic_types::{Bytes, Generation, Incarnation, NodeId, Step};
 
-use super::check::Seen;
-use super::world::World;
+use super::check::HousekeepingMarker;
+use super::world::HousekeepingWorld;
 
 /// What is tried: whatever takes least memory is among it.
 const KINDS: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::ZbH1];
 
 /// A plan that was found, with what each of its stages takes.
-type Found = Result<(Plan, Vec<Bytes>), String>;
+type FoundPlan = Result<(Plan, Vec<Bytes>), String>;
 
 /// The plan in force, and those found before.
-pub struct Plans {
+pub struct PlanHistory {
     model: ModelConfig,
-    found: BTreeMap<Vec<Bytes>, Found>,
+    solved: BTreeMap<Vec<Bytes>, FoundPlan>,
     current: Option<Arc<PlanRecord>>,
-    nodes: Vec<Seated>,
+    nodes: Vec<NodeResources>,
 }
 
-impl Plans {
+impl PlanHistory {
     /// For a model of so many blocks.
     #[must_use]
     pub fn new(blocks: u32) -> Self {
@@ -48,7 +50,7 @@ impl Plans {
             rope_theta: 10_000.0,
             tied: false,
         };
-        Self { model, found: BTreeMap::new(), current: None, nodes: Vec::new() }
+        Self { model, solved: BTreeMap::new(), current: None, nodes: Vec::new() }
     }
 
     /// The plan in force.
@@ -61,13 +63,13 @@ impl Plans {
     ///
     /// # Errors
     /// If there is none.
-    pub fn solve(&mut self, nodes: &[Seated]) -> Result<Vec<(NodeId, Bytes)>, String> {
+    pub fn solve(&mut self, nodes: &[NodeResources]) -> Result<Vec<(NodeId, Bytes)>, String> {
         let most = (nodes.len() as u32).min(self.model.blocks);
         let tried = (1..=most).rev().map(|count| (count, count));
-        let (model, found) = (&self.model, &mut self.found);
+        let (model, found) = (&self.model, &mut self.solved);
         let solved = first_plan(nodes, tried, |count, seats| {
-            let seated: Vec<Seated> = seats.iter().map(|at| nodes[*at]).collect();
-            let limits = limits(None, &seated);
+            let seated: Vec<NodeResources> = seats.iter().map(|at| nodes[*at]).collect();
+            let limits = memory_limits(None, &seated);
             found.entry(limits).or_insert_with_key(|limits| search(model, count, limits)).clone()
         });
         let ((plan, taken), seats) = solved.inspect_err(|_| self.current = None)?;
@@ -78,9 +80,9 @@ impl Plans {
     }
 }
 
-fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> Found {
+fn search(model: &ModelConfig, stage_count: u32, limits: &[Bytes]) -> FoundPlan {
     let shape = MicrobatchShape { sequences: 1, sequence_len: 8 };
-    let batch = BatchShape { microbatch: shape, microbatch_count: 2, cut_by: CutBy::Tokens };
+    let batch = BatchShape { microbatch: shape, microbatch_count: 2, cut_by: SliceBalance::Tokens };
     let request = ChooseRequest {
         model,
         batch,
@@ -118,7 +120,7 @@ fn record(plan: Plan, generation: Generation, at: &[NodeId]) -> PlanRecord {
     }
 }
 
-impl World<'_> {
+impl HousekeepingWorld<'_> {
     /// A plan for the workers that are there, if others were there before. Nobody knows which member is hostile,
     /// but it is not given a stage here: what a stage may do to a run is looked at elsewhere.
     pub(super) fn replan(&mut self) {
@@ -129,14 +131,16 @@ impl World<'_> {
             let (memory, class) = (member.memory, DeviceClass::Processors);
             is_there.then_some((*node, Resources { memory, speed_permille: 1000, class }))
         };
-        let nodes: Vec<Seated> = members.iter().filter_map(worker).collect();
+        let nodes: Vec<NodeResources> = members.iter().filter_map(worker).collect();
         if nodes == self.plans.nodes {
-            return self.tell_loss();
+            return self.report_held_out_loss();
         }
         self.plans.nodes.clone_from(&nodes);
         let solved = self.plans.solve(&nodes);
         match &solved {
-            Ok(stages) if stages.len() < nodes.len() => self.check.seen.note(Seen::NodeLeftOut),
+            Ok(stages) if stages.len() < nodes.len() => {
+                self.check.markers.note(HousekeepingMarker::NodeLeftOut)
+            }
             Ok(_) | Err(_) => {}
         }
         self.line(|| format!("plan for {} nodes: {solved:?}", nodes.len()));

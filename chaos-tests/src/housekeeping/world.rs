@@ -8,22 +8,22 @@ use std::sync::Arc;
 
 use zbelastic_consensus::contact::Contacts;
 use zbelastic_consensus::member::Role;
-use zbelastic_policy::copies::CopyNext;
-use zbelastic_policy::data::{DataName, DataOutcome};
-use zbelastic_policy::piece::{PieceRef, Referred};
+use zbelastic_policy::data::{DataFetchOutcome, DataName};
+use zbelastic_policy::piece::{PieceRef, StoreReferences};
+use zbelastic_policy::piece_copies::PieceCopyAction;
 use zbelastic_transport::identity::{UnixSeconds, ValidityWindow};
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
-use super::agreed::Agreed;
-use super::check::Check;
-use super::disk::{MemberDisk, Texts};
-use super::member::{Member, Process, Running};
-use super::options::{CALM_US, Fault, Options, STORM_US};
-use super::plans::Plans;
-use crate::failure::Failure;
+use super::agreed::AgreedState;
+use super::check::HousekeepingChecker;
+use super::disk::{MemberDisk, MemberTexts};
+use super::member::{HousekeepingMember, MemberProcess, MemberProcessState};
+use super::options::{CALM_US, HousekeepingFault, HousekeepingOptions, STORM_US};
+use super::plans::PlanHistory;
+use crate::failure::LifeFailure;
 use crate::log::EventLog;
-use crate::queue::{Moment, Queue};
-use crate::random::{Draws, Purpose};
+use crate::queue::{VirtualTime, VirtualTimeQueue};
+use crate::random::{DrawPurpose, Draws};
 
 /// A tick of a node.
 pub(super) const TICK_US: u64 = 10_000;
@@ -47,12 +47,12 @@ pub(super) const MEMORY_LITTLE: Bytes = Bytes(20_000);
 
 /// What members send each other.
 #[derive(Clone, Debug)]
-pub(super) enum Message {
+pub(super) enum MemberMessage {
     Keep(PieceRef),
     Kept(PieceRef),
     NotKept(PieceRef),
     Keeping(PieceRef),
-    Collect(Referred),
+    Collect(StoreReferences),
     KeepData(DataName),
     HeldOut,
     StageReport,
@@ -62,7 +62,7 @@ pub(super) enum Message {
 
 /// Why a piece is fetched.
 #[derive(Clone, Debug)]
-pub(super) enum Wanted {
+pub(super) enum FetchReason {
     /// Another node wants it to be kept.
     Keep,
     /// It rotted here; it may be fetched from these next.
@@ -70,23 +70,23 @@ pub(super) enum Wanted {
 }
 
 /// What happens. What belongs to a process names its life.
-pub(super) enum Event {
+pub(super) enum HousekeepingEvent {
     Tick,
     Look,
-    Strike(Fault),
+    Strike(HousekeepingFault),
     Checkpoint,
     Attack,
-    Message { from: NodeId, to: NodeId, message: Message },
+    Message { from: NodeId, to: NodeId, message: MemberMessage },
     Written { at: (NodeId, u64), piece: PieceRef },
-    Fetched { at: (NodeId, u64), from: NodeId, piece: PieceRef, wanted: Wanted },
-    Texts { at: (NodeId, u64), asked: Vec<NodeId>, outcome: DataOutcome },
+    Fetched { at: (NodeId, u64), from: NodeId, piece: PieceRef, wanted: FetchReason },
+    Texts { at: (NodeId, u64), asked: Vec<NodeId>, outcome: DataFetchOutcome },
     Renewed { at: (NodeId, u64), is_at_door: bool },
     Restart { node: NodeId },
     Resume { node: NodeId },
     DiskAgain { node: NodeId },
 }
 
-impl Event {
+impl HousekeepingEvent {
     /// The process that it belongs to.
     const fn at(&self) -> Option<(NodeId, u64)> {
         match self {
@@ -108,48 +108,48 @@ impl Event {
 }
 
 /// A life under way.
-pub struct World<'a> {
-    pub(super) options: Options,
+pub struct HousekeepingWorld<'a> {
+    pub(super) options: HousekeepingOptions,
     pub(super) draws: Draws,
-    pub(super) now: Moment,
-    pub(super) queue: Queue<Event>,
-    pub(super) members: BTreeMap<NodeId, Member>,
+    pub(super) now: VirtualTime,
+    pub(super) queue: VirtualTimeQueue<HousekeepingEvent>,
+    pub(super) members: BTreeMap<NodeId, HousekeepingMember>,
     /// Which members are connected, each pair with the lower number first.
     pub(super) links: BTreeSet<(NodeId, NodeId)>,
-    pub(super) agreed: Agreed,
-    pub(super) plans: Plans,
-    pub(super) check: Check,
+    pub(super) agreed: AgreedState,
+    pub(super) plans: PlanHistory,
+    pub(super) check: HousekeepingChecker,
     pub(super) text: Arc<Vec<u8>>,
     /// Hours that passed at once.
-    pub(super) moved_s: u64,
+    pub(super) skipped_s: u64,
     /// Bytes of each layer of a checkpoint.
     pub(super) layer_bytes: Vec<u64>,
     node_next: u64,
     pub(super) log: &'a mut EventLog,
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<LifeFailure>,
 }
 
-impl<'a> World<'a> {
+impl<'a> HousekeepingWorld<'a> {
     /// The world of these options at its beginning.
     #[must_use]
-    pub fn new(seed: u64, options: Options, log: &'a mut EventLog) -> Self {
-        let mut draws = Draws::new(seed, Purpose::HousekeepingWork);
+    pub fn new(seed: u64, options: HousekeepingOptions, log: &'a mut EventLog) -> Self {
+        let mut draws = Draws::new(seed, DrawPurpose::HousekeepingWork);
         let text = (0..TEXT_BYTES).map(|_| draws.number() as u8).collect();
         let layer_bytes = (0..options.layers).map(|layer| super::pieces::bytes_of(layer, 0));
         let first = options.controllers + options.workers;
-        let agreed = Agreed::new(options.controllers, first + JOINS_MAX, options.is_ephemeral);
+        let agreed = AgreedState::new(options.controllers, first + JOINS_MAX, options.is_ephemeral);
         let mut world = Self {
             layer_bytes: layer_bytes.collect(),
-            plans: Plans::new(options.layers),
+            plans: PlanHistory::new(options.layers),
             draws,
-            now: Moment(0),
-            queue: Queue::default(),
+            now: VirtualTime(0),
+            queue: VirtualTimeQueue::default(),
             members: BTreeMap::new(),
             links: BTreeSet::new(),
             agreed,
-            check: Check::default(),
+            check: HousekeepingChecker::default(),
             text: Arc::new(text),
-            moved_s: 0,
+            skipped_s: 0,
             node_next: first + 1,
             options,
             log,
@@ -172,12 +172,12 @@ impl<'a> World<'a> {
             member.is_hostile = Some(node) == hostile;
         }
         for (at, fault) in self.options.faults.clone() {
-            self.queue.push(at, Event::Strike(fault));
+            self.queue.push(at, HousekeepingEvent::Strike(fault));
         }
-        self.queue.push(Moment(0), Event::Tick);
-        self.queue.push(Moment(0), Event::Look);
-        self.queue.push(Moment(self.options.checkpoint_us), Event::Checkpoint);
-        self.queue.push(Moment(SECOND_US), Event::Attack);
+        self.queue.push(VirtualTime(0), HousekeepingEvent::Tick);
+        self.queue.push(VirtualTime(0), HousekeepingEvent::Look);
+        self.queue.push(VirtualTime(self.options.checkpoint_us), HousekeepingEvent::Checkpoint);
+        self.queue.push(VirtualTime(SECOND_US), HousekeepingEvent::Attack);
     }
 
     fn add_worker(&mut self, node: NodeId, memory: Bytes) {
@@ -186,17 +186,17 @@ impl<'a> World<'a> {
     }
 
     fn add(&mut self, node: NodeId, role: Role, memory: Bytes) {
-        let texts = Texts::default();
+        let texts = MemberTexts::default();
         let checkpoint: u64 = self.layer_bytes.iter().sum();
         // Room for all that is kept, and as much again for what fails.
         let total = checkpoint * (self.options.kept as u64 + 4) * 2;
-        let process = Process::new(node, self.controllers(), &texts, self.draws.number());
+        let process = MemberProcess::new(node, self.controllers(), &texts, self.draws.number());
         let age_s = self.draws.below(LIFE_S / 2);
-        let member = Member {
+        let member = HousekeepingMember {
             node,
             role,
             is_hostile: false,
-            running: Running::Up,
+            running: MemberProcessState::Up,
             life: 0,
             memory,
             disk: MemberDisk::new(total),
@@ -223,8 +223,8 @@ impl<'a> World<'a> {
     }
 
     /// Lives to the end.
-    pub fn run(mut self) -> super::Outcome {
-        let end = Moment(STORM_US + CALM_US);
+    pub fn run(mut self) -> super::HousekeepingOutcome {
+        let end = VirtualTime(STORM_US + CALM_US);
         while let Some((at, event)) = self.queue.pop() {
             if at > end || self.failure.is_some() {
                 break;
@@ -235,55 +235,57 @@ impl<'a> World<'a> {
         if self.failure.is_none() {
             self.check_ending();
         }
-        super::Outcome {
+        super::HousekeepingOutcome {
             failure: self.failure,
-            seen: self.check.seen,
+            markers: self.check.markers,
             checkpoints: self.agreed.count,
             virtual_us: self.now.0,
         }
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: HousekeepingEvent) {
         // What a process has under way comes to it when it goes on.
-        if event.at().is_some_and(|at| self.stands_still(at)) {
+        if event.at().is_some_and(|at| self.is_paused(at)) {
             return self.queue.push(self.now.after(LOOK_US), event);
         }
         match event {
-            Event::Tick => self.tick(),
-            Event::Look => self.look(),
-            Event::Strike(fault) => self.strike(fault),
-            Event::Checkpoint => self.begin_checkpoint(),
-            Event::Attack => self.attack(),
-            Event::Message { from, to, message } => self.deliver(from, to, message),
-            Event::Written { at, piece } => self.handle_written(at, piece),
-            Event::Fetched { at, from, piece, wanted } => {
+            HousekeepingEvent::Tick => self.tick(),
+            HousekeepingEvent::Look => self.run_periodic_work(),
+            HousekeepingEvent::Strike(fault) => self.inject(fault),
+            HousekeepingEvent::Checkpoint => self.begin_checkpoint(),
+            HousekeepingEvent::Attack => self.attack(),
+            HousekeepingEvent::Message { from, to, message } => self.deliver(from, to, message),
+            HousekeepingEvent::Written { at, piece } => self.handle_written(at, piece),
+            HousekeepingEvent::Fetched { at, from, piece, wanted } => {
                 self.handle_fetched(at, (from, piece), wanted);
             }
-            Event::Texts { at, asked, outcome } => self.handle_text(at, &asked, outcome),
-            Event::Renewed { at, is_at_door } => self.handle_renewed(at, is_at_door),
-            Event::Restart { node } => self.restart(node),
-            Event::Resume { node } => self.resume(node),
-            Event::DiskAgain { node } => self.give_room(node),
+            HousekeepingEvent::Texts { at, asked, outcome } => {
+                self.handle_text(at, &asked, outcome)
+            }
+            HousekeepingEvent::Renewed { at, is_at_door } => self.handle_renewed(at, is_at_door),
+            HousekeepingEvent::Restart { node } => self.restart(node),
+            HousekeepingEvent::Resume { node } => self.resume(node),
+            HousekeepingEvent::DiskAgain { node } => self.free_disk(node),
         }
     }
 
     fn tick(&mut self) {
-        self.queue.push(self.now.after(TICK_US), Event::Tick);
+        self.queue.push(self.now.after(TICK_US), HousekeepingEvent::Tick);
         let up: Vec<NodeId> = self.up().map(|member| member.node).collect();
         for node in up {
             self.tick_pieces(node);
             self.tick_certificate(node);
-            self.tick_room(node);
+            self.tick_disk_space(node);
         }
     }
 
-    fn look(&mut self) {
-        self.queue.push(self.now.after(LOOK_US), Event::Look);
+    fn run_periodic_work(&mut self) {
+        self.queue.push(self.now.after(LOOK_US), HousekeepingEvent::Look);
         self.connect();
-        self.tell_contacts();
+        self.send_contacts();
         if self.now.0.is_multiple_of(SECOND_US) {
             self.scrub();
-            self.want_texts();
+            self.fetch_missing_texts();
             self.replan();
             self.drop_lost();
         }
@@ -293,11 +295,11 @@ impl<'a> World<'a> {
     /// The leader: the first controller that runs.
     pub(super) fn leader(&self) -> Option<NodeId> {
         let controllers = self.up().filter(|member| member.role == Role::Controller);
-        let valid = |member: &&Member| !member.is_ended(self.calendar());
+        let valid = |member: &&HousekeepingMember| !member.is_ended(self.calendar());
         controllers.filter(valid).map(|member| member.node).next()
     }
 
-    pub(super) fn up(&self) -> impl Iterator<Item = &Member> {
+    pub(super) fn up(&self) -> impl Iterator<Item = &HousekeepingMember> {
         self.members.values().filter(|member| member.is_up())
     }
 
@@ -305,19 +307,22 @@ impl<'a> World<'a> {
         (1..=self.options.controllers).map(NodeId).collect()
     }
 
-    fn stands_still(&self, (node, life): (NodeId, u64)) -> bool {
+    fn is_paused(&self, (node, life): (NodeId, u64)) -> bool {
         let member = &self.members[&node];
-        member.running == Running::Paused && member.life == life
+        member.running == MemberProcessState::Paused && member.life == life
     }
 
     /// A process in one of its lives, if it runs.
-    pub(super) fn process(&mut self, (node, life): (NodeId, u64)) -> Option<&mut Member> {
+    pub(super) fn process(
+        &mut self,
+        (node, life): (NodeId, u64),
+    ) -> Option<&mut HousekeepingMember> {
         self.members.get_mut(&node).filter(|member| member.is_up() && member.life == life)
     }
 
     /// The time that a right clock shows.
     pub(super) fn calendar(&self) -> UnixSeconds {
-        BEGINNING.plus(self.moved_s + self.now.0 / SECOND_US)
+        BEGINNING.plus(self.skipped_s + self.now.0 / SECOND_US)
     }
 
     pub(super) fn text_name(&self) -> DataName {
@@ -330,7 +335,7 @@ impl<'a> World<'a> {
     }
 
     /// The first failure of a life counts.
-    pub(super) fn fail(&mut self, failure: Failure) {
+    pub(super) fn fail(&mut self, failure: LifeFailure) {
         self.failure.get_or_insert(failure);
     }
 
@@ -338,30 +343,35 @@ impl<'a> World<'a> {
         self.draws.between(100, self.options.link_us)
     }
 
-    pub(super) fn send(&mut self, from: NodeId, to: NodeId, message: Message) {
+    pub(super) fn send(&mut self, from: NodeId, to: NodeId, message: MemberMessage) {
         let at = self.now.after(self.latency());
-        self.queue.push(at, Event::Message { from, to, message });
+        self.queue.push(at, HousekeepingEvent::Message { from, to, message });
     }
 
     /// Does what is next for a piece of a member's own.
-    pub(super) fn go_on(&mut self, node: NodeId, piece: PieceRef, next: CopyNext) {
+    pub(super) fn continue_copying(
+        &mut self,
+        node: NodeId,
+        piece: PieceRef,
+        next: PieceCopyAction,
+    ) {
         match next {
-            CopyNext::Wait => {}
-            CopyNext::Ask(nodes) => {
-                nodes.into_iter().for_each(|to| self.send(node, to, Message::Keep(piece)));
+            PieceCopyAction::Wait => {}
+            PieceCopyAction::Request(nodes) => {
+                nodes.into_iter().for_each(|to| self.send(node, to, MemberMessage::Keep(piece)));
             }
-            CopyNext::Durable { copies, wanted, .. } => {
+            PieceCopyAction::Durable { copies, wanted, .. } => {
                 self.end_copying(node, piece);
                 if copies < wanted {
                     self.check_copies(node, piece, (copies, wanted));
                 }
                 self.note_durable(piece);
             }
-            CopyNext::Failed { wanted, .. } => {
+            PieceCopyAction::Failed { wanted, .. } => {
                 self.end_copying(node, piece);
                 self.check_copies(node, piece, (0, wanted));
                 let controllers = self.controllers();
-                let failed = Message::SaveFailed(piece.version);
+                let failed = MemberMessage::SaveFailed(piece.version);
                 controllers.into_iter().for_each(|to| self.send(node, to, failed.clone()));
             }
         }

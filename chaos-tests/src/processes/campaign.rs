@@ -9,17 +9,21 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::account::{Account, Recovery, StrikeRecord, Verdict, recovery_times};
-use super::check::{Findings, Undisturbed, check};
-use super::events::Facts;
-use super::faults::{Fault, FaultMix};
-use super::footprint::Footprint;
-use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Standing};
+use super::campaign_report::{
+    CampaignVerdict, FaultInjectionRecord, ProcessCampaignReport, Recovery, recovery_times,
+};
+use super::check::{LogFindings, UndisturbedRun, check};
+use super::durations::words;
+use super::events::SealFacts;
+use super::fault_injector::{FaultInjection, ProcessFaultInjector};
+use super::faults::{ProcessFault, ProcessFaultMix};
+use super::footprint::ResourceFootprint;
+use super::local_cluster::{
+    LOOK_EVERY, LocalCluster, LocalClusterError, LocalClusterSetup, ProcessStatus,
+};
 use super::proxy::Proxy;
-use super::strike::{Strike, Striker};
-use super::times::words;
-use super::undisturbed::{Training, log_of};
-use super::watch::{Progress, STANDSTILL, Watch};
+use super::run_monitor::{RunMonitor, STANDSTILL, StallDetector};
+use super::undisturbed::{UndisturbedTraining, log_of};
 
 /// Steps before the first fault and after the last one, in distances between two faults, and as
 /// many times those that pass during the longest fault.
@@ -34,22 +38,22 @@ const NAMES_MAX: usize = 4;
 
 /// What a campaign runs, and what strikes it.
 #[derive(Clone, Debug)]
-pub struct CampaignSetup {
-    /// What is trained; its steps are those of [`CampaignSetup::steps`].
-    pub training: Training,
+pub struct ProcessCampaignSetup {
+    /// What is trained; its steps are those of [`ProcessCampaignSetup::steps`].
+    pub training: UndisturbedTraining,
     /// The cluster that is struck.
-    pub group: GroupSetup,
+    pub group: LocalClusterSetup,
     /// The faults that strike it.
-    pub mix: FaultMix,
+    pub mix: ProcessFaultMix,
     /// Steps between two faults, if the run recovers that fast.
     pub every_steps: u64,
     /// A run is given up that makes no progress for so long, once nothing is down, stopped or cut off.
     pub standstill: Duration,
     /// How often the step and its loss are printed.
-    pub tell_every: Option<Duration>,
+    pub print_every: Option<Duration>,
 }
 
-impl CampaignSetup {
+impl ProcessCampaignSetup {
     /// Steps between two faults that are to be so far apart, if a step takes so long.
     #[must_use]
     pub fn distance(apart: Duration, step_ms: f64) -> u64 {
@@ -59,30 +63,30 @@ impl CampaignSetup {
 
     /// Steps that a campaign of so many faults needs, if so many pass during the longest of them.
     #[must_use]
-    pub const fn steps(mix: &FaultMix, every_steps: u64, longest_steps: u64) -> u64 {
+    pub const fn steps(mix: &ProcessFaultMix, every_steps: u64, longest_steps: u64) -> u64 {
         (mix.rounds() + MARGINS) * every_steps + MARGINS * longest_steps
     }
 }
 
 /// A campaign under way.
-struct Campaign<'a, 'b> {
-    setup: &'a CampaignSetup,
-    watch: &'a mut Watch<'b>,
-    group: Group,
-    striker: Striker,
+struct ProcessCampaign<'a, 'b> {
+    setup: &'a ProcessCampaignSetup,
+    watch: &'a mut RunMonitor<'b>,
+    group: LocalCluster,
+    striker: ProcessFaultInjector,
     /// What is still to strike, the next one last.
-    faults: Vec<Fault>,
+    faults: Vec<ProcessFault>,
     /// What struck last, until the run recovers, each with its place among the strikes.
-    open: Vec<(usize, Strike)>,
+    open: Vec<(usize, FaultInjection)>,
     /// How often something struck.
     rounds: u64,
-    strikes: Vec<StrikeRecord>,
+    strikes: Vec<FaultInjectionRecord>,
     missed: u64,
     /// What its processes hold once half of the faults have struck, from when that is so.
-    halfway: Option<Footprint>,
+    halfway: Option<ResourceFootprint>,
     began: Instant,
-    told: Instant,
-    told_step: u64,
+    printed_at: Instant,
+    printed_step: u64,
 }
 
 /// Strikes a run with all faults of a setup, and compares it with the undisturbed one.
@@ -90,21 +94,23 @@ struct Campaign<'a, 'b> {
 /// # Errors
 /// If the output cannot be written. All else is in the account.
 pub fn run(
-    setup: &CampaignSetup,
-    undisturbed: &Undisturbed,
-    watch: &mut Watch<'_>,
-) -> Result<Account, GroupError> {
+    setup: &ProcessCampaignSetup,
+    undisturbed: &UndisturbedRun,
+    watch: &mut RunMonitor<'_>,
+) -> Result<ProcessCampaignReport, LocalClusterError> {
     let began = Instant::now();
     let account = blank(setup, undisturbed);
-    let group = match Group::start(&setup.group, STANDSTILL) {
+    let group = match LocalCluster::start(&setup.group, STANDSTILL) {
         Ok(group) => group,
-        Err(error) => return Ok(Account { verdict: verdict_of(error)?, ..account }),
+        Err(error) => return Ok(ProcessCampaignReport { verdict: verdict_of(error)?, ..account }),
     };
-    let mut campaign = Campaign::new(setup, group, watch, began);
+    let mut campaign = ProcessCampaign::new(setup, group, watch, began);
     let ended = campaign.live();
-    let Campaign { group, faults, strikes, missed, halfway, .. } = campaign;
+    let ProcessCampaign { group, faults, strikes, missed, halfway, .. } = campaign;
     let mut findings = judge(&group, setup.training.steps, undisturbed, ended.is_ok());
-    if let Some(growth) = halfway.and_then(|before| Footprint::of(&group).growth_since(before)) {
+    if let Some(growth) =
+        halfway.and_then(|before| ResourceFootprint::of(&group).growth_since(before))
+    {
         findings.violate("R1", growth.to_string());
     }
     let proxy = group.network().proxy().map(Proxy::counts);
@@ -112,12 +118,14 @@ pub fn run(
     let verdict = match ended {
         Err(error) => verdict_of(error)?,
         Ok(()) => match findings.violations.first() {
-            Some(violation) => Verdict::Unsafe(violation.to_string()),
+            Some(violation) => CampaignVerdict::Unsafe(violation.to_string()),
             // Each sealed step takes more than one, so nodes found another road to each other, and
             // faults of the network met nobody.
-            None if is_bypassed => Verdict::Harness("datagrams went past the proxy".to_owned()),
-            None if faults.is_empty() => Verdict::Passed,
-            None => Verdict::Harness(format!(
+            None if is_bypassed => {
+                CampaignVerdict::Harness("datagrams went past the proxy".to_owned())
+            }
+            None if faults.is_empty() => CampaignVerdict::Passed,
+            None => CampaignVerdict::Harness(format!(
                 "{} faults found no time to strike: raise --every",
                 faults.len()
             )),
@@ -125,12 +133,21 @@ pub fn run(
     };
     let recovery = recovery_times(&strikes);
     let seconds = began.elapsed().as_secs_f64();
-    Ok(Account { seconds, strikes, missed, recovery, findings, proxy, verdict, ..account })
+    Ok(ProcessCampaignReport {
+        seconds,
+        strikes,
+        missed,
+        recovery,
+        findings,
+        proxy,
+        verdict,
+        ..account
+    })
 }
 
 /// An account of nothing.
-fn blank(setup: &CampaignSetup, undisturbed: &Undisturbed) -> Account {
-    Account {
+fn blank(setup: &ProcessCampaignSetup, undisturbed: &UndisturbedRun) -> ProcessCampaignReport {
+    ProcessCampaignReport {
         seed: setup.group.seed,
         wires: setup.group.wires,
         controllers: setup.group.controllers,
@@ -141,24 +158,29 @@ fn blank(setup: &CampaignSetup, undisturbed: &Undisturbed) -> Account {
         strikes: Vec::new(),
         missed: 0,
         recovery: BTreeMap::new(),
-        findings: Findings::default(),
+        findings: LogFindings::default(),
         digest_undisturbed: undisturbed.digest.clone(),
         proxy: None,
-        verdict: Verdict::Passed,
+        verdict: CampaignVerdict::Passed,
     }
 }
 
 /// What is wrong with the files of a run, and with its checkpoints if it came to its end.
-fn judge(group: &Group, steps: u64, undisturbed: &Undisturbed, is_done: bool) -> Findings {
+fn judge(
+    group: &LocalCluster,
+    steps: u64,
+    undisturbed: &UndisturbedRun,
+    is_done: bool,
+) -> LogFindings {
     let logs: Vec<_> = group.members().iter().map(log_of).collect();
     // Of a run that did not come to its end, only what it did can be wrong.
     let (steps, expected) = match is_done {
         true => (steps, undisturbed.clone()),
         false => {
-            let step = group.picture().step();
+            let step = group.observation().step();
             let done = undisturbed.steps.range(..=step);
             let steps = done.map(|(step, facts)| (*step, facts.clone())).collect();
-            (step, Undisturbed { steps, digest: None, step_ms: undisturbed.step_ms })
+            (step, UndisturbedRun { steps, digest: None, step_ms: undisturbed.step_ms })
         }
     };
     let mut findings = check(&logs, steps, Some(&expected));
@@ -168,30 +190,30 @@ fn judge(group: &Group, steps: u64, undisturbed: &Undisturbed, is_done: bool) ->
     findings
 }
 
-fn verdict_of(error: GroupError) -> Result<Verdict, GroupError> {
+fn verdict_of(error: LocalClusterError) -> Result<CampaignVerdict, LocalClusterError> {
     match error {
-        GroupError::Output(_) => Err(error),
-        GroupError::Interrupted => Ok(Verdict::Interrupted),
-        GroupError::Late { .. } => Ok(Verdict::Stuck(error.to_string())),
-        GroupError::Halted { .. } => Ok(Verdict::Unsafe(error.to_string())),
-        GroupError::Surprise(_) => Ok(Verdict::Crashed(error.to_string())),
+        LocalClusterError::Output(_) => Err(error),
+        LocalClusterError::Interrupted => Ok(CampaignVerdict::Interrupted),
+        LocalClusterError::Late { .. } => Ok(CampaignVerdict::Stuck(error.to_string())),
+        LocalClusterError::Halted { .. } => Ok(CampaignVerdict::Unsafe(error.to_string())),
+        LocalClusterError::Surprise(_) => Ok(CampaignVerdict::Crashed(error.to_string())),
         // Events that were taken back are a promise broken.
-        GroupError::Events(super::events::EventsError::Shrunk { .. }) => {
-            Ok(Verdict::Unsafe(error.to_string()))
+        LocalClusterError::Events(super::events::EventFileError::Shrunk { .. }) => {
+            Ok(CampaignVerdict::Unsafe(error.to_string()))
         }
-        GroupError::System { .. }
-        | GroupError::Verb(_)
-        | GroupError::Events(_)
-        | GroupError::Full
-        | GroupError::Undisturbed { .. } => Ok(Verdict::Harness(error.to_string())),
+        LocalClusterError::System { .. }
+        | LocalClusterError::Verb(_)
+        | LocalClusterError::Events(_)
+        | LocalClusterError::Full
+        | LocalClusterError::Undisturbed { .. } => Ok(CampaignVerdict::Harness(error.to_string())),
     }
 }
 
-impl<'a, 'b> Campaign<'a, 'b> {
+impl<'a, 'b> ProcessCampaign<'a, 'b> {
     fn new(
-        setup: &'a CampaignSetup,
-        group: Group,
-        watch: &'a mut Watch<'b>,
+        setup: &'a ProcessCampaignSetup,
+        group: LocalCluster,
+        watch: &'a mut RunMonitor<'b>,
         began: Instant,
     ) -> Self {
         let has_small_disks = setup.group.small_disk_mib.is_some();
@@ -201,7 +223,7 @@ impl<'a, 'b> Campaign<'a, 'b> {
             setup,
             watch,
             group,
-            striker: Striker::new(setup.group.workers as usize, has_small_disks),
+            striker: ProcessFaultInjector::new(setup.group.workers as usize, has_small_disks),
             faults,
             open: Vec::new(),
             rounds: 0,
@@ -209,66 +231,68 @@ impl<'a, 'b> Campaign<'a, 'b> {
             missed: 0,
             halfway: None,
             began,
-            told: began,
-            told_step: 0,
+            printed_at: began,
+            printed_step: 0,
         }
     }
 
-    fn live(&mut self) -> Result<(), GroupError> {
+    fn live(&mut self) -> Result<(), LocalClusterError> {
         self.group.run(&self.setup.training.config, self.setup.training.steps)?;
-        let mut progress = Progress::new(&self.group);
-        while self.group.picture().done().is_none() {
+        let mut progress = StallDetector::new(&self.group);
+        while self.group.observation().done().is_none() {
             self.watch.check()?;
-            self.group.look()?;
-            self.striker.take_back(&mut self.group)?;
+            self.group.poll()?;
+            self.striker.revert_due(&mut self.group)?;
             self.close()?;
             if !self.striker.is_idle() {
                 progress.excuse();
             }
             progress.check(&self.group, self.setup.standstill)?;
             if self.is_time() {
-                self.strike()?;
+                self.inject_next()?;
             }
-            self.tell_step()?;
+            self.print_step()?;
             std::thread::sleep(LOOK_EVERY);
         }
         while !self.striker.is_idle() {
-            self.striker.take_back(&mut self.group)?;
-            self.group.look_for(LOOK_EVERY)?;
+            self.striker.revert_due(&mut self.group)?;
+            self.group.poll_for(LOOK_EVERY)?;
         }
         self.close()?;
         self.watch.until_done(&mut self.group, self.setup.standstill)
     }
 
     fn is_time(&self) -> bool {
-        let mut standings = self.group.members().iter().map(super::group::Member::standing);
+        let mut standings =
+            self.group.members().iter().map(super::local_cluster::ClusterMember::status);
         let count = self.rounds + 1;
         !self.faults.is_empty()
             && self.open.is_empty()
             && self.striker.is_idle()
-            && self.group.picture().step() >= count * self.setup.every_steps
-            && standings.all(|standing| matches!(standing, Standing::Running | Standing::Gone))
+            && self.group.observation().step() >= count * self.setup.every_steps
+            && standings
+                .all(|standing| matches!(standing, ProcessStatus::Running | ProcessStatus::Gone))
     }
 
-    fn strike(&mut self) -> Result<(), GroupError> {
+    fn inject_next(&mut self) -> Result<(), LocalClusterError> {
         self.rounds += 1;
         for _ in 0..self.setup.mix.together.max(1) {
             let Some(fault) = self.faults.pop() else { break };
-            self.strike_with(fault)?;
+            self.inject(fault)?;
         }
         Ok(())
     }
 
-    fn strike_with(&mut self, fault: Fault) -> Result<(), GroupError> {
-        let Some(strike) = self.striker.strike(&mut self.group, fault)? else {
+    fn inject(&mut self, fault: ProcessFault) -> Result<(), LocalClusterError> {
+        let Some(strike) = self.striker.inject(&mut self.group, fault)? else {
             self.missed += 1;
-            return self.tell(&format!("✖ {fault}: nobody is there"));
+            return self.print(&format!("✖ {fault}: nobody is there"));
         };
         let victims = self.names(&strike);
         let whom =
             if victims.len() > NAMES_MAX { "everybody".to_owned() } else { victims.join(" ") };
-        self.tell(&format!("✖ {whom}: {fault}"))?;
-        self.strikes.push(StrikeRecord {
+        self.print(&format!("✖ {whom}: {fault}"))?;
+        self.strikes.push(FaultInjectionRecord {
             fault,
             text: fault.to_string(),
             victims,
@@ -281,13 +305,13 @@ impl<'a, 'b> Campaign<'a, 'b> {
         Ok(())
     }
 
-    fn names(&self, strike: &Strike) -> Vec<String> {
+    fn names(&self, strike: &FaultInjection) -> Vec<String> {
         let name = |index: &usize| self.group.members()[*index].spec().name.clone();
         strike.victims.iter().map(name).collect()
     }
 
     /// Looks whether the run has recovered from what struck last.
-    fn close(&mut self) -> Result<(), GroupError> {
+    fn close(&mut self) -> Result<(), LocalClusterError> {
         let (mut open, mut recovered) = (Vec::new(), Vec::new());
         for (place, strike) in std::mem::take(&mut self.open) {
             match strike.recovery(&self.group) {
@@ -301,32 +325,33 @@ impl<'a, 'b> Campaign<'a, 'b> {
             let Recovery { ms, step, generation } = recovery;
             let line =
                 format!("✔ sealed step {step} of generation {generation} after {}", words(ms));
-            self.tell(&line)?;
+            self.print(&line)?;
         }
         let is_half = !self.strikes.is_empty() && self.strikes.len() >= self.faults.len();
         if self.halfway.is_none() && self.open.is_empty() && is_half {
-            self.halfway = Some(Footprint::of(&self.group));
+            self.halfway = Some(ResourceFootprint::of(&self.group));
         }
         Ok(())
     }
 
-    fn tell_step(&mut self) -> Result<(), GroupError> {
-        let Some(every) = self.setup.tell_every else { return Ok(()) };
-        let picture = self.group.picture();
-        if self.told.elapsed() < every || picture.step() == self.told_step {
+    fn print_step(&mut self) -> Result<(), LocalClusterError> {
+        let Some(every) = self.setup.print_every else { return Ok(()) };
+        let picture = self.group.observation();
+        if self.printed_at.elapsed() < every || picture.step() == self.printed_step {
             return Ok(());
         }
-        (self.told, self.told_step) = (Instant::now(), picture.step());
+        (self.printed_at, self.printed_step) = (Instant::now(), picture.step());
         let last = picture.seals().last_key_value().map(|(_, seal)| &seal.facts);
-        let loss =
-            last.and_then(Facts::loss).map_or(String::new(), |loss| format!("  loss {loss:.4}"));
+        let loss = last
+            .and_then(SealFacts::loss)
+            .map_or(String::new(), |loss| format!("  loss {loss:.4}"));
         let (step, steps) = (picture.step(), self.setup.training.steps);
-        self.tell(&format!("  step {step}/{steps}{loss}  generation {}", picture.generation()))
+        self.print(&format!("  step {step}/{steps}{loss}  generation {}", picture.generation()))
     }
 
     /// A line, with its time.
-    fn tell(&mut self, line: &str) -> Result<(), GroupError> {
-        self.watch.tell(&format!("{:>8.1} s  {line}", self.began.elapsed().as_secs_f64()))
+    fn print(&mut self, line: &str) -> Result<(), LocalClusterError> {
+        self.watch.print_line(&format!("{:>8.1} s  {line}", self.began.elapsed().as_secs_f64()))
     }
 }
 
@@ -334,20 +359,26 @@ impl<'a, 'b> Campaign<'a, 'b> {
 mod tests {
     use std::time::Duration;
 
-    use super::CampaignSetup;
-    use crate::processes::faults::FaultMix;
+    use super::ProcessCampaignSetup;
+    use crate::processes::faults::ProcessFaultMix;
 
     #[test]
     fn a_run_is_long_enough_for_its_faults() {
-        let distance = |ms, step_ms| CampaignSetup::distance(Duration::from_millis(ms), step_ms);
+        let distance =
+            |ms, step_ms| ProcessCampaignSetup::distance(Duration::from_millis(ms), step_ms);
         assert_eq!(distance(5000, 100.0), 50);
         assert_eq!(distance(5000, 99.0), 51);
         assert_eq!(distance(5000, 5000.0), 4);
         assert_eq!(distance(1, 0.0), 10);
-        let mix =
-            FaultMix { count: 3, kinds: Vec::new(), power_cycles: 1, longest_ms: 1, together: 1 };
-        assert_eq!(CampaignSetup::steps(&mix, 50, 7), 314);
-        let mix = FaultMix { together: 3, ..mix };
-        assert_eq!(CampaignSetup::steps(&mix, 50, 7), 214, "two rounds");
+        let mix = ProcessFaultMix {
+            count: 3,
+            kinds: Vec::new(),
+            power_cycles: 1,
+            longest_ms: 1,
+            together: 1,
+        };
+        assert_eq!(ProcessCampaignSetup::steps(&mix, 50, 7), 314);
+        let mix = ProcessFaultMix { together: 3, ..mix };
+        assert_eq!(ProcessCampaignSetup::steps(&mix, 50, 7), 214, "two rounds");
     }
 }

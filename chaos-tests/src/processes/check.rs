@@ -18,8 +18,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use self::rewinds::{Rewind, rewinds_of, unexcused};
-use super::events::{Event, EventKind, Facts, Seal};
+use self::rewinds::{LoggedRewind, rewinds_of, unexcused};
+use super::events::{NodeEvent, NodeEventKind, SealEvent, SealFacts};
 
 /// Violations that are reported; one is enough to fail.
 pub const VIOLATIONS_MAX: usize = 20;
@@ -30,16 +30,16 @@ pub struct NodeLog<'a> {
     /// Name of the node.
     pub name: &'a str,
     /// Its events, in the order of its file.
-    pub events: &'a [Event],
+    pub events: &'a [NodeEvent],
     /// How often something happened to it that may leave a broken line.
     pub disturbances: u32,
 }
 
 /// The run that nothing disturbed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Undisturbed {
+pub struct UndisturbedRun {
     /// What was agreed on at each step.
-    pub steps: BTreeMap<u64, Facts>,
+    pub steps: BTreeMap<u64, SealFacts>,
     /// The digest of its final state.
     pub digest: Option<String>,
     /// Milliseconds from a seal to the next, in the middle.
@@ -48,14 +48,14 @@ pub struct Undisturbed {
 
 /// What the files hold and must not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Violation {
+pub struct LogViolation {
     /// The invariant, by its name in the table above.
     pub id: &'static str,
     /// What violates it, in words.
     pub what: String,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for LogViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.id, self.what)
     }
@@ -63,9 +63,9 @@ impl fmt::Display for Violation {
 
 /// What the check of all files found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Findings {
+pub struct LogFindings {
     /// What must not be; the first ones.
-    pub violations: Vec<Violation>,
+    pub violations: Vec<LogViolation>,
     /// The last sealed step.
     pub step: u64,
     /// Steps that were sealed, given up and sealed again.
@@ -78,34 +78,38 @@ pub struct Findings {
     pub digests: Vec<String>,
 }
 
-impl Findings {
+impl LogFindings {
     /// Something must not be.
     pub fn violate(&mut self, id: &'static str, what: String) {
         if self.violations.len() < VIOLATIONS_MAX {
-            self.violations.push(Violation { id, what });
+            self.violations.push(LogViolation { id, what });
         }
     }
 }
 
 /// A step as one node wrote it.
-struct Told<'a> {
+struct LoggedSeal<'a> {
     by: &'a str,
-    seal: &'a Seal,
+    seal: &'a SealEvent,
 }
 
 /// Looks at the files of a run of so many steps.
 #[must_use]
-pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>) -> Findings {
-    let mut findings = Findings::default();
-    let rewinds: Vec<Rewind> = logs.iter().flat_map(rewinds_of).collect();
-    let mut told: BTreeMap<u64, Vec<Told<'_>>> = BTreeMap::new();
+pub fn check(
+    logs: &[NodeLog<'_>],
+    steps: u64,
+    undisturbed: Option<&UndisturbedRun>,
+) -> LogFindings {
+    let mut findings = LogFindings::default();
+    let rewinds: Vec<LoggedRewind> = logs.iter().flat_map(rewinds_of).collect();
+    let mut told: BTreeMap<u64, Vec<LoggedSeal<'_>>> = BTreeMap::new();
     for log in logs {
         check_file(log, &mut findings);
         for event in log.events {
-            if let EventKind::Seal(seal) = &event.kind {
-                told.entry(seal.step).or_default().push(Told { by: log.name, seal });
+            if let NodeEventKind::Seal(seal) = &event.kind {
+                told.entry(seal.step).or_default().push(LoggedSeal { by: log.name, seal });
             }
-            if let EventKind::Done { digest: Some(digest), .. } = &event.kind {
+            if let NodeEventKind::Done { digest: Some(digest), .. } = &event.kind {
                 findings.digests.push(digest.clone());
             }
         }
@@ -124,14 +128,14 @@ pub fn check(logs: &[NodeLog<'_>], steps: u64, undisturbed: Option<&Undisturbed>
 }
 
 /// E1, and the part of S1 that one file shows.
-fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
+fn check_file(log: &NodeLog<'_>, findings: &mut LogFindings) {
     let mut torn = 0;
     // Steps written since the process began or the run went back.
     let mut last = None;
     for event in log.events {
         match &event.kind {
-            EventKind::Started { .. } | EventKind::Rewound { .. } => last = None,
-            EventKind::Seal(seal) => {
+            NodeEventKind::Started { .. } | NodeEventKind::Rewound { .. } => last = None,
+            NodeEventKind::Seal(seal) => {
                 if let Some(last) = last.filter(|last| seal.step <= *last) {
                     let what =
                         format!("{} tells of step {} after step {last}", log.name, seal.step);
@@ -139,28 +143,33 @@ fn check_file(log: &NodeLog<'_>, findings: &mut Findings) {
                 }
                 last = Some(seal.step);
             }
-            EventKind::Torn { line } => {
+            NodeEventKind::Torn { line } => {
                 torn += 1;
                 if torn > log.disturbances {
                     let line: String = line.chars().take(120).collect();
                     findings.violate("E1", format!("{} has a broken line: {line}", log.name));
                 }
             }
-            EventKind::Leader { .. }
-            | EventKind::Joined { .. }
-            | EventKind::Lost { .. }
-            | EventKind::Plan { .. }
-            | EventKind::Halted { .. }
-            | EventKind::Done { .. }
-            | EventKind::Running(_)
-            | EventKind::Other => {}
+            NodeEventKind::Leader { .. }
+            | NodeEventKind::Joined { .. }
+            | NodeEventKind::Lost { .. }
+            | NodeEventKind::Plan { .. }
+            | NodeEventKind::Halted { .. }
+            | NodeEventKind::Done { .. }
+            | NodeEventKind::Running(_)
+            | NodeEventKind::Other => {}
         }
     }
     findings.torn += u64::from(torn);
 }
 
 /// S2 and S6 at one step.
-fn check_step(step: u64, told: &[Told<'_>], rewinds: &[Rewind], findings: &mut Findings) {
+fn check_step(
+    step: u64,
+    told: &[LoggedSeal<'_>],
+    rewinds: &[LoggedRewind],
+    findings: &mut LogFindings,
+) {
     let Some(first) = told.first() else { return };
     let differs = told.iter().find(|other| {
         let digests = (&first.seal.digest, &other.seal.digest);
@@ -190,7 +199,7 @@ fn check_step(step: u64, told: &[Told<'_>], rewinds: &[Rewind], findings: &mut F
 }
 
 /// S1: no step is left out.
-fn check_line(told: &BTreeMap<u64, Vec<Told<'_>>>, steps: u64, findings: &mut Findings) {
+fn check_line(told: &BTreeMap<u64, Vec<LoggedSeal<'_>>>, steps: u64, findings: &mut LogFindings) {
     findings.step = told.last_key_value().map_or(0, |(step, _)| *step);
     let missing = (1..=findings.step.max(steps)).find(|step| !told.contains_key(step));
     if let Some(step) = missing {
@@ -203,9 +212,9 @@ fn check_line(told: &BTreeMap<u64, Vec<Told<'_>>>, steps: u64, findings: &mut Fi
 
 /// N1 at every step.
 fn compare(
-    told: &BTreeMap<u64, Vec<Told<'_>>>,
-    undisturbed: &Undisturbed,
-    findings: &mut Findings,
+    told: &BTreeMap<u64, Vec<LoggedSeal<'_>>>,
+    undisturbed: &UndisturbedRun,
+    findings: &mut LogFindings,
 ) {
     for (step, facts) in &undisturbed.steps {
         let Some(first) = told.get(step).and_then(|told| told.first()) else { continue };
@@ -218,7 +227,7 @@ fn compare(
 }
 
 /// N1 at the end, and S2 of the digests there.
-fn check_digests(undisturbed: Option<&Undisturbed>, findings: &mut Findings) {
+fn check_digests(undisturbed: Option<&UndisturbedRun>, findings: &mut LogFindings) {
     if findings.digests.len() > 1 {
         let what = format!("the final state has several digests: {}", findings.digests.join(", "));
         findings.violate("S2", what);
@@ -237,8 +246,8 @@ fn check_digests(undisturbed: Option<&Undisturbed>, findings: &mut Findings) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Findings, NodeLog, Undisturbed, check};
-    use crate::processes::events::{Event, EventKind};
+    use super::{LogFindings, NodeLog, UndisturbedRun, check};
+    use crate::processes::events::{NodeEvent, NodeEventKind};
 
     fn seal(step: u64, generation: u64, loss: f64) -> String {
         format!(
@@ -258,12 +267,12 @@ mod tests {
         std::iter::once(STARTED.to_owned()).chain(seals).collect()
     }
 
-    fn events(lines: &[String]) -> Vec<Event> {
-        lines.iter().map(|line| Event::parse(line)).collect()
+    fn events(lines: &[String]) -> Vec<NodeEvent> {
+        lines.iter().map(|line| NodeEvent::parse(line)).collect()
     }
 
     /// What is wrong with these files of a run of four steps.
-    fn found(files: &[Vec<String>], undisturbed: Option<&Undisturbed>) -> Findings {
+    fn found(files: &[Vec<String>], undisturbed: Option<&UndisturbedRun>) -> LogFindings {
         let files: Vec<_> = files.iter().map(|lines| events(lines)).collect();
         let logs: Vec<_> = files
             .iter()
@@ -283,14 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_nobody_tells_of_is_missed() {
+    fn a_step_that_nobody_logs_is_missed() {
         assert_eq!(ids(&[seals([1, 2, 4])]), ["S1"]);
         assert_eq!(ids(&[seals(1..=3)]), ["S1"]);
         assert_eq!(ids(&[seals(1..=5)]), ["S1"]);
     }
 
     #[test]
-    fn a_step_may_be_told_again_after_a_start() {
+    fn a_step_may_be_logged_again_after_a_start() {
         let again = [seals(1..=2), seals(2..=4)].concat();
         assert!(ids(std::slice::from_ref(&again)).is_empty());
         let without: Vec<_> = again.into_iter().filter(|line| line != STARTED).collect();
@@ -351,15 +360,15 @@ mod tests {
             [seals(1..=4), vec![done]].concat()
         };
         let facts = events(&seals(1..=4)).into_iter().filter_map(|event| {
-            if let EventKind::Seal(seal) = event.kind {
+            if let NodeEventKind::Seal(seal) = event.kind {
                 Some((seal.step, seal.facts))
             } else {
                 None
             }
         });
         let mut undisturbed =
-            Undisturbed { steps: facts.collect(), digest: Some("ab".to_owned()), step_ms: 1.0 };
-        let check = |files: &[Vec<String>], undisturbed: &Undisturbed, expected: &[&str]| {
+            UndisturbedRun { steps: facts.collect(), digest: Some("ab".to_owned()), step_ms: 1.0 };
+        let check = |files: &[Vec<String>], undisturbed: &UndisturbedRun, expected: &[&str]| {
             let found = found(files, Some(undisturbed));
             let ids: Vec<_> = found.violations.iter().map(|violation| violation.id).collect();
             assert_eq!(ids, expected, "{:?}", found.violations);

@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::account::{Account, Verdict};
-use super::campaign::{self, CampaignSetup};
-use super::check::Undisturbed;
-use super::contract::Program;
-use super::demo::{self, Demo};
-use super::faults::{FaultKind, FaultMix};
-use super::folder::Folder;
-use super::group::{GroupError, GroupSetup};
+use super::campaign::{self, ProcessCampaignSetup};
+use super::campaign_report::{CampaignVerdict, ProcessCampaignReport};
+use super::check::UndisturbedRun;
+use super::contract::TestedBinary;
+use super::demo::{self, DemoSetup};
+use super::faults::{ProcessFaultKind, ProcessFaultMix};
+use super::local_cluster::{LocalClusterError, LocalClusterSetup};
 use super::machine;
-use super::measure::{self, MeasureSetup, RowKind, heading};
-use super::replay::{self, ReplaySetup, Trace};
-use super::undisturbed::Training;
-use super::watch::{STANDSTILL, Watch};
-use super::wires::Wires;
-use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, ReplayArgs, RunArgs};
+use super::measure::{self, MeasureRowKind, MeasureSetup, heading};
+use super::process_network::NetworkKind;
+use super::replay::{self, FleetTrace, ReplaySetup};
+use super::run_monitor::{RunMonitor, STANDSTILL};
+use super::temporary_folder::TemporaryFolder;
+use super::undisturbed::UndisturbedTraining;
+use crate::args::processes::{DemoArgs, GroupArgs, MeasureArgs, ProcessRunArgs, ReplayArgs};
 
 /// Steps from which the time of a step is measured.
 const TRIAL_STEPS: u64 = 40;
@@ -35,21 +35,25 @@ const UNSAFE: u8 = 10;
 ///
 /// # Errors
 /// If there is nothing to compare with, or the output cannot be written.
-pub fn run(args: &RunArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+pub fn run(
+    args: &ProcessRunArgs,
+    own: &Path,
+    watch: &mut RunMonitor<'_>,
+) -> Result<u8, LocalClusterError> {
     let mix = mix(args);
     if args.list {
         let faults = mix.draw(args.group.seed);
-        faults.iter().try_for_each(|fault| watch.tell(&fault.to_string()))?;
+        faults.iter().try_for_each(|fault| watch.print_line(&fault.to_string()))?;
         return Ok(0);
     }
     let wires = wires(args, &mix);
     if let Some(kind) = mix.kinds.iter().find(|kind| !wires.can(**kind)) {
-        watch.tell(&format!("error: {kind} cannot strike over {wires}"))?;
-        watch.tell("hint: leave --namespaces out, or do not name it with --faults")?;
+        watch.print_line(&format!("error: {kind} cannot strike over {wires}"))?;
+        watch.print_line("hint: leave --namespaces out, or do not name it with --faults")?;
         return Ok(USAGE);
     }
     for line in machine::report() {
-        watch.tell(&line)?;
+        watch.print_line(&line)?;
     }
     let (training, undisturbed, every_steps) = undisturbed(args, &mix, own, watch)?;
     let mut folder = folder(args.folder.as_deref(), "run")?;
@@ -62,38 +66,41 @@ pub fn run(args: &RunArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, Grou
 /// What a run without faults comes to, in as many steps as the faults of a campaign need, and how
 /// many steps lie between two of them.
 fn undisturbed(
-    args: &RunArgs,
-    mix: &FaultMix,
+    args: &ProcessRunArgs,
+    mix: &ProcessFaultMix,
     own: &Path,
-    watch: &mut Watch<'_>,
-) -> Result<(Training, Undisturbed, u64), GroupError> {
+    watch: &mut RunMonitor<'_>,
+) -> Result<(UndisturbedTraining, UndisturbedRun, u64), LocalClusterError> {
     let cache = cache();
     let (config, workers) = (args.subject.configuration(), args.group.workers);
     let program = program(&args.group, own);
-    let trial = Training { program, config, steps: TRIAL_STEPS, workers };
+    let trial = UndisturbedTraining { program, config, steps: TRIAL_STEPS, workers };
     let step_ms = trial.undisturbed(&cache, STANDSTILL, watch)?.step_ms;
-    let every_steps = CampaignSetup::distance(args.every, step_ms);
-    let steps =
-        CampaignSetup::steps(mix, every_steps, CampaignSetup::distance(args.longest, step_ms));
-    watch.tell(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
-    let training = Training { steps, ..trial };
+    let every_steps = ProcessCampaignSetup::distance(args.every, step_ms);
+    let steps = ProcessCampaignSetup::steps(
+        mix,
+        every_steps,
+        ProcessCampaignSetup::distance(args.longest, step_ms),
+    );
+    watch.print_line(&format!("{step_ms:.1} ms a step; {steps} steps, undisturbed first"))?;
+    let training = UndisturbedTraining { steps, ..trial };
     let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
     Ok((training, undisturbed, every_steps))
 }
 
 fn campaign(
-    args: &RunArgs,
-    mix: FaultMix,
-    mut training: Training,
+    args: &ProcessRunArgs,
+    mix: ProcessFaultMix,
+    mut training: UndisturbedTraining,
     every_steps: u64,
     folder: &Path,
-) -> CampaignSetup {
+) -> ProcessCampaignSetup {
     let wires = wires(args, &mix);
-    if wires != Wires::Loopback {
+    if wires != NetworkKind::Loopback {
         let (key, value) = NO_SAME_HOST;
         training.program.environment.push((key.to_owned(), value.to_owned()));
     }
-    let group = GroupSetup {
+    let group = LocalClusterSetup {
         program: training.program.clone(),
         folder: folder.join("cluster"),
         controllers: args.group.controllers,
@@ -103,35 +110,43 @@ fn campaign(
         small_disk_mib: args.small_disk,
     };
     let (standstill, tell_every) = (STANDSTILL, None);
-    CampaignSetup { training, group, mix, every_steps, standstill, tell_every }
+    ProcessCampaignSetup { training, group, mix, every_steps, standstill, print_every: tell_every }
 }
 
 /// Shows that kills change nothing, and returns the exit code.
 ///
 /// # Errors
 /// If a cluster does not come up, or the output cannot be written.
-pub fn demo(args: &DemoArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+pub fn demo(
+    args: &DemoArgs,
+    own: &Path,
+    watch: &mut RunMonitor<'_>,
+) -> Result<u8, LocalClusterError> {
     let GroupArgs { workers, controllers, seed, .. } = args.group;
     let (program, seconds) = (program(&args.group, own), args.seconds.as_secs());
-    demo::run(&Demo { program, seconds, controllers, workers, seed }, watch)
+    demo::run(&DemoSetup { program, seconds, controllers, workers, seed }, watch)
 }
 
 /// Measures how fast a cluster recovers, and returns the exit code.
 ///
 /// # Errors
 /// If a cluster does not go on after a fault, or the output cannot be written.
-pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+pub fn measure(
+    args: &MeasureArgs,
+    own: &Path,
+    watch: &mut RunMonitor<'_>,
+) -> Result<u8, LocalClusterError> {
     let mut folder = folder(None, "measure")?;
-    let group = GroupSetup {
+    let group = LocalClusterSetup {
         program: program(&args.group, own),
         folder: folder.path().join("cluster"),
         controllers: args.group.controllers,
         workers: args.group.workers,
         seed: args.group.seed,
-        wires: Wires::Loopback,
+        wires: NetworkKind::Loopback,
         small_disk_mib: None,
     };
-    watch.tell(&heading())?;
+    watch.print_line(&heading())?;
     let setup = MeasureSetup {
         group,
         config: args.subject.configuration(),
@@ -145,20 +160,20 @@ pub fn measure(args: &MeasureArgs, own: &Path, watch: &mut Watch<'_>) -> Result<
     };
     let measures = measure::run(&setup, watch).inspect_err(|_| folder.keep())?;
     for violation in &measures.findings.violations {
-        watch.tell(&violation.to_string())?;
+        watch.print_line(&violation.to_string())?;
     }
-    watch.tell(&measures.moved.to_string())?;
-    watch.tell(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
-    watch.tell(&format!("{} goals missed", measures.missed()))?;
+    watch.print_line(&measures.moved.to_string())?;
+    watch.print_line(&format!("{} sealed steps lost", measures.findings.steps_lost))?;
+    watch.print_line(&format!("{} goals missed", measures.missed()))?;
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &measures))?;
     Ok(if measures.findings.violations.is_empty() { 0 } else { UNSAFE })
 }
 
 /// The rows that were requested, in the order in which they are measured.
-fn rows(args: &MeasureArgs) -> Vec<RowKind> {
+fn rows(args: &MeasureArgs) -> Vec<MeasureRowKind> {
     let mut rows = match args.rows.as_slice() {
-        [] if args.undisturbed.is_some() => vec![RowKind::Undisturbed],
-        [] => RowKind::USUAL.to_vec(),
+        [] if args.undisturbed.is_some() => vec![MeasureRowKind::Undisturbed],
+        [] => MeasureRowKind::USUAL.to_vec(),
         chosen => chosen.to_vec(),
     };
     rows.sort_unstable();
@@ -170,27 +185,31 @@ fn rows(args: &MeasureArgs) -> Vec<RowKind> {
 ///
 /// # Errors
 /// If the trace cannot be read, the run does not come to its end, or the output cannot be written.
-pub fn replay(args: &ReplayArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
+pub fn replay(
+    args: &ReplayArgs,
+    own: &Path,
+    watch: &mut RunMonitor<'_>,
+) -> Result<u8, LocalClusterError> {
     let doing = || format!("cannot read {}", args.trace.display());
     let text = fs::read_to_string(&args.trace).map_err(|source| system(doing(), source))?;
-    let fleet = Trace::parse(&text)
+    let fleet = FleetTrace::parse(&text)
         .and_then(|trace| trace.follow(args.window.seconds(), args.speed, args.workers_max));
     let fleet = match fleet {
         Ok(fleet) => fleet,
         Err(error) => {
-            watch.tell(&format!("error: {}: {error}", args.trace.display()))?;
+            watch.print_line(&format!("error: {}: {error}", args.trace.display()))?;
             return Ok(USAGE);
         }
     };
     let mut folder = folder(None, "replay")?;
     let setup = ReplaySetup {
-        group: GroupSetup {
-            program: Program::at(args.program.clone().unwrap_or_else(|| own.to_owned())),
+        group: LocalClusterSetup {
+            program: TestedBinary::at(args.program.clone().unwrap_or_else(|| own.to_owned())),
             folder: folder.path().join("cluster"),
             controllers: args.controllers,
             workers: fleet.begin,
             seed: args.seed,
-            wires: Wires::Loopback,
+            wires: NetworkKind::Loopback,
             small_disk_mib: None,
         },
         config: args.subject.configuration(),
@@ -200,7 +219,7 @@ pub fn replay(args: &ReplayArgs, own: &Path, watch: &mut Watch<'_>) -> Result<u8
         cache: cache(),
     };
     let replayed = replay::run(&setup, watch).inspect_err(|_| folder.keep())?;
-    watch.tell(&replayed.to_string())?;
+    watch.print_line(&replayed.to_string())?;
     args.report.as_deref().map_or(Ok(()), |path| write_json(path, &replayed))?;
     Ok(if replayed.findings.violations.is_empty() { 0 } else { UNSAFE })
 }
@@ -212,55 +231,55 @@ fn cache() -> PathBuf {
 
 fn finish(
     report: Option<&Path>,
-    folder: &mut Folder,
-    account: &Account,
-    watch: &mut Watch<'_>,
-) -> Result<(), GroupError> {
-    watch.tell(&account.to_string())?;
+    folder: &mut TemporaryFolder,
+    account: &ProcessCampaignReport,
+    watch: &mut RunMonitor<'_>,
+) -> Result<(), LocalClusterError> {
+    watch.print_line(&account.to_string())?;
     report.map_or(Ok(()), |path| write_json(path, account))?;
-    if account.verdict != Verdict::Passed {
+    if account.verdict != CampaignVerdict::Passed {
         folder.keep();
-        watch.tell(&format!("logs and events are in {}", folder.path().display()))?;
+        watch.print_line(&format!("logs and events are in {}", folder.path().display()))?;
     }
     Ok(())
 }
 
-fn mix(args: &RunArgs) -> FaultMix {
+fn mix(args: &ProcessRunArgs) -> ProcessFaultMix {
     let kinds = match args.faults.as_slice() {
-        [] => FaultKind::USUAL.to_vec(),
+        [] => ProcessFaultKind::USUAL.to_vec(),
         chosen => chosen.to_vec(),
     };
     let longest_ms = u64::try_from(args.longest.as_millis()).unwrap_or(u64::MAX);
     let (count, power_cycles, together) = (args.kills, args.power_cycles, args.together);
-    FaultMix { count, kinds, power_cycles, longest_ms, together }
+    ProcessFaultMix { count, kinds, power_cycles, longest_ms, together }
 }
 
 /// What the processes are to reach each other by.
-fn wires(args: &RunArgs, mix: &FaultMix) -> Wires {
+fn wires(args: &ProcessRunArgs, mix: &ProcessFaultMix) -> NetworkKind {
     match (args.namespaces, args.proxy || mix.kinds.iter().any(|kind| kind.is_network())) {
-        (true, _) => Wires::Namespaces,
-        (false, true) => Wires::Proxy,
-        (false, false) => Wires::Loopback,
+        (true, _) => NetworkKind::Namespaces,
+        (false, true) => NetworkKind::Proxy,
+        (false, false) => NetworkKind::Loopback,
     }
 }
 
-fn program(args: &GroupArgs, own: &Path) -> Program {
+fn program(args: &GroupArgs, own: &Path) -> TestedBinary {
     let path = args.program.clone().unwrap_or_else(|| own.to_owned());
-    Program::at(path)
+    TestedBinary::at(path)
 }
 
-fn folder(named: Option<&Path>, name: &str) -> Result<Folder, GroupError> {
-    let folder = named.map_or_else(|| Folder::temporary(name), Folder::named);
+fn folder(named: Option<&Path>, name: &str) -> Result<TemporaryFolder, LocalClusterError> {
+    let folder = named.map_or_else(|| TemporaryFolder::temporary(name), TemporaryFolder::named);
     let path = named.map_or_else(std::env::temp_dir, PathBuf::from);
     folder.map_err(|source| system(format!("cannot make a folder at {}", path.display()), source))
 }
 
-fn write_json(path: &Path, value: &impl Serialize) -> Result<(), GroupError> {
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), LocalClusterError> {
     let json = serde_json::to_vec_pretty(value).expect("numbers, texts and lists are JSON");
     let doing = || format!("cannot write {}", path.display());
     fs::write(path, json).map_err(|source| system(doing(), source))
 }
 
-fn system(doing: String, source: io::Error) -> GroupError {
-    GroupError::System { doing, source }
+fn system(doing: String, source: io::Error) -> LocalClusterError {
+    LocalClusterError::System { doing, source }
 }

@@ -14,9 +14,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 pub use self::answers::{
-    BenchAnswer, JobStatus, MemberStatus, PlanAnswer, PlannedSchedule, Status, WorkStatus,
+    ReportedBenchmark, ReportedJob, ReportedMember, ReportedPlan, ReportedSchedule, ReportedStatus,
+    ReportedWork,
 };
-use super::namespaces::Namespace;
+use super::namespaces::NetworkNamespace;
 use super::system::tie;
 
 /// Between two looks at a process that should end.
@@ -30,7 +31,7 @@ const TOKEN_USES: &str = "1000";
 
 /// Why a verb did not do its work.
 #[derive(Debug, thiserror::Error)]
-pub enum VerbError {
+pub enum SubcommandError {
     /// It could not be started, or its output not be read.
     #[error("cannot run `{verb}`: {source}")]
     Start {
@@ -71,14 +72,14 @@ pub enum VerbError {
 
 /// What a process is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub enum ProcessRole {
     /// A controller, which votes.
     Controller,
     /// A worker, which computes.
     Worker,
 }
 
-impl Role {
+impl ProcessRole {
     /// Its word on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -91,11 +92,11 @@ impl Role {
 
 /// A process of a cluster.
 #[derive(Clone, Debug)]
-pub struct NodeSpec {
+pub struct ProcessSpec {
     /// The name of the node.
     pub name: String,
     /// Whether the node is a controller or a worker.
-    pub role: Role,
+    pub role: ProcessRole,
     /// The port it binds.
     pub bind: SocketAddr,
     /// Where others are to send to.
@@ -106,7 +107,7 @@ pub struct NodeSpec {
 
 /// How a node comes into a cluster.
 #[derive(Clone, Copy, Debug)]
-pub enum Entry<'a> {
+pub enum ClusterEntry<'a> {
     /// The node founds the cluster.
     Founds,
     /// The node joins the cluster.
@@ -120,33 +121,33 @@ pub enum Entry<'a> {
 
 /// The binary that is tested.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct TestedBinary {
     /// Path of the binary.
     pub path: PathBuf,
     /// What its processes find in their environment besides ours.
     pub environment: Vec<(String, String)>,
     /// The network that verbs are typed in, if it is not ours.
-    pub place: Option<Namespace>,
+    pub namespace: Option<NetworkNamespace>,
 }
 
-impl Program {
+impl TestedBinary {
     /// A binary whose processes find what ours do.
     #[must_use]
     pub fn at(path: PathBuf) -> Self {
-        Self { path, environment: Vec::new(), place: None }
+        Self { path, environment: Vec::new(), namespace: None }
     }
 }
 
 /// What is trained: a configuration file, and keys that win over it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Configuration {
+pub struct TestedConfiguration {
     /// The file, if there is one; without it and without a preset, the binary has a default.
     pub file: Option<PathBuf>,
     /// `KEY=VALUE`, as they are typed behind `--set`; the last of several wins.
     pub set: Vec<String>,
 }
 
-impl Configuration {
+impl TestedConfiguration {
     /// A configuration that is a file alone.
     #[must_use]
     pub const fn of(file: PathBuf) -> Self {
@@ -161,7 +162,7 @@ impl Configuration {
         Self { set, ..self.clone() }
     }
 
-    fn type_to(&self, command: &mut Command) {
+    fn add_arguments(&self, command: &mut Command) {
         command.args(&self.file);
         self.set.iter().for_each(|set| {
             command.arg("--set").arg(set);
@@ -171,7 +172,7 @@ impl Configuration {
 
 /// What `token create --json` prints, as far as it matters here.
 #[derive(Debug, Deserialize)]
-struct TokenAnswer {
+struct ReportedToken {
     token: String,
     #[serde(default)]
     addresses: Vec<String>,
@@ -179,27 +180,27 @@ struct TokenAnswer {
 
 /// A way into a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct JoinTicket {
     /// The token that lets nodes in.
     pub token: String,
     /// Addresses that nodes may join at.
     pub addresses: Vec<String>,
 }
 
-impl Program {
+impl TestedBinary {
     /// The command of a node's process, which stays in the foreground. Typed again, the node goes on
     /// with what it keeps.
     #[must_use]
-    pub fn node(&self, node: &NodeSpec, entry: Entry<'_>) -> Command {
+    pub fn node(&self, node: &ProcessSpec, entry: ClusterEntry<'_>) -> Command {
         let mut command = self.command();
         match entry {
-            Entry::Founds => command.arg("init"),
-            Entry::Joins { cluster, token } => {
+            ClusterEntry::Founds => command.arg("init"),
+            ClusterEntry::Joins { cluster, token } => {
                 command.args(["join", "--cluster", cluster, "--token", token]);
                 command.args(["--role", node.role.name()])
             }
         };
-        if matches!(entry, Entry::Joins { .. }) && node.role == Role::Worker {
+        if matches!(entry, ClusterEntry::Joins { .. }) && node.role == ProcessRole::Worker {
             command.args(["--threads", WORKER_THREADS]);
         }
         command.args(["--name", &node.name]);
@@ -213,22 +214,32 @@ impl Program {
     ///
     /// # Errors
     /// If there is none within the limit.
-    pub fn token(&self, role: Role, admin: &Path, limit: Duration) -> Result<Ticket, VerbError> {
-        let mut command = self.verb();
+    pub fn token(
+        &self,
+        role: ProcessRole,
+        admin: &Path,
+        limit: Duration,
+    ) -> Result<JoinTicket, SubcommandError> {
+        let mut command = self.subcommand();
         command.args(["token", "create", "--role", role.name(), "--uses", TOKEN_USES, "--json"]);
         command.arg("--data-dir").arg(admin);
-        let answer: TokenAnswer = ask(&mut command, Some(limit))?;
-        Ok(Ticket { token: answer.token, addresses: answer.addresses })
+        let answer: ReportedToken = run_json(&mut command, Some(limit))?;
+        Ok(JoinTicket { token: answer.token, addresses: answer.addresses })
     }
 
     /// Submits a configuration, for so many steps. It may take as long as its text is sent.
     ///
     /// # Errors
     /// If it is refused.
-    pub fn run(&self, config: &Configuration, steps: u64, admin: &Path) -> Result<(), VerbError> {
-        let mut command = self.verb();
+    pub fn run(
+        &self,
+        config: &TestedConfiguration,
+        steps: u64,
+        admin: &Path,
+    ) -> Result<(), SubcommandError> {
+        let mut command = self.subcommand();
         command.arg("run");
-        config.with("train.steps", steps).type_to(&mut command);
+        config.with("train.steps", steps).add_arguments(&mut command);
         command.arg("--detach").arg("--data-dir").arg(admin);
         finish(&mut command, None).map(|_| ())
     }
@@ -240,13 +251,13 @@ impl Program {
     /// If it does not come to its end.
     pub fn train(
         &self,
-        config: &Configuration,
+        config: &TestedConfiguration,
         steps: u64,
         out: &Path,
-    ) -> Result<String, VerbError> {
-        let mut command = self.verb();
+    ) -> Result<String, SubcommandError> {
+        let mut command = self.subcommand();
         command.arg("train");
-        config.with("train.steps", steps).type_to(&mut command);
+        config.with("train.steps", steps).add_arguments(&mut command);
         command.args(["--workers", "1", "--threads-only", "--json", "--out"]).arg(out);
         finish(&mut command, None)
     }
@@ -255,12 +266,16 @@ impl Program {
     ///
     /// # Errors
     /// If nothing fits.
-    pub fn plan(&self, config: &Configuration, workers: u32) -> Result<PlanAnswer, VerbError> {
-        let mut command = self.verb();
+    pub fn plan(
+        &self,
+        config: &TestedConfiguration,
+        workers: u32,
+    ) -> Result<ReportedPlan, SubcommandError> {
+        let mut command = self.subcommand();
         command.arg("plan");
-        config.type_to(&mut command);
+        config.add_arguments(&mut command);
         command.args(["--nodes", &workers.to_string(), "--threads", WORKER_THREADS, "--json"]);
-        ask(&mut command, None)
+        run_json(&mut command, None)
     }
 
     /// Processes beside threads, steps beside steps with a checkpoint under way, and the end of runs.
@@ -269,41 +284,41 @@ impl Program {
     /// If a run does not come to its end.
     pub fn bench_cluster(
         &self,
-        config: &Configuration,
+        config: &TestedConfiguration,
         (steps, workers, rounds): (u64, u32, u32),
-    ) -> Result<BenchAnswer, VerbError> {
-        let mut command = self.verb();
+    ) -> Result<ReportedBenchmark, SubcommandError> {
+        let mut command = self.subcommand();
         command.args(["bench", "cluster"]);
-        config.type_to(&mut command);
+        config.add_arguments(&mut command);
         command.args(["--steps", &steps.to_string(), "--workers", &workers.to_string()]);
         command.args(["--rounds", &rounds.to_string(), "--json"]);
-        ask(&mut command, None)
+        run_json(&mut command, None)
     }
 
     /// The state of the cluster, its members and its job.
     ///
     /// # Errors
     /// If nobody answers within the limit.
-    pub fn status(&self, admin: &Path, limit: Duration) -> Result<Status, VerbError> {
-        let mut command = self.verb();
+    pub fn status(&self, admin: &Path, limit: Duration) -> Result<ReportedStatus, SubcommandError> {
+        let mut command = self.subcommand();
         command.args(["status", "--json"]).arg("--data-dir").arg(admin);
-        ask(&mut command, Some(limit))
+        run_json(&mut command, Some(limit))
     }
 
     /// Reads every copy of every checkpoint that is referred to, however long disks take for it.
     ///
     /// # Errors
     /// If one is damaged, or nobody answers.
-    pub fn verify(&self, admin: &Path) -> Result<(), VerbError> {
-        let mut command = self.verb();
+    pub fn verify(&self, admin: &Path) -> Result<(), SubcommandError> {
+        let mut command = self.subcommand();
         command.args(["ckpt", "verify", "--json"]).arg("--data-dir").arg(admin);
         finish(&mut command, None).map(|_| ())
     }
 
     /// What a person types beside the nodes.
-    fn verb(&self) -> Command {
+    fn subcommand(&self) -> Command {
         let mut command = self.command();
-        if let Some(place) = &self.place {
+        if let Some(place) = &self.namespace {
             place.hold(&mut command);
         }
         command
@@ -326,12 +341,12 @@ pub fn line(command: &Command) -> String {
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-fn ask<T: DeserializeOwned>(
+fn run_json<T: DeserializeOwned>(
     command: &mut Command,
     limit: Option<Duration>,
-) -> Result<T, VerbError> {
+) -> Result<T, SubcommandError> {
     let said = finish(command, limit)?;
-    serde_json::from_str(&said).map_err(|source| VerbError::Answer {
+    serde_json::from_str(&said).map_err(|source| SubcommandError::Answer {
         verb: line(command),
         source,
         said: end_of(&said),
@@ -340,9 +355,9 @@ fn ask<T: DeserializeOwned>(
 
 /// Runs a verb to its end, and returns what it printed on its standard output. Without a limit it ends
 /// when it has done its work, or gives its cluster up by itself.
-fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, VerbError> {
+fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, SubcommandError> {
     let verb = line(command);
-    let start = |source| VerbError::Start { verb: verb.clone(), source };
+    let start = |source| SubcommandError::Start { verb: verb.clone(), source };
     // Files, because a pipe that nobody reads holds the process up.
     let (mut out, mut err) = (scratch().map_err(start)?, scratch().map_err(start)?);
     command.stdout(out.try_clone().map_err(start)?).stderr(err.try_clone().map_err(start)?);
@@ -354,7 +369,7 @@ fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, Verb
         }
         if let Some(limit) = limit.filter(|limit| began.elapsed() > *limit) {
             child.kill().and_then(|()| child.wait()).map_err(start)?;
-            return Err(VerbError::Late { verb, limit });
+            return Err(SubcommandError::Late { verb, limit });
         }
         std::thread::sleep(LOOK_EVERY);
     };
@@ -363,7 +378,7 @@ fn finish(command: &mut Command, limit: Option<Duration>) -> Result<String, Verb
         return Ok(said);
     }
     let said = end_of(&(said + &contents(&mut err).map_err(start)?));
-    Err(VerbError::Failed { verb, code: status.to_string(), said })
+    Err(SubcommandError::Failed { verb, code: status.to_string(), said })
 }
 
 /// A file without a name.
@@ -398,19 +413,21 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::time::Duration;
 
-    use super::{Entry, NodeSpec, Program, Role, VerbError, end_of, line};
+    use super::{
+        ClusterEntry, ProcessRole, ProcessSpec, SubcommandError, TestedBinary, end_of, line,
+    };
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn program(path: &str) -> Program {
-        Program::at(path.into())
+    fn program(path: &str) -> TestedBinary {
+        TestedBinary::at(path.into())
     }
 
     /// A program that is a line of shell.
     ///
     /// A process of its own writes it: a file that is open for writing here, while another test
     /// forks, cannot be run.
-    fn shell(folder: &Path, text: &str) -> Program {
+    fn shell(folder: &Path, text: &str) -> TestedBinary {
         let path = folder.join("program");
         let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
         let mut command = std::process::Command::new("sh");
@@ -421,46 +438,46 @@ mod tests {
 
     #[test]
     fn nodes_are_started_as_a_person_would() {
-        let node = NodeSpec {
+        let node = ProcessSpec {
             name: "w1".to_owned(),
-            role: Role::Worker,
+            role: ProcessRole::Worker,
             bind: "127.0.0.1:7001".parse().expect("an address"),
             advertise: "127.0.0.1:9001".parse().expect("an address"),
             data_dir: PathBuf::from("w1"),
         };
         let program = program("/bin/zbelastic");
         assert_eq!(
-            line(&program.node(&node, Entry::Joins { cluster: "a:1,b:2", token: "T" })),
+            line(&program.node(&node, ClusterEntry::Joins { cluster: "a:1,b:2", token: "T" })),
             "zbelastic join --cluster a:1,b:2 --token T --role worker --threads 1 \
              --name w1 --bind 127.0.0.1:7001 --advertise 127.0.0.1:9001 --data-dir w1"
         );
         assert_eq!(
-            line(&program.node(&node, Entry::Founds)),
+            line(&program.node(&node, ClusterEntry::Founds)),
             "zbelastic init --name w1 --bind 127.0.0.1:7001 --advertise 127.0.0.1:9001 \
              --data-dir w1"
         );
     }
 
     #[test]
-    fn a_verb_answers_or_says_why_not() {
+    fn a_subcommand_answers_or_fails_with_a_reason() {
         let folder = tempfile::tempdir().expect("a folder");
         let says = shell(folder.path(), "echo '{\"leader\":3,\"members\":[{\"id\":3}],\"new\":1}'");
         let status = says.status(folder.path(), PATIENCE).expect("an answer");
         assert_eq!((status.leader, status.members[0].id), (Some(3), 3));
         let fails = shell(folder.path(), "echo no >&2; exit 9");
         let error = fails.status(folder.path(), PATIENCE).expect_err("it fails");
-        let VerbError::Failed { code, said, .. } = &error else { panic!("{error}") };
+        let SubcommandError::Failed { code, said, .. } = &error else { panic!("{error}") };
         assert_eq!((code.as_str(), said.as_str()), ("exit status: 9", "no"));
         let odd = shell(folder.path(), "echo hello");
         let error = odd.status(folder.path(), PATIENCE).expect_err("no JSON");
-        assert!(matches!(error, VerbError::Answer { .. }), "{error}");
+        assert!(matches!(error, SubcommandError::Answer { .. }), "{error}");
         let hangs = shell(folder.path(), "sleep 600");
         let error = hangs.status(folder.path(), Duration::ZERO).expect_err("it hangs");
-        assert!(matches!(error, VerbError::Late { .. }), "{error}");
+        assert!(matches!(error, SubcommandError::Late { .. }), "{error}");
     }
 
     #[test]
-    fn what_was_said_is_cut_at_its_beginning() {
+    fn output_is_cut_at_its_beginning() {
         assert_eq!(end_of(" short \n"), "short");
         let long = "é".repeat(3000);
         assert_eq!(end_of(&long).chars().count(), 1000);

@@ -4,15 +4,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::account::{Account, Verdict};
-use super::campaign::{self, CampaignSetup};
-use super::contract::{Configuration, Program};
-use super::faults::{FaultKind, FaultMix};
-use super::folder::Folder;
-use super::group::{GroupError, GroupSetup};
-use super::undisturbed::Training;
-use super::watch::{STANDSTILL, Watch};
-use super::wires::Wires;
+use super::campaign::{self, ProcessCampaignSetup};
+use super::campaign_report::{CampaignVerdict, ProcessCampaignReport};
+use super::contract::{TestedBinary, TestedConfiguration};
+use super::faults::{ProcessFaultKind, ProcessFaultMix};
+use super::local_cluster::{LocalClusterError, LocalClusterSetup};
+use super::process_network::NetworkKind;
+use super::run_monitor::{RunMonitor, STANDSTILL};
+use super::temporary_folder::TemporaryFolder;
+use super::undisturbed::UndisturbedTraining;
 
 /// The two digests are not equal: the exit code of a failed verification.
 pub const DIFFERS: u8 = 8;
@@ -40,9 +40,9 @@ seq_len = 64
 
 /// What a demonstration runs.
 #[derive(Clone, Debug)]
-pub struct Demo {
+pub struct DemoSetup {
     /// The binary that is started.
-    pub program: Program,
+    pub program: TestedBinary,
     /// How long the disturbed training takes, about.
     pub seconds: u64,
     /// Number of controllers.
@@ -57,94 +57,99 @@ pub struct Demo {
 ///
 /// # Errors
 /// If a cluster does not come up, or the output cannot be written.
-pub fn run(demo: &Demo, watch: &mut Watch<'_>) -> Result<u8, GroupError> {
-    let making = |source| GroupError::System { doing: "cannot make a folder".to_owned(), source };
-    let mut folder = Folder::temporary("demo").map_err(making)?;
+pub fn run(demo: &DemoSetup, watch: &mut RunMonitor<'_>) -> Result<u8, LocalClusterError> {
+    let making =
+        |source| LocalClusterError::System { doing: "cannot make a folder".to_owned(), source };
+    let mut folder = TemporaryFolder::temporary("demo").map_err(making)?;
     let config = folder.path().join("demo.toml");
     std::fs::write(&config, CONFIG).map_err(making)?;
-    let Demo { program, workers, .. } = demo.clone();
-    let config = Configuration::of(config);
-    let training = Training { program, config, steps: TRIAL_STEPS, workers };
+    let DemoSetup { program, workers, .. } = demo.clone();
+    let config = TestedConfiguration::of(config);
+    let training = UndisturbedTraining { program, config, steps: TRIAL_STEPS, workers };
     let cache = folder.path().join("undisturbed");
-    watch.tell("How long does a step take here?")?;
+    watch.print_line("How long does a step take here?")?;
     let trial = training.undisturbed(&cache, STANDSTILL, watch)?;
     let (mix, steps) = plan(demo, trial.step_ms);
-    let training = Training { steps, ..training };
-    watch.tell(&format!("{:.0} ms. Now {steps} steps that nothing disturbs.", trial.step_ms))?;
+    let training = UndisturbedTraining { steps, ..training };
+    watch.print_line(&format!(
+        "{:.0} ms. Now {steps} steps that nothing disturbs.",
+        trial.step_ms
+    ))?;
     let undisturbed = training.undisturbed(&cache, STANDSTILL, watch)?;
     let faults = mix.count;
-    watch.tell(&format!("The same {steps} steps, while {faults} processes are killed."))?;
-    let setup = CampaignSetup {
+    watch.print_line(&format!("The same {steps} steps, while {faults} processes are killed."))?;
+    let setup = ProcessCampaignSetup {
         group: group(demo, folder.path().join("cluster")),
         training,
         every_steps: steps / (faults + 2),
         mix,
         standstill: STANDSTILL,
-        tell_every: Some(TELL_EVERY),
+        print_every: Some(TELL_EVERY),
     };
     let account = campaign::run(&setup, &undisturbed, watch)?;
-    watch.tell(&format!("\n{account}"))?;
-    if account.verdict != Verdict::Passed && account.verdict != Verdict::Interrupted {
+    watch.print_line(&format!("\n{account}"))?;
+    if account.verdict != CampaignVerdict::Passed && account.verdict != CampaignVerdict::Interrupted
+    {
         folder.keep();
-        watch.tell(&format!("Logs and events are in {}.", folder.path().display()))?;
+        watch.print_line(&format!("Logs and events are in {}.", folder.path().display()))?;
     }
-    watch.tell(&last_line(&account))?;
+    watch.print_line(&last_line(&account))?;
     Ok(exit_code(&account))
 }
 
-fn group(demo: &Demo, folder: PathBuf) -> GroupSetup {
-    let Demo { program, controllers, workers, seed, .. } = demo.clone();
-    let (wires, small_disk_mib) = (Wires::Loopback, None);
-    GroupSetup { program, folder, controllers, workers, seed, wires, small_disk_mib }
+fn group(demo: &DemoSetup, folder: PathBuf) -> LocalClusterSetup {
+    let DemoSetup { program, controllers, workers, seed, .. } = demo.clone();
+    let (wires, small_disk_mib) = (NetworkKind::Loopback, None);
+    LocalClusterSetup { program, folder, controllers, workers, seed, wires, small_disk_mib }
 }
 
 /// The faults, and for how many steps the run goes on.
-fn plan(demo: &Demo, step_ms: f64) -> (FaultMix, u64) {
+fn plan(demo: &DemoSetup, step_ms: f64) -> (ProcessFaultMix, u64) {
     let seconds = demo.seconds as f64;
     let steps = seconds * 1e3 * TRAINING_SHARE / step_ms.max(1.0);
     let steps = (steps as u64).max(STEPS_MIN);
     let count = (demo.seconds / APART.as_secs()).max(2);
-    let kinds = vec![FaultKind::KillWorker, FaultKind::KillLeader];
-    (FaultMix { count, kinds, power_cycles: 1, longest_ms: LONGEST_MS, together: 1 }, steps)
+    let kinds = vec![ProcessFaultKind::KillWorker, ProcessFaultKind::KillLeader];
+    (ProcessFaultMix { count, kinds, power_cycles: 1, longest_ms: LONGEST_MS, together: 1 }, steps)
 }
 
-fn last_line(account: &Account) -> String {
+fn last_line(account: &ProcessCampaignReport) -> String {
     let kills: usize = account.strikes.iter().map(|strike| strike.victims.len()).sum();
     match account.verdict {
-        Verdict::Passed => {
+        CampaignVerdict::Passed => {
             format!("{kills} processes killed. The weights are the same, bit for bit.")
         }
-        Verdict::Unsafe(_) => "The two runs differ.".to_owned(),
-        Verdict::Stuck(_) | Verdict::Crashed(_) | Verdict::Harness(_) => {
+        CampaignVerdict::Unsafe(_) => "The two runs differ.".to_owned(),
+        CampaignVerdict::Stuck(_) | CampaignVerdict::Crashed(_) | CampaignVerdict::Harness(_) => {
             "The second run did not come to its end.".to_owned()
         }
-        Verdict::Interrupted => "Ended before it was shown.".to_owned(),
+        CampaignVerdict::Interrupted => "Ended before it was shown.".to_owned(),
     }
 }
 
-fn exit_code(account: &Account) -> u8 {
+fn exit_code(account: &ProcessCampaignReport) -> u8 {
     match account.verdict {
-        Verdict::Unsafe(_) => DIFFERS,
-        Verdict::Passed
-        | Verdict::Stuck(_)
-        | Verdict::Crashed(_)
-        | Verdict::Harness(_)
-        | Verdict::Interrupted => account.verdict.exit_code(),
+        CampaignVerdict::Unsafe(_) => DIFFERS,
+        CampaignVerdict::Passed
+        | CampaignVerdict::Stuck(_)
+        | CampaignVerdict::Crashed(_)
+        | CampaignVerdict::Harness(_)
+        | CampaignVerdict::Interrupted => account.verdict.exit_code(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Demo, STEPS_MIN, plan};
-    use crate::processes::contract::Program;
+    use super::{DemoSetup, STEPS_MIN, plan};
+    use crate::processes::contract::TestedBinary;
 
     #[test]
     fn a_demo_takes_about_as_long_as_it_is_to() {
-        let program = Program::at("zbelastic".into());
-        let demo = Demo { program, seconds: 60, controllers: 3, workers: 4, seed: 1 };
+        let program = TestedBinary::at("zbelastic".into());
+        let demo = DemoSetup { program, seconds: 60, controllers: 3, workers: 4, seed: 1 };
         let (mix, steps) = plan(&demo, 20.0);
         assert_eq!((mix.count, steps), (15, 1800));
         assert_eq!(plan(&demo, 60_000.0).1, STEPS_MIN);
-        assert_eq!(plan(&Demo { seconds: 1, ..demo }, 20.0).0.count, 2);
+        assert_eq!(plan(&DemoSetup { seconds: 1, ..demo }, 20.0).0.count, 2);
     }
 }

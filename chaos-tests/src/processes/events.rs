@@ -2,7 +2,7 @@
 //!
 //! A node appends one JSON object a line to `events.jsonl`. What is read here is what judging a run
 //! needs; keys and events that a later version adds are passed over. A line that is no JSON is
-//! kept as [`EventKind::Torn`]: a process that dies while it writes may leave one.
+//! kept as [`NodeEventKind::Torn`]: a process that dies while it writes may leave one.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,7 +19,7 @@ pub const EVENTS_FILE: &str = "events.jsonl";
 
 /// Why events could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum EventsError {
+pub enum EventFileError {
     /// The system cannot read the file.
     #[error("cannot read {path}: {source}")]
     Read {
@@ -48,16 +48,16 @@ pub enum EventsError {
 
 /// A line of an event file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
+pub struct NodeEvent {
     /// When, by the clock on the wall, in microseconds since 1970; 0 if the line has no time.
     pub at_us: u64,
     /// What the line reports.
-    pub kind: EventKind,
+    pub kind: NodeEventKind,
 }
 
 /// What an event reports.
 #[derive(Clone, Debug, PartialEq)]
-pub enum EventKind {
+pub enum NodeEventKind {
     /// The node's process began.
     Started {
         /// Number of the node.
@@ -96,9 +96,9 @@ pub enum EventKind {
         reason: String,
     },
     /// A plan's program runs.
-    Running(Moved),
+    Running(PlanTraffic),
     /// A step was sealed.
-    Seal(Seal),
+    Seal(SealEvent),
     /// The run went back.
     Rewound {
         /// Steps that are left.
@@ -127,7 +127,7 @@ pub enum EventKind {
 
 /// What moved between nodes for a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Moved {
+pub struct PlanTraffic {
     /// Number of the plan, its generation.
     pub generation: u64,
     /// Bytes that moved between nodes.
@@ -140,27 +140,27 @@ pub struct Moved {
 
 /// A step that was sealed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seal {
+pub struct SealEvent {
     /// Number of the step, counted from 1.
     pub step: u64,
     /// The plan it was computed under.
     pub generation: u64,
     /// What every node must write alike.
-    pub facts: Facts,
+    pub facts: SealFacts,
     /// The digest of the state after it, if it was attested.
     pub digest: Option<String>,
 }
 
 /// What was agreed on about a step. Numbers are compared by their bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Facts {
+pub struct SealFacts {
     /// `keep`, `clip` or `skip`.
     pub verdict: String,
     /// Loss, norm, clip coefficient and learning rate.
     pub bits: [Option<u64>; 4],
 }
 
-impl Facts {
+impl SealFacts {
     /// The loss of the step.
     #[must_use]
     pub fn loss(&self) -> Option<f64> {
@@ -171,7 +171,7 @@ impl Facts {
 /// Every key that some event has.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Raw {
+struct RawNodeEvent {
     event: String,
     at_ms: Option<u64>,
     time_us: Option<u64>,
@@ -195,39 +195,42 @@ struct Raw {
     moved_ms: Option<f64>,
 }
 
-impl Raw {
-    fn kind(self) -> EventKind {
+impl RawNodeEvent {
+    fn kind(self) -> NodeEventKind {
         let reason = self.reason.unwrap_or_default();
         match (self.event.as_str(), self.node) {
-            ("started", Some(node)) => EventKind::Started { node },
-            ("leader", node) => EventKind::Leader { node, term: self.term },
-            ("joined", Some(node)) => EventKind::Joined { node, name: self.name },
-            ("lost", Some(node)) => EventKind::Lost { node, reason },
+            ("started", Some(node)) => NodeEventKind::Started { node },
+            ("leader", node) => NodeEventKind::Leader { node, term: self.term },
+            ("joined", Some(node)) => NodeEventKind::Joined { node, name: self.name },
+            ("lost", Some(node)) => NodeEventKind::Lost { node, reason },
             ("plan", _) => {
                 let stages = self.stages.as_ref().and_then(serde_json::Value::as_array);
                 let stages = stages.into_iter().flatten().filter_map(serde_json::Value::as_u64);
                 let (generation, schedule) = (self.generation, self.schedule);
-                EventKind::Plan { generation, stages: stages.collect(), schedule, reason }
+                NodeEventKind::Plan { generation, stages: stages.collect(), schedule, reason }
             }
             ("step", _) => {
                 let bits = [self.loss, self.gnorm, self.clip, self.lr];
-                EventKind::Seal(Seal {
+                NodeEventKind::Seal(SealEvent {
                     step: self.step,
                     generation: self.generation,
-                    facts: Facts { verdict: self.verdict, bits: bits.map(|n| n.map(f64::to_bits)) },
+                    facts: SealFacts {
+                        verdict: self.verdict,
+                        bits: bits.map(|n| n.map(f64::to_bits)),
+                    },
                     digest: self.digest,
                 })
             }
-            ("running", _) => EventKind::Running(Moved {
+            ("running", _) => NodeEventKind::Running(PlanTraffic {
                 generation: self.generation,
                 bytes: self.bytes_moved,
                 floor: self.bytes_floor,
                 ms: self.moved_ms.unwrap_or(0.0),
             }),
-            ("rewound", _) => EventKind::Rewound { to_step: self.to_step },
-            ("halted", _) => EventKind::Halted { reason },
-            ("done", _) => EventKind::Done { step: self.step, digest: self.digest },
-            _ => EventKind::Other,
+            ("rewound", _) => NodeEventKind::Rewound { to_step: self.to_step },
+            ("halted", _) => NodeEventKind::Halted { reason },
+            ("done", _) => NodeEventKind::Done { step: self.step, digest: self.digest },
+            _ => NodeEventKind::Other,
         }
     }
 }
@@ -242,14 +245,14 @@ fn is_of_another_version(line: &str) -> bool {
     value.is_ok_and(|value| value["event"].as_str().is_some_and(|event| !KNOWN.contains(&event)))
 }
 
-impl Event {
+impl NodeEvent {
     /// The event of a line.
     #[must_use]
     pub fn parse(line: &str) -> Self {
-        let Ok(raw) = serde_json::from_str::<Raw>(line) else {
+        let Ok(raw) = serde_json::from_str::<RawNodeEvent>(line) else {
             let is_later = is_of_another_version(line);
-            let torn = || EventKind::Torn { line: line.to_owned() };
-            return Self { at_us: 0, kind: if is_later { EventKind::Other } else { torn() } };
+            let torn = || NodeEventKind::Torn { line: line.to_owned() };
+            return Self { at_us: 0, kind: if is_later { NodeEventKind::Other } else { torn() } };
         };
         let at_us = raw.time_us.or_else(|| raw.at_ms?.checked_mul(1000)).unwrap_or(0);
         Self { at_us, kind: raw.kind() }
@@ -258,14 +261,14 @@ impl Event {
 
 /// A file that is read as far as it goes, again and again.
 #[derive(Debug)]
-pub struct Tail {
+pub struct FileTail {
     path: PathBuf,
     read: u64,
     /// A line that has not ended yet.
     rest: Vec<u8>,
 }
 
-impl Tail {
+impl FileTail {
     /// A file, from its beginning. It need not be there yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
@@ -276,20 +279,20 @@ impl Tail {
     ///
     /// # Errors
     /// If the file cannot be read, or is not the one it was.
-    pub fn poll(&mut self) -> Result<Vec<Event>, EventsError> {
+    pub fn poll(&mut self) -> Result<Vec<NodeEvent>, EventFileError> {
         let mut bytes = std::mem::take(&mut self.rest);
         self.read_on(&mut bytes)?;
         let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |place| place + 1);
         self.rest = bytes.split_off(end);
         if self.rest.len() > LINE_BYTES_MAX {
-            return Err(EventsError::Endless { path: self.path() });
+            return Err(EventFileError::Endless { path: self.path() });
         }
         let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        Ok(lines.map(|line| Event::parse(&String::from_utf8_lossy(line))).collect())
+        Ok(lines.map(|line| NodeEvent::parse(&String::from_utf8_lossy(line))).collect())
     }
 
-    fn read_on(&mut self, bytes: &mut Vec<u8>) -> Result<(), EventsError> {
-        let read_error = |source| EventsError::Read { path: self.path(), source };
+    fn read_on(&mut self, bytes: &mut Vec<u8>) -> Result<(), EventFileError> {
+        let read_error = |source| EventFileError::Read { path: self.path(), source };
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.read == 0 => {
@@ -299,7 +302,7 @@ impl Tail {
         };
         let found = file.metadata().map_err(read_error)?.len();
         if found < self.read {
-            return Err(EventsError::Shrunk { path: self.path(), found, expected: self.read });
+            return Err(EventFileError::Shrunk { path: self.path(), found, expected: self.read });
         }
         file.seek(SeekFrom::Start(self.read)).map_err(read_error)?;
         let count = file.take(READ_BYTES_MAX).read_to_end(bytes).map_err(read_error)?;
@@ -317,7 +320,9 @@ mod tests {
     use std::fs::{OpenOptions, write};
     use std::io::Write;
 
-    use super::{Event, EventKind, EventsError, Facts, Moved, Seal, Tail};
+    use super::{
+        EventFileError, FileTail, NodeEvent, NodeEventKind, PlanTraffic, SealEvent, SealFacts,
+    };
 
     #[test]
     fn a_seal_is_read_with_its_bits() {
@@ -325,22 +330,25 @@ mod tests {
                     \"loss\":3.25,\"gnorm\":null,\"verdict\":\"keep\",\"clip\":1.0,\"lr\":0.001,\
                     \"ms\":4.5,\"generation\":3,\"stages\":2,\"text\":\"step 7/9\"}";
         let bits = [Some(3.25f64), None, Some(1.0), Some(0.001)].map(|n| n.map(f64::to_bits));
-        let facts = Facts { verdict: "keep".to_owned(), bits };
-        let seal = Seal { step: 7, generation: 3, facts, digest: None };
-        assert_eq!(Event::parse(line), Event { at_us: 1_500_000, kind: EventKind::Seal(seal) });
+        let facts = SealFacts { verdict: "keep".to_owned(), bits };
+        let seal = SealEvent { step: 7, generation: 3, facts, digest: None };
+        assert_eq!(
+            NodeEvent::parse(line),
+            NodeEvent { at_us: 1_500_000, kind: NodeEventKind::Seal(seal) }
+        );
     }
 
     #[test]
     fn each_event_is_read() {
-        let check = |line: &str, kind| assert_eq!(Event::parse(line).kind, kind, "{line}");
-        check(r#"{"event":"started","node":4,"version":"1"}"#, EventKind::Started { node: 4 });
-        let leader = EventKind::Leader { node: None, term: 3 };
+        let check = |line: &str, kind| assert_eq!(NodeEvent::parse(line).kind, kind, "{line}");
+        check(r#"{"event":"started","node":4,"version":"1"}"#, NodeEventKind::Started { node: 4 });
+        let leader = NodeEventKind::Leader { node: None, term: 3 };
         check(r#"{"event":"leader","node":null,"term":3}"#, leader);
-        let lost = EventKind::Lost { node: 5, reason: "silent".to_owned() };
+        let lost = NodeEventKind::Lost { node: 5, reason: "silent".to_owned() };
         check(r#"{"event":"lost","node":5,"name":"w1","reason":"silent"}"#, lost);
-        let joined = EventKind::Joined { node: 5, name: "w1".to_owned() };
+        let joined = NodeEventKind::Joined { node: 5, name: "w1".to_owned() };
         check(r#"{"event":"joined","node":5,"name":"w1","role":"worker"}"#, joined);
-        let plan = EventKind::Plan {
+        let plan = NodeEventKind::Plan {
             generation: 2,
             stages: vec![3, 4],
             schedule: "zb-h1".to_owned(),
@@ -349,28 +357,28 @@ mod tests {
         let line = r#"{"event":"plan","generation":2,"stages":[3,4],"schedule":"zb-h1","window":1,
                        "reason":"first"}"#;
         check(line, plan);
-        let moved = Moved { generation: 4, bytes: 70, floor: 64, ms: 2.5 };
+        let moved = PlanTraffic { generation: 4, bytes: 70, floor: 64, ms: 2.5 };
         let line = "{\"event\":\"running\",\"generation\":4,\"bytes_moved\":70,\
                     \"bytes_floor\":64,\"moved_ms\":2.5,\"pause_ms\":9.5}";
-        check(line, EventKind::Running(moved));
-        check(r#"{"event":"rewound","to_step":4}"#, EventKind::Rewound { to_step: 4 });
-        let halted = EventKind::Halted { reason: "no".to_owned() };
+        check(line, NodeEventKind::Running(moved));
+        check(r#"{"event":"rewound","to_step":4}"#, NodeEventKind::Rewound { to_step: 4 });
+        let halted = NodeEventKind::Halted { reason: "no".to_owned() };
         check(r#"{"event":"halted","step":1,"reason":"no"}"#, halted);
-        let done = EventKind::Done { step: 9, digest: Some("ab".to_owned()) };
+        let done = NodeEventKind::Done { step: 9, digest: Some("ab".to_owned()) };
         check(r#"{"event":"done","step":9,"digest":"ab"}"#, done);
-        check(r#"{"event":"new in a later version","node":"x7"}"#, EventKind::Other);
-        check(r#"{"event":"later"}"#, EventKind::Other);
+        check(r#"{"event":"new in a later version","node":"x7"}"#, NodeEventKind::Other);
+        check(r#"{"event":"later"}"#, NodeEventKind::Other);
         let line = r#"{"event":"step","step":"seven"}"#;
-        check(line, EventKind::Torn { line: line.to_owned() });
-        check("{\"event\":\"st", EventKind::Torn { line: "{\"event\":\"st".to_owned() });
-        assert_eq!(Event::parse(r#"{"event":"x","time_us":12,"at_ms":9}"#).at_us, 12);
+        check(line, NodeEventKind::Torn { line: line.to_owned() });
+        check("{\"event\":\"st", NodeEventKind::Torn { line: "{\"event\":\"st".to_owned() });
+        assert_eq!(NodeEvent::parse(r#"{"event":"x","time_us":12,"at_ms":9}"#).at_us, 12);
     }
 
     #[test]
     fn lines_come_when_they_end() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("events.jsonl");
-        let mut tail = Tail::new(path.clone());
+        let mut tail = FileTail::new(path.clone());
         assert!(tail.poll().expect("not there yet").is_empty());
         let mut file = OpenOptions::new().create(true).append(true).open(&path).expect("a file");
         let mut check = |text: &str, count: usize| {
@@ -384,14 +392,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_loses_lines_is_told() {
+    fn a_file_that_loses_lines_is_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("events.jsonl");
         write(&path, "{}\n{}\n").expect("written");
-        let mut tail = Tail::new(path.clone());
+        let mut tail = FileTail::new(path.clone());
         assert_eq!(tail.poll().expect("readable").len(), 2);
         write(&path, "{}\n").expect("written");
         let error = tail.poll().expect_err("it is shorter");
-        assert!(matches!(error, EventsError::Shrunk { found: 3, expected: 6, .. }), "{error}");
+        assert!(matches!(error, EventFileError::Shrunk { found: 3, expected: 6, .. }), "{error}");
     }
 }

@@ -8,8 +8,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::weather::Weather;
-use crate::random::{Draws, Purpose};
+use super::link_conditions::LinkConditions;
+use crate::random::{DrawPurpose, Draws};
 
 /// How long a process that died stays away, in milliseconds.
 const DOWN_MS: (u64, u64) = (50, 1500);
@@ -29,7 +29,7 @@ const REPLAYED: usize = 64;
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum FaultKind {
+pub enum ProcessFaultKind {
     /// A worker that has a stage dies.
     KillWorker,
     /// Several workers die at once.
@@ -60,7 +60,7 @@ pub enum FaultKind {
     Replay,
 }
 
-impl FaultKind {
+impl ProcessFaultKind {
     /// Every kind of fault.
     pub const ALL: [Self; 14] = [
         Self::KillWorker,
@@ -154,7 +154,7 @@ impl FaultKind {
     }
 }
 
-impl fmt::Display for FaultKind {
+impl fmt::Display for ProcessFaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -162,7 +162,7 @@ impl fmt::Display for FaultKind {
 
 /// A fault, with all that was drawn for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Fault {
+pub enum ProcessFault {
     /// Workers die, those with a stage first, and come back.
     KillWorkers {
         /// Which is the first.
@@ -243,7 +243,7 @@ pub enum Fault {
     /// The whole network is bad.
     Storm {
         /// The weather of all links.
-        weather: Weather,
+        weather: LinkConditions,
         /// Milliseconds for which it lasts.
         ms: u64,
     },
@@ -256,60 +256,62 @@ pub enum Fault {
     },
 }
 
-impl Fault {
+impl ProcessFault {
     /// What kind it is.
     #[must_use]
-    pub const fn kind(&self) -> FaultKind {
+    pub const fn kind(&self) -> ProcessFaultKind {
         match self {
-            Self::KillWorkers { count: 1, .. } => FaultKind::KillWorker,
-            Self::KillWorkers { .. } => FaultKind::KillWorkers,
-            Self::KillLeader { .. } => FaultKind::KillLeader,
-            Self::KillFollower { .. } => FaultKind::KillFollower,
-            Self::PauseWorker { .. } => FaultKind::PauseWorker,
-            Self::PauseController { .. } => FaultKind::PauseController,
-            Self::Drain { .. } => FaultKind::Drain,
-            Self::Join { .. } => FaultKind::Join,
-            Self::PowerCycle { .. } => FaultKind::PowerCycle,
-            Self::FullDisk { .. } => FaultKind::FullDisk,
-            Self::Isolate { .. } => FaultKind::Isolate,
-            Self::OneWay { .. } => FaultKind::OneWay,
-            Self::Storm { .. } => FaultKind::Storm,
-            Self::Replay { .. } => FaultKind::Replay,
+            Self::KillWorkers { count: 1, .. } => ProcessFaultKind::KillWorker,
+            Self::KillWorkers { .. } => ProcessFaultKind::KillWorkers,
+            Self::KillLeader { .. } => ProcessFaultKind::KillLeader,
+            Self::KillFollower { .. } => ProcessFaultKind::KillFollower,
+            Self::PauseWorker { .. } => ProcessFaultKind::PauseWorker,
+            Self::PauseController { .. } => ProcessFaultKind::PauseController,
+            Self::Drain { .. } => ProcessFaultKind::Drain,
+            Self::Join { .. } => ProcessFaultKind::Join,
+            Self::PowerCycle { .. } => ProcessFaultKind::PowerCycle,
+            Self::FullDisk { .. } => ProcessFaultKind::FullDisk,
+            Self::Isolate { .. } => ProcessFaultKind::Isolate,
+            Self::OneWay { .. } => ProcessFaultKind::OneWay,
+            Self::Storm { .. } => ProcessFaultKind::Storm,
+            Self::Replay { .. } => ProcessFaultKind::Replay,
         }
     }
 
-    fn draw(kind: FaultKind, longest_ms: u64, draws: &mut Draws) -> Self {
+    fn draw(kind: ProcessFaultKind, longest_ms: u64, draws: &mut Draws) -> Self {
         let mut time = |(low, high): (u64, u64)| draws.between(low, high.min(longest_ms).max(low));
         let (down_ms, dark_ms) = (time(DOWN_MS), time(DARK_MS));
         let (pause_ms, full_ms, weather_ms) = (time(PAUSE_MS), time(FULL_MS), time(WEATHER_MS));
         let grace_ms = time(GRACE_MS);
         let draw = draws.number();
         match kind {
-            FaultKind::KillWorker => Self::KillWorkers { draw, count: 1, down_ms },
-            FaultKind::KillWorkers => {
+            ProcessFaultKind::KillWorker => Self::KillWorkers { draw, count: 1, down_ms },
+            ProcessFaultKind::KillWorkers => {
                 let count = draws.between(2, 3) as usize;
                 Self::KillWorkers { draw, count, down_ms }
             }
-            FaultKind::KillLeader => Self::KillLeader { down_ms },
-            FaultKind::KillFollower => Self::KillFollower { draw, down_ms },
-            FaultKind::PauseWorker => Self::PauseWorker { draw, ms: pause_ms },
-            FaultKind::PauseController => Self::PauseController { draw, ms: pause_ms },
-            FaultKind::Drain => {
+            ProcessFaultKind::KillLeader => Self::KillLeader { down_ms },
+            ProcessFaultKind::KillFollower => Self::KillFollower { draw, down_ms },
+            ProcessFaultKind::PauseWorker => Self::PauseWorker { draw, ms: pause_ms },
+            ProcessFaultKind::PauseController => Self::PauseController { draw, ms: pause_ms },
+            ProcessFaultKind::Drain => {
                 let killed_after_ms = draws.chance(0.25).then_some(grace_ms);
                 Self::Drain { draw, killed_after_ms }
             }
-            FaultKind::Join => Self::Join { draw },
-            FaultKind::PowerCycle => Self::PowerCycle { order: draw, down_ms: dark_ms },
-            FaultKind::FullDisk => Self::FullDisk { draw, ms: full_ms },
-            FaultKind::Isolate => Self::Isolate { draw, ms: weather_ms },
-            FaultKind::OneWay => Self::OneWay { draw, is_deaf: draws.chance(0.5), ms: weather_ms },
-            FaultKind::Storm => Self::Storm { weather: storm(draws), ms: weather_ms },
-            FaultKind::Replay => Self::Replay { count: REPLAYED, ms: weather_ms },
+            ProcessFaultKind::Join => Self::Join { draw },
+            ProcessFaultKind::PowerCycle => Self::PowerCycle { order: draw, down_ms: dark_ms },
+            ProcessFaultKind::FullDisk => Self::FullDisk { draw, ms: full_ms },
+            ProcessFaultKind::Isolate => Self::Isolate { draw, ms: weather_ms },
+            ProcessFaultKind::OneWay => {
+                Self::OneWay { draw, is_deaf: draws.chance(0.5), ms: weather_ms }
+            }
+            ProcessFaultKind::Storm => Self::Storm { weather: storm(draws), ms: weather_ms },
+            ProcessFaultKind::Replay => Self::Replay { count: REPLAYED, ms: weather_ms },
         }
     }
 }
 
-fn storm(draws: &mut Draws) -> Weather {
+fn storm(draws: &mut Draws) -> LinkConditions {
     let mut share = |most: f64| if draws.chance(0.5) { draws.share() * most } else { 0.0 };
     let (loss, duplication) = (share(0.3), share(0.1));
     let (reordering, corruption) = (share(0.2), share(0.05));
@@ -318,7 +320,7 @@ fn storm(draws: &mut Draws) -> Weather {
     let reorder_us = draws.between(1000, 50_000);
     // From 1 to 100 Mbit/s.
     let rate = if draws.chance(0.3) { draws.between(125_000, 12_500_000) } else { 0 };
-    Weather {
+    LinkConditions {
         is_cut: false,
         delay_us,
         jitter_us,
@@ -331,7 +333,7 @@ fn storm(draws: &mut Draws) -> Weather {
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for ProcessFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind())?;
         match self {
@@ -359,11 +361,11 @@ impl fmt::Display for Fault {
 
 /// What is drawn for a campaign.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FaultMix {
+pub struct ProcessFaultMix {
     /// Faults besides power cycles.
     pub count: u64,
     /// Kinds from which the faults are drawn.
-    pub kinds: Vec<FaultKind>,
+    pub kinds: Vec<ProcessFaultKind>,
     /// Power cycles, spread evenly among the others.
     pub power_cycles: u64,
     /// None lasts longer than this, in milliseconds.
@@ -372,7 +374,7 @@ pub struct FaultMix {
     pub together: u64,
 }
 
-impl FaultMix {
+impl ProcessFaultMix {
     /// How often something strikes.
     #[must_use]
     pub const fn rounds(&self) -> u64 {
@@ -385,8 +387,8 @@ impl FaultMix {
     /// # Panics
     /// If faults are wanted, and of no kind.
     #[must_use]
-    pub fn draw(&self, seed: u64) -> Vec<Fault> {
-        let mut draws = Draws::new(seed, Purpose::Faults);
+    pub fn draw(&self, seed: u64) -> Vec<ProcessFault> {
+        let mut draws = Draws::new(seed, DrawPurpose::Faults);
         let total = self.count + self.power_cycles;
         let mut faults = Vec::new();
         let mut cycles = 0;
@@ -394,13 +396,13 @@ impl FaultMix {
             // The share of power cycles among those so far is never behind by more than one.
             let is_cycle = (place + 1) * self.power_cycles / total > cycles;
             cycles += u64::from(is_cycle);
-            let kind = if is_cycle { FaultKind::PowerCycle } else { self.kind(&mut draws) };
-            faults.push(Fault::draw(kind, self.longest_ms, &mut draws));
+            let kind = if is_cycle { ProcessFaultKind::PowerCycle } else { self.kind(&mut draws) };
+            faults.push(ProcessFault::draw(kind, self.longest_ms, &mut draws));
         }
         faults
     }
 
-    fn kind(&self, draws: &mut Draws) -> FaultKind {
+    fn kind(&self, draws: &mut Draws) -> ProcessFaultKind {
         let total = self.kinds.iter().map(|kind| kind.weight()).sum();
         let mut left = draws.below(total);
         let chosen = self.kinds.iter().find(|kind| {
@@ -414,30 +416,36 @@ impl FaultMix {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fault, FaultKind, FaultMix};
-    use crate::processes::weather::Weather;
+    use super::{ProcessFault, ProcessFaultKind, ProcessFaultMix};
+    use crate::processes::link_conditions::LinkConditions;
 
-    fn mix(kinds: &[FaultKind], count: u64, power_cycles: u64) -> FaultMix {
-        FaultMix { count, kinds: kinds.to_vec(), power_cycles, longest_ms: 6000, together: 1 }
+    fn mix(kinds: &[ProcessFaultKind], count: u64, power_cycles: u64) -> ProcessFaultMix {
+        ProcessFaultMix {
+            count,
+            kinds: kinds.to_vec(),
+            power_cycles,
+            longest_ms: 6000,
+            together: 1,
+        }
     }
 
     #[test]
     fn a_seed_says_which_faults_strike() {
-        let mix = mix(&FaultKind::ALL, 500, 0);
+        let mix = mix(&ProcessFaultKind::ALL, 500, 0);
         assert_eq!(mix.draw(3), mix.draw(3));
         assert_ne!(mix.draw(3), mix.draw(4));
         let drawn = mix.draw(3);
-        for kind in FaultKind::ALL {
+        for kind in ProcessFaultKind::ALL {
             let count = drawn.iter().filter(|fault| fault.kind() == kind).count();
             assert!(count > 0, "{kind} is never drawn");
         }
         let json = serde_json::to_string(&drawn).expect("data");
-        assert_eq!(serde_json::from_str::<Vec<Fault>>(&json).expect("data"), drawn);
+        assert_eq!(serde_json::from_str::<Vec<ProcessFault>>(&json).expect("data"), drawn);
     }
 
     #[test]
-    fn only_the_kinds_that_were_asked_for_strike() {
-        let kinds = [FaultKind::Drain, FaultKind::Replay];
+    fn only_requested_kinds_are_drawn() {
+        let kinds = [ProcessFaultKind::Drain, ProcessFaultKind::Replay];
         let drawn = mix(&kinds, 100, 0).draw(1);
         assert!(drawn.iter().all(|fault| kinds.contains(&fault.kind())));
     }
@@ -445,9 +453,14 @@ mod tests {
     #[test]
     fn nothing_lasts_longer_than_it_may() {
         let pauses = |longest_ms| {
-            let mix = FaultMix { longest_ms, ..mix(&[FaultKind::PauseWorker], 200, 0) };
-            let lasts = |fault: Fault| {
-                if let Fault::PauseWorker { ms, .. } = fault { ms } else { panic!("{fault}") }
+            let mix =
+                ProcessFaultMix { longest_ms, ..mix(&[ProcessFaultKind::PauseWorker], 200, 0) };
+            let lasts = |fault: ProcessFault| {
+                if let ProcessFault::PauseWorker { ms, .. } = fault {
+                    ms
+                } else {
+                    panic!("{fault}")
+                }
             };
             mix.draw(1).into_iter().map(lasts).max()
         };
@@ -459,10 +472,10 @@ mod tests {
     #[test]
     fn power_cycles_are_spread() {
         let check = |count, cycles, expected: &[usize]| {
-            let drawn = mix(&[FaultKind::KillLeader], count, cycles).draw(1);
+            let drawn = mix(&[ProcessFaultKind::KillLeader], count, cycles).draw(1);
             assert_eq!(drawn.len() as u64, count + cycles);
             let places = drawn.iter().enumerate();
-            let places = places.filter(|(_, fault)| fault.kind() == FaultKind::PowerCycle);
+            let places = places.filter(|(_, fault)| fault.kind() == ProcessFaultKind::PowerCycle);
             assert_eq!(places.map(|(place, _)| place).collect::<Vec<_>>(), expected);
         };
         check(6, 2, &[3, 7]);
@@ -473,21 +486,21 @@ mod tests {
 
     #[test]
     fn a_kind_has_one_name() {
-        for kind in FaultKind::ALL {
-            assert_eq!(FaultKind::named(kind.name()), Some(kind));
+        for kind in ProcessFaultKind::ALL {
+            assert_eq!(ProcessFaultKind::named(kind.name()), Some(kind));
             let json = serde_json::to_value(kind).expect("a name");
             assert_eq!(json.as_str(), Some(kind.name()));
         }
     }
 
     #[test]
-    fn a_fault_is_told_in_words() {
-        let check = |fault: Fault, expected: &str| assert_eq!(fault.to_string(), expected);
-        let kill = |count| Fault::KillWorkers { draw: 1, count, down_ms: 70 };
+    fn a_fault_is_printed_in_words() {
+        let check = |fault: ProcessFault, expected: &str| assert_eq!(fault.to_string(), expected);
+        let kill = |count| ProcessFault::KillWorkers { draw: 1, count, down_ms: 70 };
         check(kill(1), "kill-worker, back after 70 ms");
         check(kill(2), "kill-workers, 2 of them, back after 70 ms");
-        check(Fault::Drain { draw: 1, killed_after_ms: None }, "drain");
-        let weather = Weather { loss: 0.1, ..Weather::CLEAR };
-        check(Fault::Storm { weather, ms: 9 }, "storm for 9 ms: loss 10.0 %");
+        check(ProcessFault::Drain { draw: 1, killed_after_ms: None }, "drain");
+        let weather = LinkConditions { loss: 0.1, ..LinkConditions::CLEAR };
+        check(ProcessFault::Storm { weather, ms: 9 }, "storm for 9 ms: loss 10.0 %");
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::group::{Group, Member};
+use super::local_cluster::{ClusterMember, LocalCluster};
 use super::resident::peak_bytes;
 
 /// Folders of a node that hold checkpoints and texts. Its event file and its log have limits of their own.
@@ -14,11 +14,12 @@ const KEPT: [&str; 2] = ["store", "data"];
 /// From the middle of a campaign to its end nothing grows by more than this share of what it was.
 const GROWTH_MAX: f64 = 0.5;
 /// What may come beside that: a checkpoint that is written when it is looked at, or a connection more.
-const SLACK: Footprint = Footprint { descriptors: 64, resident: 128 << 20, kept: 64 << 20 };
+const SLACK: ResourceFootprint =
+    ResourceFootprint { descriptors: 64, resident: 128 << 20, kept: 64 << 20 };
 
 /// What the process that holds the most of it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Footprint {
+pub struct ResourceFootprint {
     /// Open files and sockets.
     pub descriptors: u64,
     /// The peak of its memory, in bytes.
@@ -29,13 +30,13 @@ pub struct Footprint {
 
 /// Something grew that may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Growth {
+pub struct ResourceGrowth {
     what: &'static str,
     before: u64,
     now: u64,
 }
 
-impl fmt::Display for Growth {
+impl fmt::Display for ResourceGrowth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, before, now } = self;
         write!(
@@ -45,10 +46,10 @@ impl fmt::Display for Growth {
     }
 }
 
-impl Footprint {
+impl ResourceFootprint {
     /// The most that any member of a group holds.
     #[must_use]
-    pub fn of(group: &Group) -> Self {
+    pub fn of(group: &LocalCluster) -> Self {
         group.members().iter().map(of_member).fold(Self::default(), Self::most)
     }
 
@@ -62,7 +63,7 @@ impl Footprint {
 
     /// What grew by more than it may since `before`, if anything did.
     #[must_use]
-    pub fn growth_since(self, before: Self) -> Option<Growth> {
+    pub fn growth_since(self, before: Self) -> Option<ResourceGrowth> {
         let pairs = [
             (
                 "open descriptors of a process",
@@ -75,18 +76,20 @@ impl Footprint {
         ];
         pairs.into_iter().find_map(|(what, before, now, slack)| {
             let is_much = now as f64 > before as f64 * (1.0 + GROWTH_MAX) + slack as f64;
-            is_much.then_some(Growth { what, before, now })
+            is_much.then_some(ResourceGrowth { what, before, now })
         })
     }
 }
 
-fn of_member(member: &Member) -> Footprint {
+fn of_member(member: &ClusterMember) -> ResourceFootprint {
     let folder = &member.spec().data_dir;
     let kept = KEPT.iter().filter_map(|name| bytes_below(&folder.join(name)).ok()).sum();
-    let Some(pid) = member.pid() else { return Footprint { kept, ..Footprint::default() } };
+    let Some(pid) = member.pid() else {
+        return ResourceFootprint { kept, ..ResourceFootprint::default() };
+    };
     let descriptors =
         fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |found| found.count() as u64);
-    Footprint { descriptors, resident: peak_bytes(pid).unwrap_or(0), kept }
+    ResourceFootprint { descriptors, resident: peak_bytes(pid).unwrap_or(0), kept }
 }
 
 /// Files come and go meanwhile; what is gone is not counted.
@@ -104,23 +107,26 @@ fn bytes_below(folder: &Path) -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Footprint, bytes_below};
+    use super::{ResourceFootprint, bytes_below};
 
     #[test]
-    fn what_grows_with_the_length_of_a_run_is_told() {
-        let before = Footprint { descriptors: 100, resident: 400 << 20, kept: 200 << 20 };
-        let check = |now: Footprint, expected: Option<&str>| {
+    fn growth_with_the_length_of_a_run_is_reported() {
+        let before = ResourceFootprint { descriptors: 100, resident: 400 << 20, kept: 200 << 20 };
+        let check = |now: ResourceFootprint, expected: Option<&str>| {
             let found = now.growth_since(before).map(|growth| growth.what);
             assert_eq!(found, expected);
         };
         check(before, None);
-        check(Footprint { descriptors: 214, resident: 728 << 20, kept: 364 << 20 }, None);
-        check(Footprint { descriptors: 215, ..before }, Some("open descriptors of a process"));
+        check(ResourceFootprint { descriptors: 214, resident: 728 << 20, kept: 364 << 20 }, None);
         check(
-            Footprint { resident: 729 << 20, ..before },
+            ResourceFootprint { descriptors: 215, ..before },
+            Some("open descriptors of a process"),
+        );
+        check(
+            ResourceFootprint { resident: 729 << 20, ..before },
             Some("peak memory of a process, in bytes,"),
         );
-        let twice = Footprint { kept: 400 << 20, ..before };
+        let twice = ResourceFootprint { kept: 400 << 20, ..before };
         check(twice, Some("what a node keeps, in bytes,"));
         let told = twice.growth_since(before).expect("it grew").to_string();
         assert!(

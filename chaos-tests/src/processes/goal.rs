@@ -4,19 +4,19 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::times::words;
+use super::durations::words;
 
 /// How a number is compared with its goal.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
+pub enum GoalBound {
     /// The number must not be greater.
     AtMost(f64),
     /// The number must not be less.
     AtLeast(f64),
 }
 
-impl Bound {
+impl GoalBound {
     const fn number(self) -> f64 {
         match self {
             Self::AtMost(number) | Self::AtLeast(number) => number,
@@ -36,7 +36,7 @@ impl Bound {
 /// What a number counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum GoalUnit {
     /// A time in milliseconds.
     Milliseconds,
     /// One number over another.
@@ -45,7 +45,7 @@ pub enum Unit {
     Count,
 }
 
-impl Unit {
+impl GoalUnit {
     fn words(self, number: f64) -> String {
         match self {
             Self::Milliseconds => words(number),
@@ -57,26 +57,26 @@ impl Unit {
 
 /// A goal, what was measured, and whether it is met.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Mark {
+pub struct GoalResult {
     /// What is measured against the goal, in words.
     pub what: String,
     /// The bound that is to be met.
-    pub goal: Bound,
+    pub goal: GoalBound,
     /// What both numbers count.
-    pub unit: Unit,
+    pub unit: GoalUnit,
     /// What was measured; nothing if it could not be.
     pub measured: Option<f64>,
     /// Whether it is met. What was not measured is not.
     pub is_met: bool,
 }
 
-impl Mark {
+impl GoalResult {
     /// Holds a number against its goal.
     #[must_use]
     pub fn new(
         what: impl Into<String>,
-        goal: Bound,
-        unit: Unit,
+        goal: GoalBound,
+        unit: GoalUnit,
         measured: impl Into<Option<f64>>,
     ) -> Self {
         let measured = measured.into();
@@ -87,21 +87,21 @@ impl Mark {
     /// Of what must not happen.
     #[must_use]
     pub fn none_of(what: impl Into<String>, count: u64) -> Self {
-        Self::new(what, Bound::AtMost(0.0), Unit::Count, count as f64)
+        Self::new(what, GoalBound::AtMost(0.0), GoalUnit::Count, count as f64)
     }
 
     /// Of what must happen to all of so many.
     #[must_use]
     pub fn all_of(what: impl Into<String>, count: u64, all: u64) -> Self {
-        Self::new(what, Bound::AtLeast(all as f64), Unit::Count, count as f64)
+        Self::new(what, GoalBound::AtLeast(all as f64), GoalUnit::Count, count as f64)
     }
 }
 
-impl fmt::Display for Mark {
+impl fmt::Display for GoalResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = match self.goal {
-            Bound::AtMost(_) => "<=",
-            Bound::AtLeast(_) => ">=",
+            GoalBound::AtMost(_) => "<=",
+            GoalBound::AtLeast(_) => ">=",
         };
         let goal = self.unit.words(self.goal.number());
         let measured = self.measured.map_or("nothing".to_owned(), |found| self.unit.words(found));
@@ -112,32 +112,34 @@ impl fmt::Display for Mark {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bound, Mark, Unit};
+    use super::{GoalBound, GoalResult, GoalUnit};
 
     #[test]
     fn a_number_meets_its_goal_or_misses_it() {
-        let check = |goal: Bound, measured: Option<f64>, expected: bool| {
-            let mark = Mark::new("x", goal, Unit::Ratio, measured);
+        let check = |goal: GoalBound, measured: Option<f64>, expected: bool| {
+            let mark = GoalResult::new("x", goal, GoalUnit::Ratio, measured);
             assert_eq!(mark.is_met, expected, "{mark}");
         };
-        check(Bound::AtMost(1.15), Some(1.15), true);
-        check(Bound::AtMost(1.15), Some(1.151), false);
-        check(Bound::AtLeast(0.95), Some(0.95), true);
-        check(Bound::AtLeast(0.95), Some(0.949), false);
-        check(Bound::AtLeast(0.95), None, false);
-        check(Bound::AtMost(1.0), Some(f64::NAN), false);
-        assert!(Mark::none_of("x", 0).is_met && !Mark::none_of("x", 1).is_met);
-        assert!(Mark::all_of("x", 3, 3).is_met && !Mark::all_of("x", 2, 3).is_met);
+        check(GoalBound::AtMost(1.15), Some(1.15), true);
+        check(GoalBound::AtMost(1.15), Some(1.151), false);
+        check(GoalBound::AtLeast(0.95), Some(0.95), true);
+        check(GoalBound::AtLeast(0.95), Some(0.949), false);
+        check(GoalBound::AtLeast(0.95), None, false);
+        check(GoalBound::AtMost(1.0), Some(f64::NAN), false);
+        assert!(GoalResult::none_of("x", 0).is_met && !GoalResult::none_of("x", 1).is_met);
+        assert!(GoalResult::all_of("x", 3, 3).is_met && !GoalResult::all_of("x", 2, 3).is_met);
     }
 
     #[test]
     fn a_line_says_goal_measured_and_verdict() {
-        let mark = Mark::new("p50", Bound::AtMost(1500.0), Unit::Milliseconds, 1620.0);
+        let mark =
+            GoalResult::new("p50", GoalBound::AtMost(1500.0), GoalUnit::Milliseconds, 1620.0);
         let words: Vec<_> = mark.to_string().split_whitespace().map(str::to_owned).collect();
         assert_eq!(words.join(" "), "p50 goal <= 1.50 s measured 1.62 s MISSED");
         let json = serde_json::to_value(&mark).expect("data");
         assert_eq!(json["goal"]["at_most"], 1500.0);
-        let none = Mark::new("p50", Bound::AtLeast(0.9), Unit::Ratio, None).to_string();
+        let none =
+            GoalResult::new("p50", GoalBound::AtLeast(0.9), GoalUnit::Ratio, None).to_string();
         assert!(none.contains("measured nothing") && none.ends_with("MISSED"), "{none}");
     }
 }

@@ -2,26 +2,26 @@
 //! nothing disturbs, their speed, and how long one run takes to go on after each kind of fault. That
 //! run has an end, and its weights are compared with those of the same training in one process.
 
-mod bench;
-mod calm;
-mod moved;
+mod fault_free;
+mod measure_run;
+mod plan_traffic;
+mod recovery;
 mod rows;
-mod struck;
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use self::moved::MovedInAll;
-pub use self::rows::RowKind;
-use super::check::Findings;
-use super::contract::{BenchAnswer, Configuration};
-use super::goal::{Bound, Mark, Unit};
-use super::group::{GroupError, GroupSetup};
-use super::times::{Quantiles, words};
-use super::undisturbed::Training;
-use super::watch::{STANDSTILL, Watch};
+pub use self::plan_traffic::TotalTraffic;
+pub use self::rows::MeasureRowKind;
+use super::check::LogFindings;
+use super::contract::{ReportedBenchmark, TestedConfiguration};
+use super::durations::{DurationQuantiles, words};
+use super::goal::{GoalBound, GoalResult, GoalUnit};
+use super::local_cluster::{LocalClusterError, LocalClusterSetup};
+use super::run_monitor::{RunMonitor, STANDSTILL};
+use super::undisturbed::UndisturbedTraining;
 use rows::steps_needed;
 
 /// Steps from which the time of a step is measured.
@@ -38,11 +38,11 @@ const ENDING_MAX: f64 = 1.5;
 #[derive(Clone, Debug)]
 pub struct MeasureSetup {
     /// The cluster that is measured.
-    pub group: GroupSetup,
+    pub group: LocalClusterSetup,
     /// The configuration of the run.
-    pub config: Configuration,
+    pub config: TestedConfiguration,
     /// The rows that are measured.
-    pub rows: Vec<RowKind>,
+    pub rows: Vec<MeasureRowKind>,
     /// How often each fault strikes.
     pub times: u32,
     /// How often power goes.
@@ -59,30 +59,30 @@ pub struct MeasureSetup {
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct MeasureRow {
     /// What was done to the cluster, in words.
     pub what: &'static str,
     /// How long it took until something was sealed that shows that the run goes on.
-    pub next_seal: Option<Quantiles>,
+    pub next_seal: Option<DurationQuantiles>,
     /// How often a new plan followed.
     pub plans: u32,
     /// What else was to be seen.
     pub note: String,
     /// What it is held against.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<GoalResult>,
 }
 
 /// All that was measured.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Measures {
+pub struct MeasureReport {
     /// The rows of the table, in order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<MeasureRow>,
     /// What processes took beside threads.
-    pub speed: Option<BenchAnswer>,
+    pub speed: Option<ReportedBenchmark>,
     /// What moved between nodes, over all plans.
-    pub moved: MovedInAll,
+    pub moved: TotalTraffic,
     /// What the check of the event files of the run that was struck found.
-    pub findings: Findings,
+    pub findings: LogFindings,
     /// Steps of that run.
     pub steps: u64,
     /// The digest that the same training has in one process.
@@ -95,19 +95,23 @@ pub struct Measures {
 ///
 /// # Errors
 /// If a cluster does not go on after a fault, or the output cannot be written.
-pub fn run(setup: &MeasureSetup, watch: &mut Watch<'_>) -> Result<Measures, GroupError> {
-    let mut measures = Measures { machine: super::machine::report(), ..Measures::default() };
-    if setup.rows.contains(&RowKind::Undisturbed) {
+pub fn run(
+    setup: &MeasureSetup,
+    watch: &mut RunMonitor<'_>,
+) -> Result<MeasureReport, LocalClusterError> {
+    let mut measures =
+        MeasureReport { machine: super::machine::report(), ..MeasureReport::default() };
+    if setup.rows.contains(&MeasureRowKind::Undisturbed) {
         let expected = setup.training(setup.steps).alone(&setup.cache)?;
-        let row = calm::measure(setup, &expected, watch)?;
-        measures.tell(row, watch)?;
+        let row = fault_free::measure(setup, &expected, watch)?;
+        measures.add_row(row, watch)?;
     }
-    if setup.rows.contains(&RowKind::Speed) {
+    if setup.rows.contains(&MeasureRowKind::Speed) {
         let sizes = (setup.steps, setup.group.workers, setup.rounds);
         let found = setup.group.program.bench_cluster(&setup.config, sizes)?;
         let row = speed_row(&found);
         measures.speed = Some(found);
-        measures.tell(row, watch)?;
+        measures.add_row(row, watch)?;
     }
     if setup.rows.iter().any(|row| row.strikes()) {
         struck(setup, &mut measures, watch)?;
@@ -118,45 +122,49 @@ pub fn run(setup: &MeasureSetup, watch: &mut Watch<'_>) -> Result<Measures, Grou
 /// The rows of one run that is struck, and its end.
 fn struck(
     setup: &MeasureSetup,
-    measures: &mut Measures,
-    watch: &mut Watch<'_>,
-) -> Result<(), GroupError> {
+    measures: &mut MeasureReport,
+    watch: &mut RunMonitor<'_>,
+) -> Result<(), LocalClusterError> {
     let config = setup.safe_config();
-    let trial = Training { config: config.clone(), ..setup.training(TRIAL_STEPS) };
+    let trial = UndisturbedTraining { config: config.clone(), ..setup.training(TRIAL_STEPS) };
     let step_ms = trial.undisturbed(&setup.cache, STANDSTILL, watch)?.step_ms;
     let MeasureSetup { rows, times, power_cycles, .. } = setup;
     let steps = steps_needed(rows, *times, *power_cycles, step_ms);
-    watch.tell(&format!("{} a step; {steps} steps, in one process first", words(step_ms)))?;
-    let expected = Training { steps, ..trial.clone() }.alone(&setup.cache)?;
-    let mut bench = bench::Bench::start(setup, &config, (steps, step_ms), watch)?;
+    watch.print_line(&format!("{} a step; {steps} steps, in one process first", words(step_ms)))?;
+    let expected = UndisturbedTraining { steps, ..trial.clone() }.alone(&setup.cache)?;
+    let mut bench = measure_run::MeasureRun::start(setup, &config, (steps, step_ms), watch)?;
     for kind in rows.iter().copied().filter(|row| row.strikes()) {
         let row = bench.row(kind)?;
-        bench.tell(&row)?;
+        bench.print_row(&row)?;
         measures.rows.push(row);
     }
     let (row, findings, moved) = bench.end(&expected)?;
     (measures.findings, measures.moved, measures.steps) = (findings, moved, steps);
     measures.digest_undisturbed = expected.digest;
-    measures.tell(row, watch)
+    measures.add_row(row, watch)
 }
 
 impl MeasureSetup {
-    fn training(&self, steps: u64) -> Training {
+    fn training(&self, steps: u64) -> UndisturbedTraining {
         let (program, config) = (self.group.program.clone(), self.config.clone());
-        Training { program, config, steps, workers: self.group.workers }
+        UndisturbedTraining { program, config, steps, workers: self.group.workers }
     }
 
     /// The configuration, with as many copies of each layer as the rows need so that nothing sealed
     /// is lost.
-    fn safe_config(&self) -> Configuration {
+    fn safe_config(&self) -> TestedConfiguration {
         let copies = self.rows.iter().map(|row| row.copies()).max().unwrap_or(1);
         if copies > 1 { self.config.with("elastic.copies", copies) } else { self.config.clone() }
     }
 }
 
-impl Measures {
-    fn tell(&mut self, row: Row, watch: &mut Watch<'_>) -> Result<(), GroupError> {
-        watch.tell(&row.to_string())?;
+impl MeasureReport {
+    fn add_row(
+        &mut self,
+        row: MeasureRow,
+        watch: &mut RunMonitor<'_>,
+    ) -> Result<(), LocalClusterError> {
+        watch.print_line(&row.to_string())?;
         self.rows.push(row);
         Ok(())
     }
@@ -168,32 +176,33 @@ impl Measures {
     }
 }
 
-fn speed_row(found: &BenchAnswer) -> Row {
-    let BenchAnswer { threads_ms, processes_ms, .. } = *found;
-    let ratio = |what, goal, found: Option<f64>| Mark::new(what, goal, Unit::Ratio, found);
+fn speed_row(found: &ReportedBenchmark) -> MeasureRow {
+    let ReportedBenchmark { threads_ms, processes_ms, .. } = *found;
+    let ratio =
+        |what, goal, found: Option<f64>| GoalResult::new(what, goal, GoalUnit::Ratio, found);
     let marks = vec![
         ratio(
             "tokens a second, processes over threads",
-            Bound::AtLeast(SPEED_MIN),
+            GoalBound::AtLeast(SPEED_MIN),
             Some(found.processes_over_threads),
         ),
         ratio(
             "step while a checkpoint is written, over without",
-            Bound::AtMost(CHECKPOINT_MAX),
+            GoalBound::AtMost(CHECKPOINT_MAX),
             found.checkpoint_ratio,
         ),
-        ratio("end of a run over a plain write", Bound::AtMost(ENDING_MAX), found.ending_ratio),
+        ratio("end of a run over a plain write", GoalBound::AtMost(ENDING_MAX), found.ending_ratio),
     ];
     let (threads, processes) = (words(threads_ms), words(processes_ms));
     let note = format!("a step as threads {threads}, as processes {processes}");
-    Row { what: "speed", next_seal: None, plans: 0, note, marks }
+    MeasureRow { what: "speed", next_seal: None, plans: 0, note, marks }
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for MeasureRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<28}", self.what)?;
         match self.next_seal {
-            Some(Quantiles { count, p50_ms, p99_ms, max_ms }) => {
+            Some(DurationQuantiles { count, p50_ms, p99_ms, max_ms }) => {
                 let [p50, p99, max] = [p50_ms, p99_ms, max_ms].map(words);
                 write!(f, "{count:>5}{p50:>12}{p99:>12}{max:>12}")?;
             }
@@ -215,16 +224,17 @@ pub fn heading() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Row, heading, speed_row};
-    use crate::processes::contract::BenchAnswer;
-    use crate::processes::times::Times;
+    use super::{MeasureRow, heading, speed_row};
+    use crate::processes::contract::ReportedBenchmark;
+    use crate::processes::durations::SortedDurations;
 
     #[test]
     fn rows_stand_below_their_heading() {
-        let times: Times = [40.0, 2500.0].into_iter().collect();
+        let times: SortedDurations = [40.0, 2500.0].into_iter().collect();
         let (next_seal, marks) = (times.quantiles(), Vec::new());
-        let row = Row { what: "leader killed", next_seal, plans: 2, note: String::new(), marks };
-        let none = Row { next_seal: None, plans: 0, note: "-".to_owned(), ..row.clone() };
+        let row =
+            MeasureRow { what: "leader killed", next_seal, plans: 2, note: String::new(), marks };
+        let none = MeasureRow { next_seal: None, plans: 0, note: "-".to_owned(), ..row.clone() };
         let lines = [heading(), row.to_string(), none.to_string()];
         let expected = [
             "what                        times    seal p50         p99         max   plans",
@@ -236,14 +246,14 @@ mod tests {
 
     #[test]
     fn speed_is_held_against_its_goals() {
-        let mut found = BenchAnswer {
+        let mut found = ReportedBenchmark {
             threads_ms: 96.0,
             processes_ms: 100.0,
             processes_over_threads: 0.96,
             checkpoint_ratio: Some(1.05),
             ending_ratio: None,
         };
-        let met = |found: &BenchAnswer| {
+        let met = |found: &ReportedBenchmark| {
             speed_row(found).marks.iter().map(|mark| mark.is_met).collect::<Vec<_>>()
         };
         assert_eq!(met(&found), [true, false, false]);

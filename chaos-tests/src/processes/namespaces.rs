@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use super::proxy::Site;
+use super::proxy::NetworkSite;
 use super::system::{enter_network, own_network};
 
 /// Where the hub is, as its nodes see it.
@@ -38,9 +38,9 @@ const MUTE_FIRST: u32 = 20_000;
 
 /// A network namespace, by the file that keeps it open.
 #[derive(Clone, Debug)]
-pub struct Namespace(Arc<File>);
+pub struct NetworkNamespace(Arc<File>);
 
-impl Namespace {
+impl NetworkNamespace {
     /// A new one, with nothing in it.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Namespace {
     }
 }
 
-impl AsFd for Namespace {
+impl AsFd for NetworkNamespace {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -90,7 +90,7 @@ impl AsFd for Namespace {
 
 /// In which direction a node is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum CutDirection {
     /// Its cable is pulled.
     Both,
     /// Nothing reaches the node.
@@ -101,20 +101,20 @@ pub enum Cut {
 
 /// The namespaces of a group.
 #[derive(Debug)]
-pub struct Namespaces {
-    hub: Namespace,
+pub struct NetworkNamespaces {
+    hub: NetworkNamespace,
     /// By site.
-    nodes: Vec<Namespace>,
-    cuts: Vec<(Site, Cut)>,
+    nodes: Vec<NetworkNamespace>,
+    cuts: Vec<(NetworkSite, CutDirection)>,
 }
 
-impl Namespaces {
+impl NetworkNamespaces {
     /// A hub without nodes.
     ///
     /// # Errors
     /// If the machine does not allow it.
     pub fn start() -> io::Result<Self> {
-        let hub = Namespace::new()?;
+        let hub = NetworkNamespace::new()?;
         hub.ip(&["link set lo up".to_owned()])?;
         forward(&hub)?;
         Ok(Self { hub, nodes: Vec::new(), cuts: Vec::new() })
@@ -127,9 +127,9 @@ impl Namespaces {
     ///
     /// # Panics
     /// If sites do not come in order.
-    pub fn add(&mut self, site: Site) -> io::Result<SocketAddr> {
+    pub fn add(&mut self, site: NetworkSite) -> io::Result<SocketAddr> {
         assert_eq!(site.0 as usize, self.nodes.len(), "sites come in order");
-        let (node, address) = (Namespace::new()?, address(site));
+        let (node, address) = (NetworkNamespace::new()?, address(site));
         let wire = wire(site);
         self.hub.ip(&[
             format!("link add {wire} type veth peer name eth0 netns {}", node.path()),
@@ -150,13 +150,13 @@ impl Namespaces {
 
     /// Where verbs are typed.
     #[must_use]
-    pub fn hub(&self) -> &Namespace {
+    pub fn hub(&self) -> &NetworkNamespace {
         &self.hub
     }
 
     /// Where a site's processes are.
     #[must_use]
-    pub fn of(&self, site: Site) -> &Namespace {
+    pub fn of(&self, site: NetworkSite) -> &NetworkNamespace {
         &self.nodes[site.0 as usize]
     }
 
@@ -164,13 +164,13 @@ impl Namespaces {
     ///
     /// # Errors
     /// If the system does not do it.
-    pub fn cut(&mut self, site: Site, cut: Cut) -> io::Result<()> {
+    pub fn cut(&mut self, site: NetworkSite, cut: CutDirection) -> io::Result<()> {
         self.hub.ip(&[match cut {
-            Cut::Both => format!("link set {} down", wire(site)),
-            Cut::Deaf => {
+            CutDirection::Both => format!("link set {} down", wire(site)),
+            CutDirection::Deaf => {
                 format!("rule add pref {} to {}/32 blackhole", DEAF_FIRST + site.0, address(site))
             }
-            Cut::Mute => {
+            CutDirection::Mute => {
                 format!("rule add pref {} iif {} blackhole", MUTE_FIRST + site.0, wire(site))
             }
         }])?;
@@ -182,16 +182,16 @@ impl Namespaces {
     ///
     /// # Errors
     /// If the system does not do it.
-    pub fn mend(&mut self) -> io::Result<()> {
+    pub fn heal(&mut self) -> io::Result<()> {
         for (site, cut) in std::mem::take(&mut self.cuts) {
             self.hub.ip(&match cut {
                 // The system forgets the routes over an interface that is down.
-                Cut::Both => vec![
+                CutDirection::Both => vec![
                     format!("link set {} up", wire(site)),
                     format!("route replace {}/32 dev {}", address(site), wire(site)),
                 ],
-                Cut::Deaf => vec![format!("rule del pref {}", DEAF_FIRST + site.0)],
-                Cut::Mute => vec![format!("rule del pref {}", MUTE_FIRST + site.0)],
+                CutDirection::Deaf => vec![format!("rule del pref {}", DEAF_FIRST + site.0)],
+                CutDirection::Mute => vec![format!("rule del pref {}", MUTE_FIRST + site.0)],
             })?;
         }
         Ok(())
@@ -199,7 +199,7 @@ impl Namespaces {
 }
 
 /// What comes from one node for another is passed on.
-fn forward(hub: &Namespace) -> io::Result<()> {
+fn forward(hub: &NetworkNamespace) -> io::Result<()> {
     let mut command = Command::new("sh");
     command.args(["-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]).stderr(Stdio::null());
     hub.hold(&mut command);
@@ -209,11 +209,11 @@ fn forward(hub: &Namespace) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "ip_forward cannot be set"))
 }
 
-fn wire(site: Site) -> String {
+fn wire(site: NetworkSite) -> String {
     format!("wire{}", site.0)
 }
 
-fn address(site: Site) -> Ipv4Addr {
+fn address(site: NetworkSite) -> Ipv4Addr {
     let third = 1 + site.0 / NODES_A_BYTE;
     let third = u8::try_from(third).expect("a group has few members");
     let fourth = u8::try_from(1 + site.0 % NODES_A_BYTE).expect("below the end of a byte");
@@ -224,11 +224,11 @@ fn address(site: Site) -> Ipv4Addr {
 #[must_use]
 pub fn is_possible() -> bool {
     let tried = || -> io::Result<()> {
-        let mut namespaces = Namespaces::start()?;
-        namespaces.add(Site(0))?;
-        for cut in [Cut::Both, Cut::Deaf, Cut::Mute] {
-            namespaces.cut(Site(0), cut)?;
-            namespaces.mend()?;
+        let mut namespaces = NetworkNamespaces::start()?;
+        namespaces.add(NetworkSite(0))?;
+        for cut in [CutDirection::Both, CutDirection::Deaf, CutDirection::Mute] {
+            namespaces.cut(NetworkSite(0), cut)?;
+            namespaces.heal()?;
         }
         Ok(())
     };
@@ -240,8 +240,8 @@ mod tests {
     use std::net::{SocketAddr, UdpSocket};
     use std::time::Duration;
 
-    use super::{Cut, Namespace, Namespaces, address, is_possible};
-    use crate::processes::proxy::Site;
+    use super::{CutDirection, NetworkNamespace, NetworkNamespaces, address, is_possible};
+    use crate::processes::proxy::NetworkSite;
     use crate::processes::system::enter_network_here;
 
     /// Longer than a datagram takes on one machine, unless it is lost.
@@ -249,7 +249,7 @@ mod tests {
     const IMPATIENCE: Duration = Duration::from_millis(100);
 
     /// A socket of a namespace: it stays there, whichever thread uses it.
-    fn socket(namespace: &Namespace, bind: SocketAddr) -> UdpSocket {
+    fn socket(namespace: &NetworkNamespace, bind: SocketAddr) -> UdpSocket {
         let namespace = namespace.clone();
         let bound = std::thread::spawn(move || {
             enter_network_here(&namespace).expect("the right to enter");
@@ -272,28 +272,30 @@ mod tests {
             println!("skipped: this machine does not allow network namespaces");
             return;
         }
-        let mut namespaces = Namespaces::start().expect("it is possible");
-        let [one, two] = [Site(0), Site(1)].map(|site| {
+        let mut namespaces = NetworkNamespaces::start().expect("it is possible");
+        let [one, two] = [NetworkSite(0), NetworkSite(1)].map(|site| {
             let bind = namespaces.add(site).expect("it is possible");
             socket(namespaces.of(site), bind)
         });
-        for (cut, to_one, from_one) in
-            [(Cut::Both, false, false), (Cut::Deaf, false, true), (Cut::Mute, true, false)]
-        {
+        for (cut, to_one, from_one) in [
+            (CutDirection::Both, false, false),
+            (CutDirection::Deaf, false, true),
+            (CutDirection::Mute, true, false),
+        ] {
             assert!(passes(&two, &one, PATIENCE) && passes(&one, &two, PATIENCE));
-            namespaces.cut(Site(0), cut).expect("it is possible");
+            namespaces.cut(NetworkSite(0), cut).expect("it is possible");
             let patience = |passes| if passes { PATIENCE } else { IMPATIENCE };
             assert_eq!(passes(&two, &one, patience(to_one)), to_one, "{cut:?}");
             assert_eq!(passes(&one, &two, patience(from_one)), from_one, "{cut:?}");
-            namespaces.mend().expect("it is possible");
+            namespaces.heal().expect("it is possible");
         }
     }
 
     #[test]
     fn each_site_has_an_address() {
-        assert_eq!(address(Site(0)).to_string(), "10.77.1.1");
-        assert_eq!(address(Site(249)).to_string(), "10.77.1.250");
-        assert_eq!(address(Site(250)).to_string(), "10.77.2.1");
-        assert_eq!(address(Site(1023)).to_string(), "10.77.5.24");
+        assert_eq!(address(NetworkSite(0)).to_string(), "10.77.1.1");
+        assert_eq!(address(NetworkSite(249)).to_string(), "10.77.1.250");
+        assert_eq!(address(NetworkSite(250)).to_string(), "10.77.2.1");
+        assert_eq!(address(NetworkSite(1023)).to_string(), "10.77.5.24");
     }
 }

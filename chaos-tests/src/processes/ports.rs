@@ -17,12 +17,12 @@ const TRIES_MAX: u16 = 4_000;
 
 /// Where ports come from.
 #[derive(Debug)]
-pub struct Ports {
+pub struct PortAllocator {
     next: u16,
     end: u16,
 }
 
-impl Ports {
+impl PortAllocator {
     /// Ports, beginning somewhere that follows from `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
@@ -57,14 +57,14 @@ fn ephemeral_first() -> u16 {
 mod tests {
     use std::net::UdpSocket;
 
-    use super::{FIRST, Ports};
+    use super::{FIRST, PortAllocator};
 
     #[test]
     fn a_port_that_somebody_has_is_left_out() {
-        let mut ports = Ports::new(77);
+        let mut ports = PortAllocator::new(77);
         let first = ports.take().expect("a port");
         let _holder = UdpSocket::bind(first).expect("free");
-        let mut same = Ports::new(77);
+        let mut same = PortAllocator::new(77);
         let next = same.take().expect("a port");
         assert_ne!(next, first);
         UdpSocket::bind(next).expect("free");
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_search_goes_round() {
-        let mut ports = Ports { next: FIRST + 4, end: FIRST + 5 };
+        let mut ports = PortAllocator { next: FIRST + 4, end: FIRST + 5 };
         ports.take().expect("a port");
         assert_eq!(ports.next, FIRST);
     }

@@ -3,15 +3,15 @@
 //! A node binds its own port and advertises the proxy's. What is sent there comes out at the
 //! node, and what the node answers goes back the same way, so every path between two nodes leads
 //! through here: no rights and no kernel module are needed. Each direction of each pair is a
-//! [`Link`] with its own weather.
+//! [`ProxyLink`] with its own weather.
 //!
 //! One thread does it ([`relay`]); requests of this handle go to it over a bounded queue. Queues
 //! are bounded everywhere: what does not fit is lost and counted, as with any router.
 //!
 //! It knows a sender by the address that its datagrams come from, which is a node's bound one. Who
-//! has no node's address, such as a command line, is [`Site::OUTSIDE`].
+//! has no node's address, such as a command line, is [`NetworkSite::OUTSIDE`].
 //!
-//! [`Link`]: super::weather::Link
+//! [`ProxyLink`]: super::link_conditions::ProxyLink
 
 mod relay;
 
@@ -24,22 +24,22 @@ use std::thread::JoinHandle;
 
 use serde::Serialize;
 
-use self::relay::Relay;
-use super::weather::{LinkCounts, Weather};
+use self::relay::ProxyRelay;
+use super::link_conditions::{LinkConditions, LinkCounts};
 
 /// Requests that wait for the thread.
 const REQUESTS_WAITING_MAX: usize = 256;
 
 /// A place that datagrams come from and go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Site(pub u32);
+pub struct NetworkSite(pub u32);
 
-impl Site {
+impl NetworkSite {
     /// The site of every sender that is no node.
     pub const OUTSIDE: Self = Self(u32::MAX);
 }
 
-impl fmt::Display for Site {
+impl fmt::Display for NetworkSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::OUTSIDE { f.write_str("outside") } else { write!(f, "{}", self.0) }
     }
@@ -47,30 +47,30 @@ impl fmt::Display for Site {
 
 /// A direction of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Way {
+pub struct LinkEndpoints {
     /// The site that sends.
-    pub from: Site,
+    pub from: NetworkSite,
     /// The site that receives.
-    pub to: Site,
+    pub to: NetworkSite,
 }
 
 /// Which links something is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Links {
+pub enum LinkSelector {
     /// All, and those that come.
     All,
     /// All to a site.
-    To(Site),
+    To(NetworkSite),
     /// All from a site.
-    From(Site),
+    From(NetworkSite),
     /// One directed link.
-    One(Way),
+    One(LinkEndpoints),
 }
 
-impl Links {
+impl LinkSelector {
     /// Whether this one is among them.
     #[must_use]
-    pub fn contains(self, way: Way) -> bool {
+    pub fn contains(self, way: LinkEndpoints) -> bool {
         match self {
             Self::All => true,
             Self::To(site) => way.to == site,
@@ -84,7 +84,7 @@ impl Links {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ProxyCounts {
     /// Counts of each link.
-    pub links: Vec<(Way, LinkCounts)>,
+    pub links: Vec<(LinkEndpoints, LinkCounts)>,
     /// Datagrams under way that were dropped because too many were.
     pub overflowed: u64,
     /// Datagrams the system did not take.
@@ -97,18 +97,20 @@ impl ProxyCounts {
     /// Datagrams that one node sent to another, whatever became of them.
     #[must_use]
     pub fn sent(&self) -> u64 {
-        let is_inner = |way: &Way| way.from != Site::OUTSIDE && way.to != Site::OUTSIDE;
+        let is_inner = |way: &LinkEndpoints| {
+            way.from != NetworkSite::OUTSIDE && way.to != NetworkSite::OUTSIDE
+        };
         let inner = self.links.iter().filter(|(way, _)| is_inner(way));
         inner.map(|(_, counts)| counts.sent).sum()
     }
 }
 
 /// A request to the thread.
-enum Request {
-    Add { site: Site, front: UdpSocket, target: SocketAddr },
-    Set { links: Links, weather: Weather },
+enum ProxyRequest {
+    Add { site: NetworkSite, front: UdpSocket, target: SocketAddr },
+    Set { links: LinkSelector, weather: LinkConditions },
     Record { is_on: bool },
-    Replay { links: Links, count: usize },
+    Replay { links: LinkSelector, count: usize },
     Count { answer: SyncSender<ProxyCounts> },
     Stop,
 }
@@ -116,10 +118,10 @@ enum Request {
 /// A running proxy. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Proxy {
-    requests: SyncSender<Request>,
+    requests: SyncSender<ProxyRequest>,
     /// The thread sends here when it has done what was requested.
     done: Receiver<()>,
-    bell: UnixDatagram,
+    wake_sender: UnixDatagram,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -134,10 +136,10 @@ impl Proxy {
         bell.set_nonblocking(true)?;
         let (requests, inbox) = sync_channel(REQUESTS_WAITING_MAX);
         let (does, done) = sync_channel(REQUESTS_WAITING_MAX);
-        let relay = Relay::new(seed, inbox, does, ear);
+        let relay = ProxyRelay::new(seed, inbox, does, ear);
         let name = "proxy".to_owned();
         let thread = std::thread::Builder::new().name(name).spawn(move || relay.run())?;
-        Ok(Self { requests, done, bell, thread: Some(thread) })
+        Ok(Self { requests, done, wake_sender: bell, thread: Some(thread) })
     }
 
     /// What reaches the address that is returned goes to `target`, which is where `site` has bound
@@ -145,41 +147,41 @@ impl Proxy {
     ///
     /// # Errors
     /// If there is no free port.
-    pub fn add(&self, site: Site, target: SocketAddr) -> io::Result<SocketAddr> {
+    pub fn add(&self, site: NetworkSite, target: SocketAddr) -> io::Result<SocketAddr> {
         let front = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         front.set_nonblocking(true)?;
         let address = front.local_addr()?;
-        self.ask(Request::Add { site, front, target });
+        self.request(ProxyRequest::Add { site, front, target });
         Ok(address)
     }
 
     /// Another weather for these links, for whatever is sent after this returns.
-    pub fn set(&self, links: Links, weather: Weather) {
-        self.ask(Request::Set { links, weather });
+    pub fn set(&self, links: LinkSelector, weather: LinkConditions) {
+        self.request(ProxyRequest::Set { links, weather });
     }
 
     /// Whether the last datagrams of each link are kept to be sent again.
     pub fn record(&self, is_on: bool) {
-        self.ask(Request::Record { is_on });
+        self.request(ProxyRequest::Record { is_on });
     }
 
     /// Sends up to so many of the oldest datagrams that were kept of these links again.
-    pub fn replay(&self, links: Links, count: usize) {
-        self.ask(Request::Replay { links, count });
+    pub fn replay(&self, links: LinkSelector, count: usize) {
+        self.request(ProxyRequest::Replay { links, count });
     }
 
     /// What it did so far.
     #[must_use]
     pub fn counts(&self) -> ProxyCounts {
         let (answer, counts) = sync_channel(1);
-        self.ask(Request::Count { answer });
+        self.request(ProxyRequest::Count { answer });
         counts.recv().expect("the thread runs until it is stopped")
     }
 
-    fn ask(&self, request: Request) {
+    fn request(&self, request: ProxyRequest) {
         self.requests.send(request).expect("the thread runs until it is stopped");
         // A full bell has rung already.
-        let _ = self.bell.send(&[1]);
+        let _ = self.wake_sender.send(&[1]);
         self.done.recv().expect("the thread runs until it is stopped");
     }
 }
@@ -187,8 +189,8 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         // If the thread is gone already, it panicked, and has printed that.
-        let _ = self.requests.send(Request::Stop);
-        let _ = self.bell.send(&[1]);
+        let _ = self.requests.send(ProxyRequest::Stop);
+        let _ = self.wake_sender.send(&[1]);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

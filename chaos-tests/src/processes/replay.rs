@@ -13,16 +13,18 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-pub use self::trace::{Fleet, Move, Trace, TraceError};
-use super::check::{Findings, check};
-use super::contract::{Configuration, Role};
-use super::goal::{Bound, Mark, Unit};
-use super::group::{Group, GroupError, GroupSetup, LOOK_EVERY, Standing, wall_us};
-use super::picture::MemberIndex;
-use super::system::Signal;
-use super::undisturbed::{Training, log_of};
-use super::watch::{Progress, STANDSTILL, Watch};
-use crate::random::{Draws, Purpose};
+pub use self::trace::{Fleet, FleetMove, FleetTrace, FleetTraceError};
+use super::check::{LogFindings, check};
+use super::cluster_observation::MemberIndex;
+use super::contract::{ProcessRole, TestedConfiguration};
+use super::goal::{GoalBound, GoalResult, GoalUnit};
+use super::local_cluster::{
+    LOOK_EVERY, LocalCluster, LocalClusterError, LocalClusterSetup, ProcessStatus, wall_us,
+};
+use super::run_monitor::{RunMonitor, STANDSTILL, StallDetector};
+use super::system::ProcessSignal;
+use super::undisturbed::{UndisturbedTraining, log_of};
+use crate::random::{DrawPurpose, Draws};
 
 /// Of what is ideal, at least so much is sealed.
 const GOODPUT_MIN: f64 = 0.90;
@@ -35,9 +37,9 @@ const STEPS_SPARE: f64 = 1.25;
 #[derive(Clone, Debug)]
 pub struct ReplaySetup {
     /// The cluster; its workers are those that the fleet begins with.
-    pub group: GroupSetup,
+    pub group: LocalClusterSetup,
     /// The configuration of the run.
-    pub config: Configuration,
+    pub config: TestedConfiguration,
     /// How many workers come and go when.
     pub fleet: Fleet,
     /// Time from a worker's SIGTERM to its SIGKILL; without it, it gets SIGKILL at once.
@@ -50,7 +52,7 @@ pub struct ReplaySetup {
 
 /// What it came to.
 #[derive(Clone, Debug, Serialize)]
-pub struct Replayed {
+pub struct ReplayReport {
     /// Workers for each node of the trace.
     pub scale: f64,
     /// How long the window was, in seconds.
@@ -68,20 +70,20 @@ pub struct Replayed {
     /// Number of workers that came.
     pub started: u32,
     /// What the check of the event files found.
-    pub findings: Findings,
+    pub findings: LogFindings,
     /// The digest that the same training has in one process.
     pub digest_undisturbed: Option<String>,
     /// What it is held against.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<GoalResult>,
 }
 
-struct Replay<'a, 'b> {
+struct TraceReplay<'a, 'b> {
     setup: &'a ReplaySetup,
-    watch: &'a mut Watch<'b>,
-    group: Group,
+    watch: &'a mut RunMonitor<'b>,
+    group: LocalCluster,
     draws: Draws,
     /// Workers that got SIGTERM, with the moment at which they are killed.
-    told: Vec<(Instant, MemberIndex)>,
+    terminating: Vec<(Instant, MemberIndex)>,
     /// Workers that are gone and whose disks are to be cleared.
     gone: Vec<MemberIndex>,
     killed: u32,
@@ -92,37 +94,41 @@ struct Replay<'a, 'b> {
 ///
 /// # Errors
 /// If the run does not come to its end, or the output cannot be written.
-pub fn run(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<Replayed, GroupError> {
+pub fn run(
+    setup: &ReplaySetup,
+    watch: &mut RunMonitor<'_>,
+) -> Result<ReplayReport, LocalClusterError> {
     let rates = rates(setup, watch)?;
     let ideal_steps = setup.fleet.ideal_steps(&rates);
     let steps = (ideal_steps * STEPS_SPARE).ceil() as u64 + 2 * STEPS_BEFORE;
-    watch.tell(&format!("{ideal_steps:.1} steps are ideal; {steps} in one process first"))?;
+    watch.print_line(&format!("{ideal_steps:.1} steps are ideal; {steps} in one process first"))?;
     let expected = setup.training(setup.group.workers, steps).alone(&setup.cache)?;
-    let group = Group::start(&setup.group, STANDSTILL)?;
+    let group = LocalCluster::start(&setup.group, STANDSTILL)?;
     group.run(&setup.config, steps)?;
-    let draws = Draws::new(setup.group.seed, Purpose::Faults);
+    let draws = Draws::new(setup.group.seed, DrawPurpose::Faults);
     let (told, gone) = (Vec::new(), Vec::new());
-    let mut replay = Replay { setup, watch, group, draws, told, gone, killed: 0, started: 0 };
+    let mut replay =
+        TraceReplay { setup, watch, group, draws, terminating: told, gone, killed: 0, started: 0 };
     let window_us = replay.live()?;
-    let Replay { group, killed, started, .. } = replay;
+    let TraceReplay { group, killed, started, .. } = replay;
     let logs: Vec<_> = group.members().iter().map(log_of).collect();
     let mut findings = check(&logs, steps, None);
     if findings.digests.is_empty() {
         findings.digests.extend(group.final_digest());
     }
-    let seals = group.picture().seals().values();
+    let seals = group.observation().seals().values();
     let sealed = seals.filter(|seal| (window_us.0..window_us.1).contains(&seal.at_us)).count();
     let goodput = sealed as f64 / ideal_steps;
     let is_equal =
         expected.digest.is_some() && findings.digests.first() == expected.digest.as_ref();
     let marks = vec![
-        Mark::new("goodput", Bound::AtLeast(GOODPUT_MIN), Unit::Ratio, goodput),
-        Mark::all_of("ends with the digest of one process", u64::from(is_equal), 1),
-        Mark::none_of("sealed steps lost", findings.steps_lost),
-        Mark::none_of("invariants broken", findings.violations.len() as u64),
+        GoalResult::new("goodput", GoalBound::AtLeast(GOODPUT_MIN), GoalUnit::Ratio, goodput),
+        GoalResult::all_of("ends with the digest of one process", u64::from(is_equal), 1),
+        GoalResult::none_of("sealed steps lost", findings.steps_lost),
+        GoalResult::none_of("invariants broken", findings.violations.len() as u64),
     ];
     let Fleet { scale, seconds, .. } = setup.fleet;
-    Ok(Replayed {
+    Ok(ReplayReport {
         scale,
         seconds,
         rates,
@@ -138,32 +144,35 @@ pub fn run(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<Replayed, Group
 }
 
 /// Steps a second at each number of workers that the fleet has.
-fn rates(setup: &ReplaySetup, watch: &mut Watch<'_>) -> Result<BTreeMap<u32, f64>, GroupError> {
+fn rates(
+    setup: &ReplaySetup,
+    watch: &mut RunMonitor<'_>,
+) -> Result<BTreeMap<u32, f64>, LocalClusterError> {
     let mut rates = BTreeMap::new();
     for workers in setup.fleet.sizes() {
         let training = setup.training(workers, setup.trial_steps);
         // Not from the cache: how fast a machine is changes with what else it does.
         let step_ms = training.undisturbed(&setup.group.folder, STANDSTILL, watch)?.step_ms;
-        watch.tell(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
+        watch.print_line(&format!("{workers} workers undisturbed: {step_ms:.1} ms a step"))?;
         rates.insert(workers, 1e3 / step_ms);
     }
     Ok(rates)
 }
 
 impl ReplaySetup {
-    fn training(&self, workers: u32, steps: u64) -> Training {
+    fn training(&self, workers: u32, steps: u64) -> UndisturbedTraining {
         let (program, config) = (self.group.program.clone(), self.config.clone());
-        Training { program, config, steps, workers }
+        UndisturbedTraining { program, config, steps, workers }
     }
 }
 
-impl Replay<'_, '_> {
+impl TraceReplay<'_, '_> {
     /// Lives through the window, and to the end of the run. Yields when the window was, in
     /// microseconds since 1970.
-    fn live(&mut self) -> Result<(u64, u64), GroupError> {
-        let mut progress = Progress::new(&self.group);
+    fn live(&mut self) -> Result<(u64, u64), LocalClusterError> {
+        let mut progress = StallDetector::new(&self.group);
         // Where the window begins with nobody, nothing goes on before it.
-        while self.setup.fleet.begin > 0 && self.group.picture().step() < STEPS_BEFORE {
+        while self.setup.fleet.begin > 0 && self.group.observation().step() < STEPS_BEFORE {
             self.turn(&mut progress)?;
         }
         let (began, from_us) = (Instant::now(), wall_us());
@@ -172,41 +181,41 @@ impl Replay<'_, '_> {
             while began.elapsed().as_secs_f64() < found.after_s {
                 self.turn(&mut progress)?;
             }
-            self.carry_out(found)?;
+            self.apply_move(found)?;
         }
         while began.elapsed().as_secs_f64() < self.setup.fleet.seconds {
             self.turn(&mut progress)?;
         }
         let to_us = wall_us();
         // Behind the window, a worker has to bring the run to its end.
-        if self.group.running(Role::Worker).is_empty() {
-            self.group.add(Role::Worker)?;
+        if self.group.running(ProcessRole::Worker).is_empty() {
+            self.group.add(ProcessRole::Worker)?;
         }
-        while !self.told.is_empty() {
+        while !self.terminating.is_empty() {
             self.turn(&mut progress)?;
         }
         self.watch.until_done(&mut self.group, STANDSTILL)?;
         Ok((from_us, to_us))
     }
 
-    fn turn(&mut self, progress: &mut Progress) -> Result<(), GroupError> {
+    fn turn(&mut self, progress: &mut StallDetector) -> Result<(), LocalClusterError> {
         self.watch.check()?;
-        self.group.look()?;
+        self.group.poll()?;
         let now = Instant::now();
-        let (due, told) = self.told.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
-        self.told = told;
+        let (due, told) = self.terminating.drain(..).partition::<Vec<_>, _>(|(at, _)| *at <= now);
+        self.terminating = told;
         for (_, member) in due {
-            if self.group.members()[member].standing() == Standing::Leaving {
-                self.group.signal(member, Signal::Kill)?;
+            if self.group.members()[member].status() == ProcessStatus::Leaving {
+                self.group.signal(member, ProcessSignal::Kill)?;
             }
         }
         let members = self.group.members();
-        let is_gone = |member: &MemberIndex| members[*member].standing() == Standing::Gone;
+        let is_gone = |member: &MemberIndex| members[*member].status() == ProcessStatus::Gone;
         let (clear, later) = self.gone.drain(..).partition::<Vec<_>, _>(is_gone);
         self.gone = later;
         clear.into_iter().try_for_each(|member| self.group.clear(member))?;
         // Nobody seals where nobody is.
-        if self.group.running(Role::Worker).is_empty() {
+        if self.group.running(ProcessRole::Worker).is_empty() {
             progress.excuse();
         }
         progress.check(&self.group, STANDSTILL)?;
@@ -214,34 +223,39 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    fn carry_out(&mut self, found: Move) -> Result<(), GroupError> {
+    fn apply_move(&mut self, found: FleetMove) -> Result<(), LocalClusterError> {
         for _ in 0..found.kills {
-            let workers = self.group.running(Role::Worker);
+            let workers = self.group.running(ProcessRole::Worker);
             if workers.is_empty() {
                 break;
             }
             let victim = *self.draws.pick(&workers);
             self.group.retire(victim);
             self.gone.push(victim);
-            let signal = if self.setup.notice.is_some() { Signal::Terminate } else { Signal::Kill };
+            let signal = if self.setup.notice.is_some() {
+                ProcessSignal::Terminate
+            } else {
+                ProcessSignal::Kill
+            };
             self.group.signal(victim, signal)?;
             let dies = self.setup.notice.map(|notice| (Instant::now() + notice, victim));
-            self.told.extend(dies);
+            self.terminating.extend(dies);
             self.killed += 1;
         }
         for _ in 0..found.starts {
-            self.group.add(Role::Worker)?;
+            self.group.add(ProcessRole::Worker)?;
             self.started += 1;
         }
-        let Move { after_s, kills, starts } = found;
-        let (step, workers) = (self.group.picture().step(), self.group.running(Role::Worker).len());
+        let FleetMove { after_s, kills, starts } = found;
+        let (step, workers) =
+            (self.group.observation().step(), self.group.running(ProcessRole::Worker).len());
         let line =
             format!("{after_s:>8.1} s  step {step}: {kills} die, {starts} come; {workers} workers");
-        self.watch.tell(&line)
+        self.watch.print_line(&line)
     }
 }
 
-impl fmt::Display for Replayed {
+impl fmt::Display for ReplayReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scale, seconds, ideal_steps, sealed, killed, started, .. } = self;
         write!(

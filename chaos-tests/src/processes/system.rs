@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// What is sent to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
+pub enum ProcessSignal {
     /// The process dies at once (SIGKILL).
     Kill,
     /// The process stands still (SIGSTOP).
@@ -23,7 +23,7 @@ pub enum Signal {
     Terminate,
 }
 
-impl Signal {
+impl ProcessSignal {
     /// The number of the signal in the system.
     #[must_use]
     pub const fn number(self) -> libc::c_int {
@@ -40,7 +40,7 @@ impl Signal {
 ///
 /// # Errors
 /// The error of the system.
-pub fn send(pid: u32, signal: Signal) -> io::Result<()> {
+pub fn send(pid: u32, signal: ProcessSignal) -> io::Result<()> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: no memory is passed.
     check(unsafe { libc::kill(pid, signal.number()) })
@@ -187,7 +187,7 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
-    use super::{Signal, limit_files, send, tie, wait_readable};
+    use super::{ProcessSignal, limit_files, send, tie, wait_readable};
 
     #[test]
     fn a_child_is_killed_by_number() {
@@ -195,8 +195,8 @@ mod tests {
         command.arg("600");
         tie(&mut command);
         let mut child = command.spawn().expect("sleep starts");
-        send(child.id(), Signal::Stop).expect("it lives");
-        send(child.id(), Signal::Kill).expect("it lives");
+        send(child.id(), ProcessSignal::Stop).expect("it lives");
+        send(child.id(), ProcessSignal::Kill).expect("it lives");
         assert_eq!(child.wait().expect("it ended").signal(), Some(libc::SIGKILL));
     }
 
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_is_told() {
+    fn readable_sockets_are_reported() {
         let [one, two] = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").expect("a port"));
         let sockets = [one.as_raw_fd(), two.as_raw_fd()];
         let mut ready = vec![7];

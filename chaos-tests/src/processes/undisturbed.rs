@@ -7,30 +7,30 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use super::check::{NodeLog, Undisturbed, check};
-use super::contract::{Configuration, Program};
-use super::events::{Event, EventKind};
-use super::folder::Folder;
-use super::group::{Group, GroupError, GroupSetup};
-use super::picture::Picture;
-use super::times::Times;
-use super::watch::Watch;
-use super::wires::Wires;
+use super::check::{NodeLog, UndisturbedRun, check};
+use super::cluster_observation::ClusterObservation;
+use super::contract::{TestedBinary, TestedConfiguration};
+use super::durations::SortedDurations;
+use super::events::{NodeEvent, NodeEventKind};
+use super::local_cluster::{LocalCluster, LocalClusterError, LocalClusterSetup};
+use super::process_network::NetworkKind;
+use super::run_monitor::RunMonitor;
+use super::temporary_folder::TemporaryFolder;
 
 /// A training that nothing disturbs.
 #[derive(Clone, Debug)]
-pub struct Training {
+pub struct UndisturbedTraining {
     /// The binary that trains.
-    pub program: Program,
+    pub program: TestedBinary,
     /// The configuration of the training.
-    pub config: Configuration,
+    pub config: TestedConfiguration,
     /// Number of steps.
     pub steps: u64,
     /// Number of workers.
     pub workers: u32,
 }
 
-impl Training {
+impl UndisturbedTraining {
     /// A hash that differs from that of other trainings.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Training {
         let mut hasher = DefaultHasher::new();
         let program = fs::metadata(&self.program.path)?;
         (&self.program.path, program.len(), program.modified()?).hash(&mut hasher);
-        let Configuration { file, set } = &self.config;
+        let TestedConfiguration { file, set } = &self.config;
         let text = file.as_deref().map_or(Ok(Vec::new()), fs::read)?;
         // How long a step takes depends on the workers, whatever it agrees on.
         (file, text, set, self.steps, self.workers).hash(&mut hasher);
@@ -54,9 +54,9 @@ impl Training {
         &self,
         cache: &Path,
         limit: Duration,
-        watch: &mut Watch<'_>,
-    ) -> Result<Undisturbed, GroupError> {
-        let reading = |source| GroupError::System {
+        watch: &mut RunMonitor<'_>,
+    ) -> Result<UndisturbedRun, LocalClusterError> {
+        let reading = |source| LocalClusterError::System {
             doing: "cannot read the configuration or the binary".to_owned(),
             source,
         };
@@ -74,8 +74,8 @@ impl Training {
     ///
     /// # Errors
     /// If it does not come to its end.
-    pub fn alone(&self, cache: &Path) -> Result<Undisturbed, GroupError> {
-        let reading = |source| GroupError::System {
+    pub fn alone(&self, cache: &Path) -> Result<UndisturbedRun, LocalClusterError> {
+        let reading = |source| LocalClusterError::System {
             doing: "cannot read the configuration or the binary".to_owned(),
             source,
         };
@@ -83,32 +83,34 @@ impl Training {
         if let Some(known) = load(&path) {
             return Ok(known);
         }
-        let folder = Folder::temporary("alone").map_err(|source| GroupError::System {
-            doing: "cannot make a folder".to_owned(),
-            source,
+        let folder = TemporaryFolder::temporary("alone").map_err(|source| {
+            LocalClusterError::System { doing: "cannot make a folder".to_owned(), source }
         })?;
         let told = self.program.train(&self.config, self.steps, folder.path())?;
-        let found = retold(&told);
+        let found = parse_output(&told);
         // Without a cache the next measurement trains again.
         let _ = save(&path, &found);
         Ok(found)
     }
 
-    fn train(&self, limit: Duration, watch: &mut Watch<'_>) -> Result<Undisturbed, GroupError> {
-        let folder = Folder::temporary("undisturbed").map_err(|source| GroupError::System {
-            doing: "cannot make a folder".to_owned(),
-            source,
+    fn train(
+        &self,
+        limit: Duration,
+        watch: &mut RunMonitor<'_>,
+    ) -> Result<UndisturbedRun, LocalClusterError> {
+        let folder = TemporaryFolder::temporary("undisturbed").map_err(|source| {
+            LocalClusterError::System { doing: "cannot make a folder".to_owned(), source }
         })?;
-        let setup = GroupSetup {
+        let setup = LocalClusterSetup {
             program: self.program.clone(),
             folder: folder.path().to_owned(),
             controllers: 1,
             workers: self.workers,
             seed: 0,
-            wires: Wires::Loopback,
+            wires: NetworkKind::Loopback,
             small_disk_mib: None,
         };
-        let mut group = Group::start(&setup, limit)?;
+        let mut group = LocalCluster::start(&setup, limit)?;
         group.run(&self.config, self.steps)?;
         watch.until_done(&mut group, limit)?;
         let logs: Vec<_> = group.members().iter().map(log_of).collect();
@@ -116,26 +118,26 @@ impl Training {
         let violations = findings.violations.iter().map(ToString::to_string);
         let violations: Vec<_> = violations.collect();
         if !violations.is_empty() {
-            return Err(GroupError::Undisturbed { what: violations.join("; ") });
+            return Err(LocalClusterError::Undisturbed { what: violations.join("; ") });
         }
-        let seals = group.picture().seals().iter();
+        let seals = group.observation().seals().iter();
         let steps = seals.map(|(step, seal)| (*step, seal.facts.clone())).collect();
         let digest = findings.digests.first().cloned().or_else(|| group.final_digest());
-        Ok(Undisturbed { steps, digest, step_ms: step_ms(group.picture()) })
+        Ok(UndisturbedRun { steps, digest, step_ms: step_ms(group.observation()) })
     }
 }
 
 /// What a training printed, read from its lines.
-fn retold(told: &str) -> Undisturbed {
-    let mut found = Undisturbed::default();
-    let mut times = Times::default();
+fn parse_output(told: &str) -> UndisturbedRun {
+    let mut found = UndisturbedRun::default();
+    let mut times = SortedDurations::default();
     for line in told.lines() {
-        let kind = Event::parse(line).kind;
-        if let EventKind::Seal(seal) = kind {
+        let kind = NodeEvent::parse(line).kind;
+        if let NodeEventKind::Seal(seal) = kind {
             found.steps.insert(seal.step, seal.facts);
             let line = serde_json::from_str::<serde_json::Value>(line);
             times.extend(line.ok().and_then(|line| line["ms"].as_f64()));
-        } else if let EventKind::Done { digest, .. } = kind {
+        } else if let NodeEventKind::Done { digest, .. } = kind {
             found.digest = digest;
         }
     }
@@ -145,23 +147,23 @@ fn retold(told: &str) -> Undisturbed {
 
 /// The event log of a member.
 #[must_use]
-pub fn log_of(member: &super::group::Member) -> NodeLog<'_> {
+pub fn log_of(member: &super::local_cluster::ClusterMember) -> NodeLog<'_> {
     let (name, events) = (member.spec().name.as_str(), member.events());
     NodeLog { name, events, disturbances: member.disturbances() }
 }
 
 /// Half of the steps took at most this.
-fn step_ms(picture: &Picture) -> f64 {
+fn step_ms(picture: &ClusterObservation) -> f64 {
     let moments: Vec<u64> = picture.seals().values().map(|seal| seal.at_us).collect();
     let gaps = moments.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 / 1e3);
-    gaps.collect::<Times>().quantiles().map_or(0.0, |quantiles| quantiles.p50_ms)
+    gaps.collect::<SortedDurations>().quantiles().map_or(0.0, |quantiles| quantiles.p50_ms)
 }
 
-fn load(path: &Path) -> Option<Undisturbed> {
+fn load(path: &Path) -> Option<UndisturbedRun> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-fn save(path: &Path, undisturbed: &Undisturbed) -> io::Result<()> {
+fn save(path: &Path, undisturbed: &UndisturbedRun) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -175,19 +177,19 @@ fn save(path: &Path, undisturbed: &Undisturbed) -> io::Result<()> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Training, load, retold, save};
-    use crate::processes::check::Undisturbed;
-    use crate::processes::contract::{Configuration, Program};
-    use crate::processes::events::Facts;
+    use super::{UndisturbedTraining, load, parse_output, save};
+    use crate::processes::check::UndisturbedRun;
+    use crate::processes::contract::{TestedBinary, TestedConfiguration};
+    use crate::processes::events::SealFacts;
 
     #[test]
     fn what_was_run_is_kept() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("new/a.json");
         let bits = [Some(u64::MAX), None, Some(0), Some(1)];
-        let facts = Facts { verdict: "clip".to_owned(), bits };
+        let facts = SealFacts { verdict: "clip".to_owned(), bits };
         let steps = BTreeMap::from([(1, facts)]);
-        let known = Undisturbed { steps, digest: Some("ab".to_owned()), step_ms: 0.1 };
+        let known = UndisturbedRun { steps, digest: Some("ab".to_owned()), step_ms: 0.1 };
         assert_eq!(load(&path), None);
         save(&path, &known).expect("written");
         assert_eq!(load(&path), Some(known));
@@ -198,7 +200,7 @@ mod tests {
         let told = "{\"event\":\"step\",\"step\":1,\"verdict\":\"keep\",\"loss\":2.5,\"ms\":7.0}\n\
                     {\"event\":\"eval\",\"step\":1,\"held_out_loss\":2.0}\n\
                     {\"event\":\"done\",\"steps\":1,\"digest\":\"ab\"}\n";
-        let found = retold(told);
+        let found = parse_output(told);
         assert_eq!((found.digest.as_deref(), found.step_ms), (Some("ab"), 7.0));
         assert_eq!(found.steps[&1].loss(), Some(2.5));
     }
@@ -208,12 +210,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let config = folder.path().join("a.toml");
         std::fs::write(&config, "a").expect("written");
-        let program = Program::at(config.clone());
+        let program = TestedBinary::at(config.clone());
         let set = vec!["a.b=1".to_owned()];
-        let configuration = Configuration { file: Some(config.clone()), set };
-        let one = Training { program, config: configuration, steps: 3, workers: 2 };
-        let more = Training { steps: 4, ..one.clone() };
-        let other = Training { config: one.config.with("a.b", 2), ..one.clone() };
+        let configuration = TestedConfiguration { file: Some(config.clone()), set };
+        let one = UndisturbedTraining { program, config: configuration, steps: 3, workers: 2 };
+        let more = UndisturbedTraining { steps: 4, ..one.clone() };
+        let other = UndisturbedTraining { config: one.config.with("a.b", 2), ..one.clone() };
         let key = one.key().expect("readable");
         assert_eq!(one.key().expect("readable"), key);
         assert_ne!(more.key().expect("readable"), key);

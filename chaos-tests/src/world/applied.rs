@@ -5,28 +5,28 @@ use zbelastic_consensus::codec;
 use zbelastic_consensus::entry::RewindReason;
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{LayerSource, PlanReason, PlanRecord, Promise};
-use zbelastic_consensus::rehearsal::Follow;
-use zbelastic_consensus::state::Change;
+use zbelastic_consensus::pre_copy::FollowedLayer;
+use zbelastic_consensus::state::StateChange;
 use zbelastic_consensus::validation::{Seal, Verdict};
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::{LayerId, NodeId, Step};
 
 use super::numbers::BOOTS_APART;
-use super::{Event, World};
+use super::{World, WorldEvent};
 use crate::markers::Marker;
 
 /// Stages that a life has at most that is not a large one: it has no more blocks.
 const STAGES_FEW: usize = 10;
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
-    pub(super) fn applied(&mut self, node: NodeId, index: u64, change: &Change) {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn applied(&mut self, node: NodeId, index: u64, change: &StateChange) {
         let core = self.controllers[&node].core.as_ref().expect("it applied something");
         if core.state().cluster() != self.cluster {
             return;
         }
         let is_fresh = core.state().applied() == index;
-        let state_digest = (is_fresh && matches!(change, Change::Sealed { .. }))
+        let state_digest = (is_fresh && matches!(change, StateChange::Sealed { .. }))
             .then(|| crate::digest_model::mix_bytes(&codec::encode(core.state())));
         let is_new = self.checker.applied(self.now, index, change, state_digest);
         if !is_new || index <= self.store_index {
@@ -36,59 +36,59 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.note_change(node, index, change);
         self.follow_open_version(node, change);
         match change {
-            Change::Checkpoint { version, .. } => self.keep_manifest(node, *version),
-            Change::Rewound { dropped, .. } => {
+            StateChange::Checkpoint { version, .. } => self.keep_manifest(node, *version),
+            StateChange::Rewound { dropped, .. } => {
                 // Nothing is removed: versions it went past are computed, and named, again.
                 self.referred.retain(|version, _| !dropped.contains(version));
                 self.workers.values().for_each(|m| m.faults.borrow_mut().forget_flip());
             }
-            Change::Adopted(plan) | Change::Sealed { adopted: Some(plan), .. } => {
-                self.look_for_witnesses(plan);
+            StateChange::Adopted(plan) | StateChange::Sealed { adopted: Some(plan), .. } => {
+                self.check_witnesses(plan);
             }
-            Change::Members(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Sealed { adopted: None, .. }
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => {}
+            StateChange::Members(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Sealed { adopted: None, .. }
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => {}
         }
         self.mark_change(node, change);
     }
 
     /// Which version is open, and that none is given up that a worker holds.
-    fn follow_open_version(&mut self, node: NodeId, change: &Change) {
+    fn follow_open_version(&mut self, node: NodeId, change: &StateChange) {
         match change {
-            Change::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, self.now)),
-            Change::Rewound { to, reason, .. } => {
+            StateChange::Sealed { seal, .. } => self.open = Some((seal.next_turn().step, self.now)),
+            StateChange::Rewound { to, reason, .. } => {
                 match reason {
-                    RewindReason::LayerLost { layer } => self.look_for_holders(node, *layer),
+                    RewindReason::LayerLost { layer } => self.check_holders(node, *layer),
                     RewindReason::StateDiffers { .. } | RewindReason::Ordered => {}
                 }
                 self.open = Some((*to, self.now));
             }
-            Change::Members(_)
-            | Change::Adopted(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => {}
+            StateChange::Members(_)
+            | StateChange::Adopted(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => {}
         }
     }
 
     /// A flipped bit that is taken over because nobody is left who has it right is beyond what is
     /// promised: two things went wrong within one step.
-    fn look_for_witnesses(&mut self, plan: &PlanRecord) {
+    fn check_witnesses(&mut self, plan: &PlanRecord) {
         let is_taken_over = self.workers.iter().any(|(node, machine)| {
             let layer = machine.faults.borrow().flipped();
             layer.is_some_and(|layer| match &plan.sources[layer.index()] {
@@ -138,46 +138,46 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
     }
 
-    fn note_change(&mut self, node: NodeId, index: u64, change: &Change) {
+    fn note_change(&mut self, node: NodeId, index: u64, change: &StateChange) {
         self.note(|| {
             let text = match change {
-                Change::Sealed { seal, is_repeated, .. } => {
+                StateChange::Sealed { seal, is_repeated, .. } => {
                     let again = if *is_repeated { " as before" } else { "" };
                     format!("{} {} ({}){again}", seal.turn, seal.verdict.name(), seal.reason)
                 }
-                Change::Adopted(plan) | Change::Planned(plan) => {
+                StateChange::Adopted(plan) | StateChange::Planned(plan) => {
                     let stages: Vec<u64> = plan.stages.iter().map(|h| h.node.0).collect();
                     format!(
                         "generation {} from step {} over {stages:?}, {:?}: {}",
                         plan.generation, plan.from_step, plan.promise, plan.reason
                     )
                 }
-                Change::Members(_)
-                | Change::Ready(_)
-                | Change::Resumed(_)
-                | Change::Durable { .. }
-                | Change::Kept { .. }
-                | Change::Checkpoint { .. }
-                | Change::Rewound { .. }
-                | Change::Job { .. }
-                | Change::Removed { .. }
-                | Change::Access(_)
-                | Change::Format(_) => format!("{change:?}"),
+                StateChange::Members(_)
+                | StateChange::Ready(_)
+                | StateChange::Resumed(_)
+                | StateChange::Durable { .. }
+                | StateChange::Kept { .. }
+                | StateChange::Checkpoint { .. }
+                | StateChange::Rewound { .. }
+                | StateChange::Job { .. }
+                | StateChange::Removed { .. }
+                | StateChange::Access(_)
+                | StateChange::Format(_) => format!("{change:?}"),
             };
             format!("n{node} #{index} {text}")
         });
     }
 
-    fn mark_change(&mut self, node: NodeId, change: &Change) {
+    fn mark_change(&mut self, node: NodeId, change: &StateChange) {
         match change {
-            Change::Members(changes) => {
+            StateChange::Members(changes) => {
                 changes.iter().for_each(|change| self.mark_member(node, change));
             }
-            Change::Adopted(plan) => {
-                self.rehearsal = None;
+            StateChange::Adopted(plan) => {
+                self.pre_copy = None;
                 self.mark_plan(plan);
             }
-            Change::Sealed { seal, is_repeated, adopted } => {
+            StateChange::Sealed { seal, is_repeated, adopted } => {
                 if *is_repeated {
                     self.mark(Marker::RepeatedAsSealed);
                 }
@@ -188,7 +188,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 }
                 self.mark_verdict(node, seal);
             }
-            Change::Rewound { reason, dropped, .. } => {
+            StateChange::Rewound { reason, dropped, .. } => {
                 self.mark(Marker::Rewound);
                 if !dropped.is_empty() {
                     self.mark(Marker::OlderCheckpointUsed);
@@ -197,20 +197,20 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     self.mark(Marker::StateDiffered);
                 }
             }
-            Change::Format(_) => self.mark(Marker::FormatRaised),
-            Change::Kept { version } => self.kept = Some(*version),
-            Change::Checkpoint { version, .. } => {
-                if self.kept.take_if(|kept| *kept <= *version) == Some(*version) {
+            StateChange::Format(_) => self.mark(Marker::FormatRaised),
+            StateChange::Kept { version } => self.timed_checkpoint = Some(*version),
+            StateChange::Checkpoint { version, .. } => {
+                if self.timed_checkpoint.take_if(|kept| *kept <= *version) == Some(*version) {
                     self.mark(Marker::TimedCheckpoint);
                 }
             }
-            Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Durable { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_) => {}
+            StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_) => {}
         }
     }
 
@@ -254,9 +254,9 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                     machine.was_admitted = true;
                 }
                 if let Some((_, old)) = self.storm.replaced.take_if(|(new, _)| new == node) {
-                    self.queue.push(self.now.after(1), Event::RemoveReplaced(old));
+                    self.queue.push(self.now.after(1), WorldEvent::RemoveReplaced(old));
                 }
-                if self.rehearsal.is_some() && self.workers.contains_key(node) {
+                if self.pre_copy.is_some() && self.workers.contains_key(node) {
                     self.mark(Marker::JoinedWhileFollowing);
                 }
                 if self.fenced.remove(node) {
@@ -271,7 +271,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn mark_loss(&mut self, at: NodeId, holder: Holder, reason: LossReason) {
         // Nothing is requested any more from a holder that the log takes for lost, rightly or not.
         self.checker.disturbed(holder.node, self.now);
-        let follows = self.rehearsal.iter().flat_map(|rehearsal| &rehearsal.follows);
+        let follows = self.pre_copy.iter().flat_map(|rehearsal| &rehearsal.layers);
         let (follows, owns) = follows.fold((false, false), |(follows, owns), f| {
             (follows || f.follower == holder, owns || f.owner == holder)
         });
@@ -313,13 +313,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Whether everybody holds what the plan needs of it when the plan begins.
     fn mark_ahead(&mut self, plan: &PlanRecord) {
-        let Some(rehearsal) = self.rehearsal.take() else { return };
-        let is_named = |f: &Follow| match &plan.sources[f.layer.index()] {
+        let Some(rehearsal) = self.pre_copy.take() else { return };
+        let is_named = |f: &FollowedLayer| match &plan.sources[f.layer.index()] {
             LayerSource::Nodes(nodes) => nodes.contains(&f.follower.node),
             LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
         };
-        if rehearsal.generation.next() == plan.generation && rehearsal.follows.iter().all(is_named)
-        {
+        if rehearsal.generation.next() == plan.generation && rehearsal.layers.iter().all(is_named) {
             self.mark(Marker::CopiedAhead);
         }
     }

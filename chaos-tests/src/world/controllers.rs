@@ -4,32 +4,33 @@ use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::core::{
-    Command, Core, CoreSetup, Event as CoreEvent, FatalCause, Input, Output, Start, StartError,
+    Core, CoreSetup, CoreStart, Event as CoreEvent, FatalCause, Input, OperatorCommand, Output,
+    StartError,
 };
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::job::JobChange;
 use zbelastic_consensus::member::{Holder, MemberChange, Role};
 use zbelastic_consensus::message::{Envelope, Message};
 use zbelastic_consensus::raft::{
-    PersistToken, RaftMessage, RaftSetup, RaftStartError, Record, RecoveredLog, encode_record,
+    PersistToken, RaftMessage, RaftRecord, RaftSetup, RaftStartError, RecoveredLog, encode_record,
 };
-use zbelastic_consensus::state::{Change, EntryRefusal, PlanPhase, State};
+use zbelastic_consensus::state::{EntryRefusal, PlanPhase, State, StateChange};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
-use super::storm::Armed;
-use super::{ControllerMachine, Event, Packet, SolutionResult, TICK_US, World};
+use super::storm::ArmedCrashPoint;
+use super::{ControllerMachine, SimulatedPacket, SolutionResult, TICK_US, World, WorldEvent};
 use crate::access::{contacts, credentials};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
-use crate::disk::Disk;
-use crate::failure::{Failure, Invariant};
+use crate::disk::MachineDisk;
+use crate::failure::{Invariant, LifeFailure};
 use crate::life::LOST_AFTER_TICKS;
 use crate::markers::Marker;
-use crate::network::Lane;
-use crate::queue::Moment;
+use crate::network::NetworkLane;
+use crate::queue::VirtualTime;
 
 /// Ticks to an election of the first controller, and between those of two.
 const ELECTION_TICKS_MIN: u32 = 10;
@@ -39,7 +40,7 @@ const ELECTION_TICKS_APART: u32 = 4;
 const TIMING: DutyTiming =
     DutyTiming { lost_after_ticks: LOST_AFTER_TICKS, progress_ticks: 200, inventory_ticks: 40 };
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// The first controllers of a cluster, with nothing or with a state.
     pub(super) fn create_controllers(&mut self, count: u32, state: Option<State>) {
         let nodes: Vec<NodeId> = (0..count).map(|_| self.new_controller()).collect();
@@ -62,7 +63,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn start_anew(&mut self, node: NodeId, voters: Vec<NodeId>, state: State) {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         machine.first = Some(Box::new((voters.clone(), state.clone())));
-        self.start_core(node, Start::Create { voters, state: Box::new(state) });
+        self.start_core(node, CoreStart::Create { voters, state: Box::new(state) });
     }
 
     /// Ticks to an election, other ones than any controller in use has: two with the same would stand
@@ -80,15 +81,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let machine = ControllerMachine {
             life: 0,
             core: None,
-            disk: Disk::default(),
-            paused_until: Moment(0),
+            disk: MachineDisk::default(),
+            paused_until: VirtualTime(0),
             tick_us,
-            sync_begins_at: Moment(0),
-            synced_at: Moment(0),
+            sync_begins_at: VirtualTime(0),
+            synced_at: VirtualTime(0),
             reports: None,
-            to_tell: None,
+            unsent_seal: None,
             unsynced: VecDeque::new(),
-            started_at: Moment(0),
+            started_at: VirtualTime(0),
             first: None,
             sync_us_extra: 0,
             election_ticks,
@@ -105,7 +106,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         (TICK_US as f64 * (1.0 + drift * share)) as u64
     }
 
-    fn start_core(&mut self, node: NodeId, start: Start) {
+    fn start_core(&mut self, node: NodeId, start: CoreStart) {
         let boot = self.new_boot();
         if self.controllers[&node].life > 0 {
             self.choose_program(node, false);
@@ -122,14 +123,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match Core::new(setup, start) {
             Ok(core) => machine.core = Some(core),
             Err(StartError::Raft(RaftStartError::NeverStarted)) if machine.first.is_some() => {
-                machine.disk = Disk::default();
+                machine.disk = MachineDisk::default();
                 let (voters, state) = *machine.first.take().expect("looked at above");
                 return self.start_anew(node, voters, state);
             }
             Err(error) => {
                 self.note(|| format!("n{node} does not start: {error}"));
                 if let StartError::Snapshot(error) = &error {
-                    self.fail(Failure::safety(Invariant::F1, format!("n{node}: {error}")));
+                    self.fail(LifeFailure::safety(Invariant::F1, format!("n{node}: {error}")));
                 }
                 self.condemn(node);
                 return;
@@ -139,8 +140,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         (machine.sync_begins_at, machine.synced_at) = (self.now, self.now);
         machine.started_at = self.now;
         machine.unsynced.clear();
-        (machine.reports, machine.to_tell) = (None, None);
-        self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
+        (machine.reports, machine.unsent_seal) = (None, None);
+        self.queue.push(self.now.after(tick_us), WorldEvent::Tick(node, life));
         self.drive_controller(node);
     }
 
@@ -162,7 +163,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 let others = self.controllers.keys().copied().filter(|other| *other != node);
                 let (log, controllers) = (Box::new(recovered), others.collect());
                 let boot = self.new_boot();
-                self.start_core(node, Start::Recover { log, controllers, boot });
+                self.start_core(node, CoreStart::Recover { log, controllers, boot });
             }
             Err(error) => {
                 self.note(|| format!("n{node} cannot use its disk: {error}"));
@@ -193,8 +194,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.add_controller_machine(new);
         self.note(|| format!("n{new} is to become a controller"));
         let boot = self.new_boot();
-        self.start_core(new, Start::Wait { controllers, boot });
-        self.tell_controllers();
+        self.start_core(new, CoreStart::Wait { controllers, boot });
+        self.send_controllers();
         new
     }
 
@@ -203,7 +204,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if machine.life != life {
             return;
         }
-        self.queue.push(self.now.after(machine.tick_us), Event::Tick(node, life));
+        self.queue.push(self.now.after(machine.tick_us), WorldEvent::Tick(node, life));
         self.controller_input(node, Input::Tick);
     }
 
@@ -227,7 +228,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// Whether a controller gets the log and has no vote yet. This is only computed if a process is to die
     /// there, for there are very many messages.
     fn is_learner(&self, node: NodeId) -> bool {
-        let is_armed = |armed: &Armed| armed.point == CrashPoint::LearnerCatchingUp;
+        let is_armed = |armed: &ArmedCrashPoint| armed.point == CrashPoint::LearnerCatchingUp;
         self.storm.armed.iter().any(is_armed)
             && self.newest_core().is_some_and(|core| core.status().members.learners.contains(&node))
     }
@@ -257,7 +258,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let life = self.controllers[&node].life;
         match self.paused_until(node) {
             Some(until) => {
-                self.queue.push(until, Event::Command { node, life, input: Box::new(input) });
+                self.queue.push(until, WorldEvent::Command { node, life, input: Box::new(input) });
             }
             None => self.controller_input(node, input),
         }
@@ -272,10 +273,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
         let Some(machine) = self.controllers.get_mut(&node) else { return };
         let Some(core) = &mut machine.core else { return };
-        let teller = teller_of(&input).filter(|_| core.duties().is_some());
+        let teller = sender_of(&input).filter(|_| core.duties().is_some());
         let is_stranger = teller.is_some_and(|holder| !core.state().is_live(holder));
         match core.handle(input) {
-            Ok(()) if is_stranger => self.checker.took_in(teller),
+            Ok(()) if is_stranger => self.checker.note_counted(teller),
             Ok(()) | Err(_) => {}
         }
         self.drive_controller(node);
@@ -340,8 +341,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 } else {
                     None
                 };
-                self.send(node, to, Lane::Control, Packet::Control(message));
-                if told.is_some_and(|turn| self.is_half_told(node, turn)) {
+                self.send(node, to, NetworkLane::Control, SimulatedPacket::Control(message));
+                if told.is_some_and(|turn| self.dies_in_broadcast(node, turn)) {
                     self.crash_here(node);
                 }
             }
@@ -357,14 +358,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
                 let (number, life) = (request.number, self.controllers[&node].life);
                 let solution = Box::new(self.solver.solve(&request));
                 let at = self.now.after(self.draws_work.between(1_000, 40_000));
-                self.queue.push(at, Event::Solved { node, life, number, solution });
+                self.queue.push(at, WorldEvent::Solved { node, life, number, solution });
             }
             Output::Event(event) => self.controller_event(node, event),
             Output::Fatal(cause) => {
                 self.note(|| format!("n{node} must stop: {cause:?}"));
                 match cause {
                     FatalCause::Version(error) => {
-                        self.fail(Failure::safety(Invariant::F1, format!("n{node}: {error}")));
+                        self.fail(LifeFailure::safety(Invariant::F1, format!("n{node}: {error}")));
                     }
                     FatalCause::Log(_) | FatalCause::OtherCluster { .. } => {
                         self.mark(Marker::StaleDiskRefused);
@@ -376,17 +377,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// Whether a leader that has just sent a seal to one worker dies now, with others that do not have it.
-    fn is_half_told(&mut self, node: NodeId, turn: Turn) -> bool {
+    fn dies_in_broadcast(&mut self, node: NodeId, turn: Turn) -> bool {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let Some(core) = &machine.core else { return false };
         let are_others = core.state().live_workers().count() > 1;
-        machine.to_tell.take_if(|of| *of == turn).is_some()
+        machine.unsent_seal.take_if(|of| *of == turn).is_some()
             && are_others
             && self.hits(CrashPoint::BroadcastHalf)
     }
 
-    fn persist(&mut self, node: NodeId, token: PersistToken, records: &[Record]) {
-        let has_snapshot = records.iter().any(|record| matches!(record, Record::Snapshot(_)));
+    fn persist(&mut self, node: NodeId, token: PersistToken, records: &[RaftRecord]) {
+        let has_snapshot = records.iter().any(|record| matches!(record, RaftRecord::Snapshot(_)));
         if self.hits(CrashPoint::BeforeAppend)
             || has_snapshot && self.hits(CrashPoint::BeforeSnapshotWrite)
         {
@@ -403,7 +404,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.crash_here(node);
             return;
         }
-        self.queue.push(at, Event::Synced { node, life });
+        self.queue.push(at, WorldEvent::Synced { node, life });
         if bug::is(Bug::M1AckBeforeSync) {
             self.persisted(node, token);
         }
@@ -421,7 +422,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         match event {
             CoreEvent::Applied { index, change } => {
                 self.applied(node, index, &change);
-                if let Change::Sealed { seal, .. } = &*change {
+                if let StateChange::Sealed { seal, .. } = &*change {
                     self.log.mix(seal.square_sum_bits);
                     self.log.mix(seal.loss_sum_bits);
                 }
@@ -458,26 +459,27 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// The crash points that lie right behind an applied entry.
-    fn die_when_applied(&mut self, node: NodeId, change: &Change) {
+    fn die_when_applied(&mut self, node: NodeId, change: &StateChange) {
         let leads = self.leader() == Some(node);
-        let sealed = if let Change::Sealed { seal, .. } = change { Some(seal.turn) } else { None };
+        let sealed =
+            if let StateChange::Sealed { seal, .. } = change { Some(seal.turn) } else { None };
         let point = match change {
-            Change::Sealed { .. } => Some(CrashPoint::AfterCommitBeforeBroadcast),
-            Change::Adopted(_) => Some(CrashPoint::PlanCommittedBeforeLoad),
-            Change::Ready(_) => self.is_half_ready(node).then_some(CrashPoint::BarrierHalf),
-            Change::Members(changes) => {
+            StateChange::Sealed { .. } => Some(CrashPoint::AfterCommitBeforeBroadcast),
+            StateChange::Adopted(_) => Some(CrashPoint::PlanCommittedBeforeLoad),
+            StateChange::Ready(_) => self.is_half_ready(node).then_some(CrashPoint::BarrierHalf),
+            StateChange::Members(changes) => {
                 changes.iter().any(admits_worker).then_some(CrashPoint::AdmittedBeforePlan)
             }
-            Change::Planned(_)
-            | Change::Resumed(_)
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Rewound { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => None,
+            StateChange::Planned(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => None,
         };
         let dies = point.is_some_and(|point| leads && self.hits(point))
             || self.hits(CrashPoint::AfterApply);
@@ -487,7 +489,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
             self.crash_here(node);
         } else if leads && sealed.is_some() {
-            self.controllers.get_mut(&node).expect("a controller").to_tell = sealed;
+            self.controllers.get_mut(&node).expect("a controller").unsent_seal = sealed;
         }
     }
 
@@ -504,7 +506,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Starts the job once there is a leader; removes controllers that are gone for good.
     pub(super) fn administer(&mut self) {
-        self.queue.push(self.now.after(super::ADMIN_US), Event::Admin);
+        self.queue.push(self.now.after(super::ADMIN_US), WorldEvent::Admin);
         self.audit_checkpoints();
         let Some(leader) = self.leader() else { return };
         let core = self.controllers[&leader].core.as_ref().expect("it leads");
@@ -513,10 +515,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let dead = self.dead.iter().find(is_member).copied();
         if !has_job {
             let spec = self.setup.spec.clone();
-            let command = Command::Job(JobChange::Start(spec));
+            let command = OperatorCommand::Job(JobChange::Start(spec));
             self.command(leader, Input::Command(command));
         } else if let Some(dead) = dead {
-            self.command(leader, Input::Command(Command::Remove(dead)));
+            self.command(leader, Input::Command(OperatorCommand::Remove(dead)));
         }
     }
 }
@@ -531,7 +533,7 @@ fn admits_worker(change: &MemberChange) -> bool {
 }
 
 /// The sender of a message that a step is sealed by.
-fn teller_of(input: &Input) -> Option<Holder> {
+fn sender_of(input: &Input) -> Option<Holder> {
     let Input::Message { message, .. } = input else { return None };
     let (Message::Report { holder, .. } | Message::Held { holder, .. }) = &message.message else {
         return None;

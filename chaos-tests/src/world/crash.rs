@@ -8,23 +8,23 @@ use zbelastic_consensus::codec;
 use zbelastic_consensus::core::{Core, Input};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::raft::Members;
-use zbelastic_consensus::seat::SeatInput;
+use zbelastic_consensus::session::SessionInput;
 use zbelastic_consensus::state::State;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::{ClusterId, NodeId};
 
-use super::storm::Armed;
-use super::{Event, World};
+use super::storm::ArmedCrashPoint;
+use super::{World, WorldEvent};
 use crate::crash_points::CrashPoint;
 use crate::markers::Marker;
-use crate::queue::Moment;
+use crate::queue::VirtualTime;
 
 /// Bytes of a manifest at most.
 const MANIFEST_BYTES_MAX: usize = 1 << 20;
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// Whether a process that comes to a point is to die there.
     pub(super) fn hits(&mut self, point: CrashPoint) -> bool {
         let Some(index) = self.storm.armed.iter().position(|armed| armed.point == point) else {
@@ -48,11 +48,11 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// Takes away the crash point that was hit, and counts it.
-    pub(super) fn disarm(&mut self) -> Armed {
+    pub(super) fn disarm(&mut self) -> ArmedCrashPoint {
         let index = self.storm.armed.iter().position(|armed| armed.is_hit);
         let armed = self.storm.armed.remove(index.expect("a crash point was hit"));
         self.storm.crash_points.hit(armed.point);
-        self.struck();
+        self.note_injected();
         self.note(|| format!("dies at {:?}", armed.point));
         armed
     }
@@ -66,7 +66,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.crash_worker(node)
         };
         if let Some(down_us) = down_us {
-            self.queue.push(self.now.after(down_us), Event::Restart(node));
+            self.queue.push(self.now.after(down_us), WorldEvent::Restart(node));
         }
         ran
     }
@@ -76,16 +76,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let Some(core) = machine.core.take() else { return false };
         machine.life += 1;
-        machine.paused_until = Moment(0);
+        machine.paused_until = VirtualTime(0);
         let damage = machine.disk.crash(&mut self.draws_disk);
         self.note(|| {
             format!("n{node} dies ({} records lost, torn {})", damage.lost, damage.is_torn)
         });
-        self.look_at_quorum(&core.status().members.voters, open);
+        self.check_quorum(&core.status().members.voters, open);
         true
     }
 
-    fn look_at_quorum(&mut self, voters: &BTreeSet<NodeId>, open: Option<Turn>) {
+    fn check_quorum(&mut self, voters: &BTreeSet<NodeId>, open: Option<Turn>) {
         let is_up = |voter: &&NodeId| self.controllers.get(voter).is_some_and(|m| m.core.is_some());
         let is_majority = voters.iter().filter(is_up).count() * 2 > voters.len();
         if let Some(open) = open.filter(|_| !is_majority) {
@@ -99,7 +99,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             return false;
         }
         machine.life += 1;
-        machine.paused_until = Moment(0);
+        machine.paused_until = VirtualTime(0);
         // What it did not report is gone with it.
         machine.faults.borrow_mut().take_effects();
         machine.faults.borrow_mut().forget_flip();
@@ -173,7 +173,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.note(|| format!("{count} of {} voters are gone for good", nodes.len()));
         self.checker.quorum_is_lost(last_index);
         let wait = self.draws_target.between(2_000_000, 6_000_000);
-        self.queue.push(self.now.after(wait), Event::Recover);
+        self.queue.push(self.now.after(wait), WorldEvent::Recover);
         true
     }
 
@@ -213,7 +213,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let workers: Vec<NodeId> = self.workers.keys().copied().collect();
         for node in workers {
             let controllers = controllers.clone();
-            self.advise(node, SeatInput::Controllers { cluster, controllers });
+            self.send_operator_input(node, SessionInput::Controllers { cluster, controllers });
         }
     }
 

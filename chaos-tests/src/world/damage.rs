@@ -1,14 +1,14 @@
 //! Faults of disks and of numbers.
 
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
 use super::storm::pick;
-use super::{Event, World};
-use crate::numeric::NumericFault;
-use crate::options::Model;
-use crate::queue::Moment;
+use super::{World, WorldEvent};
+use crate::numeric_faults::NumericFault;
+use crate::options::ComputeModelKind;
+use crate::queue::VirtualTime;
 
 /// Within this time a disk that was set back is found out.
 const FOUND_OUT_US: u64 = 4_000_000;
@@ -17,12 +17,12 @@ const FLIPPED_US: u64 = 200_000;
 /// Stages from which on a device that is always wrong can be told from those it contradicts.
 const STAGES_TO_BLAME: usize = 3;
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn slow_disk(&mut self, draw: u64, sync_us: u64, us: u64) -> bool {
         let Some(node) = pick(&self.controllers_in_use(), draw) else { return false };
         let machine = self.controllers.get_mut(&node).expect("in use");
         machine.sync_us_extra = sync_us;
-        self.queue.push(self.now.after(us), Event::DiskRecovers(node));
+        self.queue.push(self.now.after(us), WorldEvent::DiskRecovers(node));
         machine.core.is_some()
     }
 
@@ -57,13 +57,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let Some(node) = self.spare_controller(draw) else { return false };
         self.controllers.get_mut(&node).expect("in use").disk.take_image();
         let imaged_at = self.now;
-        self.queue.push(self.now.after(age_us), Event::StaleDisk { node, imaged_at });
+        self.queue.push(self.now.after(age_us), WorldEvent::StaleDisk { node, imaged_at });
         false
     }
 
     /// A disk that was set back within its present boot is found out by controllers that saw what came
     /// after, if they are there. So they are.
-    pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: Moment) {
+    pub(super) fn set_disk_back(&mut self, node: NodeId, imaged_at: VirtualTime) {
         let are_witnesses = self.controllers.iter().all(|(other, machine)| {
             let is_fit = machine.started_at <= imaged_at && machine.sync_us_extra == 0;
             machine.is_condemned || *other == node || is_fit
@@ -75,7 +75,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         self.storm.undisturbed_until = self.now.after(FOUND_OUT_US);
         self.crash(node, None);
-        self.struck();
+        self.note_injected();
         let machine = self.controllers.get_mut(&node).expect("a controller");
         let is_older = machine.disk.restore_image();
         self.note(|| format!("n{node} comes back with the disk of a while ago: {is_older}"));
@@ -84,7 +84,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     pub(super) fn fail_store(&mut self, us: u64) -> bool {
         self.store.fails = true;
-        self.queue.push(self.now.after(us), Event::StoreRecovers);
+        self.queue.push(self.now.after(us), WorldEvent::StoreRecovers);
         true
     }
 
@@ -118,8 +118,8 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// The real kernels have no place where a bit of a state can be flipped from outside.
     pub(super) fn flip_state(&mut self, draw: u64, bit: u32) -> bool {
         match self.case.options.model {
-            Model::Digest => self.spoil(draw, NumericFault::StateFlip(1 << bit)),
-            Model::Float => false,
+            ComputeModelKind::Digest => self.spoil(draw, NumericFault::StateFlip(1 << bit)),
+            ComputeModelKind::Float => false,
         }
     }
 

@@ -5,23 +5,23 @@ use zbelastic_consensus::codec::{self, Format};
 use zbelastic_consensus::core::Core;
 use zbelastic_consensus::duty::{PLANS_FAILED_MAX, RECOMPUTE_REPLAYS_MAX};
 use zbelastic_consensus::job::HaltReason;
-use zbelastic_consensus::raft::{ENTRY_BYTES_MAX, LogEntry, Payload, Record, decode_record};
+use zbelastic_consensus::raft::{ENTRY_BYTES_MAX, LogEntry, Payload, RaftRecord, decode_record};
 use zbelastic_consensus::state::{PlanPhase, State};
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
-use zbelastic_trainer::stage::Workbench;
+use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::stage::StageExecutor;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
 use super::World;
 use crate::check::named_pieces;
-use crate::disk::Disk;
-use crate::failure::{Failure, Invariant};
+use crate::disk::MachineDisk;
+use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
 
 /// The index that a node begins with.
 const INDEX_FIRST: u64 = 1;
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// A run may be held only for something that a fault did.
     pub(super) fn check_halt(&mut self, reason: HaltReason) {
         self.mark(Marker::Halted);
@@ -35,7 +35,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             }
         };
         if !is_excused {
-            self.fail(Failure::safety(Invariant::N1, format!("the run is held: {reason}")));
+            self.fail(LifeFailure::safety(Invariant::N1, format!("the run is held: {reason}")));
         }
     }
 
@@ -60,12 +60,13 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         let Some(plan) = state.plan() else { return true };
         let end = Step(self.setup.spec.step_count);
-        let stations = self.workers.values().filter_map(|m| m.process.as_ref()?.host.station());
+        let stations =
+            self.workers.values().filter_map(|m| m.process.as_ref()?.runtime.active_stage());
         let is_of_plan = |holder| plan.record.stages.contains(&holder) && state.is_live(holder);
         let of_plan = stations.filter(|station| {
             station.plan().generation == plan.record.generation && is_of_plan(station.holder())
         });
-        let all_done = of_plan.clone().all(|s| s.engine().bench().version() == end);
+        let all_done = of_plan.clone().all(|s| s.engine().executor().version() == end);
         let is_running = plan.phase == PlanPhase::Running && state.lost_holder().is_none();
         all_done && (!is_running || of_plan.count() == plan.record.stages.len())
     }
@@ -82,7 +83,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         }
         self.audit_logs();
         if crate::bug::is(crate::bug::Bug::Canary) {
-            self.fail(Failure::safety(Invariant::Canary, "the canary sings"));
+            self.fail(LifeFailure::safety(Invariant::Canary, "the canary sings"));
         }
         if let Some(failure) = self.checker.take_failure() {
             self.fail(failure);
@@ -129,7 +130,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// S2: what each controller has applied follows from what is on its disk.
     fn audit_logs(&mut self) {
         let machines = self.controllers.iter();
-        let differs = |core: &Core, disk: &Disk| {
+        let differs = |core: &Core, disk: &MachineDisk| {
             let state = core.state();
             let replayed = replay(disk, state.cluster(), state.applied());
             replayed.is_none_or(|replayed| replayed.encode() != state.encode())
@@ -140,30 +141,30 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let differing: Vec<NodeId> = differing.map(|(node, _)| *node).collect();
         if let Some(node) = differing.first() {
             let message = format!("n{node} holds another state than its log leads to");
-            self.fail(Failure::safety(Invariant::S2, message));
+            self.fail(LifeFailure::safety(Invariant::S2, message));
         }
     }
 }
 
 /// The state that the records of a disk lead to, if they reach that far.
-fn replay(disk: &Disk, cluster: ClusterId, applied: u64) -> Option<State> {
+fn replay(disk: &MachineDisk, cluster: ClusterId, applied: u64) -> Option<State> {
     let (mut state, mut from) = (State::new(cluster), 0);
     let mut entries: Vec<LogEntry> = Vec::new();
     for record in disk.records() {
         match decode_record(record).ok()? {
-            Record::Append(appended) => appended.into_iter().for_each(|entry| {
+            RaftRecord::Append(appended) => appended.into_iter().for_each(|entry| {
                 entries.retain(|before| before.index < entry.index);
                 entries.push(entry);
             }),
             // The first one is where a node begins, before anything is applied.
-            Record::Snapshot(image) if image.index <= applied.max(INDEX_FIRST) => {
+            RaftRecord::Snapshot(image) if image.index <= applied.max(INDEX_FIRST) => {
                 state = State::decode(Format::NEWEST, &image.data).ok()?;
                 from = image.index;
             }
-            Record::Snapshot(_)
-            | Record::HardState(_)
-            | Record::Boot { .. }
-            | Record::PeerBoot { .. } => {}
+            RaftRecord::Snapshot(_)
+            | RaftRecord::HardState(_)
+            | RaftRecord::Boot { .. }
+            | RaftRecord::PeerBoot { .. } => {}
         }
     }
     for LogEntry { index, payload, .. } in entries {

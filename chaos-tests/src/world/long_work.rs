@@ -2,17 +2,17 @@
 //! report that it gets on.
 
 use zbelastic_consensus::message::HeldLayer;
-use zbelastic_consensus::seat::{News, SeatInput};
+use zbelastic_consensus::session::{SessionInput, WorkerEvent};
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
-use zbelastic_trainer::host::{HostOutput, PeerBody};
+use zbelastic_trainer::elastic::StageFactory;
+use zbelastic_trainer::runtime::{PeerBody, RuntimeOutput};
 use zbelastic_types::{LayerId, NodeId, Step};
 
-use super::{Event, Process, World};
-use crate::failure::{Failure, Invariant};
+use super::{WorkerProcess, World, WorldEvent};
+use crate::failure::{Invariant, LifeFailure};
 use crate::markers::Marker;
-use crate::pace::{BEAT_US, STUCK_SHARE, Work};
-use crate::queue::Moment;
+use crate::queue::VirtualTime;
+use crate::work_durations::{BEAT_US, LongWork, STUCK_SHARE};
 
 /// After so long what was requested was once taken for lost: 4 times 40 ticks.
 const OLD_INVENTORY_US: u64 = 8_000_000;
@@ -20,18 +20,18 @@ const OLD_INVENTORY_US: u64 = 8_000_000;
 const HUNDRED_BEATS_US: u64 = 100 * BEAT_US;
 
 /// The open version, and since when.
-pub(super) type OpenVersion = (Step, Moment);
+pub(super) type OpenVersion = (Step, VirtualTime);
 
-impl<M: ComputeModel, S: BatchSource + Clone> Process<M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> WorkerProcess<M, S> {
     /// Whether it does anything that takes time.
     fn is_at_work(&self) -> bool {
         !self.is_hung && (self.busy.is_some() || self.transfers > 0)
     }
 }
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// How long a piece of work takes, if it takes longer than in other lives.
-    pub(super) fn long_us(&mut self, work: Work) -> Option<u64> {
+    pub(super) fn long_us(&mut self, work: LongWork) -> Option<u64> {
         let (us, share) = self.case.options.pace?.of(work);
         if us > self.long_us_left || !self.draws_pace.chance(share) {
             return None;
@@ -41,15 +41,15 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// What a process works on for long before it reports it.
-    pub(super) fn long_answer(&mut self, output: &HostOutput) -> Option<(Work, u64)> {
+    pub(super) fn long_answer(&mut self, output: &RuntimeOutput) -> Option<(LongWork, u64)> {
         let work = match output {
-            HostOutput::News(News::Inventory { .. }) => Work::Hash,
-            HostOutput::News(News::Loaded { .. }) => Work::Load,
-            HostOutput::News(_)
-            | HostOutput::Peer { .. }
-            | HostOutput::Read { .. }
-            | HostOutput::Write { .. }
-            | HostOutput::Evaluated { .. } => return None,
+            RuntimeOutput::Event(WorkerEvent::Inventory { .. }) => LongWork::Hash,
+            RuntimeOutput::Event(WorkerEvent::Loaded { .. }) => LongWork::Load,
+            RuntimeOutput::Event(_)
+            | RuntimeOutput::Peer { .. }
+            | RuntimeOutput::Read { .. }
+            | RuntimeOutput::Write { .. }
+            | RuntimeOutput::Evaluated { .. } => return None,
         };
         self.long_us(work).map(|us| (work, us))
     }
@@ -58,14 +58,14 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn begin_answer(
         &mut self,
         node: NodeId,
-        output: HostOutput,
-        (work, us): (Work, u64),
+        output: RuntimeOutput,
+        (work, us): (LongWork, u64),
     ) {
         let is_stuck = !self.is_calm && self.draws_pace.chance(STUCK_SHARE);
         let (now, machine) = (self.now, self.workers.get_mut(&node).expect("a worker"));
         let life = machine.life;
         let process = machine.process.as_mut().expect("it runs");
-        let rest = std::iter::from_fn(|| process.host.poll_output());
+        let rest = std::iter::from_fn(|| process.runtime.poll_output());
         let outputs = std::iter::once(output).chain(rest).collect();
         process.op_number += 1;
         let number = process.op_number;
@@ -77,17 +77,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         } else {
             self.note(|| format!("w{node} works for {} ms: {work:?}", us / 1000));
             self.note_long(work, us);
-            self.queue.push(now.after(us), Event::OpDone { node, life, number });
+            self.queue.push(now.after(us), WorldEvent::OpDone { node, life, number });
         }
     }
 
-    pub(super) fn note_long(&mut self, work: Work, us: u64) {
+    pub(super) fn note_long(&mut self, work: LongWork, us: u64) {
         let is_long = us > HUNDRED_BEATS_US;
         let marker = match work {
-            Work::Hash => Some(Marker::LateInventory).filter(|_| us > OLD_INVENTORY_US),
-            Work::Op => Some(Marker::LongOperation).filter(|_| is_long),
-            Work::Load | Work::Serve | Work::Read => Some(Marker::LongLoad).filter(|_| is_long),
-            Work::Write => Some(Marker::LongWrite).filter(|_| is_long),
+            LongWork::Hash => Some(Marker::LateInventory).filter(|_| us > OLD_INVENTORY_US),
+            LongWork::Op => Some(Marker::LongOperation).filter(|_| is_long),
+            LongWork::Load | LongWork::Serve | LongWork::Read => {
+                Some(Marker::LongLoad).filter(|_| is_long)
+            }
+            LongWork::Write => Some(Marker::LongWrite).filter(|_| is_long),
         };
         if let Some(marker) = marker {
             self.mark(marker);
@@ -95,7 +97,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// When something that a process waits for is over; until then it counts as getting on.
-    pub(super) fn transfer_ends(&mut self, node: NodeId, work: Work, usual_us: u64) -> Moment {
+    pub(super) fn transfer_ends(
+        &mut self,
+        node: NodeId,
+        work: LongWork,
+        usual_us: u64,
+    ) -> VirtualTime {
         let long = self.long_us(work);
         if let Some(us) = long {
             self.note_long(work, us);
@@ -121,19 +128,19 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         &mut self,
         node: NodeId,
         to: NodeId,
-        frame: zbelastic_trainer::host::PeerFrame,
+        frame: zbelastic_trainer::runtime::PeerFrame,
     ) {
         let is_layer = matches!(frame.body, PeerBody::Layer(_));
-        let long = if is_layer { self.long_us(Work::Serve) } else { None };
+        let long = if is_layer { self.long_us(LongWork::Serve) } else { None };
         let Some(us) = long else { return self.send_peer(node, to, frame) };
-        self.note_long(Work::Serve, us);
+        self.note_long(LongWork::Serve, us);
         let machine = self.workers.get_mut(&node).expect("a worker");
         let life = machine.life;
         if let Some(process) = &mut machine.process {
             process.transfers += 1;
         }
         let frame = Box::new(frame);
-        self.queue.push(self.now.after(us), Event::Served { node, life, to, frame });
+        self.queue.push(self.now.after(us), WorldEvent::Served { node, life, to, frame });
     }
 
     pub(super) fn handle_served(
@@ -141,7 +148,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         node: NodeId,
         life: u64,
         to: NodeId,
-        frame: zbelastic_trainer::host::PeerFrame,
+        frame: zbelastic_trainer::runtime::PeerFrame,
     ) {
         if self.workers.get(&node).is_some_and(|machine| machine.life == life) {
             self.transfer_ended(node, life);
@@ -150,32 +157,33 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// A worker's process counts what it has done, and its heartbeats report the count.
-    pub(super) fn tell_progress(&mut self, node: NodeId) {
+    pub(super) fn report_progress(&mut self, node: NodeId) {
         let machine = self.workers.get_mut(&node);
         let Some(process) = machine.and_then(|machine| machine.process.as_mut()) else { return };
         process.done += u64::from(process.is_at_work());
         let done = process.done;
-        self.seat_input(node, SeatInput::News(News::Progress { done }));
+        self.session_input(node, SessionInput::Event(WorkerEvent::Progress { done }));
     }
 
     /// L4: no sealed version is given up for want of a layer that a living member holds, unless that
     /// member has itself answered that it does not.
-    pub(super) fn look_for_holders(&mut self, at: NodeId, layer: LayerId) {
+    pub(super) fn check_holders(&mut self, at: NodeId, layer: LayerId) {
         let Some((version, since)) = self.open else { return };
         let core = self.controllers[&at].core.as_ref().expect("it applied something");
         let is_it = |held: &HeldLayer| held.layer == layer && held.version == version;
         let found = self.workers.iter().find(|(_, machine)| {
             let Some(process) = &machine.process else { return false };
-            let is_live = process.seat.holder().is_some_and(|holder| core.state().is_live(holder));
-            let told = process.inventory_told.as_ref().filter(|(at, _)| *at >= since);
+            let is_live =
+                process.session.holder().is_some_and(|holder| core.state().is_live(holder));
+            let told = process.reported_inventory.as_ref().filter(|(at, _)| *at >= since);
             let has_denied = told.is_some_and(|(_, layers)| !layers.iter().any(is_it));
-            is_live && !has_denied && process.host.inventory().iter().any(is_it)
+            is_live && !has_denied && process.runtime.inventory().iter().any(is_it)
         });
         if let Some(node) = found.map(|(node, _)| *node) {
             let message = format!(
                 "the run goes back for layer {layer} of version {version}, which w{node} holds"
             );
-            self.fail(Failure::safety(Invariant::L4, message));
+            self.fail(LifeFailure::safety(Invariant::L4, message));
         }
     }
 }

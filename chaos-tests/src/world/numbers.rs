@@ -1,7 +1,7 @@
 //! The numbers of nodes and starts.
 
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
 use super::World;
@@ -10,7 +10,7 @@ use crate::access::{LATER_CONTROLLERS, nodes_max};
 /// Between the numbers of two starts of processes.
 pub(super) const BOOTS_APART: u64 = 1000;
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     pub(super) fn new_node(&mut self) -> NodeId {
         let node = NodeId(self.node_next);
         let last = u64::from(self.case.options.controllers) + nodes_max(self.case.options.workers);

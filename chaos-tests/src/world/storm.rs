@@ -1,18 +1,18 @@
 //! Faults strike.
 
-use zbelastic_consensus::core::{Command, Input};
+use zbelastic_consensus::core::{Input, OperatorCommand};
 use zbelastic_consensus::job::JobPhase;
-use zbelastic_consensus::seat::SeatInput;
+use zbelastic_consensus::session::SessionInput;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::ComputeModel;
+use zbelastic_trainer::elastic::StageFactory;
 use zbelastic_types::NodeId;
 
-use super::{Event, World};
+use super::{World, WorldEvent};
 use crate::crash_points::{CrashPoint, CrashPointCounts};
-use crate::faults::{Cut, Fault};
+use crate::faults::{PartitionKind, SimulatedFault};
 use crate::markers::Marker;
-use crate::numeric::NumericFault;
-use crate::queue::Moment;
+use crate::numeric_faults::NumericFault;
+use crate::queue::VirtualTime;
 
 /// How long a controller that was replaced goes on.
 const RETIRED_US: u64 = 8_000_000;
@@ -25,7 +25,7 @@ const WORKERS_MORE: usize = 5;
 const MAJORITY_RETRY_US: u64 = 500_000;
 
 /// A point at which the next process dies.
-pub(super) struct Armed {
+pub(super) struct ArmedCrashPoint {
     pub(super) point: CrashPoint,
     pub(super) passes: u32,
     pub(super) down_us: u64,
@@ -35,7 +35,7 @@ pub(super) struct Armed {
 /// What faults did, and what they still wait for.
 #[derive(Default)]
 pub(super) struct Storm {
-    pub(super) armed: Vec<Armed>,
+    pub(super) armed: Vec<ArmedCrashPoint>,
     /// How often processes died at each crash point.
     pub(super) crash_points: CrashPointCounts,
     /// Faults that changed something.
@@ -47,24 +47,24 @@ pub(super) struct Storm {
     /// The controller that a partition waits for to have caught up, and how long it is to last.
     pub(super) cut_at_install: Option<(NodeId, u64)>,
     /// A disk was set back: until it is found out, nothing else happens.
-    pub(super) undisturbed_until: Moment,
+    pub(super) undisturbed_until: VirtualTime,
     pub(super) is_majority_lost: bool,
 }
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
-    pub(super) fn strike(&mut self, index: usize) {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn inject(&mut self, index: usize) {
         if self.is_calm {
             return;
         }
         let fault = self.case.faults[index].fault;
         self.note(|| format!("fault {fault:?}"));
-        if self.bites(index, fault) {
-            self.struck();
+        if self.apply_fault(index, fault) {
+            self.note_injected();
         }
     }
 
     /// Something changed for the worse.
-    pub(super) fn struck(&mut self) {
+    pub(super) fn note_injected(&mut self) {
         self.storm.faults += 1;
         let is_training = match self.job_phase() {
             Some(JobPhase::Running | JobPhase::Paused) => true,
@@ -75,40 +75,46 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     /// Lets a fault strike. Yields whether that changed anything; what only waits for its moment is
     /// counted then.
-    fn bites(&mut self, index: usize, fault: Fault) -> bool {
+    fn apply_fault(&mut self, index: usize, fault: SimulatedFault) -> bool {
         match fault {
-            Fault::CrashController { draw, down_us } => self.crash_some_controller(draw, down_us),
-            Fault::CrashLeader { down_us } => self.crash_leader(down_us),
-            Fault::CrashWorkers { draw, count, contiguous, down_us } => {
+            SimulatedFault::CrashController { draw, down_us } => {
+                self.crash_some_controller(draw, down_us)
+            }
+            SimulatedFault::CrashLeader { down_us } => self.crash_leader(down_us),
+            SimulatedFault::CrashWorkers { draw, count, contiguous, down_us } => {
                 self.crash_workers(draw, count as usize, contiguous, down_us)
             }
-            Fault::AllButOne { draw, down_us } => self.crash_all_but_one(draw, down_us),
-            Fault::PowerCycle { down_us } => self.power_cycle(down_us),
-            Fault::CrashAt { point, passes, down_us } => {
-                self.storm.armed.push(Armed { point, passes, down_us, is_hit: false });
+            SimulatedFault::AllButOne { draw, down_us } => self.crash_all_but_one(draw, down_us),
+            SimulatedFault::PowerCycle { down_us } => self.power_cycle(down_us),
+            SimulatedFault::CrashAt { point, passes, down_us } => {
+                self.storm.armed.push(ArmedCrashPoint { point, passes, down_us, is_hit: false });
                 false
             }
-            Fault::Pause { draw, us } => self.pause(draw, us),
-            Fault::Partition { cut, draw, us } => self.partition(cut, draw, us),
-            Fault::Slow { draw, factor, us } => self.slow_worker(draw, factor, us),
-            Fault::Hang { draw } => self.hang_worker(draw),
-            Fault::Close { draw } => self.close_some_connection(draw),
-            Fault::SlowDisk { draw, sync_us, us } => self.slow_disk(draw, sync_us, us),
-            Fault::FailDisk { draw } => self.fail_disk(draw),
-            Fault::StaleDisk { draw, age_us } => self.set_disk_back_later(draw, age_us),
-            Fault::LostDisk { draw } => self.lose_disk(draw),
-            Fault::FlipDisk { draw } => self.flip_disk(draw),
-            Fault::FailStore { us } => self.fail_store(us),
-            Fault::FlipStore => self.flip_store(),
-            Fault::Mark { draw, infinite, times } => self.mark_gradients(draw, infinite, times),
-            Fault::WrongSum { draw, factor } => self.spoil(draw, NumericFault::SumFactor(factor)),
-            Fault::FlipState { draw, bit } => self.flip_state(draw, bit),
-            Fault::AlwaysWrong { draw } => self.break_device(draw),
-            Fault::Join { count } => self.join(count),
-            Fault::Drain { draw, grace_us } => self.drain(draw, grace_us),
-            Fault::LoseMajority { draw } => self.lose_majority_soon(index, draw),
-            Fault::Retire { draw, cut_us } => self.retire(draw, cut_us),
-            Fault::Transfer { draw } => self.transfer(draw),
+            SimulatedFault::Pause { draw, us } => self.pause(draw, us),
+            SimulatedFault::Partition { cut, draw, us } => self.partition(cut, draw, us),
+            SimulatedFault::Slow { draw, factor, us } => self.slow_worker(draw, factor, us),
+            SimulatedFault::Hang { draw } => self.hang_worker(draw),
+            SimulatedFault::Close { draw } => self.close_some_connection(draw),
+            SimulatedFault::SlowDisk { draw, sync_us, us } => self.slow_disk(draw, sync_us, us),
+            SimulatedFault::FailDisk { draw } => self.fail_disk(draw),
+            SimulatedFault::StaleDisk { draw, age_us } => self.set_disk_back_later(draw, age_us),
+            SimulatedFault::LostDisk { draw } => self.lose_disk(draw),
+            SimulatedFault::FlipDisk { draw } => self.flip_disk(draw),
+            SimulatedFault::FailStore { us } => self.fail_store(us),
+            SimulatedFault::FlipStore => self.flip_store(),
+            SimulatedFault::Mark { draw, infinite, times } => {
+                self.mark_gradients(draw, infinite, times)
+            }
+            SimulatedFault::WrongSum { draw, factor } => {
+                self.spoil(draw, NumericFault::SumFactor(factor))
+            }
+            SimulatedFault::FlipState { draw, bit } => self.flip_state(draw, bit),
+            SimulatedFault::AlwaysWrong { draw } => self.break_device(draw),
+            SimulatedFault::Join { count } => self.join(count),
+            SimulatedFault::Drain { draw, grace_us } => self.drain(draw, grace_us),
+            SimulatedFault::LoseMajority { draw } => self.lose_majority_soon(index, draw),
+            SimulatedFault::Retire { draw, cut_us } => self.retire(draw, cut_us),
+            SimulatedFault::Transfer { draw } => self.transfer(draw),
         }
     }
 
@@ -197,7 +203,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn transfer(&mut self, draw: u64) -> bool {
         let to = pick(&self.controllers_in_use(), draw);
         let (Some(leader), Some(to)) = (self.leader(), to) else { return false };
-        self.command(leader, Input::Command(Command::TransferLeader(to)));
+        self.command(leader, Input::Command(OperatorCommand::TransferLeader(to)));
         leader != to
     }
 
@@ -205,7 +211,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     fn lose_majority_soon(&mut self, index: usize, draw: u64) -> bool {
         let is_lost = self.lose_majority(draw);
         if !is_lost && !self.storm.is_majority_lost {
-            self.queue.push(self.now.after(MAJORITY_RETRY_US), Event::Fault(index));
+            self.queue.push(self.now.after(MAJORITY_RETRY_US), WorldEvent::Fault(index));
         }
         is_lost
     }
@@ -240,7 +246,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         is_up
     }
 
-    fn partition(&mut self, cut: Cut, draw: u64, us: u64) -> bool {
+    fn partition(&mut self, cut: PartitionKind, draw: u64, us: u64) -> bool {
         let controllers = self.controllers_in_use();
         let mut all = controllers.clone();
         all.extend(self.up_workers());
@@ -252,15 +258,17 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         for from in &all {
             for to in all.iter().filter(|to| *to != from) {
                 let is_cut = match cut {
-                    Cut::Isolate => *from == one || *to == one,
-                    Cut::Deaf => *to == one,
-                    Cut::Mute => *from == one,
-                    Cut::Pair => (*from == one && *to == other) || (*to == one && *from == other),
-                    Cut::Controllers => {
+                    PartitionKind::Isolate => *from == one || *to == one,
+                    PartitionKind::Deaf => *to == one,
+                    PartitionKind::Mute => *from == one,
+                    PartitionKind::Pair => {
+                        (*from == one && *to == other) || (*to == one && *from == other)
+                    }
+                    PartitionKind::Controllers => {
                         let both = controllers.contains(from) && controllers.contains(to);
                         both && half(from) != half(to)
                     }
-                    Cut::Halves => half(from) != half(to),
+                    PartitionKind::Halves => half(from) != half(to),
                 };
                 if is_cut {
                     links.push((*from, *to));
@@ -294,7 +302,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             self.checker.disturbed(*from, until);
             self.checker.disturbed(*to, until);
         }
-        self.queue.push(until, Event::HealLinks(links));
+        self.queue.push(until, WorldEvent::HealLinks(links));
     }
 
     /// Another controller comes, and one that is well goes for it. Until it is gone it may not have
@@ -309,7 +317,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.controllers.get_mut(&node).expect("in use").is_retiring = true;
         let new = self.add_controller(&[]);
         self.storm.replaced = Some((new, node));
-        self.queue.push(self.now.after(RETIRED_US), Event::Retired(node));
+        self.queue.push(self.now.after(RETIRED_US), WorldEvent::Retired(node));
         self.storm.cut_at_install = cut_us.map(|us| (new, us));
         true
     }
@@ -317,7 +325,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     /// The operator of the cluster takes the old one away as soon as the new one is admitted.
     pub(super) fn remove_replaced(&mut self, old: NodeId) {
         if let Some(leader) = self.leader() {
-            self.command(leader, Input::Command(Command::Remove(old)));
+            self.command(leader, Input::Command(OperatorCommand::Remove(old)));
         }
     }
 
@@ -325,20 +333,20 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         self.crash(node, None);
         self.controllers.get_mut(&node).expect("a controller").is_condemned = true;
         self.dead.insert(node);
-        self.tell_controllers();
+        self.send_controllers();
     }
 
     fn drain(&mut self, draw: u64, grace_us: u64) -> bool {
         let up = self.up_workers();
         let Some(node) = pick(&up, draw).filter(|_| up.len() >= 2) else { return false };
         let life = self.workers[&node].life;
-        self.advise(node, SeatInput::Drain);
+        self.send_operator_input(node, SessionInput::Drain);
         let is_hasty = self.hits(CrashPoint::DrainHalf);
         let grace_us = if is_hasty { grace_us / 8 } else { grace_us };
         if is_hasty {
             self.disarm();
         }
-        self.queue.push(self.now.after(grace_us), Event::Leave { node, life });
+        self.queue.push(self.now.after(grace_us), WorldEvent::Leave { node, life });
         true
     }
 }

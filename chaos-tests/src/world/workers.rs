@@ -5,25 +5,28 @@ use std::sync::Arc;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
-use zbelastic_consensus::rehearsal::Rehearsal;
-use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
+use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_consensus::session::{
+    SessionInput, SessionOutput, SessionSetup, SessionTiming, WorkerCommand, WorkerEvent,
+    WorkerSession,
+};
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_trainer::data::BatchSource;
-use zbelastic_trainer::elastic::{ComputeModel, GRADIENT_ROOM};
-use zbelastic_trainer::host::{Host, HostInput, HostSetup};
+use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, StageFactory};
+use zbelastic_trainer::runtime::{RuntimeInput, RuntimeSetup, WorkerRuntime};
 use zbelastic_types::{Bytes, NodeId};
 
-use super::{Event, Packet, Process, WorkerMachine, World};
+use super::{SimulatedPacket, WorkerMachine, WorkerProcess, World, WorldEvent};
 use crate::bug::{self, Bug};
 use crate::crash_points::CrashPoint;
-use crate::network::Lane;
-use crate::queue::Moment;
+use crate::network::NetworkLane;
+use crate::queue::VirtualTime;
 
 /// Until a process that was ended is started again.
 const RESPAWN_US: u64 = 400_000;
-const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 4, resend_ticks: 5 };
+const SEAT_TIMING: SessionTiming = SessionTiming { beat_ticks: 4, resend_ticks: 5 };
 
-impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
     /// A machine that was not there before.
     pub(super) fn add_worker(&mut self) -> NodeId {
         let node = self.new_node();
@@ -32,16 +35,16 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             life: 0,
             boot: 0,
             process: None,
-            paused_until: Moment(0),
+            paused_until: VirtualTime(0),
             tick_us,
             slow_factor: 1,
-            slow_until: Moment(0),
+            slow_until: VirtualTime(0),
             hangs_next: false,
-            faults: crate::numeric::NumericFaults::default(),
+            faults: crate::numeric_faults::NumericFaults::default(),
             is_gone: false,
         };
         self.workers.insert(node, machine);
-        let is_first = self.now == Moment(0);
+        let is_first = self.now == VirtualTime(0);
         self.choose_program(node, is_first);
         self.restart_worker(node);
         node
@@ -49,7 +52,7 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
 
     pub(super) fn restart_worker(&mut self, node: NodeId) {
         let boot = self.new_boot();
-        let setup = SeatSetup {
+        let setup = SessionSetup {
             cluster: self.cluster,
             node,
             boot,
@@ -62,8 +65,10 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             controllers: self.controllers_in_use(),
             timing: SEAT_TIMING,
         };
-        let host_setup =
-            HostSetup { stage: self.setup.stage.clone(), gradient_room: GRADIENT_ROOM };
+        let host_setup = RuntimeSetup {
+            stage: self.setup.stage.clone(),
+            gradient_limits: GRADIENT_FRAME_LIMITS,
+        };
         let machine = self.workers.get_mut(&node).expect("a worker");
         if machine.process.is_some() || machine.is_gone {
             return;
@@ -72,22 +77,22 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         let starts_again = machine.life > 0;
         machine.life += 1;
         machine.boot = boot;
-        machine.process = Some(Process {
-            seat: Seat::new(setup),
-            host: Host::new(host_setup, model, self.setup.source.clone()),
+        machine.process = Some(WorkerProcess {
+            session: WorkerSession::new(setup),
+            runtime: WorkerRuntime::new(host_setup, model, self.setup.source.clone()),
             busy: None,
             backlog: Vec::new(),
             op_number: 0,
             is_hung: false,
             done: 0,
             transfers: 0,
-            inventory_told: None,
+            reported_inventory: None,
             checked: None,
             may_follow_flipped: false,
             last_program: None,
         });
         let (life, tick_us) = (machine.life, machine.tick_us);
-        self.queue.push(self.now.after(tick_us), Event::Tick(node, life));
+        self.queue.push(self.now.after(tick_us), WorldEvent::Tick(node, life));
         if starts_again {
             self.choose_program(node, false);
         }
@@ -101,30 +106,30 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// Everybody learns of other controllers.
-    pub(super) fn tell_controllers(&mut self) {
+    pub(super) fn send_controllers(&mut self) {
         let (cluster, controllers) = (self.cluster, self.controllers_in_use());
         let nodes: Vec<NodeId> = self.workers.keys().copied().collect();
         for node in nodes {
-            let input = SeatInput::Controllers { cluster, controllers: controllers.clone() };
-            self.advise(node, input);
+            let input = SessionInput::Controllers { cluster, controllers: controllers.clone() };
+            self.send_operator_input(node, input);
         }
     }
 
     /// The operator of the cluster sends a worker an input; it arrives when the worker does not stand still.
-    pub(super) fn advise(&mut self, node: NodeId, input: SeatInput) {
+    pub(super) fn send_operator_input(&mut self, node: NodeId, input: SessionInput) {
         let Some(machine) = self.workers.get(&node) else { return };
         let life = machine.life;
         match self.paused_until(node) {
             Some(until) => {
-                self.queue.push(until, Event::Advice { node, life, input: Box::new(input) });
+                self.queue.push(until, WorldEvent::Advice { node, life, input: Box::new(input) });
             }
-            None => self.seat_input(node, input),
+            None => self.session_input(node, input),
         }
     }
 
-    pub(super) fn handle_advice(&mut self, node: NodeId, life: u64, input: SeatInput) {
+    pub(super) fn handle_operator_input(&mut self, node: NodeId, life: u64, input: SessionInput) {
         if self.workers.get(&node).is_some_and(|machine| machine.life == life) {
-            self.seat_input(node, input);
+            self.session_input(node, input);
         }
     }
 
@@ -133,78 +138,78 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
         if machine.life != life {
             return;
         }
-        self.queue.push(self.now.after(machine.tick_us), Event::Tick(node, life));
-        self.tell_progress(node);
-        self.seat_input(node, SeatInput::Tick);
-        self.host_input(node, life, HostInput::Tick);
+        self.queue.push(self.now.after(machine.tick_us), WorldEvent::Tick(node, life));
+        self.report_progress(node);
+        self.session_input(node, SessionInput::Tick);
+        self.runtime_input(node, life, RuntimeInput::Tick);
     }
 
-    pub(super) fn seat_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
-        self.seat_input(to, SeatInput::Message { from, message });
+    pub(super) fn session_message(&mut self, from: NodeId, to: NodeId, message: Box<Envelope>) {
+        self.session_input(to, SessionInput::Message { from, message });
     }
 
-    pub(super) fn seat_input(&mut self, node: NodeId, input: SeatInput) {
+    pub(super) fn session_input(&mut self, node: NodeId, input: SessionInput) {
         let Some(machine) = self.workers.get_mut(&node) else { return };
         let Some(process) = &mut machine.process else { return };
         // A briefing that is refused changes nothing.
-        let _ = process.seat.handle(input);
-        self.drive_seat(node);
+        let _ = process.session.handle(input);
+        self.drive_session(node);
     }
 
-    pub(super) fn tell_seat(&mut self, node: NodeId, news: News) {
+    pub(super) fn report_to_session(&mut self, node: NodeId, news: WorkerEvent) {
         let point = match &news {
-            News::Reported { .. } => Some(CrashPoint::BeforeReport),
-            News::Saved { .. } => Some(CrashPoint::PiecesDoneBeforeTold),
-            News::Following { .. } => Some(CrashPoint::FollowingBeforeTold),
-            News::Busy { .. }
-            | News::Progress { .. }
-            | News::Waited { .. }
-            | News::Held(_)
-            | News::Inventory { .. }
-            | News::Loaded { .. }
-            | News::LoadFailed { .. } => None,
+            WorkerEvent::Reported { .. } => Some(CrashPoint::BeforeReport),
+            WorkerEvent::Saved { .. } => Some(CrashPoint::PiecesDoneBeforeTold),
+            WorkerEvent::Following { .. } => Some(CrashPoint::FollowingBeforeTold),
+            WorkerEvent::Busy { .. }
+            | WorkerEvent::Progress { .. }
+            | WorkerEvent::VerdictWaited { .. }
+            | WorkerEvent::UpdateHeld(_)
+            | WorkerEvent::Inventory { .. }
+            | WorkerEvent::Loaded { .. }
+            | WorkerEvent::LoadFailed { .. } => None,
         };
         if point.is_some_and(|point| self.hits(point)) {
             self.crash_here(node);
             return;
         }
-        if let News::Inventory { layers, .. } = &news
+        if let WorkerEvent::Inventory { layers, .. } = &news
             && let Some(process) = self.workers.get_mut(&node).and_then(|m| m.process.as_mut())
         {
-            process.inventory_told = Some((self.now, layers.clone()));
+            process.reported_inventory = Some((self.now, layers.clone()));
         }
-        self.seat_input(node, SeatInput::News(news));
+        self.session_input(node, SessionInput::Event(news));
     }
 
-    fn drive_seat(&mut self, node: NodeId) {
+    fn drive_session(&mut self, node: NodeId) {
         loop {
             let Some(machine) = self.workers.get_mut(&node) else { return };
             let life = machine.life;
             let Some(process) = &mut machine.process else { return };
-            let Some(output) = process.seat.poll_output() else { return };
+            let Some(output) = process.session.poll_output() else { return };
             match output {
-                SeatOutput::Send { to, message } => {
-                    self.send(node, to, Lane::Control, Packet::Control(message));
+                SessionOutput::Send { to, message } => {
+                    self.send(node, to, NetworkLane::Control, SimulatedPacket::Control(message));
                 }
-                SeatOutput::Order(order) => {
-                    let is_settle = matches!(order, Order::Settle(_));
+                SessionOutput::Command(order) => {
+                    let is_settle = matches!(order, WorkerCommand::ApplySeal(_));
                     if is_settle && self.hits(CrashPoint::BeforeStageApply) {
                         self.crash_here(node);
                         return;
                     }
-                    let is_run = matches!(order, Order::Run { .. });
+                    let is_run = matches!(order, WorkerCommand::Run { .. });
                     if is_run && self.hits(CrashPoint::BeforeStep) {
                         self.crash_here(node);
                         return;
                     }
                     let order = self.tampered(node, order);
-                    self.note_order(node, &order);
-                    if order == Order::Forget && self.is_hung(node) {
+                    self.note_command(node, &order);
+                    if order == WorkerCommand::Forget && self.is_hung(node) {
                         // Nothing ends an operation that hangs but the end of its process.
                         self.crash(node, Some(RESPAWN_US));
                         return;
                     }
-                    self.host_input(node, life, HostInput::Order(order));
+                    self.runtime_input(node, life, RuntimeInput::Command(order));
                 }
             }
         }
@@ -216,12 +221,12 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
     }
 
     /// What a machine with a known bug does to an order.
-    fn tampered(&mut self, node: NodeId, order: Order) -> Order {
-        if let Order::Settle(seal) = &order {
+    fn tampered(&mut self, node: NodeId, order: WorkerCommand) -> WorkerCommand {
+        if let WorkerCommand::ApplySeal(seal) = &order {
             let is_replaying = seal.verdict == Verdict::Replay;
             self.workers[&node].faults.borrow_mut().is_replaying = is_replaying;
         }
-        let Order::Load(mut load) = order else { return order };
+        let WorkerCommand::Load(mut load) = order else { return order };
         let process = self.workers.get_mut(&node).and_then(|machine| machine.process.as_mut());
         let program = load.plan.program.clone();
         let before = process.and_then(|process| process.last_program.replace(program));
@@ -232,34 +237,36 @@ impl<M: ComputeModel, S: BatchSource + Clone> World<'_, M, S> {
             plan.program = program;
             load.plan = Arc::new(plan);
         }
-        Order::Load(load)
+        WorkerCommand::Load(load)
     }
 
-    fn note_order(&mut self, node: NodeId, order: &Order) {
+    fn note_command(&mut self, node: NodeId, order: &WorkerCommand) {
         match order {
-            Order::Settle(_) | Order::Release | Order::TakeInventory { .. } => {}
-            Order::Stop => self.note(|| format!("w{node} stops")),
-            Order::Rehearse { me, rehearsal } => {
-                self.rehearsal.clone_from(rehearsal);
-                let followed = |r: &Arc<Rehearsal>| r.followed_by(*me).count();
+            WorkerCommand::ApplySeal(_)
+            | WorkerCommand::Release
+            | WorkerCommand::TakeInventory { .. } => {}
+            WorkerCommand::Stop => self.note(|| format!("w{node} stops")),
+            WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal } => {
+                self.pre_copy.clone_from(rehearsal);
+                let followed = |r: &Arc<PreCopyPlan>| r.followed_by(*me).count();
                 let count = rehearsal.as_ref().map_or(0, followed);
                 self.note(|| format!("w{node} follows {count} layers"));
             }
-            Order::GoBack => {
+            WorkerCommand::Rewind => {
                 self.forget_flip(node);
                 self.note(|| format!("w{node} goes back"));
             }
-            Order::Load(load) => {
+            WorkerCommand::Load(load) => {
                 let (generation, stage) = (load.plan.generation, load.stage);
                 self.note(|| format!("w{node} loads stage {stage} of generation {generation}"));
             }
-            Order::Run { generation } => {
+            WorkerCommand::Run { generation } => {
                 self.note(|| format!("w{node} runs generation {generation}"));
             }
-            Order::Save { version, .. } => {
+            WorkerCommand::Save { version, .. } => {
                 self.note(|| format!("w{node} is to write version {version}"));
             }
-            Order::Forget => {
+            WorkerCommand::Forget => {
                 self.forget_flip(node);
                 self.note(|| format!("w{node} is fenced off and forgets"));
             }

@@ -32,9 +32,9 @@ pub fn is_verb(word: Option<&String>) -> bool {
 }
 
 /// The words of a command line.
-struct Typed<'a>(&'a [String]);
+struct TypedWords<'a>(&'a [String]);
 
-impl<'a> Typed<'a> {
+impl<'a> TypedWords<'a> {
     fn value(&self, flag: &str) -> &'a str {
         let place = self.0.iter().position(|word| word == flag);
         &self.0[place.unwrap_or_else(|| panic!("no {flag} in {:?}", self.0)) + 1]
@@ -47,12 +47,12 @@ impl<'a> Typed<'a> {
 }
 
 pub fn run(words: &[String]) {
-    let typed = Typed(words);
+    let typed = TypedWords(words);
     if words[0] == "train" {
         return train(typed.steps());
     }
     let data_dir = PathBuf::from(typed.value("--data-dir"));
-    let world = World(data_dir.parent().expect("in the folder of the group").to_owned());
+    let world = FakeWorld(data_dir.parent().expect("in the folder of the group").to_owned());
     match words[0].as_str() {
         "token" => println!("{{\"token\":\"T\",\"addresses\":[\"a:1\"]}}"),
         "run" => {
@@ -61,7 +61,7 @@ pub fn run(words: &[String]) {
         }
         "status" => println!("{{\"leader\":1,\"members\":[]}}"),
         "ckpt" => {}
-        _ => Node::new(&typed, world, data_dir).live(),
+        _ => FakeNode::new(&typed, world, data_dir).live(),
     }
 }
 
@@ -81,9 +81,9 @@ fn loss(step: usize) -> f64 {
 }
 
 /// What all processes share.
-struct World(PathBuf);
+struct FakeWorld(PathBuf);
 
-impl World {
+impl FakeWorld {
     fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -131,9 +131,9 @@ fn steps_of(log: &[String]) -> usize {
     log.iter().filter(|line| line.contains("\"step\"") && !line.contains("done")).count()
 }
 
-struct Node {
+struct FakeNode {
     id: u64,
-    world: World,
+    world: FakeWorld,
     events: PathBuf,
     is_worker: bool,
     bug: String,
@@ -141,8 +141,8 @@ struct Node {
     socket: UdpSocket,
 }
 
-impl Node {
-    fn new(typed: &Typed<'_>, world: World, data_dir: PathBuf) -> Self {
+impl FakeNode {
+    fn new(typed: &TypedWords<'_>, world: FakeWorld, data_dir: PathBuf) -> Self {
         let name = typed.value("--name");
         let number: u64 = name[1..].parse().expect("a number");
         let is_worker = name.starts_with('w');
@@ -169,7 +169,7 @@ impl Node {
         }
     }
 
-    fn tell(&self, event: &str) {
+    fn write_event(&self, event: &str) {
         append(&self.events, &format!("{{\"time_us\":{},{event}}}", now_us()));
     }
 
@@ -184,7 +184,7 @@ impl Node {
             let path = self.world.path(&format!("alive-{}", self.id));
             let alive = File::options().create(true).append(true).open(path).expect("opened");
             alive.lock().expect("it is its own");
-            self.tell(&format!("\"event\":\"started\",\"node\":{}", self.id));
+            self.write_event(&format!("\"event\":\"started\",\"node\":{}", self.id));
             loop {
                 sleep(LOOK);
                 if self.bug == "exit" && steps_of(&self.world.log()) >= EXIT_STEP {
@@ -193,7 +193,7 @@ impl Node {
                 }
             }
         }
-        self.tell(&format!("\"event\":\"started\",\"node\":{}", self.id));
+        self.write_event(&format!("\"event\":\"started\",\"node\":{}", self.id));
         self.control()
     }
 
@@ -228,7 +228,7 @@ impl Node {
         append(&self.world.path("terms"), "one more");
         let terms = fs::read_to_string(self.world.path("terms")).expect("readable");
         let (id, term) = (self.id, terms.lines().count());
-        self.tell(&format!("\"event\":\"leader\",\"node\":{id},\"term\":{term}"));
+        self.write_event(&format!("\"event\":\"leader\",\"node\":{id},\"term\":{term}"));
         let log = self.world.log();
         let steps = steps_of(&log);
         if steps > 0 && self.bug == "lost" {

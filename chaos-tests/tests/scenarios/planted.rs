@@ -36,7 +36,7 @@ fn without_r3_a_step_is_sealed_that_only_its_owner_holds() {
 }
 
 #[test]
-fn without_the_check_of_turns_a_stale_frame_is_taken_in() {
+fn without_the_check_of_turns_a_stale_frame_is_processed() {
     let mutant = Mutant::M2TurnUnchecked;
     let scenario =
         workers::case_10_a_worker_that_was_cut_off_is_fenced_and_comes_back_as_a_new_life;

@@ -15,29 +15,29 @@ mod workers;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use chaos_tests::numeric::NumericFault;
-use chaos_tests::random::{Draws, Purpose};
-use chaos_tests::solver::Solver;
-use chaos_tests::store::Store;
-use zbelastic_consensus::core::{Command, Core, Input};
-use zbelastic_consensus::duty::Measured;
+use chaos_tests::numeric_faults::NumericFault;
+use chaos_tests::random::{DrawPurpose, Draws};
+use chaos_tests::solver::CachingSolver;
+use chaos_tests::store::SimulatedStore;
+use zbelastic_consensus::core::{Core, Input, OperatorCommand};
+use zbelastic_consensus::duty::PlanMeasurement;
 use zbelastic_consensus::job::{JobChange, JobPhase};
 use zbelastic_consensus::plan::{DriftedPart, PlanReason, PlanRecord};
-use zbelastic_consensus::seat::SeatInput;
+use zbelastic_consensus::session::SessionInput;
 use zbelastic_consensus::state::{PlanPhase, State};
-use zbelastic_trainer::host::HostInput;
-use zbelastic_trainer::stage::Workbench;
+use zbelastic_trainer::runtime::RuntimeInput;
+use zbelastic_trainer::stage::StageExecutor;
 use zbelastic_types::{ClusterId, NodeId, Step};
 
-pub use cast::{Cast, STEPS};
-pub use claim::Claim;
-pub use wire::Mail;
+pub use cast::{PlayOptions, STEPS};
+pub use claim::PlayClaim;
+pub use wire::PlayMessageKind;
 
-use cast::Script;
-use controllers::Controller;
-use record::Record;
-use wire::{Letter, Packet, Wire};
-use workers::Worker;
+use cast::PlaySetup;
+use controllers::PlayController;
+use record::PlayRecord;
+use wire::{PlayMessage, PlayNetwork, PlayPacket};
+use workers::PlayWorker;
 
 const CLUSTER: ClusterId = ClusterId(7);
 /// The first worker's number; controllers count from 1.
@@ -51,7 +51,7 @@ const EVENTS_MAX: u32 = 200_000;
 
 /// How far to play.
 #[derive(Clone, Copy, Debug)]
-pub enum Goal {
+pub enum PlayGoal {
     /// So many workers are admitted.
     Admitted(usize),
     /// So many steps are sealed, wherever that is known first.
@@ -73,23 +73,23 @@ pub enum Goal {
 }
 
 /// What happens next in a play.
-enum Due {
+enum PlayItem {
     Letter,
     Operation(NodeId),
 }
 
 /// A cluster in which one thing happens at a time.
 pub struct Play {
-    cast: Cast,
-    script: Script,
-    controllers: BTreeMap<NodeId, Controller>,
-    workers: BTreeMap<NodeId, Worker>,
-    wire: Wire,
-    store: Store,
-    solver: Solver,
-    record: Record,
+    cast: PlayOptions,
+    script: PlaySetup,
+    controllers: BTreeMap<NodeId, PlayController>,
+    workers: BTreeMap<NodeId, PlayWorker>,
+    wire: PlayNetwork,
+    store: SimulatedStore,
+    solver: CachingSolver,
+    record: PlayRecord,
     /// The round under way: every letter that was on its way, then an operation of each worker.
-    agenda: VecDeque<Due>,
+    agenda: VecDeque<PlayItem>,
     has_moved: bool,
     rounds: u32,
     boots: u64,
@@ -97,15 +97,15 @@ pub struct Play {
 
 impl Play {
     /// A cluster in which everybody is admitted and the job is about to begin.
-    pub fn new(cast: Cast) -> Self {
-        let script = Script::new(&cast);
+    pub fn new(cast: PlayOptions) -> Self {
+        let script = PlaySetup::new(&cast);
         let mut play = Self {
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
-            wire: Wire::default(),
-            store: Store::default(),
-            solver: Solver::new(&script.options, &script.stage),
-            record: Record::default(),
+            wire: PlayNetwork::default(),
+            store: SimulatedStore::default(),
+            solver: CachingSolver::new(&script.options, &script.stage),
+            record: PlayRecord::default(),
             agenda: VecDeque::new(),
             has_moved: false,
             rounds: 0,
@@ -117,16 +117,16 @@ impl Play {
         for index in 0..play.cast.workers {
             play.start_worker(NodeId(WORKER_FIRST + index));
         }
-        play.run_until(Goal::Admitted(play.workers.len()));
+        play.run_until(PlayGoal::Admitted(play.workers.len()));
         let start = JobChange::Start(play.script.spec.clone());
-        play.controller_input(play.leader(), Input::Command(Command::Job(start)));
+        play.controller_input(play.leader(), Input::Command(OperatorCommand::Job(start)));
         play
     }
 
     /// The same with nothing happening, played to its end.
-    pub fn undisturbed(cast: Cast) -> Self {
+    pub fn undisturbed(cast: PlayOptions) -> Self {
         let mut play = Self::new(cast);
-        play.run_until(Goal::Done);
+        play.run_until(PlayGoal::Done);
         play
     }
 
@@ -134,7 +134,7 @@ impl Play {
     ///
     /// # Panics
     /// If that takes too long.
-    pub fn run_until(&mut self, goal: Goal) {
+    pub fn run_until(&mut self, goal: PlayGoal) {
         let (mut ticks, mut events) = (0, 0);
         while !self.is_reached(goal) {
             events += 1;
@@ -173,28 +173,28 @@ impl Play {
 
     /// Plays to the end.
     pub fn finish(&mut self) {
-        self.run_until(Goal::Done);
+        self.run_until(PlayGoal::Done);
     }
 
     /// Holds letters back from now on.
-    pub fn hold(&mut self, mail: Mail) {
+    pub fn hold(&mut self, mail: PlayMessageKind) {
         self.wire.hold(mail);
     }
 
     /// Lets them through again, those held back first.
-    pub fn release(&mut self, mail: Mail) {
+    pub fn release(&mut self, mail: PlayMessageKind) {
         self.wire.release(mail);
     }
 
     /// Lets what is held back for one node through to it, and nothing else.
-    pub fn deliver(&mut self, mail: Mail, to: NodeId) {
+    pub fn deliver(&mut self, mail: PlayMessageKind, to: NodeId) {
         let letters = self.wire.take_held(mail, to);
         assert!(!letters.is_empty(), "nothing is held back for node {to}");
-        letters.into_iter().for_each(|letter| self.hand_over(letter));
+        letters.into_iter().for_each(|letter| self.deliver_message(letter));
     }
 
     /// Lets letters arrive twice from now on.
-    pub fn repeat(&mut self, mail: Mail) {
+    pub fn repeat(&mut self, mail: PlayMessageKind) {
         self.wire.repeat(mail);
     }
 
@@ -208,7 +208,7 @@ impl Play {
         }
         let worker = self.workers.get_mut(&node).expect("a worker");
         assert!(worker.process.take().is_some(), "worker {node} is up");
-        self.store.writer_crashed(node, &mut Draws::new(node.0, Purpose::Store));
+        self.store.writer_crashed(node, &mut Draws::new(node.0, DrawPurpose::Store));
         let controllers: Vec<NodeId> = self.controllers.keys().copied().collect();
         for controller in controllers {
             self.controller_input(controller, Input::Closed { node });
@@ -242,7 +242,7 @@ impl Play {
         let (expected_us, found_us) = (u64::from(speed_permille), 1000);
         let drift = Some(PlanReason::Drifted { part, expected_us, found_us, gain_permille: 100 });
         let (generation, speeds) = (self.plan().generation, [(node, speed_permille)].into());
-        let measured = Box::new(Measured { generation, speeds, drift });
+        let measured = Box::new(PlanMeasurement { generation, speeds, drift });
         self.controller_input(self.leader(), Input::Measured(measured));
     }
 
@@ -271,14 +271,14 @@ impl Play {
     fn advance(&mut self) -> bool {
         loop {
             match self.agenda.pop_front() {
-                Some(Due::Letter) => {
+                Some(PlayItem::Letter) => {
                     if let Some((letter, times)) = self.wire.next() {
-                        (0..times).for_each(|_| self.hand_over(letter.clone()));
+                        (0..times).for_each(|_| self.deliver_message(letter.clone()));
                         self.has_moved = true;
                         return true;
                     }
                 }
-                Some(Due::Operation(node)) => {
+                Some(PlayItem::Operation(node)) => {
                     if self.run_op(node) {
                         self.has_moved = true;
                         return true;
@@ -296,19 +296,21 @@ impl Play {
         if self.rounds.is_multiple_of(ROUNDS_PER_TICK) {
             self.tick();
         }
-        self.agenda.extend((0..self.wire.moving()).map(|_| Due::Letter));
-        self.agenda.extend(self.workers.keys().map(|node| Due::Operation(*node)));
+        self.agenda.extend((0..self.wire.moving()).map(|_| PlayItem::Letter));
+        self.agenda.extend(self.workers.keys().map(|node| PlayItem::Operation(*node)));
     }
 
-    fn hand_over(&mut self, letter: Letter) {
-        let Letter { from, to, packet } = letter;
+    fn deliver_message(&mut self, letter: PlayMessage) {
+        let PlayMessage { from, to, packet } = letter;
         match packet {
-            Packet::Control(message) if self.controllers.contains_key(&to) => {
+            PlayPacket::Control(message) if self.controllers.contains_key(&to) => {
                 self.controller_input(to, Input::Message { from, message });
             }
-            Packet::Control(message) => self.seat_input(to, SeatInput::Message { from, message }),
-            Packet::Peer(frame) => self.host_input(to, HostInput::Peer(*frame)),
-            Packet::Plan(number, solution) => {
+            PlayPacket::Control(message) => {
+                self.session_input(to, SessionInput::Message { from, message })
+            }
+            PlayPacket::Peer(frame) => self.runtime_input(to, RuntimeInput::Peer(*frame)),
+            PlayPacket::Plan(number, solution) => {
                 self.controller_input(to, Input::Solved { number, solution });
             }
         }
@@ -321,39 +323,41 @@ impl Play {
         workers.into_iter().for_each(|node| self.tick_worker(node));
     }
 
-    fn is_reached(&self, goal: Goal) -> bool {
+    fn is_reached(&self, goal: PlayGoal) -> bool {
         match goal {
-            Goal::Admitted(count) => {
+            PlayGoal::Admitted(count) => {
                 let leads = |core: &&Core| core.duties().is_some();
                 let cores = self.controllers.values().filter_map(|c| c.core.as_ref());
                 cores.filter(leads).any(|core| core.state().live_workers().count() == count)
             }
-            Goal::Sealed(count) => self.sealed() >= count,
-            Goal::Begun(node, step) => self.record.has_begun(node, Step(step)),
-            Goal::Version(node, version) => self.stations().iter().any(|(found, station)| {
-                *found == node && station.engine().bench().version() == Step(version)
-            }),
-            Goal::Settled(version) => {
-                let mut stations = self.stations().into_iter();
+            PlayGoal::Sealed(count) => self.sealed() >= count,
+            PlayGoal::Begun(node, step) => self.record.has_begun(node, Step(step)),
+            PlayGoal::Version(node, version) => {
+                self.active_stages().iter().any(|(found, station)| {
+                    *found == node && station.engine().executor().version() == Step(version)
+                })
+            }
+            PlayGoal::Settled(version) => {
+                let mut stations = self.active_stages().into_iter();
                 self.sealed() >= version
                     && stations
-                        .all(|(_, station)| station.engine().bench().version() >= Step(version))
+                        .all(|(_, station)| station.engine().executor().version() >= Step(version))
             }
-            Goal::Stages(count) => {
+            PlayGoal::Stages(count) => {
                 let plan = self.state().and_then(|state| state.plan());
                 plan.is_some_and(|plan| {
                     plan.phase == PlanPhase::Running && plan.record.stages.len() == count
                 })
             }
-            Goal::Follows(node) => self.follows(node),
-            Goal::Planned => self.state().is_some_and(|state| state.next_plan().is_some()),
-            Goal::Done => self.is_done(),
+            PlayGoal::Follows(node) => self.follows(node),
+            PlayGoal::Planned => self.state().is_some_and(|state| state.next_plan().is_some()),
+            PlayGoal::Done => self.is_done(),
         }
     }
 
     /// An order that changes the job.
-    pub fn order(&mut self, change: JobChange) {
-        self.controller_input(self.leader(), Input::Command(Command::Job(change)));
+    pub fn change_job(&mut self, change: JobChange) {
+        self.controller_input(self.leader(), Input::Command(OperatorCommand::Job(change)));
     }
 
     /// The version of the newest checkpoint.
@@ -372,10 +376,10 @@ impl Play {
     fn is_done(&self) -> bool {
         let Some(state) = self.state() else { return false };
         let Some(plan) = state.plan() else { return false };
-        let stations = self.stations();
+        let stations = self.active_stages();
         let at_end = stations
             .iter()
-            .filter(|(_, station)| station.engine().bench().version() == Step(STEPS))
+            .filter(|(_, station)| station.engine().executor().version() == Step(STEPS))
             .count();
         let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
         let all_applied = cores.map(Core::state).all(|found| found == state);
@@ -386,9 +390,9 @@ impl Play {
         let Some(state) = self.state() else { return "no controller is up".to_owned() };
         let phase = state.plan().map(|plan| &plan.phase);
         let versions: Vec<_> = self
-            .stations()
+            .active_stages()
             .iter()
-            .map(|(node, station)| (node.0, station.engine().bench().version().0))
+            .map(|(node, station)| (node.0, station.engine().executor().version().0))
             .collect();
         let cores = self.controllers.values().filter_map(|controller| controller.core.as_ref());
         let duties = cores.filter_map(|core| Some((core, core.duties()?)));

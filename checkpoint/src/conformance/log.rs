@@ -1,6 +1,6 @@
 //! What every log must do.
 
-use super::{LogPlace, noise};
+use super::{LogFixture, noise};
 use crate::error::LogError;
 use crate::log::{RECORD_BYTES_MAX, RecordLog};
 
@@ -25,12 +25,12 @@ fn check_refused(result: Result<(), LogError>, expected: u64) {
 }
 
 /// Case of the suite.
-pub fn a_new_log_is_empty(place: &mut impl LogPlace) {
+pub fn a_new_log_is_empty(place: &mut impl LogFixture) {
     check(&place.open(None), 0, &[]);
 }
 
 /// Case of the suite.
-pub fn records_come_back_in_order(place: &mut impl LogPlace) {
+pub fn records_come_back_in_order(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[10, 300, 1, 7]);
     log.append(&written[..3]).expect("durable");
@@ -40,7 +40,7 @@ pub fn records_come_back_in_order(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn numbers_go_on_after_opening_again(place: &mut impl LogPlace) {
+pub fn numbers_go_on_after_opening_again(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[5; 9]);
     for (count, batch) in (1..).zip(written.chunks(3)) {
@@ -51,14 +51,14 @@ pub fn numbers_go_on_after_opening_again(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn an_empty_batch_changes_nothing(place: &mut impl LogPlace) {
+pub fn an_empty_batch_changes_nothing(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     log.append(&[]).expect("nothing to do");
     check(&place.open(Some(log)), 0, &[]);
 }
 
 /// Case of the suite.
-pub fn an_empty_record_is_one(place: &mut impl LogPlace) {
+pub fn an_empty_record_is_one(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[0, 3, 0]);
     log.append(&written).expect("durable");
@@ -66,7 +66,7 @@ pub fn an_empty_record_is_one(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn records_of_any_length_come_back(place: &mut impl LogPlace) {
+pub fn records_of_any_length_come_back(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let around = [4079, 4080, 4081, 4096, 8176, 8177, 128 << 10, (1 << 20) + 1];
     let written = records(&around);
@@ -77,7 +77,7 @@ pub fn records_of_any_length_come_back(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn a_record_that_is_too_long_is_refused_with_its_batch(place: &mut impl LogPlace) {
+pub fn a_record_that_is_too_long_is_refused_with_its_batch(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let long = vec![vec![1], vec![0; RECORD_BYTES_MAX + 1]];
     match log.append(&long) {
@@ -90,7 +90,7 @@ pub fn a_record_that_is_too_long_is_refused_with_its_batch(place: &mut impl LogP
 }
 
 /// Case of the suite.
-pub fn trimming_keeps_numbers(place: &mut impl LogPlace) {
+pub fn trimming_keeps_numbers(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let mut written = records(&[20; 40]);
     log.append(&written).expect("durable");
@@ -102,7 +102,7 @@ pub fn trimming_keeps_numbers(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn trimming_everything_keeps_the_next_number(place: &mut impl LogPlace) {
+pub fn trimming_everything_keeps_the_next_number(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     log.append(&records(&[20; 4])).expect("durable");
     log.trim(4).expect("all of them");
@@ -112,7 +112,7 @@ pub fn trimming_everything_keeps_the_next_number(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn trimming_twice_is_trimming_once(place: &mut impl LogPlace) {
+pub fn trimming_twice_is_trimming_once(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[20; 4]);
     log.append(&written).expect("durable");
@@ -122,7 +122,7 @@ pub fn trimming_twice_is_trimming_once(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn trimming_beyond_the_end_is_refused(place: &mut impl LogPlace) {
+pub fn trimming_beyond_the_end_is_refused(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[20; 4]);
     log.append(&written).expect("durable");
@@ -131,7 +131,7 @@ pub fn trimming_beyond_the_end_is_refused(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn trimming_what_is_gone_is_refused(place: &mut impl LogPlace) {
+pub fn trimming_what_is_gone_is_refused(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[20; 4]);
     log.append(&written).expect("durable");
@@ -141,7 +141,7 @@ pub fn trimming_what_is_gone_is_refused(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn cutting_the_last_record_frees_its_number(place: &mut impl LogPlace) {
+pub fn cutting_the_last_record_frees_its_number(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let mut written = records(&[20; 4]);
     log.append(&written).expect("durable");
@@ -153,7 +153,7 @@ pub fn cutting_the_last_record_frees_its_number(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn cutting_everything_keeps_the_first_number(place: &mut impl LogPlace) {
+pub fn cutting_everything_keeps_the_first_number(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     log.append(&records(&[20; 6])).expect("durable");
     log.trim(2).expect("those are there");
@@ -163,7 +163,7 @@ pub fn cutting_everything_keeps_the_first_number(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn cutting_what_is_not_there_is_refused(place: &mut impl LogPlace) {
+pub fn cutting_what_is_not_there_is_refused(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     check_refused(log.cut_from(0), 0);
     let written = records(&[20; 4]);
@@ -175,7 +175,7 @@ pub fn cutting_what_is_not_there_is_refused(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn a_cut_is_there_after_opening_again(place: &mut impl LogPlace) {
+pub fn a_cut_is_there_after_opening_again(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[20; 4]);
     log.append(&written).expect("durable");
@@ -184,7 +184,7 @@ pub fn a_cut_is_there_after_opening_again(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn a_trimmed_log_goes_on_after_opening_again(place: &mut impl LogPlace) {
+pub fn a_trimmed_log_goes_on_after_opening_again(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[20; 4]);
     log.append(&written).expect("durable");
@@ -197,7 +197,7 @@ pub fn a_trimmed_log_goes_on_after_opening_again(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn many_batches_come_back(place: &mut impl LogPlace) {
+pub fn many_batches_come_back(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written: Vec<Vec<u8>> = (0..200).map(|seed| noise(seed, 300)).collect();
     for batch in written.chunks(7) {
@@ -207,7 +207,7 @@ pub fn many_batches_come_back(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn a_large_record_that_is_cut_leaves_nothing(place: &mut impl LogPlace) {
+pub fn a_large_record_that_is_cut_leaves_nothing(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     log.append(&records(&[10, 100_000])).expect("durable");
     log.cut_from(1).expect("it is there");
@@ -217,7 +217,7 @@ pub fn a_large_record_that_is_cut_leaves_nothing(place: &mut impl LogPlace) {
 }
 
 /// Case of the suite.
-pub fn reading_changes_nothing(place: &mut impl LogPlace) {
+pub fn reading_changes_nothing(place: &mut impl LogFixture) {
     let mut log = place.open(None);
     let written = records(&[20; 4]);
     log.append(&written).expect("durable");

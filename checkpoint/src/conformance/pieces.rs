@@ -4,13 +4,15 @@ use std::{io, thread};
 
 use zbelastic_types::{Digest, LayerId};
 
-use super::{StorePlace, at, manifest, name, noise};
-use crate::error::StoreError;
+use super::{StoreFixture, at, manifest, name, noise};
+use crate::error::CheckpointStoreError;
 use crate::manifest::{DOCUMENT_BYTES_MAX, LAYERS_MAX, Manifest, ManifestFault};
-use crate::names::{CHUNK_BYTES, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord, RecordFault};
-use crate::store::Store;
+use crate::names::{
+    CHUNK_BYTES, ChunkHash, PIECE_BYTES_MAX, PieceName, PieceRecord, PieceRecordFault,
+};
+use crate::store::CheckpointStore;
 
-fn check(store: &impl Store, name: PieceName, expected: &[u8]) {
+fn check(store: &impl CheckpointStore, name: PieceName, expected: &[u8]) {
     let found = store.get(name).expect("readable");
     assert!(found == expected, "{name} comes back as it was written");
     let record = store.record(name).expect("readable").expect("it is there");
@@ -18,15 +20,15 @@ fn check(store: &impl Store, name: PieceName, expected: &[u8]) {
 }
 
 /// Case of the suite.
-pub fn a_new_store_is_empty(place: &mut impl StorePlace) {
+pub fn a_new_store_is_empty(place: &mut impl StoreFixture) {
     let store = place.open(None);
     assert_eq!(store.names().expect("readable"), []);
     assert_eq!(store.manifests().expect("readable"), []);
-    assert_eq!(store.inventory().expect("readable"), crate::Inventory::default());
+    assert_eq!(store.inventory().expect("readable"), crate::StoreInventory::default());
 }
 
 /// Case of the suite.
-pub fn a_piece_comes_back(place: &mut impl StorePlace) {
+pub fn a_piece_comes_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, 1000);
     let record = store.put(name(1, 0), &bytes).expect("durable");
@@ -35,7 +37,7 @@ pub fn a_piece_comes_back(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn pieces_come_back_after_opening_again(place: &mut impl StorePlace) {
+pub fn pieces_come_back_after_opening_again(place: &mut impl StoreFixture) {
     let mut store = place.open(None);
     for layer in 0..4 {
         store.put(name(1, layer), &noise(layer.into(), 500)).expect("durable");
@@ -45,7 +47,7 @@ pub fn pieces_come_back_after_opening_again(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn pieces_of_every_length_come_back(place: &mut impl StorePlace) {
+pub fn pieces_of_every_length_come_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let lengths = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 17];
     for (layer, length) in (0..).zip(lengths) {
@@ -56,9 +58,9 @@ pub fn pieces_of_every_length_come_back(place: &mut impl StorePlace) {
 }
 
 /// Yields few bytes at a time, as a stream does.
-struct Dripping<'a>(&'a [u8]);
+struct TrickleReader<'a>(&'a [u8]);
 
-impl io::Read for Dripping<'_> {
+impl io::Read for TrickleReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let few = into.len().min(1000);
         self.0.read(&mut into[..few])
@@ -66,38 +68,40 @@ impl io::Read for Dripping<'_> {
 }
 
 /// Case of the suite.
-pub fn a_piece_that_is_read_as_it_is_written_comes_back(place: &mut impl StorePlace) {
+pub fn a_piece_that_is_read_as_it_is_written_comes_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     // More chunks than are written at once, the first one twice.
     let mut bytes = noise(1, 9 * CHUNK_BYTES + 3);
     bytes.copy_within(..CHUNK_BYTES, 4 * CHUNK_BYTES);
-    let (length, source) = (bytes.len() as u64, &mut Dripping(&bytes));
+    let (length, source) = (bytes.len() as u64, &mut TrickleReader(&bytes));
     let record = store.put_from(name(1, 0), length, source).expect("durable");
     assert_eq!(record, PieceRecord::of(&bytes));
     check(&store, name(1, 0), &bytes);
 }
 
 /// Case of the suite.
-pub fn a_piece_whose_source_ends_early_is_refused(place: &mut impl StorePlace) {
+pub fn a_piece_whose_source_ends_early_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 10);
-    let refused = store.put_from(name(1, 0), bytes.len() as u64 + 1, &mut Dripping(&bytes));
+    let refused = store.put_from(name(1, 0), bytes.len() as u64 + 1, &mut TrickleReader(&bytes));
     match refused {
-        Err(StoreError::Source { name: found, source }) => {
+        Err(CheckpointStoreError::Source { name: found, source }) => {
             assert_eq!((found, source.kind()), (name(1, 0), io::ErrorKind::UnexpectedEof));
         }
         other => panic!("a byte is missing, got {other:?}"),
     }
     assert_eq!(store.names().expect("readable"), []);
     let too_long = store.put_from(name(1, 0), PIECE_BYTES_MAX + 1, &mut io::empty());
-    let fault = RecordFault::TooLong { found: PIECE_BYTES_MAX + 1 };
-    assert!(matches!(too_long, Err(StoreError::BadRecord { fault: found, .. }) if found == fault));
+    let fault = PieceRecordFault::TooLong { found: PIECE_BYTES_MAX + 1 };
+    assert!(
+        matches!(too_long, Err(CheckpointStoreError::BadRecord { fault: found, .. }) if found == fault)
+    );
     store.put(name(1, 0), &bytes).expect("nothing stands in the way");
     check(&store, name(1, 0), &bytes);
 }
 
 /// Case of the suite.
-pub fn a_record_tells_length_and_chunks(place: &mut impl StorePlace) {
+pub fn a_record_tells_length_and_chunks(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(3, CHUNK_BYTES + 5);
     let record = store.put(name(1, 0), &bytes).expect("durable");
@@ -108,17 +112,17 @@ pub fn a_record_tells_length_and_chunks(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_piece_that_is_not_there_is_named(place: &mut impl StorePlace) {
+pub fn a_piece_that_is_not_there_is_named(place: &mut impl StoreFixture) {
     let store = place.open(None);
     assert_eq!(store.record(name(1, 0)).expect("readable"), None);
     match store.get(name(1, 0)) {
-        Err(StoreError::NoPiece { name: found }) => assert_eq!(found, name(1, 0)),
+        Err(CheckpointStoreError::NoPiece { name: found }) => assert_eq!(found, name(1, 0)),
         other => panic!("no such piece, got {other:?}"),
     }
 }
 
 /// Case of the suite.
-pub fn the_same_piece_twice_is_one(place: &mut impl StorePlace) {
+pub fn the_same_piece_twice_is_one(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 1);
     let first = store.put(name(1, 0), &bytes).expect("durable");
@@ -129,7 +133,7 @@ pub fn the_same_piece_twice_is_one(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn another_content_replaces_the_record(place: &mut impl StorePlace) {
+pub fn another_content_replaces_the_record(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(1, 0), &noise(1, 100)).expect("durable");
     store.put(name(1, 0), &noise(2, 90)).expect("durable");
@@ -137,7 +141,7 @@ pub fn another_content_replaces_the_record(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn equal_chunks_are_kept_once(place: &mut impl StorePlace) {
+pub fn equal_chunks_are_kept_once(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(1, 0), &noise(1, 100)).expect("durable");
     store.put(name(1, 1), &noise(1, 100)).expect("durable");
@@ -145,7 +149,7 @@ pub fn equal_chunks_are_kept_once(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_piece_of_one_chunk_repeated_comes_back(place: &mut impl StorePlace) {
+pub fn a_piece_of_one_chunk_repeated_comes_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = vec![0; 3 * CHUNK_BYTES];
     let record = store.put(name(0, 0), &bytes).expect("durable");
@@ -155,7 +159,7 @@ pub fn a_piece_of_one_chunk_repeated_comes_back(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn names_are_in_order(place: &mut impl StorePlace) {
+pub fn names_are_in_order(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let mut expected = vec![name(300, 0), name(2, 1), name(2, 0), name(300, 7)];
     for &name in &expected {
@@ -166,7 +170,7 @@ pub fn names_are_in_order(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn digests_tell_pieces_apart(place: &mut impl StorePlace) {
+pub fn digests_tell_pieces_apart(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let other = PieceName { digest: Digest([9; 32]), ..name(1, 0) };
     store.put(name(1, 0), &noise(1, 10)).expect("durable");
@@ -176,7 +180,7 @@ pub fn digests_tell_pieces_apart(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn several_threads_write_at_once(place: &mut impl StorePlace) {
+pub fn several_threads_write_at_once(place: &mut impl StoreFixture) {
     let store = place.open(None);
     thread::scope(|scope| {
         for thread in 0..4_u32 {
@@ -199,7 +203,7 @@ pub fn several_threads_write_at_once(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn threads_that_write_the_same_agree(place: &mut impl StorePlace) {
+pub fn threads_that_write_the_same_agree(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 9);
     thread::scope(|scope| {
@@ -213,7 +217,7 @@ pub fn threads_that_write_the_same_agree(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_manifest_comes_back(place: &mut impl StorePlace) {
+pub fn a_manifest_comes_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put_manifest(&manifest(5, 3)).expect("durable");
     let store = place.open(Some(store));
@@ -222,7 +226,7 @@ pub fn a_manifest_comes_back(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn manifests_are_in_order(place: &mut impl StorePlace) {
+pub fn manifests_are_in_order(place: &mut impl StoreFixture) {
     let store = place.open(None);
     for version in [256, 3, 255] {
         store.put_manifest(&manifest(version, 1)).expect("durable");
@@ -232,7 +236,7 @@ pub fn manifests_are_in_order(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_manifest_of_the_same_version_replaces(place: &mut impl StorePlace) {
+pub fn a_manifest_of_the_same_version_replaces(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put_manifest(&manifest(5, 3)).expect("durable");
     store.put_manifest(&manifest(5, 2)).expect("durable");
@@ -240,13 +244,13 @@ pub fn a_manifest_of_the_same_version_replaces(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_bad_manifest_is_refused(place: &mut impl StorePlace) {
+pub fn a_bad_manifest_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let check = |change: fn(&mut Manifest), expected: ManifestFault| {
         let mut manifest = manifest(5, 3);
         change(&mut manifest);
         match store.put_manifest(&manifest) {
-            Err(StoreError::BadManifest(found)) => assert_eq!(found, expected),
+            Err(CheckpointStoreError::BadManifest(found)) => assert_eq!(found, expected),
             other => panic!("{expected}, got {other:?}"),
         }
     };
@@ -273,7 +277,7 @@ pub fn a_bad_manifest_is_refused(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_large_manifest_comes_back(place: &mut impl StorePlace) {
+pub fn a_large_manifest_comes_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let mut large = manifest(9, 2000);
     large.document = noise(1, DOCUMENT_BYTES_MAX);
@@ -283,7 +287,7 @@ pub fn a_large_manifest_comes_back(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_manifest_may_name_pieces_elsewhere(place: &mut impl StorePlace) {
+pub fn a_manifest_may_name_pieces_elsewhere(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(5, 1), &noise(1, 10)).expect("durable");
     store.put_manifest(&manifest(5, 3)).expect("durable");

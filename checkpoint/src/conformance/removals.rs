@@ -2,27 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use super::{StorePlace, at, manifest, name, noise};
-use crate::error::StoreError;
+use super::{StoreFixture, at, manifest, name, noise};
+use crate::error::CheckpointStoreError;
 use crate::names::{CheckpointId, ChunkHash, PieceName, PieceRecord};
-use crate::retention::{Needed, Removal, RemovalReason, Removed, what_to_remove};
-use crate::store::Store;
+use crate::retention::{Removal, RemovalReason, RemovalTarget, RetentionRoots, plan_removals};
+use crate::store::CheckpointStore;
 use crate::verify::PieceHealth;
 
-fn removal(what: Removed) -> Removal {
-    Removal { what, reason: RemovalReason::NoPiece }
+fn removal(what: RemovalTarget) -> Removal {
+    Removal { target: what, reason: RemovalReason::NoPiece }
 }
 
 fn chunk_of(bytes: &[u8]) -> Removal {
-    removal(Removed::Chunk(ChunkHash::of(bytes)))
+    removal(RemovalTarget::Chunk(ChunkHash::of(bytes)))
 }
 
-fn is_gone(store: &impl Store, name: PieceName) -> bool {
-    matches!(store.get(name), Err(StoreError::NoPiece { .. }))
+fn is_gone(store: &impl CheckpointStore, name: PieceName) -> bool {
+    matches!(store.get(name), Err(CheckpointStoreError::NoPiece { .. }))
 }
 
 /// Versions with a manifest and two layers each.
-fn fill(store: &impl Store, versions: std::ops::RangeInclusive<u64>) {
+fn fill(store: &impl CheckpointStore, versions: std::ops::RangeInclusive<u64>) {
     for version in versions {
         for layer in 0..2 {
             let bytes = noise(version * 2 + u64::from(layer), 50);
@@ -33,30 +33,35 @@ fn fill(store: &impl Store, versions: std::ops::RangeInclusive<u64>) {
 }
 
 /// Case of the suite.
-pub fn what_is_removed_is_gone(place: &mut impl StorePlace) {
+pub fn what_is_removed_is_gone(place: &mut impl StoreFixture) {
     let store = place.open(None);
     fill(&store, 1..=2);
     let chunk = chunk_of(&noise(2, 50));
-    let removals = [removal(Removed::Manifest(at(1))), removal(Removed::Piece(name(1, 0))), chunk];
+    let removals =
+        [removal(RemovalTarget::Manifest(at(1))), removal(RemovalTarget::Piece(name(1, 0))), chunk];
     assert_eq!(store.remove(&removals).expect("durable"), removals);
     let store = place.open(Some(store));
     assert_eq!(store.manifests().expect("readable"), [manifest(2, 2)]);
     assert!(is_gone(&store, name(1, 0)) && !is_gone(&store, name(1, 1)));
-    assert!(matches!(store.chunk(ChunkHash::of(&noise(2, 50))), Err(StoreError::NoChunk { .. })));
+    assert!(matches!(
+        store.chunk(ChunkHash::of(&noise(2, 50))),
+        Err(CheckpointStoreError::NoChunk { .. })
+    ));
 }
 
 /// Case of the suite.
-pub fn removing_twice_says_so(place: &mut impl StorePlace) {
+pub fn removing_twice_says_so(place: &mut impl StoreFixture) {
     let store = place.open(None);
     fill(&store, 1..=2);
-    let removals = [removal(Removed::Manifest(at(1))), removal(Removed::Piece(name(1, 0)))];
+    let removals =
+        [removal(RemovalTarget::Manifest(at(1))), removal(RemovalTarget::Piece(name(1, 0)))];
     assert_eq!(store.remove(&removals).expect("durable").len(), 2);
     assert_eq!(store.remove(&removals).expect("nothing to do"), []);
     assert_eq!(store.remove(&[]).expect("nothing to do"), []);
 }
 
 /// Case of the suite.
-pub fn a_chunk_in_use_is_not_removed(place: &mut impl StorePlace) {
+pub fn a_chunk_in_use_is_not_removed(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(1, 0), &noise(1, 50)).expect("durable");
     assert_eq!(store.remove(&[chunk_of(&noise(1, 50))]).expect("nothing to do"), []);
@@ -64,55 +69,58 @@ pub fn a_chunk_in_use_is_not_removed(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_shared_chunk_outlives_one_of_its_pieces(place: &mut impl StorePlace) {
+pub fn a_shared_chunk_outlives_one_of_its_pieces(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(1, 0), &noise(1, 50)).expect("durable");
     store.put(name(2, 0), &noise(1, 50)).expect("durable");
-    let piece = removal(Removed::Piece(name(1, 0)));
+    let piece = removal(RemovalTarget::Piece(name(1, 0)));
     let gone = store.remove(&[chunk_of(&noise(1, 50)), piece]).expect("durable");
     assert_eq!(gone, [piece]);
     assert_eq!(store.get(name(2, 0)).expect("readable"), noise(1, 50));
 }
 
 /// Case of the suite.
-pub fn a_chunk_under_way_is_not_removed(place: &mut impl StorePlace) {
+pub fn a_chunk_under_way_is_not_removed(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, 50);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes).expect("durable");
     let inventory = store.inventory().expect("readable");
     assert_eq!(inventory.under_way, BTreeSet::from([record.chunks[0]]));
-    assert_eq!(what_to_remove(&inventory, &Needed::default()), []);
+    assert_eq!(plan_removals(&inventory, &RetentionRoots::default()), []);
     assert_eq!(store.remove(&[chunk_of(&bytes)]).expect("nothing to do"), []);
     store.put_record(name(1, 0), &record).expect("durable");
 }
 
 /// Case of the suite.
-pub fn a_chunk_given_up_may_go(place: &mut impl StorePlace) {
+pub fn a_chunk_given_up_may_go(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, 50);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes).expect("durable");
-    store.give_up(&record);
-    let decided = what_to_remove(&store.inventory().expect("readable"), &Needed::default());
+    store.abandon(&record);
+    let decided = plan_removals(&store.inventory().expect("readable"), &RetentionRoots::default());
     assert_eq!(decided, [chunk_of(&bytes)]);
     assert_eq!(store.remove(&decided).expect("durable"), decided);
-    assert!(matches!(store.put_record(name(1, 0), &record), Err(StoreError::NoChunk { .. })));
+    assert!(matches!(
+        store.put_record(name(1, 0), &record),
+        Err(CheckpointStoreError::NoChunk { .. })
+    ));
 }
 
 /// Case of the suite.
-pub fn a_removed_piece_can_be_written_again(place: &mut impl StorePlace) {
+pub fn a_removed_piece_can_be_written_again(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, 50);
     store.put(name(1, 0), &bytes).expect("durable");
-    let removals = [removal(Removed::Piece(name(1, 0))), chunk_of(&bytes)];
+    let removals = [removal(RemovalTarget::Piece(name(1, 0))), chunk_of(&bytes)];
     assert_eq!(store.remove(&removals).expect("durable").len(), 2);
     store.put(name(1, 0), &bytes).expect("durable");
     assert_eq!(place.open(Some(store)).get(name(1, 0)).expect("readable"), bytes);
 }
 
 /// Case of the suite.
-pub fn an_inventory_lists_all(place: &mut impl StorePlace) {
+pub fn an_inventory_lists_all(place: &mut impl StoreFixture) {
     let store = place.open(None);
     fill(&store, 3..=4);
     let inventory = store.inventory().expect("readable");
@@ -123,11 +131,15 @@ pub fn an_inventory_lists_all(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn retention_leaves_the_newest_restorable(place: &mut impl StorePlace) {
+pub fn retention_leaves_the_newest_restorable(place: &mut impl StoreFixture) {
     let store = place.open(None);
     fill(&store, 1..=5);
-    let needed = Needed { versions: BTreeSet::from([at(2)]), keep_last: 2, ..Needed::default() };
-    let decided = what_to_remove(&store.inventory().expect("readable"), &needed);
+    let needed = RetentionRoots {
+        versions: BTreeSet::from([at(2)]),
+        keep_last: 2,
+        ..RetentionRoots::default()
+    };
+    let decided = plan_removals(&store.inventory().expect("readable"), &needed);
     assert_eq!(store.remove(&decided).expect("durable"), decided);
     let store = place.open(Some(store));
     let found = store.verify().expect("readable");
@@ -136,11 +148,11 @@ pub fn retention_leaves_the_newest_restorable(place: &mut impl StorePlace) {
     assert!(found.manifests.iter().all(crate::ManifestHealth::is_whole));
     assert_eq!((found.pieces.len(), found.unnamed.len()), (6, 0));
     let inventory = store.inventory().expect("readable");
-    assert_eq!(what_to_remove(&inventory, &needed), [], "nothing is left to decide");
+    assert_eq!(plan_removals(&inventory, &needed), [], "nothing is left to decide");
 }
 
 /// Case of the suite.
-pub fn a_walk_finds_everything_whole(place: &mut impl StorePlace) {
+pub fn a_walk_finds_everything_whole(place: &mut impl StoreFixture) {
     let store = place.open(None);
     fill(&store, 1..=2);
     let found = store.verify().expect("readable");
@@ -150,7 +162,7 @@ pub fn a_walk_finds_everything_whole(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_walk_names_what_is_absent(place: &mut impl StorePlace) {
+pub fn a_walk_names_what_is_absent(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(1, 1), &noise(1, 50)).expect("durable");
     store.put_manifest(&manifest(1, 2)).expect("durable");
@@ -161,19 +173,19 @@ pub fn a_walk_names_what_is_absent(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_walk_lists_chunks_without_a_name(place: &mut impl StorePlace) {
+pub fn a_walk_lists_chunks_without_a_name(place: &mut impl StoreFixture) {
     let store = place.open(None);
     store.put(name(1, 0), &noise(1, 50)).expect("durable");
-    store.remove(&[removal(Removed::Piece(name(1, 0)))]).expect("durable");
+    store.remove(&[removal(RemovalTarget::Piece(name(1, 0)))]).expect("durable");
     let found = store.verify().expect("readable");
     assert_eq!(found.unnamed, [ChunkHash::of(&noise(1, 50))]);
 }
 
 /// Case of the suite.
-pub fn removals_go_names_first(place: &mut impl StorePlace) {
+pub fn removals_go_names_first(place: &mut impl StoreFixture) {
     let store = place.open(None);
     fill(&store, 1..=2);
-    let (piece, chunk) = (removal(Removed::Piece(name(1, 0))), chunk_of(&noise(2, 50)));
+    let (piece, chunk) = (removal(RemovalTarget::Piece(name(1, 0))), chunk_of(&noise(2, 50)));
     let gone = store.remove(&[chunk, piece, chunk]).expect("durable");
     assert_eq!(gone, [piece, chunk], "the order given does not matter");
 }

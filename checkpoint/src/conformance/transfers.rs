@@ -1,12 +1,12 @@
 //! Chunks that come from elsewhere.
 
-use super::{StorePlace, name, noise};
-use crate::error::StoreError;
-use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceRecord, RecordFault};
-use crate::store::Store;
+use super::{StoreFixture, name, noise};
+use crate::error::CheckpointStoreError;
+use crate::names::{CHUNK_BYTES, ChunkDamage, ChunkHash, PieceRecord, PieceRecordFault};
+use crate::store::CheckpointStore;
 
 /// Case of the suite.
-pub fn a_chunk_comes_back(place: &mut impl StorePlace) {
+pub fn a_chunk_comes_back(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let record = store.put(name(1, 0), &noise(1, CHUNK_BYTES + 3)).expect("durable");
     let chunks: Vec<u8> =
@@ -15,17 +15,17 @@ pub fn a_chunk_comes_back(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_that_is_not_there_is_named(place: &mut impl StorePlace) {
+pub fn a_chunk_that_is_not_there_is_named(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let absent = ChunkHash::of(b"absent");
     match store.chunk(absent) {
-        Err(StoreError::NoChunk { hash }) => assert_eq!(hash, absent),
+        Err(CheckpointStoreError::NoChunk { hash }) => assert_eq!(hash, absent),
         other => panic!("no such chunk, got {other:?}"),
     }
 }
 
 /// Case of the suite.
-pub fn a_transfer_makes_a_piece(place: &mut impl StorePlace) {
+pub fn a_transfer_makes_a_piece(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let record = PieceRecord::of(&bytes);
@@ -40,7 +40,7 @@ pub fn a_transfer_makes_a_piece(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_is_told_its_name(place: &mut impl StorePlace) {
+pub fn a_chunk_is_told_its_name(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let put = |chunk| store.put_new_chunk(chunk).expect("durable");
@@ -52,16 +52,18 @@ pub fn a_chunk_is_told_its_name(place: &mut impl StorePlace) {
     assert!(store.get(name(1, 0)).expect("readable") == bytes, "it is the piece");
     for length in [0, CHUNK_BYTES + 1] {
         let refused = store.put_new_chunk(&noise(2, length));
-        assert!(matches!(refused, Err(StoreError::ChunkLength { found }) if found == length));
+        assert!(
+            matches!(refused, Err(CheckpointStoreError::ChunkLength { found }) if found == length)
+        );
     }
 }
 
 /// Case of the suite.
-pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StorePlace) {
+pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let announced = ChunkHash::of(b"one");
     match store.put_chunk(announced, b"two") {
-        Err(StoreError::WrongChunk { expected, found }) => {
+        Err(CheckpointStoreError::WrongChunk { expected, found }) => {
             assert_eq!((expected, found), (announced, ChunkHash::of(b"two")));
         }
         other => panic!("other bytes, got {other:?}"),
@@ -70,12 +72,12 @@ pub fn a_chunk_under_a_wrong_name_is_refused(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_chunk_of_a_wrong_length_is_refused(place: &mut impl StorePlace) {
+pub fn a_chunk_of_a_wrong_length_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
     for length in [0, CHUNK_BYTES + 1] {
         let bytes = noise(1, length);
         match store.put_chunk(ChunkHash::of(&bytes), &bytes) {
-            Err(StoreError::ChunkLength { found }) => assert_eq!(found, length),
+            Err(CheckpointStoreError::ChunkLength { found }) => assert_eq!(found, length),
             other => panic!("{length} bytes are none, got {other:?}"),
         }
     }
@@ -86,26 +88,26 @@ pub fn a_chunk_of_a_wrong_length_is_refused(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_record_without_its_chunks_is_refused(place: &mut impl StorePlace) {
+pub fn a_record_without_its_chunks_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let record = PieceRecord::of(&bytes);
     store.put_chunk(record.chunks[0], &bytes[..CHUNK_BYTES]).expect("durable");
     match store.put_record(name(1, 0), &record) {
-        Err(StoreError::NoChunk { hash }) => assert_eq!(hash, record.chunks[1]),
+        Err(CheckpointStoreError::NoChunk { hash }) => assert_eq!(hash, record.chunks[1]),
         other => panic!("a chunk is missing, got {other:?}"),
     }
     assert_eq!(store.names().expect("readable"), []);
 }
 
 /// Case of the suite.
-pub fn a_record_with_chunks_of_a_wrong_length_is_refused(place: &mut impl StorePlace) {
+pub fn a_record_with_chunks_of_a_wrong_length_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let expected = ChunkHash::of(b"four");
     store.put_chunk(expected, b"four").expect("durable");
     let record = PieceRecord { length: 5, chunks: vec![expected] };
     match store.put_record(name(1, 0), &record) {
-        Err(StoreError::Damaged { damage, .. }) => {
+        Err(CheckpointStoreError::Damaged { damage, .. }) => {
             let (expected_bytes, found_bytes) = (5, 4);
             let length = ChunkDamage::Length { index: 0, expected, expected_bytes, found_bytes };
             assert_eq!(damage, [length]);
@@ -115,25 +117,29 @@ pub fn a_record_with_chunks_of_a_wrong_length_is_refused(place: &mut impl StoreP
 }
 
 /// Case of the suite.
-pub fn a_record_that_contradicts_itself_is_refused(place: &mut impl StorePlace) {
+pub fn a_record_that_contradicts_itself_is_refused(place: &mut impl StoreFixture) {
     let store = place.open(None);
-    let check =
-        |record: PieceRecord, expected: RecordFault| match store.put_record(name(1, 0), &record) {
-            Err(StoreError::BadRecord { fault, .. }) => assert_eq!(fault, expected),
-            other => panic!("{expected}, got {other:?}"),
-        };
+    let check = |record: PieceRecord, expected: PieceRecordFault| match store
+        .put_record(name(1, 0), &record)
+    {
+        Err(CheckpointStoreError::BadRecord { fault, .. }) => assert_eq!(fault, expected),
+        other => panic!("{expected}, got {other:?}"),
+    };
     let chunks = vec![ChunkHash::of(b"one")];
     let (expected, found) = (0, 1);
-    check(PieceRecord { length: 0, chunks }, RecordFault::ChunkCount { expected, found });
+    check(PieceRecord { length: 0, chunks }, PieceRecordFault::ChunkCount { expected, found });
     let (expected, found) = (2, 0);
     let length = CHUNK_BYTES as u64 + 1;
-    check(PieceRecord { length, chunks: Vec::new() }, RecordFault::ChunkCount { expected, found });
+    check(
+        PieceRecord { length, chunks: Vec::new() },
+        PieceRecordFault::ChunkCount { expected, found },
+    );
     let length = u64::MAX;
-    check(PieceRecord { length, chunks: Vec::new() }, RecordFault::TooLong { found: length });
+    check(PieceRecord { length, chunks: Vec::new() }, PieceRecordFault::TooLong { found: length });
 }
 
 /// Case of the suite.
-pub fn missing_chunks_are_listed_once(place: &mut impl StorePlace) {
+pub fn missing_chunks_are_listed_once(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let mut bytes = vec![0; 2 * CHUNK_BYTES];
     bytes.extend(noise(1, 3));
@@ -146,7 +152,7 @@ pub fn missing_chunks_are_listed_once(place: &mut impl StorePlace) {
 }
 
 /// Case of the suite.
-pub fn a_transfer_goes_on_after_opening_again(place: &mut impl StorePlace) {
+pub fn a_transfer_goes_on_after_opening_again(place: &mut impl StoreFixture) {
     let store = place.open(None);
     let bytes = noise(1, CHUNK_BYTES + 3);
     let record = PieceRecord::of(&bytes);

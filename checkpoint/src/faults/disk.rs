@@ -10,14 +10,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::files::{DIRECT_BYTES, EntryKind, Files, FolderEntry, OpenFile};
+use crate::files::{DIRECT_BYTES, EntryKind, FileSystem, FolderEntry, OpenFile};
 
 /// What the medium writes whole.
 const SECTOR_BYTES: usize = 512;
 
 /// How the disk loses its power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum PowerLoss {
     /// It does not: only the process dies.
     ProcessOnly,
     /// What was not synced is lost.
@@ -32,26 +32,26 @@ pub enum Cut {
 /// A disk in memory. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedDisk {
-    held: Arc<Mutex<Held>>,
+    state: Arc<Mutex<DiskState>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Node {
+enum DiskEntry {
     File(usize),
     Folder,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Held {
+struct DiskState {
     /// Names that programs see.
-    live: BTreeMap<PathBuf, Node>,
+    live: BTreeMap<PathBuf, DiskEntry>,
     /// Names on the medium.
-    durable: BTreeMap<PathBuf, Node>,
-    contents: Vec<Content>,
+    durable: BTreeMap<PathBuf, DiskEntry>,
+    contents: Vec<FileContent>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Content {
+struct FileContent {
     live: Vec<u8>,
     durable: Vec<u8>,
 }
@@ -61,23 +61,23 @@ impl SimulatedDisk {
     #[must_use]
     pub fn new(root: &Path) -> Self {
         let disk = Self::default();
-        disk.held().live.insert(root.to_owned(), Node::Folder);
-        disk.held().durable.insert(root.to_owned(), Node::Folder);
+        disk.lock_state().live.insert(root.to_owned(), DiskEntry::Folder);
+        disk.lock_state().durable.insert(root.to_owned(), DiskEntry::Folder);
         disk
     }
 
     /// The disk as a process finds it that starts after the cut. This one stays as it is.
     #[must_use]
-    pub fn after(&self, cut: Cut) -> Self {
-        let mut held = self.held().clone();
-        let mut draw = Draw(match cut {
-            Cut::ProcessOnly | Cut::LosesAll => 0,
-            Cut::LosesSome { seed } => seed,
+    pub fn after_power_loss(&self, cut: PowerLoss) -> Self {
+        let mut held = self.lock_state().clone();
+        let mut draw = SeededCoins(match cut {
+            PowerLoss::ProcessOnly | PowerLoss::LosesAll => 0,
+            PowerLoss::LosesSome { seed } => seed,
         });
         let mut is_kept = || match cut {
-            Cut::ProcessOnly => true,
-            Cut::LosesAll => false,
-            Cut::LosesSome { .. } => draw.coin(),
+            PowerLoss::ProcessOnly => true,
+            PowerLoss::LosesAll => false,
+            PowerLoss::LosesSome { .. } => draw.coin(),
         };
         for content in &mut held.contents {
             content.live = mixed(content, &mut is_kept);
@@ -94,16 +94,16 @@ impl SimulatedDisk {
         }
         held.drop_orphans();
         held.drop_unnamed();
-        Self { held: Arc::new(Mutex::new(held)) }
+        Self { state: Arc::new(Mutex::new(held)) }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().expect("nothing panics under the lock")
+    fn lock_state(&self) -> MutexGuard<'_, DiskState> {
+        self.state.lock().expect("nothing panics under the lock")
     }
 }
 
 /// A file's bytes after a cut.
-fn mixed(content: &Content, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
+fn mixed(content: &FileContent, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
     if content.live == content.durable {
         return content.live.clone();
     }
@@ -117,10 +117,10 @@ fn mixed(content: &Content, mut is_kept: impl FnMut() -> bool) -> Vec<u8> {
     bytes
 }
 
-impl Held {
+impl DiskState {
     /// A name whose folder is gone is gone as well.
     fn drop_orphans(&mut self) {
-        let mut kept: BTreeMap<PathBuf, Node> = BTreeMap::new();
+        let mut kept: BTreeMap<PathBuf, DiskEntry> = BTreeMap::new();
         // A folder comes before what is in it.
         for (path, node) in &self.live {
             if kept.is_empty() || path.parent().is_some_and(|folder| kept.contains_key(folder)) {
@@ -135,52 +135,52 @@ impl Held {
     fn drop_unnamed(&mut self) {
         let named: BTreeSet<usize> = { self.live.values() }
             .filter_map(|node| match node {
-                Node::File(number) => Some(*number),
-                Node::Folder => None,
+                DiskEntry::File(number) => Some(*number),
+                DiskEntry::Folder => None,
             })
             .collect();
         for (number, content) in self.contents.iter_mut().enumerate() {
             if !named.contains(&number) {
-                *content = Content::default();
+                *content = FileContent::default();
             }
         }
     }
 
     fn file(&self, path: &Path) -> io::Result<usize> {
         match self.live.get(path) {
-            Some(Node::File(number)) => Ok(*number),
-            Some(Node::Folder) => Err(io::ErrorKind::IsADirectory.into()),
+            Some(DiskEntry::File(number)) => Ok(*number),
+            Some(DiskEntry::Folder) => Err(io::ErrorKind::IsADirectory.into()),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
     fn check_parent(&self, path: &Path) -> io::Result<()> {
         match path.parent().and_then(|parent| self.live.get(parent)) {
-            Some(Node::Folder) => Ok(()),
-            Some(Node::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            Some(DiskEntry::Folder) => Ok(()),
+            Some(DiskEntry::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
-    fn kind(&self, node: Node) -> EntryKind {
+    fn kind(&self, node: DiskEntry) -> EntryKind {
         match node {
-            Node::File(number) => {
+            DiskEntry::File(number) => {
                 EntryKind::File { bytes: self.contents[number].live.len() as u64 }
             }
-            Node::Folder => EntryKind::Folder,
+            DiskEntry::Folder => EntryKind::Folder,
         }
     }
 }
 
-impl Files for SimulatedDisk {
-    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
-        let held = self.held();
+impl FileSystem for SimulatedDisk {
+    fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+        let held = self.lock_state();
         Ok(held.live.get(path).map(|node| held.kind(*node)))
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
-        let held = self.held();
-        if held.live.get(folder) != Some(&Node::Folder) {
+        let held = self.lock_state();
+        if held.live.get(folder) != Some(&DiskEntry::Folder) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let below = held.live.range(folder.to_owned()..);
@@ -194,42 +194,42 @@ impl Files for SimulatedDisk {
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        let mut held = self.held();
+        let mut held = self.lock_state();
         held.check_parent(path)?;
         match held.live.get(path) {
-            Some(Node::Folder) => Ok(()),
-            Some(Node::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
+            Some(DiskEntry::Folder) => Ok(()),
+            Some(DiskEntry::File(_)) => Err(io::ErrorKind::NotADirectory.into()),
             None => {
-                held.live.insert(path.to_owned(), Node::Folder);
+                held.live.insert(path.to_owned(), DiskEntry::Folder);
                 Ok(())
             }
         }
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        let mut held = self.held();
+        let mut held = self.lock_state();
         held.check_parent(path)?;
         if held.live.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let number = held.contents.len();
-        held.contents.push(Content::default());
-        held.live.insert(path.to_owned(), Node::File(number));
+        held.contents.push(FileContent::default());
+        held.live.insert(path.to_owned(), DiskEntry::File(number));
         Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: false }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        let number = self.held().file(path)?;
+        let number = self.lock_state().file(path)?;
         Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: false }))
     }
 
     fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        let number = self.held().file(path)?;
+        let number = self.lock_state().file(path)?;
         Ok(Box::new(SimulatedFile { disk: self.clone(), number, is_direct: true }))
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-        let held = self.held();
+        let held = self.lock_state();
         let bytes = &held.contents[held.file(path)?].live;
         if bytes.len() as u64 > bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
@@ -238,28 +238,28 @@ impl Files for SimulatedDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let mut held = self.held();
+        let mut held = self.lock_state();
         held.check_parent(to)?;
-        let node = Node::File(held.file(from)?);
+        let node = DiskEntry::File(held.file(from)?);
         held.live.remove(from);
         held.live.insert(to.to_owned(), node);
         Ok(())
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let mut held = self.held();
+        let mut held = self.lock_state();
         held.file(path)?;
         held.live.remove(path);
         Ok(())
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        let mut held = self.held();
-        if held.live.get(path) != Some(&Node::Folder) {
+        let mut held = self.lock_state();
+        if held.live.get(path) != Some(&DiskEntry::Folder) {
             return Err(io::ErrorKind::NotFound.into());
         }
         let is_entry = |entry: &PathBuf| entry.parent() == Some(path);
-        let live: Vec<(PathBuf, Node)> = { held.live.iter() }
+        let live: Vec<(PathBuf, DiskEntry)> = { held.live.iter() }
             .filter(|(entry, _)| is_entry(entry))
             .map(|(entry, node)| (entry.clone(), *node))
             .collect();
@@ -284,7 +284,7 @@ impl OpenFile for SimulatedFile {
         if self.is_direct && !places.iter().all(|place| place.is_multiple_of(DIRECT_BYTES)) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let live = &mut self.disk.held().contents[self.number].live;
+        let live = &mut self.disk.lock_state().contents[self.number].live;
         let start = offset as usize;
         let end = start + bytes.len();
         if live.len() < end {
@@ -295,7 +295,7 @@ impl OpenFile for SimulatedFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        let content = &mut self.disk.held().contents[self.number];
+        let content = &mut self.disk.lock_state().contents[self.number];
         content.durable.clone_from(&content.live);
         Ok(())
     }
@@ -308,9 +308,9 @@ impl OpenFile for SimulatedFile {
 
 /// Coins from a seed.
 #[derive(Debug)]
-struct Draw(u64);
+struct SeededCoins(u64);
 
-impl Draw {
+impl SeededCoins {
     fn coin(&mut self) -> bool {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -4,15 +4,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::error::Operation;
-use crate::files::{DIRECT_BYTES, EntryKind, Files, FolderEntry, OpenFile};
+use crate::error::FileOperation;
+use crate::files::{DIRECT_BYTES, EntryKind, FileSystem, FolderEntry, OpenFile};
 
 /// Operations that are remembered at most; later ones are counted and not kept.
-const DONE_MAX: usize = 1 << 16;
+const COMPLETED_MAX: usize = 1 << 16;
 
 /// What goes wrong. Several can be set at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum FileFaultRule {
     /// From now on the disk takes so many more bytes and then is full.
     FullAfter {
         /// Bytes that can still be written.
@@ -21,7 +21,7 @@ pub enum Fault {
     /// One operation fails: the first of its kind after so many of that kind.
     FailOnce {
         /// Kind of operation that fails.
-        operation: Operation,
+        operation: FileOperation,
         /// How many of that kind succeed first.
         after: u64,
         /// Kind of the error that the operation returns.
@@ -44,49 +44,49 @@ pub enum Fault {
 
 /// An operation that was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct CompletedOperation {
     /// Kind of the operation.
-    pub operation: Operation,
+    pub operation: FileOperation,
     /// Path of the file that it was done to.
     pub path: PathBuf,
 }
 
 /// What goes wrong, and what was done. All clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Faults {
-    plan: Arc<Mutex<Plan>>,
+pub struct FileFaultInjector {
+    state: Arc<Mutex<InjectionState>>,
 }
 
 #[derive(Debug, Default)]
-struct Plan {
-    faults: Vec<Fault>,
-    done: Vec<Done>,
+struct InjectionState {
+    faults: Vec<FileFaultRule>,
+    completed: Vec<CompletedOperation>,
     count: u64,
     is_killed: bool,
 }
 
 /// What becomes of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum OperationOutcome {
     Works,
-    /// Only so many bytes of a write are written. The caller gets their number if `is_told`, and an
+    /// Only so many bytes of a write are written. The caller gets their number if `is_reported`, and an
     /// error if the process dies there.
     Takes {
         bytes: usize,
-        is_told: bool,
+        is_reported: bool,
     },
     Pretends,
 }
 
 /// Bytes that a write is to write. Only whole units of them are written.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct WriteRequest {
     bytes: usize,
     /// One byte, and [`DIRECT_BYTES`] if the write is direct.
     unit: usize,
 }
 
-impl Asked {
+impl WriteRequest {
     /// Of an operation that writes nothing.
     const NOTHING: Self = Self { bytes: 0, unit: 1 };
 
@@ -97,15 +97,15 @@ impl Asked {
     }
 }
 
-impl Faults {
+impl FileFaultInjector {
     /// Sets a fault, beside those that are set.
-    pub fn set(&self, fault: Fault) {
-        self.plan().faults.push(fault);
+    pub fn inject(&self, fault: FileFaultRule) {
+        self.lock_state().faults.push(fault);
     }
 
     /// Takes all faults back. What was killed works again.
     pub fn clear(&self) {
-        let mut plan = self.plan();
+        let mut plan = self.lock_state();
         plan.faults.clear();
         plan.is_killed = false;
     }
@@ -113,75 +113,86 @@ impl Faults {
     /// How many operations were begun.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.plan().count
+        self.lock_state().count
     }
 
     /// The operations that were begun since the last call.
     #[must_use]
-    pub fn take_done(&self) -> Vec<Done> {
-        std::mem::take(&mut self.plan().done)
+    pub fn take_completed(&self) -> Vec<CompletedOperation> {
+        std::mem::take(&mut self.lock_state().completed)
     }
 
-    fn plan(&self) -> MutexGuard<'_, Plan> {
-        self.plan.lock().expect("nothing panics under the lock")
+    fn lock_state(&self) -> MutexGuard<'_, InjectionState> {
+        self.state.lock().expect("nothing panics under the lock")
     }
 
-    fn begin(&self, operation: Operation, path: &Path, asked: Asked) -> io::Result<Fate> {
-        let mut plan = self.plan();
+    fn begin(
+        &self,
+        operation: FileOperation,
+        path: &Path,
+        asked: WriteRequest,
+    ) -> io::Result<OperationOutcome> {
+        let mut plan = self.lock_state();
         plan.count += 1;
-        if plan.done.len() < DONE_MAX {
-            plan.done.push(Done { operation, path: path.to_owned() });
+        if plan.completed.len() < COMPLETED_MAX {
+            plan.completed.push(CompletedOperation { operation, path: path.to_owned() });
         }
         if plan.is_killed {
             return Err(killed());
         }
-        plan.fate(operation, asked)
+        plan.outcome_of(operation, asked)
     }
 }
 
-impl Plan {
-    fn fate(&mut self, operation: Operation, asked: Asked) -> io::Result<Fate> {
-        let mut fate = Fate::Works;
+impl InjectionState {
+    fn outcome_of(
+        &mut self,
+        operation: FileOperation,
+        asked: WriteRequest,
+    ) -> io::Result<OperationOutcome> {
+        let mut fate = OperationOutcome::Works;
         let mut spent = None;
         for (at, fault) in self.faults.iter_mut().enumerate() {
             match fault {
-                Fault::KillAfter { operations: 0 } => {
+                FileFaultRule::KillAfter { operations: 0 } => {
                     self.is_killed = true;
                     let half = asked.within(asked.bytes / 2);
-                    if operation == Operation::Write && half > 0 {
-                        return Ok(Fate::Takes { bytes: half, is_told: false });
+                    if operation == FileOperation::Write && half > 0 {
+                        return Ok(OperationOutcome::Takes { bytes: half, is_reported: false });
                     }
                     return Err(killed());
                 }
-                Fault::KillAfter { operations } => *operations -= 1,
-                Fault::FailOnce { operation: kind_of, after, kind } if *kind_of == operation => {
+                FileFaultRule::KillAfter { operations } => *operations -= 1,
+                FileFaultRule::FailOnce { operation: kind_of, after, kind }
+                    if *kind_of == operation =>
+                {
                     if *after == 0 {
                         spent = Some((at, *kind));
                     } else {
                         *after -= 1;
                     }
                 }
-                Fault::FullAfter { bytes: left } if operation == Operation::Write => {
+                FileFaultRule::FullAfter { bytes: left } if operation == FileOperation::Write => {
                     let taken = asked.within(usize::try_from(*left).unwrap_or(usize::MAX));
                     if taken == 0 {
                         return Err(io::ErrorKind::StorageFull.into());
                     }
                     *left -= taken as u64;
-                    fate = Fate::Takes { bytes: taken, is_told: true };
+                    fate = OperationOutcome::Takes { bytes: taken, is_reported: true };
                 }
-                Fault::ShortWrites { bytes_max } if operation == Operation::Write => {
+                FileFaultRule::ShortWrites { bytes_max } if operation == FileOperation::Write => {
                     let bytes = asked.within((*bytes_max).max(asked.unit));
-                    fate = Fate::Takes { bytes, is_told: true };
+                    fate = OperationOutcome::Takes { bytes, is_reported: true };
                 }
-                Fault::LyingSyncs
-                    if matches!(operation, Operation::Sync | Operation::SyncFolder) =>
+                FileFaultRule::LyingSyncs
+                    if matches!(operation, FileOperation::Sync | FileOperation::SyncFolder) =>
                 {
-                    fate = Fate::Pretends;
+                    fate = OperationOutcome::Pretends;
                 }
-                Fault::FailOnce { .. }
-                | Fault::FullAfter { .. }
-                | Fault::ShortWrites { .. }
-                | Fault::LyingSyncs => {}
+                FileFaultRule::FailOnce { .. }
+                | FileFaultRule::FullAfter { .. }
+                | FileFaultRule::ShortWrites { .. }
+                | FileFaultRule::LyingSyncs => {}
             }
         }
         if let Some((at, kind)) = spent {
@@ -196,17 +207,17 @@ fn killed() -> io::Error {
     io::Error::other("the process was killed")
 }
 
-/// Files that fail as their [`Faults`] prescribe, and otherwise do what those behind them do.
+/// Files that fail as their [`FileFaultInjector`] prescribe, and otherwise do what those behind them do.
 #[derive(Debug)]
-pub struct FaultyFiles {
-    inner: Arc<dyn Files>,
-    faults: Faults,
+pub struct FaultyFileSystem {
+    inner: Arc<dyn FileSystem>,
+    faults: FileFaultInjector,
 }
 
-impl FaultyFiles {
+impl FaultyFileSystem {
     /// Files before `inner`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Files>, faults: Faults) -> Self {
+    pub fn new(inner: Arc<dyn FileSystem>, faults: FileFaultInjector) -> Self {
         Self { inner, faults }
     }
 
@@ -215,56 +226,58 @@ impl FaultyFiles {
     }
 }
 
-impl Files for FaultyFiles {
-    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
-        self.faults.begin(Operation::Look, path, Asked::NOTHING)?;
-        self.inner.look(path)
+impl FileSystem for FaultyFileSystem {
+    fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+        self.faults.begin(FileOperation::Look, path, WriteRequest::NOTHING)?;
+        self.inner.entry_kind(path)
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
-        self.faults.begin(Operation::List, folder, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::List, folder, WriteRequest::NOTHING)?;
         self.inner.list(folder)
     }
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.faults.begin(Operation::CreateFolder, path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::CreateFolder, path, WriteRequest::NOTHING)?;
         self.inner.create_folder(path)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        self.faults.begin(Operation::Create, path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::Create, path, WriteRequest::NOTHING)?;
         Ok(self.wrap(path, 1, self.inner.create(path)?))
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        self.faults.begin(Operation::Open, path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::Open, path, WriteRequest::NOTHING)?;
         Ok(self.wrap(path, 1, self.inner.open(path)?))
     }
 
     fn open_direct(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        self.faults.begin(Operation::OpenDirect, path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::OpenDirect, path, WriteRequest::NOTHING)?;
         Ok(self.wrap(path, DIRECT_BYTES, self.inner.open_direct(path)?))
     }
 
     fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-        self.faults.begin(Operation::Read, path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::Read, path, WriteRequest::NOTHING)?;
         self.inner.read(path, bytes_max)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.faults.begin(Operation::Rename, from, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::Rename, from, WriteRequest::NOTHING)?;
         self.inner.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.faults.begin(Operation::Remove, path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::Remove, path, WriteRequest::NOTHING)?;
         self.inner.remove(path)
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        match self.faults.begin(Operation::SyncFolder, path, Asked::NOTHING)? {
-            Fate::Pretends => Ok(()),
-            Fate::Works | Fate::Takes { .. } => self.inner.sync_folder(path),
+        match self.faults.begin(FileOperation::SyncFolder, path, WriteRequest::NOTHING)? {
+            OperationOutcome::Pretends => Ok(()),
+            OperationOutcome::Works | OperationOutcome::Takes { .. } => {
+                self.inner.sync_folder(path)
+            }
         }
     }
 }
@@ -275,30 +288,32 @@ struct FaultyFile {
     path: PathBuf,
     /// What a write is made of.
     unit: usize,
-    faults: Faults,
+    faults: FileFaultInjector,
 }
 
 impl OpenFile for FaultyFile {
     fn write_some(&mut self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        let asked = Asked { bytes: bytes.len(), unit: self.unit };
-        match self.faults.begin(Operation::Write, &self.path, asked)? {
-            Fate::Takes { bytes: taken, is_told } => {
+        let asked = WriteRequest { bytes: bytes.len(), unit: self.unit };
+        match self.faults.begin(FileOperation::Write, &self.path, asked)? {
+            OperationOutcome::Takes { bytes: taken, is_reported: is_told } => {
                 let written = self.inner.write_some(offset, &bytes[..taken])?;
                 if is_told { Ok(written) } else { Err(killed()) }
             }
-            Fate::Works | Fate::Pretends => self.inner.write_some(offset, bytes),
+            OperationOutcome::Works | OperationOutcome::Pretends => {
+                self.inner.write_some(offset, bytes)
+            }
         }
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        match self.faults.begin(Operation::Sync, &self.path, Asked::NOTHING)? {
-            Fate::Pretends => Ok(()),
-            Fate::Works | Fate::Takes { .. } => self.inner.sync(),
+        match self.faults.begin(FileOperation::Sync, &self.path, WriteRequest::NOTHING)? {
+            OperationOutcome::Pretends => Ok(()),
+            OperationOutcome::Works | OperationOutcome::Takes { .. } => self.inner.sync(),
         }
     }
 
     fn forget_cached(&mut self) -> io::Result<()> {
-        self.faults.begin(Operation::Forget, &self.path, Asked::NOTHING)?;
+        self.faults.begin(FileOperation::Forget, &self.path, WriteRequest::NOTHING)?;
         self.inner.forget_cached()
     }
 }

@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::error::DatabaseFault;
-use crate::files::{Files, write_all};
-use crate::index::{Change, Index, Row};
+use crate::files::{FileSystem, write_all};
+use crate::index::{Index, IndexChange, IndexRow};
 
 /// Bytes of the file at most.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 const ROWS: &str = "rows";
 const ROWS_NEW: &str = "rows.new";
 
-/// An index whose every operation on files goes through [`Files`], unlike sled's.
+/// An index whose every operation on files goes through [`FileSystem`], unlike sled's.
 #[derive(Debug)]
 pub struct FileIndex {
-    files: Arc<dyn Files>,
+    files: Arc<dyn FileSystem>,
     folder: PathBuf,
     /// Held for one call each.
     rows: Mutex<BTreeMap<Vec<u8>, Vec<u8>>>,
@@ -30,7 +30,7 @@ impl FileIndex {
 
     fn write(&self, rows: &BTreeMap<Vec<u8>, Vec<u8>>) -> io::Result<()> {
         let (new, path) = (self.folder.join(ROWS_NEW), self.folder.join(ROWS));
-        if self.files.look(&new)?.is_some() {
+        if self.files.entry_kind(&new)?.is_some() {
             self.files.remove(&new)?;
         }
         let mut file = self.files.create(&new)?;
@@ -53,11 +53,11 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, DatabaseFault> {
 }
 
 impl Index for FileIndex {
-    fn is_there(files: &dyn Files, folder: &Path) -> Result<bool, DatabaseFault> {
-        Ok(files.look(&folder.join(ROWS)).map_err(DatabaseFault::Io)?.is_some())
+    fn is_there(files: &dyn FileSystem, folder: &Path) -> Result<bool, DatabaseFault> {
+        Ok(files.entry_kind(&folder.join(ROWS)).map_err(DatabaseFault::Io)?.is_some())
     }
 
-    fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, DatabaseFault> {
+    fn open(files: Arc<dyn FileSystem>, folder: &Path) -> Result<Self, DatabaseFault> {
         files.create_folder(folder).map_err(DatabaseFault::Io)?;
         if let Some(parent) = folder.parent() {
             files.sync_folder(parent).map_err(DatabaseFault::Io)?;
@@ -76,13 +76,13 @@ impl Index for FileIndex {
         Ok(index)
     }
 
-    fn commit(&self, changes: &[Change]) -> Result<(), DatabaseFault> {
+    fn commit(&self, changes: &[IndexChange]) -> Result<(), DatabaseFault> {
         let mut held = self.rows();
         let mut rows = held.clone();
         for change in changes {
             match change.clone() {
-                Change::Put { key, value } => drop(rows.insert(key, value)),
-                Change::Remove { key } => drop(rows.remove(&key)),
+                IndexChange::Put { key, value } => drop(rows.insert(key, value)),
+                IndexChange::Remove { key } => drop(rows.remove(&key)),
             }
         }
         self.write(&rows).map_err(DatabaseFault::Io)?;
@@ -94,7 +94,7 @@ impl Index for FileIndex {
         Ok(self.rows().get(key).cloned())
     }
 
-    fn rows(&self, prefix: &[u8]) -> Result<Vec<Row>, DatabaseFault> {
+    fn rows(&self, prefix: &[u8]) -> Result<Vec<IndexRow>, DatabaseFault> {
         let rows = FileIndex::rows(self);
         let begins = rows.range(prefix.to_vec()..).take_while(|(key, _)| key.starts_with(prefix));
         Ok(begins.map(|(key, value)| (key.clone(), value.clone())).collect())

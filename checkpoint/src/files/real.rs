@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::{EntryKind, Files, FolderEntry, OpenFile};
+use super::{EntryKind, FileSystem, FolderEntry, OpenFile};
 
 /// Rights of a new folder: its owner's alone.
 const FOLDER_MODE: u32 = 0o700;
@@ -22,10 +22,10 @@ const DIRECT_FLAG: Option<i32> = None;
 
 /// The system's files.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RealFiles;
+pub struct RealFileSystem;
 
-impl Files for RealFiles {
-    fn look(&self, path: &Path) -> io::Result<Option<EntryKind>> {
+impl FileSystem for RealFileSystem {
+    fn entry_kind(&self, path: &Path) -> io::Result<Option<EntryKind>> {
         match fs::symlink_metadata(path) {
             Ok(metadata) => Ok(Some(kind(&metadata))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -46,12 +46,14 @@ impl Files for RealFiles {
 
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(FOLDER_MODE).create(path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match self.look(path)? {
-                Some(EntryKind::Folder) => Ok(()),
-                Some(EntryKind::File { .. } | EntryKind::Link | EntryKind::Special) | None => {
-                    Err(io::ErrorKind::NotADirectory.into())
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                match self.entry_kind(path)? {
+                    Some(EntryKind::Folder) => Ok(()),
+                    Some(EntryKind::File { .. } | EntryKind::Link | EntryKind::Special) | None => {
+                        Err(io::ErrorKind::NotADirectory.into())
+                    }
                 }
-            },
+            }
             result => result,
         }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::FolderStore;
 use crate::buffers::ChunkBuffer;
-use crate::chunk_folder::{Compared, Unnamed};
-use crate::error::StoreError;
+use crate::chunk_folder::{ChunkComparison, UnnamedChunk};
+use crate::error::CheckpointStoreError;
 use crate::index::Index;
 use crate::names::ChunkHash;
 
@@ -17,16 +17,16 @@ impl<I: Index> FolderStore<I> {
     /// Gives files their names, which `ChunkFolder::sync_names` makes durable, once their bytes are.
     pub(super) fn name_files(
         &self,
-        mut unnamed: Vec<(Unnamed<'_>, bool)>,
-    ) -> Result<(), StoreError> {
+        mut unnamed: Vec<(UnnamedChunk<'_>, bool)>,
+    ) -> Result<(), CheckpointStoreError> {
         for (file, _) in &mut unnamed {
             self.sync_bytes(file)?;
         }
         for (file, is_something_there) in unnamed {
             if is_something_there {
-                file.put_aside_what_is_there()?;
+                file.put_aside_existing()?;
             }
-            file.give_name()?;
+            file.rename_into_place()?;
         }
         Ok(())
     }
@@ -36,17 +36,21 @@ impl<I: Index> FolderStore<I> {
         &self,
         hash: ChunkHash,
         chunk: &ChunkBuffer<'_>,
-    ) -> Result<Option<(Unnamed<'_>, bool)>, StoreError> {
+    ) -> Result<Option<(UnnamedChunk<'_>, bool)>, CheckpointStoreError> {
         let is_something_there = match self.chunks.compare(hash, chunk.bytes()) {
-            Compared::Same => return Ok(None),
-            Compared::Nothing => false,
-            Compared::Other => true,
+            ChunkComparison::Same => return Ok(None),
+            ChunkComparison::Nothing => false,
+            ChunkComparison::Other => true,
         };
         Ok(Some((self.chunks.write(hash, chunk)?, is_something_there)))
     }
 
     /// Writes a chunk that came from elsewhere, durably, and keeps it from removal.
-    pub(super) fn write_arrived(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+    pub(super) fn write_arrived(
+        &self,
+        hash: ChunkHash,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointStoreError> {
         {
             let mut under_way = self.under_way();
             if under_way.len() < UNDER_WAY_MAX {
@@ -60,7 +64,7 @@ impl<I: Index> FolderStore<I> {
         written
     }
 
-    fn write_durably(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), StoreError> {
+    fn write_durably(&self, hash: ChunkHash, bytes: &[u8]) -> Result<(), CheckpointStoreError> {
         let mut chunk = self.buffers.take();
         chunk.fill(bytes.len(), &mut &*bytes).expect("a slice has as many bytes as it has");
         let unnamed = self.write_if_needed(hash, &chunk)?;
@@ -69,7 +73,7 @@ impl<I: Index> FolderStore<I> {
     }
 
     /// A full disk that shows only now cost a file without a name, which goes; all else is fatal.
-    fn sync_bytes(&self, file: &mut Unnamed<'_>) -> Result<(), StoreError> {
+    fn sync_bytes(&self, file: &mut UnnamedChunk<'_>) -> Result<(), CheckpointStoreError> {
         match file.sync() {
             Err(fault) if fault.is_full() => Err(fault.into()),
             result => self.stop(result),

@@ -15,7 +15,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Digest, NodeId};
 
-use super::{Access, AccessRefusal, TokenId};
+use super::{AccessRefusal, AccessRegistry, TokenId};
 use crate::member::{Member, Role};
 
 /// Bytes of one of an authority's certificates.
@@ -202,7 +202,7 @@ impl Rotation {
     }
 }
 
-impl Access {
+impl AccessRegistry {
     /// The last change of authority, if there was one.
     #[must_use]
     pub fn rotation(&self) -> Option<&Rotation> {

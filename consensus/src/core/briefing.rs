@@ -10,21 +10,21 @@ use crate::job::JobSpec;
 use crate::member::{Holder, Role};
 use crate::message::{Briefing, Message};
 use crate::plan::PlanRecord;
-use crate::rehearsal::Rehearsal;
-use crate::state::{Change, PlanPhase};
-use crate::told::Told;
+use crate::pre_copy::PreCopyPlan;
+use crate::pre_encoded::PreEncoded;
+use crate::state::{PlanPhase, StateChange};
 use crate::validation::Seal;
 
 /// What the receiver has already, and its briefing leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Knows {
+struct BriefingOmissions {
     /// Whether it has the plan in force.
     plan: bool,
     /// Whether it has the members' contacts.
     contacts: bool,
 }
 
-impl Knows {
+impl BriefingOmissions {
     const ALL: Self = Self { plan: true, contacts: true };
     const PLAN: Self = Self { plan: true, contacts: false };
     const CONTACTS: Self = Self { plan: false, contacts: true };
@@ -34,38 +34,40 @@ impl Knows {
 impl Core {
     /// Sends workers a briefing after an entry that matters to them, if this node leads. Other
     /// controllers only answer heartbeats and requests to be admitted.
-    pub(super) fn tell_workers(&mut self, index: u64, change: &Change) {
+    pub(super) fn brief_on_change(&mut self, index: u64, change: &StateChange) {
         let (matters, knows) = match change {
-            Change::Members(_)
-            | Change::Access(AccessOutcome::Revoked { .. } | AccessOutcome::Authority { .. }) => {
-                (true, Knows::PLAN)
-            }
+            StateChange::Members(_)
+            | StateChange::Access(
+                AccessOutcome::Revoked { .. } | AccessOutcome::Authority { .. },
+            ) => (true, BriefingOmissions::PLAN),
             // A worker that saved layers of a checkpoint repeats it until a briefing shows that the
             // checkpoint is there.
-            Change::Resumed(_)
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Rewound { .. }
-            | Change::Sealed { adopted: None, .. } => (true, Knows::ALL),
-            Change::Adopted(_) | Change::Sealed { adopted: Some(_), .. } => (true, Knows::CONTACTS),
-            Change::Planned(_)
-            | Change::Format(_)
-            | Change::Ready(_)
-            | Change::Durable { .. }
-            | Change::Access(
+            StateChange::Resumed(_)
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Sealed { adopted: None, .. } => (true, BriefingOmissions::ALL),
+            StateChange::Adopted(_) | StateChange::Sealed { adopted: Some(_), .. } => {
+                (true, BriefingOmissions::CONTACTS)
+            }
+            StateChange::Planned(_)
+            | StateChange::Format(_)
+            | StateChange::Ready(_)
+            | StateChange::Durable { .. }
+            | StateChange::Access(
                 AccessOutcome::TokenMade { .. }
                 | AccessOutcome::TokenRevoked { .. }
                 | AccessOutcome::LetIn { .. }
                 | AccessOutcome::Renewed { .. }
                 | AccessOutcome::Forgotten { .. },
-            ) => (false, Knows::ALL),
+            ) => (false, BriefingOmissions::ALL),
         };
         if !matters {
             return;
         }
-        self.told = index;
+        self.briefing_due_index = index;
         if self.duties.is_some() {
             self.brief_workers(knows);
         }
@@ -73,30 +75,30 @@ impl Core {
 
     /// Sends all workers a briefing with the plan and the contacts.
     pub(super) fn brief_all(&mut self) {
-        self.brief_workers(Knows::NOTHING);
+        self.brief_workers(BriefingOmissions::NOTHING);
     }
 
     /// Sends all workers a briefing without the plan and the contacts. A worker that lacks them
     /// gets them with the answer to its next heartbeat.
     pub(super) fn brief_of_changes(&mut self) {
-        self.brief_workers(Knows::ALL);
+        self.brief_workers(BriefingOmissions::ALL);
     }
 
-    fn brief_workers(&mut self, knows: Knows) {
+    fn brief_workers(&mut self, knows: BriefingOmissions) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
             self.brief_node(node, knows);
         }
     }
 
-    fn brief_node(&mut self, node: NodeId, knows: Knows) {
+    fn brief_node(&mut self, node: NodeId, knows: BriefingOmissions) {
         let briefing = self.briefing(node, knows);
         self.send(node, Message::Briefing(Box::new(briefing)));
     }
 
     /// Answers a worker's heartbeat with a briefing if the worker lacks something, is fenced off,
     /// or is asked for its inventory.
-    pub(super) fn answer(
+    pub(super) fn answer_heartbeat(
         &mut self,
         holder: Holder,
         known: u64,
@@ -109,12 +111,12 @@ impl Core {
         if is_fenced && holder.incarnation.0 > self.state.applied() {
             return;
         }
-        let asks = self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(holder.node));
+        let asks = self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(holder.node));
         let plan = self.state.plan().map(|plan| plan.record.generation);
         let lacks_plan = plan.is_some_and(|found| generation < found);
         let lacks_contacts = contacts < self.state.contacts_index();
-        if is_fenced || known < self.told || lacks_plan || lacks_contacts || asks {
-            let knows = Knows { plan: !lacks_plan, contacts: !lacks_contacts };
+        if is_fenced || known < self.briefing_due_index || lacks_plan || lacks_contacts || asks {
+            let knows = BriefingOmissions { plan: !lacks_plan, contacts: !lacks_contacts };
             self.brief_node(holder.node, knows);
         }
     }
@@ -126,15 +128,15 @@ impl Core {
         let (is_live, is_worker, last) =
             (member.is_live(), member.role == Role::Worker, member.boot);
         if is_live && is_worker && last == boot {
-            self.brief_node(node, Knows::NOTHING);
+            self.brief_node(node, BriefingOmissions::NOTHING);
         } else if !is_live && is_worker && last >= boot {
             self.send(node, Message::Spent { boot: last });
         }
     }
 
-    fn briefing(&mut self, node: NodeId, knows: Knows) -> Briefing {
+    fn briefing(&mut self, node: NodeId, knows: BriefingOmissions) -> Briefing {
         let is_told = !knows.plan;
-        let (spec, told) = if is_told { self.told() } else { (None, None) };
+        let (spec, told) = if is_told { self.encoded_plan() } else { (None, None) };
         let state = &self.state;
         let member = state.members().get(&node).filter(|member| member.is_live());
         let (plan, pending) = (state.plan(), state.pending().iter());
@@ -150,16 +152,16 @@ impl Core {
             open: state.open_turn(),
             updates: state.ledger().updates(),
             seal: state.last_seal().copied(),
-            asks_inventory: self.duties.as_ref().is_some_and(|d| d.asks_inventory_of(node)),
+            requests_inventory: self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(node)),
             rewinds: state.rewinds(),
             pending: pending.map(|pending| pending.version).chain(state.due()).collect(),
             contacts: (!knows.contacts).then(|| self.contacts.clone()),
-            rehearsal: self.rehearsal(),
+            pre_copy: self.pre_copy(),
         }
     }
 
     /// The configuration and the plan in force, encoded for the first worker that they are sent to.
-    fn told(&mut self) -> (Option<Told<JobSpec>>, Option<Told<PlanRecord>>) {
+    fn encoded_plan(&mut self) -> (Option<PreEncoded<JobSpec>>, Option<PreEncoded<PlanRecord>>) {
         let spec = self.state.job().map(|job| &job.spec);
         let plan = self.state.plan().map(|plan| &plan.record);
         refresh(&mut self.spec, spec);
@@ -168,19 +170,19 @@ impl Core {
     }
 
     /// What is to be copied ahead: for the plan that waits, or else for the one that is being made.
-    fn rehearsal(&self) -> Option<Arc<Rehearsal>> {
+    fn pre_copy(&self) -> Option<Arc<PreCopyPlan>> {
         let planned = self.state.plan().zip(self.state.next_plan());
         match planned {
-            Some((plan, next)) => Rehearsal::of(&plan.record, next).map(Arc::new),
-            None => self.duties.as_ref()?.rehearsal().cloned(),
+            Some((plan, next)) => PreCopyPlan::of(&plan.record, next).map(Arc::new),
+            None => self.duties.as_ref()?.pre_copy().cloned(),
         }
     }
 
     /// What a leader with a known bug does: it sends workers a seal that is not agreed on yet.
-    pub(super) fn tell_proposal(&mut self, seal: Seal) {
+    pub(super) fn send_proposal(&mut self, seal: Seal) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
-            let briefing = self.briefing(node, Knows::ALL);
+            let briefing = self.briefing(node, BriefingOmissions::ALL);
             let told = Briefing { seal: Some(seal), ..briefing };
             self.send(node, Message::Briefing(Box::new(told)));
         }
@@ -188,9 +190,9 @@ impl Core {
 }
 
 /// Encodes `value`, unless it is what was encoded last.
-fn refresh<T: serde::Serialize>(told: &mut Option<Told<T>>, value: Option<&Arc<T>>) {
+fn refresh<T: serde::Serialize>(told: &mut Option<PreEncoded<T>>, value: Option<&Arc<T>>) {
     let is_known = match (&*told, value) {
-        (Some(told), Some(value)) => told.is(value),
+        (Some(told), Some(value)) => told.is_same_value(value),
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     };

@@ -6,7 +6,7 @@ use crate::member::{MemberChange, Resources, Role};
 use crate::message::Message;
 
 /// Ticks between two requests of a controller that waits to be admitted, or has moved.
-const ASK_TICKS: u64 = 10;
+const REQUEST_TICKS: u64 = 10;
 
 impl Core {
     /// A tick: counts how long no leader is known, requests to be admitted, and reports the
@@ -15,19 +15,19 @@ impl Core {
         self.ticks += 1;
         let is_led = self.raft.status().leader.is_some();
         self.leaderless_ticks = if is_led { 0 } else { self.leaderless_ticks.saturating_add(1) };
-        self.ask_to_be_admitted();
-        self.tell_contact();
+        self.request_admission();
+        self.report_contact();
     }
 
-    fn ask_to_be_admitted(&mut self) {
-        let Some(waiting) = &mut self.waiting else { return };
+    fn request_admission(&mut self) {
+        let Some(waiting) = &mut self.admission else { return };
         let status = self.raft.status();
         if status.members.voters.contains(&status.node) {
-            self.waiting = None;
+            self.admission = None;
             return;
         }
         waiting.tick += 1;
-        if waiting.tick % ASK_TICKS != 1 {
+        if waiting.tick % REQUEST_TICKS != 1 {
             return;
         }
         let resources = Resources::NONE;
@@ -39,8 +39,8 @@ impl Core {
     }
 
     /// Reports where this node is reached, if something else is agreed on.
-    fn tell_contact(&mut self) {
-        if self.ticks % ASK_TICKS != 1 {
+    fn report_contact(&mut self) {
+        if self.ticks % REQUEST_TICKS != 1 {
             return;
         }
         let status = self.raft.status();

@@ -80,7 +80,7 @@ pub enum CoreRefusal {
     },
     /// This node does not wait for that plan any more.
     #[error("nobody waits for plan {number}")]
-    Unasked {
+    PlanNotRequested {
         /// The number in the request that was answered.
         number: u64,
     },
@@ -108,7 +108,7 @@ impl CoreRefusal {
             Self::Draining { .. } => "draining",
             Self::UnknownNode { .. } => "unknown-node",
             Self::NotAVoter { .. } => "not-a-voter",
-            Self::Unasked { .. } => "unasked-plan",
+            Self::PlanNotRequested { .. } => "unasked-plan",
             Self::Stopped => "stopped",
         }
     }

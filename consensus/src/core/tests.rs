@@ -1,11 +1,11 @@
 //! A controller alone, and three of them with workers, in one thread.
 
+mod commands;
 mod entries;
+mod fake_runtime;
 mod formats;
-mod host;
+mod in_process;
 mod logged;
-mod orders;
-mod pump;
 mod refusals;
 mod repeat;
 mod rotation;

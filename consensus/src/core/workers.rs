@@ -25,7 +25,7 @@ impl Core {
                     Some(duties) => duties.handle_beat(&self.state, holder, pulse),
                     None => Ok(()),
                 };
-                self.answer(holder, known, generation, contacts);
+                self.answer_heartbeat(holder, known, generation, contacts);
                 Ok(heard?)
             }
             Message::Join { boot, role, resources, contact } => {
@@ -43,12 +43,12 @@ impl Core {
             | Message::Following { .. }
             | Message::Drain { .. }
             | Message::Leave { .. }
-            | Message::Moved { .. }) => self.handle_news(from, message),
+            | Message::Moved { .. }) => self.handle_leader_message(from, message),
         }
     }
 
     /// Messages that only a leader handles.
-    fn handle_news(&mut self, from: NodeId, message: Message) -> Result<(), CoreRefusal> {
+    fn handle_leader_message(&mut self, from: NodeId, message: Message) -> Result<(), CoreRefusal> {
         if let Some(holder) = message.holder() {
             check_sender(from, holder.node)?;
         }

@@ -14,7 +14,7 @@ pub const DOUBT_SEALS_MAX: u64 = 1024;
 
 /// The contradictions between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Doubt {
+struct PairContradictions {
     /// Number of their contradictions.
     count: u32,
     /// Seals before the last contradiction.
@@ -24,7 +24,7 @@ struct Doubt {
 /// Doubts about nodes that contradicted each other, by pair, the lower id first.
 #[derive(Debug, Default)]
 pub(super) struct Blame {
-    pairs: BTreeMap<(NodeId, NodeId), Doubt>,
+    pairs: BTreeMap<(NodeId, NodeId), PairContradictions>,
     /// Contradictions of all pairs: others are paired after each.
     total: u32,
     seals: u64,
@@ -33,8 +33,9 @@ pub(super) struct Blame {
 impl Blame {
     /// Two nodes contradicted each other.
     pub(super) fn mark(&mut self, one: NodeId, other: NodeId) {
-        let doubt = self.pairs.entry(pair(one, other)).or_insert(Doubt { count: 0, at: 0 });
-        *doubt = Doubt { count: doubt.count + 1, at: self.seals };
+        let doubt =
+            self.pairs.entry(pair(one, other)).or_insert(PairContradictions { count: 0, at: 0 });
+        *doubt = PairContradictions { count: doubt.count + 1, at: self.seals };
         self.total += 1;
     }
 

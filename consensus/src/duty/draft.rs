@@ -7,17 +7,17 @@ use std::sync::Arc;
 use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
-use super::planning::Need;
-use super::{Solution, Unsolvable};
+use super::planning::PlanNeed;
+use super::{PlanSolution, PlanUnsolvable};
 use crate::member::Holder;
 use crate::message::HeldLayer;
 use crate::plan::PlanReason;
-use crate::rehearsal::Rehearsal;
+use crate::pre_copy::PreCopyPlan;
 use crate::state::State;
 
 /// What a plan under way was begun for. If it is not so any more, the plan is begun anew.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Basis {
+pub(super) struct PlanBasis {
     pub(super) generation: Generation,
     pub(super) workers: BTreeSet<Holder>,
     pub(super) is_now: bool,
@@ -30,7 +30,7 @@ pub(super) struct Basis {
     pub(super) drift: Option<PlanReason>,
 }
 
-impl Basis {
+impl PlanBasis {
     /// Whether it is for workers that have no stage yet, and for nothing else.
     fn is_for_spares(&self) -> bool {
         let has_more = !self.draining.is_empty() || self.window.is_some() || self.drift.is_some();
@@ -40,69 +40,70 @@ impl Basis {
 
 /// A plan under way.
 #[derive(Debug)]
-pub(super) struct Draft {
+pub(super) struct PlanDraft {
     pub(super) number: u64,
     pub(super) since: u64,
-    pub(super) basis: Basis,
+    pub(super) basis: PlanBasis,
     pub(super) nodes: Vec<Holder>,
-    pub(super) asked: Option<u64>,
+    pub(super) inventory_request: Option<u64>,
     pub(super) inventory: BTreeMap<NodeId, Vec<HeldLayer>>,
-    pub(super) solution: Option<Result<Solution, Unsolvable>>,
-    pub(super) rehearsed: Option<Rehearsed>,
+    pub(super) solution: Option<Result<PlanSolution, PlanUnsolvable>>,
+    pub(super) pre_copy: Option<PreCopyProgress>,
 }
 
 /// What is copied ahead of a plan under way.
 #[derive(Debug)]
-pub(super) struct Rehearsed {
+pub(super) struct PreCopyProgress {
     pub(super) since: u64,
     /// Workers, each with a layer that it reported to follow.
     pub(super) following: BTreeSet<(Holder, LayerId)>,
     /// Workers that have reported: a layer that a report leaves out will not be followed there.
-    pub(super) told: BTreeSet<Holder>,
+    pub(super) reported: BTreeSet<Holder>,
 }
 
 /// That the cluster stands still for want of a plan.
 #[derive(Debug)]
-pub(super) struct Standstill {
+pub(super) struct PlanStandstill {
     pub(super) since: u64,
     /// Workers that were there when it began.
     pub(super) workers: BTreeSet<Holder>,
 }
 
-impl Draft {
+impl PlanDraft {
     /// Whether what it was begun for is so still. A cluster that has stood still for long lets
     /// workers come and go that have no stage in it.
-    pub(super) fn goes_on(&mut self, now: &Basis, is_late: bool) -> bool {
+    pub(super) fn is_still_valid(&mut self, now: &PlanBasis, is_late: bool) -> bool {
         let has_all = self.nodes.iter().all(|holder| now.workers.contains(holder));
         if is_late && has_all && self.basis.workers != now.workers {
             self.basis.workers.retain(|holder| now.workers.contains(holder));
             let workers = &self.basis.workers;
             self.inventory.retain(|node, _| workers.iter().any(|holder| holder.node == *node));
             let workers = self.basis.workers.clone();
-            return self.basis == Basis { workers, ..now.clone() };
+            return self.basis == PlanBasis { workers, ..now.clone() };
         }
         self.basis == *now
     }
 
     /// The nodes that a solution seats come first from here on, in the order of their stages. A plan for more
     /// nodes than were offered is refused when it is checked.
-    fn seat(&mut self, solution: Solution) -> Result<Solution, Unsolvable> {
+    fn order_by_stage(&mut self, solution: PlanSolution) -> Result<PlanSolution, PlanUnsolvable> {
         let nodes = self.nodes.len();
         let stage_count = solution.program.placement.stage_count() as usize;
-        let is_once = BTreeSet::from_iter(&solution.seats).len() == solution.seats.len();
-        if !is_once || solution.seats.len() != stage_count {
-            let reason = format!("seats {:?} for {stage_count} stages", solution.seats);
-            return Err(Unsolvable { nodes, reason });
+        let is_once =
+            BTreeSet::from_iter(&solution.stage_nodes).len() == solution.stage_nodes.len();
+        if !is_once || solution.stage_nodes.len() != stage_count {
+            let reason = format!("seats {:?} for {stage_count} stages", solution.stage_nodes);
+            return Err(PlanUnsolvable { nodes, reason });
         }
-        let seated = solution.seats.iter().copied().filter(|at| *at < nodes);
-        let others = (0..nodes).filter(|at| !solution.seats.contains(at));
+        let seated = solution.stage_nodes.iter().copied().filter(|at| *at < nodes);
+        let others = (0..nodes).filter(|at| !solution.stage_nodes.contains(at));
         self.nodes = seated.chain(others).map(|at| self.nodes[at]).collect();
         Ok(solution)
     }
 
     /// Workers that were asked which layers they hold, and have not answered.
     pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
-        let is_asked = self.asked.is_some() && self.basis.is_now;
+        let is_asked = self.inventory_request.is_some() && self.basis.is_now;
         let is_missing = |holder: &&Holder| !self.inventory.contains_key(&holder.node);
         self.basis.workers.iter().filter(move |_| is_asked).filter(is_missing).copied()
     }
@@ -112,16 +113,16 @@ impl Draft {
 #[derive(Debug, Default)]
 pub(super) struct Planning {
     pub(super) number: u64,
-    pub(super) draft: Option<Draft>,
-    pub(super) standstill: Option<Standstill>,
+    pub(super) draft: Option<PlanDraft>,
+    pub(super) standstill: Option<PlanStandstill>,
     /// What no better plan was found for.
-    pub(super) settled: Option<Basis>,
+    pub(super) settled: Option<PlanBasis>,
     /// The workers that are there, if those without a stage were found to be of no use: other needs
     /// are looked at then.
     unused: Option<BTreeSet<Holder>>,
     /// What is to be copied ahead. It outlives the draft it was made for, because the next one
     /// mostly needs the same.
-    pub(super) rehearsal: Option<Arc<Rehearsal>>,
+    pub(super) pre_copy: Option<Arc<PreCopyPlan>>,
 }
 
 impl Planning {
@@ -130,21 +131,21 @@ impl Planning {
         self.settled = None;
         self.unused = None;
         self.standstill = None;
-        self.rehearsal = None;
+        self.pre_copy = None;
     }
 
-    pub(super) fn note_need(&mut self, state: &State, need: Option<&Need>, now: u64) {
+    pub(super) fn note_need(&mut self, state: &State, need: Option<&PlanNeed>, now: u64) {
         match need {
-            Some(Need::Planned(_)) => {}
-            Some(Need::Now(_)) | None => self.rehearsal = None,
+            Some(PlanNeed::Planned(_)) => {}
+            Some(PlanNeed::Now(_)) | None => self.pre_copy = None,
         }
         match need {
-            Some(Need::Now(_)) => {
+            Some(PlanNeed::Now(_)) => {
                 let workers = || state.live_workers().map(|(holder, _)| holder).collect();
-                let begun = || Standstill { since: now, workers: workers() };
+                let begun = || PlanStandstill { since: now, workers: workers() };
                 self.standstill.get_or_insert_with(begun);
             }
-            Some(Need::Planned(_)) | None => self.standstill = None,
+            Some(PlanNeed::Planned(_)) | None => self.standstill = None,
         }
     }
 
@@ -154,7 +155,7 @@ impl Planning {
         if let Some(basis) = self.settled.as_ref().filter(|basis| basis.is_for_spares()) {
             self.unused = Some(basis.workers.clone());
         }
-        self.rehearsal = None;
+        self.pre_copy = None;
     }
 
     /// Whether a plan with all workers that are there was looked for, and was the one in force.
@@ -167,8 +168,8 @@ impl Planning {
     }
 
     /// Whether this node is asked which layers it holds, and has not answered.
-    pub(super) fn asks_inventory_of(&self, node: NodeId) -> bool {
-        self.draft.iter().flat_map(Draft::missing).any(|holder| holder.node == node)
+    pub(super) fn requests_inventory_of(&self, node: NodeId) -> bool {
+        self.draft.iter().flat_map(PlanDraft::missing).any(|holder| holder.node == node)
     }
 
     pub(super) fn handle_inventory(
@@ -178,7 +179,7 @@ impl Planning {
         layers: Vec<HeldLayer>,
     ) -> bool {
         let Some(draft) = &mut self.draft else { return false };
-        let is_asked = draft.asked.is_some_and(|asked| index >= asked)
+        let is_asked = draft.inventory_request.is_some_and(|asked| index >= asked)
             && draft.basis.workers.contains(&holder);
         if is_asked {
             draft.inventory.insert(holder.node, layers);
@@ -188,15 +189,15 @@ impl Planning {
 
     /// A worker reported which layers it follows. Yields whether that is waited for.
     pub(super) fn handle_following(&mut self, holder: Holder, layers: &[LayerId]) -> bool {
-        let Some(rehearsed) = self.draft.as_mut().and_then(|d| d.rehearsed.as_mut()) else {
+        let Some(rehearsed) = self.draft.as_mut().and_then(|d| d.pre_copy.as_mut()) else {
             return false;
         };
-        let Some(rehearsal) = &self.rehearsal else { return false };
+        let Some(rehearsal) = &self.pre_copy else { return false };
         let followed: BTreeSet<_> = rehearsal.followed_by(holder).map(|f| f.layer).collect();
         let known = layers.iter().filter(|layer| followed.contains(layer));
         rehearsed.following.extend(known.map(|layer| (holder, *layer)));
         if !followed.is_empty() {
-            rehearsed.told.insert(holder);
+            rehearsed.reported.insert(holder);
         }
         !followed.is_empty()
     }
@@ -204,11 +205,11 @@ impl Planning {
     pub(super) fn handle_solution(
         &mut self,
         number: u64,
-        solution: Result<Solution, Unsolvable>,
+        solution: Result<PlanSolution, PlanUnsolvable>,
     ) -> bool {
         match &mut self.draft {
             Some(draft) if draft.number == number => {
-                draft.solution = Some(solution.and_then(|solution| draft.seat(solution)));
+                draft.solution = Some(solution.and_then(|solution| draft.order_by_stage(solution)));
                 true
             }
             Some(_) | None => false,

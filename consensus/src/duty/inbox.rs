@@ -6,16 +6,16 @@ use std::ops::Range;
 use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step, TensorIndex};
 
 use super::refusal::InputRefusal;
-use super::sealing::Sealing;
+use super::sealing::OpenTurnReports;
 use super::{Duties, is_pending};
 use crate::checkpoint::LayerDigest;
 use crate::entry::{CHANGES_MAX, ReadyRecord};
 use crate::member::{Holder, LossReason, MemberChange};
-use crate::message::{HeldLayer, HeldUpdate, LoadFault, Pulse};
+use crate::message::{HeldLayer, HeldUpdate, LoadFault, WorkerActivity};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason};
 use crate::state::{PlanPhase, State};
-use crate::validation::{LayerFingerprint, Report, TensorSum, Turn};
+use crate::validation::{GradientReport, LayerFingerprint, TensorSum, Turn};
 
 /// Versions of one layer that a worker may hold: at its stage, as a copy and on the shelf there is
 /// one each, and one more is on its way.
@@ -34,7 +34,7 @@ impl Duties {
         let (node, holder) = match &change {
             MemberChange::Admit { node, role, contact, .. } => {
                 contact.check()?;
-                if !state.lets_in(*node, *role, contact) {
+                if !state.authorizes(*node, *role, contact) {
                     return Err(InputRefusal::NoCredential { node: *node });
                 }
                 (*node, None)
@@ -78,10 +78,10 @@ impl Duties {
         &mut self,
         state: &State,
         holder: Holder,
-        pulse: Pulse,
+        pulse: WorkerActivity,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
-        self.watch.heard(holder, self.now, pulse);
+        self.heartbeats.record_heartbeat(holder, self.now, pulse);
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl Duties {
         &mut self,
         state: &State,
         holder: Holder,
-        report: &Report,
+        report: &GradientReport,
         attested: Vec<LayerFingerprint>,
     ) -> Result<(), InputRefusal> {
         if !mutant::is(Mutant::M12FencedAccepted) {
@@ -103,7 +103,7 @@ impl Duties {
         check_turn(state, report.turn)?;
         check_sums(state, report.stage, &report.sums)?;
         check_loss(state, report)?;
-        let sealing = self.sealing_of(state)?;
+        let sealing = self.reports_of_open_turn(state)?;
         Ok(sealing.handle_report(state, report, attested)?)
     }
 
@@ -119,23 +119,26 @@ impl Duties {
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
         check_turn(state, update.turn)?;
-        let plan = state.plan().ok_or(InputRefusal::Unasked)?;
+        let plan = state.plan().ok_or(InputRefusal::NotRequested)?;
         let is_known = update.of.index() < plan.record.stages.len();
         if !is_known || !plan.record.copy_holders(update.of).any(|keeper| keeper == holder) {
             return Err(InputRefusal::NotItsStage { holder, stage: update.of });
         }
         check_sums(state, update.of, &update.sums)?;
-        self.sealing_of(state)?.handle_held(state, holder, update);
+        self.reports_of_open_turn(state)?.handle_held(state, holder, update);
         Ok(())
     }
 
-    fn sealing_of(&mut self, state: &State) -> Result<&mut Sealing, InputRefusal> {
-        let job = state.job().ok_or(InputRefusal::Unasked)?;
+    fn reports_of_open_turn(
+        &mut self,
+        state: &State,
+    ) -> Result<&mut OpenTurnReports, InputRefusal> {
+        let job = state.job().ok_or(InputRefusal::NotRequested)?;
         let turn = state.open_turn();
-        if self.sealing.as_ref().is_none_or(|sealing| sealing.turn() != turn) {
-            self.sealing = Some(Sealing::new(state, &job.spec));
+        if self.open_turn.as_ref().is_none_or(|sealing| sealing.turn() != turn) {
+            self.open_turn = Some(OpenTurnReports::new(state, &job.spec));
         }
-        Ok(self.sealing.as_mut().expect("made above"))
+        Ok(self.open_turn.as_mut().expect("made above"))
     }
 
     /// A worker reported which layers it holds.
@@ -158,7 +161,7 @@ impl Duties {
         if self.planning.handle_inventory(holder, index, layers) {
             Ok(())
         } else {
-            Err(InputRefusal::Unasked)
+            Err(InputRefusal::NotRequested)
         }
     }
 
@@ -188,7 +191,7 @@ impl Duties {
         if self.planning.handle_following(holder, &layers) || state.next_plan().is_some() {
             Ok(())
         } else {
-            Err(InputRefusal::Unasked)
+            Err(InputRefusal::NotRequested)
         }
     }
 
@@ -231,8 +234,8 @@ impl Duties {
             // it get on.
             (LoadFault::Source, LayerSource::Nodes(nodes)) => {
                 let concerned = nodes.iter().copied().chain([holder.node]);
-                let stand = self.stand_still(concerned);
-                self.complained.insert(holder);
+                let stand = self.are_stalled(concerned);
+                self.load_failures.insert(holder);
                 if !stand {
                     return Ok(());
                 }
@@ -257,11 +260,11 @@ impl Duties {
         check_live(state, holder)?;
         check_record(state, &layers)?;
         let pending = state.pending().iter().find(|pending| pending.version == version);
-        let expected = pending.ok_or(InputRefusal::Unasked)?.generation();
+        let expected = pending.ok_or(InputRefusal::NotRequested)?.generation();
         if generation != expected {
             return Err(InputRefusal::OtherGeneration { expected, found: generation });
         }
-        self.timed.note_saved(version, busy_milliticks);
+        self.checkpoint_timer.note_saved(version, busy_milliticks);
         self.saved.insert((version, holder.node), (holder, layers));
         Ok(())
     }
@@ -284,7 +287,7 @@ fn check_stage(state: &State, holder: Holder, stage: StageIndex) -> Result<(), I
 /// One sum for each tensor of the stage, each of which some gradient may have.
 fn check_sums(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<(), InputRefusal> {
     let (Some(plan), Some(job)) = (state.plan(), state.job()) else {
-        return Err(InputRefusal::Unasked);
+        return Err(InputRefusal::NotRequested);
     };
     if stage.index() >= plan.record.stages.len() {
         return Err(InputRefusal::NotItsTensor { stage, tensor: TensorIndex(0) });
@@ -314,8 +317,8 @@ fn check_sums(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<()
 }
 
 /// The loss comes from the stage that holds the head, and from no other.
-fn check_loss(state: &State, report: &Report) -> Result<(), InputRefusal> {
-    let placement = &state.plan().ok_or(InputRefusal::Unasked)?.record.program.placement;
+fn check_loss(state: &State, report: &GradientReport) -> Result<(), InputRefusal> {
+    let placement = &state.plan().ok_or(InputRefusal::NotRequested)?.record.program.placement;
     let head = placement.stage_of(placement.last_chunk()).expect("every chunk has a stage");
     let stage = report.stage;
     match report.loss_sum {
@@ -363,10 +366,10 @@ fn check_loading(
     if found != expected {
         return Err(InputRefusal::OtherGeneration { expected, found });
     }
-    let plan = state.plan().ok_or(InputRefusal::Unasked)?;
-    let stage = plan.record.stage_of(holder).ok_or(InputRefusal::Unasked)?;
+    let plan = state.plan().ok_or(InputRefusal::NotRequested)?;
+    let stage = plan.record.stage_of(holder).ok_or(InputRefusal::NotRequested)?;
     match plan.phase {
         PlanPhase::Loading(_) => Ok(stage),
-        PlanPhase::Running | PlanPhase::Closed => Err(InputRefusal::Unasked),
+        PlanPhase::Running | PlanPhase::Closed => Err(InputRefusal::NotRequested),
     }
 }

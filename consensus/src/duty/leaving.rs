@@ -1,9 +1,9 @@
 //! A worker that is about to go is let go of once nothing would be lost with it.
 
-use super::{Duties, Lane};
+use super::{Duties, ProposalLane};
 use crate::entry::Entry;
 use crate::job::JobPhase;
-use crate::member::{Holder, LossReason, Member, MemberChange, Standing};
+use crate::member::{Holder, LossReason, Member, MemberChange, MembershipStatus};
 use crate::state::{PlanPhase, State};
 
 impl Duties {
@@ -33,11 +33,11 @@ impl Duties {
             plan || next.is_some_and(|next| next.stages.contains(holder))
         };
         let is_free = |(holder, member): &(Holder, &Member)| {
-            member.standing == Standing::Draining && !has_part(holder)
+            member.status == MembershipStatus::Draining && !has_part(holder)
         };
         let (holder, _) = state.live_workers().find(is_free)?;
         let change = MemberChange::Lost { holder, reason: LossReason::Drained };
-        (!self.is_in_flight(Lane::Members)).then_some(change)
+        (!self.is_in_flight(ProposalLane::Members)).then_some(change)
     }
 }
 

@@ -6,21 +6,21 @@ use std::sync::Arc;
 use zbelastic_schedule::Window;
 use zbelastic_types::{Digest, LayerId, NodeId, StageIndex, Step};
 
-use super::draft::{Basis, Draft, Rehearsed, Standstill};
-use super::restore::{Inventory, Restore, expected_digests, restore_point};
+use super::draft::{PlanBasis, PlanDraft, PlanStandstill, PreCopyProgress};
+use super::restore::{LayerInventory, RestorePoint, expected_digests, restore_point};
 use super::seating::{copies, reseated, seating};
 use super::{
-    Action, Duties, Lane, NoPlan, STEPS_BEFORE_SWITCH, Solution, SolveRequest, Unsolvable,
-    switched_window,
+    Duties, LeaderAction, NoPlan, PlanSolution, PlanUnsolvable, ProposalLane, STEPS_BEFORE_SWITCH,
+    SolveRequest, switched_window,
 };
-use crate::contact::Place;
+use crate::contact::FailureDomain;
 use crate::entry::{Entry, RewindReason};
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
-use crate::member::{Holder, LossReason, Member, Standing};
+use crate::member::{Holder, LossReason, Member, MembershipStatus};
 use crate::mutant::{self, Mutant};
 use crate::plan::{LayerSource, PlanReason, PlanRecord, Promise, SOURCES_MAX};
+use crate::pre_copy::{FollowedLayer, PreCopyPlan};
 use crate::raft::ENTRY_BYTES_MAX;
-use crate::rehearsal::{Follow, Rehearsal};
 use crate::state::{PlanPhase, State};
 
 /// Steps between a planned change's proposal and its first one: the step under way is finished,
@@ -34,7 +34,7 @@ const PATIENCE: u32 = 4;
 
 /// Why and when a plan is needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum PlanNeed {
     /// At once: the step under way cannot be finished.
     Now(PlanReason),
     /// At a later step: the one under way is finished.
@@ -43,14 +43,18 @@ pub enum Need {
 
 impl Duties {
     /// The solver answered a request. Yields whether the answer is still wanted.
-    pub fn handle_solution(&mut self, number: u64, solution: Result<Solution, Unsolvable>) -> bool {
+    pub fn handle_solution(
+        &mut self,
+        number: u64,
+        solution: Result<PlanSolution, PlanUnsolvable>,
+    ) -> bool {
         self.planning.handle_solution(number, solution)
     }
 
     /// Whether a worker is to be asked which layers it holds.
     #[must_use]
-    pub fn asks_inventory_of(&self, node: NodeId) -> bool {
-        self.planning.asks_inventory_of(node)
+    pub fn requests_inventory_of(&self, node: NodeId) -> bool {
+        self.planning.requests_inventory_of(node)
     }
 
     /// Workers without which no plan is made.
@@ -61,42 +65,45 @@ impl Duties {
 
     /// What is to be copied ahead of a plan that is being made.
     #[must_use]
-    pub fn rehearsal(&self) -> Option<&Arc<Rehearsal>> {
-        self.planning.rehearsal.as_ref()
+    pub fn pre_copy(&self) -> Option<&Arc<PreCopyPlan>> {
+        self.planning.pre_copy.as_ref()
     }
 
     /// Why a plan is needed, if one is.
     #[must_use]
-    pub fn need(&self, state: &State) -> Option<Need> {
+    pub fn need(&self, state: &State) -> Option<PlanNeed> {
         let spec = state.running_spec()?;
-        let Some(plan) = state.plan() else { return Some(Need::Now(PlanReason::First)) };
+        let Some(plan) = state.plan() else { return Some(PlanNeed::Now(PlanReason::First)) };
         if plan.phase == PlanPhase::Closed {
-            return Some(Need::Now(PlanReason::Rewound));
+            return Some(PlanNeed::Now(PlanReason::Rewound));
         }
         if let Some(holder) = state.lost_holder() {
             let member = state.members().get(&holder.node);
-            let reason = match member.map(|member| member.standing) {
-                Some(Standing::Lost(reason)) => reason,
-                Some(Standing::Present | Standing::Draining) | None => LossReason::Superseded,
+            let reason = match member.map(|member| member.status) {
+                Some(MembershipStatus::Lost(reason)) => reason,
+                Some(MembershipStatus::Present | MembershipStatus::Draining) | None => {
+                    LossReason::Superseded
+                }
             };
-            return Some(Need::Now(PlanReason::Lost { holder, reason }));
+            return Some(PlanNeed::Now(PlanReason::Lost { holder, reason }));
         }
         let generation = plan.record.generation;
         if let Some((_, reason)) = self.trouble.as_ref().filter(|(of, _)| *of == generation) {
-            return Some(Need::Now(reason.clone()));
+            return Some(PlanNeed::Now(reason.clone()));
         }
         // R10. Behind the last step, the workers that load the plan that follows write the last
         // checkpoint, or write it once more.
-        let progress = plan.record.stages.iter().map(|holder| self.watch.progress_at(holder.node));
-        let ticks = (self.now - progress.fold(self.moved, u64::max)) as u32;
+        let progress =
+            plan.record.stages.iter().map(|holder| self.heartbeats.progress_at(holder.node));
+        let ticks = (self.now - progress.fold(self.progress_at, u64::max)) as u32;
         if ticks > self.timing.progress_ticks {
-            return Some(Need::Now(PlanReason::Stalled { ticks }));
+            return Some(PlanNeed::Now(PlanReason::Stalled { ticks }));
         }
         let is_all_sealed = state.is_all_sealed();
         if plan.phase != PlanPhase::Running || state.next_plan().is_some() || is_all_sealed {
             return None;
         }
-        self.planned_need(state, spec, &plan.record).map(Need::Planned)
+        self.planned_need(state, spec, &plan.record).map(PlanNeed::Planned)
     }
 
     fn planned_need(&self, state: &State, spec: &JobSpec, plan: &PlanRecord) -> Option<PlanReason> {
@@ -116,7 +123,7 @@ impl Duties {
         if is_of_use && is_settled {
             return Some(PlanReason::Joined { count: spare });
         }
-        if let Some(reason) = self.paces.drift(plan.generation) {
+        if let Some(reason) = self.measured.drift(plan.generation) {
             return Some(reason.clone());
         }
         let steps = state.open_turn().step.0.saturating_sub(plan.from_step.0);
@@ -129,22 +136,22 @@ impl Duties {
     }
 
     fn wait_ticks(&self) -> u32 {
-        self.watch.wait_ticks()
+        self.heartbeats.wait_ticks()
     }
 
-    pub(super) fn decide_plan(&mut self, state: &State) -> Option<Action> {
-        if self.is_in_flight(Lane::Plan) {
+    pub(super) fn decide_plan(&mut self, state: &State) -> Option<LeaderAction> {
+        if self.is_in_flight(ProposalLane::Plan) {
             return None;
         }
         if let Some(entry) = self.decide_rewind(state) {
-            return Some(Action::Propose(entry));
+            return Some(LeaderAction::Propose(entry));
         }
         if let Some(entry) = self.decide_saved(state) {
-            return Some(Action::Propose(entry));
+            return Some(LeaderAction::Propose(entry));
         }
         if let Some(change) = self.decide_drained(state) {
             self.note_change(change);
-            return self.decide_members(state).map(Action::Propose);
+            return self.decide_members(state).map(LeaderAction::Propose);
         }
         let need = self.need(state);
         self.planning.note_need(state, need.as_ref(), self.now);
@@ -155,7 +162,7 @@ impl Duties {
         }
         let is_late = self.long_standstill().is_some();
         let draft = self.planning.draft.as_mut();
-        if draft.is_none_or(|draft| !draft.goes_on(&basis, is_late)) {
+        if draft.is_none_or(|draft| !draft.is_still_valid(&basis, is_late)) {
             return self.begin_draft(state, basis);
         }
         self.continue_draft(state, need)
@@ -165,7 +172,7 @@ impl Duties {
     fn decide_rewind(&mut self, state: &State) -> Option<Entry> {
         let (generation, layer) = self.differing?;
         state.running_spec()?;
-        if generation != state.generation() || self.is_in_flight(Lane::Job) {
+        if generation != state.generation() || self.is_in_flight(ProposalLane::Job) {
             return None;
         }
         let open = state.open_turn().step;
@@ -188,17 +195,17 @@ impl Duties {
     }
 
     /// A standstill that has lasted for longer than workers that come and go are waited for.
-    fn long_standstill(&self) -> Option<&Standstill> {
+    fn long_standstill(&self) -> Option<&PlanStandstill> {
         let patience = u64::from(PATIENCE * self.timing.inventory_ticks);
         self.planning.standstill.as_ref().filter(|found| self.now - found.since > patience)
     }
 
-    fn begin_draft(&mut self, state: &State, basis: Basis) -> Option<Action> {
+    fn begin_draft(&mut self, state: &State, basis: PlanBasis) -> Option<LeaderAction> {
         let spec = state.running_spec()?.clone();
         let plan = state.plan().map(|plan| &*plan.record);
         let mut available = available_workers(state);
         available.sort_unstable();
-        if let Some(Standstill { workers, .. }) = self.long_standstill()
+        if let Some(PlanStandstill { workers, .. }) = self.long_standstill()
             && available.iter().any(|holder| workers.contains(holder))
         {
             available.retain(|holder| workers.contains(holder));
@@ -212,30 +219,30 @@ impl Duties {
         let window = window_of(&spec, plan, basis.window);
         self.planning.number += 1;
         let number = self.planning.number;
-        let resources = |holder: &Holder| (holder.node, self.paces.resources(state, holder));
+        let resources = |holder: &Holder| (holder.node, self.measured.resources(state, holder));
         let request = nodes.iter().map(resources).collect();
-        self.planning.draft = Some(Draft {
+        self.planning.draft = Some(PlanDraft {
             number,
             since: self.now,
             basis,
             nodes,
-            asked: None,
+            inventory_request: None,
             inventory: BTreeMap::new(),
             solution: None,
-            rehearsed: None,
+            pre_copy: None,
         });
-        Some(Action::Solve(SolveRequest { number, spec, nodes: request, window }))
+        Some(LeaderAction::Solve(SolveRequest { number, spec, nodes: request, window }))
     }
 
-    fn continue_draft(&mut self, state: &State, need: Need) -> Option<Action> {
-        if let Need::Now(reason) = &need
+    fn continue_draft(&mut self, state: &State, need: PlanNeed) -> Option<LeaderAction> {
+        if let PlanNeed::Now(reason) = &need
             && let Some(draft) = self.planning.draft.as_mut()
-            && draft.asked.is_none()
+            && draft.inventory_request.is_none()
         {
-            draft.asked = Some(state.applied());
+            draft.inventory_request = Some(state.applied());
             // A worker that answers may have given up what ran ahead: there is no way back from here.
             self.note_trouble(state, reason.clone());
-            return Some(Action::AskInventory);
+            return Some(LeaderAction::RequestInventory);
         }
         let draft = self.planning.draft.as_ref()?;
         let has_all = draft.missing().next().is_none();
@@ -249,12 +256,12 @@ impl Duties {
             Err(none) => {
                 let none = none.clone();
                 self.planning.settle();
-                return Some(Action::GiveUp(none.into()));
+                return Some(LeaderAction::ReportNoPlan(none.into()));
             }
         };
         match need {
-            Need::Now(reason) => self.finish_now(state, reason, solution),
-            Need::Planned(reason) => self.finish_planned(state, reason, solution),
+            PlanNeed::Now(reason) => self.finish_now(state, reason, solution),
+            PlanNeed::Planned(reason) => self.finish_planned(state, reason, solution),
         }
     }
 
@@ -262,13 +269,13 @@ impl Duties {
         &mut self,
         state: &State,
         reason: PlanReason,
-        solution: Solution,
-    ) -> Option<Action> {
+        solution: PlanSolution,
+    ) -> Option<LeaderAction> {
         let spec = state.running_spec()?;
         let draft = self.planning.draft.as_ref()?;
         let bad = self.bad_checkpoints();
         let believes = state.plan().is_none_or(|plan| plan.phase != PlanPhase::Closed);
-        let inventory = Inventory {
+        let inventory = LayerInventory {
             open: state.open_turn().step,
             layer_count: spec.layer_count(),
             held: believes.then_some(&draft.inventory),
@@ -286,24 +293,24 @@ impl Duties {
             false => restore_point(&inventory),
         };
         match restored {
-            Restore::Back { .. } | Restore::Nowhere if is_waited_for => None,
-            Restore::Here(sources) => {
+            RestorePoint::Back { .. } | RestorePoint::Nowhere if is_waited_for => None,
+            RestorePoint::Here(sources) => {
                 let (nodes, from_step) = (draft.nodes.clone(), state.open_turn().step);
-                let from = Beginning { nodes, sources, expected, from_step };
+                let from = PlanStart { nodes, sources, expected, from_step };
                 Some(self.adopt(state, reason, solution, from))
             }
-            Restore::Back { to, layer } => {
+            RestorePoint::Back { to, layer } => {
                 let (generation, reason) = (state.generation(), RewindReason::LayerLost { layer });
-                Some(Action::Propose(Entry::Rewind { generation, to, reason }))
+                Some(LeaderAction::Propose(Entry::Rewind { generation, to, reason }))
             }
-            Restore::Differs { layer } => {
+            RestorePoint::Differs { layer } => {
                 self.differing = Some((state.generation(), layer));
-                self.decide_rewind(state).map(Action::Propose)
+                self.decide_rewind(state).map(LeaderAction::Propose)
             }
-            Restore::Nowhere if self.is_in_flight(Lane::Job) => None,
-            Restore::Nowhere => {
+            RestorePoint::Nowhere if self.is_in_flight(ProposalLane::Job) => None,
+            RestorePoint::Nowhere => {
                 let halt = JobChange::Halt(HaltReason::NothingToRestore);
-                Some(Action::Propose(Entry::Job(halt)))
+                Some(LeaderAction::Propose(Entry::Job(halt)))
             }
         }
     }
@@ -312,8 +319,8 @@ impl Duties {
         &mut self,
         state: &State,
         reason: PlanReason,
-        solution: Solution,
-    ) -> Option<Action> {
+        solution: PlanSolution,
+    ) -> Option<LeaderAction> {
         let spec = state.running_spec()?;
         let plan = &state.plan()?.record;
         let draft = self.planning.draft.as_ref()?;
@@ -323,17 +330,17 @@ impl Duties {
         let changes_nothing = is_same_window && (is_same_work || !reason.is_drift());
         if used.is_some_and(|used| used == plan.stages && changes_nothing) {
             self.planning.settle();
-            self.paces.forget_drift();
+            self.measured.forget_drift();
             return None;
         }
         let from = Step(state.open_turn().step.0 + PLANNED_AHEAD);
         if from.0 >= spec.step_count {
             return None;
         }
-        match self.rehearse(state, &reason, &solution, from)? {
-            Ahead::Begins => Some(Action::Rehearse),
-            Ahead::Ends(following) => {
-                let from = self.beginning(state, &solution, &following, from)?;
+        match self.advance_pre_copy(state, &reason, &solution, from)? {
+            PreCopyState::Begins => Some(LeaderAction::SendPreCopy),
+            PreCopyState::Ends(following) => {
+                let from = self.plan_start(state, &solution, &following, from)?;
                 Some(self.adopt(state, reason, solution, from))
             }
         }
@@ -341,55 +348,57 @@ impl Duties {
 
     /// Where a planned change has its layers from, and which node stands where: as few bytes as
     /// possible move.
-    fn beginning(
+    fn plan_start(
         &self,
         state: &State,
-        solution: &Solution,
+        solution: &PlanSolution,
         following: &BTreeSet<(Holder, LayerId)>,
         from_step: Step,
-    ) -> Option<Beginning> {
+    ) -> Option<PlanStart> {
         let plan = &state.plan()?.record;
         let draft = self.planning.draft.as_ref()?;
         let stage_count = solution.program.placement.stage_count() as usize;
         let copies = self.copies_of(state, &draft.nodes[..stage_count.min(draft.nodes.len())]);
-        let resources = |holder: &Holder| self.paces.resources(state, holder);
+        let resources = |holder: &Holder| self.measured.resources(state, holder);
         let spec = state.running_spec()?;
         let nodes = reseated(plan, &draft.nodes, resources, (solution, &copies), spec);
         let sources = sources_in(plan, following, spec.layer_count());
         let expected = vec![None; sources.len()];
-        Some(Beginning { nodes, sources, expected, from_step })
+        Some(PlanStart { nodes, sources, expected, from_step })
     }
 
     /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as
     /// long as any follower that has not reported gets on (rule R10); one that has not caught up by
     /// then fetches layers when the plan begins.
-    fn rehearse(
+    fn advance_pre_copy(
         &mut self,
         state: &State,
         reason: &PlanReason,
-        solution: &Solution,
+        solution: &PlanSolution,
         from: Step,
-    ) -> Option<Ahead> {
+    ) -> Option<PreCopyState> {
         let draft = self.planning.draft.as_ref()?;
-        if let (Some(rehearsed), Some(rehearsal)) = (&draft.rehearsed, &self.planning.rehearsal) {
-            let followers = rehearsal.follows.iter().map(|follow: &Follow| follow.follower);
-            let mut owing = followers.filter(|holder| !rehearsed.told.contains(holder)).peekable();
+        if let (Some(rehearsed), Some(rehearsal)) = (&draft.pre_copy, &self.planning.pre_copy) {
+            let followers = rehearsal.layers.iter().map(|follow: &FollowedLayer| follow.follower);
+            let mut owing =
+                followers.filter(|holder| !rehearsed.reported.contains(holder)).peekable();
             let is_complete = owing.peek().is_none();
             let has_waited = self.now - rehearsed.since > u64::from(self.timing.progress_ticks);
             let is_over =
-                is_complete || has_waited && self.stand_still(owing.map(|holder| holder.node));
-            return is_over.then(|| Ahead::Ends(rehearsed.following.clone()));
+                is_complete || has_waited && self.are_stalled(owing.map(|holder| holder.node));
+            return is_over.then(|| PreCopyState::Ends(rehearsed.following.clone()));
         }
         let plan = &state.plan()?.record;
-        let from = self.beginning(state, solution, &BTreeSet::new(), from)?;
+        let from = self.plan_start(state, solution, &BTreeSet::new(), from)?;
         let record = self.record(state, reason.clone(), solution.clone(), from);
-        let rehearsal = Rehearsal::of(plan, &record).filter(|_| state.check_adopt(&record).is_ok());
-        let Some(rehearsal) = rehearsal else { return Some(Ahead::Ends(BTreeSet::new())) };
-        self.planning.rehearsal = Some(Arc::new(rehearsal));
+        let rehearsal =
+            PreCopyPlan::of(plan, &record).filter(|_| state.check_adopt(&record).is_ok());
+        let Some(rehearsal) = rehearsal else { return Some(PreCopyState::Ends(BTreeSet::new())) };
+        self.planning.pre_copy = Some(Arc::new(rehearsal));
         let (since, following, told) = (self.now, BTreeSet::new(), BTreeSet::new());
         let draft = self.planning.draft.as_mut()?;
-        draft.rehearsed = Some(Rehearsed { since, following, told });
-        Some(Ahead::Begins)
+        draft.pre_copy = Some(PreCopyProgress { since, following, reported: told });
+        Some(PreCopyState::Begins)
     }
 
     /// For each stage, the stages that keep copies of its layers. As long as nodes are in doubt that
@@ -397,9 +406,9 @@ impl Duties {
     fn copies_of(&self, state: &State, stages: &[Holder]) -> Vec<Vec<StageIndex>> {
         let place = |holder: &Holder| match state.members().get(&holder.node) {
             Some(member) if !self.blame.has_doubts() => member.contact.place.clone(),
-            Some(_) | None => Place::default(),
+            Some(_) | None => FailureDomain::default(),
         };
-        let places: Vec<Place> = stages.iter().map(place).collect();
+        let places: Vec<FailureDomain> = stages.iter().map(place).collect();
         copies(&places, copies_wanted(state), self.blame.total())
     }
 
@@ -407,9 +416,9 @@ impl Duties {
         &mut self,
         state: &State,
         reason: PlanReason,
-        solution: Solution,
-        from: Beginning,
-    ) -> Action {
+        solution: PlanSolution,
+        from: PlanStart,
+    ) -> LeaderAction {
         let record = self.record(state, reason, solution, from);
         self.proposal(state, record)
     }
@@ -418,11 +427,11 @@ impl Duties {
         &self,
         state: &State,
         reason: PlanReason,
-        solution: Solution,
-        from: Beginning,
+        solution: PlanSolution,
+        from: PlanStart,
     ) -> PlanRecord {
-        let Beginning { nodes, sources, expected, from_step } = from;
-        let Solution { program, chunks, seats: _, op_ticks_max } = solution;
+        let PlanStart { nodes, sources, expected, from_step } = from;
+        let PlanSolution { program, chunks, stage_nodes: _, op_ticks_max } = solution;
         let stage_count = program.placement.stage_count();
         let stages: Vec<Holder> = nodes.into_iter().take(stage_count as usize).collect();
         PlanRecord {
@@ -441,7 +450,7 @@ impl Duties {
     }
 
     /// Proposes a plan, unless it would be refused when it is applied, or is too large.
-    fn proposal(&mut self, state: &State, record: PlanRecord) -> Action {
+    fn proposal(&mut self, state: &State, record: PlanRecord) -> LeaderAction {
         let refusal = state.check_adopt(&record).err().map(NoPlan::Refused);
         let entry = Entry::Adopt(Box::new(record));
         let (found, bytes_max) = (entry.encode(state.format()).len(), ENTRY_BYTES_MAX);
@@ -449,11 +458,11 @@ impl Duties {
         match refusal.or(is_too_large.then_some(NoPlan::TooLarge { found, bytes_max })) {
             Some(none) => {
                 self.planning.settle();
-                Action::GiveUp(none)
+                LeaderAction::ReportNoPlan(none)
             }
             None => {
                 self.planning.draft = None;
-                Action::Propose(entry)
+                LeaderAction::Propose(entry)
             }
         }
     }
@@ -464,7 +473,7 @@ fn copies_wanted(state: &State) -> u32 {
 }
 
 /// What a plan begins with.
-struct Beginning {
+struct PlanStart {
     /// The nodes that may stand at a stage, in the order of stages.
     nodes: Vec<Holder>,
     sources: Vec<LayerSource>,
@@ -473,7 +482,7 @@ struct Beginning {
 }
 
 /// Where copying ahead stands.
-enum Ahead {
+enum PreCopyState {
     /// It begins now.
     Begins,
     /// It is over; these are the workers that follow, each with a layer.
@@ -485,36 +494,36 @@ fn rewinds_needlessly(reason: &PlanReason) -> bool {
     mutant::is(Mutant::M27RewindsForEveryLoss) && matches!(reason, PlanReason::Lost { .. })
 }
 
-fn back_for_nothing(state: &State) -> Restore {
+fn back_for_nothing(state: &State) -> RestorePoint {
     let to = state.checkpoints().last().map_or(Step(0), |checkpoint| checkpoint.version);
-    Restore::Back { to, layer: LayerId(0) }
+    RestorePoint::Back { to, layer: LayerId(0) }
 }
 
-fn basis_of(state: &State, need: &Need) -> Basis {
+fn basis_of(state: &State, need: &PlanNeed) -> PlanBasis {
     let is_now = match need {
-        Need::Now(_) => true,
-        Need::Planned(_) => false,
+        PlanNeed::Now(_) => true,
+        PlanNeed::Planned(_) => false,
     };
-    Basis {
+    PlanBasis {
         generation: state.generation_next(),
         workers: state.live_workers().map(|(holder, _)| holder).collect(),
         is_now,
         draining: if is_now { BTreeSet::new() } else { draining_workers(state) },
         open: is_now.then_some(state.open_turn().step),
         window: match need {
-            Need::Planned(PlanReason::WindowSwitched { window, .. }) => Some(*window),
-            Need::Planned(_) | Need::Now(_) => None,
+            PlanNeed::Planned(PlanReason::WindowSwitched { window, .. }) => Some(*window),
+            PlanNeed::Planned(_) | PlanNeed::Now(_) => None,
         },
         drift: match need {
-            Need::Planned(reason) if reason.is_drift() => Some(reason.clone()),
-            Need::Planned(_) | Need::Now(_) => None,
+            PlanNeed::Planned(reason) if reason.is_drift() => Some(reason.clone()),
+            PlanNeed::Planned(_) | PlanNeed::Now(_) => None,
         },
     }
 }
 
 /// Workers of the job's class that stay, or all of them if none does.
 fn available_workers(state: &State) -> Vec<Holder> {
-    let staying = |(_, member): &(Holder, &Member)| member.standing == Standing::Present;
+    let staying = |(_, member): &(Holder, &Member)| member.status == MembershipStatus::Present;
     let stays: Vec<_> = state.fitting_workers().filter(staying).map(|(holder, _)| holder).collect();
     if stays.is_empty() {
         return state.fitting_workers().map(|(holder, _)| holder).collect();
@@ -523,7 +532,7 @@ fn available_workers(state: &State) -> Vec<Holder> {
 }
 
 fn draining_workers(state: &State) -> BTreeSet<Holder> {
-    let goes = |(_, member): &(Holder, &Member)| member.standing == Standing::Draining;
+    let goes = |(_, member): &(Holder, &Member)| member.status == MembershipStatus::Draining;
     state.live_workers().filter(goes).map(|(holder, _)| holder).collect()
 }
 
@@ -531,7 +540,7 @@ fn draining_workers(state: &State) -> BTreeSet<Holder> {
 fn spare_workers(state: &State, plan: &PlanRecord) -> impl Iterator<Item = Holder> {
     let stages: BTreeSet<Holder> = plan.stages.iter().copied().collect();
     let is_spare = move |(holder, member): &(Holder, &Member)| {
-        member.standing == Standing::Present && !stages.contains(holder)
+        member.status == MembershipStatus::Present && !stages.contains(holder)
     };
     state.fitting_workers().filter(is_spare).map(|(holder, _)| holder)
 }

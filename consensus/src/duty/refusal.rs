@@ -123,7 +123,7 @@ pub enum InputRefusal {
     Report(#[from] ReportRefusal),
     /// It was not asked for, or there is no plan or job that it could be about.
     #[error("nobody asked for it")]
-    Unasked,
+    NotRequested,
     /// An entry holds no more changes of members than wait already: this one comes when it is reported again.
     #[error("{CHANGES_MAX} changes of members wait already")]
     TooManyChanges,
@@ -164,7 +164,7 @@ impl InputRefusal {
             Self::TooManyLayers { .. } => "too-many-layers",
             Self::TooManyHeld { .. } => "too-many-held",
             Self::Report(refusal) => refusal.name(),
-            Self::Unasked => "unasked",
+            Self::NotRequested => "unasked",
             Self::TooManyChanges => "too-many-changes",
             Self::NoCredential { .. } => "no-credential",
             Self::Contact(_) => "contact",

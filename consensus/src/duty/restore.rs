@@ -10,7 +10,7 @@ use crate::plan::{LayerSource, SOURCES_MAX};
 
 /// What is known about where layers are.
 #[derive(Clone, Copy, Debug)]
-pub struct Inventory<'a> {
+pub struct LayerInventory<'a> {
     /// The version that is open: steps sealed so far.
     pub open: Step,
     /// Layers of the model.
@@ -27,7 +27,7 @@ pub struct Inventory<'a> {
 
 /// Where a run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Restore {
+pub enum RestorePoint {
     /// At the open version: nothing sealed is lost. Where each layer comes from.
     Here(Vec<LayerSource>),
     /// At an older one, because this layer is nowhere else.
@@ -48,32 +48,32 @@ pub enum Restore {
 
 /// Chooses where to go on.
 #[must_use]
-pub fn restore_point(inventory: &Inventory<'_>) -> Restore {
+pub fn restore_point(inventory: &LayerInventory<'_>) -> RestorePoint {
     let layers = || (0..inventory.layer_count).map(LayerId);
     if let Some(layer) = layers().find(|layer| differs(inventory, *layer)) {
-        return Restore::Differs { layer };
+        return RestorePoint::Differs { layer };
     }
     let sources: Vec<_> = layers().map(|layer| source_of(inventory, layer)).collect();
     let Some(lost) = sources.iter().position(Option::is_none) else {
-        return Restore::Here(sources.into_iter().flatten().collect());
+        return RestorePoint::Here(sources.into_iter().flatten().collect());
     };
     let layer = LayerId(lost as u32);
-    let Inventory { open, checkpoints, bad, base, .. } = *inventory;
+    let LayerInventory { open, checkpoints, bad, base, .. } = *inventory;
     let is_usable = |found: &&CheckpointRecord| {
         (base..open).contains(&found.version) && !bad.contains(&found.version)
     };
     match checkpoints.iter().rev().find(is_usable) {
-        Some(checkpoint) => Restore::Back { to: checkpoint.version, layer },
-        None if base == Step(0) && open > Step(0) => Restore::Back { to: Step(0), layer },
-        None => Restore::Nowhere,
+        Some(checkpoint) => RestorePoint::Back { to: checkpoint.version, layer },
+        None if base == Step(0) && open > Step(0) => RestorePoint::Back { to: Step(0), layer },
+        None => RestorePoint::Nowhere,
     }
 }
 
 /// The digest that each layer must be loaded with, as far as a holder has reported one: its memory
 /// may change after the report.
 #[must_use]
-pub fn expected_digests(inventory: &Inventory<'_>) -> Vec<Option<Digest>> {
-    let Inventory { open, held, .. } = *inventory;
+pub fn expected_digests(inventory: &LayerInventory<'_>) -> Vec<Option<Digest>> {
+    let LayerInventory { open, held, .. } = *inventory;
     let told = |layer| holders(held, layer, open).map(|(_, digest)| digest).next();
     (0..inventory.layer_count).map(LayerId).map(told).collect()
 }
@@ -91,8 +91,8 @@ fn holders(
 }
 
 /// Whether a layer is held with other bits than another holder has, or than its checkpoint.
-fn differs(inventory: &Inventory<'_>, layer: LayerId) -> bool {
-    let Inventory { open: version, held, checkpoints, .. } = *inventory;
+fn differs(inventory: &LayerInventory<'_>, layer: LayerId) -> bool {
+    let LayerInventory { open: version, held, checkpoints, .. } = *inventory;
     let mut digests = holders(held, layer, version).map(|(_, digest)| digest);
     let checkpoint = checkpoints.iter().find(|found| found.version == version);
     let known = checkpoint.map(|checkpoint| checkpoint.layers[layer.index()]);
@@ -100,8 +100,8 @@ fn differs(inventory: &Inventory<'_>, layer: LayerId) -> bool {
     digests.any(|digest| digest != expected)
 }
 
-fn source_of(inventory: &Inventory<'_>, layer: LayerId) -> Option<LayerSource> {
-    let Inventory { open: version, held, checkpoints, bad, .. } = *inventory;
+fn source_of(inventory: &LayerInventory<'_>, layer: LayerId) -> Option<LayerSource> {
+    let LayerInventory { open: version, held, checkpoints, bad, .. } = *inventory;
     let nodes: Vec<NodeId> =
         holders(held, layer, version).map(|(node, _)| node).take(SOURCES_MAX).collect();
     if !nodes.is_empty() {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use zbelastic_types::{LayerId, StageIndex, Step};
 
-use crate::history::History;
+use crate::history::SealHistory;
 use crate::job::JobSpec;
 use crate::member::Holder;
 use crate::message::HeldUpdate;
@@ -13,8 +13,8 @@ use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
 use crate::state::{PlanPhase, State};
 use crate::validation::{
-    LayerFingerprint, Leader, Ledger, Proposal, Reason, Report, ReportRefusal, Seal, TensorSum,
-    Turn, Verdict,
+    GradientReport, LayerFingerprint, LeaderHalf, Ledger, Proposal, Reason, ReportRefusal, Seal,
+    TensorSum, Turn, Verdict,
 };
 
 /// How often a step that was sealed before is run again if it does not come out the same: a device
@@ -23,7 +23,7 @@ pub const RECOMPUTE_REPLAYS_MAX: u32 = 8;
 
 /// Why the open turn is not sealed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Withheld {
+pub enum WithheldReason {
     /// The program does not run, or the job is held.
     NotRunning,
     /// Reports of stages are missing.
@@ -72,7 +72,7 @@ impl fmt::Display for Contradiction {
     }
 }
 
-impl fmt::Display for Withheld {
+impl fmt::Display for WithheldReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRunning => write!(f, "nothing runs"),
@@ -102,32 +102,32 @@ impl fmt::Display for Withheld {
 
 /// What is known about the open turn.
 #[derive(Debug)]
-pub struct Sealing {
+pub struct OpenTurnReports {
     turn: Turn,
-    leader: Leader,
+    leader: LeaderHalf,
     proposal: Option<Proposal>,
-    reports: BTreeMap<StageIndex, (Report, Vec<LayerFingerprint>)>,
+    reports: BTreeMap<StageIndex, (GradientReport, Vec<LayerFingerprint>)>,
     held: BTreeMap<(StageIndex, Holder), HeldUpdate>,
     /// The result of comparing the reports of all holders of a stage's layers, for each stage with
     /// a report: computed anew at each report of one of them, and not at those of other stages.
-    compared: BTreeMap<StageIndex, Result<(), Withheld>>,
+    compared: BTreeMap<StageIndex, Result<(), WithheldReason>>,
     /// The first stage whose holders have not all reported the same: those before it need no other look.
     first_open: StageIndex,
 }
 
 /// What one holder of a stage's layers reported of its update.
 #[derive(Clone, Copy)]
-struct Telling<'a> {
+struct HeldUpdateReport<'a> {
     by: Holder,
     sums: &'a [TensorSum],
     state: &'a [LayerFingerprint],
 }
 
-impl Sealing {
+impl OpenTurnReports {
     /// The sealing of the open turn of `state`, without any report yet.
     #[must_use]
     pub fn new(state: &State, spec: &JobSpec) -> Self {
-        let leader = Leader::new(state.ledger(), spec.tensor_count(), spec.policy);
+        let leader = LeaderHalf::new(state.ledger(), spec.tensor_count(), spec.policy);
         let turn = state.open_turn();
         let (reports, held, compared) = Default::default();
         let first_open = StageIndex(0);
@@ -147,7 +147,7 @@ impl Sealing {
     pub fn handle_report(
         &mut self,
         state: &State,
-        report: &Report,
+        report: &GradientReport,
         attested: Vec<LayerFingerprint>,
     ) -> Result<(), ReportRefusal> {
         let proposal = self.leader.handle_report(state.ledger(), report)?;
@@ -184,13 +184,13 @@ impl Sealing {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn decide(&self, state: &State) -> Result<Seal, Withheld> {
-        let spec = state.running_spec().ok_or(Withheld::NotRunning)?;
-        let plan = state.plan().ok_or(Withheld::NotRunning)?;
+    pub fn decide(&self, state: &State) -> Result<Seal, WithheldReason> {
+        let spec = state.running_spec().ok_or(WithheldReason::NotRunning)?;
+        let plan = state.plan().ok_or(WithheldReason::NotRunning)?;
         if plan.phase != PlanPhase::Running {
-            return Err(Withheld::NotRunning);
+            return Err(WithheldReason::NotRunning);
         }
-        let mut proposal = self.proposal.ok_or(Withheld::Reports)?;
+        let mut proposal = self.proposal.ok_or(WithheldReason::Reports)?;
         if mutant::is(Mutant::M16NormByStage) {
             proposal.seal.square_sum_bits = self.sum_by_stage().to_bits();
         }
@@ -199,12 +199,12 @@ impl Sealing {
         }
         self.check_twins(spec, &plan.record)?;
         // Looks at all members, so only once a step is complete.
-        if state.is_left_alone() && state.is_being_kept() || state.has_let_go() {
-            return Err(Withheld::Leaving);
+        if state.is_left_alone() && state.is_being_kept() || state.has_drained_holder() {
+            return Err(WithheldReason::Leaving);
         }
         let history = state.history();
-        if self.turn.step >= history.head() && !state.has_room_for_seal() {
-            return Err(Withheld::CheckpointOverdue);
+        if self.turn.step >= history.head() && !state.can_remember_seal() {
+            return Err(WithheldReason::CheckpointOverdue);
         }
         match history.logged(self.turn.step) {
             Some(logged) => repeated(logged, &proposal.seal, state.ledger()),
@@ -220,7 +220,7 @@ impl Sealing {
     }
 
     /// R3: what is promised to survive is elsewhere, and is the same there.
-    fn check_copies(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
+    fn check_copies(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), WithheldReason> {
         let stage = self.first_open;
         if stage.index() >= plan.stages.len() {
             return Ok(());
@@ -237,28 +237,30 @@ impl Sealing {
         spec: &JobSpec,
         plan: &PlanRecord,
         stage: StageIndex,
-    ) -> Result<(), Withheld> {
-        let told = self.told_of(plan, stage)?;
-        let sums = |one: Telling<'_>, other: Telling<'_>| differing_sum(spec, one, other);
+    ) -> Result<(), WithheldReason> {
+        let told = self.update_reports(plan, stage)?;
+        let sums = |one: HeldUpdateReport<'_>, other: HeldUpdateReport<'_>| {
+            differing_sum(spec, one, other)
+        };
         if let Some(found) = contradiction(&told, sums) {
-            return Err(Withheld::Sums(found));
+            return Err(WithheldReason::Sums(found));
         }
         if spec.attests(self.turn.step) { check_states(plan, stage, &told) } else { Ok(()) }
     }
 
     /// The stage that trains a layer's second replica reports its state too, with copies and without. It
     /// is compared with the owner alone: copies follow the owner's gradient, and are no witnesses of it.
-    fn check_twins(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), Withheld> {
+    fn check_twins(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), WithheldReason> {
         if !spec.is_attesting(self.turn.step) {
             return Ok(());
         }
         let twins = plan.stage_indices().filter_map(|stage| Some((stage, plan.twin_of(stage)?)));
         for (stage, twin) in twins {
             let telling = |at: StageIndex| {
-                let (_, state) = self.reports.get(&at).ok_or(Withheld::Reports)?;
+                let (_, state) = self.reports.get(&at).ok_or(WithheldReason::Reports)?;
                 let (own, second) = attested(plan, at, state);
                 let state = if at == stage { own } else { second };
-                Ok(Telling { by: plan.stages[at.index()], sums: &[], state })
+                Ok(HeldUpdateReport { by: plan.stages[at.index()], sums: &[], state })
             };
             check_states(plan, stage, &[telling(stage)?, telling(twin)?])?;
         }
@@ -266,19 +268,25 @@ impl Sealing {
     }
 
     /// What all holders of a stage's layers reported, its owner first.
-    fn told_of(&self, plan: &PlanRecord, stage: StageIndex) -> Result<Vec<Telling<'_>>, Withheld> {
+    fn update_reports(
+        &self,
+        plan: &PlanRecord,
+        stage: StageIndex,
+    ) -> Result<Vec<HeldUpdateReport<'_>>, WithheldReason> {
         let mut told = Vec::new();
         for by in plan.copy_holders(stage) {
             match self.held.get(&(stage, by)) {
-                Some(held) => told.push(Telling { by, sums: &held.sums, state: &held.state }),
+                Some(held) => {
+                    told.push(HeldUpdateReport { by, sums: &held.sums, state: &held.state })
+                }
                 None if mutant::is(Mutant::R3SealedBeforeHeld) => {}
-                None => return Err(Withheld::NotHeld { stage }),
+                None => return Err(WithheldReason::NotHeld { stage }),
             }
         }
-        let (report, state) = self.reports.get(&stage).ok_or(Withheld::Reports)?;
+        let (report, state) = self.reports.get(&stage).ok_or(WithheldReason::Reports)?;
         let by = plan.stages[stage.index()];
         let (state, _) = attested(plan, stage, state);
-        told.insert(0, Telling { by, sums: &report.sums, state });
+        told.insert(0, HeldUpdateReport { by, sums: &report.sums, state });
         Ok(told)
     }
 }
@@ -287,13 +295,13 @@ impl Sealing {
 fn check_states(
     plan: &PlanRecord,
     stage: StageIndex,
-    told: &[Telling<'_>],
-) -> Result<(), Withheld> {
+    told: &[HeldUpdateReport<'_>],
+) -> Result<(), WithheldReason> {
     let layers = plan.layers_of(stage).count();
     if told.iter().any(|telling| telling.state.len() != layers) {
-        return Err(Withheld::NotAttested { stage });
+        return Err(WithheldReason::NotAttested { stage });
     }
-    contradiction(told, differing_state).map_or(Ok(()), |found| Err(Withheld::State(found)))
+    contradiction(told, differing_state).map_or(Ok(()), |found| Err(WithheldReason::State(found)))
 }
 
 /// What a stage attests of its own layers, and then of a second replica's.
@@ -307,8 +315,8 @@ fn attested<'a>(
 
 /// The pairs that contradict each other, and the first layer in which one does.
 fn contradiction(
-    told: &[Telling<'_>],
-    differing: impl Fn(Telling<'_>, Telling<'_>) -> Option<LayerId>,
+    told: &[HeldUpdateReport<'_>],
+    differing: impl Fn(HeldUpdateReport<'_>, HeldUpdateReport<'_>) -> Option<LayerId>,
 ) -> Option<Contradiction> {
     let mut found: Option<Contradiction> = None;
     for (index, one) in told.iter().enumerate() {
@@ -323,7 +331,11 @@ fn contradiction(
 }
 
 /// The layer of the first tensor whose sums differ.
-fn differing_sum(spec: &JobSpec, one: Telling<'_>, other: Telling<'_>) -> Option<LayerId> {
+fn differing_sum(
+    spec: &JobSpec,
+    one: HeldUpdateReport<'_>,
+    other: HeldUpdateReport<'_>,
+) -> Option<LayerId> {
     let differs = one.sums.iter().find(|sum| {
         let told = other.sums.iter().find(|told| told.tensor == sum.tensor);
         told.is_none_or(|told| !told.same_bits(sum))
@@ -332,25 +344,25 @@ fn differing_sum(spec: &JobSpec, one: Telling<'_>, other: Telling<'_>) -> Option
 }
 
 /// The first layer whose states differ.
-fn differing_state(one: Telling<'_>, other: Telling<'_>) -> Option<LayerId> {
+fn differing_state(one: HeldUpdateReport<'_>, other: HeldUpdateReport<'_>) -> Option<LayerId> {
     let mut pairs = one.state.iter().zip(other.state);
     pairs.find(|(found, told)| found != told).map(|(found, _)| found.0)
 }
 
 /// What becomes of a step that was sealed before a rewind: the same, if it comes out the same. A
 /// step that was left out is left out again, because what spoiled it need not come again.
-fn repeated(logged: &Seal, found: &Seal, ledger: &Ledger) -> Result<Seal, Withheld> {
+fn repeated(logged: &Seal, found: &Seal, ledger: &Ledger) -> Result<Seal, WithheldReason> {
     let again = Seal { turn: found.turn, ..*logged };
     let is_taken = logged.verdict.coefficient().is_some();
     let is_same = logged.square_sum_bits == found.square_sum_bits
         && logged.loss_sum_bits == found.loss_sum_bits;
     if !is_taken || is_same {
-        debug_assert!(History::agrees(logged, &again));
+        debug_assert!(SealHistory::agrees(logged, &again));
         return Ok(again);
     }
     let replays = ledger.replays();
     if replays >= RECOMPUTE_REPLAYS_MAX {
-        return Err(Withheld::DiffersFromLog { step: logged.turn.step });
+        return Err(WithheldReason::DiffersFromLog { step: logged.turn.step });
     }
     Ok(Seal {
         verdict: Verdict::Replay,

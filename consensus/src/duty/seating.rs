@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use zbelastic_types::{LayerId, StageIndex};
 
-use super::Solution;
-use crate::contact::Place;
+use super::PlanSolution;
+use crate::contact::FailureDomain;
 use crate::job::JobSpec;
 use crate::member::{Holder, Resources};
 use crate::plan::{LayerSource, PlanRecord, copies_at};
-use crate::rehearsal::{held_layers, needed_layers};
+use crate::pre_copy::{held_layers, needed_layers};
 
 /// The cost of a seat that no holder may take. Those of all stages together are below 2^62.
 const FORBIDDEN: u64 = 1 << 55;
@@ -36,7 +36,7 @@ pub(super) fn reseated(
     before: &PlanRecord,
     nodes: &[Holder],
     resources: impl Fn(&Holder) -> Resources,
-    (solution, copies): (&Solution, &[Vec<StageIndex>]),
+    (solution, copies): (&PlanSolution, &[Vec<StageIndex>]),
     spec: &JobSpec,
 ) -> Vec<Holder> {
     let stage_count = copies.len().min(nodes.len());
@@ -81,7 +81,11 @@ fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u6
 }
 
 /// The layers of a stage, and those it keeps copies of: of two replicas the first one's.
-fn needed_at(solution: &Solution, copies: &[Vec<StageIndex>], stage: usize) -> BTreeSet<LayerId> {
+fn needed_at(
+    solution: &PlanSolution,
+    copies: &[Vec<StageIndex>],
+    stage: usize,
+) -> BTreeSet<LayerId> {
     let placement = &solution.program.placement;
     let is_kept = |of: &usize| copies[*of].iter().any(|by| by.index() == stage);
     let kept = (0..copies.len()).filter(is_kept).map(|of| StageIndex(of as u32));
@@ -144,7 +148,7 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
 /// of them keeps more than one copy more than its share; of several the next ones behind `offset`, in a
 /// ring of the others. Another offset makes other pairs.
 #[must_use]
-pub(super) fn copies(places: &[Place], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+pub(super) fn copies(places: &[FailureDomain], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
     let stage_count = places.len() as u32;
     let (others, count) = (stage_count.saturating_sub(1), copies_at(wanted, stage_count));
     let mut kept = vec![0; places.len()];
@@ -154,12 +158,12 @@ pub(super) fn copies(places: &[Place], wanted: u32, offset: u32) -> Vec<Vec<Stag
             let ring = (0..others).map(|place| stage + 1 + (offset % others + place) % others);
             let free = ring.map(|at| (at % stage_count) as usize).filter(|at| !has.contains(at));
             let cost = |at: &usize| {
-                let shared = |is: fn(&Place, &Place) -> bool| {
+                let shared = |is: fn(&FailureDomain, &FailureDomain) -> bool| {
                     has.iter().filter(|other| is(&places[*at], &places[**other])).count()
                 };
                 let load: u32 = kept[*at];
-                let crowded = (load > count, shared(Place::shares_host));
-                (crowded, shared(Place::shares_zone), load >= count)
+                let crowded = (load > count, shared(FailureDomain::shares_host));
+                (crowded, shared(FailureDomain::shares_zone), load >= count)
             };
             let by = free.min_by_key(cost).expect("there are as many others");
             kept[by] += 1;
@@ -177,17 +181,18 @@ mod tests {
     use zbelastic_types::StageIndex;
 
     use super::assignment;
-    use crate::contact::Place;
+    use crate::contact::FailureDomain;
     use crate::job::COPIES_MAX;
 
     fn copies(stage_count: u32, wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
-        super::copies(&vec![Place::default(); stage_count as usize], wanted, offset)
+        super::copies(&vec![FailureDomain::default(); stage_count as usize], wanted, offset)
     }
 
     /// Places of as many stages: the letters are zones, two stages to a machine if they are paired.
-    fn places(zones: &str, is_paired: bool) -> Vec<Place> {
+    fn places(zones: &str, is_paired: bool) -> Vec<FailureDomain> {
         let host = |at: usize| if is_paired { at / 2 + 1 } else { at + 1 } as u64;
-        let place = |(at, zone): (usize, char)| Place { zone: zone.to_string(), host: host(at) };
+        let place =
+            |(at, zone): (usize, char)| FailureDomain { zone: zone.to_string(), host: host(at) };
         zones.chars().enumerate().map(place).collect()
     }
 
@@ -251,20 +256,20 @@ mod tests {
 
     /// Stages whose layers two nodes of one zone have, stages whose layers two on one machine have,
     /// and the most copies that one node keeps.
-    fn shared(places: &[Place], wanted: u32, offset: u32) -> (usize, usize, usize) {
+    fn shared(places: &[FailureDomain], wanted: u32, offset: u32) -> (usize, usize, usize) {
         let found = super::copies(places, wanted, offset);
         let (mut zones, mut hosts, mut kept) = (0, 0, vec![0; places.len()]);
         for (stage, by) in found.iter().enumerate() {
             by.iter().for_each(|by| kept[by.index()] += 1);
             let mut has: Vec<usize> = by.iter().map(|by| by.index()).collect();
             has.push(stage);
-            let of = |is: fn(&Place, &Place) -> bool| {
+            let of = |is: fn(&FailureDomain, &FailureDomain) -> bool| {
                 let differ =
                     |one: &usize, other: &usize| one != other && is(&places[*one], &places[*other]);
                 has.iter().any(|one| has.iter().any(|other| differ(one, other)))
             };
-            zones += usize::from(of(Place::shares_zone));
-            hosts += usize::from(of(Place::shares_host));
+            zones += usize::from(of(FailureDomain::shares_zone));
+            hosts += usize::from(of(FailureDomain::shares_host));
         }
         (zones, hosts, kept.into_iter().max().unwrap_or(0))
     }

@@ -1,17 +1,17 @@
 //! A leader's duties: what it receives, what it decides, and what it does not decide.
 
-mod ahead;
-mod bench;
 mod blame;
+mod checkpoint_timer;
 mod drift;
+mod elections;
+mod ephemeral;
 mod evidence;
-mod gone;
-mod hands;
+mod harness;
+mod heartbeats;
 mod last;
 mod leaving;
 mod planning;
+mod pre_copy;
 mod restore;
 mod sealing;
 mod seats;
-mod timed;
-mod watch;

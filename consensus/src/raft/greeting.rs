@@ -39,7 +39,7 @@ pub(super) const GREET_TICKS: u32 = 60;
 
 /// What a node that started remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
+pub struct RaftHello {
     /// How often it has started, this start included.
     pub boot: u64,
     /// Tells this start from one with a copy of the disk.
@@ -50,9 +50,9 @@ pub struct Hello {
     pub last_index: u64,
 }
 
-/// The answer to the [`Hello`] with the same boot and life.
+/// The answer to the [`RaftHello`] with the same boot and life.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HelloAnswer {
+pub struct RaftHelloAnswer {
     /// The boot of the greeting.
     pub boot: u64,
     /// The life of the greeting.
@@ -101,7 +101,7 @@ pub enum StaleCause {
 
 /// What this node has seen of another since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Witness {
+struct PeerObservation {
     /// The latest term it wrote down.
     term: u64,
     /// The term of this node's lead in which it acknowledged entries last.
@@ -116,12 +116,12 @@ struct Witness {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerTable {
     boots: BTreeMap<NodeId, (u64, u64)>,
-    witnesses: BTreeMap<NodeId, Witness>,
+    observations: BTreeMap<NodeId, PeerObservation>,
 }
 
 /// What to do about a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Judgement {
+pub(super) enum GreetingJudgement {
     /// It is the greeting that was remembered before.
     Known,
     /// The boot must be remembered before the answer.
@@ -134,7 +134,7 @@ pub(super) enum Judgement {
 
 impl PeerTable {
     pub(super) fn new(boots: BTreeMap<NodeId, (u64, u64)>) -> Self {
-        Self { boots, witnesses: BTreeMap::new() }
+        Self { boots, observations: BTreeMap::new() }
     }
 
     pub(super) fn boots(&self) -> impl Iterator<Item = (NodeId, u64, u64)> + '_ {
@@ -143,27 +143,27 @@ impl PeerTable {
 
     pub(super) fn forget(&mut self, node: NodeId) {
         self.boots.remove(&node);
-        self.witnesses.remove(&node);
+        self.observations.remove(&node);
     }
 
     /// `node` has written down `term`.
     pub(super) fn saw_term(&mut self, node: NodeId, term: u64) {
-        if let Some(witness) = self.witness(node) {
+        if let Some(witness) = self.observation(node) {
             witness.term = witness.term.max(term);
         }
     }
 
     /// What was seen of `node`. Beyond the limit strangers are not watched.
-    fn witness(&mut self, node: NodeId) -> Option<&mut Witness> {
-        if self.witnesses.len() >= PEERS_MAX && !self.witnesses.contains_key(&node) {
+    fn observation(&mut self, node: NodeId) -> Option<&mut PeerObservation> {
+        if self.observations.len() >= PEERS_MAX && !self.observations.contains_key(&node) {
             return None;
         }
-        Some(self.witnesses.entry(node).or_default())
+        Some(self.observations.entry(node).or_default())
     }
 
     /// `node` acknowledged the log of this node, which leads in `term`, up to `index`.
     pub(super) fn saw_ack(&mut self, node: NodeId, term: u64, index: u64) {
-        let Some(witness) = self.witness(node) else { return };
+        let Some(witness) = self.observation(node) else { return };
         if witness.ack_term < term {
             (witness.ack_term, witness.ack_index) = (term, 0);
         }
@@ -172,35 +172,35 @@ impl PeerTable {
 
     /// Acknowledged entries up to `commit` can no longer be replaced.
     pub(super) fn saw_commit(&mut self, commit: u64) {
-        for witness in self.witnesses.values_mut() {
+        for witness in self.observations.values_mut() {
             witness.committed = witness.committed.max(witness.ack_index.min(commit));
         }
     }
 
     /// Judges a greeting, and remembers it if it is new.
-    pub(super) fn judge(&mut self, node: NodeId, hello: &Hello) -> Judgement {
+    pub(super) fn judge(&mut self, node: NodeId, hello: &RaftHello) -> GreetingJudgement {
         let known = self.boots.get(&node).copied();
         if let Some((seen, life)) = known
             && (seen > hello.boot || (seen == hello.boot && life != hello.life))
         {
-            return Judgement::Stale(StaleCause::Boot { seen, found: hello.boot });
+            return GreetingJudgement::Stale(StaleCause::Boot { seen, found: hello.boot });
         }
-        if let Some(cause) = self.witnesses.get(&node).and_then(|seen| seen.contradicts(hello)) {
-            return Judgement::Stale(cause);
+        if let Some(cause) = self.observations.get(&node).and_then(|seen| seen.contradicts(hello)) {
+            return GreetingJudgement::Stale(cause);
         }
         if known == Some((hello.boot, hello.life)) {
-            return Judgement::Known;
+            return GreetingJudgement::Known;
         }
         if known.is_none() && self.boots.len() >= PEERS_MAX {
-            return Judgement::NoRoom;
+            return GreetingJudgement::NoRoom;
         }
         self.boots.insert(node, (hello.boot, hello.life));
-        Judgement::New
+        GreetingJudgement::New
     }
 }
 
-impl Witness {
-    fn contradicts(&self, hello: &Hello) -> Option<StaleCause> {
+impl PeerObservation {
+    fn contradicts(&self, hello: &RaftHello) -> Option<StaleCause> {
         if self.term > hello.term {
             return Some(StaleCause::Term { seen: self.term, found: hello.term });
         }
@@ -255,17 +255,17 @@ impl Greeting {
     }
 
     /// A node sent a message. Yields whether it is to be greeted now and was not before.
-    pub(super) fn hear(&mut self, node: NodeId) -> bool {
-        let is_new = !self.is_asked(node) && self.callers.len() < NODES_MAX;
+    pub(super) fn note_caller(&mut self, node: NodeId) -> bool {
+        let is_new = !self.is_greeted(node) && self.callers.len() < NODES_MAX;
         is_new && self.callers.insert(node)
     }
 
-    pub(super) fn is_asked(&self, node: NodeId) -> bool {
+    pub(super) fn is_greeted(&self, node: NodeId) -> bool {
         self.members.is_voter(node) || self.callers.contains(&node)
     }
 
     /// Whether a peer knows later members.
-    pub(super) fn is_news(&self, welcome: &Welcome) -> bool {
+    pub(super) fn is_newer(&self, welcome: &Welcome) -> bool {
         welcome.commit > self.members_at
     }
 

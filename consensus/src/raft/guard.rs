@@ -8,20 +8,20 @@ use zbelastic_types::NodeId;
 
 use super::entry::{LogEntry, SnapshotImage};
 use super::members::Members;
-use super::message::{Body, Rejection, WireMessage};
+use super::message::{RaftMessageBody, Rejection, WireMessage};
 use super::refusal::RaftRefusal;
 use super::setup::{ENTRY_BYTES_MAX, NUMBER_MAX, SNAPSHOT_BYTES_MAX};
 use super::storage::LogStore;
 
 /// What a message is checked against.
-pub(super) struct Guard<'a> {
+pub(super) struct MessageGuard<'a> {
     pub raw: &'a RawNode<LogStore>,
     pub members: &'a Members,
     /// Whether entries are being written: then no vote can have been requested.
     pub is_log_under_way: bool,
 }
 
-impl Guard<'_> {
+impl MessageGuard<'_> {
     /// Checks a message whose sender and receiver are right.
     pub(super) fn check(&self, message: &WireMessage) -> Result<(), RaftRefusal> {
         check_number("the term", message.term, 1)?;
@@ -32,25 +32,25 @@ impl Guard<'_> {
             return Ok(());
         }
         match &message.body {
-            Body::Append { index, log_term, entries, .. } => {
+            RaftMessageBody::Append { index, log_term, entries, .. } => {
                 self.check_leader(message)?;
                 self.check_committed(*index, *log_term)?;
                 entries.iter().try_for_each(|each| self.check_committed(each.index, each.term))
             }
-            Body::Heartbeat { commit } => {
+            RaftMessageBody::Heartbeat { commit } => {
                 self.check_leader(message)?;
                 self.check_heartbeat(*commit)
             }
-            Body::Snapshot(image) => {
+            RaftMessageBody::Snapshot(image) => {
                 self.check_leader(message)?;
                 self.check_committed(image.index, image.term)?;
                 self.check_snapshot(image)
             }
-            Body::AppendAnswer { index, .. } => self.check_ack(message.term, *index),
-            Body::Vote { .. } => self.check_vote(),
-            Body::VoteAnswer { .. } => self.check_vote_answer(),
-            Body::TimeoutNow => self.check_timeout_now(message),
-            Body::HeartbeatAnswer { .. } => Ok(()),
+            RaftMessageBody::AppendAnswer { index, .. } => self.check_ack(message.term, *index),
+            RaftMessageBody::Vote { .. } => self.check_vote(),
+            RaftMessageBody::VoteAnswer { .. } => self.check_vote_answer(),
+            RaftMessageBody::TimeoutNow => self.check_timeout_now(message),
+            RaftMessageBody::HeartbeatAnswer { .. } => Ok(()),
         }
     }
 
@@ -58,17 +58,19 @@ impl Guard<'_> {
     /// know of yet.
     fn check_sender(&self, message: &WireMessage) -> Result<(), RaftRefusal> {
         match &message.body {
-            Body::AppendAnswer { .. } | Body::HeartbeatAnswer { .. } | Body::VoteAnswer { .. } => {
+            RaftMessageBody::AppendAnswer { .. }
+            | RaftMessageBody::HeartbeatAnswer { .. }
+            | RaftMessageBody::VoteAnswer { .. } => {
                 if self.members.is_member(message.from) {
                     return Ok(());
                 }
                 Err(RaftRefusal::UnknownNode { from: message.from })
             }
-            Body::Append { .. }
-            | Body::Heartbeat { .. }
-            | Body::Snapshot(_)
-            | Body::Vote { .. }
-            | Body::TimeoutNow => Ok(()),
+            RaftMessageBody::Append { .. }
+            | RaftMessageBody::Heartbeat { .. }
+            | RaftMessageBody::Snapshot(_)
+            | RaftMessageBody::Vote { .. }
+            | RaftMessageBody::TimeoutNow => Ok(()),
         }
     }
 
@@ -162,7 +164,7 @@ fn check_number(what: &'static str, found: u64, least: u64) -> Result<(), RaftRe
 /// Checks what needs no state to be checked.
 fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
     match &message.body {
-        Body::Append { index, log_term, commit, entries } => {
+        RaftMessageBody::Append { index, log_term, commit, entries } => {
             check_number("the commit index", *commit, 0)?;
             // Term 0 is what raft-rs finds wherever there is no entry, also beyond the last one.
             // All logs begin with a snapshot, so entries follow some entry.
@@ -170,28 +172,28 @@ fn check_form(message: &WireMessage) -> Result<(), RaftRefusal> {
             check_number("the term of the log", *log_term, 1)?;
             check_entries(message.term, (*index, *log_term), entries)
         }
-        Body::AppendAnswer { index, commit, rejection } => {
+        RaftMessageBody::AppendAnswer { index, commit, rejection } => {
             check_number("the index", *index, 0)?;
             check_number("the commit index", *commit, 0)?;
             let Some(Rejection { hint, hint_term }) = rejection else { return Ok(()) };
             check_number("the hint", *hint, 0)?;
             check_number("the hint's term", *hint_term, 0)
         }
-        Body::Heartbeat { commit } | Body::HeartbeatAnswer { commit } => {
+        RaftMessageBody::Heartbeat { commit } | RaftMessageBody::HeartbeatAnswer { commit } => {
             check_number("the commit index", *commit, 0)
         }
-        Body::Snapshot(image) => check_image(message.term, image),
-        Body::Vote { index, log_term, commit, commit_term, .. } => {
+        RaftMessageBody::Snapshot(image) => check_image(message.term, image),
+        RaftMessageBody::Vote { index, log_term, commit, commit_term, .. } => {
             check_number("the index", *index, 0)?;
             check_number("the term of the log", *log_term, 0)?;
             check_number("the commit index", *commit, 0)?;
             check_number("the term of the commit", *commit_term, 0)
         }
-        Body::VoteAnswer { commit, commit_term, .. } => {
+        RaftMessageBody::VoteAnswer { commit, commit_term, .. } => {
             check_number("the commit index", *commit, 0)?;
             check_number("the term of the commit", *commit_term, 0)
         }
-        Body::TimeoutNow => Ok(()),
+        RaftMessageBody::TimeoutNow => Ok(()),
     }
 }
 

@@ -242,7 +242,7 @@ impl Members {
                 vec![NodeChange::Remove(old), NodeChange::Voter(new)]
             }
         };
-        self.check_room(&steps)?;
+        self.check_capacity(&steps)?;
         Ok(steps)
     }
 
@@ -253,7 +253,7 @@ impl Members {
         Err(ChangeRefusal::NotLearner { node })
     }
 
-    fn check_room(&self, steps: &[NodeChange]) -> Result<(), ChangeRefusal> {
+    fn check_capacity(&self, steps: &[NodeChange]) -> Result<(), ChangeRefusal> {
         for step in steps {
             let found = step.node();
             if found.0 == 0 || found.0 > NUMBER_MAX {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::NodeId;
 
 use super::entry::{LogEntry, SnapshotImage};
-use super::greeting::{Hello, HelloAnswer};
+use super::greeting::{RaftHello, RaftHelloAnswer};
 
 /// A message from one node to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,9 +13,9 @@ pub enum RaftMessage {
     /// Raft's own traffic. The bytes mean something to [`super::RaftNode::handle`] alone.
     Raft(#[serde(with = "super::bytes")] Vec<u8>),
     /// A node that started asks whether its disk remembers what it should.
-    Hello(Hello),
-    /// The answer to a [`Hello`]: whether the node may take part.
-    HelloAnswer(HelloAnswer),
+    Hello(RaftHello),
+    /// The answer to a [`RaftHello`]: whether the node may take part.
+    HelloAnswer(RaftHelloAnswer),
 }
 
 /// A message of Raft.
@@ -27,12 +27,12 @@ pub(super) struct WireMessage {
     /// The last entry that the sender has made durable itself if it leads; 0 from others. Receivers
     /// remember it: it counts towards agreement like an acknowledgement (P5).
     pub durable: u64,
-    pub body: Body,
+    pub body: RaftMessageBody,
 }
 
 /// The content of a message of Raft. What raft-rs knows beyond this is not used here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Body {
+pub(super) enum RaftMessageBody {
     Append { index: u64, log_term: u64, commit: u64, entries: Vec<LogEntry> },
     AppendAnswer { index: u64, commit: u64, rejection: Option<Rejection> },
     Heartbeat { commit: u64 },
@@ -75,7 +75,7 @@ impl WireMessage {
 
     pub(super) fn from_raft(message: &Message, durable: u64) -> Self {
         let (to, from, term) = (NodeId(message.to), NodeId(message.from), message.term);
-        Self { to, from, term, durable, body: Body::from_raft(message) }
+        Self { to, from, term, durable, body: RaftMessageBody::from_raft(message) }
     }
 
     pub(super) fn into_raft(self) -> Message {
@@ -97,7 +97,7 @@ fn vote_kind(message: &Message) -> VoteKind {
     }
 }
 
-impl Body {
+impl RaftMessageBody {
     fn from_raft(message: &Message) -> Self {
         let (index, commit) = (message.index, message.commit);
         let (log_term, commit_term) = (message.log_term, message.commit_term);
@@ -141,7 +141,7 @@ impl Body {
 
     /// Whether the term of such a message is one its sender has written down. The term of a
     /// pre-vote is one it would take.
-    pub(super) fn tells_term(&self) -> bool {
+    pub(super) fn carries_durable_term(&self) -> bool {
         match self {
             Self::Vote { kind: VoteKind::Trial, .. } | Self::VoteAnswer { is_trial: true, .. } => {
                 false

@@ -12,13 +12,13 @@ use ::raft::{INVALID_ID, RawNode, StateRole};
 use zbelastic_types::NodeId;
 
 use super::entry::{LogEntry, SnapshotImage};
-use super::flight::Flights;
 use super::greeting::{Greeting, PeerTable};
-use super::guard::Guard;
+use super::guard::MessageGuard;
+use super::in_flight::InFlightWrites;
 use super::members::Members;
-use super::message::{Body, RaftMessage, WireMessage};
+use super::message::{RaftMessage, RaftMessageBody, WireMessage};
 use super::output::{FatalReason, PersistToken, RaftOutput, RecordNumber};
-use super::record::{HardVote, Record};
+use super::record::{HardVote, RaftRecord};
 use super::recovery::RecoveredLog;
 use super::refusal::RaftRefusal;
 use super::setup::{MESSAGE_BYTES_MAX, RaftSetup, RaftStartError, SNAPSHOT_BYTES_MAX};
@@ -32,12 +32,12 @@ pub use propose::{CompactRefusal, ProposeRefusal};
 pub struct RaftNode {
     setup: RaftSetup,
     raw: RawNode<LogStore>,
-    phase: Phase,
+    phase: RaftPhase,
     boot: u64,
     /// Whether this start is durable. Before, nothing is sent.
     is_boot_durable: bool,
     outputs: VecDeque<RaftOutput>,
-    flights: Flights,
+    writes: InFlightWrites,
     /// The hard state last handed out for persisting, and the last that is durable.
     written: HardVote,
     durable: HardVote,
@@ -47,14 +47,14 @@ pub struct RaftNode {
     peers: PeerTable,
     /// Index and term of the last entry or snapshot taken by [`Self::poll`].
     applied: (u64, u64),
-    ask_snapshot_at: u64,
+    snapshot_due_at: u64,
     announced: (u64, u64),
     /// Ticks since each follower was sent a snapshot that it has not acknowledged.
     snapshot_waits: BTreeMap<u64, u32>,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum RaftPhase {
     Greeting(Greeting),
     Active,
     Stopped(FatalReason),
@@ -73,7 +73,7 @@ impl RaftNode {
         snapshot_data: Vec<u8>,
     ) -> Result<Self, RaftStartError> {
         let node = setup.node;
-        let mut start = Start::default();
+        let mut start = RaftStart::default();
         if !voters.is_empty() {
             let members = Members::first(voters);
             members.check().map_err(|fault| RaftStartError::BadMembers { fault })?;
@@ -82,8 +82,8 @@ impl RaftNode {
             }
             let image = SnapshotImage { index: 1, term: 1, members, data: snapshot_data };
             start.hard = HardVote { term: 1, vote: None, commit: 1 };
-            start.records.push(Record::Snapshot(image.clone()));
-            start.records.push(Record::HardState(start.hard));
+            start.records.push(RaftRecord::Snapshot(image.clone()));
+            start.records.push(RaftRecord::HardState(start.hard));
             start.snapshot = Some(image);
         }
         start.boot = 1;
@@ -108,7 +108,7 @@ impl RaftNode {
             let fault = image.members.check();
             fault.map_err(|fault| RaftStartError::BadMembers { fault })?;
         }
-        let start = Start {
+        let start = RaftStart {
             hard,
             snapshot: recovered.snapshot,
             entries: recovered.entries,
@@ -120,14 +120,15 @@ impl RaftNode {
         Self::start(setup, start)
     }
 
-    fn start(setup: RaftSetup, start: Start) -> Result<Self, RaftStartError> {
+    fn start(setup: RaftSetup, start: RaftStart) -> Result<Self, RaftStartError> {
         setup.check()?;
         let found = start.snapshot.as_ref().map_or(0, |image| image.data.len());
         if found > SNAPSHOT_BYTES_MAX {
             return Err(RaftStartError::SnapshotTooLarge { found });
         }
-        let Start { hard, snapshot, entries, boot, peer_boots, next_record, mut records } = start;
-        records.push(Record::Boot { node: setup.node, boot });
+        let RaftStart { hard, snapshot, entries, boot, peer_boots, next_record, mut records } =
+            start;
+        records.push(RaftRecord::Boot { node: setup.node, boot });
         let applied = snapshot.as_ref().map_or((0, 0), |image| (image.index, image.term));
         let members = snapshot.as_ref().map(|image| image.members.clone()).unwrap_or_default();
         let snapshot = snapshot.map(SnapshotImage::into_raft).unwrap_or_default();
@@ -135,13 +136,13 @@ impl RaftNode {
         let store = LogStore::new(hard_state(hard), snapshot, entries);
         let raw = raw_node(&setup, applied.0, store);
         let mut node = Self {
-            ask_snapshot_at: applied.0 + setup.compact_after,
-            phase: Phase::Active,
+            snapshot_due_at: applied.0 + setup.compact_after,
+            phase: RaftPhase::Active,
             raw,
             boot,
             is_boot_durable: false,
             outputs: VecDeque::new(),
-            flights: Flights::new(next_record),
+            writes: InFlightWrites::new(next_record),
             written: hard,
             durable: hard,
             history: vec![(applied.0, members)],
@@ -161,15 +162,15 @@ impl RaftNode {
     /// A tick of the node's clock.
     pub fn tick(&mut self) {
         match &mut self.phase {
-            Phase::Stopped(_) => {}
-            Phase::Greeting(greeting) => {
+            RaftPhase::Stopped(_) => {}
+            RaftPhase::Greeting(greeting) => {
                 if greeting.tick(self.setup.heartbeat_ticks) {
                     self.send_hellos();
                 }
                 self.end_greeting();
             }
-            Phase::Active => {
-                if self.flights.tick() > self.setup.write_ticks_max {
+            RaftPhase::Active => {
+                if self.writes.tick() > self.setup.write_ticks_max {
                     self.step_down();
                 }
                 if self.is_tickable() {
@@ -194,7 +195,7 @@ impl RaftNode {
     fn is_tickable(&self) -> bool {
         let is_alone = self.members().is_alone(self.setup.node);
         let is_leader = self.raw.raft.state == StateRole::Leader;
-        !self.flights.is_installing() && (is_leader || !is_alone || !self.flights.has_log())
+        !self.writes.is_installing() && (is_leader || !is_alone || !self.writes.has_log())
     }
 
     /// raft-rs waits for ever for the answer to a snapshot unless its loss is reported to it.
@@ -221,7 +222,7 @@ impl RaftNode {
     /// If it is refused. The node is then as it was before; but for
     /// [`RaftRefusal::BeyondLog`] from a member, after which it stops.
     pub fn handle(&mut self, from: NodeId, message: RaftMessage) -> Result<(), RaftRefusal> {
-        if matches!(self.phase, Phase::Stopped(_)) {
+        if matches!(self.phase, RaftPhase::Stopped(_)) {
             return Err(RaftRefusal::Stopped);
         }
         match message {
@@ -237,13 +238,13 @@ impl RaftNode {
         }
         let message = WireMessage::decode(bytes).ok_or(RaftRefusal::Malformed)?;
         self.check_ends(from, &message)?;
-        if let Phase::Greeting(greeting) = &mut self.phase {
-            if greeting.hear(from) {
+        if let RaftPhase::Greeting(greeting) = &mut self.phase {
+            if greeting.note_caller(from) {
                 self.send_hellos();
             }
             return Err(RaftRefusal::Greeting);
         }
-        if self.flights.is_installing() {
+        if self.writes.is_installing() {
             return Err(RaftRefusal::Installing);
         }
         if let Err(refusal) = self.guard().check(&message) {
@@ -254,7 +255,7 @@ impl RaftNode {
             }
             return Err(refusal);
         }
-        self.witness(&message);
+        self.observe_peer(&message);
         let stepped = self.raw.step(message.into_raft());
         stepped.expect("an answer is a member's, and nothing is proposed by message");
         self.settle();
@@ -275,18 +276,18 @@ impl RaftNode {
         Ok(())
     }
 
-    fn guard(&self) -> Guard<'_> {
-        let is_log_under_way = self.flights.has_log();
-        Guard { raw: &self.raw, members: self.members(), is_log_under_way }
+    fn guard(&self) -> MessageGuard<'_> {
+        let is_log_under_way = self.writes.has_log();
+        MessageGuard { raw: &self.raw, members: self.members(), is_log_under_way }
     }
 
     /// Remembers what others have written down, in case they forget (P5).
-    fn witness(&mut self, message: &WireMessage) {
+    fn observe_peer(&mut self, message: &WireMessage) {
         let raft = &self.raw.raft;
-        if message.body.tells_term() {
+        if message.body.carries_durable_term() {
             self.peers.saw_term(message.from, message.term);
         }
-        if let Body::AppendAnswer { index, rejection: None, .. } = message.body
+        if let RaftMessageBody::AppendAnswer { index, rejection: None, .. } = message.body
             && raft.state == StateRole::Leader
             && message.term == raft.term
         {
@@ -302,51 +303,51 @@ impl RaftNode {
     /// # Panics
     /// If tokens are reported out of order or twice.
     pub fn on_persisted(&mut self, token: PersistToken) {
-        if !matches!(self.phase, Phase::Stopped(_)) {
-            self.land(token);
+        if !matches!(self.phase, RaftPhase::Stopped(_)) {
+            self.finish_write(token);
         }
     }
 
     /// The next thing to do, if there is one.
     pub fn poll(&mut self) -> Option<RaftOutput> {
-        if self.outputs.is_empty() && !matches!(self.phase, Phase::Stopped(_)) {
+        if self.outputs.is_empty() && !matches!(self.phase, RaftPhase::Stopped(_)) {
             self.settle();
         }
         let output = self.outputs.pop_front()?;
         match &output {
             RaftOutput::Committed(entry) => {
-                self.hand_out(entry.index, entry.term);
-                self.ask_snapshot();
+                self.advance_applied(entry.index, entry.term);
+                self.request_snapshot();
             }
             RaftOutput::Installed { index, term, .. } => {
-                self.hand_out(*index, *term);
-                self.ask_snapshot_at = index + self.setup.compact_after;
+                self.advance_applied(*index, *term);
+                self.snapshot_due_at = index + self.setup.compact_after;
             }
             RaftOutput::Send { .. }
             | RaftOutput::Persist { .. }
             | RaftOutput::Trim { .. }
-            | RaftOutput::AskSnapshot
+            | RaftOutput::RequestSnapshot
             | RaftOutput::LeaderChanged { .. }
             | RaftOutput::Fatal(_) => {}
         }
         Some(output)
     }
 
-    fn hand_out(&mut self, index: u64, term: u64) {
+    fn advance_applied(&mut self, index: u64, term: u64) {
         assert!(index > self.applied.0, "entries are handed out once, in order");
         self.applied = (index, term);
     }
 
-    fn ask_snapshot(&mut self) {
-        if self.applied.0 >= self.ask_snapshot_at {
-            self.ask_snapshot_at = self.applied.0 + self.setup.compact_after;
-            self.outputs.push_front(RaftOutput::AskSnapshot);
+    fn request_snapshot(&mut self) {
+        if self.applied.0 >= self.snapshot_due_at {
+            self.snapshot_due_at = self.applied.0 + self.setup.compact_after;
+            self.outputs.push_front(RaftOutput::RequestSnapshot);
         }
     }
 
     fn stop(&mut self, reason: FatalReason) {
-        self.phase = Phase::Stopped(reason);
-        self.flights.clear();
+        self.phase = RaftPhase::Stopped(reason);
+        self.writes.clear();
         self.outputs.clear();
         self.outputs.push_back(RaftOutput::Fatal(reason));
     }
@@ -354,14 +355,14 @@ impl RaftNode {
 
 /// What a start begins with.
 #[derive(Default)]
-struct Start {
+struct RaftStart {
     hard: HardVote,
     snapshot: Option<SnapshotImage>,
     entries: Vec<LogEntry>,
     boot: u64,
     peer_boots: BTreeMap<NodeId, (u64, u64)>,
     next_record: RecordNumber,
-    records: Vec<Record>,
+    records: Vec<RaftRecord>,
 }
 
 fn node_of(id: u64) -> Option<NodeId> {

@@ -9,7 +9,7 @@ use zbelastic_types::NodeId;
 
 use super::greeting::StaleCause;
 use super::message::RaftMessage;
-use super::record::Record;
+use super::record::RaftRecord;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum RaftOutput {
         /// To be passed to [`super::RaftNode::on_persisted`].
         token: PersistToken,
         /// The records to write, oldest first.
-        records: Vec<Record>,
+        records: Vec<RaftRecord>,
     },
     /// Records with a smaller number are no longer needed. When they go is of no importance.
     Trim {
@@ -48,7 +48,7 @@ pub enum RaftOutput {
     },
     /// The log is long, or a new member needs the state: time for [`super::RaftNode::compact`] at
     /// the last index handed out. Handed out again if nothing happens.
-    AskSnapshot,
+    RequestSnapshot,
     /// Another leader, none, or another term.
     LeaderChanged {
         /// The leader, if this node knows one.

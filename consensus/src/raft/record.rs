@@ -23,7 +23,7 @@ const HEADER_BYTES: usize = 9;
 
 /// One thing a node must not forget. The shell writes records in order and keeps them whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Record {
+pub enum RaftRecord {
     /// What the node promised to others.
     HardState(HardVote),
     /// Entries that follow what is there, or replace it from the first of them on.
@@ -61,7 +61,7 @@ pub struct HardVote {
 
 /// What is wrong with the bytes of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RecordFault {
+pub enum RaftRecordFault {
     /// Another version of this program wrote it.
     #[error("record version {found}, this program reads version {RECORD_VERSION}")]
     UnknownVersion {
@@ -95,7 +95,7 @@ pub enum RecordFault {
     NoRecord,
 }
 
-impl RecordFault {
+impl RaftRecordFault {
     /// Whether a write that was cut short can look like this.
     pub(super) fn may_be_torn(self) -> bool {
         match self {
@@ -110,7 +110,7 @@ impl RecordFault {
 /// # Panics
 /// If the record has more than 4 GiB: entries and snapshots are bounded far below.
 #[must_use]
-pub fn encode_record(record: &Record) -> Vec<u8> {
+pub fn encode_record(record: &RaftRecord) -> Vec<u8> {
     let bytes = vec![0_u8; HEADER_BYTES];
     let mut bytes = postcard::to_extend(record, bytes).expect("a vector takes all bytes");
     let length = u32::try_from(bytes.len() - HEADER_BYTES).expect("a record is below 4 GiB");
@@ -125,27 +125,27 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
 ///
 /// # Errors
 /// If the bytes are not exactly one record of this version.
-pub fn decode_record(bytes: &[u8]) -> Result<Record, RecordFault> {
-    let too_short = RecordFault::TooShort { found: bytes.len() };
+pub fn decode_record(bytes: &[u8]) -> Result<RaftRecord, RaftRecordFault> {
+    let too_short = RaftRecordFault::TooShort { found: bytes.len() };
     let &version = bytes.first().ok_or(too_short)?;
     if bytes.len() < HEADER_BYTES {
         return Err(too_short);
     }
     // Zeros are what a file that was extended and not filled holds.
     if version != RECORD_VERSION && version != 0 {
-        return Err(RecordFault::UnknownVersion { found: version });
+        return Err(RaftRecordFault::UnknownVersion { found: version });
     }
     let (expected, found) = (u64::from(word(bytes, 1)), (bytes.len() - HEADER_BYTES) as u64);
     if expected != found {
-        return Err(RecordFault::WrongLength { expected, found });
+        return Err(RaftRecordFault::WrongLength { expected, found });
     }
     let (expected, found) = (word(bytes, 5), checksum(bytes));
     if expected != found || version == 0 {
-        return Err(RecordFault::WrongChecksum { expected, found });
+        return Err(RaftRecordFault::WrongChecksum { expected, found });
     }
     match postcard::take_from_bytes(&bytes[HEADER_BYTES..]) {
         Ok((record, [])) => Ok(record),
-        Ok((_, _)) | Err(_) => Err(RecordFault::NoRecord),
+        Ok((_, _)) | Err(_) => Err(RaftRecordFault::NoRecord),
     }
 }
 

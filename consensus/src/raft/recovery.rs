@@ -7,7 +7,7 @@ use zbelastic_types::NodeId;
 
 use super::entry::{LogEntry, Payload, SnapshotImage};
 use super::output::RecordNumber;
-use super::record::{HardVote, Record, RecordFault, decode_record};
+use super::record::{HardVote, RaftRecord, RaftRecordFault, decode_record};
 
 /// What the records of a disk add up to. Starting a node consumes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum RecoverError {
         /// Which record, counted from 0.
         number: u64,
         /// What is wrong with it.
-        fault: RecordFault,
+        fault: RaftRecordFault,
     },
     /// Entries are missing before those of a record.
     #[error("record {number} begins with entry {found}, entry {expected} is missing")]
@@ -140,17 +140,17 @@ impl RecoveredLog {
         hard
     }
 
-    fn add(&mut self, number: u64, record: Record) -> Result<(), RecoverError> {
+    fn add(&mut self, number: u64, record: RaftRecord) -> Result<(), RecoverError> {
         match record {
-            Record::HardState(hard) => {
+            RaftRecord::HardState(hard) => {
                 check_forward(number, "the term", self.hard.term, hard.term)?;
                 check_forward(number, "the commit index", self.hard.commit, hard.commit)?;
                 self.hard = hard;
             }
-            Record::Append(entries) => self.append(number, entries)?,
-            Record::Snapshot(image) => self.install(number, image)?,
-            Record::Boot { node, boot } => self.start(number, node, boot)?,
-            Record::PeerBoot { node, boot, life } => {
+            RaftRecord::Append(entries) => self.append(number, entries)?,
+            RaftRecord::Snapshot(image) => self.install(number, image)?,
+            RaftRecord::Boot { node, boot } => self.start(number, node, boot)?,
+            RaftRecord::PeerBoot { node, boot, life } => {
                 self.peer_boots.insert(node, (boot, life));
             }
         }

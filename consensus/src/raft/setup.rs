@@ -35,7 +35,7 @@ pub struct RaftSetup {
     pub election_ticks: u32,
     /// Ticks between two heartbeats of a leader, and between two greetings.
     pub heartbeat_ticks: u32,
-    /// Entries handed out since the last snapshot before [`super::RaftOutput::AskSnapshot`].
+    /// Entries handed out since the last snapshot before [`super::RaftOutput::RequestSnapshot`].
     pub compact_after: u64,
     /// Entries before a snapshot that stay in memory for followers that are a little behind.
     pub tail_entries: u64,

@@ -34,7 +34,7 @@ impl LogStore {
     }
 
     /// Whether a later snapshot was wanted since the last call.
-    pub(super) fn take_snapshot_wanted(&self) -> bool {
+    pub(super) fn take_snapshot_request(&self) -> bool {
         self.is_snapshot_wanted.take()
     }
 

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::NodeId;
 
-use super::{Change, EntryRefusal, State};
+use super::{EntryRefusal, State, StateChange};
 use crate::access::{
-    Access, AccessChange, AccessOutcome, AccessRefusal, AuthorityReport, Credential, RotationStep,
+    AccessChange, AccessOutcome, AccessRefusal, AccessRegistry, AuthorityReport, Credential,
+    RotationStep,
 };
 use crate::contact::Contact;
 use crate::member::{LossReason, Role};
@@ -26,7 +27,7 @@ impl State {
 
     /// Tokens, credentials and the last change of authority, as agreed.
     #[must_use]
-    pub fn access(&self) -> &Access {
+    pub fn access(&self) -> &AccessRegistry {
         &self.access
     }
 
@@ -78,7 +79,7 @@ impl State {
         &mut self,
         index: u64,
         change: AccessChange,
-    ) -> Result<Change, EntryRefusal> {
+    ) -> Result<StateChange, EntryRefusal> {
         self.check_access(&change)?;
         let outcome = match change {
             AccessChange::TokenMade { token, terms, at_s } => {
@@ -95,7 +96,7 @@ impl State {
                 let known = self.access.check_used(by, &name, role, term, live)?;
                 let node = match known {
                     Some(node) => node,
-                    None => self.access.let_in(by, name, term, live),
+                    None => self.access.redeem_token(by, name, term, live),
                 };
                 let is_repeated = known.is_some();
                 AccessOutcome::LetIn { token, key, node, is_repeated }
@@ -126,7 +127,7 @@ impl State {
                 AccessOutcome::Authority { phase, revoked }
             }
         };
-        Ok(Change::Access(outcome))
+        Ok(StateChange::Access(outcome))
     }
 
     /// What is to be done next about a change of authority, as far as members reported.
@@ -143,7 +144,7 @@ impl State {
 
     /// Whether this node is let in as a member of this role, with this contact.
     #[must_use]
-    pub fn lets_in(&self, node: NodeId, role: Role, contact: &Contact) -> bool {
-        self.access.lets_in(node, role) && contact.check().is_ok()
+    pub fn authorizes(&self, node: NodeId, role: Role, contact: &Contact) -> bool {
+        self.access.authorizes(node, role) && contact.check().is_ok()
     }
 }

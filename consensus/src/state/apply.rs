@@ -11,14 +11,16 @@ use crate::codec::Format;
 use crate::contact::Contact;
 use crate::entry::{CHANGES_MAX, Entry, RewindReason};
 use crate::job::{CHECKPOINT_EVERY_MAX, JobPhase, JobRefusal};
-use crate::member::{Holder, LossReason, MEMBERS_MAX, Member, MemberChange, Role, Standing};
+use crate::member::{
+    Holder, LossReason, MEMBERS_MAX, Member, MemberChange, MembershipStatus, Role,
+};
 use crate::mutant::{self, Mutant};
 use crate::plan::PlanRecord;
 use crate::validation::Seal;
 
 /// What an entry changed.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Change {
+pub enum StateChange {
     /// Members; those changes of the entry that fit.
     Members(Vec<MemberChange>),
     /// A plan begins to load now.
@@ -90,7 +92,7 @@ impl State {
     ///
     /// # Panics
     /// If an index is left out or comes twice (invariant S2).
-    pub fn apply(&mut self, index: u64, entry: Entry) -> Result<Change, EntryRefusal> {
+    pub fn apply(&mut self, index: u64, entry: Entry) -> Result<StateChange, EntryRefusal> {
         self.pass(index);
         match entry {
             Entry::Members(changes) => self.apply_members(index, changes),
@@ -110,13 +112,13 @@ impl State {
         }
     }
 
-    fn apply_format(&mut self, found: Format) -> Result<Change, EntryRefusal> {
+    fn apply_format(&mut self, found: Format) -> Result<StateChange, EntryRefusal> {
         let agreed = self.format;
         if found <= agreed {
             return Err(EntryRefusal::Format { agreed, found });
         }
         self.format = found;
-        Ok(Change::Format(found))
+        Ok(StateChange::Format(found))
     }
 
     /// Counts an index that holds nothing for this state.
@@ -132,7 +134,7 @@ impl State {
         &mut self,
         index: u64,
         changes: Vec<MemberChange>,
-    ) -> Result<Change, EntryRefusal> {
+    ) -> Result<StateChange, EntryRefusal> {
         let mut fitting = Vec::new();
         for change in changes.into_iter().take(CHANGES_MAX) {
             if self.change_member(index, &change) {
@@ -142,23 +144,23 @@ impl State {
         if fitting.is_empty() {
             return Err(EntryRefusal::Members);
         }
-        Ok(Change::Members(fitting))
+        Ok(StateChange::Members(fitting))
     }
 
     fn change_member(&mut self, index: u64, change: &MemberChange) -> bool {
         match change {
             MemberChange::Admit { node, boot, role, resources, contact } => {
-                if !self.admits(*node, *boot) || !self.lets_in(*node, *role, contact) {
+                if !self.admits(*node, *boot) || !self.authorizes(*node, *role, contact) {
                     return false;
                 }
-                self.make_room_for(*node);
+                self.evict_lost_member(*node);
                 let member = Member {
                     incarnation: Self::incarnation_at(index),
                     boot: *boot,
                     role: *role,
                     resources: *resources,
                     contact: contact.clone(),
-                    standing: Standing::Present,
+                    status: MembershipStatus::Present,
                 };
                 self.members.insert(*node, member);
                 self.contacts_index = index;
@@ -168,7 +170,7 @@ impl State {
                 self.is_live(*holder) && self.lose(index, holder.node, *reason)
             }
             MemberChange::Drain { holder } => {
-                self.is_live(*holder) && self.set_standing(holder.node, Standing::Draining)
+                self.is_live(*holder) && self.set_status(holder.node, MembershipStatus::Draining)
             }
             MemberChange::Moved { holder, contact } => {
                 let is_fitting = self.is_live(*holder) && contact.check().is_ok();
@@ -194,7 +196,7 @@ impl State {
             self.quarantined.insert(node);
         }
         self.contacts_index = index;
-        self.set_standing(node, Standing::Lost(reason))
+        self.set_status(node, MembershipStatus::Lost(reason))
     }
 
     fn set_contact(&mut self, index: u64, node: NodeId, contact: &Contact) -> bool {
@@ -207,20 +209,20 @@ impl State {
         is_new
     }
 
-    pub(super) fn set_standing(&mut self, node: NodeId, standing: Standing) -> bool {
+    pub(super) fn set_status(&mut self, node: NodeId, standing: MembershipStatus) -> bool {
         let member = self.members.get_mut(&node).expect("looked up before");
-        let is_new = member.standing != standing;
-        member.standing = standing;
+        let is_new = member.status != standing;
+        member.status = standing;
         is_new
     }
 
-    pub(super) fn has_room_for(&self, node: NodeId) -> bool {
+    pub(super) fn has_member_capacity(&self, node: NodeId) -> bool {
         let is_full = self.members.len() >= MEMBERS_MAX && !self.members.contains_key(&node);
         !is_full || self.oldest_lost().is_some()
     }
 
     /// Forgets a member that is lost, if it must.
-    fn make_room_for(&mut self, node: NodeId) {
+    fn evict_lost_member(&mut self, node: NodeId) {
         if self.members.len() >= MEMBERS_MAX && !self.members.contains_key(&node) {
             let oldest = self.oldest_lost().expect("there is room");
             self.forget_member(oldest);
@@ -247,7 +249,7 @@ impl State {
         free.min_by_key(|(_, member)| member.incarnation).map(|(node, _)| *node)
     }
 
-    fn apply_seal(&mut self, seal: Seal) -> Result<Change, EntryRefusal> {
+    fn apply_seal(&mut self, seal: Seal) -> Result<StateChange, EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?.clone();
         if self.is_all_sealed() {
             return Err(JobRefusal::Done.into());
@@ -270,19 +272,19 @@ impl State {
         self.history.check(&seal)?;
         self.ledger.apply(&seal).expect("checked above");
         let is_repeated = seal.verdict.is_final() && seal.turn.step < self.history.head();
-        self.remember(seal);
+        self.record_seal(seal);
         self.last_seal = Some(seal);
         if seal.verdict.is_final() {
             self.open_checkpoint(&spec);
         }
         let adopted = self.begin_planned();
-        Ok(Change::Sealed { seal, is_repeated, adopted })
+        Ok(StateChange::Sealed { seal, is_repeated, adopted })
     }
 
     /// Keeps a seal that is final and new, in place of the oldest if there is no room.
-    fn remember(&mut self, seal: Seal) {
+    fn record_seal(&mut self, seal: Seal) {
         let is_new = seal.verdict.is_final() && seal.turn.step >= self.history.head();
-        if is_new && self.history.is_full() && self.has_room_for_seal() {
+        if is_new && self.history.is_full() && self.can_remember_seal() {
             self.history.forget_oldest();
         }
         self.history.push(seal);
@@ -312,7 +314,7 @@ impl State {
     /// and cannot end it, or if so much was sealed since the last checkpoint that one is due.
     pub(super) fn renew_checkpoint(&mut self) {
         let version = self.open_turn().step;
-        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.asks_checkpoints());
+        let is_asked = self.job.as_ref().is_some_and(|job| job.spec.schedules_checkpoints());
         let is_due = self.history.seals().len() >= CHECKPOINT_EVERY_MAX as usize;
         let position = self.pending.iter().position(|found| found.version == version);
         match position {
@@ -338,7 +340,7 @@ impl State {
         (version, generation): (Step, Generation),
         holder: Holder,
         layers: &[LayerDigest],
-    ) -> Result<Change, EntryRefusal> {
+    ) -> Result<StateChange, EntryRefusal> {
         let layer_count = self.job.as_ref().ok_or(JobRefusal::Missing)?.spec.layer_count();
         if !self.is_live(holder) {
             return Err(EntryRefusal::NotAHolder { holder });
@@ -357,13 +359,13 @@ impl State {
             }
         }
         pending.layers = durable;
-        Ok(Change::Durable { version })
+        Ok(StateChange::Durable { version })
     }
 
     /// The version that follows the open one becomes a checkpoint. It is not the open one: a worker may
     /// have left that behind when it receives this. A worker that learns that the next version is sealed
     /// has been sent this entry before, or is with the same briefing.
-    fn apply_keep(&mut self, version: Step) -> Result<Change, EntryRefusal> {
+    fn apply_keep(&mut self, version: Step) -> Result<StateChange, EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
         if spec.checkpoint_ticks == 0 && !self.is_left_alone() {
             return Err(EntryRefusal::NoCheckpoint { version });
@@ -376,10 +378,10 @@ impl State {
             return Err(EntryRefusal::NotRunning { generation: self.generation() });
         }
         self.due = Some(version);
-        Ok(Change::Kept { version })
+        Ok(StateChange::Kept { version })
     }
 
-    fn apply_checkpoint(&mut self, version: Step) -> Result<Change, EntryRefusal> {
+    fn apply_checkpoint(&mut self, version: Step) -> Result<StateChange, EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.spec.clone();
         let pending = self.pending.iter().find(|pending| pending.version == version);
         let pending = pending.ok_or(EntryRefusal::NoCheckpoint { version })?;
@@ -398,7 +400,7 @@ impl State {
         if surplus > 0 {
             self.history.forget_before(self.checkpoints[0].version);
         }
-        Ok(Change::Checkpoint { version, dropped })
+        Ok(StateChange::Checkpoint { version, dropped })
     }
 
     /// The job is done with the checkpoint behind its last step: without it no node would have what was

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::class::DeviceClass;
-use crate::member::{Holder, Member, Standing};
+use crate::member::{Holder, Member, MembershipStatus};
 use crate::plan::{PlanRecord, PlanRefusal};
 
 impl State {
@@ -16,11 +16,11 @@ impl State {
     /// The class that a plan made now is for: the job's, or that of the first worker with devices of
     /// the job's kind, one that stays if there is one.
     #[must_use]
-    pub fn class_wanted(&self) -> Option<DeviceClass> {
+    pub fn class_for_plan(&self) -> Option<DeviceClass> {
         let kind = self.job()?.spec.device;
         let first = |stays: bool| {
             let is_it = |(_, member): &(Holder, &Member)| {
-                let is_staying = member.standing == Standing::Present;
+                let is_staying = member.status == MembershipStatus::Present;
                 member.resources.class.kind() == kind && (is_staying || !stays)
             };
             self.live_workers().find(is_it).map(|(_, member)| member.resources.class)
@@ -30,7 +30,7 @@ impl State {
 
     /// Workers that a plan of the job may seat.
     pub fn fitting_workers(&self) -> impl Iterator<Item = (Holder, &Member)> {
-        let class = self.class_wanted();
+        let class = self.class_for_plan();
         self.live_workers().filter(move |(_, member)| Some(member.resources.class) == class)
     }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use zbelastic_types::{Generation, RunId, Step};
 
-use super::{Change, EntryRefusal, PlanPhase, State};
+use super::{EntryRefusal, PlanPhase, State, StateChange};
 use crate::checkpoint::CheckpointRecord;
 use crate::class::DeviceClass;
 use crate::entry::RewindReason;
-use crate::history::History;
-use crate::job::{Job, JobChange, JobPhase, JobRefusal, JobSpec, Origin};
+use crate::history::SealHistory;
+use crate::job::{Job, JobChange, JobPhase, JobRefusal, JobSpec, RunOrigin};
 use crate::run::{RUNS_MAX, RunRecord};
 use crate::validation::Ledger;
 
@@ -64,7 +64,7 @@ impl State {
 
     /// A branch goes on from what is kept of a run that is over, with the same layers.
     fn check_origin(&self, spec: &JobSpec) -> Result<(), JobRefusal> {
-        let Some(Origin { run, version, .. }) = spec.from else { return Ok(()) };
+        let Some(RunOrigin { run, version, .. }) = spec.from else { return Ok(()) };
         let (parent, checkpoint) =
             self.ended_with(run).ok_or(JobRefusal::Origin { run, version })?;
         let layers = |spec: &JobSpec| (spec.layer_tensors.clone(), spec.layer_bytes.clone());
@@ -117,7 +117,7 @@ impl State {
         Ok(job)
     }
 
-    pub(super) fn apply_job(&mut self, change: JobChange) -> Result<Change, EntryRefusal> {
+    pub(super) fn apply_job(&mut self, change: JobChange) -> Result<StateChange, EntryRefusal> {
         self.check_job(&change)?;
         if let JobChange::Remove(run) = change {
             return Ok(self.remove_run(run));
@@ -132,13 +132,13 @@ impl State {
             JobChange::Continue => (JobPhase::Running, Vec::new()),
             JobChange::Halt(reason) => (JobPhase::Halted(reason), Vec::new()),
             JobChange::Stop => {
-                self.let_go();
+                self.drop_plan();
                 (JobPhase::Stopped, Vec::new())
             }
             JobChange::Remove(_) => unreachable!("removed above"),
         };
         self.job.as_mut().expect("checked before").phase = phase;
-        Ok(Change::Job { phase, dropped })
+        Ok(StateChange::Job { phase, dropped })
     }
 
     /// What is left of the job before is its last checkpoint, and the numbers of its plans, which are
@@ -158,7 +158,7 @@ impl State {
         if let Some(origin) = origin {
             self.ledger = origin.ledger.clone();
             self.ledger.adopt(self.generation);
-            self.history = History::starting_at(origin.version);
+            self.history = SealHistory::starting_at(origin.version);
             self.checkpoints.push(origin);
         }
         self.job = Some(Job { spec, phase: JobPhase::Running });
@@ -168,25 +168,25 @@ impl State {
     /// There is no job any more. Yields what it was, with its last checkpoint.
     fn end_job(&mut self) -> (Option<Job>, Option<DeviceClass>, Option<CheckpointRecord>) {
         if self.job.is_some() {
-            self.let_go();
+            self.drop_plan();
         }
         self.ledger = Ledger::new(self.generation, Step(0), 0);
-        self.history = History::default();
+        self.history = SealHistory::default();
         (self.job.take(), self.class.take(), self.checkpoints.pop())
     }
 
-    fn remove_run(&mut self, run: RunId) -> Change {
+    fn remove_run(&mut self, run: RunId) -> StateChange {
         let count = self.ended.len();
         self.ended.retain(|ended| ended.run() != run);
         if self.ended.len() == count {
             self.end_job();
             self.checkpoints.clear();
         }
-        Change::Removed { run }
+        StateChange::Removed { run }
     }
 
     /// No plan is in force, and what workers hold is not believed any more: they drop it.
-    fn let_go(&mut self) {
+    fn drop_plan(&mut self) {
         (self.plan, self.next, self.last_seal) = (None, None, None);
         self.pending.clear();
         self.due = None;
@@ -237,7 +237,7 @@ impl State {
         generation: Generation,
         to: Step,
         reason: RewindReason,
-    ) -> Result<Change, EntryRefusal> {
+    ) -> Result<StateChange, EntryRefusal> {
         self.job_under_way()?;
         let expected = self.generation();
         if generation != expected {
@@ -272,6 +272,6 @@ impl State {
         if let Some(plan) = &mut self.plan {
             plan.phase = PlanPhase::Closed;
         }
-        Ok(Change::Rewound { to, reason, dropped })
+        Ok(StateChange::Rewound { to, reason, dropped })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
-use super::apply::Change;
+use super::apply::StateChange;
 use super::{EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase, PlanState, State};
 use crate::checkpoint::LayerDigest;
 use crate::entry::ReadyRecord;
@@ -14,17 +14,17 @@ use crate::member::{Holder, Role};
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal};
 
 impl State {
-    pub(super) fn apply_adopt(&mut self, record: PlanRecord) -> Result<Change, EntryRefusal> {
+    pub(super) fn apply_adopt(&mut self, record: PlanRecord) -> Result<StateChange, EntryRefusal> {
         self.check_adopt(&record)?;
         self.generation = record.generation;
         self.class = self.class_of_plan(&record).ok();
         let record = Arc::new(record);
         if record.from_step > self.open_turn().step {
             self.next = Some(record.clone());
-            return Ok(Change::Planned(record));
+            return Ok(StateChange::Planned(record));
         }
         self.load(record.clone());
-        Ok(Change::Adopted(record))
+        Ok(StateChange::Adopted(record))
     }
 
     /// Whether a plan would be accepted now.
@@ -72,7 +72,7 @@ impl State {
         Some(record)
     }
 
-    pub(super) fn apply_ready(&mut self, ready: ReadyRecord) -> Result<Change, EntryRefusal> {
+    pub(super) fn apply_ready(&mut self, ready: ReadyRecord) -> Result<StateChange, EntryRefusal> {
         let holder = ready.holder;
         let is_live = self.is_live(holder);
         let (record, slots) = self.loading(ready.generation)?;
@@ -87,7 +87,7 @@ impl State {
             return Err(EntryRefusal::AlreadyReady { holder });
         }
         slots[stage.index()] = Some(ready);
-        Ok(Change::Ready(holder))
+        Ok(StateChange::Ready(holder))
     }
 
     fn loading(
@@ -106,7 +106,10 @@ impl State {
         }
     }
 
-    pub(super) fn apply_resume(&mut self, generation: Generation) -> Result<Change, EntryRefusal> {
+    pub(super) fn apply_resume(
+        &mut self,
+        generation: Generation,
+    ) -> Result<StateChange, EntryRefusal> {
         let lost = self.lost_holder();
         let (record, slots) = self.loading(generation)?;
         let missing = slots.iter().filter(|slot| slot.is_none()).count() as u32;
@@ -120,7 +123,7 @@ impl State {
             return Err(EntryRefusal::DigestsDiffer { layer });
         }
         self.plan.as_mut().expect("it loads").phase = PlanPhase::Running;
-        Ok(Change::Resumed(generation))
+        Ok(StateChange::Resumed(generation))
     }
 }
 

@@ -1,10 +1,10 @@
 //! The leader's half: reports in, a proposal out.
 
 use super::ledger::Ledger;
-use super::report::Report;
+use super::report::GradientReport;
 use super::seal::{Seal, Turn};
 use super::tally::{ReportRefusal, Tally};
-use super::verdict::{Decision, Gate, GuardPolicy, Verdict, decide};
+use super::verdict::{Gate, GuardPolicy, Verdict, VerdictDecision, decide};
 
 /// A seal to be agreed on.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,13 +18,13 @@ pub struct Proposal {
 
 /// The duties of a leader towards validation. Starts from nothing: stages report until sealed.
 #[derive(Clone, Debug)]
-pub struct Leader {
+pub struct LeaderHalf {
     tally: Tally,
     tensor_count: u32,
     policy: GuardPolicy,
 }
 
-impl Leader {
+impl LeaderHalf {
     /// A leader over `ledger` for a model with `tensor_count` tensors.
     #[must_use]
     pub fn new(ledger: &Ledger, tensor_count: u32, policy: GuardPolicy) -> Self {
@@ -38,7 +38,7 @@ impl Leader {
     pub fn handle_report(
         &mut self,
         ledger: &Ledger,
-        report: &Report,
+        report: &GradientReport,
     ) -> Result<Option<Proposal>, ReportRefusal> {
         if self.tally.turn() != ledger.open_turn() {
             self.tally = Tally::new(ledger.open_turn(), self.tensor_count);
@@ -54,7 +54,7 @@ impl Leader {
     }
 }
 
-fn seal(turn: Turn, updates: u64, decision: &Decision, loss_sum: f64) -> Seal {
+fn seal(turn: Turn, updates: u64, decision: &VerdictDecision, loss_sum: f64) -> Seal {
     let is_taken = match decision.verdict {
         Verdict::Keep | Verdict::Clip { .. } => true,
         Verdict::Skip | Verdict::Replay => false,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{Attempt, Generation, Step};
 
 use super::seal::{Seal, SealRefusal, Turn, check_turn};
-use super::verdict::{History, Reason, Verdict};
+use super::verdict::{Reason, Verdict, VerdictHistory};
 use crate::mutant::{self, Mutant};
 
 /// Norms remembered for the spike guard.
@@ -49,8 +49,8 @@ impl Ledger {
     }
 
     /// What the next verdict may depend on.
-    pub(super) fn history<'a>(&self, norms: &'a [f64]) -> History<'a> {
-        History { norms, replays: self.replays, spike_skips: self.spike_skips }
+    pub(super) fn history<'a>(&self, norms: &'a [f64]) -> VerdictHistory<'a> {
+        VerdictHistory { norms, replays: self.replays, spike_skips: self.spike_skips }
     }
 
     /// Norms of the steps taken lately, oldest first.

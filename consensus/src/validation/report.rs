@@ -37,7 +37,7 @@ impl TensorSum {
 
 /// A stage's report on its gradient of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct GradientReport {
     /// The generation, attempt and step that it is about.
     pub turn: Turn,
     /// The stage whose gradient it is.
@@ -61,7 +61,7 @@ pub struct Prefix {
 impl Prefix {
     /// What a stage passes on: what it received, if it is not the first, and its own sums.
     #[must_use]
-    pub fn of(report: &Report, received: Option<&Self>) -> Self {
+    pub fn of(report: &GradientReport, received: Option<&Self>) -> Self {
         let start = received.map_or(0.0, |prefix| prefix.square_sum);
         let own = report.sums.iter().fold(0.0, |sum, tensor| sum + tensor.square_sum);
         Self { turn: report.turn, square_sum: start + own }

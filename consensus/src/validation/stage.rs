@@ -2,13 +2,13 @@
 
 use zbelastic_types::{Generation, StageIndex};
 
-use super::report::{Prefix, Report, TensorSum};
+use super::report::{GradientReport, Prefix, TensorSum};
 use super::seal::{Seal, SealRefusal, Turn, check_turn};
 use super::verdict::{Gate, Verdict};
 
 /// What to do about the candidate when a seal is applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum CandidateOrder {
+pub enum CandidateAction {
     /// The one there is was computed with the sealed coefficient: leave it.
     Stay,
     /// Compute one with this coefficient from the untouched state, in place of any other.
@@ -24,9 +24,9 @@ pub enum CandidateOrder {
 
 /// What applying a seal means for a stage, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Application {
+pub struct SealApplication {
     /// What to do first, about the candidate.
-    pub candidate: CandidateOrder,
+    pub candidate: CandidateAction,
     /// Then, if the step is taken, the moments with this coefficient, and the candidate becomes
     /// the state (rule R8: from version `t - 1` only).
     pub commit: Option<f32>,
@@ -39,7 +39,7 @@ pub struct Application {
 
 /// Where a stage stands with the open step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
+enum StepPhase {
     /// Its gradient is not complete yet.
     Accumulating,
     /// Frozen and reported; `candidate` holds the coefficient of the one in force, if any.
@@ -51,7 +51,7 @@ enum Phase {
 pub struct StageHalf {
     open: Turn,
     updates: u64,
-    phase: Phase,
+    phase: StepPhase,
     clip_norm: Option<f64>,
 }
 
@@ -59,7 +59,7 @@ impl StageHalf {
     /// A stage whose next step is that of `open`, after `updates` applied updates.
     #[must_use]
     pub fn new(open: Turn, updates: u64, clip_norm: Option<f64>) -> Self {
-        Self { open, updates, phase: Phase::Accumulating, clip_norm }
+        Self { open, updates, phase: StepPhase::Accumulating, clip_norm }
     }
 
     /// The turn whose seal is applied next.
@@ -83,7 +83,7 @@ impl StageHalf {
     /// Whether the open step's gradient is frozen and reported.
     #[must_use]
     pub fn is_reported(&self) -> bool {
-        self.phase != Phase::Accumulating
+        self.phase != StepPhase::Accumulating
     }
 
     /// The gradient is frozen: what is reported of it.
@@ -95,10 +95,10 @@ impl StageHalf {
         stage: StageIndex,
         sums: Vec<TensorSum>,
         loss_sum: Option<f64>,
-    ) -> Report {
-        assert_eq!(self.phase, Phase::Accumulating, "{} is reported once", self.open);
-        self.phase = Phase::Reported { candidate: None };
-        Report { turn: self.open, stage, sums, loss_sum }
+    ) -> GradientReport {
+        assert_eq!(self.phase, StepPhase::Accumulating, "{} is reported once", self.open);
+        self.phase = StepPhase::Reported { candidate: None };
+        GradientReport { turn: self.open, stage, sums, loss_sum }
     }
 
     /// Whether to go ahead, given the sums up to and including this stage's. An open gate means
@@ -109,10 +109,10 @@ impl StageHalf {
     pub fn gate(&mut self, prefix: &Prefix) -> Gate {
         let found = prefix.turn;
         assert_eq!(found, self.open, "a prefix of the open turn");
-        assert_eq!(self.phase, Phase::Reported { candidate: None }, "the report comes first");
+        assert_eq!(self.phase, StepPhase::Reported { candidate: None }, "the report comes first");
         let gate = Gate::of(prefix.square_sum, self.clip_norm);
         if gate == Gate::Open {
-            self.phase = Phase::Reported { candidate: Some(1.0) };
+            self.phase = StepPhase::Reported { candidate: Some(1.0) };
         }
         gate
     }
@@ -134,19 +134,19 @@ impl StageHalf {
     ///
     /// # Panics
     /// If this stage's gradient was not reported: no leader could have decided.
-    pub fn apply(&mut self, seal: &Seal) -> Result<Application, SealRefusal> {
+    pub fn apply(&mut self, seal: &Seal) -> Result<SealApplication, SealRefusal> {
         self.check(seal)?;
         let candidate = match self.phase {
-            Phase::Reported { candidate } => candidate,
-            Phase::Accumulating => panic!("{} was sealed before it was reported", self.open),
+            StepPhase::Reported { candidate } => candidate,
+            StepPhase::Accumulating => panic!("{} was sealed before it was reported", self.open),
         };
         let order = match (seal.verdict.coefficient(), candidate) {
             (Some(sealed), Some(computed)) if sealed.to_bits() == computed.to_bits() => {
-                CandidateOrder::Stay
+                CandidateAction::Stay
             }
-            (Some(coefficient), Some(_) | None) => CandidateOrder::Compute { coefficient },
-            (None, Some(_)) => CandidateOrder::Drop,
-            (None, None) => CandidateOrder::None,
+            (Some(coefficient), Some(_) | None) => CandidateAction::Compute { coefficient },
+            (None, Some(_)) => CandidateAction::Drop,
+            (None, None) => CandidateAction::None,
         };
         let keeps_ahead = match seal.verdict {
             Verdict::Keep => true,
@@ -154,8 +154,8 @@ impl StageHalf {
         };
         self.updates = seal.updates_after;
         self.open = seal.next_turn();
-        self.phase = Phase::Accumulating;
-        Ok(Application {
+        self.phase = StepPhase::Accumulating;
+        Ok(SealApplication {
             candidate: order,
             commit: seal.verdict.coefficient(),
             drops_ahead: !keeps_ahead,

@@ -2,7 +2,7 @@
 
 use zbelastic_types::{StageIndex, TensorIndex};
 
-use super::report::{Report, TensorSum};
+use super::report::{GradientReport, TensorSum};
 use super::seal::Turn;
 use super::verdict::Reason;
 
@@ -91,7 +91,7 @@ impl Tally {
     ///
     /// # Errors
     /// If the report is about something else, or contradicts what was counted.
-    pub fn add(&mut self, report: &Report) -> Result<(), ReportRefusal> {
+    pub fn add(&mut self, report: &GradientReport) -> Result<(), ReportRefusal> {
         self.check(report)?;
         for sum in &report.sums {
             let slot = &mut self.sums[sum.tensor.index()];
@@ -107,7 +107,7 @@ impl Tally {
         Ok(())
     }
 
-    fn check(&self, report: &Report) -> Result<(), ReportRefusal> {
+    fn check(&self, report: &GradientReport) -> Result<(), ReportRefusal> {
         let found = report.turn;
         if found != self.turn {
             return Err(ReportRefusal::OtherTurn { expected: self.turn, found });
@@ -134,13 +134,13 @@ impl Tally {
 
     /// Everything counted, or `None` while a tensor or the loss is missing.
     #[must_use]
-    pub fn summary(&self) -> Option<Summary> {
+    pub fn summary(&self) -> Option<TallySummary> {
         if self.missing > 0 {
             return None;
         }
         let sums = self.sums.iter().map(|sum| sum.expect("no tensor is missing")).collect();
         let first_stage_sum = self.first_stage_sum.unwrap_or(0.0);
-        Some(Summary { sums, loss_sum: self.loss_sum?, first_stage_sum })
+        Some(TallySummary { sums, loss_sum: self.loss_sum?, first_stage_sum })
     }
 
     /// The turn whose reports are counted.
@@ -152,7 +152,7 @@ impl Tally {
 
 /// The complete sums of one attempt, in canonical tensor order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Summary {
+pub struct TallySummary {
     sums: Vec<TensorSum>,
     /// The sum of cross-entropies over the step's tokens.
     pub loss_sum: f64,
@@ -160,7 +160,7 @@ pub struct Summary {
     pub first_stage_sum: f64,
 }
 
-impl Summary {
+impl TallySummary {
     /// The sum of squares over all tensors: one chain of additions in canonical order, in f64, so
     /// that it does not depend on which stage held what.
     #[must_use]

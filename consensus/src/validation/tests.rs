@@ -3,11 +3,12 @@
 use proptest::prelude::{Strategy, any, prop, prop_assert, prop_assert_eq, proptest};
 use zbelastic_types::{Attempt, Generation, StageIndex, Step, TensorIndex};
 
-use super::verdict::History;
+use super::verdict::VerdictHistory;
 use super::{
-    Application, CandidateOrder, Gate, GuardPolicy, Leader, Ledger, NonfinitePolicy, Prefix,
-    Reason, Report, ReportRefusal, SPIKE_SKIPS_MAX, SPIKE_WARMUP, Seal, SealRefusal, StageHalf,
-    Summary, Tally, TensorSum, Turn, Verdict, clip_coefficient, decide,
+    CandidateAction, Gate, GradientReport, GuardPolicy, LeaderHalf, Ledger, NonfinitePolicy,
+    Prefix, Reason, ReportRefusal, SPIKE_SKIPS_MAX, SPIKE_WARMUP, Seal, SealApplication,
+    SealRefusal, StageHalf, Tally, TallySummary, TensorSum, Turn, Verdict, clip_coefficient,
+    decide,
 };
 
 const POLICY: GuardPolicy = GuardPolicy {
@@ -27,23 +28,23 @@ fn sum(tensor: u32, square_sum: f64) -> TensorSum {
     TensorSum { tensor: TensorIndex(tensor), square_sum, nonfinite }
 }
 
-fn report(turn: Turn, stage: u32, sums: Vec<TensorSum>, loss_sum: Option<f64>) -> Report {
-    Report { turn, stage: StageIndex(stage), sums, loss_sum }
+fn report(turn: Turn, stage: u32, sums: Vec<TensorSum>, loss_sum: Option<f64>) -> GradientReport {
+    GradientReport { turn, stage: StageIndex(stage), sums, loss_sum }
 }
 
-fn summary(squares: &[f64], loss_sum: f64) -> Summary {
+fn summary(squares: &[f64], loss_sum: f64) -> TallySummary {
     let mut tally = Tally::new(turn(0, 0), squares.len() as u32);
     let sums = squares.iter().enumerate().map(|(i, square)| sum(i as u32, *square)).collect();
     tally.add(&report(turn(0, 0), 0, sums, Some(loss_sum))).expect("a first report");
     tally.summary().expect("complete")
 }
 
-const QUIET: History<'static> = History { norms: &[], replays: 0, spike_skips: 0 };
+const QUIET: VerdictHistory<'static> = VerdictHistory { norms: &[], replays: 0, spike_skips: 0 };
 
 #[test]
 fn verdict_follows_the_norm_and_the_policy() {
     let check = |squares: &[f64], loss: f64, policy: &GuardPolicy, replays, verdict| {
-        let history = History { replays, ..QUIET };
+        let history = VerdictHistory { replays, ..QUIET };
         assert_eq!(decide(&summary(squares, loss), policy, history).verdict, verdict);
     };
     let unclipped = GuardPolicy { clip_norm: None, ..POLICY };
@@ -107,7 +108,7 @@ fn a_spike_is_skipped_only_after_warm_up_and_only_so_often() {
     let policy = GuardPolicy { spike_deviations: Some(6.0), clip_norm: None, ..POLICY };
     let norms: Vec<f64> = (0..SPIKE_WARMUP).map(|i| 1.0 + (i % 2) as f64 * 0.2).collect();
     let check = |norm: f64, known: usize, spike_skips: u32, verdict: Verdict| {
-        let history = History { norms: &norms[..known], replays: 0, spike_skips };
+        let history = VerdictHistory { norms: &norms[..known], replays: 0, spike_skips };
         let found = decide(&summary(&[norm * norm], 1.0), &policy, history);
         assert_eq!(found.verdict, verdict, "norm {norm}: {}", found.reason);
     };
@@ -122,7 +123,7 @@ fn a_spike_is_skipped_only_after_warm_up_and_only_so_often() {
 #[test]
 fn norms_that_never_vary_tolerate_a_change_of_a_few_per_cent() {
     let policy = GuardPolicy { spike_deviations: Some(6.0), clip_norm: None, ..POLICY };
-    let history = History { norms: &[1.0; SPIKE_WARMUP], ..QUIET };
+    let history = VerdictHistory { norms: &[1.0; SPIKE_WARMUP], ..QUIET };
     let verdict = |norm: f64| decide(&summary(&[norm * norm], 1.0), &policy, history).verdict;
     assert_eq!(verdict(1.05), Verdict::Keep);
     assert_eq!(verdict(1.07), Verdict::Skip);
@@ -197,23 +198,23 @@ fn reported(is_ahead: bool) -> StageHalf {
 #[test]
 fn applying_a_seal_says_what_to_do_with_the_candidate() {
     let clip = Verdict::Clip { coefficient: 0.5 };
-    let compute = |coefficient| CandidateOrder::Compute { coefficient };
+    let compute = |coefficient| CandidateAction::Compute { coefficient };
     let check = |is_ahead, verdict: Verdict, candidate, drops_ahead, next| {
         let updates = 5 + u64::from(verdict.coefficient().is_some());
         let mut half = reported(is_ahead);
         let found = half.apply(&seal_of(verdict, turn(7, 0), updates));
         let commit = verdict.coefficient();
-        assert_eq!(found, Ok(Application { candidate, commit, drops_ahead, next }));
+        assert_eq!(found, Ok(SealApplication { candidate, commit, drops_ahead, next }));
         assert_eq!((half.open_turn(), half.updates()), (next, updates));
     };
-    check(true, Verdict::Keep, CandidateOrder::Stay, false, turn(8, 0));
+    check(true, Verdict::Keep, CandidateAction::Stay, false, turn(8, 0));
     check(false, Verdict::Keep, compute(1.0), false, turn(8, 0));
     check(true, clip, compute(0.5), true, turn(8, 1));
     check(false, clip, compute(0.5), true, turn(8, 1));
-    check(true, Verdict::Skip, CandidateOrder::Drop, true, turn(8, 1));
-    check(false, Verdict::Skip, CandidateOrder::None, true, turn(8, 1));
-    check(true, Verdict::Replay, CandidateOrder::Drop, true, turn(7, 1));
-    check(false, Verdict::Replay, CandidateOrder::None, true, turn(7, 1));
+    check(true, Verdict::Skip, CandidateAction::Drop, true, turn(8, 1));
+    check(false, Verdict::Skip, CandidateAction::None, true, turn(8, 1));
+    check(true, Verdict::Replay, CandidateAction::Drop, true, turn(7, 1));
+    check(false, Verdict::Replay, CandidateAction::None, true, turn(7, 1));
 }
 
 #[test]
@@ -275,7 +276,7 @@ fn only_steps_that_were_taken_count_in_the_picture_of_what_is_normal() {
 #[test]
 fn leader_proposes_when_nothing_is_missing_and_follows_the_ledger() {
     let mut ledger = Ledger::new(Generation(3), Step(0), 0);
-    let mut leader = Leader::new(&ledger, 2, REPLAYING);
+    let mut leader = LeaderHalf::new(&ledger, 2, REPLAYING);
     let mut run = |at: Turn, squares: [f64; 2]| {
         let upper = report(at, 1, vec![sum(1, squares[1])], Some(3.0));
         assert_eq!(leader.handle_report(&ledger, &upper), Ok(None));

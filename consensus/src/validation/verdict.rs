@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use zbelastic_types::TensorIndex;
 
-use super::tally::Summary;
+use super::tally::TallySummary;
 use crate::mutant::{self, Mutant};
 
 /// What to do when a gradient is not finite.
@@ -174,7 +174,7 @@ impl fmt::Display for Reason {
 
 /// A verdict with what led to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
+pub struct VerdictDecision {
     /// What becomes of the step.
     pub verdict: Verdict,
     /// Why the verdict is what it is.
@@ -185,7 +185,7 @@ pub struct Decision {
 
 /// What a verdict may depend on beside the step's own sums: what was agreed before.
 #[derive(Clone, Copy, Debug)]
-pub struct History<'a> {
+pub struct VerdictHistory<'a> {
     /// Norms of the steps taken lately.
     pub norms: &'a [f64],
     /// Replays of this step so far.
@@ -205,9 +205,13 @@ pub fn clip_coefficient(square_sum: f64, clip_norm: f64) -> f64 {
 /// Decides on a step. The same sums and history give the same verdict on every node, in whatever
 /// order the reports came (invariant N5).
 #[must_use]
-pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> Decision {
+pub fn decide(
+    summary: &TallySummary,
+    policy: &GuardPolicy,
+    history: VerdictHistory<'_>,
+) -> VerdictDecision {
     let square_sum = summary.square_sum();
-    let decision = |verdict, reason| Decision { verdict, reason, square_sum };
+    let decision = |verdict, reason| VerdictDecision { verdict, reason, square_sum };
     let nonfinite = summary.nonfinite_reason(history.replays);
     if let Some(reason) = nonfinite.filter(|_| !mutant::is(Mutant::M10NanPasses)) {
         return decision(left_out(policy, history), reason);
@@ -245,7 +249,7 @@ pub fn decide(summary: &Summary, policy: &GuardPolicy, history: History<'_>) -> 
 }
 
 /// The verdict on a step that cannot be taken.
-fn left_out(policy: &GuardPolicy, history: History<'_>) -> Verdict {
+fn left_out(policy: &GuardPolicy, history: VerdictHistory<'_>) -> Verdict {
     match policy.nonfinite {
         NonfinitePolicy::Replay if history.replays < policy.replays_max => Verdict::Replay,
         NonfinitePolicy::Replay | NonfinitePolicy::Skip => Verdict::Skip,

@@ -12,13 +12,13 @@ use libloading::Library;
 
 /// A kernel's function: grid, threads, bytes of shared memory, whether backwards, arguments. False if it
 /// wrote behind its shared memory.
-pub type Entry = unsafe extern "C" fn(*const u32, u32, u32, bool, *mut *mut c_void) -> bool;
+pub type KernelEntry = unsafe extern "C" fn(*const u32, u32, u32, bool, *mut *mut c_void) -> bool;
 
 /// What a kernel takes: writes as many sizes as there is room for, and returns how many there are.
-type Sizes = unsafe extern "C" fn(*mut usize, usize) -> usize;
+type ArgumentSizesFunction = unsafe extern "C" fn(*mut usize, usize) -> usize;
 
 /// The most threads a block may have.
-type Bound = unsafe extern "C" fn() -> u32;
+type ThreadsMaxFunction = unsafe extern "C" fn() -> u32;
 
 const SHIM: &str = include_str!("../cu/shim.h");
 const TENSOR_CORES: &str = include_str!("../cu/tensor_cores.h");
@@ -34,13 +34,13 @@ const ARGUMENTS_MAX: usize = 64;
 
 /// A kernel as its source declares it.
 #[derive(Debug, PartialEq, Eq)]
-struct Declared<'a> {
+struct KernelDeclaration<'a> {
     name: &'a str,
     /// The first word of its launch bounds.
     threads_max: Option<&'a str>,
 }
 
-fn declared(source: &str) -> Vec<Declared<'_>> {
+fn declared(source: &str) -> Vec<KernelDeclaration<'_>> {
     let mut found = Vec::new();
     for (at, _) in source.match_indices("KERNEL ") {
         let starts_line = at == 0 || source[..at].ends_with('\n');
@@ -55,7 +55,7 @@ fn declared(source: &str) -> Vec<Declared<'_>> {
             rest = behind.trim_start();
         }
         let name = rest.split('(').next().expect("a name and what it takes").trim();
-        found.push(Declared { name, threads_max });
+        found.push(KernelDeclaration { name, threads_max });
     }
     found
 }
@@ -66,7 +66,7 @@ fn program(source: &str) -> String {
     let (prelude, text) = source.split_at(own);
     let tensor_cores = if text.contains(TENSOR_CORES_MARK) { TENSOR_CORES } else { "" };
     let mut program = format!("{SHIM}\n{prelude}\n{tensor_cores}{text}\n");
-    for Declared { name, threads_max } in declared(text) {
+    for KernelDeclaration { name, threads_max } in declared(text) {
         let threads_max = threads_max.unwrap_or("emulator::THREADS_MAX");
         writeln!(
             program,
@@ -138,22 +138,22 @@ pub(crate) fn architecture_of(code: &[u8]) -> u32 {
 }
 
 /// A kernel library that was loaded into this process.
-pub struct Code {
+pub struct KernelLibrary {
     library: Library,
 }
 
 /// A kernel of loaded code, which lives as long as its code does.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedKernel {
     /// The function that runs the kernel.
-    pub entry: Entry,
+    pub entry: KernelEntry,
     /// Bytes of its arguments.
     pub argument_bytes: Vec<usize>,
     /// Threads that a block of it may have.
     pub threads_max: u32,
 }
 
-impl Code {
+impl KernelLibrary {
     /// Loads what [`build`] made.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl Code {
 
     /// A kernel's entry, if it has that kernel.
     #[must_use]
-    pub fn entry(&self, kernel: &str) -> Option<Entry> {
+    pub fn entry(&self, kernel: &str) -> Option<KernelEntry> {
         self.symbol(&format!("emulated_{kernel}"))
     }
 
@@ -179,23 +179,23 @@ impl Code {
     }
 
     /// A kernel and what a launch has to know of it.
-    pub(crate) fn kernel(&self, name: &str) -> Option<Loaded> {
-        let sizes: Sizes = self.symbol(&format!("emulated_sizes_{name}"))?;
-        let bound: Bound = self.symbol(&format!("emulated_bound_{name}"))?;
+    pub(crate) fn kernel(&self, name: &str) -> Option<LoadedKernel> {
+        let sizes: ArgumentSizesFunction = self.symbol(&format!("emulated_sizes_{name}"))?;
+        let bound: ThreadsMaxFunction = self.symbol(&format!("emulated_bound_{name}"))?;
         let mut argument_bytes = vec![0; ARGUMENTS_MAX];
         // SAFETY: as `program` wrote them.
         let (count, threads_max) =
             unsafe { (sizes(argument_bytes.as_mut_ptr(), ARGUMENTS_MAX), bound()) };
         assert!(count <= ARGUMENTS_MAX, "{name} takes {count} arguments");
         argument_bytes.truncate(count);
-        Some(Loaded { entry: self.entry(name)?, argument_bytes, threads_max })
+        Some(LoadedKernel { entry: self.entry(name)?, argument_bytes, threads_max })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Code, Declared, build, declared, program};
-    use crate::Toolkit;
+    use super::{KernelDeclaration, KernelLibrary, build, declared, program};
+    use crate::EmulatedToolkit;
 
     const SOURCE: &str = "#line 1 \"prelude\"\ntypedef unsigned u32;\n#ifndef EMULATED\n#define KERNEL x\n\
         #endif\n#line 1 \"own\"\nconst u32 MANY = 64;\nKERNEL __launch_bounds__(MANY, 2)\n\
@@ -205,8 +205,8 @@ mod tests {
 
     #[test]
     fn kernels_are_found_with_their_bounds() {
-        let two = Declared { name: "two", threads_max: Some("MANY") };
-        let others = ["one", "wide"].map(|name| Declared { name, threads_max: None });
+        let two = KernelDeclaration { name: "two", threads_max: Some("MANY") };
+        let others = ["one", "wide"].map(|name| KernelDeclaration { name, threads_max: None });
         assert_eq!(declared(SOURCE)[..1], [two]);
         assert_eq!(declared(SOURCE)[1..], others);
         assert!(program(SOURCE).contains("emulated_bound_two() { return MANY; }"));
@@ -214,11 +214,11 @@ mod tests {
 
     #[test]
     fn what_was_built_is_loaded_and_says_what_it_takes() {
-        if !Toolkit::is_possible() {
+        if !EmulatedToolkit::is_possible() {
             return;
         }
         let built = build(SOURCE, &["-DAMOUNT=2.5f"]).expect("plain C++");
-        let code = Code::load(&built).expect("code of this machine");
+        let code = KernelLibrary::load(&built).expect("code of this machine");
         let two = code.kernel("two").expect("it is there");
         assert_eq!((two.argument_bytes.as_slice(), two.threads_max), (&[8, 4][..], 64));
         let mut floats = [0.0f32; 4];

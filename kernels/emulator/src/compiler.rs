@@ -14,7 +14,7 @@ const VERSION: [c_int; 2] = [13, 0];
 /// The architectures that it knows.
 const ARCHITECTURES: [c_int; 4] = [80, 86, 90, 100];
 
-struct Program {
+struct EmulatedProgram {
     source: String,
     log: CString,
     code: Option<Vec<u8>>,
@@ -56,9 +56,9 @@ fn architecture(options: &[String]) -> Result<u32, String> {
 
 /// # Safety
 /// `program` is from `nvrtcCreateProgram`.
-unsafe fn get<'a>(program: nvrtcProgram) -> &'a mut Program {
+unsafe fn get<'a>(program: nvrtcProgram) -> &'a mut EmulatedProgram {
     // SAFETY: the caller's word.
-    unsafe { &mut *program.cast::<Program>() }
+    unsafe { &mut *program.cast::<EmulatedProgram>() }
 }
 
 calls! {
@@ -101,7 +101,7 @@ calls! {
         // SAFETY: the caller's string and pointer.
         unsafe {
             let source = CStr::from_ptr(source).to_string_lossy().into_owned();
-            let program = Program { source, log: CString::default(), code: None };
+            let program = EmulatedProgram { source, log: CString::default(), code: None };
             to.write(Box::into_raw(Box::new(program)).cast());
         }
         nvrtcResult::NVRTC_SUCCESS
@@ -110,7 +110,7 @@ calls! {
     fn nvrtcDestroyProgram(program: *mut nvrtcProgram) -> nvrtcResult {
         // SAFETY: from `nvrtcCreateProgram`, destroyed once.
         unsafe {
-            drop(Box::from_raw((*program).cast::<Program>()));
+            drop(Box::from_raw((*program).cast::<EmulatedProgram>()));
             program.write(ptr::null_mut());
         }
         nvrtcResult::NVRTC_SUCCESS

@@ -25,19 +25,19 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute, CUresult};
 
-use crate::machine::{Answer, Machine};
+use crate::machine::{DriverResult, EmulatedMachine};
 use crate::names::name_of;
-use crate::settings::{BEGINS, Settings, TELL_VARIABLE};
+use crate::settings::{BEGINS, EmulatorSettings, REPORT_VARIABLE};
 
-static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| {
-    let settings = Settings::of_environment().unwrap_or_else(|error| {
+static MACHINE: LazyLock<Mutex<EmulatedMachine>> = LazyLock::new(|| {
+    let settings = EmulatorSettings::of_environment().unwrap_or_else(|error| {
         eprintln!("{error}");
         abort();
     });
-    if env::var_os(TELL_VARIABLE).is_some() {
+    if env::var_os(REPORT_VARIABLE).is_some() {
         eprintln!("{BEGINS}{}", settings.text());
     }
-    Mutex::new(Machine::new(settings))
+    Mutex::new(EmulatedMachine::new(settings))
 });
 
 thread_local! {
@@ -52,18 +52,18 @@ const CONTEXTS_FROM: usize = 0x100;
 const CONTEXT_STEP: usize = 0x10;
 
 /// Changes the machine, alone.
-fn with<T>(change: impl FnOnce(&mut Machine) -> Answer<T>) -> Answer<T> {
+fn with<T>(change: impl FnOnce(&mut EmulatedMachine) -> DriverResult<T>) -> DriverResult<T> {
     change(&mut MACHINE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn code(answer: Answer<()>) -> CUresult {
+fn code(answer: DriverResult<()>) -> CUresult {
     answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
 /// A call that needs the driver alone.
-fn begun(change: impl FnOnce(&mut Machine) -> Answer<()>) -> CUresult {
+fn initialized(change: impl FnOnce(&mut EmulatedMachine) -> DriverResult<()>) -> CUresult {
     code(with(|machine| {
-        if !machine.has_begun {
+        if !machine.is_initialized {
             return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
         }
         change(machine)
@@ -71,8 +71,8 @@ fn begun(change: impl FnOnce(&mut Machine) -> Answer<()>) -> CUresult {
 }
 
 /// A call that needs a context, whose device has not failed.
-fn in_context(change: impl FnOnce(&mut Machine, usize) -> Answer<()>) -> CUresult {
-    begun(|machine| {
+fn in_context(change: impl FnOnce(&mut EmulatedMachine, usize) -> DriverResult<()>) -> CUresult {
+    initialized(|machine| {
         let device = CURRENT.get().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
         if machine.devices[device].holders == 0 {
             return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
@@ -83,10 +83,10 @@ fn in_context(change: impl FnOnce(&mut Machine, usize) -> Answer<()>) -> CUresul
 }
 
 /// Enqueues work in a stream for a library beside the driver.
-pub(crate) fn tell(stream: u64, work: crate::machine::work::Work) -> CUresult {
+pub(crate) fn enqueue(stream: u64, work: crate::machine::work::StreamWork) -> CUresult {
     in_context(|machine, device| {
         own_stream(machine, device, stream)?;
-        machine.tell(stream, work)
+        machine.enqueue(stream, work)
     })
 }
 
@@ -95,19 +95,19 @@ pub(crate) fn has_context() -> bool {
     in_context(|_, _| Ok(())) == CUresult::CUDA_SUCCESS
 }
 
-fn own_stream(machine: &Machine, device: usize, stream: u64) -> Answer<()> {
+fn own_stream(machine: &EmulatedMachine, device: usize, stream: u64) -> DriverResult<()> {
     match machine.streams.get(&stream) {
         Some(queue) if queue.device == device => Ok(()),
         Some(_) | None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
     }
 }
 
-fn device_of(machine: &Machine, device: CUdevice) -> Answer<usize> {
+fn device_of(machine: &EmulatedMachine, device: CUdevice) -> DriverResult<usize> {
     let index = usize::try_from(device).ok().filter(|index| *index < machine.devices.len());
     index.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
 }
 
-fn context_of(machine: &Machine, context: CUcontext) -> Answer<usize> {
+fn context_of(machine: &EmulatedMachine, context: CUcontext) -> DriverResult<usize> {
     let offset = (context as usize).checked_sub(CONTEXTS_FROM);
     let index =
         offset.filter(|offset| offset % CONTEXT_STEP == 0).map(|offset| offset / CONTEXT_STEP);
@@ -135,7 +135,7 @@ fn refusal_of(code: u32) -> CUresult {
 ///
 /// # Safety
 /// `to` is null or may be written.
-unsafe fn put<T>(to: *mut T, value: T) -> Answer<()> {
+unsafe fn put<T>(to: *mut T, value: T) -> DriverResult<()> {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -156,7 +156,7 @@ calls! {
             if machine.devices.is_empty() {
                 return Err(CUresult::CUDA_ERROR_NO_DEVICE);
             }
-            machine.has_begun = true;
+            machine.is_initialized = true;
             Ok(())
         }))
     }
@@ -173,11 +173,11 @@ calls! {
 
     fn cuDeviceGetCount(to: *mut c_int) -> CUresult {
         // SAFETY: the caller's pointer.
-        begun(|machine| unsafe { put(to, machine.devices.len() as c_int) })
+        initialized(|machine| unsafe { put(to, machine.devices.len() as c_int) })
     }
 
     fn cuDeviceGet(to: *mut CUdevice, index: c_int) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             device_of(machine, index)?;
             // SAFETY: the caller's pointer.
             unsafe { put(to, index) }
@@ -185,7 +185,7 @@ calls! {
     }
 
     fn cuDeviceGetName(to: *mut c_char, room: c_int, device: CUdevice) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             device_of(machine, device)?;
             let name = c"Emulated device".to_bytes_with_nul();
             let count = name.len().min(usize::try_from(room).unwrap_or(0));
@@ -198,7 +198,7 @@ calls! {
     }
 
     fn cuDeviceTotalMem_v2(to: *mut usize, device: CUdevice) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             device_of(machine, device)?;
             // SAFETY: the caller's pointer.
             unsafe { put(to, (machine.settings.memory_mib << 20) as usize) }
@@ -206,7 +206,7 @@ calls! {
     }
 
     fn cuDeviceGetAttribute(to: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             device_of(machine, device)?;
             let capability = machine.settings.capability as c_int;
             let number = if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR {
@@ -224,7 +224,7 @@ calls! {
     }
 
     fn cuDevicePrimaryCtxRetain(to: *mut CUcontext, device: CUdevice) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             let device = device_of(machine, device)?;
             machine.check(device)?;
             machine.devices[device].holders += 1;
@@ -234,7 +234,7 @@ calls! {
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             let device = device_of(machine, device)?;
             match machine.devices[device].holders {
                 0 => return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT),
@@ -246,7 +246,7 @@ calls! {
     }
 
     fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             let device = if context.is_null() { None } else { Some(context_of(machine, context)?) };
             CURRENT.set(device);
             Ok(())
@@ -254,7 +254,7 @@ calls! {
     }
 
     fn cuDeviceCanAccessPeer(to: *mut c_int, own: CUdevice, other: CUdevice) -> CUresult {
-        begun(|machine| {
+        initialized(|machine| {
             let (own, other) = (device_of(machine, own)?, device_of(machine, other)?);
             // SAFETY: the caller's pointer.
             unsafe { put(to, c_int::from(own != other)) }

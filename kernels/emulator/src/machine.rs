@@ -1,6 +1,6 @@
 //! A machine with devices as a state that calls change: memory, streams, moments and graphs.
 //!
-//! Nothing happens by itself. Work that was enqueued waits in its stream until a rule ([`Order`]) or a caller
+//! Nothing happens by itself. Work that was enqueued waits in its stream until a rule ([`ExecutionOrder`]) or a caller
 //! that waits for it has it done, by the thread that calls; so a run with one thread has one course for each
 //! setting.
 
@@ -17,17 +17,17 @@ use std::time::Instant;
 
 use cudarc::driver::sys::CUresult;
 
-use crate::code::{Code, Loaded};
-use crate::settings::{Order, Settings};
-use memory::Blocks;
-pub use streams::{Event, Queue};
-use work::Work;
+use crate::code::{KernelLibrary, LoadedKernel};
+use crate::settings::{EmulatorSettings, ExecutionOrder};
+use memory::MemoryBlocks;
+pub use streams::{EmulatedEvent, EmulatedStream};
+use work::StreamWork;
 
 /// What a call of the driver returns.
-pub type Answer<T> = Result<T, CUresult>;
+pub type DriverResult<T> = Result<T, CUresult>;
 
 /// A device of the machine.
-pub struct Device {
+pub struct DeviceState {
     /// How many holders have retained its primary context.
     pub holders: u32,
     /// The code that every call returns from now on.
@@ -37,9 +37,9 @@ pub struct Device {
 }
 
 /// A kernel in a context.
-pub struct Function {
+pub struct LoadedFunction {
     pub device: usize,
-    pub kernel: Loaded,
+    pub kernel: LoadedKernel,
     /// Shared memory that a launch may request.
     pub shared_bytes_max: u32,
     /// The module that has its code.
@@ -47,42 +47,42 @@ pub struct Function {
 }
 
 /// Loaded code, in a context.
-pub struct Module {
+pub struct LoadedModule {
     pub device: usize,
-    pub code: Code,
+    pub code: KernelLibrary,
 }
 
 /// The machine: its devices, and everything that was made on them.
-pub struct Machine {
-    pub settings: Settings,
-    pub has_begun: bool,
-    pub devices: Vec<Device>,
-    pub blocks: Blocks,
-    pub streams: BTreeMap<u64, Queue>,
-    pub events: BTreeMap<u64, Event>,
+pub struct EmulatedMachine {
+    pub settings: EmulatorSettings,
+    pub is_initialized: bool,
+    pub devices: Vec<DeviceState>,
+    pub blocks: MemoryBlocks,
+    pub streams: BTreeMap<u64, EmulatedStream>,
+    pub events: BTreeMap<u64, EmulatedEvent>,
     /// The captured work of each graph, with the device that it is of.
-    pub graphs: BTreeMap<u64, (usize, Vec<Work>)>,
-    pub executables: BTreeMap<u64, (usize, Arc<[Work]>)>,
-    pub modules: BTreeMap<u64, Module>,
-    pub functions: BTreeMap<u64, Function>,
+    pub graphs: BTreeMap<u64, (usize, Vec<StreamWork>)>,
+    pub executables: BTreeMap<u64, (usize, Arc<[StreamWork]>)>,
+    pub modules: BTreeMap<u64, LoadedModule>,
+    pub functions: BTreeMap<u64, LoadedFunction>,
     began: Instant,
     next_handle: u64,
     launches: u64,
     draws: u64,
 }
 
-impl Machine {
-    pub fn new(settings: Settings) -> Self {
-        let device = |_| Device { holders: 0, fault: None, peers: Vec::new() };
+impl EmulatedMachine {
+    pub fn new(settings: EmulatorSettings) -> Self {
+        let device = |_| DeviceState { holders: 0, fault: None, peers: Vec::new() };
         let draws = match settings.order {
-            Order::Drawn { seed } => seed,
-            Order::Eager | Order::Lazy => 0,
+            ExecutionOrder::Random { seed } => seed,
+            ExecutionOrder::Eager | ExecutionOrder::Lazy => 0,
         };
         Self {
-            has_begun: false,
+            is_initialized: false,
             devices: (0..settings.devices).map(device).collect(),
             settings,
-            blocks: Blocks::default(),
+            blocks: MemoryBlocks::default(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
             graphs: BTreeMap::new(),
@@ -98,7 +98,7 @@ impl Machine {
     }
 
     /// A handle that nothing has or had.
-    pub fn fresh(&mut self) -> u64 {
+    pub fn fresh_handle(&mut self) -> u64 {
         self.next_handle += 16;
         self.next_handle
     }
@@ -118,7 +118,7 @@ impl Machine {
     }
 
     /// Fails with the device's fault, if it has one.
-    pub fn check(&self, device: usize) -> Answer<()> {
+    pub fn check(&self, device: usize) -> DriverResult<()> {
         match self.devices[device].fault {
             Some(fault) => Err(fault),
             None => Ok(()),
@@ -134,8 +134,8 @@ impl Machine {
         self.modules.retain(|_, module| module.device != device);
         self.functions.retain(|_, function| function.device != device);
         for start in self.blocks.starts_of(device) {
-            self.blocks.give_back(start);
+            self.blocks.free(start);
         }
-        self.devices[device] = Device { holders: 0, fault: None, peers: Vec::new() };
+        self.devices[device] = DeviceState { holders: 0, fault: None, peers: Vec::new() };
     }
 }

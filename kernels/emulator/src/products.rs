@@ -13,9 +13,9 @@ use cudarc::cublaslt::sys::{
 };
 use cudarc::driver::sys::CUresult;
 
-use crate::driver::{calls, has_context, tell};
-use crate::machine::product::{Element, Matrix, Placed, Product};
-use crate::machine::work::Work;
+use crate::driver::{calls, enqueue, has_context};
+use crate::machine::product::{EmulatedProduct, MatrixElement, MatrixLayout, MatrixOperand};
+use crate::machine::work::StreamWork;
 use crate::names::name_of;
 
 const VERSION: usize = 130_000;
@@ -29,13 +29,13 @@ const SPLIT_BYTES: usize = 1 << 20;
 
 /// Which factors of a product are transposed.
 #[derive(Default)]
-struct Terms {
+struct MatmulDescription {
     is_first_transposed: bool,
     is_second_transposed: bool,
 }
 
 /// What an algorithm may do.
-struct Wishes {
+struct MatmulPreference {
     schemes: u32,
     workspace_bytes: u64,
     /// What the addresses of a, b, c and d are multiples of.
@@ -47,12 +47,12 @@ const ALIGNMENT: u32 = 256;
 
 /// Ways to form a product, the likeliest first. They give different bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum MatmulAlgorithm {
     Whole,
     Split,
 }
 
-impl Way {
+impl MatmulAlgorithm {
     const ALL: [Self; 2] = [Self::Split, Self::Whole];
 
     const fn code(self) -> u64 {
@@ -74,7 +74,7 @@ impl Way {
         Self::ALL.into_iter().find(is_it)
     }
 
-    fn is_wished(self, wishes: &Wishes) -> bool {
+    fn is_allowed(self, wishes: &MatmulPreference) -> bool {
         let splits = wishes.schemes & Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
         let is_allowed = self == Self::Whole || splits != 0;
         is_allowed && self.workspace_bytes() as u64 <= wishes.workspace_bytes
@@ -95,18 +95,18 @@ impl Way {
     }
 }
 
-type Answer<T> = Result<T, cublasStatus_t>;
+type CublasResult<T> = Result<T, cublasStatus_t>;
 
 const INVALID: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE;
 const SUCCESS: cublasStatus_t = cublasStatus_t::CUBLAS_STATUS_SUCCESS;
 
-fn status(answer: Answer<()>) -> cublasStatus_t {
+fn status(answer: CublasResult<()>) -> cublasStatus_t {
     answer.err().unwrap_or(SUCCESS)
 }
 
 /// # Safety
 /// `handle` is null or one of this library's for a `T`.
-unsafe fn get<'a, T, H>(handle: *mut H) -> Answer<&'a mut T> {
+unsafe fn get<'a, T, H>(handle: *mut H) -> CublasResult<&'a mut T> {
     // SAFETY: the caller's word.
     unsafe { handle.cast::<T>().as_mut() }.ok_or(INVALID)
 }
@@ -134,7 +134,7 @@ unsafe fn destroy<T, H>(handle: *mut H) -> cublasStatus_t {
 ///
 /// # Safety
 /// `from` may be read so far.
-unsafe fn read<T: Copy>(from: *const c_void, bytes: usize) -> Answer<T> {
+unsafe fn read<T: Copy>(from: *const c_void, bytes: usize) -> CublasResult<T> {
     if from.is_null() || bytes != size_of::<T>() {
         return Err(INVALID);
     }
@@ -150,15 +150,16 @@ unsafe fn placed(
     terms: cublasLtMatmulDesc_t,
     layouts: [cublasLtMatrixLayout_t; 4],
     starts: [u64; 4],
-) -> Answer<[Placed; 4]> {
+) -> CublasResult<[MatrixOperand; 4]> {
     // SAFETY: the caller's word.
-    let terms = unsafe { get::<Terms, _>(terms)? };
+    let terms = unsafe { get::<MatmulDescription, _>(terms)? };
     let turns = [terms.is_first_transposed, terms.is_second_transposed, false, false];
     let mut all = [None; 4];
     for (index, layout) in layouts.into_iter().enumerate() {
         // SAFETY: the caller's word.
-        let matrix = *unsafe { get::<Matrix, _>(layout)? };
-        all[index] = Some(Placed { matrix, start: starts[index], is_transposed: turns[index] });
+        let matrix = *unsafe { get::<MatrixLayout, _>(layout)? };
+        all[index] =
+            Some(MatrixOperand { matrix, start: starts[index], is_transposed: turns[index] });
     }
     let placed = all.map(|placed| placed.expect("each was set"));
     let [(rows, depth), (other_depth, columns), c, d] = placed.map(|placed| placed.shape());
@@ -202,12 +203,12 @@ calls! {
             return cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED;
         }
         // SAFETY: the caller's pointer.
-        unsafe { make(to, Terms::default()) }
+        unsafe { make(to, MatmulDescription::default()) }
     }
 
     fn cublasLtMatmulDescDestroy(terms: cublasLtMatmulDesc_t) -> cublasStatus_t {
         // SAFETY: the caller's handle.
-        unsafe { destroy::<Terms, _>(terms) }
+        unsafe { destroy::<MatmulDescription, _>(terms) }
     }
 
     fn cublasLtMatmulDescSetAttribute(
@@ -217,7 +218,7 @@ calls! {
         bytes: usize,
     ) -> cublasStatus_t {
         // SAFETY: the caller's handle and bytes.
-        status(unsafe { get::<Terms, _>(terms) }.and_then(|terms| {
+        status(unsafe { get::<MatmulDescription, _>(terms) }.and_then(|terms| {
             // SAFETY: as above.
             let is_transposed = match unsafe { read::<u32>(from, bytes)? } {
                 OPERATION_N => false,
@@ -243,34 +244,34 @@ calls! {
         stride: i64,
     ) -> cublasStatus_t {
         let element = if of == cudaDataType_t::CUDA_R_32F {
-            Element::F32
+            MatrixElement::F32
         } else if of == cudaDataType_t::CUDA_R_16BF {
-            Element::Bf16
+            MatrixElement::Bf16
         } else {
             return cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED;
         };
         let [rows, columns] = [rows, columns].map(|count| count as usize);
         match usize::try_from(stride) {
             // SAFETY: the caller's pointer.
-            Ok(stride) if stride >= rows => unsafe { make(to, Matrix { element, rows, columns, stride }) },
+            Ok(stride) if stride >= rows => unsafe { make(to, MatrixLayout { element, rows, columns, stride }) },
             Ok(_) | Err(_) => INVALID,
         }
     }
 
     fn cublasLtMatrixLayoutDestroy(layout: cublasLtMatrixLayout_t) -> cublasStatus_t {
         // SAFETY: the caller's handle.
-        unsafe { destroy::<Matrix, _>(layout) }
+        unsafe { destroy::<MatrixLayout, _>(layout) }
     }
 
     fn cublasLtMatmulPreferenceCreate(to: *mut cublasLtMatmulPreference_t) -> cublasStatus_t {
         let schemes = Scheme::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
         // SAFETY: the caller's pointer.
-        unsafe { make(to, Wishes { schemes, workspace_bytes: 0, alignments: [ALIGNMENT; 4] }) }
+        unsafe { make(to, MatmulPreference { schemes, workspace_bytes: 0, alignments: [ALIGNMENT; 4] }) }
     }
 
     fn cublasLtMatmulPreferenceDestroy(wishes: cublasLtMatmulPreference_t) -> cublasStatus_t {
         // SAFETY: the caller's handle.
-        unsafe { destroy::<Wishes, _>(wishes) }
+        unsafe { destroy::<MatmulPreference, _>(wishes) }
     }
 
     fn cublasLtMatmulPreferenceSetAttribute(
@@ -280,7 +281,7 @@ calls! {
         bytes: usize,
     ) -> cublasStatus_t {
         // SAFETY: the caller's handle and bytes.
-        status(unsafe { get::<Wishes, _>(wishes) }.and_then(|wishes| {
+        status(unsafe { get::<MatmulPreference, _>(wishes) }.and_then(|wishes| {
             if attribute == Wish::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES {
                 // SAFETY: as above.
                 wishes.workspace_bytes = unsafe { read::<u64>(from, bytes)? };
@@ -325,8 +326,8 @@ calls! {
         // SAFETY: the caller's handles; there is room for so many results.
         status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
             // SAFETY: as above.
-            let wishes = unsafe { get::<Wishes, _>(wishes)? };
-            let wished = Way::ALL.into_iter().filter(|way| way.is_wished(wishes));
+            let wishes = unsafe { get::<MatmulPreference, _>(wishes)? };
+            let wished = MatmulAlgorithm::ALL.into_iter().filter(|way| way.is_allowed(wishes));
             let mut written = 0;
             for way in wished.take(room as usize) {
                 // SAFETY: as above.
@@ -356,7 +357,7 @@ calls! {
         status(unsafe { placed(terms, [a, b, c, d], [0; 4]) }.and_then(|_| {
             // SAFETY: as above.
             let algorithm = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
-            let way = Way::of(algorithm).ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
+            let way = MatmulAlgorithm::of(algorithm).ok_or(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)?;
             let alignments = std::array::from_fn(|i| algorithm.data[2 + i] as u32);
             // SAFETY: as above.
             unsafe { to.write(way.result(alignments)) };
@@ -391,7 +392,7 @@ calls! {
             |[a, b, c, d]| {
                 // SAFETY: as above.
                 let algorithm = unsafe { algorithm.as_ref() }.ok_or(INVALID)?;
-                let way = Way::of(algorithm).ok_or(INVALID)?;
+                let way = MatmulAlgorithm::of(algorithm).ok_or(INVALID)?;
                 let starts = [a.start, b.start, c.start, d.start];
                 let mut aligned = starts.iter().zip(&algorithm.data[2..6]);
                 if !aligned.all(|(start, alignment)| start.is_multiple_of(*alignment))
@@ -405,9 +406,9 @@ calls! {
                 // SAFETY: as above; both are f32, as the product's description requires.
                 let [alpha, beta] = unsafe { [alpha, beta].map(|x| x.cast::<f32>().read()) };
                 let workspace = (workspace as u64, workspace_bytes);
-                let is_split = way == Way::Split;
-                let product = Product { a, b, c, d, alpha, beta, is_split, workspace };
-                let told = tell(stream as u64, Work::Product(product));
+                let is_split = way == MatmulAlgorithm::Split;
+                let product = EmulatedProduct { a, b, c, d, alpha, beta, is_split, workspace };
+                let told = enqueue(stream as u64, StreamWork::Product(product));
                 if told != CUresult::CUDA_SUCCESS {
                     return Err(cublasStatus_t::CUBLAS_STATUS_EXECUTION_FAILED);
                 }

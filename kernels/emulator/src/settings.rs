@@ -3,23 +3,23 @@
 use std::env;
 use std::str::FromStr;
 
-/// Words `name=value` with blanks between them; what is not named is as in [`Settings::PLAIN`].
+/// Words `name=value` with blanks between them; what is not named is as in [`EmulatorSettings::DEFAULT`].
 pub const VARIABLE: &str = "ZBELASTIC_EMULATOR";
 
 /// If this is set the driver reports on standard error that it begins: for tests that must not find another.
-pub(crate) const TELL_VARIABLE: &str = "ZBELASTIC_EMULATOR_TELLS";
+pub(crate) const REPORT_VARIABLE: &str = "ZBELASTIC_EMULATOR_TELLS";
 /// The beginning of that report.
 pub(crate) const BEGINS: &str = "emulated driver: ";
 
 /// When work that was enqueued in streams is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ExecutionOrder {
     /// As soon as it is enqueued.
     Eager,
     /// Only when a caller waits for it, and nothing that this caller does not wait for.
     Lazy,
     /// Now and then, in streams drawn by chance; what is waited for, at the latest then.
-    Drawn {
+    Random {
         /// The seed that the draws begin from.
         seed: u64,
     },
@@ -27,7 +27,7 @@ pub enum Order {
 
 /// A machine and what goes wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct EmulatorSettings {
     /// Devices that the driver finds.
     pub devices: u32,
     /// Memory of each device, in MiB.
@@ -37,7 +37,7 @@ pub struct Settings {
     /// The compute capability of each device: 90 for 9.0.
     pub capability: u32,
     /// The order in which work is done.
-    pub order: Order,
+    pub order: ExecutionOrder,
     /// Blocks, warps and lanes run from the last to the first.
     pub is_backwards: bool,
     /// The launch of a process, counted from 1, that reads where nothing is: every later call on its device
@@ -47,14 +47,14 @@ pub struct Settings {
     pub refusal: Option<u32>,
 }
 
-impl Settings {
+impl EmulatorSettings {
     /// One device of 8 GiB that does everything at once.
-    pub const PLAIN: Self = Self {
+    pub const DEFAULT: Self = Self {
         devices: 1,
         memory_mib: 8 << 10,
         driver: 13_000,
         capability: 90,
-        order: Order::Eager,
+        order: ExecutionOrder::Eager,
         is_backwards: false,
         faulty_launch: None,
         refusal: None,
@@ -72,9 +72,9 @@ impl Settings {
     #[must_use]
     pub fn text(&self) -> String {
         let order = match self.order {
-            Order::Eager => "eager".to_owned(),
-            Order::Lazy => "lazy".to_owned(),
-            Order::Drawn { seed } => seed.to_string(),
+            ExecutionOrder::Eager => "eager".to_owned(),
+            ExecutionOrder::Lazy => "lazy".to_owned(),
+            ExecutionOrder::Random { seed } => seed.to_string(),
         };
         let mut text = format!(
             "devices={} memory_mib={} driver={} capability={} order={order} backwards={}",
@@ -104,9 +104,9 @@ impl Settings {
             "refusal" => self.refusal = Some(value.parse().ok()?),
             "order" => {
                 self.order = match value {
-                    "eager" => Order::Eager,
-                    "lazy" => Order::Lazy,
-                    seed => Order::Drawn { seed: seed.parse().ok()? },
+                    "eager" => ExecutionOrder::Eager,
+                    "lazy" => ExecutionOrder::Lazy,
+                    seed => ExecutionOrder::Random { seed: seed.parse().ok()? },
                 }
             }
             _ => return None,
@@ -115,11 +115,11 @@ impl Settings {
     }
 }
 
-impl FromStr for Settings {
+impl FromStr for EmulatorSettings {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut settings = Self::PLAIN;
+        let mut settings = Self::DEFAULT;
         for word in text.split_whitespace() {
             let set = word.split_once('=').and_then(|(name, value)| settings.set(name, value));
             set.ok_or_else(|| format!("{VARIABLE}: {word:?} is not a setting"))?;
@@ -130,21 +130,21 @@ impl FromStr for Settings {
 
 #[cfg(test)]
 mod tests {
-    use super::{Order, Settings};
+    use super::{EmulatorSettings, ExecutionOrder};
 
     #[test]
     fn settings_are_read_as_they_are_written() {
-        assert_eq!("".parse(), Ok(Settings::PLAIN));
-        let settings = Settings {
+        assert_eq!("".parse(), Ok(EmulatorSettings::DEFAULT));
+        let settings = EmulatorSettings {
             devices: 2,
-            order: Order::Drawn { seed: 7 },
+            order: ExecutionOrder::Random { seed: 7 },
             is_backwards: true,
             faulty_launch: Some(3),
             refusal: Some(802),
-            ..Settings::PLAIN
+            ..EmulatorSettings::DEFAULT
         };
         assert_eq!(settings.text().parse(), Ok(settings));
-        let error = "order=sideways".parse::<Settings>().expect_err("no such order");
+        let error = "order=sideways".parse::<EmulatorSettings>().expect_err("no such order");
         assert!(error.contains("order=sideways"), "{error}");
     }
 }

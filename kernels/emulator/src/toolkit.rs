@@ -7,14 +7,14 @@ use std::process::{self, Command};
 use std::{env, fs, io, thread};
 
 use crate::code::compiler_options;
-use crate::settings::{BEGINS, Settings, TELL_VARIABLE, VARIABLE};
+use crate::settings::{BEGINS, EmulatorSettings, REPORT_VARIABLE, VARIABLE};
 
 /// The file that cargo makes of this package, beside the tests that use it.
 const LIBRARY: &str = "libzbelastic_emulator.so";
 
 /// A library that a machine may have or lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum EmulatedLibrary {
     /// The driver, `libcuda`.
     Driver,
     /// The compiler of kernels, `libnvrtc`.
@@ -23,7 +23,7 @@ pub enum Part {
     Products,
 }
 
-impl Part {
+impl EmulatedLibrary {
     /// All three libraries.
     pub const ALL: [Self; 3] = [Self::Driver, Self::Compiler, Self::Products];
 
@@ -38,7 +38,7 @@ impl Part {
 }
 
 /// A folder with some of the libraries, and one for the kernels that are compiled by them.
-pub struct Toolkit {
+pub struct EmulatedToolkit {
     libraries: PathBuf,
     kernels: PathBuf,
 }
@@ -68,7 +68,7 @@ fn link(library: &Path, to: &Path) -> io::Result<()> {
     fs::rename(&fresh, to)
 }
 
-impl Toolkit {
+impl EmulatedToolkit {
     /// Whether kernels can be compiled for such a machine here; prints a line if not.
     ///
     /// # Panics
@@ -88,7 +88,7 @@ impl Toolkit {
     ///
     /// # Errors
     /// If the shared library is not where cargo puts it, or the folder cannot be written.
-    pub fn new(folder: &Path, parts: &[Part]) -> io::Result<Self> {
+    pub fn new(folder: &Path, parts: &[EmulatedLibrary]) -> io::Result<Self> {
         let libraries = folder.join("lib");
         fs::create_dir_all(&libraries)?;
         let library = library()?;
@@ -105,7 +105,7 @@ impl Toolkit {
 
     /// The variables of the environment with which a program runs on such a machine.
     #[must_use]
-    pub fn variables(&self, settings: Settings) -> Vec<(&'static str, String)> {
+    pub fn variables(&self, settings: EmulatorSettings) -> Vec<(&'static str, String)> {
         let path = |path: &Path| path.to_str().expect("a plain path").to_owned();
         vec![
             ("LD_LIBRARY_PATH", path(&self.libraries)),
@@ -116,7 +116,7 @@ impl Toolkit {
     }
 
     /// Has a program run on such a machine.
-    pub fn equip(&self, program: &mut Command, settings: Settings) {
+    pub fn equip(&self, program: &mut Command, settings: EmulatorSettings) {
         program.envs(self.variables(settings));
     }
 
@@ -124,10 +124,10 @@ impl Toolkit {
     ///
     /// # Panics
     /// If a test of it fails, or prints that it was skipped.
-    pub fn run_again(&self, arguments: &[&str], settings: Settings) {
+    pub fn run_again(&self, arguments: &[&str], settings: EmulatorSettings) {
         let mut program = Command::new(env::current_exe().expect("a program that runs"));
         self.equip(program.args(arguments).arg("--nocapture"), settings);
-        let output = program.env(TELL_VARIABLE, "1").output().expect("this program again");
+        let output = program.env(REPORT_VARIABLE, "1").output().expect("this program again");
         let words = String::from_utf8_lossy(&output.stdout);
         let told = String::from_utf8_lossy(&output.stderr);
         println!("{words}{told}");

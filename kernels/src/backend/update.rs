@@ -23,7 +23,7 @@ pub const SQUARE_SUM_CHUNK: usize = 65_536;
 /// `v = v * beta2 + (beta2_rest * g') * g'`, `d = sqrt(v) / correction2 + epsilon`,
 /// `w = w + (step * m) / d`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWNumbers {
+pub struct AdamWCoefficients {
     /// `1 - lr * weight_decay`.
     pub decay: f32,
     /// Decay of the first moment.
@@ -55,11 +55,11 @@ pub struct MatrixPart<'a, M> {
 
 /// Neighbouring parameters of a layer that one update treats alike.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AdamWRun {
+pub struct AdamWRange {
     /// Range of the parameters in their buffer.
     pub range: Range<usize>,
     /// The numbers of their update.
-    pub numbers: AdamWNumbers,
+    pub numbers: AdamWCoefficients,
 }
 
 /// What an update is computed from.
@@ -79,7 +79,7 @@ pub struct UpdateState<'a, B> {
 #[derive(Debug)]
 pub struct LayerCandidate<'a, B, M> {
     /// The numbers of the layer's update. They cover the layer from its beginning.
-    pub runs: &'a [AdamWRun],
+    pub runs: &'a [AdamWRange],
     /// The state that the candidate is computed from.
     pub state: UpdateState<'a, B>,
     /// Receives what lies in no matrix.
@@ -95,12 +95,12 @@ pub struct LayerCandidate<'a, B, M> {
 /// takes memory for what lies in no matrix, and for nothing else.
 ///
 /// Runs cover a layer from its beginning, in order, and so do the matrices that lie within them.
-pub trait FormOptimizer<B, M> {
+pub trait PackedWeightsOptimizer<B, M> {
     /// The weights after the step, from the untouched state: matrices as their forms, and what lies in
     /// none of them into `rest`, stretch after stretch without gaps.
     fn candidate(
         &self,
-        runs: &[AdamWRun],
+        runs: &[AdamWRange],
         state: UpdateState<'_, B>,
         rest: &mut B,
         matrices: &mut [MatrixPart<'_, M>],
@@ -112,13 +112,13 @@ pub trait FormOptimizer<B, M> {
 
     /// Weights and moments after the same step, in place: the bits of [`super::Backend::adamw_in_place`], whose
     /// forms are there already.
-    fn commit(&self, runs: &[AdamWRun], g: &B, w: &mut B, m: &mut B, v: &mut B);
+    fn commit(&self, runs: &[AdamWRange], g: &B, w: &mut B, m: &mut B, v: &mut B);
 
     /// The same, and the sums of the fingerprint of the state that it leaves, in the same pass. Runs cover
     /// `w`, `m` and `v` to their ends.
     fn commit_and_sum(
         &self,
-        runs: &[AdamWRun],
+        runs: &[AdamWRange],
         g: &B,
         w: &mut B,
         m: &mut B,

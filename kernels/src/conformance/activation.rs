@@ -1,13 +1,13 @@
 //! GELU by itself, and SwiGLU.
 
 use super::probe::{check, download, floats, matrix, poisoned_rows, upload_rows, widen};
-use crate::backend::{Backend, ForwardEpilogue, MatrixShape, Rows};
+use crate::backend::{Backend, ForwardEpilogue, MatrixShape, RowsShape};
 use crate::reference;
 
 /// GELU by itself, which has the bits of GELU behind a product.
 pub fn gelu<B: Backend>(devices: &[B]) {
     for (count, width) in [(1, 1), (3, 17), (260, 48)] {
-        let rows = Rows { count, width };
+        let rows = RowsShape { count, width };
         let x: Vec<f32> = floats(count * width, 1).iter().map(|x| x * 5.0).collect();
         let expected = widen(&x).into_iter().map(reference::gelu).collect();
         check(&format!("gelu {rows:?}"), devices, &[("h", expected)], 1e-6, |device| {
@@ -40,7 +40,7 @@ pub fn gelu<B: Backend>(devices: &[B]) {
 /// SwiGLU: the forward pass and B.
 pub fn swiglu<B: Backend>(devices: &[B]) {
     for (count, width) in [(1, 1), (3, 17), (260, 48)] {
-        let rows = Rows { count, width };
+        let rows = RowsShape { count, width };
         let scaled: Vec<f32> = floats(2 * count * width, 1).iter().map(|x| x * 20.0).collect();
         let dh = floats(count * width, 2);
         let expected = [

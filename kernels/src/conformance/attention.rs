@@ -1,7 +1,7 @@
 //! Attention and rotary embedding.
 
 use super::probe::{check, download, floats, poisoned, poisoned_rows, upload, upload_rows, widen};
-use crate::backend::{AttentionShape, Backend, Turn};
+use crate::backend::{AttentionShape, Backend, RotaryDirection};
 use crate::reference;
 
 /// Sequences, length, heads, key heads, width: below and above strips, panels and key blocks, and the
@@ -81,11 +81,15 @@ pub fn rotation<B: Backend>(devices: &[B]) {
     for shape in [shape((2, 5, 3, 1, 4)), shape((1, 300, 2, 2, 6))] {
         let angles = floats(shape.sequence_len * shape.head_width, 1);
         let qkv = floats(shape.rows() * shape.qkv_width(), 2);
-        let turned = |turn: Turn| reference::rotate(shape, &widen(&angles), turn, &widen(&qkv));
-        let expected = [("forward", turned(Turn::Forward)), ("backward", turned(Turn::Backward))];
+        let turned =
+            |turn: RotaryDirection| reference::rotate(shape, &widen(&angles), turn, &widen(&qkv));
+        let expected = [
+            ("forward", turned(RotaryDirection::Forward)),
+            ("backward", turned(RotaryDirection::Backward)),
+        ];
         check(&format!("rotation {shape:?}"), devices, &expected, 1e-6, |device| {
             let angles = upload(device, &angles);
-            let turned = [Turn::Forward, Turn::Backward].map(|turn| {
+            let turned = [RotaryDirection::Forward, RotaryDirection::Backward].map(|turn| {
                 let mut qkv = upload_rows(device, &qkv);
                 device.rotate(shape, &angles, turn, &mut qkv);
                 download(device, &qkv)

@@ -2,7 +2,7 @@
 
 use super::optimizer::numbers_of;
 use super::probe::{download, floats, upload};
-use crate::backend::{AdamWRun, Backend};
+use crate::backend::{AdamWRange, Backend};
 use crate::reference;
 
 /// Lengths on both sides of what goes together: lanes, threads, blocks, tasks.
@@ -44,12 +44,12 @@ pub fn state_sums<B: Backend>(devices: &[B]) {
 /// those of the reference over it.
 pub fn commits_sum_what_they_leave<B: Backend>(devices: &[B]) {
     for device in devices {
-        let Some(optimizer) = device.form_optimizer() else { return };
+        let Some(optimizer) = device.packed_weights_optimizer() else { return };
         for (len, run_len) in [(1, 1), (1023, 1023), (5000, 5000), (5000, 2047), (9001, 250)] {
             let starts = (0..len).step_by(run_len);
-            let runs: Vec<AdamWRun> = starts
+            let runs: Vec<AdamWRange> = starts
                 .enumerate()
-                .map(|(index, start)| AdamWRun {
+                .map(|(index, start)| AdamWRange {
                     range: start..len.min(start + run_len),
                     numbers: numbers_of(index),
                 })

@@ -90,8 +90,8 @@ pub fn linear_weights<B: Backend>(devices: &[B]) {
         let what = format!("linear weights {shape:?}");
         check(&what, devices, &expected, ERROR_MAX, |device| {
             let mut g = upload(device, &vec![f32::NAN; len + outputs + 2]);
-            device.upload(&[7.0], crate::ViewMut::new(&mut g, 0..1));
-            device.upload(&[8.0], crate::ViewMut::new(&mut g, len + 1..len + 2));
+            device.upload(&[7.0], crate::BufferViewMut::new(&mut g, 0..1));
+            device.upload(&[8.0], crate::BufferViewMut::new(&mut g, len + 1..len + 2));
             for half in 0..2 {
                 let x = upload_rows(device, &x[half * rows * inputs..][..rows * inputs]);
                 let dy = upload_rows(device, &dy[half * rows * outputs..][..rows * outputs]);

@@ -3,7 +3,7 @@
 use super::probe::{
     check, download, floats, poisoned, poisoned_rows, upload, upload_rows, whole, widen,
 };
-use crate::backend::{Accumulate, Backend, Norm, NormGradient, Rows};
+use crate::backend::{Accumulate, Backend, Norm, NormGradient, RowsShape};
 use crate::reference;
 
 const ERROR_MAX: f64 = 3e-6;
@@ -13,13 +13,13 @@ pub fn norms<B: Backend>(devices: &[B]) {
     let shapes = [(1, 3), (5, 16), (65, 40), (300, 97)];
     for norm in [Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-6 }] {
         for (count, width) in shapes {
-            one_norm(devices, norm, Rows { count, width });
+            one_norm(devices, norm, RowsShape { count, width });
         }
     }
 }
 
-fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: Rows) {
-    let Rows { count, width } = rows;
+fn one_norm<B: Backend>(devices: &[B], norm: Norm, rows: RowsShape) {
+    let RowsShape { count, width } = rows;
     let (x, dy, skip) =
         (floats(count * width, 1), floats(count * width, 2), floats(count * width, 3));
     let (weight, bias) = (floats(width, 4), floats(width, 5));

@@ -4,8 +4,8 @@ use super::probe::{
     download, floats, matrix, poisoned, poisoned_rows, same_bits, upload, upload_rows,
 };
 use crate::backend::{
-    AdamWNumbers, AdamWRun, Backend, BackwardEpilogue, ForwardEpilogue, MatrixPart, MatrixShape,
-    SQUARE_SUM_CHUNK, UpdateState, View,
+    AdamWCoefficients, AdamWRange, Backend, BackwardEpilogue, BufferView, ForwardEpilogue,
+    MatrixPart, MatrixShape, SQUARE_SUM_CHUNK, UpdateState,
 };
 use crate::reference::{AdamWState, adamw};
 
@@ -38,7 +38,7 @@ fn square_sum<B: Backend>(device: &B, x: &[f32]) -> u64 {
     let padded = [&[f32::NAN][..], x, &[f32::INFINITY; 6], x].concat();
     let buffer = upload(device, &padded);
     let views = [1..len + 1, len + 1..len + 1, second..second + len];
-    let views = views.map(|range| View::new(&buffer, range));
+    let views = views.map(|range| BufferView::new(&buffer, range));
     let found = device.sum_squares_of_each(&views);
     assert_eq!(found.len(), views.len());
     let alone = views.map(|view| device.sum_squares(view));
@@ -58,17 +58,17 @@ fn squares_not_finite<B: Backend>(devices: &[B]) {
         let mut x = floats(1000, 2);
         (x[3], x[500], x[999]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
         let buffer = upload(device, &x);
-        let found = device.sum_squares(View::new(&buffer, 0..999));
+        let found = device.sum_squares(BufferView::new(&buffer, 0..999));
         assert!(!found.sum.is_finite());
         assert_eq!(found.nonfinite, 2);
         let large = upload(device, &[f32::MAX, -f32::MAX]);
-        let found = device.sum_squares(View::new(&large, 0..2));
+        let found = device.sum_squares(BufferView::new(&large, 0..2));
         assert!(found.sum.is_finite(), "squares of finite floats fit in f64");
     }
 }
 
 /// An update early in a run, clipped.
-pub(super) const NUMBERS: AdamWNumbers = AdamWNumbers {
+pub(super) const NUMBERS: AdamWCoefficients = AdamWCoefficients {
     decay: 0.999_9,
     beta1: 0.9,
     beta1_rest: 0.1,
@@ -125,7 +125,7 @@ pub fn adamw_meets_the_bits<B: Backend>(devices: &[B]) {
 /// Matrices brought into form with the step give the products that loading them gives, and the step is
 /// the same as without them.
 pub fn adamw_loads_matrices<B: Backend>(devices: &[B]) {
-    let numbers = AdamWNumbers {
+    let numbers = AdamWCoefficients {
         decay: 1.0,
         beta1: 0.9,
         beta1_rest: 0.1,
@@ -180,11 +180,11 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
     ends.extend((starts[1] + lens[1]..len).step_by(100).skip(1).chain([len]));
     let run = |(index, end): (usize, &usize)| {
         let start = if index == 0 { 0 } else { ends[index - 1] };
-        AdamWRun { range: start..*end, numbers: numbers_of(index) }
+        AdamWRange { range: start..*end, numbers: numbers_of(index) }
     };
-    let runs: Vec<AdamWRun> = ends.iter().enumerate().map(run).collect();
+    let runs: Vec<AdamWRange> = ends.iter().enumerate().map(run).collect();
     for device in devices {
-        let Some(optimizer) = device.form_optimizer() else { return };
+        let Some(optimizer) = device.packed_weights_optimizer() else { return };
         let forms =
             || shapes.map(|shape| device.allocate_matrix(shape).expect("memory for a test"));
         let (mut ahead, mut plain) = (forms(), forms());
@@ -199,7 +199,7 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
             same_bits(&download(device, buffer), &floats(len, seed));
         }
         let [mut plain_w, mut plain_m, mut plain_v] = buffers();
-        for AdamWRun { range, numbers } in &runs {
+        for AdamWRange { range, numbers } in &runs {
             let mut parts = place(&mut plain, &starts, &lens);
             parts.retain(|part| range.start <= part.range.start && part.range.end <= range.end);
             let [w, m, v] = [&mut plain_w, &mut plain_m, &mut plain_v];
@@ -220,10 +220,10 @@ pub fn candidates_that_are_forms<B: Backend>(devices: &[B]) {
     }
 }
 
-pub(super) fn numbers_of(run: usize) -> AdamWNumbers {
+pub(super) fn numbers_of(run: usize) -> AdamWCoefficients {
     let decay = 1.0 - 0.01 * (run % 7) as f32;
     let step = -0.1 - 0.01 * run as f32;
-    AdamWNumbers { decay, correction2: 1.0, step, clip: 1.0, ..NUMBERS }
+    AdamWCoefficients { decay, correction2: 1.0, step, clip: 1.0, ..NUMBERS }
 }
 
 pub(super) fn place<'a, M>(

@@ -1,6 +1,6 @@
 //! Inputs, uploads and comparisons.
 
-use crate::backend::{Backend, MatrixShape, View, ViewMut};
+use crate::backend::{Backend, BufferView, BufferViewMut, MatrixShape};
 use crate::fingerprint::{GOLDEN, mix};
 
 /// Reproducible floats between -1 and 1.
@@ -29,14 +29,14 @@ pub(super) fn tokens(len: usize, vocabulary: usize, seed: u64) -> Vec<u32> {
 
 pub(super) fn upload<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
     let mut buffer = device.allocate(floats.len()).expect("memory for a test");
-    device.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    device.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
     buffer
 }
 
 /// The same as activations.
 pub(super) fn upload_rows<B: Backend>(device: &B, floats: &[f32]) -> B::Buffer {
     let mut buffer = device.allocate_rows(floats.len()).expect("memory for a test");
-    device.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    device.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
     buffer
 }
 
@@ -51,11 +51,14 @@ pub(super) fn poisoned<B: Backend>(device: &B, len: usize) -> B::Buffer {
 }
 
 pub(super) fn download<B: Backend>(device: &B, buffer: &B::Buffer) -> Vec<f32> {
-    device.download(View::new(buffer, 0..device.len(buffer)))
+    device.download(BufferView::new(buffer, 0..device.len(buffer)))
 }
 
-pub(super) fn whole<'a, B: Backend>(device: &B, buffer: &'a B::Buffer) -> View<'a, B::Buffer> {
-    View::new(buffer, 0..device.len(buffer))
+pub(super) fn whole<'a, B: Backend>(
+    device: &B,
+    buffer: &'a B::Buffer,
+) -> BufferView<'a, B::Buffer> {
+    BufferView::new(buffer, 0..device.len(buffer))
 }
 
 pub(super) fn matrix<B: Backend>(device: &B, shape: MatrixShape, floats: &[f32]) -> B::Matrix {

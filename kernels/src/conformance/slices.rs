@@ -66,7 +66,7 @@ fn cut(
 }
 
 /// A slice on a device.
-struct Slice<T> {
+struct DeviceSlice<T> {
     qkv: T,
     key_value_gradient: T,
     out: T,
@@ -84,18 +84,18 @@ fn run_slices<B: Backend>(
     let widths = [whole.query_width(), whole.heads, whole.qkv_width()];
     let make = |slice| {
         let shape = shape_of(slice);
-        Slice {
+        DeviceSlice {
             qkv: upload_rows(device, &cut(whole, lens, slice, whole.qkv_width(), qkv)),
             key_value_gradient: poisoned(device, shape.rows() * 2 * shape.key_width()),
             out: poisoned_rows(device, shape.rows() * shape.query_width()),
             log_sums: poisoned(device, shape.rows() * shape.heads),
         }
     };
-    let mut parts: Vec<Slice<B::Buffer>> = (0..lens.len()).map(make).collect();
+    let mut parts: Vec<DeviceSlice<B::Buffer>> = (0..lens.len()).map(make).collect();
     for slice in 0..lens.len() {
         let (before, own) = parts.split_at_mut(slice);
         let earlier: Vec<&B::Buffer> = before.iter().map(|slice| &slice.qkv).collect();
-        let Slice { qkv, out, log_sums, .. } = &mut own[0];
+        let DeviceSlice { qkv, out, log_sums, .. } = &mut own[0];
         device.attention_slice_forward(shape_of(slice), &earlier, qkv, out, log_sums);
     }
     for slice in (0..lens.len()).rev() {
@@ -103,9 +103,12 @@ fn run_slices<B: Backend>(
         let (before, own) = parts.split_at_mut(slice);
         let mut earlier: Vec<EarlierSlice<'_, B::Buffer>> = before
             .iter_mut()
-            .map(|Slice { qkv, key_value_gradient, .. }| EarlierSlice { qkv, key_value_gradient })
+            .map(|DeviceSlice { qkv, key_value_gradient, .. }| EarlierSlice {
+                qkv,
+                key_value_gradient,
+            })
             .collect();
-        let Slice { qkv, key_value_gradient, out, log_sums } = &mut own[0];
+        let DeviceSlice { qkv, key_value_gradient, out, log_sums } = &mut own[0];
         let later = (slice + 1 < lens.len()).then_some(&*key_value_gradient);
         let shape = shape_of(slice);
         device.attention_slice_backward(shape, &mut earlier, later, out, log_sums, &gradient, qkv);

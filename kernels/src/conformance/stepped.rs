@@ -6,28 +6,29 @@ use super::optimizer::{numbers_of, place, products};
 use super::probe::same_bits;
 use super::probe::{download, floats, poisoned, upload};
 use crate::backend::{
-    AdamWRun, Backend, FormOptimizer, LayerCandidate, MatrixShape, SquareSum, UpdateState, View,
+    AdamWRange, Backend, BufferView, LayerCandidate, MatrixShape, PackedWeightsOptimizer,
+    SquareSum, UpdateState,
 };
 
 const SHAPE: MatrixShape = MatrixShape { outputs: 60, inputs: 400 };
 
 /// A layer: a matrix of two tensors, and parameters of no matrix before and behind it.
-struct Layer<B: Backend> {
+struct SteppedLayer<B: Backend> {
     state: [B::Buffer; 4],
     rest: B::Buffer,
     matrix: B::Matrix,
-    runs: Vec<AdamWRun>,
+    runs: Vec<AdamWRange>,
     tensors: Vec<Range<usize>>,
 }
 
-impl<B: Backend> Layer<B> {
+impl<B: Backend> SteppedLayer<B> {
     fn new(device: &B, before: usize, behind: usize, seed: u64) -> Self {
         let of_matrix = SHAPE.outputs * SHAPE.inputs;
         let (cut, end) = (before + 20 * SHAPE.inputs, before + of_matrix);
         let ends = [before, cut, end, end + behind];
         let starts = [0, before, cut, end];
         let tensors = starts.into_iter().zip(ends).map(|(start, end)| start..end).collect();
-        let run = |(range, index)| AdamWRun { range, numbers: numbers_of(index) };
+        let run = |(range, index)| AdamWRange { range, numbers: numbers_of(index) };
         let ranges = [0..before, before..end, end..end + behind];
         let mut state = [1, 2, 3, 4].map(|part| floats(end + behind, 10 * seed + part));
         (state[3][before + 3], state[3][end - 1]) = (f32::NAN, f32::INFINITY);
@@ -53,11 +54,11 @@ impl<B: Backend> Layer<B> {
 /// Where candidates are forms: they and the sums of squares are those of passes of their own, to the bit.
 pub fn candidates_with_squares<B: Backend>(devices: &[B]) {
     for device in devices {
-        let Some(optimizer) = device.form_optimizer() else { return };
+        let Some(optimizer) = device.packed_weights_optimizer() else { return };
         for (before, behind) in [(5, 3), (1, 40_000), (17_000, 1)] {
-            let layers = || [1, 2].map(|seed| Layer::new(device, before, behind, seed));
+            let layers = || [1, 2].map(|seed| SteppedLayer::new(device, before, behind, seed));
             let (mut together, mut apart) = (layers(), layers());
-            let asked = together.iter_mut().map(Layer::candidate).collect();
+            let asked = together.iter_mut().map(SteppedLayer::candidate).collect();
             let sums = optimizer.candidates_and_squares(asked);
             let alone: Vec<SquareSum> = apart.iter_mut().flat_map(|it| own(device, it)).collect();
             let bits = |sum: &SquareSum| (sum.sum.to_bits(), sum.nonfinite);
@@ -81,10 +82,11 @@ pub fn candidates_with_squares<B: Backend>(devices: &[B]) {
 }
 
 /// The candidate and the sums of one layer, each in a pass of its own.
-fn own<B: Backend>(device: &B, layer: &mut Layer<B>) -> Vec<SquareSum> {
-    let optimizer: &dyn FormOptimizer<_, _> = device.form_optimizer().expect("asked before");
+fn own<B: Backend>(device: &B, layer: &mut SteppedLayer<B>) -> Vec<SquareSum> {
+    let optimizer: &dyn PackedWeightsOptimizer<_, _> =
+        device.packed_weights_optimizer().expect("asked before");
     let LayerCandidate { runs, state, rest, mut matrices, tensors } = layer.candidate();
-    let views: Vec<_> = tensors.into_iter().map(|range| View::new(state.g, range)).collect();
+    let views: Vec<_> = tensors.into_iter().map(|range| BufferView::new(state.g, range)).collect();
     let sums = device.sum_squares_of_each(&views);
     optimizer.candidate(runs, state, rest, &mut matrices);
     sums

@@ -2,13 +2,13 @@
 
 use super::optimizer::NUMBERS;
 use super::probe::{download, floats, poisoned, same_bits, upload};
-use crate::backend::{AdamWNumbers, Backend};
+use crate::backend::{AdamWCoefficients, Backend};
 use crate::reference;
 
 /// Every operation meets the bits of its reference, on both sides of every block size, and leaves its
 /// operands alone.
 pub fn versions_meet_the_bits<B: Backend>(devices: &[B]) {
-    let numbers = AdamWNumbers { decay: 0.9, ..NUMBERS };
+    let numbers = AdamWCoefficients { decay: 0.9, ..NUMBERS };
     for len in [1, 3, 4, 5, 1023, 1024, 1025, 70_001] {
         let [w, m, other] = [1, 2, 3].map(|seed| floats(len, seed));
         // Squares of all sizes, one of them not even a normal number.

@@ -3,7 +3,7 @@
 use super::backend::CpuBackend;
 use super::lanes::{LANES, Lanes, dispatch};
 use super::math::{gelu, gelu_slope, silu, silu_slope};
-use crate::backend::Rows;
+use crate::backend::RowsShape;
 
 dispatch!(
     /// `y += bias`.
@@ -65,7 +65,7 @@ fn gelu_slope_lanes<L: Lanes>(gradient: &[f32], before: &mut [f32]) {
     }
 }
 
-pub(super) fn gelu_forward(cpu: &CpuBackend, rows: Rows, before: &[f32], h: &mut [f32]) {
+pub(super) fn gelu_forward(cpu: &CpuBackend, rows: RowsShape, before: &[f32], h: &mut [f32]) {
     assert_eq!(before.len(), rows.count * rows.width);
     assert_eq!(h.len(), before.len());
     let share = cpu.rows_per_task(rows.count) * rows.width;
@@ -84,7 +84,7 @@ fn gelu_rows_lanes<L: Lanes>(before: &[f32], h: &mut [f32]) {
     }
 }
 
-pub(super) fn swiglu_forward(cpu: &CpuBackend, rows: Rows, gate_up: &[f32], h: &mut [f32]) {
+pub(super) fn swiglu_forward(cpu: &CpuBackend, rows: RowsShape, gate_up: &[f32], h: &mut [f32]) {
     assert_eq!(gate_up.len(), rows.count * 2 * rows.width);
     assert_eq!(h.len(), rows.count * rows.width);
     let share = cpu.rows_per_task(rows.count);
@@ -109,7 +109,7 @@ fn swiglu_rows_lanes<L: Lanes>(width: usize, gate_up: &[f32], h: &mut [f32]) {
 
 pub(super) fn swiglu_backward(
     cpu: &CpuBackend,
-    rows: Rows,
+    rows: RowsShape,
     gradient: &[f32],
     gate_up_then_gradient: &mut [f32],
 ) {

@@ -15,7 +15,7 @@ mod backward;
 mod forward;
 mod heads;
 
-pub(super) use backward::{KeyValueGradients, Saved, backward};
+pub(super) use backward::{KeyValueGradients, SavedAttention, backward};
 pub(super) use forward::forward;
 
 use super::matmul::{BLOCK_DEPTH, PANEL, STRIP, padded};

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::ops::Range;
 
-use super::buffer::{Arena, CpuBuffer};
+use super::buffer::{CpuArena, CpuBuffer};
 use super::lanes::InstructionSet;
 use super::matmul::{MatrixPair, OuterProduct, PASSING_ROWS, PairWriter, outer_product};
 use super::threads::Threads;
@@ -12,9 +12,10 @@ use super::{
     versions,
 };
 use crate::backend::{
-    Accumulate, AdamWNumbers, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, ForwardEpilogue, HostFloats, LinearGradient, MatrixPart,
-    MatrixShape, Norm, NormGradient, Rows, SquareSum, StateSums, Turn, View, ViewMut,
+    Accumulate, AdamWCoefficients, AllocateError, AttentionShape, Backend, BackwardEpilogue,
+    BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue, HostFloats,
+    LinearGradient, MatrixPart, MatrixShape, Norm, NormGradient, RotaryDirection, RowsShape,
+    SquareSum, StateSums,
 };
 use crate::sizes::{ByteCounts, DeviceSizes};
 
@@ -23,7 +24,7 @@ use crate::sizes::{ByteCounts, DeviceSizes};
 pub struct CpuBackend {
     threads: Threads,
     set: InstructionSet,
-    arena: Arena,
+    arena: CpuArena,
 }
 
 /// A matrix in the forms that products read.
@@ -55,7 +56,7 @@ impl CpuBackend {
         set: InstructionSet,
     ) -> Result<Self, AllocateError> {
         assert!(InstructionSet::available().contains(&set), "the processor lacks {set:?}");
-        Ok(Self { threads: Threads::new(thread_count)?, set, arena: Arena::new() })
+        Ok(Self { threads: Threads::new(thread_count)?, set, arena: CpuArena::new() })
     }
 
     /// The instructions in use.
@@ -88,7 +89,7 @@ impl CpuBackend {
     }
 }
 
-fn read<'a>(view: &View<'a, CpuBuffer>) -> &'a [f32] {
+fn read<'a>(view: &BufferView<'a, CpuBuffer>) -> &'a [f32] {
     &view.buffer.as_slice()[view.range.clone()]
 }
 
@@ -134,7 +135,7 @@ impl ByteCounts for CpuBackend {
 impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Matrix = CpuMatrix;
-    type Away = Infallible;
+    type OffloadBuffer = Infallible;
 
     fn allocate(&self, len: usize) -> Result<CpuBuffer, AllocateError> {
         self.arena.allocate(len)
@@ -144,7 +145,7 @@ impl Backend for CpuBackend {
         buffer.as_slice().len()
     }
 
-    fn upload(&self, from: &[f32], to: ViewMut<'_, CpuBuffer>) {
+    fn upload(&self, from: &[f32], to: BufferViewMut<'_, CpuBuffer>) {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(from);
     }
 
@@ -161,27 +162,27 @@ impl Backend for CpuBackend {
         HostFloats::sharing(from.share())
     }
 
-    fn carry(&self, from: &mut CpuBuffer) -> HostFloats {
+    fn begin_download(&self, from: &mut CpuBuffer) -> HostFloats {
         self.share(from)
     }
 
-    fn download(&self, from: View<'_, CpuBuffer>) -> Vec<f32> {
+    fn download(&self, from: BufferView<'_, CpuBuffer>) -> Vec<f32> {
         read(&from).to_vec()
     }
 
-    fn copy(&self, from: View<'_, CpuBuffer>, to: ViewMut<'_, CpuBuffer>) {
+    fn copy(&self, from: BufferView<'_, CpuBuffer>, to: BufferViewMut<'_, CpuBuffer>) {
         to.buffer.as_mut_slice()[to.range].copy_from_slice(read(&from));
     }
 
-    fn reserve_away(&self, _bytes: u64) -> Result<Option<Infallible>, AllocateError> {
+    fn reserve_offload(&self, _bytes: u64) -> Result<Option<Infallible>, AllocateError> {
         Ok(None)
     }
 
-    fn send_away(&self, _parts: &mut [&mut CpuBuffer], away: &mut Infallible, _start: u64) {
+    fn offload(&self, _parts: &mut [&mut CpuBuffer], away: &mut Infallible, _start: u64) {
         match *away {}
     }
 
-    fn bring_back(&self, away: &mut Infallible, _start: u64, _parts: &mut [&mut CpuBuffer]) {
+    fn reload(&self, away: &mut Infallible, _start: u64, _parts: &mut [&mut CpuBuffer]) {
         match *away {}
     }
 
@@ -189,7 +190,7 @@ impl Backend for CpuBackend {
         Ok(CpuMatrix(MatrixPair::zeroed(&self.arena, shape)?))
     }
 
-    fn load_matrix(&self, from: View<'_, CpuBuffer>, to: &mut CpuMatrix) {
+    fn load_matrix(&self, from: BufferView<'_, CpuBuffer>, to: &mut CpuMatrix) {
         optimizer::load_matrix(self, read(&from), &mut to.0);
     }
 
@@ -197,8 +198,8 @@ impl Backend for CpuBackend {
         &self,
         sequence_len: usize,
         tokens: &[u32],
-        token_table: View<'_, CpuBuffer>,
-        position_table: Option<View<'_, CpuBuffer>>,
+        token_table: BufferView<'_, CpuBuffer>,
+        position_table: Option<BufferView<'_, CpuBuffer>>,
         out: &mut CpuBuffer,
     ) {
         let positions = position_table.as_ref().map(read);
@@ -221,7 +222,7 @@ impl Backend for CpuBackend {
         accumulate: Accumulate,
     ) {
         let (token_table, positions) = split(to.buffer, to.tokens, to.positions);
-        let tables = embed::Tables { tokens: token_table, positions };
+        let tables = embed::EmbedTableGradients { tokens: token_table, positions };
         let gradient = gradient.as_slice();
         embed::backward_weights(self, sequence_len, tokens, gradient, tables, accumulate);
     }
@@ -229,10 +230,10 @@ impl Backend for CpuBackend {
     fn norm_forward(
         &self,
         norm: Norm,
-        rows: Rows,
+        rows: RowsShape,
         x: &CpuBuffer,
-        weight: View<'_, CpuBuffer>,
-        bias: Option<View<'_, CpuBuffer>>,
+        weight: BufferView<'_, CpuBuffer>,
+        bias: Option<BufferView<'_, CpuBuffer>>,
         y: &mut CpuBuffer,
         statistics: &mut CpuBuffer,
     ) {
@@ -240,7 +241,7 @@ impl Backend for CpuBackend {
             self,
             norm,
             rows,
-            norm::Parameters { weight: read(&weight), bias: bias.as_ref().map(read) },
+            norm::NormParameters { weight: read(&weight), bias: bias.as_ref().map(read) },
             x.as_slice(),
             y.as_mut_slice(),
             statistics.as_mut_slice(),
@@ -250,15 +251,15 @@ impl Backend for CpuBackend {
     fn norm_backward_input(
         &self,
         norm: Norm,
-        rows: Rows,
+        rows: RowsShape,
         gradient: &CpuBuffer,
         skip: Option<&CpuBuffer>,
-        weight: View<'_, CpuBuffer>,
+        weight: BufferView<'_, CpuBuffer>,
         statistics: &CpuBuffer,
         x_then_gradient: &mut CpuBuffer,
         partials: &mut CpuBuffer,
     ) {
-        let operands = norm::BackwardRows {
+        let operands = norm::NormBackwardRows {
             gradient: gradient.as_slice(),
             skip: skip.map(CpuBuffer::as_slice),
             statistics: statistics.as_slice(),
@@ -294,7 +295,7 @@ impl Backend for CpuBackend {
         rows: usize,
         x: &CpuBuffer,
         matrix: &CpuMatrix,
-        bias: Option<View<'_, CpuBuffer>>,
+        bias: Option<BufferView<'_, CpuBuffer>>,
         epilogue: ForwardEpilogue<'_, CpuBuffer>,
         y: &mut CpuBuffer,
     ) {
@@ -333,7 +334,13 @@ impl Backend for CpuBackend {
         outer_product(self.set, &self.threads, operands, weight, bias);
     }
 
-    fn rotate(&self, shape: AttentionShape, angles: &CpuBuffer, turn: Turn, qkv: &mut CpuBuffer) {
+    fn rotate(
+        &self,
+        shape: AttentionShape,
+        angles: &CpuBuffer,
+        turn: RotaryDirection,
+        qkv: &mut CpuBuffer,
+    ) {
         rotate::rotate(self, shape, angles.as_slice(), turn, qkv.as_mut_slice());
     }
 
@@ -394,7 +401,7 @@ impl Backend for CpuBackend {
             qkv: slice.qkv.as_slice(),
             gradients: slice.key_value_gradient.as_mut_slice(),
         });
-        let saved = attention::Saved {
+        let saved = attention::SavedAttention {
             out: out.as_slice(),
             log_sums: log_sums.as_slice(),
             gradient: gradient.as_slice(),
@@ -404,17 +411,17 @@ impl Backend for CpuBackend {
         attention::backward(self, shape, earlier.collect(), later, saved, qkv);
     }
 
-    fn gelu_forward(&self, rows: Rows, before: &CpuBuffer, h: &mut CpuBuffer) {
+    fn gelu_forward(&self, rows: RowsShape, before: &CpuBuffer, h: &mut CpuBuffer) {
         activation::gelu_forward(self, rows, before.as_slice(), h.as_mut_slice());
     }
 
-    fn swiglu_forward(&self, rows: Rows, gate_up: &CpuBuffer, h: &mut CpuBuffer) {
+    fn swiglu_forward(&self, rows: RowsShape, gate_up: &CpuBuffer, h: &mut CpuBuffer) {
         activation::swiglu_forward(self, rows, gate_up.as_slice(), h.as_mut_slice());
     }
 
     fn swiglu_backward(
         &self,
-        rows: Rows,
+        rows: RowsShape,
         gradient: &CpuBuffer,
         gate_up_then_gradient: &mut CpuBuffer,
     ) {
@@ -448,7 +455,7 @@ impl Backend for CpuBackend {
         head::backward_input(self, targets, scale, log_sums, &matrix.0.backward, logits, gradient);
     }
 
-    fn sum_squares(&self, x: View<'_, CpuBuffer>) -> SquareSum {
+    fn sum_squares(&self, x: BufferView<'_, CpuBuffer>) -> SquareSum {
         optimizer::sum_squares(self, read(&x))
     }
 
@@ -463,11 +470,11 @@ impl Backend for CpuBackend {
         m: &CpuBuffer,
         v: &CpuBuffer,
         g: &CpuBuffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         candidate: &mut CpuBuffer,
         matrices: &mut [MatrixPart<'_, CpuMatrix>],
     ) {
-        let state = optimizer::State {
+        let state = optimizer::CandidateState {
             w: &w.as_slice()[range.clone()],
             m: &m.as_slice()[range.clone()],
             v: &v.as_slice()[range.clone()],
@@ -482,7 +489,7 @@ impl Backend for CpuBackend {
         &self,
         range: Range<usize>,
         g: &CpuBuffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         m: &mut CpuBuffer,
         v: &mut CpuBuffer,
     ) {
@@ -495,7 +502,7 @@ impl Backend for CpuBackend {
         &self,
         range: Range<usize>,
         g: &CpuBuffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         w: &mut CpuBuffer,
         m: &mut CpuBuffer,
         v: &mut CpuBuffer,
@@ -512,7 +519,7 @@ impl Backend for CpuBackend {
         w: &CpuBuffer,
         m: &CpuBuffer,
         v: &CpuBuffer,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         to: &mut CpuBuffer,
     ) {
         versions::adam_ahead([w, m, v].map(CpuBuffer::as_slice), numbers, to.as_mut_slice());

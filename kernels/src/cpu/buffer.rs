@@ -20,12 +20,12 @@ const ALIGNMENT: usize = 128;
 const MAPPED_BYTES_MIN: usize = 2 << 20;
 
 /// Memory with a single owner, given back when it is dropped.
-enum Memory {
+enum OwnedMemory {
     Mapped(#[expect(dead_code, reason = "keeps the mapping alive")] MmapMut),
     Allocated(*mut u8, Layout),
 }
 
-impl Drop for Memory {
+impl Drop for OwnedMemory {
     fn drop(&mut self) {
         match self {
             Self::Mapped(_) => {}
@@ -36,24 +36,24 @@ impl Drop for Memory {
 }
 
 /// A run of zeroed memory, never handed out twice.
-struct Region {
+struct ZeroedRegion {
     /// Keeps the memory; the floats are reached through `start`.
-    _memory: Memory,
+    _memory: OwnedMemory,
     start: *mut f32,
 }
 
 // SAFETY: the pointers are only read; what they point to is divided among buffers that do not overlap.
-unsafe impl Send for Region {}
+unsafe impl Send for ZeroedRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for ZeroedRegion {}
 
 /// Cuts buffers from a region, and takes another one when it is used up.
-pub(super) struct Arena {
+pub(super) struct CpuArena {
     /// The region in use and how much of it is taken. Held for the few instructions of a cut.
-    current: Mutex<Option<(Arc<Region>, usize, usize)>>,
+    current: Mutex<Option<(Arc<ZeroedRegion>, usize, usize)>>,
 }
 
-impl Arena {
+impl CpuArena {
     pub(super) fn new() -> Self {
         Self { current: Mutex::new(None) }
     }
@@ -70,14 +70,15 @@ impl Arena {
             return Ok(buffer);
         }
         let size = bytes.max(REGION_BYTES_MIN);
-        let region = Arc::new(Region::of_bytes(size).ok_or(AllocateError::of_bytes(bytes as u64))?);
+        let region =
+            Arc::new(ZeroedRegion::of_bytes(size).ok_or(AllocateError::of_bytes(bytes as u64))?);
         let buffer = CpuBuffer::cut(&region, 0, len);
         *current = Some((region, bytes, size));
         Ok(buffer)
     }
 }
 
-impl Region {
+impl ZeroedRegion {
     /// `size` zeroed bytes, more than none; nothing if there is no memory of that size.
     fn of_bytes(size: usize) -> Option<Self> {
         if size >= MAPPED_BYTES_MIN { Self::mapped(size) } else { Self::allocated(size) }
@@ -91,31 +92,32 @@ impl Region {
             let _refused = map.advise(memmap2::Advice::HugePage);
         }
         let start = map.as_mut_ptr().cast();
-        Some(Self { _memory: Memory::Mapped(map), start })
+        Some(Self { _memory: OwnedMemory::Mapped(map), start })
     }
 
     fn allocated(size: usize) -> Option<Self> {
         let layout = Layout::from_size_align(size, ALIGNMENT).ok().filter(|_| size > 0)?;
         // SAFETY: the layout is of more than no bytes.
         let start = unsafe { alloc::alloc_zeroed(layout) };
-        let memory = (!start.is_null()).then_some(Memory::Allocated(start, layout))?;
+        let memory = (!start.is_null()).then_some(OwnedMemory::Allocated(start, layout))?;
         Some(Self { _memory: memory, start: start.cast() })
     }
 }
 
 /// A run of floats that starts on a cache line; zeros, until they are written.
-pub(crate) struct Block {
-    region: Arc<Region>,
+pub(crate) struct FloatBlock {
+    region: Arc<ZeroedRegion>,
     /// Floats before it in the region.
     offset: usize,
     len: usize,
 }
 
-impl Block {
+impl FloatBlock {
     /// A block with a region of its own.
     pub(crate) fn zeroed(len: usize) -> Result<Self, AllocateError> {
         let size = CpuBuffer::bytes(len).max(1) as usize;
-        let region = Arc::new(Region::of_bytes(size).ok_or(AllocateError::of_bytes(size as u64))?);
+        let region =
+            Arc::new(ZeroedRegion::of_bytes(size).ok_or(AllocateError::of_bytes(size as u64))?);
         Ok(Self { region, offset: 0, len })
     }
 
@@ -149,11 +151,11 @@ impl Block {
 ///
 /// It can be shared with [`HostFloats`](crate::HostFloats) without a copy: a holder that writes it while it
 /// is shared, writes to a copy.
-pub struct CpuBuffer(Arc<Block>);
+pub struct CpuBuffer(Arc<FloatBlock>);
 
 impl CpuBuffer {
-    fn cut(region: &Arc<Region>, offset_bytes: usize, len: usize) -> Self {
-        Self(Arc::new(Block { region: region.clone(), offset: offset_bytes / 4, len }))
+    fn cut(region: &Arc<ZeroedRegion>, offset_bytes: usize, len: usize) -> Self {
+        Self(Arc::new(FloatBlock { region: region.clone(), offset: offset_bytes / 4, len }))
     }
 
     /// A buffer with a region of its own.
@@ -161,16 +163,16 @@ impl CpuBuffer {
     /// # Errors
     /// If the system has no memory of that size.
     pub fn zeroed(len: usize) -> Result<Self, AllocateError> {
-        Block::zeroed(len).map(|block| Self(Arc::new(block)))
+        FloatBlock::zeroed(len).map(|block| Self(Arc::new(block)))
     }
 
     /// The buffer of floats that others may hold.
-    pub(super) fn sharing(block: Arc<Block>) -> Self {
+    pub(super) fn sharing(block: Arc<FloatBlock>) -> Self {
         Self(block)
     }
 
     /// The floats that the buffer holds now, whatever is written to it later.
-    pub(super) fn share(&self) -> Arc<Block> {
+    pub(super) fn share(&self) -> Arc<FloatBlock> {
         self.0.clone()
     }
 
@@ -189,17 +191,17 @@ impl CpuBuffer {
     /// All floats of the buffer, to be written: in place, or in a copy if others hold them too.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
-        Block::make_mut(&mut self.0)
+        FloatBlock::make_mut(&mut self.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGNMENT, Arena, CpuBuffer, REGION_BYTES_MIN};
+    use super::{ALIGNMENT, CpuArena, CpuBuffer, REGION_BYTES_MIN};
 
     #[test]
     fn buffers_are_zero_aligned_exact_in_length_and_apart() {
-        let arena = Arena::new();
+        let arena = CpuArena::new();
         let lens = [0, 1, 17, 1000, REGION_BYTES_MIN / 4 - 1, 5, REGION_BYTES_MIN / 4 + 1, 33];
         let mut buffers: Vec<_> =
             lens.into_iter().map(|len| arena.allocate(len).expect("megabytes")).collect();
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_was_shared_stays_as_it_was_when_the_buffer_is_written() {
-        let arena = Arena::new();
+        let arena = CpuArena::new();
         let mut buffer = arena.allocate(40).expect("bytes");
         buffer.as_mut_slice().fill(1.0);
         let place = buffer.as_slice().as_ptr();
@@ -236,6 +238,6 @@ mod tests {
     fn an_impossible_size_is_an_error_that_names_it() {
         let error = CpuBuffer::zeroed(1 << 48).err().expect("no machine has a pebibyte");
         assert_eq!(error.bytes, 1 << 50);
-        assert!(Arena::new().allocate(1 << 48).is_err());
+        assert!(CpuArena::new().allocate(1 << 48).is_err());
     }
 }

@@ -112,8 +112,8 @@ fn is_near_axis(x: f64) -> bool {
 /// The first two words of as many blocks from `first` on.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // Lane by lane, so that compilers see vectors.
-fn blocks(normals: Normals, first: u64) -> ([u32; PAIRS], [u32; PAIRS]) {
-    let Normals { mut key, subject, .. } = normals;
+fn blocks(normals: NormalDraws, first: u64) -> ([u32; PAIRS], [u32; PAIRS]) {
+    let NormalDraws { mut key, subject, .. } = normals;
     let mut c0: [u32; PAIRS] = std::array::from_fn(|i| (first + i as u64) as u32);
     let mut c1: [u32; PAIRS] = std::array::from_fn(|i| ((first + i as u64) >> 32) as u32);
     let (mut c2, mut c3) = ([subject[0]; PAIRS], [subject[1]; PAIRS]);
@@ -133,7 +133,7 @@ fn blocks(normals: Normals, first: u64) -> ([u32; PAIRS], [u32; PAIRS]) {
 
 /// Numbers to be drawn, and how far they spread.
 #[derive(Clone, Copy, Debug)]
-pub struct Normals {
+pub struct NormalDraws {
     /// The key of Philox, two words.
     pub key: [u32; 2],
     /// The upper half of Philox's counter; the lower half counts pairs.
@@ -145,7 +145,7 @@ pub struct Normals {
 /// The pairs from `first` on, one after the other; the last may be half a pair.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // As above.
-fn draw_lanes<L: Lanes>(normals: Normals, first: u64, to: &mut [f32]) {
+fn draw_lanes<L: Lanes>(normals: NormalDraws, first: u64, to: &mut [f32]) {
     for (block, to) in (0..).zip(to.chunks_mut(2 * PAIRS)) {
         let (radii, angles) = blocks(normals, first + block * PAIRS as u64);
         // In (0, 1], so that the logarithm is finite.
@@ -167,7 +167,7 @@ fn draw_lanes<L: Lanes>(normals: Normals, first: u64, to: &mut [f32]) {
     }
 }
 
-dispatch!(fn draw(normals: Normals, first: u64, to: &mut [f32]) = draw_lanes);
+dispatch!(fn draw(normals: NormalDraws, first: u64, to: &mut [f32]) = draw_lanes);
 
 /// The host's threads, for what is done to a layer before a device has it: drawing and hashing.
 pub struct HostThreads {
@@ -206,7 +206,7 @@ impl HostThreads {
     }
 
     /// Draws the numbers of `normals` from the first pair on.
-    pub fn draw(&self, normals: Normals, to: &mut [f32]) {
+    pub fn draw(&self, normals: NormalDraws, to: &mut [f32]) {
         let tasks = (0..).zip(to.chunks_mut(TASK_NUMBERS)).collect();
         self.threads.for_each(tasks, |(task, to): (u64, &mut [f32])| {
             draw(self.set, normals, task * (TASK_NUMBERS / 2) as u64, to);
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn numbers_depend_on_neither_threads_nor_instructions_nor_length() {
-        let normals = Normals { key: [3, 4], subject: [7, 1], deviation: 0.02 };
+        let normals = NormalDraws { key: [3, 4], subject: [7, 1], deviation: 0.02 };
         let mut expected = vec![0.0; 3 * TASK_NUMBERS + 5];
         HostThreads::new(1).expect("no thread").draw(normals, &mut expected);
         for set in InstructionSet::available() {

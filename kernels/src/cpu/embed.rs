@@ -41,13 +41,13 @@ pub(super) fn backward_weights(
     sequence_len: usize,
     tokens: &[u32],
     gradient: &[f32],
-    tables: Tables<'_>,
+    tables: EmbedTableGradients<'_>,
     accumulate: Accumulate,
 ) {
     assert!(tokens.len().is_multiple_of(sequence_len));
     assert!(gradient.len().is_multiple_of(tokens.len()));
     let width = gradient.len() / tokens.len();
-    let Tables { tokens: token_table, positions: mut position_table } = tables;
+    let EmbedTableGradients { tokens: token_table, positions: mut position_table } = tables;
     if accumulate == Accumulate::Start {
         let zero = |piece: &mut [f32]| piece.fill(0.0);
         cpu.threads().for_each(token_table.chunks_mut(ZERO_CHUNK).collect(), zero);
@@ -64,7 +64,7 @@ pub(super) fn backward_weights(
 }
 
 /// Gradients of the token table and of the table of positions.
-pub(super) struct Tables<'a> {
+pub(super) struct EmbedTableGradients<'a> {
     pub(super) tokens: &'a mut [f32],
     pub(super) positions: Option<&'a mut [f32]>,
 }

@@ -10,12 +10,12 @@ use super::backend::CpuBackend;
 use super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::math::exp;
 use super::matmul::{
-    Block, LeftRows, PackedMatrix, RowProduct, Space, multiply_rows, with_scratch,
+    LeftRows, PackedMatrix, RowBlock, RowProduct, SumStorage, multiply_rows, with_scratch,
 };
 
 /// A row's maximum and the sum of exponentials relative to it, so far.
 #[derive(Clone, Copy)]
-struct Running {
+struct OnlineSoftmax {
     max: f32,
     sum: f32,
 }
@@ -43,16 +43,16 @@ pub(super) fn forward(
         .zip(losses.chunks_mut(share));
     cpu.threads().for_each(pieces.collect(), |((((x, targets), logits), log_sums), losses)| {
         let set = cpu.instruction_set();
-        let mut running = vec![Running { max: f32::NEG_INFINITY, sum: 0.0 }; targets.len()];
+        let mut running = vec![OnlineSoftmax { max: f32::NEG_INFINITY, sum: 0.0 }; targets.len()];
         with_scratch(|scratch| {
             let finish = |row: usize, _: &Range<usize>, logits: &mut [f32]| {
                 running[row] = extend(set, running[row], logits);
             };
             let factors = RowProduct { set, row_count: targets.len(), left: x, matrix };
             let strip = scratch.strips.as_mut_slice();
-            multiply_rows(factors, strip, Space::Result(logits), finish);
+            multiply_rows(factors, strip, SumStorage::Result(logits), finish);
         });
-        for (row, Running { max, sum }) in running.into_iter().enumerate() {
+        for (row, OnlineSoftmax { max, sum }) in running.into_iter().enumerate() {
             let log_sum = f64::from(max) + libm::log(f64::from(sum));
             let logit = logits[row * vocabulary + targets[row] as usize];
             log_sums[row] = log_sum as f32;
@@ -62,10 +62,10 @@ pub(super) fn forward(
     losses.iter().sum()
 }
 
-dispatch!(fn extend(running: Running, logits: &[f32]) -> Running = extend_lanes);
+dispatch!(fn extend(running: OnlineSoftmax, logits: &[f32]) -> OnlineSoftmax = extend_lanes);
 
 #[inline(always)]
-fn extend_lanes<L: Lanes>(running: Running, logits: &[f32]) -> Running {
+fn extend_lanes<L: Lanes>(running: OnlineSoftmax, logits: &[f32]) -> OnlineSoftmax {
     let mut max = L::splat(running.max);
     for at in (0..logits.len()).step_by(LANES) {
         max = max.max(L::load_at(logits, at, f32::NEG_INFINITY));
@@ -76,7 +76,7 @@ fn extend_lanes<L: Lanes>(running: Running, logits: &[f32]) -> Running {
         sum = sum.add(exp(L::load_at(logits, at, f32::NEG_INFINITY).sub(L::splat(max))));
     }
     let rescale = exp(L::splat(running.max - max)).to_array()[0];
-    Running { max, sum: running.sum * rescale + sum.sum() }
+    OnlineSoftmax { max, sum: running.sum * rescale + sum.sum() }
 }
 
 /// What one task of the backward pass may touch.
@@ -119,7 +119,7 @@ pub(super) fn backward_input(
 }
 
 /// Logits that become their gradient when a block of them is visited for the first time.
-struct Softening<'a> {
+struct SoftmaxGradient<'a> {
     set: InstructionSet,
     scale: f32,
     targets: &'a [u32],
@@ -128,8 +128,8 @@ struct Softening<'a> {
     logits_then_gradient: &'a mut [f32],
 }
 
-impl LeftRows for Softening<'_> {
-    fn rows(&mut self, block: &Block, is_first_visit: bool) -> &[f32] {
+impl LeftRows for SoftmaxGradient<'_> {
+    fn rows(&mut self, block: &RowBlock, is_first_visit: bool) -> &[f32] {
         if is_first_visit {
             for row in block.rows.clone() {
                 let start = row * self.vocabulary;
@@ -148,11 +148,11 @@ impl LeftRows for Softening<'_> {
 fn backward_task(set: InstructionSet, scale: f32, matrix: &PackedMatrix, task: BackwardTask<'_>) {
     let BackwardTask { targets, log_sums, logits_then_gradient, gradient } = task;
     let vocabulary = matrix.depth();
-    let left = Softening { set, scale, targets, log_sums, vocabulary, logits_then_gradient };
+    let left = SoftmaxGradient { set, scale, targets, log_sums, vocabulary, logits_then_gradient };
     with_scratch(|scratch| {
         let factors = RowProduct { set, row_count: targets.len(), left, matrix };
         let strip = scratch.strips.as_mut_slice();
-        multiply_rows(factors, strip, Space::Result(gradient), |_, _, _| {});
+        multiply_rows(factors, strip, SumStorage::Result(gradient), |_, _, _| {});
     });
 }
 

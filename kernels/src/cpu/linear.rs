@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::activation::{apply_gelu_slope, finish_add, finish_gelu, finish_plain};
 use super::backend::CpuBackend;
 use super::buffer::CpuBuffer;
-use super::matmul::{PackedMatrix, RowProduct, Space, multiply_rows, with_scratch};
+use super::matmul::{PackedMatrix, RowProduct, SumStorage, multiply_rows, with_scratch};
 use crate::backend::{BackwardEpilogue, ForwardEpilogue};
 
 /// What one task of a forward product may touch.
@@ -83,7 +83,7 @@ fn forward_task(
     with_scratch(|scratch| {
         let factors = RowProduct { set, row_count: x.len() / inputs, left: x, matrix };
         let strip = scratch.strips.as_mut_slice();
-        multiply_rows(factors, strip, Space::Result(y), finish_row);
+        multiply_rows(factors, strip, SumStorage::Result(y), finish_row);
     });
 }
 
@@ -121,7 +121,7 @@ fn backward_task(cpu: &CpuBackend, gradient: &[f32], matrix: &PackedMatrix, resu
         let set = cpu.instruction_set();
         let factors = RowProduct { set, row_count, left: gradient, matrix };
         let strip = scratch.strips.as_mut_slice();
-        multiply_rows(factors, strip, Space::Result(result), |_, _, _| {});
+        multiply_rows(factors, strip, SumStorage::Result(result), |_, _, _| {});
     });
 }
 
@@ -141,7 +141,7 @@ fn backward_task_gelu(
         };
         let row_count = gradient.len() / outputs;
         let factors = RowProduct { set, row_count, left: gradient, matrix };
-        let space = Space::Passing(scratch.passing.as_mut_slice());
+        let space = SumStorage::Passing(scratch.passing.as_mut_slice());
         multiply_rows(factors, scratch.strips.as_mut_slice(), space, finish);
     });
 }

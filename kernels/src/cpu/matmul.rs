@@ -21,9 +21,9 @@ pub(crate) use packed::{
     PackedMatrix, PanelSource, RowSource, STRIP_FLOATS, pack_as_is, pack_rows, pack_transposed,
 };
 pub(crate) use pair::{MatrixPair, PairWriter};
-pub(crate) use rows::{Block, LeftRows, RowProduct, Space, multiply_rows};
+pub(crate) use rows::{LeftRows, RowBlock, RowProduct, SumStorage, multiply_rows};
 pub(crate) use scratch::{PASSING_ROWS, with_scratch};
-pub(crate) use tile::{Ahead, Panels, Product, STRIP, multiply_strip, padded};
+pub(crate) use tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip, padded};
 
 /// Factors in one chain. Part of the arithmetic's definition: changing it changes bits.
 pub(crate) const BLOCK_DEPTH: usize = 384;

@@ -2,7 +2,7 @@
 
 use super::backend::CpuBackend;
 use super::lanes::{LANES, Lanes, dispatch};
-use crate::backend::{Norm, Rows};
+use crate::backend::{Norm, RowsShape};
 
 /// Rows whose shares of the parameters' gradient are summed as one chain. Part of the
 /// arithmetic's definition.
@@ -10,7 +10,7 @@ const PARTIAL_ROWS: usize = 64;
 
 /// A normalisation's parameters.
 #[derive(Clone, Copy)]
-pub(super) struct Parameters<'a> {
+pub(super) struct NormParameters<'a> {
     pub(super) weight: &'a [f32],
     pub(super) bias: Option<&'a [f32]>,
 }
@@ -18,8 +18,8 @@ pub(super) struct Parameters<'a> {
 pub(super) fn forward(
     cpu: &CpuBackend,
     norm: Norm,
-    rows: Rows,
-    parameters: Parameters<'_>,
+    rows: RowsShape,
+    parameters: NormParameters<'_>,
     x: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
@@ -41,18 +41,18 @@ pub(super) fn forward(
 }
 
 dispatch!(fn forward_rows(
-    norm: Norm, parameters: Parameters<'_>, x: &[f32], y: &mut [f32], statistics: &mut [f32],
+    norm: Norm, parameters: NormParameters<'_>, x: &[f32], y: &mut [f32], statistics: &mut [f32],
 ) = forward_rows_lanes);
 
 #[inline(always)]
 fn forward_rows_lanes<L: Lanes>(
     norm: Norm,
-    parameters: Parameters<'_>,
+    parameters: NormParameters<'_>,
     x: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
 ) {
-    let Parameters { weight, bias } = parameters;
+    let NormParameters { weight, bias } = parameters;
     let width = weight.len();
     let kept = statistics.chunks_exact_mut(norm.statistics_per_row());
     for ((x, y), kept) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(kept) {
@@ -102,7 +102,7 @@ fn square_sum<L: Lanes>(x: &[f32], mean: f32) -> f32 {
 }
 
 /// The operands of the gradient, for all rows or for a task's share of them.
-pub(super) struct BackwardRows<'a> {
+pub(super) struct NormBackwardRows<'a> {
     pub(super) gradient: &'a [f32],
     pub(super) skip: Option<&'a [f32]>,
     pub(super) statistics: &'a [f32],
@@ -112,13 +112,13 @@ pub(super) struct BackwardRows<'a> {
 pub(super) fn backward_input(
     cpu: &CpuBackend,
     norm: Norm,
-    rows: Rows,
+    rows: RowsShape,
     weight: &[f32],
-    operands: BackwardRows<'_>,
+    operands: NormBackwardRows<'_>,
     partials: &mut [f32],
 ) {
     let width = rows.width;
-    let BackwardRows { gradient, skip, statistics, x_then_gradient } = operands;
+    let NormBackwardRows { gradient, skip, statistics, x_then_gradient } = operands;
     assert_eq!(gradient.len(), rows.count * width);
     assert!(skip.is_none_or(|skip| skip.len() == gradient.len()));
     assert_eq!(x_then_gradient.len(), gradient.len());
@@ -134,7 +134,7 @@ pub(super) fn backward_input(
     let tasks = blocks.map(|(block, (((gradient, statistics), x_then_gradient), sums))| {
         let start = block * PARTIAL_ROWS * width;
         let skip = skip.map(|skip| &skip[start..start + gradient.len()]);
-        (BackwardRows { gradient, skip, statistics, x_then_gradient }, sums)
+        (NormBackwardRows { gradient, skip, statistics, x_then_gradient }, sums)
     });
     cpu.threads().for_each(tasks.collect(), |(operands, sums)| {
         backward_rows(cpu.instruction_set(), norm, weight, operands, sums);
@@ -153,14 +153,14 @@ pub(super) fn partials_len(norm: Norm, width: usize) -> usize {
 }
 
 dispatch!(fn backward_rows(
-    norm: Norm, weight: &[f32], operands: BackwardRows<'_>, sums: &mut [f32],
+    norm: Norm, weight: &[f32], operands: NormBackwardRows<'_>, sums: &mut [f32],
 ) = backward_rows_lanes);
 
 #[inline(always)]
 fn backward_rows_lanes<L: Lanes>(
     norm: Norm,
     weight: &[f32],
-    operands: BackwardRows<'_>,
+    operands: NormBackwardRows<'_>,
     sums: &mut [f32],
 ) {
     let width = weight.len();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::backend::CpuBackend;
 use super::lanes::{LANES, Lanes, dispatch};
 use super::matmul::{MatrixPair, PairWriter};
-use crate::backend::{AdamWNumbers, SQUARE_SUM_CHUNK, SquareSum};
+use crate::backend::{AdamWCoefficients, SQUARE_SUM_CHUNK, SquareSum};
 
 /// Elements one task updates.
 const UPDATE_CHUNK: usize = 1 << 16;
@@ -51,14 +51,14 @@ dispatch!(fn sum_side_by_side(group: &[f32]) -> [f64; CHAINS] = side_by_side_lan
 
 /// The state a candidate is computed from, over the elements meant.
 #[derive(Clone, Copy)]
-pub(super) struct State<'a> {
+pub(super) struct CandidateState<'a> {
     pub(super) w: &'a [f32],
     pub(super) m: &'a [f32],
     pub(super) v: &'a [f32],
     pub(super) g: &'a [f32],
 }
 
-impl State<'_> {
+impl CandidateState<'_> {
     fn part(&self, range: Range<usize>) -> Self {
         let Self { w, m, v, g } = *self;
         Self { w: &w[range.clone()], m: &m[range.clone()], v: &v[range.clone()], g: &g[range] }
@@ -66,12 +66,12 @@ impl State<'_> {
 }
 
 /// Elements that one task computes, and the piece of a matrix they are.
-struct Piece<'a> {
+struct OptimizerPiece<'a> {
     range: Range<usize>,
     matrix: Option<(&'a PairWriter<'a>, Range<usize>)>,
 }
 
-impl Piece<'_> {
+impl OptimizerPiece<'_> {
     /// Brings the piece's weights into the forms products read, while they are in the cache.
     fn pack(self, cpu: &CpuBackend, weights: &[f32]) {
         if let Some((writer, rows)) = self.matrix {
@@ -82,11 +82,14 @@ impl Piece<'_> {
 }
 
 /// `len` elements, piece by piece in order.
-fn pieces<'a>(len: usize, matrices: &'a [(Range<usize>, PairWriter<'a>)]) -> Vec<Piece<'a>> {
+fn pieces<'a>(
+    len: usize,
+    matrices: &'a [(Range<usize>, PairWriter<'a>)],
+) -> Vec<OptimizerPiece<'a>> {
     let mut pieces = Vec::new();
     let mut start = 0;
     let mut take = |end: usize, matrix| {
-        pieces.push(Piece { range: start..end, matrix });
+        pieces.push(OptimizerPiece { range: start..end, matrix });
         start = end;
     };
     let mut done = 0;
@@ -102,14 +105,14 @@ fn pieces<'a>(len: usize, matrices: &'a [(Range<usize>, PairWriter<'a>)]) -> Vec
 }
 
 /// The front of `rest` that `piece` is.
-fn front<'a>(rest: &mut &'a mut [f32], piece: &Piece<'_>) -> &'a mut [f32] {
+fn front<'a>(rest: &mut &'a mut [f32], piece: &OptimizerPiece<'_>) -> &'a mut [f32] {
     rest.split_off_mut(..piece.range.len()).expect("pieces make up the whole")
 }
 
 pub(super) fn candidate(
     cpu: &CpuBackend,
-    state: State<'_>,
-    numbers: AdamWNumbers,
+    state: CandidateState<'_>,
+    numbers: AdamWCoefficients,
     candidate: &mut [f32],
     matrices: &[(Range<usize>, PairWriter<'_>)],
 ) {
@@ -129,7 +132,7 @@ pub(super) fn candidate(
 pub(super) fn in_place(
     cpu: &CpuBackend,
     g: &[f32],
-    numbers: AdamWNumbers,
+    numbers: AdamWCoefficients,
     state: [&mut [f32]; 3],
     matrices: &[(Range<usize>, PairWriter<'_>)],
 ) {
@@ -165,12 +168,12 @@ pub(super) fn load_matrix(cpu: &CpuBackend, floats: &[f32], matrix: &mut MatrixP
 }
 
 dispatch!(fn candidate_chunk(
-    state: State<'_>, numbers: AdamWNumbers, candidate: &mut [f32],
+    state: CandidateState<'_>, numbers: AdamWCoefficients, candidate: &mut [f32],
 ) = candidate_lanes);
 
 /// The moments of sixteen elements after the step.
 #[inline(always)]
-fn moments<L: Lanes>(g: L, m: L, v: L, numbers: &AdamWNumbers) -> (L, L) {
+fn moments<L: Lanes>(g: L, m: L, v: L, numbers: &AdamWCoefficients) -> (L, L) {
     let g = g.mul(L::splat(numbers.clip));
     let m = m.mul(L::splat(numbers.beta1)).add(g.mul(L::splat(numbers.beta1_rest)));
     let v = v.mul(L::splat(numbers.beta2)).add(L::splat(numbers.beta2_rest).mul(g).mul(g));
@@ -179,15 +182,19 @@ fn moments<L: Lanes>(g: L, m: L, v: L, numbers: &AdamWNumbers) -> (L, L) {
 
 /// Sixteen weights after the step, from its moments.
 #[inline(always)]
-fn stepped<L: Lanes>(w: L, (m, v): (L, L), numbers: &AdamWNumbers) -> L {
+fn stepped<L: Lanes>(w: L, (m, v): (L, L), numbers: &AdamWCoefficients) -> L {
     let denominator = v.sqrt().div(L::splat(numbers.correction2)).add(L::splat(numbers.epsilon));
     let decayed = w.mul(L::splat(numbers.decay));
     decayed.add(L::splat(numbers.step).mul(m).div(denominator))
 }
 
 #[inline(always)]
-fn candidate_lanes<L: Lanes>(state: State<'_>, numbers: AdamWNumbers, candidate: &mut [f32]) {
-    let State { w, m, v, g } = state;
+fn candidate_lanes<L: Lanes>(
+    state: CandidateState<'_>,
+    numbers: AdamWCoefficients,
+    candidate: &mut [f32],
+) {
+    let CandidateState { w, m, v, g } = state;
     for at in (0..candidate.len()).step_by(LANES) {
         let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
         let moments = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);
@@ -196,13 +203,13 @@ fn candidate_lanes<L: Lanes>(state: State<'_>, numbers: AdamWNumbers, candidate:
 }
 
 dispatch!(fn in_place_chunk(
-    g: &[f32], numbers: AdamWNumbers, w: &mut [f32], m: &mut [f32], v: &mut [f32],
+    g: &[f32], numbers: AdamWCoefficients, w: &mut [f32], m: &mut [f32], v: &mut [f32],
 ) = in_place_lanes);
 
 #[inline(always)]
 fn in_place_lanes<L: Lanes>(
     g: &[f32],
-    numbers: AdamWNumbers,
+    numbers: AdamWCoefficients,
     w: &mut [f32],
     m: &mut [f32],
     v: &mut [f32],
@@ -219,7 +226,7 @@ fn in_place_lanes<L: Lanes>(
 pub(super) fn commit(
     cpu: &CpuBackend,
     g: &[f32],
-    numbers: AdamWNumbers,
+    numbers: AdamWCoefficients,
     m: &mut [f32],
     v: &mut [f32],
 ) {
@@ -231,11 +238,11 @@ pub(super) fn commit(
 }
 
 dispatch!(fn commit_chunk(
-    g: &[f32], numbers: AdamWNumbers, m: &mut [f32], v: &mut [f32],
+    g: &[f32], numbers: AdamWCoefficients, m: &mut [f32], v: &mut [f32],
 ) = commit_lanes);
 
 #[inline(always)]
-fn commit_lanes<L: Lanes>(g: &[f32], numbers: AdamWNumbers, m: &mut [f32], v: &mut [f32]) {
+fn commit_lanes<L: Lanes>(g: &[f32], numbers: AdamWCoefficients, m: &mut [f32], v: &mut [f32]) {
     for at in (0..g.len()).step_by(LANES) {
         let (old_m, old_v) = (L::load_at(m, at, 0.0), L::load_at(v, at, 0.0));
         let (new_m, new_v) = moments(L::load_at(g, at, 0.0), old_m, old_v, &numbers);

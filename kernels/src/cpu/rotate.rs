@@ -1,13 +1,13 @@
 //! Rotary position embedding.
 
 use super::backend::CpuBackend;
-use crate::backend::{AttentionShape, Turn};
+use crate::backend::{AttentionShape, RotaryDirection};
 
 pub(super) fn rotate(
     cpu: &CpuBackend,
     shape: AttentionShape,
     angles: &[f32],
-    turn: Turn,
+    turn: RotaryDirection,
     qkv: &mut [f32],
 ) {
     assert!(shape.head_width.is_multiple_of(2));
@@ -27,14 +27,14 @@ pub(super) fn rotate(
     });
 }
 
-fn rotate_head(angles: &[f32], turn: Turn, head: &mut [f32]) {
+fn rotate_head(angles: &[f32], turn: RotaryDirection, head: &mut [f32]) {
     let half = head.len() / 2;
     let (cosines, sines) = angles.split_at(half);
     let (low, high) = head.split_at_mut(half);
     for (((a, b), cosine), sine) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
         let sine = match turn {
-            Turn::Forward => *sine,
-            Turn::Backward => -sine,
+            RotaryDirection::Forward => *sine,
+            RotaryDirection::Backward => -sine,
         };
         (*a, *b) = (*a * cosine - *b * sine, *b * cosine + *a * sine);
     }

@@ -1,10 +1,10 @@
 //! Arithmetic between versions of weights. It runs once an update, over memory that nothing else uses
 //! meanwhile: one thread of plain loops is as fast as the memory.
 
-use crate::backend::AdamWNumbers;
+use crate::backend::AdamWCoefficients;
 
-pub(super) fn adam_ahead([w, m, v]: [&[f32]; 3], numbers: AdamWNumbers, to: &mut [f32]) {
-    let AdamWNumbers { step, correction2, epsilon, .. } = numbers;
+pub(super) fn adam_ahead([w, m, v]: [&[f32]; 3], numbers: AdamWCoefficients, to: &mut [f32]) {
+    let AdamWCoefficients { step, correction2, epsilon, .. } = numbers;
     assert!([w, m, v].iter().all(|part| part.len() == to.len()));
     for (((to, w), m), v) in to.iter_mut().zip(w).zip(m).zip(v) {
         *to = w + step * (m / (v.sqrt() / correction2 + epsilon));

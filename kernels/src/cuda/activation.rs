@@ -5,11 +5,11 @@ use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use crate::backend::{AttentionShape, Rows, Turn};
+use crate::backend::{AttentionShape, RotaryDirection, RowsShape};
 
 pub(super) fn gelu_forward<D: Device>(
     device: &CudaBackend<D>,
-    rows: Rows,
+    rows: RowsShape,
     before: &CudaBuffer<D>,
     h: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
@@ -24,7 +24,7 @@ pub(super) fn gelu_forward<D: Device>(
 fn swiglu<D: Device>(
     device: &CudaBackend<D>,
     kernel: Kernel,
-    rows: Rows,
+    rows: RowsShape,
     [first, second]: [&CudaBuffer<D>; 2],
 ) -> Result<(), DeviceFault> {
     let arguments = Arguments::new()
@@ -37,7 +37,7 @@ fn swiglu<D: Device>(
 
 pub(super) fn swiglu_forward<D: Device>(
     device: &CudaBackend<D>,
-    rows: Rows,
+    rows: RowsShape,
     gate_up: &CudaBuffer<D>,
     h: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
@@ -48,7 +48,7 @@ pub(super) fn swiglu_forward<D: Device>(
 
 pub(super) fn swiglu_backward<D: Device>(
     device: &CudaBackend<D>,
-    rows: Rows,
+    rows: RowsShape,
     gradient: &CudaBuffer<D>,
     gate_up_then_gradient: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
@@ -61,7 +61,7 @@ pub(super) fn rotate<D: Device>(
     device: &CudaBackend<D>,
     shape: AttentionShape,
     angles: &CudaBuffer<D>,
-    turn: Turn,
+    turn: RotaryDirection,
     qkv: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     assert!(shape.head_width.is_multiple_of(2));
@@ -77,8 +77,8 @@ pub(super) fn rotate<D: Device>(
         .size(shape.head_width)
         .size(shape.qkv_width())
         .float(match turn {
-            Turn::Forward => 1.0,
-            Turn::Backward => -1.0,
+            RotaryDirection::Forward => 1.0,
+            RotaryDirection::Backward => -1.0,
         });
     let pairs = shape.rows() * turned_heads * (shape.head_width / 2);
     device.launch(&Launch::over(Kernel::Rotate, pairs, arguments))

@@ -2,13 +2,13 @@
 //! multiply-adds otherwise.
 
 use super::backend::CudaBackend;
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use super::source::Precision;
 use crate::backend::{AttentionShape, EarlierSlice};
-use crate::scratch::{Slot, key_values};
+use crate::scratch::{ScratchSlot, key_values};
 
 /// SLICES_MAX of `prelude.cuh`.
 pub const SLICES_MAX: usize = 64;
@@ -26,22 +26,22 @@ const FLASH_PAD: usize = 8;
 
 /// A kernel and the shared memory that its launch requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Pass {
+struct AttentionKernel {
     kernel: Kernel,
     shared_bytes: usize,
 }
 
 /// Which kernels a shape goes to, and how they are launched.
-struct Plan {
-    forward: Pass,
-    backward_queries: Pass,
-    backward_keys: Pass,
+struct AttentionPlan {
+    forward: AttentionKernel,
+    backward_queries: AttentionKernel,
+    backward_keys: AttentionKernel,
     /// Rows a block takes.
     rows: usize,
     threads: usize,
 }
 
-impl Plan {
+impl AttentionPlan {
     fn of(precision: Precision, head_width: usize) -> Self {
         match (precision, head_width) {
             (Precision::Bf16, 64) => Self::flash(
@@ -68,7 +68,7 @@ impl Plan {
         // BackwardTile of `flash.cu`.
         let tile = if head_width == 64 { 64 } else { 32 };
         let rows = |count: usize| count * (head_width + FLASH_PAD) * 2;
-        let pass = |kernel, shared_bytes| Pass { kernel, shared_bytes };
+        let pass = |kernel, shared_bytes| AttentionKernel { kernel, shared_bytes };
         Self {
             // Two tiles of keys and values in turn.
             forward: pass(forward, rows(4 * FLASH_ROWS)),
@@ -83,7 +83,7 @@ impl Plan {
     fn plain(head_width: usize) -> Self {
         let tiles = 2 * PLAIN_TILE * (head_width + 1);
         // Each warp has some floats of its own behind the tiles.
-        let pass = |kernel, floats: usize| Pass {
+        let pass = |kernel, floats: usize| AttentionKernel {
             kernel,
             shared_bytes: (tiles + PLAIN_ROWS * floats) * 4,
         };
@@ -96,21 +96,21 @@ impl Plan {
         }
     }
 
-    fn launch(&self, pass: Pass, grid: [usize; 2], arguments: Arguments) -> Launch {
-        let Pass { kernel, shared_bytes } = pass;
+    fn launch(&self, pass: AttentionKernel, grid: [usize; 2], arguments: Arguments) -> Launch {
+        let AttentionKernel { kernel, shared_bytes } = pass;
         Launch::blocks(kernel, grid, self.threads, arguments).with_shared_bytes(shared_bytes)
     }
 }
 
 /// The slices of a sequence up to that of the queries: where they lie and where they begin.
-struct Slices {
+struct AttentionSlices {
     earlier: usize,
-    rows: [Address; SLICES_MAX],
+    rows: [DeviceAddress; SLICES_MAX],
     /// The positions at which slices begin, and behind the last one the number of keys.
     first: [u32; SLICES_MAX + 1],
 }
 
-impl Slices {
+impl AttentionSlices {
     fn of<D: Device>(
         shape: AttentionShape,
         earlier: &[&CudaBuffer<D>],
@@ -144,14 +144,14 @@ impl Slices {
         self.first[self.earlier + 1] as usize
     }
 
-    /// The structures `AttentionShape` and `Slices` of `prelude.cuh`.
+    /// The structures `AttentionShape` and `AttentionSlices` of `prelude.cuh`.
     fn arguments(&self, shape: AttentionShape) -> Arguments {
         Arguments::new().structure(&structure(shape, self)).table_with(&self.rows, &self.first)
     }
 }
 
 /// The structure `AttentionShape` of `prelude.cuh`.
-fn structure(shape: AttentionShape, slices: &Slices) -> [u32; 8] {
+fn structure(shape: AttentionShape, slices: &AttentionSlices) -> [u32; 8] {
     let AttentionShape { sequences, sequence_len, heads, kv_heads, head_width } = shape;
     let scale = 1.0 / (head_width as f64).sqrt();
     let sizes = [sequences, sequence_len, heads, kv_heads, head_width, slices.earlier];
@@ -165,8 +165,8 @@ fn structure(shape: AttentionShape, slices: &Slices) -> [u32; 8] {
 }
 
 /// A table of addresses as kernels take it.
-fn table(addresses: impl IntoIterator<Item = Address>) -> [Address; SLICES_MAX] {
-    let mut table = [Address(0); SLICES_MAX];
+fn table(addresses: impl IntoIterator<Item = DeviceAddress>) -> [DeviceAddress; SLICES_MAX] {
+    let mut table = [DeviceAddress(0); SLICES_MAX];
     for (index, address) in addresses.into_iter().enumerate() {
         assert!(index < SLICES_MAX, "a sequence has at most {SLICES_MAX} slices on this device");
         table[index] = address;
@@ -182,17 +182,17 @@ pub(super) fn forward<D: Device>(
     out: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    let slices = Slices::of(shape, earlier, qkv);
+    let slices = AttentionSlices::of(shape, earlier, qkv);
     assert_eq!(out.len(), shape.rows() * shape.query_width());
     assert_eq!(log_sums.len(), shape.rows() * shape.heads);
-    let plan = Plan::of(device.precision(), shape.head_width);
+    let plan = AttentionPlan::of(device.precision(), shape.head_width);
     let arguments = slices.arguments(shape).address(out.rows()).address(log_sums.floats(0));
     let grid = [shape.sequence_len.div_ceil(plan.rows), shape.sequences * shape.heads];
     device.launch(&plan.launch(plan.forward, grid, arguments))
 }
 
 /// What the backward pass reads beside queries, keys and values.
-pub(super) struct Saved<'a, D: Device> {
+pub(super) struct CudaSavedAttention<'a, D: Device> {
     pub(super) out: &'a CudaBuffer<D>,
     pub(super) log_sums: &'a CudaBuffer<D>,
     pub(super) gradient: &'a CudaBuffer<D>,
@@ -205,18 +205,18 @@ pub(super) fn backward<D: Device>(
     shape: AttentionShape,
     earlier: &mut [EarlierSlice<'_, CudaBuffer<D>>],
     later: Option<&CudaBuffer<D>>,
-    saved: Saved<'_, D>,
+    saved: CudaSavedAttention<'_, D>,
     qkv: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     let before: Vec<&CudaBuffer<D>> = earlier.iter().map(|slice| slice.qkv).collect();
-    let slices = Slices::of(shape, &before, qkv);
-    let Saved { out, log_sums, gradient } = saved;
+    let slices = AttentionSlices::of(shape, &before, qkv);
+    let CudaSavedAttention { out, log_sums, gradient } = saved;
     assert_eq!(gradient.len(), shape.rows() * shape.query_width());
     assert_eq!(out.len(), gradient.len());
-    let plan = Plan::of(device.precision(), shape.head_width);
+    let plan = AttentionPlan::of(device.precision(), shape.head_width);
     let products = row_products(device, shape, out, gradient)?;
     let key_values = key_values(shape);
-    let own = device.scratch(Slot::Product, key_values * 4)?;
+    let own = device.scratch(ScratchSlot::Product, key_values * 4)?;
     let given = earlier.iter().map(|slice| {
         let rows = slice.qkv.len() / shape.qkv_width();
         assert_eq!(slice.key_value_gradient.len(), rows * 2 * shape.key_width());
@@ -254,9 +254,9 @@ fn row_products<D: Device>(
     shape: AttentionShape,
     out: &CudaBuffer<D>,
     gradient: &CudaBuffer<D>,
-) -> Result<Address, DeviceFault> {
+) -> Result<DeviceAddress, DeviceFault> {
     let count = shape.rows() * shape.heads;
-    let products = device.scratch(Slot::RowProducts, count * 4)?;
+    let products = device.scratch(ScratchSlot::RowProducts, count * 4)?;
     let arguments = Arguments::new()
         .address(out.rows())
         .address(gradient.rows())
@@ -271,14 +271,14 @@ fn row_products<D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use super::{HEAD_WIDTH_MAX, Kernel, Plan, Precision};
+    use super::{AttentionPlan, HEAD_WIDTH_MAX, Kernel, Precision};
 
     /// What a block may have on the smallest device the kernels run on, sm_86.
     const SHARED_BYTES_MAX: usize = 99 << 10;
 
     #[test]
     fn tensor_cores_take_the_widths_they_have_kernels_for() {
-        let forward = |precision, width| Plan::of(precision, width).forward.kernel;
+        let forward = |precision, width| AttentionPlan::of(precision, width).forward.kernel;
         assert_eq!(forward(Precision::Bf16, 64), Kernel::FlashForward64);
         assert_eq!(forward(Precision::Bf16, 128), Kernel::FlashForward128);
         for (precision, width) in
@@ -292,7 +292,7 @@ mod tests {
     fn shared_memory_fits_on_every_device_for_every_width() {
         for precision in Precision::ALL {
             for width in 1..=HEAD_WIDTH_MAX {
-                let plan = Plan::of(precision, width);
+                let plan = AttentionPlan::of(precision, width);
                 for pass in [plan.forward, plan.backward_queries, plan.backward_keys] {
                     assert!(pass.shared_bytes <= SHARED_BYTES_MAX, "{pass:?} at {width}");
                 }

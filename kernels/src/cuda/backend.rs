@@ -9,92 +9,96 @@ mod operations;
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, OnceLock};
 
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
+use super::download;
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
 use super::kernel::Launch;
-use super::leaving;
 use super::losses;
-use super::memory::{Arena, CudaBuffer, Element, Reserve, Scratch, buffer_bytes};
-use super::parcel::Rooms;
-use super::pinned::Staging;
-use super::recorder::{GraphCounts, Graphs, Recorder};
-use super::sheets::Sheets;
+use super::memory::{
+    CudaArena, CudaBuffer, ElementType, RegionAllocator, ScratchMemory, buffer_bytes,
+};
+use super::pinned::UploadRing;
+use super::pinned_buffers::PinnedBufferPool;
+use super::recorder::{CommandRecorder, GraphCounts, GraphMode};
 use super::source::Precision;
-use super::stamps::Stamps;
-use crate::allocate::Room;
-use crate::backend::{AllocateError, Backend, MatrixShape, View};
-use crate::fault::Purpose;
-use crate::scratch::{Slot, slot_bytes};
-use crate::sizes::{ByteCounts, Claim, DeviceSizes, region_bytes, rooms_bytes, scratch_bytes};
+use super::staging::StagingBufferPool;
+use super::timestamps::UnreadTimestamps;
+use crate::allocate::MemoryShortage;
+use crate::backend::{AllocateError, Backend, BufferView, MatrixShape};
+use crate::fault::AllocationPurpose;
+use crate::scratch::{ScratchSlot, slot_bytes};
+use crate::sizes::{
+    ByteCounts, DeviceSizes, MemoryClaim, region_bytes, scratch_bytes, staging_bytes,
+};
 
 /// A device with its memory.
 pub struct CudaBackend<D: Device = CudaDevice> {
-    device: Arc<Recorder<D>>,
-    arena: Arc<Arena<D>>,
+    device: Arc<CommandRecorder<D>>,
+    arena: Arc<CudaArena<D>>,
     /// Memory that was claimed for buffers of this handle.
-    claimed: RefCell<Option<Reserve<D>>>,
-    scratch: Scratch<D>,
+    claimed: RefCell<Option<RegionAllocator<D>>>,
+    scratch: ScratchMemory<D>,
     /// Set once for all backends that share the device: none of them has it any more.
     fault: Arc<OnceLock<DeviceFault>>,
-    stamps: Stamps,
-    staging: Arc<Staging<D>>,
+    timestamps: UnreadTimestamps,
+    upload_ring: Arc<UploadRing<D>>,
     /// For outgoing and for incoming boundary tensors.
-    rooms: [Rooms<D>; 2],
-    losses: Sheets<D>,
+    staging_pools: [StagingBufferPool<D>; 2],
+    losses: PinnedBufferPool<D>,
     /// For floats that leave for the host.
-    leaving: Sheets<D>,
+    downloads: PinnedBufferPool<D>,
     /// Copies beside the work so far, and the last one that the work has waited for.
     copies: Cell<u64>,
-    settled: Cell<u64>,
+    waited_copy: Cell<u64>,
 }
 
 /// A matrix in the type that products read, in row-major order.
 pub struct CudaMatrix<D: Device> {
     pub(super) shape: MatrixShape,
-    pub(super) form: CudaBuffer<D>,
+    pub(super) weights: CudaBuffer<D>,
 }
 
 impl<D: Device> CudaBackend<D> {
     /// A backend on this device. Segments of commands that come again become graphs.
     #[must_use]
     pub fn new(device: Arc<D>) -> Self {
-        Self::with_graphs(device, Graphs::PLAIN)
+        Self::with_graphs(device, GraphMode::DEFAULT)
     }
 
     /// The same with or without graphs, which change no result.
     #[must_use]
-    pub fn with_graphs(device: Arc<D>, graphs: Graphs) -> Self {
-        let device = Arc::new(Recorder::new(device, graphs));
-        Self::on(device, Arc::new(Arena::new()), Arc::default(), Arc::new(Staging::new()))
+    pub fn with_graphs(device: Arc<D>, graphs: GraphMode) -> Self {
+        let device = Arc::new(CommandRecorder::new(device, graphs));
+        Self::on(device, Arc::new(CudaArena::new()), Arc::default(), Arc::new(UploadRing::new()))
     }
 
     /// Another one on the same device, which shares its stream, its regions of memory and its end.
     #[must_use]
-    pub fn beside(&self) -> Self {
-        let Self { device, arena, fault, staging, .. } = self;
+    pub fn sibling(&self) -> Self {
+        let Self { device, arena, fault, upload_ring: staging, .. } = self;
         Self::on(device.clone(), arena.clone(), fault.clone(), staging.clone())
     }
 
     fn on(
-        device: Arc<Recorder<D>>,
-        arena: Arc<Arena<D>>,
+        device: Arc<CommandRecorder<D>>,
+        arena: Arc<CudaArena<D>>,
         fault: Arc<OnceLock<DeviceFault>>,
-        staging: Arc<Staging<D>>,
+        staging: Arc<UploadRing<D>>,
     ) -> Self {
         Self {
             device,
             arena,
             claimed: RefCell::default(),
-            scratch: Scratch::new(),
+            scratch: ScratchMemory::new(),
             fault,
-            stamps: Stamps::default(),
-            staging,
-            rooms: [Rooms::new(), Rooms::new()],
-            losses: losses::sheets(),
-            leaving: Sheets::new(leaving::LIMITS),
+            timestamps: UnreadTimestamps::default(),
+            upload_ring: staging,
+            staging_pools: [StagingBufferPool::new(), StagingBufferPool::new()],
+            losses: losses::pinned_buffers(),
+            downloads: PinnedBufferPool::new(download::LIMITS),
             copies: Cell::new(0),
-            settled: Cell::new(0),
+            waited_copy: Cell::new(0),
         }
     }
 
@@ -104,11 +108,11 @@ impl<D: Device> CudaBackend<D> {
         self.device.counts()
     }
 
-    pub(super) fn device(&self) -> &Recorder<D> {
+    pub(super) fn device(&self) -> &CommandRecorder<D> {
         &self.device
     }
 
-    pub(super) fn shared_device(&self) -> &Arc<Recorder<D>> {
+    pub(super) fn shared_device(&self) -> &Arc<CommandRecorder<D>> {
         &self.device
     }
 
@@ -117,11 +121,11 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Copies from the host, which may reuse its memory at once.
-    pub(super) fn write(&self, bytes: &[u8], to: Address) -> Result<(), DeviceFault> {
-        self.staging.write(&self.device, bytes, to)
+    pub(super) fn write(&self, bytes: &[u8], to: DeviceAddress) -> Result<(), DeviceFault> {
+        self.upload_ring.write(&self.device, bytes, to)
     }
 
-    pub(super) fn losses(&self) -> &Sheets<D> {
+    pub(super) fn losses(&self) -> &PinnedBufferPool<D> {
         &self.losses
     }
 
@@ -133,7 +137,7 @@ impl<D: Device> CudaBackend<D> {
 
     /// Whether the work has not just waited for this copy.
     pub(super) fn is_first_after_copy(&self, number: u64) -> bool {
-        self.settled.replace(number) != number
+        self.waited_copy.replace(number) != number
     }
 
     /// The type of activations.
@@ -142,7 +146,11 @@ impl<D: Device> CudaBackend<D> {
         self.device.precision()
     }
 
-    pub(super) fn scratch(&self, slot: Slot, bytes: usize) -> Result<Address, DeviceFault> {
+    pub(super) fn scratch(
+        &self,
+        slot: ScratchSlot,
+        bytes: usize,
+    ) -> Result<DeviceAddress, DeviceFault> {
         self.scratch.take(&self.device, slot, bytes)
     }
 
@@ -154,28 +162,28 @@ impl<D: Device> CudaBackend<D> {
     }
 
     /// Runs an operation unless one has failed before; `otherwise` is its answer then.
-    fn ask<T>(&self, otherwise: T, operation: impl FnOnce() -> Result<T, DeviceFault>) -> T {
+    fn run_or<T>(&self, otherwise: T, operation: impl FnOnce() -> Result<T, DeviceFault>) -> T {
         if self.fault.get().is_some() {
             return otherwise;
         }
         operation().unwrap_or_else(|fault| {
-            self.keep(fault);
+            self.record_fault(fault);
             otherwise
         })
     }
 
     /// Keeps what went wrong first.
-    fn keep(&self, fault: DeviceFault) {
+    fn record_fault(&self, fault: DeviceFault) {
         let _first = self.fault.get_or_init(|| fault);
     }
 
     fn run(&self, operation: impl FnOnce() -> Result<(), DeviceFault>) {
-        self.ask((), operation);
+        self.run_or((), operation);
     }
 
     pub(super) fn buffer(
         &self,
-        element: Element,
+        element: ElementType,
         len: usize,
     ) -> Result<CudaBuffer<D>, AllocateError> {
         let bytes = buffer_bytes(self.precision(), element, len);
@@ -194,10 +202,10 @@ impl<D: Device> CudaBackend<D> {
 
     /// Takes what is claimed: a region for buffers and scratch, and one for the rooms, which may be held
     /// by others for longer.
-    fn take_claim(&self, claim: &Claim<'_>) -> Result<(), DeviceFault> {
+    fn take_claim(&self, claim: &MemoryClaim<'_>) -> Result<(), DeviceFault> {
         let precision = self.precision();
-        let rooms = rooms_bytes(claim.rooms, precision);
-        let (asked_bytes, purpose) = (self.claim_bytes(claim), Purpose::Claim);
+        let rooms = staging_bytes(claim.staging, precision);
+        let (asked_bytes, purpose) = (self.claim_bytes(claim), AllocationPurpose::Claim);
         let whole = |fault: DeviceFault, taken_bytes| {
             if let DeviceFault::OutOfMemory { free_bytes, total_bytes, .. } = fault {
                 let free_bytes = free_bytes + taken_bytes;
@@ -206,14 +214,14 @@ impl<D: Device> CudaBackend<D> {
                 fault
             }
         };
-        let reserve = |bytes| Reserve::new(&self.device, bytes, purpose);
+        let reserve = |bytes| RegionAllocator::new(&self.device, bytes, purpose);
         let halves = (rooms > 0).then(|| reserve(rooms)).transpose();
-        let halves = halves.map_err(|fault| whole(fault, 0))?.map(Reserve::halves);
+        let halves = halves.map_err(|fault| whole(fault, 0))?.map(RegionAllocator::halves);
         let work = claim.buffers + scratch_bytes(claim.operations, precision);
         let mut work = reserve(work).map_err(|fault| whole(fault, region_bytes(rooms)))?;
         self.scratch.reserve(&mut work, slot_bytes(claim.operations, precision));
         *self.claimed.borrow_mut() = Some(work);
-        for (rooms, half) in self.rooms.iter().zip(halves.into_iter().flatten()) {
+        for (rooms, half) in self.staging_pools.iter().zip(halves.into_iter().flatten()) {
             rooms.reserve(half);
         }
         Ok(())
@@ -225,7 +233,7 @@ impl<D: Device> CudaBackend<D> {
             DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes } => {
                 AllocateError {
                     purpose: Some(purpose),
-                    room: Some(Room { free_bytes, total_bytes }),
+                    shortage: Some(MemoryShortage { free_bytes, total_bytes }),
                     ..AllocateError::of_bytes(asked_bytes)
                 }
             }
@@ -238,7 +246,7 @@ impl<D: Device> CudaBackend<D> {
             | DeviceFault::Refused { .. }
             | DeviceFault::NoAlgorithm { .. }
             | DeviceFault::OtherLibrary { .. }) => {
-                self.keep(fault.clone());
+                self.record_fault(fault.clone());
                 AllocateError { fault: Some(Box::new(fault)), ..AllocateError::of_bytes(bytes) }
             }
         }
@@ -246,7 +254,7 @@ impl<D: Device> CudaBackend<D> {
 }
 
 /// Where a view of floats begins.
-pub(super) fn floats<D: Device>(view: &View<'_, CudaBuffer<D>>) -> Address {
+pub(super) fn floats<D: Device>(view: &BufferView<'_, CudaBuffer<D>>) -> DeviceAddress {
     assert!(view.range.end <= view.buffer.len(), "a view lies within its buffer");
     view.buffer.floats(view.range.start)
 }

@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use super::compiler::Compiler;
-use super::error::{CacheWarning, CompileError, Version};
-use super::source::Unit;
+use super::error::{CacheWarning, CompileError, CudaVersion};
+use super::source::CompilationUnit;
 
 /// The folder for compiled kernels, if not the user's own folder for caches.
 pub const FOLDER_VARIABLE: &str = "ZBELASTIC_KERNEL_CACHE";
@@ -31,13 +31,13 @@ static UNKEPT: Mutex<BTreeMap<PathBuf, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
 /// The folder where compiled kernels are kept.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct KernelCache {
     folder: PathBuf,
 }
 
 /// Code, and what stood in the way of keeping it.
 #[derive(Debug)]
-pub struct Compiled {
+pub struct CompiledCode {
     /// Machine code for the device.
     pub code: Vec<u8>,
     /// Whether it was read from disk.
@@ -53,7 +53,7 @@ fn hash(seed: u64, bytes: &[u8]) -> u64 {
 }
 
 /// Everything that the code depends on.
-fn key(unit: &Unit, source: &str, compiler: Version) -> Vec<u8> {
+fn key(unit: &CompilationUnit, source: &str, compiler: CudaVersion) -> Vec<u8> {
     let mut key = format!("{} NVRTC {compiler}", unit.file.name());
     for option in unit.options() {
         key.push('\n');
@@ -64,7 +64,7 @@ fn key(unit: &Unit, source: &str, compiler: Version) -> Vec<u8> {
     key.into_bytes()
 }
 
-impl Cache {
+impl KernelCache {
     /// A cache in this folder.
     #[must_use]
     pub fn new(folder: PathBuf) -> Self {
@@ -94,22 +94,26 @@ impl Cache {
     ///
     /// # Errors
     /// If the compiler refuses the source.
-    pub fn get(&self, compiler: &Compiler, unit: &Unit) -> Result<Compiled, CompileError> {
+    pub fn get(
+        &self,
+        compiler: &Compiler,
+        unit: &CompilationUnit,
+    ) -> Result<CompiledCode, CompileError> {
         let key = key(unit, &unit.file.source(), compiler.version());
         let mut unkept = UNKEPT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(code) = self.read(&key) {
-            return Ok(Compiled { code, is_from_disk: true, warning: None });
+            return Ok(CompiledCode { code, is_from_disk: true, warning: None });
         }
         let path = self.path(&key);
         if let Some(code) = unkept.get(&path) {
-            return Ok(Compiled { code: code.clone(), is_from_disk: false, warning: None });
+            return Ok(CompiledCode { code: code.clone(), is_from_disk: false, warning: None });
         }
         let code = compiler.compile(unit)?;
         let warning = self.write(&key, &code).err();
         if warning.is_some() {
             unkept.insert(path, code.clone());
         }
-        Ok(Compiled { code, is_from_disk: false, warning })
+        Ok(CompiledCode { code, is_from_disk: false, warning })
     }
 
     /// What is on disk for a key, if it is whole.
@@ -167,16 +171,16 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cache, FILES_MAX, key};
-    use crate::cuda::source::{File, Precision, Unit};
-    use crate::cuda::{Architecture, Version};
+    use super::{FILES_MAX, KernelCache, key};
+    use crate::cuda::source::{CompilationUnit, KernelFile, Precision};
+    use crate::cuda::{Architecture, CudaVersion};
     use std::path::PathBuf;
 
-    const VERSION: Version = Version { major: 13, minor: 0 };
+    const VERSION: CudaVersion = CudaVersion { major: 13, minor: 0 };
 
-    fn unit() -> Unit {
+    fn unit() -> CompilationUnit {
         let architecture = Architecture::new(9, 0);
-        Unit { file: File::Norm, precision: Precision::F32, architecture }
+        CompilationUnit { file: KernelFile::Norm, precision: Precision::F32, architecture }
     }
 
     fn folder(name: &str) -> PathBuf {
@@ -188,24 +192,24 @@ mod tests {
     #[test]
     fn whatever_the_code_depends_on_is_in_the_key() {
         let base = key(&unit(), "source", VERSION);
-        let other_unit = |change: fn(&mut Unit)| {
+        let other_unit = |change: fn(&mut CompilationUnit)| {
             let mut unit = unit();
             change(&mut unit);
             key(&unit, "source", VERSION)
         };
         let others = [
             key(&unit(), "source ", VERSION),
-            key(&unit(), "source", Version { major: 13, minor: 1 }),
+            key(&unit(), "source", CudaVersion { major: 13, minor: 1 }),
             other_unit(|unit| unit.precision = Precision::Bf16),
             other_unit(|unit| unit.architecture = Architecture::new(8, 0)),
-            other_unit(|unit| unit.file = File::Head),
+            other_unit(|unit| unit.file = KernelFile::Head),
         ];
         assert!(others.iter().all(|other| *other != base));
     }
 
     #[test]
     fn code_comes_back_whole_or_not_at_all() {
-        let cache = Cache::new(folder("cache"));
+        let cache = KernelCache::new(folder("cache"));
         let (first, second) = (b"first".as_slice(), b"second".as_slice());
         assert_eq!(cache.read(first), None);
         cache.write(first, b"code").expect("a temporary folder");
@@ -225,7 +229,7 @@ mod tests {
     fn a_cache_that_cannot_be_written_is_a_warning() {
         let file = folder("no-folder");
         std::fs::write(&file, "").expect("a file where the folder should be");
-        let warning = Cache::new(file.clone()).write(b"key", b"code").expect_err("no folder");
+        let warning = KernelCache::new(file.clone()).write(b"key", b"code").expect_err("no folder");
         assert_eq!(warning.path, file);
         assert!(warning.to_string().contains("ZBELASTIC_KERNEL_CACHE"));
         std::fs::remove_file(file).expect("removed");
@@ -233,7 +237,7 @@ mod tests {
 
     #[test]
     fn the_number_of_files_is_bounded() {
-        let cache = Cache::new(folder("bounded"));
+        let cache = KernelCache::new(folder("bounded"));
         for index in 0..FILES_MAX + 3 {
             cache.write(&index.to_le_bytes(), b"code").expect("a temporary folder");
         }

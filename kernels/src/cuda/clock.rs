@@ -4,12 +4,12 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
+use super::devices::check;
 use super::driver::CudaDevice;
 use super::error::DeviceFault;
-use super::listing::check;
 
 /// A moment between two operations.
-pub struct Mark<'a> {
+pub struct TimingEvent<'a> {
     device: &'a CudaDevice,
     event: sys::CUevent,
 }
@@ -19,9 +19,9 @@ impl CudaDevice {
     ///
     /// # Errors
     /// If the driver reports a fault.
-    pub fn mark(&self) -> Result<Mark<'_>, DeviceFault> {
+    pub fn record_event(&self) -> Result<TimingEvent<'_>, DeviceFault> {
         let _alone = self.enter()?;
-        let mut mark = Mark { device: self, event: ptr::null_mut() };
+        let mut mark = TimingEvent { device: self, event: ptr::null_mut() };
         let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32;
         // SAFETY: the driver writes a handle, which `drop` gives back; the stream is the device's.
         unsafe {
@@ -32,7 +32,7 @@ impl CudaDevice {
     }
 }
 
-impl Mark<'_> {
+impl TimingEvent<'_> {
     /// Seconds from here to `later`, which is waited for.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl Mark<'_> {
     }
 }
 
-impl Drop for Mark<'_> {
+impl Drop for TimingEvent<'_> {
     fn drop(&mut self) {
         if !self.event.is_null() {
             // SAFETY: made by the driver, destroyed once.

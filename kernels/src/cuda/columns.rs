@@ -1,24 +1,24 @@
 //! Sums over rows: groups of 32 rows are one chain, and so are groups of 32 sums, until one is left.
 
 use super::backend::CudaBackend;
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 pub(super) use crate::scratch::GROUP_ROWS;
-use crate::scratch::{Slot, sums_bytes};
+use crate::scratch::{ScratchSlot, sums_bytes};
 
 const THREADS: usize = 128;
 
 /// Adds up `rows` rows of `width` floats. With `is_added`, the result continues what `to` holds.
 pub(super) fn reduce<D: Device>(
     device: &CudaBackend<D>,
-    mut from: Address,
+    mut from: DeviceAddress,
     mut rows: usize,
     width: usize,
-    to: Address,
+    to: DeviceAddress,
     is_added: bool,
 ) -> Result<(), DeviceFault> {
-    let mut slots = [Slot::SumsAgain, Slot::Sums];
+    let mut slots = [ScratchSlot::SumsAgain, ScratchSlot::Sums];
     while rows > GROUP_ROWS {
         let groups = rows.div_ceil(GROUP_ROWS);
         let sums = device.scratch(slots[0], sums_bytes(rows, width))?;
@@ -31,8 +31,8 @@ pub(super) fn reduce<D: Device>(
 
 fn again<D: Device>(
     device: &CudaBackend<D>,
-    from: Address,
-    to: Address,
+    from: DeviceAddress,
+    to: DeviceAddress,
     rows: usize,
     width: usize,
     is_added: bool,
@@ -46,14 +46,14 @@ fn again<D: Device>(
 /// Column sums of activations.
 pub(super) fn column_sums<D: Device>(
     device: &CudaBackend<D>,
-    x: Address,
+    x: DeviceAddress,
     rows: usize,
     width: usize,
-    to: Address,
+    to: DeviceAddress,
     is_added: bool,
 ) -> Result<(), DeviceFault> {
     let groups = rows.div_ceil(GROUP_ROWS);
-    let sums = device.scratch(Slot::Sums, sums_bytes(rows, width))?;
+    let sums = device.scratch(ScratchSlot::Sums, sums_bytes(rows, width))?;
     let arguments = Arguments::new().address(x).address(sums).size(rows).size(width);
     let grid = [width.div_ceil(THREADS), groups];
     device.launch(&Launch::blocks(Kernel::ColumnSums, grid, THREADS, arguments))?;

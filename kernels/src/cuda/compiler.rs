@@ -5,20 +5,20 @@ use std::ptr;
 
 use cudarc::nvrtc::sys;
 
-use super::error::{CompileError, Library, Version};
+use super::error::{CompileError, CudaVersion, Library};
 use super::library::require;
-use super::source::Unit;
+use super::source::CompilationUnit;
 
 /// The compiler, found, with its version.
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler {
-    version: Version,
+    version: CudaVersion,
 }
 
 /// A program in the compiler's hands.
-struct Program(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the handle is the compiler's, and destroyed once.
         let _gone = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
@@ -48,7 +48,7 @@ fn fetch(
 }
 
 /// The device's code of a compiled program.
-fn code(program: &Program) -> Result<Vec<u8>, CompileError> {
+fn code(program: &NvrtcProgram) -> Result<Vec<u8>, CompileError> {
     fetch(
         "nvrtcGetCUBIN",
         // SAFETY: a live program; the second call writes as many bytes as the first returned.
@@ -71,16 +71,16 @@ impl Compiler {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is there and writes two integers.
         check("nvrtcVersion", unsafe { sys::nvrtcVersion(&mut major, &mut minor) })?;
-        Ok(Self { version: Version { major: major as u32, minor: minor as u32 } })
+        Ok(Self { version: CudaVersion { major: major as u32, minor: minor as u32 } })
     }
 
     /// The compiler's version, which is part of what compiled code depends on.
     #[must_use]
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> CudaVersion {
         self.version
     }
 
-    fn check_architecture(&self, unit: &Unit) -> Result<(), CompileError> {
+    fn check_architecture(&self, unit: &CompilationUnit) -> Result<(), CompileError> {
         let mut count = 0;
         // SAFETY: the compiler writes one integer, and then as many integers as that counts.
         let known = unsafe {
@@ -101,7 +101,7 @@ impl Compiler {
     ///
     /// # Errors
     /// If the compiler does not know the architecture, or refuses the source.
-    pub fn compile(&self, unit: &Unit) -> Result<Vec<u8>, CompileError> {
+    pub fn compile(&self, unit: &CompilationUnit) -> Result<Vec<u8>, CompileError> {
         let (program, result) = self.begin(unit, &unit.file.source(), unit.options())?;
         if result != sys::nvrtcResult::NVRTC_SUCCESS {
             self.refuse_words(unit, &program)?;
@@ -115,7 +115,11 @@ impl Compiler {
     ///
     /// # Errors
     /// As [`Self::compile`].
-    pub fn compile_strictly(&self, unit: &Unit, text: &str) -> Result<Vec<u8>, CompileError> {
+    pub fn compile_strictly(
+        &self,
+        unit: &CompilationUnit,
+        text: &str,
+    ) -> Result<Vec<u8>, CompileError> {
         let mut options = unit.options();
         options.extend(STRICT_OPTIONS.map(str::to_owned));
         let (program, result) = self.begin(unit, text, options)?;
@@ -126,10 +130,10 @@ impl Compiler {
 
     fn begin(
         &self,
-        unit: &Unit,
+        unit: &CompilationUnit,
         text: &str,
         options: Vec<String>,
-    ) -> Result<(Program, sys::nvrtcResult), CompileError> {
+    ) -> Result<(NvrtcProgram, sys::nvrtcResult), CompileError> {
         self.check_architecture(unit)?;
         let source = CString::new(text).expect("sources have no zero bytes");
         let name = CString::new(unit.file.name()).expect("names have no zero bytes");
@@ -140,7 +144,7 @@ impl Compiler {
             sys::nvrtcCreateProgram(&mut program, source, name, 0, ptr::null(), ptr::null())
         };
         check("nvrtcCreateProgram", made)?;
-        let program = Program(program);
+        let program = NvrtcProgram(program);
         let options: Vec<CString> = options
             .into_iter()
             .map(|option| CString::new(option).expect("options have no zero bytes"))
@@ -153,7 +157,11 @@ impl Compiler {
     }
 
     /// The compiler's log, if there is any, as a refusal.
-    fn refuse_words(&self, unit: &Unit, program: &Program) -> Result<(), CompileError> {
+    fn refuse_words(
+        &self,
+        unit: &CompilationUnit,
+        program: &NvrtcProgram,
+    ) -> Result<(), CompileError> {
         let log = fetch(
             "nvrtcGetProgramLog",
             // SAFETY: a live program; the second call writes as many bytes as the first returned.

@@ -10,9 +10,9 @@ use super::source::Precision;
 
 /// A place in a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address(pub u64);
+pub struct DeviceAddress(pub u64);
 
-impl Address {
+impl DeviceAddress {
     /// The place `bytes` bytes further on.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
@@ -39,7 +39,7 @@ pub enum ProductKind {
 
 /// A product of matrices in row-major order, summed in f32, and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
+pub struct MatrixProduct {
     /// Which of the three products.
     pub kind: ProductKind,
     /// Rows of activations, one a token.
@@ -49,39 +49,39 @@ pub struct Product {
     /// The layer's input features.
     pub inputs: usize,
     /// Place of the left factor.
-    pub left: Address,
+    pub left: DeviceAddress,
     /// Place of the right factor.
-    pub right: Address,
+    pub right: DeviceAddress,
     /// Place that receives the product.
-    pub result: Address,
+    pub result: DeviceAddress,
     /// What is added to a forward product before it is rounded, as long as the result and of its type.
-    pub addend: Option<Address>,
+    pub addend: Option<DeviceAddress>,
 }
 
 /// A command that may be a part of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum DeviceCommand {
     /// The launch of a kernel, as by [`Device::launch`].
     Launch(Launch),
     /// A product of matrices, as by [`Device::multiply`].
-    Multiply(Product),
+    Multiply(MatrixProduct),
     /// A copy within the device, as by [`Device::copy`].
     Copy {
         /// Place of the first byte that is read.
-        from: Address,
+        from: DeviceAddress,
         /// Place of the first byte that is written.
-        to: Address,
+        to: DeviceAddress,
         /// The number of bytes to copy.
         bytes: u64,
     },
 }
 
-impl Command {
+impl DeviceCommand {
     /// Issues the command to a device.
     ///
     /// # Errors
     /// If the device reports a fault.
-    pub fn tell<D: Device + ?Sized>(&self, device: &D) -> Result<(), DeviceFault> {
+    pub fn issue<D: Device + ?Sized>(&self, device: &D) -> Result<(), DeviceFault> {
         match self {
             Self::Launch(launch) => device.launch(launch),
             Self::Multiply(product) => device.multiply(product),
@@ -101,21 +101,21 @@ pub enum Stream {
     /// Kernels, products, and whatever does not name another.
     Compute,
     /// Copies to the host.
-    Out,
+    Download,
     /// Copies from the host.
-    In,
+    Upload,
 }
 
 impl Stream {
     /// All streams of a device.
-    pub const ALL: [Self; 3] = [Self::Compute, Self::Out, Self::In];
+    pub const ALL: [Self; 3] = [Self::Compute, Self::Download, Self::Upload];
 }
 
 /// A device. What is enqueued on it happens in the order of the calls, except in other streams than
 /// [`Stream::Compute`]; `read` waits for all that was enqueued in that one.
 ///
-/// Memory that two streams use needs a [`Device::fence`] in the one that is first and a
-/// [`Device::follow`] in the other. A fence of one device may be followed by another.
+/// Memory that two streams use needs a [`Device::record_fence`] in the one that is first and a
+/// [`Device::stream_wait`] in the other. A fence of one device may be followed by another.
 pub trait Device: Send + Sync + 'static {
     /// A moment in a stream: after everything that was enqueued in it before.
     type Fence: Clone + Send + Sync;
@@ -127,53 +127,53 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// If there is none left.
-    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault>;
+    fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault>;
 
     /// Gives back what `allocate` gave, once no stream uses it any more.
-    fn free(&self, address: Address);
+    fn free(&self, address: DeviceAddress);
 
     /// Memory of the host that the device copies by itself, whatever is in it.
     ///
     /// # Errors
     /// If there is none left.
-    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault>;
+    fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault>;
 
     /// Gives back what `allocate_host` gave, once no stream of this device uses it any more.
-    fn free_host(&self, address: Address);
+    fn free_host(&self, address: DeviceAddress);
 
     /// Writes memory of `allocate_host`, at once: no stream may use it.
-    fn write_host(&self, from: &[u8], to: Address);
+    fn write_host(&self, from: &[u8], to: DeviceAddress);
 
     /// Reads memory of `allocate_host`, at once: no stream may write it.
-    fn read_host(&self, from: Address, to: &mut [u8]);
+    fn read_host(&self, from: DeviceAddress, to: &mut [u8]);
 
     /// Fills `bytes` bytes from `to` on with zeros.
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault>;
+    fn zero(&self, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault>;
 
     /// Waits for everything before, then copies to the host.
     ///
     /// # Errors
     /// If the driver reports a fault of this or of anything before.
-    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault>;
+    fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), DeviceFault>;
 
     /// Copies within the device.
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault>;
+    fn copy(&self, from: DeviceAddress, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault>;
 
     /// Copies from the memory of another device, which may be this one, opened once more.
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn copy_from(
+    fn copy_from_peer(
         &self,
         other: &Self,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault>;
 
@@ -181,11 +181,11 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn copy_out(
+    fn copy_to_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault>;
 
@@ -193,11 +193,11 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn copy_in(
+    fn copy_from_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault>;
 
@@ -205,19 +205,19 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault>;
+    fn record_fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault>;
 
     /// What is enqueued in `stream` from now on happens after that moment. The caller does not wait.
     ///
     /// # Errors
     /// If the driver reports a fault.
-    fn follow(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault>;
+    fn stream_wait(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault>;
 
     /// Waits on the host until that moment.
     ///
     /// # Errors
     /// If the driver reports a fault of anything before it.
-    fn reach(&self, fence: &Self::Fence) -> Result<(), DeviceFault>;
+    fn host_wait(&self, fence: &Self::Fence) -> Result<(), DeviceFault>;
 
     /// Enqueues the launch of a kernel.
     ///
@@ -229,14 +229,14 @@ pub trait Device: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the library reports an error.
-    fn multiply(&self, product: &Product) -> Result<(), DeviceFault>;
+    fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault>;
 
     /// Makes a graph of these commands, which does not run yet. `None` if the device has no graphs, or
     /// refuses these commands in one.
     ///
     /// # Errors
     /// If the device gave up.
-    fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
+    fn capture(&self, commands: &[DeviceCommand]) -> Result<Option<GraphId>, DeviceFault> {
         let _nobody_asked = commands;
         Ok(None)
     }
@@ -253,7 +253,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Destroys a graph of this device.
-    fn forget(&self, graph: GraphId) {
+    fn destroy_graph(&self, graph: GraphId) {
         panic!("{graph:?} is not a graph of this device")
     }
 }

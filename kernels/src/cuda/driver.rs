@@ -1,7 +1,7 @@
 //! A real device: its context, its streams, the kernels' modules, memory and products.
 //!
 //! All work goes into one stream, so what is enqueued first happens first and scratch may be reused by
-//! the next operation; copies to and from the host have two more ([`super::copies`]). A pipeline's
+//! the next operation; copies to and from the host have two more ([`super::streams`]). A pipeline's
 //! stages on one device are devices that were opened once each, with streams of their own.
 
 use std::collections::BTreeMap;
@@ -11,34 +11,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
-use super::cache::Cache;
+use super::cache::KernelCache;
 use super::compiler::Compiler;
-use super::copies::{self, CudaFence, Events, Peers, Place, Streams};
-use super::device::{Address, Command, Device, GraphId, Product, Stream};
+use super::cublas::{AlgorithmPin, CublasProducts};
+use super::device::{Device, DeviceAddress, DeviceCommand, GraphId, MatrixProduct, Stream};
+use super::devices::{
+    DeviceProperties, MemoryInfo, check, choose, devices, driver_version, memory_here,
+};
 use super::error::{CacheWarning, CompileError, DeviceFault, Library, OpenError};
 use super::graphs::StreamGraphs;
 use super::kernel::{Kernel, Launch};
 use super::library::require;
-use super::listing::{DeviceInfo, MemoryInfo, check, choose, devices, driver_version, memory_here};
-use super::products::{Pin, Products};
-use super::source::{File, Precision, Unit};
-use crate::fault::Purpose;
+use super::source::{CompilationUnit, KernelFile, Precision};
+use super::streams::{self, CudaFence, CudaStreams, DeviceContext, EventPool, PeerAccess};
+use crate::fault::AllocationPurpose;
 
 /// Shared memory that a launch may request without being allowed to.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
 
 /// An open device of the real driver: context, streams, loaded kernels and products.
 pub struct CudaDevice {
-    info: DeviceInfo,
+    info: DeviceProperties,
     precision: Precision,
     handle: sys::CUdevice,
     context: sys::CUcontext,
-    streams: Streams,
-    events: Option<Arc<Events>>,
-    peers: Peers,
+    streams: CudaStreams,
+    events: Option<Arc<EventPool>>,
+    peers: PeerAccess,
     modules: Vec<sys::CUmodule>,
     functions: BTreeMap<&'static str, sys::CUfunction>,
-    products: Option<Products>,
+    products: Option<CublasProducts>,
     /// The stream's graphs, held while anything is enqueued: what another thread enqueues must not slip into
     /// a graph that is being made.
     graphs: Mutex<StreamGraphs>,
@@ -51,7 +53,7 @@ unsafe impl Send for CudaDevice {}
 unsafe impl Sync for CudaDevice {}
 
 /// A device, and what stood in the way of keeping its kernels on disk.
-pub struct Opened {
+pub struct OpenedDevice {
     /// The open device, shared by its backends.
     pub device: Arc<CudaDevice>,
     /// At most one warning for each source.
@@ -64,7 +66,11 @@ impl CudaDevice {
     ///
     /// # Errors
     /// If something is missing, too old, absent or refused; each error names the remedy.
-    pub fn open(index: usize, precision: Precision, cache: &Cache) -> Result<Opened, OpenError> {
+    pub fn open(
+        index: usize,
+        precision: Precision,
+        cache: &KernelCache,
+    ) -> Result<OpenedDevice, OpenError> {
         let driver = driver_version()?;
         let devices = devices()?;
         let info = choose(&devices, index)?.clone();
@@ -76,27 +82,27 @@ impl CudaDevice {
         }
         let mut codes = Vec::new();
         let mut warnings = Vec::new();
-        for file in File::ALL.into_iter().filter(|file| file.is_for(precision)) {
-            let unit = Unit { file, precision, architecture: info.architecture };
+        for file in KernelFile::ALL.into_iter().filter(|file| file.is_for(precision)) {
+            let unit = CompilationUnit { file, precision, architecture: info.architecture };
             let compiled = cache.get(&compiler, &unit)?;
             warnings.extend(compiled.warning);
             codes.push((file, compiled.code));
         }
         let mut device = Self::begin(info, precision)?;
         codes.iter().try_for_each(|(file, code)| device.load(*file, code))?;
-        device.products = Some(Products::new(&device)?);
-        Ok(Opened { device: Arc::new(device), warnings })
+        device.products = Some(CublasProducts::new(&device)?);
+        Ok(OpenedDevice { device: Arc::new(device), warnings })
     }
 
     /// Opens a context and its streams.
-    pub(super) fn begin(info: DeviceInfo, precision: Precision) -> Result<Self, DeviceFault> {
+    pub(super) fn begin(info: DeviceProperties, precision: Precision) -> Result<Self, DeviceFault> {
         let mut device = Self {
             precision,
             handle: 0,
             context: ptr::null_mut(),
-            streams: Streams::none(),
+            streams: CudaStreams::none(),
             events: None,
-            peers: Peers::default(),
+            peers: PeerAccess::default(),
             modules: Vec::new(),
             functions: BTreeMap::new(),
             products: None,
@@ -112,11 +118,11 @@ impl CudaDevice {
         }
         device.make_current()?;
         device.streams.create()?;
-        device.events = Some(Events::new(device.handle)?);
+        device.events = Some(EventPool::new(device.handle)?);
         Ok(device)
     }
 
-    fn load(&mut self, file: File, code: &[u8]) -> Result<(), DeviceFault> {
+    fn load(&mut self, file: KernelFile, code: &[u8]) -> Result<(), DeviceFault> {
         let mut module = ptr::null_mut();
         // An image has words of eight bytes, and may be looked at where it lies.
         let word = |bytes: &[u8]| {
@@ -158,17 +164,17 @@ impl CudaDevice {
         self.streams.get(Stream::Compute)
     }
 
-    fn place(&self) -> Place {
-        Place { handle: self.handle, context: self.context }
+    fn device_context(&self) -> DeviceContext {
+        DeviceContext { handle: self.handle, context: self.context }
     }
 
-    fn products(&self) -> &Products {
+    fn products(&self) -> &CublasProducts {
         self.products.as_ref().expect("an open device has them")
     }
 
     /// What the driver reported of the device when it was opened.
     #[must_use]
-    pub fn info(&self) -> &DeviceInfo {
+    pub fn info(&self) -> &DeviceProperties {
         &self.info
     }
 
@@ -178,13 +184,13 @@ impl CudaDevice {
     /// If the driver reports a fault of anything before.
     pub fn wait(&self) -> Result<(), DeviceFault> {
         // Other threads may go on enqueuing meanwhile: the courier of what is done, above all.
-        let fence = self.fence(Stream::Compute)?;
-        self.reach(&fence)
+        let fence = self.record_fence(Stream::Compute)?;
+        self.host_wait(&fence)
     }
 
     /// The algorithms of products so far, to be kept with a run.
     #[must_use]
-    pub fn pins(&self) -> Vec<Pin> {
+    pub fn pins(&self) -> Vec<AlgorithmPin> {
         self.products().pins()
     }
 
@@ -195,7 +201,7 @@ impl CudaDevice {
     ///
     /// # Panics
     /// If there are graphs already: they have the algorithms they were made with.
-    pub fn pin(&self, pins: &[Pin]) -> Result<(), DeviceFault> {
+    pub fn pin(&self, pins: &[AlgorithmPin]) -> Result<(), DeviceFault> {
         assert!(self.enter()?.is_empty(), "algorithms are pinned before work begins");
         self.products().pin(pins)
     }
@@ -206,7 +212,7 @@ impl CudaDevice {
     /// If the library reports an error.
     pub(super) fn fastest_product_s(
         &self,
-        product: &Product,
+        product: &MatrixProduct,
         runs: u32,
     ) -> Result<f64, DeviceFault> {
         self.make_current()?;
@@ -225,7 +231,7 @@ impl CudaDevice {
     fn out_of_memory(&self, asked_bytes: u64) -> DeviceFault {
         match self.memory() {
             Ok(MemoryInfo { free_bytes, total_bytes }) => {
-                let purpose = Purpose::default();
+                let purpose = AllocationPurpose::default();
                 DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes }
             }
             Err(fault) => fault,
@@ -263,7 +269,7 @@ impl Device for CudaDevice {
         self.precision
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault> {
+    fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
         self.make_current()?;
         let mut address = 0;
         let size = usize::try_from(bytes).expect("a 64-bit system");
@@ -273,10 +279,10 @@ impl Device for CudaDevice {
             return Err(self.out_of_memory(bytes));
         }
         check("cuMemAlloc", result)?;
-        Ok(Address(address))
+        Ok(DeviceAddress(address))
     }
 
-    fn free(&self, address: Address) {
+    fn free(&self, address: DeviceAddress) {
         // A device that gave up has lost its memory anyway.
         let _alone = self.enter();
         let _done = self.streams.wait();
@@ -285,7 +291,7 @@ impl Device for CudaDevice {
         let _freed = unsafe { sys::cuMemFree_v2(address.0) };
     }
 
-    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+    fn zero(&self, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
         if bytes == 0 {
             return Ok(());
         }
@@ -295,29 +301,29 @@ impl Device for CudaDevice {
         check("cuMemsetD8Async", result)
     }
 
-    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+    fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
         self.make_current()?;
-        copies::allocate_host(bytes)
+        streams::allocate_host(bytes)
     }
 
-    fn free_host(&self, address: Address) {
+    fn free_host(&self, address: DeviceAddress) {
         // A device that gave up uses nothing any more. A stream that is captured cannot be waited for.
         let _alone = self.enter();
         let _done = self.streams.wait();
-        copies::free_host(address);
+        streams::free_host(address);
     }
 
-    fn write_host(&self, from: &[u8], to: Address) {
+    fn write_host(&self, from: &[u8], to: DeviceAddress) {
         // SAFETY: the memory is the caller's, and no stream uses it now.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
     }
 
-    fn read_host(&self, from: Address, to: &mut [u8]) {
+    fn read_host(&self, from: DeviceAddress, to: &mut [u8]) {
         // SAFETY: as above.
         unsafe { ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
     }
 
-    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+    fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), DeviceFault> {
         self.wait()?;
         if to.is_empty() {
             return Ok(());
@@ -332,31 +338,31 @@ impl Device for CudaDevice {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream()) })
     }
 
-    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+    fn copy(&self, from: DeviceAddress, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
         let _alone = self.enter()?;
-        self.tell(&Command::Copy { from, to, bytes })
+        self.enqueue(&DeviceCommand::Copy { from, to, bytes })
     }
 
-    fn copy_from(
+    fn copy_from_peer(
         &self,
         other: &Self,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         if bytes == 0 {
             return Ok(());
         }
         let _alone = self.enter()?;
-        let (own, other) = ((self.place(), to), (other.place(), from));
+        let (own, other) = ((self.device_context(), to), (other.device_context(), from));
         self.peers.copy(own, other, bytes as usize, self.stream())
     }
 
-    fn copy_out(
+    fn copy_to_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         if bytes == 0 {
@@ -369,11 +375,11 @@ impl Device for CudaDevice {
         check("cuMemcpyDtoHAsync", result)
     }
 
-    fn copy_in(
+    fn copy_from_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         if bytes == 0 {
@@ -386,56 +392,58 @@ impl Device for CudaDevice {
         check("cuMemcpyHtoDAsync", result)
     }
 
-    fn fence(&self, stream: Stream) -> Result<CudaFence, DeviceFault> {
+    fn record_fence(&self, stream: Stream) -> Result<CudaFence, DeviceFault> {
         let _alone = self.enter()?;
         let events = self.events.as_ref().expect("an open device has them");
         CudaFence::record(events, self.streams.get(stream))
     }
 
-    fn follow(&self, stream: Stream, fence: &CudaFence) -> Result<(), DeviceFault> {
+    fn stream_wait(&self, stream: Stream, fence: &CudaFence) -> Result<(), DeviceFault> {
         let _alone = self.enter()?;
-        fence.hold_back(self.streams.get(stream))
+        fence.stream_wait(self.streams.get(stream))
     }
 
-    fn reach(&self, fence: &CudaFence) -> Result<(), DeviceFault> {
-        fence.reach()
+    fn host_wait(&self, fence: &CudaFence) -> Result<(), DeviceFault> {
+        fence.host_wait()
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
         let _alone = self.enter()?;
-        self.tell_launch(launch)
+        self.enqueue_launch(launch)
     }
 
-    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
+    fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault> {
         let _alone = self.enter()?;
         self.products().multiply(self.precision, product)
     }
 
-    fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
+    fn capture(&self, commands: &[DeviceCommand]) -> Result<Option<GraphId>, DeviceFault> {
         let mut graphs = self.enter()?;
-        graphs.capture(self.stream(), || commands.iter().try_for_each(|command| self.tell(command)))
+        graphs.capture(self.stream(), || {
+            commands.iter().try_for_each(|command| self.enqueue(command))
+        })
     }
 
     fn replay(&self, graph: GraphId) -> Result<(), DeviceFault> {
         self.enter()?.replay(graph, self.stream())
     }
 
-    fn forget(&self, graph: GraphId) {
+    fn destroy_graph(&self, graph: GraphId) {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         // A device that gave up has lost its graphs anyway.
         let _current = self.make_current();
-        graphs.forget(graph, self.stream());
+        graphs.destroy(graph, self.stream());
     }
 }
 
 impl CudaDevice {
     /// Enqueues the command in the stream. The caller holds the lock, so that no other thread does meanwhile.
-    fn tell(&self, command: &Command) -> Result<(), DeviceFault> {
+    fn enqueue(&self, command: &DeviceCommand) -> Result<(), DeviceFault> {
         match command {
-            Command::Launch(launch) => self.tell_launch(launch),
-            Command::Multiply(product) => self.products().multiply(self.precision, product),
-            Command::Copy { bytes: 0, .. } => Ok(()),
-            Command::Copy { from, to, bytes } => {
+            DeviceCommand::Launch(launch) => self.enqueue_launch(launch),
+            DeviceCommand::Multiply(product) => self.products().multiply(self.precision, product),
+            DeviceCommand::Copy { bytes: 0, .. } => Ok(()),
+            DeviceCommand::Copy { from, to, bytes } => {
                 let bytes = usize::try_from(*bytes).expect("a 64-bit system");
                 // SAFETY: the memory is the caller's.
                 let result =
@@ -445,7 +453,7 @@ impl CudaDevice {
         }
     }
 
-    fn tell_launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
+    fn enqueue_launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
         let function = self.functions[launch.kernel.name()];
         if launch.shared_bytes > SHARED_BYTES_PLAIN {
             use sys::CUfunction_attribute_enum as Attribute;

@@ -1,12 +1,12 @@
 //! Token and position embeddings.
 
 use super::backend::{CudaBackend, floats};
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use crate::backend::{Accumulate, EmbedGradient, View};
-use crate::scratch::Slot;
+use crate::backend::{Accumulate, BufferView, EmbedGradient};
+use crate::scratch::ScratchSlot;
 
 const THREADS: usize = 128;
 
@@ -18,8 +18,8 @@ fn bytes(words: &[u32]) -> Vec<u8> {
 pub(super) fn list<D: Device>(
     device: &CudaBackend<D>,
     words: &[u32],
-) -> Result<Address, DeviceFault> {
-    let to = device.scratch(Slot::Lists, words.len() * 4)?;
+) -> Result<DeviceAddress, DeviceFault> {
+    let to = device.scratch(ScratchSlot::Lists, words.len() * 4)?;
     device.write(&bytes(words), to)?;
     Ok(to)
 }
@@ -28,8 +28,8 @@ pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,
     sequence_len: usize,
     tokens: &[u32],
-    token_table: &View<'_, CudaBuffer<D>>,
-    position_table: Option<&View<'_, CudaBuffer<D>>>,
+    token_table: &BufferView<'_, CudaBuffer<D>>,
+    position_table: Option<&BufferView<'_, CudaBuffer<D>>>,
     out: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
     let rows = tokens.len();
@@ -49,13 +49,13 @@ pub(super) fn forward<D: Device>(
 }
 
 /// Which rows of the gradient belong to which row of the table, each in order.
-struct Owners {
+struct TokenRows {
     entries: Vec<u32>,
     starts: Vec<u32>,
     rows: Vec<u32>,
 }
 
-impl Owners {
+impl TokenRows {
     fn of(tokens: &[u32]) -> Self {
         let mut rows: Vec<u32> = (0..tokens.len() as u32).collect();
         rows.sort_by_key(|row| tokens[*row as usize]);
@@ -87,7 +87,7 @@ pub(super) fn backward<D: Device>(
     if accumulate == Accumulate::Start {
         device.device().zero(table, to.tokens.len() as u64 * 4)?;
     }
-    let Owners { entries, starts, rows } = Owners::of(tokens);
+    let TokenRows { entries, starts, rows } = TokenRows::of(tokens);
     let lists = list(device, &[&*entries, &*starts, &*rows].concat())?;
     let starts_at = lists.plus(entries.len() as u64 * 4);
     let arguments = Arguments::new()
@@ -117,11 +117,11 @@ pub(super) fn backward<D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use super::Owners;
+    use super::TokenRows;
 
     #[test]
     fn rows_are_listed_by_token_and_in_order() {
-        let Owners { entries, starts, rows } = Owners::of(&[5, 2, 5, 9, 2, 5]);
+        let TokenRows { entries, starts, rows } = TokenRows::of(&[5, 2, 5, 9, 2, 5]);
         assert_eq!(entries, [2, 5, 9]);
         assert_eq!(starts, [0, 2, 5, 6]);
         assert_eq!(rows, [1, 4, 0, 2, 5, 3]);

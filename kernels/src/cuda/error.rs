@@ -7,14 +7,14 @@ pub use crate::fault::DeviceFault;
 
 /// A version of the driver or of a library, as NVIDIA counts: major and minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
+pub struct CudaVersion {
     /// The major number.
     pub major: u32,
     /// The minor number.
     pub minor: u32,
 }
 
-impl std::fmt::Display for Version {
+impl std::fmt::Display for CudaVersion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
     }
@@ -108,7 +108,7 @@ pub enum CompileError {
         /// The compute capability of the device.
         architecture: Architecture,
         /// The version of the compiler that was found.
-        found: Version,
+        found: CudaVersion,
     },
     /// The compiler's code is for a newer driver.
     #[error(
@@ -117,9 +117,9 @@ pub enum CompileError {
     )]
     DriverTooOld {
         /// The CUDA version of the driver.
-        driver: Version,
+        driver: CudaVersion,
         /// The version of the compiler that was found.
-        compiler: Version,
+        compiler: CudaVersion,
     },
     /// The compiler refused a source of ours, or warned.
     #[error("NVRTC {compiler} says of {file} for {architecture}:\n{log}")]
@@ -129,7 +129,7 @@ pub enum CompileError {
         /// The architecture that the source was compiled for.
         architecture: Architecture,
         /// The version of the compiler that refused it.
-        compiler: Version,
+        compiler: CudaVersion,
         /// The compiler's log, with its errors and warnings.
         log: String,
     },
@@ -155,9 +155,9 @@ pub enum OpenError {
     )]
     DriverTooOld {
         /// The version that was found.
-        found: Version,
+        found: CudaVersion,
         /// The oldest version that works.
-        needed: Version,
+        needed: CudaVersion,
     },
     /// A driver is there, but no device.
     #[error(
@@ -214,9 +214,9 @@ pub struct CacheWarning {
 
 #[cfg(test)]
 mod tests {
-    use crate::fault::Purpose;
+    use crate::fault::AllocationPurpose;
 
-    use super::{Architecture, DeviceFault, Library, LibraryError, OpenError, Version};
+    use super::{Architecture, CudaVersion, DeviceFault, Library, LibraryError, OpenError};
 
     fn check(error: impl std::error::Error, words: &[&str]) {
         let text = error.to_string();
@@ -226,11 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_says_what_to_do() {
+    fn every_error_says_what_to_do() {
         check(LibraryError::DriverMissing, &["libcuda.so", "install the driver", "processors"]);
         let missing = LibraryError::Missing { library: Library::Nvrtc };
         check(missing, &["libnvrtc.so", "pip install nvidia-cuda-nvrtc", "ZBELASTIC_CUDA_LIBS"]);
-        let (found, needed) = (Version { major: 11, minor: 8 }, Version { major: 12, minor: 8 });
+        let (found, needed) =
+            (CudaVersion { major: 11, minor: 8 }, CudaVersion { major: 12, minor: 8 });
         check(OpenError::DriverTooOld { found, needed }, &["11.8", "12.8", "update"]);
         check(OpenError::NoDevice, &["nvidia-smi", "CUDA_VISIBLE_DEVICES"]);
         let found = vec!["0: NVIDIA H200".to_owned(), "1: Tesla T4".to_owned()];
@@ -242,7 +243,7 @@ mod tests {
         check(error, &["Tesla T4 is sm_75", "sm_80"]);
         let memory = DeviceFault::OutOfMemory {
             asked_bytes: 10,
-            purpose: Purpose::Workspace,
+            purpose: AllocationPurpose::Workspace,
             free_bytes: 3,
             total_bytes: 7,
         };

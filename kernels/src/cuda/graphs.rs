@@ -10,13 +10,13 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::device::GraphId;
+use super::devices::check;
 use super::error::DeviceFault;
-use super::listing::check;
 
 /// A graph as it was captured, destroyed with its owner.
-struct Captured(sys::CUgraph);
+struct CapturedGraph(sys::CUgraph);
 
-impl Drop for Captured {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if !self.0.is_null() {
             // SAFETY: the driver made it, and it is destroyed once; what was instantiated stays.
@@ -73,7 +73,7 @@ impl StreamGraphs {
     }
 
     /// Waits until the stream is idle, then destroys a graph.
-    pub(super) fn forget(&mut self, graph: GraphId, stream: sys::CUstream) {
+    pub(super) fn destroy(&mut self, graph: GraphId, stream: sys::CUstream) {
         let executable = self.made.remove(&graph).expect("a graph is given up once");
         // Nothing can be done about a failure here, and a device that gave up fails every call.
         // SAFETY: nothing can start it any more, and no stream runs it.
@@ -85,7 +85,7 @@ impl StreamGraphs {
 
     pub(super) fn clear(&mut self, stream: sys::CUstream) {
         while let Some(graph) = self.made.keys().next().copied() {
-            self.forget(graph, stream);
+            self.destroy(graph, stream);
         }
     }
 }
@@ -99,7 +99,7 @@ fn instantiate(
     let began = unsafe { sys::cuStreamBeginCapture_v2(stream, mode) };
     check("cuStreamBeginCapture", began)?;
     let told = tell();
-    let mut captured = Captured(ptr::null_mut());
+    let mut captured = CapturedGraph(ptr::null_mut());
     // SAFETY: the driver writes a handle, or null if the capture came to nothing. It is ended in any
     // case: a stream that goes on capturing would run nothing any more.
     let ended = unsafe { sys::cuStreamEndCapture(stream, &mut captured.0) };

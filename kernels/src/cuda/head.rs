@@ -2,14 +2,14 @@
 //! when the softmax reads them.
 
 use super::backend::{CudaBackend, CudaMatrix};
-use super::device::{Address, Device, Product, ProductKind};
+use super::device::{Device, DeviceAddress, MatrixProduct, ProductKind};
 use super::embed::list;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::losses::{hold, sum};
+use super::losses::{pending_loss, sum};
 use super::memory::CudaBuffer;
-use crate::parcel::Loss;
-use crate::scratch::Slot;
+use crate::scratch::ScratchSlot;
+use crate::tensor_handle::Loss;
 
 /// HEAD_THREADS of `head.cu`.
 const THREADS: usize = 256;
@@ -27,16 +27,16 @@ fn chunks(rows: usize, row_bytes: usize) -> impl Iterator<Item = std::ops::Range
 }
 
 /// Where rows begin, and lists and log sums of theirs.
-struct Places {
-    logits: Address,
-    features: Address,
-    targets: Address,
-    log_sums: Address,
+struct HeadAddresses {
+    logits: DeviceAddress,
+    features: DeviceAddress,
+    targets: DeviceAddress,
+    log_sums: DeviceAddress,
 }
 
-impl Places {
+impl HeadAddresses {
     fn of_row(&self, row: usize, row_bytes: usize, feature_bytes: usize) -> Self {
-        let plus = |address: Address, bytes: usize| address.plus((row * bytes) as u64);
+        let plus = |address: DeviceAddress, bytes: usize| address.plus((row * bytes) as u64);
         Self {
             logits: plus(self.logits, row_bytes),
             features: plus(self.features, feature_bytes),
@@ -52,13 +52,13 @@ fn places<D: Device>(
     matrix: &CudaMatrix<D>,
     targets: &[u32],
     [logits, features, log_sums]: [&CudaBuffer<D>; 3],
-) -> Result<Places, DeviceFault> {
+) -> Result<HeadAddresses, DeviceFault> {
     let rows = targets.len();
     assert_eq!(features.len(), rows * matrix.shape.inputs);
     assert_eq!(logits.len(), rows * matrix.shape.outputs);
     assert_eq!(log_sums.len(), rows);
     assert!(targets.iter().all(|target| (*target as usize) < matrix.shape.outputs));
-    Ok(Places {
+    Ok(HeadAddresses {
         logits: logits.rows(),
         features: features.rows(),
         targets: list(device, targets)?,
@@ -74,20 +74,20 @@ fn losses<D: Device>(
     targets: &[u32],
     logits: &mut CudaBuffer<D>,
     log_sums: &mut CudaBuffer<D>,
-) -> Result<Address, DeviceFault> {
+) -> Result<DeviceAddress, DeviceFault> {
     let places = places(device, matrix, targets, [logits, x, log_sums])?;
     let (outputs, inputs) = (matrix.shape.outputs, matrix.shape.inputs);
     let size = device.precision().bytes();
-    let losses = device.scratch(Slot::Results, targets.len() * 8)?;
+    let losses = device.scratch(ScratchSlot::Results, targets.len() * 8)?;
     for rows in chunks(targets.len(), outputs * size) {
         let at = places.of_row(rows.start, outputs * size, inputs * size);
-        device.device().multiply(&Product {
+        device.device().multiply(&MatrixProduct {
             kind: ProductKind::Forward,
             rows: rows.len(),
             outputs,
             inputs,
             left: at.features,
-            right: matrix.form.rows(),
+            right: matrix.weights.rows(),
             result: at.logits,
             addend: None,
         })?;
@@ -126,7 +126,7 @@ pub(super) fn forward_later<D: Device>(
     log_sums: &mut CudaBuffer<D>,
 ) -> Result<Loss, DeviceFault> {
     let rows = losses(device, x, matrix, targets, logits, log_sums)?;
-    hold(device, (rows, targets.len()))
+    pending_loss(device, (rows, targets.len()))
 }
 
 pub(super) fn backward<D: Device>(
@@ -153,13 +153,13 @@ pub(super) fn backward<D: Device>(
             .float(scale);
         let count = rows.len() * outputs.div_ceil(4);
         device.launch(&Launch::over(Kernel::HeadBackward, count, arguments))?;
-        device.device().multiply(&Product {
+        device.device().multiply(&MatrixProduct {
             kind: ProductKind::Input,
             rows: rows.len(),
             outputs,
             inputs,
             left: at.logits,
-            right: matrix.form.rows(),
+            right: matrix.weights.rows(),
             result: at.features,
             addend: None,
         })?;

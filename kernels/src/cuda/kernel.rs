@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use super::device::Address;
-use super::source::File;
+use super::device::DeviceAddress;
+use super::source::KernelFile;
 
 /// A kernel of ours. Its parameters are those in its source, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,51 +102,51 @@ impl Kernel {
         Self::PullTogether,
     ];
 
-    const fn place(self) -> (&'static str, File) {
+    const fn place(self) -> (&'static str, KernelFile) {
         match self {
-            Self::EmbedForward => ("embed_forward", File::Embed),
-            Self::EmbedBackward => ("embed_backward", File::Embed),
-            Self::PositionBackward => ("position_backward", File::Embed),
-            Self::NormForward => ("norm_forward", File::Norm),
-            Self::NormBackward => ("norm_backward", File::Norm),
-            Self::FinishPlain => ("finish_plain", File::Elementwise),
-            Self::FinishGelu => ("finish_gelu", File::Elementwise),
-            Self::GeluForward => ("gelu_forward", File::Elementwise),
-            Self::GeluBackward => ("gelu_backward", File::Elementwise),
-            Self::SwigluForward => ("swiglu_forward", File::Elementwise),
-            Self::SwigluBackward => ("swiglu_backward", File::Elementwise),
-            Self::Rotate => ("rotate", File::Elementwise),
-            Self::RowsFromFloats => ("rows_from_floats", File::Elementwise),
-            Self::FloatsFromRows => ("floats_from_rows", File::Elementwise),
-            Self::AddFloats => ("add_floats", File::Elementwise),
-            Self::ColumnSums => ("column_sums", File::Columns),
-            Self::ColumnSumsAgain => ("column_sums_again", File::Columns),
-            Self::HeadForward => ("head_forward", File::Head),
-            Self::HeadBackward => ("head_backward", File::Head),
-            Self::AttentionForward => ("attention_forward", File::Attention),
-            Self::AttentionProducts => ("attention_products", File::Attention),
-            Self::AttentionBackwardQueries => ("attention_backward_queries", File::Attention),
-            Self::AttentionBackwardKeys => ("attention_backward_keys", File::Attention),
-            Self::AttentionStoreKeys => ("attention_store_keys", File::Attention),
-            Self::FlashForward64 => ("flash_forward_64", File::Flash),
-            Self::FlashForward128 => ("flash_forward_128", File::Flash),
-            Self::FlashBackwardQueries64 => ("flash_backward_queries_64", File::Flash),
-            Self::FlashBackwardQueries128 => ("flash_backward_queries_128", File::Flash),
-            Self::FlashBackwardKeys64 => ("flash_backward_keys_64", File::Flash),
-            Self::FlashBackwardKeys128 => ("flash_backward_keys_128", File::Flash),
-            Self::AdamwCandidate => ("adamw_candidate", File::Optimizer),
-            Self::AdamwInPlace => ("adamw_in_place", File::Optimizer),
-            Self::AdamwInPlaceSummed => ("adamw_in_place_summed", File::Optimizer),
-            Self::PieceSquares => ("piece_squares", File::Optimizer),
-            Self::PieceSquaresStepped => ("piece_squares_stepped", File::Optimizer),
-            Self::TensorSquares => ("tensor_squares", File::Optimizer),
-            Self::StateSums => ("state_sums", File::Optimizer),
-            Self::AddStateSums => ("add_state_sums", File::Optimizer),
-            Self::Stamp => ("stamp", File::Clock),
-            Self::AdamAhead => ("adam_ahead", File::Versions),
-            Self::WeightsAlong => ("weights_along", File::Versions),
-            Self::TrackChange => ("track_change", File::Versions),
-            Self::PullTogether => ("pull_together", File::Versions),
+            Self::EmbedForward => ("embed_forward", KernelFile::Embed),
+            Self::EmbedBackward => ("embed_backward", KernelFile::Embed),
+            Self::PositionBackward => ("position_backward", KernelFile::Embed),
+            Self::NormForward => ("norm_forward", KernelFile::Norm),
+            Self::NormBackward => ("norm_backward", KernelFile::Norm),
+            Self::FinishPlain => ("finish_plain", KernelFile::Elementwise),
+            Self::FinishGelu => ("finish_gelu", KernelFile::Elementwise),
+            Self::GeluForward => ("gelu_forward", KernelFile::Elementwise),
+            Self::GeluBackward => ("gelu_backward", KernelFile::Elementwise),
+            Self::SwigluForward => ("swiglu_forward", KernelFile::Elementwise),
+            Self::SwigluBackward => ("swiglu_backward", KernelFile::Elementwise),
+            Self::Rotate => ("rotate", KernelFile::Elementwise),
+            Self::RowsFromFloats => ("rows_from_floats", KernelFile::Elementwise),
+            Self::FloatsFromRows => ("floats_from_rows", KernelFile::Elementwise),
+            Self::AddFloats => ("add_floats", KernelFile::Elementwise),
+            Self::ColumnSums => ("column_sums", KernelFile::Columns),
+            Self::ColumnSumsAgain => ("column_sums_again", KernelFile::Columns),
+            Self::HeadForward => ("head_forward", KernelFile::Head),
+            Self::HeadBackward => ("head_backward", KernelFile::Head),
+            Self::AttentionForward => ("attention_forward", KernelFile::Attention),
+            Self::AttentionProducts => ("attention_products", KernelFile::Attention),
+            Self::AttentionBackwardQueries => ("attention_backward_queries", KernelFile::Attention),
+            Self::AttentionBackwardKeys => ("attention_backward_keys", KernelFile::Attention),
+            Self::AttentionStoreKeys => ("attention_store_keys", KernelFile::Attention),
+            Self::FlashForward64 => ("flash_forward_64", KernelFile::Flash),
+            Self::FlashForward128 => ("flash_forward_128", KernelFile::Flash),
+            Self::FlashBackwardQueries64 => ("flash_backward_queries_64", KernelFile::Flash),
+            Self::FlashBackwardQueries128 => ("flash_backward_queries_128", KernelFile::Flash),
+            Self::FlashBackwardKeys64 => ("flash_backward_keys_64", KernelFile::Flash),
+            Self::FlashBackwardKeys128 => ("flash_backward_keys_128", KernelFile::Flash),
+            Self::AdamwCandidate => ("adamw_candidate", KernelFile::Optimizer),
+            Self::AdamwInPlace => ("adamw_in_place", KernelFile::Optimizer),
+            Self::AdamwInPlaceSummed => ("adamw_in_place_summed", KernelFile::Optimizer),
+            Self::PieceSquares => ("piece_squares", KernelFile::Optimizer),
+            Self::PieceSquaresStepped => ("piece_squares_stepped", KernelFile::Optimizer),
+            Self::TensorSquares => ("tensor_squares", KernelFile::Optimizer),
+            Self::StateSums => ("state_sums", KernelFile::Optimizer),
+            Self::AddStateSums => ("add_state_sums", KernelFile::Optimizer),
+            Self::Stamp => ("stamp", KernelFile::Clock),
+            Self::AdamAhead => ("adam_ahead", KernelFile::Versions),
+            Self::WeightsAlong => ("weights_along", KernelFile::Versions),
+            Self::TrackChange => ("track_change", KernelFile::Versions),
+            Self::PullTogether => ("pull_together", KernelFile::Versions),
         }
     }
 
@@ -158,7 +158,7 @@ impl Kernel {
 
     /// The source file that the kernel is in.
     #[must_use]
-    pub const fn file(self) -> File {
+    pub const fn file(self) -> KernelFile {
         self.place().1
     }
 }
@@ -190,13 +190,13 @@ impl Arguments {
 
     /// Appends a pointer to the device's memory.
     #[must_use]
-    pub fn address(self, address: Address) -> Self {
+    pub fn address(self, address: DeviceAddress) -> Self {
         self.push([address.0])
     }
 
     /// Appends a pointer, null if there is nothing.
     #[must_use]
-    pub fn address_if(self, address: Option<Address>) -> Self {
+    pub fn address_if(self, address: Option<DeviceAddress>) -> Self {
         self.push([address.map_or(0, |address| address.0)])
     }
 
@@ -237,13 +237,13 @@ impl Arguments {
 
     /// Appends a structure of pointers.
     #[must_use]
-    pub fn table(self, addresses: &[Address]) -> Self {
+    pub fn table(self, addresses: &[DeviceAddress]) -> Self {
         self.table_with(addresses, &[])
     }
 
     /// Appends a structure of pointers and, behind them, 32-bit words.
     #[must_use]
-    pub fn table_with(self, addresses: &[Address], words: &[u32]) -> Self {
+    pub fn table_with(self, addresses: &[DeviceAddress], words: &[u32]) -> Self {
         let addresses = addresses.iter().map(|address| address.0);
         self.push(addresses.chain(words.chunks(2).map(pair)))
     }
@@ -330,7 +330,7 @@ impl Launch {
 
 #[cfg(test)]
 mod tests {
-    use super::{Address, Arguments, Kernel, Launch};
+    use super::{Arguments, DeviceAddress, Kernel, Launch};
 
     #[test]
     fn every_kernel_is_in_the_source_it_names() {
@@ -339,18 +339,20 @@ mod tests {
             let found = text.matches(&format!(" {}(", kernel.name())).count();
             assert_eq!(found, 1, "{kernel:?}");
         }
-        let sources: usize =
-            super::File::ALL.iter().map(|file| file.text().matches("\nKERNEL ").count()).sum();
+        let sources: usize = super::KernelFile::ALL
+            .iter()
+            .map(|file| file.text().matches("\nKERNEL ").count())
+            .sum();
         assert_eq!(sources, Kernel::ALL.len(), "every kernel of a source is in the list");
     }
 
     #[test]
     fn arguments_lie_where_the_pointers_say() {
         let arguments = Arguments::new()
-            .address(Address(1 << 40))
+            .address(DeviceAddress(1 << 40))
             .structure(&[1, 2, 3])
             .float(1.5)
-            .table(&[Address(7), Address(8)])
+            .table(&[DeviceAddress(7), DeviceAddress(8)])
             .address_if(None);
         let pointers = arguments.pointers();
         // SAFETY: each pointer is to a word that `arguments` holds.

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_told_with_its_numbers_from_the_first_that_is_beyond() {
+    fn each_limit_is_reported_with_its_numbers_from_the_first_exceeded() {
         let heads = |head_width| PassShape { head_width, heads: 1, kv_heads: 1, ..SMALL };
         assert_eq!(check(&heads(256)), Ok(()));
         assert_eq!(check(&heads(257)), Err(LimitError::HeadWidth { limit: 256, found: 257 }));

@@ -2,21 +2,21 @@
 
 use super::backend::{CudaBackend, CudaMatrix, floats};
 use super::columns::column_sums;
-use super::device::{Device, Product, ProductKind};
+use super::device::{Device, MatrixProduct, ProductKind};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use crate::backend::{
-    Accumulate, BackwardEpilogue, ForwardEpilogue, LinearGradient, MatrixShape, View,
+    Accumulate, BackwardEpilogue, BufferView, ForwardEpilogue, LinearGradient, MatrixShape,
 };
-use crate::scratch::Slot;
+use crate::scratch::ScratchSlot;
 
 pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,
     rows: usize,
     x: &CudaBuffer<D>,
     matrix: &CudaMatrix<D>,
-    bias: Option<&View<'_, CudaBuffer<D>>>,
+    bias: Option<&BufferView<'_, CudaBuffer<D>>>,
     epilogue: &ForwardEpilogue<'_, CudaBuffer<D>>,
     y: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
@@ -24,13 +24,13 @@ pub(super) fn forward<D: Device>(
     assert_eq!(x.len(), rows * inputs);
     assert_eq!(y.len(), rows * outputs);
     assert!(bias.is_none_or(|bias| bias.range.len() == outputs));
-    device.device().multiply(&Product {
+    device.device().multiply(&MatrixProduct {
         kind: ProductKind::Forward,
         rows,
         outputs,
         inputs,
         left: x.rows(),
-        right: matrix.form.rows(),
+        right: matrix.weights.rows(),
         result: y.rows(),
         addend: match epilogue {
             ForwardEpilogue::Add { skip } => {
@@ -67,13 +67,13 @@ pub(super) fn backward_input<D: Device>(
     let MatrixShape { outputs, inputs } = matrix.shape;
     let len = rows * inputs;
     assert_eq!(gradient.len(), rows * outputs);
-    let product = |result| Product {
+    let product = |result| MatrixProduct {
         kind: ProductKind::Input,
         rows,
         outputs,
         inputs,
         left: gradient.rows(),
-        right: matrix.form.rows(),
+        right: matrix.weights.rows(),
         result,
         addend: None,
     };
@@ -84,7 +84,7 @@ pub(super) fn backward_input<D: Device>(
         }
         BackwardEpilogue::Gelu { before_then_gradient: before } => {
             assert_eq!(before.len(), len);
-            let through = device.scratch(Slot::Product, len * device.precision().bytes())?;
+            let through = device.scratch(ScratchSlot::Product, len * device.precision().bytes())?;
             device.device().multiply(&product(through))?;
             let arguments = Arguments::new().address(through).address(before.rows()).count(len);
             device.launch(&Launch::over(Kernel::GeluBackward, len.div_ceil(4), arguments))
@@ -106,7 +106,7 @@ pub(super) fn backward_weights<D: Device>(
     assert_eq!(gradient.len(), rows * outputs);
     assert_eq!(to.weight.len(), outputs * inputs);
     let is_added = accumulate == Accumulate::Add;
-    device.device().multiply(&Product {
+    device.device().multiply(&MatrixProduct {
         kind: ProductKind::Weights { is_added },
         rows,
         outputs,

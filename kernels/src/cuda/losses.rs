@@ -4,29 +4,29 @@
 use std::sync::Arc;
 
 use super::backend::CudaBackend;
-use super::device::{Address, Device, Stream};
+use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
-use super::sheets::{Copied, Sheets};
-use crate::fingerprint::{HeldSums, StateSums};
-use crate::parcel::{HeldLoss, Loss};
+use super::pinned_buffers::{PendingCopy, PinnedBufferPool};
+use crate::fingerprint::{PendingSums, StateSums};
 use crate::scratch::STATE_SUMS_BYTES;
+use crate::tensor_handle::{Loss, PendingLoss};
 
 /// Unread losses and sums of a backend: those of the largest step, and of one before that
 /// was dropped. One more is waited for at once.
 const LOSSES_MAX: usize = 1 << 13;
 
 /// The sheets for them. How many bytes a loss takes follows from the rows of a microbatch.
-pub(super) fn sheets<D: Device>() -> Sheets<D> {
-    Sheets::new((LOSSES_MAX, u64::MAX))
+pub(super) fn pinned_buffers<D: Device>() -> PinnedBufferPool<D> {
+    PinnedBufferPool::new((LOSSES_MAX, u64::MAX))
 }
 
-impl<D: Device> HeldLoss for Copied<D> {
+impl<D: Device> PendingLoss for PendingCopy<D> {
     fn wait(&self) -> f64 {
         self.bytes().map_or(f64::NAN, |bytes| sum(&bytes))
     }
 }
 
-impl<D: Device> HeldSums for Copied<D> {
+impl<D: Device> PendingSums for PendingCopy<D> {
     fn wait(&self) -> [u64; 2] {
         self.bytes().map_or([0; 2], |bytes| pair(&bytes))
     }
@@ -44,31 +44,31 @@ fn pair(bytes: &[u8]) -> [u64; 2] {
 }
 
 /// The loss of these rows, later; at once if too many were left unread.
-pub(super) fn hold<D: Device>(
+pub(super) fn pending_loss<D: Device>(
     backend: &CudaBackend<D>,
-    (rows, count): (Address, usize),
+    (rows, count): (DeviceAddress, usize),
 ) -> Result<Loss, DeviceFault> {
     let bytes = count * 8;
-    Ok(match send(backend, rows, bytes)? {
-        Some(sent) => Loss::Held(sent),
+    Ok(match enqueue_copy(backend, rows, bytes)? {
+        Some(sent) => Loss::Pending(sent),
         None => sum(&read(backend, rows, bytes)?).into(),
     })
 }
 
 /// The two sums that lie there, later; at once if too many were left unread.
-pub(super) fn hold_sums<D: Device>(
+pub(super) fn pending_sums<D: Device>(
     backend: &CudaBackend<D>,
-    sums: Address,
+    sums: DeviceAddress,
 ) -> Result<StateSums, DeviceFault> {
-    Ok(match send(backend, sums, STATE_SUMS_BYTES)? {
-        Some(sent) => StateSums::Held(sent),
+    Ok(match enqueue_copy(backend, sums, STATE_SUMS_BYTES)? {
+        Some(sent) => StateSums::Pending(sent),
         None => pair(&read(backend, sums, STATE_SUMS_BYTES)?).into(),
     })
 }
 
 fn read<D: Device>(
     backend: &CudaBackend<D>,
-    from: Address,
+    from: DeviceAddress,
     bytes: usize,
 ) -> Result<Vec<u8>, DeviceFault> {
     let mut found = vec![0; bytes];
@@ -78,11 +78,11 @@ fn read<D: Device>(
 
 /// Sends numbers on their way, if there is a sheet for them. They are so little that they need not be beside
 /// the work; and what comes next may use the memory again.
-fn send<D: Device>(
+fn enqueue_copy<D: Device>(
     backend: &CudaBackend<D>,
-    from: Address,
+    from: DeviceAddress,
     bytes: usize,
-) -> Result<Option<Arc<Copied<D>>>, DeviceFault> {
-    let sent = backend.losses().copy_out(backend, Stream::Compute, (from, bytes as u64))?;
+) -> Result<Option<Arc<PendingCopy<D>>>, DeviceFault> {
+    let sent = backend.losses().enqueue_copy(backend, Stream::Compute, (from, bytes as u64))?;
     Ok(sent.map(Arc::new))
 }

@@ -6,13 +6,13 @@
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::away::Guard;
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
-use super::recorder::Recorder;
+use super::offload::CopyGuard;
+use super::recorder::CommandRecorder;
 use super::source::Precision;
-use crate::fault::Purpose;
-use crate::scratch::{SLOT_COUNT, Slot};
+use crate::fault::AllocationPurpose;
+use crate::scratch::{SLOT_COUNT, ScratchSlot};
 use crate::sizes::{ByteCounts, DeviceSizes, region_bytes};
 
 /// A region is at least this large; what is larger gets one of its own.
@@ -21,14 +21,14 @@ pub(super) use crate::sizes::CUDA_ALIGNMENT as ALIGNMENT;
 
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Element {
+pub(super) enum ElementType {
     /// A 32-bit float.
     Float,
     /// An activation, in the type that the device computes with.
     Row,
 }
 
-impl Element {
+impl ElementType {
     pub(super) const fn bytes(self, precision: Precision) -> u64 {
         match self {
             Self::Float => 4,
@@ -38,23 +38,23 @@ impl Element {
 }
 
 /// Memory of a device, given back when nothing holds it.
-struct Region<D: Device> {
-    device: Arc<Recorder<D>>,
-    start: Address,
+struct DeviceRegion<D: Device> {
+    device: Arc<CommandRecorder<D>>,
+    start: DeviceAddress,
 }
 
-impl<D: Device> Region<D> {
+impl<D: Device> DeviceRegion<D> {
     fn new(
-        device: &Arc<Recorder<D>>,
+        device: &Arc<CommandRecorder<D>>,
         bytes: u64,
-        purpose: Purpose,
+        purpose: AllocationPurpose,
     ) -> Result<Arc<Self>, DeviceFault> {
-        let start = device.allocate(bytes).map_err(|fault| fault.asked_for(purpose))?;
+        let start = device.allocate(bytes).map_err(|fault| fault.with_purpose(purpose))?;
         Ok(Arc::new(Self { device: device.clone(), start }))
     }
 }
 
-impl<D: Device> Drop for Region<D> {
+impl<D: Device> Drop for DeviceRegion<D> {
     fn drop(&mut self) {
         self.device.free(self.start);
     }
@@ -62,14 +62,14 @@ impl<D: Device> Drop for Region<D> {
 
 /// A run of numbers in a device's memory.
 pub struct CudaBuffer<D: Device> {
-    region: Arc<Region<D>>,
+    region: Arc<DeviceRegion<D>>,
     offset_bytes: u64,
     len: usize,
-    element: Element,
+    element: ElementType,
     /// The copy beside the work that still uses it.
-    guard: Option<Guard<D::Fence>>,
+    guard: Option<CopyGuard<D::Fence>>,
     /// The last copy beside the work that reads it: until then it may be read, and not written.
-    reader: Option<Guard<D::Fence>>,
+    reader: Option<CopyGuard<D::Fence>>,
 }
 
 impl<D: Device> CudaBuffer<D> {
@@ -77,55 +77,55 @@ impl<D: Device> CudaBuffer<D> {
         self.len
     }
 
-    pub(super) fn element(&self) -> Element {
+    pub(super) fn element(&self) -> ElementType {
         self.element
     }
 
     /// Where element `index` lies.
-    pub(super) fn at(&self, index: usize) -> Address {
+    pub(super) fn at(&self, index: usize) -> DeviceAddress {
         assert!(self.guard.is_none(), "a buffer that left or came back is settled before its use");
         let bytes = self.element.bytes(self.region.device.precision()) * index as u64;
         self.region.start.plus(self.offset_bytes + bytes)
     }
 
     /// Where the buffer lies, for a copy that waits for the buffer's guard first, and its bytes.
-    pub(super) fn guarded_bytes(&self) -> (Address, u64) {
+    pub(super) fn guarded_bytes(&self) -> (DeviceAddress, u64) {
         let bytes = self.element.bytes(self.region.device.precision()) * self.len as u64;
         (self.region.start.plus(self.offset_bytes), bytes)
     }
 
-    pub(super) fn guard(&self) -> Option<&Guard<D::Fence>> {
+    pub(super) fn guard(&self) -> Option<&CopyGuard<D::Fence>> {
         self.guard.as_ref()
     }
 
-    pub(super) fn set_guard(&mut self, guard: Guard<D::Fence>) {
+    pub(super) fn set_guard(&mut self, guard: CopyGuard<D::Fence>) {
         self.guard = Some(guard);
     }
 
-    pub(super) fn take_guard(&mut self) -> Option<Guard<D::Fence>> {
+    pub(super) fn take_guard(&mut self) -> Option<CopyGuard<D::Fence>> {
         self.guard.take()
     }
 
     /// Copies that read come one after the other: the last one is waited for.
-    pub(super) fn set_reader(&mut self, guard: Guard<D::Fence>) {
+    pub(super) fn set_reader(&mut self, guard: CopyGuard<D::Fence>) {
         self.reader = Some(guard);
     }
 
-    pub(super) fn take_reader(&mut self) -> Option<Guard<D::Fence>> {
+    pub(super) fn take_reader(&mut self) -> Option<CopyGuard<D::Fence>> {
         self.reader.take()
     }
 
     /// Where it begins, as activations.
-    pub(super) fn rows(&self) -> Address {
-        let is_rows = self.element == Element::Row;
+    pub(super) fn rows(&self) -> DeviceAddress {
+        let is_rows = self.element == ElementType::Row;
         let precision = self.region.device.precision();
         assert!(is_rows || precision == Precision::F32, "activations come from `allocate_rows`");
         self.at(0)
     }
 
     /// Where element `index` lies, as a 32-bit float.
-    pub(super) fn floats(&self, index: usize) -> Address {
-        let is_float = self.element == Element::Float;
+    pub(super) fn floats(&self, index: usize) -> DeviceAddress {
+        let is_float = self.element == ElementType::Float;
         let precision = self.region.device.precision();
         assert!(is_float || precision == Precision::F32, "floats come from `allocate`");
         self.at(index)
@@ -133,21 +133,21 @@ impl<D: Device> CudaBuffer<D> {
 }
 
 /// A region of which parts are taken, one behind the other.
-pub(super) struct Reserve<D: Device> {
-    region: Arc<Region<D>>,
+pub(super) struct RegionAllocator<D: Device> {
+    region: Arc<DeviceRegion<D>>,
     taken_bytes: u64,
     /// Where the last part ends at most.
     bytes: u64,
 }
 
-impl<D: Device> Reserve<D> {
+impl<D: Device> RegionAllocator<D> {
     /// A region of its own for so many bytes.
     pub(super) fn new(
-        device: &Arc<Recorder<D>>,
+        device: &Arc<CommandRecorder<D>>,
         bytes: u64,
-        purpose: Purpose,
+        purpose: AllocationPurpose,
     ) -> Result<Self, DeviceFault> {
-        let region = Region::new(device, region_bytes(bytes), purpose)?;
+        let region = DeviceRegion::new(device, region_bytes(bytes), purpose)?;
         Ok(Self { region, taken_bytes: 0, bytes })
     }
 
@@ -158,18 +158,18 @@ impl<D: Device> Reserve<D> {
     }
 
     /// Where so many bytes lie; none if they are not there any more.
-    fn cut(&mut self, bytes: u64) -> Option<Place<D>> {
+    fn cut(&mut self, bytes: u64) -> Option<RegionOffset<D>> {
         let offset_bytes = self.taken_bytes;
         (offset_bytes + bytes <= self.bytes).then(|| {
             self.taken_bytes += bytes;
-            Place { region: self.region.clone(), offset_bytes }
+            RegionOffset { region: self.region.clone(), offset_bytes }
         })
     }
 
     /// `len` zeros; none if there is no room for them any more.
     pub(super) fn allocate(
         &mut self,
-        element: Element,
+        element: ElementType,
         len: usize,
     ) -> Option<Result<CudaBuffer<D>, DeviceFault>> {
         let bytes = buffer_bytes(self.region.device.precision(), element, len);
@@ -178,13 +178,13 @@ impl<D: Device> Reserve<D> {
 }
 
 /// Where a part of a region begins.
-struct Place<D: Device> {
-    region: Arc<Region<D>>,
+struct RegionOffset<D: Device> {
+    region: Arc<DeviceRegion<D>>,
     offset_bytes: u64,
 }
 
-impl<D: Device> Place<D> {
-    fn zeros(self, element: Element, len: usize) -> Result<CudaBuffer<D>, DeviceFault> {
+impl<D: Device> RegionOffset<D> {
+    fn zeros(self, element: ElementType, len: usize) -> Result<CudaBuffer<D>, DeviceFault> {
         let Self { region, offset_bytes } = self;
         let bytes = buffer_bytes(region.device.precision(), element, len);
         region.device.zero(region.start.plus(offset_bytes), bytes)?;
@@ -193,20 +193,20 @@ impl<D: Device> Place<D> {
 }
 
 /// Bytes that `len` elements take.
-pub(super) fn buffer_bytes(precision: Precision, element: Element, len: usize) -> u64 {
+pub(super) fn buffer_bytes(precision: Precision, element: ElementType, len: usize) -> u64 {
     match element {
-        Element::Float => DeviceSizes::Cuda(precision).buffer_bytes(len),
-        Element::Row => DeviceSizes::Cuda(precision).rows_bytes(len),
+        ElementType::Float => DeviceSizes::Cuda(precision).buffer_bytes(len),
+        ElementType::Row => DeviceSizes::Cuda(precision).rows_bytes(len),
     }
 }
 
 /// Hands out buffers that no claim has room for.
-pub(super) struct Arena<D: Device> {
+pub(super) struct CudaArena<D: Device> {
     /// Held for the few instructions of a cut.
-    current: Mutex<Option<Reserve<D>>>,
+    current: Mutex<Option<RegionAllocator<D>>>,
 }
 
-impl<D: Device> Arena<D> {
+impl<D: Device> CudaArena<D> {
     pub(super) fn new() -> Self {
         Self { current: Mutex::new(None) }
     }
@@ -214,20 +214,25 @@ impl<D: Device> Arena<D> {
     /// A buffer of `len` zeros.
     pub(super) fn allocate(
         &self,
-        device: &Arc<Recorder<D>>,
-        element: Element,
+        device: &Arc<CommandRecorder<D>>,
+        element: ElementType,
         len: usize,
     ) -> Result<CudaBuffer<D>, DeviceFault> {
         let bytes = buffer_bytes(device.precision(), element, len);
         self.cut(device, bytes)?.zeros(element, len)
     }
 
-    fn cut(&self, device: &Arc<Recorder<D>>, bytes: u64) -> Result<Place<D>, DeviceFault> {
+    fn cut(
+        &self,
+        device: &Arc<CommandRecorder<D>>,
+        bytes: u64,
+    ) -> Result<RegionOffset<D>, DeviceFault> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = current.as_mut().and_then(|current| current.cut(bytes)) {
             return Ok(place);
         }
-        let mut fresh = Reserve::new(device, bytes.max(REGION_BYTES_MIN), Purpose::Buffers)?;
+        let mut fresh =
+            RegionAllocator::new(device, bytes.max(REGION_BYTES_MIN), AllocationPurpose::Buffers)?;
         let place = fresh.cut(bytes).expect("it was made for as many at least");
         *current = Some(fresh);
         Ok(place)
@@ -236,43 +241,43 @@ impl<D: Device> Arena<D> {
 
 /// Memory that is reused by one operation after the other. What a claim names is there from its
 /// beginning; anything else grows to the largest one's need and stays.
-pub(super) struct Scratch<D: Device> {
-    slots: RefCell<[Option<Room<D>>; SLOT_COUNT]>,
+pub(super) struct ScratchMemory<D: Device> {
+    slots: RefCell<[Option<SlotMemory<D>>; SLOT_COUNT]>,
 }
 
 /// A slot's memory and its size.
-struct Room<D: Device> {
-    place: Place<D>,
+struct SlotMemory<D: Device> {
+    place: RegionOffset<D>,
     bytes: u64,
 }
 
-impl<D: Device> Room<D> {
-    fn start(&self) -> Address {
+impl<D: Device> SlotMemory<D> {
+    fn start(&self) -> DeviceAddress {
         self.place.region.start.plus(self.place.offset_bytes)
     }
 }
 
-impl<D: Device> Scratch<D> {
+impl<D: Device> ScratchMemory<D> {
     pub(super) fn new() -> Self {
         Self { slots: RefCell::new([const { None }; SLOT_COUNT]) }
     }
 
     /// Makes slots of these sizes out of a reserve that was made for them.
-    pub(super) fn reserve(&self, from: &mut Reserve<D>, slots: [u64; SLOT_COUNT]) {
+    pub(super) fn reserve(&self, from: &mut RegionAllocator<D>, slots: [u64; SLOT_COUNT]) {
         for (slot, bytes) in self.slots.borrow_mut().iter_mut().zip(slots) {
             let bytes = bytes.next_multiple_of(ALIGNMENT);
             let place = from.cut(bytes).expect("the reserve was made for it");
-            *slot = Some(Room { place, bytes });
+            *slot = Some(SlotMemory { place, bytes });
         }
     }
 
     /// At least so many bytes, whatever is in them.
     pub(super) fn take(
         &self,
-        device: &Arc<Recorder<D>>,
-        slot: Slot,
+        device: &Arc<CommandRecorder<D>>,
+        slot: ScratchSlot,
         bytes: usize,
-    ) -> Result<Address, DeviceFault> {
+    ) -> Result<DeviceAddress, DeviceFault> {
         let place = &mut self.slots.borrow_mut()[slot as usize];
         let bytes = bytes as u64;
         if let Some(room) = place
@@ -283,8 +288,8 @@ impl<D: Device> Scratch<D> {
         // The smaller one goes first: there may be no room for both.
         *place = None;
         let bytes = bytes.next_multiple_of(1 << 20);
-        let mut reserve = Reserve::new(device, bytes, Purpose::Scratch)?;
+        let mut reserve = RegionAllocator::new(device, bytes, AllocationPurpose::Scratch)?;
         let own = reserve.cut(bytes).expect("it was made for as many");
-        Ok(place.insert(Room { place: own, bytes }).start())
+        Ok(place.insert(SlotMemory { place: own, bytes }).start())
     }
 }

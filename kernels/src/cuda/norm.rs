@@ -6,8 +6,8 @@ use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use crate::backend::{Accumulate, Norm, NormGradient, Rows, View};
-use crate::scratch::{GROUP_ROWS, Slot, partials_len, sums_bytes};
+use crate::backend::{Accumulate, BufferView, Norm, NormGradient, RowsShape};
+use crate::scratch::{GROUP_ROWS, ScratchSlot, partials_len, sums_bytes};
 
 /// NORM_WARPS and BACKWARD_WARPS of `norm.cu`, in rows and in threads.
 const FORWARD_ROWS: usize = 4;
@@ -23,10 +23,10 @@ const fn epsilon(norm: Norm) -> f32 {
 pub(super) fn forward<D: Device>(
     device: &CudaBackend<D>,
     norm: Norm,
-    rows: Rows,
+    rows: RowsShape,
     x: &CudaBuffer<D>,
-    weight: &View<'_, CudaBuffer<D>>,
-    bias: Option<&View<'_, CudaBuffer<D>>>,
+    weight: &BufferView<'_, CudaBuffer<D>>,
+    bias: Option<&BufferView<'_, CudaBuffer<D>>>,
     y: &mut CudaBuffer<D>,
     statistics: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
@@ -50,7 +50,7 @@ pub(super) fn forward<D: Device>(
 }
 
 /// The operands of the gradient.
-pub(super) struct BackwardRows<'a, D: Device> {
+pub(super) struct NormBackwardOperands<'a, D: Device> {
     pub(super) gradient: &'a CudaBuffer<D>,
     pub(super) skip: Option<&'a CudaBuffer<D>>,
     pub(super) statistics: &'a CudaBuffer<D>,
@@ -60,12 +60,12 @@ pub(super) struct BackwardRows<'a, D: Device> {
 pub(super) fn backward_input<D: Device>(
     device: &CudaBackend<D>,
     norm: Norm,
-    rows: Rows,
-    weight: &View<'_, CudaBuffer<D>>,
-    operands: BackwardRows<'_, D>,
+    rows: RowsShape,
+    weight: &BufferView<'_, CudaBuffer<D>>,
+    operands: NormBackwardOperands<'_, D>,
     partials: &mut CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    let BackwardRows { gradient, skip, statistics, x_then_gradient } = operands;
+    let NormBackwardOperands { gradient, skip, statistics, x_then_gradient } = operands;
     let len = partials_len(norm, rows.width);
     assert_eq!(gradient.len(), rows.count * rows.width);
     assert!(skip.is_none_or(|skip| skip.len() == gradient.len()));
@@ -73,7 +73,7 @@ pub(super) fn backward_input<D: Device>(
     assert_eq!(statistics.len(), rows.count * norm.statistics_per_row());
     assert_eq!(partials.len(), len);
     let groups = rows.count.div_ceil(GROUP_ROWS);
-    let sums = device.scratch(Slot::Sums, sums_bytes(rows.count, len))?;
+    let sums = device.scratch(ScratchSlot::Sums, sums_bytes(rows.count, len))?;
     let arguments = Arguments::new()
         .address(gradient.rows())
         .address_if(skip.map(CudaBuffer::rows))

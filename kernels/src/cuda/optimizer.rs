@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::backend::{CudaBackend, CudaMatrix};
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use super::state_sums::Parts;
-use crate::backend::{AdamWNumbers, AdamWRun, LayerCandidate, MatrixPart, UpdateState};
+use super::state_sums::PartialSums;
+use crate::backend::{AdamWCoefficients, AdamWRange, LayerCandidate, MatrixPart, UpdateState};
 use crate::fingerprint::StateSums;
 use crate::scratch::{STEPPED_TENSOR_BYTES, SUMMED_PLACES};
 
@@ -19,8 +19,8 @@ const STRETCH_THREADS: usize = 256;
 const STRETCH_BLOCK: usize = SUMMED_PLACES;
 
 /// The structure `AdamW` of `optimizer.cu`.
-fn words(numbers: AdamWNumbers) -> [u32; 9] {
-    let AdamWNumbers {
+fn words(numbers: AdamWCoefficients) -> [u32; 9] {
+    let AdamWCoefficients {
         decay,
         beta1,
         beta1_rest,
@@ -37,15 +37,15 @@ fn words(numbers: AdamWNumbers) -> [u32; 9] {
 
 /// The structure `Stretch` of `optimizer.cu`, but for the number of its first block.
 pub(super) struct Stretch {
-    w: Option<Address>,
-    m: Address,
-    v: Address,
-    pub(super) g: Address,
-    to: Option<Address>,
-    form: Option<Address>,
+    w: Option<DeviceAddress>,
+    m: DeviceAddress,
+    v: DeviceAddress,
+    pub(super) g: DeviceAddress,
+    to: Option<DeviceAddress>,
+    form: Option<DeviceAddress>,
     /// Elements of the stretch, counted from the beginning of its layer.
     pub(super) range: Range<usize>,
-    numbers: AdamWNumbers,
+    numbers: AdamWCoefficients,
 }
 
 impl Stretch {
@@ -110,7 +110,7 @@ fn launch_summed<D: Device>(
     stretches: &[Stretch],
 ) -> Result<StateSums, DeviceFault> {
     let blocks = stretches.iter().map(Stretch::blocks).sum();
-    let parts = Parts::new(device, blocks)?;
+    let parts = PartialSums::new(device, blocks)?;
     let mut done = 0;
     for some in stretches.chunks(STRETCHES_MAX) {
         let (table, blocks) = table(some);
@@ -124,23 +124,23 @@ fn launch_summed<D: Device>(
 }
 
 /// Part of a layer: a matrix, with the address of its form if that is written too, or what lies between.
-struct Piece<'a> {
+struct LayerExtent<'a> {
     range: Range<usize>,
-    form: Option<Address>,
-    numbers: &'a AdamWNumbers,
+    form: Option<DeviceAddress>,
+    numbers: &'a AdamWCoefficients,
 }
 
 /// Runs in pieces, in order. None is empty.
 fn pieces<'a, D: Device>(
-    runs: &'a [AdamWRun],
+    runs: &'a [AdamWRange],
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
-) -> Vec<Piece<'a>> {
+) -> Vec<LayerExtent<'a>> {
     let mut pieces = Vec::new();
     let mut matrices = matrices.iter().peekable();
-    for AdamWRun { range, numbers } in runs {
+    for AdamWRange { range, numbers } in runs {
         let mut push = |range: Range<usize>, form| {
             if !range.is_empty() {
-                pieces.push(Piece { range, form, numbers });
+                pieces.push(LayerExtent { range, form, numbers });
             }
         };
         let mut done = range.start;
@@ -149,7 +149,7 @@ fn pieces<'a, D: Device>(
             assert!(done <= part.range.start, "matrices in order, each within a run");
             assert_eq!(part.range.len(), shape.outputs * shape.inputs);
             push(done..part.range.start, None);
-            push(part.range.clone(), Some(part.matrix.form.rows()));
+            push(part.range.clone(), Some(part.matrix.weights.rows()));
             done = part.range.end;
         }
         push(done..range.end, None);
@@ -158,12 +158,12 @@ fn pieces<'a, D: Device>(
     pieces
 }
 
-fn end(runs: &[AdamWRun]) -> usize {
+fn end(runs: &[AdamWRange]) -> usize {
     runs.last().map_or(0, |run| run.range.end)
 }
 
 /// Where the weights of a candidate go.
-pub(super) enum Candidate<'a, D: Device> {
+pub(super) enum CandidateTarget<'a, D: Device> {
     /// To the same places of another buffer, those of matrices as well.
     Beside(&'a CudaBuffer<D>),
     /// Those of no matrix, without gaps.
@@ -172,22 +172,22 @@ pub(super) enum Candidate<'a, D: Device> {
 
 pub(super) fn candidate<D: Device>(
     device: &CudaBackend<D>,
-    runs: &[AdamWRun],
+    runs: &[AdamWRange],
     state: &UpdateState<'_, CudaBuffer<D>>,
-    to: &Candidate<'_, D>,
+    to: &CandidateTarget<'_, D>,
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
 ) -> Result<(), DeviceFault> {
     let UpdateState { w, m, v, g } = state;
     assert!([w, m, v, g].into_iter().all(|part| end(runs) <= part.len()));
     let mut rest = 0;
-    let stretch = |Piece { range, form, numbers }: Piece<'_>| {
+    let stretch = |LayerExtent { range, form, numbers }: LayerExtent<'_>| {
         let to = match (to, form) {
-            (Candidate::Beside(buffer), _) => {
+            (CandidateTarget::Beside(buffer), _) => {
                 assert!(range.end <= buffer.len());
                 Some(buffer.floats(range.start))
             }
-            (Candidate::Rest(_), Some(_)) => None,
-            (Candidate::Rest(buffer), None) => {
+            (CandidateTarget::Rest(_), Some(_)) => None,
+            (CandidateTarget::Rest(buffer), None) => {
                 let start = rest;
                 rest += range.len();
                 assert!(rest <= buffer.len(), "there is room for what lies in no matrix");
@@ -224,7 +224,7 @@ pub(super) fn stepped<D: Device>(
         let form = part.map(|part| {
             assert!(range.end <= part.range.end, "a tensor lies in one matrix");
             let before = (range.start - part.range.start) * element;
-            Address(part.matrix.form.rows().0 + before as u64)
+            DeviceAddress(part.matrix.weights.rows().0 + before as u64)
         });
         let to = form.is_none().then(|| {
             let start = rest_done;
@@ -240,24 +240,24 @@ pub(super) fn stepped<D: Device>(
 }
 
 /// The parts of the state that are updated in place.
-pub(super) struct InPlace<'a, D: Device> {
+pub(super) struct InPlaceState<'a, D: Device> {
     /// The weights, if they are updated too.
     pub(super) w: Option<&'a CudaBuffer<D>>,
     pub(super) m: &'a CudaBuffer<D>,
     pub(super) v: &'a CudaBuffer<D>,
 }
 
-impl<D: Device> InPlace<'_, D> {
+impl<D: Device> InPlaceState<'_, D> {
     fn stretches(
         &self,
-        runs: &[AdamWRun],
+        runs: &[AdamWRange],
         g: &CudaBuffer<D>,
         matrices: &[MatrixPart<'_, CudaMatrix<D>>],
     ) -> Vec<Stretch> {
         let Self { w, m, v } = self;
         let all = [*m, *v, g].into_iter().chain(*w);
         assert!(all.into_iter().all(|part| end(runs) <= part.len()));
-        let stretch = |Piece { range, form, numbers }: Piece<'_>| {
+        let stretch = |LayerExtent { range, form, numbers }: LayerExtent<'_>| {
             let [m, v, g] = [*m, *v, g].map(|part| part.floats(range.start));
             let w = w.map(|w| w.floats(range.start));
             Stretch { w, m, v, g, to: None, form, range, numbers: *numbers }
@@ -268,9 +268,9 @@ impl<D: Device> InPlace<'_, D> {
 
 pub(super) fn in_place<D: Device>(
     device: &CudaBackend<D>,
-    runs: &[AdamWRun],
+    runs: &[AdamWRange],
     g: &CudaBuffer<D>,
-    state: &InPlace<'_, D>,
+    state: &InPlaceState<'_, D>,
     matrices: &[MatrixPart<'_, CudaMatrix<D>>],
 ) -> Result<(), DeviceFault> {
     launch(device, Kernel::AdamwInPlace, &state.stretches(runs, g, matrices))
@@ -279,9 +279,9 @@ pub(super) fn in_place<D: Device>(
 /// The same without matrices, and the sums of the state that it leaves.
 pub(super) fn in_place_summed<D: Device>(
     device: &CudaBackend<D>,
-    runs: &[AdamWRun],
+    runs: &[AdamWRange],
     g: &CudaBuffer<D>,
-    state: &InPlace<'_, D>,
+    state: &InPlaceState<'_, D>,
 ) -> Result<StateSums, DeviceFault> {
     let parts = [state.m, state.v].into_iter().chain(state.w);
     assert!(parts.into_iter().all(|part| end(runs) == part.len()), "runs cover the state");
@@ -289,6 +289,6 @@ pub(super) fn in_place_summed<D: Device>(
 }
 
 /// `range` as one run.
-pub(super) fn run(range: Range<usize>, numbers: AdamWNumbers) -> [AdamWRun; 1] {
-    [AdamWRun { range, numbers }]
+pub(super) fn run(range: Range<usize>, numbers: AdamWCoefficients) -> [AdamWRange; 1] {
+    [AdamWRange { range, numbers }]
 }

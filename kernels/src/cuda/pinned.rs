@@ -2,31 +2,31 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::device::{Address, Device, Stream};
+use super::device::{Device, DeviceAddress, Stream};
 use super::error::DeviceFault;
-use super::recorder::Recorder;
+use super::recorder::CommandRecorder;
 
 /// Memory of the host that a device copies by itself, given back when it is dropped.
-pub(super) struct Pinned<D: Device> {
-    device: Arc<Recorder<D>>,
-    start: Address,
+pub(super) struct PinnedMemory<D: Device> {
+    device: Arc<CommandRecorder<D>>,
+    start: DeviceAddress,
     bytes: u64,
 }
 
-impl<D: Device> Pinned<D> {
-    pub(super) fn new(device: &Arc<Recorder<D>>, bytes: u64) -> Result<Self, DeviceFault> {
+impl<D: Device> PinnedMemory<D> {
+    pub(super) fn new(device: &Arc<CommandRecorder<D>>, bytes: u64) -> Result<Self, DeviceFault> {
         let start = device.allocate_host(bytes)?;
         Ok(Self { device: device.clone(), start, bytes })
     }
 
     /// Where `range` of it begins.
-    pub(super) fn at(&self, start: u64, bytes: u64) -> Address {
+    pub(super) fn at(&self, start: u64, bytes: u64) -> DeviceAddress {
         assert!(start + bytes <= self.bytes, "within what was taken");
         self.start.plus(start)
     }
 }
 
-impl<D: Device> Drop for Pinned<D> {
+impl<D: Device> Drop for PinnedMemory<D> {
     fn drop(&mut self) {
         self.device.free_host(self.start);
     }
@@ -38,20 +38,20 @@ const SEGMENT_BYTES: u64 = 1 << 20;
 const SEGMENT_COUNT: usize = 16;
 
 /// A ring through which the host writes to a device, the same for all backends of one stream: it waits only where it is a lap ahead.
-pub(super) struct Staging<D: Device> {
+pub(super) struct UploadRing<D: Device> {
     /// Held for the few instructions of a copy into it.
-    ring: Mutex<Option<Ring<D>>>,
+    ring: Mutex<Option<RingMemory<D>>>,
 }
 
-struct Ring<D: Device> {
-    memory: Pinned<D>,
+struct RingMemory<D: Device> {
+    memory: PinnedMemory<D>,
     segment: usize,
     taken_bytes: u64,
     /// When the device has read each segment.
     read: [Option<D::Fence>; SEGMENT_COUNT],
 }
 
-impl<D: Device> Staging<D> {
+impl<D: Device> UploadRing<D> {
     pub(super) const fn new() -> Self {
         Self { ring: Mutex::new(None) }
     }
@@ -59,41 +59,45 @@ impl<D: Device> Staging<D> {
     /// Copies to the device, in its order of work. What is copied may change at once.
     pub(super) fn write(
         &self,
-        device: &Arc<Recorder<D>>,
+        device: &Arc<CommandRecorder<D>>,
         bytes: &[u8],
-        to: Address,
+        to: DeviceAddress,
     ) -> Result<(), DeviceFault> {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let ring = match &mut *ring {
             Some(ring) => ring,
-            none @ None => none.insert(Ring::new(device)?),
+            none @ None => none.insert(RingMemory::new(device)?),
         };
         let mut to = to;
         for piece in bytes.chunks(SEGMENT_BYTES as usize) {
             let len = piece.len() as u64;
-            let at = ring.room(device, len)?;
+            let at = ring.reserve(device, len)?;
             device.write_host(piece, at);
-            device.copy_in(Stream::Compute, at, to, len)?;
+            device.copy_from_host(Stream::Compute, at, to, len)?;
             to = to.plus(len);
         }
         Ok(())
     }
 }
 
-impl<D: Device> Ring<D> {
-    fn new(device: &Arc<Recorder<D>>) -> Result<Self, DeviceFault> {
-        let memory = Pinned::new(device, SEGMENT_BYTES * SEGMENT_COUNT as u64)?;
+impl<D: Device> RingMemory<D> {
+    fn new(device: &Arc<CommandRecorder<D>>) -> Result<Self, DeviceFault> {
+        let memory = PinnedMemory::new(device, SEGMENT_BYTES * SEGMENT_COUNT as u64)?;
         Ok(Self { memory, segment: 0, taken_bytes: 0, read: [const { None }; SEGMENT_COUNT] })
     }
 
     /// A place for so many bytes that nothing reads any more.
-    fn room(&mut self, device: &Recorder<D>, bytes: u64) -> Result<Address, DeviceFault> {
+    fn reserve(
+        &mut self,
+        device: &CommandRecorder<D>,
+        bytes: u64,
+    ) -> Result<DeviceAddress, DeviceFault> {
         if self.taken_bytes + bytes > SEGMENT_BYTES {
-            self.read[self.segment] = Some(device.fence(Stream::Compute)?);
+            self.read[self.segment] = Some(device.record_fence(Stream::Compute)?);
             self.segment = (self.segment + 1) % SEGMENT_COUNT;
             self.taken_bytes = 0;
             if let Some(read) = self.read[self.segment].take() {
-                device.reach(&read)?;
+                device.host_wait(&read)?;
             }
         }
         let start = self.segment as u64 * SEGMENT_BYTES + self.taken_bytes;

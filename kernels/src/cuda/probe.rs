@@ -1,26 +1,26 @@
 //! What a device is and has, found out before anything is compiled or kept.
 
-use super::cache::Cache;
+use super::cache::KernelCache;
 use super::compiler::Compiler;
+use super::cublas::library_version;
+use super::devices::{DeviceProperties, choose, devices, driver_version};
 use super::driver::CudaDevice;
 use super::error::{CacheWarning, CompileError, Library, OpenError};
 use super::library::require;
-use super::listing::{DeviceInfo, choose, devices, driver_version};
-use super::products::library_version;
-use super::source::{File, Precision, Unit};
+use super::source::{CompilationUnit, KernelFile, Precision};
 
 /// A device that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct DeviceProbe {
     /// What the driver reports of the device.
-    pub info: DeviceInfo,
+    pub info: DeviceProperties,
     /// The version of cublasLt, as the library counts: 130100 for 13.1.
     pub library_version: u64,
     /// Bytes of the device's memory that are free now.
     pub free_bytes: u64,
 }
 
-impl Probe {
+impl DeviceProbe {
     /// All that results depend on beside the run and this program: devices with the same class give the
     /// same bits.
     #[must_use]
@@ -35,12 +35,15 @@ impl Probe {
 ///
 /// # Errors
 /// If the compiler is not there or refuses a source.
-pub fn compile_kernels(probe: &Probe, cache: &Cache) -> Result<Option<CacheWarning>, CompileError> {
+pub fn compile_kernels(
+    probe: &DeviceProbe,
+    cache: &KernelCache,
+) -> Result<Option<CacheWarning>, CompileError> {
     let compiler = Compiler::find()?;
     let mut warning = None;
     for precision in Precision::ALL {
-        for file in File::ALL.into_iter().filter(|file| file.is_for(precision)) {
-            let unit = Unit { file, precision, architecture: probe.info.architecture };
+        for file in KernelFile::ALL.into_iter().filter(|file| file.is_for(precision)) {
+            let unit = CompilationUnit { file, precision, architecture: probe.info.architecture };
             warning = warning.or(cache.get(&compiler, &unit)?.warning);
         }
     }
@@ -51,7 +54,7 @@ pub fn compile_kernels(probe: &Probe, cache: &Cache) -> Result<Option<CacheWarni
 ///
 /// # Errors
 /// If something is missing, too old, absent or refused; each error names the remedy.
-pub fn probe(index: usize) -> Result<Probe, OpenError> {
+pub fn probe(index: usize) -> Result<DeviceProbe, OpenError> {
     let driver = driver_version()?;
     let info = choose(&devices()?, index)?.clone();
     let compiler = Compiler::find()?.version();
@@ -61,5 +64,5 @@ pub fn probe(index: usize) -> Result<Probe, OpenError> {
     }
     let device = CudaDevice::begin(info.clone(), Precision::F32)?;
     let free_bytes = device.memory()?.free_bytes;
-    Ok(Probe { info, library_version: library_version(), free_bytes })
+    Ok(DeviceProbe { info, library_version: library_version(), free_bytes })
 }

@@ -1,30 +1,30 @@
 //! A device whose commands are written down first, and issued when their results must be seen.
 //!
 //! Launches, products and copies wait here until a border: whatever the host reads or writes, memory that
-//! is given back, the end of an operation ([`Recorder::flush`]), or as many commands as a segment may have.
+//! is given back, the end of an operation ([`CommandRecorder::flush`]), or as many commands as a segment may have.
 //! Then they are issued in order, one by one or as a graph ([`super::segments`]). So nothing above knows of
 //! graphs, and nothing that waits can be overtaken.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::device::{Address, Command, Device, Product, Stream};
+use super::device::{Device, DeviceAddress, DeviceCommand, MatrixProduct, Stream};
 use super::error::DeviceFault;
 use super::kernel::{Kernel, Launch};
-use super::segments::{Decision, Limits, Segments};
+use super::segments::{GraphLimits, SegmentCache, SegmentDecision};
 use super::source::Precision;
 
 /// Whether segments that come again become graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Graphs {
+pub enum GraphMode {
     /// Each command is issued at once, by itself.
     Off,
     /// Segments that come again become graphs, within these limits.
-    On(Limits),
+    On(GraphLimits),
 }
 
-impl Graphs {
+impl GraphMode {
     /// The setting that training uses.
-    pub const PLAIN: Self = Self::On(Limits::PLAIN);
+    pub const DEFAULT: Self = Self::On(GraphLimits::DEFAULT);
 }
 
 /// Counts of how commands were issued.
@@ -43,32 +43,32 @@ pub struct GraphCounts {
 }
 
 /// A device behind the list of commands that wait for it.
-pub(super) struct Recorder<D: Device> {
+pub(super) struct CommandRecorder<D: Device> {
     device: Arc<D>,
     /// Held while the list is written or issued: memory may be given back on another thread than the one
     /// that computes.
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
 }
 
-struct State {
-    graphs: Option<(Segments, Limits)>,
-    commands: Vec<Command>,
+struct RecorderState {
+    graphs: Option<(SegmentCache, GraphLimits)>,
+    commands: Vec<DeviceCommand>,
     counts: GraphCounts,
     /// A fault that could not be returned where it occurred: the next flush returns it.
     fault: Option<DeviceFault>,
 }
 
-impl<D: Device> Recorder<D> {
-    pub(super) fn new(device: Arc<D>, graphs: Graphs) -> Self {
+impl<D: Device> CommandRecorder<D> {
+    pub(super) fn new(device: Arc<D>, graphs: GraphMode) -> Self {
         let graphs = match graphs {
-            Graphs::Off => None,
-            Graphs::On(limits) => Some((Segments::new(limits), limits)),
+            GraphMode::Off => None,
+            GraphMode::On(limits) => Some((SegmentCache::new(limits), limits)),
         };
         let (commands, counts) = (Vec::new(), GraphCounts::default());
-        Self { device, state: Mutex::new(State { graphs, commands, counts, fault: None }) }
+        Self { device, state: Mutex::new(RecorderState { graphs, commands, counts, fault: None }) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecorderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -81,7 +81,7 @@ impl<D: Device> Recorder<D> {
     fn flush_before(&self, stream: Stream) -> Result<(), DeviceFault> {
         match stream {
             Stream::Compute => self.flush(),
-            Stream::Out | Stream::In => Ok(()),
+            Stream::Download | Stream::Upload => Ok(()),
         }
     }
 
@@ -92,7 +92,7 @@ impl<D: Device> Recorder<D> {
         GraphCounts { held, ..state.counts }
     }
 
-    fn write_down(&self, command: Command) -> Result<(), DeviceFault> {
+    fn record(&self, command: DeviceCommand) -> Result<(), DeviceFault> {
         let mut state = self.state();
         let limit = state.graphs.as_ref().map_or(1, |(_, limits)| limits.commands_max);
         state.commands.push(command);
@@ -100,11 +100,11 @@ impl<D: Device> Recorder<D> {
     }
 }
 
-impl State {
+impl RecorderState {
     /// From now on all commands are issued one by one.
-    fn forget_graphs<D: Device>(&mut self, device: &D) {
+    fn destroy_graphs<D: Device>(&mut self, device: &D) {
         if let Some((segments, _)) = self.graphs.take() {
-            segments.into_graphs().for_each(|graph| device.forget(graph));
+            segments.into_graphs().for_each(|graph| device.destroy_graph(graph));
         }
     }
 
@@ -117,7 +117,7 @@ impl State {
             return Ok(());
         }
         let commands = std::mem::take(&mut self.commands);
-        let told = self.tell(device, &commands);
+        let told = self.issue_segment(device, &commands);
         // The list keeps its memory.
         self.commands = commands;
         self.commands.clear();
@@ -126,74 +126,82 @@ impl State {
 
     /// Moments are noted where an operation begins and ends, and in a timed turn for each layer, each in a
     /// place of its own. What lies between two of an operation comes again without them.
-    fn tell<D: Device>(&mut self, device: &D, commands: &[Command]) -> Result<(), DeviceFault> {
-        let first = commands.iter().position(|command| !is_moment(command));
-        let last = commands.iter().rposition(|command| !is_moment(command));
+    fn issue_segment<D: Device>(
+        &mut self,
+        device: &D,
+        commands: &[DeviceCommand],
+    ) -> Result<(), DeviceFault> {
+        let first = commands.iter().position(|command| !is_timestamp(command));
+        let last = commands.iter().rposition(|command| !is_timestamp(command));
         let work = first.zip(last).map_or(0..0, |(first, last)| first..last + 1);
         self.issue(device, &commands[..work.start])?;
-        self.tell_work(device, &commands[work.clone()])?;
+        self.issue_or_replay(device, &commands[work.clone()])?;
         self.issue(device, &commands[work.end..])
     }
 
-    fn issue<D: Device>(&mut self, device: &D, commands: &[Command]) -> Result<(), DeviceFault> {
-        self.counts.issued += commands.len() as u64;
-        commands.iter().try_for_each(|command| command.tell(device))
-    }
-
-    fn tell_work<D: Device>(
+    fn issue<D: Device>(
         &mut self,
         device: &D,
-        commands: &[Command],
+        commands: &[DeviceCommand],
+    ) -> Result<(), DeviceFault> {
+        self.counts.issued += commands.len() as u64;
+        commands.iter().try_for_each(|command| command.issue(device))
+    }
+
+    fn issue_or_replay<D: Device>(
+        &mut self,
+        device: &D,
+        commands: &[DeviceCommand],
     ) -> Result<(), DeviceFault> {
         if let Some((segments, _)) = &mut self.graphs
-            && !commands.iter().any(is_moment)
+            && !commands.iter().any(is_timestamp)
         {
             let mut words = Vec::new();
             commands.iter().for_each(|command| command.write_words(&mut words));
             match segments.decide(commands.len(), &words) {
-                Decision::Replay(graph) => {
+                SegmentDecision::Replay(graph) => {
                     self.counts.replayed += 1;
                     return device.replay(graph);
                 }
-                Decision::Capture => {
+                SegmentDecision::Capture => {
                     if let Some(graph) = device.capture(commands)? {
                         self.counts.captured += 1;
                         self.counts.replayed += 1;
-                        if let Some(gone) = segments.keep(words, graph) {
-                            device.forget(gone);
+                        if let Some(gone) = segments.insert(words, graph) {
+                            device.destroy_graph(gone);
                         }
                         return device.replay(graph);
                     }
                     self.counts.refused += 1;
-                    self.forget_graphs(device);
+                    self.destroy_graphs(device);
                 }
-                Decision::Issue => {}
+                SegmentDecision::Issue => {}
             }
         }
         self.issue(device, commands)
     }
 }
 
-fn is_moment(command: &Command) -> bool {
+fn is_timestamp(command: &DeviceCommand) -> bool {
     match command {
-        Command::Launch(launch) => launch.kernel == Kernel::Stamp,
-        Command::Multiply(_) | Command::Copy { .. } => false,
+        DeviceCommand::Launch(launch) => launch.kernel == Kernel::Stamp,
+        DeviceCommand::Multiply(_) | DeviceCommand::Copy { .. } => false,
     }
 }
 
-impl<D: Device> Device for Recorder<D> {
+impl<D: Device> Device for CommandRecorder<D> {
     type Fence = D::Fence;
 
     fn precision(&self) -> Precision {
         self.device.precision()
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault> {
+    fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
         self.device.allocate(bytes)
     }
 
     /// Commands that wait may use the memory, so they are issued first.
-    fn free(&self, address: Address) {
+    fn free(&self, address: DeviceAddress) {
         let mut state = self.state();
         if let Err(fault) = state.flush(&*self.device) {
             state.fault = Some(fault);
@@ -201,96 +209,96 @@ impl<D: Device> Device for Recorder<D> {
         self.device.free(address);
     }
 
-    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+    fn zero(&self, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
         self.flush()?;
         self.device.zero(to, bytes)
     }
 
-    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+    fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
         self.device.allocate_host(bytes)
     }
 
-    fn free_host(&self, address: Address) {
+    fn free_host(&self, address: DeviceAddress) {
         self.device.free_host(address);
     }
 
-    fn write_host(&self, from: &[u8], to: Address) {
+    fn write_host(&self, from: &[u8], to: DeviceAddress) {
         self.device.write_host(from, to);
     }
 
-    fn read_host(&self, from: Address, to: &mut [u8]) {
+    fn read_host(&self, from: DeviceAddress, to: &mut [u8]) {
         self.device.read_host(from, to);
     }
 
-    fn copy_from(
+    fn copy_from_peer(
         &self,
         other: &Self,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         self.flush()?;
-        self.device.copy_from(&other.device, from, to, bytes)
+        self.device.copy_from_peer(&other.device, from, to, bytes)
     }
 
-    fn copy_out(
+    fn copy_to_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         self.flush_before(stream)?;
-        self.device.copy_out(stream, from, to, bytes)
+        self.device.copy_to_host(stream, from, to, bytes)
     }
 
-    fn copy_in(
+    fn copy_from_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         self.flush_before(stream)?;
-        self.device.copy_in(stream, from, to, bytes)
+        self.device.copy_from_host(stream, from, to, bytes)
     }
 
-    fn fence(&self, stream: Stream) -> Result<D::Fence, DeviceFault> {
+    fn record_fence(&self, stream: Stream) -> Result<D::Fence, DeviceFault> {
         self.flush_before(stream)?;
-        self.device.fence(stream)
+        self.device.record_fence(stream)
     }
 
-    fn follow(&self, stream: Stream, fence: &D::Fence) -> Result<(), DeviceFault> {
+    fn stream_wait(&self, stream: Stream, fence: &D::Fence) -> Result<(), DeviceFault> {
         self.flush_before(stream)?;
-        self.device.follow(stream, fence)
+        self.device.stream_wait(stream, fence)
     }
 
-    fn reach(&self, fence: &D::Fence) -> Result<(), DeviceFault> {
-        self.device.reach(fence)
+    fn host_wait(&self, fence: &D::Fence) -> Result<(), DeviceFault> {
+        self.device.host_wait(fence)
     }
 
-    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+    fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), DeviceFault> {
         self.flush()?;
         self.device.read(from, to)
     }
 
-    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
-        self.write_down(Command::Copy { from, to, bytes })
+    fn copy(&self, from: DeviceAddress, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
+        self.record(DeviceCommand::Copy { from, to, bytes })
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
-        self.write_down(Command::Launch(launch.clone()))
+        self.record(DeviceCommand::Launch(launch.clone()))
     }
 
-    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
-        self.write_down(Command::Multiply(*product))
+    fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault> {
+        self.record(DeviceCommand::Multiply(*product))
     }
 }
 
-impl<D: Device> Drop for Recorder<D> {
+impl<D: Device> Drop for CommandRecorder<D> {
     /// What still waits is about memory that nobody can read any more; graphs go with their owner.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.forget_graphs(&*self.device);
+        state.destroy_graphs(&*self.device);
     }
 }

@@ -8,13 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use super::device::{Command, GraphId, Product, ProductKind};
+use super::device::{DeviceCommand, GraphId, MatrixProduct, ProductKind};
 use super::kernel::Launch;
 use crate::fingerprint::{GOLDEN, mix};
 
 /// How many graphs and hashes are kept, and which segments are worth a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct GraphLimits {
     /// Graphs at once. Beyond it one that was not used for [`STALE`] times as many segments goes; while
     /// all are in use, further segments stay what they are.
     pub graphs: usize,
@@ -27,10 +27,10 @@ pub struct Limits {
     pub commands_max: usize,
 }
 
-impl Limits {
+impl GraphLimits {
     /// A stage of a dozen layers with a dozen passes alive has some two hundred segments. A graph of
     /// sixty commands takes some ten thousand bytes of a device.
-    pub const PLAIN: Self = Self { graphs: 512, seen: 4096, commands_min: 8, commands_max: 64 };
+    pub const DEFAULT: Self = Self { graphs: 512, seen: 4096, commands_min: 8, commands_max: 64 };
 }
 
 /// If more segments come in turn than there may be graphs, those that are kept must stay: one that goes
@@ -39,10 +39,10 @@ pub const STALE: u64 = 4;
 
 /// What to do with a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum SegmentDecision {
     /// Issue its commands one by one.
     Issue,
-    /// Make it a graph, record that by [`Segments::keep`], and start the graph.
+    /// Make it a graph, record that by [`SegmentCache::insert`], and start the graph.
     Capture,
     /// Start this graph.
     Replay(GraphId),
@@ -50,7 +50,7 @@ pub enum Decision {
 
 /// A segment that is a graph.
 #[derive(Debug)]
-struct Kept {
+struct CapturedSegment {
     words: Vec<u64>,
     graph: GraphId,
     used_at: u64,
@@ -58,102 +58,103 @@ struct Kept {
 
 /// The segments that were seen so far, and those that are graphs.
 #[derive(Debug)]
-pub struct Segments {
-    limits: Limits,
+pub struct SegmentCache {
+    limits: GraphLimits,
     /// The moment at which each segment was seen, by its hash.
     seen: BTreeMap<u128, u64>,
     /// Which segment was seen at a moment, oldest first.
     oldest: BTreeMap<u64, u128>,
     /// By hash. Of two segments with one hash the first is kept.
-    kept: BTreeMap<u128, Kept>,
+    captured: BTreeMap<u128, CapturedSegment>,
     /// Which segment's graph was used at a moment, longest ago first.
     used: BTreeMap<u64, u128>,
-    moment: u64,
+    tick: u64,
 }
 
-impl Segments {
+impl SegmentCache {
     /// No segments so far.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: GraphLimits) -> Self {
         let (seen, oldest) = (BTreeMap::new(), BTreeMap::new());
         let (kept, used) = (BTreeMap::new(), BTreeMap::new());
-        Self { limits, seen, oldest, kept, used, moment: 0 }
+        Self { limits, seen, oldest, captured: kept, used, tick: 0 }
     }
 
     /// Decides what to do with a segment of `count` commands, which `words` encode.
-    pub fn decide(&mut self, count: usize, words: &[u64]) -> Decision {
+    pub fn decide(&mut self, count: usize, words: &[u64]) -> SegmentDecision {
         if count < self.limits.commands_min {
-            return Decision::Issue;
+            return SegmentDecision::Issue;
         }
-        self.moment += 1;
+        self.tick += 1;
         let hash = hash(words);
-        if let Some(kept) = self.kept.get_mut(&hash) {
+        if let Some(kept) = self.captured.get_mut(&hash) {
             if kept.words != words {
-                return Decision::Issue;
+                return SegmentDecision::Issue;
             }
             self.used.remove(&kept.used_at);
-            self.used.insert(self.moment, hash);
-            kept.used_at = self.moment;
-            return Decision::Replay(kept.graph);
+            self.used.insert(self.tick, hash);
+            kept.used_at = self.tick;
+            return SegmentDecision::Replay(kept.graph);
         }
         if let Some(at) = self.seen.remove(&hash) {
             self.oldest.remove(&at);
-            if self.has_room() {
-                return Decision::Capture;
+            if self.has_capacity() {
+                return SegmentDecision::Capture;
             }
         }
-        self.seen.insert(hash, self.moment);
-        self.oldest.insert(self.moment, hash);
+        self.seen.insert(hash, self.tick);
+        self.oldest.insert(self.tick, hash);
         if self.seen.len() > self.limits.seen
             && let Some((_, oldest)) = self.oldest.pop_first()
         {
             self.seen.remove(&oldest);
         }
-        Decision::Issue
+        SegmentDecision::Issue
     }
 
     /// Whether there may be another graph, in place of one that is no longer used if need be.
-    fn has_room(&self) -> bool {
-        self.kept.len() < self.limits.graphs || self.stale().is_some()
+    fn has_capacity(&self) -> bool {
+        self.captured.len() < self.limits.graphs || self.stale().is_some()
     }
 
     /// The graph that was used longest ago, if it was not used for long.
     fn stale(&self) -> Option<(u64, u128)> {
         let (used_at, hash) = self.used.first_key_value()?;
-        let since = self.moment - used_at;
+        let since = self.tick - used_at;
         (since > STALE * self.limits.graphs as u64).then_some((*used_at, *hash))
     }
 
-    /// Keeps the graph that was made of a segment after [`Decision::Capture`]; returns one that has to go
+    /// Keeps the graph that was made of a segment after [`SegmentDecision::Capture`]; returns one that has to go
     /// for it.
     ///
     /// # Panics
     /// If the segment has one already, or there is no room.
-    pub fn keep(&mut self, words: Vec<u64>, graph: GraphId) -> Option<GraphId> {
-        assert!(self.has_room(), "a capture is decided where there is room");
+    pub fn insert(&mut self, words: Vec<u64>, graph: GraphId) -> Option<GraphId> {
+        assert!(self.has_capacity(), "a capture is decided where there is room");
         let mut gone = None;
-        if self.kept.len() >= self.limits.graphs
+        if self.captured.len() >= self.limits.graphs
             && let Some((used_at, unused)) = self.stale()
         {
             self.used.remove(&used_at);
-            gone = self.kept.remove(&unused).map(|kept| kept.graph);
+            gone = self.captured.remove(&unused).map(|kept| kept.graph);
         }
         let hash = hash(&words);
-        self.used.insert(self.moment, hash);
-        let before = self.kept.insert(hash, Kept { graph, used_at: self.moment, words });
+        self.used.insert(self.tick, hash);
+        let before =
+            self.captured.insert(hash, CapturedSegment { graph, used_at: self.tick, words });
         assert!(before.is_none(), "a segment is captured once");
         gone
     }
 
     /// All graphs that are kept.
     pub fn into_graphs(self) -> impl Iterator<Item = GraphId> {
-        self.kept.into_values().map(|kept| kept.graph)
+        self.captured.into_values().map(|kept| kept.graph)
     }
 
     /// The number of graphs that are kept.
     #[must_use]
     pub fn graphs(&self) -> usize {
-        self.kept.len()
+        self.captured.len()
     }
 }
 
@@ -167,7 +168,7 @@ fn hash(words: &[u64]) -> u128 {
     u128::from(chain(1)) << 64 | u128::from(chain(0x0123_4567_89ab_cdef))
 }
 
-impl Command {
+impl DeviceCommand {
     /// Appends the words that encode the command. No two lists of commands have the same words.
     pub fn write_words(&self, words: &mut Vec<u64>) {
         match self {
@@ -178,7 +179,8 @@ impl Command {
                 arguments.write_words(words);
             }
             Self::Multiply(product) => {
-                let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
+                let MatrixProduct { kind, rows, outputs, inputs, left, right, result, addend } =
+                    *product;
                 let kind = match kind {
                     ProductKind::Forward => 0,
                     ProductKind::Input => 1,
@@ -199,10 +201,10 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::device::Address;
+    use crate::cuda::device::DeviceAddress;
     use crate::cuda::kernel::{Arguments, Kernel};
 
-    const SMALL: Limits = Limits { graphs: 3, seen: 4, commands_min: 2, commands_max: 8 };
+    const SMALL: GraphLimits = GraphLimits { graphs: 3, seen: 4, commands_min: 2, commands_max: 8 };
 
     fn words(number: u64) -> Vec<u64> {
         vec![7, number, number ^ 3]
@@ -210,66 +212,73 @@ mod tests {
 
     #[test]
     fn a_segment_is_issued_then_captured_then_replayed() {
-        let mut segments = Segments::new(SMALL);
-        assert_eq!(segments.decide(2, &words(1)), Decision::Issue);
-        assert_eq!(segments.decide(2, &words(1)), Decision::Capture);
-        assert_eq!(segments.keep(words(1), GraphId(5)), None);
+        let mut segments = SegmentCache::new(SMALL);
+        assert_eq!(segments.decide(2, &words(1)), SegmentDecision::Issue);
+        assert_eq!(segments.decide(2, &words(1)), SegmentDecision::Capture);
+        assert_eq!(segments.insert(words(1), GraphId(5)), None);
         for _ in 0..3 {
-            assert_eq!(segments.decide(2, &words(1)), Decision::Replay(GraphId(5)));
+            assert_eq!(segments.decide(2, &words(1)), SegmentDecision::Replay(GraphId(5)));
         }
-        assert_eq!(segments.decide(2, &words(2)), Decision::Issue, "other words");
+        assert_eq!(segments.decide(2, &words(2)), SegmentDecision::Issue, "other words");
         assert_eq!((segments.graphs(), segments.seen.len()), (1, 1));
     }
 
     #[test]
     fn a_graph_is_not_started_for_few_commands() {
-        let mut segments = Segments::new(SMALL);
+        let mut segments = SegmentCache::new(SMALL);
         for _ in 0..4 {
-            assert_eq!(segments.decide(1, &words(1)), Decision::Issue);
+            assert_eq!(segments.decide(1, &words(1)), SegmentDecision::Issue);
         }
         assert_eq!(segments.seen.len(), 0);
     }
 
     #[test]
     fn what_never_comes_again_is_forgotten() {
-        let mut segments = Segments::new(SMALL);
+        let mut segments = SegmentCache::new(SMALL);
         for number in 0..100 {
-            assert_eq!(segments.decide(2, &words(number)), Decision::Issue);
+            assert_eq!(segments.decide(2, &words(number)), SegmentDecision::Issue);
             assert!(segments.seen.len() <= SMALL.seen);
         }
-        assert_eq!(segments.decide(2, &words(96)), Decision::Capture, "one of the last four");
-        assert_eq!(segments.decide(2, &words(95)), Decision::Issue, "the fifth");
+        assert_eq!(
+            segments.decide(2, &words(96)),
+            SegmentDecision::Capture,
+            "one of the last four"
+        );
+        assert_eq!(segments.decide(2, &words(95)), SegmentDecision::Issue, "the fifth");
     }
 
-    fn make(segments: &mut Segments, number: u64) -> Option<GraphId> {
-        assert_eq!(segments.decide(2, &words(number)), Decision::Issue);
-        assert_eq!(segments.decide(2, &words(number)), Decision::Capture);
-        segments.keep(words(number), GraphId(number))
+    fn make(segments: &mut SegmentCache, number: u64) -> Option<GraphId> {
+        assert_eq!(segments.decide(2, &words(number)), SegmentDecision::Issue);
+        assert_eq!(segments.decide(2, &words(number)), SegmentDecision::Capture);
+        segments.insert(words(number), GraphId(number))
     }
 
     #[test]
     fn a_graph_that_was_not_used_for_long_goes() {
-        let mut segments = Segments::new(SMALL);
+        let mut segments = SegmentCache::new(SMALL);
         (0..3).for_each(|number| assert_eq!(make(&mut segments, number), None));
         // Number 1 is the one that is not used.
         for _ in 0..STALE * 3 / 2 {
-            assert_eq!(segments.decide(2, &words(0)), Decision::Replay(GraphId(0)));
-            assert_eq!(segments.decide(2, &words(2)), Decision::Replay(GraphId(2)));
+            assert_eq!(segments.decide(2, &words(0)), SegmentDecision::Replay(GraphId(0)));
+            assert_eq!(segments.decide(2, &words(2)), SegmentDecision::Replay(GraphId(2)));
         }
         assert_eq!(make(&mut segments, 3), Some(GraphId(1)));
         assert_eq!(segments.graphs(), SMALL.graphs);
-        assert_eq!(segments.decide(2, &words(0)), Decision::Replay(GraphId(0)));
-        assert_eq!(segments.decide(2, &words(1)), Decision::Issue, "it is gone");
+        assert_eq!(segments.decide(2, &words(0)), SegmentDecision::Replay(GraphId(0)));
+        assert_eq!(segments.decide(2, &words(1)), SegmentDecision::Issue, "it is gone");
     }
 
     #[test]
     fn more_segments_than_graphs_in_turn_leave_the_graphs_alone() {
-        let mut segments = Segments::new(SMALL);
+        let mut segments = SegmentCache::new(SMALL);
         (0..3).for_each(|number| assert_eq!(make(&mut segments, number), None));
         for _ in 0..20 {
             for number in 0..7 {
-                let expected =
-                    if number < 3 { Decision::Replay(GraphId(number)) } else { Decision::Issue };
+                let expected = if number < 3 {
+                    SegmentDecision::Replay(GraphId(number))
+                } else {
+                    SegmentDecision::Issue
+                };
                 assert_eq!(segments.decide(2, &words(number)), expected);
             }
         }
@@ -278,7 +287,7 @@ mod tests {
     /// Against a model that keeps everything: a replay is always of the same words.
     #[test]
     fn a_replay_is_of_exactly_what_was_captured() {
-        let mut segments = Segments::new(SMALL);
+        let mut segments = SegmentCache::new(SMALL);
         let mut captured: BTreeMap<GraphId, Vec<u64>> = BTreeMap::new();
         let mut next = 0;
         let mut replays = 0;
@@ -287,16 +296,16 @@ mod tests {
             let number = draw / 500 + mix(draw) % (1 + mix(draw + 1) % 12);
             let words = words(number);
             match segments.decide(2, &words) {
-                Decision::Issue => {}
-                Decision::Capture => {
+                SegmentDecision::Issue => {}
+                SegmentDecision::Capture => {
                     next += 1;
-                    let gone = segments.keep(words.clone(), GraphId(next));
+                    let gone = segments.insert(words.clone(), GraphId(next));
                     if let Some(gone) = gone {
                         captured.remove(&gone).expect("a graph goes once");
                     }
                     captured.insert(GraphId(next), words);
                 }
-                Decision::Replay(graph) => {
+                SegmentDecision::Replay(graph) => {
                     assert_eq!(captured.get(&graph), Some(&words));
                     replays += 1;
                 }
@@ -309,7 +318,7 @@ mod tests {
 
     /// Every command of a small world has words of its own, and so has every list of two.
     #[test]
-    fn words_tell_commands_apart() {
+    fn commands_have_different_words() {
         let mut commands = Vec::new();
         for arguments in [
             Arguments::new(),
@@ -322,7 +331,7 @@ mod tests {
             for (grid, threads, shared) in [([1, 2], 3, 0), ([2, 1], 3, 0), ([1, 2], 3, 4)] {
                 for kernel in [Kernel::Rotate, Kernel::AddFloats] {
                     let launch = Launch::blocks(kernel, grid, threads, arguments.clone());
-                    commands.push(Command::Launch(launch.with_shared_bytes(shared)));
+                    commands.push(DeviceCommand::Launch(launch.with_shared_bytes(shared)));
                 }
             }
         }
@@ -334,18 +343,30 @@ mod tests {
         ];
         for kind in kinds {
             for [a, b, c] in [[1, 2, 3], [2, 1, 3], [1, 3, 2]] {
-                let [left, right, result] = [a, b, c].map(|at| Address(at as u64));
+                let [left, right, result] = [a, b, c].map(|at| DeviceAddress(at as u64));
                 for (rows, outputs, inputs) in [(1, 1, 1), (a, b, c)] {
                     for addend in [None, Some(left)] {
-                        let product =
-                            Product { kind, rows, outputs, inputs, left, right, result, addend };
-                        commands.push(Command::Multiply(product));
+                        let product = MatrixProduct {
+                            kind,
+                            rows,
+                            outputs,
+                            inputs,
+                            left,
+                            right,
+                            result,
+                            addend,
+                        };
+                        commands.push(DeviceCommand::Multiply(product));
                     }
                 }
             }
         }
         for (from, to, bytes) in [(1, 2, 3), (2, 1, 3), (1, 2, 4)] {
-            commands.push(Command::Copy { from: Address(from), to: Address(to), bytes });
+            commands.push(DeviceCommand::Copy {
+                from: DeviceAddress(from),
+                to: DeviceAddress(to),
+                bytes,
+            });
         }
         let mut found = std::collections::BTreeSet::new();
         let mut lists = 0;

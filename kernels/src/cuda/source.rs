@@ -17,7 +17,7 @@ impl Precision {
 
 /// A file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum File {
+pub enum KernelFile {
     /// Embeddings of tokens and positions.
     Embed,
     /// Normalisations, forward and backward.
@@ -43,7 +43,7 @@ pub enum File {
 /// The text that every source begins with.
 pub const PRELUDE: &str = include_str!("../../cu/prelude.cuh");
 
-impl File {
+impl KernelFile {
     /// All files of kernels.
     pub const ALL: [Self; 10] = [
         Self::Embed,
@@ -108,16 +108,16 @@ impl File {
 
 /// One compilation: its file, its type of activations and its architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Unit {
+pub struct CompilationUnit {
     /// The file that is compiled.
-    pub file: File,
+    pub file: KernelFile,
     /// The type of activations that it is compiled for.
     pub precision: Precision,
     /// The compute capability that it is compiled for.
     pub architecture: Architecture,
 }
 
-impl Unit {
+impl CompilationUnit {
     /// The compiler's options. Multiply-adds are fused where a source calls `fmaf` and nowhere else;
     /// division and square root are rounded as IEEE 754 prescribes, and denormal numbers kept.
     #[must_use]

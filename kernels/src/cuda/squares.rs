@@ -7,23 +7,23 @@
 //! memory is read at its own speed. The candidate of a layer can be computed in the same pass.
 
 use super::backend::{CudaBackend, CudaMatrix, floats};
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
 use super::optimizer::{self, Stretch};
-use crate::backend::{LayerCandidate, SquareSum, View};
-use crate::scratch::{PIECE, SQUARES_BYTES, Slot, TENSOR_BYTES};
+use crate::backend::{BufferView, LayerCandidate, SquareSum};
+use crate::scratch::{PIECE, SQUARES_BYTES, ScratchSlot, TENSOR_BYTES};
 
 /// SQUARE_THREADS of `optimizer.cu`.
 const THREADS: usize = 256;
 
 pub(super) fn sum_squares<D: Device>(
     device: &CudaBackend<D>,
-    tensors: &[View<'_, CudaBuffer<D>>],
+    tensors: &[BufferView<'_, CudaBuffer<D>>],
 ) -> Result<Vec<SquareSum>, DeviceFault> {
     let extents = tensors.iter().map(|tensor| (floats(tensor), tensor.range.len())).collect();
-    Squares { extents, more: Vec::new() }.sum(device)
+    SquareSumBatch { extents, more: Vec::new() }.sum(device)
 }
 
 /// The sums of squares of all tensors of `layers`, and the candidates of these.
@@ -34,34 +34,34 @@ pub(super) fn with_candidates<D: Device>(
     let stepped: Vec<_> =
         layers.iter().flat_map(|layer| optimizer::stepped(device, layer)).collect();
     let extents = stepped.iter().map(|tensor| (tensor.g, tensor.range.len())).collect();
-    Squares { extents, more: stepped }.sum(device)
+    SquareSumBatch { extents, more: stepped }.sum(device)
 }
 
 /// Tensors to be summed, and what else is done with all of them, if anything is.
-struct Squares {
-    extents: Vec<(Address, usize)>,
+struct SquareSumBatch {
+    extents: Vec<(DeviceAddress, usize)>,
     more: Vec<Stretch>,
 }
 
-impl Squares {
+impl SquareSumBatch {
     fn sum<D: Device>(&self, device: &CudaBackend<D>) -> Result<Vec<SquareSum>, DeviceFault> {
         let count = self.extents.len();
         if count == 0 {
             return Ok(Vec::new());
         }
         let (list, pieces) = self.list();
-        let to = device.scratch(Slot::Lists, list.len())?;
+        let to = device.scratch(ScratchSlot::Lists, list.len())?;
         device.write(&list, to)?;
-        let of_pieces = device.scratch(Slot::Sums, pieces * SQUARES_BYTES)?;
+        let of_pieces = device.scratch(ScratchSlot::Sums, pieces * SQUARES_BYTES)?;
         let (kernel, from) = if self.more.is_empty() {
             (Kernel::PieceSquares, to)
         } else {
-            (Kernel::PieceSquaresStepped, Address(to.0 + (count * TENSOR_BYTES) as u64))
+            (Kernel::PieceSquaresStepped, DeviceAddress(to.0 + (count * TENSOR_BYTES) as u64))
         };
         let arguments = Arguments::new().address(from).size(count).address(of_pieces);
         device.launch(&Launch::blocks(kernel, [pieces, 1], THREADS, arguments))?;
         let mut bytes = vec![0u8; count * SQUARES_BYTES];
-        let results = device.scratch(Slot::Results, bytes.len())?;
+        let results = device.scratch(ScratchSlot::Results, bytes.len())?;
         let arguments = Arguments::new().address(to).address(of_pieces).address(results);
         device.launch(&Launch::blocks(Kernel::TensorSquares, [count, 1], THREADS, arguments))?;
         device.device().read(results, &mut bytes)?;
@@ -69,7 +69,7 @@ impl Squares {
         Ok(results.iter().map(square_sum).collect())
     }
 
-    /// The structures `Tensor` of all tensors, then their structures `SteppedTensor`, and how many pieces
+    /// The structures `DeviceTensor` of all tensors, then their structures `SteppedTensor`, and how many pieces
     /// they have.
     fn list(&self) -> (Vec<u8>, usize) {
         let (mut list, mut firsts, mut pieces) = (Vec::new(), Vec::new(), 0);

@@ -4,42 +4,45 @@
 //! the host, which reads them when it needs them.
 
 use super::backend::CudaBackend;
-use super::device::{Address, Device};
+use super::device::{Device, DeviceAddress};
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::losses;
 use super::memory::CudaBuffer;
 use crate::fingerprint::StateSums;
-use crate::scratch::{STATE_SUMS_BYTES, SUMMED_PLACES, Slot};
+use crate::scratch::{STATE_SUMS_BYTES, SUMMED_PLACES, ScratchSlot};
 
 /// STATE_THREADS of `optimizer.cu`, of which each has four places.
 const THREADS: usize = SUMMED_PLACES / 4;
 
 /// Room for what blocks leave.
-pub(super) struct Parts {
-    start: Address,
+pub(super) struct PartialSums {
+    start: DeviceAddress,
     count: usize,
 }
 
-impl Parts {
+impl PartialSums {
     pub(super) fn new<D: Device>(
         device: &CudaBackend<D>,
         count: usize,
     ) -> Result<Self, DeviceFault> {
-        Ok(Self { start: device.scratch(Slot::Sums, count.max(1) * STATE_SUMS_BYTES)?, count })
+        Ok(Self {
+            start: device.scratch(ScratchSlot::Sums, count.max(1) * STATE_SUMS_BYTES)?,
+            count,
+        })
     }
 
     /// Where the blocks behind `done` others begin.
-    pub(super) fn from(&self, done: usize) -> Address {
-        Address(self.start.0 + (done * STATE_SUMS_BYTES) as u64)
+    pub(super) fn from(&self, done: usize) -> DeviceAddress {
+        DeviceAddress(self.start.0 + (done * STATE_SUMS_BYTES) as u64)
     }
 
     /// The sum of all parts, later.
     pub(super) fn add<D: Device>(self, device: &CudaBackend<D>) -> Result<StateSums, DeviceFault> {
-        let sums = device.scratch(Slot::Results, STATE_SUMS_BYTES)?;
+        let sums = device.scratch(ScratchSlot::Results, STATE_SUMS_BYTES)?;
         let arguments = Arguments::new().address(self.start).count(self.count).address(sums);
         device.launch(&Launch::blocks(Kernel::AddStateSums, [1, 1], THREADS, arguments))?;
-        losses::hold_sums(device, sums)
+        losses::pending_sums(device, sums)
     }
 }
 
@@ -51,7 +54,7 @@ pub(super) fn of_state<D: Device>(
     let count = state[0].len();
     assert!(state.iter().all(|part| part.len() == count), "moments are as long as weights");
     let blocks = count.div_ceil(SUMMED_PLACES);
-    let parts = Parts::new(device, blocks)?;
+    let parts = PartialSums::new(device, blocks)?;
     let start = Arguments::new();
     let arguments = state.iter().fold(start, |told, part| told.address(part.floats(0)));
     let arguments = arguments.count(count).address(parts.from(0));

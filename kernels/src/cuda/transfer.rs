@@ -7,10 +7,10 @@ use super::backend::{CudaBackend, CudaMatrix, floats};
 use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
-use super::memory::{CudaBuffer, Element};
+use super::memory::{CudaBuffer, ElementType};
 use super::source::Precision;
-use crate::backend::{View, ViewMut};
-use crate::parcel::Numbers;
+use crate::backend::{BufferView, BufferViewMut};
+use crate::tensor_handle::HostTensor;
 
 /// The upper half of a float, rounded; a NaN stays one.
 fn to_bf16(x: f32) -> u16 {
@@ -23,24 +23,24 @@ fn to_bf16(x: f32) -> u16 {
 
 /// Whether a buffer's elements are bfloat16: rows of 32-bit floats are floats.
 fn is_bf16<D: Device>(device: &CudaBackend<D>, buffer: &CudaBuffer<D>) -> bool {
-    buffer.element() == Element::Row && device.precision() == Precision::Bf16
+    buffer.element() == ElementType::Row && device.precision() == Precision::Bf16
 }
 
-fn bytes_of_floats(floats: &[f32], element: Element, precision: Precision) -> Vec<u8> {
+fn bytes_of_floats(floats: &[f32], element: ElementType, precision: Precision) -> Vec<u8> {
     match (element, precision) {
-        (Element::Row, Precision::Bf16) => {
+        (ElementType::Row, Precision::Bf16) => {
             floats.iter().flat_map(|x| to_bf16(*x).to_le_bytes()).collect()
         }
-        (Element::Row, Precision::F32) | (Element::Float, _) => {
+        (ElementType::Row, Precision::F32) | (ElementType::Float, _) => {
             floats.iter().flat_map(|x| x.to_le_bytes()).collect()
         }
     }
 }
 
 /// Numbers as a buffer holds them.
-pub(super) fn bytes_of(numbers: Numbers, element: Element, precision: Precision) -> Vec<u8> {
+pub(super) fn bytes_of(numbers: HostTensor, element: ElementType, precision: Precision) -> Vec<u8> {
     match (numbers, element, precision) {
-        (Numbers::Halves(halves), Element::Row, Precision::Bf16) => {
+        (HostTensor::Halves(halves), ElementType::Row, Precision::Bf16) => {
             halves.iter().flat_map(|half| half.to_le_bytes()).collect()
         }
         (numbers, _, _) => bytes_of_floats(&numbers.into_floats(), element, precision),
@@ -48,15 +48,15 @@ pub(super) fn bytes_of(numbers: Numbers, element: Element, precision: Precision)
 }
 
 /// The other way round.
-pub(super) fn numbers_of(bytes: &[u8], element: Element, precision: Precision) -> Numbers {
+pub(super) fn numbers_of(bytes: &[u8], element: ElementType, precision: Precision) -> HostTensor {
     match (element, precision) {
-        (Element::Row, Precision::Bf16) => {
+        (ElementType::Row, Precision::Bf16) => {
             let (pairs, _) = bytes.as_chunks::<2>();
-            Numbers::Halves(pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect())
+            HostTensor::Halves(pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect())
         }
-        (Element::Row, Precision::F32) | (Element::Float, _) => {
+        (ElementType::Row, Precision::F32) | (ElementType::Float, _) => {
             let (words, _) = bytes.as_chunks::<4>();
-            Numbers::Floats(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
+            HostTensor::Floats(words.iter().map(|word| f32::from_le_bytes(*word)).collect())
         }
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn numbers_of(bytes: &[u8], element: Element, precision: Precision) -
 pub(super) fn upload<D: Device>(
     device: &CudaBackend<D>,
     from: &[f32],
-    to: &ViewMut<'_, CudaBuffer<D>>,
+    to: &BufferViewMut<'_, CudaBuffer<D>>,
 ) -> Result<(), DeviceFault> {
     assert_eq!(from.len(), to.range.len());
     assert!(to.range.end <= to.buffer.len());
@@ -74,7 +74,7 @@ pub(super) fn upload<D: Device>(
 
 pub(super) fn download<D: Device>(
     device: &CudaBackend<D>,
-    from: &View<'_, CudaBuffer<D>>,
+    from: &BufferView<'_, CudaBuffer<D>>,
 ) -> Result<Vec<f32>, DeviceFault> {
     assert!(from.range.end <= from.buffer.len());
     let size = from.buffer.element().bytes(device.precision()) as usize;
@@ -85,8 +85,8 @@ pub(super) fn download<D: Device>(
 
 pub(super) fn copy<D: Device>(
     device: &CudaBackend<D>,
-    from: &View<'_, CudaBuffer<D>>,
-    to: &ViewMut<'_, CudaBuffer<D>>,
+    from: &BufferView<'_, CudaBuffer<D>>,
+    to: &BufferViewMut<'_, CudaBuffer<D>>,
 ) -> Result<(), DeviceFault> {
     let len = from.range.len();
     assert_eq!(len, to.range.len());
@@ -108,12 +108,12 @@ pub(super) fn copy<D: Device>(
 
 pub(super) fn load_matrix<D: Device>(
     device: &CudaBackend<D>,
-    from: &View<'_, CudaBuffer<D>>,
+    from: &BufferView<'_, CudaBuffer<D>>,
     to: &mut CudaMatrix<D>,
 ) -> Result<(), DeviceFault> {
     let len = to.shape.outputs * to.shape.inputs;
     assert_eq!(from.range.len(), len);
-    let arguments = Arguments::new().address(floats(from)).address(to.form.rows()).count(len);
+    let arguments = Arguments::new().address(floats(from)).address(to.weights.rows()).count(len);
     device.launch(&Launch::over(Kernel::RowsFromFloats, len.div_ceil(4), arguments))
 }
 

@@ -5,7 +5,7 @@ use super::device::Device;
 use super::error::DeviceFault;
 use super::kernel::{Arguments, Kernel, Launch};
 use super::memory::CudaBuffer;
-use crate::backend::AdamWNumbers;
+use crate::backend::AdamWCoefficients;
 
 /// Buffers of one length as arguments, and that length behind them.
 fn arguments<D: Device>(buffers: &[&CudaBuffer<D>]) -> (Arguments, usize) {
@@ -30,10 +30,10 @@ fn launch<D: Device>(
 pub(super) fn adam_ahead<D: Device>(
     device: &CudaBackend<D>,
     [w, m, v]: [&CudaBuffer<D>; 3],
-    numbers: AdamWNumbers,
+    numbers: AdamWCoefficients,
     to: &CudaBuffer<D>,
 ) -> Result<(), DeviceFault> {
-    let AdamWNumbers { step, correction2, epsilon, .. } = numbers;
+    let AdamWCoefficients { step, correction2, epsilon, .. } = numbers;
     let buffers = arguments(&[w, m, v, to]);
     launch(device, Kernel::AdamAhead, buffers, &[step, correction2, epsilon])
 }

@@ -1,6 +1,6 @@
 //! Causal attention and rotary embedding.
 
-use crate::backend::{AttentionShape, Turn};
+use crate::backend::{AttentionShape, RotaryDirection};
 
 /// Offsets of a query head's pieces in a row of queries, keys and values.
 fn offsets(shape: AttentionShape, head: usize) -> (usize, usize, usize) {
@@ -82,7 +82,12 @@ pub fn attention_backward(shape: AttentionShape, qkv: &[f64], gradient: &[f64]) 
 
 /// Queries and keys turned by their position; `angles` as [`crate::Backend::rotate`] takes them.
 #[must_use]
-pub fn rotate(shape: AttentionShape, angles: &[f64], turn: Turn, qkv: &[f64]) -> Vec<f64> {
+pub fn rotate(
+    shape: AttentionShape,
+    angles: &[f64],
+    turn: RotaryDirection,
+    qkv: &[f64],
+) -> Vec<f64> {
     let (width, half) = (shape.head_width, shape.head_width / 2);
     let mut result = qkv.to_vec();
     for (row, qkv) in result.chunks_exact_mut(shape.qkv_width()).enumerate() {
@@ -91,7 +96,7 @@ pub fn rotate(shape: AttentionShape, angles: &[f64], turn: Turn, qkv: &[f64]) ->
         for head in qkv[..turned].chunks_exact_mut(width) {
             for pair in 0..half {
                 let (cosine, mut sine) = (angles[pair], angles[half + pair]);
-                if turn == Turn::Backward {
+                if turn == RotaryDirection::Backward {
                     sine = -sine;
                 }
                 let (a, b) = (head[pair], head[half + pair]);

@@ -1,6 +1,6 @@
 //! Embedding, normalisation, linear layers and activations.
 
-use crate::backend::{MatrixShape, Norm, Rows};
+use crate::backend::{MatrixShape, Norm, RowsShape};
 
 /// Token rows, plus position rows if there are any.
 #[must_use]
@@ -58,7 +58,7 @@ fn statistics(norm: Norm, x: &[f64]) -> (f64, f64) {
 #[must_use]
 pub fn norm_forward(
     norm: Norm,
-    rows: Rows,
+    rows: RowsShape,
     x: &[f64],
     weight: &[f64],
     bias: Option<&[f64]>,
@@ -88,7 +88,7 @@ pub struct NormGradients {
 #[must_use]
 pub fn norm_backward(
     norm: Norm,
-    rows: Rows,
+    rows: RowsShape,
     x: &[f64],
     weight: &[f64],
     gradient: &[f64],
@@ -191,7 +191,7 @@ fn sigmoid(x: f64) -> f64 {
 
 /// `silu(gate) * up`.
 #[must_use]
-pub fn swiglu_forward(rows: Rows, gate_up: &[f64]) -> Vec<f64> {
+pub fn swiglu_forward(rows: RowsShape, gate_up: &[f64]) -> Vec<f64> {
     let mut h = Vec::new();
     for row in gate_up.chunks_exact(2 * rows.width) {
         let (gate, up) = row.split_at(rows.width);
@@ -202,7 +202,7 @@ pub fn swiglu_forward(rows: Rows, gate_up: &[f64]) -> Vec<f64> {
 
 /// The gradients of gate and up, side by side.
 #[must_use]
-pub fn swiglu_backward(rows: Rows, gate_up: &[f64], gradient: &[f64]) -> Vec<f64> {
+pub fn swiglu_backward(rows: RowsShape, gate_up: &[f64], gradient: &[f64]) -> Vec<f64> {
     let mut result = Vec::new();
     for (row, dh) in gate_up.chunks_exact(2 * rows.width).zip(gradient.chunks_exact(rows.width)) {
         let (gate, up) = row.split_at(rows.width);

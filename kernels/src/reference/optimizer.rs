@@ -1,6 +1,6 @@
 //! The definition of an AdamW step, which backends must meet bit for bit.
 
-use crate::backend::AdamWNumbers;
+use crate::backend::AdamWCoefficients;
 
 /// A tensor's weights and moments.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,9 +13,9 @@ pub struct AdamWState {
     pub v: Vec<f32>,
 }
 
-/// One step in place, in f32 and in exactly the order that [`AdamWNumbers`] documents: this one is not an
+/// One step in place, in f32 and in exactly the order that [`AdamWCoefficients`] documents: this one is not an
 /// approximation, a backend must meet its bits.
-pub fn adamw(state: &mut AdamWState, g: &[f32], numbers: AdamWNumbers) {
+pub fn adamw(state: &mut AdamWState, g: &[f32], numbers: AdamWCoefficients) {
     for (i, g) in g.iter().enumerate() {
         let g = numbers.clip * g;
         state.w[i] *= numbers.decay;

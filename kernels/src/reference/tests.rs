@@ -5,7 +5,7 @@ use super::{
     head_backward, head_forward, linear_backward_input, linear_backward_weights, linear_forward,
     norm_backward, norm_forward, rotate, swiglu_backward, swiglu_forward,
 };
-use crate::backend::{AttentionShape, MatrixShape, Norm, Rows, Turn};
+use crate::backend::{AttentionShape, MatrixShape, Norm, RotaryDirection, RowsShape};
 use crate::conformance::floats;
 
 const STEP: f64 = 1e-5;
@@ -51,7 +51,7 @@ fn linear_gradients() {
 #[test]
 fn norm_gradients() {
     for norm in [Norm::Layer { epsilon: 1e-5 }, Norm::Rms { epsilon: 1e-5 }] {
-        let rows = Rows { count: 3, width: 6 };
+        let rows = RowsShape { count: 3, width: 6 };
         let (x, w, b) = (numbers(18, 1), numbers(6, 2), numbers(6, 3));
         let dy = numbers(18, 4);
         let bias = norm.has_bias().then_some(&b[..]);
@@ -68,7 +68,7 @@ fn activation_gradients() {
     let dy = numbers(20, 2);
     let slopes: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| gelu_slope(*x) * dy).collect();
     check(&slopes, &x, &dy, |x| x.iter().map(|x| gelu(*x)).collect());
-    let rows = Rows { count: 2, width: 5 };
+    let rows = RowsShape { count: 2, width: 5 };
     let (gate_up, dh) = (numbers(20, 3), numbers(10, 4));
     check(&swiglu_backward(rows, &gate_up, &dh), &gate_up, &dh, |x| swiglu_forward(rows, x));
 }
@@ -96,11 +96,11 @@ fn rotation_turns_back_and_its_gradient_is_the_turn_back() {
         .collect();
     let qkv = numbers(shape.rows() * shape.qkv_width(), 2);
     let dy = numbers(qkv.len(), 3);
-    let turned = rotate(shape, &angles, Turn::Forward, &qkv);
-    let back = rotate(shape, &angles, Turn::Backward, &turned);
+    let turned = rotate(shape, &angles, RotaryDirection::Forward, &qkv);
+    let back = rotate(shape, &angles, RotaryDirection::Backward, &turned);
     assert!(back.iter().zip(&qkv).all(|(a, b)| (a - b).abs() < 1e-12));
-    let gradient = rotate(shape, &angles, Turn::Backward, &dy);
-    check(&gradient, &qkv, &dy, |qkv| rotate(shape, &angles, Turn::Forward, qkv));
+    let gradient = rotate(shape, &angles, RotaryDirection::Backward, &dy);
+    check(&gradient, &qkv, &dy, |qkv| rotate(shape, &angles, RotaryDirection::Forward, qkv));
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Arithmetic between versions of weights: predictions, corrections, the elastic average.
 
-use crate::backend::AdamWNumbers;
+use crate::backend::AdamWCoefficients;
 
 /// Adam's step repeated: `w + step * (m / (sqrt(v) / correction2 + epsilon))`, in f32 and in this order:
 /// not an approximation, a backend must meet its bits. So are all that follow.
 #[must_use]
-pub fn adam_ahead(w: &[f32], m: &[f32], v: &[f32], numbers: AdamWNumbers) -> Vec<f32> {
-    let AdamWNumbers { step, correction2, epsilon, .. } = numbers;
+pub fn adam_ahead(w: &[f32], m: &[f32], v: &[f32], numbers: AdamWCoefficients) -> Vec<f32> {
+    let AdamWCoefficients { step, correction2, epsilon, .. } = numbers;
     let one =
         |((w, m), v): ((&f32, &f32), &f32)| w + step * (m / (v.sqrt() / correction2 + epsilon));
     w.iter().zip(m).zip(v).map(one).collect()
@@ -37,11 +37,11 @@ pub fn pull_together(model: &mut [f32], reference: &mut [f32], alpha: f32) {
 #[cfg(test)]
 mod tests {
     use super::{adam_ahead, pull_together, track_change, weights_along};
-    use crate::backend::AdamWNumbers;
+    use crate::backend::AdamWCoefficients;
 
     #[test]
     fn predictions_are_those_of_the_formulas() {
-        let numbers = AdamWNumbers {
+        let numbers = AdamWCoefficients {
             decay: 1.0,
             beta1: 0.5,
             beta1_rest: 0.5,

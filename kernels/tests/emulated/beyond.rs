@@ -3,18 +3,18 @@
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{
-    Accumulate, Backend, ByteCounts, Claim, CpuBackend, DeviceSizes, LinearGradient, MatrixShape,
-    Operation, View, ViewMut,
+    Accumulate, Backend, BufferView, BufferViewMut, ByteCounts, CpuBackend, DeviceSizes,
+    LinearGradient, MatrixShape, MemoryClaim, ScratchOperation,
 };
 
-use crate::device::{Emulated, Order, devices};
+use crate::device::{EmulatedDevice, LaneOrder, devices};
 
 fn upload(
-    device: &CudaBackend<Emulated>,
+    device: &CudaBackend<EmulatedDevice>,
     floats: &[f32],
-) -> <CudaBackend<Emulated> as Backend>::Buffer {
+) -> <CudaBackend<EmulatedDevice> as Backend>::Buffer {
     let mut buffer = device.allocate(floats.len()).expect("memory for a test");
-    device.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+    device.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
     buffer
 }
 
@@ -29,7 +29,7 @@ fn columns_of_many_rows_are_summed_level_by_level() {
         let mut sums = upload(&device, &[100.0; 6]);
         let to = LinearGradient { buffer: &mut sums, weight: 0..3, bias: Some(3..6) };
         device.linear_backward_weights(rows, shape, &x, &gradient, to, Accumulate::Add);
-        let found = device.download(View::new(&sums, 3..6));
+        let found = device.download(BufferView::new(&sums, 3..6));
         for (column, found) in found.iter().enumerate() {
             let exact: f32 = floats.iter().skip(column).step_by(outputs).sum();
             assert_eq!(*found, 100.0 + exact, "column {column}");
@@ -57,14 +57,14 @@ fn head<B: Backend>(device: &B, rows: usize, shape: MatrixShape) -> Vec<f64> {
     let filled = |len: usize, seed| {
         let floats = zbelastic_kernels::conformance::floats(len, seed);
         let mut buffer = device.allocate(len).expect("memory for a test");
-        device.upload(&floats, ViewMut::new(&mut buffer, 0..len));
+        device.upload(&floats, BufferViewMut::new(&mut buffer, 0..len));
         buffer
     };
-    let all = |buffer: &B::Buffer| device.download(View::new(buffer, 0..device.len(buffer)));
+    let all = |buffer: &B::Buffer| device.download(BufferView::new(buffer, 0..device.len(buffer)));
     let x = filled(rows * shape.inputs, 1);
     let weights = filled(shape.outputs * shape.inputs, 2);
     let mut matrix = device.allocate_matrix(shape).expect("memory for a test");
-    device.load_matrix(View::new(&weights, 0..shape.outputs * shape.inputs), &mut matrix);
+    device.load_matrix(BufferView::new(&weights, 0..shape.outputs * shape.inputs), &mut matrix);
     let targets: Vec<u32> = (0..rows as u32).map(|row| row * 151 % 40_000).collect();
     let mut logits = filled(rows * shape.outputs, 3);
     let (mut log_sums, mut dx) = (filled(rows, 4), filled(rows * shape.inputs, 5));
@@ -109,7 +109,7 @@ fn squares_are_added_up_in_a_tree_of_the_length_alone() {
         let x: Vec<f32> = floats.into_iter().map(|x| 1.0 / (1e-6 + x.powi(4))).collect();
         for device in devices(Precision::F32) {
             let buffer = upload(&device, &x);
-            let found = device.sum_squares(View::new(&buffer, 0..len)).sum;
+            let found = device.sum_squares(BufferView::new(&buffer, 0..len)).sum;
             assert_eq!(found.to_bits(), square_tree(&x).to_bits(), "{len} elements");
         }
     }
@@ -121,7 +121,7 @@ fn squares_of_many_tensors_are_those_of_each() {
         let floats: Vec<f32> = (0..200_000).map(|i| (i % 1000) as f32 / 7.0).collect();
         let buffer = upload(&device, &floats);
         let ranges = [0..70_000, 70_000..70_000, 70_001..70_002, 80_000..200_000];
-        let views = || ranges.clone().map(|range| View::new(&buffer, range));
+        let views = || ranges.clone().map(|range| BufferView::new(&buffer, range));
         let together = device.sum_squares_of_each(&views());
         assert_eq!(together.len(), ranges.len());
         for (sum, view) in together.into_iter().zip(views()) {
@@ -132,7 +132,9 @@ fn squares_of_many_tensors_are_those_of_each() {
 
 #[test]
 fn memory_that_is_not_there_is_refused_with_what_is_free() {
-    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 100 << 20) else { return };
+    let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 100 << 20) else {
+        return;
+    };
     let backend = CudaBackend::new(device);
     let first = backend.allocate(20 << 20).expect("80 of 100 mebibytes");
     let error = backend.allocate(20 << 20).err().expect("80 more");
@@ -146,13 +148,16 @@ fn memory_that_is_not_there_is_refused_with_what_is_free() {
 
 #[test]
 fn what_was_claimed_is_there_and_what_was_not_is_taken_beside_it() {
-    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 100 << 20) else { return };
+    let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 100 << 20) else {
+        return;
+    };
     let backend = CudaBackend::new(device.clone());
-    let taken = || device.most_given_bytes() - DeviceSizes::WORKSPACE_BYTES;
-    let claim = Claim { buffers: 512, operations: &[Operation::Stamps], rooms: &[] };
+    let taken = || device.peak_allocated_bytes() - DeviceSizes::WORKSPACE_BYTES;
+    let claim =
+        MemoryClaim { buffers: 512, operations: &[ScratchOperation::Timestamps], staging: &[] };
     backend.claim(&claim).expect("a page");
     let two = [64, 64].map(|len| backend.allocate(len).expect("claimed"));
-    assert!(backend.stamp());
+    assert!(backend.record_timestamp());
     assert_eq!(taken(), backend.claim_bytes(&claim), "they take 256 bytes each");
     let _third = backend.allocate(1).expect("there is more");
     assert_eq!(taken(), (2 << 20) + (32 << 20), "a region for what nobody counted");
@@ -161,18 +166,23 @@ fn what_was_claimed_is_there_and_what_was_not_is_taken_beside_it() {
 
 #[test]
 fn a_device_that_gives_up_poisons_what_is_read() {
-    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
+    let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 8 << 30) else {
+        return;
+    };
     let backend = CudaBackend::new(device.clone());
     let mut buffer = upload(&backend, &[1.0, 2.0, 3.0]);
-    assert_eq!(backend.download(View::new(&buffer, 0..3)), [1.0, 2.0, 3.0]);
-    device.give_up();
-    let before = backend.sum_squares(View::new(&buffer, 0..3));
+    assert_eq!(backend.download(BufferView::new(&buffer, 0..3)), [1.0, 2.0, 3.0]);
+    device.fail();
+    let before = backend.sum_squares(BufferView::new(&buffer, 0..3));
     assert!(before.sum.is_nan());
     assert_eq!(before.nonfinite, 3, "validation refuses a step with these");
     let fault = backend.fault().expect("kept");
     assert!(fault.to_string().contains("restart this process"), "{fault}");
     device.recover();
-    backend.upload(&[4.0], ViewMut::new(&mut buffer, 0..1));
-    assert!(backend.download(View::new(&buffer, 0..3)).iter().all(|x| x.is_nan()), "for good");
+    backend.upload(&[4.0], BufferViewMut::new(&mut buffer, 0..1));
+    assert!(
+        backend.download(BufferView::new(&buffer, 0..3)).iter().all(|x| x.is_nan()),
+        "for good"
+    );
     assert!(backend.allocate(1).is_err());
 }

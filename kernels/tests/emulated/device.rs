@@ -5,73 +5,73 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use zbelastic_emulator::Entry;
+use zbelastic_emulator::KernelEntry;
 use zbelastic_kernels::cuda::device::{
-    Address, Command, Device, GraphId, Product, ProductKind, Stream,
+    Device, DeviceAddress, DeviceCommand, GraphId, MatrixProduct, ProductKind, Stream,
 };
 use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, DeviceFault};
-use zbelastic_kernels::{DeviceSizes, Purpose};
+use zbelastic_kernels::{AllocationPurpose, DeviceSizes};
 
 use crate::compile::entries;
 
-type Entries = BTreeMap<Kernel, Entry>;
+type KernelEntries = BTreeMap<Kernel, KernelEntry>;
 
 /// Kernels keep what a block shares in plain statics, so they run one at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 
 /// The order in which blocks, warps and lanes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum LaneOrder {
     Forwards,
     Backwards,
 }
 
 /// A device whose memory and kernels are this machine's.
-pub struct Emulated {
+pub struct EmulatedDevice {
     precision: Precision,
-    order: Order,
-    entries: &'static Entries,
+    order: LaneOrder,
+    entries: &'static KernelEntries,
     /// The layouts of all allocations, by where they start.
     memory: Mutex<BTreeMap<u64, Layout>>,
     /// Bytes that `allocate` has left.
-    room_bytes: Mutex<u64>,
+    free_bytes: Mutex<u64>,
     /// Bytes that are allocated now, and the most that ever were, beside what it took to be opened.
-    given_bytes: Mutex<[u64; 2]>,
-    has_given_up: AtomicBool,
+    allocated_bytes: Mutex<[u64; 2]>,
+    has_failed: AtomicBool,
     /// Copies of what graphs were made of.
-    graphs: Mutex<BTreeMap<GraphId, Vec<Command>>>,
+    graphs: Mutex<BTreeMap<GraphId, Vec<DeviceCommand>>>,
     next_graph: AtomicU64,
-    captures: Captures,
+    captures: GraphSupport,
 }
 
 /// Whether the device makes graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Captures {
+pub enum GraphSupport {
     Always,
     Never,
 }
 
 /// The kernels of a precision, compiled once a process.
-fn compiled(precision: Precision) -> Option<&'static Entries> {
-    static COMPILED: [OnceLock<Option<Entries>>; 2] = [OnceLock::new(), OnceLock::new()];
+fn compiled(precision: Precision) -> Option<&'static KernelEntries> {
+    static COMPILED: [OnceLock<Option<KernelEntries>>; 2] = [OnceLock::new(), OnceLock::new()];
     let make = || Some(entries(precision)?.into_iter().collect());
     COMPILED[precision as usize].get_or_init(make).as_ref()
 }
 
-impl Emulated {
+impl EmulatedDevice {
     /// A device with so much memory; `None` without a C++ compiler.
-    pub fn new(precision: Precision, order: Order, room_bytes: u64) -> Option<Arc<Self>> {
-        Self::with_captures(precision, order, room_bytes, Captures::Always)
+    pub fn new(precision: Precision, order: LaneOrder, room_bytes: u64) -> Option<Arc<Self>> {
+        Self::with_captures(precision, order, room_bytes, GraphSupport::Always)
     }
 
     /// The same, which may refuse to make graphs.
     pub fn with_captures(
         precision: Precision,
-        order: Order,
+        order: LaneOrder,
         room_bytes: u64,
-        captures: Captures,
+        captures: GraphSupport,
     ) -> Option<Arc<Self>> {
         Some(Arc::new(Self {
             graphs: Mutex::default(),
@@ -81,9 +81,9 @@ impl Emulated {
             order,
             entries: compiled(precision)?,
             memory: Mutex::default(),
-            room_bytes: Mutex::new(room_bytes),
-            given_bytes: Mutex::default(),
-            has_given_up: AtomicBool::new(false),
+            free_bytes: Mutex::new(room_bytes),
+            allocated_bytes: Mutex::default(),
+            has_failed: AtomicBool::new(false),
         }))
     }
 
@@ -93,13 +93,13 @@ impl Emulated {
     }
 
     /// Bytes that it has given out at most, with what a device takes to be opened.
-    pub fn most_given_bytes(&self) -> u64 {
-        let [_, most] = *self.given_bytes.lock().expect("no panic while it is held");
+    pub fn peak_allocated_bytes(&self) -> u64 {
+        let [_, most] = *self.allocated_bytes.lock().expect("no panic while it is held");
         most + DeviceSizes::WORKSPACE_BYTES
     }
 
     fn check(&self, call: &'static str) -> Result<(), DeviceFault> {
-        if self.has_given_up.load(Ordering::Relaxed) {
+        if self.has_failed.load(Ordering::Relaxed) {
             let name = "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned();
             return Err(DeviceFault::of_code(call, 700, name));
         }
@@ -107,16 +107,16 @@ impl Emulated {
     }
 
     /// From now on launches, and waits for what was launched, fail as after an illegal address.
-    pub fn give_up(&self) {
-        self.has_given_up.store(true, Ordering::Relaxed);
+    pub fn fail(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 
     /// Undoes `give_up`, which no real device does.
     pub fn recover(&self) {
-        self.has_given_up.store(false, Ordering::Relaxed);
+        self.has_failed.store(false, Ordering::Relaxed);
     }
 
-    fn take(&self, bytes: u64) -> Address {
+    fn take(&self, bytes: u64) -> DeviceAddress {
         let layout = Layout::from_size_align(bytes.max(1) as usize, 256).expect("a size");
         // SAFETY: the size is not zero.
         let start = unsafe { alloc(layout) } as u64;
@@ -124,10 +124,10 @@ impl Emulated {
         // SAFETY: just allocated.
         unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, layout.size()) };
         self.memory.lock().expect("no panic while it is held").insert(start, layout);
-        Address(start)
+        DeviceAddress(start)
     }
 
-    fn give_back(&self, address: Address) -> u64 {
+    fn give_back(&self, address: DeviceAddress) -> u64 {
         let layout = self.memory.lock().expect("no panic while it is held").remove(&address.0);
         let layout = layout.expect("memory is given back once");
         // SAFETY: from `take`.
@@ -137,10 +137,10 @@ impl Emulated {
 }
 
 /// Two devices that run everything in opposite orders.
-pub fn devices(precision: Precision) -> Vec<CudaBackend<Emulated>> {
-    let device = |order| Emulated::new(precision, order, 8 << 30);
+pub fn devices(precision: Precision) -> Vec<CudaBackend<EmulatedDevice>> {
+    let device = |order| EmulatedDevice::new(precision, order, 8 << 30);
     let found: Option<Vec<_>> =
-        [Order::Forwards, Order::Backwards].into_iter().map(device).collect();
+        [LaneOrder::Forwards, LaneOrder::Backwards].into_iter().map(device).collect();
     let Some(found) = found else {
         assert!(std::env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_none(), "there is no c++");
         println!("skipped: kernels run on processors where there is a c++");
@@ -153,7 +153,7 @@ pub fn devices(precision: Precision) -> Vec<CudaBackend<Emulated>> {
 #[derive(Clone, Copy)]
 struct RowsAt {
     precision: Precision,
-    start: Address,
+    start: DeviceAddress,
 }
 
 impl RowsAt {
@@ -191,118 +191,118 @@ fn dot(depth: usize, term: impl Fn(usize) -> (f32, f32)) -> f64 {
     terms.map(|(a, b)| f64::from(a) * f64::from(b)).sum()
 }
 
-impl Device for Emulated {
+impl Device for EmulatedDevice {
     type Fence = ();
 
     fn precision(&self) -> Precision {
         self.precision
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Address, DeviceFault> {
-        let mut room = self.room_bytes.lock().expect("no panic while it is held");
+    fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
+        let mut room = self.free_bytes.lock().expect("no panic while it is held");
         if bytes > *room {
             let (asked_bytes, free_bytes) = (bytes, *room);
-            let purpose = Purpose::default();
+            let purpose = AllocationPurpose::default();
             let total_bytes = 8 << 30;
             return Err(DeviceFault::OutOfMemory { asked_bytes, purpose, free_bytes, total_bytes });
         }
         *room -= bytes;
-        let mut given = self.given_bytes.lock().expect("no panic while it is held");
+        let mut given = self.allocated_bytes.lock().expect("no panic while it is held");
         given[0] += bytes;
         given[1] = given[0].max(given[1]);
         Ok(self.take(bytes))
     }
 
-    fn free(&self, address: Address) {
+    fn free(&self, address: DeviceAddress) {
         let bytes = self.give_back(address);
-        *self.room_bytes.lock().expect("no panic while it is held") += bytes;
-        self.given_bytes.lock().expect("no panic while it is held")[0] -= bytes;
+        *self.free_bytes.lock().expect("no panic while it is held") += bytes;
+        self.allocated_bytes.lock().expect("no panic while it is held")[0] -= bytes;
     }
 
-    fn allocate_host(&self, bytes: u64) -> Result<Address, DeviceFault> {
+    fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DeviceFault> {
         self.check("cuMemHostAlloc")?;
         Ok(self.take(bytes))
     }
 
-    fn free_host(&self, address: Address) {
+    fn free_host(&self, address: DeviceAddress) {
         self.give_back(address);
     }
 
-    fn write_host(&self, from: &[u8], to: Address) {
+    fn write_host(&self, from: &[u8], to: DeviceAddress) {
         // SAFETY: the memory is the caller's.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.0 as *mut u8, from.len()) };
     }
 
-    fn read_host(&self, from: Address, to: &mut [u8]) {
+    fn read_host(&self, from: DeviceAddress, to: &mut [u8]) {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
     }
 
-    fn zero(&self, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+    fn zero(&self, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
         // SAFETY: the memory is the caller's.
         unsafe { std::ptr::write_bytes(to.0 as *mut u8, 0, bytes as usize) };
         Ok(())
     }
 
-    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+    fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), DeviceFault> {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from.0 as *const u8, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
-    fn copy(&self, from: Address, to: Address, bytes: u64) -> Result<(), DeviceFault> {
+    fn copy(&self, from: DeviceAddress, to: DeviceAddress, bytes: u64) -> Result<(), DeviceFault> {
         // SAFETY: as above.
         unsafe { std::ptr::copy(from.0 as *const u8, to.0 as *mut u8, bytes as usize) };
         Ok(())
     }
 
-    fn copy_from(
+    fn copy_from_peer(
         &self,
         _other: &Self,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         self.copy(from, to, bytes)
     }
 
-    fn copy_out(
+    fn copy_to_host(
         &self,
         _stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         self.copy(from, to, bytes)
     }
 
-    fn copy_in(
+    fn copy_from_host(
         &self,
         _stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         bytes: u64,
     ) -> Result<(), DeviceFault> {
         self.copy(from, to, bytes)
     }
 
     /// Everything is done when it is enqueued.
-    fn fence(&self, _stream: Stream) -> Result<(), DeviceFault> {
+    fn record_fence(&self, _stream: Stream) -> Result<(), DeviceFault> {
         Ok(())
     }
 
-    fn follow(&self, _stream: Stream, _fence: &()) -> Result<(), DeviceFault> {
+    fn stream_wait(&self, _stream: Stream, _fence: &()) -> Result<(), DeviceFault> {
         Ok(())
     }
 
-    fn reach(&self, _fence: &()) -> Result<(), DeviceFault> {
+    fn host_wait(&self, _fence: &()) -> Result<(), DeviceFault> {
         self.check("cuEventSynchronize")
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
         self.check("cuLaunchKernel")?;
         let mut pointers = launch.arguments.pointers();
-        let is_reversed = self.order == Order::Backwards;
+        let is_reversed = self.order == LaneOrder::Backwards;
         let entry = self.entries[&launch.kernel];
         let _alone = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: arguments as the kernel's source has them, which is what is being tested.
@@ -314,8 +314,8 @@ impl Device for Emulated {
         Ok(())
     }
 
-    fn capture(&self, commands: &[Command]) -> Result<Option<GraphId>, DeviceFault> {
-        if self.captures == Captures::Never {
+    fn capture(&self, commands: &[DeviceCommand]) -> Result<Option<GraphId>, DeviceFault> {
+        if self.captures == GraphSupport::Never {
             return Ok(None);
         }
         let graph = GraphId(self.next_graph.fetch_add(1, Ordering::Relaxed));
@@ -325,16 +325,16 @@ impl Device for Emulated {
 
     fn replay(&self, graph: GraphId) -> Result<(), DeviceFault> {
         let commands = self.graphs.lock().expect("no panic while it is held")[&graph].clone();
-        commands.iter().try_for_each(|command| command.tell(self))
+        commands.iter().try_for_each(|command| command.issue(self))
     }
 
-    fn forget(&self, graph: GraphId) {
+    fn destroy_graph(&self, graph: GraphId) {
         let gone = self.graphs.lock().expect("no panic while it is held").remove(&graph);
         assert!(gone.is_some(), "a graph is given up once");
     }
 
-    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
-        let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
+    fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault> {
+        let MatrixProduct { kind, rows, outputs, inputs, left, right, result, addend } = *product;
         let at = |start| RowsAt { precision: self.precision, start };
         let (l, r, to) = (at(left), at(right), at(result));
         match kind {

@@ -6,20 +6,20 @@
 mod beyond;
 mod compile;
 mod device;
+mod downloads;
 mod graphs;
-mod leaving;
-mod moves;
 mod passes;
 mod races;
+mod tensor_handles;
 mod times;
 
 use zbelastic_kernels::cuda::source::Precision;
 
-fn floats() -> Vec<zbelastic_kernels::cuda::CudaBackend<device::Emulated>> {
+fn floats() -> Vec<zbelastic_kernels::cuda::CudaBackend<device::EmulatedDevice>> {
     device::devices(Precision::F32)
 }
 
-fn halves() -> Vec<zbelastic_kernels::cuda::CudaBackend<device::Emulated>> {
+fn halves() -> Vec<zbelastic_kernels::cuda::CudaBackend<device::EmulatedDevice>> {
     device::devices(Precision::Bf16)
 }
 

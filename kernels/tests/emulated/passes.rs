@@ -4,15 +4,15 @@ use zbelastic_kernels::conformance::floats;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::{CudaBackend, CudaBuffer};
 use zbelastic_kernels::{
-    Accumulate, Backend, BackwardEpilogue, ForwardEpilogue, LinearGradient, MatrixShape, View,
-    ViewMut,
+    Accumulate, Backend, BackwardEpilogue, BufferView, BufferViewMut, ForwardEpilogue,
+    LinearGradient, MatrixShape,
 };
 
 const ROWS: usize = 9;
 const SHAPE: MatrixShape = MatrixShape { outputs: 5, inputs: 8 };
 
 /// Activations of a pass, and what it reads.
-struct Pass<D: Device> {
+struct PassBuffers<D: Device> {
     x: CudaBuffer<D>,
     before: CudaBuffer<D>,
     y: CudaBuffer<D>,
@@ -21,7 +21,7 @@ struct Pass<D: Device> {
 
 fn rows<D: Device>(backend: &CudaBackend<D>, width: usize, seed: u64) -> CudaBuffer<D> {
     let mut buffer = backend.allocate_rows(ROWS * width).expect("memory for a test");
-    backend.upload(&floats(ROWS * width, seed), ViewMut::new(&mut buffer, 0..ROWS * width));
+    backend.upload(&floats(ROWS * width, seed), BufferViewMut::new(&mut buffer, 0..ROWS * width));
     buffer
 }
 
@@ -32,8 +32,8 @@ pub fn run<D: Device>(backend: &CudaBackend<D>, slots: u64, times: u64) -> Vec<f
     let mut weights = backend.allocate(len).expect("memory for a test");
     let mut matrix = backend.allocate_matrix(SHAPE).expect("memory for a test");
     let mut gradient = backend.allocate(len + outputs).expect("memory for a test");
-    let mut passes: Vec<Pass<D>> = (0..slots)
-        .map(|slot| Pass {
+    let mut passes: Vec<PassBuffers<D>> = (0..slots)
+        .map(|slot| PassBuffers {
             x: rows(backend, inputs, slot),
             before: rows(backend, outputs, 10 + slot),
             y: rows(backend, outputs, 20 + slot),
@@ -43,10 +43,10 @@ pub fn run<D: Device>(backend: &CudaBackend<D>, slots: u64, times: u64) -> Vec<f
     let mut found = Vec::new();
     for time in 0..times {
         // Weights that change while addresses stay: a graph reads what is there when it runs.
-        backend.upload(&floats(len, 40 + time), ViewMut::new(&mut weights, 0..len));
-        backend.load_matrix(View::new(&weights, 0..len), &mut matrix);
+        backend.upload(&floats(len, 40 + time), BufferViewMut::new(&mut weights, 0..len));
+        backend.load_matrix(BufferView::new(&weights, 0..len), &mut matrix);
         backend.flush();
-        for (slot, Pass { x, before, y, skip }) in passes.iter_mut().enumerate() {
+        for (slot, PassBuffers { x, before, y, skip }) in passes.iter_mut().enumerate() {
             let epilogue = ForwardEpilogue::Gelu { before };
             backend.linear_forward(ROWS, x, &matrix, None, epilogue, y);
             let to = BackwardEpilogue::Plain { gradient: skip };
@@ -56,16 +56,19 @@ pub fn run<D: Device>(backend: &CudaBackend<D>, slots: u64, times: u64) -> Vec<f
             let is_first = time == 0 && slot == 0;
             let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
             backend.linear_backward_weights(ROWS, SHAPE, x, y, to, accumulate);
-            backend.copy(View::new(&*skip, 0..inputs), ViewMut::new(x, inputs..2 * inputs));
+            backend.copy(
+                BufferView::new(&*skip, 0..inputs),
+                BufferViewMut::new(x, inputs..2 * inputs),
+            );
             backend.flush();
         }
         let last = passes.last().expect("there are slots");
-        found.extend(backend.download(View::new(&last.skip, 0..ROWS * inputs)));
+        found.extend(backend.download(BufferView::new(&last.skip, 0..ROWS * inputs)));
     }
-    found.extend(backend.download(View::new(&gradient, 0..len + outputs)));
-    for Pass { x, before, y, skip } in &passes {
+    found.extend(backend.download(BufferView::new(&gradient, 0..len + outputs)));
+    for PassBuffers { x, before, y, skip } in &passes {
         for buffer in [x, before, y, skip] {
-            found.extend(backend.download(View::new(buffer, 0..backend.len(buffer))));
+            found.extend(backend.download(BufferView::new(buffer, 0..backend.len(buffer))));
         }
     }
     found

@@ -1,6 +1,6 @@
 //! Whether the calls of a device leave two streams to one piece of memory without an order.
 //!
-//! [`Recorded`] writes down the calls of another device: which stream reads and writes which bytes,
+//! [`LoggedDevice`] writes down the calls of another device: which stream reads and writes which bytes,
 //! and which stream waits for which. [`first_race`] goes through them with a vector clock for each
 //! stream and one for the host: whatever reads must come after the last writer, and whatever writes
 //! after the last writer and after all that have read since. What happened to come in the right order
@@ -14,97 +14,103 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use zbelastic_kernels::cuda::DeviceFault;
-use zbelastic_kernels::cuda::device::{Address, Device, Product, ProductKind, Stream};
+use zbelastic_kernels::cuda::device::{Device, DeviceAddress, MatrixProduct, ProductKind, Stream};
 use zbelastic_kernels::cuda::kernel::{Kernel, Launch};
 use zbelastic_kernels::cuda::source::Precision;
 
-type Bytes = Range<u64>;
+type ByteRange = Range<u64>;
 
 /// A stream of one of the devices that write to a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Queue {
+pub struct LoggedStream {
     pub device: usize,
     pub stream: Stream,
 }
 
 /// A call of a device, as far as order is concerned.
 #[derive(Clone, Debug)]
-pub enum Call {
+pub enum DeviceCall {
     /// Memory that was just allocated, whatever used it before.
-    Given(Bytes),
+    Allocated(ByteRange),
     /// Work in a stream.
-    Work { queue: Queue, reads: Vec<Bytes>, writes: Vec<Bytes>, what: &'static str },
+    Work { queue: LoggedStream, reads: Vec<ByteRange>, writes: Vec<ByteRange>, what: &'static str },
     /// Reads and writes of the host itself.
-    Host { reads: Vec<Bytes>, writes: Vec<Bytes> },
+    Host { reads: Vec<ByteRange>, writes: Vec<ByteRange> },
     /// A fence in a stream, by its number.
-    Fence { queue: Queue, fence: usize },
+    Fence { queue: LoggedStream, fence: usize },
     /// A stream waits for a fence.
-    Follow { queue: Queue, fence: usize },
+    StreamWait { queue: LoggedStream, fence: usize },
     /// The host waits for a fence.
-    Reach { fence: usize },
+    HostWait { fence: usize },
     /// The host waits for a stream.
-    Drain { queue: Queue },
+    Synchronize { queue: LoggedStream },
 }
 
 /// The calls of several devices, in order.
 #[derive(Default)]
-pub struct Log {
-    calls: Mutex<Vec<Call>>,
+pub struct CallLog {
+    calls: Mutex<Vec<DeviceCall>>,
 }
 
-impl Log {
-    pub fn calls(&self) -> Vec<Call> {
+impl CallLog {
+    pub fn calls(&self) -> Vec<DeviceCall> {
         self.calls.lock().expect("no panic while it is held").clone()
     }
 
-    fn push(&self, call: Call) {
+    fn push(&self, call: DeviceCall) {
         self.calls.lock().expect("no panic while it is held").push(call);
     }
 
     /// A fence is known by the place of its call.
-    fn push_fence(&self, queue: Queue) -> usize {
+    fn push_fence(&self, queue: LoggedStream) -> usize {
         let mut calls = self.calls.lock().expect("no panic while it is held");
         let fence = calls.len();
-        calls.push(Call::Fence { queue, fence });
+        calls.push(DeviceCall::Fence { queue, fence });
         fence
     }
 }
 
 /// A device that writes down its calls, and passes them on.
-pub struct Recorded<D> {
+pub struct LoggedDevice<D> {
     inner: Arc<D>,
-    log: Arc<Log>,
+    log: Arc<CallLog>,
     device: usize,
     /// Allocations by where they start: their end, and buffers cut from them, in order.
-    regions: Mutex<BTreeMap<u64, Region>>,
+    regions: Mutex<BTreeMap<u64, LoggedRegion>>,
 }
 
-struct Region {
+struct LoggedRegion {
     end: u64,
-    cuts: Vec<Bytes>,
+    cuts: Vec<ByteRange>,
 }
 
-fn bytes(start: Address, len: u64) -> Bytes {
+fn bytes(start: DeviceAddress, len: u64) -> ByteRange {
     start.0..start.0 + len
 }
 
-impl<D: Device> Recorded<D> {
+impl<D: Device> LoggedDevice<D> {
     /// The device with this number in the log.
-    pub fn new(inner: Arc<D>, log: &Arc<Log>, device: usize) -> Arc<Self> {
+    pub fn new(inner: Arc<D>, log: &Arc<CallLog>, device: usize) -> Arc<Self> {
         Arc::new(Self { inner, log: log.clone(), device, regions: Mutex::default() })
     }
 
-    fn queue(&self, stream: Stream) -> Queue {
-        Queue { device: self.device, stream }
+    fn queue(&self, stream: Stream) -> LoggedStream {
+        LoggedStream { device: self.device, stream }
     }
 
-    fn work(&self, stream: Stream, what: &'static str, reads: Vec<Bytes>, writes: Vec<Bytes>) {
-        self.log.push(Call::Work { queue: self.queue(stream), reads, writes, what });
+    fn work(
+        &self,
+        stream: Stream,
+        what: &'static str,
+        reads: Vec<ByteRange>,
+        writes: Vec<ByteRange>,
+    ) {
+        self.log.push(DeviceCall::Work { queue: self.queue(stream), reads, writes, what });
     }
 
     /// The buffer that an address lies in, if it is one. What lies between buffers and was never filled
     /// with zeros is scratch, all of which counts as one.
-    fn buffer_at(&self, address: u64) -> Option<Bytes> {
+    fn buffer_at(&self, address: u64) -> Option<ByteRange> {
         let regions = self.regions.lock().expect("no panic while it is held");
         let (start, region) = regions.range(..=address).next_back()?;
         if address >= region.end {
@@ -120,7 +126,7 @@ impl<D: Device> Recorded<D> {
     }
 
     /// The first zeros of memory that was not touched yet are a buffer's.
-    fn note_cut(&self, cut: Bytes) {
+    fn note_cut(&self, cut: ByteRange) {
         let mut regions = self.regions.lock().expect("no panic while it is held");
         let found = regions.range_mut(..=cut.start).next_back();
         let (_, region) = found.expect("zeros go to memory");
@@ -130,111 +136,111 @@ impl<D: Device> Recorded<D> {
     }
 }
 
-impl<D: Device> Device for Recorded<D> {
+impl<D: Device> Device for LoggedDevice<D> {
     type Fence = (usize, D::Fence);
 
     fn precision(&self) -> Precision {
         self.inner.precision()
     }
 
-    fn allocate(&self, len: u64) -> Result<Address, DeviceFault> {
+    fn allocate(&self, len: u64) -> Result<DeviceAddress, DeviceFault> {
         let start = self.inner.allocate(len)?;
-        let region = Region { end: start.0 + len, cuts: Vec::new() };
+        let region = LoggedRegion { end: start.0 + len, cuts: Vec::new() };
         self.regions.lock().expect("no panic while it is held").insert(start.0, region);
-        self.log.push(Call::Given(bytes(start, len)));
+        self.log.push(DeviceCall::Allocated(bytes(start, len)));
         Ok(start)
     }
 
-    fn free(&self, address: Address) {
+    fn free(&self, address: DeviceAddress) {
         self.regions.lock().expect("no panic while it is held").remove(&address.0);
         self.inner.free(address);
     }
 
-    fn allocate_host(&self, len: u64) -> Result<Address, DeviceFault> {
+    fn allocate_host(&self, len: u64) -> Result<DeviceAddress, DeviceFault> {
         let start = self.inner.allocate_host(len)?;
-        self.log.push(Call::Given(bytes(start, len)));
+        self.log.push(DeviceCall::Allocated(bytes(start, len)));
         Ok(start)
     }
 
-    fn free_host(&self, address: Address) {
+    fn free_host(&self, address: DeviceAddress) {
         self.inner.free_host(address);
     }
 
-    fn write_host(&self, from: &[u8], to: Address) {
+    fn write_host(&self, from: &[u8], to: DeviceAddress) {
         let writes = vec![bytes(to, from.len() as u64)];
-        self.log.push(Call::Host { reads: Vec::new(), writes });
+        self.log.push(DeviceCall::Host { reads: Vec::new(), writes });
         self.inner.write_host(from, to);
     }
 
-    fn read_host(&self, from: Address, to: &mut [u8]) {
+    fn read_host(&self, from: DeviceAddress, to: &mut [u8]) {
         let reads = vec![bytes(from, to.len() as u64)];
-        self.log.push(Call::Host { reads, writes: Vec::new() });
+        self.log.push(DeviceCall::Host { reads, writes: Vec::new() });
         self.inner.read_host(from, to);
     }
 
-    fn zero(&self, to: Address, len: u64) -> Result<(), DeviceFault> {
+    fn zero(&self, to: DeviceAddress, len: u64) -> Result<(), DeviceFault> {
         self.note_cut(bytes(to, len));
         self.work(Stream::Compute, "zero", Vec::new(), vec![bytes(to, len)]);
         self.inner.zero(to, len)
     }
 
-    fn read(&self, from: Address, to: &mut [u8]) -> Result<(), DeviceFault> {
+    fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), DeviceFault> {
         let reads = vec![bytes(from, to.len() as u64)];
         self.work(Stream::Compute, "read", reads, Vec::new());
-        self.log.push(Call::Drain { queue: self.queue(Stream::Compute) });
+        self.log.push(DeviceCall::Synchronize { queue: self.queue(Stream::Compute) });
         self.inner.read(from, to)
     }
 
-    fn copy(&self, from: Address, to: Address, len: u64) -> Result<(), DeviceFault> {
+    fn copy(&self, from: DeviceAddress, to: DeviceAddress, len: u64) -> Result<(), DeviceFault> {
         self.work(Stream::Compute, "copy", vec![bytes(from, len)], vec![bytes(to, len)]);
         self.inner.copy(from, to, len)
     }
 
-    fn copy_from(
+    fn copy_from_peer(
         &self,
         other: &Self,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         len: u64,
     ) -> Result<(), DeviceFault> {
         self.work(Stream::Compute, "copy_from", vec![bytes(from, len)], vec![bytes(to, len)]);
-        self.inner.copy_from(&other.inner, from, to, len)
+        self.inner.copy_from_peer(&other.inner, from, to, len)
     }
 
-    fn copy_out(
+    fn copy_to_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         len: u64,
     ) -> Result<(), DeviceFault> {
         self.work(stream, "copy_out", vec![bytes(from, len)], vec![bytes(to, len)]);
-        self.inner.copy_out(stream, from, to, len)
+        self.inner.copy_to_host(stream, from, to, len)
     }
 
-    fn copy_in(
+    fn copy_from_host(
         &self,
         stream: Stream,
-        from: Address,
-        to: Address,
+        from: DeviceAddress,
+        to: DeviceAddress,
         len: u64,
     ) -> Result<(), DeviceFault> {
         self.work(stream, "copy_in", vec![bytes(from, len)], vec![bytes(to, len)]);
-        self.inner.copy_in(stream, from, to, len)
+        self.inner.copy_from_host(stream, from, to, len)
     }
 
-    fn fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault> {
-        Ok((self.log.push_fence(self.queue(stream)), self.inner.fence(stream)?))
+    fn record_fence(&self, stream: Stream) -> Result<Self::Fence, DeviceFault> {
+        Ok((self.log.push_fence(self.queue(stream)), self.inner.record_fence(stream)?))
     }
 
-    fn follow(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault> {
-        self.log.push(Call::Follow { queue: self.queue(stream), fence: fence.0 });
-        self.inner.follow(stream, &fence.1)
+    fn stream_wait(&self, stream: Stream, fence: &Self::Fence) -> Result<(), DeviceFault> {
+        self.log.push(DeviceCall::StreamWait { queue: self.queue(stream), fence: fence.0 });
+        self.inner.stream_wait(stream, &fence.1)
     }
 
-    fn reach(&self, fence: &Self::Fence) -> Result<(), DeviceFault> {
-        self.log.push(Call::Reach { fence: fence.0 });
-        self.inner.reach(&fence.1)
+    fn host_wait(&self, fence: &Self::Fence) -> Result<(), DeviceFault> {
+        self.log.push(DeviceCall::HostWait { fence: fence.0 });
+        self.inner.host_wait(&fence.1)
     }
 
     fn launch(&self, launch: &Launch) -> Result<(), DeviceFault> {
@@ -247,8 +253,8 @@ impl<D: Device> Device for Recorded<D> {
         self.inner.launch(launch)
     }
 
-    fn multiply(&self, product: &Product) -> Result<(), DeviceFault> {
-        let Product { kind, rows, outputs, inputs, left, right, result, addend } = *product;
+    fn multiply(&self, product: &MatrixProduct) -> Result<(), DeviceFault> {
+        let MatrixProduct { kind, rows, outputs, inputs, left, right, result, addend } = *product;
         let row = self.precision().bytes();
         let [x, y, w] = [rows * inputs, rows * outputs, outputs * inputs];
         let [left_len, right_len, result_len] = match kind {
@@ -277,17 +283,17 @@ const STRETCH_WORDS: usize = 13;
 
 /// Two uses of the same bytes, the later one not after the earlier one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Race {
+pub struct DataRace {
     /// The place of the later one in the log.
     pub at: usize,
     what: &'static str,
-    bytes: Bytes,
+    bytes: ByteRange,
     /// `None` is the host.
-    earlier: Option<Queue>,
-    later: Option<Queue>,
+    earlier: Option<LoggedStream>,
+    later: Option<LoggedStream>,
 }
 
-impl fmt::Display for Race {
+impl fmt::Display for DataRace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, what, bytes, earlier, later } = self;
         let len = bytes.end - bytes.start;
@@ -296,45 +302,45 @@ impl fmt::Display for Race {
 }
 
 /// How far each stream is known to be, by its number; 0 is the host.
-type Clock = Vec<usize>;
+type VectorClock = Vec<usize>;
 
-fn join(clock: &mut Clock, other: &Clock) {
+fn join(clock: &mut VectorClock, other: &VectorClock) {
     clock.resize(clock.len().max(other.len()), 0);
     clock.iter_mut().zip(other).for_each(|(own, other)| *own = (*own).max(*other));
 }
 
 /// A use of memory: the number of the stream, and which of its uses.
-type Use = (usize, usize);
+type MemoryUse = (usize, usize);
 
 #[derive(Clone, Default)]
-struct Cell {
+struct ShadowCell {
     end: u64,
-    writer: Option<Use>,
-    readers: Vec<Use>,
+    writer: Option<MemoryUse>,
+    readers: Vec<MemoryUse>,
 }
 
 #[derive(Default)]
-struct Checker {
+struct RaceChecker {
     /// The streams by their number, from 1.
-    queues: Vec<Queue>,
-    clocks: Vec<Clock>,
-    fences: BTreeMap<usize, Clock>,
-    memory: BTreeMap<u64, Cell>,
+    queues: Vec<LoggedStream>,
+    clocks: Vec<VectorClock>,
+    fences: BTreeMap<usize, VectorClock>,
+    memory: BTreeMap<u64, ShadowCell>,
 }
 
-impl Checker {
-    fn number(&mut self, queue: Queue) -> usize {
+impl RaceChecker {
+    fn number(&mut self, queue: LoggedStream) -> usize {
         let found = self.queues.iter().position(|known| *known == queue);
         let number = found.unwrap_or_else(|| {
             self.queues.push(queue);
             self.queues.len() - 1
         }) + 1;
-        self.clocks.resize(self.clocks.len().max(number + 1), Clock::new());
+        self.clocks.resize(self.clocks.len().max(number + 1), VectorClock::new());
         number
     }
 
     /// The next use of `number`, which comes after all that the host knew when it enqueued it.
-    fn tick(&mut self, number: usize) -> Use {
+    fn tick(&mut self, number: usize) -> MemoryUse {
         let host = self.clocks[0].clone();
         let clock = &mut self.clocks[number];
         join(clock, &host);
@@ -344,7 +350,7 @@ impl Checker {
     }
 
     /// Cells that are exactly `bytes`, with nothing between them.
-    fn cells(&mut self, bytes: &Bytes) -> Vec<u64> {
+    fn cells(&mut self, bytes: &ByteRange) -> Vec<u64> {
         for edge in [bytes.start, bytes.end] {
             let found =
                 self.memory.range(..edge).next_back().map(|(start, cell)| (*start, cell.end));
@@ -358,11 +364,11 @@ impl Checker {
             }
         }
         let mut at = bytes.start;
-        let known: Vec<Bytes> =
+        let known: Vec<ByteRange> =
             self.memory.range(bytes.clone()).map(|(start, cell)| *start..cell.end).collect();
         for cell in known.into_iter().chain(std::iter::once(bytes.end..bytes.end)) {
             if at < cell.start {
-                self.memory.insert(at, Cell { end: cell.start, ..Cell::default() });
+                self.memory.insert(at, ShadowCell { end: cell.start, ..ShadowCell::default() });
             }
             at = cell.end;
         }
@@ -370,9 +376,15 @@ impl Checker {
     }
 
     /// Records what `own` does; returns a stream whose use should have come before and did not, and where.
-    fn access(&mut self, own: Use, bytes: &Bytes, is_write: bool) -> Option<(usize, Bytes)> {
+    fn access(
+        &mut self,
+        own: MemoryUse,
+        bytes: &ByteRange,
+        is_write: bool,
+    ) -> Option<(usize, ByteRange)> {
         let clock = self.clocks[own.0].clone();
-        let knows = |(number, time): &Use| clock.get(*number).is_some_and(|known| known >= time);
+        let knows =
+            |(number, time): &MemoryUse| clock.get(*number).is_some_and(|known| known >= time);
         for start in self.cells(bytes) {
             let cell = self.memory.get_mut(&start).expect("made above");
             let readers = cell.readers.iter().filter(|_| is_write);
@@ -381,7 +393,7 @@ impl Checker {
                 return Some((*number, start..cell.end));
             }
             if is_write {
-                *cell = Cell { end: cell.end, writer: Some(own), readers: Vec::new() };
+                *cell = ShadowCell { end: cell.end, writer: Some(own), readers: Vec::new() };
             } else {
                 cell.readers.retain(|(number, _)| *number != own.0);
                 cell.readers.push(own);
@@ -394,45 +406,45 @@ impl Checker {
         &mut self,
         (at, number): (usize, usize),
         what: &'static str,
-        (reads, writes): (&[Bytes], &[Bytes]),
-    ) -> Option<Race> {
+        (reads, writes): (&[ByteRange], &[ByteRange]),
+    ) -> Option<DataRace> {
         let own = self.tick(number);
         let reads = reads.iter().map(|bytes| (bytes, false));
         for (bytes, is_write) in reads.chain(writes.iter().map(|bytes| (bytes, true))) {
             if let Some((earlier, bytes)) = self.access(own, bytes, is_write) {
                 let name = |number: usize| number.checked_sub(1).map(|index| self.queues[index]);
                 let (earlier, later) = (name(earlier), name(number));
-                return Some(Race { at, what, bytes, earlier, later });
+                return Some(DataRace { at, what, bytes, earlier, later });
             }
         }
         None
     }
 
-    fn take(&mut self, at: usize, call: &Call) -> Option<Race> {
+    fn take(&mut self, at: usize, call: &DeviceCall) -> Option<DataRace> {
         match call {
-            Call::Given(bytes) => {
+            DeviceCall::Allocated(bytes) => {
                 for start in self.cells(bytes) {
                     self.memory.remove(&start);
                 }
             }
-            Call::Work { queue, reads, writes, what } => {
+            DeviceCall::Work { queue, reads, writes, what } => {
                 let number = self.number(*queue);
                 return self.uses((at, number), what, (reads, writes));
             }
-            Call::Host { reads, writes } => {
+            DeviceCall::Host { reads, writes } => {
                 return self.uses((at, 0), "the host's own", (reads, writes));
             }
-            Call::Fence { queue, fence } => {
+            DeviceCall::Fence { queue, fence } => {
                 let number = self.number(*queue);
                 self.tick(number);
                 self.fences.insert(*fence, self.clocks[number].clone());
             }
-            Call::Follow { queue, fence } => {
+            DeviceCall::StreamWait { queue, fence } => {
                 let number = self.number(*queue);
                 join(&mut self.clocks[number], &self.fences[fence]);
             }
-            Call::Reach { fence } => join(&mut self.clocks[0], &self.fences[fence]),
-            Call::Drain { queue } => {
+            DeviceCall::HostWait { fence } => join(&mut self.clocks[0], &self.fences[fence]),
+            DeviceCall::Synchronize { queue } => {
                 let number = self.number(*queue);
                 let clock = self.clocks[number].clone();
                 join(&mut self.clocks[0], &clock);
@@ -443,8 +455,8 @@ impl Checker {
 }
 
 /// The first race in the calls, if those that `is_left_out` names had not been made.
-pub fn first_race(calls: &[Call], is_left_out: impl Fn(usize) -> bool) -> Option<Race> {
-    let mut checker = Checker { clocks: vec![Clock::new()], ..Checker::default() };
+pub fn first_race(calls: &[DeviceCall], is_left_out: impl Fn(usize) -> bool) -> Option<DataRace> {
+    let mut checker = RaceChecker { clocks: vec![VectorClock::new()], ..RaceChecker::default() };
     let told = calls.iter().enumerate().filter(|(at, _)| !is_left_out(*at));
     told.filter_map(|(at, call)| checker.take(at, call)).next()
 }
@@ -454,24 +466,24 @@ pub fn first_race(calls: &[Call], is_left_out: impl Fn(usize) -> bool) -> Option
 pub type WaitKind = (Option<Stream>, Stream, bool);
 
 /// The waits, each with its place in the log.
-pub fn waits(calls: &[Call]) -> Vec<(usize, WaitKind)> {
+pub fn waits(calls: &[DeviceCall]) -> Vec<(usize, WaitKind)> {
     let of = |fence: usize| {
-        let Call::Fence { queue, .. } = calls[fence] else {
+        let DeviceCall::Fence { queue, .. } = calls[fence] else {
             unreachable!("a fence is known by the place of its call")
         };
         queue
     };
-    let kind = |(at, call): (usize, &Call)| match call {
-        Call::Follow { queue, fence } => {
+    let kind = |(at, call): (usize, &DeviceCall)| match call {
+        DeviceCall::StreamWait { queue, fence } => {
             let other = of(*fence);
             Some((at, (Some(queue.stream), other.stream, queue.device != other.device)))
         }
-        Call::Reach { fence } => Some((at, (None, of(*fence).stream, false))),
-        Call::Given(_)
-        | Call::Work { .. }
-        | Call::Host { .. }
-        | Call::Fence { .. }
-        | Call::Drain { .. } => None,
+        DeviceCall::HostWait { fence } => Some((at, (None, of(*fence).stream, false))),
+        DeviceCall::Allocated(_)
+        | DeviceCall::Work { .. }
+        | DeviceCall::Host { .. }
+        | DeviceCall::Fence { .. }
+        | DeviceCall::Synchronize { .. } => None,
     };
     calls.iter().enumerate().filter_map(kind).collect()
 }

@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zbelastic_kernels::cuda::DeviceFault;
-use zbelastic_kernels::cuda::device::{Device, Product};
+use zbelastic_kernels::cuda::device::{Device, MatrixProduct};
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::times::{Bound, Sizes, Stand, TimeError, Timed, measure, optimism};
+use zbelastic_kernels::cuda::timing::{
+    RooflineBound, TimedDevice, TimedSizes, TimingError, TimingHarness, measure, optimism,
+};
 
-use crate::device::{Emulated, Order};
+use crate::device::{EmulatedDevice, LaneOrder};
 
-impl Timed for Emulated {
+impl TimedDevice for EmulatedDevice {
     fn seconds(&self, work: &mut dyn FnMut()) -> Result<f64, DeviceFault> {
         let began = Instant::now();
         work();
@@ -18,7 +20,11 @@ impl Timed for Emulated {
     }
 
     /// Half the time of the fastest run, as if there were an algorithm twice as fast.
-    fn fastest_product_s(&self, product: &Product, runs: u32) -> Result<Option<f64>, DeviceFault> {
+    fn fastest_product_s(
+        &self,
+        product: &MatrixProduct,
+        runs: u32,
+    ) -> Result<Option<f64>, DeviceFault> {
         let mut best = f64::INFINITY;
         for _ in 0..runs {
             let mut done = Ok(());
@@ -29,7 +35,7 @@ impl Timed for Emulated {
     }
 }
 
-const SIZES: Sizes = Sizes {
+const SIZES: TimedSizes = TimedSizes {
     sequences: 1,
     sequence_len: 64,
     width: 128,
@@ -39,15 +45,16 @@ const SIZES: Sizes = Sizes {
     square: 32,
 };
 
-fn emulated(precision: Precision, room_bytes: u64) -> Option<Arc<Emulated>> {
-    Emulated::new(precision, Order::Forwards, room_bytes)
+fn emulated(precision: Precision, room_bytes: u64) -> Option<Arc<EmulatedDevice>> {
+    EmulatedDevice::new(precision, LaneOrder::Forwards, room_bytes)
 }
 
 #[test]
 fn every_operation_is_timed_beside_a_floor() {
     for precision in Precision::ALL {
         let Some(device) = emulated(precision, 1 << 30) else { return };
-        let (rates, rows) = measure(&Stand::new(device, 2), SIZES).expect("room, and no fault");
+        let (rates, rows) =
+            measure(&TimingHarness::new(device, 2), SIZES).expect("room, and no fault");
         assert!(rates.bytes_per_s > 0.0 && rates.flop_per_s > 0.0, "{rates:?}");
         let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
         let of_blocks =
@@ -70,7 +77,7 @@ fn every_operation_is_timed_beside_a_floor() {
             assert!(names.contains(&name), "{names:?}");
         }
         let moved = rows.iter().find(|row| row.name == "rotate").expect("it is there");
-        assert_eq!(moved.bound, Bound::Memory, "nothing is multiplied with a matrix");
+        assert_eq!(moved.bound, RooflineBound::Memory, "nothing is multiplied with a matrix");
         assert!(rows.iter().all(|row| row.us > 0.0 && row.floor_us > 0.0), "{rows:?}");
         // Four numbers of four bytes are read of each weight, and three are written; the width does not
         // divide the parameters.
@@ -95,12 +102,12 @@ fn every_operation_is_timed_beside_a_floor() {
 }
 
 #[test]
-fn what_does_not_fit_or_fails_is_told() {
+fn timing_reports_what_does_not_fit_or_fails() {
     let Some(device) = emulated(Precision::F32, 4 << 20) else { return };
-    let found = measure(&Stand::new(device, 1), Sizes { copied: 1 << 22, ..SIZES });
-    assert!(matches!(found, Err(TimeError::Memory(_))), "{found:?}");
+    let found = measure(&TimingHarness::new(device, 1), TimedSizes { copied: 1 << 22, ..SIZES });
+    assert!(matches!(found, Err(TimingError::Memory(_))), "{found:?}");
     let device = emulated(Precision::F32, 1 << 30).expect("there was a compiler");
-    device.give_up();
-    let found = measure(&Stand::new(device, 1), SIZES);
-    assert!(matches!(found, Err(TimeError::Device(_))), "{found:?}");
+    device.fail();
+    let found = measure(&TimingHarness::new(device, 1), SIZES);
+    assert!(matches!(found, Err(TimingError::Device(_))), "{found:?}");
 }

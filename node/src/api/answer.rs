@@ -3,31 +3,33 @@
 use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
 
-use super::event::Event;
+use super::event::ClusterEvent;
 use super::hex::HexDigest;
-use super::refusal::Refusal;
-use super::status::{CheckpointStatus, JobPhaseStatus, JobStatus, MemberStatus, Status, TokenRole};
+use super::refusal::ApiRefusal;
+use super::status::{
+    CheckpointStatus, JobPhaseStatus, JobStatus, MemberStatus, StatusReport, TokenRole,
+};
 
-/// The answer of a node to a [`Request`](super::Request).
+/// The answer of a node to a [`ApiRequest`](super::ApiRequest).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", content = "content", rename_all = "snake_case")]
-pub enum Answer {
+pub enum ApiAnswer {
     /// To `status`.
-    Status(Box<Status>),
+    Status(Box<StatusReport>),
     /// To `events`.
-    Events(Events),
+    Events(EventPage),
     /// To `logs`.
-    Logs(Logs),
+    Logs(LogPage),
     /// To `token_create`.
     Token(TokenCreated),
     /// To `token_list`.
     Tokens(Vec<TokenInfo>),
     /// To `token_revoke`, `node_drain` and `node_remove`: what changed, and for which nodes.
-    Done(NodeSaid),
+    Done(ChangeSummary),
     /// To `run`: it begins or goes on.
     Run(RunAccepted),
     /// To `run` while text is missing, and to `put_data`: how much is there.
-    DataWanted(DataHeld),
+    DataWanted(UploadProgress),
     /// To `pause`, `resume`, `stop` and `checkpoint_restore`: the job afterwards.
     Job(Box<JobStatus>),
     /// To `run_list`: oldest first.
@@ -39,7 +41,7 @@ pub enum Answer {
     /// To `checkpoint_verify`.
     Verified(LayerVerified),
     /// To `checkpoint_collect`.
-    Collected(Vec<Collected>),
+    Collected(Vec<CollectionReport>),
     /// To `checkpoint_export`.
     Layer(LayerPiece),
     /// To `checkpoint_subtree`: the chaining value.
@@ -49,7 +51,7 @@ pub enum Answer {
     /// To `cluster_info`.
     Cluster(Box<ClusterInfo>),
     /// To `cluster_backup`.
-    Backup(Backup),
+    Backup(BackupPiece),
     /// Another node decides: send the request there.
     Redirect {
         /// Where it is reached; none if that is not known.
@@ -63,10 +65,10 @@ pub enum Answer {
         missing: Vec<String>,
     },
     /// The node refused the request, for this reason.
-    Refused(Refusal),
+    Refused(ApiRefusal),
 }
 
-impl Answer {
+impl ApiAnswer {
     /// Its word, for errors.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -99,7 +101,7 @@ impl Answer {
 
 /// Events of a node's log, in the order of their sequence numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Events {
+pub struct EventPage {
     /// Names the log, which is one node's: another number means that sequence numbers begin anew.
     pub log: u64,
     /// The oldest that is kept.
@@ -107,12 +109,12 @@ pub struct Events {
     /// The sequence number to request next.
     pub next_sequence: u64,
     /// In the order of their sequence.
-    pub events: Vec<Event>,
+    pub events: Vec<ClusterEvent>,
 }
 
 /// Log lines of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Logs {
+pub struct LogPage {
     /// The node that logged the lines.
     pub node: NodeId,
     /// The oldest that is kept.
@@ -170,7 +172,7 @@ pub struct TokenInfo {
 
 /// What an order about nodes or tokens changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeSaid {
+pub struct ChangeSummary {
     /// The change in words, for a person.
     pub what: String,
     /// Nodes it concerns.
@@ -243,7 +245,7 @@ pub struct RunAccepted {
 
 /// How much of a text is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataHeld {
+pub struct UploadProgress {
     /// BLAKE3 hash of the text or of the weights.
     pub hash: HexDigest,
     /// Bytes that are there: where the next piece begins.
@@ -284,12 +286,12 @@ pub struct LayerVerified {
     /// Index of the layer, counted from 0.
     pub layer: u32,
     /// Each copy, and what reading it showed.
-    pub copies: Vec<LayerCopy>,
+    pub copies: Vec<LayerCopyStatus>,
 }
 
 /// A copy of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerCopy {
+pub struct LayerCopyStatus {
     /// The node that holds the copy.
     pub node: NodeId,
     /// Whether the copy is sound, damaged or missing.
@@ -320,7 +322,7 @@ pub enum CopyState {
 
 /// What a node removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Collected {
+pub struct CollectionReport {
     /// The node that removed them.
     pub node: NodeId,
     /// Number of chunks that were removed.
@@ -423,7 +425,7 @@ pub enum RotationProgress {
 
 /// A piece of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Backup {
+pub struct BackupPiece {
     /// BLAKE3 of the whole backup.
     pub digest: HexDigest,
     /// Bytes of the whole backup.

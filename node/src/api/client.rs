@@ -7,16 +7,17 @@
 use zbelastic_types::NodeId;
 
 use super::answer::{
-    Answer, Backup, CheckpointDetail, ClusterInfo, Collected, DataHeld, Events, LayerPiece,
-    LayerVerified, Logs, NodeSaid, RunStatus, TokenCreated, TokenInfo, TracePiece,
+    ApiAnswer, BackupPiece, ChangeSummary, CheckpointDetail, ClusterInfo, CollectionReport,
+    EventPage, LayerPiece, LayerVerified, LogPage, RunStatus, TokenCreated, TokenInfo, TracePiece,
+    UploadProgress,
 };
 use super::hex::HexDigest;
-use super::refusal::Refusal;
-use super::request::{Request, TokenRequest};
-use super::status::{CheckpointStatus, JobStatus, Status};
+use super::refusal::ApiRefusal;
+use super::request::{ApiRequest, TokenRequest};
+use super::status::{CheckpointStatus, JobStatus, StatusReport};
 use super::wire::{WireError, decode_answer, encode_request};
 use super::{ADDRESSES_MAX, LOG_LINES_MAX, escape};
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// Redirects that are followed for one question: leaders change, but not that often.
 pub const REDIRECTS_MAX: usize = 4;
@@ -80,7 +81,7 @@ pub enum ApiError {
     },
     /// The node refused the request.
     #[error("{0}")]
-    Refused(Refusal),
+    Refused(ApiRefusal),
     /// The answer is one to another question.
     #[error("the node answers {found} to {request}")]
     Unexpected {
@@ -106,7 +107,7 @@ const TRACE_BYTES_MAX: usize = 128 << 20;
 macro_rules! answer_to {
     ($client:expr, $request:expr, $pattern:pat => $value:expr) => {{
         let request = $request;
-        let answer = $client.ask(&request)?;
+        let answer = $client.send(&request)?;
         let found = answer.name();
         let $pattern = answer else {
             return Err(ApiError::Unexpected { request: request.name(), found });
@@ -124,7 +125,7 @@ impl<'a> ApiClient<'a> {
 
     /// The same, asking for checkpoints of this run from now on.
     #[must_use]
-    pub fn of_run(self, run: Option<String>) -> Self {
+    pub fn with_run(self, run: Option<String>) -> Self {
         Self { run, ..self }
     }
 
@@ -132,43 +133,43 @@ impl<'a> ApiClient<'a> {
     ///
     /// # Errors
     /// If there is no answer, or the node refuses.
-    pub fn ask(&mut self, request: &Request) -> Result<Answer, ApiError> {
+    pub fn send(&mut self, request: &ApiRequest) -> Result<ApiAnswer, ApiError> {
         let message = encode_request(request)?;
         let mut asked = self.addresses.clone();
         for redirects in 0..=REDIRECTS_MAX {
             let answer = decode_answer(&(self.exchange)(&asked, &message)?)?;
             match answer {
-                Answer::Redirect { addresses } if addresses.is_empty() => {
+                ApiAnswer::Redirect { addresses } if addresses.is_empty() => {
                     return Err(ApiError::NoLeader { redirects });
                 }
-                Answer::Redirect { mut addresses } => {
+                ApiAnswer::Redirect { mut addresses } => {
                     addresses.truncate(ADDRESSES_MAX);
                     asked = addresses;
                 }
-                Answer::NoQuorum { since_ms, missing } => {
+                ApiAnswer::NoQuorum { since_ms, missing } => {
                     return Err(ApiError::NoQuorum { since_ms, missing });
                 }
-                Answer::Refused(refusal) => return Err(ApiError::Refused(refusal)),
-                answer @ (Answer::Status(_)
-                | Answer::Events(_)
-                | Answer::Logs(_)
-                | Answer::Token(_)
-                | Answer::Tokens(_)
-                | Answer::Done(_)
-                | Answer::Run(_)
-                | Answer::DataWanted(_)
-                | Answer::Job(_)
-                | Answer::Runs(_)
-                | Answer::Checkpoints(_)
-                | Answer::Checkpoint(_)
-                | Answer::Verified(_)
-                | Answer::Collected(_)
-                | Answer::Layer(_)
-                | Answer::Subtree(_)
-                | Answer::Trace(_)
-                | Answer::Cluster(_)
-                | Answer::Backup(_)) => {
-                    self.remember(asked);
+                ApiAnswer::Refused(refusal) => return Err(ApiError::Refused(refusal)),
+                answer @ (ApiAnswer::Status(_)
+                | ApiAnswer::Events(_)
+                | ApiAnswer::Logs(_)
+                | ApiAnswer::Token(_)
+                | ApiAnswer::Tokens(_)
+                | ApiAnswer::Done(_)
+                | ApiAnswer::Run(_)
+                | ApiAnswer::DataWanted(_)
+                | ApiAnswer::Job(_)
+                | ApiAnswer::Runs(_)
+                | ApiAnswer::Checkpoints(_)
+                | ApiAnswer::Checkpoint(_)
+                | ApiAnswer::Verified(_)
+                | ApiAnswer::Collected(_)
+                | ApiAnswer::Layer(_)
+                | ApiAnswer::Subtree(_)
+                | ApiAnswer::Trace(_)
+                | ApiAnswer::Cluster(_)
+                | ApiAnswer::Backup(_)) => {
+                    self.prefer_addresses(asked);
                     return Ok(answer);
                 }
             }
@@ -180,62 +181,62 @@ impl<'a> ApiClient<'a> {
     ///
     /// # Errors
     /// If there is no answer, or the node refuses; so for all that follow.
-    pub fn status(&mut self) -> Result<Status, ApiError> {
-        answer_to!(self, Request::Status, Answer::Status(status) => *status)
+    pub fn status(&mut self) -> Result<StatusReport, ApiError> {
+        answer_to!(self, ApiRequest::Status, ApiAnswer::Status(status) => *status)
     }
 
     /// What happened from a sequence number on.
-    pub fn events(&mut self, from_sequence: u64, max: u32) -> Result<Events, ApiError> {
-        let request = Request::Events { from_sequence, max };
-        answer_to!(self, request, Answer::Events(events) => events)
+    pub fn events(&mut self, from_sequence: u64, max: u32) -> Result<EventPage, ApiError> {
+        let request = ApiRequest::Events { from_sequence, max };
+        answer_to!(self, request, ApiAnswer::Events(events) => events)
     }
 
     /// What a node logged from a sequence number on.
-    pub fn logs(&mut self, node: Option<NodeId>, from_sequence: u64) -> Result<Logs, ApiError> {
-        let request = Request::Logs { node, from_sequence, max: LOG_LINES_MAX };
-        answer_to!(self, request, Answer::Logs(logs) => logs)
+    pub fn logs(&mut self, node: Option<NodeId>, from_sequence: u64) -> Result<LogPage, ApiError> {
+        let request = ApiRequest::Logs { node, from_sequence, max: LOG_LINES_MAX };
+        answer_to!(self, request, ApiAnswer::Logs(logs) => logs)
     }
 
     /// Creates a token.
     pub fn create_token(&mut self, token: TokenRequest) -> Result<TokenCreated, ApiError> {
-        answer_to!(self, Request::TokenCreate(token), Answer::Token(token) => token)
+        answer_to!(self, ApiRequest::TokenCreate(token), ApiAnswer::Token(token) => token)
     }
 
     /// Lists all tokens.
     pub fn tokens(&mut self) -> Result<Vec<TokenInfo>, ApiError> {
-        answer_to!(self, Request::TokenList, Answer::Tokens(tokens) => tokens)
+        answer_to!(self, ApiRequest::TokenList, ApiAnswer::Tokens(tokens) => tokens)
     }
 
     /// Carries out an order that is answered by what changed.
-    pub fn order(&mut self, request: Request) -> Result<NodeSaid, ApiError> {
-        answer_to!(self, request, Answer::Done(said) => said)
+    pub fn change(&mut self, request: ApiRequest) -> Result<ChangeSummary, ApiError> {
+        answer_to!(self, request, ApiAnswer::Done(said) => said)
     }
 
     /// Carries out an order about the run, and returns how it stands afterwards.
-    pub fn order_job(&mut self, request: Request) -> Result<JobStatus, ApiError> {
-        answer_to!(self, request, Answer::Job(job) => *job)
+    pub fn change_job(&mut self, request: ApiRequest) -> Result<JobStatus, ApiError> {
+        answer_to!(self, request, ApiAnswer::Job(job) => *job)
     }
 
     /// Sends a piece of a text.
-    pub fn put_data(&mut self, request: Request) -> Result<DataHeld, ApiError> {
-        answer_to!(self, request, Answer::DataWanted(held) => held)
+    pub fn put_data(&mut self, request: ApiRequest) -> Result<UploadProgress, ApiError> {
+        answer_to!(self, request, ApiAnswer::DataWanted(held) => held)
     }
 
     /// Every run that is kept, oldest first.
     pub fn runs(&mut self) -> Result<Vec<RunStatus>, ApiError> {
-        answer_to!(self, Request::RunList, Answer::Runs(runs) => runs)
+        answer_to!(self, ApiRequest::RunList, ApiAnswer::Runs(runs) => runs)
     }
 
     /// Lists the checkpoints of the run.
     pub fn checkpoints(&mut self) -> Result<Vec<CheckpointStatus>, ApiError> {
-        let request = Request::CheckpointList { run: self.run.clone() };
-        answer_to!(self, request, Answer::Checkpoints(list) => list)
+        let request = ApiRequest::CheckpointList { run: self.run.clone() };
+        answer_to!(self, request, ApiAnswer::Checkpoints(list) => list)
     }
 
     /// Requests the layers of one checkpoint, and the nodes that hold them.
     pub fn checkpoint(&mut self, step: u64) -> Result<CheckpointDetail, ApiError> {
-        let request = Request::CheckpointShow { run: self.run.clone(), step };
-        answer_to!(self, request, Answer::Checkpoint(detail) => detail)
+        let request = ApiRequest::CheckpointShow { run: self.run.clone(), step };
+        answer_to!(self, request, ApiAnswer::Checkpoint(detail) => detail)
     }
 
     /// What stages did in the last steps, as the text of a trace file, if there is one.
@@ -252,18 +253,18 @@ impl<'a> ApiClient<'a> {
     }
 
     fn trace_piece(&mut self, offset: u64) -> Result<TracePiece, ApiError> {
-        answer_to!(self, Request::Trace { offset }, Answer::Trace(piece) => piece)
+        answer_to!(self, ApiRequest::Trace { offset }, ApiAnswer::Trace(piece) => piece)
     }
 
     /// Reads every copy of a layer.
     pub fn verify(&mut self, step: u64, layer: u32) -> Result<LayerVerified, ApiError> {
-        let request = Request::CheckpointVerify { run: self.run.clone(), step, layer };
-        answer_to!(self, request, Answer::Verified(verified) => verified)
+        let request = ApiRequest::CheckpointVerify { run: self.run.clone(), step, layer };
+        answer_to!(self, request, ApiAnswer::Verified(verified) => verified)
     }
 
     /// Removes what no checkpoint needs.
-    pub fn collect(&mut self) -> Result<Vec<Collected>, ApiError> {
-        answer_to!(self, Request::CheckpointCollect, Answer::Collected(collected) => collected)
+    pub fn collect(&mut self) -> Result<Vec<CollectionReport>, ApiError> {
+        answer_to!(self, ApiRequest::CheckpointCollect, ApiAnswer::Collected(collected) => collected)
     }
 
     /// A piece of a layer's image.
@@ -273,8 +274,8 @@ impl<'a> ApiClient<'a> {
         layer: u32,
         offset: u64,
     ) -> Result<LayerPiece, ApiError> {
-        let request = Request::CheckpointExport { run: self.run.clone(), step, layer, offset };
-        answer_to!(self, request, Answer::Layer(piece) => piece)
+        let request = ApiRequest::CheckpointExport { run: self.run.clone(), step, layer, offset };
+        answer_to!(self, request, ApiAnswer::Layer(piece) => piece)
     }
 
     /// The chaining value of a subtree behind a layer's weights.
@@ -284,13 +285,13 @@ impl<'a> ApiClient<'a> {
         layer: u32,
         subtree: u32,
     ) -> Result<HexDigest, ApiError> {
-        let request = Request::CheckpointSubtree { run: self.run.clone(), step, layer, subtree };
-        answer_to!(self, request, Answer::Subtree(value) => value)
+        let request = ApiRequest::CheckpointSubtree { run: self.run.clone(), step, layer, subtree };
+        answer_to!(self, request, ApiAnswer::Subtree(value) => value)
     }
 
     /// Requests the cluster's name, format, leader and voters.
     pub fn cluster(&mut self) -> Result<ClusterInfo, ApiError> {
-        answer_to!(self, Request::ClusterInfo, Answer::Cluster(info) => *info)
+        answer_to!(self, ApiRequest::ClusterInfo, ApiAnswer::Cluster(info) => *info)
     }
 
     /// A piece of a backup.
@@ -298,13 +299,13 @@ impl<'a> ApiClient<'a> {
         &mut self,
         digest: Option<HexDigest>,
         offset: u64,
-    ) -> Result<Backup, ApiError> {
-        let request = Request::ClusterBackup { digest, offset };
-        answer_to!(self, request, Answer::Backup(backup) => backup)
+    ) -> Result<BackupPiece, ApiError> {
+        let request = ApiRequest::ClusterBackup { digest, offset };
+        answer_to!(self, request, ApiAnswer::Backup(backup) => backup)
     }
 
     /// Puts the addresses that answered first, and keeps the others for when they do not any more.
-    fn remember(&mut self, answered: Vec<String>) {
+    fn prefer_addresses(&mut self, answered: Vec<String>) {
         let known = std::mem::take(&mut self.addresses);
         let others: Vec<String> =
             known.into_iter().filter(|known| !answered.contains(known)).collect();
@@ -330,7 +331,7 @@ impl ApiError {
     }
 }
 
-impl From<ApiError> for Failure {
+impl From<ApiError> for CommandFailure {
     fn from(error: ApiError) -> Self {
         let (code, what) = (error.code(), escape(&error.to_string()).into_owned());
         let details = match error {
@@ -338,11 +339,13 @@ impl From<ApiError> for Failure {
             ApiError::Client(error) => client_details(&error),
             ApiError::NoQuorum { since_ms, missing } => quorum_details(since_ms, &missing),
             ApiError::NoLeader { .. } => vec![
-                Detail::new("the controllers are choosing a leader, or cannot reach each other")
-                    .hint("again in a moment, then `zbelastic status`"),
+                FailureDetail::new(
+                    "the controllers are choosing a leader, or cannot reach each other",
+                )
+                .hint("again in a moment, then `zbelastic status`"),
             ],
             ApiError::Wire(_) | ApiError::Unexpected { .. } => vec![
-                Detail::new("the two programs may be of different versions")
+                FailureDetail::new("the two programs may be of different versions")
                     .hint("`zbelastic --version` on both sides"),
             ],
         };
@@ -350,23 +353,23 @@ impl From<ApiError> for Failure {
     }
 }
 
-fn client_details(error: &ClientError) -> Vec<Detail> {
+fn client_details(error: &ClientError) -> Vec<FailureDetail> {
     match error {
         ClientError::Unreachable { tried } => {
-            let mut details: Vec<Detail> = tried
+            let mut details: Vec<FailureDetail> = tried
                 .iter()
                 .take(ADDRESSES_MAX)
-                .map(|(address, reason)| Detail::new(escape(reason)).at(escape(address)))
+                .map(|(address, reason)| FailureDetail::new(escape(reason)).at(escape(address)))
                 .collect();
             let hint = "--cluster ADDR with a node that runs; its port must be open for UDP";
             match details.last_mut() {
                 Some(last) => last.hint = Some(hint.to_owned()),
-                None => details.push(Detail::new("no address is known").hint(hint)),
+                None => details.push(FailureDetail::new("no address is known").hint(hint)),
             }
             details
         }
         ClientError::Denied { .. } => vec![
-            Detail::new(
+            FailureDetail::new(
                 "the certificate has ended, was revoked, is by an authority that was replaced, or belongs to \
                  another cluster",
             )
@@ -377,21 +380,21 @@ fn client_details(error: &ClientError) -> Vec<Detail> {
                 ),
         ],
         ClientError::Stranger { .. } => vec![
-            Detail::new("another cluster or another program may listen there now")
+            FailureDetail::new("another cluster or another program may listen there now")
                 .hint("--cluster ADDR with a node of this cluster"),
         ],
         ClientError::Broken { .. } => vec![
-            Detail::new("whether the order was carried out is not known")
+            FailureDetail::new("whether the order was carried out is not known")
                 .hint("`zbelastic status`, then again"),
         ],
     }
 }
 
-fn quorum_details(since_ms: u64, missing: &[String]) -> Vec<Detail> {
+fn quorum_details(since_ms: u64, missing: &[String]) -> Vec<FailureDetail> {
     let names: Vec<_> = missing.iter().map(|name| escape(name)).collect();
     let missing = if names.is_empty() { "some".to_owned() } else { names.join(", ") };
     vec![
-        Detail::new(format!("not heard for {:.1} s: {missing}", since_ms as f64 / 1e3))
+        FailureDetail::new(format!("not heard for {:.1} s: {missing}", since_ms as f64 / 1e3))
             .why("what is agreed on needs more than half of the controllers")
             .hint(
                 "start them again; if they are lost for good, \

@@ -7,11 +7,11 @@ use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
 use super::status::{MemberRole, TokenRole};
-use crate::train::timing::Causes;
+use crate::train::timing::StepTimeBreakdown;
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Event {
+pub struct ClusterEvent {
     /// Grows by one with each, in the log of one node.
     pub sequence: u64,
     /// When, in milliseconds since 1970.
@@ -23,7 +23,7 @@ pub struct Event {
     pub text: String,
 }
 
-impl Event {
+impl ClusterEvent {
     /// The event, with its words.
     #[must_use]
     pub fn new(sequence: u64, at_ms: u64, kind: EventKind) -> Self {
@@ -175,7 +175,7 @@ pub enum EventKind {
         bubble_planned: Option<f64>,
         /// Where the time of the steps under this plan went, in the mean so far.
         #[serde(default)]
-        causes: Option<Causes>,
+        causes: Option<StepTimeBreakdown>,
         /// The generation number of the plan.
         generation: u64,
         /// Number of pipeline stages of the plan.

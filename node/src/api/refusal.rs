@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::escape::escape;
 use super::hex::HexDigest;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// Why a node refuses a request. Each reason has its exit code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "refusal", rename_all = "snake_case")]
-pub enum Refusal {
+pub enum ApiRefusal {
     /// The certificate of the sender does not allow this request.
     NotAuthorised {
         /// What was requested, in words.
@@ -20,7 +20,7 @@ pub enum Refusal {
     /// What was named does not exist.
     NotFound {
         /// The kind of thing that was named.
-        thing: Thing,
+        thing: ResourceKind,
         /// The name that was given.
         name: String,
     },
@@ -69,7 +69,7 @@ pub enum Refusal {
 /// What can be named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Thing {
+pub enum ResourceKind {
     /// A node of the cluster.
     Node,
     /// A token for joining.
@@ -89,7 +89,7 @@ pub enum Thing {
 /// Whether there is a run at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum NoRun {
+pub enum RunAbsence {
     /// There never was one.
     Never,
     /// A run was stopped.
@@ -103,7 +103,7 @@ pub enum WrongState {
     /// There is no run.
     NoRun {
         /// Whether there was one.
-        was: NoRun,
+        was: RunAbsence,
     },
     /// Another run is under way.
     OtherRun {
@@ -205,7 +205,7 @@ pub enum WrongState {
     },
 }
 
-impl Thing {
+impl ResourceKind {
     /// The word for it in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -233,7 +233,7 @@ impl Thing {
     }
 }
 
-impl Refusal {
+impl ApiRefusal {
     /// The exit code of a command that is refused for this reason.
     #[must_use]
     pub const fn code(&self) -> FailureCode {
@@ -252,11 +252,11 @@ impl Refusal {
 
     /// The refusal as a person reads it.
     #[must_use]
-    pub fn failure(&self) -> Failure {
+    pub fn failure(&self) -> CommandFailure {
         let hint = self.hint();
         let details = match self {
             Self::Config { problems } => {
-                problems.iter().map(|problem| Detail::new(escape(problem))).collect()
+                problems.iter().map(|problem| FailureDetail::new(escape(problem))).collect()
             }
             Self::NotAuthorised { .. }
             | Self::NotFound { .. }
@@ -267,9 +267,9 @@ impl Refusal {
             | Self::Damaged { .. }
             | Self::Internal { .. } => Vec::new(),
         };
-        let mut failure = Failure { code: self.code(), what: self.to_string(), details };
+        let mut failure = CommandFailure { code: self.code(), what: self.to_string(), details };
         if let Some((what, hint)) = hint {
-            failure.details.push(Detail::new(what).hint(hint));
+            failure.details.push(FailureDetail::new(what).hint(hint));
         }
         failure
     }
@@ -367,7 +367,7 @@ impl WrongState {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ApiRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAuthorised { what } => write!(f, "not authorised: {}", escape(what)),
@@ -397,8 +397,8 @@ impl fmt::Display for Refusal {
 impl fmt::Display for WrongState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRun { was: NoRun::Never } => write!(f, "there is no run"),
-            Self::NoRun { was: NoRun::Stopped } => write!(f, "the run was stopped"),
+            Self::NoRun { was: RunAbsence::Never } => write!(f, "there is no run"),
+            Self::NoRun { was: RunAbsence::Stopped } => write!(f, "the run was stopped"),
             Self::OtherRun { config, step, step_count } => write!(
                 f,
                 "another run is under way: {} at step {step} of {step_count}",

@@ -10,7 +10,7 @@ use super::status::TokenRole;
 /// checkpoint of step 100 is the state after 100 steps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
-pub enum Request {
+pub enum ApiRequest {
     /// The status of the cluster: members, job and plan.
     Status,
     /// What happened, from a sequence number on. Answered at once, with nothing if there is
@@ -171,7 +171,7 @@ pub enum Request {
     },
 }
 
-impl Request {
+impl ApiRequest {
     /// Its word, for logs.
     #[must_use]
     pub const fn name(&self) -> &'static str {

@@ -24,7 +24,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         id: NodeId(id),
         name: name.to_owned(),
         role: MemberRole::Worker,
-        standing: if is_live { MemberStanding::Present } else { MemberStanding::Lost { reason } },
+        standing: if is_live { MemberState::Present } else { MemberState::Lost { reason } },
         incarnation: 10 + id,
         addresses: vec![format!("10.0.0.{id}:7000")],
         zone: String::new(),
@@ -39,7 +39,7 @@ pub fn member(id: u64, name: &str, is_live: bool) -> MemberStatus {
         memory: Bytes(8 << 30),
         last_heard_ms: is_live.then_some(40),
         round_trip_us: None,
-        road: if is_live { Road::Quic } else { Road::Down },
+        road: if is_live { MemberPath::Quic } else { MemberPath::Down },
         work: None,
     }
 }
@@ -113,7 +113,7 @@ pub fn pace() -> PaceStatus {
 }
 
 /// Two controllers, two stages, a standby and a lost node, with a run in its middle.
-pub fn status() -> Status {
+pub fn status() -> StatusReport {
     let controller = |id, name: &str| MemberStatus {
         role: MemberRole::Controller,
         memory: Bytes(0),
@@ -125,7 +125,7 @@ pub fn status() -> Status {
         copies_stages: vec![1 - stage],
         memory_used: Some(Bytes(3 << 30)),
         round_trip_us: Some(310),
-        road: Road::SameHost,
+        road: MemberPath::SameHost,
         ..member(id, name, true)
     };
     let plan = PlanStatus {
@@ -152,7 +152,7 @@ pub fn status() -> Status {
         bytes_floor: Bytes(480 << 20),
         steps_lost: 0,
     };
-    Status {
+    StatusReport {
         version: "0.1.0".to_owned(),
         at_ms: NOW_MS,
         answered_by: NodeId(1),
@@ -164,7 +164,7 @@ pub fn status() -> Status {
             reachable: vec![NodeId(1), NodeId(6)],
         },
         members: vec![
-            MemberStatus { road: Road::Own, last_heard_ms: None, ..controller(1, "ctl-1") },
+            MemberStatus { road: MemberPath::Own, last_heard_ms: None, ..controller(1, "ctl-1") },
             stage(2, "gpu-a", 0, "0-4"),
             stage(3, "gpu-b", 1, "5-9"),
             member(4, "gpu-c", false),
@@ -183,11 +183,13 @@ pub fn status() -> Status {
 }
 
 /// The requests that a scripted cluster received.
-pub type Asked = Rc<RefCell<Vec<Request>>>;
+pub type RecordedRequests = Rc<RefCell<Vec<ApiRequest>>>;
 
 /// A client of a cluster that gives these answers, one after the other.
-pub fn scripted(answers: Vec<Result<Answer, ClientError>>) -> (ApiClient<'static>, Asked) {
-    let asked = Asked::default();
+pub fn scripted(
+    answers: Vec<Result<ApiAnswer, ClientError>>,
+) -> (ApiClient<'static>, RecordedRequests) {
+    let asked = RecordedRequests::default();
     let mut answers = answers.into_iter();
     let notes = asked.clone();
     let exchange = move |_: &[String], message: &[u8]| {

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{Bytes, NodeId};
 
 use super::hex::HexDigest;
-use crate::cluster::work::Activity;
+use crate::cluster::activity::LongActivity;
 
 /// How everything stands, as one node knows it. Times of day are milliseconds since 1970; a number
 /// that is not finite or not known is left out or `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct StatusReport {
     /// The version of the program that answers.
     pub version: String,
     /// When the node answered, in milliseconds since 1970.
@@ -151,7 +151,7 @@ impl fmt::Display for TokenRole {
 /// How a member stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum MemberStanding {
+pub enum MemberState {
     /// The member is counted on.
     Present,
     /// The member is about to go.
@@ -166,7 +166,7 @@ pub enum MemberStanding {
 /// The road that frames take to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Road {
+pub enum MemberPath {
     /// It is the answering node itself.
     Own,
     /// A QUIC connection over the network.
@@ -187,7 +187,7 @@ pub struct MemberStatus {
     /// What it is for.
     pub role: MemberRole,
     /// Whether it is present, draining or lost.
-    pub standing: MemberStanding,
+    pub standing: MemberState,
     /// Number of its incarnation.
     pub incarnation: u64,
     /// Where it is reached.
@@ -217,7 +217,7 @@ pub struct MemberStatus {
     /// Round trip to it, in microseconds.
     pub round_trip_us: Option<u64>,
     /// The road to it from the answering node.
-    pub road: Road,
+    pub road: MemberPath,
     /// What it has done, as it reported last.
     #[serde(default)]
     pub work: Option<WorkStatus>,
@@ -243,7 +243,7 @@ pub struct WorkStatus {
     /// A count that grows with each operation that runs and each byte of a layer that comes.
     pub done: u64,
     /// What takes it long beside the passes of steps.
-    pub activity: Option<Activity>,
+    pub activity: Option<LongActivity>,
 }
 
 /// How far a job is.

@@ -8,9 +8,9 @@ use zbelastic_types::{Bytes, NodeId};
 use super::client::{ApiClient, ApiError, ClientError, REDIRECTS_MAX};
 use super::sample::{checkpoint, digest, job, scripted, status, token};
 use super::*;
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode};
 
-fn requests() -> Vec<Request> {
+fn requests() -> Vec<ApiRequest> {
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
     let (id, document) = ("ab12".to_owned(), "[train]\n".to_owned());
     let token = TokenRequest {
@@ -21,38 +21,38 @@ fn requests() -> Vec<Request> {
         note: Some("rack 2".to_owned()),
     };
     vec![
-        Request::Status,
-        Request::Events { from_sequence: 7, max: 3 },
-        Request::Logs { node: Some(NodeId(2)), from_sequence: 0, max: 1 },
-        Request::TokenCreate(token),
-        Request::TokenList,
-        Request::TokenRevoke { id, with_nodes: false },
-        Request::NodeDrain { node: NodeId(3) },
-        Request::NodeRemove { node: NodeId(3), force: true },
-        Request::Run {
+        ApiRequest::Status,
+        ApiRequest::Events { from_sequence: 7, max: 3 },
+        ApiRequest::Logs { node: Some(NodeId(2)), from_sequence: 0, max: 1 },
+        ApiRequest::TokenCreate(token),
+        ApiRequest::TokenList,
+        ApiRequest::TokenRevoke { id, with_nodes: false },
+        ApiRequest::NodeDrain { node: NodeId(3) },
+        ApiRequest::NodeRemove { node: NodeId(3), force: true },
+        ApiRequest::Run {
             document,
             corpus,
             weights: Some(corpus),
             name: None,
             from: Some("baseline".to_owned()),
         },
-        Request::PutData { hash: digest(1), offset: 4, bytes: vec![0, 1, 255] },
-        Request::Pause,
-        Request::Resume,
-        Request::Stop,
-        Request::RunList,
-        Request::RunRemove { name: "baseline".to_owned(), run: 3 },
-        Request::CheckpointList { run: None },
-        Request::CheckpointShow { run: Some("baseline".to_owned()), step: 100 },
-        Request::CheckpointVerify { run: None, step: 100, layer: 2 },
-        Request::CheckpointRestore { step: 100 },
-        Request::CheckpointCollect,
-        Request::CheckpointExport { run: None, step: 100, layer: 2, offset: 0 },
-        Request::CheckpointSubtree { run: None, step: 100, layer: 2, subtree: 3 },
-        Request::Trace { offset: 7 },
-        Request::ClusterInfo,
-        Request::ClusterRotateCa { force: true },
-        Request::ClusterBackup { digest: None, offset: 0 },
+        ApiRequest::PutData { hash: digest(1), offset: 4, bytes: vec![0, 1, 255] },
+        ApiRequest::Pause,
+        ApiRequest::Resume,
+        ApiRequest::Stop,
+        ApiRequest::RunList,
+        ApiRequest::RunRemove { name: "baseline".to_owned(), run: 3 },
+        ApiRequest::CheckpointList { run: None },
+        ApiRequest::CheckpointShow { run: Some("baseline".to_owned()), step: 100 },
+        ApiRequest::CheckpointVerify { run: None, step: 100, layer: 2 },
+        ApiRequest::CheckpointRestore { step: 100 },
+        ApiRequest::CheckpointCollect,
+        ApiRequest::CheckpointExport { run: None, step: 100, layer: 2, offset: 0 },
+        ApiRequest::CheckpointSubtree { run: None, step: 100, layer: 2, subtree: 3 },
+        ApiRequest::Trace { offset: 7 },
+        ApiRequest::ClusterInfo,
+        ApiRequest::ClusterRotateCa { force: true },
+        ApiRequest::ClusterBackup { digest: None, offset: 0 },
     ]
 }
 
@@ -82,36 +82,36 @@ fn events() -> Vec<EventKind> {
     ]
 }
 
-fn answers() -> Vec<Answer> {
+fn answers() -> Vec<ApiAnswer> {
     let numbered = events().into_iter().zip(3..);
-    let events = numbered.map(|(kind, sequence)| Event::new(sequence, 5, kind)).collect();
+    let events = numbered.map(|(kind, sequence)| ClusterEvent::new(sequence, 5, kind)).collect();
     let state = CopyState::Damaged { what: "chunk 3".to_owned() };
-    let copies = vec![LayerCopy { node: NodeId(2), state }];
+    let copies = vec![LayerCopyStatus { node: NodeId(2), state }];
     let line = LogLine { sequence: 0, at_ms: 1, text: "a".to_owned() };
-    let refusal = Refusal::WrongState(WrongState::NoRun { was: NoRun::Never });
+    let refusal = ApiRefusal::WrongState(WrongState::NoRun { was: RunAbsence::Never });
     let disposition = RunDisposition::Attached;
     vec![
-        Answer::Status(Box::new(status())),
-        Answer::Events(Events { log: 9, first_sequence: 3, next_sequence: 10, events }),
-        Answer::Logs(Logs {
+        ApiAnswer::Status(Box::new(status())),
+        ApiAnswer::Events(EventPage { log: 9, first_sequence: 3, next_sequence: 10, events }),
+        ApiAnswer::Logs(LogPage {
             node: NodeId(1),
             first_sequence: 0,
             next_sequence: 1,
             lines: vec![line],
         }),
-        Answer::Tokens(vec![token("7f3a")]),
-        Answer::Run(RunAccepted { disposition, events_from: 3, job: job() }),
-        Answer::DataWanted(DataHeld { hash: digest(1), held: 7 }),
-        Answer::Job(Box::new(job())),
-        Answer::Checkpoints(vec![checkpoint(100)]),
-        Answer::Verified(LayerVerified { step: 100, layer: 2, copies }),
-        Answer::Layer(LayerPiece { total: 9, offset: 0, bytes: vec![1, 2, 255] }),
-        Answer::Subtree(digest(4)),
-        Answer::Trace(TracePiece { total: 9, offset: 7, bytes: vec![1, 2] }),
-        Answer::Backup(Backup { digest: digest(1), total: 9, offset: 3, bytes: vec![7] }),
-        Answer::Redirect { addresses: vec!["b:7000".to_owned()] },
-        Answer::NoQuorum { since_ms: 7, missing: Vec::new() },
-        Answer::Refused(refusal),
+        ApiAnswer::Tokens(vec![token("7f3a")]),
+        ApiAnswer::Run(RunAccepted { disposition, events_from: 3, job: job() }),
+        ApiAnswer::DataWanted(UploadProgress { hash: digest(1), held: 7 }),
+        ApiAnswer::Job(Box::new(job())),
+        ApiAnswer::Checkpoints(vec![checkpoint(100)]),
+        ApiAnswer::Verified(LayerVerified { step: 100, layer: 2, copies }),
+        ApiAnswer::Layer(LayerPiece { total: 9, offset: 0, bytes: vec![1, 2, 255] }),
+        ApiAnswer::Subtree(digest(4)),
+        ApiAnswer::Trace(TracePiece { total: 9, offset: 7, bytes: vec![1, 2] }),
+        ApiAnswer::Backup(BackupPiece { digest: digest(1), total: 9, offset: 3, bytes: vec![7] }),
+        ApiAnswer::Redirect { addresses: vec!["b:7000".to_owned()] },
+        ApiAnswer::NoQuorum { since_ms: 7, missing: Vec::new() },
+        ApiAnswer::Refused(refusal),
     ]
 }
 
@@ -133,7 +133,7 @@ fn messages_are_read_back_as_they_were() {
 
 #[test]
 fn every_cut_and_every_flipped_length_is_refused_without_a_panic() {
-    let request = Request::PutData { hash: digest(1), offset: 4, bytes: vec![9; 5] };
+    let request = ApiRequest::PutData { hash: digest(1), offset: 4, bytes: vec![9; 5] };
     let message = encode_request(&request).expect("small");
     let body = message.len() - 5;
     for end in 0..body {
@@ -148,7 +148,7 @@ fn every_cut_and_every_flipped_length_is_refused_without_a_panic() {
 
 #[test]
 fn heads_and_bodies_have_limits_on_both_ends() {
-    let piece = |length| Request::PutData { hash: digest(1), offset: 0, bytes: vec![0; length] };
+    let piece = |length| ApiRequest::PutData { hash: digest(1), offset: 0, bytes: vec![0; length] };
     let largest = encode_request(&piece(PIECE_BYTES_MAX)).expect("as large as it may be");
     assert!(largest.len() <= REQUEST_BYTES_MAX);
     assert!(decode_request(&largest).is_ok());
@@ -158,7 +158,7 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     let refused = encode_request(&piece(PIECE_BYTES_MAX + 1));
     assert!(matches!(refused, Err(WireError::Body { .. })));
     let corpus = CorpusDescription { hash: digest(1), length: Bytes(9) };
-    let run = |length| Request::Run {
+    let run = |length| ApiRequest::Run {
         document: "a".repeat(length),
         corpus,
         weights: None,
@@ -167,7 +167,7 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     };
     assert!(encode_request(&run(DOCUMENT_BYTES_MAX)).is_ok());
     let document = "\"".repeat(DOCUMENT_BYTES_MAX);
-    let quotes = Request::Run { document, corpus, weights: None, name: None, from: None };
+    let quotes = ApiRequest::Run { document, corpus, weights: None, name: None, from: None };
     assert!(encode_request(&quotes).is_ok());
     let refused = encode_request(&run(REQUEST_HEAD_BYTES_MAX));
     assert!(matches!(refused, Err(WireError::Head { .. })));
@@ -180,7 +180,7 @@ fn heads_and_bodies_have_limits_on_both_ends() {
     assert!(matches!(refused, Err(WireError::Head { max: REQUEST_HEAD_BYTES_MAX, .. })));
     let refused = decode_answer(&long(ANSWER_HEAD_BYTES_MAX));
     assert!(matches!(refused, Err(WireError::Head { max: ANSWER_HEAD_BYTES_MAX, .. })));
-    let mut status = encode_request(&Request::Status).expect("small");
+    let mut status = encode_request(&ApiRequest::Status).expect("small");
     status.push(0);
     assert!(matches!(decode_request(&status), Err(WireError::BodyUnexpected { found: 1 })));
 }
@@ -197,13 +197,13 @@ fn the_fullest_status_fits_a_head() {
     full.failures = vec![full.failures[0].clone(); FAILURES_MAX];
     full.checkpoints = (0..16).map(checkpoint).collect();
     full.checkpoints.iter_mut().for_each(|one| one.holders = (0..128).map(NodeId).collect());
-    let message = encode_answer(&Answer::Status(Box::new(full))).expect("it fits");
+    let message = encode_answer(&ApiAnswer::Status(Box::new(full))).expect("it fits");
     assert!(message.len() < ANSWER_HEAD_BYTES_MAX / 4, "{} bytes", message.len());
 }
 
 #[test]
 fn field_names_are_a_contract() {
-    let event = Event::new(3, 5, events().remove(0));
+    let event = ClusterEvent::new(3, 5, events().remove(0));
     let expected = json!({
         "sequence": 3,
         "at_ms": 5,
@@ -231,9 +231,9 @@ fn field_names_are_a_contract() {
 }
 
 #[test]
-fn an_event_of_a_later_version_is_told_by_its_text() {
+fn an_event_of_a_later_version_is_shown_by_its_text() {
     let line = r#"{"sequence":1,"at_ms":2,"event":"eclipse","node":3,"text":"it got dark"}"#;
-    let event: Event = serde_json::from_str(line).expect("an event");
+    let event: ClusterEvent = serde_json::from_str(line).expect("an event");
     assert_eq!((event.kind, event.text.as_str()), (EventKind::Other, "it got dark"));
 }
 
@@ -246,20 +246,20 @@ fn digests_are_64_letters() {
     }
 }
 
-fn refusals() -> Vec<(Refusal, FailureCode)> {
+fn refusals() -> Vec<(ApiRefusal, FailureCode)> {
     let what = || "a\u{1b}b".to_owned();
-    let state = |state| (Refusal::WrongState(state), FailureCode::WrongState);
-    let thing = |thing| (Refusal::NotFound { thing, name: what() }, FailureCode::NotFound);
+    let state = |state| (ApiRefusal::WrongState(state), FailureCode::WrongState);
+    let thing = |thing| (ApiRefusal::NotFound { thing, name: what() }, FailureCode::NotFound);
     vec![
-        (Refusal::NotAuthorised { what: what() }, FailureCode::NotAuthorised),
-        thing(Thing::Node),
-        thing(Thing::Token),
-        thing(Thing::Checkpoint),
-        thing(Thing::Layer),
-        thing(Thing::Backup),
-        thing(Thing::Text),
-        state(WrongState::NoRun { was: NoRun::Never }),
-        state(WrongState::NoRun { was: NoRun::Stopped }),
+        (ApiRefusal::NotAuthorised { what: what() }, FailureCode::NotAuthorised),
+        thing(ResourceKind::Node),
+        thing(ResourceKind::Token),
+        thing(ResourceKind::Checkpoint),
+        thing(ResourceKind::Layer),
+        thing(ResourceKind::Backup),
+        thing(ResourceKind::Text),
+        state(WrongState::NoRun { was: RunAbsence::Never }),
+        state(WrongState::NoRun { was: RunAbsence::Stopped }),
         state(WrongState::OtherRun { config: digest(1), step: 1, step_count: 2 }),
         state(WrongState::Paused),
         state(WrongState::NotPaused),
@@ -274,26 +274,26 @@ fn refusals() -> Vec<(Refusal, FailureCode)> {
         state(WrongState::OutOfOrder { expected: 1, found: 2 }),
         state(WrongState::Starting),
         state(WrongState::OtherVersion { node: what() }),
-        (Refusal::Malformed { what: what() }, FailureCode::Usage),
-        (Refusal::Config { problems: vec![what(), what()] }, FailureCode::Usage),
-        (Refusal::TooLarge { what: what(), found: 2, max: 1 }, FailureCode::Usage),
-        (Refusal::OutOfResource { what: what() }, FailureCode::OutOfResource),
+        (ApiRefusal::Malformed { what: what() }, FailureCode::Usage),
+        (ApiRefusal::Config { problems: vec![what(), what()] }, FailureCode::Usage),
+        (ApiRefusal::TooLarge { what: what(), found: 2, max: 1 }, FailureCode::Usage),
+        (ApiRefusal::OutOfResource { what: what() }, FailureCode::OutOfResource),
         (
-            Refusal::Damaged { what: what(), expected: digest(1), found: digest(2) },
+            ApiRefusal::Damaged { what: what(), expected: digest(1), found: digest(2) },
             FailureCode::VerificationFailed,
         ),
-        (Refusal::Internal { what: what() }, FailureCode::Internal),
+        (ApiRefusal::Internal { what: what() }, FailureCode::Internal),
     ]
 }
 
 #[test]
-fn every_refusal_has_its_exit_code_and_is_told_without_control_characters() {
+fn every_refusal_has_its_exit_code_and_is_printed_without_control_characters() {
     for (refusal, code) in refusals() {
-        let (mut client, _) = scripted(vec![Ok(Answer::Refused(refusal.clone()))]);
+        let (mut client, _) = scripted(vec![Ok(ApiAnswer::Refused(refusal.clone()))]);
         let error = client.status().expect_err("refused");
         let ApiError::Refused(found) = &error else { panic!("{error}") };
         assert_eq!(*found, refusal);
-        let failure = Failure::from(error);
+        let failure = CommandFailure::from(error);
         assert_eq!(failure.code, code, "{refusal:?}");
         let told = failure.to_string();
         assert!(!told.contains('\u{1b}'), "{told:?}");
@@ -306,7 +306,7 @@ fn what_fails_on_the_way_has_its_exit_code() {
     let reason = || "a\u{1b}b".to_owned();
     let check = |error: ClientError, code| {
         let (mut client, _) = scripted(vec![Err(error)]);
-        let failure = Failure::from(client.status().expect_err("no answer"));
+        let failure = CommandFailure::from(client.status().expect_err("no answer"));
         assert_eq!(failure.code, code);
         assert!(!failure.to_string().contains('\u{1b}'));
         assert!(failure.details.iter().any(|detail| detail.hint.is_some()), "{failure}");
@@ -320,22 +320,22 @@ fn what_fails_on_the_way_has_its_exit_code() {
     check(ClientError::Broken { reason: reason() }, FailureCode::Unreachable);
     let answered = |answer| {
         let (mut client, _) = scripted(vec![Ok(answer)]);
-        Failure::from(client.status().expect_err("no good answer"))
+        CommandFailure::from(client.status().expect_err("no good answer"))
     };
     let missing = vec!["ctl-\u{1b}3".to_owned()];
-    let failure = answered(Answer::NoQuorum { since_ms: 1500, missing });
+    let failure = answered(ApiAnswer::NoQuorum { since_ms: 1500, missing });
     assert_eq!(failure.code, FailureCode::NoQuorum);
     assert!(failure.to_string().contains("not heard for 1.5 s: ctl-\\u{1b}3"), "{failure}");
-    let failure = answered(Answer::Redirect { addresses: Vec::new() });
+    let failure = answered(ApiAnswer::Redirect { addresses: Vec::new() });
     assert_eq!(failure.code, FailureCode::NoQuorum);
-    assert_eq!(answered(Answer::Tokens(Vec::new())).code, FailureCode::Internal);
+    assert_eq!(answered(ApiAnswer::Tokens(Vec::new())).code, FailureCode::Internal);
 }
 
 /// Sends requests to a cluster in which each address answers as `answer` does, and returns where each went.
-fn ask_along(
-    answer: impl Fn(&str) -> Answer,
+fn send_through(
+    answer: impl Fn(&str) -> ApiAnswer,
     questions: usize,
-) -> (Vec<Result<Status, ApiError>>, Vec<Vec<String>>) {
+) -> (Vec<Result<StatusReport, ApiError>>, Vec<Vec<String>>) {
     let asked = RefCell::new(Vec::new());
     let exchange = |addresses: &[String], _: &[u8]| {
         asked.borrow_mut().push(addresses.to_vec());
@@ -350,10 +350,10 @@ fn ask_along(
 #[test]
 fn redirects_are_followed_and_remembered() {
     let answer = |address: &str| match address {
-        "c" => Answer::Status(Box::new(status())),
-        _ => Answer::Redirect { addresses: vec!["c".to_owned()] },
+        "c" => ApiAnswer::Status(Box::new(status())),
+        _ => ApiAnswer::Redirect { addresses: vec!["c".to_owned()] },
     };
-    let (found, asked) = ask_along(answer, 2);
+    let (found, asked) = send_through(answer, 2);
     assert!(found.iter().all(Result::is_ok));
     assert_eq!(asked, [vec!["a", "b"], vec!["c"], vec!["c", "a", "b"]]);
 }
@@ -362,9 +362,9 @@ fn redirects_are_followed_and_remembered() {
 fn redirects_in_a_circle_end() {
     let answer = |address: &str| {
         let next = if address == "b" { "c" } else { "b" };
-        Answer::Redirect { addresses: vec![next.to_owned()] }
+        ApiAnswer::Redirect { addresses: vec![next.to_owned()] }
     };
-    let (found, asked) = ask_along(answer, 1);
+    let (found, asked) = send_through(answer, 1);
     assert!(matches!(found[0], Err(ApiError::NoLeader { redirects: REDIRECTS_MAX })));
     assert_eq!(asked.len(), REDIRECTS_MAX + 1);
 }
@@ -372,9 +372,9 @@ fn redirects_in_a_circle_end() {
 #[test]
 fn a_redirect_to_everywhere_is_cut() {
     let answer = |address: &str| match address {
-        "a" => Answer::Redirect { addresses: vec!["c".to_owned(); 1000] },
-        _ => Answer::Status(Box::new(status())),
+        "a" => ApiAnswer::Redirect { addresses: vec!["c".to_owned(); 1000] },
+        _ => ApiAnswer::Status(Box::new(status())),
     };
-    let (_, asked) = ask_along(answer, 1);
+    let (_, asked) = send_through(answer, 1);
     assert_eq!(asked[1].len(), ADDRESSES_MAX);
 }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::answer::{Answer, Backup, LayerPiece, TracePiece};
-use super::request::Request;
+use super::answer::{ApiAnswer, BackupPiece, LayerPiece, TracePiece};
+use super::request::ApiRequest;
 use super::{ANSWER_HEAD_BYTES_MAX, PIECE_BYTES_MAX, REQUEST_HEAD_BYTES_MAX};
 
 /// What every message begins with: the number is that of the form.
@@ -50,7 +50,7 @@ pub enum WireError {
 ///
 /// # Errors
 /// If it is larger than a message may be.
-pub fn encode_request(request: &Request) -> Result<Vec<u8>, WireError> {
+pub fn encode_request(request: &ApiRequest) -> Result<Vec<u8>, WireError> {
     encode(request, request.body(), REQUEST_HEAD_BYTES_MAX)
 }
 
@@ -58,8 +58,8 @@ pub fn encode_request(request: &Request) -> Result<Vec<u8>, WireError> {
 ///
 /// # Errors
 /// If they are none.
-pub fn decode_request(message: &[u8]) -> Result<Request, WireError> {
-    let (mut request, body): (Request, _) = decode(message, REQUEST_HEAD_BYTES_MAX)?;
+pub fn decode_request(message: &[u8]) -> Result<ApiRequest, WireError> {
+    let (mut request, body): (ApiRequest, _) = decode(message, REQUEST_HEAD_BYTES_MAX)?;
     attach(request.body_mut(), body)?;
     Ok(request)
 }
@@ -68,7 +68,7 @@ pub fn decode_request(message: &[u8]) -> Result<Request, WireError> {
 ///
 /// # Errors
 /// If it is larger than a message may be.
-pub fn encode_answer(answer: &Answer) -> Result<Vec<u8>, WireError> {
+pub fn encode_answer(answer: &ApiAnswer) -> Result<Vec<u8>, WireError> {
     encode(answer, answer.body(), ANSWER_HEAD_BYTES_MAX)
 }
 
@@ -76,8 +76,8 @@ pub fn encode_answer(answer: &Answer) -> Result<Vec<u8>, WireError> {
 ///
 /// # Errors
 /// If they are none.
-pub fn decode_answer(message: &[u8]) -> Result<Answer, WireError> {
-    let (mut answer, body): (Answer, _) = decode(message, ANSWER_HEAD_BYTES_MAX)?;
+pub fn decode_answer(message: &[u8]) -> Result<ApiAnswer, WireError> {
+    let (mut answer, body): (ApiAnswer, _) = decode(message, ANSWER_HEAD_BYTES_MAX)?;
     attach(answer.body_mut(), body)?;
     Ok(answer)
 }
@@ -127,7 +127,7 @@ fn attach(place: Option<&mut Vec<u8>>, body: &[u8]) -> Result<(), WireError> {
     Ok(())
 }
 
-impl Request {
+impl ApiRequest {
     fn body_mut(&mut self) -> Option<&mut Vec<u8>> {
         match self {
             Self::PutData { bytes, .. } => Some(bytes),
@@ -164,7 +164,7 @@ impl Request {
     }
 }
 
-impl Answer {
+impl ApiAnswer {
     fn body_mut(&mut self) -> Option<&mut Vec<u8>> {
         match self {
             Self::Layer(piece) => Some(&mut piece.bytes),
@@ -194,7 +194,7 @@ impl Answer {
 
     fn body(&self) -> &[u8] {
         if let Self::Layer(LayerPiece { bytes, .. })
-        | Self::Backup(Backup { bytes, .. })
+        | Self::Backup(BackupPiece { bytes, .. })
         | Self::Trace(TracePiece { bytes, .. }) = self
         {
             bytes

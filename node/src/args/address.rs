@@ -13,7 +13,7 @@ const HOST_MAX: usize = 253;
 
 /// A host and a port, not looked up yet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Address {
+pub struct HostPort {
     /// A name, or an address without brackets.
     pub host: String,
     /// The port.
@@ -22,7 +22,7 @@ pub struct Address {
 
 /// Addresses of one cluster: at least one, none twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AddressList(Vec<Address>);
+pub struct AddressList(Vec<HostPort>);
 
 /// Why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,7 +80,7 @@ pub enum AddressError {
     #[error("{address} is in the list twice")]
     Twice {
         /// Which.
-        address: Address,
+        address: HostPort,
     },
     /// There are too many.
     #[error("{found} addresses, at most {ADDRESSES_MAX}: any few members of the cluster will do")]
@@ -96,7 +96,7 @@ pub enum AddressError {
     },
 }
 
-impl Address {
+impl HostPort {
     /// The address that a text is.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl AddressList {
             if item.is_empty() {
                 return Err(AddressError::EmptyItem { position: index + 1 });
             }
-            let address = Address::parse(item)?;
+            let address = HostPort::parse(item)?;
             if !known.insert(address.clone()) {
                 return Err(AddressError::Twice { address });
             }
@@ -145,7 +145,7 @@ impl AddressList {
 
     /// The addresses, in the order they were typed.
     #[must_use]
-    pub fn addresses(&self) -> &[Address] {
+    pub fn addresses(&self) -> &[HostPort] {
         &self.0
     }
 
@@ -171,7 +171,7 @@ pub fn parse_bind(text: &str) -> Result<SocketAddr, AddressError> {
 }
 
 /// `host`, `host:port`, `[v6]`, `[v6]:port` or `v6`.
-fn split(text: &str) -> Result<Address, AddressError> {
+fn split(text: &str) -> Result<HostPort, AddressError> {
     let text = text.trim();
     if text.is_empty() {
         return Err(AddressError::Empty);
@@ -204,15 +204,15 @@ fn split(text: &str) -> Result<Address, AddressError> {
     }
 }
 
-fn with_default(host: &str) -> Result<Address, AddressError> {
-    Ok(Address { host: host.to_owned(), port: PORT_DEFAULT })
+fn with_default(host: &str) -> Result<HostPort, AddressError> {
+    Ok(HostPort { host: host.to_owned(), port: PORT_DEFAULT })
 }
 
-fn with_port(host: &str, port: &str) -> Result<Address, AddressError> {
+fn with_port(host: &str, port: &str) -> Result<HostPort, AddressError> {
     let is_digits = !port.is_empty() && port.bytes().all(|letter| letter.is_ascii_digit());
     let number = port.parse::<u16>().ok().filter(|_| is_digits);
     match number {
-        Some(port) => Ok(Address { host: host.to_owned(), port }),
+        Some(port) => Ok(HostPort { host: host.to_owned(), port }),
         None => Err(AddressError::Port { host: host.to_owned(), found: port.to_owned() }),
     }
 }
@@ -225,7 +225,7 @@ fn is_host(text: &str) -> bool {
     !text.is_empty() && text.len() <= HOST_MAX && text.chars().all(is_letter) && is_sound
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -243,7 +243,7 @@ impl fmt::Display for AddressList {
 
 #[cfg(test)]
 mod tests {
-    use super::{Address, AddressError, AddressList, parse_bind};
+    use super::{AddressError, AddressList, HostPort, parse_bind};
 
     fn check(text: &str, expected: &str) {
         let found = AddressList::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
@@ -296,7 +296,7 @@ mod tests {
         for zone in ["fe80::1%eth0", "[fe80::1%eth0]:7000"] {
             assert_eq!(wrong(zone), AddressError::Zone { found: zone.into() });
         }
-        let twice = AddressError::Twice { address: Address { host: "a".into(), port: 7000 } };
+        let twice = AddressError::Twice { address: HostPort { host: "a".into(), port: 7000 } };
         assert_eq!(wrong("a,b,a:7000"), twice);
     }
 

@@ -9,14 +9,14 @@ const DIGITS_MAX: usize = 3;
 
 /// What a worker computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
+pub enum DeviceSelector {
     /// The cores.
     Cpu,
     /// The NVIDIA device of this number, counted from 0 as CUDA_VISIBLE_DEVICES leaves them.
     Cuda(usize),
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
@@ -51,7 +51,7 @@ pub enum DeviceError {
     },
 }
 
-impl Device {
+impl DeviceSelector {
     /// The device that a word names.
     ///
     /// # Errors
@@ -95,13 +95,13 @@ impl DeviceList {
     /// # Errors
     /// If a word names none, or some do not go together.
     pub fn parse(text: &str) -> Result<Self, DeviceError> {
-        let devices = text.split(',').map(Device::parse).collect::<Result<Vec<_>, _>>()?;
-        if devices == [Device::Cpu] {
+        let devices = text.split(',').map(DeviceSelector::parse).collect::<Result<Vec<_>, _>>()?;
+        if devices == [DeviceSelector::Cpu] {
             return Ok(Self::Cpu);
         }
-        let index = |device: &Device| match device {
-            Device::Cpu => Err(DeviceError::Mixed),
-            Device::Cuda(index) => Ok(*index),
+        let index = |device: &DeviceSelector| match device {
+            DeviceSelector::Cpu => Err(DeviceError::Mixed),
+            DeviceSelector::Cuda(index) => Ok(*index),
         };
         match devices.len() {
             found if found > DEVICES_MAX => Err(DeviceError::Count { found }),
@@ -113,7 +113,7 @@ impl DeviceList {
 impl fmt::Display for DeviceList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cpu => Device::Cpu.fmt(f),
+            Self::Cpu => DeviceSelector::Cpu.fmt(f),
             Self::Cuda(indices) => {
                 let words: Vec<_> = indices.iter().map(|index| format!("cuda:{index}")).collect();
                 f.write_str(&words.join(","))
@@ -124,21 +124,21 @@ impl fmt::Display for DeviceList {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceError, DeviceList};
+    use super::{DeviceError, DeviceList, DeviceSelector};
 
     #[test]
     fn devices_are_named_by_kind_and_number() {
-        assert_eq!(Device::parse("cpu"), Ok(Device::Cpu));
-        assert_eq!(Device::parse("cuda:0"), Ok(Device::Cuda(0)));
-        assert_eq!(Device::parse("cuda:12"), Ok(Device::Cuda(12)));
+        assert_eq!(DeviceSelector::parse("cpu"), Ok(DeviceSelector::Cpu));
+        assert_eq!(DeviceSelector::parse("cuda:0"), Ok(DeviceSelector::Cuda(0)));
+        assert_eq!(DeviceSelector::parse("cuda:12"), Ok(DeviceSelector::Cuda(12)));
         for word in ["cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda:0x1", "cuda:1000", "cuda"] {
-            let refused = Device::parse(word).expect_err(word);
+            let refused = DeviceSelector::parse(word).expect_err(word);
             assert!(matches!(refused, DeviceError::Number { .. }), "{word}: {refused}");
             assert!(refused.to_string().contains("as in cuda:0"), "{refused}");
         }
-        assert_eq!(Device::parse("rocm:0"), Err(DeviceError::OtherMaker));
-        assert_eq!(Device::parse("CPU"), Err(DeviceError::Unknown));
-        assert_eq!(Device::parse(""), Err(DeviceError::Unknown));
+        assert_eq!(DeviceSelector::parse("rocm:0"), Err(DeviceError::OtherMaker));
+        assert_eq!(DeviceSelector::parse("CPU"), Err(DeviceError::Unknown));
+        assert_eq!(DeviceSelector::parse(""), Err(DeviceError::Unknown));
     }
 
     #[test]

@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use zbelastic_types::Bytes;
 
-use super::address::{Address, AddressList, parse_bind};
+use super::address::{AddressList, HostPort, parse_bind};
 use super::client::{ClientArgs, FolderArgs, ReadArgs};
-use super::device::Device;
+use super::device::DeviceSelector;
 use super::quantity::{parse_bytes, parse_duration_above_zero, parse_name, parse_note, parse_zone};
 use super::{THREADS_MAX, short};
 use crate::api::{MemberRole, TOKEN_USES_MAX, TokenRole};
@@ -56,8 +56,8 @@ pub struct InitArgs {
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
     /// Where others reach this node [default: the address of the interface that leads outside].
-    #[arg(long, value_name = "ADDR", value_parser = Address::parse)]
-    pub advertise: Option<Address>,
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::parse)]
+    pub advertise: Option<HostPort>,
     /// Where to listen, over UDP [default: 0.0.0.0:7000].
     #[arg(long, value_name = "ADDR", value_parser = parse_bind)]
     pub bind: Option<SocketAddr>,
@@ -79,14 +79,14 @@ pub struct JoinArgs {
     #[arg(long, value_name = "ROLE")]
     pub role: Option<RoleArg>,
     /// What a worker computes on: cpu, or an NVIDIA device by number, as in cuda:0.
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = Device::parse)]
-    pub device: Device,
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceSelector::parse)]
+    pub device: DeviceSelector,
     /// What this node is called [default: the machine's name].
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
     /// Where others reach this node [default: where it reaches the controllers from].
-    #[arg(long, value_name = "ADDR", value_parser = Address::parse)]
-    pub advertise: Option<Address>,
+    #[arg(long, value_name = "ADDR", value_parser = HostPort::parse)]
+    pub advertise: Option<HostPort>,
     /// Where to listen, over UDP [default: any free port].
     #[arg(long, value_name = "ADDR", value_parser = parse_bind)]
     pub bind: Option<SocketAddr>,

@@ -99,7 +99,7 @@ pub struct ProgramArgs {
     pub program: Option<PathBuf>,
     /// What its passes take.
     #[command(flatten)]
-    pub times: TimesArgs,
+    pub times: PassTimesArgs,
     /// Chunks of a stage whose passes leave its memory between F and B, from the first one on
     /// [default: as the schedule has it].
     #[arg(long, value_name = "N")]
@@ -152,7 +152,7 @@ pub struct AsyncArgs {
 
 /// What passes take.
 #[derive(Args, Debug)]
-pub struct TimesArgs {
+pub struct PassTimesArgs {
     /// Time of the forward pass of a microbatch.
     #[arg(long, value_name = "LIST", default_value = "1", allow_hyphen_values = true)]
     pub f: String,
@@ -172,7 +172,7 @@ pub struct TimesArgs {
 
 /// What ends a step.
 #[derive(Args, Debug)]
-pub struct EndingArgs {
+pub struct StepEndingArgs {
     /// Steps that may be open while a stage goes on, 0 or 1: with 1 the longest span of a stage counts,
     /// or the time from the first W to the verdict if that is longer, with 0 the time until all
     /// have the verdict [default: 1].
@@ -211,7 +211,7 @@ pub struct MemoryArgs {
 
 /// What stages may do where their memory is short.
 #[derive(Args, Debug)]
-pub struct ReliefArgs {
+pub struct MemorySavingsArgs {
     /// Let stages give up activations after F and make them again before B, as few as their memory asks
     /// for; R takes so long, or as long as F if nothing is said. What stays meanwhile says --md.
     #[arg(long, value_name = "LIST", num_args = 0..=1, default_missing_value = AS_FORWARD)]
@@ -243,7 +243,7 @@ pub struct SolveArgs {
     pub csv: Option<PathBuf>,
     /// What passes take.
     #[command(flatten)]
-    pub times: TimesArgs,
+    pub times: PassTimesArgs,
     /// What microbatches keep.
     #[command(flatten)]
     pub memory: MemoryArgs,
@@ -252,7 +252,7 @@ pub struct SolveArgs {
     pub mem_limit: Option<String>,
     /// What stages may do where that is short.
     #[command(flatten)]
-    pub relief: ReliefArgs,
+    pub relief: MemorySavingsArgs,
     /// What to solve for: zb-auto, zb-v, loop, or auto for the best of them; any other schedule is
     /// replayed [default: zb-auto].
     #[arg(long, conflicts_with = "csv")]
@@ -262,7 +262,7 @@ pub struct SolveArgs {
     pub chunks: Option<u32>,
     /// What ends a step.
     #[command(flatten)]
-    pub ending: EndingArgs,
+    pub ending: StepEndingArgs,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

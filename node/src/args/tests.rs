@@ -4,10 +4,10 @@ use clap::{CommandFactory, Parser};
 
 use zbelastic_types::Bytes;
 
-use super::{BenchCommand, BenchConfig, Cli, Command, Device, RoleArg};
-use crate::config::{Flag, Key, Value};
+use super::{BenchCommand, BenchConfig, Cli, CliCommand, DeviceSelector, RoleArg};
+use crate::config::{ConfigFlag, ConfigValue, Key};
 
-fn parse(line: &str) -> Command {
+fn parse(line: &str) -> CliCommand {
     Cli::try_parse_from(line.split_whitespace()).expect("legal").command
 }
 
@@ -19,15 +19,15 @@ fn the_definition_is_consistent() {
 #[test]
 fn flags_of_their_own_come_after_set() {
     let line = "zbelastic train run.toml --steps 5 --set train.steps=7 --text a b --window 0";
-    let Command::Train(args) = parse(line) else { panic!("train") };
+    let CliCommand::Train(args) = parse(line) else { panic!("train") };
     let sources = args.config.sources();
-    let own = |flag, key, value| Flag::Own { flag, key, value };
-    let text = |text: &str| Value::Text(text.to_owned());
+    let own = |flag, key, value| ConfigFlag::Own { flag, key, value };
+    let text = |text: &str| ConfigValue::Text(text.to_owned());
     let expected = [
-        Flag::Set("train.steps=7".to_owned()),
-        own("--steps", Key::Steps, Value::Whole(5)),
-        own("--window", Key::Window, Value::Whole(0)),
-        own("--text", Key::Text, Value::List(vec![text("a"), text("b")])),
+        ConfigFlag::Set("train.steps=7".to_owned()),
+        own("--steps", Key::Steps, ConfigValue::Whole(5)),
+        own("--window", Key::Window, ConfigValue::Whole(0)),
+        own("--text", Key::Text, ConfigValue::List(vec![text("a"), text("b")])),
     ];
     assert_eq!(sources.flags, expected);
     assert_eq!(sources.file, Some("run.toml".into()));
@@ -36,7 +36,7 @@ fn flags_of_their_own_come_after_set() {
 #[test]
 fn benchmarks_are_all_or_those_named() {
     let configs = |line: &str| {
-        let Command::Bench(BenchCommand::Train(args) | BenchCommand::Gemm(args)) = parse(line)
+        let CliCommand::Bench(BenchCommand::Train(args) | BenchCommand::Gemm(args)) = parse(line)
         else {
             panic!("bench of several models")
         };
@@ -56,7 +56,7 @@ fn refused(line: &[&str]) -> String {
 
 #[test]
 fn init_and_join_take_what_they_need() {
-    let Command::Init(args) = parse("zbelastic init --name wiki --advertise 10.0.0.1") else {
+    let CliCommand::Init(args) = parse("zbelastic init --name wiki --advertise 10.0.0.1") else {
         panic!("init")
     };
     assert_eq!(args.name.as_deref(), Some("wiki"));
@@ -64,14 +64,14 @@ fn init_and_join_take_what_they_need() {
     assert_eq!((args.bind, args.folder.data_dir), (None, None));
     let line = "zbelastic join --cluster a,b:1 --token-file t --role controller --name ctl-2 \
                 --bind :0 --data-dir d --threads 4 --memory 8GiB --data-path x.txt y.txt";
-    let Command::Join(args) = parse(line) else { panic!("join") };
+    let CliCommand::Join(args) = parse(line) else { panic!("join") };
     assert_eq!(args.cluster.expect("typed").to_string(), "a:7000,b:1");
     assert_eq!(args.token.token_file, Some("t".into()));
-    assert_eq!((args.role, args.device), (Some(RoleArg::Controller), Device::Cpu));
+    assert_eq!((args.role, args.device), (Some(RoleArg::Controller), DeviceSelector::Cpu));
     assert_eq!(args.bind.expect("typed").to_string(), "0.0.0.0:0");
     assert_eq!((args.threads, args.memory), (Some(4), Some(Bytes(8 << 30))));
     assert_eq!(args.data_path, ["x.txt", "y.txt"]);
-    let Command::Join(args) = parse("zbelastic join") else { panic!("join") };
+    let CliCommand::Join(args) = parse("zbelastic join") else { panic!("join") };
     assert_eq!((args.role, args.cluster), (None, None));
 }
 
@@ -143,7 +143,7 @@ fn what_reads_has_json_and_what_destroys_has_yes() {
 #[test]
 fn run_is_configured_as_train_is() {
     let line = "zbelastic run run.toml --set train.steps=7 --seed 3 --text a b --detach";
-    let Command::Run(args) = parse(line) else { panic!("run") };
+    let CliCommand::Run(args) = parse(line) else { panic!("run") };
     assert!(args.detach && !args.read.json);
     let sources = args.config.sources();
     assert_eq!((sources.flags.len(), sources.file), (3, Some("run.toml".into())));

@@ -6,11 +6,11 @@ use std::io::Write;
 use serde::Serialize;
 use zbelastic_schedule::{Costs, ScheduleKind, simulate};
 
-use super::case::{Case, Cutting};
-use super::paced::Paced;
+use super::case::{BatchSplit, BenchCase};
+use super::paced::PassDurations;
 use super::pipelined::round_on;
 use crate::args::BenchBubbleArgs;
-use crate::failure::{Failure, Stop};
+use crate::failure::{CommandError, CommandFailure};
 
 /// Schedules that are measured.
 const KINDS: [ScheduleKind; 5] = [
@@ -23,7 +23,7 @@ const KINDS: [ScheduleKind; 5] = [
 
 /// The planned and the measured bubble of a schedule.
 #[derive(Serialize)]
-struct Row {
+struct BubbleRow {
     schedule: &'static str,
     planned: f64,
     measured: f64,
@@ -36,7 +36,7 @@ struct Row {
 const PLANNED_STEPS: u32 = 4;
 
 /// Runs `bench bubble`.
-pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let case = case(args)?;
     if !args.json {
         let BenchBubbleArgs { stages, microbatches, pass, .. } = args;
@@ -51,7 +51,7 @@ pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), Stop> {
     for kind in KINDS {
         let row = measure(args, &case, kind)?;
         if !args.json {
-            let Row { schedule, planned, measured, difference, step_ms } = &row;
+            let BubbleRow { schedule, planned, measured, difference, step_ms } = &row;
             let (planned, measured) = (100.0 * planned, 100.0 * measured);
             writeln!(
                 out,
@@ -68,9 +68,9 @@ pub fn run(args: &BenchBubbleArgs, out: &mut dyn Write) -> Result<(), Stop> {
 }
 
 /// The smallest model that has a block for every chunk.
-fn case(args: &BenchBubbleArgs) -> Result<Case, Failure> {
+fn case(args: &BenchBubbleArgs) -> Result<BenchCase, CommandFailure> {
     let blocks = 2 * args.stages;
-    Case::configured(&[
+    BenchCase::configured(&[
         "model.preset=tiny".to_owned(),
         format!("model.layers={blocks}"),
         format!("train.global_batch={}", args.microbatches),
@@ -78,9 +78,13 @@ fn case(args: &BenchBubbleArgs) -> Result<Case, Failure> {
     ])
 }
 
-fn measure(args: &BenchBubbleArgs, case: &Case, kind: ScheduleKind) -> Result<Row, Failure> {
-    let paced = Paced { f: args.pass, b: args.pass, w: args.pass };
-    let setup = case.setup(kind, args.stages, Cutting::Microbatches, args.steps)?;
+fn measure(
+    args: &BenchBubbleArgs,
+    case: &BenchCase,
+    kind: ScheduleKind,
+) -> Result<BubbleRow, CommandFailure> {
+    let paced = PassDurations { f: args.pass, b: args.pass, w: args.pass };
+    let setup = case.setup(kind, args.stages, BatchSplit::Microbatches, args.steps)?;
     let program = &setup.plan.program;
     let pass = args.pass.as_secs_f64();
     let costs = Costs::even(&program.placement, pass, pass, pass, 0.0);
@@ -88,7 +92,7 @@ fn measure(args: &BenchBubbleArgs, case: &Case, kind: ScheduleKind) -> Result<Ro
     let planned = timeline.bubble_span(PLANNED_STEPS - 2);
     let round = round_on(&paced, case, kind, args.stages, args.steps)?;
     let measured = round.bubbles.measured;
-    Ok(Row {
+    Ok(BubbleRow {
         schedule: kind.name(),
         planned,
         measured,

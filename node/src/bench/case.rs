@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::data::{Corpus, Cut};
+use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::model::{MicrobatchShape, ModelConfig, initial_weights, model_layers};
 use zbelastic_trainer::optimizer::OptimizerConfig;
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanError, PlanRequest, model_flop_per_token};
@@ -12,12 +12,12 @@ use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 
 use super::out_of_resource;
 use crate::args::BenchConfig;
-use crate::config::{Flag, Sources, load};
-use crate::failure::{Detail, Failure};
+use crate::config::{ConfigFlag, ConfigSources, load};
+use crate::failure::{CommandFailure, FailureDetail};
 use crate::train::builtin;
 
 /// A model to be measured.
-pub struct Case {
+pub struct BenchCase {
     /// Shape of the model.
     pub model: ModelConfig,
     /// The batch as pipelines cut it.
@@ -30,7 +30,7 @@ pub struct Case {
 
 /// How a batch is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cutting {
+pub enum BatchSplit {
     /// One microbatch: fastest where nothing has to overlap.
     Whole,
     /// As many microbatches as the preset has.
@@ -40,12 +40,12 @@ pub enum Cutting {
 /// Every step is clipped against this norm, as training does.
 const CLIP_NORM: f64 = 1.0;
 
-impl Case {
+impl BenchCase {
     /// The model of that name with its weights drawn.
     ///
     /// # Errors
     /// If its preset is not legal.
-    pub fn new(name: BenchConfig) -> Result<Self, Failure> {
+    pub fn new(name: BenchConfig) -> Result<Self, CommandFailure> {
         Self::configured(&[format!("model.preset={}", name.preset())])
     }
 
@@ -53,9 +53,9 @@ impl Case {
     ///
     /// # Errors
     /// If they are not legal.
-    pub fn configured(keys: &[String]) -> Result<Self, Failure> {
-        let flags = keys.iter().cloned().map(Flag::Set).collect();
-        let config = load(&Sources { file: None, flags })?.config;
+    pub fn configured(keys: &[String]) -> Result<Self, CommandFailure> {
+        let flags = keys.iter().cloned().map(ConfigFlag::Set).collect();
+        let config = load(&ConfigSources { file: None, flags })?.config;
         let layers = model_layers(&config.model);
         let weights = layers.iter().map(|spec| initial_weights(spec, config.seed)).collect();
         Ok(Self {
@@ -68,10 +68,10 @@ impl Case {
     }
 
     /// Shape of the batch under this cutting.
-    pub fn batch(&self, cutting: Cutting) -> BatchShape {
+    pub fn batch(&self, cutting: BatchSplit) -> BatchShape {
         match cutting {
-            Cutting::Microbatches => self.batch,
-            Cutting::Whole => {
+            BatchSplit::Microbatches => self.batch,
+            BatchSplit::Whole => {
                 let BatchShape { microbatch, microbatch_count, .. } = self.batch;
                 let sequences = microbatch.sequences * microbatch_count as usize;
                 let microbatch = MicrobatchShape { sequences, ..microbatch };
@@ -88,9 +88,9 @@ impl Case {
         &self,
         kind: ScheduleKind,
         stage_count: u32,
-        cutting: Cutting,
+        cutting: BatchSplit,
         step_count: u64,
-    ) -> Result<StageSetup, Failure> {
+    ) -> Result<StageSetup, CommandFailure> {
         let (model, batch) = (&self.model, self.batch(cutting));
         let (window, chunks_per_stage) = (Window::One, None);
         let request = PlanRequest {
@@ -130,9 +130,9 @@ impl Case {
     ///
     /// # Errors
     /// If it is too short, which would be a mistake of ours.
-    pub fn corpus(&self, cutting: Cutting) -> Result<Arc<Corpus>, Failure> {
+    pub fn corpus(&self, cutting: BatchSplit) -> Result<Arc<Corpus>, CommandFailure> {
         let BatchShape { microbatch, microbatch_count, .. } = self.batch(cutting);
-        let cut = Cut {
+        let cut = CorpusConfig {
             shape: microbatch,
             microbatch_count,
             held_out_share: 0.0,
@@ -159,9 +159,9 @@ impl Case {
     }
 }
 
-fn no_plan(error: &PlanError) -> Failure {
-    let detail = Detail::new(error.to_string())
+fn no_plan(error: &PlanError) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string())
         .why("a stage holds a layer or more, and schedules differ in the sizes they exist for")
         .hint("fewer --workers, or another --schedule");
-    Failure::usage("the benchmark", vec![detail])
+    CommandFailure::usage("the benchmark", vec![detail])
 }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::BenchClusterArgs;
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode};
 
 /// Steps before a run is as fast as it gets, of one that has many; of a short one, a share of them.
 const STEPS_FIRST_MAX: usize = 10;
@@ -64,14 +64,14 @@ struct ClusterReport {
 
 /// What a run printed and left behind.
 #[derive(Debug, Default)]
-struct Trained {
-    timeline: Timeline,
-    ending: Option<Ending>,
+struct RunMeasurement {
+    timeline: RunTimeline,
+    ending: Option<RunEndingTimes>,
 }
 
 /// The end of a run of processes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Ending {
+struct RunEndingTimes {
     /// From the last seal to the model's file.
     took_ms: f64,
     /// Writing all bytes that are on the disk then, plainly.
@@ -81,14 +81,14 @@ struct Ending {
 /// How long steps and checkpoints took, by the times in the run's events: the moment of their printing
 /// is less exact, as the run requests them from its controller now and then.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Timeline {
+struct RunTimeline {
     /// From seal to seal.
     steps_ms: Vec<f64>,
     /// After how many steps, and from their seal to the moment it was complete.
     checkpoints_ms: Vec<(usize, f64)>,
 }
 
-impl Timeline {
+impl RunTimeline {
     /// A line that the run printed.
     fn note(&mut self, line: &str) {
         let Ok(value) = serde_json::from_str::<Value>(line) else { return };
@@ -128,7 +128,7 @@ impl Timeline {
 }
 
 /// Runs `bench cluster`.
-pub fn run(args: &BenchClusterArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &BenchClusterArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let report = measure(args)?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report).expect("numbers are JSON"))?;
@@ -158,7 +158,7 @@ fn checkpoint_every(steps: u64) -> u64 {
     (steps / CHECKPOINTS).max(CHECKPOINT_EVERY_MIN)
 }
 
-fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, Failure> {
+fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, CommandFailure> {
     let (mut threads, mut processes) = (Vec::new(), Vec::new());
     let (mut with, mut without) = (Vec::new(), Vec::new());
     let mut endings = Vec::new();
@@ -196,13 +196,17 @@ fn measure(args: &BenchClusterArgs) -> Result<ClusterReport, Failure> {
 }
 
 /// How long a step of a run took.
-fn pace(timeline: Timeline) -> Result<f64, Failure> {
+fn pace(timeline: RunTimeline) -> Result<f64, CommandFailure> {
     let pace = median(timeline.steps().1);
     pace.ok_or_else(|| failed(&"too few steps to measure anything: raise --steps"))
 }
 
 /// Trains once, and returns when steps were sealed and checkpoints complete.
-fn train(args: &BenchClusterArgs, has_threads: bool, every: u64) -> Result<Trained, Failure> {
+fn train(
+    args: &BenchClusterArgs,
+    has_threads: bool,
+    every: u64,
+) -> Result<RunMeasurement, CommandFailure> {
     let name = format!("zbelastic-bench-cluster-{}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     let trained = train_in(&folder, args, has_threads, every);
@@ -216,7 +220,7 @@ fn train_in(
     args: &BenchClusterArgs,
     has_threads: bool,
     every: u64,
-) -> Result<Trained, Failure> {
+) -> Result<RunMeasurement, CommandFailure> {
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new(program);
     command.arg("train").args(&args.config).arg("--json").arg("--out").arg(folder);
@@ -230,7 +234,7 @@ fn train_in(
     command.args(has_threads.then_some("--threads-only"));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(&error))?;
-    let mut timeline = Timeline::default();
+    let mut timeline = RunTimeline::default();
     let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     for line in lines.map_while(Result::ok) {
         timeline.note(&line);
@@ -240,12 +244,12 @@ fn train_in(
         return Err(failed(&format!("`train` ended: {status}")));
     }
     let ending = if has_threads { None } else { ending(folder).map_err(|error| failed(&error))? };
-    Ok(Trained { timeline, ending })
+    Ok(RunMeasurement { timeline, ending })
 }
 
 /// What the end of the run in a folder took, and what writing beside it takes what it wrote: the checkpoint in
 /// the stores of its nodes, and its model.
-fn ending(folder: &Path) -> io::Result<Option<Ending>> {
+fn ending(folder: &Path) -> io::Result<Option<RunEndingTimes>> {
     let model = folder.join(MODEL_FILE);
     let found = fs::metadata(&model)?;
     // When it got its name: it is written beside it.
@@ -259,7 +263,7 @@ fn ending(folder: &Path) -> io::Result<Option<Ending>> {
     }
     let Some((_, sealed_ms)) = last else { return Ok(None) };
     let plain_ms = plain_write_ms(&written, &folder.join("plain"))?;
-    Ok(Some(Ending { took_ms: named_ms - sealed_ms as f64, plain_ms }))
+    Ok(Some(RunEndingTimes { took_ms: named_ms - sealed_ms as f64, plain_ms }))
 }
 
 /// The files below a folder, if there is one.
@@ -318,8 +322,8 @@ fn median(mut times: Vec<f64>) -> Option<f64> {
     times.get(times.len() / 2).copied()
 }
 
-fn failed(why: &dyn std::fmt::Display) -> Failure {
-    Failure::new(FailureCode::Internal, format!("bench cluster: {why}"))
+fn failed(why: &dyn std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(FailureCode::Internal, format!("bench cluster: {why}"))
 }
 
 #[cfg(test)]
@@ -327,13 +331,13 @@ mod tests {
     use std::fs;
 
     use super::{
-        STEPS_FIRST_MAX, Timeline, checkpoint_every, collect_files, later_seal, median, pace,
+        RunTimeline, STEPS_FIRST_MAX, checkpoint_every, collect_files, later_seal, median, pace,
         plain_write_ms, seal_of,
     };
 
     #[test]
     fn a_step_belongs_to_the_checkpoint_that_was_written_meanwhile() {
-        let mut timeline = Timeline::default();
+        let mut timeline = RunTimeline::default();
         for _ in 0..STEPS_FIRST_MAX {
             timeline.note("{\"event\":\"step\",\"ms\":100.0}");
         }
@@ -357,7 +361,7 @@ mod tests {
 
     #[test]
     fn of_a_short_run_a_share_of_its_steps_is_looked_at() {
-        let mut timeline = Timeline::default();
+        let mut timeline = RunTimeline::default();
         for took in [100.0, 90.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0] {
             timeline.note(&format!("{{\"event\":\"step\",\"ms\":{took}}}"));
         }
@@ -396,7 +400,7 @@ mod tests {
     #[test]
     fn a_run_too_short_is_told() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
-        let failure = pace(Timeline::default()).expect_err("there is no step");
+        let failure = pace(RunTimeline::default()).expect_err("there is no step");
         assert!(failure.what.contains("--steps"), "{}", failure.what);
     }
 }

@@ -4,17 +4,17 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use zbelastic_kernels::{Backend, CpuBackend, ForwardEpilogue, MatrixShape, ViewMut};
+use zbelastic_kernels::{Backend, BufferViewMut, CpuBackend, ForwardEpilogue, MatrixShape};
 
-use super::case::{Case, Cutting};
+use super::case::{BatchSplit, BenchCase};
 use super::out_of_resource;
 use crate::args::{BenchArgs, BenchConfig};
-use crate::failure::{Failure, Stop};
+use crate::failure::{CommandError, CommandFailure};
 use crate::machine::peak_flop_per_s;
 
 /// One product, `rows` by `inputs` times `inputs` by `outputs`, on one thread.
 #[derive(Debug, Serialize)]
-struct Product {
+struct GemmResult {
     config: &'static str,
     name: &'static str,
     rows: usize,
@@ -27,14 +27,14 @@ struct Product {
 }
 
 /// Runs `bench gemm`.
-pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     for config in args.configs() {
         for product in measure(*config, args.quick)? {
             if args.json {
                 writeln!(out, "{}", serde_json::to_string(&product).expect("numbers are JSON"))?;
                 continue;
             }
-            let Product { config, name, rows, outputs, inputs, .. } = product;
+            let GemmResult { config, name, rows, outputs, inputs, .. } = product;
             let (ours, library) = (100.0 * product.ours_share, 100.0 * product.library_share);
             let shape = format!("{rows} × {inputs} × {outputs}");
             writeln!(
@@ -47,9 +47,9 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-fn measure(config: BenchConfig, is_quick: bool) -> Result<Vec<Product>, Failure> {
-    let case = Case::new(config)?;
-    let rows = case.batch(Cutting::Whole).microbatch.rows();
+fn measure(config: BenchConfig, is_quick: bool) -> Result<Vec<GemmResult>, CommandFailure> {
+    let case = BenchCase::new(config)?;
+    let rows = case.batch(BatchSplit::Whole).microbatch.rows();
     let model = &case.model;
     let shapes = [
         ("qkv", model.qkv_matrix()),
@@ -68,9 +68,9 @@ fn product(
     rows: usize,
     shape: MatrixShape,
     time: Duration,
-) -> Result<Product, Failure> {
+) -> Result<GemmResult, CommandFailure> {
     let MatrixShape { outputs, inputs } = shape;
-    let mut bench = ProductBench::new(rows, shape).map_err(|error| out_of_resource(&error))?;
+    let mut bench = GemmBench::new(rows, shape).map_err(|error| out_of_resource(&error))?;
     let flop = 2.0 * (rows * outputs * inputs) as f64;
     let (mut ours, mut library, mut peak) = (bench.ours(), Duration::MAX, 0.0);
     let began = Instant::now();
@@ -85,14 +85,14 @@ fn product(
     }
     let share = |best: Duration| flop / best.as_secs_f64() / peak;
     let (ours_share, library_share) = (share(ours), share(library));
-    Ok(Product { config: config.name(), name, rows, outputs, inputs, ours_share, library_share })
+    Ok(GemmResult { config: config.name(), name, rows, outputs, inputs, ours_share, library_share })
 }
 
 /// A peak run lasts as long as a product, but for the largest.
 const PEAK_RUN_MAX: Duration = Duration::from_millis(50);
 
 /// The same numbers in both forms.
-struct ProductBench {
+struct GemmBench {
     cpu: CpuBackend,
     rows: usize,
     shape: MatrixShape,
@@ -104,19 +104,19 @@ struct ProductBench {
     matrix: <CpuBackend as Backend>::Matrix,
 }
 
-impl ProductBench {
+impl GemmBench {
     fn new(rows: usize, shape: MatrixShape) -> Result<Self, zbelastic_kernels::AllocateError> {
         let cpu = CpuBackend::new(1)?;
         let MatrixShape { outputs, inputs } = shape;
         let floats = |len: usize| (0..len).map(|i| (i % 61) as f32 / 61.0 - 0.5).collect();
         let (x, weights): (Vec<f32>, Vec<f32>) = (floats(rows * inputs), floats(outputs * inputs));
         let mut x_buffer = cpu.allocate(x.len())?;
-        cpu.upload(&x, ViewMut::new(&mut x_buffer, 0..x.len()));
+        cpu.upload(&x, BufferViewMut::new(&mut x_buffer, 0..x.len()));
         let mut weight_buffer = cpu.allocate(weights.len())?;
-        cpu.upload(&weights, ViewMut::new(&mut weight_buffer, 0..weights.len()));
+        cpu.upload(&weights, BufferViewMut::new(&mut weight_buffer, 0..weights.len()));
         let mut matrix = cpu.allocate_matrix(shape)?;
         let range = 0..weights.len();
-        cpu.load_matrix(zbelastic_kernels::View::new(&weight_buffer, range), &mut matrix);
+        cpu.load_matrix(zbelastic_kernels::BufferView::new(&weight_buffer, range), &mut matrix);
         let (y, y_buffer) = (vec![0.0; rows * outputs], cpu.allocate(rows * outputs)?);
         Ok(Self { cpu, rows, shape, x, weights, y, x_buffer, y_buffer, matrix })
     }
@@ -159,15 +159,14 @@ impl ProductBench {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zbelastic_kernels::View;
+    use zbelastic_kernels::BufferView;
 
     #[test]
     fn both_compute_the_same_product() {
-        let mut bench =
-            ProductBench::new(5, MatrixShape { outputs: 7, inputs: 11 }).expect("memory");
+        let mut bench = GemmBench::new(5, MatrixShape { outputs: 7, inputs: 11 }).expect("memory");
         bench.ours();
         bench.library();
-        let ours = bench.cpu.download(View::new(&bench.y_buffer, 0..35));
+        let ours = bench.cpu.download(BufferView::new(&bench.y_buffer, 0..35));
         for (a, b) in ours.iter().zip(&bench.y) {
             assert!((a - b).abs() < 1e-5, "{a} {b}");
         }

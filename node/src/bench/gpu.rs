@@ -16,15 +16,15 @@ use serde::Serialize;
 use zbelastic_kernels::Backend;
 use zbelastic_kernels::conformance::behaviours;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::times::{
-    Bound, OperationTime, Rates, Sizes, Stand, measure, optimism,
+use zbelastic_kernels::cuda::timing::{
+    DeviceRates, OperationTime, RooflineBound, TimedSizes, TimingHarness, measure, optimism,
 };
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice};
 
 use super::out_of_resource;
 use crate::args::BenchGpuArgs;
 use crate::device::{self, open_failure};
-use crate::failure::{Failure, FailureCode, Stop, cannot_write};
+use crate::failure::{CommandError, CommandFailure, FailureCode, cannot_write};
 
 /// Runs of an operation of which the fastest counts.
 const RUNS: u32 = 10;
@@ -34,65 +34,65 @@ const QUICK_STEPS: u64 = 3;
 
 /// All that is measured.
 #[derive(Debug, Serialize)]
-struct Report {
+struct GpuReport {
     device: String,
     architecture: String,
     /// Behaviours of the conformance suite, all of which hold in both types of activations.
     behaviours: usize,
     /// One entry for each type of activations.
-    types: Vec<OfType>,
+    types: Vec<PrecisionReport>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfType {
+struct PrecisionReport {
     activations: &'static str,
     /// Bytes a second of a plain copy.
     bytes_per_s: f64,
     /// Floating-point operations a second of a large product.
     flop_per_s: f64,
-    operations: Vec<Operation>,
+    operations: Vec<OperationTiming>,
     /// What an update before its verdict takes of one in place.
     optimism: Option<f64>,
-    models: Vec<models::Row>,
-    goals: Vec<goals::Goal>,
+    models: Vec<models::GpuBenchRow>,
+    goals: Vec<goals::PerformanceGoal>,
 }
 
 /// What an operation took, and takes at least.
 #[derive(Debug, Serialize)]
-struct Operation {
+struct OperationTiming {
     name: String,
     us: f64,
     floor_us: f64,
     /// What the floor follows from.
     #[serde(serialize_with = "bound_name")]
-    bound: Bound,
+    bound: RooflineBound,
     /// Of a product: what the fastest of the library's algorithms takes, split sums among them.
     fastest_us: Option<f64>,
 }
 
 /// Runs `bench gpu`.
-pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let device = open(args.device, Precision::F32)?;
     let info = device.info().clone();
     drop(device);
-    let mut tell = Tell { out, is_json: args.json };
-    tell.line(&format!("device {}: {}, {}", info.index, info.name, info.architecture))?;
+    let mut tell = ProgressPrinter { out, is_json: args.json };
+    tell.print_line(&format!("device {}: {}, {}", info.index, info.name, info.architecture))?;
     let mut count = 0;
     for precision in Precision::ALL {
         let two = [open(args.device, precision)?, open(args.device, precision)?];
         count = conform(&two.map(CudaBackend::new), precision)?;
     }
-    tell.line(&format!("{count} behaviours hold, in both types of activations"))?;
+    tell.print_line(&format!("{count} behaviours hold, in both types of activations"))?;
     let mut types = Vec::new();
     for precision in Precision::ALL {
         types.push(of_type(args, precision, &mut tell)?);
     }
     let (device, architecture) = (info.name, info.architecture.to_string());
-    let report = Report { device, architecture, behaviours: count, types };
+    let report = GpuReport { device, architecture, behaviours: count, types };
     let text = serde_json::to_string_pretty(&report).expect("numbers and names are JSON");
     if let Some(path) = &args.out {
         std::fs::write(path, format!("{text}\n")).map_err(|error| cannot_write(path, &error))?;
-        tell.line(&format!("written to {}", Path::new(path).display()))?;
+        tell.print_line(&format!("written to {}", Path::new(path).display()))?;
     }
     if args.json {
         writeln!(out, "{text}")?;
@@ -101,13 +101,13 @@ pub fn run(args: &BenchGpuArgs, out: &mut dyn Write) -> Result<(), Stop> {
 }
 
 /// Prints lines for a person, who does not want to wait for all of it.
-struct Tell<'a> {
+struct ProgressPrinter<'a> {
     out: &'a mut dyn Write,
     is_json: bool,
 }
 
-impl Tell<'_> {
-    fn line(&mut self, line: &str) -> Result<(), Stop> {
+impl ProgressPrinter<'_> {
+    fn print_line(&mut self, line: &str) -> Result<(), CommandError> {
         if !self.is_json {
             writeln!(self.out, "{line}")?;
             self.out.flush()?;
@@ -116,13 +116,13 @@ impl Tell<'_> {
     }
 }
 
-fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, Failure> {
+fn open(index: usize, precision: Precision) -> Result<Arc<CudaDevice>, CommandFailure> {
     device::open(index, precision).map_err(|error| open_failure(index, &error))
 }
 
 /// How many behaviours there are, if the devices have them all. Failures are printed on standard error
 /// as it is found.
-fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Failure> {
+fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, CommandFailure> {
     let behaviours = behaviours::<B>();
     let holds = |test: fn(&[B])| catch_unwind(AssertUnwindSafe(|| test(devices))).is_ok();
     let failed: Vec<&str> =
@@ -136,37 +136,42 @@ fn conform<B: Backend>(devices: &[B], precision: Precision) -> Result<usize, Fai
         failed.len(),
         failed.join(", ")
     );
-    Err(Failure::new(FailureCode::VerificationFailed, what))
+    Err(CommandFailure::new(FailureCode::VerificationFailed, what))
 }
 
-fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Result<OfType, Stop> {
-    let stand = Stand::new(open(args.device, precision)?, RUNS);
-    let measured = measure(&stand, Sizes::SMALL_GPT2).map_err(|error| out_of_resource(&error))?;
+fn of_type(
+    args: &BenchGpuArgs,
+    precision: Precision,
+    tell: &mut ProgressPrinter<'_>,
+) -> Result<PrecisionReport, CommandError> {
+    let stand = TimingHarness::new(open(args.device, precision)?, RUNS);
+    let measured =
+        measure(&stand, TimedSizes::SMALL_GPT2).map_err(|error| out_of_resource(&error))?;
     drop(stand);
-    let (Rates { bytes_per_s, flop_per_s }, operations) = measured;
+    let (DeviceRates { bytes_per_s, flop_per_s }, operations) = measured;
     let optimism = optimism(&operations);
-    let operation = |OperationTime { name, us, floor_us, bound, fastest_us }| Operation {
+    let operation = |OperationTime { name, us, floor_us, bound, fastest_us }| OperationTiming {
         name,
         us,
         floor_us,
         bound,
         fastest_us,
     };
-    let operations: Vec<Operation> = operations.into_iter().map(operation).collect();
+    let operations: Vec<OperationTiming> = operations.into_iter().map(operation).collect();
     let activations = precision.name();
-    tell.line(&format!(
+    tell.print_line(&format!(
         "\n{activations}: a copy {:.0} GB/s, a product {:.0} TFLOP/s",
         bytes_per_s / 1e9,
         flop_per_s / 1e12
     ))?;
-    tell.line(&operation_line(["operation", "us", "floor us", "share", "of the library's"]))?;
+    tell.print_line(&operation_line(["operation", "us", "floor us", "share", "of the library's"]))?;
     for operation in &operations {
-        tell.line(&line_of_operation(operation))?;
+        tell.print_line(&line_of_operation(operation))?;
     }
     if let Some(ratio) = optimism {
-        tell.line(&format!("an update before its verdict takes {ratio:.2} of one in place"))?;
+        tell.print_line(&format!("an update before its verdict takes {ratio:.2} of one in place"))?;
     }
-    tell.line(&format!(
+    tell.print_line(&format!(
         "\n{:<10} {:>5} {:>7} {:<9} {:<6} {:>9} {:>10} {:>6} {:>7}",
         "model", "len", "workers", "schedule", "graphs", "step ms", "tokens/s", "mfu", "bubble"
     ))?;
@@ -176,48 +181,56 @@ fn of_type(args: &BenchGpuArgs, precision: Precision, tell: &mut Tell<'_>) -> Re
         let devices = (0..run.workers).map(|_| open(args.device, precision));
         let devices = devices.collect::<Result<Vec<_>, _>>()?;
         let row = run.measure(&run.case()?, devices, (step_count, flop_per_s));
-        tell.line(&line_of(&row))?;
+        tell.print_line(&line_of(&row))?;
         rows.push(row);
     }
     agree(&rows, precision)?;
     let goals = goals::goals(&operations, optimism, &rows);
-    tell.line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
-    goals.iter().try_for_each(|goal| tell.line(&goal.line()))?;
-    Ok(OfType { activations, bytes_per_s, flop_per_s, operations, optimism, models: rows, goals })
+    tell.print_line(&format!("\n{:<64} {:>8}    aim", "goal", "measured"))?;
+    goals.iter().try_for_each(|goal| tell.print_line(&goal.line()))?;
+    Ok(PrecisionReport {
+        activations,
+        bytes_per_s,
+        flop_per_s,
+        operations,
+        optimism,
+        models: rows,
+        goals,
+    })
 }
 
 /// However many workers train a model and whatever their schedule, the bits are the same.
-fn agree(rows: &[models::Row], precision: Precision) -> Result<(), Failure> {
+fn agree(rows: &[models::GpuBenchRow], precision: Precision) -> Result<(), CommandFailure> {
     let Some([one, other]) = models::disagreeing(rows) else { return Ok(()) };
     let told = [one, other].map(|row| {
         let loss = row.outcome.as_ref().map_or(f64::NAN, |figures| figures.loss);
         format!("{} with {} workers: {loss}", row.schedule, row.workers)
     });
-    let models::Row { model, sequence_len, .. } = one;
+    let models::GpuBenchRow { model, sequence_len, .. } = one;
     let what = format!(
         "{model}, {sequence_len} tokens, in {}: the losses differ, {} and {}",
         precision.name(),
         told[0],
         told[1]
     );
-    Err(Failure::new(FailureCode::VerificationFailed, what))
+    Err(CommandFailure::new(FailureCode::VerificationFailed, what))
 }
 
 fn operation_line([name, us, floor_us, share, of_fastest]: [&str; 5]) -> String {
     format!("{name:<18} {us:>10} {floor_us:>10} {share:>7} {of_fastest:>17}")
 }
 
-fn bound_name<S: serde::Serializer>(bound: &Bound, to: S) -> Result<S::Ok, S::Error> {
+fn bound_name<S: serde::Serializer>(bound: &RooflineBound, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(match bound {
-        Bound::Memory => "memory",
-        Bound::Arithmetic => "arithmetic",
+        RooflineBound::Memory => "memory",
+        RooflineBound::Arithmetic => "arithmetic",
     })
 }
 
 /// What it took, its floor, and of the time that it took the shares of its floor and of the library's
 /// fastest algorithm.
-fn line_of_operation(operation: &Operation) -> String {
-    let Operation { name, us, floor_us, fastest_us, .. } = operation;
+fn line_of_operation(operation: &OperationTiming) -> String {
+    let OperationTiming { name, us, floor_us, fastest_us, .. } = operation;
     let share = |of: &f64| format!("{:.0}%", 100.0 * of / us);
     let fastest = fastest_us.as_ref().map(share).unwrap_or_default();
     let columns = [format!("{us:.1}"), format!("{floor_us:.1}"), share(floor_us), fastest];
@@ -225,12 +238,12 @@ fn line_of_operation(operation: &Operation) -> String {
     operation_line([name, us, floor_us, share, fastest])
 }
 
-fn line_of(row: &models::Row) -> String {
-    let models::Row { model, sequence_len, workers, schedule, has_graphs, outcome } = row;
+fn line_of(row: &models::GpuBenchRow) -> String {
+    let models::GpuBenchRow { model, sequence_len, workers, schedule, has_graphs, outcome } = row;
     let graphs = if *has_graphs { "on" } else { "off" };
     let beginning = format!("{model:<10} {sequence_len:>5} {workers:>7} {schedule:<9} {graphs:<6}");
     match outcome {
-        Ok(models::Figures { step_ms, tokens_per_s, mfu, bubble, .. }) => {
+        Ok(models::GpuBenchFigures { step_ms, tokens_per_s, mfu, bubble, .. }) => {
             let (mfu, bubble) = (100.0 * mfu, 100.0 * bubble);
             format!("{beginning} {step_ms:>9.1} {tokens_per_s:>10.0} {mfu:>5.1}% {bubble:>6.1}%")
         }
@@ -252,11 +265,11 @@ mod tests {
 
     #[test]
     fn products_are_compared_with_the_fastest_there_is() {
-        let operation = |fastest_us| Operation {
+        let operation = |fastest_us| OperationTiming {
             name: "up F".to_owned(),
             us: 80.0,
             floor_us: 60.0,
-            bound: Bound::Arithmetic,
+            bound: RooflineBound::Arithmetic,
             fastest_us,
         };
         let line = line_of_operation(&operation(Some(76.0)));
@@ -267,12 +280,19 @@ mod tests {
         assert!(line_of_operation(&operation(None)).trim_end().ends_with("75%"));
     }
 
-    fn row(workers: u32, outcome: Result<models::Figures, String>) -> models::Row {
+    fn row(workers: u32, outcome: Result<models::GpuBenchFigures, String>) -> models::GpuBenchRow {
         let (model, schedule) = ("gpt2-124m", "zb-h1");
-        models::Row { model, sequence_len: 1024, workers, schedule, has_graphs: false, outcome }
+        models::GpuBenchRow {
+            model,
+            sequence_len: 1024,
+            workers,
+            schedule,
+            has_graphs: false,
+            outcome,
+        }
     }
 
-    const FIGURES: models::Figures = models::Figures {
+    const FIGURES: models::GpuBenchFigures = models::GpuBenchFigures {
         step_ms: 12.34,
         tokens_per_s: 56789.0,
         mfu: 0.4,
@@ -292,7 +312,7 @@ mod tests {
 
     #[test]
     fn losses_are_the_same_bits_however_many_workers_there_are() {
-        let next = models::Figures { loss: 3.5f64.next_up(), ..FIGURES };
+        let next = models::GpuBenchFigures { loss: 3.5f64.next_up(), ..FIGURES };
         let alike = [row(1, Ok(FIGURES)), row(2, Err("no room".to_owned())), row(4, Ok(FIGURES))];
         assert!(agree(&alike, Precision::Bf16).is_ok());
         let failure = agree(&[row(1, Ok(FIGURES)), row(4, Ok(next))], Precision::Bf16);

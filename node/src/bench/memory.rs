@@ -11,12 +11,12 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::plan::stage_memory;
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::case::{Case, Cutting};
+use super::case::{BatchSplit, BenchCase};
 use super::out_of_resource;
 use crate::args::{BenchConfig, BenchMemoryArgs};
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode};
 use crate::machine::resident_peak;
-use crate::train::cluster::{Job, train};
+use crate::train::cluster::{TrainingJob, train};
 use crate::train::interrupt::Interrupt;
 
 /// Memory, claimed and taken.
@@ -34,7 +34,7 @@ pub struct MemoryReport {
 const STEPS: u64 = 3;
 
 /// Runs `bench memory`.
-pub fn run(args: &BenchMemoryArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &BenchMemoryArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let report = measure(args)?;
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report).expect("numbers are JSON"))?;
@@ -47,9 +47,9 @@ pub fn run(args: &BenchMemoryArgs, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, Failure> {
-    let case = Case::new(args.config)?;
-    let cutting = Cutting::Microbatches;
+fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, CommandFailure> {
+    let case = BenchCase::new(args.config)?;
+    let cutting = BatchSplit::Microbatches;
     let mut setup = case.setup(args.schedule, args.workers, cutting, STEPS)?;
     // Workers draw the weights they need themselves; no copy of the whole model is held.
     setup.weights = zbelastic_trainer::stage::InitialWeights::Drawn { seed: 1 };
@@ -60,22 +60,27 @@ fn measure(args: &BenchMemoryArgs) -> Result<MemoryReport, Failure> {
     let claims = stages.map(|stage| stage_memory(&backend, &setup.model, &setup.plan, stage));
     let planned: Bytes = claims.map(|claim| claim.total()).sum();
     let interrupt = Interrupt::default();
-    let job = Job { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
+    let job = TrainingJob { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
     let mut peak = None;
     train(&job, &mut |_| {
         // While the last step is reported all workers still have their memory.
         peak = resident_peak();
         ControlFlow::Continue(())
     })?;
-    let unknown = || Failure::new(FailureCode::Internal, "this system does not tell peak memory");
+    let unknown =
+        || CommandFailure::new(FailureCode::Internal, "this system does not tell peak memory");
     let resident_peak = peak.ok_or_else(unknown)?;
     let ratio = resident_peak.0 as f64 / planned.0 as f64;
     Ok(MemoryReport { planned, resident_peak, ratio })
 }
 
 /// The same in a process of its own, because a process remembers the most it ever took.
-pub fn measure_apart(config: BenchConfig, kind: ScheduleKind) -> Result<MemoryReport, Failure> {
-    let failed = |why: String| Failure::new(FailureCode::Internal, format!("bench memory: {why}"));
+pub fn measure_apart(
+    config: BenchConfig,
+    kind: ScheduleKind,
+) -> Result<MemoryReport, CommandFailure> {
+    let failed =
+        |why: String| CommandFailure::new(FailureCode::Internal, format!("bench memory: {why}"));
     let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let output = Command::new(program)
         .args(["bench", "memory", "--json", "--config", config.name(), "--schedule", kind.name()])

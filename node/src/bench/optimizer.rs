@@ -3,18 +3,18 @@
 
 use std::time::{Duration, Instant};
 
-use zbelastic_kernels::{Backend, CpuBackend, ViewMut};
+use zbelastic_kernels::{Backend, BufferViewMut, CpuBackend};
 use zbelastic_trainer::model::{AfterCommit, LayerState, model_layers};
-use zbelastic_trainer::optimizer::{Update, commit, compute_candidate, update_in_place};
+use zbelastic_trainer::optimizer::{OptimizerUpdate, commit, compute_candidate, update_in_place};
 use zbelastic_types::Step;
 
-use super::case::Case;
+use super::case::BenchCase;
 use super::out_of_resource;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// All layers of a model with a gradient.
 pub struct OptimizerBench<'a> {
-    case: &'a Case,
+    case: &'a BenchCase,
     backend: CpuBackend,
     layers: Vec<LayerState<CpuBackend>>,
     step: Step,
@@ -22,14 +22,14 @@ pub struct OptimizerBench<'a> {
 
 impl<'a> OptimizerBench<'a> {
     /// The layers of `case`, on one thread.
-    pub fn new(case: &'a Case) -> Result<Self, Failure> {
+    pub fn new(case: &'a BenchCase) -> Result<Self, CommandFailure> {
         let backend = CpuBackend::new(1).map_err(|error| out_of_resource(&error))?;
         let layer = |spec| {
             let weights = case.weights().of_layer(&spec);
             let mut layer = LayerState::new(&backend, &case.model, spec, &weights)?;
             let gradient: Vec<f32> = weights.iter().map(|w| 1e-3 * w + 1e-5).collect();
             let len = gradient.len();
-            backend.upload(&gradient, ViewMut::new(&mut layer.g, 0..len));
+            backend.upload(&gradient, BufferViewMut::new(&mut layer.g, 0..len));
             Ok(layer)
         };
         let layers = model_layers(&case.model).into_iter().map(layer);
@@ -38,9 +38,9 @@ impl<'a> OptimizerBench<'a> {
         Ok(Self { case, backend, layers, step: Step(0) })
     }
 
-    fn next_update(&mut self) -> Update<'a> {
+    fn next_update(&mut self) -> OptimizerUpdate<'a> {
         self.step = self.step.next();
-        Update { config: self.case.optimizer(), lr: 1e-4, number: self.step.0, clip: 1.0 }
+        OptimizerUpdate { config: self.case.optimizer(), lr: 1e-4, number: self.step.0, clip: 1.0 }
     }
 
     /// One step as a trainer without validation takes it.

@@ -7,19 +7,21 @@ use std::time::{Duration, Instant};
 
 use zbelastic_consensus::checkpoint::LayerDigest;
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AllocateError, HostFloats, Loss, Parcel};
+use zbelastic_kernels::{AllocateError, HostFloats, Loss, TensorHandle};
 use zbelastic_schedule::{Flow, Pass, Placement};
-use zbelastic_trainer::data::Batch;
+use zbelastic_trainer::data::TokenBatch;
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::{LayerSpec, model_layers};
-use zbelastic_trainer::stage::{Injection, StageSetup, StoreError, UpdateOrder, Workbench};
+use zbelastic_trainer::stage::{
+    Injection, StageExecutor, StageSetup, StashStoreError, UpdateRequest,
+};
 use zbelastic_types::{ChunkIndex, Digest, LayerId, SliceIndex, StageIndex, Step};
 
-use crate::train::outfit::Outfit;
+use crate::train::executor_factory::ExecutorFactory;
 
 /// What a stage's passes take, all its chunks together.
 #[derive(Clone, Copy, Debug)]
-pub struct Paced {
+pub struct PassDurations {
     /// Time of the forward passes (F).
     pub f: Duration,
     /// Time of the backward passes for activations (B).
@@ -33,10 +35,14 @@ const FRAME_LEN: usize = 16;
 /// Every gradient is this, squared and summed.
 const SQUARE_SUM: f64 = 1e-6;
 
-impl Outfit for Paced {
-    type Bench = PacedBench;
+impl ExecutorFactory for PassDurations {
+    type Executor = PacedExecutor;
 
-    fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<PacedBench, AllocateError> {
+    fn executor(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+    ) -> Result<PacedExecutor, AllocateError> {
         let specs = model_layers(&setup.model);
         let of_chunk = |layers: zbelastic_types::LayerRange| {
             layers.ids().map(|layer| specs[layer as usize].clone()).collect()
@@ -45,7 +51,7 @@ impl Outfit for Paced {
             setup.plan.chunks_of(stage).map(|(chunk, layers)| (chunk, of_chunk(layers))).collect();
         let share = chunks.len() as u32 / setup.plan.placement().replica_count();
         let Self { f, b, w } = *self;
-        Ok(PacedBench {
+        Ok(PacedExecutor {
             times: Self { f: f / share, b: b / share, w: w / share },
             placement: setup.plan.placement().clone(),
             chunks,
@@ -58,22 +64,22 @@ impl Outfit for Paced {
         "a clock".to_owned()
     }
 
-    fn weights(bench: &PacedBench) -> Vec<(LayerId, Vec<f32>)> {
+    fn weights(bench: &PacedExecutor) -> Vec<(LayerId, Vec<f32>)> {
         bench.layers().map(|layer| (layer.layer, Vec::new())).collect()
     }
 }
 
 /// Workbench of one stage.
-pub struct PacedBench {
+pub struct PacedExecutor {
     /// Times of the passes of one chunk.
-    times: Paced,
+    times: PassDurations,
     placement: Placement,
     chunks: BTreeMap<ChunkIndex, Vec<LayerSpec>>,
     under_way: BTreeSet<Pass>,
     version: Step,
 }
 
-impl PacedBench {
+impl PacedExecutor {
     /// Those of the first replica.
     fn layers(&self) -> impl Iterator<Item = &LayerSpec> {
         let is_first = |chunk: &ChunkIndex| self.placement.replica_of(*chunk) == 0;
@@ -90,7 +96,7 @@ fn take(duration: Duration) {
     }
 }
 
-impl Workbench for PacedBench {
+impl StageExecutor for PacedExecutor {
     fn chunk_indices(&self) -> Vec<ChunkIndex> {
         self.chunks.keys().copied().collect()
     }
@@ -103,7 +109,7 @@ impl Workbench for PacedBench {
         FRAME_LEN
     }
 
-    fn slots_taken(&self) -> usize {
+    fn slots_in_use(&self) -> usize {
         self.under_way.len()
     }
 
@@ -111,45 +117,60 @@ impl Workbench for PacedBench {
         self.under_way.clear();
     }
 
-    fn forward(&mut self, pass: Pass, _batch: &Batch, _input: Option<Parcel>) -> Option<Loss> {
+    fn forward(
+        &mut self,
+        pass: Pass,
+        _batch: &TokenBatch,
+        _input: Option<TensorHandle>,
+    ) -> Option<Loss> {
         self.under_way.insert(pass);
         take(self.times.f);
-        self.placement.is_last(pass.chunk).then_some(Loss::Known(1.0))
+        self.placement.is_last(pass.chunk).then_some(Loss::Ready(1.0))
     }
 
-    fn forward_only(&mut self, pass: Pass, batch: &Batch, input: Option<Parcel>) -> Option<Loss> {
+    fn forward_only(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss> {
         let loss = self.forward(pass, batch, input);
         self.under_way.remove(&pass);
         loss
     }
 
-    fn backward_input(&mut self, _pass: Pass, _batch: &Batch, _gradient: Option<Parcel>) {
+    fn backward_input(
+        &mut self,
+        _pass: Pass,
+        _batch: &TokenBatch,
+        _gradient: Option<TensorHandle>,
+    ) {
         take(self.times.b);
     }
 
     fn head_weights(&mut self, _pass: Pass) {}
 
-    fn backward_weights(&mut self, pass: Pass, _batch: &Batch) {
+    fn backward_weights(&mut self, pass: Pass, _batch: &TokenBatch) {
         take(self.times.w);
         self.under_way.remove(&pass);
     }
 
     fn drop_activations(&mut self, _pass: Pass) {}
 
-    fn recompute(&mut self, _pass: Pass, _batch: &Batch) {
+    fn recompute(&mut self, _pass: Pass, _batch: &TokenBatch) {
         take(self.times.f);
     }
 
     /// Copies run beside the passes of a device that is as fast as it is planned.
-    fn offload(&mut self, _pass: Pass) -> Result<(), StoreError> {
+    fn offload(&mut self, _pass: Pass) -> Result<(), StashStoreError> {
         Ok(())
     }
 
-    fn reload(&mut self, _pass: Pass) -> Result<(), StoreError> {
+    fn reload(&mut self, _pass: Pass) -> Result<(), StashStoreError> {
         Ok(())
     }
 
-    fn take_result(&mut self, _flow: Flow, _pass: Pass) -> Parcel {
+    fn take_result(&mut self, _flow: Flow, _pass: Pass) -> TensorHandle {
         vec![0.0; FRAME_LEN].into()
     }
 
@@ -177,11 +198,11 @@ impl Workbench for PacedBench {
         tensors.map(sum).collect()
     }
 
-    fn compute_candidate(&mut self, _order: UpdateOrder) {}
+    fn compute_candidate(&mut self, _order: UpdateRequest) {}
 
     fn drop_candidate(&mut self) {}
 
-    fn commit(&mut self, order: UpdateOrder) {
+    fn commit(&mut self, order: UpdateRequest) {
         self.version = order.step.next();
     }
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use zbelastic_schedule::ScheduleKind;
 
-use super::case::{Case, Cutting};
-use crate::failure::Failure;
-use crate::train::cluster::{Job, train_on};
+use super::case::{BatchSplit, BenchCase};
+use crate::failure::CommandFailure;
+use crate::train::cluster::{TrainingJob, train_on};
+use crate::train::executor_factory::{CpuFactory, ExecutorFactory};
 use crate::train::interrupt::Interrupt;
-use crate::train::news::News;
-use crate::train::outfit::{Outfit, Processors};
-use crate::train::timing::Bubbles;
+use crate::train::progress_event::ProgressEvent;
+use crate::train::timing::BubbleShares;
 
 /// What a run of a pipeline showed.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub struct PipelineRound {
     /// From seal to seal, the mean of the round's steps.
     pub step: Duration,
     /// The medians of the round's steps.
-    pub bubbles: Bubbles,
+    pub bubbles: BubbleShares,
     /// Loss of the last step.
     pub loss: f64,
 }
@@ -30,35 +30,35 @@ const WARMUP_STEPS: u64 = 2;
 
 /// Runs a pipeline for `step_count` steps after warming up.
 pub fn round(
-    case: &Case,
+    case: &BenchCase,
     kind: ScheduleKind,
     stage_count: u32,
     step_count: u64,
-) -> Result<PipelineRound, Failure> {
-    round_on(&Processors { threads: 1, scratch: None }, case, kind, stage_count, step_count)
+) -> Result<PipelineRound, CommandFailure> {
+    round_on(&CpuFactory { threads: 1, scratch: None }, case, kind, stage_count, step_count)
 }
 
 /// The same with what `outfit` makes for each stage.
-pub fn round_on<O: Outfit>(
+pub fn round_on<O: ExecutorFactory>(
     outfit: &O,
-    case: &Case,
+    case: &BenchCase,
     kind: ScheduleKind,
     stage_count: u32,
     step_count: u64,
-) -> Result<PipelineRound, Failure> {
-    let cutting = Cutting::Microbatches;
+) -> Result<PipelineRound, CommandFailure> {
+    let cutting = BatchSplit::Microbatches;
     let setup = case.setup(kind, stage_count, cutting, WARMUP_STEPS + step_count)?;
-    let job = Job {
+    let job = TrainingJob {
         setup: Arc::new(setup),
         policy: case.policy(),
         corpus: case.corpus(cutting)?,
         threads: 1,
         interrupt: Interrupt::default(),
     };
-    let mut steps: Vec<(Duration, Bubbles)> = Vec::new();
+    let mut steps: Vec<(Duration, BubbleShares)> = Vec::new();
     let mut loss = f64::NAN;
     train_on(outfit, &job, &mut |news| {
-        if let News::Step(record) = news {
+        if let ProgressEvent::Step(record) = news {
             steps.push((record.elapsed, record.bubbles));
             loss = record.loss;
         }
@@ -66,12 +66,12 @@ pub fn round_on<O: Outfit>(
     })?;
     let counted = &steps[WARMUP_STEPS as usize..];
     let total: Duration = counted.iter().map(|(elapsed, _)| *elapsed).sum();
-    let median = |of: fn(&Bubbles) -> f64| {
+    let median = |of: fn(&BubbleShares) -> f64| {
         let mut sorted: Vec<f64> = counted.iter().map(|(_, bubbles)| of(bubbles)).collect();
         sorted.sort_by(f64::total_cmp);
         sorted[sorted.len() / 2]
     };
-    let bubbles = Bubbles {
+    let bubbles = BubbleShares {
         measured: median(|bubbles| bubbles.measured),
         planned: median(|bubbles| bubbles.planned),
         causes: counted.last().and_then(|(_, bubbles)| bubbles.causes),

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::memory::MemoryReport;
-use crate::train::line::grouped;
+use crate::train::progress_line::grouped;
 
 /// What was measured of one model.
 #[derive(Debug, Serialize)]
@@ -19,9 +19,9 @@ pub struct CaseReport {
     /// Multiply-adds of one core, counted twice each.
     pub peak_gflop_per_s: f64,
     /// One stage, by the threads that compute.
-    pub serial: Vec<Serial>,
+    pub serial: Vec<SerialFigures>,
     /// Two stages with a thread each.
-    pub pipelined: Vec<Pipelined>,
+    pub pipelined: Vec<PipelinedFigures>,
     /// What engine, B beside W and validation add to a plain loop.
     pub engine_overhead: f64,
     /// An optimistic optimizer step over a plain one.
@@ -32,7 +32,7 @@ pub struct CaseReport {
 
 /// One stage with its threads.
 #[derive(Debug, Serialize)]
-pub struct Serial {
+pub struct SerialFigures {
     /// Number of threads that compute.
     pub threads: usize,
     /// Tokens trained a second.
@@ -45,7 +45,7 @@ pub struct Serial {
 
 /// A pipeline of two stages.
 #[derive(Debug, Serialize)]
-pub struct Pipelined {
+pub struct PipelinedFigures {
     /// Name of the schedule.
     pub schedule: &'static str,
     /// Tokens trained a second.
@@ -69,14 +69,14 @@ pub fn write_case(report: &CaseReport, out: &mut dyn Write) -> io::Result<()> {
         "{config}  {parameters} parameters, {gflop:.1} GFLOP a step; \
          peak of a core {peak_gflop_per_s:.0} GFLOP/s"
     )?;
-    for Serial { threads, tokens_per_s, step_ms, peak_share } in &report.serial {
+    for SerialFigures { threads, tokens_per_s, step_ms, peak_share } in &report.serial {
         let rate = grouped(tokens_per_s.round() as u64);
         let name = format!("serial, {threads} thread{}", if *threads == 1 { "" } else { "s" });
         let share = 100.0 * peak_share;
         writeln!(out, "   {name:<18} {rate:>9} tok/s  {step_ms:>8.2} ms  {share:.1} % of peak")?;
     }
     for row in &report.pipelined {
-        let Pipelined { schedule, tokens_per_s, step_ms, speedup, .. } = row;
+        let PipelinedFigures { schedule, tokens_per_s, step_ms, speedup, .. } = row;
         let rate = grouped(tokens_per_s.round() as u64);
         let name = format!("{schedule}, 2 × 1 thread");
         let (measured, planned) = (100.0 * row.bubble_measured, 100.0 * row.bubble_planned);

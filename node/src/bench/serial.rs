@@ -3,35 +3,41 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zbelastic_consensus::validation::{Leader, Ledger};
+use zbelastic_consensus::validation::{LeaderHalf, Ledger};
 use zbelastic_kernels::{Backend, CpuBackend};
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::model::model_size;
-use zbelastic_trainer::reference::Reference;
-use zbelastic_trainer::stage::{Bench, Event, Output, Progress, StageEngine, StageSetup};
+use zbelastic_trainer::reference::SerialReference;
+use zbelastic_trainer::stage::{
+    BackendExecutor, EngineProgress, Event, Output, StageEngine, StageSetup,
+};
 use zbelastic_types::{StageIndex, Step};
 
-use super::case::{Case, Cutting};
+use super::case::{BatchSplit, BenchCase};
 use super::out_of_resource;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// More steps than a benchmark runs, so that a run never comes to its end.
 pub const ENDLESS: u64 = 1_000_000;
 
 /// A run that is taken step by step.
 pub struct SerialEngine {
-    engine: StageEngine<Bench<CpuBackend>, Arc<Corpus>>,
+    engine: StageEngine<BackendExecutor<CpuBackend>, Arc<Corpus>>,
     ledger: Ledger,
-    leader: Leader,
+    leader: LeaderHalf,
 }
 
 impl SerialEngine {
     /// The whole model as one stage.
-    pub fn new(case: &Case, threads: usize, cutting: Cutting) -> Result<Self, Failure> {
+    pub fn new(
+        case: &BenchCase,
+        threads: usize,
+        cutting: BatchSplit,
+    ) -> Result<Self, CommandFailure> {
         let setup = case.setup(ScheduleKind::ZbH1, 1, cutting, ENDLESS)?;
         let ledger = Ledger::new(setup.plan.generation, Step(0), 0);
-        let leader = Leader::new(&ledger, model_size(&case.model).0, case.policy());
+        let leader = LeaderHalf::new(&ledger, model_size(&case.model).0, case.policy());
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
         let corpus = case.corpus(cutting)?;
         let engine = StageEngine::new(Arc::new(setup), StageIndex(0), backend, corpus);
@@ -51,7 +57,7 @@ impl SerialEngine {
         let before = self.ledger.open_turn().step;
         while self.ledger.open_turn().step == before {
             let progress = self.engine.run_next();
-            assert!(matches!(progress, Progress::Ran(_)), "one stage waits for nobody");
+            assert!(matches!(progress, EngineProgress::Ran(_)), "one stage waits for nobody");
             while let Some(output) = self.engine.poll_output() {
                 match output {
                     Output::Sealed { .. } => {}
@@ -77,15 +83,19 @@ impl SerialEngine {
 /// The plain loop over the same microbatches: B and W of a layer together, the norm, AdamW in
 /// place.
 pub struct PlainLoop<B: Backend> {
-    run: Reference<B, Arc<Corpus>>,
+    run: SerialReference<B, Arc<Corpus>>,
     step: Step,
 }
 
 impl PlainLoop<CpuBackend> {
     /// The loop over the batches of `setup`.
-    pub fn new(setup: &StageSetup, corpus: Arc<Corpus>, threads: usize) -> Result<Self, Failure> {
+    pub fn new(
+        setup: &StageSetup,
+        corpus: Arc<Corpus>,
+        threads: usize,
+    ) -> Result<Self, CommandFailure> {
         let backend = CpuBackend::new(threads).map_err(|error| out_of_resource(&error))?;
-        let run = Reference::new(setup, backend, corpus);
+        let run = SerialReference::new(setup, backend, corpus);
         Ok(Self { run: run.map_err(|error| out_of_resource(&error))?, step: Step(0) })
     }
 

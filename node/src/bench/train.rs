@@ -6,15 +6,15 @@ use std::time::Duration;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::model::model_size;
 
-use super::case::{Case, Cutting};
+use super::case::{BatchSplit, BenchCase};
 use super::memory::measure_apart;
 use super::optimizer::OptimizerBench;
 use super::out_of_resource;
 use super::pipelined;
-use super::report::{CaseReport, Pipelined, Serial, write_case};
+use super::report::{CaseReport, PipelinedFigures, SerialFigures, write_case};
 use super::serial::{ENDLESS, PlainLoop, SerialEngine};
 use crate::args::{BenchArgs, BenchConfig};
-use crate::failure::{Failure, Stop};
+use crate::failure::{CommandError, CommandFailure};
 use crate::machine::peak_flop_per_s;
 
 /// Schedules of the pipelined part.
@@ -27,13 +27,13 @@ const PEAK_RUN_MAX: Duration = Duration::from_millis(400);
 
 /// How long to measure.
 #[derive(Clone, Copy)]
-struct Effort {
+struct BenchEffort {
     rounds: u32,
     /// What a measure of one round takes at least.
     round_time: Duration,
 }
 
-impl Effort {
+impl BenchEffort {
     fn of(args: &BenchArgs) -> Self {
         match args.quick {
             true => Self { rounds: 2, round_time: Duration::from_millis(200) },
@@ -55,9 +55,9 @@ impl Effort {
 }
 
 /// Runs `bench train`.
-pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     for config in args.configs() {
-        let report = measure(*config, Effort::of(args))?;
+        let report = measure(*config, BenchEffort::of(args))?;
         if args.json {
             writeln!(out, "{}", serde_json::to_string(&report).expect("numbers are JSON"))?;
         } else {
@@ -68,15 +68,15 @@ pub fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-fn measure(config: BenchConfig, effort: Effort) -> Result<CaseReport, Failure> {
-    let case = Case::new(config)?;
+fn measure(config: BenchConfig, effort: BenchEffort) -> Result<CaseReport, CommandFailure> {
+    let case = BenchCase::new(config)?;
     let best = serial(&case, effort)?;
     let pipelined = pipelined(&case, effort)?;
     let (in_place, optimistic) = optimizer(&case, effort)?;
     let step_flop = case.step_flop();
     let rate = |step: Duration| step_flop / step.as_secs_f64();
     let tokens = case.batch.tokens() as f64;
-    let row = |threads: usize, step: Duration| Serial {
+    let row = |threads: usize, step: Duration| SerialFigures {
         threads,
         tokens_per_s: tokens / step.as_secs_f64(),
         step_ms: step.as_secs_f64() * 1e3,
@@ -111,12 +111,12 @@ struct SerialBest {
     plain: Duration,
 }
 
-fn serial(case: &Case, effort: Effort) -> Result<SerialBest, Failure> {
-    let setup = case.setup(ScheduleKind::GPipe, 1, Cutting::Microbatches, ENDLESS)?;
-    let mut one_thread = SerialEngine::new(case, 1, Cutting::Whole)?;
-    let mut two_threads = SerialEngine::new(case, 2, Cutting::Whole)?;
-    let mut engine = SerialEngine::new(case, 1, Cutting::Microbatches)?;
-    let mut plain = PlainLoop::new(&setup, case.corpus(Cutting::Microbatches)?, 1)?;
+fn serial(case: &BenchCase, effort: BenchEffort) -> Result<SerialBest, CommandFailure> {
+    let setup = case.setup(ScheduleKind::GPipe, 1, BatchSplit::Microbatches, ENDLESS)?;
+    let mut one_thread = SerialEngine::new(case, 1, BatchSplit::Whole)?;
+    let mut two_threads = SerialEngine::new(case, 2, BatchSplit::Whole)?;
+    let mut engine = SerialEngine::new(case, 1, BatchSplit::Microbatches)?;
+    let mut plain = PlainLoop::new(&setup, case.corpus(BatchSplit::Microbatches)?, 1)?;
     let first = one_thread.steps(1);
     let steps = effort.steps(first);
     two_threads.steps(1);
@@ -149,8 +149,11 @@ fn serial(case: &Case, effort: Effort) -> Result<SerialBest, Failure> {
 }
 
 /// Pipelines, in turns with one thread alone.
-fn pipelined(case: &Case, effort: Effort) -> Result<Vec<Pipelined>, Failure> {
-    let mut alone = SerialEngine::new(case, 1, Cutting::Whole)?;
+fn pipelined(
+    case: &BenchCase,
+    effort: BenchEffort,
+) -> Result<Vec<PipelinedFigures>, CommandFailure> {
+    let mut alone = SerialEngine::new(case, 1, BatchSplit::Whole)?;
     let mut best_alone = alone.steps(1);
     let rounds = effort.rounds(best_alone);
     let steps = effort.steps(best_alone / STAGES).max(2);
@@ -167,7 +170,7 @@ fn pipelined(case: &Case, effort: Effort) -> Result<Vec<Pipelined>, Failure> {
     let tokens = case.batch.tokens() as f64;
     let row = |(kind, round): (ScheduleKind, Option<pipelined::PipelineRound>)| {
         let round = round.expect("there is a round");
-        Pipelined {
+        PipelinedFigures {
             schedule: kind.name(),
             tokens_per_s: tokens / round.step.as_secs_f64(),
             step_ms: round.step.as_secs_f64() * 1e3,
@@ -180,7 +183,10 @@ fn pipelined(case: &Case, effort: Effort) -> Result<Vec<Pipelined>, Failure> {
 }
 
 /// A step of AdamW in place and an optimistic one, in turns.
-fn optimizer(case: &Case, effort: Effort) -> Result<(Duration, Duration), Failure> {
+fn optimizer(
+    case: &BenchCase,
+    effort: BenchEffort,
+) -> Result<(Duration, Duration), CommandFailure> {
     let mut bench = OptimizerBench::new(case)?;
     let first = bench.in_place().max(bench.optimistic());
     let (mut in_place, mut optimistic) = (Duration::MAX, Duration::MAX);

@@ -19,7 +19,7 @@ pub fn is_certified(rotation: &Rotation, own: &Credentials) -> bool {
 /// # Errors
 /// If what was agreed on are no authorities of this cluster.
 #[must_use]
-pub fn followed(
+pub fn updated_credentials(
     rotation: &Rotation,
     own: &Credentials,
 ) -> Option<Result<Credentials, CredentialsFault>> {
@@ -71,8 +71,10 @@ mod tests {
     fn check(by: &ClusterAuthority, rotation: &Rotation, expected: &[&ClusterAuthority]) {
         let now = UnixSeconds::now();
         let own = by.credentials(PeerRole::Worker, NodeId(3), now).expect("it is made");
-        let new = followed(rotation, &own).map(|new| new.expect("they are of one cluster"));
-        let followed_again = new.as_ref().is_some_and(|new| followed(rotation, new).is_some());
+        let new =
+            updated_credentials(rotation, &own).map(|new| new.expect("they are of one cluster"));
+        let followed_again =
+            new.as_ref().is_some_and(|new| updated_credentials(rotation, new).is_some());
         assert!(!followed_again, "once is enough");
         let own = new.unwrap_or(own);
         let roots: Vec<_> = expected.iter().map(|by| by.certificate().clone()).collect();

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, OpenError};
 use zbelastic_kernels::{CpuBackend, DeviceFault, Precision};
-use zbelastic_trainer::elastic::{DeviceUse, MakeBackend};
+use zbelastic_trainer::elastic::{BackendFactory, DeviceUse};
 
-use super::device::DeviceTrouble;
+use super::device::WorkerDeviceError;
 use crate::args;
 use crate::config::ArithmeticConfig;
 use crate::device;
 
 /// What a worker computes on.
-pub trait Machine: Send + 'static {
+pub trait WorkerDevice: Send + 'static {
     /// What makes handles on it, for a job.
-    type Make: MakeBackend + Send;
+    type Factory: BackendFactory + Send;
 
     /// What a person calls it.
     fn name(&self) -> String;
@@ -28,31 +28,31 @@ pub trait Machine: Send + 'static {
     ///
     /// # Errors
     /// If it cannot be had.
-    fn open(&self, arithmetic: ArithmeticConfig) -> Result<Self::Make, DeviceTrouble>;
+    fn open(&self, arithmetic: ArithmeticConfig) -> Result<Self::Factory, WorkerDeviceError>;
 }
 
 /// The processor's cores as a device.
 #[derive(Clone, Copy, Debug)]
-pub struct Cores {
+pub struct CpuCores {
     /// Number of threads that compute.
     pub threads: usize,
 }
 
 /// Makes backends of so many threads.
-type MakeCores = Box<dyn Fn(DeviceUse) -> CpuBackend + Send>;
+type CpuCoresFactory = Box<dyn Fn(DeviceUse) -> CpuBackend + Send>;
 
-impl Machine for Cores {
-    type Make = MakeCores;
+impl WorkerDevice for CpuCores {
+    type Factory = CpuCoresFactory;
 
     fn name(&self) -> String {
-        args::Device::Cpu.to_string()
+        args::DeviceSelector::Cpu.to_string()
     }
 
     fn host_threads(&self) -> usize {
         self.threads
     }
 
-    fn open(&self, _: ArithmeticConfig) -> Result<MakeCores, DeviceTrouble> {
+    fn open(&self, _: ArithmeticConfig) -> Result<CpuCoresFactory, WorkerDeviceError> {
         let threads = self.threads;
         // What a copy or a stage takes later is taken with the same number of threads.
         CpuBackend::new(threads)?;
@@ -67,19 +67,19 @@ impl Machine for Cores {
 }
 
 /// A device of NVIDIA's, or what stands for one: opens it for a type of activations.
-pub struct Opener<F> {
+pub struct CudaDeviceOpener<F> {
     /// What a person calls it.
     pub name: String,
     /// Opens the device.
     pub open: F,
 }
 
-impl<D, F> Machine for Opener<F>
+impl<D, F> WorkerDevice for CudaDeviceOpener<F>
 where
     D: Device + Send + Sync + 'static,
     F: Fn(Precision) -> Result<Arc<D>, OpenError> + Send + 'static,
 {
-    type Make = Beside<D>;
+    type Factory = SharedCudaFactory<D>;
 
     fn name(&self) -> String {
         self.name.clone()
@@ -89,32 +89,35 @@ where
         std::thread::available_parallelism().map_or(1, usize::from)
     }
 
-    fn open(&self, arithmetic: ArithmeticConfig) -> Result<Beside<D>, DeviceTrouble> {
+    fn open(
+        &self,
+        arithmetic: ArithmeticConfig,
+    ) -> Result<SharedCudaFactory<D>, WorkerDeviceError> {
         let opened = (self.open)(arithmetic.precision());
         let opened =
-            opened.map_err(|error| DeviceTrouble::Open { device: self.name.clone(), error })?;
-        Ok(Beside(CudaBackend::new(opened)))
+            opened.map_err(|error| WorkerDeviceError::Open { device: self.name.clone(), error })?;
+        Ok(SharedCudaFactory(CudaBackend::new(opened)))
     }
 }
 
 /// What opens a real device.
-type OpenCuda = Box<dyn Fn(Precision) -> Result<Arc<CudaDevice>, OpenError> + Send>;
+type OpenCudaDevice = Box<dyn Fn(Precision) -> Result<Arc<CudaDevice>, OpenError> + Send>;
 
 /// The device of this number.
 #[must_use]
-pub fn cuda(index: usize) -> Opener<OpenCuda> {
-    let name = args::Device::Cuda(index).to_string();
-    Opener { name, open: Box::new(move |precision| device::open(index, precision)) }
+pub fn cuda(index: usize) -> CudaDeviceOpener<OpenCudaDevice> {
+    let name = args::DeviceSelector::Cuda(index).to_string();
+    CudaDeviceOpener { name, open: Box::new(move |precision| device::open(index, precision)) }
 }
 
 /// Makes handles that share a device: its stream, its regions of memory and its end.
-pub struct Beside<D: Device>(CudaBackend<D>);
+pub struct SharedCudaFactory<D: Device>(CudaBackend<D>);
 
-impl<D: Device> MakeBackend for Beside<D> {
+impl<D: Device> BackendFactory for SharedCudaFactory<D> {
     type Backend = CudaBackend<D>;
 
     fn make(&self, _: DeviceUse) -> CudaBackend<D> {
-        self.0.beside()
+        self.0.sibling()
     }
 
     fn fault(&self) -> Option<DeviceFault> {

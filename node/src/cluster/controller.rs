@@ -4,24 +4,24 @@
 //!   wait ──▶ translate ──▶ core.handle ──▶ perform outputs ──▶ wait
 //! ```
 
-mod adopt;
 mod answers;
 mod authority;
+mod backfill;
 mod checkpoints;
 mod data;
 mod exports;
 mod formats;
 mod joins;
-mod orders;
-mod paces;
+mod member_disks;
+mod pace_tracker;
+mod parts;
+mod pending_commands;
 mod pieces;
-mod rooms;
 mod runs;
 mod status;
 mod uploads;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,153 +30,100 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 use zbelastic_consensus::core::{Core, Event as CoreEvent, Input, Output};
 use zbelastic_consensus::message::{Envelope, Message};
-use zbelastic_consensus::standing::RunStanding;
-use zbelastic_consensus::state::Change;
-use zbelastic_policy::trust::{Accusers, ClaimRefusal, Known, check_claim, is_removal};
-use zbelastic_transport::identity::{AuthoritySecret, ClusterAuthority};
-use zbelastic_transport::{
-    ControlKind, Credentials, EventQueue, PeerIdentity, PeerRole, Transport, TransportEvent,
+use zbelastic_consensus::state::StateChange;
+use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_policy::trust::{
+    ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
 };
+use zbelastic_transport::identity::{AuthoritySecret, ClusterAuthority};
+use zbelastic_transport::{ControlKind, PeerIdentity, PeerRole, Transport, TransportEvent};
 use zbelastic_types::{NodeId, Step};
 
-use super::breaches::Breaches;
-use super::chronicle::Chronicle;
-use super::disk::{Disk, Written};
+use super::activity::WorkCounter;
+use super::blob_registry::BlobRegistry;
+use super::checkpoint_thread::CheckpointThread;
+use super::disk_space::DiskSpace;
 use super::document::JobDocument;
-use super::ending::{Ending, Signal};
-use super::home::{Home, HomeWriter};
 use super::journal::{Journal, now_ms};
-use super::keeper::{Keeper, Kept};
-use super::keeping::KeepQueue;
-use super::peers::Peers;
-use super::room::DiskRoom;
-use super::shelf::Shelf;
-use super::solver::{Answer as SolverAnswer, Solved, Solver};
-use super::stores::Places;
+use super::keep_queue::KeepQueue;
+use super::peer_directory::PeerDirectory;
+use super::process_exit::{NodeSignal, ProcessExit};
+use super::record_writer::{RecordWriteReport, RecordWriter};
+use super::run_log::RunLog;
+use super::solver::{SolvedPlan, SolverAnswer, SolverThread};
 use super::tick::TICK;
+use super::violations::PeerViolations;
 use super::wire::{self, BulkKey, NodeMessage};
-use super::work::WorkCount;
 use crate::api::{EventKind, WorkStatus};
+pub use parts::{ControllerInbox, ControllerParts, ControllerSetup};
 
 /// Results of fetches and of work off the loop that wait for it at once.
-const ARRIVALS_MAX: usize = 1024;
+const COMPLETIONS_MAX: usize = 1024;
 /// Without a leader for so long, the loss of the quorum is reported as an event.
 const LEADERLESS_TICKS_MAX: u32 = 200;
 
-/// What a controller is started with.
-pub struct ControllerSetup {
-    /// This controller's number in the cluster.
-    pub node: NodeId,
-    /// Name of the cluster.
-    pub cluster_name: String,
-    /// When the cluster was founded, in milliseconds since 1970, if that is known here.
-    pub founded_ms: Option<u64>,
-    /// Controllers known so far, and where they are reached.
-    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
-    /// What it knows of itself.
-    pub home: Home,
-    /// Writes changes of that to disk.
-    pub writer: HomeWriter,
-    /// Its certificate and key.
-    pub credentials: Credentials,
-    /// Where checkpoints are kept.
-    pub places: Places,
-}
-
-/// The parts that a controller is made of.
-pub struct ControllerParts {
-    /// The consensus core of this controller.
-    pub core: Core,
-    /// Writes the core's records to the log.
-    pub disk: Disk,
-    /// Finds plans off the event loop.
-    pub solver: Solver,
-    /// Issues and renews certificates.
-    pub authority: Arc<ClusterAuthority>,
-    /// The lanes to the other nodes.
-    pub transport: Transport,
-    /// The store of checkpoints and its thread.
-    pub keeper: Keeper,
-    /// Events and log lines.
-    pub journal: Journal,
-}
-
-/// Where things come from that happen to a controller.
-pub struct ControllerInbox {
-    /// What becomes of its records.
-    pub written: mpsc::Receiver<Written>,
-    /// Plans that were found, and reviews of those in force.
-    pub solved: mpsc::Receiver<SolverAnswer>,
-    /// What happens on the lanes.
-    pub events: EventQueue,
-    /// What becomes of what is stored.
-    pub kept: mpsc::Receiver<Kept>,
-    /// What the system or a person wants of the process.
-    pub signals: mpsc::Receiver<Signal>,
-}
-
 /// Something that was done off the loop.
-enum Arrived {
+enum ControllerCompletion {
     /// A piece of a checkpoint, to be kept for another node.
-    Piece(pieces::PieceArrived),
+    Piece(pieces::PieceFetchResult),
     /// A text, or not.
-    Data(data::DataArrived),
+    Data(data::DataFetchResult),
     /// Pieces of runs that ended are here, or not.
-    Adopted(adopt::Adopted),
+    Backfilled(backfill::BackfillResult),
     /// A piece of an upload is on the disk, or not.
-    Uploaded(uploads::UploadArrived),
+    Uploaded(uploads::UploadWriteResult),
     /// The room on the store's disk, if it is known.
-    Room(Option<DiskRoom>),
+    DiskSpace(Option<DiskSpace>),
     /// The administrator's certificate could not be renewed, and why.
     AdminNotRenewed(String),
     /// The key of the authority that follows, or why it did not come.
     AuthorityKey(Result<AuthoritySecret, String>),
 }
 
-struct Controller {
+struct ControllerNode {
     setup: ControllerSetup,
     core: Core,
-    disk: Disk,
-    solver: Solver,
+    record_writer: RecordWriter,
+    solver: SolverThread,
     authority: Arc<ClusterAuthority>,
     /// The change to the authority that follows.
-    succeeding: authority::Succeeding,
+    rotation_state: authority::LocalRotationState,
     transport: Transport,
-    keeper: Keeper,
-    peers: Peers,
+    checkpoint_thread: CheckpointThread,
+    peers: PeerDirectory,
     journal: Journal,
     /// Connections that ended because one end broke a rule.
-    breaches: Breaches,
-    accusers: Accusers,
-    chronicle: Chronicle,
+    violations: PeerViolations,
+    accusers: DuplicateIdentityReports,
+    run_log: RunLog,
     /// How fast nodes and links were found to be.
-    paces: paces::Paces,
+    pace_tracker: pace_tracker::PaceTracker,
     /// Orders of people that wait for what was proposed for them.
-    orders: orders::Orders,
+    pending_commands: pending_commands::PendingCommands,
     /// Strangers that wait for the use of their token to be agreed.
-    joins: joins::Joins,
+    pending_joins: joins::PendingJoins,
     /// Pieces to be kept for workers, and the bytes of them that came.
     keeping: KeepQueue,
-    kept_bytes: WorkCount,
+    kept_bytes: WorkCounter,
     /// The last checkpoint that was warned of, and whether a layer of it could be written nowhere.
     save_failed: Option<(Step, bool)>,
     /// The layers that clients export, read from the store.
     exports: exports::Exports,
     /// What runs that ended have here.
-    adopting: adopt::Adopting,
+    backfill: backfill::BackfillSchedule,
     /// Texts that are being uploaded.
     uploads: uploads::Uploads,
-    arrivals: mpsc::Sender<Arrived>,
+    completions: mpsc::Sender<ControllerCompletion>,
     /// When something was received from each member last.
-    heard: BTreeMap<NodeId, Instant>,
+    last_received: BTreeMap<NodeId, Instant>,
     /// When each node's road changed, and what it is.
-    roads: BTreeMap<NodeId, zbelastic_transport::Road>,
+    lane_paths: BTreeMap<NodeId, zbelastic_transport::TransportPath>,
     /// What workers reported last of their work, while they are connected.
-    working: BTreeMap<NodeId, WorkStatus>,
-    rooms: rooms::Rooms,
+    work_status: BTreeMap<NodeId, WorkStatus>,
+    member_disks: member_disks::MemberDisks,
     leaderless: bool,
     started: Instant,
-    ending: Option<Ending>,
+    ending: Option<ProcessExit>,
 }
 
 /// Runs a controller until it ends.
@@ -184,9 +131,9 @@ pub async fn run(
     setup: ControllerSetup,
     parts: ControllerParts,
     mut inbox: ControllerInbox,
-) -> Ending {
-    let (arrivals, mut arrived) = mpsc::channel(ARRIVALS_MAX);
-    let mut controller = Controller::new(setup, parts, arrivals);
+) -> ProcessExit {
+    let (arrivals, mut arrived) = mpsc::channel(COMPLETIONS_MAX);
+    let mut controller = ControllerNode::new(setup, parts, arrivals);
     controller.begin();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -195,11 +142,11 @@ pub async fn run(
             biased;
             // First, so that a flood of anything else does not stop the clock.
             _ = ticks.tick() => controller.handle_tick(),
-            Some(written) = inbox.written.recv() => controller.handle_written(written),
+            Some(written) = inbox.write_reports.recv() => controller.handle_written(written),
             Some(event) = inbox.events.next() => controller.handle_event(event),
-            Some(answer) = inbox.solved.recv() => controller.handle_solver(answer),
-            Some(arrived) = arrived.recv() => controller.handle_arrived(arrived),
-            Some(kept) = inbox.kept.recv() => controller.handle_kept(kept),
+            Some(answer) = inbox.solver_answers.recv() => controller.handle_solver(answer),
+            Some(arrived) = arrived.recv() => controller.handle_completion(arrived),
+            Some(kept) = inbox.store_events.recv() => controller.handle_kept(kept),
             Some(signal) = inbox.signals.recv() => controller.handle_signal(signal),
         }
         controller.perform();
@@ -208,51 +155,59 @@ pub async fn run(
     controller.ending.expect("looked at above")
 }
 
-fn serve_bodies(transport: &Transport, keeper: &Keeper) {
+fn serve_bodies(transport: &Transport, keeper: &CheckpointThread) {
     let stored = keeper.clone();
-    let shelf = Shelf::new(Box::new(move |key| stored.find(key)));
-    transport.serve_bulk(Box::new(move |_, key| {
+    let shelf = BlobRegistry::new(Box::new(move |key| stored.find(key)));
+    transport.set_bulk_source(Box::new(move |_, key| {
         let key: BulkKey = wire::decode(key).ok()?;
         shelf.find(&key)
     }));
 }
 
-impl Controller {
+impl ControllerNode {
     fn new(
         setup: ControllerSetup,
         parts: ControllerParts,
-        arrivals: mpsc::Sender<Arrived>,
+        arrivals: mpsc::Sender<ControllerCompletion>,
     ) -> Self {
-        let ControllerParts { core, disk, solver, authority, transport, keeper, journal } = parts;
-        let peers = Peers::new(setup.node, setup.controllers.clone());
+        let ControllerParts {
+            core,
+            record_writer: disk,
+            solver,
+            authority,
+            transport,
+            checkpoint_thread: keeper,
+            journal,
+        } = parts;
+        let peers = PeerDirectory::new(setup.node, setup.controllers.clone());
         Self {
             setup,
             core,
-            disk,
+            record_writer: disk,
             solver,
             authority,
-            succeeding: authority::Succeeding::default(),
+            rotation_state: authority::LocalRotationState::default(),
             transport,
-            keeper,
+            checkpoint_thread: keeper,
             peers,
             journal,
-            breaches: Breaches::default(),
-            accusers: Accusers::default(),
-            chronicle: Chronicle::default(),
-            paces: paces::Paces::default(),
-            orders: orders::Orders::default(),
-            joins: joins::Joins::default(),
+            violations: PeerViolations::default(),
+            accusers: DuplicateIdentityReports::default(),
+            run_log: RunLog::default(),
+            pace_tracker: pace_tracker::PaceTracker::default(),
+            pending_commands: pending_commands::PendingCommands::default(),
+            pending_joins: joins::PendingJoins::default(),
             keeping: KeepQueue::default(),
-            kept_bytes: WorkCount::default(),
+            kept_bytes: WorkCounter::default(),
             save_failed: None,
             exports: exports::Exports::default(),
-            adopting: adopt::Adopting::default(),
+            backfill: backfill::BackfillSchedule::default(),
             uploads: uploads::Uploads::default(),
-            arrivals,
-            heard: BTreeMap::new(),
-            roads: BTreeMap::new(),
-            working: BTreeMap::new(),
-            rooms: rooms::Rooms::default(),
+            completions: arrivals,
+            last_received: BTreeMap::new(),
+            lane_paths: BTreeMap::new(),
+            work_status: BTreeMap::new(),
+            member_disks: member_disks::MemberDisks::default(),
             leaderless: false,
             started: Instant::now(),
             ending: None,
@@ -260,24 +215,24 @@ impl Controller {
     }
 
     fn begin(&mut self) {
-        serve_bodies(&self.transport, &self.keeper);
+        serve_bodies(&self.transport, &self.checkpoint_thread);
         self.peers.begin(&self.transport);
-        self.keep_out();
+        self.ban_revoked();
         let (node, version) = (self.setup.node, env!("CARGO_PKG_VERSION").to_owned());
-        self.journal.tell(EventKind::Started { node, version });
-        self.look_at_job();
+        self.journal.record(EventKind::Started { node, version });
+        self.follow_job();
         self.perform();
     }
 
-    fn handle_written(&mut self, written: Written) {
+    fn handle_written(&mut self, written: RecordWriteReport) {
         match written {
-            Written::Durable(token) => self.core.on_persisted(token),
-            Written::Failed(error) => {
+            RecordWriteReport::Durable(token) => self.core.on_persisted(token),
+            RecordWriteReport::Failed(error) => {
                 let what = format!("the log takes no more: {error}");
                 self.ending = Some(if error.is_full() {
-                    Ending::OutOfResource(what)
+                    ProcessExit::OutOfResource(what)
                 } else {
-                    Ending::Lost(what)
+                    ProcessExit::Lost(what)
                 });
             }
         }
@@ -285,21 +240,21 @@ impl Controller {
 
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
-            TransportEvent::Up { peer, versions, road, .. } => {
-                self.roads.insert(peer.node, road);
+            TransportEvent::Up { peer, versions, path: road, .. } => {
+                self.lane_paths.insert(peer.node, road);
                 self.note_program(peer, versions);
                 self.peers.note_up(peer.node);
             }
             TransportEvent::Down { peer, reason } => {
-                let told = self.breaches.note_down(peer.node, reason, Instant::now());
-                told.into_iter().for_each(|kind| self.journal.tell(kind));
-                self.roads.remove(&peer.node);
+                let told = self.violations.note_down(peer.node, reason, Instant::now());
+                told.into_iter().for_each(|kind| self.journal.record(kind));
+                self.lane_paths.remove(&peer.node);
                 self.peers.note_down(peer.node);
-                self.working.remove(&peer.node);
-                self.rooms.note_down(peer.node);
-                self.tell_core(Input::Closed { node: peer.node });
+                self.work_status.remove(&peer.node);
+                self.member_disks.note_down(peer.node);
+                self.send_to_core(Input::Closed { node: peer.node });
                 if is_removal(peer.role, reason) {
-                    self.ending = Some(Ending::Removed);
+                    self.ending = Some(ProcessExit::Removed);
                 }
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
@@ -307,14 +262,14 @@ impl Controller {
                 self.handle_request(from, &bytes, reply);
             }
             TransportEvent::Join { attempt, reply, .. } => self.handle_join(attempt, reply),
-            TransportEvent::DuplicateIdentity { told_by } => {
+            TransportEvent::DuplicateIdentity { reported_by: told_by } => {
                 let (role, workers) = (self.peers.role(told_by), self.peers.roster().workers_up());
-                if self.accusers.note(told_by, role, workers) {
-                    self.ending = Some(Ending::Duplicate { told_by });
+                if self.accusers.record(told_by, role, workers) {
+                    self.ending = Some(ProcessExit::Duplicate { reported_by: told_by });
                 }
             }
             TransportEvent::DialFailed { node, address, problem } => {
-                match Ending::of_refusal(node, self.peers.role(node), &problem) {
+                match ProcessExit::of_refusal(node, self.peers.role(node), &problem) {
                     Some(ending) => self.ending = Some(ending),
                     None => {
                         let what = format!("node {node} is not reached at {address}: {problem}");
@@ -322,7 +277,7 @@ impl Controller {
                     }
                 }
             }
-            TransportEvent::Strangers { count, last, why } => {
+            TransportEvent::Strangers { count, last, reason: why } => {
                 self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
             }
         }
@@ -330,14 +285,14 @@ impl Controller {
 
     fn handle_control(&mut self, from: PeerIdentity, bytes: &Bytes) {
         let Some((kind, body)) = bytes.split_first() else { return };
-        self.heard.insert(from.node, Instant::now());
+        self.last_received.insert(from.node, Instant::now());
         match ControlKind::of(*kind) {
             Some(kind @ (ControlKind::Raft | ControlKind::Member)) => {
                 let Ok(envelope) = Envelope::decode(body) else { return };
                 let is_raft = matches!(envelope.message, Message::Raft(_));
                 if is_raft == (kind == ControlKind::Raft) {
                     let message = Box::new(envelope);
-                    self.tell_core(Input::Message { from: from.node, message });
+                    self.send_to_core(Input::Message { from: from.node, message });
                 }
             }
             Some(ControlKind::Blob) => {
@@ -352,12 +307,12 @@ impl Controller {
     /// Whether what a message claims counts, if it claims something.
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
-        let job = self.chronicle.job().map(|job| &job.job);
+        let job = self.run_log.job().map(|job| &job.job);
         let data: Vec<_> = job.map_or_else(Vec::new, JobDocument::data);
-        let known = Known {
+        let known = ClaimContext {
             own: PeerRole::Controller,
             plan: self.core.state().plan().map(|plan| &*plan.record),
-            had_head: self.chronicle.knows_loss(from.node),
+            had_head: self.run_log.knows_loss(from.node),
             job_data: &data,
         };
         check_claim((from.node, from.role), claim, known)
@@ -369,20 +324,20 @@ impl Controller {
         }
         match message {
             NodeMessage::Keep(piece) => self.keep_for(from.node, piece),
-            NodeMessage::Collect(referred) => self.collect_here(referred),
+            NodeMessage::Collect(referred) => self.collect_local(referred),
             NodeMessage::Took { generation, stage, span_us, busy_us, waited_us, slices } => {
-                self.chronicle.note_took((generation, stage), (span_us, busy_us), waited_us);
-                self.chronicle.note_slices((generation, stage), slices);
+                self.run_log.note_stage_time((generation, stage), (span_us, busy_us), waited_us);
+                self.run_log.note_stage_slices((generation, stage), slices);
             }
             NodeMessage::LayersTook { turn, stage, times } => {
-                self.chronicle.note_layers((turn, stage), *times);
+                self.run_log.note_layers((turn, stage), *times);
             }
             NodeMessage::Arrived { generation, stage, arrivals } => {
-                self.chronicle.note_arrivals((generation, stage), &arrivals);
+                self.run_log.note_arrivals((generation, stage), &arrivals);
             }
             NodeMessage::Moved { plan, bytes, took_us } => {
                 let took = Duration::from_micros(took_us);
-                self.chronicle.moves.note(plan, bytes, took, Instant::now());
+                self.run_log.moves.note(plan, bytes, took, Instant::now());
             }
             NodeMessage::Evaluated { steps_done, loss } => {
                 self.note_held_out(steps_done, loss);
@@ -390,10 +345,10 @@ impl Controller {
             NodeMessage::KeepData(name) => self.fetch(name, vec![from.node]),
             NodeMessage::Working { done, activity } => {
                 if self.core.state().live_workers().any(|(holder, _)| holder.node == from.node) {
-                    self.working.insert(from.node, WorkStatus { done, activity });
+                    self.work_status.insert(from.node, WorkStatus { done, activity });
                 }
             }
-            NodeMessage::Room { room, low } => self.note_room(from.node, room, low),
+            NodeMessage::Room { room, low } => self.note_member_disk(from.node, room, low),
             NodeMessage::SaveFailed(failed) => self.note_save_failed(from.node, failed),
             NodeMessage::Authority(report) => self.note_authority(from.node, report),
             NodeMessage::Layer(_)
@@ -406,73 +361,73 @@ impl Controller {
 
     fn handle_solver(&mut self, answer: SolverAnswer) {
         match answer {
-            SolverAnswer::Solved(Solved { number, solution }) => {
-                self.tell_core(Input::Solved { number, solution: Box::new(solution) });
+            SolverAnswer::Solved(SolvedPlan { number, solution }) => {
+                self.send_to_core(Input::Solved { number, solution: Box::new(solution) });
             }
-            SolverAnswer::Reviewed(reviewed) => self.handle_reviewed(*reviewed),
+            SolverAnswer::Reviewed(reviewed) => self.handle_review(*reviewed),
         }
     }
 
-    fn handle_arrived(&mut self, arrived: Arrived) {
+    fn handle_completion(&mut self, arrived: ControllerCompletion) {
         match arrived {
-            Arrived::Piece(piece) => self.handle_piece(piece),
-            Arrived::Data(data) => self.handle_data(data),
-            Arrived::Adopted(adopted) => self.handle_adopted(adopted),
-            Arrived::Uploaded(upload) => self.handle_upload(upload),
-            Arrived::Room(found) => self.handle_room(found),
-            Arrived::AdminNotRenewed(why) => {
+            ControllerCompletion::Piece(piece) => self.handle_piece(piece),
+            ControllerCompletion::Data(data) => self.handle_data(data),
+            ControllerCompletion::Backfilled(adopted) => self.handle_backfill(adopted),
+            ControllerCompletion::Uploaded(upload) => self.handle_upload_write(upload),
+            ControllerCompletion::DiskSpace(found) => self.handle_disk_space(found),
+            ControllerCompletion::AdminNotRenewed(why) => {
                 self.journal.warn(format!("the administrator's certificate is not renewed: {why}"));
             }
-            Arrived::AuthorityKey(secret) => self.handle_authority_key(secret),
+            ControllerCompletion::AuthorityKey(secret) => self.handle_authority_key(secret),
         }
     }
 
-    fn handle_signal(&mut self, signal: Signal) {
+    fn handle_signal(&mut self, signal: NodeSignal) {
         // A controller has nothing to hand over but its vote; a leader lets another one lead.
         self.ending = Some(match signal {
-            Signal::Drain(cause) => Ending::Drained(cause),
-            Signal::Now => Ending::Left,
+            NodeSignal::Drain(cause) => ProcessExit::Drained(cause),
+            NodeSignal::Now => ProcessExit::Left,
         });
     }
 
     fn handle_tick(&mut self) {
-        self.tell_core(Input::Tick);
-        self.joins.handle_tick();
-        self.look_at_pieces();
-        self.tell_of_exports();
+        self.send_to_core(Input::Tick);
+        self.pending_joins.handle_tick();
+        self.report_piece_progress();
+        self.report_exports();
         self.solver.handle_tick();
-        self.look_at_authority();
-        self.look_at_certificate();
-        self.answer_late_orders();
-        self.look_at_quorum();
-        self.tell_paces();
-        self.look_after_ended();
-        self.look_at_room();
+        self.follow_rotation();
+        self.renew_own_if_due();
+        self.expire_commands();
+        self.check_quorum();
+        self.send_paces();
+        self.backfill_ended_runs();
+        self.check_disk_space();
         let state = self.core.state();
-        let is_new = !self.peers.follows(state.contacts_index());
+        let is_new = !self.peers.is_current(state.contacts_index());
         let contacts = is_new.then(|| state.contacts());
         let controllers = self.peers.follow(&self.transport, contacts.as_ref());
         for node in self.peers.poll_banned() {
             self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
         }
         if let Some(controllers) = controllers {
-            self.setup.home.remember(&self.setup.writer, controllers);
+            self.setup.node_record.save_controllers(&self.setup.writer, controllers);
         }
     }
 
-    fn look_at_quorum(&mut self) {
+    fn check_quorum(&mut self) {
         let is_lost = matches!(
-            self.core.standing(),
-            RunStanding::NoQuorum { ticks } if ticks >= LEADERLESS_TICKS_MAX
+            self.core.training_status(),
+            TrainingStatus::NoQuorum { ticks } if ticks >= LEADERLESS_TICKS_MAX
         );
         if is_lost != self.leaderless {
             self.leaderless = is_lost;
             let kind = if is_lost { EventKind::QuorumLost } else { EventKind::QuorumHeld };
-            self.journal.tell(kind);
+            self.journal.record(kind);
         }
     }
 
-    fn tell_core(&mut self, input: Input) {
+    fn send_to_core(&mut self, input: Input) {
         // What does not belong is counted by the core, and changes nothing.
         let _ = self.core.handle(input);
     }
@@ -489,17 +444,17 @@ impl Controller {
             match output {
                 Output::Send { to, message } => self.send(to, &message),
                 Output::Persist { token, records } => {
-                    if let Err(error) = self.disk.persist(token, records) {
-                        self.ending = Some(Ending::Lost(error.to_string()));
+                    if let Err(error) = self.record_writer.persist(token, records) {
+                        self.ending = Some(ProcessExit::Lost(error.to_string()));
                     }
                 }
                 Output::Trim { before } => {
                     // Records that stay longer than needed cost room only.
-                    let _ = self.disk.trim(before);
+                    let _ = self.record_writer.trim(before);
                 }
-                Output::Solve(request) => self.solver.ask(request),
+                Output::Solve(request) => self.solver.request(request),
                 Output::Event(event) => self.handle_core_event(event),
-                Output::Fatal(cause) => self.ending = Some(Ending::of_fatal(&cause)),
+                Output::Fatal(cause) => self.ending = Some(ProcessExit::of_fatal(&cause)),
             }
         }
     }
@@ -518,72 +473,72 @@ impl Controller {
             CoreEvent::Refused { index, entry, refusal } => {
                 self.journal.log(format!("entry {index} ({entry}) changed nothing: {refusal}"));
                 self.refuse_join(index, &refusal);
-                self.answer_order(index, Err(refusal));
+                self.answer_command(index, Err(refusal));
             }
             CoreEvent::NoPlan(none) => self.journal.warn(format!("no plan: {none}")),
             CoreEvent::Installed { .. } => {
-                self.adopting.ask();
-                self.look_at_job();
-                self.keep_out();
+                self.backfill.request();
+                self.follow_job();
+                self.ban_revoked();
             }
             CoreEvent::Leader { leader, term } => {
-                self.journal.tell(EventKind::Leader { node: leader, term });
+                self.journal.record(EventKind::Leader { node: leader, term });
             }
         }
     }
 
-    fn handle_change(&mut self, index: u64, change: &Change) {
-        if let Change::Job { .. } = change {
-            self.look_at_job();
+    fn handle_change(&mut self, index: u64, change: &StateChange) {
+        if let StateChange::Job { .. } = change {
+            self.follow_job();
         }
         let now = (Instant::now(), now_ms());
-        for kind in self.chronicle.note_change(change, self.core.state(), now) {
+        for kind in self.run_log.note_change(change, self.core.state(), now) {
             let kind = self.with_digest(kind);
-            self.journal.tell(kind);
+            self.journal.record(kind);
         }
         self.note_pace(change);
         match change {
-            Change::Checkpoint { version, .. } => {
+            StateChange::Checkpoint { version, .. } => {
                 self.note_checkpoint(*version);
-                self.adopting.ask();
+                self.backfill.request();
             }
-            Change::Removed { run } => {
+            StateChange::Removed { run } => {
                 self.journal.log(format!("run {run} is removed"));
                 self.collect_unused();
             }
-            Change::Job { .. } => {
+            StateChange::Job { .. } => {
                 self.collect_unused();
-                self.adopting.ask();
+                self.backfill.request();
             }
-            Change::Access(outcome) => self.note_access(outcome),
-            Change::Members(_) | Change::Format(_) => self.keep_out(),
-            Change::Adopted(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Sealed { .. }
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Rewound { .. } => {}
+            StateChange::Access(outcome) => self.note_access(outcome),
+            StateChange::Members(_) | StateChange::Format(_) => self.ban_revoked(),
+            StateChange::Adopted(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Sealed { .. }
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Rewound { .. } => {}
         }
-        self.answer_order(index, Ok(()));
+        self.answer_command(index, Ok(()));
     }
 
     /// Revoked nodes stay out, and programs that do not read the log, whenever this one learned of it.
-    fn keep_out(&self) {
+    fn ban_revoked(&self) {
         self.require_format();
         self.core.state().access().revoked().for_each(|node| self.transport.ban(node));
     }
 
-    fn look_at_job(&mut self) {
+    fn follow_job(&mut self) {
         let Some(spec) = self.core.state().job().map(|job| job.spec.clone()) else { return };
         match JobDocument::of_job(&spec) {
             Ok(job) => {
-                self.want_data(&job.job);
+                self.ensure_data(&job.job);
                 self.use_store(&job.job);
-                self.paces.set_job(job.name);
-                self.tell_paces();
-                self.chronicle.set_job(job);
+                self.pace_tracker.set_job(job.name);
+                self.send_paces();
+                self.run_log.set_job(job);
             }
             Err(error) => self.journal.warn(error.to_string()),
         }
@@ -596,4 +551,4 @@ impl Controller {
 }
 
 /// So long an order waits to be decided before it is answered that there is no quorum.
-pub(super) const ORDER_WAIT: Duration = Duration::from_secs(5);
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);

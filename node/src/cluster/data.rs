@@ -6,24 +6,24 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use zbelastic_policy::data::{DataFetch, DataNext, DataOutcome};
+use zbelastic_policy::data::{DataFetch, DataFetchAction, DataFetchOutcome};
 use zbelastic_trainer::data::{Corpus, CorpusError};
 use zbelastic_trainer::hf::{ImportError, import_safetensors};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_transport::{BulkBody, BulkError, BulkFetch, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 
+use super::checkpoint_thread::CheckpointThread;
 use super::document::{DataName, NamedJob};
-use super::keeper::Keeper;
 use super::wire::{self, BulkKey};
-use crate::machine::disk_room;
+use crate::machine::disk_usage;
 use crate::whole_file;
 
 /// Bytes of a text or of weights at most; as for a run in one process.
 pub const DATA_BYTES_MAX: u64 = 64 << 30;
 
 /// What a job is built from.
-pub struct Fetched {
+pub struct FetchedJob {
     /// The job's document.
     pub document: Arc<NamedJob>,
     /// The text that is trained on.
@@ -45,7 +45,7 @@ pub struct DamagedCopy {
 
 /// What people read of a damaged copy.
 #[must_use]
-pub fn damaged_words(node: NodeId, name: DataName) -> String {
+pub fn damaged_text(node: NodeId, name: DataName) -> String {
     let hash = crate::api::HexDigest(name.hash).short();
     format!(
         "data {hash} is damaged on node {node}, which is asked to fetch it again: check its disk"
@@ -53,7 +53,7 @@ pub fn damaged_words(node: NodeId, name: DataName) -> String {
 }
 
 /// Bytes that were requested by their hash.
-pub struct Found {
+pub struct FetchedData {
     /// The bytes, which have that hash.
     pub bytes: Vec<u8>,
     /// Copies that were found damaged on the way.
@@ -110,12 +110,13 @@ pub enum FetchError {
 /// If nobody has it, or it cannot be used.
 pub async fn fetch_job(
     document: Arc<NamedJob>,
-    (transport, keeper): (&Transport, &Keeper),
+    (transport, keeper): (&Transport, &CheckpointThread),
     holders: Vec<NodeId>,
     local: Vec<String>,
-) -> Result<Fetched, FetchError> {
-    let Found { bytes: text, mut damaged } = match read_local(document.job.text, local).await {
-        Some(bytes) => Found { bytes, damaged: Vec::new() },
+) -> Result<FetchedJob, FetchError> {
+    let FetchedData { bytes: text, mut damaged } = match read_local(document.job.text, local).await
+    {
+        Some(bytes) => FetchedData { bytes, damaged: Vec::new() },
         None => fetch_data(document.job.text, transport, keeper, holders.clone()).await?,
     };
     let corpus = Arc::new(document.job.corpus(text)?);
@@ -128,7 +129,7 @@ pub async fn fetch_job(
             InitialWeights::Given(Arc::new(layers))
         }
     };
-    Ok(Fetched { document, corpus, weights, damaged })
+    Ok(FetchedJob { document, corpus, weights, damaged })
 }
 
 /// The text at paths that a person named, if it is this one.
@@ -149,9 +150,9 @@ async fn read_local(name: DataName, paths: Vec<String>) -> Option<Vec<u8>> {
 pub async fn fetch_data(
     name: DataName,
     transport: &Transport,
-    keeper: &Keeper,
+    keeper: &CheckpointThread,
     holders: Vec<NodeId>,
-) -> Result<Found, FetchError> {
+) -> Result<FetchedData, FetchError> {
     if name.length > DATA_BYTES_MAX {
         return Err(FetchError::Size { found: name.length });
     }
@@ -159,12 +160,12 @@ pub async fn fetch_data(
     let here = path.clone();
     let here = tokio::task::spawn_blocking(move || read_if_same(&here, name)).await;
     if let Ok(Some(bytes)) = here {
-        return Ok(Found { bytes, damaged: Vec::new() });
+        return Ok(FetchedData { bytes, damaged: Vec::new() });
     }
     let found = fetch_from_some(name, transport, holders).await?;
     let written = tokio::task::spawn_blocking(move || {
         // A node with no room for it keeps it in memory, and requests it again after the next start.
-        let room = disk_room(path.parent().unwrap_or(Path::new(".")));
+        let room = disk_usage(path.parent().unwrap_or(Path::new(".")));
         if room.is_ok_and(|room| room.check(Bytes(name.length)).is_ok()) {
             let _ = whole_file::write(&path, &found.bytes);
         }
@@ -192,30 +193,30 @@ async fn fetch_from_some(
     name: DataName,
     transport: &Transport,
     holders: Vec<NodeId>,
-) -> Result<Found, FetchError> {
+) -> Result<FetchedData, FetchError> {
     let copies = |nodes: Vec<NodeId>| nodes.into_iter().map(|node| DamagedCopy { node, name });
     let (mut fetch, mut next) = DataFetch::new(holders);
     let (mut last, mut asked) = (Err(FetchError::Interrupted), 0);
     loop {
         match next {
-            DataNext::Ask(nodes) => {
+            DataFetchAction::Request(nodes) => {
                 last = fetch_from(name, transport, nodes).await;
                 asked += 1;
                 next = fetch.note(match &last {
-                    Ok(_) => DataOutcome::Sound,
-                    Err(FetchError::Other { .. }) => DataOutcome::Damaged,
-                    Err(_) => DataOutcome::Missing,
+                    Ok(_) => DataFetchOutcome::Sound,
+                    Err(FetchError::Other { .. }) => DataFetchOutcome::Damaged,
+                    Err(_) => DataFetchOutcome::Missing,
                 });
             }
-            DataNext::Done { damaged } => {
+            DataFetchAction::Done { damaged } => {
                 let damaged = copies(damaged).collect();
-                return last.map(|bytes| Found { bytes, damaged });
+                return last.map(|bytes| FetchedData { bytes, damaged });
             }
-            DataNext::Failed { damaged: nodes } if asked > 1 => {
+            DataFetchAction::Failed { damaged: nodes } if asked > 1 => {
                 return Err(FetchError::AllDamaged { hash: name.hash, nodes });
             }
-            DataNext::Failed { .. } => {
-                return last.map(|bytes| Found { bytes, damaged: Vec::new() });
+            DataFetchAction::Failed { .. } => {
+                return last.map(|bytes| FetchedData { bytes, damaged: Vec::new() });
             }
         }
     }

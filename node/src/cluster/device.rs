@@ -16,35 +16,42 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
-use zbelastic_consensus::seat::News;
+use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_kernels::cuda::OpenError;
 use zbelastic_kernels::{AllocateError, DeviceFault, HostThreads};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::elastic::{BackendModel, GRADIENT_ROOM, LayerImage, MakeStore};
-use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerBody, PeerFrame};
-use zbelastic_trainer::model::{LayerClock, LayerTimes, Timed};
+use zbelastic_trainer::elastic::{
+    BackendStageFactory, GRADIENT_FRAME_LIMITS, LayerImage, StashStoreFactory,
+};
+use zbelastic_trainer::model::{LayerClock, LayerTimes, StageTimings};
 use zbelastic_trainer::plan::{Plan, PlanRequest};
-use zbelastic_trainer::stage::{Activity, InitialWeights, Progress, StageSetup, StoreError, Wait};
+use zbelastic_trainer::runtime::{
+    PeerBody, PeerFrame, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
+};
+use zbelastic_trainer::stage::{
+    EngineActivity, EngineProgress, InitialWeights, StageSetup, StashStoreError, WaitReason,
+};
 use zbelastic_transport::FrameSender;
 use zbelastic_transport::frame::FrameTooLarge;
 use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
 
-use super::compute::Machine;
-use super::courier::Courier;
+use super::activity::DeviceGauge;
+use super::compute::WorkerDevice;
 use super::document::NamedJob;
-use super::ending::Ending;
-use super::frames::{Assembly, FramePiece, LayerOffer};
+use super::frame_dispatch::FrameDispatcher;
+use super::frames::{FrameAssembly, FramePiece, LayerOffer};
+use super::process_exit::ProcessExit;
 use super::tick::milliticks;
 use super::wire::LayerMessage;
-use super::work::Gauge;
 use crate::config::{OffloadStore, ScheduleChoice};
 use crate::device::{code_of, code_of_fault};
 use crate::failure::FailureCode;
-use crate::second_store::FileStore;
+use crate::second_store::FileSecondStore;
 use crate::train::timing::{
-    ARRIVALS_TOLD_MAX, Arrival, Clock, Doing, SLICES_TOLD_MAX, Slice, SliceLog, Sliced,
+    ARRIVALS_REPORTED_MAX, MeasuredSlice, MessageArrival, RunClock, SLICES_REPORTED_MAX,
+    SliceActivity, SliceLog, TakenSlices,
 };
 
 /// Things that wait for the device at once: frames of a step, orders and reads. A plan has at most
@@ -58,7 +65,7 @@ pub enum DeviceInput {
     /// A job begins: whatever was there before is forgotten.
     Begin(Box<DeviceJob>),
     /// Something for the host.
-    Host(HostInput),
+    Runtime(RuntimeInput),
     /// A frame of another worker, and when it was here.
     Frame(Box<PeerFrame>, Instant),
     /// A piece of another worker's frame. What is cut is not timed: its pieces are messages of their
@@ -80,7 +87,7 @@ pub struct DeviceJob {
 
 /// Why the device cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub enum DeviceTrouble {
+pub enum WorkerDeviceError {
     /// There is too little memory, or no thread.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
@@ -102,16 +109,16 @@ pub enum DeviceTrouble {
     },
     /// What leaves memory cannot be stored, or read again.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] StashStoreError),
     /// A boundary tensor does not fit into a frame.
     #[error("a tensor cannot be sent: {0}")]
     Frame(#[from] FrameTooLarge),
 }
 
-impl DeviceTrouble {
+impl WorkerDeviceError {
     /// How the process of a worker ends that has no device: the cluster goes on without it.
     #[must_use]
-    pub fn ending(&self) -> Ending {
+    pub fn ending(&self) -> ProcessExit {
         let code = match self {
             Self::Open { error, .. } => code_of(error),
             Self::Fault { fault, .. } => code_of_fault(fault),
@@ -119,16 +126,16 @@ impl DeviceTrouble {
         };
         let what = self.to_string();
         let is_ours = code == FailureCode::Internal;
-        if is_ours { Ending::Lost(what) } else { Ending::OutOfResource(what) }
+        if is_ours { ProcessExit::Lost(what) } else { ProcessExit::OutOfResource(what) }
     }
 }
 
 /// What the device sends to the event loop.
 pub enum DeviceOutput {
     /// Something for the seat.
-    News(News),
+    Event(WorkerEvent),
     /// A layer is wanted of another worker.
-    Ask {
+    Request {
         /// The worker that has the layer.
         to: NodeId,
         /// The request for it.
@@ -165,11 +172,11 @@ pub enum DeviceOutput {
         loss: f64,
     },
     /// How a step's time was spent here.
-    Took(StepTime),
+    StepTime(StepTime),
     /// There was no room for a stage. The seat has reported it to the cluster.
     NoRoom(AllocateError),
     /// The device cannot be had, or has given up.
-    Failed(DeviceTrouble),
+    Failed(WorkerDeviceError),
 }
 
 /// How a step's time was spent on one stage.
@@ -182,11 +189,11 @@ pub struct StepTime {
     /// Of it, with nothing to run before a verdict.
     pub waited: Duration,
     /// What was done when, as far as there is room for it.
-    pub slices: Vec<Slice>,
+    pub slices: Vec<MeasuredSlice>,
     /// What layers took since the report before, and the turn of this one.
     pub layers: Option<(Turn, Box<LayerTimes>)>,
     /// What arrived when, as far as there is room for it.
-    pub arrivals: Vec<Arrival>,
+    pub arrivals: Vec<MessageArrival>,
 }
 
 /// The inbox of the device is full, or its thread is gone.
@@ -204,7 +211,7 @@ pub enum DeviceRefusal {
 #[derive(Clone)]
 pub struct DeviceHandle {
     inbox: SyncSender<DeviceInput>,
-    gauge: Arc<Gauge>,
+    gauge: Arc<DeviceGauge>,
 }
 
 impl DeviceHandle {
@@ -212,28 +219,28 @@ impl DeviceHandle {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start<M: Machine>(
+    pub fn start<M: WorkerDevice>(
         frames: FrameSender,
         machine: M,
     ) -> std::io::Result<(Self, mpsc::Receiver<DeviceOutput>)> {
         let (inbox, orders) = sync_channel(INBOX_MAX);
         let (outbox, outputs) = mpsc::channel(OUTBOX_MAX);
-        let gauge = Arc::new(Gauge::default());
+        let gauge = Arc::new(DeviceGauge::default());
         let told = gauge.clone();
         // Made where it lives: what a device makes need not move between threads.
         let begin = move || DeviceThread {
             inbox: orders,
-            courier: Courier::new(frames, outbox.clone(), machine.name()),
+            dispatcher: FrameDispatcher::new(frames, outbox.clone(), machine.name()),
             machine,
             outbox,
             gauge: told,
-            host: None,
-            assembly: Assembly::default(),
+            runtime: None,
+            assembly: FrameAssembly::default(),
             step: StepTime::default(),
             slices: SliceLog::default(),
             reported: Instant::now(),
             waits_since: None,
-            clock: Clock::of_day(),
+            clock: RunClock::of_day(),
         };
         thread::Builder::new().name("device".to_owned()).spawn(move || begin().run())?;
         Ok((Self { inbox, gauge }, outputs))
@@ -243,7 +250,7 @@ impl DeviceHandle {
     ///
     /// # Errors
     /// If too much waits, or the thread is gone.
-    pub fn tell(&self, input: DeviceInput) -> Result<(), DeviceRefusal> {
+    pub fn send(&self, input: DeviceInput) -> Result<(), DeviceRefusal> {
         self.inbox.try_send(input).map_err(|error| match error {
             TrySendError::Full(_) => DeviceRefusal::Full,
             TrySendError::Disconnected(_) => DeviceRefusal::Gone,
@@ -252,58 +259,59 @@ impl DeviceHandle {
 
     /// What can be seen from here.
     #[must_use]
-    pub fn gauge(&self) -> &Gauge {
+    pub fn gauge(&self) -> &DeviceGauge {
         &self.gauge
     }
 }
 
-type WorkerHost<M> = Host<BackendModel<<M as Machine>::Make>, Arc<Corpus>>;
+type DeviceRuntime<M> =
+    WorkerRuntime<BackendStageFactory<<M as WorkerDevice>::Factory>, Arc<Corpus>>;
 
-struct DeviceThread<M: Machine> {
+struct DeviceThread<M: WorkerDevice> {
     machine: M,
     inbox: Receiver<DeviceInput>,
     outbox: mpsc::Sender<DeviceOutput>,
-    courier: Courier,
-    gauge: Arc<Gauge>,
-    host: Option<WorkerHost<M>>,
+    dispatcher: FrameDispatcher,
+    gauge: Arc<DeviceGauge>,
+    runtime: Option<DeviceRuntime<M>>,
     /// Frames of which some pieces are here.
-    assembly: Assembly,
+    assembly: FrameAssembly,
     step: StepTime,
     slices: SliceLog,
     reported: Instant,
     /// Since when there is nothing to run before a verdict, and before which.
     waits_since: Option<(Instant, Turn)>,
-    clock: Clock,
+    clock: RunClock,
 }
 
 /// The receiver of outputs is gone.
-pub(super) struct Over;
+pub(super) struct OutputsClosed;
 
-impl<M: Machine> DeviceThread<M> {
+impl<M: WorkerDevice> DeviceThread<M> {
     fn run(mut self) {
-        while self.turn().is_ok() {}
+        while self.run_once().is_ok() {}
     }
 
     /// Handles the inputs that wait, then runs one operation, or waits for more.
-    fn turn(&mut self) -> Result<(), Over> {
+    fn run_once(&mut self) -> Result<(), OutputsClosed> {
         loop {
             match self.inbox.try_recv() {
-                Ok(input) => self.take(input)?,
+                Ok(input) => self.accept(input)?,
                 Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return Err(Over),
+                Err(TryRecvError::Disconnected) => return Err(OutputsClosed),
             }
         }
         if self.run_next()? {
             return Ok(());
         }
-        let input = self.inbox.recv().map_err(|_| Over)?;
-        self.take(input)
+        let input = self.inbox.recv().map_err(|_| OutputsClosed)?;
+        self.accept(input)
     }
 
     /// Runs an operation if one can run. Yields whether one did.
-    fn run_next(&mut self) -> Result<bool, Over> {
-        let Some(host) = &mut self.host else { return Ok(false) };
-        let evaluates = host.station().is_some_and(|station| {
+    fn run_next(&mut self) -> Result<bool, OutputsClosed> {
+        let Some(host) = &mut self.runtime else { return Ok(false) };
+        let evaluates = host.active_stage().is_some_and(|station| {
             let engine = station.engine();
             engine.evaluates_last() && engine.evaluated().is_some()
         });
@@ -312,176 +320,182 @@ impl<M: Machine> DeviceThread<M> {
             return Ok(false);
         }
         let began = Instant::now();
-        self.gauge.cross();
+        self.gauge.mark_edge();
         let progress = host.run_next();
-        self.gauge.cross();
-        let station = host.station();
+        self.gauge.mark_edge();
+        let station = host.active_stage();
         self.gauge.evaluation().set(station.and_then(|station| station.engine().evaluated()));
         let has_run = match progress {
-            Some(Progress::Ran(activity)) => {
+            Some(EngineProgress::Ran(activity)) => {
                 if let Some((since, turn)) = self.waits_since.take() {
                     self.step.waited += began - since;
-                    self.log(Some(Doing::Waited(turn)), since, began);
+                    self.log_slice(Some(SliceActivity::Waited(turn)), since, began);
                 }
-                self.note(activity, began);
+                self.record_activity(activity, began);
                 true
             }
-            Some(Progress::Blocked(Wait::Seal(turn))) => {
+            Some(EngineProgress::Blocked(WaitReason::Seal(turn))) => {
                 self.waits_since.get_or_insert((began, turn));
                 false
             }
-            Some(Progress::Failed(error)) => {
-                self.say(DeviceOutput::Failed(error.into()))?;
+            Some(EngineProgress::Failed(error)) => {
+                self.emit(DeviceOutput::Failed(error.into()))?;
                 false
             }
             // Reported below, whichever operation met it.
-            Some(Progress::Faulted(_)) => false,
+            Some(EngineProgress::Faulted(_)) => false,
             Some(
-                Progress::Blocked(Wait::Frame { .. } | Wait::Prefix | Wait::Partial { .. })
-                | Progress::Finished,
+                EngineProgress::Blocked(
+                    WaitReason::Frame { .. } | WaitReason::Prefix | WaitReason::Partial { .. },
+                )
+                | EngineProgress::Finished,
             )
             | None => false,
         };
-        self.deliver(began)?;
-        Ok(has_run && self.host.is_some())
+        self.drain_outputs(began)?;
+        Ok(has_run && self.runtime.is_some())
     }
 
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
-    fn note(&mut self, activity: Activity, began: Instant) {
+    fn record_activity(&mut self, activity: EngineActivity, began: Instant) {
         let now = Instant::now();
         self.gauge.work().add(1);
         let is_drawn = match activity {
-            Activity::Op {
+            EngineActivity::Op {
                 op: Op::Compute(..) | Op::Update(_) | Op::Reduce(..) | Op::Memory(..),
                 ..
             } => {
                 self.step.busy += now - began;
                 true
             }
-            Activity::Op { op: Op::Transfer(..), .. } => false,
-            Activity::Evaluation { .. } | Activity::Settled { .. } => true,
+            EngineActivity::Op { op: Op::Transfer(..), .. } => false,
+            EngineActivity::Evaluation { .. } | EngineActivity::Settled { .. } => true,
         };
-        self.log(is_drawn.then_some(Doing::Ran(activity)), began, now);
+        self.log_slice(is_drawn.then_some(SliceActivity::Ran(activity)), began, now);
     }
 
-    fn log(&mut self, doing: Option<Doing>, start: Instant, end: Instant) {
+    fn log_slice(&mut self, doing: Option<SliceActivity>, start: Instant, end: Instant) {
         let (start_us, end_us) = (self.clock.at_us(start), self.clock.at_us(end));
-        let has_room = self.slices.count() < SLICES_TOLD_MAX;
-        let slice = doing.filter(|_| has_room).map(|doing| Slice { doing, start_us, end_us });
-        if let Some(station) = self.host.as_ref().and_then(Host::station) {
-            self.slices.push(station.engine().bench(), slice);
+        let has_room = self.slices.count() < SLICES_REPORTED_MAX;
+        let slice =
+            doing.filter(|_| has_room).map(|doing| MeasuredSlice { doing, start_us, end_us });
+        if let Some(station) = self.runtime.as_ref().and_then(WorkerRuntime::active_stage) {
+            self.slices.push(station.engine().executor(), slice);
         }
     }
 
     fn log_arrival(&mut self, body: &PeerBody, at: Instant) {
-        if self.step.arrivals.len() < ARRIVALS_TOLD_MAX {
-            self.step.arrivals.extend(Arrival::of(body, self.clock.at_us(at)));
+        if self.step.arrivals.len() < ARRIVALS_REPORTED_MAX {
+            self.step.arrivals.extend(MessageArrival::of(body, self.clock.at_us(at)));
         }
     }
 
-    fn take(&mut self, input: DeviceInput) -> Result<(), Over> {
+    fn accept(&mut self, input: DeviceInput) -> Result<(), OutputsClosed> {
         // A tick is no work, and neither is a frame until an operation reads it.
         let is_order = matches!(
             input,
-            DeviceInput::Begin(_) | DeviceInput::Host(HostInput::Order(_) | HostInput::Read { .. })
+            DeviceInput::Begin(_)
+                | DeviceInput::Runtime(RuntimeInput::Command(_) | RuntimeInput::Read { .. })
         );
-        self.gauge.cross_order();
-        let taken = self.carry_out(input);
-        self.gauge.cross_order();
+        self.gauge.mark_command_edge();
+        let taken = self.execute(input);
+        self.gauge.mark_command_edge();
         self.gauge.work().add(u64::from(is_order));
         taken
     }
 
-    fn carry_out(&mut self, input: DeviceInput) -> Result<(), Over> {
+    fn execute(&mut self, input: DeviceInput) -> Result<(), OutputsClosed> {
         match input {
             DeviceInput::Begin(job) => {
                 // What the job before had goes first: there may be no room for both.
-                self.host = None;
+                self.runtime = None;
                 match begin(&self.machine, *job) {
-                    Ok(host) => self.host = Some(host),
-                    Err(error) => self.say(DeviceOutput::Failed(error))?,
+                    Ok(host) => self.runtime = Some(host),
+                    Err(error) => self.emit(DeviceOutput::Failed(error))?,
                 }
             }
-            DeviceInput::Host(input) => self.tell_host(input)?,
+            DeviceInput::Runtime(input) => self.send_to_runtime(input)?,
             DeviceInput::Frame(frame, at) => {
                 self.log_arrival(&frame.body, at);
-                self.tell_host(HostInput::Peer(*frame))?;
+                self.send_to_runtime(RuntimeInput::Peer(*frame))?;
             }
             DeviceInput::Piece(piece) => {
-                if let Some(frame) = self.assembly.take(*piece) {
-                    self.tell_host(HostInput::Peer(frame))?;
+                if let Some(frame) = self.assembly.push(*piece) {
+                    self.send_to_runtime(RuntimeInput::Peer(frame))?;
                 }
             }
         }
         Ok(())
     }
 
-    fn tell_host(&mut self, input: HostInput) -> Result<(), Over> {
-        let Some(host) = &mut self.host else { return Ok(()) };
+    fn send_to_runtime(&mut self, input: RuntimeInput) -> Result<(), OutputsClosed> {
+        let Some(host) = &mut self.runtime else { return Ok(()) };
         let began = Instant::now();
         // A frame that does not belong is dropped: its sender is of another plan or life.
         let _ = host.handle(input);
-        self.deliver(began)
+        self.drain_outputs(began)
     }
 
     /// Passes on the host's outputs. A host whose device gave up has none any more; the fault is sent to the
     /// event loop, and the host is dropped.
     ///
     /// Layers that are to be written were read from the device since `began`: so long it did not compute.
-    fn deliver(&mut self, began: Instant) -> Result<(), Over> {
+    fn drain_outputs(&mut self, began: Instant) -> Result<(), OutputsClosed> {
         let (took, mut exported) = (began.elapsed(), None);
-        while let Some(output) = self.host.as_mut().and_then(Host::poll_output) {
-            if let HostOutput::Write { image, .. } = &output {
+        while let Some(output) = self.runtime.as_mut().and_then(WorkerRuntime::poll_output) {
+            if let RuntimeOutput::Write { image, .. } = &output {
                 exported = Some(image.version);
             }
             self.perform(output)?;
         }
-        if let (Some(version), Some(host)) = (exported, &mut self.host) {
+        if let (Some(version), Some(host)) = (exported, &mut self.runtime) {
             let busy_milliticks = milliticks(took);
             // It leads to nothing that could be refused.
-            let _ = host.handle(HostInput::Exported { version, busy_milliticks });
+            let _ = host.handle(RuntimeInput::Exported { version, busy_milliticks });
         }
-        if let Some(error) = self.host.as_mut().and_then(Host::take_refusal) {
-            self.say(DeviceOutput::NoRoom(error))?;
+        if let Some(error) = self.runtime.as_mut().and_then(WorkerRuntime::take_refusal) {
+            self.emit(DeviceOutput::NoRoom(error))?;
         }
-        let Some(fault) = self.host.as_ref().and_then(Host::fault) else { return Ok(()) };
-        self.host = None;
+        let Some(fault) = self.runtime.as_ref().and_then(WorkerRuntime::fault) else {
+            return Ok(());
+        };
+        self.runtime = None;
         let device = self.machine.name();
-        self.say(DeviceOutput::Failed(DeviceTrouble::Fault { device, fault }))
+        self.emit(DeviceOutput::Failed(WorkerDeviceError::Fault { device, fault }))
     }
 
-    fn perform(&mut self, output: HostOutput) -> Result<(), Over> {
+    fn perform(&mut self, output: RuntimeOutput) -> Result<(), OutputsClosed> {
         match output {
-            HostOutput::News(news) => {
-                if let News::Reported { report, .. } = &news {
+            RuntimeOutput::Event(news) => {
+                if let WorkerEvent::Reported { report, .. } = &news {
                     self.close_step(report.turn);
                     let now = Instant::now();
                     self.step.span = now - std::mem::replace(&mut self.reported, now);
                     let step = std::mem::take(&mut self.step);
-                    self.say(DeviceOutput::Took(step))?;
+                    self.emit(DeviceOutput::StepTime(step))?;
                 }
-                self.say(DeviceOutput::News(news))
+                self.emit(DeviceOutput::Event(news))
             }
-            HostOutput::Peer { to, frame } => self.courier.send(to, frame),
-            HostOutput::Read { version, layer, digest } => {
-                self.say(DeviceOutput::Read { version, layer, digest })
+            RuntimeOutput::Peer { to, frame } => self.dispatcher.send(to, frame),
+            RuntimeOutput::Read { version, layer, digest } => {
+                self.emit(DeviceOutput::Read { version, layer, digest })
             }
-            HostOutput::Write { image, generation } => {
-                self.say(DeviceOutput::Write { image, generation })
+            RuntimeOutput::Write { image, generation } => {
+                self.emit(DeviceOutput::Write { image, generation })
             }
-            HostOutput::Evaluated { steps_done, loss_sum, token_count } => {
+            RuntimeOutput::Evaluated { steps_done, loss_sum, token_count } => {
                 let loss = loss_sum / token_count as f64;
-                self.say(DeviceOutput::Evaluated { steps_done, loss })
+                self.emit(DeviceOutput::Evaluated { steps_done, loss })
             }
         }
     }
 
     /// What the step took that is about to be reported, if the host stands at a stage.
     fn close_step(&mut self, turn: Turn) {
-        let station = self.host.as_ref().and_then(Host::station);
-        let Some(bench) = station.map(|station| station.engine().bench()) else { return };
-        let Timed { layers, spans } = bench.times();
-        let Sliced { slices, device_us } = self.slices.take(bench, &spans, &self.clock);
+        let station = self.runtime.as_ref().and_then(WorkerRuntime::active_stage);
+        let Some(bench) = station.map(|station| station.engine().executor()) else { return };
+        let StageTimings { layers, spans } = bench.times();
+        let TakenSlices { slices, device_us } = self.slices.take(bench, &spans, &self.clock);
         self.step.layers = layers.map(|times| (turn, Box::new(times)));
         self.step.slices = slices;
         if let Some(us) = device_us {
@@ -489,33 +503,36 @@ impl<M: Machine> DeviceThread<M> {
         }
     }
 
-    fn say(&self, output: DeviceOutput) -> Result<(), Over> {
-        self.outbox.blocking_send(output).map_err(|_| Over)
+    fn emit(&self, output: DeviceOutput) -> Result<(), OutputsClosed> {
+        self.outbox.blocking_send(output).map_err(|_| OutputsClosed)
     }
 }
 
 /// Second stores in files, each in a folder of its own: while a plan is loaded there may be two.
-fn file_stores(scratch: PathBuf) -> MakeStore {
+fn file_stores(scratch: PathBuf) -> StashStoreFactory {
     // Of a process that was killed. What cannot be removed is reported when something is written.
     drop(std::fs::remove_dir_all(&scratch));
     let made = AtomicU64::new(0);
     Box::new(move |bytes| {
         let number = made.fetch_add(1, Ordering::Relaxed);
-        Box::new(FileStore::new(scratch.join(number.to_string()), bytes))
+        Box::new(FileSecondStore::new(scratch.join(number.to_string()), bytes))
     })
 }
 
 /// What layers are timed by.
 fn layer_clock() -> LayerClock {
-    let clock = Clock::start();
+    let clock = RunClock::start();
     Box::new(move || clock.now_us())
 }
 
-fn begin<M: Machine>(machine: &M, job: DeviceJob) -> Result<WorkerHost<M>, DeviceTrouble> {
+fn begin<M: WorkerDevice>(
+    machine: &M,
+    job: DeviceJob,
+) -> Result<DeviceRuntime<M>, WorkerDeviceError> {
     let DeviceJob { document, corpus, weights, scratch } = job;
     let config = &document.job.config;
     let device = machine.open(config.arithmetic)?;
-    let model = BackendModel {
+    let model = BackendStageFactory {
         model: config.model.clone(),
         optimizer: config.optimizer.clone(),
         step_count: config.steps,
@@ -560,5 +577,9 @@ fn begin<M: Machine>(machine: &M, job: DeviceJob) -> Result<WorkerHost<M>, Devic
         copies_wanted: false,
         attest_every: 0,
     };
-    Ok(Host::new(HostSetup { stage, gradient_room: GRADIENT_ROOM }, model, corpus))
+    Ok(WorkerRuntime::new(
+        RuntimeSetup { stage, gradient_limits: GRADIENT_FRAME_LIMITS },
+        model,
+        corpus,
+    ))
 }

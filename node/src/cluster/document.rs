@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_consensus::job::{JobSpec, Origin};
+use zbelastic_consensus::job::{JobSpec, RunOrigin};
 use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
+use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
 use zbelastic_trainer::model::model_layers;
 use zbelastic_trainer::stage::Injection;
 use zbelastic_types::{Digest, RunId, Step};
@@ -16,7 +16,7 @@ pub use zbelastic_policy::data::DataName;
 
 use super::tick::ticks_of;
 use super::wire::layer_bytes;
-use crate::config::{DeviceKind, RunConfig, WindowChoice};
+use crate::config::{DeviceChoice, RunConfig, WindowChoice};
 
 /// The version of the document's form.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -36,7 +36,7 @@ pub struct JobDocument {
     pub name: String,
     /// What it goes on from, if not from weights at step 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<Origin>,
+    pub from: Option<RunOrigin>,
     /// The whole configuration of the run.
     pub config: RunConfig,
     /// The same as TOML, as a person would write it.
@@ -92,7 +92,7 @@ impl NamedJob {
     /// The run whose checkpoint a version is.
     #[must_use]
     pub fn run_of(&self, version: Step) -> RunId {
-        Origin::run_of(self.run, self.job.from, version)
+        RunOrigin::run_of(self.run, self.job.from, version)
     }
 }
 
@@ -138,14 +138,14 @@ impl JobDocument {
     /// If they are none of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self, DocumentError> {
         #[derive(Deserialize)]
-        struct Head {
+        struct DocumentVersionHeader {
             version: u32,
         }
         let found = bytes.len();
         if found > DOCUMENT_BYTES_MAX {
             return Err(DocumentError::Size { found });
         }
-        let Head { version: found } = serde_json::from_slice(bytes)?;
+        let DocumentVersionHeader { version: found } = serde_json::from_slice(bytes)?;
         if found != DOCUMENT_VERSION {
             return Err(DocumentError::Version { found });
         }
@@ -191,8 +191,8 @@ impl JobDocument {
             checkpoints_kept: config.checkpoint.keep_last,
             attest_every: ATTEST_EVERY,
             device: match config.arithmetic.device {
-                DeviceKind::Cpu => zbelastic_consensus::class::DeviceKind::Processors,
-                DeviceKind::Cuda => zbelastic_consensus::class::DeviceKind::Cuda,
+                DeviceChoice::Cpu => zbelastic_consensus::class::DeviceKind::Processors,
+                DeviceChoice::Cuda => zbelastic_consensus::class::DeviceKind::Cuda,
             },
             workers_min: config.elastic.min_nodes,
             stages_max: config.model.blocks.min(STAGES_MAX as u32),
@@ -207,7 +207,7 @@ impl JobDocument {
     /// If the text cannot be trained on.
     pub fn corpus(&self, text: Vec<u8>) -> Result<Corpus, CorpusError> {
         let config = &self.config;
-        let cut = Cut {
+        let cut = CorpusConfig {
             shape: config.batch.microbatch,
             microbatch_count: config.batch.microbatch_count,
             held_out_share: config.held_out_share,

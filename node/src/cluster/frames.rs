@@ -5,6 +5,7 @@
 //! else was cut is joined again ([`assembly`]).
 
 mod assembly;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -13,27 +14,25 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::member::Holder;
-use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::rehearsal::Rehearsal;
 use zbelastic_consensus::validation::{Prefix, Seal, Turn};
-use zbelastic_kernels::{Arriving, DeviceFault, HostFloats, Numbers, Parcel};
+use zbelastic_kernels::{DeviceFault, HostFloats, HostTensor, PendingFloats, TensorHandle};
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::{
-    FrameRoom, GRADIENT_ROOM, GradientPart, LayerGradient, LayerImage, cut,
+    FrameLimits, GRADIENT_FRAME_LIMITS, GradientPart, LayerGradient, LayerImage,
 };
-use zbelastic_trainer::host::{MessageNumber, PeerBody, PeerFrame};
-use zbelastic_trainer::model::{ModelConfig, model_layers};
-use zbelastic_trainer::plan::{BatchShape, SLICES_OF_EQUAL_TIME_MAX, TokenWork};
-use zbelastic_trainer::stage::{Frame, Lap, Partial};
-use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge, RuleError};
+use zbelastic_trainer::plan::SLICES_OF_EQUAL_TIME_MAX;
+use zbelastic_trainer::runtime::{MessageNumber, PeerBody, PeerFrame};
+use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
+use zbelastic_transport::frame::{FRAME_BYTES_MAX, FrameTooLarge};
 use zbelastic_transport::{
-    FrameBody, FrameClass, FramePart, FrameRules, OutgoingFrame, ReceivedFrame, Urgency,
+    FrameBody, FrameClass, FramePart, OutgoingFrame, ReceivedFrame, Urgency,
 };
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId, SliceIndex, StageIndex};
 
 use super::wire::{LayerMessage, decode, encode};
-use assembly::Joined;
-pub use assembly::{Assembly, FramePiece};
+use assembly::AssembledFrame;
+pub use assembly::{FrameAssembly, FramePiece};
+pub use rules::FrameExpectations;
 
 /// Bytes that a boundary tensor may have. It is not cut: the stage that waits for it has nothing else to
 /// do, and a smaller microbatch makes it smaller.
@@ -42,7 +41,7 @@ pub const BOUNDARY_BYTES_MAX: u64 = FRAME_BYTES_MAX;
 /// What a frame is. Its class names the plan as well: what is as long as under one plan is longer
 /// under another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TensorFrameKind {
     /// A boundary tensor of a slice: each slice may have a length of its own.
     Boundary(SliceIndex),
     /// Sums of the stages before; it has no floats.
@@ -89,7 +88,7 @@ const GRADIENTS: u32 = 1 << 15;
 /// Behind that of the last.
 const GRADIENTS_END: u32 = GRADIENTS + GRADIENT_FRAMES_MAX;
 
-impl Kind {
+impl TensorFrameKind {
     /// Its class under a plan. Plans whose numbers are 2^12 apart share classes.
     const fn of(self, generation: Generation) -> FrameClass {
         let kind = match self {
@@ -118,25 +117,25 @@ impl Kind {
 
 /// What a frame carries beside its floats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Head {
+struct TensorFrameHeader {
     generation: Generation,
     sender: Holder,
-    body: HeadBody,
+    body: TensorFrameHeaderBody,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-enum HeadBody {
-    Frame { turn: Turn, lap: Lap, flow: Flow, pass: Pass },
+enum TensorFrameHeaderBody {
+    Frame { turn: Turn, lap: PassMode, flow: Flow, pass: Pass },
     Receipt { turn: Turn, pass: Pass },
     Prefix(Prefix),
-    Gradients { turn: Turn, of: StageIndex, parts: Vec<PartHead>, piece: MessageNumber },
+    Gradients { turn: Turn, of: StageIndex, parts: Vec<PartHeader>, piece: MessageNumber },
     Update { turn: Turn, before: Option<Seal>, layer: LayerId, piece: MessageNumber },
     Partial { turn: Turn, chunk: ChunkIndex, losses: u32, piece: MessageNumber },
-    Halves { turn: Turn, lap: Lap, flow: Flow, pass: Pass, len: u32 },
+    Halves { turn: Turn, lap: PassMode, flow: Flow, pass: Pass, len: u32 },
 }
 
 /// Whose floats a part of a gradient has, and where the first of them stands in the layer.
-type PartHead = (LayerId, u64);
+type PartHeader = (LayerId, u64);
 
 /// Why a frame is not one of a worker's.
 #[derive(Debug, thiserror::Error)]
@@ -164,9 +163,9 @@ pub enum FrameFault {
     #[error("a frame of {expected} is one of {found} by its head")]
     Class {
         /// The piece by its class.
-        expected: FrameName,
+        expected: FrameClassName,
         /// The piece by its head.
-        found: FrameName,
+        found: FrameClassName,
     },
     /// It names another node as its sender than the one that sent it.
     #[error("sent by node {expected}, the frame speaks for node {found}")]
@@ -179,13 +178,13 @@ pub enum FrameFault {
 }
 
 /// The floats of a frame.
-enum Floats {
+enum FrameFloats {
     None,
     One(Vec<f32>),
     Gradients(Vec<GradientPart>),
 }
 
-impl FrameBody for Floats {
+impl FrameBody for FrameFloats {
     fn parts(&self) -> Vec<&[f32]> {
         match self {
             Self::None => Vec::new(),
@@ -196,9 +195,9 @@ impl FrameBody for Floats {
 }
 
 /// Floats that arrived, in memory of the lane: it reads the next frame into it once they are dropped.
-struct InFrame(FramePart);
+struct LaneFloats(FramePart);
 
-impl Arriving for InFrame {
+impl PendingFloats for LaneFloats {
     fn count(&self) -> usize {
         self.0.len()
     }
@@ -213,11 +212,11 @@ impl Arriving for InFrame {
 }
 
 /// What a worker's frame becomes.
-pub enum Outgoing {
+pub enum OutgoingMessage {
     /// Frames of the tensor lane.
     Frames(Vec<OutgoingFrame>),
     /// A question for a layer.
-    Ask(LayerMessage),
+    Request(LayerMessage),
     /// A layer, to be offered.
     Layer(LayerOffer),
 }
@@ -238,50 +237,67 @@ pub struct LayerOffer {
 ///
 /// # Errors
 /// If a boundary tensor is longer than the lane takes. No plan that was loaded has one:
-/// [`Expected::rules`] refuses it.
-pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
+/// [`FrameExpectations::rules`] refuses it.
+pub fn outgoing(frame: PeerFrame) -> Result<OutgoingMessage, FrameTooLarge> {
     let PeerFrame { generation, sender, body } = frame;
-    let one = |kind: Kind, body: HeadBody, floats: Floats| {
-        let head = Head { generation, sender, body };
+    let one = |kind: TensorFrameKind, body: TensorFrameHeaderBody, floats: FrameFloats| {
+        let head = TensorFrameHeader { generation, sender, body };
         OutgoingFrame::new(kind.of(generation), encode(&head), Arc::new(floats))
     };
     let frames = match body {
         PeerBody::Frame(Frame {
-            turn, lap: Lap::Evaluation, flow: Flow::Backward, pass, ..
-        }) => vec![one(Kind::Receipt, HeadBody::Receipt { turn, pass }, Floats::None)?],
-        PeerBody::Frame(Frame { turn, lap, flow, pass, tensor }) => {
-            let (kind, body, floats) = match tensor.into_numbers() {
-                Numbers::Floats(floats) => {
-                    let body = HeadBody::Frame { turn, lap, flow, pass };
-                    (Kind::Boundary(pass.slice), body, floats)
+            turn,
+            mode: PassMode::Evaluation,
+            flow: Flow::Backward,
+            pass,
+            ..
+        }) => vec![one(
+            TensorFrameKind::Receipt,
+            TensorFrameHeaderBody::Receipt { turn, pass },
+            FrameFloats::None,
+        )?],
+        PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor }) => {
+            let (kind, body, floats) = match tensor.into_host() {
+                HostTensor::Floats(floats) => {
+                    let body = TensorFrameHeaderBody::Frame { turn, lap, flow, pass };
+                    (TensorFrameKind::Boundary(pass.slice), body, floats)
                 }
-                Numbers::Halves(halves) => {
+                HostTensor::Halves(halves) => {
                     let len = halves.len() as u32;
-                    let body = HeadBody::Halves { turn, lap, flow, pass, len };
-                    (Kind::Halves(pass.slice), body, paired(&halves))
+                    let body = TensorFrameHeaderBody::Halves { turn, lap, flow, pass, len };
+                    (TensorFrameKind::Halves(pass.slice), body, paired(&halves))
                 }
             };
-            vec![one(kind, body, Floats::One(floats))?]
+            vec![one(kind, body, FrameFloats::One(floats))?]
         }
         PeerBody::Prefix(prefix) => {
-            vec![one(Kind::Prefix, HeadBody::Prefix(prefix), Floats::None)?]
+            vec![one(
+                TensorFrameKind::Prefix,
+                TensorFrameHeaderBody::Prefix(prefix),
+                FrameFloats::None,
+            )?]
         }
         PeerBody::Gradients { turn, of, number, parts } => {
             let head = |part: &GradientPart| (part.layer(), part.first() as u64);
             let (heads, piece) = (parts.iter().map(head).collect(), number);
-            let body = HeadBody::Gradients { turn, of, parts: heads, piece };
-            let frame = one(Kind::Gradients(number.index), body, Floats::Gradients(parts))?;
+            let body = TensorFrameHeaderBody::Gradients { turn, of, parts: heads, piece };
+            let frame =
+                one(TensorFrameKind::Gradients(number.index), body, FrameFloats::Gradients(parts))?;
             vec![frame.with_urgency(Urgency::Background)]
         }
         // Which layers are followed changes from step to step, and a frame's length must not.
-        PeerBody::Update { turn, before, gradients } => {
+        PeerBody::StandbyUpdate { turn, before, gradients } => {
             let cut = gradients.iter().flat_map(|gradient| {
                 let pieces = pieces(gradient.clone(), LAYER_PIECES_MAX);
                 pieces.map(|(piece, parts)| (gradient.layer, piece, parts))
             });
             cut.map(|(layer, piece, parts)| {
-                let body = HeadBody::Update { turn, before, layer, piece };
-                let frame = one(Kind::Update(layer, piece.index), body, Floats::Gradients(parts))?;
+                let body = TensorFrameHeaderBody::Update { turn, before, layer, piece };
+                let frame = one(
+                    TensorFrameKind::Update(layer, piece.index),
+                    body,
+                    FrameFloats::Gradients(parts),
+                )?;
                 Ok(frame.with_urgency(Urgency::Background))
             })
             .collect::<Result<_, _>>()?
@@ -290,25 +306,48 @@ pub fn outgoing(frame: PeerFrame) -> Result<Outgoing, FrameTooLarge> {
             let (turn, chunk, losses) = (partial.turn, partial.chunk, partial.losses.len() as u32);
             let run = Arc::new(LayerGradient { layer: RUN, turn, g: run_of(partial).into() });
             let cut = pieces(run, PARTIAL_PIECES_MAX).map(|(piece, parts)| {
-                let body = HeadBody::Partial { turn, chunk, losses, piece };
-                one(Kind::Partial(chunk, piece.index), body, Floats::Gradients(parts))
+                let body = TensorFrameHeaderBody::Partial { turn, chunk, losses, piece };
+                one(
+                    TensorFrameKind::Partial(chunk, piece.index),
+                    body,
+                    FrameFloats::Gradients(parts),
+                )
             });
             cut.collect::<Result<_, _>>()?
         }
         PeerBody::Fetch { layer, version } => {
-            return Ok(Outgoing::Ask(LayerMessage::Fetch { generation, sender, layer, version }));
+            return Ok(OutgoingMessage::Request(LayerMessage::Fetch {
+                generation,
+                sender,
+                layer,
+                version,
+            }));
         }
-        PeerBody::Follow { layer } => {
-            return Ok(Outgoing::Ask(LayerMessage::Follow { generation, sender, layer }));
+        PeerBody::StandbyRequest { layer } => {
+            return Ok(OutgoingMessage::Request(LayerMessage::Follow {
+                generation,
+                sender,
+                layer,
+            }));
         }
         PeerBody::Layer(image) => {
-            return Ok(Outgoing::Layer(LayerOffer { generation, sender, image, open: None }));
+            return Ok(OutgoingMessage::Layer(LayerOffer {
+                generation,
+                sender,
+                image,
+                open: None,
+            }));
         }
-        PeerBody::Ahead { open, image } => {
-            return Ok(Outgoing::Layer(LayerOffer { generation, sender, image, open: Some(open) }));
+        PeerBody::StandbyLayer { open, image } => {
+            return Ok(OutgoingMessage::Layer(LayerOffer {
+                generation,
+                sender,
+                image,
+                open: Some(open),
+            }));
         }
     };
-    Ok(Outgoing::Frames(frames))
+    Ok(OutgoingMessage::Frames(frames))
 }
 
 /// The bits of two numbers in each float, the first one's below; behind an odd number of them zeros.
@@ -329,9 +368,9 @@ fn unpaired(floats: &[f32], len: usize) -> Vec<u16> {
 }
 
 /// What fits into a piece of so many floats that are cut into this many pieces at most.
-fn room_of(len: usize, pieces_max: u32) -> FrameRoom {
-    let floats = GRADIENT_ROOM.floats.max(len.div_ceil(pieces_max as usize));
-    FrameRoom { floats, ..GRADIENT_ROOM }
+fn piece_limits(len: usize, pieces_max: u32) -> FrameLimits {
+    let floats = GRADIENT_FRAME_LIMITS.floats.max(len.div_ceil(pieces_max as usize));
+    FrameLimits { floats, ..GRADIENT_FRAME_LIMITS }
 }
 
 /// The pieces that a gradient travels in.
@@ -339,7 +378,7 @@ fn pieces(
     gradient: Arc<LayerGradient>,
     pieces_max: u32,
 ) -> impl Iterator<Item = (MessageNumber, Vec<GradientPart>)> {
-    let room = room_of(gradient.g.len(), pieces_max);
+    let room = piece_limits(gradient.g.len(), pieces_max);
     let frames = GradientPart::messages(&[gradient], room);
     let count = frames.len() as u32;
     (0..).zip(frames).map(move |(index, parts)| (MessageNumber { index, count }, parts))
@@ -349,8 +388,8 @@ fn pieces(
 const RUN: LayerId = LayerId(u32::MAX);
 
 /// A partial gradient as floats: behind it the bits of its losses, two floats each.
-fn run_of(partial: Partial) -> Vec<f32> {
-    let Partial { mut floats, losses, .. } = partial;
+fn run_of(partial: PartialGradient) -> Vec<f32> {
+    let PartialGradient { mut floats, losses, .. } = partial;
     for bits in losses.into_iter().map(f64::to_bits) {
         floats.extend([f32::from_bits(bits as u32), f32::from_bits((bits >> 32) as u32)]);
     }
@@ -358,17 +397,20 @@ fn run_of(partial: Partial) -> Vec<f32> {
 }
 
 /// The partial gradient of such floats. How many of them it must have is known to the receiver.
-fn partial_of((turn, chunk, losses): (Turn, ChunkIndex, u32), mut floats: Vec<f32>) -> Partial {
+fn partial_of(
+    (turn, chunk, losses): (Turn, ChunkIndex, u32),
+    mut floats: Vec<f32>,
+) -> PartialGradient {
     let halves = floats.split_off(floats.len().saturating_sub(2 * losses as usize));
     let loss = |pair: &[f32]| {
         f64::from_bits(u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32)
     };
     let losses = halves.chunks_exact(2).map(loss).collect();
-    Partial { turn, chunk, floats, losses }
+    PartialGradient { turn, chunk, floats, losses }
 }
 
 /// What a frame that came in is.
-pub enum Incoming {
+pub enum IncomingFrame {
     /// A worker's frame.
     Whole(Box<PeerFrame>),
     /// A piece of one.
@@ -379,8 +421,8 @@ pub enum Incoming {
 ///
 /// # Errors
 /// If it is none.
-pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
-    let Head { generation, sender, body } = decode(&frame.meta)?;
+pub fn incoming(frame: ReceivedFrame) -> Result<IncomingFrame, FrameFault> {
+    let TensorFrameHeader { generation, sender, body } = decode(&frame.meta)?;
     let (expected, found) = (frame.from.node, sender.node);
     if expected != found {
         return Err(FrameFault::Sender { expected, found });
@@ -389,72 +431,76 @@ pub fn incoming(frame: ReceivedFrame) -> Result<Incoming, FrameFault> {
     let mut parts = frame.parts.into_iter();
     let mut next = || parts.next().map(FramePart::into_vec);
     let body = match body {
-        HeadBody::Frame { turn, lap, flow, pass } => {
-            check_class(class, Kind::Boundary(pass.slice), generation)?;
+        TensorFrameHeaderBody::Frame { turn, lap, flow, pass } => {
+            check_class(class, TensorFrameKind::Boundary(pass.slice), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            PeerBody::Frame(Frame { turn, lap, flow, pass, tensor: floats.into() })
+            PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor: floats.into() })
         }
-        HeadBody::Halves { turn, lap, flow, pass, len } => {
-            check_class(class, Kind::Halves(pass.slice), generation)?;
+        TensorFrameHeaderBody::Halves { turn, lap, flow, pass, len } => {
+            check_class(class, TensorFrameKind::Halves(pass.slice), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
             let (expected, found) = ((len as usize).div_ceil(2), floats.len());
             if expected != found {
                 return Err(FrameFault::Halves { expected, found });
             }
-            let tensor = Parcel::Here(Numbers::Halves(unpaired(&floats, len as usize)));
-            PeerBody::Frame(Frame { turn, lap, flow, pass, tensor })
+            let tensor = TensorHandle::OnHost(HostTensor::Halves(unpaired(&floats, len as usize)));
+            PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor })
         }
-        HeadBody::Receipt { turn, pass } => {
-            let (lap, flow, tensor) = (Lap::Evaluation, Flow::Backward, Vec::new().into());
-            PeerBody::Frame(Frame { turn, lap, flow, pass, tensor })
+        TensorFrameHeaderBody::Receipt { turn, pass } => {
+            let (lap, flow, tensor) = (PassMode::Evaluation, Flow::Backward, Vec::new().into());
+            PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor })
         }
-        HeadBody::Prefix(prefix) => PeerBody::Prefix(prefix),
-        HeadBody::Update { turn, before, layer, piece } => {
-            check_class(class, Kind::Update(layer, piece.index), generation)?;
+        TensorFrameHeaderBody::Prefix(prefix) => PeerBody::Prefix(prefix),
+        TensorFrameHeaderBody::Update { turn, before, layer, piece } => {
+            check_class(class, TensorFrameKind::Update(layer, piece.index), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            let of = Joined::Update { turn, before, layer };
+            let of = AssembledFrame::Update { turn, before, layer };
             let parts = vec![(layer, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }
-        HeadBody::Partial { turn, chunk, losses, piece } => {
-            check_class(class, Kind::Partial(chunk, piece.index), generation)?;
+        TensorFrameHeaderBody::Partial { turn, chunk, losses, piece } => {
+            check_class(class, TensorFrameKind::Partial(chunk, piece.index), generation)?;
             let floats = next().ok_or(FrameFault::Parts { expected: 1, found })?;
-            let of = Joined::Partial { turn, chunk, losses };
+            let of = AssembledFrame::Partial { turn, chunk, losses };
             let parts = vec![(RUN, floats)];
             return Ok(FramePiece { generation, sender, of, piece, parts }.whole_if_alone());
         }
-        HeadBody::Gradients { turn, of, parts: heads, piece } => {
-            check_class(class, Kind::Gradients(piece.index), generation)?;
+        TensorFrameHeaderBody::Gradients { turn, of, parts: heads, piece } => {
+            check_class(class, TensorFrameKind::Gradients(piece.index), generation)?;
             let expected = heads.len();
             if expected != found {
                 return Err(FrameFault::Parts { expected, found });
             }
-            let part = |((layer, first), floats): (PartHead, FramePart)| {
-                let floats = HostFloats::arriving(Arc::new(InFrame(floats)));
+            let part = |((layer, first), floats): (PartHeader, FramePart)| {
+                let floats = HostFloats::pending(Arc::new(LaneFloats(floats)));
                 GradientPart::arrived(layer, turn, first as usize, floats)
             };
             let parts = heads.into_iter().zip(parts).map(part).collect();
             PeerBody::Gradients { turn, of, number: piece, parts }
         }
     };
-    Ok(Incoming::Whole(Box::new(PeerFrame { generation, sender, body })))
+    Ok(IncomingFrame::Whole(Box::new(PeerFrame { generation, sender, body })))
 }
 
 /// Whether a frame came under the rule of what it is. Else a sender could send the same piece under
 /// ever new numbers.
-fn check_class(class: FrameClass, kind: Kind, generation: Generation) -> Result<(), FrameFault> {
+fn check_class(
+    class: FrameClass,
+    kind: TensorFrameKind,
+    generation: Generation,
+) -> Result<(), FrameFault> {
     let found = kind.of(generation);
     if class == found {
         return Ok(());
     }
-    Err(FrameFault::Class { expected: FrameName(class), found: FrameName(found) })
+    Err(FrameFault::Class { expected: FrameClassName(class), found: FrameClassName(found) })
 }
 
 /// What a class is, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrameName(pub FrameClass);
+pub struct FrameClassName(pub FrameClass);
 
-impl fmt::Display for FrameName {
+impl fmt::Display for FrameClassName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (plan, kind) = (self.0.0 >> KIND_BITS, self.0.0 & ((1 << KIND_BITS) - 1));
         match kind {
@@ -485,113 +531,5 @@ impl fmt::Display for FrameName {
             }
         }
         write!(f, " of plan {plan}")
-    }
-}
-
-/// What may be sent to a worker: by the others of its plan, and by those whose layers it follows.
-/// Longer or shorter frames close the connection before a byte is allocated.
-pub struct Expected<'a> {
-    /// The node that receives.
-    pub me: NodeId,
-    /// The model that is trained.
-    pub model: &'a ModelConfig,
-    /// The shape of the job's batches.
-    pub batch: BatchShape,
-    /// The plan that was loaded last.
-    pub plan: Option<&'a PlanRecord>,
-    /// What is copied ahead.
-    pub rehearsal: Option<&'a Rehearsal>,
-}
-
-impl Expected<'_> {
-    /// The rules of it: from every stage of the plan boundary tensors and sums, its gradient if this
-    /// node keeps a copy of it, and its part of one if this node trains the same layers; from every
-    /// owner that is followed the gradients of its layers.
-    ///
-    /// # Errors
-    /// If a plan has longer frames than the lane takes.
-    pub fn rules(&self) -> Result<FrameRules, RuleError> {
-        let specs = model_layers(self.model);
-        let mut rules = FrameRules::new();
-        if let Some(plan) = self.plan {
-            let now = plan.generation;
-            let boundaries = self.boundaries(plan);
-            let own = plan.stages.iter().position(|holder| holder.node == self.me);
-            let own = own.map(|stage| StageIndex(stage as u32));
-            let stages = plan.stages.iter().zip(plan.stage_indices());
-            for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
-                let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());
-                let lengths: Vec<usize> = lengths.collect();
-                for (slice, floats) in &boundaries {
-                    rules.allow(holder.node, Kind::Boundary(*slice).of(now), vec![*floats])?;
-                    let pairs = floats.div_ceil(2);
-                    rules.allow(holder.node, Kind::Halves(*slice).of(now), vec![pairs])?;
-                }
-                rules.allow(holder.node, Kind::Prefix.of(now), Vec::new())?;
-                rules.allow(holder.node, Kind::Receipt.of(now), Vec::new())?;
-                if let Some(own) = own.filter(|own| plan.twin_of(*own) == Some(of)) {
-                    self.allow_partials(&mut rules, (plan, own), holder.node)?;
-                }
-                if !plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
-                    continue;
-                }
-                for (piece, parts) in (0..).zip(cut(&lengths, GRADIENT_ROOM)) {
-                    let class = Kind::Gradients(piece).of(now);
-                    if piece >= GRADIENT_FRAMES_MAX {
-                        return Err(RuleError::TooLong { class });
-                    }
-                    let parts = parts.iter().map(|part| part.floats.len()).collect();
-                    rules.allow(holder.node, class, parts)?;
-                }
-            }
-        }
-        if let Some(rehearsal) = self.rehearsal {
-            let own = rehearsal.follows.iter().filter(|follow| follow.follower.node == self.me);
-            for follow in own {
-                let length = specs[follow.layer.index()].len();
-                for (piece, parts) in (0..).zip(cut(&[length], room_of(length, LAYER_PIECES_MAX))) {
-                    let class = Kind::Update(follow.layer, piece).of(rehearsal.generation);
-                    let parts = parts.iter().map(|part| part.floats.len()).collect();
-                    rules.allow(follow.owner.node, class, parts)?;
-                }
-            }
-        }
-        Ok(rules)
-    }
-
-    /// What a stage gets from the node with the twins of its chunks.
-    fn allow_partials(
-        &self,
-        rules: &mut FrameRules,
-        (plan, stage): (&PlanRecord, StageIndex),
-        from: NodeId,
-    ) -> Result<(), RuleError> {
-        let (specs, placement) = (model_layers(self.model), &plan.program.placement);
-        for chunk in placement.chunks_of(stage) {
-            let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
-            let told = twin.map_or(0, |twin| {
-                placement.microbatches_of(placement.replica_of(twin), plan.program.microbatch_count)
-            });
-            let layers = plan.chunks[chunk.index()].layers();
-            let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
-            let len = floats + 2 * told as usize;
-            let frames = cut(&[len], room_of(len, PARTIAL_PIECES_MAX));
-            for (piece, parts) in (0..).zip(frames) {
-                let class = Kind::Partial(chunk, piece).of(plan.generation);
-                rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices the
-    /// job's sequences cannot be cut into has none: its stage refuses to load it.
-    fn boundaries(&self, plan: &PlanRecord) -> Vec<(SliceIndex, usize)> {
-        let work = TokenWork::new(self.model);
-        let Ok(cut) = self.batch.cut(work, plan.program.slice_count) else { return Vec::new() };
-        let floats =
-            |slice| cut.shape_of(self.batch.microbatch, slice).rows() * self.model.width as usize;
-        let slices = cut.slices().take(BOUNDARIES_MAX as usize);
-        slices.map(|slice| (slice, floats(slice))).collect()
     }
 }

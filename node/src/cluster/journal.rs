@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::api::{Event, EventKind, LogLine};
+use crate::api::{ClusterEvent, EventKind, LogLine};
 use crate::whole_file;
 
 /// Events kept in memory for clients that request them.
@@ -23,7 +23,7 @@ const LINES_WAITING_MAX: usize = 4096;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Where log lines are shown, beside being kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Echo {
+pub enum LogEcho {
     /// On standard error.
     Yes,
     /// They are only kept.
@@ -33,12 +33,12 @@ pub enum Echo {
 /// The journal of a node.
 pub struct Journal {
     number: u64,
-    events: VecDeque<Event>,
+    events: VecDeque<ClusterEvent>,
     next_event: u64,
     lines: VecDeque<LogLine>,
     next_line: u64,
     file: SyncSender<String>,
-    echo: Echo,
+    echo: LogEcho,
 }
 
 impl Journal {
@@ -46,7 +46,7 @@ impl Journal {
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub fn open(path: &Path, echo: Echo) -> io::Result<Self> {
+    pub fn open(path: &Path, echo: LogEcho) -> io::Result<Self> {
         let file = EventFile::open(path, FILE_BYTES_MAX)?;
         let (lines, inbox) = sync_channel(LINES_WAITING_MAX);
         thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &inbox))?;
@@ -62,8 +62,8 @@ impl Journal {
     }
 
     /// Records an event, in memory and in the file.
-    pub fn tell(&mut self, kind: EventKind) {
-        let event = Event::new(self.next_event, now_ms(), kind);
+    pub fn record(&mut self, kind: EventKind) {
+        let event = ClusterEvent::new(self.next_event, now_ms(), kind);
         self.next_event += 1;
         if let Ok(line) = serde_json::to_string(&event) {
             let _ = self.file.try_send(line);
@@ -79,12 +79,12 @@ impl Journal {
 
     /// Records a warning that a person should look at.
     pub fn warn(&mut self, what: String) {
-        self.tell(EventKind::Warning { what });
+        self.record(EventKind::Warning { what });
     }
 
     /// Adds a line to this node's log.
     pub fn log(&mut self, text: String) {
-        if self.echo == Echo::Yes {
+        if self.echo == LogEcho::Yes {
             let _ = writeln!(io::stderr(), "{}", crate::api::escape(&text));
         }
         let line = LogLine { sequence: self.next_line, at_ms: now_ms(), text };
@@ -96,10 +96,10 @@ impl Journal {
     }
 
     /// Events from a sequence number on, with the oldest kept and the next one.
-    pub fn events(&self, from: u64, max: usize) -> (u64, u64, Vec<Event>) {
+    pub fn events(&self, from: u64, max: usize) -> (u64, u64, Vec<ClusterEvent>) {
         let first = self.events.front().map_or(self.next_event, |event| event.sequence);
         let wanted = self.events.iter().skip_while(|event| event.sequence < from);
-        let events: Vec<Event> = wanted.take(max).cloned().collect();
+        let events: Vec<ClusterEvent> = wanted.take(max).cloned().collect();
         let next = events.last().map_or(from.max(first).min(self.next_event), |e| e.sequence + 1);
         (first, next, events)
     }

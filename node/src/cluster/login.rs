@@ -7,7 +7,7 @@ use std::io::Write;
 
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::{
-    JoinSetup, NodeKey, NodeName, PeerRole, Token, UnixSeconds, join_cluster,
+    JoinSetup, JoinToken, NodeKey, NodeName, PeerRole, UnixSeconds, join_cluster,
 };
 
 use super::threads::runtime;
@@ -15,24 +15,24 @@ use super::{cannot_join, cannot_keep, exchange, host_name, parse_token, resolve_
 use crate::api::client::ApiClient;
 use crate::args::LoginArgs;
 use crate::commands::token::find_token;
-use crate::data_folder::{AdminFile, DataFolder};
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::data_folder::{AdminFile, NodeDataFolder};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 /// Runs `login`.
 ///
 /// # Errors
 /// If the folder has a certificate that is good still, if the token lets nobody in, or if what was granted cannot be
 /// written.
-pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    let folder = DataFolder::of(&args.folder);
+pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let folder = NodeDataFolder::of(&args.folder);
     check_is_free(&folder)?;
     let token = parse_token(&find_token(&args.token)?)?;
     let role = role_of(&token)?;
     let key = NodeKey::load_or_create(&folder.admin()).map_err(cannot_keep)?;
     let name = args.name.clone().unwrap_or_else(|| host_name(&key));
     let name: NodeName = name.parse().map_err(|error| {
-        let detail = Detail::new(format!("{error}")).at("--name");
-        Failure::usage("the command line", vec![detail])
+        let detail = FailureDetail::new(format!("{error}")).at("--name");
+        CommandFailure::usage("the command line", vec![detail])
     })?;
     let cluster = resolve_all(&args.cluster)?;
     let setup = JoinSetup { token, role, name, key, cluster, advertised: Vec::new() };
@@ -50,7 +50,7 @@ pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), Stop> {
     joined.credentials.save(&folder.admin()).map_err(cannot_keep)?;
     // The first request that is sent with it: the cluster's name.
     let mut client = ApiClient::new(admin.addresses.clone(), exchange(&folder)?);
-    admin.name = client.cluster().map_err(Failure::from)?.name;
+    admin.name = client.cluster().map_err(CommandFailure::from)?.name;
     folder.write_admin(&admin)?;
     let (name, shown) = (&admin.name, folder.root().display());
     writeln!(out, "{role} of cluster {name}: commands with --data-dir {shown} ask it")?;
@@ -59,7 +59,7 @@ pub fn login(args: &LoginArgs, out: &mut dyn Write) -> Result<(), Stop> {
 
 /// Neither an administrator's certificate, ended or not, nor one that is good still is written over, and a node's
 /// folder has no other person's.
-fn check_is_free(folder: &DataFolder) -> Result<(), Failure> {
+fn check_is_free(folder: &NodeDataFolder) -> Result<(), CommandFailure> {
     let held = Credentials::load_ended(&folder.admin(), None).ok();
     let is_admin = held.is_some_and(|held| held.identity().role == PeerRole::Admin);
     let is_good = Credentials::load(&folder.admin(), None, UnixSeconds::now()).is_ok();
@@ -68,20 +68,20 @@ fn check_is_free(folder: &DataFolder) -> Result<(), Failure> {
         return Ok(());
     }
     let what = format!("{} has an identity already", folder.root().display());
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    let detail = Detail::new("a folder is of one node or one person").at("--data-dir");
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new("a folder is of one node or one person").at("--data-dir");
     failure.details = vec![detail.hint("another folder")];
     Err(failure)
 }
 
 /// What a token lets its holder be, if that is a person.
-fn role_of(token: &Token) -> Result<PeerRole, Failure> {
+fn role_of(token: &JoinToken) -> Result<PeerRole, CommandFailure> {
     match token.role() {
         role @ (PeerRole::Operator | PeerRole::Viewer) => Ok(role),
         role @ (PeerRole::Admin | PeerRole::Controller | PeerRole::Worker) => {
-            let detail = Detail::new(format!("the token lets a {role} in"));
+            let detail = FailureDetail::new(format!("the token lets a {role} in"));
             let hint = "`zbelastic join` for a node; `zbelastic token create --role operator` for a person";
-            let mut failure = Failure::new(FailureCode::NotAuthorised, "no person's token");
+            let mut failure = CommandFailure::new(FailureCode::NotAuthorised, "no person's token");
             failure.details = vec![detail.hint(hint)];
             Err(failure)
         }

@@ -10,7 +10,7 @@ const HOSTNAME: &str = "/etc/hostname";
 
 /// The number of this machine; 0 if it cannot be read.
 #[must_use]
-pub fn host() -> u64 {
+pub fn machine_number() -> u64 {
     number([BOOT_ID, HOSTNAME].into_iter().find_map(|path| fs::read(path).ok()).as_deref())
 }
 
@@ -24,11 +24,11 @@ fn number(name: Option<&[u8]>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{host, number};
+    use super::{machine_number, number};
 
     #[test]
     fn a_machine_has_one_number() {
-        assert_eq!(host(), host());
+        assert_eq!(machine_number(), machine_number());
         assert_eq!(number(Some(b"a\n")), number(Some(b"a")));
         assert_ne!(number(Some(b"a")), number(Some(b"b")));
         assert_eq!([number(None), number(Some(b"\n"))], [0, 0]);

@@ -15,7 +15,7 @@ const ANY_PORT: u16 = 9;
 /// outside if no other is known. An address of its own is the answer; "every interface" is
 /// nowhere for others.
 #[must_use]
-pub fn own_addresses(listens: SocketAddr, others: &[SocketAddr]) -> Vec<SocketAddr> {
+pub fn reachable_addresses(listens: SocketAddr, others: &[SocketAddr]) -> Vec<SocketAddr> {
     addresses_by(source_towards, listens, others)
 }
 
@@ -123,6 +123,9 @@ mod tests {
 
     #[test]
     fn the_system_knows_the_way_to_itself() {
-        assert_eq!(own_addresses(at("0.0.0.0:41"), &[at("127.0.0.1:9")]), [at("127.0.0.1:41")]);
+        assert_eq!(
+            reachable_addresses(at("0.0.0.0:41"), &[at("127.0.0.1:9")]),
+            [at("127.0.0.1:41")]
+        );
     }
 }

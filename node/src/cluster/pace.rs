@@ -8,8 +8,8 @@
 //! planned between two such moments is planned with the same numbers, and noise never makes a plan
 //! differ from the one before. Pure: the caller passes steps and judgements, and reads numbers.
 
-pub mod book;
-pub mod watch;
+pub mod history;
+pub mod plan_watch;
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::plan::{DriftedPart as LoggedPart, PlanReason};
 use zbelastic_trainer::model::{LayerClass, LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
-    Calibration, ClassCosts, Drift, DriftedPart, LayerCost, LayerWork, Pace,
+    Calibration, ClassCosts, Drift, DriftSource, LayerCost, LayerWork, Pace,
 };
 use zbelastic_types::NodeId;
 
 use crate::api::{LayerPace, LinkPace, PaceStatus};
 use crate::config::RunConfig;
 
-pub use zbelastic_policy::seating::Seated;
+pub use zbelastic_policy::node_choices::NodeResources;
 
 /// What is known of the cluster's pace. Nothing at the beginning: work is counted, nodes are as fast
 /// as they report, and messages take no time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Known {
+pub struct PaceEstimate {
     /// What counted work takes on a node of speed 1.
     pub calibration: Option<Calibration>,
     /// Nodes that are not as fast as they report, in thousandths of a reference device's.
@@ -61,14 +61,14 @@ impl LinkTimes {
 /// then by the stage that was late.
 const VERDICT_APART: f64 = 0.5;
 
-impl Known {
+impl PaceEstimate {
     /// Whether this holds what was never timed before, or a verdict that takes quite another time.
     #[must_use]
-    pub fn tells_news_to(&self, before: &Self) -> bool {
+    pub fn has_news_since(&self, before: &Self) -> bool {
         let timed = |known: &Self| {
             let found = known.calibration.iter();
             let parts = found.flat_map(|found| {
-                let remade = found.classes.iter().flatten().map(|cost| cost.remade.is_some());
+                let remade = found.classes.iter().flatten().map(|cost| cost.recompute.is_some());
                 remade.chain([found.copies_us.is_some(), true])
             });
             parts.map(|is_timed| 1 + usize::from(is_timed)).sum::<usize>()
@@ -79,21 +79,23 @@ impl Known {
 
     /// The speed of a node that brings this.
     #[must_use]
-    pub fn speed_permille(&self, (node, brought): &Seated) -> u32 {
+    pub fn speed_permille(&self, (node, brought): &NodeResources) -> u32 {
         self.speeds.get(node).copied().unwrap_or(brought.speed_permille).max(1)
     }
 
     /// The same nodes, with their speeds as they are known.
     #[must_use]
-    pub fn seated(&self, nodes: &[Seated]) -> Vec<Seated> {
-        let known =
-            |seat: &Seated| Resources { speed_permille: self.speed_permille(seat), ..seat.1 };
+    pub fn seated(&self, nodes: &[NodeResources]) -> Vec<NodeResources> {
+        let known = |seat: &NodeResources| Resources {
+            speed_permille: self.speed_permille(seat),
+            ..seat.1
+        };
         nodes.iter().map(|seat| (seat.0, known(seat))).collect()
     }
 
     /// What work takes on nodes in this order of stages, with the speeds that are passed with them.
     #[must_use]
-    pub fn pace(&self, config: &RunConfig, nodes: &[Seated]) -> Pace {
+    pub fn pace(&self, config: &RunConfig, nodes: &[NodeResources]) -> Pace {
         let (model, shape) = (&config.model, config.batch.microbatch);
         let speeds = nodes.iter().map(|(_, brought)| f64::from(brought.speed_permille.max(1)));
         match &self.calibration {
@@ -119,12 +121,12 @@ impl Known {
     /// What the slowest link between neighbours in this order takes. One that was never used is
     /// taken for as fast as the others.
     #[must_use]
-    pub fn link(&self, nodes: &[Seated]) -> LinkTimes {
+    pub fn link(&self, nodes: &[NodeResources]) -> LinkTimes {
         let slower = |a: &LinkTimes, b: &LinkTimes| a.total_us().total_cmp(&b.total_us());
         let mut sorted: Vec<LinkTimes> = self.links.values().copied().collect();
         sorted.sort_by(slower);
         let usual = sorted.get(sorted.len() / 2).copied().unwrap_or_default();
-        let link = |pair: &[Seated]| {
+        let link = |pair: &[NodeResources]| {
             let (a, b) = (pair[0].0, pair[1].0);
             self.links.get(&(a.min(b), a.max(b))).copied().unwrap_or(usual)
         };
@@ -132,13 +134,13 @@ impl Known {
     }
 }
 
-impl Known {
+impl PaceEstimate {
     /// The same as `status` reports it.
     #[must_use]
     pub fn status(&self) -> PaceStatus {
         let classes = self.calibration.map_or_else(ClassCosts::default, |found| found.classes);
         let layer = |(class, cost): (LayerClass, Option<LayerCost>)| {
-            let LayerCost { work, update: update_us, remade: recompute_us } = cost?;
+            let LayerCost { work, update: update_us, recompute: recompute_us } = cost?;
             let LayerWork { f: f_us, b: b_us, w: w_us, .. } = work;
             let layer = class.name().to_owned();
             Some(LayerPace { layer, f_us, b_us, w_us, update_us, recompute_us })
@@ -157,10 +159,10 @@ impl Known {
 
 /// A drift as the log has it. Times of `drift` are microseconds.
 #[must_use]
-pub fn plan_reason(drift: &Drift, nodes: &[Seated]) -> PlanReason {
+pub fn plan_reason(drift: &Drift, nodes: &[NodeResources]) -> PlanReason {
     let part = match drift.part {
-        DriftedPart::Stage(stage) => LoggedPart::Stage { stage, node: nodes[stage.index()].0 },
-        DriftedPart::Link => LoggedPart::Links,
+        DriftSource::Stage(stage) => LoggedPart::Stage { stage, node: nodes[stage.index()].0 },
+        DriftSource::Link => LoggedPart::Links,
     };
     let [expected_us, found_us] = [drift.expected, drift.found].map(|us| us.round() as u64);
     let gain_permille = (1e3 * drift.gain).round() as u32;
@@ -170,10 +172,10 @@ pub fn plan_reason(drift: &Drift, nodes: &[Seated]) -> PlanReason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Sources, load};
+    use crate::config::{ConfigSources, load};
     use zbelastic_types::{Bytes, StageIndex};
 
-    fn seat(node: u64, speed_permille: u32) -> Seated {
+    fn seat(node: u64, speed_permille: u32) -> NodeResources {
         (
             NodeId(node),
             Resources {
@@ -185,7 +187,7 @@ mod tests {
     }
 
     fn config() -> RunConfig {
-        load(&Sources::default()).expect("legal").config
+        load(&ConfigSources::default()).expect("legal").config
     }
 
     const CALIBRATION: Calibration = Calibration {
@@ -200,12 +202,13 @@ mod tests {
     #[test]
     fn nodes_are_as_fast_as_they_say_until_they_are_measured() {
         let nodes = [seat(1, 2000), seat(2, 2000), seat(3, 1000)];
-        let counted = Known::default().pace(&config(), &nodes);
+        let counted = PaceEstimate::default().pace(&config(), &nodes);
         assert_eq!(counted.speeds, [1.0, 1.0, 0.5]);
         let (model, shape) = (&config().model, config().batch.microbatch);
         assert_eq!(Pace { speeds: Vec::new(), ..counted }, Pace::estimated(model, shape));
         let speeds = BTreeMap::from([(NodeId(2), 700)]);
-        let known = Known { calibration: Some(CALIBRATION), speeds, ..Known::default() };
+        let known =
+            PaceEstimate { calibration: Some(CALIBRATION), speeds, ..PaceEstimate::default() };
         let pace = known.pace(&config(), &known.seated(&nodes));
         assert_eq!(pace.speeds, [2.0, 0.7, 1.0]);
     }
@@ -219,9 +222,10 @@ mod tests {
             ((NodeId(2), NodeId(3)), link(250.0, 50.0)),
         ]);
         let calibration = Some(CALIBRATION);
-        let known = Known { calibration, links, verdict_us: 40.0, ..Known::default() };
+        let known =
+            PaceEstimate { calibration, links, verdict_us: 40.0, ..PaceEstimate::default() };
         let check = |nodes: &[u64], expected: (f64, f64)| {
-            let nodes: Vec<Seated> = nodes.iter().map(|node| seat(*node, 1000)).collect();
+            let nodes: Vec<NodeResources> = nodes.iter().map(|node| seat(*node, 1000)).collect();
             let pace = known.pace(&config(), &nodes);
             assert_eq!((pace.link, pace.occupancy), expected, "{nodes:?}");
             assert_eq!(pace.verdict, 40.0);
@@ -239,20 +243,20 @@ mod tests {
 
     #[test]
     fn what_was_never_timed_and_another_verdict_are_news() {
-        let known = Known { calibration: Some(CALIBRATION), ..Known::default() };
-        let late = |verdict_us| Known { verdict_us, ..known.clone() };
-        assert!(known.tells_news_to(&Known::default()) && !known.tells_news_to(&known));
-        assert!(late(40.0).tells_news_to(&known) && !late(40.0).tells_news_to(&late(30.0)));
-        assert!(late(40.0).tells_news_to(&late(100.0)) && !known.tells_news_to(&late(0.0)));
+        let known = PaceEstimate { calibration: Some(CALIBRATION), ..PaceEstimate::default() };
+        let late = |verdict_us| PaceEstimate { verdict_us, ..known.clone() };
+        assert!(known.has_news_since(&PaceEstimate::default()) && !known.has_news_since(&known));
+        assert!(late(40.0).has_news_since(&known) && !late(40.0).has_news_since(&late(30.0)));
+        assert!(late(40.0).has_news_since(&late(100.0)) && !known.has_news_since(&late(0.0)));
         let copied = Calibration { copies_us: Some(1.0), ..CALIBRATION };
-        let copied = Known { calibration: Some(copied), ..known.clone() };
-        assert!(copied.tells_news_to(&known) && !known.tells_news_to(&copied));
+        let copied = PaceEstimate { calibration: Some(copied), ..known.clone() };
+        assert!(copied.has_news_since(&known) && !known.has_news_since(&copied));
     }
 
     #[test]
-    fn a_drift_is_told_with_the_node_of_its_stage() {
+    fn a_drift_is_reported_with_the_node_of_its_stage() {
         let drift = Drift {
-            part: DriftedPart::Stage(StageIndex(1)),
+            part: DriftSource::Stage(StageIndex(1)),
             expected: 1234.4,
             found: 2600.6,
             slack: 0.1,
@@ -262,6 +266,6 @@ mod tests {
         let expected = "stage 1 (node 7) drifted: takes 2.60 ms, 1.23 ms planned; another plan \
                         saves 31.0 % of a step";
         assert_eq!(text(drift), expected);
-        assert!(text(Drift { part: DriftedPart::Link, ..drift }).starts_with("a message between"));
+        assert!(text(Drift { part: DriftSource::Link, ..drift }).starts_with("a message between"));
     }
 }

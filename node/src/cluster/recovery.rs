@@ -11,8 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{Manifest, RecordLog as _, SledLog, Store};
+use zbelastic_checkpoint::files::RealFileSystem;
+use zbelastic_checkpoint::{CheckpointStore, Manifest, RecordLog as _, SledLog};
 use zbelastic_consensus::checkpoint::CheckpointRecord;
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::codec::{self, Format};
@@ -24,12 +24,12 @@ use zbelastic_consensus::state::State;
 use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
 use zbelastic_types::{ClusterId, Digest, RunId};
 
-use super::home::{Beginning, Home};
-use super::stores::Places;
-use super::{ADMIN_NODE, FIRST_NODE, again, cannot_certify, cannot_keep};
+use super::node_record::{NewNode, NodeRecord};
+use super::stores::StoreLocations;
+use super::{ADMIN_NODE, FIRST_NODE, cannot_certify, cannot_keep, rejoin};
 use crate::api::MemberRole;
-use crate::data_folder::{AdminFile, DataFolder};
-use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+use crate::data_folder::{AdminFile, NodeDataFolder};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 use crate::whole_file;
 
 pub use changeover::finish;
@@ -39,7 +39,7 @@ const BEGINNING: &str = "beginning.bin";
 
 /// A job, how far it is, the checkpoint from which it goes on, and what it has computed on, as far as that
 /// is known.
-struct Resumed {
+struct ResumedJob {
     phase: JobPhase,
     spec: Arc<JobSpec>,
     record: CheckpointRecord,
@@ -47,9 +47,9 @@ struct Resumed {
 }
 
 /// What a new cluster begins with.
-struct Known {
+struct RecoveredState {
     /// What it goes on with; none if the last run was removed, or has no checkpoint yet.
-    resumed: Option<Resumed>,
+    resumed: Option<ResumedJob>,
     /// Runs that ended before.
     ended: Vec<RunRecord>,
     /// The last number that a run was given.
@@ -80,26 +80,26 @@ impl CheckpointDocument {
 ///
 /// # Errors
 /// If it is no controller's, or has no checkpoint to go on from. Nothing is changed then.
-pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
+pub fn recover(folder: &NodeDataFolder, old: &NodeRecord) -> Result<PathBuf, CommandFailure> {
     if old.role != MemberRole::Controller {
         let what = format!("{} is no controller's folder", folder.root().display());
-        return Err(Failure::new(FailureCode::WrongState, what));
+        return Err(CommandFailure::new(FailureCode::WrongState, what));
     }
-    let Known { resumed, ended, run_last } = known(folder, old.cluster)?;
+    let RecoveredState { resumed, ended, run_last } = recovered_state(folder, old.cluster)?;
     let cluster = ClusterId(random_number());
     let state = match resumed {
-        Some(Resumed { phase, spec, record, class }) => {
+        Some(ResumedJob { phase, spec, record, class }) => {
             State::recovered(cluster, spec, record).held_as(phase).of_class(class)
         }
         None => State::new(cluster),
     };
     let state = state.with_ended(ended, run_last);
     changeover::change_over(folder, &format!("before-{}", old.cluster), |new| {
-        let home = found(new, old, cluster)?;
+        let home = found_cluster(new, old, cluster)?;
         let path = new.identity().join(BEGINNING);
         let written = whole_file::write(&path, &state.encode());
         written.map_err(|error| cannot_write(&path, &error))?;
-        home.save(&new.identity()).map_err(|error| again::unreadable(&error))
+        home.save(&new.identity()).map_err(|error| rejoin::unreadable(&error))
     })
 }
 
@@ -107,7 +107,7 @@ pub fn recover(folder: &DataFolder, old: &Home) -> Result<PathBuf, Failure> {
 ///
 /// # Errors
 /// If there is one that cannot be read.
-pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
+pub fn beginning(identity: &Path) -> Result<Option<State>, CommandFailure> {
     let path = identity.join(BEGINNING);
     let bytes = match fs::read(&path) {
         Ok(bytes) => bytes,
@@ -117,7 +117,7 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
     let state = State::decode(Format::NEWEST, &bytes);
     let state = state.map_err(|error| {
         let what = format!("{}: {error}", path.display());
-        Failure::new(FailureCode::VerificationFailed, what)
+        CommandFailure::new(FailureCode::VerificationFailed, what)
     })?;
     Ok(Some(state))
 }
@@ -125,12 +125,19 @@ pub fn beginning(identity: &Path) -> Result<Option<State>, Failure> {
 /// What this controller knows of runs and their checkpoints: all that its log adds up to. A manifest is
 /// written when the log holds the checkpoint already, and so may be missing; where the log knows of a job,
 /// the manifests of other jobs are none of its.
-fn known(folder: &DataFolder, cluster: ClusterId) -> Result<Known, Failure> {
-    let Some(state) = known_state(folder, cluster)? else { return known_of_store(folder, None) };
+fn recovered_state(
+    folder: &NodeDataFolder,
+    cluster: ClusterId,
+) -> Result<RecoveredState, CommandFailure> {
+    let Some(state) = state_of_log(folder, cluster)? else { return state_of_store(folder, None) };
     let Some(job) = state.job() else {
         return match state.ended() {
-            [] => known_of_store(folder, None),
-            ended => Ok(Known { resumed: None, ended: ended.to_vec(), run_last: state.run_last() }),
+            [] => state_of_store(folder, None),
+            ended => Ok(RecoveredState {
+                resumed: None,
+                ended: ended.to_vec(),
+                run_last: state.run_last(),
+            }),
         };
     };
     let (ended, run_last) = (state.ended().to_vec(), state.run_last());
@@ -138,38 +145,41 @@ fn known(folder: &DataFolder, cluster: ClusterId) -> Result<Known, Failure> {
     let resumed = match state.checkpoints().last() {
         Some(record) => {
             let (spec, record) = (Arc::clone(&job.spec), record.clone());
-            Some(Resumed { phase: job.phase, spec, record, class })
+            Some(ResumedJob { phase: job.phase, spec, record, class })
         }
-        None => match known_of_store(folder, Some(job.spec.config)) {
+        None => match state_of_store(folder, Some(job.spec.config)) {
             Ok(known) => known.resumed.map(|found| {
                 let class = class.or(found.class);
-                Resumed { phase: job.phase, class, ..found }
+                ResumedJob { phase: job.phase, class, ..found }
             }),
             // It has none yet, and what other runs made is not lost for that.
             Err(_) if !ended.is_empty() => None,
             Err(failure) => return Err(failure),
         },
     };
-    Ok(Known { resumed, ended, run_last })
+    Ok(RecoveredState { resumed, ended, run_last })
 }
 
 /// What the log adds up to; what a recovery left that was not started since, if there is no log; nothing
 /// if there is neither.
-fn known_state(folder: &DataFolder, cluster: ClusterId) -> Result<Option<State>, Failure> {
+fn state_of_log(
+    folder: &NodeDataFolder,
+    cluster: ClusterId,
+) -> Result<Option<State>, CommandFailure> {
     let path = folder.log();
     if !path.exists() {
         return beginning(&folder.identity());
     }
     let wrong = |error: &dyn std::fmt::Display| {
         let what = format!("the log cannot be read: {error}");
-        let mut failure = Failure::new(FailureCode::VerificationFailed, what);
-        failure.details = vec![Detail::new(path.display().to_string()).hint(
+        let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+        failure.details = vec![FailureDetail::new(path.display().to_string()).hint(
             "another controller's folder; or put this one aside, and the newest checkpoint of the \
              store is taken",
         )];
         failure
     };
-    let log = SledLog::open(Arc::new(RealFiles), &path).map_err(|error| wrong(&error))?;
+    let log = SledLog::open(Arc::new(RealFileSystem), &path).map_err(|error| wrong(&error))?;
     let records = log.read_all().map_err(|error| wrong(&error))?;
     let log = RecoveredLog::from_records(records.iter().map(|(_, bytes)| bytes.as_slice()))
         .map_err(|error| wrong(&error))?;
@@ -181,10 +191,13 @@ fn known_state(folder: &DataFolder, cluster: ClusterId) -> Result<Option<State>,
 
 /// What manifests hold: the newest checkpoint of each run, of which the newest run goes on; only the job with
 /// this configuration, if one is named.
-fn known_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Known, Failure> {
-    let places = Places::new(folder.clone());
+fn state_of_store(
+    folder: &NodeDataFolder,
+    config: Option<Digest>,
+) -> Result<RecoveredState, CommandFailure> {
+    let places = StoreLocations::new(folder.clone());
     let wrong = |error: &dyn std::fmt::Display| {
-        Failure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
+        CommandFailure::new(FailureCode::VerificationFailed, format!("the store: {error}"))
     };
     let store = places.last().and_then(|place| places.open(&place));
     let manifests = store.map_err(|error| wrong(&error))?.manifests();
@@ -198,10 +211,12 @@ fn known_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Known, 
     let mut newest: BTreeMap<RunId, CheckpointDocument> =
         manifests.iter().filter_map(read).collect();
     let Some((run_last, CheckpointDocument { spec, record, class })) = newest.pop_last() else {
-        let mut failure = Failure::new(FailureCode::NotFound, "there is no checkpoint here");
+        let mut failure = CommandFailure::new(FailureCode::NotFound, "there is no checkpoint here");
         failure.details = vec![
-            Detail::new("a new cluster goes on from a checkpoint that this controller knows")
-                .hint("another controller's folder, or `zbelastic init` and a run from the start"),
+            FailureDetail::new(
+                "a new cluster goes on from a checkpoint that this controller knows",
+            )
+            .hint("another controller's folder, or `zbelastic init` and a run from the start"),
         ];
         return Err(failure);
     };
@@ -210,11 +225,15 @@ fn known_of_store(folder: &DataFolder, config: Option<Digest>) -> Result<Known, 
         let phase = if is_done { JobPhase::Done } else { JobPhase::Stopped };
         RunRecord { spec, phase, class, checkpoint: record }
     });
-    let resumed = Some(Resumed { phase: JobPhase::Running, spec, record, class });
-    Ok(Known { resumed, ended: ended.collect(), run_last })
+    let resumed = Some(ResumedJob { phase: JobPhase::Running, spec, record, class });
+    Ok(RecoveredState { resumed, ended: ended.collect(), run_last })
 }
 
-fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Failure> {
+fn found_cluster(
+    folder: &NodeDataFolder,
+    old: &NodeRecord,
+    cluster: ClusterId,
+) -> Result<NodeRecord, CommandFailure> {
     let now = UnixSeconds::now();
     let authority = ClusterAuthority::create(cluster, now).map_err(cannot_certify)?;
     let own =
@@ -230,7 +249,7 @@ fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Fa
     };
     let (name, id) = (old.cluster_name.clone(), cluster.to_string());
     folder.write_admin(&AdminFile { name, id, addresses })?;
-    Ok(Home::new(Beginning {
+    Ok(NodeRecord::new(NewNode {
         cluster,
         cluster_name: old.cluster_name.clone(),
         founded_ms: Some(super::now_ms()),
@@ -247,7 +266,7 @@ fn found(folder: &DataFolder, old: &Home, cluster: ClusterId) -> Result<Home, Fa
 mod tests {
     use zbelastic_checkpoint::{CheckpointId, PieceName};
     use zbelastic_consensus::class::{DeviceKind, DeviceName};
-    use zbelastic_consensus::raft::{Members, Record, SnapshotImage, encode_record};
+    use zbelastic_consensus::raft::{Members, RaftRecord, SnapshotImage, encode_record};
     use zbelastic_consensus::validation::Ledger;
     use zbelastic_types::{Generation, LayerId, Step};
 
@@ -268,8 +287,8 @@ mod tests {
         CheckpointRecord { version: Step(version), layers: Vec::new(), ledger }
     }
 
-    fn controller(cluster: ClusterId) -> Home {
-        Home::new(Beginning {
+    fn controller(cluster: ClusterId) -> NodeRecord {
+        NodeRecord::new(NewNode {
             cluster,
             cluster_name: "test".to_owned(),
             founded_ms: None,
@@ -283,11 +302,11 @@ mod tests {
     }
 
     /// A checkpoint of version 5 in the store, with this document.
-    fn put_manifest(folder: &DataFolder, document: Vec<u8>) {
+    fn put_manifest(folder: &NodeDataFolder, document: Vec<u8>) {
         put_manifest_of(folder, 1, document);
     }
 
-    fn put_manifest_of(folder: &DataFolder, run: u64, document: Vec<u8>) {
+    fn put_manifest_of(folder: &NodeDataFolder, run: u64, document: Vec<u8>) {
         let digest = Digest([0; 32]);
         let version = CheckpointId { run: RunId(run), version: Step(5) };
         let layer = PieceName { version, layer: LayerId(0), digest };
@@ -299,17 +318,17 @@ mod tests {
             program: String::new(),
             seed: 0,
         };
-        let places = Places::new(folder.clone());
+        let places = StoreLocations::new(folder.clone());
         let store = places.open(&places.last().expect("readable")).expect("made");
         store.put_manifest(&manifest).expect("room");
     }
 
     /// A log that adds up to this.
-    fn put_log(folder: &DataFolder, state: &State) {
+    fn put_log(folder: &NodeDataFolder, state: &State) {
         let members = Members::first(&[FIRST_NODE]);
         let image = SnapshotImage { index: 1, term: 1, members, data: state.encode() };
-        let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
-        log.append(&[encode_record(&Record::Snapshot(image))]).expect("room");
+        let mut log = SledLog::open(Arc::new(RealFileSystem), &folder.log()).expect("a log");
+        log.append(&[encode_record(&RaftRecord::Snapshot(image))]).expect("room");
     }
 
     /// The bits of a run on devices are of their class, whichever worker joins the new cluster first.
@@ -317,7 +336,7 @@ mod tests {
     fn what_a_job_computes_on_is_kept_by_the_log_and_by_manifests() {
         let class = DeviceClass::Cuda(DeviceName::new("H200, sm_90").expect("a name"));
         let job = || Arc::new(JobSpec { device: DeviceKind::Cuda, ..job() });
-        let read = |folder: &DataFolder| {
+        let read = |folder: &NodeDataFolder| {
             let state = beginning(&folder.identity()).expect("readable").expect("it is recovered");
             (state.class(), state.checkpoints().last().map(|found| found.version))
         };
@@ -329,13 +348,13 @@ mod tests {
         let before = codec::encode(&(job(), checkpoint(5)));
         for (document, expected) in [(document(Some(class)), Some(class)), (before, None)] {
             let site = tempfile::tempdir().expect("a folder");
-            let folder = DataFolder::new(site.path().to_owned());
+            let folder = NodeDataFolder::new(site.path().to_owned());
             put_manifest(&folder, document);
             recover(&folder, &old).expect("a checkpoint is known");
             assert_eq!(read(&folder), (expected, Some(Step(5))));
         }
         let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
+        let folder = NodeDataFolder::new(site.path().to_owned());
         let state = State::recovered(old.cluster, job(), checkpoint(10)).of_class(Some(class));
         put_log(&folder, &state);
         recover(&folder, &old).expect("a checkpoint is known");
@@ -344,18 +363,18 @@ mod tests {
 
     /// What is on the disk when the process is killed before the keeper wrote the manifest.
     #[test]
-    fn checkpoint_that_only_the_log_tells_of_is_the_one_to_go_on_from() {
+    fn checkpoint_that_only_the_log_names_is_the_one_to_go_on_from() {
         let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
+        let folder = NodeDataFolder::new(site.path().to_owned());
         let old = controller(ClusterId(7));
         let digest = Digest([0; 32]);
         put_manifest(&folder, codec::encode(&(job(), checkpoint(5))));
-        let resumed = |found: Result<Known, Failure>| {
+        let resumed = |found: Result<RecoveredState, CommandFailure>| {
             let found = found.expect("there is one").resumed;
             found.expect("it goes on").record.version
         };
-        assert_eq!(resumed(known(&folder, old.cluster)), Step(5), "there is no log");
-        let other = known_of_store(&folder, Some(digest)).err().expect("of another job");
+        assert_eq!(resumed(recovered_state(&folder, old.cluster)), Step(5), "there is no log");
+        let other = state_of_store(&folder, Some(digest)).err().expect("of another job");
         assert_eq!(other.code, FailureCode::NotFound);
 
         let state = State::recovered(old.cluster, Arc::new(job()), checkpoint(10));
@@ -368,7 +387,8 @@ mod tests {
             let known: Vec<Step> = state.checkpoints().iter().map(|found| found.version).collect();
             assert_eq!(known, [Step(10)], "{turn}");
             assert_eq!(state.job().map(|job| job.phase), Some(JobPhase::Paused), "{turn}");
-            let home = Home::load(&folder.identity()).expect("readable").expect("it is recovered");
+            let home =
+                NodeRecord::load(&folder.identity()).expect("readable").expect("it is recovered");
             recover(&folder, &home).expect("a checkpoint is known");
         }
     }
@@ -377,7 +397,7 @@ mod tests {
     #[test]
     fn runs_that_ended_come_along_from_a_log_and_from_a_store() {
         let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
+        let folder = NodeDataFolder::new(site.path().to_owned());
         let old = controller(ClusterId(7));
         let spec =
             |run, name: &str| Arc::new(JobSpec { run: RunId(run), name: name.to_owned(), ..job() });
@@ -395,7 +415,7 @@ mod tests {
         assert!(state.job().is_none(), "the last run was removed");
 
         let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
+        let folder = NodeDataFolder::new(site.path().to_owned());
         for (run, name, at) in [(1, "first", 5), (2, "second", 3)] {
             let (spec, record) = (spec(run, name), checkpoint(at));
             let document = CheckpointDocument { spec, record, class: None };
@@ -411,8 +431,8 @@ mod tests {
     #[test]
     fn log_that_cannot_be_read_changes_nothing() {
         let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
-        let mut log = SledLog::open(Arc::new(RealFiles), &folder.log()).expect("a log");
+        let folder = NodeDataFolder::new(site.path().to_owned());
+        let mut log = SledLog::open(Arc::new(RealFileSystem), &folder.log()).expect("a log");
         log.append(&[vec![0xff; 8], vec![0xff; 8]]).expect("room");
         drop(log);
         let failure = recover(&folder, &controller(ClusterId(7))).expect_err("it is no log");

@@ -7,30 +7,31 @@ use std::time::Duration;
 
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::{
-    ClockFault, ClusterAuthority, FolderFault, JoinError, JoinRefusal, JoinSetup, NodeKey,
+    ClockFault, ClusterAuthority, IdentityFolderFault, JoinError, JoinRefusal, JoinSetup, NodeKey,
     NodeName, PeerRole, UnixSeconds, join_cluster,
 };
 use zbelastic_types::NodeId;
 
-use super::home::Home;
+use super::node_record::NodeRecord;
 use super::{ADMIN_NODE, cannot_certify, cannot_join, cannot_keep};
-use crate::data_folder::DataFolder;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// Between two attempts of a worker that starts with a certificate that ended.
-const ASK_PAUSE: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// How many times it tries, if no controller that leads is reached: ten minutes, which controllers start in.
-const ASKED_MAX: u32 = 600;
+const ATTEMPTS_MAX: u32 = 600;
 
 /// A controller has the authority, and so can renew its own certificate when it starts.
 pub fn controller_credentials(
-    folder: &DataFolder,
-    home: &Home,
+    folder: &NodeDataFolder,
+    home: &NodeRecord,
     authority: &ClusterAuthority,
-) -> Result<Credentials, Failure> {
+) -> Result<Credentials, CommandFailure> {
     let key = NodeKey::load_or_create(&folder.identity()).map_err(cannot_keep)?;
     let kept = Credentials::load_ended(&folder.identity(), Some(home.cluster)).ok();
-    let credentials = certify(authority, key, (PeerRole::Controller, home.node), kept.as_ref())?;
+    let credentials =
+        issue_credentials(authority, key, (PeerRole::Controller, home.node), kept.as_ref())?;
     credentials.save(&folder.identity()).map_err(cannot_keep)?;
     if folder.read_admin().is_ok() && !is_of_another(folder, authority) {
         renew_admin(folder, authority, Some(&credentials))?;
@@ -44,18 +45,18 @@ pub fn controller_credentials(
 /// # Errors
 /// If it cannot be made or written.
 pub fn renew_admin(
-    folder: &DataFolder,
+    folder: &NodeDataFolder,
     authority: &ClusterAuthority,
     own: Option<&Credentials>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let key = NodeKey::load_or_create(&folder.admin()).map_err(cannot_keep)?;
-    let admin = certify(authority, key, (PeerRole::Admin, ADMIN_NODE), own)?;
+    let admin = issue_credentials(authority, key, (PeerRole::Admin, ADMIN_NODE), own)?;
     admin.save(&folder.admin()).map_err(cannot_keep)
 }
 
 /// Whether the certificate in the folder of a person is an operator's, a viewer's, or of another cluster: nobody
 /// becomes an administrator by what lies on a controller's machine.
-fn is_of_another(folder: &DataFolder, authority: &ClusterAuthority) -> bool {
+fn is_of_another(folder: &NodeDataFolder, authority: &ClusterAuthority) -> bool {
     let held = Credentials::load_ended(&folder.admin(), None).map(|held| held.identity());
     held.is_ok_and(|held| (held.role, held.cluster) != (PeerRole::Admin, authority.cluster()))
 }
@@ -66,10 +67,10 @@ fn is_of_another(folder: &DataFolder, authority: &ClusterAuthority) -> bool {
 /// # Errors
 /// As [`renew_admin`].
 pub fn renew_admin_if_due(
-    folder: &DataFolder,
+    folder: &NodeDataFolder,
     authority: &ClusterAuthority,
     own: &Credentials,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let Ok(admin) = Credentials::load_ended(&folder.admin(), Some(authority.cluster())) else {
         return Ok(());
     };
@@ -81,12 +82,12 @@ pub fn renew_admin_if_due(
 }
 
 /// Credentials by the authority, which is believed; and so are those that `kept` believes.
-fn certify(
+fn issue_credentials(
     authority: &ClusterAuthority,
     key: NodeKey,
     (role, node): (PeerRole, NodeId),
     kept: Option<&Credentials>,
-) -> Result<Credentials, Failure> {
+) -> Result<Credentials, CommandFailure> {
     let issued = authority.issue(&key.requested(), role, node, UnixSeconds::now());
     let issued = issued.map_err(cannot_certify)?;
     let mut roots = kept.map_or_else(Vec::new, |kept| kept.roots().to_vec());
@@ -101,19 +102,19 @@ fn certify(
 /// # Errors
 /// If it cannot be used, or the cluster does not renew it.
 pub async fn member_credentials(
-    folder: &DataFolder,
-    home: &Home,
+    folder: &NodeDataFolder,
+    home: &NodeRecord,
     typed: Vec<SocketAddr>,
-) -> Result<Credentials, Failure> {
+) -> Result<Credentials, CommandFailure> {
     let identity = folder.identity();
     match Credentials::load(&identity, Some(home.cluster), UnixSeconds::now()) {
         Ok(credentials) => Ok(credentials),
-        Err(FolderFault::Clock { fault: ClockFault::Expired { .. }, .. }) => {
+        Err(IdentityFolderFault::Clock { fault: ClockFault::Expired { .. }, .. }) => {
             let ended = Credentials::load_ended(&identity, Some(home.cluster));
             let ended = ended.map_err(|error| unusable(&error))?;
             let controllers = home.controllers.values().flatten().copied();
             let controllers: Vec<_> = typed.into_iter().chain(controllers).collect();
-            let renewed = renewed_in_time(&ended, &home.name, &controllers).await?;
+            let renewed = request_renewal_with_retries(&ended, &home.name, &controllers).await?;
             renewed.save(&identity).map_err(cannot_keep)?;
             Ok(renewed)
         }
@@ -122,17 +123,17 @@ pub async fn member_credentials(
 }
 
 /// The same, tried again while nobody decides: after an outage controllers start when workers do.
-async fn renewed_in_time(
+async fn request_renewal_with_retries(
     ended: &Credentials,
     name: &str,
     controllers: &[SocketAddr],
-) -> Result<Credentials, Failure> {
+) -> Result<Credentials, CommandFailure> {
     let mut asked = 0;
     loop {
-        match renewed(ended, name, controllers.iter().copied()).await {
-            Err(not) if not.failure.code == FailureCode::Unreachable && asked < ASKED_MAX => {
+        match request_renewal(ended, name, controllers.iter().copied()).await {
+            Err(not) if not.failure.code == FailureCode::Unreachable && asked < ATTEMPTS_MAX => {
                 asked += 1;
-                tokio::time::sleep(ASK_PAUSE).await;
+                tokio::time::sleep(RETRY_PAUSE).await;
             }
             answer => return answer.map_err(|not| not.failure),
         }
@@ -141,15 +142,15 @@ async fn renewed_in_time(
 
 /// Why a member gets no other certificate.
 #[derive(Debug)]
-pub struct NotRenewed {
+pub struct RenewalError {
     /// Whether the cluster answered that it is no member any more.
     pub is_no_member: bool,
     /// The failure to report.
-    pub failure: Failure,
+    pub failure: CommandFailure,
 }
 
-impl From<Failure> for NotRenewed {
-    fn from(failure: Failure) -> Self {
+impl From<CommandFailure> for RenewalError {
+    fn from(failure: CommandFailure) -> Self {
         Self { is_no_member: false, failure }
     }
 }
@@ -158,29 +159,29 @@ impl From<Failure> for NotRenewed {
 ///
 /// # Errors
 /// If no controller that leads was reached, or it knows of no such member.
-pub async fn renewed(
+pub async fn request_renewal(
     ended: &Credentials,
     name: &str,
     controllers: impl Iterator<Item = SocketAddr>,
-) -> Result<Credentials, NotRenewed> {
+) -> Result<Credentials, RenewalError> {
     let name = name.parse::<NodeName>().map_err(|error| unusable(&error))?;
     let setup = JoinSetup::of_member(ended, name, controllers.collect());
     let joined = join_cluster(&setup.map_err(cannot_certify)?).await.map_err(|error| {
         let no_member = matches!(error, JoinError::Refused { refusal: JoinRefusal::NoMember, .. });
-        NotRenewed { is_no_member: no_member, failure: cannot_join(error) }
+        RenewalError { is_no_member: no_member, failure: cannot_join(error) }
     })?;
     let (expected, found) = (ended.identity(), joined.credentials.identity());
     if expected != found {
         let what = format!("the cluster sent a certificate of {found}, expected one of {expected}");
-        return Err(Failure::new(FailureCode::VerificationFailed, what).into());
+        return Err(CommandFailure::new(FailureCode::VerificationFailed, what).into());
     }
     Ok(joined.credentials)
 }
 
-fn unusable(error: &dyn std::fmt::Display) -> Failure {
-    let mut failure = Failure::new(FailureCode::NotAuthorised, error.to_string());
+fn unusable(error: &dyn std::fmt::Display) -> CommandFailure {
+    let mut failure = CommandFailure::new(FailureCode::NotAuthorised, error.to_string());
     let hint = "the right time on this machine; else join with a new token and an empty --data-dir";
-    failure.details = vec![Detail::new("this node's certificate cannot be used").hint(hint)];
+    failure.details = vec![FailureDetail::new("this node's certificate cannot be used").hint(hint)];
     failure
 }
 
@@ -191,9 +192,9 @@ mod tests {
     use super::*;
 
     /// A folder whose administrator's certificate was made so many days ago.
-    fn aged(days: u64) -> (tempfile::TempDir, DataFolder, ClusterAuthority) {
+    fn aged(days: u64) -> (tempfile::TempDir, NodeDataFolder, ClusterAuthority) {
         let home = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(home.path().to_owned());
+        let folder = NodeDataFolder::new(home.path().to_owned());
         let then = UnixSeconds::now().minus(days * 24 * 3600);
         let authority = ClusterAuthority::create(ClusterId(7), then).expect("it is made");
         let key = NodeKey::load_or_create(&folder.admin()).expect("writable");
@@ -229,7 +230,7 @@ mod tests {
     fn the_administrators_certificate_is_renewed_after_two_thirds_of_its_time_and_after_its_end() {
         for (days, is_due) in [(1, false), (4, false), (5, true), (30, true)] {
             let (_home, folder, authority) = aged(days);
-            let window = |folder: &DataFolder| {
+            let window = |folder: &NodeDataFolder| {
                 Credentials::load_ended(&folder.admin(), None).expect("it is there").window()
             };
             let before = window(&folder);
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn a_controller_without_an_administrators_folder_makes_none() {
         let (home, _, authority) = aged(30);
-        let other = DataFolder::new(home.path().join("other"));
+        let other = NodeDataFolder::new(home.path().join("other"));
         renew_admin_if_due(&other, &authority, &controller(&authority))
             .expect("nothing is to be done");
         assert!(!other.admin().exists());

@@ -10,15 +10,15 @@ use std::thread;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use zbelastic_policy::scrub::{DataFolder, Rotten, Scrubber};
+use zbelastic_policy::scrub::{CorruptItem, DataFileAccess, Scrubber};
 use zbelastic_transport::Transport;
 use zbelastic_types::{Digest, NodeId};
 
-use super::keeper::{InUse, Keeper, Kept, hex};
-use super::piece_keep::keep_anew;
-use super::threads::stand_back;
+use super::activity::WorkCounter;
+use super::checkpoint_thread::{CheckpointThread, StoreEvent, StoreInUse, hex};
+use super::piece_fetch::refetch_piece;
+use super::threads::raise_niceness;
 use super::wire::PieceRef;
-use super::work::WorkCount;
 use crate::api::HexDigest;
 
 /// From one chunk to the next. A disk reads a hundred times as much, so nobody notices.
@@ -26,19 +26,19 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads what a node holds, until nobody takes reports.
 pub fn scrub(
-    in_use: &watch::Receiver<InUse>,
+    in_use: &watch::Receiver<StoreInUse>,
     data: &Path,
-    reports: &mpsc::Sender<Kept>,
+    reports: &mpsc::Sender<StoreEvent>,
     begin: u64,
 ) {
-    stand_back();
+    raise_niceness();
     let mut scrubber = Scrubber::new(DataFiles(data.to_owned()), begin);
     while !reports.is_closed() {
         thread::sleep(PAUSE);
         let Some(store) = in_use.borrow().clone() else { continue };
         let rotten = scrubber.step(&*store).map(|rotten| match rotten {
-            Rotten::Piece { piece, why } => Kept::Rotten { piece, why },
-            Rotten::Data(name) => Kept::RottenData(name),
+            CorruptItem::Piece { piece, reason: why } => StoreEvent::Rotten { piece, why },
+            CorruptItem::Data(name) => StoreEvent::RottenData(name),
         });
         if rotten.is_some_and(|rotten| reports.blocking_send(rotten).is_err()) {
             return;
@@ -49,7 +49,7 @@ pub fn scrub(
 /// Texts and weights in their folder, each in a file that is named after what it should hash to.
 struct DataFiles(PathBuf);
 
-impl DataFolder for DataFiles {
+impl DataFileAccess for DataFiles {
     type File = File;
 
     fn list(&self) -> Vec<Digest> {
@@ -72,28 +72,28 @@ impl DataFolder for DataFiles {
 }
 
 /// Fetches a piece again from the nodes that have it sound, and reports what came of it.
-pub fn mend(
+pub fn repair(
     piece: PieceRef,
-    (transport, keeper): (Transport, Keeper),
+    (transport, keeper): (Transport, CheckpointThread),
     others: Vec<NodeId>,
-    progress: WorkCount,
+    progress: WorkCounter,
 ) {
     tokio::spawn(async move {
         let mut outcome = Err("no other node is there".to_owned());
         for node in others {
-            let kept = keep_anew(&transport, &keeper, piece, node, progress.clone()).await;
+            let kept = refetch_piece(&transport, &keeper, piece, node, progress.clone()).await;
             outcome = kept.map_err(|error| error.to_string());
             if outcome.is_ok() {
                 break;
             }
         }
-        keeper.report(Kept::Mended { piece, outcome }).await;
+        keeper.report(StoreEvent::Mended { piece, outcome }).await;
     });
 }
 
 /// What people read of a piece that rotted.
 #[must_use]
-pub fn rotten_words(piece: PieceRef, why: &str) -> String {
+pub fn damaged_piece_text(piece: PieceRef, why: &str) -> String {
     let PieceRef { run, version, layer, .. } = piece;
     format!(
         "layer {layer} of checkpoint {version} of run {run} is damaged on this node's disk, and is fetched again \
@@ -105,7 +105,7 @@ pub fn rotten_words(piece: PieceRef, why: &str) -> String {
 ///
 /// # Errors
 /// The warning, if the piece is still damaged.
-pub fn mended_words(piece: PieceRef, outcome: Result<(), String>) -> Result<String, String> {
+pub fn repair_text(piece: PieceRef, outcome: Result<(), String>) -> Result<String, String> {
     let PieceRef { run, version, layer, .. } = piece;
     let what = format!("layer {layer} of checkpoint {version} of run {run}");
     match outcome {
@@ -119,9 +119,10 @@ mod tests {
     use std::io::Write;
     use std::sync::Arc;
 
-    use zbelastic_checkpoint::files::RealFiles;
+    use zbelastic_checkpoint::files::RealFileSystem;
     use zbelastic_checkpoint::{
-        CHUNK_BYTES, CheckpointId, PieceName, Removal, RemovalReason, Removed, SledStore, Store,
+        CHUNK_BYTES, CheckpointId, CheckpointStore, PieceName, Removal, RemovalReason,
+        RemovalTarget, SledStore,
     };
     use zbelastic_types::{LayerId, RunId, Step};
 
@@ -138,8 +139,8 @@ mod tests {
         let mut found = Vec::new();
         loop {
             found.extend(scrubber.step(store).map(|rotten| match rotten {
-                Rotten::Piece { piece, .. } => format!("layer {}", piece.layer),
-                Rotten::Data(name) => format!("data of {} bytes", name.length),
+                CorruptItem::Piece { piece, .. } => format!("layer {}", piece.layer),
+                CorruptItem::Data(name) => format!("data of {} bytes", name.length),
             }));
             if scrubber.is_idle() {
                 return found;
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_is_found_wherever_it_is_and_what_is_sound_is_not_reported() {
         let home = tempfile::tempdir().expect("a folder");
-        let store = SledStore::open(Arc::new(RealFiles), &home.path().join("store"));
+        let store = SledStore::open(Arc::new(RealFileSystem), &home.path().join("store"));
         let store = store.expect("made");
         for layer in 0..3_u32 {
             let bytes: Vec<u8> = (0..CHUNK_BYTES + 100).map(|i| (i as u32 * layer) as u8).collect();
@@ -188,15 +189,15 @@ mod tests {
     #[test]
     fn what_is_removed_while_it_is_read_is_not_damaged() {
         let home = tempfile::tempdir().expect("a folder");
-        let store = SledStore::open(Arc::new(RealFiles), &home.path().join("store"));
+        let store = SledStore::open(Arc::new(RealFileSystem), &home.path().join("store"));
         let store = store.expect("made");
         let bytes: Vec<u8> = (0..CHUNK_BYTES + 7).map(|i| (i % 7) as u8).collect();
         let record = store.put(name(0), &bytes).expect("room");
         let mut scrubber = Scrubber::new(DataFiles(home.path().to_owned()), 0);
         assert!(scrubber.step(&store).is_none());
-        let removal = |what| Removal { what, reason: RemovalReason::NoPiece };
-        let chunks = record.chunks.iter().map(|hash| Removed::Chunk(*hash));
-        let all = chunks.chain([Removed::Piece(name(0))]);
+        let removal = |what| Removal { target: what, reason: RemovalReason::NoPiece };
+        let chunks = record.chunks.iter().map(|hash| RemovalTarget::Chunk(*hash));
+        let all = chunks.chain([RemovalTarget::Piece(name(0))]);
         store.remove(&all.map(removal).collect::<Vec<_>>()).expect("removed");
         assert!(scrubber.step(&store).is_none());
     }

@@ -6,8 +6,8 @@ use std::thread;
 use tokio::signal::unix::{Signal as UnixSignal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::ending::{DrainCause, Signal};
-use crate::failure::{Failure, FailureCode};
+use super::process_exit::{DrainCause, NodeSignal};
+use crate::failure::{CommandFailure, FailureCode};
 
 /// If it is `stdin`, the process ends when its standard input does: the process that started it holds the
 /// other end, and lets go of it however it ends.
@@ -21,34 +21,43 @@ const SIGNALS_MAX: usize = 16;
 ///
 /// # Errors
 /// If the system does not let this process listen.
-pub fn listen() -> Result<mpsc::Receiver<Signal>, Failure> {
+pub fn listen() -> Result<mpsc::Receiver<NodeSignal>, CommandFailure> {
     let (sender, receiver) = mpsc::channel(SIGNALS_MAX);
-    watch(SignalKind::terminate(), Some(Signal::Drain(DrainCause::Preempted)), &sender)?;
-    watch(SignalKind::interrupt(), Some(Signal::Drain(DrainCause::Person)), &sender)?;
-    watch(SignalKind::hangup(), None, &sender)?;
+    forward_signals(
+        SignalKind::terminate(),
+        Some(NodeSignal::Drain(DrainCause::Preempted)),
+        &sender,
+    )?;
+    forward_signals(SignalKind::interrupt(), Some(NodeSignal::Drain(DrainCause::Person)), &sender)?;
+    forward_signals(SignalKind::hangup(), None, &sender)?;
     if std::env::var(LIFELINE_VARIABLE).is_ok_and(|value| value == "stdin") {
         watch_lifeline(sender)?;
     }
     Ok(receiver)
 }
 
-fn watch_lifeline(sender: mpsc::Sender<Signal>) -> Result<(), Failure> {
+fn watch_lifeline(sender: mpsc::Sender<NodeSignal>) -> Result<(), CommandFailure> {
     let wait = move || {
         let mut nothing = [0; 1];
         while matches!(std::io::stdin().read(&mut nothing), Ok(count) if count > 0) {}
-        let _ = sender.blocking_send(Signal::Now);
+        let _ = sender.blocking_send(NodeSignal::Now);
     };
     let started = thread::Builder::new().name("lifeline".to_owned()).spawn(wait);
-    started.map(|_| ()).map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))
+    started
+        .map(|_| ())
+        .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))
 }
 
-fn watch(
+fn forward_signals(
     kind: SignalKind,
-    told: Option<Signal>,
-    sender: &mpsc::Sender<Signal>,
-) -> Result<(), Failure> {
+    told: Option<NodeSignal>,
+    sender: &mpsc::Sender<NodeSignal>,
+) -> Result<(), CommandFailure> {
     let mut signals: UnixSignal = signal(kind).map_err(|error| {
-        Failure::new(FailureCode::OutOfResource, format!("cannot listen to signals: {error}"))
+        CommandFailure::new(
+            FailureCode::OutOfResource,
+            format!("cannot listen to signals: {error}"),
+        )
     })?;
     let sender = sender.clone();
     tokio::spawn(async move {

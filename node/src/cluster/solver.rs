@@ -10,21 +10,21 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread;
 
 use tokio::sync::mpsc;
-use zbelastic_consensus::duty::{Solution, SolveRequest, Unsolvable};
+use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable, SolveRequest};
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::copies_at;
-use zbelastic_policy::seating::{Seated, first_plan, limits};
+use zbelastic_policy::node_choices::{NodeResources, first_plan, memory_limits};
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{ModelConfig, model_layers};
-use zbelastic_trainer::plan::{Choice, ChooseRequest, Pace, Plan, choose, layer_work};
+use zbelastic_trainer::plan::{ChooseRequest, Pace, Plan, PlanChoice, choose, layer_work};
 use zbelastic_types::{Bytes, ChunkIndex, LayerRange, NodeId, StageIndex};
 
 use super::document::{JobDocument, NamedJob};
-use super::pace::Known;
+use super::pace::PaceEstimate;
 use super::tick::ticks_of_seconds;
-use crate::config::{DeviceKind, Resort};
-pub use review::{Review, Reviewed};
+use crate::config::{DeviceChoice, PlanFallback};
+pub use review::{PlanReview, ReviewedPlan};
 
 /// Requests that wait at once: a leader sends one at a time, and gives up those before it.
 const REQUESTS_MAX: usize = 4;
@@ -51,52 +51,52 @@ const OP_SECONDS_MIN: f64 = 1.0;
 const LOSSES_MAX: usize = 8;
 
 /// A plan, or that there is none.
-pub struct Solved {
+pub struct SolvedPlan {
     /// As in the request.
     pub number: u64,
     /// The plan that was found, or why there is none.
-    pub solution: Result<Solution, Unsolvable>,
+    pub solution: Result<PlanSolution, PlanUnsolvable>,
 }
 
 /// What the thread answers.
-pub enum Answer {
+pub enum SolverAnswer {
     /// To a request for a plan.
-    Solved(Solved),
+    Solved(SolvedPlan),
     /// To the review of a plan.
-    Reviewed(Box<Reviewed>),
+    Reviewed(Box<ReviewedPlan>),
 }
 
 /// What the thread receives.
-enum Ask {
+enum SolverCommand {
     Solve(Box<SolveRequest>),
-    Review(Box<Review>),
+    Review(Box<PlanReview>),
     /// Plans are made with this from now on.
-    Know(Box<Known>),
+    SetEstimate(Box<PaceEstimate>),
 }
 
 /// The thread that looks for plans.
-pub struct Solver {
-    asks: SyncSender<Ask>,
+pub struct SolverThread {
+    commands: SyncSender<SolverCommand>,
     /// A request that found no room.
     waiting: Option<Box<SolveRequest>>,
 }
 
-impl Solver {
+impl SolverThread {
     /// Starts the thread; answers come through the receiver.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start() -> std::io::Result<(Self, mpsc::Receiver<Answer>)> {
+    pub fn start() -> std::io::Result<(Self, mpsc::Receiver<SolverAnswer>)> {
         let (asks, inbox) = sync_channel(REQUESTS_MAX);
         let (answers, outbox) = mpsc::channel(REQUESTS_MAX);
-        let search = move || Search::default().serve(&inbox, &answers);
+        let search = move || PlanSearch::default().serve(&inbox, &answers);
         thread::Builder::new().name("solver".to_owned()).spawn(search)?;
-        Ok((Self { asks, waiting: None }, outbox))
+        Ok((Self { commands: asks, waiting: None }, outbox))
     }
 
     /// Requests a plan. With too many waiting it waits for room, in place of the one before: a leader
     /// gives up its earlier requests, and waits for an answer to the last one.
-    pub fn ask(&mut self, request: SolveRequest) {
+    pub fn request(&mut self, request: SolveRequest) {
         self.waiting = Some(Box::new(request));
         self.handle_tick();
     }
@@ -104,27 +104,27 @@ impl Solver {
     /// Passes on a request that waits, if there is room.
     pub fn handle_tick(&mut self) {
         let Some(request) = self.waiting.take() else { return };
-        if let Err(TrySendError::Full(Ask::Solve(request))) =
-            self.asks.try_send(Ask::Solve(request))
+        if let Err(TrySendError::Full(SolverCommand::Solve(request))) =
+            self.commands.try_send(SolverCommand::Solve(request))
         {
             self.waiting = Some(request);
         }
     }
 
     /// Has a plan judged. Yields whether the thread has taken it.
-    pub fn review(&self, review: Review) -> bool {
-        self.asks.try_send(Ask::Review(Box::new(review))).is_ok()
+    pub fn review(&self, review: PlanReview) -> bool {
+        self.commands.try_send(SolverCommand::Review(Box::new(review))).is_ok()
     }
 
     /// Has plans made with what is known now. Yields whether they will be.
-    pub fn know(&self, known: Known) -> bool {
-        self.asks.try_send(Ask::Know(Box::new(known))).is_ok()
+    pub fn set_estimate(&self, known: PaceEstimate) -> bool {
+        self.commands.try_send(SolverCommand::SetEstimate(Box::new(known))).is_ok()
     }
 }
 
 /// What a plan depends on, beside the job and what counted work takes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Question {
+struct PlanQuery {
     stage_count: u32,
     kinds: Vec<ScheduleKind>,
     chunks_per_stage: Option<u32>,
@@ -137,10 +137,10 @@ struct Question {
     message_us: [u64; 3],
 }
 
-impl Question {
+impl PlanQuery {
     fn new(
-        resort: Resort<'_>,
-        (nodes, window): (&[Seated], Window),
+        resort: PlanFallback<'_>,
+        (nodes, window): (&[NodeResources], Window),
         (pace, most): (&Pace, Option<Bytes>),
     ) -> Self {
         Self {
@@ -148,7 +148,7 @@ impl Question {
             kinds: resort.kinds.to_vec(),
             chunks_per_stage: resort.chunks_per_stage,
             is_ahead: window == Window::One,
-            bytes_max: limits(most, nodes),
+            bytes_max: memory_limits(most, nodes),
             speeds: nodes.iter().map(|(_, brought)| brought.speed_permille).collect(),
             message_us: [pace.link, pace.occupancy, pace.verdict].map(|us| us.round() as u64),
         }
@@ -156,28 +156,28 @@ impl Question {
 }
 
 #[derive(Default)]
-struct Search {
+struct PlanSearch {
     job: Option<NamedJob>,
-    known: Known,
-    found: BTreeMap<Question, Result<Solution, String>>,
+    estimate: PaceEstimate,
+    found: BTreeMap<PlanQuery, Result<PlanSolution, String>>,
 }
 
-impl Search {
-    fn serve(mut self, asks: &Receiver<Ask>, answers: &mpsc::Sender<Answer>) {
+impl PlanSearch {
+    fn serve(mut self, asks: &Receiver<SolverCommand>, answers: &mpsc::Sender<SolverAnswer>) {
         while let Ok(ask) = asks.recv() {
             let is_heard = match ask {
-                Ask::Solve(request) => {
+                SolverCommand::Solve(request) => {
                     let solution = self.solve(&request);
-                    let solved = Solved { number: request.number, solution };
-                    let is_heard = answers.blocking_send(Answer::Solved(solved)).is_ok();
-                    self.look_ahead(&request);
+                    let solved = SolvedPlan { number: request.number, solution };
+                    let is_heard = answers.blocking_send(SolverAnswer::Solved(solved)).is_ok();
+                    self.solve_ahead(&request);
                     is_heard
                 }
-                Ask::Review(review) => self.review(*review).is_none_or(|reviewed| {
-                    answers.blocking_send(Answer::Reviewed(Box::new(reviewed))).is_ok()
+                SolverCommand::Review(review) => self.review(*review).is_none_or(|reviewed| {
+                    answers.blocking_send(SolverAnswer::Reviewed(Box::new(reviewed))).is_ok()
                 }),
-                Ask::Know(known) => {
-                    self.known = *known;
+                SolverCommand::SetEstimate(known) => {
+                    self.estimate = *known;
                     self.found.clear();
                     true
                 }
@@ -189,14 +189,14 @@ impl Search {
     }
 
     /// Yields none for a plan whose job cannot be read: that is reported where it is worked on.
-    fn review(&mut self, review: Review) -> Option<Reviewed> {
+    fn review(&mut self, review: PlanReview) -> Option<ReviewedPlan> {
         let document = self.document(&review.spec).ok()?;
         Some(review.judge(&document))
     }
 
-    fn solve(&mut self, request: &SolveRequest) -> Result<Solution, Unsolvable> {
+    fn solve(&mut self, request: &SolveRequest) -> Result<PlanSolution, PlanUnsolvable> {
         let nodes = request.nodes.len();
-        let unsolvable = |reason: String| Unsolvable { nodes, reason };
+        let unsolvable = |reason: String| PlanUnsolvable { nodes, reason };
         let document = self.document(&request.spec).map_err(unsolvable)?;
         self.plan_on(&document, request.window, &request.nodes).map_err(unsolvable)
     }
@@ -207,16 +207,16 @@ impl Search {
         &mut self,
         document: &JobDocument,
         window: Window,
-        nodes: &[Seated],
-    ) -> Result<Solution, String> {
+        nodes: &[NodeResources],
+    ) -> Result<PlanSolution, String> {
         let config = &document.config;
         let most = (nodes.len() as u32).min(config.model.blocks);
-        let resorts = config.resorts(most).map_err(has_no_steps)?;
+        let resorts = config.plan_fallbacks(most).map_err(has_no_steps)?;
         let tried = resorts.into_iter().map(|resort| (resort, resort.stage_count));
         let (solution, seats) = first_plan(nodes, tried, |resort, seats| {
             self.plan_for(document, resort, window, (nodes, seats))
         })?;
-        Ok(Solution { seats, ..solution })
+        Ok(PlanSolution { stage_nodes: seats, ..solution })
     }
 
     fn document(&mut self, spec: &JobSpec) -> Result<JobDocument, String> {
@@ -233,13 +233,14 @@ impl Search {
     /// Plans for one node less, whichever it is, two less, and one more, unless a request comes in
     /// between: they are found in milliseconds, so none is interrupted. Of nodes that are alike it
     /// does not matter which one goes, and one plan is found for all.
-    fn look_ahead(&mut self, request: &SolveRequest) {
+    fn solve_ahead(&mut self, request: &SolveRequest) {
         let SolveRequest { nodes, window, .. } = request;
         let without = |gone: usize| {
             let others = nodes.iter().enumerate().filter(|(index, _)| *index != gone);
-            others.map(|(_, seat)| *seat).collect::<Vec<Seated>>()
+            others.map(|(_, seat)| *seat).collect::<Vec<NodeResources>>()
         };
-        let mut ahead: Vec<Vec<Seated>> = (0..nodes.len()).take(LOSSES_MAX).map(without).collect();
+        let mut ahead: Vec<Vec<NodeResources>> =
+            (0..nodes.len()).take(LOSSES_MAX).map(without).collect();
         ahead.push(nodes[..nodes.len().saturating_sub(2)].to_vec());
         let another = nodes.last().map(|(_, brought)| (NodeId(u64::MAX), *brought));
         ahead.push(nodes.iter().copied().chain(another).collect());
@@ -255,18 +256,18 @@ impl Search {
     fn plan_for(
         &mut self,
         document: &JobDocument,
-        resort: Resort<'_>,
+        resort: PlanFallback<'_>,
         window: Window,
-        (nodes, seats): (&[Seated], &[usize]),
-    ) -> Result<Solution, String> {
-        let nodes: Vec<Seated> = seats.iter().map(|at| nodes[*at]).collect();
-        let pace = self.known.pace(&document.config, &nodes);
+        (nodes, seats): (&[NodeResources], &[usize]),
+    ) -> Result<PlanSolution, String> {
+        let nodes: Vec<NodeResources> = seats.iter().map(|at| nodes[*at]).collect();
+        let pace = self.estimate.pace(&document.config, &nodes);
         let most = document.config.stage_bytes_max;
-        let question = Question::new(resort, (&nodes, window), (&pace, most));
+        let question = PlanQuery::new(resort, (&nodes, window), (&pace, most));
         if let Some(found) = self.found.get(&question) {
             return found.clone();
         }
-        let found = search(document, resort, &question, (&pace, &nodes));
+        let found = solve_query(document, resort, &question, (&pace, &nodes));
         if self.found.len() >= REMEMBERED_MAX {
             self.found.pop_last();
         }
@@ -280,26 +281,26 @@ fn has_no_steps(kind: AsyncKind) -> String {
     format!("{kind} has no steps to seal")
 }
 
-fn search(
+fn solve_query(
     document: &JobDocument,
-    resort: Resort<'_>,
-    question: &Question,
-    (pace, nodes): (&Pace, &[Seated]),
-) -> Result<Solution, String> {
+    resort: PlanFallback<'_>,
+    question: &PlanQuery,
+    (pace, nodes): (&Pace, &[NodeResources]),
+) -> Result<PlanSolution, String> {
     let choice = choice(document, resort, question, pace)?;
     let op_ticks_max = op_ticks_max(document, &choice.plan, nodes);
     let Plan { program, chunks, .. } = choice.plan;
     let seats = (0..nodes.len()).collect();
-    Ok(Solution { program, chunks, seats, op_ticks_max })
+    Ok(PlanSolution { program, chunks, stage_nodes: seats, op_ticks_max })
 }
 
 /// The best plan at a pace.
 fn choice(
     document: &JobDocument,
-    Resort { kinds, chunks_per_stage, stage_count }: Resort<'_>,
-    question: &Question,
+    PlanFallback { kinds, chunks_per_stage, stage_count }: PlanFallback<'_>,
+    question: &PlanQuery,
     pace: &Pace,
-) -> Result<Choice, String> {
+) -> Result<PlanChoice, String> {
     let config = &document.config;
     let request = ChooseRequest {
         model: &config.model,
@@ -322,7 +323,7 @@ fn choice(
 
 /// Ticks after which an operation hangs: so many times what the longest one should take on the slowest
 /// node. That is a pass of a chunk, or the update of a stage, whichever takes longer.
-fn op_ticks_max(document: &JobDocument, plan: &Plan, nodes: &[Seated]) -> u32 {
+fn op_ticks_max(document: &JobDocument, plan: &Plan, nodes: &[NodeResources]) -> u32 {
     let config = &document.config;
     let work = layer_work(&config.model, config.batch.microbatch);
     let of_chunk =
@@ -330,8 +331,8 @@ fn op_ticks_max(document: &JobDocument, plan: &Plan, nodes: &[Seated]) -> u32 {
     let of_pass = plan.chunks.iter().map(of_chunk).fold(0.0, f64::max);
     // A device does later what it was sent: an operation that reads the result waits for all of a step.
     let passes = match config.arithmetic.device {
-        DeviceKind::Cpu => 1,
-        DeviceKind::Cuda => config.batch.microbatch_count,
+        DeviceChoice::Cpu => 1,
+        DeviceChoice::Cuda => config.batch.microbatch_count,
     };
     let pass_s = of_pass * f64::from(passes) / REFERENCE_FLOP_PER_S;
     let update_s =
@@ -373,7 +374,7 @@ mod tests {
             let config = load_document("test", &toml).expect("legal").config;
             let weights = u64::from(config.model.vocabulary) * u64::from(config.model.width);
             let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
-            let found = Search::default().plan_on(&document, Window::One, &seats(&[1, 2]));
+            let found = PlanSearch::default().plan_on(&document, Window::One, &seats(&[1, 2]));
             (found.expect("there is a plan").op_ticks_max, weights)
         };
         let (small, _) = ticks_max(256);
@@ -383,7 +384,7 @@ mod tests {
         assert!(small < large);
     }
 
-    fn seats(nodes: &[u64]) -> Vec<Seated> {
+    fn seats(nodes: &[u64]) -> Vec<NodeResources> {
         let resources = Resources {
             memory: Bytes(0),
             speed_permille: 1000,
@@ -402,8 +403,8 @@ mod tests {
             let mut nodes = seats(&[1, 2, 3]);
             nodes.iter_mut().for_each(|(_, brought)| brought.memory = Bytes(1 << 30));
             nodes[small].1.memory = Bytes(1 << 10);
-            let found = Search::default().plan_on(&document, Window::One, &nodes);
-            let seats = found.expect("two others suffice").seats;
+            let found = PlanSearch::default().plan_on(&document, Window::One, &nodes);
+            let seats = found.expect("two others suffice").stage_nodes;
             let others: Vec<usize> = (0..3).filter(|at| *at != small).collect();
             assert_eq!(seats, others, "the one at {small} has no room");
         }
@@ -412,8 +413,8 @@ mod tests {
         for (at, (_, brought)) in nodes.iter_mut().enumerate() {
             brought.memory = Bytes((at as u64 + 1) << 30);
         }
-        let found = Search::default().plan_on(&document, Window::One, &nodes).expect("a plan");
-        assert_eq!(found.seats, (0..found.seats.len()).collect::<Vec<_>>());
+        let found = PlanSearch::default().plan_on(&document, Window::One, &nodes).expect("a plan");
+        assert_eq!(found.stage_nodes, (0..found.stage_nodes.len()).collect::<Vec<_>>());
     }
 
     /// What cannot be had with so many chunks is not taken for what cannot be had at all.
@@ -424,7 +425,7 @@ mod tests {
         let config = load_document("test", &toml).expect("legal").config;
         let document = JobDocument::new("test".to_owned(), config, toml, DataName::of(b"text"));
         let nodes = seats(&[1, 2]);
-        let mut search = Search::default();
+        let mut search = PlanSearch::default();
         for turn in ["searched", "remembered"] {
             let found = search.plan_on(&document, Window::One, &nodes).expect("there is a plan");
             assert_eq!(found.program.placement.stage_count(), 2, "{turn}");

@@ -8,40 +8,42 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use zbelastic_checkpoint::files::RealFiles;
+use zbelastic_checkpoint::files::RealFileSystem;
 use zbelastic_checkpoint::{RecordLog, SledLog, SledStore};
 use zbelastic_consensus::access::{AccessRole, Credential};
 use zbelastic_consensus::codec::Format;
-use zbelastic_consensus::contact::{Contact, Place};
-use zbelastic_consensus::core::{Core, CoreSetup, Start, StartError};
+use zbelastic_consensus::contact::{Contact, FailureDomain};
+use zbelastic_consensus::core::{Core, CoreSetup, CoreStart, StartError};
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::raft::{RaftSetup, RaftStartError, RecoveredLog};
 use zbelastic_consensus::state::State;
-use zbelastic_policy::store_opening::{ASIDE_MAX, OpeningFault, OpeningNext, after_fault};
+use zbelastic_policy::store_opening::{
+    ASIDE_MAX, StoreOpeningAction, StoreOpeningFault, after_fault,
+};
 use zbelastic_transport::identity::{CertificateLife, ClusterAuthority, PeerRole, random_number};
 use zbelastic_transport::{
-    Credentials, EventQueue, Limits, ProcessStart, Transport, TransportSetup,
+    Credentials, EventQueue, ProcessStart, Transport, TransportLimits, TransportSetup,
 };
 use zbelastic_types::{Digest, NodeId};
 
-use super::compute::Machine;
+use super::checkpoint_thread::CheckpointThread;
+use super::compute::WorkerDevice;
 use super::controller::{self, ControllerInbox, ControllerParts, ControllerSetup};
-use super::disk::Disk;
-use super::ending::{Ending, Signal};
-use super::home::{Home, HomeWriter};
-use super::journal::{Echo, Journal, now_s};
-use super::keeper::Keeper;
-use super::machine_id::host;
-use super::own_address::own_addresses;
+use super::journal::{Journal, LogEcho, now_s};
+use super::machine_id::machine_number;
+use super::node_record::{NodeRecord, NodeRecordWriter};
+use super::own_address::reachable_addresses;
+use super::print_administrator_hint;
+use super::process_exit::{NodeSignal, ProcessExit};
+use super::record_writer::RecordWriter;
 use super::recovery;
-use super::solver::Solver;
-use super::stores::{PlaceError, Places, Stores};
-use super::tell_administrator;
+use super::solver::SolverThread;
+use super::stores::{OpenStores, StoreLocations, StoreOpenError};
 use super::tick::{duty_timing, election_ticks};
 use super::worker::{self, WorkerParts, WorkerSetup};
 use crate::api::escape;
-use crate::data_folder::DataFolder;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::notice::{NoticeSettings, NoticeSource, NoticeWatch};
 
 /// Writes that may be under way before a leader steps down, in ticks: disks of shared machines take
@@ -61,63 +63,65 @@ fn may_share_host() -> bool {
 
 /// What a worker brings.
 #[derive(Clone, Debug)]
-pub struct WorkerMeans {
+pub struct WorkerProfile {
     /// Memory, speed and device of the worker.
     pub resources: Resources,
     /// Paths of texts that `--data-path` named.
     pub data_paths: Vec<String>,
     /// The source of the notices that it listens to.
-    pub spot: NoticeSource,
+    pub notice_source: NoticeSource,
 }
 
 /// A node that may start: its folder is held, its identity read.
-pub struct Node {
+pub struct PreparedNode {
     /// Where its data is.
-    pub folder: DataFolder,
+    pub folder: NodeDataFolder,
     /// What it knows of itself.
-    pub home: Home,
+    pub node_record: NodeRecord,
     /// Its certificate and key.
     pub credentials: Credentials,
     /// Where its log lines are shown.
-    pub echo: Echo,
+    pub echo: LogEcho,
     /// What the system or a person wants of it.
-    pub signals: mpsc::Receiver<Signal>,
+    pub signals: mpsc::Receiver<NodeSignal>,
 }
 
 /// The parts that both kinds of nodes have.
-struct Parts {
+struct NodeParts {
     transport: Transport,
     events: EventQueue,
-    keeper: Keeper,
-    kept: mpsc::Receiver<super::keeper::Kept>,
+    checkpoint_thread: CheckpointThread,
+    store_events: mpsc::Receiver<super::checkpoint_thread::StoreEvent>,
     journal: Journal,
 }
 
-async fn parts(node: &mut Node) -> Result<Parts, Failure> {
+async fn open_parts(node: &mut PreparedNode) -> Result<NodeParts, CommandFailure> {
     let identity = node.folder.identity();
-    node.home.count_boot(&identity).map_err(|error| internal("the node's folder", &error))?;
+    node.node_record
+        .count_boot(&identity)
+        .map_err(|error| internal("the node's folder", &error))?;
     let setup = TransportSetup {
         credentials: node.credentials.clone(),
-        bind: node.home.bind,
+        bind: node.node_record.bind,
         local_folder: may_share_host().then(|| node.folder.root().join("local")),
-        start: ProcessStart { boot: node.home.boot, life: random_number() },
-        limits: Limits { dial_patience: DIAL_PATIENCE, ..Limits::default() },
+        start: ProcessStart { boot: node.node_record.boot, life: random_number() },
+        limits: TransportLimits { dial_patience: DIAL_PATIENCE, ..TransportLimits::default() },
     };
     let (transport, events) = Transport::bind(setup).await.map_err(|error| {
-        let mut failure = Failure::new(FailureCode::WrongState, error.to_string());
-        let detail = Detail::new("it was to listen there, over UDP");
+        let mut failure = CommandFailure::new(FailureCode::WrongState, error.to_string());
+        let detail = FailureDetail::new("it was to listen there, over UDP");
         failure.details = vec![detail.hint("another --bind; with port 0 it is any that is free")];
         failure
     })?;
-    let mut stores = Stores::new(Places::new(node.folder.clone()));
+    let mut stores = OpenStores::new(StoreLocations::new(node.folder.clone()));
     let opened = open_store(&mut stores, &node.folder)?;
     let data = node.folder.root().join("data");
     std::fs::create_dir_all(&data).map_err(|error| internal("the folder of texts", &error))?;
     let mut journal = Journal::open(&node.folder.events(), node.echo)
         .map_err(|error| internal("events.jsonl", &error))?;
     let store = match opened {
-        Opened::Store(store) => Ok(store),
-        Opened::Anew { store, damage, aside } => {
+        OpenedStore::Store(store) => Ok(store),
+        OpenedStore::Replaced { store, damage, aside } => {
             let aside = aside.display();
             journal.warn(format!(
                 "{damage}; this node's pieces of checkpoints are put aside in {aside}, and it keeps others \
@@ -125,7 +129,7 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
             ));
             Ok(store)
         }
-        Opened::Nowhere(error) => Err(error),
+        OpenedStore::Unavailable(error) => Err(error),
     };
     let store = match store {
         Ok(store) => Some(store),
@@ -134,25 +138,25 @@ async fn parts(node: &mut Node) -> Result<Parts, Failure> {
             None
         }
     };
-    let keeper = Keeper::start(stores, store, data);
+    let keeper = CheckpointThread::start(stores, store, data);
     let (keeper, kept) = keeper.map_err(|error| internal("the store's thread", &error))?;
-    Ok(Parts { transport, events, keeper, kept, journal })
+    Ok(NodeParts { transport, events, checkpoint_thread: keeper, store_events: kept, journal })
 }
 
 /// What became of the store that a node used last.
-enum Opened {
+enum OpenedStore {
     Store(Arc<SledStore>),
     /// Its index was damaged: what was there is put aside, and another one is begun.
-    Anew {
+    Replaced {
         /// The store that was begun.
         store: Arc<SledStore>,
         /// What was wrong with the old one.
-        damage: PlaceError,
+        damage: StoreOpenError,
         /// The folder to which the old one was moved.
         aside: PathBuf,
     },
     /// It cannot be opened.
-    Nowhere(PlaceError),
+    Unavailable(StoreOpenError),
 }
 
 /// The store that the node used last. One in the data folder must be there; one that a job named may
@@ -161,32 +165,37 @@ enum Opened {
 ///
 /// # Errors
 /// If it is in the data folder and cannot be opened, or it is not known where it is.
-fn open_store(stores: &mut Stores, folder: &DataFolder) -> Result<Opened, Failure> {
-    let place = Places::new(folder.clone()).last();
+fn open_store(
+    stores: &mut OpenStores,
+    folder: &NodeDataFolder,
+) -> Result<OpenedStore, CommandFailure> {
+    let place = StoreLocations::new(folder.clone()).last();
     let place = place.map_err(|error| storage("the store", false, &error))?;
     let damage = match stores.get(&place) {
-        Ok(store) => return Ok(Opened::Store(store)),
+        Ok(store) => return Ok(OpenedStore::Store(store)),
         Err(error) => error,
     };
     let is_taken = |number: u32| aside_of(&place, number).exists();
     match after_fault(damage.opening_fault(), place == folder.store(), is_taken) {
-        OpeningNext::BeginAnew { aside } => {
+        StoreOpeningAction::BeginAnew { aside } => {
             let aside = aside_of(&place, aside);
-            put_aside(&place, &aside).map_err(|error| storage("the store", false, &error))?;
+            move_aside(&place, &aside).map_err(|error| storage("the store", false, &error))?;
             let store = stores.get(&place).map_err(|error| storage("the store", false, &error))?;
-            Ok(Opened::Anew { store, damage, aside })
+            Ok(OpenedStore::Replaced { store, damage, aside })
         }
-        OpeningNext::GoWithout => Ok(Opened::Nowhere(damage)),
-        OpeningNext::Refuse if damage.opening_fault() == OpeningFault::Damage => {
+        StoreOpeningAction::GoWithout => Ok(OpenedStore::Unavailable(damage)),
+        StoreOpeningAction::Refuse if damage.opening_fault() == StoreOpeningFault::Damage => {
             let what = format!("{ASIDE_MAX} damaged stores lie beside {} already", place.display());
             Err(storage("the store", false, &what))
         }
-        OpeningNext::Refuse => Err(match damage {
-            PlaceError::Store { ref source, .. } => storage("the store", source.is_full(), source),
-            PlaceError::Folder { .. }
-            | PlaceError::Gone { .. }
-            | PlaceError::Note { .. }
-            | PlaceError::TooMany => storage("the store", false, &damage),
+        StoreOpeningAction::Refuse => Err(match damage {
+            StoreOpenError::Store { ref source, .. } => {
+                storage("the store", source.is_full(), source)
+            }
+            StoreOpenError::Folder { .. }
+            | StoreOpenError::Gone { .. }
+            | StoreOpenError::Note { .. }
+            | StoreOpenError::TooMany => storage("the store", false, &damage),
         }),
     }
 }
@@ -199,7 +208,7 @@ fn aside_of(place: &Path, number: u32) -> PathBuf {
 }
 
 /// Renames a store that cannot be opened.
-fn put_aside(place: &Path, aside: &Path) -> io::Result<()> {
+fn move_aside(place: &Path, aside: &Path) -> io::Result<()> {
     std::fs::rename(place, aside)?;
     // A store that was noted must be there, or its disk counts as not mounted.
     std::fs::create_dir(place)
@@ -209,13 +218,14 @@ fn put_aside(place: &Path, aside: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If it cannot start.
-pub async fn run_worker<M: Machine>(
-    mut node: Node,
-    means: WorkerMeans,
+pub async fn run_worker<M: WorkerDevice>(
+    mut node: PreparedNode,
+    means: WorkerProfile,
     machine: M,
-) -> Result<Ending, Failure> {
-    let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
-    let home = &node.home;
+) -> Result<ProcessExit, CommandFailure> {
+    let NodeParts { transport, events, checkpoint_thread: keeper, store_events: kept, journal } =
+        open_parts(&mut node).await?;
+    let home = &node.node_record;
     let setup = WorkerSetup {
         cluster: home.cluster,
         node: home.node,
@@ -225,18 +235,27 @@ pub async fn run_worker<M: Machine>(
         controllers: home.controllers.clone(),
         resources: means.resources,
         data_paths: means.data_paths,
-        home: home.clone(),
-        writer: HomeWriter::start(node.folder.clone()),
+        node_record: home.clone(),
+        writer: NodeRecordWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),
         identity: node.folder.identity(),
-        places: Places::new(node.folder.clone()),
+        store_locations: StoreLocations::new(node.folder.clone()),
     };
-    let settings = NoticeSettings::from_environment(means.spot)
-        .map_err(|error| Failure::usage("the environment", vec![Detail::new(error.to_string())]))?;
+    let settings = NoticeSettings::from_environment(means.notice_source).map_err(|error| {
+        CommandFailure::usage("the environment", vec![FailureDetail::new(error.to_string())])
+    })?;
     let notices = NoticeWatch::start(settings);
     let notices = notices.map_err(|error| internal("the thread of notices", &error))?;
     let signals = node.signals;
-    let parts = WorkerParts { transport, events, keeper, kept, journal, signals, notices };
+    let parts = WorkerParts {
+        transport,
+        events,
+        checkpoint_thread: keeper,
+        store_events: kept,
+        journal,
+        signals,
+        notices,
+    };
     worker::run(setup, parts, machine)
         .await
         .map_err(|error| internal("the device's thread", &error))
@@ -247,37 +266,53 @@ pub async fn run_worker<M: Machine>(
 /// # Errors
 /// If it cannot start.
 pub async fn run_controller(
-    mut node: Node,
+    mut node: PreparedNode,
     authority: ClusterAuthority,
-) -> Result<Ending, Failure> {
+) -> Result<ProcessExit, CommandFailure> {
     // Before the start is counted: who has started before has a log.
-    let mut log = SledLog::open(Arc::new(RealFiles), &node.folder.log())
+    let mut log = SledLog::open(Arc::new(RealFileSystem), &node.folder.log())
         .map_err(|error| storage("the log", error.is_full(), &error))?;
-    let Parts { transport, events, keeper, kept, journal } = parts(&mut node).await?;
-    let contact = contact(&node.home, transport.local_addr());
+    let NodeParts { transport, events, checkpoint_thread: keeper, store_events: kept, journal } =
+        open_parts(&mut node).await?;
+    let contact = contact(&node.node_record, transport.local_addr());
     let core = core(&node, &contact, &mut log)?;
-    tell_administrator(&node.folder, &node.home, transport.local_addr())?;
-    let (disk, written) = Disk::start(log).map_err(|error| internal("the log's thread", &error))?;
+    print_administrator_hint(&node.folder, &node.node_record, transport.local_addr())?;
+    let (disk, written) =
+        RecordWriter::start(log).map_err(|error| internal("the log's thread", &error))?;
     let (solver, solved) =
-        Solver::start().map_err(|error| internal("the solver's thread", &error))?;
+        SolverThread::start().map_err(|error| internal("the solver's thread", &error))?;
     let setup = ControllerSetup {
-        node: node.home.node,
-        cluster_name: node.home.cluster_name.clone(),
-        founded_ms: node.home.founded_ms,
-        controllers: node.home.controllers.clone(),
-        home: node.home.clone(),
-        writer: HomeWriter::start(node.folder.clone()),
+        node: node.node_record.node,
+        cluster_name: node.node_record.cluster_name.clone(),
+        founded_ms: node.node_record.founded_ms,
+        controllers: node.node_record.controllers.clone(),
+        node_record: node.node_record.clone(),
+        writer: NodeRecordWriter::start(node.folder.clone()),
         credentials: node.credentials.clone(),
-        places: Places::new(node.folder.clone()),
+        store_locations: StoreLocations::new(node.folder.clone()),
     };
     let authority = Arc::new(authority);
-    let parts = ControllerParts { core, disk, solver, authority, transport, keeper, journal };
-    let inbox = ControllerInbox { written, solved, events, kept, signals: node.signals };
+    let parts = ControllerParts {
+        core,
+        record_writer: disk,
+        solver,
+        authority,
+        transport,
+        checkpoint_thread: keeper,
+        journal,
+    };
+    let inbox = ControllerInbox {
+        write_reports: written,
+        solver_answers: solved,
+        events,
+        store_events: kept,
+        signals: node.signals,
+    };
     Ok(controller::run(setup, parts, inbox).await)
 }
 
-fn core(node: &Node, contact: &Contact, log: &mut SledLog) -> Result<Core, Failure> {
-    let home = &node.home;
+fn core(node: &PreparedNode, contact: &Contact, log: &mut SledLog) -> Result<Core, CommandFailure> {
+    let home = &node.node_record;
     let mut raft = RaftSetup::new(home.node, random_number() >> 2, election_ticks(home.node.0));
     raft.write_ticks_max = WRITE_TICKS_MAX;
     let timing = duty_timing();
@@ -301,7 +336,7 @@ fn core(node: &Node, contact: &Contact, log: &mut SledLog) -> Result<Core, Failu
     let start = if recovered.records.0 == 0 {
         beginning(node, contact, others.clone())?
     } else {
-        Start::Recover { log: Box::new(recovered), controllers: others.clone(), boot }
+        CoreStart::Recover { log: Box::new(recovered), controllers: others.clone(), boot }
     };
     match Core::new(setup.clone(), start) {
         // It died before anything of its first start was durable.
@@ -314,10 +349,14 @@ fn core(node: &Node, contact: &Contact, log: &mut SledLog) -> Result<Core, Failu
 }
 
 /// The first controller begins a cluster, any other one requests to be admitted.
-fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Start, Failure> {
-    let home = &node.home;
+fn beginning(
+    node: &PreparedNode,
+    contact: &Contact,
+    others: Vec<NodeId>,
+) -> Result<CoreStart, CommandFailure> {
+    let home = &node.node_record;
     if !others.is_empty() {
-        return Ok(Start::Wait { controllers: others, boot: home.boot });
+        return Ok(CoreStart::Wait { controllers: others, boot: home.boot });
     }
     let at_s = now_s();
     let credential = Credential {
@@ -335,21 +374,21 @@ fn beginning(node: &Node, contact: &Contact, others: Vec<NodeId>) -> Result<Star
         .unwrap_or_else(|| State::new(home.cluster))
         .with_controllers([(home.node, contact.clone())])
         .with_credentials([(home.node, credential)]);
-    Ok(Start::Create { voters: vec![home.node], state: Box::new(state) })
+    Ok(CoreStart::Create { voters: vec![home.node], state: Box::new(state) })
 }
 
 /// Where a node is reached: where it is configured to be, or else where it listens, as the controllers see
 /// it.
-fn contact(home: &Home, local: SocketAddr) -> Contact {
+fn contact(home: &NodeRecord, local: SocketAddr) -> Contact {
     let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
     let others: Vec<SocketAddr> = others.flat_map(|(_, addresses)| addresses).copied().collect();
     let addresses = if home.advertised.is_empty() {
-        let own = own_addresses(local, &others);
+        let own = reachable_addresses(local, &others);
         own.iter().map(SocketAddr::to_string).collect()
     } else {
         home.advertised.clone()
     };
-    let place = Place { zone: home.zone.clone(), host: host() };
+    let place = FailureDomain { zone: home.zone.clone(), host: machine_number() };
     Contact { name: home.name.clone(), addresses, place }
 }
 
@@ -361,23 +400,26 @@ pub fn by_node(
     contacts.into_iter().map(|contact| (contact.node, contact.addresses)).collect()
 }
 
-fn internal(what: &str, error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(FailureCode::OutOfResource, format!("{what}: {}", escape(&error.to_string())))
+fn internal(what: &str, error: &dyn std::fmt::Display) -> CommandFailure {
+    CommandFailure::new(
+        FailureCode::OutOfResource,
+        format!("{what}: {}", escape(&error.to_string())),
+    )
 }
 
-fn storage(what: &str, is_full: bool, error: &dyn std::fmt::Display) -> Failure {
+fn storage(what: &str, is_full: bool, error: &dyn std::fmt::Display) -> CommandFailure {
     let code = if is_full { FailureCode::OutOfResource } else { FailureCode::VerificationFailed };
     // The text of a damaged file's error may hold anything.
-    let mut failure = Failure::new(code, format!("{what}: {}", escape(&error.to_string())));
-    failure.details = vec![Detail::new("nothing was made anew in its place")];
+    let mut failure = CommandFailure::new(code, format!("{what}: {}", escape(&error.to_string())));
+    failure.details = vec![FailureDetail::new("nothing was made anew in its place")];
     failure
 }
 
-fn damaged_log(error: &dyn std::fmt::Display) -> Failure {
+fn damaged_log(error: &dyn std::fmt::Display) -> CommandFailure {
     let what = format!("this controller's log cannot be used: {error}");
-    let mut failure = Failure::new(FailureCode::VerificationFailed, what);
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
     failure.details = vec![
-        Detail::new("nothing was changed")
+        FailureDetail::new("nothing was changed")
             .why("a controller that forgot what it promised could let two leaders decide")
             .hint("`zbelastic node remove` it, and join a new one with an empty --data-dir"),
     ];

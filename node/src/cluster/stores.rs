@@ -19,13 +19,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_checkpoint::files::RealFiles;
-use zbelastic_checkpoint::{SledStore, StoreError};
-use zbelastic_policy::store_opening::OpeningFault;
+use zbelastic_checkpoint::files::RealFileSystem;
+use zbelastic_checkpoint::{CheckpointStoreError, SledStore};
+use zbelastic_policy::store_opening::StoreOpeningFault;
 use zbelastic_types::{ClusterId, NodeId};
 
 use crate::checked_json::{self, CheckedError};
-use crate::data_folder::DataFolder;
+use crate::data_folder::NodeDataFolder;
 
 /// The file that holds where the store was last.
 const FILE: &str = "store.json";
@@ -34,12 +34,12 @@ const VERSION: u32 = 1;
 /// Bytes of it at most.
 const BYTES_MAX: u64 = 64 << 10;
 /// Stores that a process has open at once. None is closed, for a reader may still use it; a job
-/// that names one more is refused with [`PlaceError::TooMany`].
+/// that names one more is refused with [`StoreOpenError::TooMany`].
 const STORES_MAX: usize = 16;
 
 /// Why a node cannot keep anything now.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum StoreOpenError {
     /// The folder cannot be made.
     #[error("{}: {source}", folder.display())]
     Folder {
@@ -60,7 +60,7 @@ pub enum PlaceError {
         /// The store's folder.
         folder: PathBuf,
         /// Why it cannot be opened.
-        source: StoreError,
+        source: CheckpointStoreError,
     },
     /// Where the store is cannot be written down, or read.
     #[error("{} {source}", file.display())]
@@ -75,42 +75,42 @@ pub enum PlaceError {
     TooMany,
 }
 
-impl PlaceError {
+impl StoreOpenError {
     /// What it means for a node that starts.
     #[must_use]
-    pub fn opening_fault(&self) -> OpeningFault {
+    pub fn opening_fault(&self) -> StoreOpeningFault {
         match self {
-            Self::Store { source, .. } if source.is_damage() => OpeningFault::Damage,
-            Self::Store { .. } => OpeningFault::Store,
+            Self::Store { source, .. } if source.is_damage() => StoreOpeningFault::Damage,
+            Self::Store { .. } => StoreOpeningFault::Store,
             Self::Folder { .. } | Self::Gone { .. } | Self::Note { .. } | Self::TooMany => {
-                OpeningFault::Place
+                StoreOpeningFault::Place
             }
         }
     }
 }
 
 #[derive(Serialize, Deserialize)]
-struct Note {
+struct StoreLocation {
     version: u32,
     folder: PathBuf,
 }
 
 /// Where a node's store may lie.
 #[derive(Clone, Debug)]
-pub struct Places {
-    folder: DataFolder,
+pub struct StoreLocations {
+    folder: NodeDataFolder,
 }
 
-impl Places {
+impl StoreLocations {
     /// Those of the node with this data folder.
     #[must_use]
-    pub const fn new(folder: DataFolder) -> Self {
+    pub const fn new(folder: NodeDataFolder) -> Self {
         Self { folder }
     }
 
     /// The node's data folder.
     #[must_use]
-    pub const fn folder(&self) -> &DataFolder {
+    pub const fn folder(&self) -> &NodeDataFolder {
         &self.folder
     }
 
@@ -123,12 +123,12 @@ impl Places {
         dir: Option<&Path>,
         cluster: ClusterId,
         node: NodeId,
-    ) -> Result<PathBuf, PlaceError> {
+    ) -> Result<PathBuf, StoreOpenError> {
         let Some(dir) = dir else { return Ok(self.folder.store()) };
         // An absolute path takes the place of the data folder's.
         let dir = self.folder.root().join(dir);
         // A cluster that was begun by force has another id, and goes on with what is there.
-        let last = self.noted()?.filter(|last| last.parent() == Some(&dir));
+        let last = self.read_location()?.filter(|last| last.parent() == Some(&dir));
         Ok(last.unwrap_or_else(|| dir.join(format!("{cluster}-{node}"))))
     }
 
@@ -136,21 +136,23 @@ impl Places {
     ///
     /// # Errors
     /// If that cannot be read.
-    pub fn last(&self) -> Result<PathBuf, PlaceError> {
-        Ok(self.noted()?.unwrap_or_else(|| self.folder.store()))
+    pub fn last(&self) -> Result<PathBuf, StoreOpenError> {
+        Ok(self.read_location()?.unwrap_or_else(|| self.folder.store()))
     }
 
     fn file(&self) -> PathBuf {
         self.folder.root().join(FILE)
     }
 
-    fn noted(&self) -> Result<Option<PathBuf>, PlaceError> {
+    fn read_location(&self) -> Result<Option<PathBuf>, StoreOpenError> {
         let file = self.file();
-        let wrong = |source| PlaceError::Note { file: file.clone(), source };
+        let wrong = |source| StoreOpenError::Note { file: file.clone(), source };
         let read = checked_json::read(&file, BYTES_MAX);
-        let read = read.and_then(|read| read.map(checked_json::Read::checked::<Note>).transpose());
+        let read = read.and_then(|read| {
+            read.map(checked_json::CheckedObject::checked::<StoreLocation>).transpose()
+        });
         match read.map_err(wrong)? {
-            Some(Note { version, .. }) if version != VERSION => {
+            Some(StoreLocation { version, .. }) if version != VERSION => {
                 let what = format!("version {version}, this program reads {VERSION}");
                 Err(wrong(io::Error::new(io::ErrorKind::InvalidData, what).into()))
             }
@@ -159,31 +161,32 @@ impl Places {
     }
 
     /// Writes down where it is now, durably, whole or not at all.
-    fn note(&self, folder: &Path) -> Result<(), PlaceError> {
-        let (file, note) = (self.file(), Note { version: VERSION, folder: folder.to_owned() });
-        checked_json::write(&file, &note).map_err(|source| PlaceError::Note { file, source })
+    fn write_location(&self, folder: &Path) -> Result<(), StoreOpenError> {
+        let (file, note) =
+            (self.file(), StoreLocation { version: VERSION, folder: folder.to_owned() });
+        checked_json::write(&file, &note).map_err(|source| StoreOpenError::Note { file, source })
     }
 
     /// Opens the store in `folder`, which is made unless it was there before.
     ///
     /// # Errors
     /// If it cannot be opened, or was there and is gone.
-    pub fn open(&self, folder: &Path) -> Result<SledStore, PlaceError> {
+    pub fn open(&self, folder: &Path) -> Result<SledStore, StoreOpenError> {
         let owned = || folder.to_owned();
-        let noted = self.noted()?;
+        let noted = self.read_location()?;
         let was_there = noted.as_deref() == Some(folder);
         if was_there && !folder.exists() {
-            return Err(PlaceError::Gone { folder: owned() });
+            return Err(StoreOpenError::Gone { folder: owned() });
         }
         if let Some(parent) = folder.parent() {
             create_all(parent)
-                .map_err(|source| PlaceError::Folder { folder: parent.to_owned(), source })?;
+                .map_err(|source| StoreOpenError::Folder { folder: parent.to_owned(), source })?;
         }
-        let store = SledStore::open(Arc::new(RealFiles), folder);
-        let store = store.map_err(|source| PlaceError::Store { folder: owned(), source })?;
+        let store = SledStore::open(Arc::new(RealFileSystem), folder);
+        let store = store.map_err(|source| StoreOpenError::Store { folder: owned(), source })?;
         let is_default = noted.is_none() && folder == self.folder.store();
         if !was_there && !is_default {
-            self.note(folder)?;
+            self.write_location(folder)?;
         }
         Ok(store)
     }
@@ -205,30 +208,30 @@ fn create_all(folder: &Path) -> io::Result<()> {
 }
 
 /// The stores that this process has opened.
-pub struct Stores {
-    places: Places,
+pub struct OpenStores {
+    locations: StoreLocations,
     open: BTreeMap<PathBuf, Arc<SledStore>>,
 }
 
-impl Stores {
+impl OpenStores {
     /// No store is open yet.
     #[must_use]
-    pub const fn new(places: Places) -> Self {
-        Self { places, open: BTreeMap::new() }
+    pub const fn new(places: StoreLocations) -> Self {
+        Self { locations: places, open: BTreeMap::new() }
     }
 
     /// The store in a folder.
     ///
     /// # Errors
     /// If it cannot be opened.
-    pub fn get(&mut self, folder: &Path) -> Result<Arc<SledStore>, PlaceError> {
+    pub fn get(&mut self, folder: &Path) -> Result<Arc<SledStore>, StoreOpenError> {
         if let Some(store) = self.open.get(folder) {
             return Ok(store.clone());
         }
         if self.open.len() >= STORES_MAX {
-            return Err(PlaceError::TooMany);
+            return Err(StoreOpenError::TooMany);
         }
-        let store = Arc::new(self.places.open(folder)?);
+        let store = Arc::new(self.locations.open(folder)?);
         self.open.insert(folder.to_owned(), store.clone());
         Ok(store)
     }
@@ -236,7 +239,7 @@ impl Stores {
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_checkpoint::{CheckpointId, PieceName, Store};
+    use zbelastic_checkpoint::{CheckpointId, CheckpointStore, PieceName};
     use zbelastic_types::{Digest, LayerId, RunId, Step};
 
     use super::*;
@@ -246,14 +249,16 @@ mod tests {
         PieceName { version: VERSION, layer: LayerId(0), digest: Digest([1; 32]) };
     const CLUSTER: ClusterId = ClusterId(0xab);
 
-    fn of_job(places: &Places, dir: &Path, node: u64) -> PathBuf {
+    fn of_job(places: &StoreLocations, dir: &Path, node: u64) -> PathBuf {
         places.of_job(Some(dir), CLUSTER, NodeId(node)).expect("readable")
     }
 
     #[test]
     fn each_node_has_a_store_of_its_own_in_the_folder_that_a_job_names() {
         let site = tempfile::tempdir().expect("a folder");
-        let data = |node: u64| Places::new(DataFolder::new(site.path().join(node.to_string())));
+        let data = |node: u64| {
+            StoreLocations::new(NodeDataFolder::new(site.path().join(node.to_string())))
+        };
         let dir = site.path().join("disk/checkpoints");
         for node in [1, 2] {
             fs::create_dir(site.path().join(node.to_string())).expect("a data folder");
@@ -275,7 +280,7 @@ mod tests {
     #[test]
     fn a_relative_folder_is_seen_from_the_data_folder_and_none_is_the_usual_one() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
         let found = of_job(&places, Path::new("big"), 3);
         assert_eq!(found.parent(), Some(data.path().join("big").as_path()));
         let usual = places.of_job(None, CLUSTER, NodeId(3)).expect("readable");
@@ -288,7 +293,7 @@ mod tests {
     #[test]
     fn a_cluster_begun_by_force_goes_on_with_the_store_that_is_there() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
         let before = of_job(&places, Path::new("big"), 3);
         drop(places.open(&before).expect("made"));
         let found = places.of_job(Some(Path::new("big")), ClusterId(0xcd), NodeId(1));
@@ -298,11 +303,11 @@ mod tests {
     #[test]
     fn a_store_that_is_gone_is_not_made_anew() {
         let data = tempfile::tempdir().expect("a folder");
-        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
         let folder = of_job(&places, Path::new("disk"), 3);
         drop(places.open(&folder).expect("made"));
         fs::rename(data.path().join("disk"), data.path().join("unmounted")).expect("movable");
-        assert!(matches!(places.open(&folder), Err(PlaceError::Gone { .. })));
+        assert!(matches!(places.open(&folder), Err(StoreOpenError::Gone { .. })));
         fs::rename(data.path().join("unmounted"), data.path().join("disk")).expect("movable");
         assert!(places.open(&folder).is_ok());
     }
@@ -311,9 +316,9 @@ mod tests {
     fn a_folder_that_cannot_be_made_is_named() {
         let data = tempfile::tempdir().expect("a folder");
         fs::write(data.path().join("file"), "in the way").expect("writable");
-        let places = Places::new(DataFolder::new(data.path().to_owned()));
+        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
         let folder = of_job(&places, Path::new("file/below"), 3);
-        let Err(PlaceError::Folder { folder: found, .. }) = places.open(&folder) else {
+        let Err(StoreOpenError::Folder { folder: found, .. }) = places.open(&folder) else {
             panic!("a file is in the way")
         };
         assert_eq!(found, data.path().join("file/below"));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode};
 
 /// What frames and messages go through: passes of others wait for it.
 const TRANSPORT: &str = "transport";
@@ -23,7 +23,7 @@ const BACKGROUND: &str = "background";
 const NICENESS: i32 = 5;
 
 /// The calling thread, and those that it starts, stand back from now on. Linux counts this by thread.
-pub fn stand_back() {
+pub fn raise_niceness() {
     // A system that forbids it runs the thread as any other.
     let _ = rustix::process::setpriority_process(None, NICENESS);
 }
@@ -32,7 +32,7 @@ pub fn stand_back() {
 ///
 /// # Errors
 /// If the system gives no threads.
-pub fn runtime() -> Result<Runtime, Failure> {
+pub fn runtime() -> Result<Runtime, CommandFailure> {
     let started = AtomicUsize::new(0);
     // The only worker is the first to be started.
     let name = move || match started.fetch_add(1, Ordering::Relaxed) {
@@ -41,13 +41,13 @@ pub fn runtime() -> Result<Runtime, Failure> {
     };
     let start = || {
         if thread::current().name() == Some(BACKGROUND) {
-            stand_back();
+            raise_niceness();
         }
     };
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1).thread_name_fn(name).on_thread_start(start);
     let runtime = builder.enable_all().build();
-    runtime.map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))
+    runtime.map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))
 }
 
 /// The processor time that threads beside the device took for checkpoints.
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_block_stands_back_and_what_is_waited_for_does_not() {
+    fn what_may_block_has_raised_niceness_and_what_is_waited_for_has_not() {
         let runtime = runtime().expect("threads");
         let own = niceness();
         let (of_transport, of_background) = runtime.block_on(async {

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use zbelastic_consensus::duty::DutyTiming;
-use zbelastic_consensus::seat::SeatTiming;
+use zbelastic_consensus::session::SessionTiming;
 
 /// The length of a tick. Everything that a core counts in ticks is a multiple of this.
 pub const TICK: Duration = Duration::from_millis(10);
 
 /// A worker's heartbeat: more than ten in the default silence after which it is held for lost.
-pub const SEAT_TIMING: SeatTiming = SeatTiming { beat_ticks: 6, resend_ticks: 10 };
+pub const SESSION_TIMING: SessionTiming = SessionTiming { beat_ticks: 6, resend_ticks: 10 };
 /// The time from one heartbeat to the next, in milliseconds.
-pub const HEARTBEAT_MS: u64 = SEAT_TIMING.beat_ticks as u64 * TICK.as_millis() as u64;
+pub const HEARTBEAT_MS: u64 = SESSION_TIMING.beat_ticks as u64 * TICK.as_millis() as u64;
 /// Heartbeats that must fit into the silence that a configuration allows: one is late when a
 /// machine is busy, a second when a datagram is lost with it.
 pub const HEARTBEATS_LEAST: u64 = 4;
@@ -27,10 +27,10 @@ const ELECTION_NUMBERS: u64 = 8;
 
 /// Without any progress for so long, what does not get on is given up. Progress comes with each
 /// heartbeat, however long work takes: this is more than three hundred of them.
-const PROGRESS: Duration = Duration::from_secs(20);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(20);
 /// For so long an inventory waits for workers that did not answer though it knows a source of each layer:
 /// a little more than an idle worker takes. Nothing is lost when it ends.
-const INVENTORY: Duration = Duration::from_millis(400);
+const INVENTORY_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// How long a leader waits for what. A job's configuration sets how long a member of its cluster may be
 /// silent, and how long more members are waited for.
@@ -38,8 +38,8 @@ const INVENTORY: Duration = Duration::from_millis(400);
 pub fn duty_timing() -> DutyTiming {
     DutyTiming {
         lost_after_ticks: ticks_of(LOST_AFTER),
-        progress_ticks: ticks_of(PROGRESS),
-        inventory_ticks: ticks_of(INVENTORY),
+        progress_ticks: ticks_of(PROGRESS_TIMEOUT),
+        inventory_ticks: ticks_of(INVENTORY_TIMEOUT),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use zbelastic_types::Digest;
 
-use super::keeper::hex;
+use super::checkpoint_thread::hex;
 
 /// So long a file stays that no run refers to: what was uploaded, or fetched, for a run that is about to
 /// begin.

@@ -5,17 +5,17 @@ use serde::{Deserialize, Serialize};
 use zbelastic_consensus::access::AuthorityReport;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
-use zbelastic_policy::trust::Claim;
+use zbelastic_policy::trust::MemberClaim;
 use zbelastic_trainer::model::{LayerSpec, LayerTimes};
 use zbelastic_transport::identity::AuthoritySecret;
 use zbelastic_types::{Digest, Generation, LayerId, StageIndex, Step};
 
-pub use zbelastic_policy::piece::{Freed, PieceRef, Referred, SaveFailed};
+pub use zbelastic_policy::piece::{FreedSpace, PieceRef, SaveFailed, StoreReferences};
 
+use super::activity::LongActivity;
+use super::disk_space::{DiskSpace, DiskSpaceShortage};
 use super::document::DataName;
-use super::room::{DiskRoom, NoRoom};
-use super::work::Activity;
-use crate::train::timing::{Arrival, Slice};
+use crate::train::timing::{MeasuredSlice, MessageArrival};
 
 /// Layers on their way between workers. The bytes themselves travel as bulk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +74,7 @@ pub enum NodeMessage {
     /// The receiver of [`Self::Keep`] could not keep it.
     NotKept(PieceRef),
     /// What nobody refers to may go.
-    Collect(Referred),
+    Collect(StoreReferences),
     /// A text, or weights, that the receiver is to keep too.
     KeepData(DataName),
     /// From workers to the leader: how a stage spent a step.
@@ -90,7 +90,7 @@ pub enum NodeMessage {
         /// Microseconds of it with nothing to run before a verdict.
         waited_us: u64,
         /// What it did when.
-        slices: Vec<Slice>,
+        slices: Vec<MeasuredSlice>,
     },
     /// From workers to the leader: a layer arrived.
     Moved {
@@ -126,7 +126,7 @@ pub enum NodeMessage {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// What arrived, in order.
-        arrivals: Vec<Arrival>,
+        arrivals: Vec<MessageArrival>,
     },
     /// The receiver of [`Self::Keep`] gets on with it: it fetches or writes this piece, or others before it.
     /// A node of an earlier version does not know it and drops it.
@@ -137,7 +137,7 @@ pub enum NodeMessage {
         /// Operations that ran and bytes that came, together: a count that grows with progress.
         done: u64,
         /// What takes long, and how far it is.
-        activity: Option<Activity>,
+        activity: Option<LongActivity>,
     },
     /// From workers to controllers: too few nodes could write a layer, so the checkpoint does not come
     /// about. A controller of an earlier version does not know it and drops it.
@@ -149,9 +149,9 @@ pub enum NodeMessage {
     /// version does not know it and drops it.
     Room {
         /// Free and total bytes of that disk.
-        room: DiskRoom,
+        room: DiskSpace,
         /// What it lacks, if it is low.
-        low: Option<NoRoom>,
+        low: Option<DiskSpaceShortage>,
     },
     /// From members to controllers: how far the sender is with the authority that follows.
     Authority(AuthorityReport),
@@ -160,16 +160,16 @@ pub enum NodeMessage {
 impl NodeMessage {
     /// The claim that not every member may make; none if any member may send it to any other.
     #[must_use]
-    pub const fn claim(&self) -> Option<Claim> {
+    pub const fn claim(&self) -> Option<MemberClaim> {
         match self {
-            Self::Collect(_) => Some(Claim::Collect),
-            Self::Exporting => Some(Claim::Exporting),
-            Self::Evaluated { .. } => Some(Claim::HeldOut),
-            Self::KeepData(name) => Some(Claim::KeepData(*name)),
+            Self::Collect(_) => Some(MemberClaim::Collect),
+            Self::Exporting => Some(MemberClaim::Exporting),
+            Self::Evaluated { .. } => Some(MemberClaim::HeldOut),
+            Self::KeepData(name) => Some(MemberClaim::KeepData(*name)),
             Self::Took { generation, stage, .. }
             | Self::Arrived { generation, stage, .. }
             | Self::LayersTook { turn: Turn { generation, .. }, stage, .. } => {
-                Some(Claim::StageReport { generation: *generation, stage: *stage })
+                Some(MemberClaim::StageReport { generation: *generation, stage: *stage })
             }
             Self::Layer(_)
             | Self::Keep(_)
@@ -194,7 +194,7 @@ pub enum NodeRequest {
         request: Vec<u8>,
     },
     /// From controllers: what nobody refers to is to be removed now.
-    Collect(Referred),
+    Collect(StoreReferences),
     /// From controllers: the key of the authority that follows.
     AuthorityKey {
         /// Which: the digest of its key.
@@ -213,7 +213,7 @@ pub enum NodeAnswer {
         roots: Vec<Vec<u8>>,
     },
     /// How much was removed.
-    Collected(Freed),
+    Collected(FreedSpace),
     /// The authority, key and all.
     AuthorityKey(AuthoritySecret),
     /// The request was refused.
@@ -283,18 +283,18 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, postcard::Er
 #[cfg(test)]
 mod tests {
     use zbelastic_schedule::{Flow, Pass};
-    use zbelastic_trainer::model::{LayerClass, LayerPart};
+    use zbelastic_trainer::model::{LayerClass, LayerOp};
     use zbelastic_types::Attempt;
 
     use super::*;
-    use crate::train::timing::Arrived;
+    use crate::train::timing::ArrivalKind;
 
     #[test]
     fn what_layers_took_travels_and_takes_a_few_hundred_bytes() {
         const BYTES_MAX: usize = 512;
         let mut times = LayerTimes::default();
         for class in LayerClass::ALL {
-            for part in [LayerPart::Forward, LayerPart::Remake, LayerPart::Commit] {
+            for part in [LayerOp::Forward, LayerOp::Recompute, LayerOp::Commit] {
                 times.add(class, part, 1234.5);
             }
         }
@@ -313,11 +313,11 @@ mod tests {
         let of = StageIndex(0);
         let (flow, pass) = (Flow::Backward, Pass::sliced(1, 2, 3));
         let what = [
-            Arrived::Boundary { turn, flow, pass },
-            Arrived::Prefix { turn },
-            Arrived::Gradients { turn, of },
+            ArrivalKind::Boundary { turn, flow, pass },
+            ArrivalKind::Prefix { turn },
+            ArrivalKind::Gradients { turn, of },
         ];
-        let arrivals = what.map(|what| Arrival { what, bytes: 77, at_us: 1234.5 }).to_vec();
+        let arrivals = what.map(|what| MessageArrival { what, bytes: 77, at_us: 1234.5 }).to_vec();
         let stage = StageIndex(1);
         let message = NodeMessage::Arrived { generation: Generation(1), stage, arrivals };
         assert_eq!(decode(&encode(&message)), Ok(message));

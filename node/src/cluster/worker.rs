@@ -8,11 +8,11 @@
 
 mod activity;
 mod authority;
+mod commands;
 mod layers;
-mod orders;
 mod pieces;
-mod questions;
 mod renewal;
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -27,45 +27,49 @@ use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::rehearsal::Rehearsal;
-use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup};
+use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_consensus::session::{
+    SessionInput, SessionOutput, SessionSetup, WorkerCommand, WorkerEvent, WorkerSession,
+};
 use zbelastic_policy::renewal::RenewalWatch;
-use zbelastic_policy::trust::{Accusers, ClaimRefusal, Known, check_claim, is_removal};
+use zbelastic_policy::trust::{
+    ClaimContext, ClaimRefusal, DuplicateIdentityReports, check_claim, is_removal,
+};
 use zbelastic_trainer::elastic::image_bytes;
-use zbelastic_trainer::host::HostInput;
+use zbelastic_trainer::runtime::RuntimeInput;
 use zbelastic_transport::{
     ControlKind, Credentials, DialProblem, EventQueue, PeerIdentity, PeerRole, Transport,
     TransportEvent,
 };
 use zbelastic_types::{ClusterId, Digest, NodeId, Step};
 
-use super::breaches::Breaches;
-use super::compute::Machine;
-use super::copies::Copies;
-use super::data::Fetched;
+use super::blob_registry::BlobRegistry;
+use super::checkpoint_thread::{CheckpointThread, StoreEvent};
+use super::compute::WorkerDevice;
+use super::data::FetchedJob;
 use super::device::{DeviceHandle, DeviceInput, DeviceOutput};
+use super::disk_space::{DiskSpace, DiskSpaceWatch};
 use super::document::NamedJob;
-use super::ending::{ALONE, DrainCause, Ending, Signal};
-use super::frames::{Incoming, incoming};
-use super::home::{Home, HomeWriter};
+use super::frames::{IncomingFrame, incoming};
 use super::journal::Journal;
-use super::keeper::{Keeper, Kept};
-use super::keeping::KeepQueue;
-use super::peers::Peers;
-use super::room::{DiskRoom, RoomWatch};
-use super::shelf::Shelf;
-use super::stores::Places;
-use super::tick::{SEAT_TIMING, TICK, ticks_of};
+use super::keep_queue::KeepQueue;
+use super::node_record::{NodeRecord, NodeRecordWriter};
+use super::peer_directory::PeerDirectory;
+use super::piece_copies::PieceCopies;
+use super::process_exit::{ALONE_TIMEOUT, DrainCause, NodeSignal, ProcessExit};
+use super::stores::StoreLocations;
+use super::tick::{SESSION_TIMING, TICK, ticks_of};
+use super::violations::PeerViolations;
 use super::wire::{self, BulkKey, NodeMessage};
 use crate::api::EventKind;
 use crate::config::NoticePolicy;
-use crate::notice::{Cause, Notice, NoticeWatch, Report};
+use crate::notice::{Notice, NoticeCause, NoticeReport, NoticeWatch};
 
 /// Results of fetches that wait for the loop at once.
 const FETCHES_MAX: usize = 4096;
 /// Orders held back while a job's text is fetched. A seat gives a handful for each plan; beyond
 /// this the plan they belong to is long gone.
-const ORDERS_HELD_MAX: usize = 256;
+const COMMANDS_HELD_MAX: usize = 256;
 
 /// What a worker is started with.
 pub struct WorkerSetup {
@@ -84,15 +88,15 @@ pub struct WorkerSetup {
     /// Paths of texts that `--data-path` named; another text is fetched from the nodes that have it.
     pub data_paths: Vec<String>,
     /// What it knows of itself.
-    pub home: Home,
+    pub node_record: NodeRecord,
     /// Writes changes of that to disk.
-    pub writer: HomeWriter,
+    pub writer: NodeRecordWriter,
     /// Its certificate and key.
     pub credentials: Credentials,
     /// Where all of these are kept.
     pub identity: PathBuf,
     /// Where checkpoints are kept.
-    pub places: Places,
+    pub store_locations: StoreLocations,
 }
 
 /// The parts that a worker is made of.
@@ -102,45 +106,45 @@ pub struct WorkerParts {
     /// What happens on them.
     pub events: EventQueue,
     /// The store of checkpoints and its thread.
-    pub keeper: Keeper,
+    pub checkpoint_thread: CheckpointThread,
     /// What becomes of what is stored.
-    pub kept: mpsc::Receiver<Kept>,
+    pub store_events: mpsc::Receiver<StoreEvent>,
     /// Events and log lines.
     pub journal: Journal,
     /// What the system or a person wants of the process.
-    pub signals: mpsc::Receiver<Signal>,
+    pub signals: mpsc::Receiver<NodeSignal>,
     /// Notices of the cloud that the machine is taken away.
     pub notices: NoticeWatch,
 }
 
 /// Something that was fetched, or not.
-enum Arrived {
+enum WorkerCompletion {
     /// A layer for a plan.
-    Layer(layers::LayerArrived),
+    Layer(layers::LayerFetchResult),
     /// A piece of a checkpoint: one that this node reads, or is to keep for another.
-    Piece(pieces::PieceArrived),
+    Piece(pieces::PieceTaskResult),
     /// A certificate that holds for longer, or not.
     Certificate(Result<Vec<Vec<u8>>, String>),
     /// No member has this node's key any more.
     NoMember,
     /// The room on the store's disk, if it is known.
-    Room(Option<DiskRoom>),
+    DiskSpace(Option<DiskSpace>),
     /// What a job is built from.
-    Job(Box<Result<Fetched, super::data::FetchError>>),
+    Job(Box<Result<FetchedJob, super::data::FetchError>>),
 }
 
 /// The job that this worker has a part in.
-struct JobHere {
+struct ActiveJob {
     document: Arc<NamedJob>,
     /// Floats in each part of each layer.
     layer_floats: Vec<usize>,
     /// The plan that was loaded last.
     plan: Option<Arc<PlanRecord>>,
     /// What is copied ahead.
-    rehearsal: Option<Arc<Rehearsal>>,
+    precopy: Option<Arc<PreCopyPlan>>,
 }
 
-impl JobHere {
+impl ActiveJob {
     /// Bytes of each layer as it travels.
     fn layer_bytes(&self) -> Vec<u64> {
         self.layer_floats.iter().map(|floats| image_bytes(*floats)).collect()
@@ -148,43 +152,43 @@ impl JobHere {
 }
 
 /// How far the job's text and weights are.
-enum Readiness {
+enum JobReadiness {
     /// No plan needs them yet.
     Idle,
     /// They are fetched; orders wait.
-    Fetching(VecDeque<Order>),
-    Ready(JobHere),
+    Fetching(VecDeque<WorkerCommand>),
+    Ready(ActiveJob),
 }
 
-struct Worker {
+struct WorkerNode {
     setup: WorkerSetup,
-    seat: Seat,
+    session: WorkerSession,
     device: DeviceHandle,
     transport: Transport,
-    keeper: Keeper,
+    checkpoint_thread: CheckpointThread,
     /// Layers of a checkpoint that are to be hashed.
     unhashed: pieces::HashQueue,
-    copies: Copies,
+    copies: PieceCopies,
     /// Pieces to be kept for others.
     keeping: KeepQueue,
     /// The newest version that this node knows to be sealed.
-    newest: Step,
+    newest_sealed: Step,
     /// Bytes that the store had taken at the last tick.
     written_seen: u64,
-    shelf: Shelf,
-    peers: Peers,
+    blob_registry: BlobRegistry,
+    peers: PeerDirectory,
     journal: Journal,
     /// Connections that ended because one end broke a rule.
-    breaches: Breaches,
-    accusers: Accusers,
-    readiness: Readiness,
+    violations: PeerViolations,
+    accusers: DuplicateIdentityReports,
+    readiness: JobReadiness,
     /// Layers that are on their way here.
-    arriving: BTreeSet<BulkKey>,
-    arrivals: mpsc::Sender<Arrived>,
+    layers_fetching: BTreeSet<BulkKey>,
+    completions: mpsc::Sender<WorkerCompletion>,
     /// Layers of a checkpoint that the host waits to read, from this node's store or from another node.
-    reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
-    work: activity::WorkLog,
-    room: RoomWatch,
+    pieces_reading: BTreeMap<(Step, zbelastic_types::LayerId), wire::PieceRef>,
+    work_log: activity::WorkLog,
+    disk_watch: DiskSpaceWatch,
     gauge_seen: u64,
     renewal: RenewalWatch,
     /// Ticks since it was looked at whom to believe.
@@ -193,65 +197,72 @@ struct Worker {
     wants_certificate: bool,
     /// Whether a controller does not believe the authority that made the certificate.
     is_shut_out: bool,
-    ending: Option<Ending>,
-    drain: Option<Signal>,
+    ending: Option<ProcessExit>,
+    drain: Option<NodeSignal>,
     /// Ticks without a connection to any controller, while it drains.
     alone_ticks: u32,
     /// The notice that it drains for.
     notice: Option<Notice>,
     /// The job whose store is used.
-    stored: Option<Digest>,
+    stored_job: Option<Digest>,
 }
 
 /// Runs a worker until it ends.
 ///
 /// # Errors
 /// If the device's thread cannot be started.
-pub async fn run<M: Machine>(
+pub async fn run<M: WorkerDevice>(
     setup: WorkerSetup,
     parts: WorkerParts,
     machine: M,
-) -> std::io::Result<Ending> {
-    let WorkerParts { transport, mut events, keeper, mut kept, journal, .. } = parts;
+) -> std::io::Result<ProcessExit> {
+    let WorkerParts {
+        transport,
+        mut events,
+        checkpoint_thread: keeper,
+        store_events: mut kept,
+        journal,
+        ..
+    } = parts;
     let WorkerParts { mut signals, mut notices, .. } = parts;
     let (device, mut outputs) = DeviceHandle::start(transport.frame_sender(), machine)?;
     let (arrivals, mut arrived) = mpsc::channel(FETCHES_MAX);
     let stored = keeper.clone();
-    let shelf = Shelf::new(Box::new(move |key| stored.find(key)));
+    let shelf = BlobRegistry::new(Box::new(move |key| stored.find(key)));
     connect_lanes(&transport, &device, &shelf);
-    let seat = Seat::new(SeatSetup {
+    let seat = WorkerSession::new(SessionSetup {
         cluster: setup.cluster,
         node: setup.node,
         boot: setup.boot,
         resources: setup.resources,
         contact: setup.contact.clone(),
         controllers: setup.controllers.keys().copied().collect(),
-        timing: SEAT_TIMING,
+        timing: SESSION_TIMING,
     });
-    let peers = Peers::new(setup.node, setup.controllers.clone());
+    let peers = PeerDirectory::new(setup.node, setup.controllers.clone());
     peers.begin(&transport);
-    let mut worker = Worker {
+    let mut worker = WorkerNode {
         setup,
-        seat,
+        session: seat,
         device,
         transport,
-        keeper,
+        checkpoint_thread: keeper,
         unhashed: pieces::HashQueue::default(),
-        copies: Copies::default(),
+        copies: PieceCopies::default(),
         keeping: KeepQueue::default(),
-        newest: Step(0),
+        newest_sealed: Step(0),
         written_seen: 0,
-        shelf,
+        blob_registry: shelf,
         peers,
         journal,
-        breaches: Breaches::default(),
-        accusers: Accusers::default(),
-        readiness: Readiness::Idle,
-        arriving: BTreeSet::new(),
-        arrivals,
-        reading: BTreeMap::new(),
-        work: activity::WorkLog::default(),
-        room: RoomWatch::default(),
+        violations: PeerViolations::default(),
+        accusers: DuplicateIdentityReports::default(),
+        readiness: JobReadiness::Idle,
+        layers_fetching: BTreeSet::new(),
+        completions: arrivals,
+        pieces_reading: BTreeMap::new(),
+        work_log: activity::WorkLog::default(),
+        disk_watch: DiskSpaceWatch::default(),
         gauge_seen: 0,
         renewal: RenewalWatch::default(),
         authority_ticks: 0,
@@ -261,10 +272,10 @@ pub async fn run<M: Machine>(
         drain: None,
         alone_ticks: 0,
         notice: None,
-        stored: None,
+        stored_job: None,
     };
     let version = env!("CARGO_PKG_VERSION").to_owned();
-    worker.journal.tell(EventKind::Started { node: worker.setup.node, version });
+    worker.journal.record(EventKind::Started { node: worker.setup.node, version });
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while worker.ending.is_none() {
@@ -274,7 +285,7 @@ pub async fn run<M: Machine>(
             _ = ticks.tick() => worker.handle_tick(),
             Some(event) = events.next() => worker.handle_event(event),
             Some(output) = outputs.recv() => worker.handle_device(output),
-            Some(arrived) = arrived.recv() => worker.handle_arrived(arrived),
+            Some(arrived) = arrived.recv() => worker.handle_completion(arrived),
             Some(kept) = kept.recv() => worker.handle_kept(kept),
             Some(signal) = signals.recv() => worker.handle_signal(signal),
             Some(report) = notices.reports.recv() => worker.handle_report(&report),
@@ -289,25 +300,25 @@ pub async fn run<M: Machine>(
 }
 
 /// Frames go to the device on the thread that received them.
-fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &Shelf) {
+fn connect_lanes(transport: &Transport, device: &DeviceHandle, shelf: &BlobRegistry) {
     let to_device = device.clone();
     transport.set_frame_sink(Box::new(move |frame| {
         // What cannot be read or taken is dropped; a plan that misses it is given up and redone.
         let input = match incoming(frame) {
-            Ok(Incoming::Whole(frame)) => DeviceInput::Frame(frame, Instant::now()),
-            Ok(Incoming::Piece(piece)) => DeviceInput::Piece(piece),
+            Ok(IncomingFrame::Whole(frame)) => DeviceInput::Frame(frame, Instant::now()),
+            Ok(IncomingFrame::Piece(piece)) => DeviceInput::Piece(piece),
             Err(_) => return,
         };
-        let _ = to_device.tell(input);
+        let _ = to_device.send(input);
     }));
     let shelf = shelf.clone();
-    transport.serve_bulk(Box::new(move |_, key| {
+    transport.set_bulk_source(Box::new(move |_, key| {
         let key: BulkKey = wire::decode(key).ok()?;
         shelf.find(&key)
     }));
 }
 
-impl Worker {
+impl WorkerNode {
     fn handle_event(&mut self, event: TransportEvent) {
         match event {
             TransportEvent::Up { peer, .. } => self.peers.note_up(peer.node),
@@ -315,28 +326,28 @@ impl Worker {
                 self.peers.note_down(peer.node);
                 self.note_keeper_down(peer.node);
                 if is_removal(peer.role, reason) {
-                    self.ending = Some(Ending::Removed);
+                    self.ending = Some(ProcessExit::Removed);
                 }
-                let told = self.breaches.note_down(peer.node, reason, Instant::now());
-                told.into_iter().for_each(|kind| self.journal.tell(kind));
+                let told = self.violations.note_down(peer.node, reason, Instant::now());
+                told.into_iter().for_each(|kind| self.journal.record(kind));
             }
             TransportEvent::Control { from, bytes } => self.handle_control(from, &bytes),
             TransportEvent::Request { from, bytes, reply } => {
                 self.handle_request(from, &bytes, reply);
             }
             TransportEvent::Join { reply, .. } => drop(reply),
-            TransportEvent::DuplicateIdentity { told_by } => {
+            TransportEvent::DuplicateIdentity { reported_by: told_by } => {
                 let (role, workers) = (self.peers.role(told_by), self.peers.roster().workers_up());
-                if self.accusers.note(told_by, role, workers) {
-                    self.ending = Some(Ending::Duplicate { told_by });
+                if self.accusers.record(told_by, role, workers) {
+                    self.ending = Some(ProcessExit::Duplicate { reported_by: told_by });
                 }
             }
             TransportEvent::DialFailed { node, address, problem } => {
                 if problem == DialProblem::AuthorityRetired {
                     self.is_shut_out = true;
-                    self.renewal.look_now();
+                    self.renewal.check_now();
                 }
-                match Ending::of_refusal(node, self.peers.role(node), &problem) {
+                match ProcessExit::of_refusal(node, self.peers.role(node), &problem) {
                     Some(ending) => self.ending = Some(ending),
                     None => {
                         let what = format!("node {node} is not reached at {address}: {problem}");
@@ -344,7 +355,7 @@ impl Worker {
                     }
                 }
             }
-            TransportEvent::Strangers { count, last, why } => {
+            TransportEvent::Strangers { count, last, reason: why } => {
                 self.journal.log(format!("{count} strangers at the port, the last {last}: {why}"));
             }
         }
@@ -362,7 +373,7 @@ impl Worker {
                 // matters.
                 if let Ok(message) = Envelope::decode(body) {
                     let message = Box::new(message);
-                    let _ = self.seat.handle(SeatInput::Message { from: from.node, message });
+                    let _ = self.session.handle(SessionInput::Message { from: from.node, message });
                 }
             }
             Some(ControlKind::Blob) => {
@@ -377,11 +388,11 @@ impl Worker {
     fn check_message(&self, from: PeerIdentity, message: &NodeMessage) -> Result<(), ClaimRefusal> {
         let Some(claim) = message.claim() else { return Ok(()) };
         let job_data = match &self.readiness {
-            Readiness::Ready(job) => job.document.job.data(),
-            Readiness::Idle | Readiness::Fetching(_) => Vec::new(),
+            JobReadiness::Ready(job) => job.document.job.data(),
+            JobReadiness::Idle | JobReadiness::Fetching(_) => Vec::new(),
         };
         let own = PeerRole::Worker;
-        let known = Known { own, plan: None, had_head: false, job_data: &job_data };
+        let known = ClaimContext { own, plan: None, had_head: false, job_data: &job_data };
         check_claim((from.node, from.role), claim, known)
     }
 
@@ -396,8 +407,8 @@ impl Worker {
             NodeMessage::NotKept(piece) => self.note_copy(piece, from.node, false),
             NodeMessage::Keeping(piece) => self.copies.note_progress(piece, from.node),
             NodeMessage::Collect(referred) => self.collect(referred),
-            NodeMessage::KeepData(name) => self.mend_data(from.node, name),
-            NodeMessage::Exporting => self.work.note_export(),
+            NodeMessage::KeepData(name) => self.repair_data(from.node, name),
+            NodeMessage::Exporting => self.work_log.note_export(),
             // For controllers.
             NodeMessage::SaveFailed(_)
             | NodeMessage::Took { .. }
@@ -413,15 +424,17 @@ impl Worker {
 
     fn handle_device(&mut self, output: DeviceOutput) {
         match output {
-            DeviceOutput::News(news) => self.tell_seat(news),
-            DeviceOutput::Ask { to, message } => self.send_node(to, &NodeMessage::Layer(message)),
+            DeviceOutput::Event(news) => self.send_to_session(news),
+            DeviceOutput::Request { to, message } => {
+                self.send_node(to, &NodeMessage::Layer(message))
+            }
             DeviceOutput::Offer { to, offer } => self.offer(to, offer),
             DeviceOutput::Read { version, layer, digest } => self.read(version, layer, digest),
             DeviceOutput::Write { image, generation } => self.write(image, generation),
             DeviceOutput::Evaluated { steps_done, loss } => {
-                self.tell_controllers(&NodeMessage::Evaluated { steps_done, loss });
+                self.send_to_controllers(&NodeMessage::Evaluated { steps_done, loss });
             }
-            DeviceOutput::Took(step) => self.tell_step_time(step),
+            DeviceOutput::StepTime(step) => self.report_step_time(step),
             DeviceOutput::NoRoom(error) => {
                 self.journal.warn(format!("its memory did not hold its stage: {error}"));
             }
@@ -431,108 +444,108 @@ impl Worker {
         }
     }
 
-    fn handle_arrived(&mut self, arrived: Arrived) {
+    fn handle_completion(&mut self, arrived: WorkerCompletion) {
         match arrived {
-            Arrived::Layer(layer) => self.handle_layer(layer),
-            Arrived::Piece(piece) => self.handle_piece(piece),
-            Arrived::Certificate(chain) => self.handle_certificate(chain),
-            Arrived::Room(found) => self.handle_room(found),
-            Arrived::NoMember => self.ending = Some(Ending::Removed),
-            Arrived::Job(fetched) => self.handle_job(*fetched),
+            WorkerCompletion::Layer(layer) => self.handle_layer(layer),
+            WorkerCompletion::Piece(piece) => self.handle_piece(piece),
+            WorkerCompletion::Certificate(chain) => self.handle_certificate(chain),
+            WorkerCompletion::DiskSpace(found) => self.handle_disk_space(found),
+            WorkerCompletion::NoMember => self.ending = Some(ProcessExit::Removed),
+            WorkerCompletion::Job(fetched) => self.handle_job(*fetched),
         }
     }
 
-    fn handle_signal(&mut self, signal: Signal) {
+    fn handle_signal(&mut self, signal: NodeSignal) {
         match (signal, self.drain) {
-            (Signal::Now, _) | (Signal::Drain(_), Some(_)) => {
-                let _ = self.seat.handle(SeatInput::Leave);
+            (NodeSignal::Now, _) | (NodeSignal::Drain(_), Some(_)) => {
+                let _ = self.session.handle(SessionInput::Leave);
                 self.perform();
-                self.ending = Some(Ending::Left);
+                self.ending = Some(ProcessExit::Left);
             }
-            (Signal::Drain(cause), None) => {
+            (NodeSignal::Drain(cause), None) => {
                 self.drain = Some(signal);
                 self.journal
                     .log(format!("about to go: {cause}; the same again ends it immediately"));
-                let _ = self.seat.handle(SeatInput::Drain);
-                if self.seat.holder().is_none() {
-                    self.ending = Some(Ending::Drained(cause));
+                let _ = self.session.handle(SessionInput::Drain);
+                if self.session.holder().is_none() {
+                    self.ending = Some(ProcessExit::Drained(cause));
                 }
             }
         }
     }
 
     /// The watch for a cloud's notices reports something.
-    fn handle_report(&mut self, report: &Report) {
+    fn handle_report(&mut self, report: &NoticeReport) {
         let notice = match report {
-            Report::Watching(cloud) => {
+            NoticeReport::Watching(cloud) => {
                 return self.journal.log(format!("notices of {} are listened for", cloud.name()));
             }
-            Report::NoCloud => return,
-            Report::Trouble { source, fault } => {
+            NoticeReport::NoCloud => return,
+            NoticeReport::Trouble { source, fault } => {
                 return self.journal.log(format!("notices of {}: {fault}", source.name()));
             }
-            Report::Notice(notice) => notice,
+            NoticeReport::Notice(notice) => notice,
         };
         self.journal.warn(format!("notice of {}: {:?}", notice.source.name(), notice.cause));
         let policy = match &self.readiness {
-            Readiness::Ready(job) => job.document.job.config.elastic.on_notice,
-            Readiness::Idle | Readiness::Fetching(_) => NoticePolicy::Drain,
+            JobReadiness::Ready(job) => job.document.job.config.elastic.on_notice,
+            JobReadiness::Idle | JobReadiness::Fetching(_) => NoticePolicy::Drain,
         };
         match (notice.cause, policy) {
-            (Cause::Preempted | Cause::Maintenance, NoticePolicy::Drain) => {
+            (NoticeCause::Preempted | NoticeCause::Maintenance, NoticePolicy::Drain) => {
                 if self.drain.is_none() {
                     self.notice = Some(notice.clone());
-                    self.handle_signal(Signal::Drain(DrainCause::Preempted));
+                    self.handle_signal(NodeSignal::Drain(DrainCause::Preempted));
                 }
             }
             // It may happen to this machine sooner than to others: nothing is lost by waiting.
-            (Cause::Rebalance, NoticePolicy::Drain) | (_, NoticePolicy::Ignore) => {}
+            (NoticeCause::Rebalance, NoticePolicy::Drain) | (_, NoticePolicy::Ignore) => {}
         }
     }
 
     fn handle_tick(&mut self) {
-        self.look_at_device();
+        self.report_device_activity();
         self.report_work();
-        let _ = self.seat.handle(SeatInput::Tick);
-        if self.is_device_idle() && self.arriving.is_empty() {
+        let _ = self.session.handle(SessionInput::Tick);
+        if self.is_device_idle() && self.layers_fetching.is_empty() {
             // While a layer is on its way, no time passes that a host would lose patience with.
-            self.tell_device(HostInput::Tick);
+            self.send_to_device(RuntimeInput::Tick);
         }
-        let controllers = self.peers.follow(&self.transport, Some(self.seat.contacts()));
+        let controllers = self.peers.follow(&self.transport, Some(self.session.contacts()));
         if let Some(controllers) = controllers {
-            self.setup.home.remember(&self.setup.writer, controllers);
+            self.setup.node_record.save_controllers(&self.setup.writer, controllers);
         }
         for node in self.peers.poll_banned() {
             self.journal.log(format!("node {node} was removed: no connection of it is accepted"));
         }
-        self.look_at_authority();
-        self.look_at_certificate();
-        self.look_for_controllers();
-        self.look_at_room();
+        self.follow_rotation();
+        self.renew_certificate_if_due();
+        self.check_controller_contact();
+        self.check_disk_space();
     }
 
     /// Nobody sees to it that what is here is handed over if all controllers are gone.
-    fn look_for_controllers(&mut self) {
-        if self.drain.is_none() || self.peers.roster().hears_controller() {
+    fn check_controller_contact(&mut self) {
+        if self.drain.is_none() || self.peers.roster().is_controller_connected() {
             self.alone_ticks = 0;
             return;
         }
         self.alone_ticks += 1;
-        if self.alone_ticks > ticks_of(ALONE) && self.ending.is_none() {
-            self.ending = Some(Ending::Alone);
+        if self.alone_ticks > ticks_of(ALONE_TIMEOUT) && self.ending.is_none() {
+            self.ending = Some(ProcessExit::Alone);
         }
     }
 
     /// Whether an operation is under way, and whether it is the one of the last tick.
-    fn look_at_device(&mut self) {
+    fn report_device_activity(&mut self) {
         let edges = self.device.gauge().edges();
         if edges == self.gauge_seen {
             return;
         }
         self.gauge_seen = edges;
-        self.tell_seat(News::Busy { is_busy: false });
+        self.send_to_session(WorkerEvent::Busy { is_busy: false });
         if !edges.is_multiple_of(2) {
-            self.tell_seat(News::Busy { is_busy: true });
+            self.send_to_session(WorkerEvent::Busy { is_busy: true });
         }
     }
 
@@ -540,13 +553,13 @@ impl Worker {
         self.device.gauge().edges().is_multiple_of(2)
     }
 
-    fn tell_seat(&mut self, news: News) {
-        let _ = self.seat.handle(SeatInput::News(news));
+    fn send_to_session(&mut self, news: WorkerEvent) {
+        let _ = self.session.handle(SessionInput::Event(news));
     }
 
-    fn tell_device(&mut self, input: HostInput) {
-        if let Err(error) = self.device.tell(DeviceInput::Host(input)) {
-            self.ending = Some(Ending::Lost(error.to_string()));
+    fn send_to_device(&mut self, input: RuntimeInput) {
+        if let Err(error) = self.device.send(DeviceInput::Runtime(input)) {
+            self.ending = Some(ProcessExit::Lost(error.to_string()));
         }
     }
 
@@ -556,8 +569,8 @@ impl Worker {
         self.transport.send(to, bytes.into());
     }
 
-    fn tell_controllers(&self, message: &NodeMessage) {
-        for node in self.seat.controllers() {
+    fn send_to_controllers(&self, message: &NodeMessage) {
+        for node in self.session.controllers() {
             self.send_node(node, message);
         }
     }
@@ -566,14 +579,14 @@ impl Worker {
     fn perform(&mut self) {
         // Before all orders, and whether there are any: others fetch what is kept here for them.
         self.use_store();
-        while let Some(output) = self.seat.poll_output() {
+        while let Some(output) = self.session.poll_output() {
             match output {
-                SeatOutput::Send { to, message } => {
+                SessionOutput::Send { to, message } => {
                     let mut bytes = vec![ControlKind::Member.byte()];
                     bytes.extend(message.encode());
                     self.transport.send(to, bytes.into());
                 }
-                SeatOutput::Order(order) => self.carry_out(order),
+                SessionOutput::Command(order) => self.execute(order),
             }
         }
     }

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use chaos_tests::command::SimError;
 use chaos_tests::processes::command as processes;
-use chaos_tests::processes::group::GroupError;
-use chaos_tests::processes::watch::Watch;
+use chaos_tests::processes::local_cluster::LocalClusterError;
+use chaos_tests::processes::run_monitor::RunMonitor;
 
 use crate::args::ChaosCommand;
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode};
 
 /// Whether Ctrl-C was pressed. Static, for a signal handler has no owner to pass it to.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
@@ -21,7 +21,7 @@ static IS_OVER: AtomicBool = AtomicBool::new(false);
 ///
 /// # Errors
 /// If a file holds no case, a cluster does not come up, or `out` cannot be written.
-pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Stop> {
+pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
     let code = match command {
         ChaosCommand::Sim(args) => {
             chaos_tests::command::run(args, out, &mut io::stderr()).map_err(stop_sim)?
@@ -44,13 +44,13 @@ pub fn run(command: &ChaosCommand, out: &mut dyn Write) -> Result<ExitCode, Stop
 }
 
 /// This binary: what it starts is itself.
-fn own() -> Result<std::path::PathBuf, Failure> {
+fn own() -> Result<std::path::PathBuf, CommandFailure> {
     env::current_exe().map_err(|error| {
-        Failure::new(FailureCode::Internal, format!("cannot find this program: {error}"))
+        CommandFailure::new(FailureCode::Internal, format!("cannot find this program: {error}"))
     })
 }
 
-fn watch(out: &mut dyn Write) -> Result<Watch<'_>, Failure> {
+fn watch(out: &mut dyn Write) -> Result<RunMonitor<'_>, CommandFailure> {
     // Once more ends this process at once; its children die with it.
     let on_signal = || {
         if IS_OVER.swap(true, Ordering::Relaxed) {
@@ -58,32 +58,32 @@ fn watch(out: &mut dyn Write) -> Result<Watch<'_>, Failure> {
         }
     };
     ctrlc::set_handler(on_signal).map_err(|error| {
-        Failure::new(FailureCode::Internal, format!("cannot listen for Ctrl-C: {error}"))
+        CommandFailure::new(FailureCode::Internal, format!("cannot listen for Ctrl-C: {error}"))
     })?;
-    Ok(Watch::new(out, &IS_OVER))
+    Ok(RunMonitor::new(out, &IS_OVER))
 }
 
-fn stop_sim(error: SimError) -> Stop {
+fn stop_sim(error: SimError) -> CommandError {
     match error {
         SimError::Case(_) | SimError::Seeds { .. } | SimError::Failures { .. } => {
-            Failure::new(FailureCode::Usage, error.to_string()).into()
+            CommandFailure::new(FailureCode::Usage, error.to_string()).into()
         }
-        SimError::Output(error) => Stop::Output(error),
+        SimError::Output(error) => CommandError::Output(error),
     }
 }
 
-fn stop_group(error: GroupError) -> Stop {
+fn stop_group(error: LocalClusterError) -> CommandError {
     let code = match error {
-        GroupError::Output(error) => return Stop::Output(error),
-        GroupError::Interrupted => FailureCode::Interrupted,
-        GroupError::System { .. }
-        | GroupError::Verb(_)
-        | GroupError::Events(_)
-        | GroupError::Surprise(_)
-        | GroupError::Late { .. }
-        | GroupError::Full
-        | GroupError::Halted { .. }
-        | GroupError::Undisturbed { .. } => FailureCode::Internal,
+        LocalClusterError::Output(error) => return CommandError::Output(error),
+        LocalClusterError::Interrupted => FailureCode::Interrupted,
+        LocalClusterError::System { .. }
+        | LocalClusterError::Verb(_)
+        | LocalClusterError::Events(_)
+        | LocalClusterError::Surprise(_)
+        | LocalClusterError::Late { .. }
+        | LocalClusterError::Full
+        | LocalClusterError::Halted { .. }
+        | LocalClusterError::Undisturbed { .. } => FailureCode::Internal,
     };
-    Failure::new(code, error.to_string()).into()
+    CommandFailure::new(code, error.to_string()).into()
 }

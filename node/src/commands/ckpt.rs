@@ -11,18 +11,18 @@ use std::time::Duration;
 use super::clock::{date_text, now_ms};
 use super::job::job_line;
 use super::reach::{confirm, connect, write_json};
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 use crate::api::client::ApiClient;
-use crate::api::{CheckpointDetail, CheckpointStatus, Collected, Request, escape};
+use crate::api::{ApiRequest, CheckpointDetail, CheckpointStatus, CollectionReport, escape};
 use crate::args::{CheckpointCommand, ClientArgs, ExportArgs};
-use crate::failure::{Failure, FailureCode, Stop};
-use crate::train::line::duration_text;
+use crate::failure::{CommandError, CommandFailure, FailureCode};
+use crate::train::progress_line::duration_text;
 
 /// Runs a `ckpt` command.
 ///
 /// # Errors
 /// If the cluster refuses, if something is damaged, or if `out` cannot be written.
-pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         CheckpointCommand::List { run, read } => {
             list(read.json, &mut of_run(&read.client, run)?, now_ms(), out)
@@ -49,14 +49,14 @@ pub fn run(command: &CheckpointCommand, out: &mut dyn Write) -> Result<(), Stop>
 ///
 /// # Errors
 /// If there is no such run or checkpoint, if what is received is damaged, or if it cannot be written.
-pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn export_run(args: &ExportArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let folder = args.folder.clone().unwrap_or_else(|| PathBuf::from(&args.run));
     let run = Some(args.run.clone());
     export::export(&folder, args.step, || of_run(&args.client, &run), out)
 }
 
-fn of_run(args: &ClientArgs, run: &Option<String>) -> Result<ApiClient<'static>, Failure> {
-    Ok(connect(args)?.of_run(run.clone()))
+fn of_run(args: &ClientArgs, run: &Option<String>) -> Result<ApiClient<'static>, CommandFailure> {
+    Ok(connect(args)?.with_run(run.clone()))
 }
 
 fn list(
@@ -64,8 +64,8 @@ fn list(
     client: &mut ApiClient<'_>,
     now_ms: u64,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let checkpoints = client.checkpoints().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let checkpoints = client.checkpoints().map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &checkpoints);
     }
@@ -79,7 +79,7 @@ pub fn render_list(checkpoints: &[CheckpointStatus], now_ms: u64) -> String {
     if checkpoints.is_empty() {
         return "no checkpoints yet; checkpoint.every says when there will be one\n".to_owned();
     }
-    let (left, right) = (Align::Left, Align::Right);
+    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
     let columns = [
         ("step", right),
         ("age", right),
@@ -88,7 +88,7 @@ pub fn render_list(checkpoints: &[CheckpointStatus], now_ms: u64) -> String {
         ("on nodes", left),
         ("digest", left),
     ];
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for checkpoint in checkpoints {
         let age = checkpoint.at_ms.map_or_else(String::new, |at| {
             duration_text(Duration::from_millis(now_ms.saturating_sub(at)))
@@ -111,8 +111,8 @@ fn show(
     is_json: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let detail = client.checkpoint(step).map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let detail = client.checkpoint(step).map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &detail);
     }
@@ -131,9 +131,9 @@ pub fn render_detail(detail: &CheckpointDetail) -> String {
     let _ = writeln!(text, "size    {} a copy", summary.bytes);
     let _ = writeln!(text, "digest  {}", summary.digest);
     let _ = writeln!(text, "text    {corpus}\n");
-    let (left, right) = (Align::Left, Align::Right);
+    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
     let columns = [("layer", right), ("size", right), ("digest", left), ("on nodes", left)];
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for layer in layers {
         let holders: Vec<String> = layer.holders.iter().map(ToString::to_string).collect();
         table.row(vec![
@@ -151,17 +151,18 @@ fn restore(
     is_yes: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let checkpoints = client.checkpoints().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let checkpoints = client.checkpoints().map_err(CommandFailure::from)?;
     check_exists(step, &checkpoints)?;
     confirm(is_yes, &format!("the run goes back to step {step}; later steps are given up"))?;
-    let job = client.order_job(Request::CheckpointRestore { step }).map_err(Failure::from)?;
+    let job =
+        client.change_job(ApiRequest::CheckpointRestore { step }).map_err(CommandFailure::from)?;
     writeln!(out, "{}", job_line(&job))?;
     Ok(())
 }
 
 /// Checks that there is such a checkpoint, before a person is asked about it.
-fn check_exists(step: u64, checkpoints: &[CheckpointStatus]) -> Result<(), Failure> {
+fn check_exists(step: u64, checkpoints: &[CheckpointStatus]) -> Result<(), CommandFailure> {
     if checkpoints.iter().any(|checkpoint| checkpoint.step == step) {
         return Ok(());
     }
@@ -171,7 +172,7 @@ fn check_exists(step: u64, checkpoints: &[CheckpointStatus]) -> Result<(), Failu
         false => format!("there are those of steps {}", steps.join(", ")),
     };
     let what = format!("there is no checkpoint of step {step}: {there}");
-    Err(Failure::new(FailureCode::NotFound, what))
+    Err(CommandFailure::new(FailureCode::NotFound, what))
 }
 
 fn collect(
@@ -179,9 +180,9 @@ fn collect(
     is_json: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     confirm(is_yes, "what no checkpoint needs is removed from every node's disk")?;
-    let collected = client.collect().map_err(Failure::from)?;
+    let collected = client.collect().map_err(CommandFailure::from)?;
     if is_json {
         write_json(out, &collected)?;
     } else {
@@ -191,13 +192,13 @@ fn collect(
         0 => Ok(()),
         count => {
             let what = format!("{count} of {} nodes did not collect", collected.len());
-            Err(Failure::new(FailureCode::Internal, what).into())
+            Err(CommandFailure::new(FailureCode::Internal, what).into())
         }
     }
 }
 
-fn collected_line(collected: &Collected) -> String {
-    let Collected { node, chunks, bytes, error } = collected;
+fn collected_line(collected: &CollectionReport) -> String {
+    let CollectionReport { node, chunks, bytes, error } = collected;
     match error {
         None => format!("node {node}: {chunks} chunks removed, {bytes}"),
         Some(error) => format!("node {node}: nothing removed: {}", escape(error)),
@@ -210,7 +211,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, NOW_MS, digest, scripted};
-    use crate::api::{Answer, LayerDetail};
+    use crate::api::{ApiAnswer, LayerDetail};
 
     #[test]
     fn checkpoints_are_listed_oldest_first() {
@@ -258,14 +259,16 @@ layer      size  digest        on nodes
 
     fn restored(step: u64) -> (Result<(), FailureCode>, usize) {
         let checkpoints = vec![sample::checkpoint(100), sample::checkpoint(200)];
-        let answers =
-            vec![Ok(Answer::Checkpoints(checkpoints)), Ok(Answer::Job(Box::new(sample::job())))];
+        let answers = vec![
+            Ok(ApiAnswer::Checkpoints(checkpoints)),
+            Ok(ApiAnswer::Job(Box::new(sample::job()))),
+        ];
         let (mut client, asked) = scripted(answers);
         let ended = restore(step, true, &mut client, &mut Vec::new());
         let asked = asked.borrow().len();
         let code = |stop| match stop {
-            Stop::Failed(failure) => failure.code,
-            Stop::Output(error) => panic!("{error}"),
+            CommandError::Failed(failure) => failure.code,
+            CommandError::Output(error) => panic!("{error}"),
         };
         (ended.map_err(code), asked)
     }
@@ -278,14 +281,14 @@ layer      size  digest        on nodes
 
     #[test]
     fn a_node_that_did_not_collect_fails_the_command() {
-        let one = |error: Option<&str>| Collected {
+        let one = |error: Option<&str>| CollectionReport {
             node: NodeId(2),
             chunks: 3,
             bytes: Bytes(1024),
             error: error.map(str::to_owned),
         };
         let collected = |error| {
-            let answer = Answer::Collected(vec![one(None), one(error)]);
+            let answer = ApiAnswer::Collected(vec![one(None), one(error)]);
             let (mut client, _) = scripted(vec![Ok(answer)]);
             let mut out = Vec::new();
             let ended = collect(true, false, &mut client, &mut out);

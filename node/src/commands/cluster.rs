@@ -12,13 +12,13 @@ use super::clock::date_text;
 use super::reach::{confirm, connect, write_json};
 use crate::api::client::ApiClient;
 use crate::api::{
-    ClusterInfo, FormatStatus, HexDigest, Refusal, Request, RotationProgress, RotationStatus,
+    ApiRefusal, ApiRequest, ClusterInfo, FormatStatus, HexDigest, RotationProgress, RotationStatus,
     escape,
 };
 use crate::args::{ClusterCommand, RecoverArgs, RotateCaArgs};
 use crate::cluster;
-use crate::data_folder::DataFolder;
-use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 
 /// Most bytes of a backup: what is agreed on is small; weights are not in it.
 const BACKUP_BYTES_MAX: u64 = 256 << 20;
@@ -29,7 +29,7 @@ const OWNER_ONLY: u32 = 0o600;
 ///
 /// # Errors
 /// If the cluster refuses, or a file or `out` cannot be written.
-pub fn run(command: &ClusterCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &ClusterCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         ClusterCommand::Info(args) => info(args.json, &mut connect(&args.client)?, out),
         ClusterCommand::RotateCa(args) => rotate_ca(args, &mut connect(&args.client)?, out),
@@ -38,8 +38,12 @@ pub fn run(command: &ClusterCommand, out: &mut dyn Write) -> Result<(), Stop> {
     }
 }
 
-fn info(is_json: bool, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
-    let info = client.cluster().map_err(Failure::from)?;
+fn info(
+    is_json: bool,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let info = client.cluster().map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &info);
     }
@@ -124,7 +128,7 @@ fn rotate_ca(
     args: &RotateCaArgs,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let force = args.force;
     let what = match force {
         true => {
@@ -134,12 +138,17 @@ fn rotate_ca(
         false => "the cluster gets another certificate authority",
     };
     confirm(args.yes, what)?;
-    let said = client.order(Request::ClusterRotateCa { force }).map_err(Failure::from)?;
+    let said =
+        client.change(ApiRequest::ClusterRotateCa { force }).map_err(CommandFailure::from)?;
     said.what.lines().try_for_each(|line| writeln!(out, "{}", escape(line)))?;
     Ok(())
 }
 
-fn backup(file: &Path, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
+fn backup(
+    file: &Path,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     // Before anything is sent; created anew when it is written, so that nothing is written over.
     if file.exists() {
         let error = io::Error::from(io::ErrorKind::AlreadyExists);
@@ -153,10 +162,10 @@ fn backup(file: &Path, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Resul
 }
 
 /// The whole backup, checked.
-fn fetch(client: &mut ApiClient<'_>) -> Result<(Vec<u8>, HexDigest), Failure> {
+fn fetch(client: &mut ApiClient<'_>) -> Result<(Vec<u8>, HexDigest), CommandFailure> {
     let first = client.backup_piece(None, 0)?;
     let (expected, total) = (first.digest, first.total);
-    let out_of_order = |what: String| Failure::new(FailureCode::VerificationFailed, what);
+    let out_of_order = |what: String| CommandFailure::new(FailureCode::VerificationFailed, what);
     if total > BACKUP_BYTES_MAX {
         let (found, max) = (Bytes(total), Bytes(BACKUP_BYTES_MAX));
         return Err(out_of_order(format!("a backup of {found}, at most {max} expected")));
@@ -180,7 +189,7 @@ fn fetch(client: &mut ApiClient<'_>) -> Result<(Vec<u8>, HexDigest), Failure> {
     if found == expected {
         return Ok((bytes, found));
     }
-    Err(Refusal::Damaged { what: "the backup".to_owned(), expected, found }.failure())
+    Err(ApiRefusal::Damaged { what: "the backup".to_owned(), expected, found }.failure())
 }
 
 fn write_secret(file: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -194,12 +203,12 @@ fn write_secret(file: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-fn recover(args: &RecoverArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    let folder = DataFolder::of(&args.folder);
+fn recover(args: &RecoverArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let folder = NodeDataFolder::of(&args.folder);
     if let Some(process) = folder.holder()? {
         let what = format!("process {process} runs on {}", folder.root().display());
-        let mut failure = Failure::new(FailureCode::WrongState, what);
-        let detail = Detail::new("a cluster is recovered from a folder that nobody uses");
+        let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+        let detail = FailureDetail::new("a cluster is recovered from a folder that nobody uses");
         failure.details = vec![detail.hint("first `zbelastic leave`")];
         return Err(failure.into());
     }
@@ -219,7 +228,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, NOW_MS, scripted};
-    use crate::api::{Answer, Backup};
+    use crate::api::{ApiAnswer, BackupPiece};
 
     fn cluster_info(failures_tolerated: u32) -> ClusterInfo {
         ClusterInfo {
@@ -273,16 +282,21 @@ tolerates    0 failures; add 2 controllers to tolerate 1: `zbelastic join --role
         assert_eq!(retired, "over, the one before is retired");
     }
 
-    fn piece(bytes: &[u8], of: &[u8], offset: u64) -> Answer {
+    fn piece(bytes: &[u8], of: &[u8], offset: u64) -> ApiAnswer {
         let digest = blake3::hash(of).into();
-        Answer::Backup(Backup { digest, total: of.len() as u64, offset, bytes: bytes.to_vec() })
+        ApiAnswer::Backup(BackupPiece {
+            digest,
+            total: of.len() as u64,
+            offset,
+            bytes: bytes.to_vec(),
+        })
     }
 
-    fn backed_up(file: &Path, answers: Vec<Answer>) -> Result<(), FailureCode> {
+    fn backed_up(file: &Path, answers: Vec<ApiAnswer>) -> Result<(), FailureCode> {
         let (mut client, _) = scripted(answers.into_iter().map(Ok).collect());
         backup(file, &mut client, &mut Vec::new()).map_err(|stop| match stop {
-            Stop::Failed(failure) => failure.code,
-            Stop::Output(error) => panic!("{error}"),
+            CommandError::Failed(failure) => failure.code,
+            CommandError::Output(error) => panic!("{error}"),
         })
     }
 

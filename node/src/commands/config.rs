@@ -7,15 +7,17 @@ use serde_json::{Map, json};
 use zbelastic_trainer::model::model_size;
 
 use crate::args::{ConfigCommand, ConfigReadArgs};
-use crate::config::{Fallback, Key, Loaded, PRESETS, SECTIONS, Value, WeightSource, load};
-use crate::failure::{Detail, Failure, Stop};
-use crate::train::corpus::{AboutText, load_text};
+use crate::config::{
+    ConfigValue, Key, KeyDefault, LoadedConfig, PRESETS, SECTIONS, WeightSource, load,
+};
+use crate::failure::{CommandError, CommandFailure, FailureDetail};
+use crate::train::corpus::{TextSummary, load_text};
 
 /// Runs a `config` command.
 ///
 /// # Errors
 /// If the configuration is wrong, or `out` cannot be written.
-pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         ConfigCommand::Check(args) => check(args, out),
         ConfigCommand::Show(args) => show(args, out),
@@ -24,19 +26,23 @@ pub fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<(), Stop> {
     }
 }
 
-fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), Stop> {
+fn check(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let checked = load(&args.config.sources())
         .and_then(|loaded| load_text(&loaded).map(|text| (loaded, text.about)));
     if args.json {
         write_json(out, &check_report(&checked))?;
-        return checked.map(drop).map_err(Stop::from);
+        return checked.map(drop).map_err(CommandError::from);
     }
     let (loaded, text) = checked?;
     write_summary(&loaded, &text, out)?;
     Ok(())
 }
 
-fn write_summary(loaded: &Loaded, text: &AboutText, out: &mut dyn Write) -> Result<(), Stop> {
+fn write_summary(
+    loaded: &LoadedConfig,
+    text: &TextSummary,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let config = &loaded.config;
     let (model, batch) = (&config.model, &config.batch);
     let (_, parameters) = model_size(model);
@@ -66,7 +72,9 @@ fn write_summary(loaded: &Loaded, text: &AboutText, out: &mut dyn Write) -> Resu
     Ok(())
 }
 
-fn check_report(checked: &Result<(Loaded, AboutText), Failure>) -> serde_json::Value {
+fn check_report(
+    checked: &Result<(LoadedConfig, TextSummary), CommandFailure>,
+) -> serde_json::Value {
     match checked {
         Ok((loaded, text)) => {
             let notes: Vec<String> = loaded.notes.iter().map(ToString::to_string).collect();
@@ -79,8 +87,8 @@ fn check_report(checked: &Result<(Loaded, AboutText), Failure>) -> serde_json::V
             json!({ "ok": true, "notes": notes, "text": text })
         }
         Err(failure) => {
-            let error = |detail: &Detail| {
-                let Detail { place, what, why, hint } = detail;
+            let error = |detail: &FailureDetail| {
+                let FailureDetail { place, what, why, hint } = detail;
                 json!({ "place": place, "what": what, "why": why, "try": hint })
             };
             let errors: Vec<_> = failure.details.iter().map(error).collect();
@@ -89,7 +97,7 @@ fn check_report(checked: &Result<(Loaded, AboutText), Failure>) -> serde_json::V
     }
 }
 
-fn show(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), Stop> {
+fn show(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let loaded = load(&args.config.sources())?;
     if !args.json {
         write!(out, "{}", loaded.effective_with_origins())?;
@@ -107,18 +115,18 @@ fn show(args: &ConfigReadArgs, out: &mut dyn Write) -> Result<(), Stop> {
     write_json(out, &sections.into())
 }
 
-fn json_value(value: &Value) -> serde_json::Value {
+fn json_value(value: &ConfigValue) -> serde_json::Value {
     match value {
-        Value::Text(text) => json!(text),
-        Value::Whole(number) => json!(number),
-        Value::Number(number) => json!(number),
-        Value::Flag(flag) => json!(flag),
-        Value::List(items) => items.iter().map(json_value).collect(),
-        Value::Other(name) => json!(name),
+        ConfigValue::Text(text) => json!(text),
+        ConfigValue::Whole(number) => json!(number),
+        ConfigValue::Number(number) => json!(number),
+        ConfigValue::Flag(flag) => json!(flag),
+        ConfigValue::List(items) => items.iter().map(json_value).collect(),
+        ConfigValue::Other(name) => json!(name),
     }
 }
 
-fn schema(out: &mut dyn Write) -> Result<(), Stop> {
+fn schema(out: &mut dyn Write) -> Result<(), CommandError> {
     for (section, about) in SECTIONS {
         writeln!(out, "[{section}]  {about}")?;
         for key in Key::of_section(section) {
@@ -136,10 +144,10 @@ fn schema(out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-fn fallback_text(fallback: Fallback) -> &'static str {
+fn fallback_text(fallback: KeyDefault) -> &'static str {
     match fallback {
-        Fallback::Literal(literal) => literal,
-        Fallback::Told(told) => told,
+        KeyDefault::Literal(literal) => literal,
+        KeyDefault::Described(told) => told,
     }
 }
 
@@ -152,7 +160,7 @@ struct SchemaRow {
     doc: &'static str,
 }
 
-fn schema_json(out: &mut dyn Write) -> Result<(), Stop> {
+fn schema_json(out: &mut dyn Write) -> Result<(), CommandError> {
     let row = |key: &Key| SchemaRow {
         section: key.section(),
         key: key.short_name(),
@@ -164,7 +172,7 @@ fn schema_json(out: &mut dyn Write) -> Result<(), Stop> {
     write_json(out, &json!(rows))
 }
 
-fn write_json(out: &mut dyn Write, value: &serde_json::Value) -> Result<(), Stop> {
+fn write_json(out: &mut dyn Write, value: &serde_json::Value) -> Result<(), CommandError> {
     writeln!(out, "{value:#}")?;
     Ok(())
 }

@@ -13,10 +13,10 @@ mod report;
 
 pub use checks::findings;
 pub use facts::{
-    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, Facts, FolderState, GpuFacts, Ipv6,
-    LimitFacts, MemoryFacts, NetworkFacts, Room,
+    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, FilesystemSpace, FolderState, GpuFacts, Ipv6,
+    LimitFacts, MachineFacts, MemoryFacts, NetworkFacts,
 };
-pub use finding::{Check, Finding, Level, Obstacle};
+pub use finding::{DoctorCheck, DoctorFinding, Obstacle, Severity};
 pub use report::{json, obstacle, text};
 
 use std::io::Write;
@@ -24,11 +24,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::args::DoctorArgs;
-use crate::failure::Stop;
+use crate::failure::CommandError;
 use crate::machine::core_count;
 
 /// What other modules provide: the data folder, and checks of a cluster and of permissions.
-pub struct Outside<'a> {
+pub struct DoctorProbes<'a> {
     /// Path of the data folder.
     pub folder: &'a Path,
     /// Tries to reach a member of a cluster at an address as it was typed.
@@ -48,9 +48,9 @@ const IDENTITY_FOLDERS: [&str; 2] = ["identity", "admin"];
 /// If `out` cannot be written.
 pub fn run(
     args: &DoctorArgs,
-    outside: &Outside<'_>,
+    outside: &DoctorProbes<'_>,
     out: &mut dyn Write,
-) -> Result<ExitCode, Stop> {
+) -> Result<ExitCode, CommandError> {
     let findings = findings(&gather(args, outside));
     let report = if args.json { json(&findings) } else { text(&findings) };
     out.write_all(report.as_bytes())?;
@@ -58,14 +58,14 @@ pub fn run(
     Ok(obstacle(&findings).map_or(ExitCode::SUCCESS, |obstacle| obstacle.code().into()))
 }
 
-fn gather(args: &DoctorArgs, outside: &Outside<'_>) -> Facts {
+fn gather(args: &DoctorArgs, outside: &DoctorProbes<'_>) -> MachineFacts {
     let folder = outside.folder;
     let identities = IDENTITY_FOLDERS.into_iter().map(|name| folder.join(name));
     let cluster = args
         .cluster
         .as_ref()
         .map(|address| ClusterFacts { address: address.clone(), outcome: (outside.dial)(address) });
-    Facts {
+    MachineFacts {
         cores: core_count(),
         memory: read::memory(),
         limits: read::limits(),

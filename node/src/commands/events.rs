@@ -6,29 +6,29 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::{date_text, time_text};
-use super::follow::{FOLLOW_PAUSE, Follower};
+use super::event_poller::{EventPoller, FOLLOW_PAUSE};
 use super::reach::{connect, write_json_line};
 use super::select::select_node;
 use crate::api::client::ApiClient;
-use crate::api::{Event, EventKind, LogLine, escape};
+use crate::api::{ClusterEvent, EventKind, LogLine, escape};
 use crate::args::{EventsArgs, LogsArgs};
-use crate::failure::{Failure, Stop};
-use crate::train::line::{duration_text, grouped, scientific, three_digits};
+use crate::failure::{CommandError, CommandFailure};
+use crate::train::progress_line::{duration_text, grouped, scientific, three_digits};
 
 /// Runs `events`.
 ///
 /// # Errors
 /// If the cluster does not answer, or `out` cannot be written.
-pub fn run_events(args: &EventsArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    tell_events(args, &mut connect(&args.read.client)?, out, &mut rest)
+pub fn run_events(args: &EventsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    print_events(args, &mut connect(&args.read.client)?, out, &mut rest)
 }
 
 /// Runs `logs`.
 ///
 /// # Errors
 /// If the cluster does not answer, or `out` cannot be written.
-pub fn run_logs(args: &LogsArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    tell_logs(args, &mut connect(&args.read.client)?, out, &mut rest)
+pub fn run_logs(args: &LogsArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    print_logs(args, &mut connect(&args.read.client)?, out, &mut rest)
 }
 
 /// Pauses before the next request.
@@ -37,15 +37,15 @@ fn rest() -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-fn tell_events(
+fn print_events(
     args: &EventsArgs,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<(), Stop> {
-    let mut follower = Follower::starting_at(args.since);
+) -> Result<(), CommandError> {
+    let mut follower = EventPoller::starting_at(args.since);
     loop {
-        let polled = follower.poll(client).map_err(Failure::from)?;
+        let polled = follower.poll(client).map_err(CommandFailure::from)?;
         for event in polled.events.iter().filter(|event| args.steps || !event.kind.is_step()) {
             if args.read.json {
                 write_json_line(out, event)?;
@@ -61,22 +61,22 @@ fn tell_events(
     }
 }
 
-fn tell_logs(
+fn print_logs(
     args: &LogsArgs,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let node = match &args.node {
         None => None,
         Some(said) => {
-            let status = client.status().map_err(Failure::from)?;
+            let status = client.status().map_err(CommandFailure::from)?;
             Some(select_node(&status.members, said)?.id)
         }
     };
     let mut next = 0;
     loop {
-        let logs = client.logs(node, next).map_err(Failure::from)?;
+        let logs = client.logs(node, next).map_err(CommandFailure::from)?;
         // A process that was started again counts from the beginning.
         next = logs.next_sequence;
         for line in &logs.lines {
@@ -99,13 +99,13 @@ fn log_text(line: &LogLine) -> String {
 
 /// An event with its date.
 #[must_use]
-pub fn event_line(event: &Event) -> String {
+pub fn event_line(event: &ClusterEvent) -> String {
     format!("{}  {}", date_text(event.at_ms), escape(&event.text))
 }
 
 /// An event as it is printed while a run is followed.
 #[must_use]
-pub fn run_line(event: &Event) -> String {
+pub fn run_line(event: &ClusterEvent) -> String {
     match &event.kind {
         EventKind::Step { .. } => step_text(&event.kind).expect("it is a step"),
         EventKind::Checkpoint { .. } | EventKind::Done { .. } | EventKind::HeldOut { .. } => {
@@ -186,8 +186,8 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, NOW_MS, scripted};
-    use crate::api::{Answer, Events, Logs, Request};
-    use crate::args::{Cli, Command};
+    use crate::api::{ApiAnswer, ApiRequest, EventPage, LogPage};
+    use crate::args::{Cli, CliCommand};
 
     fn step(step: u64) -> EventKind {
         EventKind::Step {
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn steps_are_training_lines_and_the_rest_stands_out() {
         let check = |kind: EventKind, expected: &str| {
-            assert_eq!(run_line(&Event::new(1, NOW_MS, kind)), expected);
+            assert_eq!(run_line(&ClusterEvent::new(1, NOW_MS, kind)), expected);
         };
         check(
             step(1280),
@@ -238,23 +238,23 @@ mod tests {
         check(checkpoint, "✔ checkpoint 1300, 1.49 GiB in 2.1 s");
     }
 
-    fn events(kinds: Vec<EventKind>, from: u64) -> Answer {
+    fn events(kinds: Vec<EventKind>, from: u64) -> ApiAnswer {
         let numbered = kinds.into_iter().zip(from..);
-        let events: Vec<Event> =
-            numbered.map(|(kind, sequence)| Event::new(sequence, NOW_MS, kind)).collect();
+        let events: Vec<ClusterEvent> =
+            numbered.map(|(kind, sequence)| ClusterEvent::new(sequence, NOW_MS, kind)).collect();
         let next_sequence = from + events.len() as u64;
-        Answer::Events(Events { log: 1, first_sequence: 0, next_sequence, events })
+        ApiAnswer::Events(EventPage { log: 1, first_sequence: 0, next_sequence, events })
     }
 
-    fn told(line: &str, answers: Vec<Answer>) -> (String, Vec<Request>) {
+    fn told(line: &str, answers: Vec<ApiAnswer>) -> (String, Vec<ApiRequest>) {
         let parsed = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
         let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
         let (mut out, mut enough) = (Vec::new(), || ControlFlow::Break(()));
-        if let Command::Events(args) = &parsed {
-            tell_events(args, &mut client, &mut out, &mut enough).expect("told");
+        if let CliCommand::Events(args) = &parsed {
+            print_events(args, &mut client, &mut out, &mut enough).expect("told");
         }
-        if let Command::Logs(args) = &parsed {
-            tell_logs(args, &mut client, &mut out, &mut enough).expect("told");
+        if let CliCommand::Logs(args) = &parsed {
+            print_logs(args, &mut client, &mut out, &mut enough).expect("told");
         }
         let asked = asked.borrow().clone();
         (String::from_utf8(out).expect("UTF-8"), asked)
@@ -273,12 +273,12 @@ mod tests {
 ";
         assert_eq!(text, expected);
         let from = asked.iter().map(|request| {
-            let Request::Events { from_sequence, .. } = request else { panic!("{request:?}") };
+            let ApiRequest::Events { from_sequence, .. } = request else { panic!("{request:?}") };
             *from_sequence
         });
         assert_eq!(from.collect::<Vec<_>>(), [5, 7, 8]);
         let (text, _) = told("zbelastic events --steps --json -f", answers());
-        let lines: Vec<Event> =
+        let lines: Vec<ClusterEvent> =
             text.lines().map(|line| serde_json::from_str(line).expect("an event")).collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[1].kind, step(1));
@@ -290,13 +290,13 @@ mod tests {
         let lines = vec![LogLine { sequence: 0, at_ms: NOW_MS, text }];
         let logs = |lines: Vec<LogLine>| {
             let next_sequence = lines.len() as u64;
-            Answer::Logs(Logs { node: NodeId(3), first_sequence: 0, next_sequence, lines })
+            ApiAnswer::Logs(LogPage { node: NodeId(3), first_sequence: 0, next_sequence, lines })
         };
-        let status = Answer::Status(Box::new(sample::status()));
+        let status = ApiAnswer::Status(Box::new(sample::status()));
         let (text, asked) =
             told("zbelastic logs gpu-b", vec![status, logs(lines), logs(Vec::new())]);
         assert_eq!(text, "12:01:03.000  started\\u{7}\n");
         let node = Some(NodeId(3));
-        assert!(matches!(asked[1], Request::Logs { node: found, .. } if found == node));
+        assert!(matches!(asked[1], ApiRequest::Logs { node: found, .. } if found == node));
     }
 }

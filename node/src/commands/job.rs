@@ -4,38 +4,42 @@ use std::io::Write;
 
 use super::reach::{confirm, connect};
 use crate::api::client::ApiClient;
-use crate::api::{JobPhaseStatus, JobStatus, Request, escape};
+use crate::api::{ApiRequest, JobPhaseStatus, JobStatus, escape};
 use crate::args::{ClientArgs, StopArgs};
-use crate::failure::{Failure, Stop};
+use crate::failure::{CommandError, CommandFailure};
 
 /// Runs `pause`.
 ///
 /// # Errors
 /// If the cluster refuses, or `out` cannot be written; so for all that follow.
-pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    order(Request::Pause, &mut connect(args)?, out)
+pub fn pause(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    order(ApiRequest::Pause, &mut connect(args)?, out)
 }
 
 /// Runs `resume`.
 ///
 /// # Errors
 /// As [`pause`].
-pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    order(Request::Resume, &mut connect(args)?, out)
+pub fn resume(args: &ClientArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    order(ApiRequest::Resume, &mut connect(args)?, out)
 }
 
 /// Runs `stop`.
 ///
 /// # Errors
 /// As [`pause`]; and if the order is not confirmed.
-pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn stop(args: &StopArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut client = connect(&args.client)?;
     confirm(args.yes, "the run ends for good; its last checkpoint is kept")?;
-    order(Request::Stop, &mut client, out)
+    order(ApiRequest::Stop, &mut client, out)
 }
 
-fn order(request: Request, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
-    let job = client.order_job(request).map_err(Failure::from)?;
+fn order(
+    request: ApiRequest,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let job = client.change_job(request).map_err(CommandFailure::from)?;
     writeln!(out, "{}", job_line(&job))?;
     Ok(())
 }
@@ -59,26 +63,26 @@ pub fn job_line(job: &JobStatus) -> String {
 mod tests {
     use super::*;
     use crate::api::sample::{self, scripted};
-    use crate::api::{Answer, NoRun, Refusal, WrongState};
+    use crate::api::{ApiAnswer, ApiRefusal, RunAbsence, WrongState};
     use crate::failure::FailureCode;
 
     #[test]
     fn orders_tell_how_the_run_stands() {
         let job = JobStatus { phase: JobPhaseStatus::Paused, ..sample::job() };
-        let (mut client, asked) = scripted(vec![Ok(Answer::Job(Box::new(job)))]);
+        let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Job(Box::new(job)))]);
         let mut out = Vec::new();
-        order(Request::Pause, &mut client, &mut out).expect("paused");
+        order(ApiRequest::Pause, &mut client, &mut out).expect("paused");
         let expected = "run tiny abababababab is paused after step 1280 of 10000\n";
         assert_eq!(String::from_utf8(out).expect("UTF-8"), expected);
-        assert_eq!(*asked.borrow(), [Request::Pause]);
+        assert_eq!(*asked.borrow(), [ApiRequest::Pause]);
     }
 
     #[test]
     fn without_a_run_there_is_nothing_to_hold() {
-        let refusal = Refusal::WrongState(WrongState::NoRun { was: NoRun::Never });
-        let (mut client, _) = scripted(vec![Ok(Answer::Refused(refusal))]);
-        let ended = order(Request::Resume, &mut client, &mut Vec::new());
-        let Err(Stop::Failed(failure)) = ended else { panic!("refused") };
+        let refusal = ApiRefusal::WrongState(WrongState::NoRun { was: RunAbsence::Never });
+        let (mut client, _) = scripted(vec![Ok(ApiAnswer::Refused(refusal))]);
+        let ended = order(ApiRequest::Resume, &mut client, &mut Vec::new());
+        let Err(CommandError::Failed(failure)) = ended else { panic!("refused") };
         assert_eq!(failure.code, FailureCode::WrongState);
         assert!(failure.to_string().contains("zbelastic run CONFIG"), "{failure}");
     }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::args::{LeaveArgs, duration_word};
-use crate::data_folder::DataFolder;
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 /// How long to wait before looking again.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
@@ -16,8 +16,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// If nothing runs on the folder, if it may not be signalled, or if it does not go in time.
-pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), Stop> {
-    let folder = DataFolder::of(&args.folder);
+pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), CommandError> {
+    let folder = NodeDataFolder::of(&args.folder);
     let begin = Instant::now();
     let mut pause = || {
         thread::sleep(LOOK_PAUSE);
@@ -38,10 +38,10 @@ pub fn run(args: &LeaveArgs, out: &mut dyn Write) -> Result<(), Stop> {
 
 /// The process that is gone, or none if `pause` breaks first.
 fn leave(
-    folder: &DataFolder,
-    terminate: &mut dyn FnMut(u32) -> Result<(), Failure>,
+    folder: &NodeDataFolder,
+    terminate: &mut dyn FnMut(u32) -> Result<(), CommandFailure>,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<Option<u32>, Failure> {
+) -> Result<Option<u32>, CommandFailure> {
     let Some(process) = folder.holder()? else { return Err(nobody(folder)) };
     terminate(process)?;
     loop {
@@ -55,10 +55,10 @@ fn leave(
     }
 }
 
-fn nobody(folder: &DataFolder) -> Failure {
+fn nobody(folder: &NodeDataFolder) -> CommandFailure {
     let what = format!("no process runs on {}", folder.root().display());
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    let detail = Detail::new("a node that does not run has left already, or was killed");
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new("a node that does not run has left already, or was killed");
     failure.details = vec![detail.hint(
         "--data-dir with the folder of a node that runs here; `zbelastic node remove` strikes \
          off one that does not come back",
@@ -66,10 +66,10 @@ fn nobody(folder: &DataFolder) -> Failure {
     failure
 }
 
-fn too_late(within: &str) -> Failure {
+fn too_late(within: &str) -> CommandFailure {
     let what = format!("it did not go within {within}");
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    let detail = Detail::new("it was told to, and may still be handing over its layers");
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new("it was told to, and may still be handing over its layers");
     failure.details = vec![detail.hint("`zbelastic events -f`, or a longer --deadline")];
     failure
 }
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn a_folder_without_a_process_cannot_be_left() {
         let parent = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(parent.path().join("node"));
+        let folder = NodeDataFolder::new(parent.path().join("node"));
         let mut terminate = |_| panic!("nobody to tell");
         let failure = leave(&folder, &mut terminate, &mut never).expect_err("nobody");
         assert_eq!(failure.code, FailureCode::WrongState);
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn the_process_is_told_and_waited_for() {
         let parent = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(parent.path().join("node"));
+        let folder = NodeDataFolder::new(parent.path().join("node"));
         let mut hold = Some(folder.hold().expect("free"));
         let mut told = Vec::new();
         let mut terminate = |process| {

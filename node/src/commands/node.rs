@@ -5,19 +5,19 @@ use std::io::Write;
 
 use super::reach::{confirm, connect, write_json};
 use super::select::select_node;
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 use crate::api::client::ApiClient;
 use crate::api::{
-    DiskStatus, MemberRole, MemberStanding, MemberStatus, Request, Road, Status, escape,
+    ApiRequest, DiskStatus, MemberPath, MemberRole, MemberState, MemberStatus, StatusReport, escape,
 };
 use crate::args::{NodeCommand, NodeRemoveArgs};
-use crate::failure::{Failure, Stop};
+use crate::failure::{CommandError, CommandFailure};
 
 /// Runs a `node` command.
 ///
 /// # Errors
 /// If the cluster refuses, or `out` cannot be written.
-pub fn run(command: &NodeCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &NodeCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         NodeCommand::List(args) => list(args.json, &mut connect(&args.client)?, out),
         NodeCommand::Show { node, read } => show(node, read.json, &mut connect(&read.client)?, out),
@@ -26,8 +26,12 @@ pub fn run(command: &NodeCommand, out: &mut dyn Write) -> Result<(), Stop> {
     }
 }
 
-fn list(is_json: bool, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
-    let status = client.status().map_err(Failure::from)?;
+fn list(
+    is_json: bool,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let status = client.status().map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &status.members);
     }
@@ -40,8 +44,8 @@ fn show(
     is_json: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let status = client.status().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let status = client.status().map_err(CommandFailure::from)?;
     let member = select_node(&status.members, said)?;
     if is_json {
         return write_json(out, member);
@@ -50,10 +54,10 @@ fn show(
     Ok(())
 }
 
-fn drain(said: &str, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
-    let status = client.status().map_err(Failure::from)?;
+fn drain(said: &str, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), CommandError> {
+    let status = client.status().map_err(CommandFailure::from)?;
     let node = select_node(&status.members, said)?.id;
-    let said = client.order(Request::NodeDrain { node }).map_err(Failure::from)?;
+    let said = client.change(ApiRequest::NodeDrain { node }).map_err(CommandFailure::from)?;
     writeln!(out, "{}", escape(&said.what))?;
     Ok(())
 }
@@ -62,21 +66,22 @@ fn remove(
     args: &NodeRemoveArgs,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let status = client.status().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let status = client.status().map_err(CommandFailure::from)?;
     let member = select_node(&status.members, &args.node)?;
     let (node, force) = (member.id, args.force);
     let name = escape(&member.name);
     confirm(args.yes, &format!("node {name} ({node}) is removed for good"))?;
-    let said = client.order(Request::NodeRemove { node, force }).map_err(Failure::from)?;
+    let said =
+        client.change(ApiRequest::NodeRemove { node, force }).map_err(CommandFailure::from)?;
     writeln!(out, "{}", escape(&said.what))?;
     Ok(())
 }
 
 /// Members as a table.
 #[must_use]
-pub fn render_members(status: &Status) -> Table {
-    let (left, right) = (Align::Left, Align::Right);
+pub fn render_members(status: &StatusReport) -> TextTable {
+    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
     let columns = [
         ("node", right),
         ("name", left),
@@ -89,7 +94,7 @@ pub fn render_members(status: &Status) -> Table {
         ("road", left),
         ("address", left),
     ];
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for member in &status.members {
         table.row(vec![
             member.id.to_string(),
@@ -99,15 +104,15 @@ pub fn render_members(status: &Status) -> Table {
             member.stage.map_or_else(String::new, |stage| stage.to_string()),
             member.layers.clone().unwrap_or_default(),
             memory_text(member),
-            member.last_heard_ms.map_or_else(String::new, heard_text),
-            road_text(member.road).to_owned(),
+            member.last_heard_ms.map_or_else(String::new, silence_text),
+            path_text(member.road).to_owned(),
             member.addresses.first().cloned().unwrap_or_default(),
         ]);
     }
     table
 }
 
-fn role_text(member: &MemberStatus, status: &Status) -> &'static str {
+fn role_text(member: &MemberStatus, status: &StatusReport) -> &'static str {
     match member.role {
         MemberRole::Controller if status.leader == Some(member.id) => "leader",
         MemberRole::Controller => "controller",
@@ -118,14 +123,12 @@ fn role_text(member: &MemberStatus, status: &Status) -> &'static str {
 fn standing_text(member: &MemberStatus) -> String {
     let is_standby = member.role == MemberRole::Worker && member.stage.is_none();
     match &member.standing {
-        MemberStanding::Present if member.left_out.is_some() => "left out".to_owned(),
-        MemberStanding::Present if member.disk.is_some_and(|disk| disk.low) => {
-            "disk low".to_owned()
-        }
-        MemberStanding::Present if is_standby => "standby".to_owned(),
-        MemberStanding::Present => "present".to_owned(),
-        MemberStanding::Draining => "draining".to_owned(),
-        MemberStanding::Lost { reason } => format!("lost: {reason}"),
+        MemberState::Present if member.left_out.is_some() => "left out".to_owned(),
+        MemberState::Present if member.disk.is_some_and(|disk| disk.low) => "disk low".to_owned(),
+        MemberState::Present if is_standby => "standby".to_owned(),
+        MemberState::Present => "present".to_owned(),
+        MemberState::Draining => "draining".to_owned(),
+        MemberState::Lost { reason } => format!("lost: {reason}"),
     }
 }
 
@@ -143,25 +146,25 @@ fn disk_text(DiskStatus { free, total, low }: DiskStatus) -> String {
 }
 
 /// As in `40 ms` and `12.3 s`.
-fn heard_text(milliseconds: u64) -> String {
+fn silence_text(milliseconds: u64) -> String {
     match milliseconds {
         0..1000 => format!("{milliseconds} ms"),
         more => format!("{:.1} s", more as f64 / 1e3),
     }
 }
 
-fn road_text(road: Road) -> &'static str {
+fn path_text(road: MemberPath) -> &'static str {
     match road {
-        Road::Own => "self",
-        Road::Quic => "quic",
-        Road::SameHost => "same host",
-        Road::Down => "none",
+        MemberPath::Own => "self",
+        MemberPath::Quic => "quic",
+        MemberPath::SameHost => "same host",
+        MemberPath::Down => "none",
     }
 }
 
 /// One member, a line for each thing that is known.
 #[must_use]
-pub fn render_member(member: &MemberStatus, status: &Status) -> String {
+pub fn render_member(member: &MemberStatus, status: &StatusReport) -> String {
     let round_trip = member.round_trip_us.map(|us| format!("{:.2} ms", us as f64 / 1e3));
     let lines = [
         ("name", Some(member.name.clone())),
@@ -171,8 +174,8 @@ pub fn render_member(member: &MemberStatus, status: &Status) -> String {
         ("incarnation", Some(member.incarnation.to_string())),
         ("addresses", Some(member.addresses.join(", "))),
         ("zone", Some(member.zone.clone()).filter(|zone| !zone.is_empty())),
-        ("road", Some(road_text(member.road).to_owned())),
-        ("heard", member.last_heard_ms.map(|heard| format!("{} ago", heard_text(heard)))),
+        ("road", Some(path_text(member.road).to_owned())),
+        ("heard", member.last_heard_ms.map(|heard| format!("{} ago", silence_text(heard)))),
         ("round trip", round_trip),
         ("device", Some(member.device.clone())),
         ("left out", member.left_out.clone()),
@@ -210,8 +213,8 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, scripted};
-    use crate::api::{Answer, NodeSaid, Refusal, WrongState};
-    use crate::args::{Cli, Command};
+    use crate::api::{ApiAnswer, ApiRefusal, ChangeSummary, WrongState};
+    use crate::args::{Cli, CliCommand};
     use crate::failure::FailureCode;
 
     #[test]
@@ -250,10 +253,10 @@ copies of    stage 1
         assert_eq!(render_member(&status.members[1], &status), expected);
     }
 
-    fn run_remove(line: &str, answer: Answer) -> (Result<(), Stop>, Vec<Request>) {
+    fn run_remove(line: &str, answer: ApiAnswer) -> (Result<(), CommandError>, Vec<ApiRequest>) {
         let parsed = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
-        let Command::Node(NodeCommand::Remove(args)) = parsed else { panic!("remove") };
-        let status = Answer::Status(Box::new(sample::status()));
+        let CliCommand::Node(NodeCommand::Remove(args)) = parsed else { panic!("remove") };
+        let status = ApiAnswer::Status(Box::new(sample::status()));
         let (mut client, asked) = scripted(vec![Ok(status), Ok(answer)]);
         let ended = remove(&args, &mut client, &mut Vec::new());
         let asked = asked.borrow().clone();
@@ -262,14 +265,14 @@ copies of    stage 1
 
     #[test]
     fn a_node_is_removed_by_its_number() {
-        let said = NodeSaid { what: "removed".to_owned(), nodes: vec![NodeId(4)] };
-        let (ended, asked) = run_remove("zbelastic node remove gpu-c --yes", Answer::Done(said));
+        let said = ChangeSummary { what: "removed".to_owned(), nodes: vec![NodeId(4)] };
+        let (ended, asked) = run_remove("zbelastic node remove gpu-c --yes", ApiAnswer::Done(said));
         assert!(ended.is_ok());
-        assert_eq!(asked[1], Request::NodeRemove { node: NodeId(4), force: false });
+        assert_eq!(asked[1], ApiRequest::NodeRemove { node: NodeId(4), force: false });
         let name = "gpu-a".to_owned();
-        let refused = Answer::Refused(Refusal::WrongState(WrongState::NodeLive { name }));
+        let refused = ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::NodeLive { name }));
         let (ended, _) = run_remove("zbelastic node remove 2 --yes", refused);
-        let Err(Stop::Failed(failure)) = ended else { panic!("refused") };
+        let Err(CommandError::Failed(failure)) = ended else { panic!("refused") };
         assert_eq!(failure.code, FailureCode::WrongState);
     }
 
@@ -277,14 +280,14 @@ copies of    stage 1
     fn nothing_is_removed_without_a_yes() {
         // Tests have no terminal on both ends.
         let parsed = Cli::try_parse_from(["zbelastic", "node", "remove", "4"]).expect("legal");
-        let Command::Node(NodeCommand::Remove(args)) = parsed.command else { panic!("remove") };
-        let status = Answer::Status(Box::new(sample::status()));
+        let CliCommand::Node(NodeCommand::Remove(args)) = parsed.command else { panic!("remove") };
+        let status = ApiAnswer::Status(Box::new(sample::status()));
         let (mut client, asked) = scripted(vec![Ok(status)]);
         if crate::terminal::has_person() {
             return;
         }
         let ended = remove(&args, &mut client, &mut Vec::new());
-        let Err(Stop::Failed(failure)) = ended else { panic!("nobody said yes") };
+        let Err(CommandError::Failed(failure)) = ended else { panic!("nobody said yes") };
         assert_eq!((failure.code, asked.borrow().len()), (FailureCode::Usage, 1));
     }
 }

@@ -19,23 +19,23 @@ use zbelastic_trainer::profile::measure_pace;
 use super::schedule::write_to;
 use crate::args::PlanArgs;
 use crate::config::{RunConfig, load, nearest};
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 use crate::machine::core_count;
-use forecast::{Forecast, Outlook};
+use forecast::{Forecast, ForecastInput};
 
 /// Runs `plan`.
 ///
 /// # Errors
 /// If what was typed is wrong, no schedule can be had at all, the cluster does not answer, or `out`
 /// or the picture cannot be written.
-pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let config = load(&args.config.sources())?.config;
     let kinds = config.schedule.kinds().map_err(has_no_steps)?;
     let compared = compared(&args.compare)?;
     let threads = args.threads.map_or_else(core_count, |threads| threads as usize);
     let machines = machines::machines(args, threads)?;
     let pace = measured(&config, threads)?;
-    let outlook = Outlook { config: &config, kinds, machines: &machines, pace: &pace };
+    let outlook = ForecastInput { config: &config, kinds, machines: &machines, pace: &pace };
     let forecast = Forecast::new(outlook, &compared)?;
     if args.json {
         report::write_json(&forecast, threads, out)?;
@@ -48,15 +48,16 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> Result<(), Stop> {
     }
 }
 
-fn has_no_steps(kind: AsyncKind) -> Failure {
-    let detail = Detail::new(format!("{kind} is asynchronous: there are no steps to foretell"))
-        .at("schedule.kind")
-        .hint("--schedule auto, or one that `zbelastic schedule list` tells as sync");
-    Failure::usage("the plan", vec![detail])
+fn has_no_steps(kind: AsyncKind) -> CommandFailure {
+    let detail =
+        FailureDetail::new(format!("{kind} is asynchronous: there are no steps to foretell"))
+            .at("schedule.kind")
+            .hint("--schedule auto, or one that `zbelastic schedule list` tells as sync");
+    CommandFailure::usage("the plan", vec![detail])
 }
 
 /// The schedules to show beside the chosen one.
-fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, Failure> {
+fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, CommandFailure> {
     if names.is_empty() {
         return Ok(ScheduleKind::ALL.to_vec());
     }
@@ -66,7 +67,7 @@ fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, Failure> {
             Ok(kind) if !kinds.contains(&kind) => kinds.push(kind),
             Ok(_) => {}
             Err(error) => {
-                let detail = Detail::new(format!("{error}")).at("--compare");
+                let detail = FailureDetail::new(format!("{error}")).at("--compare");
                 wrong.push(match nearest(name, ScheduleKind::ALL.map(ScheduleKind::name)) {
                     Some(known) => detail.hint(known),
                     None => detail,
@@ -74,21 +75,23 @@ fn compared(names: &[String]) -> Result<Vec<ScheduleKind>, Failure> {
             }
         }
     }
-    if wrong.is_empty() { Ok(kinds) } else { Err(Failure::usage("--compare", wrong)) }
+    if wrong.is_empty() { Ok(kinds) } else { Err(CommandFailure::usage("--compare", wrong)) }
 }
 
-fn measured(config: &RunConfig, threads: usize) -> Result<Pace, Failure> {
+fn measured(config: &RunConfig, threads: usize) -> Result<Pace, CommandFailure> {
     let backend = CpuBackend::new(threads)
-        .map_err(|error| Failure::new(FailureCode::OutOfResource, error.to_string()))?;
+        .map_err(|error| CommandFailure::new(FailureCode::OutOfResource, error.to_string()))?;
     let began = Instant::now();
     let mut clock = || began.elapsed().as_secs_f64();
     let RunConfig { model, batch, optimizer, .. } = config;
     measure_pace(&backend, model, batch.microbatch, optimizer, &mut clock).map_err(|error| {
         let what = format!("a layer could not be measured here: {error}");
-        let mut failure = Failure::new(FailureCode::OutOfResource, what);
+        let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
         failure.details = vec![
-            Detail::new("one layer of each kind and one microbatch must fit into this machine")
-                .hint("a smaller train.microbatch"),
+            FailureDetail::new(
+                "one layer of each kind and one microbatch must fit into this machine",
+            )
+            .hint("a smaller train.microbatch"),
         ];
         failure
     })

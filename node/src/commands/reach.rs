@@ -7,8 +7,8 @@ use serde::Serialize;
 use crate::api::client::ApiClient;
 use crate::args::ClientArgs;
 use crate::cluster;
-use crate::data_folder::addresses_to_ask;
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::data_folder::request_addresses;
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 use crate::terminal;
 
 /// A client of the cluster that was named.
@@ -16,8 +16,8 @@ use crate::terminal;
 /// # Errors
 /// If the folder has no administrator's certificate, if the environment's addresses are none, or if the
 /// system gives no threads.
-pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, Failure> {
-    let (folder, addresses) = addresses_to_ask(args)?;
+pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, CommandFailure> {
+    let (folder, addresses) = request_addresses(args)?;
     Ok(ApiClient::new(addresses, cluster::exchange(&folder)?))
 }
 
@@ -25,21 +25,22 @@ pub fn connect(args: &ClientArgs) -> Result<ApiClient<'static>, Failure> {
 ///
 /// # Errors
 /// If the answer is not yes, or if there is no terminal to ask at.
-pub fn confirm(is_yes: bool, what: &str) -> Result<(), Failure> {
+pub fn confirm(is_yes: bool, what: &str) -> Result<(), CommandFailure> {
     if is_yes {
         return Ok(());
     }
-    let mut ask = terminal::ask;
-    let person = terminal::has_person().then_some(&mut ask as &mut Ask<'_>);
+    let mut ask = terminal::prompt;
+    let person = terminal::has_person().then_some(&mut ask as &mut PromptFn<'_>);
     confirm_with(what, person)
 }
 
-type Ask<'a> = dyn FnMut(&str) -> io::Result<String> + 'a;
+type PromptFn<'a> = dyn FnMut(&str) -> io::Result<String> + 'a;
 
-fn confirm_with(what: &str, person: Option<&mut Ask<'_>>) -> Result<(), Failure> {
+fn confirm_with(what: &str, person: Option<&mut PromptFn<'_>>) -> Result<(), CommandFailure> {
     let Some(ask) = person else {
-        let mut failure = Failure::new(FailureCode::Usage, format!("{what}: nobody said yes"));
-        let detail = Detail::new("there is no terminal to ask at");
+        let mut failure =
+            CommandFailure::new(FailureCode::Usage, format!("{what}: nobody said yes"));
+        let detail = FailureDetail::new("there is no terminal to ask at");
         failure.details = vec![detail.hint("--yes, if that is meant")];
         return Err(failure);
     };
@@ -48,14 +49,14 @@ fn confirm_with(what: &str, person: Option<&mut Ask<'_>>) -> Result<(), Failure>
     if matches!(answer.to_lowercase().as_str(), "y" | "yes") {
         return Ok(());
     }
-    Err(Failure::new(FailureCode::Interrupted, "not confirmed: nothing was changed"))
+    Err(CommandFailure::new(FailureCode::Interrupted, "not confirmed: nothing was changed"))
 }
 
 /// Prints a value as JSON, over several lines.
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_json(out: &mut dyn Write, value: &impl Serialize) -> Result<(), Stop> {
+pub fn write_json(out: &mut dyn Write, value: &impl Serialize) -> Result<(), CommandError> {
     let text = serde_json::to_string_pretty(value).expect("numbers, texts and lists are JSON");
     writeln!(out, "{text}")?;
     Ok(())
@@ -65,7 +66,7 @@ pub fn write_json(out: &mut dyn Write, value: &impl Serialize) -> Result<(), Sto
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_json_line(out: &mut dyn Write, value: &impl Serialize) -> Result<(), Stop> {
+pub fn write_json_line(out: &mut dyn Write, value: &impl Serialize) -> Result<(), CommandError> {
     let text = serde_json::to_string(value).expect("numbers, texts and lists are JSON");
     writeln!(out, "{text}")?;
     out.flush()?;

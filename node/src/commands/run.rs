@@ -16,43 +16,43 @@ use std::thread;
 
 use zbelastic_types::Bytes;
 
-use super::follow::FOLLOW_PAUSE;
+use super::event_poller::FOLLOW_PAUSE;
 use super::job::job_line;
 use super::reach::{connect, write_json_line};
 use crate::api::{CorpusDescription, DOCUMENT_BYTES_MAX, HexDigest, RunAccepted, RunDisposition};
 use crate::args::RunArgs;
 use crate::cluster::document::DataName;
-use crate::config::{Loaded, WeightSource, check_cluster_can_run, load};
-use crate::failure::{Detail, Failure, Stop};
+use crate::config::{LoadedConfig, WeightSource, check_cluster_can_run, load};
+use crate::failure::{CommandError, CommandFailure, FailureDetail};
 use crate::train::corpus::{cut_text, gather_text};
 use crate::train::prepare::weights_of_folder;
-use follow::{RunView, follow};
-use submit::{Submission, submit};
+use follow::{RunOutputMode, follow};
+use submit::{RunSubmission, submit};
 
 /// Runs `run`.
 ///
 /// # Errors
 /// If the configuration or its text is wrong, if the cluster refuses, if the run does not come to
 /// its end, or if `out` cannot be written.
-pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &RunArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let submission = prepare(args)?;
     let mut client = connect(&args.read.client)?;
     let mut told = io::stderr();
     let accepted = submit(&submission, &mut client, &mut told)?;
-    tell_accepted(&accepted, args, out)?;
+    print_accepted(&accepted, args, out)?;
     if args.detach || accepted.job.phase.is_over() {
         return follow::ending(&accepted.job);
     }
     let view = match (args.read.json, io::stdout().is_terminal()) {
-        (true, _) => RunView::Json,
-        (false, true) => RunView::Terminal,
-        (false, false) => RunView::File,
+        (true, _) => RunOutputMode::Json,
+        (false, true) => RunOutputMode::Terminal,
+        (false, false) => RunOutputMode::File,
     };
     let mut pause = || thread::sleep(FOLLOW_PAUSE);
     follow(accepted.events_from, view, &mut client, out, &mut pause)
 }
 
-fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
+fn prepare(args: &RunArgs) -> Result<RunSubmission, CommandFailure> {
     let loaded = load(&args.config.sources())?;
     check_cluster_can_run(&loaded.config)?;
     let text = gather_text(&loaded)?;
@@ -80,12 +80,12 @@ fn prepare(args: &RunArgs) -> Result<Submission, Failure> {
         (described, bytes)
     });
     let (name, from) = (args.name.clone(), args.from.clone());
-    Ok(Submission { document, corpus, text: bytes, weights, name, from })
+    Ok(RunSubmission { document, corpus, text: bytes, weights, name, from })
 }
 
 /// The configuration as it is submitted: without paths of this machine. The model of a folder is described
 /// by keys; its weights are sent beside it.
-fn document(loaded: Loaded) -> Result<String, Failure> {
+fn document(loaded: LoadedConfig) -> Result<String, CommandFailure> {
     let mut config = loaded.config;
     config.text.clear();
     config.weights = WeightSource::Drawn;
@@ -94,11 +94,15 @@ fn document(loaded: Loaded) -> Result<String, Failure> {
     if found <= DOCUMENT_BYTES_MAX {
         return Ok(document);
     }
-    let detail = Detail::new(format!("{found} bytes, at most {DOCUMENT_BYTES_MAX}"));
-    Err(Failure::usage("the configuration", vec![detail]))
+    let detail = FailureDetail::new(format!("{found} bytes, at most {DOCUMENT_BYTES_MAX}"));
+    Err(CommandFailure::usage("the configuration", vec![detail]))
 }
 
-fn tell_accepted(accepted: &RunAccepted, args: &RunArgs, out: &mut dyn Write) -> Result<(), Stop> {
+fn print_accepted(
+    accepted: &RunAccepted,
+    args: &RunArgs,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     if args.read.json {
         return write_json_line(out, accepted);
     }
@@ -121,12 +125,12 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{Cli, CliCommand};
     use crate::failure::FailureCode;
 
     fn parse(arguments: &[&str]) -> RunArgs {
         let line = ["zbelastic", "run"].iter().chain(arguments);
-        let Command::Run(args) = Cli::try_parse_from(line).expect("legal").command else {
+        let CliCommand::Run(args) = Cli::try_parse_from(line).expect("legal").command else {
             panic!("run")
         };
         args

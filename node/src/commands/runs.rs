@@ -5,30 +5,34 @@ use std::io::Write;
 
 use super::clock::now_ms;
 use super::reach::{confirm, connect, write_json};
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 use crate::api::client::ApiClient;
-use crate::api::{JobPhaseStatus, OriginStatus, Refusal, Request, RunStatus, Thing};
+use crate::api::{ApiRefusal, ApiRequest, JobPhaseStatus, OriginStatus, ResourceKind, RunStatus};
 use crate::args::RunsCommand;
 use crate::commands::ckpt::render_list;
-use crate::failure::{Failure, Stop};
+use crate::failure::{CommandError, CommandFailure};
 
 /// Runs a `runs` command.
 ///
 /// # Errors
 /// If the cluster refuses, or if `out` cannot be written.
-pub fn run(command: &RunsCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &RunsCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         RunsCommand::List(args) => list(args.json, &mut connect(&args.client)?, out),
         RunsCommand::Show { name, read } => {
             let client = connect(&read.client)?;
-            show(name, read.json, &mut client.of_run(Some(name.clone())), out)
+            show(name, read.json, &mut client.with_run(Some(name.clone())), out)
         }
         RunsCommand::Remove { name, yes, client } => remove(name, *yes, &mut connect(client)?, out),
     }
 }
 
-fn list(is_json: bool, client: &mut ApiClient<'_>, out: &mut dyn Write) -> Result<(), Stop> {
-    let runs = client.runs().map_err(Failure::from)?;
+fn list(
+    is_json: bool,
+    client: &mut ApiClient<'_>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let runs = client.runs().map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &runs);
     }
@@ -41,7 +45,7 @@ fn render(runs: &[RunStatus]) -> String {
     if runs.is_empty() {
         return "no runs yet; `zbelastic run CONFIG` begins one\n".to_owned();
     }
-    let (left, right) = (Align::Left, Align::Right);
+    let (left, right) = (ColumnAlign::Left, ColumnAlign::Right);
     let columns = [
         ("run", left),
         ("state", left),
@@ -50,7 +54,7 @@ fn render(runs: &[RunStatus]) -> String {
         ("size", right),
         ("digest", left),
     ];
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for run in runs {
         table.row(vec![
             run.name.clone(),
@@ -76,10 +80,11 @@ const fn phase_word(phase: &JobPhaseStatus) -> &'static str {
 }
 
 /// The run with this name.
-fn find(name: &str, client: &mut ApiClient<'_>) -> Result<RunStatus, Failure> {
+fn find(name: &str, client: &mut ApiClient<'_>) -> Result<RunStatus, CommandFailure> {
     let runs = client.runs()?;
     let found = runs.into_iter().find(|run| run.name == name);
-    let missing = || Refusal::NotFound { thing: Thing::Run, name: name.to_owned() }.failure();
+    let missing =
+        || ApiRefusal::NotFound { thing: ResourceKind::Run, name: name.to_owned() }.failure();
     found.ok_or_else(missing)
 }
 
@@ -88,12 +93,12 @@ fn show(
     is_json: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let run = find(name, client)?;
     if is_json {
         return write_json(out, &run);
     }
-    let checkpoints = client.checkpoints().map_err(Failure::from)?;
+    let checkpoints = client.checkpoints().map_err(CommandFailure::from)?;
     let mut text = format!("run     {} (number {})\n", run.name, run.run);
     let _ = writeln!(text, "state   {}", phase_word(&run.phase));
     let _ = writeln!(text, "step    {} of {}", run.step, run.step_count);
@@ -113,7 +118,7 @@ fn remove(
     is_yes: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let run = find(name, client)?;
     let steps: Vec<String> = run.checkpoints.iter().map(ToString::to_string).collect();
     let what = match steps.is_empty() {
@@ -125,8 +130,8 @@ fn remove(
         ),
     };
     confirm(is_yes, &what)?;
-    let said = client.order(Request::RunRemove { name: name.to_owned(), run: run.run });
-    writeln!(out, "{}", said.map_err(Failure::from)?.what)?;
+    let said = client.change(ApiRequest::RunRemove { name: name.to_owned(), run: run.run });
+    writeln!(out, "{}", said.map_err(CommandFailure::from)?.what)?;
     Ok(())
 }
 
@@ -136,7 +141,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{digest, scripted};
-    use crate::api::{Answer, NodeSaid};
+    use crate::api::{ApiAnswer, ChangeSummary};
     use crate::failure::FailureCode;
 
     fn status(run: u64, name: &str, phase: JobPhaseStatus, checkpoints: &[u64]) -> RunStatus {
@@ -173,15 +178,16 @@ wide      running   300  1000  1.49 GiB  no checkpoint
     }
 
     fn removed(name: &str) -> (Result<String, FailureCode>, usize) {
-        let said = NodeSaid { what: format!("run {name} is removed"), nodes: Vec::new() };
-        let (mut client, asked) = scripted(vec![Ok(Answer::Runs(runs())), Ok(Answer::Done(said))]);
+        let said = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
+        let (mut client, asked) =
+            scripted(vec![Ok(ApiAnswer::Runs(runs())), Ok(ApiAnswer::Done(said))]);
         let mut out = Vec::new();
         let ended = remove(name, true, &mut client, &mut out);
         let asked = asked.borrow().len();
         let told = String::from_utf8(out).expect("UTF-8");
         let code = |stop| match stop {
-            Stop::Failed(failure) => failure.code,
-            Stop::Output(error) => panic!("{error}"),
+            CommandError::Failed(failure) => failure.code,
+            CommandError::Output(error) => panic!("{error}"),
         };
         (ended.map(|()| told).map_err(code), asked)
     }

@@ -3,11 +3,11 @@
 mod asynchronous;
 mod catalogue;
 mod input_error;
+mod input_parser;
 mod inputs;
-mod reading;
 mod report;
+mod solve_task;
 mod table;
-mod task;
 
 use std::fs;
 use std::io::Write;
@@ -18,15 +18,15 @@ use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{Timeline, simulate};
 
 use crate::args::{RenderArgs, ScheduleCommand, SimulateArgs, SolveArgs};
-use crate::failure::{Failure, Stop, cannot_write};
-use inputs::{ProblemText, Replay};
-use task::{Answer, Task, Wanted};
+use crate::failure::{CommandError, CommandFailure, cannot_write};
+use inputs::{ProblemInput, SimulationInput};
+use solve_task::{SolveMode, SolveResult, SolveTask};
 
 /// Runs a `schedule` command.
 ///
 /// # Errors
 /// If what was typed is wrong, or a file or `out` cannot be written.
-pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         ScheduleCommand::Render(args) => render(args, out),
         ScheduleCommand::Simulate(args) => time(args, out),
@@ -38,9 +38,9 @@ pub fn run(command: &ScheduleCommand, out: &mut dyn Write) -> Result<(), Stop> {
 /// One unit of time in a trace: viewers show milliseconds well.
 const TRACE_UNIT_US: f64 = 1000.0;
 
-fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
+fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let text = inputs::program_text(&args.program).map_err(input_error::failure)?;
-    if asynchronous::is_asked(&args.program, text.as_deref()) {
+    if asynchronous::is_requested(&args.program, text.as_deref()) {
         return asynchronous::render(args, text.as_deref(), out);
     }
     let replay = inputs::replay(&args.program, text.as_deref()).map_err(input_error::failure)?;
@@ -53,8 +53,8 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
         write_to(path, &svg::draw(&timeline), out)?;
     }
     let forms = [
-        (&args.pytorch, pytorch::Form::ComputeOnly),
-        (&args.pytorch_comms, pytorch::Form::WithCommunication),
+        (&args.pytorch, pytorch::CsvFormat::ComputeOnly),
+        (&args.pytorch_comms, pytorch::CsvFormat::WithCommunication),
     ];
     for (path, form) in forms {
         if let Some(path) = path {
@@ -70,43 +70,52 @@ fn render(args: &RenderArgs, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), Stop> {
+fn time(args: &SimulateArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if let Some(path) = &args.csv {
-        return table::answer(path, Wanted::Replay, out);
+        return table::answer(path, SolveMode::Replay, out);
     }
     let text = inputs::program_text(&args.program).map_err(input_error::failure)?;
-    if asynchronous::is_asked(&args.program, text.as_deref()) {
+    if asynchronous::is_requested(&args.program, text.as_deref()) {
         return asynchronous::time(args, text.as_deref(), out);
     }
     let (replay, memory) =
         inputs::replay_with_memory(args, text.as_deref()).map_err(input_error::failure)?;
     let timeline = timeline(&replay);
-    let report = report::Report::new(&replay, &timeline, &memory, args.program_text);
+    let report = report::ScheduleReport::new(&replay, &timeline, &memory, args.program_text);
     if args.json { report.write_json(out) } else { report.write_table(&timeline, out) }
 }
 
-fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
+fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     if let Some(path) = &args.csv {
-        return table::answer(path, Wanted::Order, out);
+        return table::answer(path, SolveMode::Order, out);
     }
     let (stages, microbatches) =
         args.stages.zip(args.microbatches).expect("required without --csv");
     let SolveArgs { times, memory, mem_limit, relief, ending, kind, chunks, .. } = args;
     let mem_limit = mem_limit.as_deref();
     let slices = args.slices;
-    let text =
-        ProblemText { stages, microbatches, slices, times, memory, mem_limit, relief, ending };
-    let task = Task::new(&text, (Wanted::Order, kind.as_deref()), *chunks)
+    let text = ProblemInput {
+        stages,
+        microbatches,
+        slices,
+        times,
+        memory,
+        mem_limit,
+        memory_savings: relief,
+        ending,
+    };
+    let task = SolveTask::new(&text, (SolveMode::Order, kind.as_deref()), *chunks)
         .map_err(input_error::failure)?;
     let answer = task.answer().map_err(|error| input_error::failure(vec![error.into()]))?;
-    let Answer { problem, solution, fits, took } = answer;
-    let found = fits.then(|| report::Found::new(&solution, took));
+    let SolveResult { problem, solution, fits, took } = answer;
+    let found = fits.then(|| report::SolutionQuality::new(&solution, took));
     let in_run = task
         .window()
         .map(|window| inputs::solved_in_run(problem, solution.program.clone(), window));
     let (replay, memory) = inputs::solved(problem, solution.program);
     let once = timeline(&replay);
-    let report = report::Report::new(&replay, &once, &memory, args.program_text).with(found);
+    let report =
+        report::ScheduleReport::new(&replay, &once, &memory, args.program_text).with(found);
     let report = match &in_run {
         Some(replay) => report.in_run(replay, &timeline(replay)),
         None => report,
@@ -114,16 +123,16 @@ fn find(args: &SolveArgs, out: &mut dyn Write) -> Result<(), Stop> {
     if args.json { report.write_json(out) } else { report.write_table(&once, out) }
 }
 
-fn timeline(replay: &Replay) -> Timeline {
+fn timeline(replay: &SimulationInput) -> Timeline {
     simulate(&replay.program, &replay.costs, replay.step_count)
         .expect("a checked program with checked costs runs to its end")
 }
 
 /// Writes to a file, or to `out` if it is called `-`.
-pub fn write_to(path: &Path, text: &str, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn write_to(path: &Path, text: &str, out: &mut dyn Write) -> Result<(), CommandError> {
     if path == Path::new("-") {
         write!(out, "{text}")?;
         return Ok(());
     }
-    fs::write(path, text).map_err(|error| Failure::into(cannot_write(path, &error)))
+    fs::write(path, text).map_err(|error| CommandFailure::into(cannot_write(path, &error)))
 }

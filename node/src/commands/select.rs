@@ -1,8 +1,8 @@
 //! Finds what a person named: by number, by name, or by how it begins.
 
-use crate::api::{MemberStanding, MemberStatus, Refusal, Thing, TokenInfo, escape};
+use crate::api::{ApiRefusal, MemberState, MemberStatus, ResourceKind, TokenInfo, escape};
 use crate::config::nearest;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// Candidates that are listed when a name fits several.
 const CANDIDATES_MAX: usize = 8;
@@ -15,7 +15,7 @@ const CANDIDATES_MAX: usize = 8;
 pub fn select_node<'a>(
     members: &'a [MemberStatus],
     said: &str,
-) -> Result<&'a MemberStatus, Failure> {
+) -> Result<&'a MemberStatus, CommandFailure> {
     let number = said.parse::<u64>().ok();
     if let Some(member) = members.iter().find(|member| Some(member.id.0) == number) {
         return Ok(member);
@@ -27,7 +27,7 @@ pub fn select_node<'a>(
     match (live.as_slice(), found.as_slice()) {
         ([member], _) | ([], [member]) => Ok(member),
         ([], []) => Err(unknown(
-            Thing::Node,
+            ResourceKind::Node,
             said,
             nearest(said, members.iter().map(|member| member.name.as_str())),
         )),
@@ -41,8 +41,8 @@ pub fn select_node<'a>(
 
 fn is_live(member: &MemberStatus) -> bool {
     match member.standing {
-        MemberStanding::Present | MemberStanding::Draining => true,
-        MemberStanding::Lost { .. } => false,
+        MemberState::Present | MemberState::Draining => true,
+        MemberState::Lost { .. } => false,
     }
 }
 
@@ -50,7 +50,10 @@ fn is_live(member: &MemberStatus) -> bool {
 ///
 /// # Errors
 /// If there is none, or if it could be several.
-pub fn select_token<'a>(tokens: &'a [TokenInfo], said: &str) -> Result<&'a TokenInfo, Failure> {
+pub fn select_token<'a>(
+    tokens: &'a [TokenInfo],
+    said: &str,
+) -> Result<&'a TokenInfo, CommandFailure> {
     if let Some(token) = tokens.iter().find(|token| token.id == said) {
         return Ok(token);
     }
@@ -58,7 +61,7 @@ pub fn select_token<'a>(tokens: &'a [TokenInfo], said: &str) -> Result<&'a Token
     match found.as_slice() {
         [token] => Ok(token),
         [] => Err(unknown(
-            Thing::Token,
+            ResourceKind::Token,
             said,
             nearest(said, tokens.iter().map(|token| token.id.as_str())),
         )),
@@ -68,22 +71,22 @@ pub fn select_token<'a>(tokens: &'a [TokenInfo], said: &str) -> Result<&'a Token
     }
 }
 
-fn unknown(thing: Thing, said: &str, nearest: Option<&str>) -> Failure {
-    let mut failure = Refusal::NotFound { thing, name: said.to_owned() }.failure();
+fn unknown(thing: ResourceKind, said: &str, nearest: Option<&str>) -> CommandFailure {
+    let mut failure = ApiRefusal::NotFound { thing, name: said.to_owned() }.failure();
     if let Some(nearest) = nearest {
         failure.details =
-            vec![Detail::new("nothing is called so").hint(escape(nearest).into_owned())];
+            vec![FailureDetail::new("nothing is called so").hint(escape(nearest).into_owned())];
     }
     failure
 }
 
-fn ambiguous(thing: &str, said: &str, candidates: Vec<String>) -> Failure {
+fn ambiguous(thing: &str, said: &str, candidates: Vec<String>) -> CommandFailure {
     let what = format!("{} could be {} {thing}s", escape(said), candidates.len());
     let more = candidates.len().saturating_sub(CANDIDATES_MAX);
     let shown: Vec<_> = candidates.iter().take(CANDIDATES_MAX).map(|name| escape(name)).collect();
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let detail = Detail::new(format!("{}{more}", shown.join(", ")));
-    let mut failure = Failure::new(FailureCode::Usage, what);
+    let detail = FailureDetail::new(format!("{}{more}", shown.join(", ")));
+    let mut failure = CommandFailure::new(FailureCode::Usage, what);
     failure.details = vec![detail.hint("more letters of it, or the number")];
     failure
 }

@@ -9,11 +9,11 @@ use std::ops::ControlFlow;
 use std::thread;
 
 use super::reach::{connect, write_json, write_json_line};
-use crate::api::Status;
+use crate::api::StatusReport;
 use crate::api::client::ApiClient;
 use crate::args::StatusArgs;
-use crate::data_folder::DataFolder;
-use crate::failure::{Failure, Stop};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandError, CommandFailure};
 use crate::terminal;
 
 /// Width of lines where standard output is no terminal: nothing is cut.
@@ -23,7 +23,7 @@ const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
 /// Where a status is shown, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum View {
+enum StatusOutputMode {
     /// One JSON object a line.
     JsonLines,
     /// A terminal of this width, drawn again each time.
@@ -36,10 +36,10 @@ enum View {
 ///
 /// # Errors
 /// If the cluster does not answer, or `out` cannot be written.
-pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), CommandError> {
     let mut client = connect(&args.read.client)?;
     // A controller that joined does not know the name of its cluster; an administrator's folder does.
-    let name = DataFolder::of(&args.read.client.folder)
+    let name = NodeDataFolder::of(&args.read.client.folder)
         .read_admin()
         .map_or_else(|_| String::new(), |admin| admin.name);
     let is_terminal = io::stdout().is_terminal();
@@ -48,9 +48,9 @@ pub fn run(args: &StatusArgs, out: &mut dyn Write) -> Result<(), Stop> {
         return once((args.read.json, width), &name, &mut client, out);
     }
     let view = match (args.read.json, is_terminal) {
-        (true, _) => View::JsonLines,
-        (false, true) => View::Redrawn(width),
-        (false, false) => View::Blocks,
+        (true, _) => StatusOutputMode::JsonLines,
+        (false, true) => StatusOutputMode::Redrawn(width),
+        (false, false) => StatusOutputMode::Blocks,
     };
     let mut pause = || {
         thread::sleep(args.interval);
@@ -64,8 +64,8 @@ fn once(
     name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let status = asked(client, name)?;
+) -> Result<(), CommandError> {
+    let status = request_status(client, name)?;
     if is_json {
         return write_json(out, &status);
     }
@@ -74,8 +74,8 @@ fn once(
 }
 
 /// Requests the status. Where the node that answers knows no name of the cluster, it gets `name`.
-fn asked(client: &mut ApiClient<'_>, name: &str) -> Result<Status, Failure> {
-    let mut status = client.status().map_err(Failure::from)?;
+fn request_status(client: &mut ApiClient<'_>, name: &str) -> Result<StatusReport, CommandFailure> {
+    let mut status = client.status().map_err(CommandFailure::from)?;
     if status.cluster.name.is_empty() {
         name.clone_into(&mut status.cluster.name);
     }
@@ -84,20 +84,20 @@ fn asked(client: &mut ApiClient<'_>, name: &str) -> Result<Status, Failure> {
 
 /// Shows the status until `pause` breaks, `out` cannot be written, or the cluster does not answer.
 fn watch(
-    view: View,
+    view: StatusOutputMode,
     name: &str,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     loop {
-        let status = asked(client, name)?;
+        let status = request_status(client, name)?;
         match view {
-            View::JsonLines => write_json_line(out, &status)?,
-            View::Redrawn(width) => {
+            StatusOutputMode::JsonLines => write_json_line(out, &status)?,
+            StatusOutputMode::Redrawn(width) => {
                 write!(out, "{CLEAR}{}", render_status(&status, width))?;
             }
-            View::Blocks => writeln!(out, "{}", render_status(&status, WIDTH_ENDLESS))?,
+            StatusOutputMode::Blocks => writeln!(out, "{}", render_status(&status, WIDTH_ENDLESS))?,
         }
         out.flush()?;
         if pause().is_break() {
@@ -111,11 +111,11 @@ mod tests {
     use super::*;
     use crate::api::client::ClientError;
     use crate::api::sample::{self, scripted};
-    use crate::api::{Answer, Status};
+    use crate::api::{ApiAnswer, StatusReport};
     use crate::failure::FailureCode;
 
-    fn watched(view: View, rounds: usize) -> String {
-        let answers = (0..rounds).map(|_| Ok(Answer::Status(Box::new(sample::status()))));
+    fn watched(view: StatusOutputMode, rounds: usize) -> String {
+        let answers = (0..rounds).map(|_| Ok(ApiAnswer::Status(Box::new(sample::status()))));
         let (mut client, _) = scripted(answers.collect());
         let (mut out, mut left) = (Vec::new(), rounds);
         let mut pause = || {
@@ -129,12 +129,16 @@ mod tests {
     #[test]
     fn a_terminal_is_drawn_again_and_a_pipe_gets_blocks() {
         let block = render_status(&sample::status(), WIDTH_ENDLESS);
-        assert_eq!(watched(View::Blocks, 2), format!("{block}\n{block}\n"));
+        assert_eq!(watched(StatusOutputMode::Blocks, 2), format!("{block}\n{block}\n"));
         let narrow = render_status(&sample::status(), 60);
-        assert_eq!(watched(View::Redrawn(60), 2), format!("{CLEAR}{narrow}{CLEAR}{narrow}"));
-        let lines = watched(View::JsonLines, 3);
+        assert_eq!(
+            watched(StatusOutputMode::Redrawn(60), 2),
+            format!("{CLEAR}{narrow}{CLEAR}{narrow}")
+        );
+        let lines = watched(StatusOutputMode::JsonLines, 3);
         assert_eq!(lines.lines().count(), 3);
-        let read: Status = serde_json::from_str(lines.lines().next().expect("a line")).expect("it");
+        let read: StatusReport =
+            serde_json::from_str(lines.lines().next().expect("a line")).expect("it");
         assert_eq!(read, sample::status());
     }
 
@@ -143,15 +147,15 @@ mod tests {
         let tried = vec![("a:7000".to_owned(), "no answer".to_owned())];
         let (mut client, _) = scripted(vec![Err(ClientError::Unreachable { tried })]);
         let ended = once((false, 80), "", &mut client, &mut Vec::new());
-        let Err(Stop::Failed(failure)) = ended else { panic!("nobody answers") };
+        let Err(CommandError::Failed(failure)) = ended else { panic!("nobody answers") };
         assert_eq!(failure.code, FailureCode::Unreachable);
         assert!(failure.to_string().contains("a:7000: no answer"), "{failure}");
     }
 
     #[test]
     fn whoever_closes_the_pipe_has_seen_enough() {
-        struct Closed;
-        impl Write for Closed {
+        struct ClosedPipe;
+        impl Write for ClosedPipe {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
@@ -159,10 +163,10 @@ mod tests {
                 Ok(())
             }
         }
-        let (mut client, _) = scripted(vec![Ok(Answer::Status(Box::new(sample::status())))]);
+        let (mut client, _) = scripted(vec![Ok(ApiAnswer::Status(Box::new(sample::status())))]);
         let mut endless = || ControlFlow::Continue(());
-        let ended = watch(View::Blocks, "", &mut client, &mut Closed, &mut endless);
-        let Err(Stop::Output(error)) = ended else { panic!("it is closed") };
+        let ended = watch(StatusOutputMode::Blocks, "", &mut client, &mut ClosedPipe, &mut endless);
+        let Err(CommandError::Output(error)) = ended else { panic!("it is closed") };
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 }

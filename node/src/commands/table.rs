@@ -6,7 +6,7 @@ use crate::api::escape;
 
 /// Where the text of a column stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
+pub enum ColumnAlign {
     /// At the left, for words.
     Left,
     /// At the right, for numbers.
@@ -15,15 +15,15 @@ pub enum Align {
 
 /// Rows below titles. Cells are escaped.
 #[derive(Clone, Debug)]
-pub struct Table {
-    columns: Vec<(&'static str, Align)>,
+pub struct TextTable {
+    columns: Vec<(&'static str, ColumnAlign)>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     /// A table without rows.
     #[must_use]
-    pub fn new(columns: &[(&'static str, Align)]) -> Self {
+    pub fn new(columns: &[(&'static str, ColumnAlign)]) -> Self {
         Self { columns: columns.to_vec(), rows: Vec::new() }
     }
 
@@ -50,8 +50,8 @@ impl Table {
             for ((cell, (_, align)), width) in row.iter().zip(&self.columns).zip(&widths) {
                 let gap = if line.is_empty() { "" } else { "  " };
                 let _ = match align {
-                    Align::Left => write!(line, "{gap}{cell:<width$}"),
-                    Align::Right => write!(line, "{gap}{cell:>width$}"),
+                    ColumnAlign::Left => write!(line, "{gap}{cell:<width$}"),
+                    ColumnAlign::Right => write!(line, "{gap}{cell:>width$}"),
                 };
             }
             text.push_str(&fit(line.trim_end(), width));
@@ -73,12 +73,15 @@ pub fn fit(line: &str, width: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Align, Table, fit};
+    use super::{ColumnAlign, TextTable, fit};
 
     #[test]
     fn columns_are_as_wide_as_they_must_be() {
-        let mut table =
-            Table::new(&[("id", Align::Right), ("name", Align::Left), ("n", Align::Left)]);
+        let mut table = TextTable::new(&[
+            ("id", ColumnAlign::Right),
+            ("name", ColumnAlign::Left),
+            ("n", ColumnAlign::Left),
+        ]);
         table.row(vec!["7".into(), "a".into(), "x".into()]);
         table.row(vec!["1024".into(), "long\u{1b}".into(), String::new()]);
         let expected = "  id  name        n\n   7  a           x\n1024  long\\u{1b}\n";

@@ -7,11 +7,11 @@ use std::io::{self, Read, Write};
 use super::clock::{date_text, now_ms};
 use super::reach::{confirm, connect, write_json};
 use super::select::select_token;
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 use crate::api::client::ApiClient;
-use crate::api::{Request, TokenCreated, TokenInfo, TokenRequest, TokenRole, escape};
+use crate::api::{ApiRequest, TokenCreated, TokenInfo, TokenRequest, TokenRole, escape};
 use crate::args::{TokenCommand, TokenCreateArgs, TokenRevokeArgs, TokenSourceArgs};
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 use crate::terminal;
 
 /// Environment variable that holds a token.
@@ -23,7 +23,7 @@ const TOKEN_BYTES_MAX: u64 = 4096;
 ///
 /// # Errors
 /// If the cluster refuses, or `out` cannot be written.
-pub fn run(command: &TokenCommand, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn run(command: &TokenCommand, out: &mut dyn Write) -> Result<(), CommandError> {
     match command {
         TokenCommand::Create(args) => create(args, &mut connect(&args.read.client)?, out),
         TokenCommand::List(args) => list(args.json, &mut connect(&args.client)?, now_ms(), out),
@@ -35,11 +35,12 @@ fn create(
     args: &TokenCreateArgs,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let role = TokenRole::from(args.role);
     if role.is_person() && args.ephemeral {
-        let detail = Detail::new("--ephemeral is for nodes, which come and go").at("--ephemeral");
-        return Err(Failure::usage("the command line", vec![detail]).into());
+        let detail =
+            FailureDetail::new("--ephemeral is for nodes, which come and go").at("--ephemeral");
+        return Err(CommandFailure::usage("the command line", vec![detail]).into());
     }
     let request = TokenRequest {
         role,
@@ -48,7 +49,7 @@ fn create(
         ephemeral: args.ephemeral,
         note: args.note.clone(),
     };
-    let created = client.create_token(request).map_err(Failure::from)?;
+    let created = client.create_token(request).map_err(CommandFailure::from)?;
     if args.read.json {
         return write_json(out, &created);
     }
@@ -77,8 +78,8 @@ fn list(
     client: &mut ApiClient<'_>,
     now_ms: u64,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let tokens = client.tokens().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let tokens = client.tokens().map_err(CommandFailure::from)?;
     if is_json {
         return write_json(out, &tokens);
     }
@@ -92,8 +93,9 @@ pub fn render_tokens(tokens: &[TokenInfo], now_ms: u64) -> String {
     if tokens.is_empty() {
         return "no tokens; `zbelastic token create` makes one\n".to_owned();
     }
-    let columns = ["id", "role", "state", "used", "ends", "note"].map(|title| (title, Align::Left));
-    let mut table = Table::new(&columns);
+    let columns =
+        ["id", "role", "state", "used", "ends", "note"].map(|title| (title, ColumnAlign::Left));
+    let mut table = TextTable::new(&columns);
     for token in tokens {
         let used = format!("{}/{}", token.used, token.uses);
         let role = match token.ephemeral {
@@ -123,14 +125,14 @@ fn revoke(
     args: &TokenRevokeArgs,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let tokens = client.tokens().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let tokens = client.tokens().map_err(CommandFailure::from)?;
     let id = select_token(&tokens, &args.id)?.id.clone();
     let and_nodes =
         if args.with_nodes { ", and the nodes that joined with it are removed" } else { "" };
     confirm(args.yes, &format!("token {} is revoked{and_nodes}", escape(&id)))?;
-    let request = Request::TokenRevoke { id, with_nodes: args.with_nodes };
-    let said = client.order(request).map_err(Failure::from)?;
+    let request = ApiRequest::TokenRevoke { id, with_nodes: args.with_nodes };
+    let said = client.change(request).map_err(CommandFailure::from)?;
     writeln!(out, "{}", escape(&said.what))?;
     Ok(())
 }
@@ -139,7 +141,7 @@ fn revoke(
 ///
 /// # Errors
 /// If there is none, or the file cannot be read.
-pub fn find_token(source: &TokenSourceArgs) -> Result<String, Failure> {
+pub fn find_token(source: &TokenSourceArgs) -> Result<String, CommandFailure> {
     let token = match (&source.token, &source.token_file) {
         (Some(token), _) => token.clone(),
         (None, Some(path)) if path.as_os_str() == "-" => read_token("-", io::stdin().lock())?,
@@ -150,7 +152,7 @@ pub fn find_token(source: &TokenSourceArgs) -> Result<String, Failure> {
         }
         (None, None) => match env::var(TOKEN_VARIABLE) {
             Ok(token) if !token.is_empty() => token,
-            Ok(_) | Err(_) if terminal::has_person() => terminal::ask_secret("Token:")
+            Ok(_) | Err(_) if terminal::has_person() => terminal::prompt_secret("Token:")
                 .map_err(|error| unreadable("the terminal", &error))?,
             Ok(_) | Err(_) => String::new(),
         },
@@ -159,7 +161,7 @@ pub fn find_token(source: &TokenSourceArgs) -> Result<String, Failure> {
     if token.is_empty() { Err(no_token()) } else { Ok(token.to_owned()) }
 }
 
-fn read_token(path: &str, from: impl Read) -> Result<String, Failure> {
+fn read_token(path: &str, from: impl Read) -> Result<String, CommandFailure> {
     let mut text = String::new();
     let read = from.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text);
     let length = read.map_err(|error| unreadable(path, &error))?;
@@ -167,16 +169,16 @@ fn read_token(path: &str, from: impl Read) -> Result<String, Failure> {
         return Ok(text);
     }
     let what = format!("{path} holds more than a token: at most {TOKEN_BYTES_MAX} bytes expected");
-    Err(Failure::new(FailureCode::Usage, what))
+    Err(CommandFailure::new(FailureCode::Usage, what))
 }
 
-fn unreadable(path: &str, error: &io::Error) -> Failure {
-    Failure::new(FailureCode::Usage, format!("cannot read the token from {path}: {error}"))
+fn unreadable(path: &str, error: &io::Error) -> CommandFailure {
+    CommandFailure::new(FailureCode::Usage, format!("cannot read the token from {path}: {error}"))
 }
 
-fn no_token() -> Failure {
-    let mut failure = Failure::new(FailureCode::Usage, "there is no token to join with");
-    let detail = Detail::new("a cluster lets nobody in without one").hint(
+fn no_token() -> CommandFailure {
+    let mut failure = CommandFailure::new(FailureCode::Usage, "there is no token to join with");
+    let detail = FailureDetail::new("a cluster lets nobody in without one").hint(
         "`zbelastic token create` on the cluster makes one; then --token-file FILE, \
          --token TOKEN or ZBELASTIC_TOKEN",
     );
@@ -188,12 +190,12 @@ fn no_token() -> Failure {
 mod tests {
     use super::*;
     use crate::api::sample::{self, NOW_MS, scripted};
-    use crate::api::{Answer, NodeSaid};
-    use crate::args::{Cli, Command};
+    use crate::api::{ApiAnswer, ChangeSummary};
+    use crate::args::{Cli, CliCommand};
     use clap::Parser;
 
     fn parse(line: &str) -> TokenCommand {
-        let Command::Token(command) =
+        let CliCommand::Token(command) =
             Cli::try_parse_from(line.split_whitespace()).expect("legal").command
         else {
             panic!("token")
@@ -210,7 +212,7 @@ mod tests {
     fn a_token_is_printed_alone_or_as_the_line_to_join_with() {
         let check = |line: &str, expected: &str| {
             let TokenCommand::Create(args) = parse(line) else { panic!("create") };
-            let (mut client, asked) = scripted(vec![Ok(Answer::Token(created()))]);
+            let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Token(created()))]);
             let mut out = Vec::new();
             create(&args, &mut client, &mut out).expect("a token");
             assert_eq!(String::from_utf8(out).expect("UTF-8"), expected);
@@ -224,7 +226,7 @@ mod tests {
             note: None,
         };
         let found = check("zbelastic token create", "zbe1-secret\n");
-        assert_eq!(found, Request::TokenCreate(day));
+        assert_eq!(found, ApiRequest::TokenCreate(day));
         check(
             "zbelastic token create --print-join",
             "zbelastic join --cluster 10.0.0.1:7000,10.0.0.2:7000 --role worker \
@@ -240,7 +242,7 @@ mod tests {
             ephemeral: true,
             note: Some("a".to_owned()),
         };
-        assert_eq!(asked, Request::TokenCreate(expected));
+        assert_eq!(asked, ApiRequest::TokenCreate(expected));
     }
 
     #[test]
@@ -263,16 +265,16 @@ aaaa  worker (ephemeral)  used up  2/2   2026-11-22 12:00:03Z
 
     #[test]
     fn revoking_names_the_whole_id() {
-        let said = NodeSaid { what: "token 7f3a is revoked".to_owned(), nodes: vec![] };
-        let tokens = || Ok(Answer::Tokens(vec![sample::token("7f3a"), sample::token("8888")]));
+        let said = ChangeSummary { what: "token 7f3a is revoked".to_owned(), nodes: vec![] };
+        let tokens = || Ok(ApiAnswer::Tokens(vec![sample::token("7f3a"), sample::token("8888")]));
         let TokenCommand::Revoke(args) = parse("zbelastic token revoke 7 --yes") else {
             panic!("revoke")
         };
-        let (mut client, asked) = scripted(vec![tokens(), Ok(Answer::Done(said))]);
+        let (mut client, asked) = scripted(vec![tokens(), Ok(ApiAnswer::Done(said))]);
         let mut out = Vec::new();
         revoke(&args, &mut client, &mut out).expect("revoked");
         assert_eq!(out, b"token 7f3a is revoked\n");
-        let expected = Request::TokenRevoke { id: "7f3a".to_owned(), with_nodes: false };
+        let expected = ApiRequest::TokenRevoke { id: "7f3a".to_owned(), with_nodes: false };
         assert_eq!(asked.borrow()[1], expected);
     }
 

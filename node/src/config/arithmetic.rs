@@ -8,14 +8,14 @@ use zbelastic_kernels::{DeviceSizes, Precision};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArithmeticConfig {
     /// The kind of devices.
-    pub device: DeviceKind,
+    pub device: DeviceChoice,
     /// The type of activations.
     pub precision: PrecisionChoice,
 }
 
 /// A kind of devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DeviceKind {
+pub enum DeviceChoice {
     /// The processor's cores.
     #[default]
     Cpu,
@@ -47,8 +47,8 @@ impl ArithmeticConfig {
     #[must_use]
     pub const fn sizes(self) -> DeviceSizes {
         match self.device {
-            DeviceKind::Cpu => DeviceSizes::Processors,
-            DeviceKind::Cuda => DeviceSizes::Cuda(self.precision()),
+            DeviceChoice::Cpu => DeviceSizes::Processors,
+            DeviceChoice::Cuda => DeviceSizes::Cuda(self.precision()),
         }
     }
 }

@@ -13,11 +13,11 @@ use zbelastic_types::Bytes;
 
 use super::key::Key;
 use super::memory::ops_of_names;
-use super::problem::{Given, Problem};
-use super::reader::Reader;
-use super::settings::Settings;
+use super::problem::{ConfigProblem, EffectiveSetting};
+use super::reader::SettingsReader;
+use super::settings::ConfigSettings;
 use super::{
-    ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceKind, ElasticConfig, MemoryConfig,
+    ArithmeticConfig, AsyncConfig, CheckpointConfig, DeviceChoice, ElasticConfig, MemoryConfig,
     PrecisionChoice, RunConfig, ScheduleChoice, WeightSource,
 };
 use crate::cluster::frames::BOUNDARY_BYTES_MAX;
@@ -26,9 +26,10 @@ use crate::cluster::frames::BOUNDARY_BYTES_MAX;
 ///
 /// # Errors
 /// With every problem between keys. Keys whose value was refused are left out of that.
-pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
-    let reader = Reader { settings };
-    let mut builder = Builder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
+pub fn build(settings: &ConfigSettings) -> Result<RunConfig, Vec<ConfigProblem>> {
+    let reader = SettingsReader { settings };
+    let mut builder =
+        ConfigBuilder { reader, unsound: settings.refused().clone(), problems: Vec::new() };
     let model = builder.model();
     let batch = builder.batch();
     if let Some((model, _)) = &model {
@@ -47,7 +48,7 @@ pub fn build(settings: &Settings) -> Result<RunConfig, Vec<Problem>> {
 }
 
 fn run_config(
-    reader: &Reader<'_>,
+    reader: &SettingsReader<'_>,
     model: ModelConfig,
     weights: WeightSource,
     batch: BatchShape,
@@ -82,7 +83,7 @@ fn run_config(
 }
 
 /// Slices of a sequence, or how many the schedule has when the key is 0.
-fn slice_count(reader: &Reader<'_>) -> u32 {
+fn slice_count(reader: &SettingsReader<'_>) -> u32 {
     match reader.size(Key::Slices) {
         0 => reader.choice::<ScheduleChoice>(Key::Schedule).slice_count(),
         slices => slices,
@@ -103,7 +104,7 @@ fn pass_shape(model: &ModelConfig, batch: &BatchShape, slices: u32) -> limits::P
     }
 }
 
-fn memory(reader: &Reader<'_>) -> MemoryConfig {
+fn memory(reader: &SettingsReader<'_>) -> MemoryConfig {
     MemoryConfig {
         recompute: reader.choice(Key::Recompute),
         recompute_ops: ops_of_names(&reader.texts(Key::RecomputeOps)),
@@ -113,7 +114,7 @@ fn memory(reader: &Reader<'_>) -> MemoryConfig {
     }
 }
 
-fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
+fn asynchronous(reader: &SettingsReader<'_>) -> AsyncConfig {
     AsyncConfig {
         pipemare_steps: reader.count(Key::PipeMareSteps),
         pipemare_warmup: reader.count(Key::PipeMareWarmup),
@@ -126,7 +127,7 @@ fn asynchronous(reader: &Reader<'_>) -> AsyncConfig {
     }
 }
 
-fn checkpoint(reader: &Reader<'_>) -> CheckpointConfig {
+fn checkpoint(reader: &SettingsReader<'_>) -> CheckpointConfig {
     CheckpointConfig {
         every: reader.count(Key::CheckpointEvery),
         every_time: Duration::from_millis(reader.count(Key::CheckpointTime)),
@@ -136,7 +137,7 @@ fn checkpoint(reader: &Reader<'_>) -> CheckpointConfig {
     }
 }
 
-fn elastic(reader: &Reader<'_>) -> ElasticConfig {
+fn elastic(reader: &SettingsReader<'_>) -> ElasticConfig {
     let time = |key| Duration::from_millis(reader.count(key));
     ElasticConfig {
         min_nodes: reader.size(Key::MinNodes),
@@ -148,7 +149,7 @@ fn elastic(reader: &Reader<'_>) -> ElasticConfig {
     }
 }
 
-fn optimizer(reader: &Reader<'_>) -> OptimizerConfig {
+fn optimizer(reader: &SettingsReader<'_>) -> OptimizerConfig {
     OptimizerConfig {
         lr: reader.number(Key::Lr),
         lr_min: reader.number(Key::LrMin),
@@ -161,7 +162,7 @@ fn optimizer(reader: &Reader<'_>) -> OptimizerConfig {
     }
 }
 
-fn guard(reader: &Reader<'_>) -> GuardPolicy {
+fn guard(reader: &SettingsReader<'_>) -> GuardPolicy {
     let unless_zero = |number: f64| (number > 0.0).then_some(number);
     GuardPolicy {
         clip_norm: unless_zero(reader.number(Key::Clip)),
@@ -172,19 +173,23 @@ fn guard(reader: &Reader<'_>) -> GuardPolicy {
 }
 
 /// Collects problems on the way.
-pub struct Builder<'a> {
+pub struct ConfigBuilder<'a> {
     /// Reads the settings.
-    pub reader: Reader<'a>,
+    pub reader: SettingsReader<'a>,
     /// Keys without a value that means anything.
     pub unsound: BTreeSet<Key>,
     /// What is wrong so far.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ConfigProblem>,
 }
 
-impl Builder<'_> {
+impl ConfigBuilder<'_> {
     /// Reports a problem between `keys`, unless one of them is wrong by itself. It is named after
     /// the key that was set by the highest layer.
-    pub fn report(&mut self, keys: &[Key], problem: impl FnOnce(Key, Vec<Given>) -> Problem) {
+    pub fn report(
+        &mut self,
+        keys: &[Key],
+        problem: impl FnOnce(Key, Vec<EffectiveSetting>) -> ConfigProblem,
+    ) {
         if keys.iter().any(|key| self.unsound.contains(key)) {
             return;
         }
@@ -196,7 +201,11 @@ impl Builder<'_> {
         let others = keys.iter().copied().filter(|key| *key != blamed);
         let beside = others.filter_map(|key| {
             let setting = settings.get(key)?;
-            let given = Given { key, value: setting.value.clone(), origin: setting.origin.clone() };
+            let given = EffectiveSetting {
+                key,
+                value: setting.value.clone(),
+                origin: setting.origin.clone(),
+            };
             (setting.origin != origin).then_some(given)
         });
         let beside = beside.collect();
@@ -212,7 +221,7 @@ impl Builder<'_> {
         if tokens * u64::from(width) > floats_max {
             let settings = self.reader.settings;
             let keys = [Key::Microbatch, Key::SeqLen, Key::Width];
-            self.report(&keys, |key, beside| Problem::Boundary {
+            self.report(&keys, |key, beside| ConfigProblem::Boundary {
                 at: settings.origin(key),
                 tokens,
                 width,
@@ -224,7 +233,7 @@ impl Builder<'_> {
     /// What kernels of a device cannot count or hold.
     fn check_limits(&mut self, model: &ModelConfig, batch: &BatchShape) {
         let reader = self.reader;
-        if reader.choice::<DeviceKind>(Key::Device) != DeviceKind::Cuda {
+        if reader.choice::<DeviceChoice>(Key::Device) != DeviceChoice::Cuda {
             return;
         }
         let shape = pass_shape(model, batch, slice_count(&reader));
@@ -237,7 +246,11 @@ impl Builder<'_> {
             | LimitError::Threads { .. } => &[Key::Microbatch, Key::SeqLen, Key::Device],
         };
         let settings = reader.settings;
-        self.report(keys, |key, beside| Problem::Limit { at: settings.origin(key), error, beside });
+        self.report(keys, |key, beside| ConfigProblem::Limit {
+            at: settings.origin(key),
+            error,
+            beside,
+        });
     }
 
     /// A named schedule limits how many chunks there may be; with auto, the numbers that one
@@ -248,7 +261,7 @@ impl Builder<'_> {
         let ScheduleChoice::Kind(kind) = reader.choice(Key::Schedule) else { return };
         if chunks > 0 && !kind.chunk_counts().allow(chunks) {
             let settings = reader.settings;
-            self.report(&[Key::Chunks, Key::Schedule], |key, beside| Problem::Chunks {
+            self.report(&[Key::Chunks, Key::Schedule], |key, beside| ConfigProblem::Chunks {
                 at: settings.origin(key),
                 kind,
                 chunks,
@@ -261,9 +274,9 @@ impl Builder<'_> {
     fn check_precision(&mut self) {
         let reader = self.reader;
         let is_half = reader.choice::<PrecisionChoice>(Key::Precision) == PrecisionChoice::Bf16;
-        if is_half && reader.choice::<DeviceKind>(Key::Device) == DeviceKind::Cpu {
+        if is_half && reader.choice::<DeviceChoice>(Key::Device) == DeviceChoice::Cpu {
             let settings = reader.settings;
-            self.report(&[Key::Precision, Key::Device], |key, beside| Problem::Precision {
+            self.report(&[Key::Precision, Key::Device], |key, beside| ConfigProblem::Precision {
                 at: settings.origin(key),
                 beside,
             });
@@ -280,14 +293,14 @@ impl Builder<'_> {
         let (by, sequence_len) = (batch.cut_by, batch.microbatch.sequence_len);
         let can_be = is_legal_cut(by, sequence_len, slices);
         if slices > 1 && !is_cut {
-            self.report(&[Key::Slices, Key::Schedule], |key, beside| Problem::Slices {
+            self.report(&[Key::Slices, Key::Schedule], |key, beside| ConfigProblem::Slices {
                 at: settings.origin(key),
                 slices,
                 beside,
             });
         } else if !can_be {
             let keys = [Key::Slices, Key::SeqLen, Key::Schedule, Key::SliceCut];
-            self.report(&keys, |key, beside| Problem::SliceLength {
+            self.report(&keys, |key, beside| ConfigProblem::SliceLength {
                 at: settings.origin(key),
                 by,
                 slices,
@@ -303,11 +316,13 @@ impl Builder<'_> {
             (reader.count(Key::GlobalBatch), reader.count(Key::Microbatch));
         if !global_batch.is_multiple_of(microbatch) {
             let settings = reader.settings;
-            self.report(&[Key::Microbatch, Key::GlobalBatch], |key, beside| Problem::Microbatch {
-                at: settings.origin(key),
-                microbatch,
-                global_batch,
-                beside,
+            self.report(&[Key::Microbatch, Key::GlobalBatch], |key, beside| {
+                ConfigProblem::Microbatch {
+                    at: settings.origin(key),
+                    microbatch,
+                    global_batch,
+                    beside,
+                }
             });
         }
         let sequence_len = reader.count(Key::SeqLen) as usize;

@@ -1,18 +1,18 @@
 //! The effective configuration as TOML: what a run was configured with, all of it, whatever it came
 //! from. Reading it gives the same configuration back.
 
-use super::key::{Fallback, Key, SECTIONS};
+use super::key::{Key, KeyDefault, SECTIONS};
 use super::kind::size_text;
 use super::memory::names_of_ops;
-use super::settings::{Origin, Setting, Settings};
-use super::value::Value;
-use super::words::Named;
+use super::settings::{ConfigSettings, Setting, SettingOrigin};
+use super::value::ConfigValue;
+use super::words::ConfigWord;
 use super::{RunConfig, WeightSource};
 use crate::args::duration_word;
 
 /// Every key with its meaning above it.
 pub fn write_documented(config: &RunConfig) -> String {
-    let row = |key: Key, value: &Value| {
+    let row = |key: Key, value: &ConfigValue| {
         format!("# {}\n{}{} = {value}\n", key.spec().doc, mark(config, key), key.short_name())
     };
     write(config, row)
@@ -20,12 +20,12 @@ pub fn write_documented(config: &RunConfig) -> String {
 
 /// Every key with the origin of its value behind it. What follows from other keys is commented out, so that
 /// it goes on following when these are edited.
-pub fn write_with_origins(config: &RunConfig, settings: &Settings) -> String {
-    let row = |key: Key, value: &Value| {
+pub fn write_with_origins(config: &RunConfig, settings: &ConfigSettings) -> String {
+    let row = |key: Key, value: &ConfigValue| {
         let origin = origin(config, settings, key);
         let mark = match key.spec().fallback {
-            Fallback::Told(_) if origin == Origin::Default => "# ",
-            Fallback::Told(_) | Fallback::Literal(_) => mark(config, key),
+            KeyDefault::Described(_) if origin == SettingOrigin::Default => "# ",
+            KeyDefault::Described(_) | KeyDefault::Literal(_) => mark(config, key),
         };
         let text = format!("{mark}{} = {value}", key.short_name());
         format!("{text:<31}  # {origin}\n")
@@ -34,7 +34,7 @@ pub fn write_with_origins(config: &RunConfig, settings: &Settings) -> String {
 }
 
 /// Every key that holds, with its value and its origin.
-pub fn settings_in_force(config: &RunConfig, settings: &Settings) -> Vec<(Key, Setting)> {
+pub fn settings_in_force(config: &RunConfig, settings: &ConfigSettings) -> Vec<(Key, Setting)> {
     let setting = |key: Key| {
         let value = value_of(config, key)?;
         Some((key, Setting { value, origin: origin(config, settings, key) }))
@@ -42,12 +42,12 @@ pub fn settings_in_force(config: &RunConfig, settings: &Settings) -> Vec<(Key, S
     Key::ALL.iter().copied().filter_map(setting).collect()
 }
 
-fn origin(config: &RunConfig, settings: &Settings, key: Key) -> Origin {
+fn origin(config: &RunConfig, settings: &ConfigSettings, key: Key) -> SettingOrigin {
     let source = if is_of_folder(config, key) { Key::FromHf } else { key };
     settings.origin(source)
 }
 
-fn write(config: &RunConfig, row: impl Fn(Key, &Value) -> String) -> String {
+fn write(config: &RunConfig, row: impl Fn(Key, &ConfigValue) -> String) -> String {
     let mut text = String::from("# The effective configuration of a run.\n");
     for (section, about) in SECTIONS {
         text.push_str(&format!("\n[{section}]  # {about}\n"));
@@ -70,7 +70,7 @@ fn is_of_folder(config: &RunConfig, key: Key) -> bool {
 }
 
 /// What holds for a key, or `None` if there is nothing: a preset shows in the keys it sets.
-fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
+fn value_of(config: &RunConfig, key: Key) -> Option<ConfigValue> {
     let RunConfig { model, optimizer, guard, batch, checkpoint, elastic, .. } = config;
     let size = |size: u32| whole(size.into());
     let value = match key {
@@ -87,11 +87,11 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::HeadDim => size(model.head_width),
         Key::MlpWidth => size(model.mlp_width),
         Key::Vocab => size(model.vocabulary),
-        Key::NormEps => Value::Number(shortest(model.norm_epsilon)),
-        Key::RopeTheta => Value::Number(model.rope_theta),
-        Key::Tied => Value::Flag(model.tied),
-        Key::Text => Value::List(config.text.iter().map(|entry| text(entry)).collect()),
-        Key::HeldOut => Value::Number(config.held_out_share),
+        Key::NormEps => ConfigValue::Number(shortest(model.norm_epsilon)),
+        Key::RopeTheta => ConfigValue::Number(model.rope_theta),
+        Key::Tied => ConfigValue::Flag(model.tied),
+        Key::Text => ConfigValue::List(config.text.iter().map(|entry| text(entry)).collect()),
+        Key::HeldOut => ConfigValue::Number(config.held_out_share),
         Key::Steps => whole(config.steps),
         Key::GlobalBatch => {
             whole(batch.microbatch.sequences as u64 * u64::from(batch.microbatch_count))
@@ -103,13 +103,13 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::Device => word(config.arithmetic.device),
         Key::Precision => word(config.arithmetic.precision),
         Key::Optimizer => text("adamw"),
-        Key::Lr => Value::Number(optimizer.lr),
-        Key::LrMin => Value::Number(optimizer.lr_min),
-        Key::Betas => Value::List(optimizer.betas.map(Value::Number).to_vec()),
-        Key::Eps => Value::Number(optimizer.epsilon),
-        Key::WeightDecay => Value::Number(optimizer.weight_decay),
+        Key::Lr => ConfigValue::Number(optimizer.lr),
+        Key::LrMin => ConfigValue::Number(optimizer.lr_min),
+        Key::Betas => ConfigValue::List(optimizer.betas.map(ConfigValue::Number).to_vec()),
+        Key::Eps => ConfigValue::Number(optimizer.epsilon),
+        Key::WeightDecay => ConfigValue::Number(optimizer.weight_decay),
         Key::DecayOn => word(optimizer.decay_on),
-        Key::Clip => Value::Number(guard.clip_norm.unwrap_or(0.0)),
+        Key::Clip => ConfigValue::Number(guard.clip_norm.unwrap_or(0.0)),
         Key::Warmup => whole(optimizer.warmup),
         Key::Decay => word(optimizer.decay),
         Key::Schedule => word(config.schedule),
@@ -122,7 +122,7 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         Key::PipeMareWarmup => whole(config.asynchronous.pipemare_warmup),
         Key::PipeDreamSync => word(config.asynchronous.pipedream_sync),
         Key::AvgPipePipelines => size(config.asynchronous.avgpipe_pipelines),
-        Key::AvgPipeAlpha => Value::Number(config.asynchronous.avgpipe_alpha),
+        Key::AvgPipeAlpha => ConfigValue::Number(config.asynchronous.avgpipe_alpha),
         Key::AmpNetCap => size(config.asynchronous.ampnet_cap),
         Key::AmpNetUpdateEvery => size(config.asynchronous.ampnet_update_every),
         Key::AmpNetOrder => match &config.asynchronous.ampnet_order {
@@ -131,13 +131,13 @@ fn value_of(config: &RunConfig, key: Key) -> Option<Value> {
         },
         Key::Recompute => word(config.memory.recompute),
         Key::RecomputeOps => {
-            Value::List(names_of_ops(config.memory.recompute_ops).map(text).collect())
+            ConfigValue::List(names_of_ops(config.memory.recompute_ops).map(text).collect())
         }
         Key::RecomputePasses => word(config.memory.recompute_passes),
         Key::Offload => word(config.memory.offload),
         Key::OffloadStore => word(config.memory.offload_store),
         Key::Nonfinite => word(guard.nonfinite),
-        Key::GnormZ => Value::Number(guard.spike_deviations.unwrap_or(0.0)),
+        Key::GnormZ => ConfigValue::Number(guard.spike_deviations.unwrap_or(0.0)),
         Key::Retries => size(guard.replays_max),
         Key::CheckpointEvery => whole(checkpoint.every),
         Key::CheckpointTime => text(&duration_word(checkpoint.every_time)),
@@ -162,14 +162,14 @@ fn shortest(single: f32) -> f64 {
     single.to_string().parse().expect("a number reads back")
 }
 
-fn text(text: &str) -> Value {
-    Value::Text(text.to_owned())
+fn text(text: &str) -> ConfigValue {
+    ConfigValue::Text(text.to_owned())
 }
 
-fn whole(number: u64) -> Value {
-    Value::Whole(number.into())
+fn whole(number: u64) -> ConfigValue {
+    ConfigValue::Whole(number.into())
 }
 
-fn word<T: Named>(choice: T) -> Value {
+fn word<T: ConfigWord>(choice: T) -> ConfigValue {
     text(choice.word())
 }

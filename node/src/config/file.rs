@@ -11,23 +11,23 @@ use zbelastic_types::Bytes;
 
 use super::key::{Key, SECTIONS};
 use super::nearest::nearest;
-use super::problem::Problem;
-use super::settings::{Assignment, Origin, Setting, find_in_section, nearest_key};
-use super::value::Value;
+use super::problem::ConfigProblem;
+use super::settings::{Assignment, Setting, SettingOrigin, find_in_section, nearest_key};
+use super::value::ConfigValue;
 
 /// Bytes of a configuration at most. A longer file is not read any further.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The contents of a file, in the order of its lines: keys it sets, and problems.
-pub type Said = Vec<Result<Assignment, Problem>>;
+pub type FileAssignments = Vec<Result<Assignment, ConfigProblem>>;
 
 /// Reads `path`.
 ///
 /// # Errors
 /// If there is no such file, or if it is not TOML.
-pub fn read_file(path: &Path) -> Result<Said, Problem> {
-    let text =
-        read_bounded(path).map_err(|error| Problem::Unreadable { file: path.to_owned(), error })?;
+pub fn read_file(path: &Path) -> Result<FileAssignments, ConfigProblem> {
+    let text = read_bounded(path)
+        .map_err(|error| ConfigProblem::Unreadable { file: path.to_owned(), error })?;
     read_text(&path.display().to_string(), &text)
 }
 
@@ -43,9 +43,9 @@ pub fn read_bounded(path: &Path) -> io::Result<String> {
 }
 
 /// Reads `text`, which is called `file`.
-pub fn read_text(file: &str, text: &str) -> Result<Said, Problem> {
-    let lines = Lines { file, text };
-    let table = DeTable::parse(text).map_err(|error| Problem::Syntax {
+pub fn read_text(file: &str, text: &str) -> Result<FileAssignments, ConfigProblem> {
+    let lines = LineFinder { file, text };
+    let table = DeTable::parse(text).map_err(|error| ConfigProblem::Syntax {
         at: lines.origin(error.span().unwrap_or(0..0)),
         message: error.message().to_owned(),
     })?;
@@ -57,28 +57,28 @@ pub fn read_text(file: &str, text: &str) -> Result<Said, Problem> {
     Ok(said.into_iter().map(|(_, said)| said).collect())
 }
 
-struct Lines<'a> {
+struct LineFinder<'a> {
     file: &'a str,
     text: &'a str,
 }
 
-impl Lines<'_> {
-    fn origin(&self, span: Range<usize>) -> Origin {
+impl LineFinder<'_> {
+    fn origin(&self, span: Range<usize>) -> SettingOrigin {
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        Origin::File { file: self.file.to_owned(), line }
+        SettingOrigin::File { file: self.file.to_owned(), line }
     }
 }
 
 /// Each with where it stands, to be put in order.
-type SaidAt = Vec<(usize, Result<Assignment, Problem>)>;
+type PositionedAssignments = Vec<(usize, Result<Assignment, ConfigProblem>)>;
 
 fn read_section(
-    lines: &Lines<'_>,
+    lines: &LineFinder<'_>,
     section: &str,
     span: &Range<usize>,
     content: &Spanned<DeValue<'_>>,
-    said: &mut SaidAt,
+    said: &mut PositionedAssignments,
 ) {
     let at = lines.origin(span.clone());
     let is_known = SECTIONS.iter().any(|(name, _)| *name == section);
@@ -86,7 +86,7 @@ fn read_section(
         DeValue::Table(entries) if is_known => {
             for (key, value) in entries {
                 let at = lines.origin(key.span());
-                let value = Value::of(value.get_ref());
+                let value = ConfigValue::of(value.get_ref());
                 let found = find_in_section(section, key.get_ref(), at.clone());
                 let assign = |key| Assignment { key, setting: Setting { value, origin: at } };
                 said.push((key.span().start, found.map(assign)));
@@ -95,7 +95,7 @@ fn read_section(
         }
         DeValue::Table(_) => {
             let nearest = nearest(section, SECTIONS.map(|(name, _)| name));
-            Problem::UnknownSection { at, found: section.to_owned(), nearest }
+            ConfigProblem::UnknownSection { at, found: section.to_owned(), nearest }
         }
         DeValue::String(_)
         | DeValue::Integer(_)
@@ -104,7 +104,7 @@ fn read_section(
         | DeValue::Datetime(_)
         | DeValue::Array(_) => {
             let nearest = nearest_key(section, Key::ALL.iter().copied());
-            Problem::NoSection { at, found: section.to_owned(), nearest }
+            ConfigProblem::NoSection { at, found: section.to_owned(), nearest }
         }
     };
     said.push((span.start, Err(problem)));

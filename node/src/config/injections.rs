@@ -4,8 +4,8 @@ use zbelastic_trainer::model::{LayerSpec, TensorSpec, find_tensor, model_layers}
 use zbelastic_trainer::stage::{Injection, InjectionParseError};
 
 use super::nearest::nearest;
-use super::{Loaded, RunConfig, Sources, load};
-use crate::failure::{Detail, Failure};
+use super::{ConfigSources, LoadedConfig, RunConfig, load};
+use crate::failure::{CommandFailure, FailureDetail};
 
 const FLAG: &str = "--inject";
 
@@ -14,9 +14,9 @@ const FLAG: &str = "--inject";
 /// # Errors
 /// With everything that is wrong with either.
 pub fn load_with_injections(
-    sources: &Sources,
+    sources: &ConfigSources,
     specs: &[String],
-) -> Result<(Loaded, Vec<Injection>), Failure> {
+) -> Result<(LoadedConfig, Vec<Injection>), CommandFailure> {
     const WHAT: &str = "the configuration";
     match (load(sources), parse_injections(specs)) {
         (Ok(loaded), Ok(injections)) => {
@@ -24,13 +24,13 @@ pub fn load_with_injections(
             if details.is_empty() {
                 Ok((loaded, injections))
             } else {
-                Err(Failure::usage(FLAG, details))
+                Err(CommandFailure::usage(FLAG, details))
             }
         }
-        (Ok(_), Err(details)) => Err(Failure::usage(FLAG, details)),
+        (Ok(_), Err(details)) => Err(CommandFailure::usage(FLAG, details)),
         (Err(failure), Ok(_)) => Err(failure),
         (Err(failure), Err(more)) => {
-            Err(Failure::usage(WHAT, failure.details.into_iter().chain(more).collect()))
+            Err(CommandFailure::usage(WHAT, failure.details.into_iter().chain(more).collect()))
         }
     }
 }
@@ -39,7 +39,7 @@ pub fn load_with_injections(
 ///
 /// # Errors
 /// With every text that is none.
-pub fn parse_injections(specs: &[String]) -> Result<Vec<Injection>, Vec<Detail>> {
+pub fn parse_injections(specs: &[String]) -> Result<Vec<Injection>, Vec<FailureDetail>> {
     let (mut injections, mut details) = (Vec::new(), Vec::new());
     for spec in specs {
         match spec.parse::<Injection>() {
@@ -50,21 +50,21 @@ pub fn parse_injections(specs: &[String]) -> Result<Vec<Injection>, Vec<Detail>>
     if details.is_empty() { Ok(injections) } else { Err(details) }
 }
 
-fn parse_detail(spec: &str, error: &InjectionParseError) -> Detail {
+fn parse_detail(spec: &str, error: &InjectionParseError) -> FailureDetail {
     let hint = match error {
         InjectionParseError::Form { .. } | InjectionParseError::Missing { .. } => None,
         InjectionParseError::Key { key } => nearest(key, ["step", "tensor", "value", "attempts"]),
         InjectionParseError::Value { value, .. } => nearest(value, ["nan", "inf", "x1000"]),
     };
     let example = "--inject step=7,tensor=layers.2.mlp.up,value=nan";
-    Detail::new(error.to_string())
+    FailureDetail::new(error.to_string())
         .at(format!("{FLAG} {spec}"))
         .hint(hint.map_or_else(|| example.to_owned(), str::to_owned))
 }
 
 /// What is wrong with `injections` into this run: steps it does not have, tensors it does not have.
 #[must_use]
-pub fn check_injections(config: &RunConfig, injections: &[Injection]) -> Vec<Detail> {
+pub fn check_injections(config: &RunConfig, injections: &[Injection]) -> Vec<FailureDetail> {
     let layers = model_layers(&config.model);
     let details = injections.iter().flat_map(|injection| {
         let step = (injection.step > config.steps).then(|| step_detail(injection, config.steps));
@@ -75,18 +75,18 @@ pub fn check_injections(config: &RunConfig, injections: &[Injection]) -> Vec<Det
     details.collect()
 }
 
-fn step_detail(injection: &Injection, steps: u64) -> Detail {
-    Detail::new(format!("step {} is beyond the {steps} steps of the run", injection.step))
+fn step_detail(injection: &Injection, steps: u64) -> FailureDetail {
+    FailureDetail::new(format!("step {} is beyond the {steps} steps of the run", injection.step))
         .at(FLAG)
         .why("what never runs cannot be corrupted")
         .hint(format!("step=1 to step={steps}, or --steps {}", injection.step))
 }
 
-fn tensor_detail(injection: &Injection, layers: &[LayerSpec]) -> Detail {
+fn tensor_detail(injection: &Injection, layers: &[LayerSpec]) -> FailureDetail {
     let tensors = || layers.iter().flat_map(|layer| &layer.tensors);
     let meant = nearest(&injection.tensor, tensors().map(|tensor| tensor.name.as_str()));
     let hint = meant.map_or_else(|| names_by_example(tensors()), str::to_owned);
-    Detail::new(format!("the model has no tensor `{}`", injection.tensor))
+    FailureDetail::new(format!("the model has no tensor `{}`", injection.tensor))
         .at(FLAG)
         .why("the family and the number of layers decide which tensors there are")
         .hint(hint)

@@ -9,36 +9,36 @@ use zbelastic_consensus::plan::STAGES_MAX;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::TEXT_COUNT_MAX;
 use zbelastic_trainer::model::Family;
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
-use zbelastic_trainer::plan::CutBy;
+use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
+use zbelastic_trainer::plan::SliceBalance;
 
-use super::kind::{Kind, Range};
+use super::kind::{NumberRange, ValueKind};
 use super::presets::preset_names;
 use super::words::words;
 use super::{
-    DeviceKind, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
+    DeviceChoice, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
     RECOMPUTE_OPS, RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 use crate::cluster::tick::{HEARTBEAT_MS, HEARTBEATS_LEAST};
 
 /// What a key has where no layer sets it.
 #[derive(Clone, Copy, Debug)]
-pub enum Fallback {
+pub enum KeyDefault {
     /// A default value, written in TOML.
     Literal(&'static str),
     /// None, or what follows from other keys; described in words.
-    Told(&'static str),
+    Described(&'static str),
 }
 
 /// What is known about a key.
 #[derive(Clone, Copy, Debug)]
-pub struct Spec {
+pub struct KeySpec {
     /// Section and name, as in `train.steps`.
     pub name: &'static str,
     /// What may stand there.
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// What the key has where no layer sets it.
-    pub fallback: Fallback,
+    pub fallback: KeyDefault,
     /// The key's meaning, in one sentence.
     pub doc: &'static str,
 }
@@ -57,9 +57,9 @@ macro_rules! keys {
 
             /// What is known about the key.
             #[must_use]
-            pub fn spec(self) -> Spec {
+            pub fn spec(self) -> KeySpec {
                 match self {
-                    $(Self::$key => Spec {
+                    $(Self::$key => KeySpec {
                         name: $name,
                         kind: $kind,
                         fallback: $fallback,
@@ -71,9 +71,9 @@ macro_rules! keys {
     };
 }
 
-use Fallback::{Literal, Told};
-use Kind::{Count, Flag, Number, Pair, Size, Text, Texts, Time, Word, Words};
-use Range::{AboveZero, BelowOne, FromZero, UpTo};
+use KeyDefault::{Described, Literal};
+use NumberRange::{AboveZero, BelowOne, FromZero, UpTo};
+use ValueKind::{Count, Flag, Number, Pair, Size, Text, Texts, Time, Word, Words};
 
 // Limits that no model or run comes near; they keep products of two sizes within 64 bits.
 const LAYERS_MAX: u64 = 10_000;
@@ -107,24 +107,24 @@ const HELD_OUT_MAX: f64 = 0.9;
 
 keys! {
     /// A model with its usual batch, by name; keys beside it override single values.
-    Preset: "model.preset", Word(preset_names), Told("\"quickstart\" without a CONFIG, else none");
+    Preset: "model.preset", Word(preset_names), Described("\"quickstart\" without a CONFIG, else none");
     /// A folder with config.json and model.safetensors to take shape and weights from.
-    FromHf: "model.from_hf", Text, Told("none");
+    FromHf: "model.from_hf", Text, Described("none");
     /// The family: gpt2 (LayerNorm, learned positions, GELU) or llama (RMSNorm, rotary, SwiGLU).
-    Family: "model.family", Word(words::<Family>), Told("the preset's");
+    Family: "model.family", Word(words::<Family>), Described("the preset's");
     /// Transformer blocks, each with attention and MLP.
-    Layers: "model.layers", Count(1, LAYERS_MAX), Told("the preset's");
+    Layers: "model.layers", Count(1, LAYERS_MAX), Described("the preset's");
     /// Width of the residual stream.
-    Width: "model.width", Count(1, WIDTH_MAX), Told("the preset's");
+    Width: "model.width", Count(1, WIDTH_MAX), Described("the preset's");
     /// Query heads.
-    Heads: "model.heads", Count(1, HEADS_MAX), Told("the preset's");
+    Heads: "model.heads", Count(1, HEADS_MAX), Described("the preset's");
     /// Key and value heads; fewer than heads means grouped queries (llama only).
-    KvHeads: "model.kv_heads", Count(1, HEADS_MAX), Told("heads");
+    KvHeads: "model.kv_heads", Count(1, HEADS_MAX), Described("heads");
     /// Width of a head; without it heads must divide width.
-    HeadDim: "model.head_dim", Count(1, WIDTH_MAX), Told("width / heads");
+    HeadDim: "model.head_dim", Count(1, WIDTH_MAX), Described("width / heads");
     /// Width of the MLP's hidden layer.
     MlpWidth: "model.mlp_width", Count(1, WIDTH_MAX * 4),
-        Told("gpt2: 4 * width; llama: 8/3 * width, up to a multiple of 32");
+        Described("gpt2: 4 * width; llama: 8/3 * width, up to a multiple of 32");
     /// Tokens the model knows; text read as bytes needs 256.
     Vocab: "model.vocab", Count(1, VOCAB_MAX), Literal("256");
     /// Added inside normalisations.
@@ -152,7 +152,7 @@ keys! {
     /// Evaluate on held-out text after every so many steps; 0: only after the last.
     EvalEvery: "train.eval_every", Count(0, STEPS_MAX), Literal("0");
     /// What it computes on: processors or NVIDIA devices. Their bits differ.
-    Device: "train.device", Word(words::<DeviceKind>), Literal("\"cpu\"");
+    Device: "train.device", Word(words::<DeviceChoice>), Literal("\"cpu\"");
     /// The type of activations and of operands of products; sums and weights are f32 in any case.
     Precision: "train.precision", Word(words::<PrecisionChoice>), Literal("\"f32\"");
 
@@ -169,7 +169,7 @@ keys! {
     /// Decay of the weights, as a share of the learning rate.
     WeightDecay: "optimizer.weight_decay", Number(FromZero), Literal("0.1");
     /// What weight decay acts on: matrices and embeddings, or all tensors.
-    DecayOn: "optimizer.decay_on", Word(words::<DecayOn>), Literal("\"matrices\"");
+    DecayOn: "optimizer.decay_on", Word(words::<WeightDecayScope>), Literal("\"matrices\"");
     /// Largest norm of the whole gradient; a larger one is scaled down to it; 0: never.
     Clip: "optimizer.clip", Number(FromZero), Literal("1.0");
     /// Steps in which the learning rate rises.
@@ -184,7 +184,7 @@ keys! {
     /// Slices that seq1f1b cuts sequences into, a part of the arithmetic; 0: two.
     Slices: "schedule.slices", Count(0, SEQUENCE_MAX), Literal("0");
     /// What slices have equally much of: tokens, or time. Of time later ones have fewer tokens.
-    SliceCut: "schedule.slice_cut", Word(words::<CutBy>), Literal("\"tokens\"");
+    SliceCut: "schedule.slice_cut", Word(words::<SliceBalance>), Literal("\"tokens\"");
     /// Most memory of a stage, such as "10GiB" or "512MiB"; empty: no limit.
     MaxMem: "schedule.max_mem", Size, Literal("\"\"");
     /// Steps that may run ahead of their verdict: 0 waits for it, 1 is optimistic.
@@ -204,7 +204,7 @@ keys! {
     /// AMPNet: gradients of microbatches that make an update.
     AmpNetUpdateEvery: "schedule.ampnet_update_every", Count(1, BATCH_MAX), Literal("4");
     /// AMPNet: the order.txt of such a run, to run its order again, to the same bits.
-    AmpNetOrder: "schedule.ampnet_order", Text, Told("none: the order is found");
+    AmpNetOrder: "schedule.ampnet_order", Text, Described("none: the order is found");
 
     /// What passes compute again: nothing, everything but what a chunk reads, or recompute_ops.
     Recompute: "memory.recompute", Word(words::<RecomputeMode>), Literal("\"none\"");
@@ -232,7 +232,7 @@ keys! {
     /// The newest so many checkpoints are kept, older ones removed.
     KeepLast: "checkpoint.keep_last", Count(1, CHECKPOINTS_MAX as u64), Literal("3");
     /// A folder for checkpoints on every node, seen from its data folder; each makes its own in it.
-    CheckpointDir: "checkpoint.dir", Text, Told("none: beside the node's other data");
+    CheckpointDir: "checkpoint.dir", Text, Described("none: beside the node's other data");
     /// Other nodes that each piece of a checkpoint is sent to, so that a lost disk loses none.
     CheckpointCopies: "checkpoint.copies", Count(0, CHECKPOINT_COPIES_MAX), Literal("1");
 
@@ -300,14 +300,14 @@ impl Key {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fallback, Key, SECTIONS};
-    use crate::config::value::Value;
+    use super::{Key, KeyDefault, SECTIONS};
+    use crate::config::value::ConfigValue;
 
     #[test]
     fn every_default_is_a_value_of_its_key() {
         for key in Key::ALL {
-            let Fallback::Literal(literal) = key.spec().fallback else { continue };
-            let value = Value::parse(literal).expect("a default is TOML");
+            let KeyDefault::Literal(literal) = key.spec().fallback else { continue };
+            let value = ConfigValue::parse(literal).expect("a default is TOML");
             assert!(key.spec().kind.accept(&value).is_some(), "{}: {literal}", key.name());
         }
     }

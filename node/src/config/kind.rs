@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use zbelastic_types::Bytes;
 
-use super::value::Value;
+use super::value::ConfigValue;
 use crate::args::{duration_word, parse_duration};
 
 /// What a value may be.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum ValueKind {
     /// A text that is not empty.
     Text,
     /// A list of such texts; one text counts as a list of one.
@@ -24,9 +24,9 @@ pub enum Kind {
     /// A whole number, both ends included.
     Count(u64, u64),
     /// A number within a range.
-    Number(Range),
+    Number(NumberRange),
     /// Two numbers, each within a range.
-    Pair(Range),
+    Pair(NumberRange),
     /// An amount of memory; the empty text for none.
     Size,
     /// A duration, both ends included, in milliseconds.
@@ -35,7 +35,7 @@ pub enum Kind {
 
 /// Which numbers. All are finite, in single precision as well, which is what arithmetic is done in.
 #[derive(Clone, Copy, Debug)]
-pub enum Range {
+pub enum NumberRange {
     /// Above 0, in single precision as well.
     AboveZero,
     /// 0 and above.
@@ -46,7 +46,7 @@ pub enum Range {
     UpTo(f64),
 }
 
-impl Range {
+impl NumberRange {
     fn contains(self, number: f64) -> bool {
         let single = number as f32;
         single.is_finite()
@@ -60,17 +60,17 @@ impl Range {
     }
 }
 
-impl Kind {
+impl ValueKind {
     /// `value` in the form that the key's reader expects, or `None` if it is not of this kind:
-    /// numbers as [`Value::Number`], sizes in bytes, words as [`Value::Text`], lists as lists.
+    /// numbers as [`ConfigValue::Number`], sizes in bytes, words as [`ConfigValue::Text`], lists as lists.
     #[must_use]
-    pub fn accept(self, value: &Value) -> Option<Value> {
+    pub fn accept(self, value: &ConfigValue) -> Option<ConfigValue> {
         match self {
             Self::Text => is_text(value).then(|| value.clone()),
             Self::Texts => texts(value),
             Self::Words(words) => list_of_words(value, &words()),
             Self::Word(words) => word(value, &words()),
-            Self::Flag => matches!(value, Value::Flag(_)).then(|| value.clone()),
+            Self::Flag => matches!(value, ConfigValue::Flag(_)).then(|| value.clone()),
             Self::Count(min, max) => count(value, min, max),
             Self::Number(range) => number(value, range),
             Self::Pair(range) => pair(value, range),
@@ -97,69 +97,79 @@ impl Kind {
     }
 }
 
-fn is_text(value: &Value) -> bool {
-    matches!(value, Value::Text(text) if !text.is_empty())
+fn is_text(value: &ConfigValue) -> bool {
+    matches!(value, ConfigValue::Text(text) if !text.is_empty())
 }
 
-fn texts(value: &Value) -> Option<Value> {
-    let Value::List(items) = value else {
-        return is_text(value).then(|| Value::List(vec![value.clone()]));
+fn texts(value: &ConfigValue) -> Option<ConfigValue> {
+    let ConfigValue::List(items) = value else {
+        return is_text(value).then(|| ConfigValue::List(vec![value.clone()]));
     };
     items.iter().all(is_text).then(|| value.clone())
 }
 
-fn list_of_words(value: &Value, words: &[&str]) -> Option<Value> {
+fn list_of_words(value: &ConfigValue, words: &[&str]) -> Option<ConfigValue> {
     let list = texts(value)?;
-    let Value::List(items) = &list else { return None };
-    let is_word =
-        |(at, item): (usize, &Value)| word(item, words).is_some() && !items[..at].contains(item);
+    let ConfigValue::List(items) = &list else { return None };
+    let is_word = |(at, item): (usize, &ConfigValue)| {
+        word(item, words).is_some() && !items[..at].contains(item)
+    };
     items.iter().enumerate().all(is_word).then_some(list)
 }
 
-fn word(value: &Value, words: &[&str]) -> Option<Value> {
+fn word(value: &ConfigValue, words: &[&str]) -> Option<ConfigValue> {
     let word = match value {
-        Value::Text(text) => text.clone(),
-        Value::Whole(number) => number.to_string(),
-        Value::Number(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => return None,
+        ConfigValue::Text(text) => text.clone(),
+        ConfigValue::Whole(number) => number.to_string(),
+        ConfigValue::Number(_)
+        | ConfigValue::Flag(_)
+        | ConfigValue::List(_)
+        | ConfigValue::Other(_) => return None,
     };
-    words.contains(&word.as_str()).then_some(Value::Text(word))
+    words.contains(&word.as_str()).then_some(ConfigValue::Text(word))
 }
 
-fn count(value: &Value, min: u64, max: u64) -> Option<Value> {
-    let Value::Whole(number) = value else { return None };
-    (i128::from(min)..=i128::from(max)).contains(number).then_some(Value::Whole(*number))
+fn count(value: &ConfigValue, min: u64, max: u64) -> Option<ConfigValue> {
+    let ConfigValue::Whole(number) = value else { return None };
+    (i128::from(min)..=i128::from(max)).contains(number).then_some(ConfigValue::Whole(*number))
 }
 
-fn number(value: &Value, range: Range) -> Option<Value> {
+fn number(value: &ConfigValue, range: NumberRange) -> Option<ConfigValue> {
     let number = match value {
-        Value::Whole(number) => *number as f64,
-        Value::Number(number) => *number,
-        Value::Text(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => return None,
+        ConfigValue::Whole(number) => *number as f64,
+        ConfigValue::Number(number) => *number,
+        ConfigValue::Text(_)
+        | ConfigValue::Flag(_)
+        | ConfigValue::List(_)
+        | ConfigValue::Other(_) => return None,
     };
-    range.contains(number).then_some(Value::Number(number))
+    range.contains(number).then_some(ConfigValue::Number(number))
 }
 
-fn pair(value: &Value, range: Range) -> Option<Value> {
-    let Value::List(items) = value else { return None };
+fn pair(value: &ConfigValue, range: NumberRange) -> Option<ConfigValue> {
+    let ConfigValue::List(items) = value else { return None };
     let [first, second] = items.as_slice() else { return None };
-    Some(Value::List(vec![number(first, range)?, number(second, range)?]))
+    Some(ConfigValue::List(vec![number(first, range)?, number(second, range)?]))
 }
 
-fn size(value: &Value) -> Option<Value> {
+fn size(value: &ConfigValue) -> Option<ConfigValue> {
     let bytes = match value {
-        Value::Text(text) if text.is_empty() => 0,
-        Value::Text(text) => parse_size(text)?.0,
-        Value::Whole(number) => u64::try_from(*number).ok().filter(|bytes| *bytes > 0)?,
-        Value::Number(_) | Value::Flag(_) | Value::List(_) | Value::Other(_) => return None,
+        ConfigValue::Text(text) if text.is_empty() => 0,
+        ConfigValue::Text(text) => parse_size(text)?.0,
+        ConfigValue::Whole(number) => u64::try_from(*number).ok().filter(|bytes| *bytes > 0)?,
+        ConfigValue::Number(_)
+        | ConfigValue::Flag(_)
+        | ConfigValue::List(_)
+        | ConfigValue::Other(_) => return None,
     };
-    Some(Value::Whole(bytes.into()))
+    Some(ConfigValue::Whole(bytes.into()))
 }
 
 /// Kept in milliseconds. A whole number has no unit, so it is refused as ambiguous.
-fn time(value: &Value, min: u64, max: u64) -> Option<Value> {
-    let Value::Text(text) = value else { return None };
+fn time(value: &ConfigValue, min: u64, max: u64) -> Option<ConfigValue> {
+    let ConfigValue::Text(text) = value else { return None };
     let milliseconds = parse_duration(text).ok()?.as_millis() as u64;
-    (min..=max).contains(&milliseconds).then_some(Value::Whole(milliseconds.into()))
+    (min..=max).contains(&milliseconds).then_some(ConfigValue::Whole(milliseconds.into()))
 }
 
 const UNITS: [(&str, u64); 5] =
@@ -181,7 +191,7 @@ pub fn parse_size(text: &str) -> Option<Bytes> {
     (1..u64::MAX).contains(&bytes).then_some(Bytes(bytes))
 }
 
-/// A size with the largest unit that loses nothing: what [`Kind::Size`] reads back as the same.
+/// A size with the largest unit that loses nothing: what [`ValueKind::Size`] reads back as the same.
 #[must_use]
 pub fn size_text(size: Bytes) -> String {
     let fits = |scale: u64| size.0 >= scale && size.0.is_multiple_of(scale);
@@ -191,7 +201,7 @@ pub fn size_text(size: Bytes) -> String {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ValueKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text => write!(f, "a text that is not empty"),
@@ -215,7 +225,7 @@ impl fmt::Display for Kind {
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for NumberRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AboveZero => write!(f, "above 0"),
@@ -228,35 +238,35 @@ impl fmt::Display for Range {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, Range, Value, parse_size, size_text};
+    use super::{ConfigValue, NumberRange, ValueKind, parse_size, size_text};
     use zbelastic_types::Bytes;
 
     /// `expected` is the accepted value as TOML, or empty if it is refused.
-    fn check(kind: Kind, text: &str, expected: &str) {
-        let found = kind.accept(&Value::parse(text).expect("TOML"));
+    fn check(kind: ValueKind, text: &str, expected: &str) {
+        let found = kind.accept(&ConfigValue::parse(text).expect("TOML"));
         assert_eq!(found.map_or(String::new(), |value| value.to_string()), expected, "{text}");
     }
 
     #[test]
     fn numbers_are_finite_and_in_range() {
-        let check = |range, text, expected| check(Kind::Number(range), text, expected);
-        check(Range::AboveZero, "1e-3", "0.001");
-        check(Range::AboveZero, "2", "2.0");
+        let check = |range, text, expected| check(ValueKind::Number(range), text, expected);
+        check(NumberRange::AboveZero, "1e-3", "0.001");
+        check(NumberRange::AboveZero, "2", "2.0");
         for refused in ["0", "-1.0", "nan", "inf", "1e39", "1e-60", "\"1\"", "true"] {
-            check(Range::AboveZero, refused, "");
+            check(NumberRange::AboveZero, refused, "");
         }
-        check(Range::FromZero, "0", "0.0");
-        check(Range::FromZero, "-0.001", "");
-        check(Range::BelowOne, "0.999", "0.999");
-        check(Range::BelowOne, "1.0", "");
-        check(Range::BelowOne, "0.999999999999", "");
-        check(Range::UpTo(0.9), "0.9", "0.9");
-        check(Range::UpTo(0.9), "0.91", "");
+        check(NumberRange::FromZero, "0", "0.0");
+        check(NumberRange::FromZero, "-0.001", "");
+        check(NumberRange::BelowOne, "0.999", "0.999");
+        check(NumberRange::BelowOne, "1.0", "");
+        check(NumberRange::BelowOne, "0.999999999999", "");
+        check(NumberRange::UpTo(0.9), "0.9", "0.9");
+        check(NumberRange::UpTo(0.9), "0.91", "");
     }
 
     #[test]
     fn counts_are_whole_and_in_range() {
-        let check = |text, expected| check(Kind::Count(1, 8), text, expected);
+        let check = |text, expected| check(ValueKind::Count(1, 8), text, expected);
         check("1", "1");
         check("8", "8");
         for refused in ["0", "9", "-1", "2.0", "\"2\"", "99999999999999999999"] {
@@ -266,46 +276,47 @@ mod tests {
 
     #[test]
     fn lists_words_and_flags_are_what_they_are() {
-        check(Kind::Texts, "[\"a\", \"b\"]", "[\"a\", \"b\"]");
-        check(Kind::Texts, "\"a\"", "[\"a\"]");
-        check(Kind::Texts, "[1]", "");
-        check(Kind::Texts, "[\"\"]", "");
-        check(Kind::Texts, "[]", "[]");
-        check(Kind::Text, "\"\"", "");
-        let words = Kind::Words(|| vec!["norm", "attention"]);
+        check(ValueKind::Texts, "[\"a\", \"b\"]", "[\"a\", \"b\"]");
+        check(ValueKind::Texts, "\"a\"", "[\"a\"]");
+        check(ValueKind::Texts, "[1]", "");
+        check(ValueKind::Texts, "[\"\"]", "");
+        check(ValueKind::Texts, "[]", "[]");
+        check(ValueKind::Text, "\"\"", "");
+        let words = ValueKind::Words(|| vec!["norm", "attention"]);
         check(words, "[\"attention\", \"norm\"]", "[\"attention\", \"norm\"]");
         check(words, "\"norm\"", "[\"norm\"]");
         check(words, "[]", "[]");
         check(words, "[\"norm\", \"norm\"]", "");
         check(words, "[\"dropout\"]", "");
-        let word = Kind::Word(|| vec!["auto", "0", "1"]);
+        let word = ValueKind::Word(|| vec!["auto", "0", "1"]);
         check(word, "\"auto\"", "\"auto\"");
         check(word, "1", "\"1\"");
         check(word, "2", "");
         check(word, "true", "");
-        check(Kind::Flag, "true", "true");
-        check(Kind::Flag, "1", "");
-        check(Kind::Pair(Range::BelowOne), "[0.9, 0]", "[0.9, 0.0]");
-        check(Kind::Pair(Range::BelowOne), "[0.9]", "");
-        check(Kind::Pair(Range::BelowOne), "[0.9, nan]", "");
+        check(ValueKind::Flag, "true", "true");
+        check(ValueKind::Flag, "1", "");
+        check(ValueKind::Pair(NumberRange::BelowOne), "[0.9, 0]", "[0.9, 0.0]");
+        check(ValueKind::Pair(NumberRange::BelowOne), "[0.9]", "");
+        check(ValueKind::Pair(NumberRange::BelowOne), "[0.9, nan]", "");
     }
 
     #[test]
     fn durations_have_units_and_ends() {
-        let check = |text: &str, expected: &str| check(Kind::Time(100, 60_000), text, expected);
+        let check =
+            |text: &str, expected: &str| check(ValueKind::Time(100, 60_000), text, expected);
         check("\"100ms\"", "100");
         check("\"1s\"", "1000");
         check("\"1m\"", "60000");
         for refused in ["\"99ms\"", "\"61s\"", "\"500\"", "500", "\"\"", "\"soon\""] {
             check(refused, "");
         }
-        let told = Kind::Time(100, 60_000).to_string();
+        let told = ValueKind::Time(100, 60_000).to_string();
         assert_eq!(told, "a duration from \"100ms\" to \"1m\"");
     }
 
     #[test]
     fn sizes_have_units() {
-        let check = |text: &str, expected: &str| check(Kind::Size, text, expected);
+        let check = |text: &str, expected: &str| check(ValueKind::Size, text, expected);
         check("\"\"", "0");
         check("\"10GiB\"", "10737418240");
         check("\"1.5 KiB\"", "1536");

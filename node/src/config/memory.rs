@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use zbelastic_trainer::model::{Recompute, RecomputedOps};
-use zbelastic_trainer::plan::{Extent, MemoryPolicy};
+use zbelastic_trainer::plan::{MemoryPolicy, PassExtent};
 
 /// What passes keep, and where. A document older than these keys takes their defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,12 +71,12 @@ impl MemoryConfig {
     #[must_use]
     pub const fn policy(&self) -> MemoryPolicy {
         let recomputed = match self.recompute_passes {
-            RecomputePasses::All => Extent::Everywhere,
-            RecomputePasses::Needed => Extent::WhereNeeded,
+            RecomputePasses::All => PassExtent::Everywhere,
+            RecomputePasses::Needed => PassExtent::WhereNeeded,
         };
         let offloaded = match self.offload {
-            OffloadMode::Schedule => Extent::Everywhere,
-            OffloadMode::Needed => Extent::WhereNeeded,
+            OffloadMode::Schedule => PassExtent::Everywhere,
+            OffloadMode::Needed => PassExtent::WhereNeeded,
         };
         MemoryPolicy { recompute: self.recomputed(), recomputed, offloaded }
     }

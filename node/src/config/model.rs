@@ -7,10 +7,10 @@ use zbelastic_trainer::hf::parse_config;
 use zbelastic_trainer::model::{Family, ModelConfig, ModelError};
 
 use super::WeightSource;
-use super::build::Builder;
+use super::build::ConfigBuilder;
 use super::key::Key;
 use super::note::BYTE_VALUES;
-use super::problem::Problem;
+use super::problem::ConfigProblem;
 
 /// Keys that give a model its shape, which a folder gives as well.
 const SHAPE_KEYS: [Key; 12] = [
@@ -34,7 +34,7 @@ const TOKENIZERS: [&str; 4] = ["tokenizer.json", "tokenizer.model", "vocab.json"
 /// Without these there is no shape.
 const NEEDED_KEYS: [Key; 4] = [Key::Family, Key::Layers, Key::Width, Key::Heads];
 
-impl Builder<'_> {
+impl ConfigBuilder<'_> {
     /// The model, unless too little is known about it.
     pub fn model(&mut self) -> Option<(ModelConfig, WeightSource)> {
         let Some(folder) = self.reader.text(Key::FromHf).map(PathBuf::from) else {
@@ -42,7 +42,7 @@ impl Builder<'_> {
         };
         let settings = self.reader.settings;
         for key in SHAPE_KEYS.into_iter().filter(|key| settings.origin(*key).is_explicit()) {
-            self.problems.push(Problem::TwoModels { at: settings.origin(key), key });
+            self.problems.push(ConfigProblem::TwoModels { at: settings.origin(key), key });
         }
         let model = self.folder_model(&folder)?;
         Some((model, WeightSource::HuggingFace { folder }))
@@ -52,9 +52,9 @@ impl Builder<'_> {
         let path = folder.join("config.json");
         let at = self.reader.settings.origin(Key::FromHf);
         let config = fs::read_to_string(&path)
-            .map_err(|error| Problem::FolderUnreadable { at, path: path.clone(), error })
+            .map_err(|error| ConfigProblem::FolderUnreadable { at, path: path.clone(), error })
             .and_then(|text| {
-                let wrong = |error| Problem::FolderConfig { path: path.clone(), error };
+                let wrong = |error| ConfigProblem::FolderConfig { path: path.clone(), error };
                 parse_config(&text).map_err(wrong)
             });
         let model = match config {
@@ -66,7 +66,7 @@ impl Builder<'_> {
         };
         let mut errors = model.errors();
         errors.extend(uneven_heads(&model));
-        let wrong = |error| Problem::FolderModel { path: path.clone(), error };
+        let wrong = |error| ConfigProblem::FolderModel { path: path.clone(), error };
         self.problems.extend(errors.into_iter().map(wrong));
         self.check_positions(&model);
         self.check_tokenizer(folder, model.vocabulary);
@@ -79,7 +79,7 @@ impl Builder<'_> {
         let tokenizer =
             TOKENIZERS.into_iter().map(|name| folder.join(name)).find(|path| path.exists());
         if let Some(path) = tokenizer.filter(|_| vocabulary > BYTE_VALUES) {
-            self.problems.push(Problem::Tokenizer { path, vocabulary });
+            self.problems.push(ConfigProblem::Tokenizer { path, vocabulary });
         }
     }
 
@@ -88,7 +88,7 @@ impl Builder<'_> {
         match model.family {
             Family::Gpt2 if sequence_len > positions => {
                 let at = self.reader.settings.origin(Key::SeqLen);
-                let problem = |_, _| Problem::Positions { at, sequence_len, positions };
+                let problem = |_, _| ConfigProblem::Positions { at, sequence_len, positions };
                 self.report(&[Key::SeqLen], problem);
             }
             Family::Gpt2 | Family::Llama => {}
@@ -103,14 +103,14 @@ impl Builder<'_> {
         let unsaid = absent.iter().copied().filter(|key| !self.unsound.contains(key));
         let missing: Vec<Key> = unsaid.collect();
         if !missing.is_empty() && !self.unsound.contains(&Key::Preset) {
-            self.problems.push(Problem::Missing { keys: missing });
+            self.problems.push(ConfigProblem::Missing { keys: missing });
         }
         self.unsound.extend(&absent);
         let model = self.shape();
         for error in self.shape_errors(&model) {
             let keys = blamed_keys(&error, reader.value(Key::HeadDim).is_some());
             let settings = reader.settings;
-            self.report(keys, |key, beside| Problem::Model {
+            self.report(keys, |key, beside| ConfigProblem::Model {
                 at: settings.origin(key),
                 key,
                 error,
@@ -154,7 +154,7 @@ impl Builder<'_> {
     fn check_vocabulary(&mut self, vocabulary: u32) {
         if vocabulary < BYTE_VALUES {
             let at = self.reader.settings.origin(Key::Vocab);
-            self.report(&[Key::Vocab], |_, _| Problem::Vocabulary { at, vocabulary });
+            self.report(&[Key::Vocab], |_, _| ConfigProblem::Vocabulary { at, vocabulary });
         }
     }
 

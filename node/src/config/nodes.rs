@@ -17,7 +17,7 @@ use zbelastic_types::Bytes;
 
 use super::file::read_bounded;
 use super::kind::parse_size;
-use crate::failure::{Detail, Failure};
+use crate::failure::{CommandFailure, FailureDetail};
 
 /// Machines a file names at most.
 pub const NODES_MAX: usize = 1024;
@@ -35,7 +35,7 @@ pub struct NodeSpec {
 
 /// Machines and the links between them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NodesSpec {
+pub struct NetworkSpec {
     /// In the order of stages.
     pub nodes: Vec<NodeSpec>,
     /// Of a message, in seconds.
@@ -76,11 +76,11 @@ const fn one() -> usize {
 ///
 /// # Errors
 /// If it cannot be read, or with everything that is wrong in it.
-pub fn read_nodes(path: &Path) -> Result<NodesSpec, Failure> {
+pub fn read_nodes(path: &Path) -> Result<NetworkSpec, CommandFailure> {
     let place = path.display().to_string();
-    let refused = |details: Vec<Detail>| Failure::usage("the list of nodes", details);
+    let refused = |details: Vec<FailureDetail>| CommandFailure::usage("the list of nodes", details);
     let text = read_bounded(path).map_err(|error| {
-        let detail = Detail::new(error.to_string()).at(&*place);
+        let detail = FailureDetail::new(error.to_string()).at(&*place);
         refused(vec![detail.hint("--nodes 4 plans for four machines like this one")])
     })?;
     parse_nodes(&text).map_err(|details| {
@@ -88,21 +88,24 @@ pub fn read_nodes(path: &Path) -> Result<NodesSpec, Failure> {
     })
 }
 
-fn at_file(detail: Detail, file: &str) -> Detail {
+fn at_file(detail: FailureDetail, file: &str) -> FailureDetail {
     let place = detail.place.as_ref().map_or(file.to_owned(), |within| format!("{file}, {within}"));
     detail.at(place)
 }
 
-fn parse_nodes(text: &str) -> Result<NodesSpec, Vec<Detail>> {
+fn parse_nodes(text: &str) -> Result<NetworkSpec, Vec<FailureDetail>> {
     let file: NodesFile = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-        vec![Detail::new(error.message()).at(format!("line {line}"))]
+        vec![FailureDetail::new(error.message()).at(format!("line {line}"))]
     })?;
     let mut wrong = Vec::new();
     let mut nodes = Vec::new();
     for (number, entry) in (1..).zip(&file.node) {
         wrong.extend(
-            entry.problems().into_iter().map(|what| Detail::new(what).at(format!("node {number}"))),
+            entry
+                .problems()
+                .into_iter()
+                .map(|what| FailureDetail::new(what).at(format!("node {number}"))),
         );
         // One node above the maximum is enough for the error: a short file may name any number.
         let before = nodes.len();
@@ -111,14 +114,14 @@ fn parse_nodes(text: &str) -> Result<NodesSpec, Vec<Detail>> {
     }
     if !(1..=NODES_MAX).contains(&nodes.len()) {
         let found = nodes.len();
-        wrong.push(Detail::new(format!("expected 1 to {NODES_MAX} nodes, found {found}")));
+        wrong.push(FailureDetail::new(format!("expected 1 to {NODES_MAX} nodes, found {found}")));
     }
-    wrong.extend(file.problems().into_iter().map(Detail::new));
+    wrong.extend(file.problems().into_iter().map(FailureDetail::new));
     if !wrong.is_empty() {
         return Err(wrong);
     }
     let latency_s = file.latency.as_deref().and_then(parse_seconds).unwrap_or(0.0);
-    Ok(NodesSpec { nodes, latency_s, gbit_per_s: file.gbit_per_s })
+    Ok(NetworkSpec { nodes, latency_s, gbit_per_s: file.gbit_per_s })
 }
 
 impl NodesFile {
@@ -171,7 +174,7 @@ fn parse_seconds(text: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{NODES_MAX, NodeSpec, NodesSpec, parse_nodes};
+    use super::{NODES_MAX, NetworkSpec, NodeSpec, parse_nodes};
     use zbelastic_types::Bytes;
 
     #[test]
@@ -186,7 +189,7 @@ mod tests {
             node("c0", 1.0, None),
             node("c1", 1.0, None),
         ];
-        let expected = NodesSpec { nodes, latency_s: 2e-4, gbit_per_s: Some(9.4) };
+        let expected = NetworkSpec { nodes, latency_s: 2e-4, gbit_per_s: Some(9.4) };
         assert_eq!(parse_nodes(text), Ok(expected));
     }
 

@@ -6,7 +6,7 @@ use super::{RunConfig, WeightSource};
 
 /// Something worth knowing before a run.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Note {
+pub enum ConfigNote {
     /// The run ends before its warm-up does.
     LongWarmup {
         /// Steps of the warm-up.
@@ -37,7 +37,7 @@ pub enum Note {
 pub const BYTE_VALUES: u32 = 256;
 
 /// What is worth knowing about `config`.
-pub fn notes(config: &RunConfig) -> Vec<Note> {
+pub fn notes(config: &RunConfig) -> Vec<ConfigNote> {
     let (warmup, steps) = (config.optimizer.warmup, config.steps);
     let (lr, lr_min) = (config.optimizer.lr, config.optimizer.lr_min);
     let vocabulary = config.model.vocabulary;
@@ -46,15 +46,15 @@ pub fn notes(config: &RunConfig) -> Vec<Note> {
         WeightSource::Drawn => false,
     };
     let all = [
-        (warmup > steps, Note::LongWarmup { warmup, steps }),
-        (lr_min > lr, Note::RisingRate { lr, lr_min }),
-        (from_folder && vocabulary < BYTE_VALUES, Note::FewTokens { vocabulary }),
-        (from_folder && vocabulary > BYTE_VALUES, Note::ManyTokens { vocabulary }),
+        (warmup > steps, ConfigNote::LongWarmup { warmup, steps }),
+        (lr_min > lr, ConfigNote::RisingRate { lr, lr_min }),
+        (from_folder && vocabulary < BYTE_VALUES, ConfigNote::FewTokens { vocabulary }),
+        (from_folder && vocabulary > BYTE_VALUES, ConfigNote::ManyTokens { vocabulary }),
     ];
     all.into_iter().filter_map(|(holds, note)| holds.then_some(note)).collect()
 }
 
-impl fmt::Display for Note {
+impl fmt::Display for ConfigNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LongWarmup { warmup, steps } => write!(

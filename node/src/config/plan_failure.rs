@@ -5,12 +5,12 @@ use zbelastic_trainer::plan::PlanError;
 
 use super::wording::slice_hint;
 use super::{RunConfig, WeightSource};
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// The failure for a plan that cannot be made of `config` and `workers`, one stage each.
 #[must_use]
-pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Failure {
-    let batch = Batch::of(config);
+pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> CommandFailure {
+    let batch = SequenceBatch::of(config);
     let detail = match error {
         PlanError::Stages { stage_count, blocks } => stages(*stage_count, *blocks, &config.weights),
         PlanError::Chunks { stage_count, chunks_per_stage, layer_count } => {
@@ -20,13 +20,13 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
         PlanError::Slices { by, slice_count, sequence_len } => {
             let (why, hint) = slice_hint(*by, *slice_count, *sequence_len as u64);
             let hint = format!("--set schedule.slices={hint}");
-            Detail::new(error.to_string()).at("schedule.slices").why(why).hint(hint)
+            FailureDetail::new(error.to_string()).at("schedule.slices").why(why).hint(hint)
         }
         PlanError::Partition { .. } => {
-            return Failure::new(FailureCode::Internal, error.to_string());
+            return CommandFailure::new(FailureCode::Internal, error.to_string());
         }
     };
-    Failure {
+    CommandFailure {
         code: FailureCode::Usage,
         what: "the run has no plan".to_owned(),
         details: vec![detail],
@@ -35,12 +35,12 @@ pub fn plan_failure(error: &PlanError, config: &RunConfig, workers: u32) -> Fail
 
 /// The batch as a person sets it, in sequences.
 #[derive(Clone, Copy)]
-struct Batch {
+struct SequenceBatch {
     global_batch: u64,
     microbatch: u64,
 }
 
-impl Batch {
+impl SequenceBatch {
     fn of(config: &RunConfig) -> Self {
         let batch = &config.batch;
         let microbatch = batch.microbatch.sequences as u64;
@@ -58,28 +58,28 @@ impl Batch {
     }
 }
 
-fn stages(stage_count: u32, blocks: u32, weights: &WeightSource) -> Detail {
+fn stages(stage_count: u32, blocks: u32, weights: &WeightSource) -> FailureDetail {
     let fewer =
         if blocks == 1 { "--workers 1".to_owned() } else { format!("--workers {blocks} or fewer") };
     let hint = match weights {
         WeightSource::Drawn => format!("{fewer}, or --set model.layers={stage_count}"),
         WeightSource::HuggingFace { .. } => fewer,
     };
-    Detail::new(format!("{stage_count} workers for a model of {blocks} layers"))
+    FailureDetail::new(format!("{stage_count} workers for a model of {blocks} layers"))
         .at("--workers")
         .why("each worker is a stage, and a stage holds a layer or more")
         .hint(hint)
 }
 
-fn chunks(error: &PlanError, chunks_max: u32, workers_max: u32) -> Detail {
-    Detail::new(error.to_string())
+fn chunks(error: &PlanError, chunks_max: u32, workers_max: u32) -> FailureDetail {
+    FailureDetail::new(error.to_string())
         .at("schedule.chunks")
         .why("a chunk holds half a block, the embedding or the head, or several of these")
         .hint(format!("--set schedule.chunks={chunks_max} or less, or --workers {workers_max}"))
 }
 
-fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
-    let detail = Detail::new(error.to_string());
+fn generate(error: &GenerateError, batch: SequenceBatch, workers: u32) -> FailureDetail {
+    let detail = FailureDetail::new(error.to_string());
     match error {
         GenerateError::StageCount { max, .. } => {
             detail.at("--workers").hint(format!("--workers 1 to --workers {max}"))
@@ -123,7 +123,12 @@ fn generate(error: &GenerateError, batch: Batch, workers: u32) -> Detail {
 }
 
 /// Other numbers of microbatches, of workers, or another schedule.
-fn uneven_hint(batch: Batch, stage_count: u32, microbatch_count: u32, workers: u32) -> String {
+fn uneven_hint(
+    batch: SequenceBatch,
+    stage_count: u32,
+    microbatch_count: u32,
+    workers: u32,
+) -> String {
     let mut ways = Vec::new();
     let fits = |count: u64| count.is_multiple_of(stage_count.into());
     if let Some((size, count)) = batch.microbatch_for(fits) {

@@ -122,13 +122,13 @@ pub fn find_preset(name: &str) -> Option<&'static Preset> {
 #[cfg(test)]
 mod tests {
     use super::{PRESETS, find_preset, preset_names};
-    use crate::config::value::Value;
+    use crate::config::value::ConfigValue;
 
     #[test]
     fn presets_set_legal_values_once() {
         for preset in &PRESETS {
             for (index, (key, literal)) in preset.values.iter().enumerate() {
-                let value = Value::parse(literal).expect("a preset is TOML");
+                let value = ConfigValue::parse(literal).expect("a preset is TOML");
                 assert!(key.spec().kind.accept(&value).is_some(), "{}: {literal}", key.name());
                 assert!(preset.values[..index].iter().all(|(before, _)| before != key));
             }

@@ -8,17 +8,17 @@ use zbelastic_kernels::cuda::limits::LimitError;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::hf::ConfigError;
 use zbelastic_trainer::model::ModelError;
-use zbelastic_trainer::plan::CutBy;
+use zbelastic_trainer::plan::SliceBalance;
 
 use super::key::Key;
-use super::settings::Origin;
-use super::value::Value;
+use super::settings::SettingOrigin;
+use super::value::ConfigValue;
 use super::wording;
-use crate::failure::Detail;
+use crate::failure::FailureDetail;
 
 /// Something wrong with a configuration.
 #[derive(Debug)]
-pub enum Problem {
+pub enum ConfigProblem {
     /// The file cannot be read.
     Unreadable {
         /// Path of the file.
@@ -29,14 +29,14 @@ pub enum Problem {
     /// The file is not TOML.
     Syntax {
         /// Origin of the text.
-        at: Origin,
+        at: SettingOrigin,
         /// The parser's message.
         message: String,
     },
     /// There is no such section.
     UnknownSection {
         /// Origin of the section.
-        at: Origin,
+        at: SettingOrigin,
         /// Name of the section.
         found: String,
         /// What may have been meant.
@@ -45,7 +45,7 @@ pub enum Problem {
     /// A key without a section.
     NoSection {
         /// Origin of the key.
-        at: Origin,
+        at: SettingOrigin,
         /// Name of the key.
         found: String,
         /// What may have been meant.
@@ -54,7 +54,7 @@ pub enum Problem {
     /// The section has no such key.
     UnknownKey {
         /// Origin of the key.
-        at: Origin,
+        at: SettingOrigin,
         /// Section that the key stands in.
         section: String,
         /// Name of the key.
@@ -70,11 +70,11 @@ pub enum Problem {
     /// A key does not take its value.
     Value {
         /// Origin of the value.
-        at: Origin,
+        at: SettingOrigin,
         /// The key that does not take it.
         key: Key,
         /// The value that was refused.
-        found: Value,
+        found: ConfigValue,
     },
     /// Keys that no layer sets.
     Missing {
@@ -84,96 +84,96 @@ pub enum Problem {
     /// The model comes from a folder, and from a key as well.
     TwoModels {
         /// Where the key stands.
-        at: Origin,
+        at: SettingOrigin,
         /// The key beside the folder.
         key: Key,
     },
     /// No model has this shape.
     Model {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// The key to change.
         key: Key,
         /// Why no model has this shape.
         error: ModelError,
         /// The other values that matter, if their origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// Microbatches do not make up the batch.
     Microbatch {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// Sequences in a microbatch.
         microbatch: u64,
         /// Sequences in the batch.
         global_batch: u64,
         /// The other of the two, if its origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// What passes between two stages for a microbatch does not fit into a frame.
     Boundary {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// Tokens in a microbatch.
         tokens: u64,
         /// Width of the model.
         width: u32,
         /// The other values that matter, if their origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// Kernels of a device cannot count or hold it.
     Limit {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// What is beyond which limit.
         error: LimitError,
         /// The other values that matter, if their origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// Processors compute in floats only.
     Precision {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// The other values that matter, if their origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// The schedule does not have so many chunks a stage.
     Chunks {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// Schedule that lacks them.
         kind: ScheduleKind,
         /// Chunks a stage that are configured.
         chunks: u32,
         /// The other of the two, if its origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// The schedule cuts no sequences.
     Slices {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// Slices of a sequence that are configured.
         slices: u32,
         /// The other of the two, if its origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// Slices that sequences cannot be cut into.
     SliceLength {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// In what they should be alike.
-        by: CutBy,
+        by: SliceBalance,
         /// Slices of a sequence.
         slices: u32,
         /// Tokens of a sequence.
         sequence_len: u64,
         /// The other values that matter, if their origin is another.
-        beside: Vec<Given>,
+        beside: Vec<EffectiveSetting>,
     },
     /// Bytes are not tokens of the model.
     Vocabulary {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// Tokens of the model.
         vocabulary: u32,
     },
@@ -187,7 +187,7 @@ pub enum Problem {
     /// The folder has no `config.json` that can be read.
     FolderUnreadable {
         /// Where the folder is named.
-        at: Origin,
+        at: SettingOrigin,
         /// The file that cannot be read.
         path: PathBuf,
         /// The system's error.
@@ -210,7 +210,7 @@ pub enum Problem {
     /// Sequences are longer than the positions the folder's model has learnt.
     Positions {
         /// Origin of the key's value.
-        at: Origin,
+        at: SettingOrigin,
         /// Tokens in a sequence.
         sequence_len: u32,
         /// Positions that the folder's model has learnt.
@@ -220,28 +220,28 @@ pub enum Problem {
 
 /// What holds for a key, and its origin.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Given {
+pub struct EffectiveSetting {
     /// The key that is set.
     pub key: Key,
     /// The value that holds.
-    pub value: Value,
+    pub value: ConfigValue,
     /// Origin of the value.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
-impl fmt::Display for Given {
+impl fmt::Display for EffectiveSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} = {} ({})", self.key.name(), self.value, self.origin)
     }
 }
 
-impl Problem {
+impl ConfigProblem {
     /// The problem as a person reads it.
     #[must_use]
-    pub fn detail(&self) -> Detail {
+    pub fn detail(&self) -> FailureDetail {
         match self {
             Self::Unreadable { file, error } => wording::unreadable(file, error),
-            Self::Syntax { at, message } => Detail::new(format!("not TOML: {message}"))
+            Self::Syntax { at, message } => FailureDetail::new(format!("not TOML: {message}"))
                 .at(at.to_string())
                 .hint("`zbelastic config show` prints a file to begin with"),
             Self::UnknownSection { at, found, nearest } => {
@@ -277,7 +277,7 @@ impl Problem {
                 wording::folder_unreadable(at, path, error)
             }
             Self::FolderConfig { path, error } => {
-                Detail::new(error.to_string()).at(path.display().to_string())
+                FailureDetail::new(error.to_string()).at(path.display().to_string())
             }
             Self::FolderModel { path, error } => wording::folder_model(path, error),
             Self::Positions { at, sequence_len, positions } => {

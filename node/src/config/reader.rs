@@ -1,28 +1,28 @@
 //! Settings as what their kinds promise.
 
 use super::key::Key;
-use super::settings::Settings;
-use super::value::Value;
-use super::words::Named;
+use super::settings::ConfigSettings;
+use super::value::ConfigValue;
+use super::words::ConfigWord;
 
 /// Reads settings. Panics on a value that its kind does not accept, because none is laid.
 #[derive(Clone, Copy)]
-pub struct Reader<'a> {
+pub struct SettingsReader<'a> {
     /// The settings to read from.
-    pub settings: &'a Settings,
+    pub settings: &'a ConfigSettings,
 }
 
-impl Reader<'_> {
-    pub fn value(&self, key: Key) -> Option<&Value> {
+impl SettingsReader<'_> {
+    pub fn value(&self, key: Key) -> Option<&ConfigValue> {
         self.settings.get(key).map(|setting| &setting.value)
     }
 
-    pub fn known(&self, key: Key) -> &Value {
+    pub fn known(&self, key: Key) -> &ConfigValue {
         self.value(key).unwrap_or_else(|| panic!("{} has a default", key.name()))
     }
 
     pub fn count(&self, key: Key) -> u64 {
-        let Value::Whole(number) = self.known(key) else { unlike(key) };
+        let ConfigValue::Whole(number) = self.known(key) else { unlike(key) };
         u64::try_from(*number).expect("the kind limits it")
     }
 
@@ -35,7 +35,7 @@ impl Reader<'_> {
     }
 
     pub fn pair(&self, key: Key) -> [f64; 2] {
-        let Value::List(items) = self.known(key) else { unlike(key) };
+        let ConfigValue::List(items) = self.known(key) else { unlike(key) };
         let [first, second] = items.as_slice() else { unlike(key) };
         [number(key, first), number(key, second)]
     }
@@ -45,27 +45,27 @@ impl Reader<'_> {
     }
 
     pub fn texts(&self, key: Key) -> Vec<String> {
-        let Value::List(items) = self.known(key) else { unlike(key) };
+        let ConfigValue::List(items) = self.known(key) else { unlike(key) };
         items.iter().map(|item| text(key, item).to_owned()).collect()
     }
 
     pub fn flag(&self, key: Key) -> bool {
-        let Value::Flag(flag) = self.known(key) else { unlike(key) };
+        let ConfigValue::Flag(flag) = self.known(key) else { unlike(key) };
         *flag
     }
 
-    pub fn choice<T: Named>(&self, key: Key) -> T {
+    pub fn choice<T: ConfigWord>(&self, key: Key) -> T {
         T::of_word(text(key, self.known(key))).expect("the kind knows its words")
     }
 }
 
-fn number(key: Key, value: &Value) -> f64 {
-    let Value::Number(number) = value else { unlike(key) };
+fn number(key: Key, value: &ConfigValue) -> f64 {
+    let ConfigValue::Number(number) = value else { unlike(key) };
     *number
 }
 
-fn text(key: Key, value: &Value) -> &str {
-    let Value::Text(text) = value else { unlike(key) };
+fn text(key: Key, value: &ConfigValue) -> &str {
+    let ConfigValue::Text(text) = value else { unlike(key) };
     text
 }
 

@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 
-use super::file::{Said, read_file, read_text};
-use super::key::{Fallback, Key};
+use super::file::{FileAssignments, read_file, read_text};
+use super::key::{Key, KeyDefault};
 use super::nearest::nearest;
 use super::presets::{PRESET_DEFAULT, find_preset};
-use super::problem::Problem;
-use super::value::Value;
+use super::problem::ConfigProblem;
+use super::value::ConfigValue;
 
 /// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// The default of the key.
     Default,
     /// The preset of this name.
@@ -33,7 +33,7 @@ pub enum Origin {
     Flag(&'static str),
 }
 
-impl Origin {
+impl SettingOrigin {
     /// Later layers cover earlier ones.
     pub fn layer(&self) -> u32 {
         match self {
@@ -53,7 +53,7 @@ impl Origin {
     }
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => write!(f, "default"),
@@ -68,9 +68,9 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     /// The key's value.
-    pub value: Value,
+    pub value: ConfigValue,
     /// Origin of the value.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 /// A key and a value for it, not yet checked.
@@ -84,7 +84,7 @@ pub struct Assignment {
 
 /// A flag that sets a key.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Flag {
+pub enum ConfigFlag {
     /// `--set section.key=value`, the part behind `--set`.
     Set(String),
     /// A flag of its own, such as `--steps`.
@@ -94,50 +94,53 @@ pub enum Flag {
         /// The key it sets.
         key: Key,
         /// The value that was typed.
-        value: Value,
+        value: ConfigValue,
     },
 }
 
 /// Where a configuration comes from.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sources {
+pub struct ConfigSources {
     /// Path of the configuration file, if there is one.
     pub file: Option<PathBuf>,
     /// Flags; later ones win.
-    pub flags: Vec<Flag>,
+    pub flags: Vec<ConfigFlag>,
 }
 
 /// What holds for every key.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
+pub struct ConfigSettings {
     entries: BTreeMap<Key, Setting>,
     refused: BTreeSet<Key>,
 }
 
-impl Settings {
+impl ConfigSettings {
     /// Lays the layers of `sources` on each other. With the problems of single values; those
     /// between keys are another matter.
     ///
     /// # Errors
     /// If the file cannot be read as TOML: then that is the only problem.
-    pub fn gather(sources: &Sources) -> Result<(Self, Vec<Problem>), Problem> {
+    pub fn gather(sources: &ConfigSources) -> Result<(Self, Vec<ConfigProblem>), ConfigProblem> {
         let mut said = match &sources.file {
             Some(file) => read_file(file)?,
             None => Vec::new(),
         };
         said.extend(sources.flags.iter().map(read_flag));
-        Ok(Self::of_said(said, sources.file.is_some()))
+        Ok(Self::from_assignments(said, sources.file.is_some()))
     }
 
     /// The same for a configuration that is here as text and is called `name`.
     ///
     /// # Errors
     /// If it is not TOML.
-    pub fn gather_document(name: &str, document: &str) -> Result<(Self, Vec<Problem>), Problem> {
-        read_text(name, document).map(|said| Self::of_said(said, true))
+    pub fn gather_document(
+        name: &str,
+        document: &str,
+    ) -> Result<(Self, Vec<ConfigProblem>), ConfigProblem> {
+        read_text(name, document).map(|said| Self::from_assignments(said, true))
     }
 
-    fn of_said(said: Said, has_file: bool) -> (Self, Vec<Problem>) {
+    fn from_assignments(said: FileAssignments, has_file: bool) -> (Self, Vec<ConfigProblem>) {
         let mut settings = Self::default();
         settings.lay_defaults();
         settings.lay_preset(said.iter().flatten(), has_file);
@@ -154,8 +157,10 @@ impl Settings {
     fn lay_defaults(&mut self) {
         for key in Key::ALL {
             match key.spec().fallback {
-                Fallback::Literal(literal) => self.lay_known(*key, literal, Origin::Default),
-                Fallback::Told(_) => {}
+                KeyDefault::Literal(literal) => {
+                    self.lay_known(*key, literal, SettingOrigin::Default)
+                }
+                KeyDefault::Described(_) => {}
             }
         }
     }
@@ -170,21 +175,22 @@ impl Settings {
             }
             has_folder |= assignment.key == Key::FromHf;
         }
-        let default = (!has_file && !has_folder).then(|| Value::Text(PRESET_DEFAULT.to_owned()));
-        let Some(Value::Text(name)) = named.or(default) else { return };
+        let default =
+            (!has_file && !has_folder).then(|| ConfigValue::Text(PRESET_DEFAULT.to_owned()));
+        let Some(ConfigValue::Text(name)) = named.or(default) else { return };
         let Some(preset) = find_preset(&name) else { return };
         for (key, literal) in preset.values {
-            self.lay_known(*key, literal, Origin::Preset(preset.name));
+            self.lay_known(*key, literal, SettingOrigin::Preset(preset.name));
         }
     }
 
-    fn lay_known(&mut self, key: Key, literal: &str, origin: Origin) {
-        let value = Value::parse(literal).expect("our tables are TOML");
+    fn lay_known(&mut self, key: Key, literal: &str, origin: SettingOrigin) {
+        let value = ConfigValue::parse(literal).expect("our tables are TOML");
         let problem = self.lay(Assignment { key, setting: Setting { value, origin } });
         assert!(problem.is_none(), "our tables hold legal values");
     }
 
-    fn lay(&mut self, assignment: Assignment) -> Option<Problem> {
+    fn lay(&mut self, assignment: Assignment) -> Option<ConfigProblem> {
         let Assignment { key, setting: Setting { value, origin } } = assignment;
         match key.spec().kind.accept(&value) {
             Some(value) => {
@@ -193,7 +199,7 @@ impl Settings {
             }
             None => {
                 self.refused.insert(key);
-                Some(Problem::Value { at: origin, key, found: value })
+                Some(ConfigProblem::Value { at: origin, key, found: value })
             }
         }
     }
@@ -206,8 +212,8 @@ impl Settings {
 
     /// Origin of what holds for a key.
     #[must_use]
-    pub fn origin(&self, key: Key) -> Origin {
-        self.get(key).map_or(Origin::Default, |setting| setting.origin.clone())
+    pub fn origin(&self, key: Key) -> SettingOrigin {
+        self.get(key).map_or(SettingOrigin::Default, |setting| setting.origin.clone())
     }
 
     /// Keys for which a value was refused.
@@ -220,54 +226,56 @@ impl Settings {
 /// The value that a flag's text stands for: TOML if the key takes it as such, else plain text, so
 /// that words need no quotes on a command line.
 #[must_use]
-pub fn flag_value(key: Key, text: &str) -> Value {
+pub fn flag_value(key: Key, text: &str) -> ConfigValue {
     let kind = key.spec().kind;
-    let plain = Value::Text(text.to_owned());
-    match Value::parse(text) {
+    let plain = ConfigValue::Text(text.to_owned());
+    match ConfigValue::parse(text) {
         Ok(value) if kind.accept(&value).is_some() => value,
         Ok(value) if kind.accept(&plain).is_none() => value,
         Ok(_) | Err(_) => plain,
     }
 }
 
-fn read_flag(flag: &Flag) -> Result<Assignment, Problem> {
+fn read_flag(flag: &ConfigFlag) -> Result<Assignment, ConfigProblem> {
     match flag {
-        Flag::Own { flag, key, value } => {
-            let setting = Setting { value: value.clone(), origin: Origin::Flag(flag) };
+        ConfigFlag::Own { flag, key, value } => {
+            let setting = Setting { value: value.clone(), origin: SettingOrigin::Flag(flag) };
             Ok(Assignment { key: *key, setting })
         }
-        Flag::Set(text) => {
+        ConfigFlag::Set(text) => {
             let Some((name, value)) = text.split_once('=') else {
-                return Err(Problem::SetForm { text: text.clone() });
+                return Err(ConfigProblem::SetForm { text: text.clone() });
             };
-            let key = find_key(name.trim(), Origin::Flag("--set"))?;
-            let setting =
-                Setting { value: flag_value(key, value.trim()), origin: Origin::Flag("--set") };
+            let key = find_key(name.trim(), SettingOrigin::Flag("--set"))?;
+            let setting = Setting {
+                value: flag_value(key, value.trim()),
+                origin: SettingOrigin::Flag("--set"),
+            };
             Ok(Assignment { key, setting })
         }
     }
 }
 
 /// The key of that name, section and all.
-fn find_key(name: &str, at: Origin) -> Result<Key, Problem> {
+fn find_key(name: &str, at: SettingOrigin) -> Result<Key, ConfigProblem> {
     match name.split_once('.') {
         Some((section, short)) => find_in_section(section, short, at),
         None => {
             let nearest = nearest_key(name, Key::ALL.iter().copied());
-            Err(Problem::NoSection { at, found: name.to_owned(), nearest })
+            Err(ConfigProblem::NoSection { at, found: name.to_owned(), nearest })
         }
     }
 }
 
 /// The key that `section` has under `name`.
-pub fn find_in_section(section: &str, name: &str, at: Origin) -> Result<Key, Problem> {
+pub fn find_in_section(section: &str, name: &str, at: SettingOrigin) -> Result<Key, ConfigProblem> {
     if let Some(key) = Key::find(section, name) {
         return Ok(key);
     }
     let in_section = nearest_key(name, Key::of_section(section));
     let nearest = in_section.or_else(|| nearest_key(name, Key::ALL.iter().copied()));
     let (section, found) = (section.to_owned(), name.to_owned());
-    Err(Problem::UnknownKey { at, section, found, nearest })
+    Err(ConfigProblem::UnknownKey { at, section, found, nearest })
 }
 
 /// The key whose name within its section is nearest.
@@ -279,18 +287,18 @@ pub fn nearest_key(name: &str, keys: impl Iterator<Item = Key>) -> Option<Key> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Key, Value, flag_value};
+    use super::{ConfigValue, Key, flag_value};
 
     #[test]
     fn flag_values_are_what_their_key_takes() {
-        let check = |key, text, expected: Value| assert_eq!(flag_value(key, text), expected);
-        let text = |text: &str| Value::Text(text.to_owned());
+        let check = |key, text, expected: ConfigValue| assert_eq!(flag_value(key, text), expected);
+        let text = |text: &str| ConfigValue::Text(text.to_owned());
         check(Key::Schedule, "1f1b", text("1f1b"));
         check(Key::Schedule, "\"1f1b\"", text("1f1b"));
         check(Key::FromHf, "123", text("123"));
         check(Key::Text, "docs/*.md", text("docs/*.md"));
-        check(Key::Text, "[\"a\"]", Value::List(vec![text("a")]));
-        check(Key::Steps, "12", Value::Whole(12));
+        check(Key::Text, "[\"a\"]", ConfigValue::List(vec![text("a")]));
+        check(Key::Steps, "12", ConfigValue::Whole(12));
         check(Key::Steps, "many", text("many"));
     }
 }

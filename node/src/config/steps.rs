@@ -5,14 +5,14 @@ use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
 use super::{OffloadMode, RecomputeMode, RunConfig, WindowChoice};
-use crate::failure::{Detail, Failure};
+use crate::failure::{CommandFailure, FailureDetail};
 
 /// Whether a cluster can run `config`: only what has steps can be sealed and taken back, and a job for
 /// which there is no plan on any number of nodes would wait for ever.
 ///
 /// # Errors
 /// If its schedule is asynchronous, or has more replicas than a step has microbatches.
-pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
+pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), CommandFailure> {
     match config.schedule.kinds() {
         Ok(kinds) => {
             let found = config.batch.microbatch_count;
@@ -20,20 +20,20 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
             let Some(kind) = kinds.first().filter(|_| !kinds.iter().any(fits)) else {
                 return Ok(());
             };
-            let detail = Detail::new(format!(
+            let detail = FailureDetail::new(format!(
                 "expected 2 microbatches a step or more, found {found}"
             ))
             .at("train.microbatch")
             .why(format!("each replica of {kind} runs a microbatch or more"))
             .hint("a smaller train.microbatch, a larger train.global_batch, or --schedule auto");
-            Err(Failure::usage("the configuration", vec![detail]))
+            Err(CommandFailure::usage("the configuration", vec![detail]))
         }
         Err(kind) => {
-            let detail = Detail::new(format!("{kind} is asynchronous"))
+            let detail = FailureDetail::new(format!("{kind} is asynchronous"))
                 .at("schedule.kind")
                 .why("a cluster seals step by step, and such a schedule has no steps")
                 .hint("zbelastic train, which runs it in one process, or --schedule auto");
-            Err(Failure::usage("the configuration", vec![detail]))
+            Err(CommandFailure::usage("the configuration", vec![detail]))
         }
     }
 }
@@ -42,9 +42,9 @@ pub fn check_cluster_can_run(config: &RunConfig) -> Result<(), Failure> {
 ///
 /// # Errors
 /// With everything that does.
-pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), Failure> {
+pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), CommandFailure> {
     let refused = |key: &str, why: &str, hint: &str| {
-        Detail::new(format!("{kind} is asynchronous")).at(key).why(why).hint(hint)
+        FailureDetail::new(format!("{kind} is asynchronous")).at(key).why(why).hint(hint)
     };
     let all = [
         (
@@ -97,9 +97,13 @@ pub fn check_needs_no_steps(config: &RunConfig, kind: AsyncKind) -> Result<(), F
             ),
         ),
     ];
-    let details: Vec<Detail> =
+    let details: Vec<FailureDetail> =
         all.into_iter().filter_map(|(is_asked, detail)| is_asked.then_some(detail)).collect();
-    if details.is_empty() { Ok(()) } else { Err(Failure::usage("the configuration", details)) }
+    if details.is_empty() {
+        Ok(())
+    } else {
+        Err(CommandFailure::usage("the configuration", details))
+    }
 }
 
 #[cfg(test)]

@@ -9,30 +9,31 @@ use std::time::Duration;
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
+use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
 use zbelastic_types::Bytes;
 
 use super::{
-    CheckpointConfig, ElasticConfig, Flag, Key, Loaded, Note, NoticePolicy, ReplanPolicy,
-    ScheduleChoice, Sources, WeightSource, WindowChoice, flag_value, load, load_document,
+    CheckpointConfig, ConfigFlag, ConfigNote, ConfigSources, ElasticConfig, Key, LoadedConfig,
+    NoticePolicy, ReplanPolicy, ScheduleChoice, WeightSource, WindowChoice, flag_value, load,
+    load_document,
 };
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode};
 
 /// A configuration file of this text; its name in errors is `run.toml`.
-pub fn load_text(text: &str) -> Result<Loaded, Failure> {
+pub fn load_text(text: &str) -> Result<LoadedConfig, CommandFailure> {
     load_with(text, &[])
 }
 
-fn load_with(text: &str, flags: &[Flag]) -> Result<Loaded, Failure> {
+fn load_with(text: &str, flags: &[ConfigFlag]) -> Result<LoadedConfig, CommandFailure> {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("run.toml");
     std::fs::write(&file, text).expect("a file");
-    let sources = Sources { file: Some(file.clone()), flags: flags.to_vec() };
+    let sources = ConfigSources { file: Some(file.clone()), flags: flags.to_vec() };
     load(&sources).map_err(|failure| without_folder(failure, folder.path()))
 }
 
 /// The failure with places relative to `folder`.
-fn without_folder(mut failure: Failure, folder: &std::path::Path) -> Failure {
+fn without_folder(mut failure: CommandFailure, folder: &std::path::Path) -> CommandFailure {
     let folder = format!("{}/", folder.display());
     for detail in &mut failure.details {
         detail.place = detail.place.take().map(|place| place.replace(&folder, ""));
@@ -42,16 +43,16 @@ fn without_folder(mut failure: Failure, folder: &std::path::Path) -> Failure {
     failure
 }
 
-fn set(text: &str) -> Flag {
-    Flag::Set(text.to_owned())
+fn set(text: &str) -> ConfigFlag {
+    ConfigFlag::Set(text.to_owned())
 }
 
-fn own(flag: &'static str, key: Key, text: &str) -> Flag {
-    Flag::Own { flag, key, value: flag_value(key, text) }
+fn own(flag: &'static str, key: Key, text: &str) -> ConfigFlag {
+    ConfigFlag::Own { flag, key, value: flag_value(key, text) }
 }
 
 /// The details of what is wrong with a file, as they are printed.
-fn check_wrong(text: &str, flags: &[Flag], expected: &str) {
+fn check_wrong(text: &str, flags: &[ConfigFlag], expected: &str) {
     let failure = load_with(text, flags).expect_err("the configuration is wrong");
     assert_eq!(failure.code, FailureCode::Usage);
     let details: Vec<String> = failure.details.iter().map(ToString::to_string).collect();
@@ -67,7 +68,7 @@ fn check_tiny(text: &str, expected: &str) {
 
 #[test]
 fn without_anything_the_quickstart_preset_holds() {
-    let loaded = load(&Sources::default()).expect("legal");
+    let loaded = load(&ConfigSources::default()).expect("legal");
     let config = &loaded.config;
     assert_eq!(config.model.family, Family::Llama);
     assert_eq!((config.model.blocks, config.model.width, config.model.mlp_width), (8, 128, 352));
@@ -174,7 +175,7 @@ fn every_key_reaches_the_run() {
     let optimizer = &config.optimizer;
     assert_eq!((optimizer.lr, optimizer.lr_min, optimizer.betas), (1.0, 0.5, [0.8, 0.9]));
     assert_eq!((optimizer.epsilon, optimizer.weight_decay, optimizer.warmup), (1e-6, 0.0, 3));
-    assert_eq!((optimizer.decay_on, optimizer.decay), (DecayOn::All, LrDecay::Linear));
+    assert_eq!((optimizer.decay_on, optimizer.decay), (WeightDecayScope::All, LrDecay::Linear));
     assert_eq!(config.guard.clip_norm, None);
     assert_eq!(config.guard.nonfinite, NonfinitePolicy::Replay);
     assert_eq!((config.guard.spike_deviations, config.guard.replays_max), (Some(4.0), 2));
@@ -186,7 +187,7 @@ fn every_key_reaches_the_run() {
 }
 
 /// The effective configuration, in both forms, reads back as the same run.
-fn check_round_trip(loaded: &Loaded) {
+fn check_round_trip(loaded: &LoadedConfig) {
     for text in [loaded.config.effective(), loaded.effective_with_origins()] {
         let again = load_text(&text).unwrap_or_else(|failure| panic!("{failure}\nof\n{text}"));
         assert_eq!(again.config, loaded.config, "{text}");
@@ -198,7 +199,7 @@ fn check_round_trip(loaded: &Loaded) {
 fn the_effective_configuration_reads_back_as_the_same_run() {
     let check = |flags: &[&str]| {
         let flags = flags.iter().map(|text| set(text)).collect();
-        check_round_trip(&load(&Sources { file: None, flags }).expect("legal"));
+        check_round_trip(&load(&ConfigSources { file: None, flags }).expect("legal"));
     };
     check(&[]);
     for preset in super::PRESETS {
@@ -216,15 +217,15 @@ fn the_effective_configuration_reads_back_as_the_same_run() {
 fn what_may_not_be_meant_is_noted() {
     let flags = ["train.steps=5", "optimizer.lr_min=1"].map(set);
     let loaded = load_with(TINY, &flags).expect("legal");
-    let rising = Note::RisingRate { lr: 1e-3, lr_min: 1.0 };
-    assert_eq!(loaded.notes, [Note::LongWarmup { warmup: 20, steps: 5 }, rising]);
+    let rising = ConfigNote::RisingRate { lr: 1e-3, lr_min: 1.0 };
+    assert_eq!(loaded.notes, [ConfigNote::LongWarmup { warmup: 20, steps: 5 }, rising]);
     let even = load_with(TINY, &[set("train.steps=20")]).expect("legal");
     assert_eq!(even.notes, []);
 }
 
 #[test]
 fn what_a_cluster_does_has_defaults_and_limits() {
-    let config = load(&Sources::default()).expect("legal").config;
+    let config = load(&ConfigSources::default()).expect("legal").config;
     let CheckpointConfig { every, every_time, keep_last, folder, copies } = config.checkpoint;
     assert_eq!((every, keep_last, folder, copies), (100, 3, None, 1));
     assert_eq!(every_time, Duration::from_secs(60));

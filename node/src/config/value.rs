@@ -6,7 +6,7 @@ use toml::de::{DeInteger, DeValue};
 
 /// A value of a configuration.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum ConfigValue {
     /// A TOML string.
     Text(String),
     /// A TOML integer.
@@ -16,12 +16,12 @@ pub enum Value {
     /// A TOML boolean.
     Flag(bool),
     /// A TOML array.
-    List(Vec<Value>),
+    List(Vec<ConfigValue>),
     /// What no key takes, by name.
     Other(&'static str),
 }
 
-impl Value {
+impl ConfigValue {
     /// A TOML value.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ fn write_text(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str("\"")
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for ConfigValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => write_text(text, f),
@@ -96,31 +96,37 @@ impl fmt::Display for Value {
 
 #[cfg(test)]
 mod tests {
-    use super::Value;
+    use super::ConfigValue;
 
     #[test]
     fn text_and_value_are_inverses() {
-        let check = |text: &str, value: Value| {
-            assert_eq!(Value::parse(text), Ok(value.clone()));
+        let check = |text: &str, value: ConfigValue| {
+            assert_eq!(ConfigValue::parse(text), Ok(value.clone()));
             assert_eq!(value.to_string(), text);
         };
-        check("\"zb-h1\"", Value::Text("zb-h1".to_owned()));
-        check("\"a \\\"b\\\" \\\\ \\n\\t\\u0007\"", Value::Text("a \"b\" \\ \n\t\u{7}".to_owned()));
-        check("-3", Value::Whole(-3));
-        check("18446744073709551615", Value::Whole(u64::MAX.into()));
-        check("0.1", Value::Number(0.1));
-        check("1e-8", Value::Number(1e-8));
-        check("1e300", Value::Number(1e300));
-        check("inf", Value::Number(f64::INFINITY));
-        check("false", Value::Flag(false));
-        check("[0.9, 0.95]", Value::List(vec![Value::Number(0.9), Value::Number(0.95)]));
-        check("[]", Value::List(vec![]));
+        check("\"zb-h1\"", ConfigValue::Text("zb-h1".to_owned()));
+        check(
+            "\"a \\\"b\\\" \\\\ \\n\\t\\u0007\"",
+            ConfigValue::Text("a \"b\" \\ \n\t\u{7}".to_owned()),
+        );
+        check("-3", ConfigValue::Whole(-3));
+        check("18446744073709551615", ConfigValue::Whole(u64::MAX.into()));
+        check("0.1", ConfigValue::Number(0.1));
+        check("1e-8", ConfigValue::Number(1e-8));
+        check("1e300", ConfigValue::Number(1e300));
+        check("inf", ConfigValue::Number(f64::INFINITY));
+        check("false", ConfigValue::Flag(false));
+        check(
+            "[0.9, 0.95]",
+            ConfigValue::List(vec![ConfigValue::Number(0.9), ConfigValue::Number(0.95)]),
+        );
+        check("[]", ConfigValue::List(vec![]));
     }
 
     #[test]
     fn what_no_key_takes_is_named() {
         let check = |text: &str, expected: &str| {
-            assert_eq!(Value::parse(text).expect("TOML").to_string(), expected);
+            assert_eq!(ConfigValue::parse(text).expect("TOML").to_string(), expected);
         };
         check("nan", "nan");
         check("-nan", "nan");
@@ -130,8 +136,8 @@ mod tests {
         check("2024-01-01", "a date");
         check("{ a = 1 }", "a table");
         check(&"9".repeat(50), "a number too large to read");
-        assert!(Value::parse("zb-h1").is_err());
-        assert!(Value::parse("1 2").is_err());
-        assert!(Value::parse("").is_err());
+        assert!(ConfigValue::parse("zb-h1").is_err());
+        assert!(ConfigValue::parse("1 2").is_err());
+        assert!(ConfigValue::parse("").is_err());
     }
 }

@@ -4,16 +4,16 @@ use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::asynchronous::AsyncKind;
 use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::Family;
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay};
-use zbelastic_trainer::plan::CutBy;
+use zbelastic_trainer::optimizer::{LrDecay, WeightDecayScope};
+use zbelastic_trainer::plan::SliceBalance;
 
 use super::{
-    DeviceKind, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
+    DeviceChoice, NoticePolicy, OffloadMode, OffloadStore, PipeDreamSync, PrecisionChoice,
     RecomputeMode, RecomputePasses, ReplanPolicy, ScheduleChoice, WindowChoice,
 };
 
 /// A choice that is written as a word.
-pub trait Named: Copy + PartialEq {
+pub trait ConfigWord: Copy + PartialEq {
     /// Every choice with its word.
     fn table() -> Vec<(&'static str, Self)>;
 
@@ -30,47 +30,47 @@ pub trait Named: Copy + PartialEq {
 }
 
 /// The words of `T`.
-pub fn words<T: Named>() -> Vec<&'static str> {
+pub fn words<T: ConfigWord>() -> Vec<&'static str> {
     T::table().into_iter().map(|(word, _)| word).collect()
 }
 
-impl Named for Family {
+impl ConfigWord for Family {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("gpt2", Self::Gpt2), ("llama", Self::Llama)]
     }
 }
 
-impl Named for DeviceKind {
+impl ConfigWord for DeviceChoice {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("cpu", Self::Cpu), ("cuda", Self::Cuda)]
     }
 }
 
-impl Named for PrecisionChoice {
+impl ConfigWord for PrecisionChoice {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("f32", Self::F32), ("bf16", Self::Bf16)]
     }
 }
 
-impl Named for LrDecay {
+impl ConfigWord for LrDecay {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("cosine", Self::Cosine), ("linear", Self::Linear), ("constant", Self::Constant)]
     }
 }
 
-impl Named for DecayOn {
+impl ConfigWord for WeightDecayScope {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("matrices", Self::Matrices), ("all", Self::All)]
     }
 }
 
-impl Named for NonfinitePolicy {
+impl ConfigWord for NonfinitePolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("skip", Self::Skip), ("replay", Self::Replay)]
     }
 }
 
-impl Named for ScheduleChoice {
+impl ConfigWord for ScheduleChoice {
     fn table() -> Vec<(&'static str, Self)> {
         let kinds = ScheduleKind::ALL.map(|kind| (kind.name(), Self::Kind(kind)));
         let without_steps = AsyncKind::ALL.map(|kind| (kind.name(), Self::Asynchronous(kind)));
@@ -78,56 +78,56 @@ impl Named for ScheduleChoice {
     }
 }
 
-impl Named for WindowChoice {
+impl ConfigWord for WindowChoice {
     fn table() -> Vec<(&'static str, Self)> {
         let fixed = |window| Self::Fixed(window);
         vec![("auto", Self::Auto), ("0", fixed(Window::Zero)), ("1", fixed(Window::One))]
     }
 }
 
-impl Named for RecomputeMode {
+impl ConfigWord for RecomputeMode {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("none", Self::None), ("full", Self::Full), ("selective", Self::Selective)]
     }
 }
 
-impl Named for RecomputePasses {
+impl ConfigWord for RecomputePasses {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("all", Self::All), ("needed", Self::Needed)]
     }
 }
 
-impl Named for OffloadMode {
+impl ConfigWord for OffloadMode {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("schedule", Self::Schedule), ("needed", Self::Needed)]
     }
 }
 
-impl Named for PipeDreamSync {
+impl ConfigWord for PipeDreamSync {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("none", Self::None), ("vertical", Self::Vertical)]
     }
 }
 
-impl Named for OffloadStore {
+impl ConfigWord for OffloadStore {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("memory", Self::Memory), ("file", Self::File)]
     }
 }
 
-impl Named for NoticePolicy {
+impl ConfigWord for NoticePolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("drain", Self::Drain), ("ignore", Self::Ignore)]
     }
 }
 
-impl Named for ReplanPolicy {
+impl ConfigWord for ReplanPolicy {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("drift", Self::Drift), ("never", Self::Never)]
     }
 }
 
-impl Named for CutBy {
+impl ConfigWord for SliceBalance {
     fn table() -> Vec<(&'static str, Self)> {
         vec![("tokens", Self::Tokens), ("time", Self::Time)]
     }

@@ -15,11 +15,11 @@ use std::time::{Duration, SystemTime};
 use serde::Deserialize;
 
 use super::date::parse_iso;
-use super::pace::Pace;
-use super::question::{Answer, AskFault, Question, check_status};
-use super::told::{EventId, Mark};
-use super::turn::{Next, Turn};
-use super::{Cause, Cloud, Notice};
+use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse, check_status};
+use super::poll_outcome::{NextPoll, PollOutcome};
+use super::poll_timings::PollTimings;
+use super::reported_events::{EventId, EventLatch};
+use super::{Cloud, Notice, NoticeCause};
 
 const TOKEN_PATH: &str = "/latest/api/token";
 const TOKEN_LIFE_HEADER: &str = "X-aws-ec2-metadata-token-ttl-seconds";
@@ -32,22 +32,22 @@ const NOT_FOUND: u16 = 404;
 const UNAUTHORISED: u16 = 401;
 
 /// The request for a token; a server that answers it with one is Amazon's.
-pub(super) fn token_question(patience: Duration) -> Question {
-    Question::put(TOKEN_PATH, patience).header(TOKEN_LIFE_HEADER, TOKEN_LIFE_SECONDS)
+pub(super) fn token_question(patience: Duration) -> MetadataRequest {
+    MetadataRequest::put(TOKEN_PATH, patience).header(TOKEN_LIFE_HEADER, TOKEN_LIFE_SECONDS)
 }
 
 /// The token in an answer to that.
-pub(super) fn read_token(status: u16, body: &str) -> Result<&str, AskFault> {
+pub(super) fn read_token(status: u16, body: &str) -> Result<&str, MetadataFault> {
     check_status(status)?;
     let token = body.trim();
     let is_token = (1..=TOKEN_CHARS_MAX).contains(&token.len())
         && token.bytes().all(|byte| byte.is_ascii_graphic());
-    if is_token { Ok(token) } else { Err(AskFault::Senseless { expected: "a token" }) }
+    if is_token { Ok(token) } else { Err(MetadataFault::Senseless { expected: "a token" }) }
 }
 
 /// What can be requested with a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Topic {
+pub(super) enum AwsTopic {
     /// Whether the machine is marked to be interrupted.
     Action,
     /// Whether that is likelier than for others.
@@ -58,84 +58,96 @@ pub(super) enum Topic {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AwsAnswer {
     NotMarked,
-    Marked { cause: Cause, deadline: Option<SystemTime>, event: EventId },
+    Marked { cause: NoticeCause, deadline: Option<SystemTime>, event: EventId },
     TokenExpired,
-    Fault(AskFault),
+    Fault(MetadataFault),
 }
 
 #[derive(Deserialize)]
-struct Action {
+struct InstanceAction {
     action: String,
     time: String,
 }
 
 #[derive(Deserialize)]
-struct Recommendation {
+struct RebalanceRecommendation {
     #[serde(rename = "noticeTime")]
     notice_time: String,
 }
 
 /// What an answer about `topic` means.
-pub(super) fn read_aws(topic: Topic, status: u16, body: &str) -> AwsAnswer {
+pub(super) fn read_aws(topic: AwsTopic, status: u16, body: &str) -> AwsAnswer {
     match status {
         NOT_FOUND => return AwsAnswer::NotMarked,
         UNAUTHORISED => return AwsAnswer::TokenExpired,
         _ => {}
     }
     let marked = check_status(status).and_then(|()| match topic {
-        Topic::Action => read_action(body),
-        Topic::Rebalance => read_recommendation(body),
+        AwsTopic::Action => read_action(body),
+        AwsTopic::Rebalance => read_recommendation(body),
     });
     marked.unwrap_or_else(AwsAnswer::Fault)
 }
 
 /// The machine goes, whichever way: stopped and hibernated it does not compute either.
-fn read_action(body: &str) -> Result<AwsAnswer, AskFault> {
-    let action: Option<Action> = serde_json::from_str(body).ok();
-    let Action { action, time } =
-        action.ok_or(AskFault::Senseless { expected: "an interruption" })?;
+fn read_action(body: &str) -> Result<AwsAnswer, MetadataFault> {
+    let action: Option<InstanceAction> = serde_json::from_str(body).ok();
+    let InstanceAction { action, time } =
+        action.ok_or(MetadataFault::Senseless { expected: "an interruption" })?;
     let event = EventId::new(&format!("{action} at {time}"));
-    Ok(AwsAnswer::Marked { cause: Cause::Preempted, deadline: parse_iso(&time), event })
+    Ok(AwsAnswer::Marked { cause: NoticeCause::Preempted, deadline: parse_iso(&time), event })
 }
 
 /// The time in it is that of the notice, so there is no deadline.
-fn read_recommendation(body: &str) -> Result<AwsAnswer, AskFault> {
-    let found: Option<Recommendation> = serde_json::from_str(body).ok();
-    let found = found.ok_or(AskFault::Senseless { expected: "a rebalance recommendation" })?;
+fn read_recommendation(body: &str) -> Result<AwsAnswer, MetadataFault> {
+    let found: Option<RebalanceRecommendation> = serde_json::from_str(body).ok();
+    let found = found.ok_or(MetadataFault::Senseless { expected: "a rebalance recommendation" })?;
     let event = EventId::new(&format!("rebalance of {}", found.notice_time));
-    Ok(AwsAnswer::Marked { cause: Cause::Rebalance, deadline: None, event })
+    Ok(AwsAnswer::Marked { cause: NoticeCause::Rebalance, deadline: None, event })
 }
 
 /// Requests the topics in turn.
 #[derive(Debug)]
 pub(super) struct AwsWatch {
-    pace: Pace,
+    pace: PollTimings,
     token: Option<String>,
     /// Whether the token was taken for anything yet.
     is_token_proven: bool,
-    topic: Topic,
-    action: Mark,
-    rebalance: Mark,
+    topic: AwsTopic,
+    action: EventLatch,
+    rebalance: EventLatch,
 }
 
 impl AwsWatch {
-    pub(super) fn new(pace: Pace) -> Self {
-        let (action, rebalance) = (Mark::default(), Mark::default());
-        Self { pace, token: None, is_token_proven: false, topic: Topic::Action, action, rebalance }
+    pub(super) fn new(pace: PollTimings) -> Self {
+        let (action, rebalance) = (EventLatch::default(), EventLatch::default());
+        Self {
+            pace,
+            token: None,
+            is_token_proven: false,
+            topic: AwsTopic::Action,
+            action,
+            rebalance,
+        }
     }
 
-    pub(super) fn question(&self) -> Question {
+    pub(super) fn question(&self) -> MetadataRequest {
         let path = match self.topic {
-            Topic::Action => "/latest/meta-data/spot/instance-action",
-            Topic::Rebalance => "/latest/meta-data/events/recommendations/rebalance",
+            AwsTopic::Action => "/latest/meta-data/spot/instance-action",
+            AwsTopic::Rebalance => "/latest/meta-data/events/recommendations/rebalance",
         };
         match &self.token {
-            Some(token) => Question::get(path, self.pace.patience).header(TOKEN_HEADER, token),
+            Some(token) => {
+                MetadataRequest::get(path, self.pace.patience).header(TOKEN_HEADER, token)
+            }
             None => token_question(self.pace.patience),
         }
     }
 
-    pub(super) fn handle(&mut self, answer: Result<Answer, AskFault>) -> Turn {
+    pub(super) fn handle(
+        &mut self,
+        answer: Result<MetadataResponse, MetadataFault>,
+    ) -> PollOutcome {
         let answer = match answer {
             Ok(answer) => answer,
             Err(fault) => return self.fail(fault),
@@ -146,13 +158,13 @@ impl AwsWatch {
         match read_token(answer.status, &answer.body) {
             Ok(token) => {
                 (self.token, self.is_token_proven) = (Some(token.to_owned()), false);
-                Turn::at_once()
+                PollOutcome::at_once()
             }
-            Err(fault) => Turn::failed(fault),
+            Err(fault) => PollOutcome::failed(fault),
         }
     }
 
-    fn handle_topic(&mut self, answer: AwsAnswer) -> Turn {
+    fn handle_topic(&mut self, answer: AwsAnswer) -> PollOutcome {
         match answer {
             AwsAnswer::NotMarked => {
                 self.mark().clear();
@@ -167,47 +179,48 @@ impl AwsWatch {
                 self.token = None;
                 // A new token that is refused will not get better by hurry.
                 if self.is_token_proven {
-                    Turn::at_once()
+                    PollOutcome::at_once()
                 } else {
-                    Turn::failed(AskFault::Status { found: UNAUTHORISED })
+                    PollOutcome::failed(MetadataFault::Status { found: UNAUTHORISED })
                 }
             }
             AwsAnswer::Fault(fault) => self.fail(fault),
         }
     }
 
-    fn mark(&mut self) -> &mut Mark {
+    fn mark(&mut self) -> &mut EventLatch {
         match self.topic {
-            Topic::Action => &mut self.action,
-            Topic::Rebalance => &mut self.rebalance,
+            AwsTopic::Action => &mut self.action,
+            AwsTopic::Rebalance => &mut self.rebalance,
         }
     }
 
     /// After a failure the graver topic is requested first.
-    fn fail(&mut self, fault: AskFault) -> Turn {
-        self.topic = Topic::Action;
-        Turn::failed(fault)
+    fn fail(&mut self, fault: MetadataFault) -> PollOutcome {
+        self.topic = AwsTopic::Action;
+        PollOutcome::failed(fault)
     }
 
-    fn advance(&mut self, notices: Vec<Notice>) -> Turn {
+    fn advance(&mut self, notices: Vec<Notice>) -> PollOutcome {
         self.is_token_proven = true;
         let next = match self.topic {
-            Topic::Action => Next::AtOnce,
-            Topic::Rebalance => Next::AfterPoll,
+            AwsTopic::Action => NextPoll::AtOnce,
+            AwsTopic::Rebalance => NextPoll::AfterPoll,
         };
         self.topic = match self.topic {
-            Topic::Action => Topic::Rebalance,
-            Topic::Rebalance => Topic::Action,
+            AwsTopic::Action => AwsTopic::Rebalance,
+            AwsTopic::Rebalance => AwsTopic::Action,
         };
-        Turn { notices, next }
+        PollOutcome { notices, next }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        Answer, AskFault, AwsAnswer, AwsWatch, Cause, EventId, Next, Pace, Question,
-        TOKEN_CHARS_MAX, Topic, Turn, parse_iso, read_aws, read_token,
+        AwsAnswer, AwsTopic, AwsWatch, EventId, MetadataFault, MetadataRequest, MetadataResponse,
+        NextPoll, NoticeCause, PollOutcome, PollTimings, TOKEN_CHARS_MAX, parse_iso, read_aws,
+        read_token,
     };
 
     const ACTION: &str = r#"{"action": "terminate", "time": "2026-11-21T12:01:03Z"}"#;
@@ -224,22 +237,28 @@ mod tests {
         };
         let deadline = parse_iso("2026-11-21T12:01:03Z");
         let event = "terminate at 2026-11-21T12:01:03Z";
-        check(Topic::Action, 200, ACTION, marked(Cause::Preempted, deadline, event));
+        check(AwsTopic::Action, 200, ACTION, marked(NoticeCause::Preempted, deadline, event));
         let soon = r#"{"action": "stop", "time": "soon", "more": []}"#;
-        check(Topic::Action, 200, soon, marked(Cause::Preempted, None, "stop at soon"));
+        check(AwsTopic::Action, 200, soon, marked(NoticeCause::Preempted, None, "stop at soon"));
         let recommendation = r#"{"noticeTime": "2026-11-21T12:01:03Z"}"#;
         let event = "rebalance of 2026-11-21T12:01:03Z";
-        check(Topic::Rebalance, 200, recommendation, marked(Cause::Rebalance, None, event));
-        for topic in [Topic::Action, Topic::Rebalance] {
+        check(
+            AwsTopic::Rebalance,
+            200,
+            recommendation,
+            marked(NoticeCause::Rebalance, None, event),
+        );
+        for topic in [AwsTopic::Action, AwsTopic::Rebalance] {
             check(topic, 404, ACTION, AwsAnswer::NotMarked);
             check(topic, 401, ACTION, AwsAnswer::TokenExpired);
             for status in [199, 300, 403, 500] {
-                let fault = AskFault::Status { found: status };
+                let fault = MetadataFault::Status { found: status };
                 check(topic, status, ACTION, AwsAnswer::Fault(fault));
             }
             for body in ["", "null", "[]", "{}", "<html>", r#"{"action": 7}"#] {
                 let answer = read_aws(topic, 200, body);
-                let is_senseless = matches!(answer, AwsAnswer::Fault(AskFault::Senseless { .. }));
+                let is_senseless =
+                    matches!(answer, AwsAnswer::Fault(MetadataFault::Senseless { .. }));
                 assert!(is_senseless, "{body}: {answer:?}");
             }
         }
@@ -251,57 +270,63 @@ mod tests {
         assert_eq!(read_token(200, "AQA=\n"), Ok("AQA="));
         assert_eq!(read_token(200, &longest), Ok(longest.as_str()));
         for wrong in ["", " ", "two words", "a\nb", "é", &format!("{longest}t")] {
-            assert_eq!(read_token(200, wrong), Err(AskFault::Senseless { expected: "a token" }));
+            assert_eq!(
+                read_token(200, wrong),
+                Err(MetadataFault::Senseless { expected: "a token" })
+            );
         }
-        assert_eq!(read_token(403, "AQA="), Err(AskFault::Status { found: 403 }));
+        assert_eq!(read_token(403, "AQA="), Err(MetadataFault::Status { found: 403 }));
     }
 
-    fn answer(status: u16, body: &str) -> Result<Answer, AskFault> {
-        Ok(Answer { status, body: body.to_owned(), ..Answer::default() })
+    fn answer(status: u16, body: &str) -> Result<MetadataResponse, MetadataFault> {
+        Ok(MetadataResponse { status, body: body.to_owned(), ..MetadataResponse::default() })
     }
 
-    fn path(question: &Question) -> &str {
+    fn path(question: &MetadataRequest) -> &str {
         question.path.rsplit('/').next().expect("there is a slash")
     }
 
     #[test]
     fn a_look_is_a_token_and_two_questions() {
-        let mut watch = AwsWatch::new(Pace::default());
+        let mut watch = AwsWatch::new(PollTimings::default());
         assert_eq!(path(&watch.question()), "token");
-        assert_eq!(watch.handle(answer(200, "one")), Turn::at_once());
+        assert_eq!(watch.handle(answer(200, "one")), PollOutcome::at_once());
         assert_eq!(path(&watch.question()), "instance-action");
-        assert_eq!(watch.handle(answer(404, "")), Turn::at_once());
+        assert_eq!(watch.handle(answer(404, "")), PollOutcome::at_once());
         assert_eq!(path(&watch.question()), "rebalance");
-        assert_eq!(watch.handle(answer(404, "")), Turn::silent(Next::AfterPoll));
+        assert_eq!(watch.handle(answer(404, "")), PollOutcome::silent(NextPoll::AfterPoll));
         assert_eq!(path(&watch.question()), "instance-action");
         let told = watch.handle(answer(200, ACTION));
-        assert_eq!((told.notices.len(), told.next), (1, Next::AtOnce));
+        assert_eq!((told.notices.len(), told.next), (1, NextPoll::AtOnce));
     }
 
     #[test]
     fn an_expired_token_is_renewed_at_once_and_a_refused_one_later() {
-        let mut watch = AwsWatch::new(Pace::default());
+        let mut watch = AwsWatch::new(PollTimings::default());
         watch.handle(answer(200, "one"));
         watch.handle(answer(404, ""));
-        assert_eq!(watch.handle(answer(401, "")), Turn::at_once());
+        assert_eq!(watch.handle(answer(401, "")), PollOutcome::at_once());
         assert_eq!(path(&watch.question()), "token");
         watch.handle(answer(200, "two"));
         let question = watch.question();
         assert_eq!(path(&question), "rebalance", "it goes on where it was");
         assert_eq!(question.headers, [("X-aws-ec2-metadata-token", "two".to_owned())]);
-        let refused = AskFault::Status { found: 401 };
-        assert_eq!(watch.handle(answer(401, "")), Turn::failed(refused));
+        let refused = MetadataFault::Status { found: 401 };
+        assert_eq!(watch.handle(answer(401, "")), PollOutcome::failed(refused));
     }
 
     #[test]
     fn after_a_failure_the_graver_question_comes_first() {
-        let mut watch = AwsWatch::new(Pace::default());
+        let mut watch = AwsWatch::new(PollTimings::default());
         watch.handle(answer(200, "one"));
         watch.handle(answer(404, ""));
         assert_eq!(path(&watch.question()), "rebalance");
-        let fault = AskFault::Status { found: 500 };
-        assert_eq!(watch.handle(answer(500, "")), Turn::failed(fault));
+        let fault = MetadataFault::Status { found: 500 };
+        assert_eq!(watch.handle(answer(500, "")), PollOutcome::failed(fault));
         assert_eq!(path(&watch.question()), "instance-action");
-        assert_eq!(watch.handle(Err(AskFault::TooLong)), Turn::failed(AskFault::TooLong));
+        assert_eq!(
+            watch.handle(Err(MetadataFault::TooLong)),
+            PollOutcome::failed(MetadataFault::TooLong)
+        );
     }
 }

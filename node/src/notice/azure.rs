@@ -11,11 +11,11 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::date::parse_http;
-use super::pace::Pace;
-use super::question::{Answer, AskFault, Question, check_status};
-use super::told::{EventId, Told};
-use super::turn::{Next, Turn};
-use super::{ACKNOWLEDGEMENTS_MAX, Cause, Cloud, Notice};
+use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse, check_status};
+use super::poll_outcome::{NextPoll, PollOutcome};
+use super::poll_timings::PollTimings;
+use super::reported_events::{EventId, ReportedEvents};
+use super::{ACKNOWLEDGEMENTS_MAX, Cloud, Notice, NoticeCause};
 
 const HEADER: &str = "Metadata";
 const VERSIONS_PATH: &str = "/metadata/versions";
@@ -29,30 +29,31 @@ const NAME_CHARS_MAX: usize = 256;
 const ACKNOWLEDGE_TRIES: u32 = 3;
 
 /// A request that only Microsoft's server answers with versions. It switches nothing on.
-pub(super) fn probe_question(patience: Duration) -> Question {
-    Question::get(VERSIONS_PATH, patience).header(HEADER, "true")
+pub(super) fn probe_question(patience: Duration) -> MetadataRequest {
+    MetadataRequest::get(VERSIONS_PATH, patience).header(HEADER, "true")
 }
 
 #[derive(Deserialize)]
-struct Versions {
+struct MetadataApiVersions {
     #[serde(rename = "apiVersions")]
     versions: Vec<String>,
 }
 
 /// Whether that was answered by Microsoft's server.
-pub(super) fn is_azure(answer: &Answer) -> bool {
-    let versions = serde_json::from_str(&answer.body).map(|found: Versions| found.versions);
+pub(super) fn is_azure(answer: &MetadataResponse) -> bool {
+    let versions =
+        serde_json::from_str(&answer.body).map(|found: MetadataApiVersions| found.versions);
     check_status(answer.status).is_ok() && versions.is_ok_and(|versions| !versions.is_empty())
 }
 
 #[derive(Deserialize)]
-struct Document {
+struct ScheduledEvents {
     #[serde(rename = "Events")]
-    events: Vec<Event>,
+    events: Vec<ScheduledEvent>,
 }
 
 #[derive(Deserialize)]
-struct Event {
+struct ScheduledEvent {
     #[serde(rename = "EventId")]
     id: String,
     #[serde(rename = "EventType")]
@@ -71,22 +72,22 @@ pub(super) fn read_azure(
     status: u16,
     body: &str,
     now: SystemTime,
-) -> Result<Vec<Notice>, AskFault> {
+) -> Result<Vec<Notice>, MetadataFault> {
     check_status(status)?;
-    let document: Option<Document> = serde_json::from_str(body).ok();
-    let document = document.ok_or(AskFault::Senseless { expected: "scheduled events" })?;
+    let document: Option<ScheduledEvents> = serde_json::from_str(body).ok();
+    let document = document.ok_or(MetadataFault::Senseless { expected: "scheduled events" })?;
     if document.events.len() > EVENTS_MAX {
-        return Err(AskFault::Senseless { expected: "scheduled events" });
+        return Err(MetadataFault::Senseless { expected: "scheduled events" });
     }
     Ok(document.events.iter().filter_map(|event| read_event(name, event, now)).collect())
 }
 
 /// The notice that an event is for the machine called `name`, if it is one.
-fn read_event(name: &str, event: &Event, now: SystemTime) -> Option<Notice> {
+fn read_event(name: &str, event: &ScheduledEvent, now: SystemTime) -> Option<Notice> {
     let is_mine = event.machines.iter().any(|machine| machine.eq_ignore_ascii_case(name));
     let cause = match event.kind.as_str() {
-        "Preempt" | "Terminate" => Cause::Preempted,
-        "Reboot" | "Redeploy" => Cause::Maintenance,
+        "Preempt" | "Terminate" => NoticeCause::Preempted,
+        "Reboot" | "Redeploy" => NoticeCause::Maintenance,
         // A pause of some seconds (`Freeze`), or what this version does not know.
         _ => return None,
     };
@@ -97,31 +98,31 @@ fn read_event(name: &str, event: &Event, now: SystemTime) -> Option<Notice> {
     is_mine.then_some(Notice { cause, deadline, source: Cloud::Azure, event })
 }
 
-fn read_name(status: u16, body: &str) -> Result<&str, AskFault> {
+fn read_name(status: u16, body: &str) -> Result<&str, MetadataFault> {
     check_status(status)?;
     let name = body.trim();
     let is_name = (1..=NAME_CHARS_MAX).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_graphic());
-    if is_name { Ok(name) } else { Err(AskFault::Senseless { expected: "a machine's name" }) }
+    if is_name { Ok(name) } else { Err(MetadataFault::Senseless { expected: "a machine's name" }) }
 }
 
 /// Polls the list of events, once events are switched on.
 #[derive(Debug)]
 pub(super) struct AzureWatch {
-    pace: Pace,
+    pace: PollTimings,
     name: Option<String>,
     /// Whether events are switched on.
     is_on: bool,
-    told: Told,
+    reported: ReportedEvents,
     ready: VecDeque<EventId>,
     /// How often the first of them was sent.
     tries: u32,
 }
 
 impl AzureWatch {
-    pub(super) fn new(pace: Pace) -> Self {
-        let (told, ready) = (Told::default(), VecDeque::new());
-        Self { pace, name: None, is_on: false, told, ready, tries: 0 }
+    pub(super) fn new(pace: PollTimings) -> Self {
+        let (told, ready) = (ReportedEvents::default(), VecDeque::new());
+        Self { pace, name: None, is_on: false, reported: told, ready, tries: 0 }
     }
 
     /// The machine is ready for `event`. If more than some wait to be sent, it is not sent.
@@ -131,30 +132,34 @@ impl AzureWatch {
         }
     }
 
-    pub(super) fn question(&self) -> Question {
+    pub(super) fn question(&self) -> MetadataRequest {
         let patience = self.pace.patience;
         let question = match (&self.name, self.ready.front()) {
-            (None, _) => Question::get(NAME_PATH, patience),
+            (None, _) => MetadataRequest::get(NAME_PATH, patience),
             (Some(_), Some(event)) => {
                 let json = json!({ "StartRequests": [{ "EventId": event.name() }] });
-                Question::post(EVENTS_PATH, json.to_string(), patience)
+                MetadataRequest::post(EVENTS_PATH, json.to_string(), patience)
             }
-            (Some(_), None) if self.is_on => Question::get(EVENTS_PATH, patience),
-            (Some(_), None) => Question::get(EVENTS_PATH, self.pace.azure_first_patience),
+            (Some(_), None) if self.is_on => MetadataRequest::get(EVENTS_PATH, patience),
+            (Some(_), None) => MetadataRequest::get(EVENTS_PATH, self.pace.azure_first_patience),
         };
         question.header(HEADER, "true")
     }
 
-    pub(super) fn handle(&mut self, answer: Result<Answer, AskFault>, now: SystemTime) -> Turn {
+    pub(super) fn handle(
+        &mut self,
+        answer: Result<MetadataResponse, MetadataFault>,
+        now: SystemTime,
+    ) -> PollOutcome {
         let Some(name) = &self.name else {
             let name =
                 answer.and_then(|found| read_name(found.status, &found.body).map(str::to_owned));
             return match name {
                 Ok(name) => {
                     self.name = Some(name);
-                    Turn::at_once()
+                    PollOutcome::at_once()
                 }
-                Err(fault) => Turn::failed(fault),
+                Err(fault) => PollOutcome::failed(fault),
             };
         };
         if !self.ready.is_empty() {
@@ -163,14 +168,18 @@ impl AzureWatch {
         match answer.and_then(|found| read_azure(name, found.status, &found.body, now)) {
             Ok(notices) => {
                 self.is_on = true;
-                let news = notices.into_iter().filter(|notice| self.told.is_first(&notice.event));
-                Turn { notices: news.collect(), next: Next::AfterPoll }
+                let news =
+                    notices.into_iter().filter(|notice| self.reported.is_first(&notice.event));
+                PollOutcome { notices: news.collect(), next: NextPoll::AfterPoll }
             }
-            Err(fault) => Turn::failed(fault),
+            Err(fault) => PollOutcome::failed(fault),
         }
     }
 
-    fn handle_acknowledged(&mut self, answer: Result<Answer, AskFault>) -> Turn {
+    fn handle_acknowledged(
+        &mut self,
+        answer: Result<MetadataResponse, MetadataFault>,
+    ) -> PollOutcome {
         let taken = answer.and_then(|found| check_status(found.status));
         self.tries += 1;
         if taken.is_ok() || self.tries == ACKNOWLEDGE_TRIES {
@@ -178,8 +187,8 @@ impl AzureWatch {
             self.tries = 0;
         }
         match taken {
-            Ok(()) => Turn::at_once(),
-            Err(fault) => Turn::failed(fault),
+            Ok(()) => PollOutcome::at_once(),
+            Err(fault) => PollOutcome::failed(fault),
         }
     }
 }

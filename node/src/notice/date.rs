@@ -10,7 +10,7 @@ const SECONDS_PER_DAY: u64 = 24 * 60 * 60;
 pub(super) fn parse_iso(text: &str) -> Option<SystemTime> {
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
     let [year, month, day] = numbers(date, '-')?;
-    moment(year, month, day, time.split_once('.').map_or(time, |(whole, _)| whole))
+    utc_time(year, month, day, time.split_once('.').map_or(time, |(whole, _)| whole))
 }
 
 /// As in `Sat, 21 Nov 2026 16:22:00 GMT`.
@@ -19,7 +19,7 @@ pub(super) fn parse_http(text: &str) -> Option<SystemTime> {
     let mut next = || words.next();
     let (_weekday, day, month, year, time) = (next()?, next()?, next()?, next()?, next()?);
     let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
-    moment(number(year)?, month, number(day)?, time)
+    utc_time(number(year)?, month, number(day)?, time)
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -32,7 +32,7 @@ fn numbers(text: &str, between: char) -> Option<[u64; 3]> {
     parts?.try_into().ok()
 }
 
-fn moment(year: u64, month: u64, day: u64, time: &str) -> Option<SystemTime> {
+fn utc_time(year: u64, month: u64, day: u64, time: &str) -> Option<SystemTime> {
     let [hour, minute, second] = numbers(time, ':')?;
     let is_date = (1970..=9999).contains(&year)
         && (1..=12).contains(&month)

@@ -7,11 +7,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::pace::Pace;
-use super::question::{Answer, AskFault, Question, check_status};
-use super::told::{EventId, Mark};
-use super::turn::{Next, Turn};
-use super::{Cause, Cloud, Notice};
+use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse, check_status};
+use super::poll_outcome::{NextPoll, PollOutcome};
+use super::poll_timings::PollTimings;
+use super::reported_events::{EventId, EventLatch};
+use super::{Cloud, Notice, NoticeCause};
 
 /// What a question must carry, and an answer carries.
 const FLAVOR_HEADER: &str = "Metadata-Flavor";
@@ -23,7 +23,7 @@ const TAG_CHARS_MAX: usize = 64;
 
 /// A value of the metadata that is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Topic {
+pub(super) enum GcpTopic {
     /// Whether the machine is taken away.
     Preempted,
     /// Whether its host is looked after.
@@ -35,68 +35,67 @@ pub(super) enum Topic {
 pub(super) enum GcpAnswer {
     Stays,
     Goes,
-    Fault(AskFault),
+    Fault(MetadataFault),
 }
 
 /// A request whose answer shows whether the server is Google's.
-pub(super) fn probe_question(patience: Duration) -> Question {
-    Question::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
+pub(super) fn probe_question(patience: Duration) -> MetadataRequest {
+    MetadataRequest::get("/computeMetadata/v1/instance/id", patience).header(FLAVOR_HEADER, FLAVOR)
 }
 
 /// Whether that was answered by Google's server.
-pub(super) fn is_gcp(answer: &Answer) -> bool {
+pub(super) fn is_gcp(answer: &MetadataResponse) -> bool {
     check_status(answer.status).is_ok() && answer.flavor.as_deref() == Some(FLAVOR)
 }
 
 /// What an answer about `topic` means.
-pub(super) fn read_gcp(topic: Topic, answer: &Answer) -> GcpAnswer {
+pub(super) fn read_gcp(topic: GcpTopic, answer: &MetadataResponse) -> GcpAnswer {
     if let Err(fault) = check_status(answer.status) {
         return GcpAnswer::Fault(fault);
     }
-    let senseless = |expected| GcpAnswer::Fault(AskFault::Senseless { expected });
+    let senseless = |expected| GcpAnswer::Fault(MetadataFault::Senseless { expected });
     // A server between that answers everything has no such header.
     if answer.flavor.as_deref() != Some(FLAVOR) {
         return senseless("an answer of Google's");
     }
     match (topic, answer.body.trim()) {
-        (Topic::Preempted, "TRUE") | (Topic::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE") => {
-            GcpAnswer::Goes
-        }
-        (Topic::Preempted, "FALSE")
-        | (Topic::Maintenance, "NONE" | "MIGRATE_ON_HOST_MAINTENANCE") => GcpAnswer::Stays,
-        (Topic::Preempted, _) => senseless("TRUE or FALSE"),
-        (Topic::Maintenance, _) => senseless("a maintenance event"),
+        (GcpTopic::Preempted, "TRUE")
+        | (GcpTopic::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE") => GcpAnswer::Goes,
+        (GcpTopic::Preempted, "FALSE")
+        | (GcpTopic::Maintenance, "NONE" | "MIGRATE_ON_HOST_MAINTENANCE") => GcpAnswer::Stays,
+        (GcpTopic::Preempted, _) => senseless("TRUE or FALSE"),
+        (GcpTopic::Maintenance, _) => senseless("a maintenance event"),
     }
 }
 
 /// Polls one topic of the metadata.
 #[derive(Debug)]
 pub(super) struct GcpWatch {
-    pace: Pace,
-    topic: Topic,
+    pace: PollTimings,
+    topic: GcpTopic,
     /// Whether the last answer is known, and what it is called.
-    last: Last,
-    mark: Mark,
+    last: LastEtag,
+    mark: EventLatch,
     /// How often it was marked: distinguishes an event from the one before.
     count: u32,
 }
 
 #[derive(Debug)]
-enum Last {
+enum LastEtag {
     Unknown,
     Untagged,
     Tagged(String),
 }
 
 impl GcpWatch {
-    pub(super) fn new(pace: Pace, topic: Topic) -> Self {
-        Self { pace, topic, last: Last::Unknown, mark: Mark::default(), count: 0 }
+    pub(super) fn new(pace: PollTimings, topic: GcpTopic) -> Self {
+        Self { pace, topic, last: LastEtag::Unknown, mark: EventLatch::default(), count: 0 }
     }
 
-    pub(super) fn question(&self) -> Question {
+    pub(super) fn question(&self) -> MetadataRequest {
         let mut path = match self.topic {
-            Topic::Preempted => "/computeMetadata/v1/instance/preempted",
-            Topic::Maintenance => "/computeMetadata/v1/instance/maintenance-event",
+            GcpTopic::Preempted => "/computeMetadata/v1/instance/preempted",
+            GcpTopic::Maintenance => "/computeMetadata/v1/instance/maintenance-event",
         }
         .to_owned();
         let mut patience = self.pace.patience;
@@ -106,38 +105,44 @@ impl GcpWatch {
             patience += hang;
         };
         match &self.last {
-            Last::Unknown => {}
-            Last::Untagged => hold(""),
-            Last::Tagged(tag) => hold(&format!("&last_etag={tag}")),
+            LastEtag::Unknown => {}
+            LastEtag::Untagged => hold(""),
+            LastEtag::Tagged(tag) => hold(&format!("&last_etag={tag}")),
         }
-        Question::get(path, patience).header(FLAVOR_HEADER, FLAVOR)
+        MetadataRequest::get(path, patience).header(FLAVOR_HEADER, FLAVOR)
     }
 
-    pub(super) fn handle(&mut self, answer: Result<Answer, AskFault>, now: SystemTime) -> Turn {
+    pub(super) fn handle(
+        &mut self,
+        answer: Result<MetadataResponse, MetadataFault>,
+        now: SystemTime,
+    ) -> PollOutcome {
         let read = answer.map(|answer| (read_gcp(self.topic, &answer), answer.tag));
         let (read, tag) = match read {
             Ok((GcpAnswer::Fault(fault), _)) | Err(fault) => {
                 // Whatever happened meanwhile, the next answer comes at once.
-                self.last = Last::Unknown;
-                return Turn::failed(fault);
+                self.last = LastEtag::Unknown;
+                return PollOutcome::failed(fault);
             }
             Ok(read) => read,
         };
-        self.last = tag.filter(|tag| is_tag(tag)).map_or(Last::Untagged, Last::Tagged);
+        self.last = tag.filter(|tag| is_tag(tag)).map_or(LastEtag::Untagged, LastEtag::Tagged);
         if read == GcpAnswer::Goes {
             return self.handle_mark(now);
         }
         self.mark.clear();
-        Turn::silent(Next::AfterPoll)
+        PollOutcome::silent(NextPoll::AfterPoll)
     }
 
-    fn handle_mark(&mut self, now: SystemTime) -> Turn {
+    fn handle_mark(&mut self, now: SystemTime) -> PollOutcome {
         let (name, cause, deadline) = match self.topic {
-            Topic::Preempted => ("preempted", Cause::Preempted, now.checked_add(PREEMPTION_NOTICE)),
-            Topic::Maintenance => ("maintenance", Cause::Maintenance, None),
+            GcpTopic::Preempted => {
+                ("preempted", NoticeCause::Preempted, now.checked_add(PREEMPTION_NOTICE))
+            }
+            GcpTopic::Maintenance => ("maintenance", NoticeCause::Maintenance, None),
         };
         let event = EventId::new(&format!("{name} {}", self.count + 1));
-        let mut turn = Turn::silent(Next::AfterPoll);
+        let mut turn = PollOutcome::silent(NextPoll::AfterPoll);
         if self.mark.set(&event) {
             self.count += 1;
             turn.notices.push(Notice { cause, deadline, source: Cloud::Gcp, event });
@@ -156,12 +161,12 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::{
-        Answer, AskFault, Cause, GcpAnswer, GcpWatch, Pace, TAG_CHARS_MAX, Topic, Turn, is_tag,
-        read_gcp,
+        GcpAnswer, GcpTopic, GcpWatch, MetadataFault, MetadataResponse, NoticeCause, PollOutcome,
+        PollTimings, TAG_CHARS_MAX, is_tag, read_gcp,
     };
 
-    fn answer(body: &str, tag: Option<&str>) -> Answer {
-        Answer {
+    fn answer(body: &str, tag: Option<&str>) -> MetadataResponse {
+        MetadataResponse {
             status: 200,
             body: body.to_owned(),
             tag: tag.map(str::to_owned),
@@ -174,31 +179,31 @@ mod tests {
         let check = |topic, body: &str, expected| {
             assert_eq!(read_gcp(topic, &answer(body, None)), expected, "{body}");
         };
-        check(Topic::Preempted, "TRUE\n", GcpAnswer::Goes);
-        check(Topic::Preempted, "FALSE", GcpAnswer::Stays);
-        check(Topic::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE", GcpAnswer::Goes);
-        check(Topic::Maintenance, "MIGRATE_ON_HOST_MAINTENANCE", GcpAnswer::Stays);
-        check(Topic::Maintenance, "NONE", GcpAnswer::Stays);
-        let senseless = |expected| GcpAnswer::Fault(AskFault::Senseless { expected });
-        check(Topic::Preempted, "NONE", senseless("TRUE or FALSE"));
-        check(Topic::Maintenance, "TRUE", senseless("a maintenance event"));
-        check(Topic::Maintenance, "", senseless("a maintenance event"));
+        check(GcpTopic::Preempted, "TRUE\n", GcpAnswer::Goes);
+        check(GcpTopic::Preempted, "FALSE", GcpAnswer::Stays);
+        check(GcpTopic::Maintenance, "TERMINATE_ON_HOST_MAINTENANCE", GcpAnswer::Goes);
+        check(GcpTopic::Maintenance, "MIGRATE_ON_HOST_MAINTENANCE", GcpAnswer::Stays);
+        check(GcpTopic::Maintenance, "NONE", GcpAnswer::Stays);
+        let senseless = |expected| GcpAnswer::Fault(MetadataFault::Senseless { expected });
+        check(GcpTopic::Preempted, "NONE", senseless("TRUE or FALSE"));
+        check(GcpTopic::Maintenance, "TRUE", senseless("a maintenance event"));
+        check(GcpTopic::Maintenance, "", senseless("a maintenance event"));
     }
 
     #[test]
     fn only_googles_server_is_believed() {
-        let other = Answer { flavor: None, ..answer("TRUE", None) };
-        let fault = AskFault::Senseless { expected: "an answer of Google's" };
-        assert_eq!(read_gcp(Topic::Preempted, &other), GcpAnswer::Fault(fault));
-        let refused = Answer { status: 403, ..answer("TRUE", None) };
-        let fault = AskFault::Status { found: 403 };
-        assert_eq!(read_gcp(Topic::Preempted, &refused), GcpAnswer::Fault(fault));
+        let other = MetadataResponse { flavor: None, ..answer("TRUE", None) };
+        let fault = MetadataFault::Senseless { expected: "an answer of Google's" };
+        assert_eq!(read_gcp(GcpTopic::Preempted, &other), GcpAnswer::Fault(fault));
+        let refused = MetadataResponse { status: 403, ..answer("TRUE", None) };
+        let fault = MetadataFault::Status { found: 403 };
+        assert_eq!(read_gcp(GcpTopic::Preempted, &refused), GcpAnswer::Fault(fault));
     }
 
     #[test]
     fn the_first_question_does_not_wait_and_the_next_names_the_answer() {
         let now = UNIX_EPOCH;
-        let mut watch = GcpWatch::new(Pace::default(), Topic::Preempted);
+        let mut watch = GcpWatch::new(PollTimings::default(), GcpTopic::Preempted);
         let path = |watch: &GcpWatch| watch.question().path;
         let plain = "/computeMetadata/v1/instance/preempted";
         assert_eq!(path(&watch), plain);
@@ -208,29 +213,32 @@ mod tests {
         assert_eq!(watch.question().patience, Duration::from_secs(62));
         watch.handle(Ok(answer("FALSE", Some("a&b"))), now);
         assert_eq!(path(&watch), hanging, "a tag that would be more than a tag is not sent");
-        let failed = watch.handle(Err(AskFault::TooLong), now);
-        assert_eq!(failed, Turn::failed(AskFault::TooLong));
+        let failed = watch.handle(Err(MetadataFault::TooLong), now);
+        assert_eq!(failed, PollOutcome::failed(MetadataFault::TooLong));
         assert_eq!(path(&watch), plain);
     }
 
     #[test]
     fn each_time_the_machine_is_marked_it_is_told() {
         let now = UNIX_EPOCH + Duration::from_secs(1000);
-        let mut watch = GcpWatch::new(Pace::default(), Topic::Maintenance);
+        let mut watch = GcpWatch::new(PollTimings::default(), GcpTopic::Maintenance);
         let mut told = |body: &str| watch.handle(Ok(answer(body, None)), now).notices;
         let (ends, moves) = ("TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE");
         assert!(told("NONE").is_empty());
         let first = told(ends).pop().expect("told");
-        assert_eq!((first.cause, first.deadline), (Cause::Maintenance, None));
+        assert_eq!((first.cause, first.deadline), (NoticeCause::Maintenance, None));
         assert!(told(ends).is_empty());
         assert!(told(moves).is_empty());
         let second = told(ends).pop().expect("told");
         assert_ne!(first.event, second.event);
 
-        let mut watch = GcpWatch::new(Pace::default(), Topic::Preempted);
+        let mut watch = GcpWatch::new(PollTimings::default(), GcpTopic::Preempted);
         let turn = watch.handle(Ok(answer("TRUE", None)), now);
         let deadline = Some(now + Duration::from_secs(30));
-        assert_eq!((turn.notices[0].cause, turn.notices[0].deadline), (Cause::Preempted, deadline));
+        assert_eq!(
+            (turn.notices[0].cause, turn.notices[0].deadline),
+            (NoticeCause::Preempted, deadline)
+        );
     }
 
     #[test]

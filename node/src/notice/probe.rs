@@ -2,14 +2,14 @@
 
 use std::thread;
 
-use super::ask::Asker;
-use super::pace::Pace;
-use super::question::{Answer, AskFault, Question};
+use super::metadata_client::MetadataClient;
+use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse};
+use super::poll_timings::PollTimings;
 use super::{Cloud, aws, azure, gcp};
 
 /// The cloud that answers as it should. The first of [`Cloud::ALL`], if several do.
-pub(super) fn find_cloud(asker: &Asker, pace: &Pace) -> Option<Cloud> {
-    let is_there = |cloud| is_answer_of(cloud, &asker.ask(&question_for(cloud, pace)));
+pub(super) fn find_cloud(asker: &MetadataClient, pace: &PollTimings) -> Option<Cloud> {
+    let is_there = |cloud| is_answer_of(cloud, &asker.send(&question_for(cloud, pace)));
     thread::scope(|scope| {
         let probes = Cloud::ALL.map(|cloud| {
             let probe = move || is_there(cloud);
@@ -24,7 +24,7 @@ pub(super) fn find_cloud(asker: &Asker, pace: &Pace) -> Option<Cloud> {
     })
 }
 
-fn question_for(cloud: Cloud, pace: &Pace) -> Question {
+fn question_for(cloud: Cloud, pace: &PollTimings) -> MetadataRequest {
     match cloud {
         Cloud::Aws => aws::token_question(pace.probe_patience),
         Cloud::Gcp => gcp::probe_question(pace.probe_patience),
@@ -32,7 +32,7 @@ fn question_for(cloud: Cloud, pace: &Pace) -> Question {
     }
 }
 
-fn is_answer_of(cloud: Cloud, answer: &Result<Answer, AskFault>) -> bool {
+fn is_answer_of(cloud: Cloud, answer: &Result<MetadataResponse, MetadataFault>) -> bool {
     answer.as_ref().is_ok_and(|answer| match cloud {
         Cloud::Aws => aws::read_token(answer.status, &answer.body).is_ok(),
         Cloud::Gcp => gcp::is_gcp(answer),

@@ -79,23 +79,23 @@ impl fmt::Display for NoticeSource {
 /// Not the name of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("expected auto, aws, gcp, azure or none, found `{found}`")]
-pub struct UnknownSource {
+pub struct UnknownNoticeSource {
     /// The name as it was typed.
     pub found: String,
 }
 
 impl FromStr for NoticeSource {
-    type Err = UnknownSource;
+    type Err = UnknownNoticeSource;
 
-    fn from_str(text: &str) -> Result<Self, UnknownSource> {
+    fn from_str(text: &str) -> Result<Self, UnknownNoticeSource> {
         let found = Self::ALL.into_iter().find(|source| source.name() == text);
-        found.ok_or_else(|| UnknownSource { found: text.to_owned() })
+        found.ok_or_else(|| UnknownNoticeSource { found: text.to_owned() })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{NoticeSource, UnknownSource};
+    use super::{NoticeSource, UnknownNoticeSource};
 
     #[test]
     fn a_source_is_read_as_it_is_written() {
@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(source.to_string().parse(), Ok(source));
         }
         for wrong in ["", "AWS", "ec2", "aws "] {
-            let expected = Err(UnknownSource { found: wrong.to_owned() });
+            let expected = Err(UnknownNoticeSource { found: wrong.to_owned() });
             assert_eq!(wrong.parse::<NoticeSource>(), expected);
         }
     }

@@ -8,22 +8,22 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::mpsc::Sender;
 
-use super::ask::Asker;
 use super::aws::AwsWatch;
 use super::azure::AzureWatch;
 use super::gcp::{self, GcpWatch};
-use super::pace::Pace;
+use super::metadata_client::MetadataClient;
+use super::metadata_request::{MetadataFault, MetadataRequest, MetadataResponse};
+use super::poll_outcome::{NextPoll, PollOutcome};
+use super::poll_timings::PollTimings;
 use super::probe::find_cloud;
-use super::question::{Answer, AskFault, Question};
-use super::told::EventId;
-use super::turn::{Next, Turn};
-use super::{Cloud, NoticeSettings, NoticeSource, Report};
+use super::reported_events::EventId;
+use super::{Cloud, NoticeReport, NoticeSettings, NoticeSource};
 
 /// Starts to listen, until the receiver of reports or the sender of orders is dropped. A request under way is
 /// not broken off: the thread ends with its answer, or with the process.
 pub(super) fn start(
     settings: NoticeSettings,
-    reports: Sender<Report>,
+    reports: Sender<NoticeReport>,
     orders: Receiver<EventId>,
 ) -> io::Result<()> {
     spawn("notices", move || run(&settings, &reports, &orders))
@@ -33,8 +33,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
 }
 
-fn run(settings: &NoticeSettings, reports: &Sender<Report>, orders: &Receiver<EventId>) {
-    let asker = Asker::new(settings.base.as_ref());
+fn run(settings: &NoticeSettings, reports: &Sender<NoticeReport>, orders: &Receiver<EventId>) {
+    let asker = MetadataClient::new(settings.base.as_ref());
     let pace = settings.pace;
     let cloud = match settings.source {
         NoticeSource::Auto => find_cloud(&asker, &pace),
@@ -43,48 +43,53 @@ fn run(settings: &NoticeSettings, reports: &Sender<Report>, orders: &Receiver<Ev
         NoticeSource::Azure => Some(Cloud::Azure),
         NoticeSource::None => None,
     };
-    let first = cloud.map_or(Report::NoCloud, Report::Watching);
+    let first = cloud.map_or(NoticeReport::NoCloud, NoticeReport::Watching);
     // If the receiver is gone, no later report would be received either.
     let is_heard = reports.blocking_send(first).is_ok();
     let Some(cloud) = cloud.filter(|_| is_heard) else { return };
     let machine = match cloud {
-        Cloud::Aws => Machine::Aws(AwsWatch::new(pace)),
+        Cloud::Aws => CloudPoller::Aws(AwsWatch::new(pace)),
         Cloud::Gcp => {
             return listen_to_gcp(&asker, pace, reports, orders);
         }
-        Cloud::Azure => Machine::Azure(AzureWatch::new(pace)),
+        Cloud::Azure => CloudPoller::Azure(AzureWatch::new(pace)),
     };
-    listen(&asker, Listener::new(cloud, machine, pace), reports, orders);
+    listen(&asker, NoticePoller::new(cloud, machine, pace), reports, orders);
 }
 
 /// Google's server holds answers back, so each of the two values has a thread to wait on it.
-fn listen_to_gcp(asker: &Asker, pace: Pace, reports: &Sender<Report>, orders: &Receiver<EventId>) {
+fn listen_to_gcp(
+    asker: &MetadataClient,
+    pace: PollTimings,
+    reports: &Sender<NoticeReport>,
+    orders: &Receiver<EventId>,
+) {
     let listener =
-        |topic| Listener::new(Cloud::Gcp, Machine::Gcp(GcpWatch::new(pace, topic)), pace);
+        |topic| NoticePoller::new(Cloud::Gcp, CloudPoller::Gcp(GcpWatch::new(pace, topic)), pace);
     // Never sent through: it ends the other thread when this one ends.
     let (life, end) = sync_channel(0);
-    let (other, other_reports) = (listener(gcp::Topic::Maintenance), reports.clone());
+    let (other, other_reports) = (listener(gcp::GcpTopic::Maintenance), reports.clone());
     let other_asker = asker.clone();
     let started = spawn("notices-upkeep", move || {
         listen(&other_asker, other, &other_reports, &end);
     });
     if let Err(error) = started {
-        let fault = AskFault::NoThread { kind: error.kind() };
+        let fault = MetadataFault::NoThread { kind: error.kind() };
         // If the receiver is gone, no later report would be received either.
-        let _ = reports.blocking_send(Report::Trouble { source: Cloud::Gcp, fault });
+        let _ = reports.blocking_send(NoticeReport::Trouble { source: Cloud::Gcp, fault });
     }
-    listen(asker, listener(gcp::Topic::Preempted), reports, orders);
+    listen(asker, listener(gcp::GcpTopic::Preempted), reports, orders);
     drop(life);
 }
 
 fn listen(
-    asker: &Asker,
-    mut listener: Listener,
-    reports: &Sender<Report>,
+    asker: &MetadataClient,
+    mut listener: NoticePoller,
+    reports: &Sender<NoticeReport>,
     orders: &Receiver<EventId>,
 ) {
     loop {
-        let answer = asker.ask(&listener.machine.question());
+        let answer = asker.send(&listener.machine.question());
         let (news, wait) = listener.handle(answer, SystemTime::now());
         for report in news {
             if reports.blocking_send(report).is_err() {
@@ -101,14 +106,14 @@ fn listen(
 
 /// What knows a cloud.
 #[derive(Debug)]
-enum Machine {
+enum CloudPoller {
     Aws(AwsWatch),
     Gcp(GcpWatch),
     Azure(AzureWatch),
 }
 
-impl Machine {
-    fn question(&self) -> Question {
+impl CloudPoller {
+    fn question(&self) -> MetadataRequest {
         match self {
             Self::Aws(watch) => watch.question(),
             Self::Gcp(watch) => watch.question(),
@@ -116,7 +121,11 @@ impl Machine {
         }
     }
 
-    fn handle(&mut self, answer: Result<Answer, AskFault>, now: SystemTime) -> Turn {
+    fn handle(
+        &mut self,
+        answer: Result<MetadataResponse, MetadataFault>,
+        now: SystemTime,
+    ) -> PollOutcome {
         match self {
             Self::Aws(watch) => watch.handle(answer),
             Self::Gcp(watch) => watch.handle(answer, now),
@@ -135,42 +144,45 @@ impl Machine {
 
 /// A state machine, and what is the same for all: which failures were reported, and how long to wait.
 #[derive(Debug)]
-struct Listener {
+struct NoticePoller {
     cloud: Cloud,
-    machine: Machine,
-    pace: Pace,
+    machine: CloudPoller,
+    pace: PollTimings,
     /// Failures since the last good answer.
     failures: u32,
     /// Kinds of fault that were reported. There are as many as the fault has variants.
-    told: Vec<Discriminant<AskFault>>,
+    reported_faults: Vec<Discriminant<MetadataFault>>,
 }
 
-impl Listener {
-    fn new(cloud: Cloud, machine: Machine, pace: Pace) -> Self {
-        Self { cloud, machine, pace, failures: 0, told: Vec::new() }
+impl NoticePoller {
+    fn new(cloud: Cloud, machine: CloudPoller, pace: PollTimings) -> Self {
+        Self { cloud, machine, pace, failures: 0, reported_faults: Vec::new() }
     }
 
     /// What to report after an answer, and how long to wait then.
     fn handle(
         &mut self,
-        answer: Result<Answer, AskFault>,
+        answer: Result<MetadataResponse, MetadataFault>,
         now: SystemTime,
-    ) -> (Vec<Report>, Duration) {
+    ) -> (Vec<NoticeReport>, Duration) {
         let turn = self.machine.handle(answer, now);
-        let mut reports: Vec<Report> = turn.notices.into_iter().map(Report::Notice).collect();
+        let mut reports: Vec<NoticeReport> =
+            turn.notices.into_iter().map(NoticeReport::Notice).collect();
         let fault = match turn.next {
-            Next::AtOnce | Next::AfterPoll => None,
-            Next::AfterFault(ref fault) => Some(fault),
+            NextPoll::AtOnce | NextPoll::AfterPoll => None,
+            NextPoll::AfterFault(ref fault) => Some(fault),
         };
         self.failures = fault.map_or(0, |_| self.failures.saturating_add(1));
         let wait = match turn.next {
-            Next::AtOnce => Duration::ZERO,
-            Next::AfterPoll => self.poll(),
-            Next::AfterFault(_) => self.pace.fault_wait(self.failures),
+            NextPoll::AtOnce => Duration::ZERO,
+            NextPoll::AfterPoll => self.poll(),
+            NextPoll::AfterFault(_) => self.pace.fault_wait(self.failures),
         };
-        if let Some(fault) = fault.filter(|fault| !self.told.contains(&discriminant(*fault))) {
-            self.told.push(discriminant(fault));
-            reports.push(Report::Trouble { source: self.cloud, fault: fault.clone() });
+        if let Some(fault) =
+            fault.filter(|fault| !self.reported_faults.contains(&discriminant(*fault)))
+        {
+            self.reported_faults.push(discriminant(fault));
+            reports.push(NoticeReport::Trouble { source: self.cloud, fault: fault.clone() });
         }
         (reports, wait)
     }
@@ -188,15 +200,18 @@ impl Listener {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
-    use super::{Answer, AskFault, AwsWatch, Cloud, Listener, Machine, Pace, Report};
+    use super::{
+        AwsWatch, Cloud, CloudPoller, MetadataFault, MetadataResponse, NoticePoller, NoticeReport,
+        PollTimings,
+    };
 
-    fn listener() -> Listener {
-        let pace = Pace::default();
-        Listener::new(Cloud::Aws, Machine::Aws(AwsWatch::new(pace)), pace)
+    fn listener() -> NoticePoller {
+        let pace = PollTimings::default();
+        NoticePoller::new(Cloud::Aws, CloudPoller::Aws(AwsWatch::new(pace)), pace)
     }
 
-    fn answer(status: u16, body: &str) -> Result<Answer, AskFault> {
-        Ok(Answer { status, body: body.to_owned(), ..Answer::default() })
+    fn answer(status: u16, body: &str) -> Result<MetadataResponse, MetadataFault> {
+        Ok(MetadataResponse { status, body: body.to_owned(), ..MetadataResponse::default() })
     }
 
     #[test]
@@ -204,12 +219,13 @@ mod tests {
         let mut listener = listener();
         let mut troubles = |answer| {
             let (reports, _) = listener.handle(answer, UNIX_EPOCH);
-            let count = reports.iter().filter(|report| matches!(report, Report::Trouble { .. }));
+            let count =
+                reports.iter().filter(|report| matches!(report, NoticeReport::Trouble { .. }));
             count.count()
         };
         assert_eq!(troubles(answer(500, "")), 1);
         assert_eq!(troubles(answer(503, "")), 0, "refusals are of a kind");
-        assert_eq!(troubles(Err(AskFault::TooLong)), 1);
+        assert_eq!(troubles(Err(MetadataFault::TooLong)), 1);
         assert_eq!(troubles(answer(200, "token")), 0);
         assert_eq!(troubles(answer(500, "")), 0, "a good answer between does not change that");
     }

@@ -12,11 +12,11 @@
 //! a limit: a stage's holds what its program lets neighbours send, and the conductor's makes stages
 //! wait while it is behind.
 
+mod async_coordinator;
 mod choice;
-mod conductor;
 mod worker;
 
-pub use choice::{AsyncChoice, choose_async};
+pub use choice::{AsyncPlanChoice, choose_async};
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -28,26 +28,26 @@ use std::time::Duration;
 use zbelastic_kernels::{AllocateError, Backend, DeviceFault};
 use zbelastic_schedule::asynchronous::AsyncOp;
 use zbelastic_trainer::asynchronous::{
-    AsyncKnobs, AsyncOutput, AsyncSetup, AsyncState, frames_max,
+    AsyncHyperparameters, AsyncOutput, AsyncSetup, AsyncState, frames_max,
 };
 use zbelastic_trainer::data::Corpus;
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{HELD_OUT_MAX, InitialWeights, StageSetup};
 use zbelastic_types::StageIndex;
 
-use super::coordinator::Outcome;
+use super::coordinator::RunOutcome;
+use super::executor_factory::StageBackendFactory;
 use super::interrupt::Interrupt;
-use super::mail::{Evaluated, MESSAGES_PER_WORKER};
-use super::news::News;
-use super::outfit::BackendOutfit;
-use super::prepare::Prepared;
+use super::messages::{HeldOutLoss, MESSAGES_PER_WORKER};
+use super::prepare::PreparedRun;
+use super::progress_event::ProgressEvent;
 use crate::device::code_of_fault;
-use crate::failure::{Failure, FailureCode};
-use conductor::Conductor;
-use worker::Worker;
+use crate::failure::{CommandFailure, FailureCode};
+use async_coordinator::AsyncCoordinator;
+use worker::AsyncStageWorker;
 
 /// A message of a stage to the conductor.
-pub enum Told {
+pub enum AsyncStageMessage {
     /// It has its memory and its weights.
     Ready,
     /// What its operations yielded, and how long it has worked so far.
@@ -109,12 +109,12 @@ pub struct AsyncJob<'a> {
 ///
 /// # Errors
 /// As [`train_on`].
-pub fn train<O: BackendOutfit>(
+pub fn train<O: StageBackendFactory>(
     outfit: &O,
-    prepared: &Prepared,
-    choice: &AsyncChoice,
-    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
-) -> Result<Outcome, Failure> {
+    prepared: &PreparedRun,
+    choice: &AsyncPlanChoice,
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
     let job = AsyncJob {
         setup: Arc::new(setup(prepared, choice)),
         whole: &prepared.job.setup,
@@ -131,11 +131,11 @@ pub fn train<O: BackendOutfit>(
 /// # Errors
 /// If memory could not be had, a device gave up, or a stage panicked. That the model cannot be evaluated
 /// at the end is a note of the outcome.
-pub fn train_on<O: BackendOutfit>(
+pub fn train_on<O: StageBackendFactory>(
     outfit: &O,
     job: &AsyncJob<'_>,
-    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
-) -> Result<Outcome, Failure> {
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
     let setup = &job.setup;
     let program = &setup.plan.program;
     let stages = || (0..program.placement.stage_count()).map(StageIndex);
@@ -145,21 +145,21 @@ pub fn train_on<O: BackendOutfit>(
     let stop = AtomicBool::new(false);
     let conducted = thread::scope(|scope| {
         for (stage, mailbox) in stages().zip(receivers) {
-            let worker = Worker {
+            let worker = AsyncStageWorker {
                 stage,
                 setup: setup.clone(),
                 corpus: job.corpus.clone(),
-                outfit,
+                factory: outfit,
                 mailbox,
                 mailboxes: mailboxes.clone(),
-                conductor: conductor.clone(),
+                coordinator: conductor.clone(),
                 stop: &stop,
             };
             scope.spawn(move || worker.run());
         }
         // A thread that waits for a frame that will not come is woken when the last sender is dropped.
         drop((conductor, mailboxes));
-        Conductor::new(setup, job.interrupt, job.bubble, &stop, observe).conduct(&messages)
+        AsyncCoordinator::new(setup, job.interrupt, job.bubble, &stop, observe).run(&messages)
     })?;
     let layers = conducted.state.weights();
     let is_whole = conducted.steps_done == u64::from(program.minibatch_count);
@@ -169,12 +169,12 @@ pub fn train_on<O: BackendOutfit>(
         Ok(loss) => (loss, None),
         Err(failure) => (None, Some(failure)),
     };
-    let held_out = loss.map(|loss| Evaluated { steps_done: conducted.steps_done, loss });
+    let held_out = loss.map(|loss| HeldOutLoss { steps_done: conducted.steps_done, loss });
     if let Some(held_out) = held_out {
         // The run is over; that the observer breaks changes nothing.
-        let _ = observe(&News::Evaluated(held_out));
+        let _ = observe(&ProgressEvent::Evaluated(held_out));
     }
-    Ok(Outcome {
+    Ok(RunOutcome {
         steps_done: conducted.steps_done,
         digest: conducted.state.digest(),
         layers: layers.into_iter().map(Into::into).collect(),
@@ -188,11 +188,11 @@ pub fn train_on<O: BackendOutfit>(
     })
 }
 
-fn setup(prepared: &Prepared, choice: &AsyncChoice) -> AsyncSetup {
+fn setup(prepared: &PreparedRun, choice: &AsyncPlanChoice) -> AsyncSetup {
     let StageSetup { model, optimizer, clip_norm, weights, injections, .. } =
         (*prepared.job.setup).clone();
     let config = &prepared.config.asynchronous;
-    let knobs = AsyncKnobs {
+    let knobs = AsyncHyperparameters {
         anneal_updates: config.pipemare_steps,
         elastic_alpha: config.avgpipe_alpha as f32,
     };
@@ -208,29 +208,29 @@ fn setup(prepared: &Prepared, choice: &AsyncChoice) -> AsyncSetup {
 }
 
 /// The loss of the model as a whole on held-out text, on what the first stage computed with.
-fn held_out_loss<O: BackendOutfit>(
+fn held_out_loss<O: StageBackendFactory>(
     outfit: &O,
     job: &AsyncJob<'_>,
     layers: &[Vec<f32>],
-) -> Result<Option<f64>, Failure> {
+) -> Result<Option<f64>, CommandFailure> {
     let no_memory = |error: AllocateError| {
-        Failure::new(FailureCode::OutOfResource, format!("no held-out loss: {error}"))
+        CommandFailure::new(FailureCode::OutOfResource, format!("no held-out loss: {error}"))
     };
     let backend = outfit.backend(StageIndex(0)).map_err(no_memory)?;
     let weights = InitialWeights::Given(Arc::new(layers.to_vec()));
     let setup = StageSetup { weights, ..job.whole.clone() };
-    let whole = Reference::new(&setup, backend, job.corpus.clone());
+    let whole = SerialReference::new(&setup, backend, job.corpus.clone());
     let mut whole = whole.map_err(no_memory)?;
     let loss = whole.held_out_loss(HELD_OUT_MAX);
     checked(loss, whole.backend().fault())
 }
 
 /// The loss, unless the device gave up: then what came of it is none.
-fn checked(loss: Option<f64>, fault: Option<DeviceFault>) -> Result<Option<f64>, Failure> {
+fn checked(loss: Option<f64>, fault: Option<DeviceFault>) -> Result<Option<f64>, CommandFailure> {
     match fault {
         None => Ok(loss),
         Some(fault) => {
-            Err(Failure::new(code_of_fault(&fault), format!("no held-out loss: {fault}")))
+            Err(CommandFailure::new(code_of_fault(&fault), format!("no held-out loss: {fault}")))
         }
     }
 }

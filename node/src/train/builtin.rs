@@ -2,7 +2,7 @@
 
 use zbelastic_types::Bytes;
 
-use crate::text::{Text, TextFile};
+use crate::text::{TextFile, TrainingText};
 
 macro_rules! pages {
     ($($page:literal),* $(,)?) => {
@@ -94,14 +94,14 @@ const PAGES: [(&str, &str); 80] = pages![
 ];
 
 /// All pages as one text, as if they had been gathered from their folder.
-pub fn text() -> Text {
+pub fn text() -> TrainingText {
     let mut bytes = Vec::new();
     let mut files = Vec::new();
     for (page, text) in PAGES {
         files.push(TextFile { path: page.into(), size: Bytes(text.len() as u64), note: None });
         bytes.extend_from_slice(text.as_bytes());
     }
-    Text { hash: blake3::hash(&bytes), bytes, files, skipped: Vec::new() }
+    TrainingText { hash: blake3::hash(&bytes), bytes, files, skipped: Vec::new() }
 }
 
 #[cfg(test)]

@@ -21,17 +21,17 @@ use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::stage::StageSetup;
 use zbelastic_types::StageIndex;
 
-use super::coordinator::{Coordinator, Outcome};
+use super::coordinator::{Coordinator, RunOutcome};
+use super::executor_factory::{CpuFactory, ExecutorFactory};
 use super::interrupt::Interrupt;
-use super::mail::{MESSAGES_PER_WORKER, Mail, mailbox_limit};
-use super::news::News;
-use super::outfit::{Outfit, Processors};
-use super::timing::Clock;
-use super::worker::Worker;
-use crate::failure::{Detail, Failure, FailureCode};
+use super::messages::{MESSAGES_PER_WORKER, WorkerMessage, mailbox_limit};
+use super::progress_event::ProgressEvent;
+use super::timing::RunClock;
+use super::worker::StageWorker;
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// What a cluster is to do.
-pub struct Job {
+pub struct TrainingJob {
     /// What all stages begin with.
     pub setup: Arc<StageSetup>,
     /// Which steps are taken.
@@ -50,35 +50,35 @@ pub struct Job {
 /// # Errors
 /// If memory could not be had, or a worker panicked.
 pub fn train(
-    job: &Job,
-    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
-) -> Result<Outcome, Failure> {
-    train_on(&Processors { threads: job.threads, scratch: None }, job, observe)
+    job: &TrainingJob,
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
+    train_on(&CpuFactory { threads: job.threads, scratch: None }, job, observe)
 }
 
 /// Runs `job` to its end with what `outfit` makes for each stage.
 ///
 /// # Errors
 /// As [`train`].
-pub fn train_on<O: Outfit>(
+pub fn train_on<O: ExecutorFactory>(
     outfit: &O,
-    job: &Job,
-    observe: &mut dyn FnMut(&News) -> ControlFlow<()>,
-) -> Result<Outcome, Failure> {
+    job: &TrainingJob,
+    observe: &mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
+) -> Result<RunOutcome, CommandFailure> {
     let plan = &job.setup.plan;
     let stages = || (0..plan.placement().stage_count()).map(StageIndex);
-    let boxes = stages().map(|stage| sync_channel::<Mail>(mailbox_limit(plan, stage)));
+    let boxes = stages().map(|stage| sync_channel::<WorkerMessage>(mailbox_limit(plan, stage)));
     let (mailboxes, receivers): (Vec<_>, Vec<_>) = boxes.unzip();
     let (coordinator, messages) = sync_channel(MESSAGES_PER_WORKER * mailboxes.len());
-    let clock = Clock::start();
+    let clock = RunClock::start();
     thread::scope(|scope| {
         let mut handles = Vec::new();
         for (stage, mailbox) in stages().zip(receivers) {
-            let worker = Worker {
+            let worker = StageWorker {
                 stage,
                 setup: job.setup.clone(),
                 corpus: job.corpus.clone(),
-                outfit,
+                factory: outfit,
                 clock,
                 mailbox,
                 mailboxes: mailboxes.clone(),
@@ -108,20 +108,21 @@ pub fn train_on<O: Outfit>(
     })
 }
 
-/// Sends every worker [`Mail::Abort`] when dropped, unless it is forgotten: on an error, and when the
+/// Sends every worker [`WorkerMessage::Abort`] when dropped, unless it is forgotten: on an error, and when the
 /// coordinator panics. A worker that is gone needs none.
 struct AbortGuard<'a> {
-    mailboxes: &'a [SyncSender<Mail>],
+    mailboxes: &'a [SyncSender<WorkerMessage>],
 }
 
 impl Drop for AbortGuard<'_> {
     fn drop(&mut self) {
-        self.mailboxes.iter().for_each(|mailbox| drop(mailbox.send(Mail::Abort)));
+        self.mailboxes.iter().for_each(|mailbox| drop(mailbox.send(WorkerMessage::Abort)));
     }
 }
 
-fn cannot_start(error: &std::io::Error) -> Failure {
-    let mut failure = Failure::new(FailureCode::OutOfResource, "cannot start a worker's thread");
-    failure.details = vec![Detail::new(error.to_string()).hint("fewer --workers")];
+fn cannot_start(error: &std::io::Error) -> CommandFailure {
+    let mut failure =
+        CommandFailure::new(FailureCode::OutOfResource, "cannot start a worker's thread");
+    failure.details = vec![FailureDetail::new(error.to_string()).hint("fewer --workers")];
     failure
 }

@@ -5,25 +5,25 @@ use std::ops::ControlFlow;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use zbelastic_consensus::validation::{Leader, Ledger, Proposal, Seal, Verdict};
+use zbelastic_consensus::validation::{LeaderHalf, Ledger, Proposal, Seal, Verdict};
 use zbelastic_kernels::DeviceFault;
 use zbelastic_kernels::HostFloats;
 use zbelastic_schedule::Window;
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::model::model_size;
-use zbelastic_trainer::stage::{Event, StoreError};
+use zbelastic_trainer::stage::{Event, StashStoreError};
 use zbelastic_types::{StageIndex, Step};
 
-use super::cluster::Job;
-use super::mail::{Evaluated, Mail, Message, StageResult};
-use super::news::{News, Rollback, StepRecord};
-use super::timing::Timing;
+use super::cluster::TrainingJob;
+use super::messages::{CoordinatorMessage, HeldOutLoss, StageResult, WorkerMessage};
+use super::progress_event::{ProgressEvent, Rollback, StepRecord};
+use super::timing::RunTiming;
 use super::trace::trace;
 use crate::device::code_of_fault;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// What a run ends with.
-pub struct Outcome {
+pub struct RunOutcome {
     /// Steps that were sealed.
     pub steps_done: u64,
     /// Weights, layer by layer.
@@ -33,7 +33,7 @@ pub struct Outcome {
     /// Digest of the state after the last step.
     pub digest: StateDigest,
     /// The last evaluation after the last step, if there was text for it.
-    pub held_out: Option<Evaluated>,
+    pub held_out: Option<HeldOutLoss>,
     /// Time that the steps took.
     pub elapsed: Duration,
     /// Steps that an earlier command had sealed, in another time.
@@ -48,33 +48,33 @@ pub struct Outcome {
 
 /// The leader's half, for as long as a run lasts.
 pub struct Coordinator<'a> {
-    job: &'a Job,
-    mailboxes: &'a [SyncSender<Mail>],
-    observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
+    job: &'a TrainingJob,
+    mailboxes: &'a [SyncSender<WorkerMessage>],
+    observe: &'a mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
     ledger: Ledger,
-    leader: Leader,
-    timing: Timing,
+    leader: LeaderHalf,
+    timing: RunTiming,
     /// When the last worker was ready, and when the last step was sealed.
     began: Instant,
     sealed: Instant,
     attempts: u32,
-    course: ControlFlow<()>,
+    control: ControlFlow<()>,
     steps_done: u64,
-    held_out: Option<Evaluated>,
+    held_out: Option<HeldOutLoss>,
 }
 
 impl<'a> Coordinator<'a> {
     /// Before the first step.
     pub fn new(
-        job: &'a Job,
-        mailboxes: &'a [SyncSender<Mail>],
-        observe: &'a mut dyn FnMut(&News) -> ControlFlow<()>,
+        job: &'a TrainingJob,
+        mailboxes: &'a [SyncSender<WorkerMessage>],
+        observe: &'a mut dyn FnMut(&ProgressEvent) -> ControlFlow<()>,
     ) -> Self {
         let ledger = Ledger::new(job.setup.plan.generation, Step(0), 0);
-        let leader = Leader::new(&ledger, model_size(&job.setup.model).0, job.policy);
+        let leader = LeaderHalf::new(&ledger, model_size(&job.setup.model).0, job.policy);
         let began = Instant::now();
         Self {
-            timing: Timing::new(job.setup.clone()),
+            timing: RunTiming::new(job.setup.clone()),
             job,
             mailboxes,
             observe,
@@ -83,7 +83,7 @@ impl<'a> Coordinator<'a> {
             began,
             sealed: began,
             attempts: 1,
-            course: ControlFlow::Continue(()),
+            control: ControlFlow::Continue(()),
             steps_done: 0,
             held_out: None,
         }
@@ -93,31 +93,38 @@ impl<'a> Coordinator<'a> {
     ///
     /// # Errors
     /// If memory could not be had, or a worker panicked.
-    pub fn conduct(mut self, messages: &Receiver<Message>) -> Result<Outcome, Failure> {
+    pub fn conduct(
+        mut self,
+        messages: &Receiver<CoordinatorMessage>,
+    ) -> Result<RunOutcome, CommandFailure> {
         let mut results = Vec::new();
         while results.len() < self.mailboxes.len() {
             match messages.recv().expect("a worker ends with a message") {
-                Message::Ready => (self.began, self.sealed) = (Instant::now(), Instant::now()),
-                Message::Slices { stage, slices } => self.timing.record(stage, slices),
-                Message::Report(report) => {
+                CoordinatorMessage::Ready => {
+                    (self.began, self.sealed) = (Instant::now(), Instant::now())
+                }
+                CoordinatorMessage::Slices { stage, slices } => self.timing.record(stage, slices),
+                CoordinatorMessage::Report(report) => {
                     let counted = self.leader.handle_report(&self.ledger, &report);
                     if let Some(proposal) = counted.expect("reports come in turn") {
                         self.seal(proposal);
                     }
                 }
-                Message::Evaluated(evaluated) => {
+                CoordinatorMessage::Evaluated(evaluated) => {
                     self.held_out = Some(evaluated);
-                    self.tell(News::Evaluated(evaluated));
+                    self.report(ProgressEvent::Evaluated(evaluated));
                 }
-                Message::Finished(result) => results.push(result),
-                Message::OutOfMemory { stage, error } => {
+                CoordinatorMessage::Finished(result) => results.push(result),
+                CoordinatorMessage::OutOfMemory { stage, error } => {
                     return Err(out_of_memory(stage, &error.to_string()));
                 }
-                Message::StoreFailed { stage, error } => return Err(store_failed(stage, error)),
-                Message::Faulted { stage, device, fault } => {
+                CoordinatorMessage::StoreFailed { stage, error } => {
+                    return Err(store_failed(stage, error));
+                }
+                CoordinatorMessage::Faulted { stage, device, fault } => {
                     return Err(faulted(stage, &device, &fault, self.steps_done));
                 }
-                Message::Died { stage } => return Err(died(stage)),
+                CoordinatorMessage::Died { stage } => return Err(died(stage)),
             }
         }
         Ok(self.outcome(results))
@@ -127,7 +134,7 @@ impl<'a> Coordinator<'a> {
     fn seal(&mut self, Proposal { seal, went_ahead }: Proposal) {
         self.ledger.apply(&seal).expect("a proposal is about the open turn");
         // Stages are sent the seal first; reporting it may take as long as it likes.
-        let should_end = self.course.is_break() || self.job.interrupt.is_requested();
+        let should_end = self.control.is_break() || self.job.interrupt.is_requested();
         if should_end && seal.verdict.is_final() {
             self.broadcast(&Event::Halt { after: seal.turn.step });
         }
@@ -136,7 +143,7 @@ impl<'a> Coordinator<'a> {
             Verdict::Keep | Verdict::Clip { .. } => {}
             Verdict::Skip | Verdict::Replay => {
                 let Seal { turn, verdict, reason, .. } = seal;
-                self.tell(News::Rollback(Rollback { step: turn.step, verdict, reason }));
+                self.report(ProgressEvent::Rollback(Rollback { step: turn.step, verdict, reason }));
             }
         }
         if seal.verdict.is_final() {
@@ -168,18 +175,18 @@ impl<'a> Coordinator<'a> {
         };
         (self.sealed, self.attempts) = (now, 1);
         self.steps_done = step.0 + 1;
-        self.tell(News::Step(record));
+        self.report(ProgressEvent::Step(record));
     }
 
-    fn tell(&mut self, news: News) {
+    fn report(&mut self, news: ProgressEvent) {
         if (self.observe)(&news).is_break() {
-            self.course = ControlFlow::Break(());
+            self.control = ControlFlow::Break(());
         }
     }
 
     fn broadcast(&self, event: &Event) {
         for (stage, mailbox) in self.mailboxes.iter().enumerate() {
-            match mailbox.try_send(Mail::Event(event.clone())) {
+            match mailbox.try_send(WorkerMessage::Event(event.clone())) {
                 // A worker that panicked has reported it.
                 Ok(()) | Err(TrySendError::Disconnected(_)) => {}
                 Err(TrySendError::Full(_)) => panic!("stage {stage} has no room for {event:?}"),
@@ -187,7 +194,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    fn outcome(self, results: Vec<StageResult>) -> Outcome {
+    fn outcome(self, results: Vec<StageResult>) -> RunOutcome {
         let mut layers = Vec::new();
         let (mut digests, mut twins) = (BTreeMap::new(), Vec::new());
         for result in results {
@@ -200,7 +207,7 @@ impl<'a> Coordinator<'a> {
             assert_eq!(digests[&layer], digest, "both replicas of layer {layer} end the same");
         }
         layers.sort_by_key(|(layer, _)| *layer);
-        Outcome {
+        RunOutcome {
             steps_done: self.steps_done,
             layers: layers.into_iter().map(|(_, weights)| weights.into()).collect(),
             is_written: false,
@@ -215,30 +222,37 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-pub(super) fn out_of_memory(stage: StageIndex, error: &str) -> Failure {
-    let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
-    failure.details = vec![Detail::new("the run was stopped before its first step").hint(
+pub(super) fn out_of_memory(stage: StageIndex, error: &str) -> CommandFailure {
+    let mut failure =
+        CommandFailure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
+    failure.details = vec![FailureDetail::new("the run was stopped before its first step").hint(
         "a smaller train.microbatch, memory.recompute, memory.offload, or another \
          schedule.kind",
     )];
     failure
 }
 
-fn store_failed(stage: StageIndex, error: StoreError) -> Failure {
-    let mut failure = Failure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
+fn store_failed(stage: StageIndex, error: StashStoreError) -> CommandFailure {
+    let mut failure =
+        CommandFailure::new(FailureCode::OutOfResource, format!("stage {stage}: {error}"));
     failure.details = vec![
-        Detail::new("what passes keep could not leave memory or come back")
+        FailureDetail::new("what passes keep could not leave memory or come back")
             .hint("room on the disk of the run's folder, or memory.offload_store = \"memory\""),
     ];
     failure
 }
 
 /// A device that gave up ends a run in one process. Where there are processes, the others go on.
-fn faulted(stage: StageIndex, device: &str, fault: &DeviceFault, steps_done: u64) -> Failure {
+fn faulted(
+    stage: StageIndex,
+    device: &str,
+    fault: &DeviceFault,
+    steps_done: u64,
+) -> CommandFailure {
     let what = format!("stage {stage} on {device}: {fault}");
-    let mut failure = Failure::new(code_of_fault(fault), what);
+    let mut failure = CommandFailure::new(code_of_fault(fault), what);
     failure.details = vec![
-        Detail::new(format!("steps sealed before: {steps_done}; none of them is affected"))
+        FailureDetail::new(format!("steps sealed before: {steps_done}; none of them is affected"))
             .why("a run in one process keeps nothing beyond its end")
             .hint(
                 "without --threads-only a run is kept in its folder, and the same command goes on",
@@ -247,10 +261,10 @@ fn faulted(stage: StageIndex, device: &str, fault: &DeviceFault, steps_done: u64
     failure
 }
 
-pub(super) fn died(stage: StageIndex) -> Failure {
+pub(super) fn died(stage: StageIndex) -> CommandFailure {
     let what = format!("the worker of stage {stage} died");
-    let mut failure = Failure::new(FailureCode::Internal, what);
-    let detail = Detail::new("what it said stands above");
+    let mut failure = CommandFailure::new(FailureCode::Internal, what);
+    let detail = FailureDetail::new("what it said stands above");
     failure.details = vec![detail.why("this is a defect of zbelastic, not of the run")];
     failure
 }

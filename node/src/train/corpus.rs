@@ -1,24 +1,24 @@
 //! The text of a run, cut into windows.
 
-use zbelastic_trainer::data::{Corpus, CorpusError, Cut};
+use zbelastic_trainer::data::{Corpus, CorpusConfig, CorpusError};
 use zbelastic_types::Bytes;
 
 use super::builtin;
-use crate::config::{Key, Loaded};
-use crate::failure::{Detail, Failure};
-use crate::text::{self, Text};
+use crate::config::{Key, LoadedConfig};
+use crate::failure::{CommandFailure, FailureDetail};
+use crate::text::{self, TrainingText};
 
 /// A text as training will read it.
-pub struct RunText {
+pub struct RunCorpus {
     /// Windows of the text, to train on and held out.
     pub corpus: Corpus,
     /// What the heading and the notes report about it.
-    pub about: AboutText,
+    pub about: TextSummary,
 }
 
 /// What the heading and the notes report about a text.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AboutText {
+pub struct TextSummary {
     /// Whether it is the one that the binary carries.
     pub is_builtin: bool,
     /// Files it was read from.
@@ -43,7 +43,7 @@ pub struct AboutText {
 ///
 /// # Errors
 /// With everything that is wrong with it.
-pub fn load_text(loaded: &Loaded) -> Result<RunText, Failure> {
+pub fn load_text(loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
     cut_text(gather_text(loaded)?, loaded)
 }
 
@@ -51,13 +51,13 @@ pub fn load_text(loaded: &Loaded) -> Result<RunText, Failure> {
 ///
 /// # Errors
 /// With everything that is wrong with it.
-pub fn gather_text(loaded: &Loaded) -> Result<Text, Failure> {
+pub fn gather_text(loaded: &LoadedConfig) -> Result<TrainingText, CommandFailure> {
     let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
     if config.text.is_empty() {
         return Ok(builtin::text());
     }
     text::gather(&config.text).map_err(|errors| {
-        Failure::usage("the text", errors.iter().map(|error| error.detail(&place)).collect())
+        CommandFailure::usage("the text", errors.iter().map(|error| error.detail(&place)).collect())
     })
 }
 
@@ -65,9 +65,9 @@ pub fn gather_text(loaded: &Loaded) -> Result<Text, Failure> {
 ///
 /// # Errors
 /// If it cannot be trained on.
-pub fn cut_text(text: Text, loaded: &Loaded) -> Result<RunText, Failure> {
+pub fn cut_text(text: TrainingText, loaded: &LoadedConfig) -> Result<RunCorpus, CommandFailure> {
     let (config, place) = (&loaded.config, loaded.settings.origin(Key::Text).to_string());
-    let cut = Cut {
+    let cut = CorpusConfig {
         shape: config.batch.microbatch,
         microbatch_count: config.batch.microbatch_count,
         held_out_share: config.held_out_share,
@@ -79,7 +79,7 @@ pub fn cut_text(text: Text, loaded: &Loaded) -> Result<RunText, Failure> {
     let (file_count, size) = (text.files.len(), Bytes(text.bytes.len() as u64));
     let byte_entropy = byte_entropy(&text.bytes);
     let corpus = Corpus::new(text.bytes, &cut).map_err(|error| corpus_failure(&error, &place))?;
-    let about = AboutText {
+    let about = TextSummary {
         is_builtin: config.text.is_empty(),
         file_count,
         size,
@@ -90,12 +90,12 @@ pub fn cut_text(text: Text, loaded: &Loaded) -> Result<RunText, Failure> {
         training_windows: corpus.training_windows(),
         held_out_windows: corpus.held_out_windows(),
     };
-    Ok(RunText { corpus, about })
+    Ok(RunCorpus { corpus, about })
 }
 
 /// The failure for a text that cannot be trained on; `place` is where its entries were named.
-fn corpus_failure(error: &CorpusError, place: &str) -> Failure {
-    let detail = Detail::new(format!("data.text: {error}")).at(place);
+fn corpus_failure(error: &CorpusError, place: &str) -> CommandFailure {
+    let detail = FailureDetail::new(format!("data.text: {error}")).at(place);
     let detail = match error {
         CorpusError::Empty => detail.hint("text of some thousand bytes"),
         CorpusError::Short { .. } => {
@@ -105,7 +105,7 @@ fn corpus_failure(error: &CorpusError, place: &str) -> Failure {
             .why("text is read as bytes, and each byte is a token")
             .hint("a model with model.vocab = 256 or more"),
     };
-    Failure::usage("the text", vec![detail])
+    CommandFailure::usage("the text", vec![detail])
 }
 
 /// The entropy of the bytes taken one by one, in nats.
@@ -117,7 +117,7 @@ fn byte_entropy(bytes: &[u8]) -> f64 {
     shares.map(|share| -share * share.ln()).sum()
 }
 
-impl AboutText {
+impl TextSummary {
     /// What is worth knowing before a run.
     pub fn notes(&self) -> impl Iterator<Item = String> {
         let note =
@@ -128,7 +128,7 @@ impl AboutText {
     }
 }
 
-impl std::fmt::Display for AboutText {
+impl std::fmt::Display for TextSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = match self.file_count {
             1 => "1 file".to_owned(),

@@ -7,9 +7,9 @@ use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_trainer::model::{model_layers, model_size};
 use zbelastic_types::Bytes;
 
-use super::machines::Sharing;
+use super::run_devices::DeviceSharing;
 use crate::config::RunConfig;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::machine::disk_space;
 
 /// Bytes of a weight in the model that a run leaves behind.
@@ -17,13 +17,13 @@ const MODEL_BYTES_PER_WEIGHT: u64 = 4;
 
 /// What a run of so many workers writes, all of them on one disk: checkpoints with their copies, and the
 /// model behind the last one.
-fn needed(config: &RunConfig, worker_count: u32, sharing: Sharing) -> (Bytes, u64) {
+fn needed(config: &RunConfig, worker_count: u32, sharing: DeviceSharing) -> (Bytes, u64) {
     let (_, weights) = model_size(&config.model);
     let model = MODEL_BYTES_PER_WEIGHT * weights;
     let kept = match sharing {
-        Sharing::Threads => 0,
+        DeviceSharing::Threads => 0,
         // One more is written before the oldest goes, and no step has two.
-        Sharing::Processes => (u64::from(config.checkpoint.keep_last) + 1).min(config.steps),
+        DeviceSharing::Processes => (u64::from(config.checkpoint.keep_last) + 1).min(config.steps),
     };
     let times = 1 + u64::from(config.checkpoint.copies.min(worker_count));
     let layers = model_layers(&config.model);
@@ -39,8 +39,8 @@ pub fn check_disk(
     folder: &Path,
     config: &RunConfig,
     worker_count: u32,
-    sharing: Sharing,
-) -> Result<(), Failure> {
+    sharing: DeviceSharing,
+) -> Result<(), CommandFailure> {
     let (needed, kept) = needed(config, worker_count, sharing);
     // A relative folder is seen from each node's own, which lies in the run's.
     let place = config.checkpoint.folder.as_ref().map_or(folder.to_owned(), |dir| folder.join(dir));
@@ -62,11 +62,11 @@ fn failure(
     place: &Path,
     (needed, free): (Bytes, Bytes),
     (kept, config): (u64, &RunConfig),
-) -> Failure {
+) -> CommandFailure {
     let what = format!("the disk at {} does not hold this run", place.display());
-    let mut failure = Failure::new(FailureCode::OutOfResource, what);
+    let mut failure = CommandFailure::new(FailureCode::OutOfResource, what);
     let copies = config.checkpoint.copies;
-    let detail = Detail::new(format!("it writes up to {needed}, {free} are free"))
+    let detail = FailureDetail::new(format!("it writes up to {needed}, {free} are free"))
         .why(format!(
             "{kept} checkpoints of weights and moments, each piece on {copies} more nodes, and the model"
         ))
@@ -91,8 +91,9 @@ mod tests {
 
     #[test]
     fn checkpoints_count_with_their_copies_and_one_that_is_being_written() {
-        let bytes = |more: &str, workers| needed(&config(more), workers, Sharing::Processes).0.0;
-        let model = needed(&config(""), 4, Sharing::Threads).0.0;
+        let bytes =
+            |more: &str, workers| needed(&config(more), workers, DeviceSharing::Processes).0.0;
+        let model = needed(&config(""), 4, DeviceSharing::Threads).0.0;
         let one = bytes("keep_last = 1\ncopies = 0", 4) - model;
         assert_eq!(bytes("keep_last = 1\ncopies = 1", 4) - model, 2 * one);
         assert_eq!(bytes("keep_last = 3\ncopies = 1", 4) - model, 4 * one);

@@ -6,9 +6,9 @@ use serde::Serialize;
 use zbelastic_consensus::validation::Verdict;
 use zbelastic_types::TensorIndex;
 
-use super::line::{reason_text, tokens_per_s};
-use super::mail::Evaluated;
-use super::news::{Rollback, StepRecord};
+use super::messages::HeldOutLoss;
+use super::progress_event::{Rollback, StepRecord};
+use super::progress_line::{reason_text, tokens_per_s};
 
 /// A line of the metrics file, and of standard output for scripts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -25,7 +25,7 @@ pub enum RunEvent {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct MetricsLine<'a> {
     #[serde(flatten)]
     event: &'a RunEvent,
     at_ms: u64,
@@ -141,8 +141,8 @@ impl RollbackEvent {
     }
 }
 
-impl From<&Evaluated> for EvalEvent {
-    fn from(evaluated: &Evaluated) -> Self {
+impl From<&HeldOutLoss> for EvalEvent {
+    fn from(evaluated: &HeldOutLoss) -> Self {
         Self { step: evaluated.steps_done, held_out_loss: finite(evaluated.loss) }
     }
 }
@@ -150,7 +150,7 @@ impl From<&Evaluated> for EvalEvent {
 impl RunEvent {
     /// The event as a line that is written now, without its end; the time is in milliseconds since 1970.
     pub fn line(&self, at_ms: u64) -> String {
-        let line = Line { event: self, at_ms };
+        let line = MetricsLine { event: self, at_ms };
         serde_json::to_string(&line).expect("numbers and texts are JSON")
     }
 }

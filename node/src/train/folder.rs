@@ -15,7 +15,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::config::{RunConfig, load_document};
-use crate::failure::{Detail, Failure, FailureCode, cannot_write};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail, cannot_write};
 use crate::whole_file;
 
 /// File of the effective configuration.
@@ -44,7 +44,7 @@ const RUNS_MAX: u32 = 9_999;
 
 /// What a run is to be, as its folder is opened for it.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct RunFolderRequest<'a> {
     /// The run's configuration.
     pub config: &'a RunConfig,
     /// The same as the folder holds it: a line with workers and threads, then the effective keys.
@@ -55,22 +55,22 @@ pub struct Wanted<'a> {
 
 /// How a run begins in its folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beginning {
+pub enum RunStart {
     /// Nothing was in the folder.
     New,
     /// It was interrupted there.
-    Again,
+    Resumed,
     /// From the last checkpoint of the run that is there: only what changes no bit is another than it had.
-    Moved,
+    ResumedFromCheckpoint,
     /// From the last checkpoint of the run that is there, by a configuration that makes other bits.
-    Branch,
+    Branched,
 }
 
 /// A folder that belongs to one run.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    beginning: Beginning,
+    start: RunStart,
     metrics: File,
     /// Whether no metrics were written yet.
     is_empty: bool,
@@ -83,26 +83,34 @@ impl RunFolder {
     ///
     /// # Errors
     /// If it cannot be written, or holds another run, or one that is done.
-    pub fn open(out: Option<&Path>, name: &str, wanted: Wanted<'_>) -> Result<Self, Failure> {
+    pub fn open(
+        out: Option<&Path>,
+        name: &str,
+        wanted: RunFolderRequest<'_>,
+    ) -> Result<Self, CommandFailure> {
         let Some(path) = out else { return Self::create(out, name, wanted.text) };
-        let beginning = beginning_in(path, wanted)?;
-        if beginning == Beginning::New {
+        let beginning = start_in(path, wanted)?;
+        if beginning == RunStart::New {
             return Self::create(out, name, wanted.text);
         }
         let metrics_path = path.join(METRICS);
         let metrics = whole_file::open_to_append(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(path, &metrics)?;
-        Ok(Self { path: path.to_owned(), beginning, metrics, is_empty: false })
+        Ok(Self { path: path.to_owned(), start: beginning, metrics, is_empty: false })
     }
 
     /// How the run begins.
     #[must_use]
-    pub const fn beginning(&self) -> Beginning {
-        self.beginning
+    pub const fn start(&self) -> RunStart {
+        self.start
     }
 
-    pub(super) fn create(out: Option<&Path>, name: &str, config: &str) -> Result<Self, Failure> {
+    pub(super) fn create(
+        out: Option<&Path>,
+        name: &str,
+        config: &str,
+    ) -> Result<Self, CommandFailure> {
         let path = match out {
             Some(path) => take_folder(path)?,
             None => first_free(Path::new(RUNS), name)?,
@@ -112,7 +120,7 @@ impl RunFolder {
         let metrics = OpenOptions::new().create_new(true).append(true).open(&metrics_path);
         let metrics = metrics.map_err(|error| no_place(&metrics_path, &error))?;
         take(&path, &metrics)?;
-        Ok(Self { path, beginning: Beginning::New, metrics, is_empty: true })
+        Ok(Self { path, start: RunStart::New, metrics, is_empty: true })
     }
 
     /// Takes back the folder of a run that did not begin, so that its place is free for the next.
@@ -138,7 +146,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn append_metrics(&mut self, line: &str) -> Result<(), Failure> {
+    pub fn append_metrics(&mut self, line: &str) -> Result<(), CommandFailure> {
         self.is_empty = false;
         let written = self.metrics.write_all(format!("{line}\n").as_bytes());
         written.map_err(|error| no_place(&self.path.join(METRICS), &error))
@@ -148,7 +156,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
+    pub fn write(&self, name: &str, text: &str) -> Result<(), CommandFailure> {
         write_file(&self.path.join(name), text.as_bytes())
     }
 }
@@ -161,7 +169,7 @@ pub fn write_model(
     run: &Path,
     config: &str,
     tensors: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let folder = run.join(MODEL);
     fs::create_dir_all(&folder).map_err(|error| no_place(&folder, &error))?;
     write_file(&folder.join("config.json"), config.as_bytes())?;
@@ -170,27 +178,27 @@ pub fn write_model(
 }
 
 /// A place that cannot be written, with what to do about it.
-fn no_place(path: &Path, error: &io::Error) -> Failure {
+fn no_place(path: &Path, error: &io::Error) -> CommandFailure {
     let mut failure = cannot_write(path, error);
-    let detail = Detail::new("a run needs a folder that can be made and written");
+    let detail = FailureDetail::new("a run needs a folder that can be made and written");
     failure.details =
         vec![detail.at("--out").hint("--out with another folder, or room on the disk")];
     failure
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     whole_file::write(path, bytes).map_err(|error| no_place(path, &error))
 }
 
 /// Takes a folder for this process. The lock is the system's: it ends with the process.
-fn take(path: &Path, metrics: &File) -> Result<(), Failure> {
+fn take(path: &Path, metrics: &File) -> Result<(), CommandFailure> {
     match metrics.try_lock() {
         // A file system that knows no locks is trusted to have one user.
         Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             let what = format!("{} is in use", path.display());
-            let mut failure = Failure::new(FailureCode::WrongState, what);
-            let detail = Detail::new("a run is under way there").at("--out");
+            let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+            let detail = FailureDetail::new("a run is under way there").at("--out");
             failure.details = vec![detail.hint("wait for its end, or another folder")];
             Err(failure)
         }
@@ -198,48 +206,52 @@ fn take(path: &Path, metrics: &File) -> Result<(), Failure> {
 }
 
 /// The end of a run as `run.json` records it.
-fn told_end(path: &Path) -> Option<serde_json::Value> {
+fn recorded_end(path: &Path) -> Option<serde_json::Value> {
     serde_json::from_slice(&fs::read(path.join(RUN)).ok()?).ok()
 }
 
 /// Whether `run.json` records that the run was interrupted.
 fn ended_early(path: &Path) -> bool {
-    told_end(path).is_some_and(|run| run["interrupted"] == true)
+    recorded_end(path).is_some_and(|run| run["interrupted"] == true)
 }
 
 /// How a run begins in a folder that may hold one. A branch takes a folder whose run is done as well.
-fn beginning_in(path: &Path, wanted: Wanted<'_>) -> Result<Beginning, Failure> {
+fn start_in(path: &Path, wanted: RunFolderRequest<'_>) -> Result<RunStart, CommandFailure> {
     if !path.join(CLUSTER).is_dir() {
-        return Ok(Beginning::New);
+        return Ok(RunStart::New);
     }
     let held = match fs::read_to_string(path.join(CONFIG)) {
         Ok(held) => held,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Beginning::New),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RunStart::New),
         Err(error) => return Err(no_place(&path.join(CONFIG), &error)),
     };
     let is_done = path.join(RUN).exists() && !ended_early(path);
     if keys_of(&held) == keys_of(wanted.text) {
-        return Ok(if is_done { Beginning::New } else { Beginning::Again });
+        return Ok(if is_done { RunStart::New } else { RunStart::Resumed });
     }
     let known = load_document(&path.join(CONFIG).display().to_string(), &held);
     let known = known.ok().map(|known| known.config);
     if !is_done && known.as_ref().is_some_and(|known| known.makes_same_bits(wanted.config)) {
-        Ok(Beginning::Moved)
+        Ok(RunStart::ResumedFromCheckpoint)
     } else if wanted.may_branch {
-        check_branch(path, known.as_ref(), wanted.config).map(|()| Beginning::Branch)
+        check_branch(path, known.as_ref(), wanted.config).map(|()| RunStart::Branched)
     } else if is_done {
-        Ok(Beginning::New)
+        Ok(RunStart::New)
     } else {
         Err(other_configuration(path))
     }
 }
 
 /// What a branch must have in common with the run that it goes on from, looked at before that is ended.
-fn check_branch(path: &Path, known: Option<&RunConfig>, wanted: &RunConfig) -> Result<(), Failure> {
+fn check_branch(
+    path: &Path,
+    known: Option<&RunConfig>,
+    wanted: &RunConfig,
+) -> Result<(), CommandFailure> {
     let other = |key: &str| {
         let what = format!("{} holds a run with another {key}", path.display());
-        let mut failure = Failure::new(FailureCode::WrongState, what);
-        let detail = Detail::new(format!("see its {CONFIG}")).at("--branch");
+        let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+        let detail = FailureDetail::new(format!("see its {CONFIG}")).at("--branch");
         failure.details = vec![detail.hint("the same keys there; or another folder")];
         Err(failure)
     };
@@ -258,10 +270,10 @@ fn keys_of(text: &str) -> &str {
     if text.starts_with('#') { text.split_once('\n').map_or("", |(_, keys)| keys) } else { text }
 }
 
-fn other_configuration(path: &Path) -> Failure {
+fn other_configuration(path: &Path) -> CommandFailure {
     let what = format!("{} holds a run with another configuration", path.display());
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    let detail = Detail::new(format!("it was interrupted; see its {CONFIG}")).at("--out");
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new(format!("it was interrupted; see its {CONFIG}")).at("--out");
     let why = "what changed changes the result";
     let hint =
         "with --branch it goes on with what changed; or the keys it began with, or another folder";
@@ -274,8 +286,8 @@ fn other_configuration(path: &Path) -> Failure {
 ///
 /// # Errors
 /// If something cannot be renamed or written.
-pub fn begin_branch(path: &Path, config: &str) -> Result<(), Failure> {
-    if let Some(run) = told_end(path).filter(|run| run["interrupted"] != true) {
+pub fn begin_branch(path: &Path, config: &str) -> Result<(), CommandFailure> {
+    if let Some(run) = recorded_end(path).filter(|run| run["interrupted"] != true) {
         let steps = run["steps"].as_u64().unwrap_or_default();
         for (name, aside) in [
             (MODEL, format!("model-{steps}")),
@@ -295,12 +307,12 @@ pub fn begin_branch(path: &Path, config: &str) -> Result<(), Failure> {
     write_file(&path.join(CONFIG), config.as_bytes())
 }
 
-fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
+fn take_folder(path: &Path) -> Result<PathBuf, CommandFailure> {
     let held: Vec<&str> = ALL.into_iter().filter(|name| path.join(name).exists()).collect();
     if !held.is_empty() {
         let what = format!("{} holds a run already", path.display());
-        let mut failure = Failure::new(FailureCode::WrongState, what);
-        let detail = Detail::new(format!("there is {}", held.join(", "))).at("--out");
+        let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+        let detail = FailureDetail::new(format!("there is {}", held.join(", "))).at("--out");
         failure.details = vec![
             detail
                 .why("a run never writes over another")
@@ -312,7 +324,7 @@ fn take_folder(path: &Path) -> Result<PathBuf, Failure> {
     Ok(path.to_owned())
 }
 
-fn first_free(parent: &Path, name: &str) -> Result<PathBuf, Failure> {
+fn first_free(parent: &Path, name: &str) -> Result<PathBuf, CommandFailure> {
     fs::create_dir_all(parent).map_err(|error| no_place(parent, &error))?;
     for number in 1..=RUNS_MAX {
         let path = parent.join(format!("{name}-{number}"));
@@ -323,7 +335,7 @@ fn first_free(parent: &Path, name: &str) -> Result<PathBuf, Failure> {
         }
     }
     let what = format!("{} is full: {RUNS_MAX} runs of {name}", parent.display());
-    Err(Failure::new(FailureCode::WrongState, what))
+    Err(CommandFailure::new(FailureCode::WrongState, what))
 }
 
 #[cfg(test)]
@@ -418,11 +430,11 @@ mod tests {
     }
 
     /// The folder, opened for a run with these keys.
-    fn opened(out: &Path, keys: &str, may_branch: bool) -> Result<RunFolder, Failure> {
+    fn opened(out: &Path, keys: &str, may_branch: bool) -> Result<RunFolder, CommandFailure> {
         let keys = format!("[model]\npreset = \"tiny\"\n{keys}");
         let config = load_document("test", &keys).expect("legal").config;
         let text = format!("# zbelastic train config.toml --workers 2\n{keys}");
-        let wanted = Wanted { config: &config, text: &text, may_branch };
+        let wanted = RunFolderRequest { config: &config, text: &text, may_branch };
         RunFolder::open(Some(out), "unused", wanted)
     }
 
@@ -434,15 +446,15 @@ mod tests {
         let moved = "[train]\nsteps = 10\n[schedule]\nkind = \"1f1b\"\n";
         drop(opened(&out, first, false).expect("new"));
         fs::create_dir_all(out.join(CLUSTER)).expect("room");
-        let began = |keys, may_branch| opened(&out, keys, may_branch).map(|run| run.beginning());
-        assert_eq!(began(first, false).expect("goes on"), Beginning::Again);
-        assert_eq!(began(moved, false).expect("no bit changes"), Beginning::Moved);
+        let began = |keys, may_branch| opened(&out, keys, may_branch).map(|run| run.start());
+        assert_eq!(began(first, false).expect("goes on"), RunStart::Resumed);
+        assert_eq!(began(moved, false).expect("no bit changes"), RunStart::ResumedFromCheckpoint);
         let elsewhere = "[train]\nsteps = 20\n[checkpoint]\ndir = \"/elsewhere\"\n";
         let refused = began(elsewhere, true).expect_err("another store");
         assert!(refused.to_string().contains("checkpoint.dir"), "{refused}");
         let refused = began(longer, false).expect_err("other bits");
         assert!(refused.to_string().contains("--branch"), "{refused}");
-        assert_eq!(began(longer, true).expect("said so"), Beginning::Branch);
+        assert_eq!(began(longer, true).expect("said so"), RunStart::Branched);
 
         fs::write(out.join(RUN), "{\"interrupted\":false,\"steps\":10}").expect("room");
         fs::create_dir(out.join(MODEL)).expect("room");
@@ -450,11 +462,11 @@ mod tests {
             let done = began(keys, false).expect_err("done");
             assert!(done.to_string().contains("holds a run already"), "{done}");
         }
-        assert_eq!(began(longer, true).expect("said so"), Beginning::Branch);
+        assert_eq!(began(longer, true).expect("said so"), RunStart::Branched);
         let text = format!("[model]\npreset = \"tiny\"\n{longer}");
         begin_branch(&out, &text).expect("room");
         assert!(out.join("model-10").is_dir() && !out.join(MODEL).exists());
         assert!(out.join("run-10.json").is_file() && !out.join(RUN).exists());
-        assert_eq!(began(longer, false).expect("it is the folder's run now"), Beginning::Again);
+        assert_eq!(began(longer, false).expect("it is the folder's run now"), RunStart::Resumed);
     }
 }

@@ -10,8 +10,8 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::failure::{Failure, FailureCode};
-use crate::notice::{Cause, NoticeSettings, NoticeWatch, Report};
+use crate::failure::{CommandFailure, FailureCode};
+use crate::notice::{NoticeCause, NoticeReport, NoticeSettings, NoticeWatch};
 
 /// How often the run was requested to end, and by whom first. Atomics, because signals and notices arrive on
 /// a thread of their own.
@@ -23,7 +23,7 @@ pub struct Interrupt {
 
 /// What requests the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Wish {
+enum StopRequest {
     /// A person, or a closed terminal.
     Person,
     /// The machine's process manager, with SIGTERM.
@@ -43,9 +43,12 @@ impl Interrupt {
     ///
     /// # Errors
     /// If the system does not allow it.
-    pub fn listen(settings: Option<NoticeSettings>) -> Result<Self, Failure> {
+    pub fn listen(settings: Option<NoticeSettings>) -> Result<Self, CommandFailure> {
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
-            Failure::new(FailureCode::OutOfResource, format!("cannot listen to {what}: {error}"))
+            CommandFailure::new(
+                FailureCode::OutOfResource,
+                format!("cannot listen to {what}: {error}"),
+            )
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| cannot("signals", &error))?;
@@ -68,9 +71,9 @@ impl Interrupt {
     async fn serve(self, mut signals: Signals, mut watch: Option<NoticeWatch>) {
         loop {
             let wish = tokio::select! {
-                Some(()) = signals.interrupt.recv() => Wish::Person,
-                Some(()) = signals.hangup.recv() => Wish::Person,
-                Some(()) = signals.terminate.recv() => Wish::Terminate,
+                Some(()) = signals.interrupt.recv() => StopRequest::Person,
+                Some(()) = signals.hangup.recv() => StopRequest::Person,
+                Some(()) = signals.terminate.recv() => StopRequest::Terminate,
                 Some(report) = next(&mut watch) => match notice_of(&report) {
                     Some(wish) => wish,
                     None => continue,
@@ -81,25 +84,27 @@ impl Interrupt {
         }
     }
 
-    fn note(&self, wish: &Wish) {
+    fn note(&self, wish: &StopRequest) {
         let Some(says) = self.answer(wish) else { process::exit(self.code() as i32) };
         // Standard error may be closed; the run ends all the same.
         let _ = writeln!(io::stderr(), "\n{says}");
     }
 
     /// The message printed for a request; none if it is the second, and the process ends immediately.
-    fn answer(&self, wish: &Wish) -> Option<String> {
+    fn answer(&self, wish: &StopRequest) -> Option<String> {
         let is_first = self.count.fetch_add(1, Ordering::SeqCst) == 0;
         if is_first {
-            self.is_preempted.store(*wish != Wish::Person, Ordering::SeqCst);
+            self.is_preempted.store(*wish != StopRequest::Person, Ordering::SeqCst);
         }
         let says = match wish {
-            Wish::Person => "finishing the step; press Ctrl-C again to stop immediately".to_owned(),
-            Wish::Terminate => "SIGTERM: finishing the step".to_owned(),
-            Wish::Notice(what) => format!("{what}: finishing the step"),
+            StopRequest::Person => {
+                "finishing the step; press Ctrl-C again to stop immediately".to_owned()
+            }
+            StopRequest::Terminate => "SIGTERM: finishing the step".to_owned(),
+            StopRequest::Notice(what) => format!("{what}: finishing the step"),
         };
         // A notice comes before the signal of the same machine: it is no second wish.
-        let is_notice = matches!(wish, Wish::Notice(_));
+        let is_notice = matches!(wish, StopRequest::Notice(_));
         (is_first || is_notice).then_some(says)
     }
 
@@ -121,21 +126,21 @@ impl Interrupt {
     }
 }
 
-async fn next(watch: &mut Option<NoticeWatch>) -> Option<Report> {
+async fn next(watch: &mut Option<NoticeWatch>) -> Option<NoticeReport> {
     watch.as_mut()?.reports.recv().await
 }
 
 /// Whether a report is a reason to end. What only may happen sooner here than elsewhere is none.
-fn notice_of(report: &Report) -> Option<Wish> {
+fn notice_of(report: &NoticeReport) -> Option<StopRequest> {
     match report {
-        Report::Notice(notice) => match notice.cause {
-            Cause::Preempted | Cause::Maintenance => {
+        NoticeReport::Notice(notice) => match notice.cause {
+            NoticeCause::Preempted | NoticeCause::Maintenance => {
                 let source = notice.source.name();
-                Some(Wish::Notice(format!("notice of {source}: the machine is taken away")))
+                Some(StopRequest::Notice(format!("notice of {source}: the machine is taken away")))
             }
-            Cause::Rebalance => None,
+            NoticeCause::Rebalance => None,
         },
-        Report::Watching(_) | Report::NoCloud | Report::Trouble { .. } => None,
+        NoticeReport::Watching(_) | NoticeReport::NoCloud | NoticeReport::Trouble { .. } => None,
     }
 }
 
@@ -147,9 +152,9 @@ mod tests {
     #[test]
     fn the_first_wish_decides_how_a_run_ends_and_the_second_ends_it() {
         let codes = [
-            (Wish::Person, FailureCode::Interrupted),
-            (Wish::Terminate, FailureCode::Drained),
-            (Wish::Notice("notice of aws".to_owned()), FailureCode::Drained),
+            (StopRequest::Person, FailureCode::Interrupted),
+            (StopRequest::Terminate, FailureCode::Drained),
+            (StopRequest::Notice("notice of aws".to_owned()), FailureCode::Drained),
         ];
         for (first, code) in codes {
             let interrupt = Interrupt::default();
@@ -157,8 +162,8 @@ mod tests {
             let said = interrupt.answer(&first).expect("the step is finished");
             assert!(said.contains("finishing the step"), "{said}");
             assert!(interrupt.is_requested() && interrupt.code() == code);
-            assert!(interrupt.answer(&Wish::Notice("again".to_owned())).is_some());
-            assert_eq!(interrupt.answer(&Wish::Person), None);
+            assert!(interrupt.answer(&StopRequest::Notice("again".to_owned())).is_some());
+            assert_eq!(interrupt.answer(&StopRequest::Person), None);
             assert_eq!(interrupt.code(), code);
         }
     }
@@ -167,10 +172,12 @@ mod tests {
     fn a_run_ends_for_a_machine_that_is_taken_away_and_not_for_one_that_may_be() {
         let notice = |cause| {
             let (source, event) = (Cloud::Gcp, EventId::new("e"));
-            notice_of(&Report::Notice(Notice { cause, deadline: None, source, event }))
+            notice_of(&NoticeReport::Notice(Notice { cause, deadline: None, source, event }))
         };
-        assert!(notice(Cause::Preempted).is_some() && notice(Cause::Maintenance).is_some());
-        assert_eq!(notice(Cause::Rebalance), None);
-        assert_eq!(notice_of(&Report::NoCloud), None);
+        assert!(
+            notice(NoticeCause::Preempted).is_some() && notice(NoticeCause::Maintenance).is_some()
+        );
+        assert_eq!(notice(NoticeCause::Rebalance), None);
+        assert_eq!(notice_of(&NoticeReport::NoCloud), None);
     }
 }

@@ -10,61 +10,62 @@ use zbelastic_schedule::{GenerateError, ScheduleKind};
 use zbelastic_trainer::hf::import_safetensors;
 use zbelastic_trainer::model::{LayerRange, ModelConfig};
 use zbelastic_trainer::plan::{
-    Choice, ChooseRequest, Pace, Plan, PlanError, Refusal, StageMemory, choose,
+    ChooseRequest, Pace, Plan, PlanChoice, PlanError, ScheduleRefusal, StageMemory, choose,
 };
 use zbelastic_trainer::stage::{InitialWeights, Injection, StageSetup};
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::asynchronous::{AsyncChoice, choose_async};
-use super::cluster::Job;
-use super::corpus::{AboutText, load_text};
+use super::asynchronous::{AsyncPlanChoice, choose_async};
+use super::cluster::TrainingJob;
+use super::corpus::{TextSummary, load_text};
 use super::interrupt::Interrupt;
-use super::machines::{DevicePart, Machines, Sharing};
+use super::run_devices::{DeviceShare, DeviceSharing, RunDevices};
 use crate::args::{DeviceList, TrainArgs};
 use crate::config::{
-    Flag, Key, Loaded, Note, Origin, RunConfig, ScheduleChoice, Settings, Sources, Value,
-    WeightSource, check_needs_no_steps, load, load_with_injections, plan_failure, size_text,
+    ConfigFlag, ConfigNote, ConfigSettings, ConfigSources, ConfigValue, Key, LoadedConfig,
+    RunConfig, ScheduleChoice, SettingOrigin, WeightSource, check_needs_no_steps, load,
+    load_with_injections, plan_failure, size_text,
 };
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::machine::core_count;
 
 /// A run that can begin.
-pub struct Prepared {
+pub struct PreparedRun {
     /// What its folder is named after.
     pub name: String,
     /// The run's configuration.
     pub config: RunConfig,
     /// What is worth knowing before it begins.
-    pub notes: Vec<Note>,
+    pub notes: Vec<ConfigNote>,
     /// About the text that it trains on.
-    pub text: AboutText,
+    pub text: TextSummary,
     /// Its plan, and why that.
-    pub plan: PlanOfRun,
+    pub plan: RunPlan,
     /// Its stages, each with a worker.
     pub worker_count: u32,
     /// What workers compute on.
-    pub machines: Machines,
+    pub devices: RunDevices,
     /// How they share it.
-    pub sharing: Sharing,
+    pub sharing: DeviceSharing,
     /// What is handed to the workers.
-    pub job: Job,
+    pub job: TrainingJob,
 }
 
 /// The plan that workers follow.
-pub enum PlanOfRun {
+pub enum RunPlan {
     /// Synchronous steps.
-    Synchronous(Choice),
+    Synchronous(PlanChoice),
     /// A program without steps. What needs a plan of steps for the whole model, as evaluation at
     /// the end does, has one of a single stage beside it.
     Asynchronous {
         /// The asynchronous program and its plan.
-        plan: AsyncChoice,
+        plan: AsyncPlanChoice,
         /// The plan of one stage.
         whole: Plan,
     },
 }
 
-impl PlanOfRun {
+impl RunPlan {
     /// The plan of steps.
     #[must_use]
     pub fn synchronous(&self) -> &Plan {
@@ -111,7 +112,7 @@ impl PlanOfRun {
     }
 }
 
-impl fmt::Display for PlanOfRun {
+impl fmt::Display for RunPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Synchronous(choice) => choice.fmt(f),
@@ -132,16 +133,16 @@ fn workers_default(config: &RunConfig) -> u32 {
 }
 
 /// Where the configuration comes from. A device that is named sets `train.device` to its kind.
-fn sources(args: &TrainArgs) -> Sources {
+fn sources(args: &TrainArgs) -> ConfigSources {
     let mut sources = args.config.sources();
     let kind = args.device.as_ref().map(|devices| match devices {
         DeviceList::Cpu => "cpu",
         DeviceList::Cuda(_) => "cuda",
     });
-    sources.flags.extend(kind.map(|kind| Flag::Own {
+    sources.flags.extend(kind.map(|kind| ConfigFlag::Own {
         flag: "--device",
         key: Key::Device,
-        value: Value::Text(kind.to_owned()),
+        value: ConfigValue::Text(kind.to_owned()),
     }));
     sources
 }
@@ -151,14 +152,14 @@ fn sources(args: &TrainArgs) -> Sources {
 /// # Errors
 /// With everything that is wrong with configuration and injections, or with the first of text,
 /// weights, plan and memory that is.
-pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
+pub fn prepare(args: &TrainArgs) -> Result<PreparedRun, CommandFailure> {
     let sources = sources(args);
     let (loaded, injections) = match load_with_injections(&sources, &args.inject) {
         Ok((loaded, injections)) => (loaded, Ok(injections)),
         // Without a configuration there is no text and no plan to speak of.
         Err(failure) => (load(&sources).map_err(|_| failure.clone())?, Err(failure)),
     };
-    let machines = Machines::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
+    let machines = RunDevices::find(args.device.as_ref(), loaded.config.arithmetic.device)?;
     let worker_count = args.workers.unwrap_or_else(|| workers_default(&loaded.config));
     let text = load_text(&loaded);
     // Threads of one process are lost together.
@@ -168,45 +169,45 @@ pub fn prepare(args: &TrainArgs) -> Result<Prepared, Failure> {
     let plan = fitting_plan(&loaded.config, &machines, (worker_count, copies), sharing);
     let (injections, text, plan) = all_or_failures(injections, text, plan)?;
     let name = run_name(&loaded.settings, args.config.config.as_deref());
-    let Loaded { config, notes, .. } = loaded;
+    let LoadedConfig { config, notes, .. } = loaded;
     let weights = initial_weights(&config)?;
     let threads = threads_per_worker(args.threads, worker_count, core_count());
     let setup = stage_setup(&config, plan.synchronous(), weights, injections);
-    let job = Job {
+    let job = TrainingJob {
         setup: Arc::new(setup),
         policy: config.guard,
         corpus: Arc::new(text.corpus),
         threads,
         interrupt: Interrupt::default(),
     };
-    Ok(Prepared {
+    Ok(PreparedRun {
         name,
         config,
         notes,
         text: text.about,
         plan,
         worker_count,
-        machines,
+        devices: machines,
         sharing,
         job,
     })
 }
 
 /// Without steps there is nothing that processes could agree on.
-fn sharing(config: &RunConfig, threads_only: bool) -> Sharing {
+fn sharing(config: &RunConfig, threads_only: bool) -> DeviceSharing {
     match config.schedule {
-        ScheduleChoice::Asynchronous(_) => Sharing::Threads,
-        ScheduleChoice::Auto | ScheduleChoice::Kind(_) if threads_only => Sharing::Threads,
-        ScheduleChoice::Auto | ScheduleChoice::Kind(_) => Sharing::Processes,
+        ScheduleChoice::Asynchronous(_) => DeviceSharing::Threads,
+        ScheduleChoice::Auto | ScheduleChoice::Kind(_) if threads_only => DeviceSharing::Threads,
+        ScheduleChoice::Auto | ScheduleChoice::Kind(_) => DeviceSharing::Processes,
     }
 }
 
 /// All three, or everything that is wrong with any of them.
 fn all_or_failures<A, B, C>(
-    a: Result<A, Failure>,
-    b: Result<B, Failure>,
-    c: Result<C, Failure>,
-) -> Result<(A, B, C), Failure> {
+    a: Result<A, CommandFailure>,
+    b: Result<B, CommandFailure>,
+    c: Result<C, CommandFailure>,
+) -> Result<(A, B, C), CommandFailure> {
     match (a, b, c) {
         (Ok(a), Ok(b), Ok(c)) => Ok((a, b, c)),
         (a, b, c) => {
@@ -216,18 +217,18 @@ fn all_or_failures<A, B, C>(
     }
 }
 
-fn together(first: Failure, second: Failure) -> Failure {
-    let details: Vec<Detail> = first.details.into_iter().chain(second.details).collect();
-    Failure { code: first.code, ..Failure::usage("the run", details) }
+fn together(first: CommandFailure, second: CommandFailure) -> CommandFailure {
+    let details: Vec<FailureDetail> = first.details.into_iter().chain(second.details).collect();
+    CommandFailure { code: first.code, ..CommandFailure::usage("the run", details) }
 }
 
 /// The configuration file's name, or else the preset's.
-fn run_name(settings: &Settings, file: Option<&Path>) -> String {
+fn run_name(settings: &ConfigSettings, file: Option<&Path>) -> String {
     let stem = file.and_then(Path::file_stem).map(|stem| stem.to_string_lossy().into_owned());
     let preset = || {
         Key::ALL.iter().find_map(|key| match settings.origin(*key) {
-            Origin::Preset(name) => Some(name.to_owned()),
-            Origin::Default | Origin::File { .. } | Origin::Flag(_) => None,
+            SettingOrigin::Preset(name) => Some(name.to_owned()),
+            SettingOrigin::Default | SettingOrigin::File { .. } | SettingOrigin::Flag(_) => None,
         })
     };
     stem.or_else(preset).unwrap_or_else(|| "run".to_owned())
@@ -266,20 +267,20 @@ fn threads_per_worker(asked: Option<u32>, worker_count: u32, core_count: usize) 
 /// If there is none, with the parts.
 pub fn fitting_plan(
     config: &RunConfig,
-    machines: &Machines,
+    machines: &RunDevices,
     (worker_count, copies): (u32, u32),
-    sharing: Sharing,
-) -> Result<PlanOfRun, Failure> {
+    sharing: DeviceSharing,
+) -> Result<RunPlan, CommandFailure> {
     let has_room =
-        |plan: PlanOfRun| machines.check_room(plan.memory(), &config.model).map(|()| plan);
+        |plan: RunPlan| machines.check_memory(plan.memory(), &config.model).map(|()| plan);
     let parts = machines.parts(worker_count, sharing);
     let found = plan_of_run(config, (worker_count, copies), &parts).and_then(has_room);
     match (found, sharing) {
-        (Err(refused), Sharing::Threads) if !parts.is_empty() => {
+        (Err(refused), DeviceSharing::Threads) if !parts.is_empty() => {
             let uneven = plan_of_run(config, (worker_count, copies), &[]).and_then(has_room);
             uneven.map_err(|_| refused)
         }
-        (found, Sharing::Threads | Sharing::Processes) => found,
+        (found, DeviceSharing::Threads | DeviceSharing::Processes) => found,
     }
 }
 
@@ -290,17 +291,17 @@ pub fn fitting_plan(
 fn plan_of_run(
     config: &RunConfig,
     (worker_count, copies): (u32, u32),
-    parts: &[DevicePart],
-) -> Result<PlanOfRun, Failure> {
+    parts: &[DeviceShare],
+) -> Result<RunPlan, CommandFailure> {
     match config.schedule.kinds() {
         Ok(kinds) => {
-            choose_plan(config, kinds, (worker_count, copies), parts).map(PlanOfRun::Synchronous)
+            choose_plan(config, kinds, (worker_count, copies), parts).map(RunPlan::Synchronous)
         }
         Err(kind) => {
             check_needs_no_steps(config, kind)?;
             let plan = choose_async(config, kind, worker_count)?;
             let whole = choose_plan(config, &[ScheduleKind::GPipe], (1, 0), &[])?.plan;
-            Ok(PlanOfRun::Asynchronous { plan, whole })
+            Ok(RunPlan::Asynchronous { plan, whole })
         }
     }
 }
@@ -310,10 +311,10 @@ fn choose_plan(
     config: &RunConfig,
     kinds: &[ScheduleKind],
     (worker_count, copies): (u32, u32),
-    parts: &[DevicePart],
-) -> Result<Choice, Failure> {
+    parts: &[DeviceShare],
+) -> Result<PlanChoice, CommandFailure> {
     let limit = |stage| {
-        let part = parts.get(stage).map(|part: &DevicePart| part.bytes);
+        let part = parts.get(stage).map(|part: &DeviceShare| part.bytes);
         part.into_iter().chain(config.stage_bytes_max).min()
     };
     let limits: Vec<Bytes> = (0..worker_count as usize).filter_map(limit).collect();
@@ -337,16 +338,17 @@ fn choose_plan(
 /// The failure printed when no schedule will do. A size that is wrong for one schedule and a
 /// limit that is too low for others come down to the limit, which is what can be raised.
 fn refusal_failure(
-    refusals: &[(ScheduleKind, Refusal)],
+    refusals: &[(ScheduleKind, ScheduleRefusal)],
     config: &RunConfig,
     worker_count: u32,
-    parts: &[DevicePart],
-) -> Failure {
-    let detail = |(kind, refusal): &(ScheduleKind, Refusal)| memory_detail(*kind, refusal, parts);
-    let memory: Vec<Detail> = refusals.iter().filter_map(detail).collect();
+    parts: &[DeviceShare],
+) -> CommandFailure {
+    let detail =
+        |(kind, refusal): &(ScheduleKind, ScheduleRefusal)| memory_detail(*kind, refusal, parts);
+    let memory: Vec<FailureDetail> = refusals.iter().filter_map(detail).collect();
     let plans = refusals.iter().filter_map(|(_, refusal)| match refusal {
-        Refusal::Plan(error) => Some(error),
-        Refusal::Memory { .. } => None,
+        ScheduleRefusal::Plan(error) => Some(error),
+        ScheduleRefusal::Memory { .. } => None,
     });
     // That a schedule has no such number of chunks is reported only if that is all there is.
     let is_chunk_count =
@@ -357,15 +359,15 @@ fn refusal_failure(
     }
     let mut failure = match refusals.iter().find_map(|(_, refusal)| part_of(refusal, parts)) {
         Some(part) => part.failure(),
-        None => Failure::new(FailureCode::OutOfResource, "stage memory does not fit"),
+        None => CommandFailure::new(FailureCode::OutOfResource, "stage memory does not fit"),
     };
     failure.details = memory;
-    say_reasons_once(&mut failure.details);
+    keep_last_reason(&mut failure.details);
     failure
 }
 
 /// Of details in a row with the same reason and hint, only the last keeps them.
-fn say_reasons_once(details: &mut [Detail]) {
+fn keep_last_reason(details: &mut [FailureDetail]) {
     for place in 1..details.len() {
         let [before, after] = [&details[place - 1], &details[place]];
         if before.why == after.why && before.hint == after.hint {
@@ -376,13 +378,17 @@ fn say_reasons_once(details: &mut [Detail]) {
 }
 
 /// The part of a device that a stage is too large for, if that was its limit.
-fn part_of<'a>(refusal: &Refusal, parts: &'a [DevicePart]) -> Option<&'a DevicePart> {
-    let Refusal::Memory { stage, limit, .. } = refusal else { return None };
+fn part_of<'a>(refusal: &ScheduleRefusal, parts: &'a [DeviceShare]) -> Option<&'a DeviceShare> {
+    let ScheduleRefusal::Memory { stage, limit, .. } = refusal else { return None };
     parts.get(stage.index()).filter(|part| part.bytes == *limit)
 }
 
-fn memory_detail(kind: ScheduleKind, refusal: &Refusal, parts: &[DevicePart]) -> Option<Detail> {
-    let Refusal::Memory { stage, needed, limit } = refusal else { return None };
+fn memory_detail(
+    kind: ScheduleKind,
+    refusal: &ScheduleRefusal,
+    parts: &[DeviceShare],
+) -> Option<FailureDetail> {
+    let ScheduleRefusal::Memory { stage, needed, limit } = refusal else { return None };
     if let Some(part) = part_of(refusal, parts) {
         return Some(part.detail(kind.name(), stage.index(), *needed));
     }
@@ -394,7 +400,7 @@ pub fn stage_memory_detail(
     kind: &str,
     stage: StageIndex,
     (needed, limit): (Bytes, Bytes),
-) -> Detail {
+) -> FailureDetail {
     let what = format!("{kind}: stage {stage} needs {needed}, the limit is {limit}");
     let rounded = Bytes(needed.0.next_multiple_of(1 << 20));
     let hint = format!(
@@ -402,13 +408,13 @@ pub fn stage_memory_detail(
          memory.recompute=full with memory.recompute_passes=needed",
         size_text(rounded)
     );
-    Detail::new(what).at("schedule.max_mem").hint(hint)
+    FailureDetail::new(what).at("schedule.max_mem").hint(hint)
 }
 
 /// Most bytes of a file of weights; a larger one cannot be trained on one machine.
 const WEIGHTS_BYTES_MAX: u64 = 64 << 30;
 
-fn initial_weights(config: &RunConfig) -> Result<InitialWeights, Failure> {
+fn initial_weights(config: &RunConfig) -> Result<InitialWeights, CommandFailure> {
     match &config.weights {
         WeightSource::Drawn => Ok(InitialWeights::Drawn { seed: config.seed }),
         WeightSource::HuggingFace { folder } => {
@@ -428,20 +434,20 @@ const SHARDS: &str = "model.safetensors.index.json";
 pub fn weights_of_folder(
     model: &ModelConfig,
     folder: &Path,
-) -> Result<(Vec<u8>, Vec<Vec<f32>>), Failure> {
+) -> Result<(Vec<u8>, Vec<Vec<f32>>), CommandFailure> {
     let path = folder.join("model.safetensors");
     read_weights(model, &path).map_err(|why| {
         let is_sharded = !path.exists() && folder.join(SHARDS).exists();
         let detail = if is_sharded {
             let what = format!("{}: the weights are spread over several files", folder.display());
-            Detail::new(what).hint(
+            FailureDetail::new(what).hint(
                 "one file of all: in Python, model.save_pretrained(FOLDER, max_shard_size=\"64GB\")",
             )
         } else {
-            Detail::new(format!("{}: {why}", path.display()))
+            FailureDetail::new(format!("{}: {why}", path.display()))
                 .hint("a folder with config.json and all weights in one model.safetensors")
         };
-        Failure::usage("the model", vec![detail.at("model.from_hf")])
+        CommandFailure::usage("the model", vec![detail.at("model.from_hf")])
     })
 }
 
@@ -457,14 +463,14 @@ fn read_weights(model: &ModelConfig, path: &Path) -> Result<(Vec<u8>, Vec<Vec<f3
 
 #[cfg(test)]
 mod tests {
-    use zbelastic_kernels::cuda::{Architecture, DeviceInfo, Probe};
-    use zbelastic_schedule::Memory;
+    use zbelastic_kernels::cuda::{Architecture, DeviceProbe, DeviceProperties};
+    use zbelastic_schedule::MemoryOp;
 
     use super::*;
     use crate::config::load_document;
 
     /// Two stages on a device with so much free memory.
-    fn planned(free: u64, sharing: Sharing) -> Result<PlanOfRun, Failure> {
+    fn planned(free: u64, sharing: DeviceSharing) -> Result<RunPlan, CommandFailure> {
         planned_for("1f1b", free, "", sharing)
     }
 
@@ -484,36 +490,36 @@ mod tests {
         kind: &str,
         free: u64,
         more: &str,
-        sharing: Sharing,
-    ) -> Result<PlanOfRun, Failure> {
+        sharing: DeviceSharing,
+    ) -> Result<RunPlan, CommandFailure> {
         let toml = format!(
             "[model]\npreset = \"tiny\"\n[train]\ndevice = \"cuda\"\nseq_len = 512\n\
              microbatch = 8\nglobal_batch = 32\n[schedule]\nkind = \"{kind}\"\n{more}"
         );
         let config = load_document("test", &toml).expect("legal").config;
-        let info = DeviceInfo {
+        let info = DeviceProperties {
             index: 0,
             name: "H200".to_owned(),
             architecture: Architecture::new(9, 0),
             memory_bytes: 1 << 40,
             multiprocessor_count: 132,
         };
-        let probe = Probe { info, library_version: 130_100, free_bytes: free };
-        fitting_plan(&config, &Machines::Devices(vec![probe]), (2, 0), sharing)
+        let probe = DeviceProbe { info, library_version: 130_100, free_bytes: free };
+        fitting_plan(&config, &RunDevices::Cuda(vec![probe]), (2, 0), sharing)
     }
 
-    fn needs(plan: &PlanOfRun) -> Vec<u64> {
+    fn needs(plan: &RunPlan) -> Vec<u64> {
         plan.memory().iter().map(|memory| memory.total().0).collect()
     }
 
     #[test]
     fn stages_that_share_a_device_are_planned_within_their_parts() {
-        let plenty = planned(1 << 40, Sharing::Threads).expect("plenty");
+        let plenty = planned(1 << 40, DeviceSharing::Threads).expect("plenty");
         let most = *needs(&plenty).iter().max().expect("two");
-        assert!(planned(2 * most, Sharing::Threads).is_ok());
+        assert!(planned(2 * most, DeviceSharing::Threads).is_ok());
         let processes = (512 << 20) + 2 * most;
-        assert!(planned(processes, Sharing::Processes).is_ok());
-        let failure = planned(processes - 2, Sharing::Processes).err().expect("a byte less");
+        assert!(planned(processes, DeviceSharing::Processes).is_ok());
+        let failure = planned(processes - 2, DeviceSharing::Processes).err().expect("a byte less");
         assert_eq!(failure.code, FailureCode::OutOfResource);
         let (text, part) = (failure.to_string(), Bytes(most - 1));
         let part = format!("1f1b: stage 0 needs {}, its part of cuda:0 is {part}", Bytes(most));
@@ -525,10 +531,10 @@ mod tests {
 
     #[test]
     fn reasons_that_details_share_are_told_with_the_last() {
-        let detail = |what, why| Detail::new(what).why(why).hint("more room");
+        let detail = |what, why| FailureDetail::new(what).why(why).hint("more room");
         let mut details = vec![detail("a", "x"), detail("b", "x"), detail("c", "y")];
-        say_reasons_once(&mut details);
-        assert_eq!(details[..1], [Detail::new("a")]);
+        keep_last_reason(&mut details);
+        assert_eq!(details[..1], [FailureDetail::new("a")]);
         assert_eq!(details[1..], [detail("b", "x"), detail("c", "y")]);
     }
 
@@ -536,10 +542,10 @@ mod tests {
     #[test]
     fn passes_are_made_again_where_a_part_is_small() {
         // All four microbatches are alive on both stages, and two at most need all of theirs.
-        let plan = |free, more| planned_for("gpipe", free, more, Sharing::Processes);
-        let most = |plan: &PlanOfRun| needs(plan).into_iter().max().expect("two");
+        let plan = |free, more| planned_for("gpipe", free, more, DeviceSharing::Processes);
+        let most = |plan: &RunPlan| needs(plan).into_iter().max().expect("two");
         let dropped =
-            |plan: &PlanOfRun| plan.synchronous().program.passes_with(Memory::Drop).count();
+            |plan: &RunPlan| plan.synchronous().program.passes_with(MemoryOp::Drop).count();
         let relief = "[memory]\nrecompute = \"full\"\nrecompute_passes = \"needed\"\n";
         let plenty = plan(1 << 40, relief).expect("plenty");
         assert_eq!(dropped(&plenty), 0, "nobody is in need");
@@ -551,11 +557,14 @@ mod tests {
     /// Threads share what there is; processes have reported their parts before they know the plan.
     #[test]
     fn threads_may_share_unevenly() {
-        let plenty = planned(1 << 40, Sharing::Threads).expect("plenty");
+        let plenty = planned(1 << 40, DeviceSharing::Threads).expect("plenty");
         let all: u64 = needs(&plenty).iter().sum();
         assert!(all < 2 * needs(&plenty).iter().max().expect("two"), "stages differ");
-        assert_eq!(needs(&planned(all, Sharing::Threads).expect("all of it")), needs(&plenty));
-        let failure = planned(all - 1, Sharing::Threads).err().expect("a byte less");
+        assert_eq!(
+            needs(&planned(all, DeviceSharing::Threads).expect("all of it")),
+            needs(&plenty)
+        );
+        let failure = planned(all - 1, DeviceSharing::Threads).err().expect("a byte less");
         assert!(failure.to_string().contains("its part of cuda:0"), "{failure}");
     }
 
@@ -566,11 +575,11 @@ mod tests {
             sharing(&load_document("test", &toml).expect("legal").config, threads_only)
         };
         for kind in ["auto", "1f1b"] {
-            assert_eq!(sharing(kind, false), Sharing::Processes);
-            assert_eq!(sharing(kind, true), Sharing::Threads);
+            assert_eq!(sharing(kind, false), DeviceSharing::Processes);
+            assert_eq!(sharing(kind, true), DeviceSharing::Threads);
         }
-        assert_eq!(sharing("pipedream-2bw", false), Sharing::Threads);
-        assert_eq!(sharing("pipedream-2bw", true), Sharing::Threads);
+        assert_eq!(sharing("pipedream-2bw", false), DeviceSharing::Threads);
+        assert_eq!(sharing("pipedream-2bw", true), DeviceSharing::Threads);
     }
 
     #[test]

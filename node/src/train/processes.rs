@@ -9,8 +9,8 @@
 mod children;
 mod follow;
 mod model;
-mod retold;
-mod standstill;
+mod replay_filter;
+mod stall;
 mod superseded;
 
 use std::path::Path;
@@ -20,34 +20,35 @@ use std::time::{Duration, Instant};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::Bytes;
 
-use super::coordinator::Outcome;
-use super::folder::{Beginning, begin_branch};
-use super::machines::Sharing;
-use super::prepare::Prepared;
+use super::coordinator::RunOutcome;
+use super::folder::{RunStart, begin_branch};
+use super::prepare::PreparedRun;
+use super::run_devices::DeviceSharing;
 use crate::api::client::{ApiClient, ApiError};
 use crate::api::{
-    Answer, CorpusDescription, DataHeld, HexDigest, JobPhaseStatus, MemberRole, MemberStanding,
-    PIECE_BYTES_MAX, Refusal, Request, RunStatus, Status, TokenRequest, TokenRole, WrongState,
+    ApiAnswer, ApiRefusal, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, MemberRole,
+    MemberState, PIECE_BYTES_MAX, RunStatus, StatusReport, TokenRequest, TokenRole, UploadProgress,
+    WrongState,
 };
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::exchange;
-use crate::data_folder::DataFolder;
-use crate::failure::{Detail, Failure, FailureCode};
-use children::{Children, WorkerMachines};
-use follow::{Ended, Observe, Wishes, follow};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
+use children::{ChildProcesses, WorkerDevices};
+use follow::{FollowOptions, FollowOutcome, RunObserver, follow};
 use model::{ModelSource, ModelWriter, WrittenModel};
-use standstill::{STANDSTILL, Standstill};
+use stall::{STALL_TIMEOUT, StallTimer};
 use superseded::remove_superseded;
 
-pub use follow::Told;
+pub use follow::ClusterRunEvent;
 
 /// Pause between two requests for something that is not there yet.
-const ASK_PAUSE: Duration = Duration::from_millis(30);
+const POLL_PAUSE: Duration = Duration::from_millis(30);
 /// A token is used within this.
 const TOKEN_S: u64 = 3600;
 
 /// What is trained, as it is submitted to the cluster.
-pub struct Submission {
+pub struct JobSubmission {
     /// The job's configuration.
     pub document: JobDocument,
     /// Its text, and the weights that it begins with.
@@ -56,17 +57,17 @@ pub struct Submission {
 
 /// Where a run of processes lies, and how it begins.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct RunLocation<'a> {
     /// The run folder; the processes' folders lie in it.
     pub folder: &'a Path,
     /// The configuration that its folder holds once the run has begun.
     pub config: &'a str,
     /// How it begins there.
-    pub beginning: Beginning,
+    pub start: RunStart,
 }
 
 /// What a run goes on from.
-struct Parent {
+struct ParentRun {
     name: String,
     /// Steps sealed at its last checkpoint, if it has one.
     step: Option<u64>,
@@ -78,35 +79,35 @@ struct Parent {
 /// # Errors
 /// If the cluster does not come to be, refuses, or does not get to the end.
 pub fn train(
-    prepared: &Prepared,
-    submission: &Submission,
-    place: Place<'_>,
-    observe: Observe<'_>,
-) -> Result<Outcome, Failure> {
-    let devices = prepared.machines.indices();
-    let workers = WorkerMachines {
+    prepared: &PreparedRun,
+    submission: &JobSubmission,
+    place: RunLocation<'_>,
+    observe: RunObserver<'_>,
+) -> Result<RunOutcome, CommandFailure> {
+    let devices = prepared.devices.indices();
+    let workers = WorkerDevices {
         threads: prepared.job.threads,
         memory: prepared
-            .machines
-            .share(prepared.worker_count, Sharing::Processes)
+            .devices
+            .share(prepared.worker_count, DeviceSharing::Processes)
             .filter(|_| !devices.is_empty()),
         devices,
     };
-    let Place { folder, config, beginning } = place;
-    let mut children = Children::new(folder, workers)?;
+    let RunLocation { folder, config, start: beginning } = place;
+    let mut children = ChildProcesses::new(folder, workers)?;
     children.start_controller()?;
     let mut client = connect(&children.controller(), children.address())?;
-    ask_until(&mut children, &mut client, "the controller", leads)?;
+    poll_until(&mut children, &mut client, "the controller", leads)?;
     for number in 1..=prepared.worker_count {
         let token = if children.is_new(number) {
-            Some(ask_until(&mut children, &mut client, "the controller", create_token)?)
+            Some(poll_until(&mut children, &mut client, "the controller", create_token)?)
         } else {
             None
         };
         children.start_worker(number, token)?;
     }
     let count = prepared.worker_count as usize;
-    ask_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
+    poll_until(&mut children, &mut client, "all workers", |client| present(client, count))?;
     let parent = parent_of(beginning, submission, &mut client)?;
     let steps_before = match &parent {
         Some(parent) => parent.step.unwrap_or(0),
@@ -114,20 +115,20 @@ pub fn train(
     };
     let from = parent.as_ref().and_then(|parent| parent.step.map(|_| parent.name.clone()));
     let accepted = submit(submission, from, &mut client)?;
-    if let Beginning::Moved | Beginning::Branch = beginning {
+    if let RunStart::ResumedFromCheckpoint | RunStart::Branched = beginning {
         begin_branch(folder, config)?;
     }
-    if let Some(Parent { name, step }) = parent {
+    if let Some(ParentRun { name, step }) = parent {
         remove_superseded(&name, &mut client);
         let told = match step {
             Some(step) => format!("goes on behind step {step} of run {name}"),
             None => format!("begins at step 0: run {name} has no checkpoint"),
         };
         // A failure to print shows again with the next news.
-        let _ = observe(Told::Activity(told));
+        let _ = observe(ClusterRunEvent::Activity(told));
     }
     let began = Instant::now();
-    let wishes = Wishes {
+    let wishes = FollowOptions {
         interrupt: &prepared.job.interrupt,
         reads_held_out: prepared.text.held_out_windows > 0,
         bubble_planned: prepared.plan.bubble(),
@@ -143,44 +144,49 @@ pub fn train(
     finish(ended, timed, writer, (&mut children, &mut client))
 }
 
-fn connect(controller: &DataFolder, address: String) -> Result<ApiClient<'static>, Failure> {
+fn connect(
+    controller: &NodeDataFolder,
+    address: String,
+) -> Result<ApiClient<'static>, CommandFailure> {
     Ok(ApiClient::new(vec![address], exchange(controller)?))
 }
 
 /// What came of a question.
-enum Asked<T> {
-    There(T),
+enum PollResult<T> {
+    Available(T),
     /// It is not there yet, but so much of it is.
-    Partly(usize),
+    Partial(usize),
 }
 
 /// Repeats a request while more of it is there each time, and keeps the processes alive meanwhile.
-fn ask_until<T>(
-    children: &mut Children,
+fn poll_until<T>(
+    children: &mut ChildProcesses,
     client: &mut ApiClient<'_>,
     what: &str,
-    mut ask: impl FnMut(&mut ApiClient<'_>) -> Result<Asked<T>, ApiError>,
-) -> Result<T, Failure> {
-    let mut standstill = Standstill::begin(Instant::now());
+    mut ask: impl FnMut(&mut ApiClient<'_>) -> Result<PollResult<T>, ApiError>,
+) -> Result<T, CommandFailure> {
+    let mut standstill = StallTimer::begin(Instant::now());
     loop {
-        children.look_after()?;
+        children.restart_ended()?;
         let (part, error) = match ask(client) {
-            Ok(Asked::There(found)) => return Ok(found),
-            Ok(Asked::Partly(part)) => (Some(part), None),
+            Ok(PollResult::Available(found)) => return Ok(found),
+            Ok(PollResult::Partial(part)) => (Some(part), None),
             Err(error) => (None, Some(error)),
         };
-        if standstill.look(part, Instant::now()) > STANDSTILL {
-            let mut failure =
-                Failure::new(FailureCode::Unreachable, format!("{what} did not come to be there"));
-            failure.details = children.last_words();
-            failure.details.extend(error.map(|error| Detail::new(error.to_string())));
+        if standstill.observe(part, Instant::now()) > STALL_TIMEOUT {
+            let mut failure = CommandFailure::new(
+                FailureCode::Unreachable,
+                format!("{what} did not come to be there"),
+            );
+            failure.details = children.last_log_lines();
+            failure.details.extend(error.map(|error| FailureDetail::new(error.to_string())));
             return Err(failure);
         }
-        thread::sleep(ASK_PAUSE);
+        thread::sleep(POLL_PAUSE);
     }
 }
 
-fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
+fn create_token(client: &mut ApiClient<'_>) -> Result<PollResult<String>, ApiError> {
     let request = TokenRequest {
         role: TokenRole::Worker,
         ttl_s: TOKEN_S,
@@ -188,33 +194,33 @@ fn create_token(client: &mut ApiClient<'_>) -> Result<Asked<String>, ApiError> {
         ephemeral: false,
         note: Some("train".to_owned()),
     };
-    Ok(Asked::There(client.create_token(request)?.token))
+    Ok(PollResult::Available(client.create_token(request)?.token))
 }
 
 /// Orders are applied by the leader, which a controller that comes back becomes after an election.
-fn leads(client: &mut ApiClient<'_>) -> Result<Asked<()>, ApiError> {
+fn leads(client: &mut ApiClient<'_>) -> Result<PollResult<()>, ApiError> {
     let leader = client.status()?.leader;
-    Ok(if leader.is_some() { Asked::There(()) } else { Asked::Partly(0) })
+    Ok(if leader.is_some() { PollResult::Available(()) } else { PollResult::Partial(0) })
 }
 
-fn present(client: &mut ApiClient<'_>, count: usize) -> Result<Asked<()>, ApiError> {
+fn present(client: &mut ApiClient<'_>, count: usize) -> Result<PollResult<()>, ApiError> {
     let present = workers_present(&client.status()?);
-    Ok(if present >= count { Asked::There(()) } else { Asked::Partly(present) })
+    Ok(if present >= count { PollResult::Available(()) } else { PollResult::Partial(present) })
 }
 
-fn workers_present(status: &Status) -> usize {
+fn workers_present(status: &StatusReport) -> usize {
     let members = status.members.iter();
     let workers = members.filter(|member| member.role == MemberRole::Worker);
-    workers.filter(|member| member.standing == MemberStanding::Present).count()
+    workers.filter(|member| member.standing == MemberState::Present).count()
 }
 
 /// What this run goes on from: the newest run, which is ended unless it is over. What would be refused afterwards is
 /// refused before that.
 fn parent_of(
-    beginning: Beginning,
-    submission: &Submission,
+    beginning: RunStart,
+    submission: &JobSubmission,
     client: &mut ApiClient<'_>,
-) -> Result<Option<Parent>, Failure> {
+) -> Result<Option<ParentRun>, CommandFailure> {
     let newest = |client: &mut ApiClient<'_>| client.runs().map(|runs| runs.into_iter().last());
     let Some(run) = newest(client)? else { return Ok(None) };
     let is_ended = match run.phase {
@@ -225,28 +231,28 @@ fn parent_of(
         | JobPhaseStatus::Halted { .. } => false,
     };
     match beginning {
-        Beginning::New => return Ok(None),
+        RunStart::New => return Ok(None),
         // Between the end of a parent and the beginning of its branch the process may have been killed.
-        Beginning::Again if run.phase != JobPhaseStatus::Stopped => return Ok(None),
-        Beginning::Again => {}
-        Beginning::Moved => check_same_text(&run, submission, client)?,
-        Beginning::Branch => check_steps_left(&run, submission)?,
+        RunStart::Resumed if run.phase != JobPhaseStatus::Stopped => return Ok(None),
+        RunStart::Resumed => {}
+        RunStart::ResumedFromCheckpoint => check_same_text(&run, submission, client)?,
+        RunStart::Branched => check_steps_left(&run, submission)?,
     }
     let run = if is_ended {
         run
     } else {
-        client.order_job(Request::Stop)?;
+        client.change_job(ApiRequest::Stop)?;
         newest(client)?.unwrap_or(run)
     };
-    Ok(Some(Parent { name: run.name, step: run.checkpoints.last().copied() }))
+    Ok(Some(ParentRun { name: run.name, step: run.checkpoints.last().copied() }))
 }
 
 /// Another text makes other bits, whatever the keys say.
 fn check_same_text(
     run: &RunStatus,
-    submission: &Submission,
+    submission: &JobSubmission,
     client: &mut ApiClient<'_>,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let Some(step) = run.checkpoints.last() else { return Ok(()) };
     let (expected, found) =
         (client.checkpoint(*step)?.corpus, HexDigest(submission.document.text.hash));
@@ -254,56 +260,56 @@ fn check_same_text(
         return Ok(());
     }
     let what = format!("the text is another one than that of run {}", run.name);
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    let detail = Detail::new(format!("hash {found}, expected {expected}")).at("data.text");
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new(format!("hash {found}, expected {expected}")).at("data.text");
     failure.details = vec![detail.hint("with --branch it goes on over this text")];
     Err(failure)
 }
 
-fn check_steps_left(run: &RunStatus, submission: &Submission) -> Result<(), Failure> {
+fn check_steps_left(run: &RunStatus, submission: &JobSubmission) -> Result<(), CommandFailure> {
     let (step, step_count) = (run.step, submission.document.config.steps);
     if step < step_count {
         return Ok(());
     }
-    Err(Refusal::WrongState(WrongState::NoStepsLeft { step, step_count }).failure())
+    Err(ApiRefusal::WrongState(WrongState::NoStepsLeft { step, step_count }).failure())
 }
 
 /// Hands the job over, and what it needs as far as it is wanted. Yields the first event of it.
 fn submit(
-    submission: &Submission,
+    submission: &JobSubmission,
     from: Option<String>,
     client: &mut ApiClient<'_>,
-) -> Result<u64, Failure> {
+) -> Result<u64, CommandFailure> {
     let bytes = submission.document.encode().map_err(|error| {
-        Failure::usage("the configuration", vec![Detail::new(error.to_string())])
+        CommandFailure::usage("the configuration", vec![FailureDetail::new(error.to_string())])
     })?;
     let document = String::from_utf8(bytes).expect("JSON is UTF-8");
     let name = submission.document.text;
     let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
     // The document names the weights.
-    let request = Request::Run { document, corpus, weights: None, name: None, from };
+    let request = ApiRequest::Run { document, corpus, weights: None, name: None, from };
     for _ in 0..=submission.data.len() {
-        let answer = client.ask(&request)?;
-        if let Answer::Run(accepted) = answer {
+        let answer = client.send(&request)?;
+        if let ApiAnswer::Run(accepted) = answer {
             return Ok(accepted.events_from);
         }
-        let Answer::DataWanted(held) = answer else {
+        let ApiAnswer::DataWanted(held) = answer else {
             return Err(ApiError::Unexpected { request: "run", found: answer.name() }.into());
         };
         upload(submission, held, client)?;
     }
-    Err(Failure::new(FailureCode::Internal, "the controller wants the text for ever"))
+    Err(CommandFailure::new(FailureCode::Internal, "the controller wants the text for ever"))
 }
 
 fn upload(
-    submission: &Submission,
-    held: DataHeld,
+    submission: &JobSubmission,
+    held: UploadProgress,
     client: &mut ApiClient<'_>,
-) -> Result<(), Failure> {
-    let DataHeld { hash, held } = held;
+) -> Result<(), CommandFailure> {
+    let UploadProgress { hash, held } = held;
     let wanted = |bytes: &&Vec<u8>| HexDigest(DataName::of(bytes).hash) == hash;
     let bytes = submission.data.iter().find(wanted).ok_or_else(|| {
-        Failure::new(
+        CommandFailure::new(
             FailureCode::Internal,
             format!("the controller wants {hash}, which is not here"),
         )
@@ -312,7 +318,7 @@ fn upload(
     while offset < bytes.len() {
         let end = bytes.len().min(offset + PIECE_BYTES_MAX);
         let bytes = bytes[offset..end].to_vec();
-        client.put_data(Request::PutData { hash, offset: offset as u64, bytes })?;
+        client.put_data(ApiRequest::PutData { hash, offset: offset as u64, bytes })?;
         offset = end;
     }
     Ok(())
@@ -320,21 +326,21 @@ fn upload(
 
 /// What the run ended with, out of its last checkpoint; the processes end.
 fn finish(
-    ended: Ended,
+    ended: FollowOutcome,
     (steps_before, elapsed): (u64, Duration),
     writer: ModelWriter,
-    (children, client): (&mut Children, &mut ApiClient<'_>),
-) -> Result<Outcome, Failure> {
-    let Ended { steps_done, held_out } = ended;
+    (children, client): (&mut ChildProcesses, &mut ApiClient<'_>),
+) -> Result<RunOutcome, CommandFailure> {
+    let FollowOutcome { steps_done, held_out } = ended;
     // The run is over because it is there.
-    ask_until(children, client, "the last checkpoint", |client| {
-        Ok(Asked::There(client.checkpoint(steps_done)?))
+    poll_until(children, client, "the last checkpoint", |client| {
+        Ok(PollResult::Available(client.checkpoint(steps_done)?))
     })?;
     let WrittenModel { detail, layers } = writer.finish(steps_done, client)?;
     // A picture for people: without it the run is no less done.
     let trace = client.trace().ok().flatten();
     children.end();
-    Ok(Outcome {
+    Ok(RunOutcome {
         steps_done,
         layers,
         is_written: true,

@@ -12,18 +12,18 @@ use zbelastic_types::TensorIndex;
 
 use super::events::{EvalEvent, RollbackEvent, RunEvent, StepEvent};
 use super::folder::RunFolder;
-use super::line::{LineContext, duration_text, rollback_line, step_line};
-use super::mail::Evaluated;
-use super::news::{News, StepRecord};
-use super::timing::Causes;
-use crate::api::{Event, EventKind, escape};
+use super::messages::HeldOutLoss;
+use super::progress_event::{ProgressEvent, StepRecord};
+use super::progress_line::{StepLineContext, duration_text, rollback_line, step_line};
+use super::timing::StepTimeBreakdown;
+use crate::api::{ClusterEvent, EventKind, escape};
 use crate::cluster::journal::now_ms;
 use crate::commands::events::run_line;
-use crate::failure::Stop;
+use crate::failure::CommandError;
 
 /// For whom standard output is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
+pub enum OutputAudience {
     /// A person, at a terminal or through a file.
     Person,
     /// A script: one JSON object a line.
@@ -35,24 +35,24 @@ pub struct Reporter<'a> {
     out: &'a mut dyn Write,
     folder: &'a mut RunFolder,
     /// State of a person's lines; none for a script, which reads the events themselves.
-    person: Option<Person>,
+    person: Option<TerminalOutput>,
     tensor_names: Vec<String>,
     /// Step losses lately, for the end of the run.
     losses: VecDeque<f64>,
     /// Where the time of steps went, as it was reported last.
-    causes: Option<Causes>,
+    causes: Option<StepTimeBreakdown>,
     /// What could not be written.
-    stop: Option<Stop>,
+    stop: Option<CommandError>,
 }
 
 /// What is left when everything was reported.
-pub struct Closing {
+pub struct ReporterSummary {
     /// The mean loss of the last steps.
     pub final_loss: f64,
     /// Where the time of steps went, if a step reported it.
-    pub causes: Option<Causes>,
+    pub causes: Option<StepTimeBreakdown>,
     /// What could not be written.
-    pub stop: Option<Stop>,
+    pub stop: Option<CommandError>,
 }
 
 /// Steps whose losses are averaged for the final one.
@@ -64,18 +64,18 @@ impl<'a> Reporter<'a> {
     pub fn new(
         out: &'a mut dyn Write,
         folder: &'a mut RunFolder,
-        context: Option<LineContext>,
+        context: Option<StepLineContext>,
         tensor_names: Vec<String>,
     ) -> Self {
-        let (person, losses) = (context.map(Person::new), VecDeque::new());
+        let (person, losses) = (context.map(TerminalOutput::new), VecDeque::new());
         Self { out, folder, person, tensor_names, losses, causes: None, stop: None }
     }
 
     /// Reports one piece of news. Breaks if something cannot be written any more.
-    pub fn observe(&mut self, news: &News) -> ControlFlow<()> {
+    pub fn observe(&mut self, news: &ProgressEvent) -> ControlFlow<()> {
         // What comes after the first failure is still kept where that is possible.
-        let told = self.tell(news);
-        self.course(told)
+        let told = self.record(news);
+        self.control(told)
     }
 
     /// Where the run's files lie.
@@ -87,19 +87,19 @@ impl<'a> Reporter<'a> {
     pub fn observe_rollback(&mut self, rollback: RollbackEvent) -> ControlFlow<()> {
         let line = rollback_line(&rollback);
         let told = self.write(&RunEvent::Rollback(rollback), Some(line));
-        self.course(told)
+        self.control(told)
     }
 
     /// Reports an event that only a cluster has. Breaks if something cannot be written any more.
-    pub fn observe_event(&mut self, event: &Event) -> ControlFlow<()> {
-        let told = match worth_telling(event) {
+    pub fn observe_event(&mut self, event: &ClusterEvent) -> ControlFlow<()> {
+        let told = match is_reported(event) {
             true => {
                 let json = serde_json::to_string(event).expect("numbers and texts are JSON");
                 self.show(&json, Some(run_line(event)))
             }
             false => Ok(()),
         };
-        self.course(told)
+        self.control(told)
     }
 
     /// Prints for a person what takes long; a script reads it from `status`. Breaks if it cannot be written.
@@ -110,20 +110,20 @@ impl<'a> Reporter<'a> {
         let out = &mut *self.out;
         let told =
             person.bar.suspend(|| writeln!(out, "· {}", escape(what)).and_then(|()| out.flush()));
-        self.course(told.map_err(Stop::from))
+        self.control(told.map_err(CommandError::from))
     }
 
     /// Keeps the first thing that could not be written.
-    fn course(&mut self, told: Result<(), Stop>) -> ControlFlow<()> {
+    fn control(&mut self, told: Result<(), CommandError>) -> ControlFlow<()> {
         self.stop = self.stop.take().or(told.err());
         if self.stop.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    fn tell(&mut self, news: &News) -> Result<(), Stop> {
+    fn record(&mut self, news: &ProgressEvent) -> Result<(), CommandError> {
         let names = &self.tensor_names;
         let name = |tensor: TensorIndex| names[tensor.index()].clone();
         match news {
-            News::Step(record) => {
+            ProgressEvent::Step(record) => {
                 // The loss of a step that was skipped for it is no measure of the model.
                 self.losses.extend(Some(record.loss).filter(|loss| loss.is_finite()));
                 if self.losses.len() > FINAL_STEPS {
@@ -133,24 +133,24 @@ impl<'a> Reporter<'a> {
                 let line = self.person.as_mut().and_then(|person| person.step_line(record));
                 self.write(&RunEvent::Step(StepEvent::from(record)), line)
             }
-            News::Rollback(rollback) => {
+            ProgressEvent::Rollback(rollback) => {
                 let event = RollbackEvent::new(rollback, &name);
                 let line = rollback_line(&event);
                 self.write(&RunEvent::Rollback(event), Some(line))
             }
-            News::Evaluated(evaluated) => {
-                let Evaluated { steps_done, loss } = evaluated;
+            ProgressEvent::Evaluated(evaluated) => {
+                let HeldOutLoss { steps_done, loss } = evaluated;
                 let line = format!("✔ held-out loss {loss:.4} after step {steps_done}");
                 self.write(&RunEvent::Eval(EvalEvent::from(evaluated)), Some(line))
             }
         }
     }
 
-    fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), Stop> {
+    fn write(&mut self, event: &RunEvent, line: Option<String>) -> Result<(), CommandError> {
         self.show(&event.line(now_ms()), line)
     }
 
-    fn show(&mut self, json: &str, line: Option<String>) -> Result<(), Stop> {
+    fn show(&mut self, json: &str, line: Option<String>) -> Result<(), CommandError> {
         self.folder.append_metrics(json)?;
         if self.stop.is_some() {
             return Ok(());
@@ -166,28 +166,32 @@ impl<'a> Reporter<'a> {
     }
 
     /// The mean loss of the last steps, and what could not be written.
-    pub fn finish(self) -> Closing {
+    pub fn finish(self) -> ReporterSummary {
         self.person.iter().for_each(|person| person.bar.finish_and_clear());
         let final_loss = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
-        Closing { final_loss, causes: self.causes, stop: self.stop }
+        ReporterSummary { final_loss, causes: self.causes, stop: self.stop }
     }
 }
 
 /// A person's lines and progress bar.
-struct Person {
-    context: LineContext,
-    pace: Pace,
+struct TerminalOutput {
+    context: StepLineContext,
+    pace: LineThrottle,
     bar: ProgressBar,
 }
 
-impl Person {
-    fn new(context: LineContext) -> Self {
+impl TerminalOutput {
+    fn new(context: StepLineContext) -> Self {
         // Draws on standard error, and nothing if that is no terminal.
         let bar = ProgressBar::new(context.step_count);
         let style = "{bar:40} {pos}/{len} steps  {elapsed} elapsed, {msg} to go";
         bar.set_style(ProgressStyle::with_template(style).expect("a legal template"));
         let is_throttled = io::stdout().is_terminal();
-        Self { context, pace: Pace { is_throttled, last: None, recent: VecDeque::new() }, bar }
+        Self {
+            context,
+            pace: LineThrottle { is_throttled, last: None, recent: VecDeque::new() },
+            bar,
+        }
     }
 
     /// Moves the bar on; the line, if it is time for one.
@@ -202,7 +206,7 @@ impl Person {
 }
 
 /// How fast steps come, and how many lines that makes.
-struct Pace {
+struct LineThrottle {
     /// Whether lines come no faster than a person reads.
     is_throttled: bool,
     last: Option<Instant>,
@@ -210,7 +214,7 @@ struct Pace {
     recent: VecDeque<Duration>,
 }
 
-impl Pace {
+impl LineThrottle {
     /// What is left after `record`, at the pace of the last steps.
     fn eta(&mut self, record: &StepRecord, step_count: u64) -> Duration {
         const STEPS: usize = 16;
@@ -238,7 +242,7 @@ impl Pace {
 const FIRST_PLAN: u64 = 1;
 
 /// Whether an event is worth a line for a reader of the run.
-fn worth_telling(event: &Event) -> bool {
+fn is_reported(event: &ClusterEvent) -> bool {
     match &event.kind {
         // The plan that every run begins with was printed before it began.
         EventKind::Plan { generation: FIRST_PLAN, .. }

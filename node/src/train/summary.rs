@@ -11,32 +11,32 @@ use zbelastic_schedule::Window;
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{ModelConfig, model_size};
 use zbelastic_trainer::plan::model_flop_per_token;
-use zbelastic_trainer::sample::{Draw, Sampler};
+use zbelastic_trainer::sample::{Sampler, SamplingConfig};
 use zbelastic_trainer::stage::Injection;
 
-use super::coordinator::Outcome;
-use super::devices::Devices;
+use super::coordinator::RunOutcome;
+use super::device_factory::DeviceFactory;
 use super::events::{DoneEvent, RunEvent};
 use super::folder::{ORDER, RUN, RunFolder, SAMPLE, TRACE, write_model};
-use super::line::{duration_text, grouped, tokens_per_s};
-use super::machines::Machines;
-use super::prepare::{PlanOfRun, Prepared};
-use super::reporter::Reader;
-use super::timing::Causes;
+use super::prepare::{PreparedRun, RunPlan};
+use super::progress_line::{duration_text, grouped, tokens_per_s};
+use super::reporter::OutputAudience;
+use super::run_devices::RunDevices;
+use super::timing::StepTimeBreakdown;
 use crate::cluster::journal::now_ms;
 use crate::config::WeightSource;
 use crate::device::code_of_fault;
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode};
 use crate::machine::core_count;
 
 /// A run that came to its end.
-pub struct Finished {
+pub struct FinishedRun {
     /// What it ended with.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// The mean loss of its last steps.
     pub final_loss: f64,
     /// Where the time of its steps went.
-    pub causes: Option<Causes>,
+    pub causes: Option<StepTimeBreakdown>,
     /// Whether it ended before its time.
     pub is_interrupted: bool,
 }
@@ -45,8 +45,8 @@ pub struct Finished {
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
-    let Prepared { config, text, plan, worker_count, machines, job, .. } = prepared;
+pub fn write_heading(prepared: &PreparedRun, folder: &Path, out: &mut dyn Write) -> io::Result<()> {
+    let PreparedRun { config, text, plan, worker_count, devices: machines, job, .. } = prepared;
     let (_, parameters) = model_size(&config.model);
     let ModelConfig { family, blocks, width, .. } = &config.model;
     let from = match &config.weights {
@@ -81,8 +81,8 @@ pub fn write_heading(prepared: &Prepared, folder: &Path, out: &mut dyn Write) ->
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn write_notes(prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
-    let Prepared { notes, text, .. } = prepared;
+pub fn write_notes(prepared: &PreparedRun, out: &mut dyn Write) -> io::Result<()> {
+    let PreparedRun { notes, text, .. } = prepared;
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))?;
     text.notes().try_for_each(|note| writeln!(out, "note: {note}"))
 }
@@ -92,12 +92,12 @@ pub fn write_notes(prepared: &Prepared, out: &mut dyn Write) -> io::Result<()> {
 /// # Errors
 /// If something cannot be written; the model is written first. That there is no sample is a note.
 pub fn write_end(
-    prepared: &Prepared,
-    finished: &Finished,
+    prepared: &PreparedRun,
+    finished: &FinishedRun,
     folder: &mut RunFolder,
-    reader: Reader,
+    reader: OutputAudience,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let (model, outcome) = (&prepared.config.model, &finished.outcome);
     if !outcome.is_written {
         let write = |to: &mut dyn Write| write_safetensors(model, &outcome.layers, to);
@@ -123,26 +123,26 @@ pub fn write_end(
     let done = RunEvent::Done(done_event(prepared, finished, folder.path())).line(now_ms());
     folder.append_metrics(&done)?;
     match reader {
-        Reader::Script => writeln!(out, "{done}")?,
-        Reader::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,
+        OutputAudience::Script => writeln!(out, "{done}")?,
+        OutputAudience::Person => write_ending(prepared, finished, folder.path(), &sample, out)?,
     }
     out.flush()?;
     // As in the heading: not between a script and its JSON.
     match reader {
-        Reader::Script => drop(tell(&notes, &mut io::stderr())),
-        Reader::Person => tell(&notes, out)?,
+        OutputAudience::Script => drop(print_notes(&notes, &mut io::stderr())),
+        OutputAudience::Person => print_notes(&notes, out)?,
     }
     Ok(out.flush()?)
 }
 
 fn write_ending(
-    prepared: &Prepared,
-    finished: &Finished,
+    prepared: &PreparedRun,
+    finished: &FinishedRun,
     folder: &Path,
     sample: &str,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let Outcome { steps_done, digest, held_out, elapsed, .. } = &finished.outcome;
+    let RunOutcome { steps_done, digest, held_out, elapsed, .. } = &finished.outcome;
     let rate = tokens_per_s(tokens_now(prepared, &finished.outcome), *elapsed);
     let rate = grouped(rate.round() as u64);
     let mark = if finished.is_interrupted { "▲ interrupted after" } else { "✔" };
@@ -165,13 +165,14 @@ fn write_ending(
     write!(out, "{sample}")
 }
 
-fn tell(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
+fn print_notes(notes: &[String], out: &mut dyn Write) -> io::Result<()> {
     notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
 /// Where the time of a step went, each cause beside what was planned.
-fn causes_line(causes: &Causes) -> String {
-    let Causes { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } = causes;
+fn causes_line(causes: &StepTimeBreakdown) -> String {
+    let StepTimeBreakdown { planned_ms, computation_ms, messages_ms, verdicts_ms, rest_ms } =
+        causes;
     format!(
         "time    {:.1} ms a step: {planned_ms:.1} as planned, {computation_ms:+.1} computation, \
          {messages_ms:+.1} messages, {verdicts_ms:+.1} verdicts, {rest_ms:+.1} the rest",
@@ -179,7 +180,7 @@ fn causes_line(causes: &Causes) -> String {
     )
 }
 
-fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEvent {
+fn done_event(prepared: &PreparedRun, finished: &FinishedRun, folder: &Path) -> DoneEvent {
     let outcome = &finished.outcome;
     DoneEvent {
         steps: outcome.steps_done,
@@ -195,17 +196,17 @@ fn done_event(prepared: &Prepared, finished: &Finished, folder: &Path) -> DoneEv
 }
 
 /// Tokens that this command trained on, whatever was trained before it.
-fn tokens_now(prepared: &Prepared, outcome: &Outcome) -> u64 {
+fn tokens_now(prepared: &PreparedRun, outcome: &RunOutcome) -> u64 {
     outcome.steps_done.saturating_sub(outcome.steps_before) * prepared.config.batch.tokens()
 }
 
-fn held_out_loss(outcome: &Outcome) -> Option<f64> {
+fn held_out_loss(outcome: &RunOutcome) -> Option<f64> {
     outcome.held_out.map(|held_out| held_out.loss).filter(|loss| loss.is_finite())
 }
 
 /// What was run and how it ended.
-fn run_json(prepared: &Prepared, finished: &Finished) -> String {
-    let Prepared { config, text, plan, worker_count, job, .. } = prepared;
+fn run_json(prepared: &PreparedRun, finished: &FinishedRun) -> String {
+    let PreparedRun { config, text, plan, worker_count, job, .. } = prepared;
     let outcome = &finished.outcome;
     let chunks: Vec<_> = plan.chunks().iter().map(|layers| layers.ids()).collect();
     let run = json!({
@@ -236,19 +237,19 @@ fn run_json(prepared: &Prepared, finished: &Finished) -> String {
 }
 
 /// Steps ahead of their verdict; nothing where there are no steps.
-fn window(plan: &PlanOfRun) -> Option<u32> {
+fn window(plan: &RunPlan) -> Option<u32> {
     match plan {
-        PlanOfRun::Synchronous(choice) => match choice.plan.program.window {
+        RunPlan::Synchronous(choice) => match choice.plan.program.window {
             Some(Window::Zero) => Some(0),
             Some(Window::One) | None => Some(1),
         },
-        PlanOfRun::Asynchronous { .. } => None,
+        RunPlan::Asynchronous { .. } => None,
     }
 }
 
 /// The schedules that were looked at; an asynchronous one is not chosen among others.
-fn considered(plan: &PlanOfRun) -> Vec<serde_json::Value> {
-    let PlanOfRun::Synchronous(choice) = plan else { return Vec::new() };
+fn considered(plan: &RunPlan) -> Vec<serde_json::Value> {
+    let RunPlan::Synchronous(choice) = plan else { return Vec::new() };
     let told = choice.considered.iter().map(|considered| match &considered.outcome {
         Ok(prediction) => json!({
             "schedule": considered.kind.name(),
@@ -273,15 +274,15 @@ const SAMPLE_TEMPERATURE: f64 = 0.7;
 const SAMPLE_PROMPT: [u8; 2] = *b"\n\n";
 
 /// Drawn on what the run computed on, in its type.
-fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
-    let tokens = match &prepared.machines {
-        Machines::Processors => {
+fn sample(prepared: &PreparedRun, outcome: &RunOutcome) -> Result<String, CommandFailure> {
+    let tokens = match &prepared.devices {
+        RunDevices::Cpu => {
             drawn(CpuBackend::new(core_count()).map_err(no_memory)?, prepared, outcome)?
         }
-        Machines::Devices(_) => {
+        RunDevices::Cuda(_) => {
             let precision = prepared.config.arithmetic.precision();
-            let opened = Devices::open(&prepared.machines.indices(), 1, precision);
-            let opened = opened.map_err(|failure| Failure {
+            let opened = DeviceFactory::open(&prepared.devices.indices(), 1, precision);
+            let opened = opened.map_err(|failure| CommandFailure {
                 what: format!("no sample: {}", failure.what),
                 ..failure
             })?;
@@ -294,15 +295,15 @@ fn sample(prepared: &Prepared, outcome: &Outcome) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&bytes).chars().map(printable).collect())
 }
 
-fn no_memory(error: AllocateError) -> Failure {
-    Failure::new(FailureCode::OutOfResource, format!("no sample: {error}"))
+fn no_memory(error: AllocateError) -> CommandFailure {
+    CommandFailure::new(FailureCode::OutOfResource, format!("no sample: {error}"))
 }
 
 fn drawn<B: Backend>(
     backend: B,
-    prepared: &Prepared,
-    outcome: &Outcome,
-) -> Result<Vec<u32>, Failure> {
+    prepared: &PreparedRun,
+    outcome: &RunOutcome,
+) -> Result<Vec<u32>, CommandFailure> {
     let config = &prepared.config;
     let shape = config.batch.microbatch;
     let context_len = shape.sequence_len.min(SAMPLE_CONTEXT);
@@ -311,11 +312,13 @@ fn drawn<B: Backend>(
     let sampler = Sampler::new(backend, &config.model, context_len, &outcome.layers);
     let mut sampler = sampler.map_err(no_memory)?;
     let prompt = SAMPLE_PROMPT.map(|byte| u32::from(byte).min(config.model.vocabulary - 1));
-    let draw = Draw { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
+    let draw = SamplingConfig { temperature: SAMPLE_TEMPERATURE, seed: config.seed };
     let tokens = sampler.continue_text(&prompt, token_count, draw);
     match sampler.fault() {
         None => Ok(tokens),
-        Some(fault) => Err(Failure::new(code_of_fault(&fault), format!("no sample: {fault}"))),
+        Some(fault) => {
+            Err(CommandFailure::new(code_of_fault(&fault), format!("no sample: {fault}")))
+        }
     }
 }
 

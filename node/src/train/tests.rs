@@ -3,18 +3,18 @@
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use zbelastic_kernels::cuda::{Architecture, DeviceInfo, Probe};
+use zbelastic_kernels::cuda::{Architecture, DeviceProbe, DeviceProperties};
 use zbelastic_kernels::{AllocateError, CpuBackend};
-use zbelastic_trainer::stage::{Bench, StageSetup};
+use zbelastic_trainer::stage::{BackendExecutor, StageSetup};
 use zbelastic_types::LayerId;
 
+use super::executor_factory::ExecutorFactory;
 use super::folder::{METRICS, MODEL, RUN, SAMPLE};
-use super::outfit::Outfit;
 use super::*;
 use crate::args::ConfigArgs;
 
 /// Two steps of a small model on two workers.
-fn prepared(schedule: &str) -> Prepared {
+fn prepared(schedule: &str) -> PreparedRun {
     let small =
         ["model.preset=tiny", "train.seq_len=16", "train.microbatch=1", "train.global_batch=2"];
     let config = ConfigArgs {
@@ -39,20 +39,24 @@ fn prepared(schedule: &str) -> Prepared {
 }
 
 /// Processors that have threads for so many backends and no more.
-struct Few {
-    processors: Processors,
+struct LimitedCpuFactory {
+    processors: CpuFactory,
     left: AtomicU32,
 }
 
-impl Outfit for Few {
-    type Bench = Bench<CpuBackend>;
+impl ExecutorFactory for LimitedCpuFactory {
+    type Executor = BackendExecutor<CpuBackend>;
 
-    fn bench(&self, setup: &StageSetup, stage: StageIndex) -> Result<Self::Bench, AllocateError> {
-        self.processors.bench(setup, stage)
+    fn executor(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+    ) -> Result<Self::Executor, AllocateError> {
+        self.processors.executor(setup, stage)
     }
 
-    fn weights(bench: &Self::Bench) -> Vec<(LayerId, Vec<f32>)> {
-        Processors::weights(bench)
+    fn weights(bench: &Self::Executor) -> Vec<(LayerId, Vec<f32>)> {
+        CpuFactory::weights(bench)
     }
 
     fn name(&self, stage: StageIndex) -> String {
@@ -60,7 +64,7 @@ impl Outfit for Few {
     }
 }
 
-impl BackendOutfit for Few {
+impl StageBackendFactory for LimitedCpuFactory {
     type Backend = CpuBackend;
 
     fn backend(&self, stage: StageIndex) -> Result<CpuBackend, AllocateError> {
@@ -72,10 +76,10 @@ impl BackendOutfit for Few {
 }
 
 /// What a run without steps ends with where so many backends can be had.
-fn ended_with(backends: u32) -> Outcome {
+fn ended_with(backends: u32) -> RunOutcome {
     let prepared = prepared("pipedream-2bw");
-    let processors = Processors { threads: 1, scratch: None };
-    let outfit = Few { processors, left: AtomicU32::new(backends) };
+    let processors = CpuFactory { threads: 1, scratch: None };
+    let outfit = LimitedCpuFactory { processors, left: AtomicU32::new(backends) };
     train_with(&outfit, &prepared, &mut |_| ControlFlow::Continue(())).expect("it is trained")
 }
 
@@ -96,17 +100,17 @@ fn a_run_without_a_sample_is_done() {
     let outcome = train_in_threads(&prepared, None, &mut |_| ControlFlow::Continue(()));
     let outcome = outcome.expect("it is trained");
     // No machine has this device, so that nothing is drawn there.
-    let info = DeviceInfo {
+    let info = DeviceProperties {
         index: 4_095,
         name: "none".to_owned(),
         architecture: Architecture::new(9, 0),
         memory_bytes: 0,
         multiprocessor_count: 1,
     };
-    let nowhere = Probe { info, library_version: 130_100, free_bytes: 0 };
-    prepared.machines = Machines::Devices(vec![nowhere]);
-    let finished = Finished { outcome, final_loss: 1.0, causes: None, is_interrupted: false };
-    for reader in [Reader::Person, Reader::Script] {
+    let nowhere = DeviceProbe { info, library_version: 130_100, free_bytes: 0 };
+    prepared.devices = RunDevices::Cuda(vec![nowhere]);
+    let finished = FinishedRun { outcome, final_loss: 1.0, causes: None, is_interrupted: false };
+    for reader in [OutputAudience::Person, OutputAudience::Script] {
         let home = tempfile::tempdir().expect("a folder");
         let path = home.path().join("run");
         let mut folder = RunFolder::create(Some(&path), "unused", "").expect("new");
@@ -114,10 +118,12 @@ fn a_run_without_a_sample_is_done() {
         summary::write_end(&prepared, &finished, &mut folder, reader, &mut out).expect("done");
         let told = String::from_utf8(out).expect("text");
         match reader {
-            Reader::Person => {
+            OutputAudience::Person => {
                 assert!(told.contains("✔ 2 steps") && told.contains("note: no sample: "), "{told}");
             }
-            Reader::Script => assert!(told.lines().all(|line| line.contains("done")), "{told}"),
+            OutputAudience::Script => {
+                assert!(told.lines().all(|line| line.contains("done")), "{told}")
+            }
         }
         assert_eq!(fs::read_to_string(path.join(SAMPLE)).expect("there"), "");
         let metrics = fs::read_to_string(path.join(METRICS)).expect("there");

@@ -11,11 +11,11 @@ mod causes;
 mod measure;
 mod slice_log;
 
-pub use arrivals::{ARRIVALS_TOLD_MAX, Arrival, Arrived};
-pub use causes::Causes;
-use causes::Profile;
-pub use measure::StepMeasure;
-pub use slice_log::{SliceLog, Sliced};
+pub use arrivals::{ARRIVALS_REPORTED_MAX, ArrivalKind, MessageArrival};
+use causes::BaselineProfile;
+pub use causes::StepTimeBreakdown;
+pub use measure::StepMeasurement;
+pub use slice_log::{SliceLog, TakenSlices};
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,20 +24,21 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{
-    ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Program, Timeline, Update, Window, simulate,
+    ChunkTimes, Compute, Costs, MemoryTimes, Op, Pass, Program, Timeline, UpdateOp, Window,
+    simulate,
 };
 use zbelastic_trainer::plan::Pace;
-use zbelastic_trainer::stage::{Activity, StageSetup};
+use zbelastic_trainer::stage::{EngineActivity, StageSetup};
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex, Step};
 
 /// Microseconds on a clock that all parts of a run share and that never goes back.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct RunClock {
     start: Instant,
     start_us: f64,
 }
 
-impl Clock {
+impl RunClock {
     /// A clock that begins now, the same for all threads that get it.
     pub fn start() -> Self {
         Self { start: Instant::now(), start_us: 0.0 }
@@ -63,18 +64,18 @@ impl Clock {
 
 /// What a stage was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Doing {
+pub enum SliceActivity {
     /// It ran this activity.
-    Ran(Activity),
+    Ran(EngineActivity),
     /// It had nothing to run before the verdict on this turn, or before the sums for its gate.
     Waited(Turn),
 }
 
 /// Something a stage did.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Slice {
+pub struct MeasuredSlice {
     /// What the stage was doing.
-    pub doing: Doing,
+    pub doing: SliceActivity,
     /// When it began, on the run's clock.
     pub start_us: f64,
     /// When it ended, on the run's clock.
@@ -84,7 +85,7 @@ pub struct Slice {
 /// No clock shows so many microseconds: three thousand years. What is computed with less stays finite.
 pub(super) const US_MAX: f64 = 1e17;
 
-impl Slice {
+impl MeasuredSlice {
     /// Whether its times can be, and the pass, if it is one, is of a run of `program`.
     pub fn is_sound(&self, program: &Program) -> bool {
         let are_times =
@@ -104,74 +105,76 @@ impl Slice {
     /// The pass that was run, if it was one, and its turn.
     fn pass(&self) -> Option<(Turn, Compute, Pass)> {
         match self.doing {
-            Doing::Ran(Activity::Op { turn, op: Op::Compute(compute, pass) }) => {
+            SliceActivity::Ran(EngineActivity::Op { turn, op: Op::Compute(compute, pass) }) => {
                 Some((turn, compute, pass))
             }
-            Doing::Ran(_) | Doing::Waited(_) => None,
+            SliceActivity::Ran(_) | SliceActivity::Waited(_) => None,
         }
     }
 
     /// Whether it was part of the optimizer's work.
     fn is_update(&self) -> bool {
         match self.doing {
-            Doing::Ran(Activity::Op { op: Op::Update(update), .. }) => match update {
-                Update::Report | Update::Step | Update::Commit => true,
-                Update::GatePrevious | Update::GateThis => false,
+            SliceActivity::Ran(EngineActivity::Op { op: Op::Update(update), .. }) => match update {
+                UpdateOp::Report | UpdateOp::Step | UpdateOp::Commit => true,
+                UpdateOp::GatePrevious | UpdateOp::GateThis => false,
             },
-            Doing::Ran(Activity::Settled { .. } | Activity::Op { op: Op::Reduce(..), .. }) => true,
-            Doing::Ran(Activity::Op {
+            SliceActivity::Ran(
+                EngineActivity::Settled { .. } | EngineActivity::Op { op: Op::Reduce(..), .. },
+            ) => true,
+            SliceActivity::Ran(EngineActivity::Op {
                 op: Op::Compute(..) | Op::Transfer(..) | Op::Memory(..),
                 ..
             })
-            | Doing::Ran(Activity::Evaluation { .. })
-            | Doing::Waited(_) => false,
+            | SliceActivity::Ran(EngineActivity::Evaluation { .. })
+            | SliceActivity::Waited(_) => false,
         }
     }
 }
 
 /// The share of a step in which the busiest stage waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bubbles {
+pub struct BubbleShares {
     /// The share as it was measured.
     pub measured: f64,
     /// As it is planned, with what passes take on this machine.
     pub planned: f64,
     /// Where the time of the steps so far went, once there is a plan to hold it against.
-    pub causes: Option<Causes>,
+    pub causes: Option<StepTimeBreakdown>,
 }
 
 /// Slices that a stage reports at once; a step has fewer, except with thousands of microbatches.
-pub const SLICES_TOLD_MAX: usize = 4096;
+pub const SLICES_REPORTED_MAX: usize = 4096;
 /// Slices of a stage that are kept: of more, the oldest go.
-const SLICES_KEPT_MAX: usize = 16 * SLICES_TOLD_MAX;
+const SLICES_STORED_MAX: usize = 16 * SLICES_REPORTED_MAX;
 /// Steps of which slices are kept.
 pub const TRACE_STEPS: usize = 8;
 /// Durations remembered of each kind of pass of a chunk.
 const SAMPLES_MAX: usize = 64;
 
 /// The times of a run.
-pub struct Timing {
+pub struct RunTiming {
     setup: Arc<StageSetup>,
     /// By stage, in order, of the last steps.
-    slices: Vec<VecDeque<Slice>>,
+    slices: Vec<VecDeque<MeasuredSlice>>,
     /// By stage, in order.
-    arrivals: Vec<VecDeque<Arrival>>,
+    arrivals: Vec<VecDeque<MessageArrival>>,
     /// When the first pass of each of the last steps began.
     starts_us: VecDeque<f64>,
-    passes: BTreeMap<(ChunkIndex, Compute, SliceIndex), Samples>,
-    steps: Samples,
-    commits: Samples,
+    passes: BTreeMap<(ChunkIndex, Compute, SliceIndex), DurationSamples>,
+    steps: DurationSamples,
+    commits: DurationSamples,
     /// Steps that have ended.
     ended: u32,
     /// What passes took in the first of them: what the others are held against.
-    profile: Option<Profile>,
-    causes: Option<Causes>,
+    profile: Option<BaselineProfile>,
+    causes: Option<StepTimeBreakdown>,
 }
 
 /// Steps whose times make the profile. The very first ones touch memory for the first time.
 const PROFILED_STEPS: u32 = 4;
 
-impl Timing {
+impl RunTiming {
     /// A timing without any slices yet.
     pub fn new(setup: Arc<StageSetup>) -> Self {
         let stage_count = setup.plan.placement().stage_count() as usize;
@@ -180,8 +183,8 @@ impl Timing {
             arrivals: vec![VecDeque::new(); stage_count],
             starts_us: VecDeque::new(),
             passes: BTreeMap::new(),
-            steps: Samples::default(),
-            commits: Samples::default(),
+            steps: DurationSamples::default(),
+            commits: DurationSamples::default(),
             ended: 0,
             profile: None,
             causes: None,
@@ -190,42 +193,45 @@ impl Timing {
     }
 
     /// Whether a stage can have done this.
-    pub fn takes(&self, slices: &[Slice]) -> bool {
+    pub fn takes(&self, slices: &[MeasuredSlice]) -> bool {
         slices.iter().all(|slice| slice.is_sound(&self.setup.plan.program))
     }
 
     /// Records what a stage did.
-    pub fn record(&mut self, stage: StageIndex, slices: Vec<Slice>) {
+    pub fn record(&mut self, stage: StageIndex, slices: Vec<MeasuredSlice>) {
         for slice in &slices {
             if let Some((_, compute, pass)) = slice.pass() {
                 let of = (pass.chunk, compute, pass.slice);
                 let samples = self.passes.entry(of).or_default();
                 samples.push(slice.duration_us());
             }
-            if let Doing::Ran(Activity::Op { op: Op::Update(update), .. }) = slice.doing {
+            if let SliceActivity::Ran(EngineActivity::Op { op: Op::Update(update), .. }) =
+                slice.doing
+            {
                 match update {
-                    Update::Step => self.steps.push(slice.duration_us()),
-                    Update::Commit => self.commits.push(slice.duration_us()),
-                    Update::Report | Update::GatePrevious | Update::GateThis => {}
+                    UpdateOp::Step => self.steps.push(slice.duration_us()),
+                    UpdateOp::Commit => self.commits.push(slice.duration_us()),
+                    UpdateOp::Report | UpdateOp::GatePrevious | UpdateOp::GateThis => {}
                 }
             }
         }
         let kept = &mut self.slices[stage.index()];
         kept.extend(slices);
-        kept.drain(..kept.len().saturating_sub(SLICES_KEPT_MAX));
+        kept.drain(..kept.len().saturating_sub(SLICES_STORED_MAX));
     }
 
     /// Whether all stages reported passes of this turn.
     pub fn has_all_of(&self, turn: Turn) -> bool {
-        let is_of_turn = |slice: &Slice| slice.pass().is_some_and(|(found, ..)| found == turn);
+        let is_of_turn =
+            |slice: &MeasuredSlice| slice.pass().is_some_and(|(found, ..)| found == turn);
         self.slices.iter().all(|slices| slices.iter().any(is_of_turn))
     }
 
     /// The bubbles of the step that `turn` brought to its end.
-    pub fn end_step(&mut self, turn: Turn) -> Bubbles {
+    pub fn end_step(&mut self, turn: Turn) -> BubbleShares {
         let window = self.setup.plan.program.window.expect("a plan is lowered");
-        let extents: Vec<Extent> =
-            self.slices.iter().filter_map(|slices| Extent::of_step(slices, turn)).collect();
+        let extents: Vec<MeasuredSpan> =
+            self.slices.iter().filter_map(|slices| MeasuredSpan::of_step(slices, turn)).collect();
         let start_us = extents.iter().map(|extent| extent.start_us).fold(f64::INFINITY, f64::min);
         self.forget_before_step(start_us);
         let timeline = self.planned_timeline(PLANNED_STEPS);
@@ -235,17 +241,17 @@ impl Timing {
             Window::One => timeline.bubble_span(step),
         };
         self.explain(turn, &extents);
-        Bubbles { measured: measured_bubble(&extents, window), planned, causes: self.causes }
+        BubbleShares { measured: measured_bubble(&extents, window), planned, causes: self.causes }
     }
 
     /// Takes the step into the mean of its causes.
-    fn explain(&mut self, turn: Turn, extents: &[Extent]) {
+    fn explain(&mut self, turn: Turn, extents: &[MeasuredSpan]) {
         self.ended += 1;
         let Some(profile) = &self.profile else {
             let program = &self.setup.plan.program;
             self.profile = (self.ended >= PROFILED_STEPS)
                 .then(|| self.costs())
-                .and_then(|costs| Profile::new(program, costs));
+                .and_then(|costs| BaselineProfile::new(program, costs));
             return;
         };
         let program = &self.setup.plan.program;
@@ -321,7 +327,7 @@ impl Timing {
     }
 
     /// What a stage did in the last steps.
-    pub fn slices(&self, stage: StageIndex) -> impl Iterator<Item = &Slice> {
+    pub fn slices(&self, stage: StageIndex) -> impl Iterator<Item = &MeasuredSlice> {
         self.slices[stage.index()].iter()
     }
 
@@ -336,15 +342,15 @@ const PLANNED_STEPS: u32 = 3;
 
 /// One stage's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Extent {
+struct MeasuredSpan {
     start_us: f64,
     end_us: f64,
     work_us: f64,
 }
 
-impl Extent {
+impl MeasuredSpan {
     /// From the first pass of the step, dropped or not, to the last of the turn that counts.
-    fn of_step(slices: &VecDeque<Slice>, turn: Turn) -> Option<Self> {
+    fn of_step(slices: &VecDeque<MeasuredSlice>, turn: Turn) -> Option<Self> {
         let of_step = |step: Step| {
             let passes = slices.iter().filter_map(|slice| Some((slice, slice.pass()?.0)));
             passes.filter(move |(_, found)| found.step == step)
@@ -358,17 +364,17 @@ impl Extent {
             .filter(|slice| {
                 slice.is_update() || slice.pass().is_some_and(|(found, ..)| found == turn)
             });
-        let work_us = within.map(Slice::duration_us).sum();
+        let work_us = within.map(MeasuredSlice::duration_us).sum();
         Some(Self { start_us, end_us, work_us })
     }
 }
 
-fn longest(extents: &[Extent], of: fn(&Extent) -> f64) -> f64 {
+fn longest(extents: &[MeasuredSpan], of: fn(&MeasuredSpan) -> f64) -> f64 {
     extents.iter().map(of).fold(0.0, f64::max)
 }
 
 /// What a step took, in the measure of its window.
-fn total_us(extents: &[Extent], window: Window) -> f64 {
+fn total_us(extents: &[MeasuredSpan], window: Window) -> f64 {
     match window {
         Window::One => longest(extents, |extent| extent.end_us - extent.start_us),
         Window::Zero => {
@@ -378,7 +384,7 @@ fn total_us(extents: &[Extent], window: Window) -> f64 {
     }
 }
 
-fn measured_bubble(extents: &[Extent], window: Window) -> f64 {
+fn measured_bubble(extents: &[MeasuredSpan], window: Window) -> f64 {
     let total_us = total_us(extents, window);
     let work_us = longest(extents, |extent| extent.work_us);
     if total_us > 0.0 { (total_us - work_us) / total_us } else { 0.0 }
@@ -386,9 +392,9 @@ fn measured_bubble(extents: &[Extent], window: Window) -> f64 {
 
 /// The latest durations of one kind.
 #[derive(Clone, Debug, Default)]
-struct Samples(VecDeque<f64>);
+struct DurationSamples(VecDeque<f64>);
 
-impl Samples {
+impl DurationSamples {
     fn push(&mut self, duration_us: f64) {
         if self.0.len() == SAMPLES_MAX {
             self.0.pop_front();

@@ -2,17 +2,17 @@
 //! they should have done.
 
 use zbelastic_schedule::render::chrome_trace::{
-    TraceSlice, Track, category, timeline_tracks, write_trace,
+    ChromeTraceTrack, TraceSlice, category, timeline_tracks, write_trace,
 };
-use zbelastic_trainer::stage::Activity;
+use zbelastic_trainer::stage::EngineActivity;
 use zbelastic_types::StageIndex;
 
-use super::timing::{Doing, Slice, TRACE_STEPS, Timing};
+use super::timing::{MeasuredSlice, RunTiming, SliceActivity, TRACE_STEPS};
 
 /// The text of the trace file.
-pub fn trace(timing: &Timing, stage_count: u32) -> String {
+pub fn trace(timing: &RunTiming, stage_count: u32) -> String {
     let from_us = timing.oldest_us();
-    let measured = (0..stage_count).map(StageIndex).map(|stage| Track {
+    let measured = (0..stage_count).map(StageIndex).map(|stage| ChromeTraceTrack {
         process: "measured".to_owned(),
         thread: format!("worker {stage}"),
         slices: timing
@@ -22,7 +22,7 @@ pub fn trace(timing: &Timing, stage_count: u32) -> String {
             .collect(),
     });
     let planned = timeline_tracks(&timing.planned_timeline(TRACE_STEPS as u32), 1.0);
-    let planned = planned.into_iter().zip(0..).map(|(track, stage)| Track {
+    let planned = planned.into_iter().zip(0..).map(|(track, stage)| ChromeTraceTrack {
         process: format!("planned: {}", track.process),
         thread: format!("worker {stage}"),
         slices: track.slices,
@@ -30,18 +30,18 @@ pub fn trace(timing: &Timing, stage_count: u32) -> String {
     write_trace(&measured.chain(planned).collect::<Vec<_>>())
 }
 
-fn trace_slice(slice: &Slice, from_us: f64) -> Option<TraceSlice> {
+fn trace_slice(slice: &MeasuredSlice, from_us: f64) -> Option<TraceSlice> {
     let (name, category) = match slice.doing {
-        Doing::Ran(Activity::Op { turn, op }) => {
+        SliceActivity::Ran(EngineActivity::Op { turn, op }) => {
             (format!("{op} step {}", turn.step.0 + 1), category(op)?)
         }
-        Doing::Ran(Activity::Evaluation { pass }) => {
+        SliceActivity::Ran(EngineActivity::Evaluation { pass }) => {
             (format!("{}F{} held out", pass.chunk, pass.microbatch_text(1)), "evaluation")
         }
-        Doing::Ran(Activity::Settled { turn }) => {
+        SliceActivity::Ran(EngineActivity::Settled { turn }) => {
             (format!("verdict on step {}", turn.step.0 + 1), "update")
         }
-        Doing::Waited(turn) => (format!("gate of step {}", turn.step.0 + 1), "gate"),
+        SliceActivity::Waited(turn) => (format!("gate of step {}", turn.step.0 + 1), "gate"),
     };
     let duration_us = slice.end_us - slice.start_us;
     Some(TraceSlice { name, category, start_us: slice.start_us - from_us, duration_us })

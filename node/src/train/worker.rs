@@ -9,19 +9,21 @@ use zbelastic_schedule::render::chrome_trace::category;
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::elastic::layer_digest;
 use zbelastic_trainer::stage::{
-    Activity, Event, EventRefusal, FrameRefusal, Output, PartialRefusal, Progress, StageEngine,
-    StageSetup, Wait, Workbench,
+    BoundaryFrameRefusal, EngineActivity, EngineProgress, Event, EventRefusal, Output,
+    PartialRefusal, StageEngine, StageExecutor, StageSetup, WaitReason,
 };
 use zbelastic_types::StageIndex;
 
-use super::mail::{Evaluated, Mail, Message, StageResult};
-use super::outfit::Outfit;
-use super::timing::{Clock, Doing, SLICES_TOLD_MAX, Slice, SliceLog, Sliced};
+use super::executor_factory::ExecutorFactory;
+use super::messages::{CoordinatorMessage, HeldOutLoss, StageResult, WorkerMessage};
+use super::timing::{
+    MeasuredSlice, RunClock, SLICES_REPORTED_MAX, SliceActivity, SliceLog, TakenSlices,
+};
 
-type Engine<O> = StageEngine<<O as Outfit>::Bench, Arc<Corpus>>;
+type WorkerEngine<O> = StageEngine<<O as ExecutorFactory>::Executor, Arc<Corpus>>;
 
 /// What a worker begins with.
-pub struct Worker<'a, O> {
+pub struct StageWorker<'a, O> {
     /// The worker's stage.
     pub stage: StageIndex,
     /// What all stages begin with.
@@ -29,126 +31,145 @@ pub struct Worker<'a, O> {
     /// Where batches come from.
     pub corpus: Arc<Corpus>,
     /// What it computes with.
-    pub outfit: &'a O,
+    pub factory: &'a O,
     /// The clock that all slices are read from.
-    pub clock: Clock,
+    pub clock: RunClock,
     /// Receiver of the mail to this worker.
-    pub mailbox: Receiver<Mail>,
+    pub mailbox: Receiver<WorkerMessage>,
     /// The mail of every stage.
-    pub mailboxes: Vec<SyncSender<Mail>>,
+    pub mailboxes: Vec<SyncSender<WorkerMessage>>,
     /// Sender of messages to the coordinator.
-    pub coordinator: SyncSender<Message>,
+    pub coordinator: SyncSender<CoordinatorMessage>,
 }
 
 /// Whether to go on.
 #[derive(Clone, Copy, PartialEq)]
-enum Course {
+enum LoopControl {
     Continue,
     Abort,
 }
 
-impl<O: Outfit> Worker<'_, O> {
-    /// Trains to the end of the run, or until it receives [`Mail::Abort`].
+impl<O: ExecutorFactory> StageWorker<'_, O> {
+    /// Trains to the end of the run, or until it receives [`WorkerMessage::Abort`].
     pub fn run(self) {
-        let notice = DeathNotice { stage: self.stage, coordinator: self.coordinator.clone() };
+        let notice = WorkerUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
         match self.engine() {
             Ok(engine) => {
-                self.tell(Message::Ready);
+                self.report(CoordinatorMessage::Ready);
                 self.drive(engine);
             }
-            Err(AllocateError { fault: Some(fault), .. }) => self.tell_fault(*fault),
-            Err(error) => self.tell(Message::OutOfMemory { stage: self.stage, error }),
+            Err(AllocateError { fault: Some(fault), .. }) => self.report_fault(*fault),
+            Err(error) => self.report(CoordinatorMessage::OutOfMemory { stage: self.stage, error }),
         }
         drop(notice);
     }
 
-    fn engine(&self) -> Result<Engine<O>, AllocateError> {
-        let bench = self.outfit.bench(&self.setup, self.stage)?;
+    fn engine(&self) -> Result<WorkerEngine<O>, AllocateError> {
+        let bench = self.factory.executor(&self.setup, self.stage)?;
         let (setup, corpus) = (self.setup.clone(), self.corpus.clone());
         Ok(StageEngine::begin_run(setup, self.stage, bench, corpus))
     }
 
-    fn drive(&self, mut engine: Engine<O>) {
+    fn drive(&self, mut engine: WorkerEngine<O>) {
         let mut slices = SliceLog::default();
         loop {
-            if self.take_mail(&mut engine) == Course::Abort {
+            if self.poll_mailbox(&mut engine) == LoopControl::Abort {
                 return;
             }
             let start_us = self.clock.now_us();
             let progress = engine.run_next();
-            if let &Progress::Ran(activity) = &progress {
-                self.log(&mut slices, &engine, Doing::Ran(activity), start_us);
+            if let &EngineProgress::Ran(activity) = &progress {
+                self.log(&mut slices, &engine, SliceActivity::Ran(activity), start_us);
             }
             self.deliver(&mut engine, &mut slices);
             match progress {
-                Progress::Ran(_) => {}
-                Progress::Blocked(wait) => {
-                    if self.await_mail(&mut engine) == Course::Abort {
+                EngineProgress::Ran(_) => {}
+                EngineProgress::Blocked(wait) => {
+                    if self.await_message(&mut engine) == LoopControl::Abort {
                         return;
                     }
                     self.log_wait(&mut slices, &engine, wait, start_us);
                 }
-                Progress::Failed(error) => {
-                    self.tell(Message::StoreFailed { stage: self.stage, error });
+                EngineProgress::Failed(error) => {
+                    self.report(CoordinatorMessage::StoreFailed { stage: self.stage, error });
                     return;
                 }
-                Progress::Faulted(fault) => return self.tell_fault(fault),
-                Progress::Finished => break,
+                EngineProgress::Faulted(fault) => return self.report_fault(fault),
+                EngineProgress::Finished => break,
             }
-            if slices.count() >= SLICES_TOLD_MAX {
-                self.tell_slices(&engine, &mut slices);
+            if slices.count() >= SLICES_REPORTED_MAX {
+                self.report_slices(&engine, &mut slices);
             }
         }
-        self.tell_slices(&engine, &mut slices);
+        self.report_slices(&engine, &mut slices);
         let result = result::<O>(&engine);
         // What was read of a device that gave up meanwhile is no result.
-        if let Some(fault) = engine.bench().fault() {
-            return self.tell_fault(fault);
+        if let Some(fault) = engine.executor().fault() {
+            return self.report_fault(fault);
         }
         // The device's memory is given back before the coordinator puts the model together.
         drop(engine);
-        self.tell(Message::Finished(result));
+        self.report(CoordinatorMessage::Finished(result));
     }
 
     /// Notes what was run. Transfers hand memory over and take no time worth drawing.
-    fn log(&self, slices: &mut SliceLog, engine: &Engine<O>, doing: Doing, start_us: f64) {
+    fn log(
+        &self,
+        slices: &mut SliceLog,
+        engine: &WorkerEngine<O>,
+        doing: SliceActivity,
+        start_us: f64,
+    ) {
         let is_drawn = match doing {
-            Doing::Ran(Activity::Op { op, .. }) => category(op).is_some(),
-            Doing::Ran(Activity::Evaluation { .. } | Activity::Settled { .. })
-            | Doing::Waited(_) => true,
+            SliceActivity::Ran(EngineActivity::Op { op, .. }) => category(op).is_some(),
+            SliceActivity::Ran(
+                EngineActivity::Evaluation { .. } | EngineActivity::Settled { .. },
+            )
+            | SliceActivity::Waited(_) => true,
         };
-        let slice = is_drawn.then(|| Slice { doing, start_us, end_us: self.clock.now_us() });
-        slices.push(engine.bench(), slice);
+        let slice =
+            is_drawn.then(|| MeasuredSlice { doing, start_us, end_us: self.clock.now_us() });
+        slices.push(engine.executor(), slice);
     }
 
     /// Notes a wait for a verdict or for the sums before it. To wait for a neighbour is the
     /// bubble, and shows as what is between slices.
-    fn log_wait(&self, slices: &mut SliceLog, engine: &Engine<O>, wait: Wait, start_us: f64) {
+    fn log_wait(
+        &self,
+        slices: &mut SliceLog,
+        engine: &WorkerEngine<O>,
+        wait: WaitReason,
+        start_us: f64,
+    ) {
         match wait {
-            Wait::Frame { .. } | Wait::Partial { .. } => {}
-            Wait::Prefix => self.log(slices, engine, Doing::Waited(engine.turn()), start_us),
-            Wait::Seal(turn) => self.log(slices, engine, Doing::Waited(turn), start_us),
-        }
-    }
-
-    fn take_mail(&self, engine: &mut Engine<O>) -> Course {
-        while let Ok(mail) = self.mailbox.try_recv() {
-            if handle::<O>(engine, mail) == Course::Abort {
-                return Course::Abort;
+            WaitReason::Frame { .. } | WaitReason::Partial { .. } => {}
+            WaitReason::Prefix => {
+                self.log(slices, engine, SliceActivity::Waited(engine.turn()), start_us)
+            }
+            WaitReason::Seal(turn) => {
+                self.log(slices, engine, SliceActivity::Waited(turn), start_us)
             }
         }
-        Course::Continue
     }
 
-    fn await_mail(&self, engine: &mut Engine<O>) -> Course {
+    fn poll_mailbox(&self, engine: &mut WorkerEngine<O>) -> LoopControl {
+        while let Ok(mail) = self.mailbox.try_recv() {
+            if handle::<O>(engine, mail) == LoopControl::Abort {
+                return LoopControl::Abort;
+            }
+        }
+        LoopControl::Continue
+    }
+
+    fn await_message(&self, engine: &mut WorkerEngine<O>) -> LoopControl {
         match self.mailbox.recv() {
             Ok(mail) => handle::<O>(engine, mail),
             // Every sender is gone, so what is missing cannot come.
-            Err(_) => Course::Abort,
+            Err(_) => LoopControl::Abort,
         }
     }
 
-    fn deliver(&self, engine: &mut Engine<O>, slices: &mut SliceLog) {
+    fn deliver(&self, engine: &mut WorkerEngine<O>, slices: &mut SliceLog) {
         while let Some(output) = engine.poll_output() {
             match output {
                 Output::Frame { to, frame } => self.send(to, Event::Frame(frame)),
@@ -157,12 +178,12 @@ impl<O: Outfit> Worker<'_, O> {
                 Output::Gradients { .. } => unreachable!("this run keeps no copies"),
                 Output::Sealed { .. } => {}
                 Output::Report { report, .. } => {
-                    self.tell_slices(engine, slices);
-                    self.tell(Message::Report(report));
+                    self.report_slices(engine, slices);
+                    self.report(CoordinatorMessage::Report(report));
                 }
                 Output::Evaluated { steps_done, loss_sum, token_count } => {
                     let loss = loss_sum / token_count as f64;
-                    self.tell(Message::Evaluated(Evaluated { steps_done, loss }));
+                    self.report(CoordinatorMessage::Evaluated(HeldOutLoss { steps_done, loss }));
                 }
             }
         }
@@ -170,7 +191,7 @@ impl<O: Outfit> Worker<'_, O> {
 
     /// Sends to a neighbour. One that has left has no use for it.
     fn send(&self, to: StageIndex, event: Event) {
-        match self.mailboxes[to.index()].try_send(Mail::Event(event)) {
+        match self.mailboxes[to.index()].try_send(WorkerMessage::Event(event)) {
             Ok(()) | Err(TrySendError::Disconnected(_)) => {}
             Err(TrySendError::Full(_)) => {
                 panic!("stage {} sends stage {to} more than a plan allows", self.stage)
@@ -178,39 +199,39 @@ impl<O: Outfit> Worker<'_, O> {
         }
     }
 
-    fn tell_slices(&self, engine: &Engine<O>, slices: &mut SliceLog) {
-        let bench = engine.bench();
-        let Sliced { slices, .. } = slices.take(bench, &bench.spans(), &self.clock);
-        self.tell(Message::Slices { stage: self.stage, slices });
+    fn report_slices(&self, engine: &WorkerEngine<O>, slices: &mut SliceLog) {
+        let bench = engine.executor();
+        let TakenSlices { slices, .. } = slices.take(bench, &bench.spans(), &self.clock);
+        self.report(CoordinatorMessage::Slices { stage: self.stage, slices });
     }
 
-    fn tell_fault(&self, fault: DeviceFault) {
-        let device = self.outfit.name(self.stage);
-        self.tell(Message::Faulted { stage: self.stage, device, fault });
+    fn report_fault(&self, fault: DeviceFault) {
+        let device = self.factory.name(self.stage);
+        self.report(CoordinatorMessage::Faulted { stage: self.stage, device, fault });
     }
 
-    /// Sends to the coordinator. If it has left, the worker is about to receive [`Mail::Abort`].
-    fn tell(&self, message: Message) {
+    /// Sends to the coordinator. If it has left, the worker is about to receive [`WorkerMessage::Abort`].
+    fn report(&self, message: CoordinatorMessage) {
         let _ = self.coordinator.send(message);
     }
 }
 
-fn handle<O: Outfit>(engine: &mut Engine<O>, mail: Mail) -> Course {
+fn handle<O: ExecutorFactory>(engine: &mut WorkerEngine<O>, mail: WorkerMessage) -> LoopControl {
     let event = match mail {
-        Mail::Abort => return Course::Abort,
-        Mail::Event(event) => event,
+        WorkerMessage::Abort => return LoopControl::Abort,
+        WorkerMessage::Event(event) => event,
     };
     match engine.handle(event) {
         // A frame of a turn that was dropped while it was on its way.
         Ok(())
         | Err(
-            EventRefusal::Frame(FrameRefusal::Stale { .. })
+            EventRefusal::Frame(BoundaryFrameRefusal::Stale { .. })
             | EventRefusal::Partial(PartialRefusal::Stale { .. }),
-        ) => Course::Continue,
+        ) => LoopControl::Continue,
         Err(EventRefusal::Frame(
-            refusal @ (FrameRefusal::Length { .. }
-            | FrameRefusal::Elsewhere { .. }
-            | FrameRefusal::Full { .. }),
+            refusal @ (BoundaryFrameRefusal::Length { .. }
+            | BoundaryFrameRefusal::Elsewhere { .. }
+            | BoundaryFrameRefusal::Full { .. }),
         )) => panic!("frames follow the plan: {refusal}"),
         Err(EventRefusal::Partial(
             refusal @ (PartialRefusal::Length { .. }
@@ -221,8 +242,8 @@ fn handle<O: Outfit>(engine: &mut Engine<O>, mail: Mail) -> Course {
     }
 }
 
-fn result<O: Outfit>(engine: &Engine<O>) -> StageResult {
-    let bench = engine.bench();
+fn result<O: ExecutorFactory>(engine: &WorkerEngine<O>) -> StageResult {
+    let bench = engine.executor();
     let twins = bench.twin_images();
     StageResult {
         layers: O::weights(bench),
@@ -232,16 +253,16 @@ fn result<O: Outfit>(engine: &Engine<O>) -> StageResult {
     }
 }
 
-/// Sends [`Message::Died`] to the coordinator when the thread unwinds.
-struct DeathNotice {
+/// Sends [`CoordinatorMessage::Died`] to the coordinator when the thread unwinds.
+struct WorkerUnwindGuard {
     stage: StageIndex,
-    coordinator: SyncSender<Message>,
+    coordinator: SyncSender<CoordinatorMessage>,
 }
 
-impl Drop for DeathNotice {
+impl Drop for WorkerUnwindGuard {
     fn drop(&mut self) {
         if thread::panicking() {
-            let _ = self.coordinator.send(Message::Died { stage: self.stage });
+            let _ = self.coordinator.send(CoordinatorMessage::Died { stage: self.stage });
         }
     }
 }

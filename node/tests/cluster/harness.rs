@@ -8,34 +8,35 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use zbelastic_node::api::client::{ApiClient, ApiError};
 use zbelastic_node::api::{
-    Answer, CorpusDescription, HexDigest, JobPhaseStatus, Request, Status, TokenRequest, TokenRole,
+    ApiAnswer, ApiRequest, CorpusDescription, HexDigest, JobPhaseStatus, StatusReport,
+    TokenRequest, TokenRole,
 };
 use zbelastic_node::cluster::document::{DataName, JobDocument};
 use zbelastic_node::config::load_document;
-use zbelastic_node::data_folder::DataFolder;
+use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_types::Bytes;
 
 /// What may take so long on the slowest machine there is.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A process that does not outlive the test.
-pub struct Node {
+pub struct NodeProcess {
     pub child: Child,
     pub folder: PathBuf,
 }
 
-impl Drop for Node {
+impl Drop for NodeProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-pub struct Cluster {
+pub struct SpawnedCluster {
     pub root: TempDir,
     /// Where its controllers are.
     pub addresses: Vec<String>,
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<NodeProcess>,
     /// Variables in the environment of joining nodes, besides those of this process.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -46,10 +47,10 @@ pub fn zbelastic(folder: &Path) -> Command {
     command
 }
 
-pub fn spawn(mut command: Command, folder: &Path) -> Node {
+pub fn spawn(mut command: Command, folder: &Path) -> NodeProcess {
     let log = std::fs::File::create(folder.with_extension("log")).expect("a log");
     let child = command.stdout(log.try_clone().expect("a log")).stderr(log).spawn();
-    Node { child: child.expect("the binary runs"), folder: folder.to_owned() }
+    NodeProcess { child: child.expect("the binary runs"), folder: folder.to_owned() }
 }
 
 pub fn free_address() -> String {
@@ -57,7 +58,7 @@ pub fn free_address() -> String {
     socket.local_addr().expect("it has one").to_string()
 }
 
-impl Cluster {
+impl SpawnedCluster {
     pub fn new() -> Self {
         Self::in_folder(tempfile::tempdir().expect("a folder"))
     }
@@ -85,11 +86,11 @@ impl Cluster {
     }
 
     /// Asks; `None` if there is no answer, or no, for now.
-    pub fn ask<T>(
+    pub fn query<T>(
         &self,
         question: impl FnOnce(&mut ApiClient<'_>) -> Result<T, ApiError>,
     ) -> Option<T> {
-        let folder = DataFolder::new(self.nodes[0].folder.clone());
+        let folder = NodeDataFolder::new(self.nodes[0].folder.clone());
         let exchange = zbelastic_node::cluster::exchange(&folder).ok()?;
         question(&mut ApiClient::new(self.addresses.clone(), exchange)).ok()
     }
@@ -111,8 +112,8 @@ impl Cluster {
         }
     }
 
-    pub fn status(&self) -> Option<Status> {
-        self.ask(|client| client.status())
+    pub fn status(&self) -> Option<StatusReport> {
+        self.query(|client| client.status())
     }
 
     pub fn join(&mut self, name: &str) {
@@ -133,7 +134,7 @@ impl Cluster {
     pub fn join_as(&mut self, role: TokenRole, name: &str, listens: &[&str]) {
         let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
         let token = self.wait("a token", |cluster| {
-            cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)
+            cluster.query(|client| client.create_token(request.clone())).map(|token| token.token)
         });
         let folder = self.root.path().join(name);
         let mut command = zbelastic(&folder);
@@ -168,11 +169,15 @@ impl Cluster {
         let job = JobDocument::new("test".to_owned(), config, toml.to_owned(), name);
         let document = String::from_utf8(job.encode().expect("short")).expect("JSON");
         let corpus = CorpusDescription { hash: HexDigest(name.hash), length: Bytes(name.length) };
-        let request = Request::Run { document, corpus, weights: None, name: None, from: None };
-        self.ask(|client| {
-            while let Answer::DataWanted(held) = client.ask(&request)? {
+        let request = ApiRequest::Run { document, corpus, weights: None, name: None, from: None };
+        self.query(|client| {
+            while let ApiAnswer::DataWanted(held) = client.send(&request)? {
                 let bytes = text[held.held as usize..].to_vec();
-                client.put_data(Request::PutData { hash: held.hash, offset: held.held, bytes })?;
+                client.put_data(ApiRequest::PutData {
+                    hash: held.hash,
+                    offset: held.held,
+                    bytes,
+                })?;
             }
             Ok(())
         })
@@ -208,7 +213,7 @@ impl Cluster {
         });
     }
 
-    pub fn kill(&mut self, name: &str) -> Node {
+    pub fn kill(&mut self, name: &str) -> NodeProcess {
         let found = self.nodes.iter().position(|node| node.folder.ends_with(name));
         let mut node = self.nodes.remove(found.expect("it was started"));
         node.child.kill().expect("it runs");
@@ -242,7 +247,7 @@ impl Cluster {
         self.status()?.plan.map(|plan| plan.generation)
     }
 
-    pub fn again(&mut self, node: Node, arguments: &[&str]) {
+    pub fn again(&mut self, node: NodeProcess, arguments: &[&str]) {
         self.again_at(&node.folder, arguments);
     }
 

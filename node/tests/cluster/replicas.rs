@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Cluster, zbelastic};
+use super::{SpawnedCluster, zbelastic};
 
 const STEPS: u64 = 400;
 
@@ -25,7 +25,7 @@ fn killed_workers_of_two_replicas_change_no_bit() {
     assert!(ended.status.success(), "{ended:?}");
     let run = std::fs::read(root.path().join("alone/run.json")).expect("it ended");
     let run: serde_json::Value = serde_json::from_slice(&run).expect("JSON");
-    let mut cluster = Cluster::in_folder(root);
+    let mut cluster = SpawnedCluster::in_folder(root);
     cluster.join_all(&["a", "b", "c", "d"], 5);
     let mut submit = zbelastic(&cluster.nodes[0].folder);
     submit.current_dir(cluster.root.path()).args(["run", "--detach", "--schedule", "chimera"]);
@@ -48,14 +48,14 @@ fn killed_workers_of_two_replicas_change_no_bit() {
         });
     }
     let found = cluster.digest(STEPS);
-    let status = cluster.wait("the last status", Cluster::status);
+    let status = cluster.wait("the last status", SpawnedCluster::status);
     assert_eq!(status.counters.get("rewinds"), Some(&0), "{status:#?}");
     assert_eq!(run["digest"], found.to_string());
     let chimera = |stages| ("chimera".to_owned(), stages);
     assert_eq!(seen, BTreeSet::from([chimera(4), chimera(2)]));
 }
 
-fn note_plan(cluster: &Cluster, seen: &mut BTreeSet<(String, usize)>) {
+fn note_plan(cluster: &SpawnedCluster, seen: &mut BTreeSet<(String, usize)>) {
     let plan = cluster.wait("a plan", |cluster| cluster.status()?.plan);
     seen.insert((plan.schedule, plan.stages.len()));
 }

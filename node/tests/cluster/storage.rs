@@ -8,7 +8,7 @@ use chaos_tests::processes::small_disk;
 use chaos_tests::processes::system::own_mounts;
 use zbelastic_node::api::{DiskStatus, EventKind};
 
-use crate::harness::Cluster;
+use crate::harness::SpawnedCluster;
 
 /// Files below a folder.
 pub fn files(folder: &Path) -> usize {
@@ -17,16 +17,17 @@ pub fn files(folder: &Path) -> usize {
     entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
 }
 
-fn chunks(cluster: &Cluster, node: &str) -> usize {
+fn chunks(cluster: &SpawnedCluster, node: &str) -> usize {
     files(&cluster.root.path().join(node).join("store/chunks"))
 }
 
-fn newest_checkpoint(cluster: &Cluster) -> Option<u64> {
+fn newest_checkpoint(cluster: &SpawnedCluster) -> Option<u64> {
     cluster.status()?.checkpoints.last().map(|found| found.step)
 }
 
-fn reach(cluster: &Cluster, checkpoint: u64) {
-    let found = |cluster: &Cluster| newest_checkpoint(cluster).filter(|at| *at >= checkpoint);
+fn reach(cluster: &SpawnedCluster, checkpoint: u64) {
+    let found =
+        |cluster: &SpawnedCluster| newest_checkpoint(cluster).filter(|at| *at >= checkpoint);
     cluster.wait("a checkpoint", found);
 }
 
@@ -34,7 +35,7 @@ fn reach(cluster: &Cluster, checkpoint: u64) {
 #[test]
 fn no_store_keeps_what_no_checkpoint_needs() {
     const STEPS: u64 = 300;
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     reach(&cluster, 30);
     let nodes = ["controller", "a", "b"];
@@ -44,17 +45,17 @@ fn no_store_keeps_what_no_checkpoint_needs() {
         let late = chunks(&cluster, node);
         assert!(early > 0 && late <= 2 * early, "{node}: {late} chunks, {early} before");
     }
-    let collected = cluster.wait("an answer", |cluster| cluster.ask(|client| client.collect()));
+    let collected = cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
     assert_eq!(collected.len(), nodes.len());
     assert!(collected.iter().all(|node| node.error.is_none()), "{collected:?}");
     // A second request finds nothing left to collect, and the answer reports it.
-    let again = cluster.wait("an answer", |cluster| cluster.ask(|client| client.collect()));
+    let again = cluster.wait("an answer", |cluster| cluster.query(|client| client.collect()));
     assert!(again.iter().all(|node| node.chunks == 0 && node.error.is_none()), "{again:?}");
 }
 
 #[test]
 fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], 100_000);
     reach(&cluster, 10);
     let break_store = |node: &str| {
@@ -67,7 +68,7 @@ fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
     // With two of three gone there is no second copy any more, and people hear of that at once.
     break_store("a");
     cluster.wait("a warning", |cluster| {
-        let events = cluster.ask(|client| client.events(0, 4096))?.events;
+        let events = cluster.query(|client| client.events(0, 4096))?.events;
         let mut kinds = events.into_iter().map(|event| event.kind);
         kinds.find(|kind| {
             matches!(kind, EventKind::Warning { what }
@@ -77,7 +78,7 @@ fn a_store_that_takes_no_more_stops_no_checkpoint_while_others_have_room() {
 }
 
 /// The file of a node's copy of the text.
-fn text_file(cluster: &Cluster, node: &str) -> Option<PathBuf> {
+fn text_file(cluster: &SpawnedCluster, node: &str) -> Option<PathBuf> {
     let folder = cluster.root.path().join(node).join("data");
     let mut entries = fs::read_dir(folder).ok()?.map(|entry| entry.expect("readable").path());
     entries.find(|path| path.extension().is_some_and(|extension| extension == "data"))
@@ -85,7 +86,7 @@ fn text_file(cluster: &Cluster, node: &str) -> Option<PathBuf> {
 
 #[test]
 fn a_damaged_copy_of_the_text_keeps_nobody_out_and_is_mended() {
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a"], 100_000);
     cluster.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
     cluster.wait("its copy of the text", |cluster| text_file(cluster, "a"));
@@ -116,7 +117,7 @@ fn first_file(folder: &Path) -> Option<PathBuf> {
 #[test]
 fn what_rots_at_rest_is_found_and_mended_from_others() {
     const STEPS: u64 = 20;
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.begin(&["a", "b"], STEPS);
     cluster.digest(STEPS);
     let folder = cluster.root.path().join("controller/store/chunks");
@@ -126,7 +127,7 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
     rotten[sound.len() / 2] ^= 1;
     fs::write(&path, &rotten).expect("writable");
     cluster.wait("a warning", |cluster| {
-        let events = cluster.ask(|client| client.events(0, 4096))?.events;
+        let events = cluster.query(|client| client.events(0, 4096))?.events;
         let mut kinds = events.into_iter().map(|event| event.kind);
         kinds.find(|kind| {
             matches!(kind, EventKind::Warning { what }
@@ -137,7 +138,7 @@ fn what_rots_at_rest_is_found_and_mended_from_others() {
 }
 
 /// The disk of a node's store, as the leader knows it.
-fn disk_of(cluster: &Cluster, name: &str) -> Option<DiskStatus> {
+fn disk_of(cluster: &SpawnedCluster, name: &str) -> Option<DiskStatus> {
     cluster.status()?.members.into_iter().find(|member| member.name == name)?.disk
 }
 
@@ -158,19 +159,20 @@ fn a_disk_that_is_low_is_reported_and_takes_only_what_finds_room() {
 fn fill_the_disk_of_a_worker() {
     const DISK_MIB: u32 = 64;
     const MIB: u64 = 1 << 20;
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     let folder = cluster.root.path().join("a");
     small_disk::mount(&folder, DISK_MIB).expect("it is possible");
     cluster.begin(&["a", "b"], 100_000);
     reach(&cluster, 10);
-    let is_low = |cluster: &Cluster, low| disk_of(cluster, "a").filter(|disk| disk.low == low);
+    let is_low =
+        |cluster: &SpawnedCluster, low| disk_of(cluster, "a").filter(|disk| disk.low == low);
     let disk = cluster.wait("a report of its room", |cluster| is_low(cluster, false));
     assert_eq!(disk.total.0, u64::from(DISK_MIB) * MIB);
     let ballast = folder.join("ballast");
     fs::write(&ballast, vec![1; (disk.free.0 - 4 * MIB) as usize]).expect("room");
     cluster.wait("a report that it is low", |cluster| is_low(cluster, true));
     cluster.wait("a warning", |cluster| {
-        let events = cluster.ask(|client| client.events(0, 4096))?.events;
+        let events = cluster.query(|client| client.events(0, 4096))?.events;
         let mut kinds = events.into_iter().map(|event| event.kind);
         kinds.find(|kind| {
             matches!(kind, EventKind::Warning { what }

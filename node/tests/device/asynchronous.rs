@@ -4,22 +4,24 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use zbelastic_kernels::Precision;
-use zbelastic_kernels::cuda::{CudaBackend, Graphs};
-use zbelastic_node::failure::{Failure, FailureCode};
+use zbelastic_kernels::cuda::{CudaBackend, GraphMode};
+use zbelastic_node::failure::{CommandFailure, FailureCode};
 use zbelastic_node::train::asynchronous::{AsyncJob, train_on};
-use zbelastic_node::train::devices::Devices;
+use zbelastic_node::train::device_factory::DeviceFactory;
 use zbelastic_node::train::interrupt::Interrupt;
-use zbelastic_node::train::news::{News, StepRecord};
+use zbelastic_node::train::progress_event::{ProgressEvent, StepRecord};
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule,
+    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
 };
-use zbelastic_trainer::asynchronous::{AsyncKnobs, AsyncPlan, AsyncReference, AsyncSetup};
+use zbelastic_trainer::asynchronous::{
+    AsyncHyperparameters, AsyncPlan, AsyncReference, AsyncSetup,
+};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::stage::StageSetup;
 
-use crate::device::{Emulated, Order};
+use crate::device::{EmulatedDevice, LaneOrder};
 use crate::{emulated, setup, toml};
 
 const STEPS: u64 = 6;
@@ -33,7 +35,7 @@ fn asynchronous(kind: AsyncKind, precision: Precision) -> (AsyncSetup, StageSetu
         minibatch_count: STEPS as u32,
         microbatch_count: whole.plan.batch.microbatch_count,
         replica_count: 2,
-        dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
+        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
         variant: AsyncVariant::Usual,
     };
     let plan = AsyncPlan::new(&whole.model, whole.plan.batch, request);
@@ -45,7 +47,7 @@ fn asynchronous(kind: AsyncKind, precision: Precision) -> (AsyncSetup, StageSetu
         clip_norm,
         weights,
         injections: Vec::new(),
-        knobs: AsyncKnobs { anneal_updates: 4, elastic_alpha: 0.5 },
+        knobs: AsyncHyperparameters { anneal_updates: 4, elastic_alpha: 0.5 },
     };
     (setup, whole, corpus)
 }
@@ -53,19 +55,19 @@ fn asynchronous(kind: AsyncKind, precision: Precision) -> (AsyncSetup, StageSetu
 /// Runs three stages on these devices in turn; `observe` is called for each minibatch.
 fn run(
     (kind, precision): (AsyncKind, Precision),
-    devices: &[Arc<Emulated>],
+    devices: &[Arc<EmulatedDevice>],
     mut observe: impl FnMut(&StepRecord),
-) -> Result<(StateDigest, Option<f64>), Failure> {
+) -> Result<(StateDigest, Option<f64>), CommandFailure> {
     let (setup, whole, corpus) = asynchronous(kind, precision);
     let interrupt = Interrupt::default();
     let (setup, bubble) = (Arc::new(setup), 0.0);
     let job = AsyncJob { setup, whole: &whole, corpus, interrupt: &interrupt, bubble };
     let named =
-        |(index, device): (usize, &Arc<Emulated>)| (format!("cuda:{index}"), device.clone());
+        |(index, device): (usize, &Arc<EmulatedDevice>)| (format!("cuda:{index}"), device.clone());
     let opened = devices.iter().enumerate().map(named).collect();
-    let devices = Devices { opened, scratch: None, graphs: Graphs::PLAIN };
+    let devices = DeviceFactory { opened, scratch: None, graphs: GraphMode::DEFAULT };
     let outcome = train_on(&devices, &job, &mut |news| {
-        if let News::Step(record) = news {
+        if let ProgressEvent::Step(record) = news {
             observe(record);
         }
         ControlFlow::Continue(())
@@ -78,7 +80,7 @@ fn stages_without_steps_end_with_the_bits_of_the_reference_on_one_device() {
     for (kind, precision) in
         [(AsyncKind::PipeMare, Precision::Bf16), (AsyncKind::AvgPipe, Precision::F32)]
     {
-        let orders = [Order::Forwards, Order::Backwards];
+        let orders = [LaneOrder::Forwards, LaneOrder::Backwards];
         let devices: Option<Vec<_>> =
             orders.into_iter().map(|order| emulated(precision, order)).collect();
         let Some(devices) = devices else { return };
@@ -98,14 +100,14 @@ fn stages_without_steps_end_with_the_bits_of_the_reference_on_one_device() {
 
 #[test]
 fn a_device_that_gives_up_ends_a_run_without_steps_and_is_named() {
-    let healthy = emulated(Precision::F32, Order::Forwards);
-    let broken = emulated(Precision::F32, Order::Forwards);
+    let healthy = emulated(Precision::F32, LaneOrder::Forwards);
+    let broken = emulated(Precision::F32, LaneOrder::Forwards);
     let (Some(healthy), Some(broken)) = (healthy, broken) else { return };
     let mut told = Vec::new();
     let devices = [healthy, broken.clone()];
     let failure = run((AsyncKind::PipeDream2Bw, Precision::F32), &devices, |record| {
         told.push(record.verdict.name());
-        broken.give_up();
+        broken.fail();
     });
     let failure = failure.expect_err("stage 1 has no device any more");
     assert_eq!(failure.code, FailureCode::OutOfResource);

@@ -8,52 +8,58 @@ use zbelastic_consensus::class::{DeviceClass, DeviceName};
 use zbelastic_consensus::member::Resources;
 use zbelastic_kernels::Precision;
 use zbelastic_node::api::{HexDigest, TokenRequest, TokenRole};
-use zbelastic_node::args::{Cli, Command, JoinArgs};
-use zbelastic_node::cluster::compute::Opener;
-use zbelastic_node::cluster::{WorkerMeans, join_on};
-use zbelastic_node::failure::{Failure, FailureCode, Stop};
+use zbelastic_node::args::{Cli, CliCommand, JoinArgs};
+use zbelastic_node::cluster::compute::CudaDeviceOpener;
+use zbelastic_node::cluster::{WorkerProfile, join_on};
+use zbelastic_node::failure::{CommandError, CommandFailure, FailureCode};
 use zbelastic_node::notice::NoticeSource;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_types::{Bytes, Digest};
 
-use crate::device::{Emulated, Order};
-use crate::harness::Cluster;
+use crate::device::{EmulatedDevice, LaneOrder};
+use crate::harness::SpawnedCluster;
 use crate::{emulated, serial, text, toml};
 
 const STEPS: u64 = 12;
 
 /// What a worker's process ends with.
-type Ended = JoinHandle<Option<Failure>>;
+type WorkerHandle = JoinHandle<Option<CommandFailure>>;
 
-fn join_args(cluster: &Cluster, name: &str) -> JoinArgs {
+fn join_args(cluster: &SpawnedCluster, name: &str) -> JoinArgs {
     let role = TokenRole::Worker;
     let request = TokenRequest { role, ttl_s: 3600, uses: 1, ephemeral: false, note: None };
     let token = cluster.wait("a token", |cluster| {
-        cluster.ask(|client| client.create_token(request.clone())).map(|token| token.token)
+        cluster.query(|client| client.create_token(request.clone())).map(|token| token.token)
     });
     let folder = cluster.root.path().join(name);
     let folder = folder.to_str().expect("UTF-8");
     let address = &cluster.addresses[0];
     let line = ["zbelastic", "join", "--cluster", address, "--token", &token, "--name", name];
     let line = line.into_iter().chain(["--data-dir", folder, "--bind", "127.0.0.1:0"]);
-    let Command::Join(args) = Cli::try_parse_from(line).expect("a command").command else {
+    let CliCommand::Join(args) = Cli::try_parse_from(line).expect("a command").command else {
         panic!("join")
     };
     args
 }
 
 /// A worker on a device of this class.
-fn worker(cluster: &Cluster, name: &str, class: &str, device: &Arc<Emulated>) -> Ended {
+fn worker(
+    cluster: &SpawnedCluster,
+    name: &str,
+    class: &str,
+    device: &Arc<EmulatedDevice>,
+) -> WorkerHandle {
     let args = join_args(cluster, name);
     let class = DeviceClass::Cuda(DeviceName::new(class).expect("a name"));
     // Slow, so that no operation is held for hung.
     let resources = Resources { memory: Bytes(1 << 30), speed_permille: 1, class };
-    let means = WorkerMeans { resources, data_paths: Vec::new(), spot: NoticeSource::None };
+    let means =
+        WorkerProfile { resources, data_paths: Vec::new(), notice_source: NoticeSource::None };
     let (name, device) = (name.to_owned(), device.clone());
-    let machine = Opener { name: "cuda:0".to_owned(), open: move |_| Ok(device.clone()) };
+    let machine = CudaDeviceOpener { name: "cuda:0".to_owned(), open: move |_| Ok(device.clone()) };
     let run = move || match join_on(&args, means, machine) {
-        Err(Stop::Failed(failure)) => Some(failure),
-        Ok(_) | Err(Stop::Output(_)) => None,
+        Err(CommandError::Failed(failure)) => Some(failure),
+        Ok(_) | Err(CommandError::Output(_)) => None,
     };
     std::thread::Builder::new().name(name).spawn(run).expect("a thread")
 }
@@ -62,9 +68,9 @@ fn worker(cluster: &Cluster, name: &str, class: &str, device: &Arc<Emulated>) ->
 /// to the cluster, which goes on without it.
 #[test]
 fn a_worker_without_room_is_left_and_says_what_for() {
-    let device = |room_bytes| Emulated::new(Precision::Bf16, Order::Forwards, room_bytes);
+    let device = |room_bytes| EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, room_bytes);
     let (Some(large), Some(small)) = (device(1 << 30), device(1 << 20)) else { return };
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     cluster.join_all(&[], 1);
     let _large = worker(&cluster, "large", "NVIDIA H200, sm_90", &large);
     let _small = worker(&cluster, "small", "NVIDIA H200, sm_90", &small);
@@ -79,7 +85,7 @@ fn a_worker_without_room_is_left_and_says_what_for() {
     assert!(reason.contains("memory"), "{reason}");
 }
 
-fn submitted(cluster: &Cluster) -> HexDigest {
+fn submitted(cluster: &SpawnedCluster) -> HexDigest {
     let toml = toml(STEPS, Precision::Bf16);
     cluster.submit(&toml, &text());
     cluster.digest(STEPS)
@@ -89,13 +95,13 @@ fn submitted(cluster: &Cluster) -> HexDigest {
 /// gives up takes its worker with it, and the others go on.
 #[test]
 fn workers_of_one_class_train_to_the_bits_of_one_device_whoever_gives_up() {
-    let device = || emulated(Precision::Bf16, Order::Forwards);
+    let device = || emulated(Precision::Bf16, LaneOrder::Forwards);
     let Some(devices) = (0..3).map(|_| device()).collect::<Option<Vec<_>>>() else { return };
-    let mut cluster = Cluster::new();
+    let mut cluster = SpawnedCluster::new();
     // The first worker there is, and the first of its kind.
     cluster.join_all(&["cores"], 2);
     let names = ["a", "b", "c"];
-    let mut workers: Vec<Ended> = Vec::new();
+    let mut workers: Vec<WorkerHandle> = Vec::new();
     for (name, device) in names.iter().zip(&devices) {
         workers.push(worker(&cluster, name, "NVIDIA H200, sm_90", device));
         let count = 2 + workers.len();
@@ -109,7 +115,7 @@ fn workers_of_one_class_train_to_the_bits_of_one_device_whoever_gives_up() {
         let watched = &cluster;
         scope.spawn(move || {
             watched.wait("steps", |cluster| cluster.step().filter(|step| *step >= 3));
-            breaks.give_up();
+            breaks.fail();
         });
         submitted(watched)
     });

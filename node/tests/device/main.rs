@@ -21,7 +21,7 @@ mod threads;
 
 use std::sync::Arc;
 
-use device::{Emulated, Order};
+use device::{EmulatedDevice, LaneOrder};
 use zbelastic_kernels::Precision;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_node::cluster::document::{DataName, JobDocument};
@@ -30,7 +30,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::plan::{Plan, PlanRequest};
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::Step;
 
@@ -48,8 +48,8 @@ fn text() -> Vec<u8> {
 }
 
 /// A device; none where there is no C++ compiler.
-fn emulated(precision: Precision, order: Order) -> Option<Arc<Emulated>> {
-    let device = Emulated::new(precision, order, 1 << 30);
+fn emulated(precision: Precision, order: LaneOrder) -> Option<Arc<EmulatedDevice>> {
+    let device = EmulatedDevice::new(precision, order, 1 << 30);
     let is_required = std::env::var_os("ZBELASTIC_TOOLS_REQUIRED").is_some();
     assert!(device.is_some() || !is_required, "there is no c++");
     if device.is_none() {
@@ -89,10 +89,10 @@ fn setup(toml: &str, kind: ScheduleKind, stage_count: u32) -> (StageSetup, Arc<C
 }
 
 /// What a serial run on one device ends with.
-fn serial(toml: &str, device: &Arc<Emulated>) -> StateDigest {
+fn serial(toml: &str, device: &Arc<EmulatedDevice>) -> StateDigest {
     let (setup, corpus) = setup(toml, ScheduleKind::GPipe, 1);
     let backend = CudaBackend::new(device.clone());
-    let mut run = Reference::new(&setup, backend, corpus).expect("memory");
+    let mut run = SerialReference::new(&setup, backend, corpus).expect("memory");
     for step in 0..setup.step_count {
         run.step(Step(step), false);
     }

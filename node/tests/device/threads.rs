@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use zbelastic_consensus::validation::{GuardPolicy, NonfinitePolicy};
 use zbelastic_kernels::Precision;
-use zbelastic_kernels::cuda::Graphs;
-use zbelastic_node::failure::{Failure, FailureCode};
-use zbelastic_node::train::cluster::{Job, train_on};
-use zbelastic_node::train::devices::Devices;
+use zbelastic_kernels::cuda::GraphMode;
+use zbelastic_node::failure::{CommandFailure, FailureCode};
+use zbelastic_node::train::cluster::{TrainingJob, train_on};
+use zbelastic_node::train::device_factory::DeviceFactory;
 use zbelastic_node::train::interrupt::Interrupt;
-use zbelastic_node::train::news::{News, StepRecord};
+use zbelastic_node::train::progress_event::{ProgressEvent, StepRecord};
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_trainer::digest::StateDigest;
 
-use crate::device::{Emulated, Order};
+use crate::device::{EmulatedDevice, LaneOrder};
 use crate::{emulated, serial, setup, toml};
 
 const STEPS: u64 = 3;
@@ -22,9 +22,9 @@ const STEPS: u64 = 3;
 /// Runs three stages on these devices in turn; `observe` is called for each step that is sealed.
 fn run(
     toml: &str,
-    devices: &[Arc<Emulated>],
+    devices: &[Arc<EmulatedDevice>],
     mut observe: impl FnMut(&StepRecord),
-) -> Result<StateDigest, Failure> {
+) -> Result<StateDigest, CommandFailure> {
     let (setup, corpus) = setup(toml, ScheduleKind::ZbH1, 3);
     let policy = GuardPolicy {
         clip_norm: setup.clip_norm,
@@ -33,15 +33,18 @@ fn run(
         spike_deviations: None,
     };
     let interrupt = Interrupt::default();
-    let job = Job { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
+    let job = TrainingJob { setup: Arc::new(setup), policy, corpus, threads: 1, interrupt };
     let named =
-        |(index, device): (usize, &Arc<Emulated>)| (format!("cuda:{index}"), device.clone());
+        |(index, device): (usize, &Arc<EmulatedDevice>)| (format!("cuda:{index}"), device.clone());
     let opened = devices.iter().enumerate().map(named).collect();
     let scratch = tempfile::tempdir().expect("a folder");
-    let devices =
-        Devices { opened, scratch: Some(scratch.path().to_owned()), graphs: Graphs::PLAIN };
+    let devices = DeviceFactory {
+        opened,
+        scratch: Some(scratch.path().to_owned()),
+        graphs: GraphMode::DEFAULT,
+    };
     let outcome = train_on(&devices, &job, &mut |news| {
-        if let News::Step(record) = news {
+        if let ProgressEvent::Step(record) = news {
             observe(record);
         }
         ControlFlow::Continue(())
@@ -52,7 +55,7 @@ fn run(
 #[test]
 fn three_stages_on_two_devices_end_with_the_bits_of_one() {
     for precision in Precision::ALL {
-        let orders = [Order::Forwards, Order::Backwards];
+        let orders = [LaneOrder::Forwards, LaneOrder::Backwards];
         let devices: Option<Vec<_>> =
             orders.into_iter().map(|order| emulated(precision, order)).collect();
         let Some(devices) = devices else { return };
@@ -64,13 +67,13 @@ fn three_stages_on_two_devices_end_with_the_bits_of_one() {
 
 #[test]
 fn a_device_that_gives_up_ends_the_run_and_is_named() {
-    let healthy = emulated(Precision::F32, Order::Forwards);
-    let broken = emulated(Precision::F32, Order::Forwards);
+    let healthy = emulated(Precision::F32, LaneOrder::Forwards);
+    let broken = emulated(Precision::F32, LaneOrder::Forwards);
     let (Some(healthy), Some(broken)) = (healthy, broken) else { return };
     let sealed = std::cell::Cell::new(0);
     let failure = run(&toml(STEPS, Precision::F32), &[healthy, broken.clone()], |record| {
         sealed.set(record.step.0 + 1);
-        broken.give_up();
+        broken.fail();
     });
     let failure = failure.expect_err("stage 1 has no device any more");
     assert_eq!(failure.code, FailureCode::OutOfResource);
@@ -90,7 +93,9 @@ fn a_device_that_gives_up_ends_the_run_and_is_named() {
 #[test]
 fn a_device_without_room_says_what_helps() {
     // A megabyte for each of three stages, which take more than one page each.
-    let Some(small) = Emulated::new(Precision::F32, Order::Forwards, 3 << 20) else { return };
+    let Some(small) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 3 << 20) else {
+        return;
+    };
     let failure = run(&toml(STEPS, Precision::F32), &[small], |_| {}).expect_err("megabytes");
     assert_eq!(failure.code, FailureCode::OutOfResource);
     let text = failure.to_string();
@@ -119,7 +124,7 @@ fn a_device_without_room_says_what_helps() {
 fn bubbles_are_those_of_the_devices_clock() {
     // Tests beside this one read the same clock.
     const STEP_US_MAX: u32 = 100_000;
-    let Some(device) = emulated(Precision::F32, Order::Forwards) else { return };
+    let Some(device) = emulated(Precision::F32, LaneOrder::Forwards) else { return };
     let mut bubbles = Vec::new();
     run(&toml(STEPS, Precision::F32), &[device], |record| bubbles.push(record.bubbles.measured))
         .expect("nothing goes wrong");

@@ -1,27 +1,28 @@
 //! Workers that join a cluster with a device each, as processes.
 
-use zbelastic_emulator::{Order, Part, Settings};
+use zbelastic_emulator::{EmulatedLibrary, EmulatorSettings, ExecutionOrder};
 
-use crate::harness::Cluster;
-use crate::{Place, RUN, digest, toolkit};
+use crate::harness::SpawnedCluster;
+use crate::{DriverSetup, RUN, digest, toolkit};
 
 const STEPS: u64 = 12;
 
-fn variables(settings: Settings) -> Vec<(&'static str, String)> {
-    toolkit("whole", &Part::ALL).variables(settings)
+fn variables(settings: EmulatorSettings) -> Vec<(&'static str, String)> {
+    toolkit("whole", &EmulatedLibrary::ALL).variables(settings)
 }
 
 /// A device that gives up takes its worker with it; the others go on to the bits of `train`.
 #[test]
 fn a_worker_whose_device_gives_up_leaves_and_no_bit_changes() {
     let toml = RUN.replace("steps = 4", &format!("steps = {STEPS}"));
-    let Some(place) = Place::new() else { return };
+    let Some(place) = DriverSetup::new() else { return };
     std::fs::write(place.folder.path().join("run.toml"), &toml).expect("writable");
-    let expected = digest(&mut place.train(Settings::PLAIN, "--threads-only --workers 1"));
+    let expected =
+        digest(&mut place.train(EmulatorSettings::DEFAULT, "--threads-only --workers 1"));
     let text = std::fs::read(place.folder.path().join("text")).expect("written above");
-    let mut cluster = Cluster::new();
-    let lazy = Settings { order: Order::Lazy, ..Settings::PLAIN };
-    let broken = Settings { faulty_launch: Some(400), ..lazy };
+    let mut cluster = SpawnedCluster::new();
+    let lazy = EmulatorSettings { order: ExecutionOrder::Lazy, ..EmulatorSettings::DEFAULT };
+    let broken = EmulatorSettings { faulty_launch: Some(400), ..lazy };
     for (name, settings) in [("a", lazy), ("b", broken), ("c", lazy)] {
         cluster.variables = variables(settings);
         cluster.join_with(name, &["--device", "cuda:0"]);

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
-use zbelastic_emulator::{Part, Settings, Toolkit};
+use zbelastic_emulator::{EmulatedLibrary, EmulatedToolkit, EmulatorSettings};
 
 use common::{text, zbelastic};
 
@@ -25,25 +25,25 @@ const RUN: &str = "[model]\nfamily = \"gpt2\"\nlayers = 3\nwidth = 16\nheads = 2
     [train]\nseq_len = 8\nmicrobatch = 2\nglobal_batch = 8\nseed = 5\nsteps = 4\ndevice = \"cuda\"\n";
 
 /// The libraries of a machine, in a folder that all tests share: kernels are compiled once.
-fn toolkit(name: &str, parts: &[Part]) -> Toolkit {
+fn toolkit(name: &str, parts: &[EmulatedLibrary]) -> EmulatedToolkit {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    Toolkit::new(&folder, parts).expect("a folder")
+    EmulatedToolkit::new(&folder, parts).expect("a folder")
 }
 
 /// A folder with a run, and a machine to run it on.
-struct Place {
+struct DriverSetup {
     folder: TempDir,
-    toolkit: Toolkit,
+    toolkit: EmulatedToolkit,
 }
 
-impl Place {
+impl DriverSetup {
     /// None where there is no C++ compiler.
     fn new() -> Option<Self> {
-        Self::with("whole", &Part::ALL)
+        Self::with("whole", &EmulatedLibrary::ALL)
     }
 
-    fn with(name: &str, parts: &[Part]) -> Option<Self> {
-        if !Toolkit::is_possible() {
+    fn with(name: &str, parts: &[EmulatedLibrary]) -> Option<Self> {
+        if !EmulatedToolkit::is_possible() {
             return None;
         }
         let toolkit = toolkit(name, parts);
@@ -55,7 +55,7 @@ impl Place {
     }
 
     /// `train` with these words, on such a machine.
-    fn train(&self, settings: Settings, words: &str) -> Command {
+    fn train(&self, settings: EmulatorSettings, words: &str) -> Command {
         let mut command = zbelastic(&["train", "run.toml", "--text", "text", "--threads", "1"]);
         command.args(words.split_whitespace()).current_dir(self.folder.path());
         self.toolkit.equip(&mut command, settings);

@@ -1,41 +1,41 @@
 //! The errors that are printed on a machine that lacks something.
 
-use zbelastic_emulator::{Part, Settings};
+use zbelastic_emulator::{EmulatedLibrary, EmulatorSettings};
 
 use crate::common::{refusal, text, zbelastic};
-use crate::{Place, digest};
+use crate::{DriverSetup, digest};
 
 #[test]
 fn drivers_and_devices_that_will_not_do_are_named() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = DriverSetup::new() else { return };
     let cases = [
         (
-            Settings { driver: 12_040, ..Settings::PLAIN },
+            EmulatorSettings { driver: 12_040, ..EmulatorSettings::DEFAULT },
             "",
             ["for CUDA 12.4", "at least 12.8", "update the driver"],
         ),
         (
-            Settings { devices: 0, ..Settings::PLAIN },
+            EmulatorSettings { devices: 0, ..EmulatorSettings::DEFAULT },
             "",
             ["finds no device", "nvidia-smi", "CUDA_VISIBLE_DEVICES"],
         ),
         (
-            Settings::PLAIN,
+            EmulatorSettings::DEFAULT,
             "--device cuda:1",
             ["cuda:1: there is no device 1", "found 0: Emulated device", "nvidia-smi -L"],
         ),
         (
-            Settings { capability: 75, ..Settings::PLAIN },
+            EmulatorSettings { capability: 75, ..EmulatorSettings::DEFAULT },
             "",
             ["is sm_75", "need sm_80 or newer", "another device"],
         ),
         (
-            Settings { refusal: Some(802), ..Settings::PLAIN },
+            EmulatorSettings { refusal: Some(802), ..EmulatorSettings::DEFAULT },
             "",
             ["cuInit: CUDA_ERROR_SYSTEM_NOT_READY", "nvidia-fabricmanager", "restart"],
         ),
         (
-            Settings { refusal: Some(803), ..Settings::PLAIN },
+            EmulatorSettings { refusal: Some(803), ..EmulatorSettings::DEFAULT },
             "",
             ["SYSTEM_DRIVER_MISMATCH", "updated", "restart the machine"],
         ),
@@ -52,12 +52,12 @@ fn drivers_and_devices_that_will_not_do_are_named() {
 #[test]
 fn libraries_that_are_not_there_are_named() {
     let cases = [
-        ("no-compiler", [Part::Driver, Part::Products], "nvidia-cuda-nvrtc"),
-        ("no-products", [Part::Driver, Part::Compiler], "nvidia-cublas"),
+        ("no-compiler", [EmulatedLibrary::Driver, EmulatedLibrary::Products], "nvidia-cuda-nvrtc"),
+        ("no-products", [EmulatedLibrary::Driver, EmulatedLibrary::Compiler], "nvidia-cublas"),
     ];
     for (name, parts, package) in cases {
-        let Some(place) = Place::with(name, &parts) else { return };
-        let mut command = place.train(Settings::PLAIN, "--threads-only");
+        let Some(place) = DriverSetup::with(name, &parts) else { return };
+        let mut command = place.train(EmulatorSettings::DEFAULT, "--threads-only");
         if command.output().expect("it runs").status.success() {
             println!("skipped: this machine has the library itself");
             continue;
@@ -72,7 +72,7 @@ fn libraries_that_are_not_there_are_named() {
 /// `doctor` reports the devices, and what is missing.
 #[test]
 fn the_doctor_names_devices_and_what_stands_in_their_way() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = DriverSetup::new() else { return };
     let gpu = |settings| {
         let mut command = zbelastic(&["doctor"]);
         place.toolkit.equip(command.current_dir(place.folder.path()), settings);
@@ -80,22 +80,22 @@ fn the_doctor_names_devices_and_what_stands_in_their_way() {
         let lines: Vec<&str> = said.lines().skip_while(|line| !line.contains(" gpu ")).collect();
         lines[..3].join(" ")
     };
-    let two = gpu(Settings { devices: 2, ..Settings::PLAIN });
+    let two = gpu(EmulatorSettings { devices: 2, ..EmulatorSettings::DEFAULT });
     assert!(two.starts_with("ok ") && two.contains("cuda:1, Emulated device, sm_90"), "{two}");
     assert!(two.contains("GiB free; join --device cuda:0"), "{two}");
-    let old = gpu(Settings { driver: 12_040, ..Settings::PLAIN });
+    let old = gpu(EmulatorSettings { driver: 12_040, ..EmulatorSettings::DEFAULT });
     assert!(old.starts_with("warning ") && old.contains("update the driver"), "{old}");
-    let cards = gpu(Settings { capability: 75, ..Settings::PLAIN });
+    let cards = gpu(EmulatorSettings { capability: 75, ..EmulatorSettings::DEFAULT });
     assert!(cards.contains("none can be used") && cards.contains("cuda:0: Emulated"), "{cards}");
 }
 
 /// A folder for kernels that is none costs time, and is warned of once.
 #[test]
 fn kernels_that_cannot_be_kept_are_a_warning() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = DriverSetup::new() else { return };
     let words = "--threads-only --workers 2 --out ";
-    let expected = digest(&mut place.train(Settings::PLAIN, &format!("{words}kept")));
-    let mut command = place.train(Settings::PLAIN, &format!("{words}unkept"));
+    let expected = digest(&mut place.train(EmulatorSettings::DEFAULT, &format!("{words}kept")));
+    let mut command = place.train(EmulatorSettings::DEFAULT, &format!("{words}unkept"));
     let not_a_folder = place.folder.path().join("text").join("kernels");
     command.env("ZBELASTIC_KERNEL_CACHE", &not_a_folder);
     let output = command.output().expect("it runs");
@@ -103,5 +103,8 @@ fn kernels_that_cannot_be_kept_are_a_warning() {
     assert!(output.status.success(), "{said}");
     assert_eq!(said.matches("compiled kernels are not kept").count(), 1, "{said}");
     assert!(said.contains("ZBELASTIC_KERNEL_CACHE"), "{said}");
-    assert_eq!(digest(&mut place.train(Settings::PLAIN, &format!("{words}again"))), expected);
+    assert_eq!(
+        digest(&mut place.train(EmulatorSettings::DEFAULT, &format!("{words}again"))),
+        expected
+    );
 }

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use zbelastic_node::notice::{Cause, Cloud, NoticeSource, Report};
+use zbelastic_node::notice::{Cloud, NoticeCause, NoticeReport, NoticeSource};
 
-use crate::mock::{Asked, Mock, Reply};
+use crate::mock::{MockReply, MockService, ReceivedRequest};
 
 pub const TOKEN: &str = "/latest/api/token";
 pub const ACTION: &str = "/latest/meta-data/spot/instance-action";
@@ -13,19 +13,19 @@ const REBALANCE: &str = "/latest/meta-data/events/recommendations/rebalance";
 pub const MARKED: &str = r#"{"action": "terminate", "time": "2026-11-21T12:01:03Z"}"#;
 const RECOMMENDED: &str = r#"{"noticeTime": "2026-11-21T11:00:00Z"}"#;
 
-pub fn is_action(asked: &Asked) -> bool {
+pub fn is_action(asked: &ReceivedRequest) -> bool {
     asked.is("GET", ACTION)
 }
 
 /// A machine that is marked from the question after so many on.
-fn marked_after(questions: u32) -> Mock {
+fn marked_after(questions: u32) -> MockService {
     let count = AtomicU32::new(0);
-    Mock::start(move |asked| {
+    MockService::start(move |asked| {
         if asked.is("PUT", TOKEN) {
-            return Reply::of(200, "token");
+            return MockReply::of(200, "token");
         }
         let is_marked = is_action(asked) && count.fetch_add(1, Ordering::SeqCst) >= questions;
-        if is_marked { Reply::of(200, MARKED) } else { Reply::of(404, "") }
+        if is_marked { MockReply::of(200, MARKED) } else { MockReply::of(404, "") }
     })
 }
 
@@ -33,9 +33,9 @@ fn marked_after(questions: u32) -> Mock {
 fn a_marked_machine_is_told_once() {
     let mock = marked_after(2);
     let mut watch = mock.watch(NoticeSource::Aws);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Aws)));
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Aws)));
     let notice = watch.notice();
-    assert_eq!((notice.cause, notice.source), (Cause::Preempted, Cloud::Aws));
+    assert_eq!((notice.cause, notice.source), (NoticeCause::Preempted, Cloud::Aws));
     let deadline = UNIX_EPOCH + Duration::from_secs(1_795_262_463);
     assert_eq!(notice.deadline, Some(deadline));
     mock.wait_for(6, is_action);
@@ -58,16 +58,16 @@ fn questions_carry_a_token_that_was_asked_for() {
 
 #[test]
 fn a_recommendation_and_an_interruption_are_two_notices() {
-    let mock = Mock::start(|asked| match asked.path.as_str() {
-        TOKEN => Reply::of(200, "token"),
-        REBALANCE => Reply::of(200, RECOMMENDED),
-        _ => Reply::of(200, MARKED),
+    let mock = MockService::start(|asked| match asked.path.as_str() {
+        TOKEN => MockReply::of(200, "token"),
+        REBALANCE => MockReply::of(200, RECOMMENDED),
+        _ => MockReply::of(200, MARKED),
     });
     let mut watch = mock.watch(NoticeSource::Aws);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Aws)));
-    assert_eq!(watch.notice().cause, Cause::Preempted);
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Aws)));
+    assert_eq!(watch.notice().cause, NoticeCause::Preempted);
     let recommendation = watch.notice();
-    assert_eq!((recommendation.cause, recommendation.deadline), (Cause::Rebalance, None));
+    assert_eq!((recommendation.cause, recommendation.deadline), (NoticeCause::Rebalance, None));
     mock.wait_for(4, is_action);
     watch.assert_silent();
 }
@@ -76,12 +76,12 @@ fn a_recommendation_and_an_interruption_are_two_notices() {
 fn an_expired_token_is_renewed_and_nobody_is_told() {
     let tokens = AtomicU32::new(0);
     let actions = AtomicU32::new(0);
-    let mock = Mock::start(move |asked| {
+    let mock = MockService::start(move |asked| {
         if asked.is("PUT", TOKEN) {
-            return Reply::of(200, format!("token-{}", tokens.fetch_add(1, Ordering::SeqCst)));
+            return MockReply::of(200, format!("token-{}", tokens.fetch_add(1, Ordering::SeqCst)));
         }
         if !is_action(asked) {
-            return Reply::of(404, "");
+            return MockReply::of(404, "");
         }
         let valid = match actions.fetch_add(1, Ordering::SeqCst) {
             0..3 => "token-0",
@@ -89,14 +89,14 @@ fn an_expired_token_is_renewed_and_nobody_is_told() {
         };
         let is_valid = asked.header("X-aws-ec2-metadata-token") == Some(valid);
         match (is_valid, valid) {
-            (false, _) => Reply::of(401, ""),
-            (true, "token-0") => Reply::of(404, ""),
-            (true, _) => Reply::of(200, MARKED),
+            (false, _) => MockReply::of(401, ""),
+            (true, "token-0") => MockReply::of(404, ""),
+            (true, _) => MockReply::of(200, MARKED),
         }
     });
     let mut watch = mock.watch(NoticeSource::Aws);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Aws)));
-    assert_eq!(watch.notice().cause, Cause::Preempted);
-    let renewals = mock.asked().iter().filter(|asked| asked.method == "PUT").count();
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Aws)));
+    assert_eq!(watch.notice().cause, NoticeCause::Preempted);
+    let renewals = mock.requests().iter().filter(|asked| asked.method == "PUT").count();
     assert_eq!(renewals, 2);
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use zbelastic_node::notice::{Cause, Cloud, NoticeSource, Report};
+use zbelastic_node::notice::{Cloud, NoticeCause, NoticeReport, NoticeSource};
 
-use crate::mock::{Asked, Mock, Reply};
+use crate::mock::{MockReply, MockService, ReceivedRequest};
 
 const NAME: &str = "/metadata/instance/compute/name";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 
-fn is_look(asked: &Asked) -> bool {
+fn is_poll(asked: &ReceivedRequest) -> bool {
     asked.is("GET", EVENTS)
 }
 
@@ -27,20 +27,20 @@ fn document(events: &[String]) -> String {
 }
 
 /// The machine `spot-7`, about which and about `spot-8` there is an event once `is_marked`.
-fn service(is_marked: Arc<AtomicBool>) -> Mock {
-    Mock::start(move |asked| {
+fn service(is_marked: Arc<AtomicBool>) -> MockService {
+    MockService::start(move |asked| {
         if asked.header("Metadata") != Some("true") {
-            return Reply::of(400, "");
+            return MockReply::of(400, "");
         }
         if asked.path.starts_with(NAME) {
-            return Reply::of(200, "spot-7");
+            return MockReply::of(200, "spot-7");
         }
         if asked.is("POST", EVENTS) {
-            return Reply::of(200, "");
+            return MockReply::of(200, "");
         }
         let events = [event("event-8", "spot-8"), event("event-7", "spot-7")];
         let count = if is_marked.load(Ordering::SeqCst) { 2 } else { 0 };
-        Reply::of(200, document(&events[..count]))
+        MockReply::of(200, document(&events[..count]))
     })
 }
 
@@ -49,16 +49,16 @@ fn an_event_of_this_machine_is_told_once_and_acknowledged_when_it_is_ready() {
     let is_marked = Arc::new(AtomicBool::new(false));
     let mock = service(Arc::clone(&is_marked));
     let mut watch = mock.watch(NoticeSource::Azure);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Azure)));
-    mock.wait_for(3, is_look);
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Azure)));
+    mock.wait_for(3, is_poll);
     watch.assert_silent();
     is_marked.store(true, Ordering::SeqCst);
     let notice = watch.notice();
-    assert_eq!((notice.cause, notice.event.name()), (Cause::Preempted, "event-7"));
+    assert_eq!((notice.cause, notice.event.name()), (NoticeCause::Preempted, "event-7"));
     assert_eq!(notice.deadline, Some(UNIX_EPOCH + Duration::from_secs(1_795_262_463)));
     mock.wait_for(4, |asked| {
         assert_eq!(asked.method, "GET", "nothing is acknowledged yet");
-        is_look(asked)
+        is_poll(asked)
     });
     watch.assert_silent();
     watch.0.acknowledge(&notice);
@@ -68,7 +68,7 @@ fn an_event_of_this_machine_is_told_once_and_acknowledged_when_it_is_ready() {
     assert_eq!(sent.body, r#"{"StartRequests":[{"EventId":"event-7"}]}"#);
     mock.wait_for(3, |asked| {
         assert_eq!(asked.method, "GET", "it is acknowledged once");
-        is_look(asked)
+        is_poll(asked)
     });
     watch.assert_silent();
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use zbelastic_node::notice::{METADATA_VARIABLE, NoticeSettings, NoticeSource};
 
-use crate::mock::{Mock, Reply};
+use crate::mock::{MockReply, MockService};
 
 /// What [`the_place_is_read`] expects, in the process that was started for it.
 const EXPECTED: &str = "ZBELASTIC_TEST_EXPECTED";
@@ -23,12 +23,12 @@ fn passes(test: &str, variables: &[(&str, &str)]) -> bool {
 
 #[test]
 fn proxies_are_not_asked() {
-    let proxy = Mock::start(|_| Reply::of(502, ""));
+    let proxy = MockService::start(|_| MockReply::of(502, ""));
     let names =
         ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"];
     let variables = names.map(|name| (name, proxy.url.as_str()));
     assert!(passes("aws::a_marked_machine_is_told_once", &variables));
-    assert!(proxy.asked().is_empty());
+    assert!(proxy.requests().is_empty());
 }
 
 /// Tests something only in the processes that the next test starts.

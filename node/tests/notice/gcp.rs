@@ -3,45 +3,45 @@
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use zbelastic_node::notice::{AskFault, Cause, Cloud, NoticeSource, Report};
+use zbelastic_node::notice::{Cloud, MetadataFault, NoticeCause, NoticeReport, NoticeSource};
 
-use crate::mock::{Asked, Mock, Reply};
+use crate::mock::{MockReply, MockService, ReceivedRequest};
 
 const PREEMPTED: &str = "/computeMetadata/v1/instance/preempted";
 const MAINTENANCE: &str = "/computeMetadata/v1/instance/maintenance-event";
 
-fn said(body: &str) -> Reply {
-    Reply::of(200, body).header("Metadata-Flavor", "Google").header("ETag", "0a1b2c")
+fn google_reply(body: &str) -> MockReply {
+    MockReply::of(200, body).header("Metadata-Flavor", "Google").header("ETag", "0a1b2c")
 }
 
-fn is_held(asked: &Asked, path: &str) -> bool {
+fn is_held(asked: &ReceivedRequest, path: &str) -> bool {
     asked.path.starts_with(&format!("{path}?wait_for_change=true"))
 }
 
 /// The next word that the test lets go, or none when it has ended.
-fn held(words: &Mutex<Receiver<&'static str>>) -> Reply {
+fn held(words: &Mutex<Receiver<&'static str>>) -> MockReply {
     match words.lock().expect("no test panics with it").recv() {
-        Ok(word) => said(word),
-        Err(_) => Reply::Silence,
+        Ok(word) => google_reply(word),
+        Err(_) => MockReply::Silence,
     }
 }
 
 /// A service that holds back both values until they are let go.
-fn holding() -> (Mock, Sender<&'static str>, Sender<&'static str>) {
+fn holding() -> (MockService, Sender<&'static str>, Sender<&'static str>) {
     let (preempted, preempted_words) = channel();
     let (maintenance, maintenance_words) = channel();
     let words = (Mutex::new(preempted_words), Mutex::new(maintenance_words));
-    let mock = Mock::start(move |asked| {
+    let mock = MockService::start(move |asked| {
         if is_held(asked, PREEMPTED) {
             held(&words.0)
         } else if is_held(asked, MAINTENANCE) {
             held(&words.1)
         } else if asked.path == PREEMPTED {
-            said("FALSE")
+            google_reply("FALSE")
         } else if asked.path == MAINTENANCE {
-            said("NONE")
+            google_reply("NONE")
         } else {
-            Reply::of(404, "")
+            MockReply::of(404, "")
         }
     });
     (mock, preempted, maintenance)
@@ -51,14 +51,14 @@ fn holding() -> (Mock, Sender<&'static str>, Sender<&'static str>) {
 fn a_preemption_is_told_once_when_the_answer_is_let_go() {
     let (mock, preempted, _maintenance) = holding();
     let mut watch = mock.watch(NoticeSource::Gcp);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Gcp)));
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Gcp)));
     let asked = mock.next(|asked| is_held(asked, PREEMPTED));
     assert_eq!(asked.header("Metadata-Flavor"), Some("Google"));
     assert!(asked.path.ends_with("&last_etag=0a1b2c"), "{asked:?}");
     watch.assert_silent();
     preempted.send("TRUE").expect("held");
     let notice = watch.notice();
-    assert_eq!((notice.cause, notice.source), (Cause::Preempted, Cloud::Gcp));
+    assert_eq!((notice.cause, notice.source), (NoticeCause::Preempted, Cloud::Gcp));
     assert!(notice.deadline.is_some());
     for _ in 0..3 {
         mock.next(|asked| is_held(asked, PREEMPTED));
@@ -72,23 +72,23 @@ fn a_preemption_is_told_once_when_the_answer_is_let_go() {
 fn upkeep_that_ends_the_machine_is_told_and_a_move_is_not() {
     let (mock, _preempted, maintenance) = holding();
     let mut watch = mock.watch(NoticeSource::Gcp);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Gcp)));
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Gcp)));
     for word in ["MIGRATE_ON_HOST_MAINTENANCE", "NONE", "TERMINATE_ON_HOST_MAINTENANCE"] {
         mock.next(|asked| is_held(asked, MAINTENANCE));
         watch.assert_silent();
         maintenance.send(word).expect("held");
     }
     let notice = watch.notice();
-    assert_eq!((notice.cause, notice.deadline), (Cause::Maintenance, None));
+    assert_eq!((notice.cause, notice.deadline), (NoticeCause::Maintenance, None));
 }
 
 #[test]
 fn what_googles_server_did_not_say_is_no_notice() {
-    let mock = Mock::start(|_| Reply::of(200, "TRUE"));
+    let mock = MockService::start(|_| MockReply::of(200, "TRUE"));
     let mut watch = mock.watch(NoticeSource::Gcp);
-    assert_eq!(watch.report(), Some(Report::Watching(Cloud::Gcp)));
-    let fault = AskFault::Senseless { expected: "an answer of Google's" };
-    let trouble = Some(Report::Trouble { source: Cloud::Gcp, fault });
+    assert_eq!(watch.report(), Some(NoticeReport::Watching(Cloud::Gcp)));
+    let fault = MetadataFault::Senseless { expected: "an answer of Google's" };
+    let trouble = Some(NoticeReport::Trouble { source: Cloud::Gcp, fault });
     // Both values are requested, each by a thread that reports its own trouble.
     assert_eq!(watch.report(), trouble);
     assert_eq!(watch.report(), trouble);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::runtime;
 use tokio::sync::mpsc::error::TryRecvError;
 use zbelastic_node::notice::{
-    MetadataUrl, Notice, NoticeSettings, NoticeSource, NoticeWatch, Pace, Report,
+    MetadataUrl, Notice, NoticeReport, NoticeSettings, NoticeSource, NoticeWatch, PollTimings,
 };
 
 /// After that long a test has failed; nothing takes as long.
@@ -18,14 +18,14 @@ const GUARD: Duration = Duration::from_secs(60);
 
 /// An HTTP request that the service received.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ReceivedRequest {
     pub method: String,
     pub path: String,
     headers: Vec<(String, String)>,
     pub body: String,
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// The value of a header; its name counts in any case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let is_it = |(found, _): &&(String, String)| found.eq_ignore_ascii_case(name);
@@ -39,7 +39,7 @@ impl Asked {
 }
 
 /// What the service sends back.
-pub enum Reply {
+pub enum MockReply {
     Answer {
         status: u16,
         headers: Vec<(&'static str, String)>,
@@ -55,7 +55,7 @@ pub enum Reply {
     Close,
 }
 
-impl Reply {
+impl MockReply {
     pub fn of(status: u16, body: impl Into<Vec<u8>>) -> Self {
         Self::Answer { status, headers: Vec::new(), body: body.into() }
     }
@@ -67,15 +67,15 @@ impl Reply {
     }
 }
 
-pub struct Mock {
+pub struct MockService {
     pub url: String,
-    asked: Receiver<Asked>,
+    received: Receiver<ReceivedRequest>,
 }
 
-impl Mock {
+impl MockService {
     /// A service on a port of its own. `answer` is called on a thread for each connection, and may
     /// wait for whatever it likes.
-    pub fn start(answer: impl Fn(&Asked) -> Reply + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&ReceivedRequest) -> MockReply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let (sender, asked) = channel();
@@ -87,45 +87,45 @@ impl Mock {
                 thread::spawn(move || connection.map(|stream| serve(stream, &*answer, &sender)));
             }
         });
-        Self { url, asked }
+        Self { url, received: asked }
     }
 
-    /// The next request for which `is_wanted` holds.
-    pub fn next(&self, is_wanted: impl Fn(&Asked) -> bool) -> Asked {
+    /// The next request for which `is_missing` holds.
+    pub fn next(&self, is_wanted: impl Fn(&ReceivedRequest) -> bool) -> ReceivedRequest {
         loop {
-            let asked = self.asked.recv_timeout(GUARD).expect("it is asked");
+            let asked = self.received.recv_timeout(GUARD).expect("it is asked");
             if is_wanted(&asked) {
                 return asked;
             }
         }
     }
 
-    /// Waits for `count` more requests for which `is_wanted` holds.
-    pub fn wait_for(&self, count: usize, is_wanted: impl Fn(&Asked) -> bool) {
+    /// Waits for `count` more requests for which `is_missing` holds.
+    pub fn wait_for(&self, count: usize, is_wanted: impl Fn(&ReceivedRequest) -> bool) {
         for _ in 0..count {
             self.next(&is_wanted);
         }
     }
 
     /// The requests that were received and not looked at yet.
-    pub fn asked(&self) -> Vec<Asked> {
-        self.asked.try_iter().collect()
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
+        self.received.try_iter().collect()
     }
 
-    pub fn watch(&self, source: NoticeSource) -> Watch {
+    pub fn watch(&self, source: NoticeSource) -> MockedWatch {
         self.watch_at(source, quick())
     }
 
-    pub fn watch_at(&self, source: NoticeSource, pace: Pace) -> Watch {
+    pub fn watch_at(&self, source: NoticeSource, pace: PollTimings) -> MockedWatch {
         let base = Some(MetadataUrl::parse(&self.url).expect("a place"));
-        Watch(NoticeWatch::start(NoticeSettings { source, base, pace }).expect("a thread"))
+        MockedWatch(NoticeWatch::start(NoticeSettings { source, base, pace }).expect("a thread"))
     }
 }
 
 /// A pace for a service that answers at once, of which no test has to wait for anything.
-pub fn quick() -> Pace {
+pub fn quick() -> PollTimings {
     let moment = Duration::from_millis(1);
-    Pace {
+    PollTimings {
         aws_poll: moment,
         azure_poll: moment,
         gcp_pause: moment,
@@ -138,11 +138,11 @@ pub fn quick() -> Pace {
     }
 }
 
-pub struct Watch(pub NoticeWatch);
+pub struct MockedWatch(pub NoticeWatch);
 
-impl Watch {
+impl MockedWatch {
     /// The next report, or `None` if there will be none.
-    pub fn report(&mut self) -> Option<Report> {
+    pub fn report(&mut self) -> Option<NoticeReport> {
         let runtime = runtime::Builder::new_current_thread().enable_time().build();
         let report = async { tokio::time::timeout(GUARD, self.0.reports.recv()).await };
         runtime.expect("a runtime").block_on(report).expect("a report in time")
@@ -151,7 +151,7 @@ impl Watch {
     /// The next report, which is a notice.
     pub fn notice(&mut self) -> Notice {
         match self.report() {
-            Some(Report::Notice(notice)) => notice,
+            Some(NoticeReport::Notice(notice)) => notice,
             other => panic!("expected a notice, found {other:?}"),
         }
     }
@@ -163,14 +163,14 @@ impl Watch {
 
 fn serve(
     mut stream: TcpStream,
-    answer: &dyn Fn(&Asked) -> Reply,
-    sender: &Sender<Asked>,
+    answer: &dyn Fn(&ReceivedRequest) -> MockReply,
+    sender: &Sender<ReceivedRequest>,
 ) -> Option<()> {
     let asked = read_request(&stream)?;
     // The test may have ended.
     let _ = sender.send(asked.clone());
     match answer(&asked) {
-        Reply::Answer { status, headers, body } => {
+        MockReply::Answer { status, headers, body } => {
             let headers = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
             let head = format!(
                 "HTTP/1.1 {status} Said\r\nContent-Length: {}\r\nConnection: close\r\n{}\r\n",
@@ -179,13 +179,13 @@ fn serve(
             );
             stream.write_all(&[head.as_bytes(), &body].concat()).ok()
         }
-        Reply::Raw(bytes) => stream.write_all(&bytes).ok(),
-        Reply::Half => {
+        MockReply::Raw(bytes) => stream.write_all(&bytes).ok(),
+        MockReply::Half => {
             stream.write_all(b"HTTP/1.1 200 Said\r\nContent-Length: 100\r\n\r\nhalf").ok()?;
             wait_for_end(&mut stream)
         }
-        Reply::Silence => wait_for_end(&mut stream),
-        Reply::Close => Some(()),
+        MockReply::Silence => wait_for_end(&mut stream),
+        MockReply::Close => Some(()),
     }
 }
 
@@ -194,7 +194,7 @@ fn wait_for_end(stream: &mut TcpStream) -> Option<()> {
     stream.read_to_end(&mut Vec::new()).ok().map(drop)
 }
 
-fn read_request(stream: &TcpStream) -> Option<Asked> {
+fn read_request(stream: &TcpStream) -> Option<ReceivedRequest> {
     let mut reader = BufReader::new(stream);
     let mut line = || {
         let mut line = String::new();
@@ -209,7 +209,7 @@ fn read_request(stream: &TcpStream) -> Option<Asked> {
         let (name, value) = line.split_once(':')?;
         headers.push((name.to_owned(), value.trim().to_owned()));
     }
-    let mut asked = Asked { method, path, headers, body: String::new() };
+    let mut asked = ReceivedRequest { method, path, headers, body: String::new() };
     let length = asked.header("Content-Length").and_then(|length| length.parse().ok());
     reader.take(length.unwrap_or(0)).read_to_string(&mut asked.body).ok()?;
     Some(asked)

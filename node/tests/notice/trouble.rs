@@ -4,73 +4,75 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use zbelastic_node::notice::{ANSWER_BYTES_MAX, AskFault, Cause, NoticeSource, Pace, Report};
+use zbelastic_node::notice::{
+    ANSWER_BYTES_MAX, MetadataFault, NoticeCause, NoticeReport, NoticeSource, PollTimings,
+};
 
 use crate::aws::{ACTION, MARKED, TOKEN, is_action};
-use crate::mock::{Mock, Reply, Watch, quick};
+use crate::mock::{MockReply, MockService, MockedWatch, quick};
 
 /// A service that answers the question for an interruption like this, one after the other, and then
 /// that there is one.
-fn service(replies: &'static [fn() -> Reply]) -> Mock {
+fn service(replies: &'static [fn() -> MockReply]) -> MockService {
     let count = AtomicUsize::new(0);
-    Mock::start(move |asked| {
+    MockService::start(move |asked| {
         if asked.is("PUT", TOKEN) {
-            return Reply::of(200, "token");
+            return MockReply::of(200, "token");
         }
         if !is_action(asked) {
-            return Reply::of(404, "");
+            return MockReply::of(404, "");
         }
         let reply = replies.get(count.fetch_add(1, Ordering::SeqCst));
-        reply.map_or_else(|| Reply::of(200, MARKED), |reply| reply())
+        reply.map_or_else(|| MockReply::of(200, MARKED), |reply| reply())
     })
 }
 
-fn troubles(watch: &mut Watch) -> Vec<AskFault> {
+fn troubles(watch: &mut MockedWatch) -> Vec<MetadataFault> {
     let mut faults = Vec::new();
     loop {
         match watch.report().expect("it goes on") {
-            Report::Watching(_) => {}
-            Report::Trouble { fault, .. } => faults.push(fault),
-            Report::Notice(notice) => {
-                assert_eq!(notice.cause, Cause::Preempted);
+            NoticeReport::Watching(_) => {}
+            NoticeReport::Trouble { fault, .. } => faults.push(fault),
+            NoticeReport::Notice(notice) => {
+                assert_eq!(notice.cause, NoticeCause::Preempted);
                 return faults;
             }
-            Report::NoCloud => panic!("the cloud was named"),
+            NoticeReport::NoCloud => panic!("the cloud was named"),
         }
     }
 }
 
 /// A mark with spaces up to this length.
-fn padded(bytes: usize) -> Reply {
+fn padded(bytes: usize) -> MockReply {
     let mut body = MARKED.as_bytes().to_vec();
     body.resize(bytes, b' ');
-    Reply::of(200, body)
+    MockReply::of(200, body)
 }
 
 #[test]
 fn whatever_comes_is_told_once_and_asking_goes_on() {
     let patience = Duration::from_secs(1);
     let mock = service(&[
-        || Reply::of(200, "garbage"),
-        || Reply::of(200, b"\xff\xfe".to_vec()),
+        || MockReply::of(200, "garbage"),
+        || MockReply::of(200, b"\xff\xfe".to_vec()),
         || padded(ANSWER_BYTES_MAX + 1),
-        || Reply::Raw([b"HTTP/1.1 200 Said\r\nX: ".as_slice(), &[b'x'; 1 << 20]].concat()),
-        || Reply::Close,
-        || Reply::Raw(b"220 mail.example ESMTP\r\n".to_vec()),
-        || Reply::of(500, ""),
-        || Reply::of(403, ""),
-        || Reply::Half,
-        || Reply::Silence,
+        || MockReply::Raw([b"HTTP/1.1 200 Said\r\nX: ".as_slice(), &[b'x'; 1 << 20]].concat()),
+        || MockReply::Close,
+        || MockReply::Raw(b"220 mail.example ESMTP\r\n".to_vec()),
+        || MockReply::of(500, ""),
+        || MockReply::of(403, ""),
+        || MockReply::Half,
+        || MockReply::Silence,
     ]);
-    let mut watch = mock.watch_at(NoticeSource::Aws, Pace { patience, ..quick() });
+    let mut watch = mock.watch_at(NoticeSource::Aws, PollTimings { patience, ..quick() });
     let found = troubles(&mut watch);
     let expected = [
-        AskFault::Senseless { expected: "an interruption" },
-        AskFault::TooLong,
-        AskFault::Unreachable { kind: io::ErrorKind::UnexpectedEof },
-        AskFault::NoHttp,
-        AskFault::Status { found: 500 },
-        AskFault::TooSlow { within: patience },
+        MetadataFault::Senseless { expected: "an interruption" },
+        MetadataFault::TooLong,
+        MetadataFault::Unreachable { kind: io::ErrorKind::UnexpectedEof },
+        MetadataFault::NoHttp,
+        MetadataFault::Status { found: 500 },
+        MetadataFault::TooSlow { within: patience },
     ];
     assert_eq!(found, expected);
 }
@@ -83,10 +85,10 @@ fn an_answer_may_have_64_kib() {
 
 #[test]
 fn nobody_is_followed_elsewhere() {
-    let mock = service(&[|| Reply::of(307, "").header("Location", "/elsewhere")]);
+    let mock = service(&[|| MockReply::of(307, "").header("Location", "/elsewhere")]);
     let found = troubles(&mut mock.watch(NoticeSource::Aws));
-    assert_eq!(found, [AskFault::Status { found: 307 }]);
-    let asked = mock.asked();
+    assert_eq!(found, [MetadataFault::Status { found: 307 }]);
+    let asked = mock.requests();
     assert!(asked.iter().any(|asked| asked.path == ACTION));
     assert!(asked.iter().all(|asked| asked.path != "/elsewhere"), "{asked:?}");
 }

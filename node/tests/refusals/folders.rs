@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::site::{Node, Site, free_address, refused, wait_until};
+use crate::site::{ControllerSite, SiteNode, free_address, refused, wait_until};
 
 const INIT: [&str; 3] = ["init", "--bind", "127.0.0.1:0"];
 
@@ -70,14 +70,14 @@ fn empty_lock_is_no_harm() {
     let folder = root.path().join("node");
     fs::create_dir(&folder).expect("made");
     fs::write(folder.join("LOCK"), "").expect("written");
-    let node = Node::start(&folder, &INIT);
-    node.says("running");
+    let node = SiteNode::start(&folder, &INIT);
+    node.wait_for_log("running");
 }
 
 /// A name, what is done to a copy of a controller's folder, the exit code, and a part of the error.
-type Damage = (&'static str, fn(&Path), i32, &'static str);
+type DamageCase = (&'static str, fn(&Path), i32, &'static str);
 
-const DAMAGE: [Damage; 10] = [
+const DAMAGE: [DamageCase; 10] = [
     (
         "a newer folder",
         |folder| fs::write(folder.join("VERSION"), "zbelastic-data 9 7.0.0 7.0.0\n").unwrap(),
@@ -156,7 +156,7 @@ const DAMAGE: [Damage; 10] = [
 
 #[test]
 fn damaged_folder_is_refused_with_its_reason_and_left_as_it_is() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     site.controller.child.kill().expect("it runs");
     site.controller.ended();
     for (index, (what, damage, code, expected)) in DAMAGE.into_iter().enumerate() {
@@ -178,7 +178,7 @@ fn damaged_folder_is_refused_with_its_reason_and_left_as_it_is() {
 
 #[test]
 fn folder_serves_one_process() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let process = site.controller.child.id();
     for verb in ["init", "join"] {
         let said = refused(&site.controller.folder, &[verb], 6);
@@ -189,33 +189,33 @@ fn folder_serves_one_process() {
 
 #[test]
 fn copied_folder_is_found_out_when_both_run() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let mut original = site.worker("w");
     let folder = copy(&original.folder, &site.path("copy"));
-    let mut copied = Node::start(&folder, &["join", "--spot", "none"]);
+    let mut copied = SiteNode::start(&folder, &["join", "--spot", "none"]);
     wait_until("one of them ends", || !original.is_running() || !copied.is_running());
     let (ended, other) = if copied.is_running() {
         (&mut original, &mut copied)
     } else {
         (&mut copied, &mut original)
     };
-    assert_eq!(ended.ended(), Some(6), "{}", ended.said());
-    let said = ended.said();
+    assert_eq!(ended.ended(), Some(6), "{}", ended.log_text());
+    let said = ended.log_text();
     assert!(said.contains("another process with this node's identity lives"), "{said}");
     assert!(other.is_running());
 }
 
 #[test]
 fn port_in_use_is_told_and_another_one_can_be_given() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let folder = site.path("second");
     let init = ["init", "--bind", &site.address];
     let said = refused(&folder, &init, 6);
     assert!(said.contains(&format!("port in use: {}", site.address)), "{said}");
     assert!(said.contains("another --bind") && !said.contains("running"), "{said}");
     let other = free_address();
-    let node = Node::start(&folder, &["init", "--bind", &other]);
-    node.says("running");
+    let node = SiteNode::start(&folder, &["init", "--bind", &other]);
+    node.wait_for_log("running");
     let said = crate::site::zbelastic(&folder, &["cluster", "info"]).output().expect("it runs");
     assert!(said.status.success(), "{said:?}");
     drop(node);

@@ -3,11 +3,11 @@
 
 use std::fs;
 
-use crate::site::{Site, wait_until};
+use crate::site::{ControllerSite, wait_until};
 
 #[test]
 fn nodes_that_cannot_go_stay_and_the_reason_is_told() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let (_one, _two) = (site.worker("gpu-a"), site.worker("gpu-b"));
     let check = |arguments: &[&str], code: i32, expected: &str| {
         let said = site.refused(arguments, code);
@@ -28,10 +28,10 @@ fn nodes_that_cannot_go_stay_and_the_reason_is_told() {
 
 #[test]
 fn tokens_are_taken_back_once() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let token = site.token(&[]);
     let id = token.split('.').nth(2).expect("an id");
-    site.told(&["token", "revoke", &id[..8], "--yes"]);
+    site.stdout_of(&["token", "revoke", &id[..8], "--yes"]);
     let said = site.refused(&["token", "revoke", id, "--yes"], 6);
     assert!(said.contains(&format!("token {id} is revoked already")), "{said}");
     let said = site.refused(&["token", "revoke", "zz", "--yes"], 5);
@@ -40,7 +40,7 @@ fn tokens_are_taken_back_once() {
 
 #[test]
 fn runs_and_checkpoints_are_not_mistaken_for_others() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let said = site.refused(&["ckpt", "restore", "5", "--yes"], 5);
     assert!(said.contains("there is none at all"), "{said}");
     for verb in ["pause", "resume"] {

@@ -1,22 +1,22 @@
 //! People who were let in with a token: what an operator may do, and what a viewer may do.
 
 use crate::common::text;
-use crate::site::{Site, refused, zbelastic};
+use crate::site::{ControllerSite, refused, zbelastic};
 
-impl Site {
+impl ControllerSite {
     /// A person who was let in with a token of this role, by the folder's name.
     pub fn person(&self, role: &str) -> std::path::PathBuf {
         let token = self.token(&["--role", role]);
         let folder = self.path(role);
         let login = ["login", "--cluster", &self.address, "--token", &token, "--name", role];
-        let said = told(&folder, &login);
+        let said = stdout_on(&folder, &login);
         assert!(said.contains(&format!("{role} of cluster test")), "{said}");
         folder
     }
 }
 
 /// What a command that succeeds on a folder prints.
-pub fn told(folder: &std::path::Path, arguments: &[&str]) -> String {
+pub fn stdout_on(folder: &std::path::Path, arguments: &[&str]) -> String {
     let output = zbelastic(folder, arguments).output().expect("it runs");
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
@@ -24,7 +24,7 @@ pub fn told(folder: &std::path::Path, arguments: &[&str]) -> String {
 
 #[test]
 fn who_looks_on_reads_and_an_operator_runs_and_neither_lets_anybody_in() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let _worker = site.worker("w");
     let (viewer, operator) = (site.person("viewer"), site.person("operator"));
     let (config, words) = site.submission(5);
@@ -34,14 +34,14 @@ fn who_looks_on_reads_and_an_operator_runs_and_neither_lets_anybody_in() {
         assert!(said.contains("not authorised"), "{arguments:?}: {said}");
     };
     denied(&viewer, &run);
-    told(&operator, &run);
+    stdout_on(&operator, &run);
     for folder in [&viewer, &operator] {
         assert!(
-            told(folder, &["status"]).contains("theirs")
-                || told(folder, &["runs", "list"]).contains("theirs")
+            stdout_on(folder, &["status"]).contains("theirs")
+                || stdout_on(folder, &["runs", "list"]).contains("theirs")
         );
-        told(folder, &["events"]);
-        told(folder, &["ckpt", "list"]);
+        stdout_on(folder, &["events"]);
+        stdout_on(folder, &["ckpt", "list"]);
         denied(folder, &["token", "create"]);
         denied(folder, &["token", "list"]);
         denied(folder, &["node", "remove", "w", "--force", "--yes"]);
@@ -50,15 +50,15 @@ fn who_looks_on_reads_and_an_operator_runs_and_neither_lets_anybody_in() {
     let model = site.path("model").display().to_string();
     denied(&viewer, &["export", "theirs", &model]);
     denied(&viewer, &["runs", "remove", "theirs", "--yes"]);
-    told(&operator, &["export", "theirs", &model]);
-    told(&operator, &["runs", "remove", "theirs", "--yes"]);
+    stdout_on(&operator, &["export", "theirs", &model]);
+    stdout_on(&operator, &["runs", "remove", "theirs", "--yes"]);
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2, "no member more");
 }
 
 #[test]
 fn people_and_nodes_are_let_in_with_tokens_of_their_own() {
-    let site = Site::new();
-    let line = site.told(&["token", "create", "--role", "viewer", "--print-join"]);
+    let site = ControllerSite::new();
+    let line = site.stdout_of(&["token", "create", "--role", "viewer", "--print-join"]);
     assert!(line.starts_with("zbelastic login --cluster ") && line.contains(".v."), "{line}");
     let for_node = site.token(&[]);
     let login = |token| ["login", "--cluster", &site.address, "--token", token];
@@ -72,15 +72,15 @@ fn people_and_nodes_are_let_in_with_tokens_of_their_own() {
     assert!(said.contains("has an identity already"), "{said}");
 
     // A token is spent, and what it made can be taken back.
-    told(&folder, &login(&for_person));
+    stdout_on(&folder, &login(&for_person));
     let said = refused(&site.path("second"), &login(&for_person), 4);
     assert!(said.contains("E2004"), "{said}");
-    told(&folder, &["status"]);
+    stdout_on(&folder, &["status"]);
     let another = site.token(&["--role", "viewer"]);
     refused(&folder, &login(&another), 6);
     site.refused(&["token", "create", "--ephemeral", "--role", "viewer"], 2);
     let id = for_person.split('.').nth(2).expect("an id");
-    site.told(&["token", "revoke", id, "--with-nodes", "--yes"]);
+    site.stdout_of(&["token", "revoke", id, "--with-nodes", "--yes"]);
     crate::site::wait_until("it is let in no more", || {
         !zbelastic(&folder, &["status"]).output().expect("it runs").status.success()
     });

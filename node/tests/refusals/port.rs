@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use crate::site::{Site, wait_until};
+use crate::site::{ControllerSite, wait_until};
 
 /// Datagrams of one flood.
 const DATAGRAMS: usize = 20_000;
@@ -36,11 +36,11 @@ fn like_a_handshake(seed: u64) -> [u8; 1200] {
 
 #[test]
 fn noise_tcp_and_http_are_ignored_and_a_flood_of_them_costs_no_memory() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     let mut worker = site.worker("w");
     site.run(100_000);
     site.wait_for_checkpoint();
-    let (memory, lines) = (site.controller.memory(), site.controller.said().lines().count());
+    let (memory, lines) = (site.controller.memory(), site.controller.log_text().lines().count());
     let address: SocketAddr = site.address.parse().expect("an address");
     // The port is UDP's: nobody listens for TCP.
     let tcp = TcpStream::connect_timeout(&address, Duration::from_secs(2));
@@ -62,7 +62,7 @@ fn noise_tcp_and_http_are_ignored_and_a_flood_of_them_costs_no_memory() {
     wait_until("more steps", || site.status()["job"]["step"].as_u64() > step);
     let grown = site.controller.memory().saturating_sub(memory);
     assert!(grown <= GROWTH_MAX, "{grown} bytes");
-    let said = site.controller.said();
+    let said = site.controller.log_text();
     let about = said.lines().skip(lines).filter(|line| line.contains("strangers")).count();
     assert!(about <= LINES_MAX, "{said}");
     assert!(site.controller.is_running() && worker.is_running());

@@ -6,13 +6,13 @@ use std::path::Path;
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 
-use crate::site::{Node, Site, refused, wait_until};
+use crate::site::{ControllerSite, SiteNode, refused, wait_until};
 
 const DAY: u64 = 24 * 3600;
 
 /// A cluster whose authority is a month old: what it made is never older than itself.
-pub fn old_site() -> Site {
-    let mut site = Site::new();
+pub fn old_site() -> ControllerSite {
+    let mut site = ControllerSite::new();
     site.controller.child.kill().expect("it runs");
     site.controller.ended();
     let folder = site.controller.folder.join("identity/authority");
@@ -24,15 +24,15 @@ pub fn old_site() -> Site {
     site
 }
 
-pub fn start_again(site: &mut Site) {
-    site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
+pub fn start_again(site: &mut ControllerSite) {
+    site.controller = SiteNode::start(&site.controller.folder.clone(), &["init"]);
     wait_until("a leader", || {
         site.try_json(&["status", "--json"]).is_some_and(|status| !status["leader"].is_null())
     });
 }
 
 /// Puts a certificate into a folder that was made so many days ago, for the same key.
-pub fn age(site: &Site, identity: &Path, days: u64) {
+pub fn age(site: &ControllerSite, identity: &Path, days: u64) {
     let folder = site.controller.folder.join("identity/authority");
     let authority = ClusterAuthority::load(&folder, None).expect("a controller has it");
     let own = Credentials::load_ended(identity, None).expect("it has one");
@@ -58,7 +58,7 @@ fn a_worker_that_was_off_for_days_comes_back_with_the_same_command() {
     worker.ended();
     let (folder, identity) = (worker.folder.clone(), worker.folder.join("identity"));
     age(&site, &identity, 3);
-    let mut again = Node::start(&folder, &["join", "--spot", "none"]);
+    let mut again = SiteNode::start(&folder, &["join", "--spot", "none"]);
     wait_until("its return", || {
         site.member("w").is_some_and(|member| {
             member["standing"]["state"] == "present"
@@ -67,14 +67,14 @@ fn a_worker_that_was_off_for_days_comes_back_with_the_same_command() {
     });
     assert_eq!(site.member("w").expect("waited for")["id"], before["id"]);
     assert!(is_new(&identity));
-    site.controller.says("its certificate had ended");
+    site.controller.wait_for_log("its certificate had ended");
 
     again.child.kill().expect("it runs");
     again.ended();
     wait_until("its loss", || {
         site.member("w").is_some_and(|member| member["standing"]["state"] == "lost")
     });
-    site.told(&["node", "remove", "w", "--yes"]);
+    site.stdout_of(&["node", "remove", "w", "--yes"]);
     age(&site, &identity, 3);
     let said = refused(&folder, &["join", "--spot", "none"], 4);
     assert!(said.contains("E2014") && said.contains("a new token"), "{said}");
@@ -86,7 +86,7 @@ fn a_command_renews_its_certificate_before_it_ends_and_the_controller_renews_one
     let admin = site.controller.folder.join("admin");
     age(&site, &admin, 5);
     assert!(!is_new(&admin));
-    site.told(&["status"]);
+    site.stdout_of(&["status"]);
     assert!(is_new(&admin), "it was renewed by whoever used it");
 
     age(&site, &admin, 8);

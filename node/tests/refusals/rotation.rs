@@ -7,13 +7,13 @@ use serde_json::Value;
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::ClusterAuthority;
 
-use crate::people::told;
+use crate::people::stdout_on;
 use crate::renewals::{age, old_site};
-use crate::site::{Node, Site, refused, wait_until, zbelastic};
+use crate::site::{ControllerSite, SiteNode, refused, wait_until, zbelastic};
 
-impl Site {
+impl ControllerSite {
     fn rotation(&self) -> Value {
-        let info = self.told(&["cluster", "info", "--json"]);
+        let info = self.stdout_of(&["cluster", "info", "--json"]);
         let info: Value = serde_json::from_str(&info).expect("JSON");
         info["rotation"].clone()
     }
@@ -34,9 +34,9 @@ impl Site {
     }
 
     /// A controller that joins with this token.
-    fn another_controller(&self, token: &str, name: &str) -> Node {
+    fn another_controller(&self, token: &str, name: &str) -> SiteNode {
         let join = [&self.join(token, name)[..], &["--role", "controller"]].concat();
-        let node = Node::start(&self.path(name), &join);
+        let node = SiteNode::start(&self.path(name), &join);
         self.wait_until_present(name);
         node
     }
@@ -80,23 +80,23 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     let copy = copied(&site.controller.folder, site.path("copy"));
     let old = site.authority();
 
-    let said = site.told(&["cluster", "rotate-ca", "--yes"]);
+    let said = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
     assert!(said.contains("announced") && said.contains("name the authority before"), "{said}");
     site.wait_for_phase("issuing");
     site.wait_for_nobody();
     assert!(site.rotation()["people_until_ms"].is_u64(), "{}", site.rotation());
-    let said = site.told(&["cluster", "rotate-ca", "--yes"]);
+    let said = site.stdout_of(&["cluster", "rotate-ca", "--yes"]);
     assert!(said.contains("is issuing"), "asked again, it says how far it is: {said}");
     let new = site.authority();
     assert_ne!(new.pin(), old.pin());
     // A token of before lets in for as long as it is good, and a person who uses a command keeps access.
-    let late = Node::start(&site.path("late"), &site.join(&old_token, "late"));
+    let late = SiteNode::start(&site.path("late"), &site.join(&old_token, "late"));
     site.wait_until_present("late");
     let third = site.another_controller(&for_third, "third");
-    told(&viewer, &["status"]);
+    stdout_on(&viewer, &["status"]);
     site.wait_for_nobody();
 
-    site.told(&["cluster", "rotate-ca", "--force", "--yes"]);
+    site.stdout_of(&["cluster", "rotate-ca", "--force", "--yes"]);
     site.wait_for_phase("retired");
     for node in [&worker, &late, &site.controller, &second, &third] {
         let identity = node.folder.join("identity");
@@ -111,7 +111,7 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     assert_eq!(now["incarnation"], before["incarnation"], "it was never lost");
     let step = site.wait_for_checkpoint();
     wait_until("training goes on", || site.wait_for_checkpoint() > step);
-    told(&viewer, &["status"]);
+    stdout_on(&viewer, &["status"]);
     let said = refused(&idle, &["status"], 4);
     assert!(said.contains("E2015") && said.contains("another token"), "{said}");
     let said = refused(&copy, &["status"], 4);
@@ -120,7 +120,7 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
     assert!(said.contains("E2003") && said.contains("token create"), "{said}");
 
     // Whoever was off all the time, and whose certificate ended, is known by its key.
-    let _away = Node::start(&site.path("away"), &["join", "--spot", "none"]);
+    let _away = SiteNode::start(&site.path("away"), &["join", "--spot", "none"]);
     site.wait_until_present("away");
     let _new = site.worker("new");
     // The new authority is what the controller starts with.
@@ -137,7 +137,7 @@ fn a_cluster_that_trains_gets_another_authority_and_nobody_who_is_there_is_cut_o
 /// With a certificate that would be good for hours, and that no node accepts any more.
 #[test]
 fn a_worker_that_was_cut_off_meanwhile_is_let_in_by_its_key_while_its_certificate_is_good() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let mut worker = site.worker("w");
     worker.child.kill().expect("it runs");
     worker.ended();
@@ -145,9 +145,9 @@ fn a_worker_that_was_cut_off_meanwhile_is_let_in_by_its_key_while_its_certificat
         site.member("w").is_some_and(|member| member["standing"]["state"] == "lost")
     });
     let before = site.member("w").expect("it is known");
-    site.told(&["cluster", "rotate-ca", "--force", "--yes"]);
+    site.stdout_of(&["cluster", "rotate-ca", "--force", "--yes"]);
     site.wait_for_phase("retired");
-    let again = Node::start(&worker.folder, &["join", "--spot", "none"]);
+    let again = SiteNode::start(&worker.folder, &["join", "--spot", "none"]);
     site.wait_until_present("w");
     assert_eq!(site.member("w").expect("it is there")["id"], before["id"]);
     let new = site.authority();

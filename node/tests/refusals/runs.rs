@@ -4,16 +4,16 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::site::{Node, Site, wait_until};
+use crate::site::{ControllerSite, SiteNode, wait_until};
 
 /// Trains a run of so many steps to its end, under a name or without.
-fn train(site: &Site, steps: u64, more: &[&str]) {
+fn train(site: &ControllerSite, steps: u64, more: &[&str]) {
     let (config, words) = site.submission(steps);
     let line = ["run", &config, "--text", &words];
-    site.told(&[&line[..], more].concat());
+    site.stdout_of(&[&line[..], more].concat());
 }
 
-fn runs(site: &Site) -> Vec<(String, String, Vec<u64>)> {
+fn runs(site: &ControllerSite) -> Vec<(String, String, Vec<u64>)> {
     let listed = site.try_json(&["runs", "list", "--json"]).expect("listed");
     let steps = |run: &Value| {
         let steps = run["checkpoints"].as_array().expect("a list").iter();
@@ -24,9 +24,9 @@ fn runs(site: &Site) -> Vec<(String, String, Vec<u64>)> {
     listed.as_array().expect("a list").iter().map(run).collect()
 }
 
-fn exported(site: &Site, run: &str, folder: &str) -> Vec<u8> {
+fn exported(site: &ControllerSite, run: &str, folder: &str) -> Vec<u8> {
     let path = site.path(folder);
-    site.told(&["export", run, &path.display().to_string()]);
+    site.stdout_of(&["export", run, &path.display().to_string()]);
     fs::read(path.join("model.safetensors")).expect("written")
 }
 
@@ -43,7 +43,7 @@ fn chunk_bytes(data: &std::path::Path) -> u64 {
 
 #[test]
 fn a_new_run_takes_nothing_from_the_runs_before_it() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let worker = site.worker("w");
     assert_eq!(runs(&site), []);
     train(&site, 7, &["--name", "first"]);
@@ -55,7 +55,7 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
     assert_eq!(runs(&site)[0], done("first", 7));
     assert!(exported(&site, "first", "out/first-again") == made, "it is the model it was");
     assert!(exported(&site, &second, "out/second") != made);
-    site.told(&["ckpt", "verify", "--run", "first"]);
+    site.stdout_of(&["ckpt", "verify", "--run", "first"]);
 
     // The same submission is the run that ended, under its own name or without one.
     let (config, words) = site.submission(7);
@@ -78,7 +78,7 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
 
     let before =
         [site.controller.folder.clone(), worker.folder.clone()].map(|data| chunk_bytes(&data));
-    site.told(&["runs", "remove", "first", "--yes"]);
+    site.stdout_of(&["runs", "remove", "first", "--yes"]);
     assert_eq!(runs(&site).len(), 1);
     site.refused(&["export", "first"], 5);
     for (data, before) in [&site.controller.folder, &worker.folder].into_iter().zip(before) {
@@ -87,7 +87,7 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
             after < before && after > 0
         });
     }
-    site.told(&["runs", "remove", &second, "--yes"]);
+    site.stdout_of(&["runs", "remove", &second, "--yes"]);
     for data in [&site.controller.folder, &worker.folder] {
         wait_until("everything goes", || chunk_bytes(data) == 0);
     }
@@ -97,14 +97,14 @@ fn a_new_run_takes_nothing_from_the_runs_before_it() {
 
 #[test]
 fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let _worker = site.worker("w");
     site.run(100_000);
     site.wait_for_checkpoint();
     let name = runs(&site)[0].0.clone();
     let said = site.refused(&["runs", "remove", &name, "--yes"], 6);
     assert!(said.contains("is under way") && said.contains("zbelastic stop"), "{said}");
-    site.told(&["stop", "--yes"]);
+    site.stdout_of(&["stop", "--yes"]);
     train(&site, 5, &["--name", "next"]);
     let kept = runs(&site);
     assert_eq!((kept[0].0.as_str(), kept[0].1.as_str()), (name.as_str(), "stopped"));
@@ -115,7 +115,7 @@ fn a_run_under_way_is_not_removed_and_one_that_is_stopped_is_kept() {
 /// What lies on other nodes as well is not worth a voter, and what is not written again is fetched back.
 #[test]
 fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     let mut worker = site.worker("w");
     train(&site, 5, &["--name", "first"]);
     let made = exported(&site, "first", "out/first");
@@ -128,13 +128,13 @@ fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() 
     bytes[..middle].iter_mut().for_each(|byte| *byte ^= 0x55);
     fs::write(&index, bytes).expect("writable");
 
-    site.controller = Node::start(&folder, &["init"]);
-    site.controller.says("put aside in");
+    site.controller = SiteNode::start(&folder, &["init"]);
+    site.controller.wait_for_log("put aside in");
     assert!(folder.join("store.damaged/chunks").is_dir());
     wait_until("a leader", || {
         site.try_json(&["status", "--json"]).is_some_and(|status| !status["leader"].is_null())
     });
-    site.controller.says("layers of checkpoints fetched");
+    site.controller.wait_for_log("layers of checkpoints fetched");
     worker.child.kill().expect("it runs");
     worker.ended();
     assert!(exported(&site, "first", "out/again") == made, "it is all here");
@@ -144,7 +144,7 @@ fn a_controller_with_a_damaged_index_starts_and_gets_the_runs_that_ended_back() 
 #[test]
 fn a_run_goes_on_from_another_with_more_steps() {
     const STEADY: [&str; 4] = ["--set", "optimizer.decay=constant", "--set", "optimizer.warmup=0"];
-    let site = Site::new();
+    let site = ControllerSite::new();
     let _worker = site.worker("w");
     let named = |more: &[&'static str]| [&STEADY[..], more].concat();
     train(&site, 12, &named(&["--name", "whole"]));
@@ -153,7 +153,7 @@ fn a_run_goes_on_from_another_with_more_steps() {
     assert!(exported(&site, "longer", "out/longer") == exported(&site, "whole", "out/whole"));
     let listed: Vec<Vec<u64>> = runs(&site).into_iter().map(|run| run.2).collect();
     assert_eq!(listed[..2], [vec![12], vec![7]], "what was kept is kept");
-    let shown = site.told(&["runs", "show", "longer"]);
+    let shown = site.stdout_of(&["runs", "show", "longer"]);
     assert!(shown.contains("from    first, behind step 7, digest "), "{shown}");
 
     let (config, words) = site.submission(20);
@@ -169,12 +169,12 @@ fn a_run_goes_on_from_another_with_more_steps() {
     // A branch that has no checkpoint yet stands on its parent's.
     let far = ["--from", "first", "--steps", "100000", "--set", "checkpoint.every=2000"];
     let quiet = ["--name", "far", "--set", "checkpoint.every_time=0ms"];
-    site.told(&[&line[..], &far, &quiet].concat());
+    site.stdout_of(&[&line[..], &far, &quiet].concat());
     let said = site.refused(&["runs", "remove", "first", "--yes"], 6);
     assert!(said.contains("run far goes on from it"), "{said}");
     let said = refused(&["--from", "far"], 6);
     assert!(said.contains("run far is under way") && said.contains("zbelastic stop"), "{said}");
-    site.told(&["stop", "--yes"]);
-    site.told(&["runs", "remove", "first", "--yes"]);
+    site.stdout_of(&["stop", "--yes"]);
+    site.stdout_of(&["runs", "remove", "first", "--yes"]);
     exported(&site, "longer", "out/longer-again");
 }

@@ -3,25 +3,25 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
-use crate::site::{Site, wait_until, zbelastic};
+use crate::site::{ControllerSite, wait_until, zbelastic};
 
 #[test]
 fn standby_goes_when_it_is_told_to() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     for (name, signal, code) in [("by-system", "TERM", 75), ("by-person", "INT", 0)] {
         let mut worker = site.worker(name);
         worker.signal(signal);
-        assert_eq!(worker.ended(), Some(code), "{}", worker.said());
+        assert_eq!(worker.ended(), Some(code), "{}", worker.log_text());
         let standing = site.member(name).expect("it was one")["standing"].clone();
         assert_eq!(standing["state"], "lost");
     }
     let mut worker = site.worker("by-command");
     let left = zbelastic(&worker.folder, &["leave"]).output().expect("it runs");
     assert!(left.status.success());
-    assert_eq!(worker.ended(), Some(0), "nothing starts it again: {}", worker.said());
-    assert!(!worker.said().contains("taken away"), "{}", worker.said());
+    assert_eq!(worker.ended(), Some(0), "nothing starts it again: {}", worker.log_text());
+    assert!(!worker.log_text().contains("taken away"), "{}", worker.log_text());
     let mut worker = site.worker("by-order");
-    site.told(&["node", "drain", "by-order"]);
+    site.stdout_of(&["node", "drain", "by-order"]);
     wait_until("that it is gone", || {
         site.member("by-order").is_some_and(|member| member["standing"]["state"] == "lost")
     });
@@ -30,7 +30,7 @@ fn standby_goes_when_it_is_told_to() {
 
 #[test]
 fn closed_terminal_changes_nothing() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     let mut worker = site.worker("w");
     worker.signal("HUP");
     site.controller.signal("HUP");
@@ -44,12 +44,12 @@ fn closed_terminal_changes_nothing() {
 
 #[test]
 fn the_only_worker_of_a_run_goes_at_once_when_it_is_told_twice() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     let mut worker = site.worker("w");
     site.run(100_000);
     site.wait_for_checkpoint();
     worker.signal("INT");
-    worker.says("about to go: by order; the same again ends it immediately");
+    worker.wait_for_log("about to go: by order; the same again ends it immediately");
     assert!(worker.is_running(), "nobody else has its layers");
     worker.signal("INT");
     assert_eq!(worker.ended(), Some(130));
@@ -59,7 +59,7 @@ fn the_only_worker_of_a_run_goes_at_once_when_it_is_told_twice() {
 
 #[test]
 fn reader_who_leaves_ends_a_command_quietly() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let mut command = zbelastic(&site.controller.folder, &["events", "--follow"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
     let mut lines = BufReader::new(child.stdout.take().expect("piped"));

@@ -18,19 +18,19 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(40);
 
 /// A node that runs. It ends when its standard input does.
-pub struct Node {
+pub struct SiteNode {
     pub child: Child,
     pub folder: PathBuf,
 }
 
-impl Drop for Node {
+impl Drop for SiteNode {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Node {
+impl SiteNode {
     pub fn start(folder: &Path, arguments: &[&str]) -> Self {
         let log = fs::File::create(folder.with_extension("log")).expect("a log");
         let mut command = zbelastic(folder, arguments);
@@ -40,7 +40,7 @@ impl Node {
     }
 
     /// What it has printed so far.
-    pub fn said(&self) -> String {
+    pub fn log_text(&self) -> String {
         fs::read_to_string(self.folder.with_extension("log")).unwrap_or_default()
     }
 
@@ -64,8 +64,8 @@ impl Node {
     }
 
     /// Waits until it has printed `what`.
-    pub fn says(&self, what: &str) {
-        wait_until(what, || self.said().contains(what));
+    pub fn wait_for_log(&self, what: &str) {
+        wait_until(what, || self.log_text().contains(what));
     }
 
     /// Bytes of memory that it has now.
@@ -109,19 +109,19 @@ pub fn free_address() -> String {
 }
 
 /// A cluster with one controller.
-pub struct Site {
+pub struct ControllerSite {
     pub root: TempDir,
     pub address: String,
-    pub controller: Node,
+    pub controller: SiteNode,
 }
 
-impl Site {
+impl ControllerSite {
     pub fn new() -> Self {
         let root = tempfile::tempdir().expect("a folder");
         let address = free_address();
         let folder = root.path().join("controller");
         let bind = ["init", "--name", "test", "--bind", &address, "--advertise", &address];
-        let controller = Node::start(&folder, &bind);
+        let controller = SiteNode::start(&folder, &bind);
         let site = Self { root, address, controller };
         wait_until("a leader", || site.try_json(&["status", "--json"]).is_some_and(has_leader));
         site
@@ -131,13 +131,13 @@ impl Site {
         self.root.path().join(name)
     }
 
-    pub fn ask(&self, arguments: &[&str]) -> Output {
+    pub fn output_of(&self, arguments: &[&str]) -> Output {
         zbelastic(&self.controller.folder, arguments).output().expect("it runs")
     }
 
     /// What a command that succeeds prints.
-    pub fn told(&self, arguments: &[&str]) -> String {
-        let Output { status, stdout, stderr } = self.ask(arguments);
+    pub fn stdout_of(&self, arguments: &[&str]) -> String {
+        let Output { status, stdout, stderr } = self.output_of(arguments);
         assert!(status.success(), "{arguments:?}: {}", text(&stderr));
         text(&stdout).trim_end().to_owned()
     }
@@ -147,12 +147,12 @@ impl Site {
     }
 
     pub fn try_json(&self, arguments: &[&str]) -> Option<Value> {
-        let output = self.ask(arguments);
+        let output = self.output_of(arguments);
         output.status.success().then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     }
 
     pub fn token(&self, more: &[&str]) -> String {
-        self.told(&[&["token", "create"], more].concat())
+        self.stdout_of(&[&["token", "create"], more].concat())
     }
 
     /// The arguments of a worker that joins with a token.
@@ -179,20 +179,20 @@ impl Site {
     }
 
     /// A worker that is a member.
-    pub fn worker(&self, name: &str) -> Node {
+    pub fn worker(&self, name: &str) -> SiteNode {
         self.worker_with(name, &[])
     }
 
     /// The same, with a token made so.
-    pub fn worker_with(&self, name: &str, token: &[&str]) -> Node {
+    pub fn worker_with(&self, name: &str, token: &[&str]) -> SiteNode {
         let token = self.token(token);
-        let worker = Node::start(&self.path(name), &self.join(&token, name));
+        let worker = SiteNode::start(&self.path(name), &self.join(&token, name));
         wait_until("the worker", || self.member(name).is_some());
         worker
     }
 
     pub fn status(&self) -> Value {
-        let told = self.told(&["status", "--json"]);
+        let told = self.stdout_of(&["status", "--json"]);
         serde_json::from_str(&told).expect("JSON")
     }
 
@@ -205,7 +205,7 @@ impl Site {
     /// Begins a run over a text; it goes on by itself.
     pub fn run(&self, steps: u64) {
         let (config, words) = self.submission(steps);
-        self.told(&["run", &config, "--text", &words, "--detach"]);
+        self.stdout_of(&["run", &config, "--text", &words, "--detach"]);
     }
 
     /// A configuration and a text, as files.

@@ -2,12 +2,12 @@
 
 use std::net::UdpSocket;
 
-use zbelastic_transport::identity::{PeerRole, SpkiPin, Token};
+use zbelastic_transport::identity::{JoinToken, PeerRole, SpkiPin};
 
-use crate::site::{Node, Site, free_address, refused, wait_until};
+use crate::site::{ControllerSite, SiteNode, free_address, refused, wait_until};
 
 fn some_token() -> String {
-    Token::create(PeerRole::Worker, SpkiPin([7; 32])).reveal()
+    JoinToken::create(PeerRole::Worker, SpkiPin([7; 32])).reveal()
 }
 
 #[test]
@@ -30,13 +30,13 @@ fn mistyped_token_is_told_and_nobody_is_asked() {
 
 #[test]
 fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let expired = site.token(&["--ttl", "1s"]);
     let id = |token: &str| token.split('.').nth(2).expect("an id").to_owned();
     let revoked = site.token(&[]);
-    site.told(&["token", "revoke", &id(&revoked), "--yes"]);
+    site.stdout_of(&["token", "revoke", &id(&revoked), "--yes"]);
     let spent = site.token(&["--uses", "1"]);
-    let _worker = Node::start(&site.path("first"), &site.join(&spent, "first"));
+    let _worker = SiteNode::start(&site.path("first"), &site.join(&spent, "first"));
     wait_until("the worker", || site.member("first").is_some());
     let of_worker = site.token(&[]);
     let as_controller = [&site.join(&of_worker, "w")[..], &["--role", "controller"]].concat();
@@ -50,14 +50,14 @@ fn token_that_is_no_good_is_told_with_its_reason_and_how_to_get_another() {
         let said = site.join_refused(&join, 4);
         assert!(said.contains(&format!("{code} token {id}")) && said.contains(hint), "{said}");
         assert!(!said.contains("1970"), "{said}");
-        site.controller.says(&format!("somebody is not let in: {code} token {id}"));
+        site.controller.wait_for_log(&format!("somebody is not let in: {code} token {id}"));
     }
     assert_eq!(site.status()["members"].as_array().expect("a list").len(), 2);
 }
 
 #[test]
 fn token_of_another_cluster_is_shown_to_nobody() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let token = some_token();
     let said = site.join_refused(&site.join(&token, "w"), 4);
     assert!(said.contains("the server is not of the cluster that this token belongs to"), "{said}");
@@ -66,10 +66,10 @@ fn token_of_another_cluster_is_shown_to_nobody() {
 
 #[test]
 fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
-    let site = Site::new();
+    let site = ControllerSite::new();
     let token = site.token(&[]);
     let folder = site.path("w");
-    let mut worker = Node::start(&folder, &site.join(&token, "w"));
+    let mut worker = SiteNode::start(&folder, &site.join(&token, "w"));
     wait_until("the worker", || site.member("w").is_some());
     let before = site.member("w").expect("waited for");
     let said = refused(&folder, &site.join(&token, "w"), 6);
@@ -89,55 +89,59 @@ fn who_is_a_member_comes_back_as_itself_or_is_told_what_differs() {
         assert!(said.contains(expected) && said.contains("nothing was changed"), "{said}");
     }
     // The same line again, although the token is spent.
-    let mut worker = Node::start(&folder, &site.join(&token, "w"));
+    let mut worker = SiteNode::start(&folder, &site.join(&token, "w"));
     wait_until("a later life", || {
         let member = site.member("w").expect("a member");
         member["incarnation"] != before["incarnation"] && member["standing"]["state"] == "present"
     });
     assert_eq!(site.member("w").expect("a member")["id"], before["id"]);
-    site.told(&["node", "remove", "w", "--force", "--yes"]);
+    site.stdout_of(&["node", "remove", "w", "--force", "--yes"]);
     assert_eq!(worker.ended(), Some(4));
-    assert!(worker.said().contains("does not let this node in any more"), "{}", worker.said());
-    let mut again = Node::start(&folder, &["join", "--spot", "none"]);
+    assert!(
+        worker.log_text().contains("does not let this node in any more"),
+        "{}",
+        worker.log_text()
+    );
+    let mut again = SiteNode::start(&folder, &["join", "--spot", "none"]);
     assert_eq!(again.ended(), Some(4));
-    let said = again.said();
+    let said = again.log_text();
     assert!(said.contains("join with a new token and an empty folder"), "{said}");
 }
 
 #[test]
 fn removed_node_stays_out_when_the_controller_starts_again() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     let worker = site.worker("w");
     let folder = worker.folder.clone();
     drop(worker);
     wait_until("its loss", || {
         site.member("w").is_some_and(|member| member["standing"]["state"] == "lost")
     });
-    site.told(&["node", "remove", "w", "--yes"]);
+    site.stdout_of(&["node", "remove", "w", "--yes"]);
     site.controller.child.kill().expect("it runs");
     site.controller.ended();
-    site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
+    site.controller = SiteNode::start(&site.controller.folder.clone(), &["init"]);
     wait_until("a leader", || site.try_json(&["status", "--json"]).is_some());
-    assert_eq!(Node::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
+    assert_eq!(SiteNode::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
 }
 
 /// What machines join with that come and go: their certificates hold for a day like others.
 #[test]
 fn ephemeral_node_that_is_removed_is_kept_out_by_every_member() {
-    let mut site = Site::new();
+    let mut site = ControllerSite::new();
     let other = site.worker("other");
     let mut worker = site.worker_with("spot", &["--ephemeral"]);
     let folder = worker.folder.clone();
     let node = site.member("spot").expect("waited for")["id"].to_string();
-    site.told(&["node", "remove", "spot", "--force", "--yes"]);
-    other.says(&format!("node {node} was removed: no connection of it is accepted"));
+    site.stdout_of(&["node", "remove", "spot", "--force", "--yes"]);
+    other.wait_for_log(&format!("node {node} was removed: no connection of it is accepted"));
     wait_until("its end", || !worker.is_running());
     assert_eq!(worker.ended(), Some(4));
     site.controller.child.kill().expect("it runs");
     site.controller.ended();
-    site.controller = Node::start(&site.controller.folder.clone(), &["init"]);
+    site.controller = SiteNode::start(&site.controller.folder.clone(), &["init"]);
     wait_until("a leader", || site.try_json(&["status", "--json"]).is_some());
-    assert_eq!(Node::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
+    assert_eq!(SiteNode::start(&folder, &["join", "--spot", "none"]).ended(), Some(4));
 }
 
 #[test]

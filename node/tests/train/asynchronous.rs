@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use crate::common::refusal;
-use crate::place::{Place, STEPS};
+use crate::text_folder::{STEPS, TextFolder};
 
 /// All whose order does not depend on who comes first.
 const KINDS: [&str; 7] =
@@ -12,7 +12,7 @@ const KINDS: [&str; 7] =
 
 #[test]
 fn every_asynchronous_schedule_trains_and_repeats_to_the_bit() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let mut digests = Vec::new();
     for kind in KINDS {
         let first = place.run(&format!("--schedule {kind} --workers 2 --threads 1"));
@@ -34,14 +34,14 @@ fn every_asynchronous_schedule_trains_and_repeats_to_the_bit() {
 
 #[test]
 fn a_region_whose_order_is_found_trains() {
-    let run = Place::new().run("--schedule ampnet --workers 3 --set schedule.ampnet_cap=3");
+    let run = TextFolder::new().run("--schedule ampnet --workers 3 --set schedule.ampnet_cap=3");
     assert_eq!(run.of("step").len(), STEPS);
 }
 
 /// Two runs find two orders; the order of one, run again, has its bits, whatever the threads.
 #[test]
 fn an_order_that_was_found_is_run_again_to_the_bit() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let ampnet = "--schedule ampnet --workers 3 --set schedule.ampnet_cap=3";
     let found = place.run(ampnet);
     let order = found.text("order.txt");
@@ -69,7 +69,7 @@ fn an_order_that_was_found_is_run_again_to_the_bit() {
 /// Without a stage behind it nothing is late, and the run is the synchronous one.
 #[test]
 fn on_one_stage_pipemare_is_synchronous() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let losses = |schedule: &str| place.run(&format!("--workers 1 {schedule}")).each("loss");
     assert_eq!(losses("--schedule pipemare"), losses("--schedule 1f1b"));
 }
@@ -77,7 +77,7 @@ fn on_one_stage_pipemare_is_synchronous() {
 /// Options of single methods: a warm-up of all steps is the synchronous run, one of some is neither.
 #[test]
 fn methods_are_run_in_the_ways_that_they_have() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let model = |more: &str| {
         let run = place.run(&format!("--workers 2 --set optimizer.clip=0 {more}"));
         run.file("model/model.safetensors")
@@ -97,7 +97,7 @@ fn methods_are_run_in_the_ways_that_they_have() {
 
 #[test]
 fn what_needs_steps_is_refused() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let check = |more: &str, expected: &[&str]| {
         let error = refusal(&mut place.small(&format!("--out out {more}")), 2);
         for part in expected {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use crate::folder::{FILES, names};
-use crate::place::{Place, Run};
+use crate::text_folder::{TextFolder, TrainingOutput};
 
 /// Where the events are documented.
 const DOCUMENTED: &str = include_str!("../../../docs/run-folder.md");
@@ -13,14 +13,14 @@ const DOCUMENTED: &str = include_str!("../../../docs/run-folder.md");
 const ONLY_OF_PROCESSES: [&str; 1] = ["checkpoint"];
 
 /// The same run with threads and with processes.
-fn both(place: &Place, more: &str) -> (Run, Run) {
+fn both(place: &TextFolder, more: &str) -> (TrainingOutput, TrainingOutput) {
     let threads = place.run(more);
     let processes = place.finish(&mut place.small_in_processes(more));
     (threads, processes)
 }
 
 /// Events by their kinds, with all keys that any of a kind has.
-fn keys(run: &Run) -> BTreeMap<String, BTreeSet<String>> {
+fn keys(run: &TrainingOutput) -> BTreeMap<String, BTreeSet<String>> {
     let mut kinds: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for event in &run.events {
         let kind = event["event"].as_str().expect("a word").to_owned();
@@ -43,7 +43,7 @@ fn lasting(event: &Value) -> Value {
 #[test]
 fn a_script_reads_the_same_of_threads_and_of_processes() {
     let more = "--workers 3 --set train.eval_every=4 --inject step=4,tensor=head,value=nan";
-    let (threads, processes) = both(&Place::new(), more);
+    let (threads, processes) = both(&TextFolder::new(), more);
     let (expected, mut found) = (keys(&threads), keys(&processes));
     for kind in ["step", "rollback", "eval", "done"] {
         assert!(expected.contains_key(kind), "{kind}");
@@ -56,14 +56,14 @@ fn a_script_reads_the_same_of_threads_and_of_processes() {
         assert!(DOCUMENTED.contains(&format!("`{kind}`")), "{kind} is not documented");
     }
     for kind in expected.keys() {
-        let told = |run: &Run| run.of(kind).into_iter().map(lasting).collect::<Vec<_>>();
+        let told = |run: &TrainingOutput| run.of(kind).into_iter().map(lasting).collect::<Vec<_>>();
         assert_eq!(told(&processes), told(&threads), "{kind}");
     }
 }
 
 #[test]
 fn a_reader_finds_the_same_files_of_threads_and_of_processes() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let (threads, processes) = both(&place, "--workers 2");
     let found: Vec<String> =
         names(&processes).into_iter().filter(|name| name != "cluster").collect();
@@ -71,7 +71,7 @@ fn a_reader_finds_the_same_files_of_threads_and_of_processes() {
     for file in ["config.toml", "sample.txt", "model/config.json", "model/model.safetensors"] {
         assert_eq!(processes.file(file), threads.file(file), "{file}");
     }
-    let tracks = |run: &Run| {
+    let tracks = |run: &TrainingOutput| {
         let trace = run.json("trace.json");
         let events = trace["traceEvents"].as_array().expect("a list").clone();
         let names = events.iter().filter(|event| event["ph"] == "M");
@@ -83,7 +83,7 @@ fn a_reader_finds_the_same_files_of_threads_and_of_processes() {
 /// The first step takes time like any other, and what was planned is what passes took.
 #[test]
 fn the_times_of_processes_are_measured_as_those_of_threads() {
-    let (_, processes) = both(&Place::new(), "--workers 2 --schedule zb-v");
+    let (_, processes) = both(&TextFolder::new(), "--workers 2 --schedule zb-v");
     for step in processes.of("step") {
         let number = |key: &str| step[key].as_f64().unwrap_or_else(|| panic!("{key}: {step}"));
         assert!(number("ms") > 0.0 && number("tokens_per_s") > 0.0, "{step}");

@@ -2,22 +2,27 @@
 
 use serde_json::{Value, json};
 
-use crate::place::{Place, Run};
+use crate::text_folder::{TextFolder, TrainingOutput};
 
 /// A way to run.
-struct Way {
+struct RunVariant {
     workers: u32,
     schedule: &'static str,
     window: &'static str,
     threads: u32,
 }
 
-const fn way(workers: u32, schedule: &'static str, window: &'static str, threads: u32) -> Way {
-    Way { workers, schedule, window, threads }
+const fn way(
+    workers: u32,
+    schedule: &'static str,
+    window: &'static str,
+    threads: u32,
+) -> RunVariant {
+    RunVariant { workers, schedule, window, threads }
 }
 
 /// Every number of workers, schedule, window and number of threads.
-const WAYS: [Way; 8] = [
+const WAYS: [RunVariant; 8] = [
     way(1, "gpipe", "0", 1),
     way(2, "1f1b", "1", 2),
     way(3, "interleaved", "1", 1),
@@ -34,8 +39,8 @@ const BATCH: &str = "--set train.global_batch=12 --set guard.nonfinite=replay \
     --inject step=3,tensor=layers.2.attn.k,value=nan,attempts=2 \
     --inject step=6,tensor=embed.tokens,value=inf";
 
-fn run(place: &Place, way: &Way, more: &str) -> Run {
-    let Way { workers, schedule, window, threads } = way;
+fn run(place: &TextFolder, way: &RunVariant, more: &str) -> TrainingOutput {
+    let RunVariant { workers, schedule, window, threads } = way;
     let plan = format!("--workers {workers} --schedule {schedule} --window {window}");
     let run = place.run(&format!("{BATCH} {plan} --threads {threads} {more}"));
     let found = run.json("run.json")["plan"].clone();
@@ -48,24 +53,24 @@ fn run(place: &Place, way: &Way, more: &str) -> Run {
 }
 
 /// What a step came to, whoever took it.
-fn course(run: &Run) -> Vec<Value> {
+fn step_results(run: &TrainingOutput) -> Vec<Value> {
     let steps = run.of("step").into_iter();
     let told =
         steps.map(|step| json!([step["loss"], step["gnorm"], step["verdict"], step["clip"]]));
     told.collect()
 }
 
-fn check(ways: &[Way], more: &str) {
-    let place = Place::new();
+fn check(ways: &[RunVariant], more: &str) {
+    let place = TextFolder::new();
     let first = run(&place, &ways[0], more);
     for verdict in ["keep", "clip", "skip"] {
         assert!(first.each("verdict").contains(&verdict.into()), "{verdict}: {}", first.stdout);
     }
     for way in &ways[1..] {
-        let Way { workers, schedule, window, threads } = way;
+        let RunVariant { workers, schedule, window, threads } = way;
         let other = run(&place, way, more);
         let told = format!("{workers} workers, {schedule}, window {window}, {threads} threads");
-        assert_eq!(course(&other), course(&first), "{told}");
+        assert_eq!(step_results(&other), step_results(&first), "{told}");
         assert_eq!(other.digest(), first.digest(), "{told}");
         let model = "model/model.safetensors";
         assert!(other.file(model) == first.file(model), "{told}");
@@ -85,7 +90,7 @@ fn nor_do_they_with_grouped_queries_and_rotary_positions() {
 
 #[test]
 fn seed_text_and_settings_show_in_the_digest() {
-    let place = Place::new();
+    let place = TextFolder::new();
     place.write("other.txt", "a line of another text\n".repeat(200));
     let changes = ["", "--seed 2", "--text other.txt", "--set optimizer.betas=[0.9,0.99]"];
     let mut digests: Vec<String> =

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::common::text;
-use crate::place::{Owned, PATIENCE, Place, Run};
+use crate::text_folder::{OwnedProcess, PATIENCE, TextFolder, TrainingOutput};
 
 /// Layers enough to be cut unevenly, and steps that take some tens of milliseconds.
 const MODEL: &str = "--steps 90 --window 1 --set model.layers=6 --set model.width=128 \
@@ -33,10 +33,10 @@ fn process_of(folder: &Path, name: &str) -> Option<String> {
 }
 
 /// Runs in processes, of which one is slow from the beginning.
-fn run_with_a_slow_worker(place: &Place, more: &str) -> Run {
+fn run_with_a_slow_worker(place: &TextFolder, more: &str) -> TrainingOutput {
     let mut command = place.small_in_processes(&format!("{MODEL} --json {more}"));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut train = Owned(command.spawn().expect("it runs"));
+    let mut train = OwnedProcess(command.spawn().expect("it runs"));
     let began = Instant::now();
     let slow = loop {
         if let Some(slow) = process_of(&place.path(""), SLOW) {
@@ -46,35 +46,35 @@ fn run_with_a_slow_worker(place: &Place, more: &str) -> Run {
         std::thread::sleep(Duration::from_millis(20));
     };
     let pulse = Command::new("sh").args(["-c", PULSE, &slow]).stderr(Stdio::null()).spawn();
-    let _pulse = Owned(pulse.expect("there is a shell"));
+    let _pulse = OwnedProcess(pulse.expect("there is a shell"));
     let (mut told, mut said) = (Vec::new(), Vec::new());
     let stdout = train.0.stdout.as_mut().expect("piped");
     stdout.read_to_end(&mut told).expect("it can be read");
     train.0.stderr.as_mut().expect("piped").read_to_end(&mut said).expect("it can be read");
     assert!(train.0.wait().expect("it ends").success(), "{}", text(&said));
-    Run::read(place, text(&told))
+    TrainingOutput::read(place, text(&told))
 }
 
 /// Events of this kind that the controller of a run recorded.
-fn told(run: &Run, kind: &str) -> Vec<Value> {
+fn recorded_events(run: &TrainingOutput, kind: &str) -> Vec<Value> {
     let events = run.text("cluster/controller/events.jsonl");
     let parse = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
     events.lines().map(parse).filter(|event| event["event"] == kind).collect()
 }
 
-fn drifts(run: &Run) -> Vec<Value> {
+fn drifts(run: &TrainingOutput) -> Vec<Value> {
     let is_drift =
         |plan: &Value| plan["reason"].as_str().is_some_and(|why| why.contains("drifted"));
-    told(run, "plan").into_iter().filter(is_drift).collect()
+    recorded_events(run, "plan").into_iter().filter(is_drift).collect()
 }
 
 #[test]
 fn a_slow_worker_leads_to_another_plan_that_names_it_and_to_the_same_bits() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let undisturbed = place.run(&format!("{MODEL} --workers 3"));
     let run = run_with_a_slow_worker(&place, "--workers 3");
     assert_eq!(run.digest(), undisturbed.digest(), "whoever computed what");
-    let joined = told(&run, "joined");
+    let joined = recorded_events(&run, "joined");
     let slow = joined.iter().find(|event| event["name"] == SLOW).expect("it joined");
     let drifts = drifts(&run);
     // A plan that was made for a drift is left alone for longer than this run.
@@ -88,9 +88,9 @@ fn a_slow_worker_leads_to_another_plan_that_names_it_and_to_the_same_bits() {
 
 #[test]
 fn a_run_that_is_to_keep_its_plan_keeps_it() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let run = run_with_a_slow_worker(&place, "--workers 3 --set elastic.replan=never");
     assert_eq!(drifts(&run), [] as [Value; 0]);
-    let plans = told(&run, "plan");
+    let plans = recorded_events(&run, "plan");
     assert_eq!(plans.len(), 1, "nobody came or went: {plans:#?}");
 }

@@ -5,18 +5,18 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use crate::common::text;
 use crate::folder::{FILES, names};
-use crate::place::{Place, Run};
+use crate::text_folder::{TextFolder, TrainingOutput};
 
 /// A learning rate that does not depend on the number of steps.
 const STEADY: &str = "--set optimizer.decay=constant --set optimizer.warmup=0";
 /// So many steps that no run comes to its end before it is ended.
 const STEPS_MAX: usize = 5000;
 
-fn long(place: &Place, more: &str) -> Command {
+fn long(place: &TextFolder, more: &str) -> Command {
     place.small(&format!("--steps {STEPS_MAX} {STEADY} {more}"))
 }
 
-fn long_in_processes(place: &Place, more: &str) -> Command {
+fn long_in_processes(place: &TextFolder, more: &str) -> Command {
     place.small_in_processes(&format!("--steps {STEPS_MAX} {STEADY} {more}"))
 }
 
@@ -29,7 +29,7 @@ fn files_of_processes() -> Vec<&'static str> {
 }
 
 /// Processes that work in this place; none can be listed without Linux's `/proc`.
-fn processes_in(place: &Place) -> usize {
+fn processes_in(place: &TextFolder) -> usize {
     let folder = place.path("");
     let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
     let lives_here = |entry: &std::fs::DirEntry| {
@@ -40,13 +40,13 @@ fn processes_in(place: &Place) -> usize {
 }
 
 /// A run that is under way; it does not outlive its test.
-struct Running {
+struct RunningTraining {
     child: Child,
     stdout: Option<Lines<BufReader<ChildStdout>>>,
     stderr: Lines<BufReader<ChildStderr>>,
 }
 
-impl Running {
+impl RunningTraining {
     fn start(command: &mut Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it runs");
@@ -90,7 +90,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTraining {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();
@@ -102,16 +102,17 @@ const FINISHING: &str = "\nfinishing the step; press Ctrl-C again to stop immedi
 
 #[test]
 fn ctrl_c_ends_a_run_with_the_step_under_way() {
-    let place = Place::new();
+    let place = TextFolder::new();
     check_ctrl_c(&place, &mut long(&place, "--json"), FINISHING, &FILES);
 }
 
 /// Whoever manages the machine starts the same command again, as for `join`.
 #[test]
 fn sigterm_ends_processes_with_the_step_under_way_and_code_75() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = format!("--steps 120 {STEADY} --workers 2 --out run");
-    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    let mut running =
+        RunningTraining::start(&mut place.small_in_processes(&format!("{more} --json")));
     running.read_to("{\"event\":\"step\"");
     running.signal("-TERM");
     let (_, said, code) = running.end();
@@ -125,7 +126,7 @@ fn sigterm_ends_processes_with_the_step_under_way_and_code_75() {
 
 #[test]
 fn ctrl_c_ends_processes_with_the_step_under_way() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let said = format!("{FINISHING}\nnote: the same command with --out runs/tiny-1 goes on");
     let mut command = long_in_processes(&place, "--json --workers 2");
     check_ctrl_c(&place, &mut command, &said, &files_of_processes());
@@ -133,13 +134,13 @@ fn ctrl_c_ends_processes_with_the_step_under_way() {
 }
 
 /// Everything that a run to its end leaves behind is there, of the steps that were done.
-fn check_ctrl_c(place: &Place, command: &mut Command, says: &str, files: &[&str]) {
-    let mut running = Running::start(command);
+fn check_ctrl_c(place: &TextFolder, command: &mut Command, says: &str, files: &[&str]) {
+    let mut running = RunningTraining::start(command);
     let told = running.read_to("{\"event\":\"step\"");
     running.signal("-INT");
     let (rest, said, code) = running.end();
     assert_eq!((said.as_str(), code), (says, Some(130)));
-    let run = Run::read(place, told + &rest);
+    let run = TrainingOutput::read(place, told + &rest);
     let steps = run.of("step").len();
     assert!(steps < STEPS_MAX);
     assert_eq!((&run.done()["interrupted"], &run.done()["steps"]), (&true.into(), &steps.into()));
@@ -154,8 +155,9 @@ fn check_ctrl_c(place: &Place, command: &mut Command, says: &str, files: &[&str]
 
 #[test]
 fn a_person_reads_that_a_run_was_interrupted() {
-    let place = Place::new();
-    let mut running = Running::start(&mut long(&place, "--workers 2 --window 0 --out stopped"));
+    let place = TextFolder::new();
+    let mut running =
+        RunningTraining::start(&mut long(&place, "--workers 2 --window 0 --out stopped"));
     running.read_to("step ");
     running.signal("-INT");
     let (rest, said, code) = running.end();
@@ -163,17 +165,17 @@ fn a_person_reads_that_a_run_was_interrupted() {
     let ending = rest.split_once("\n\n▲ interrupted after ").expect("the ending").1;
     assert!(ending.contains("\nfiles   stopped\n"), "{ending}");
     let metrics = std::fs::read_to_string(place.path("stopped/metrics.jsonl")).expect("kept");
-    let run = Run::read(&place, metrics);
+    let run = TrainingOutput::read(&place, metrics);
     assert!(ending.starts_with(&format!("{} steps in ", run.of("step").len())), "{ending}");
     assert_eq!(names(&run), FILES);
 }
 
 #[test]
 fn the_second_ctrl_c_ends_a_run_at_once() {
-    let place = Place::new();
+    let place = TextFolder::new();
     // A step of many seconds.
     let long = "--set train.global_batch=16384 --set train.seq_len=256 --workers 1 --out lost";
-    let mut running = Running::start(&mut place.small(long));
+    let mut running = RunningTraining::start(&mut place.small(long));
     running.read_to("model ");
     running.signal("-INT");
     let says = running.stderr.by_ref().nth(1).expect("a line").expect("UTF-8");
@@ -197,10 +199,10 @@ fn a_reader_who_leaves_ends_processes_quietly() {
     check_reader_who_leaves(long_in_processes, &files_of_processes());
 }
 
-fn check_reader_who_leaves(command: fn(&Place, &str) -> Command, files: &[&str]) {
-    let place = Place::new();
+fn check_reader_who_leaves(command: fn(&TextFolder, &str) -> Command, files: &[&str]) {
+    let place = TextFolder::new();
     let check = |reader: &str, wanted: &str| {
-        let mut running = Running::start(&mut command(&place, reader));
+        let mut running = RunningTraining::start(&mut command(&place, reader));
         running.read_to(wanted);
         running.stdout = None;
         let (_, said, code) = running.end();
@@ -208,7 +210,7 @@ fn check_reader_who_leaves(command: fn(&Place, &str) -> Command, files: &[&str])
     };
     let metrics = |number: u32| {
         let path = place.path(&format!("runs/tiny-{number}/metrics.jsonl"));
-        Run::read(&place, std::fs::read_to_string(path).expect("kept"))
+        TrainingOutput::read(&place, std::fs::read_to_string(path).expect("kept"))
     };
     for (number, reader, wanted) in
         [(1, "--json", "{\"event\":\"step\""), (2, "", "model "), (3, "", "step ")]
@@ -226,7 +228,7 @@ fn check_reader_who_leaves(command: fn(&Place, &str) -> Command, files: &[&str])
 #[test]
 #[cfg(target_os = "linux")]
 fn an_output_that_is_full_ends_a_run_with_what_it_did() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
     let mut command = long(&place, "--json --out kept");
     let output = command.stdout(full).output().expect("it runs");
@@ -234,23 +236,26 @@ fn an_output_that_is_full_ends_a_run_with_what_it_did() {
     assert!(error.starts_with("error: cannot write standard output: "), "{error}");
     assert_eq!((error.lines().count(), output.status.code()), (1, Some(7)));
     let metrics = std::fs::read_to_string(place.path("kept/metrics.jsonl")).expect("kept");
-    let run = Run::read(&place, metrics);
+    let run = TrainingOutput::read(&place, metrics);
     assert!(run.of("step").len() < STEPS_MAX);
     assert_eq!(names(&run), FILES);
 }
 
 #[test]
 fn processes_that_were_interrupted_go_on_where_they_are() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = format!("--steps 120 {STEADY} --workers 2 --out run");
-    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    let mut running =
+        RunningTraining::start(&mut place.small_in_processes(&format!("{more} --json")));
     running.read_to("{\"event\":\"step\"");
     running.signal("-INT");
     let (_, said, code) = running.end();
     assert_eq!(code, Some(130), "{said}");
     assert!(said.contains("the same command with --out run goes on"), "{said}");
-    let kept =
-        Run::read(&place, std::fs::read_to_string(place.path("run/metrics.jsonl")).expect("kept"));
+    let kept = TrainingOutput::read(
+        &place,
+        std::fs::read_to_string(place.path("run/metrics.jsonl")).expect("kept"),
+    );
     let until = kept.done()["steps"].as_u64().expect("a count");
     let same = place.run(&format!("--steps {until} {STEADY}"));
     assert_eq!(kept.digest(), same.digest(), "it was ended behind a whole step");
@@ -267,15 +272,15 @@ fn processes_that_were_interrupted_go_on_where_they_are() {
 /// Workers, schedule and window are no arithmetic: the run goes on with others, and has the same bits.
 #[test]
 fn a_run_that_was_interrupted_goes_on_with_other_workers_and_another_schedule() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = format!("--steps 120 {STEADY} --out run");
     let first = format!("{more} --workers 2 --schedule zb-h1 --json");
-    let mut running = Running::start(&mut place.small_in_processes(&first));
+    let mut running = RunningTraining::start(&mut place.small_in_processes(&first));
     running.read_to("{\"event\":\"step\"");
     running.signal("-INT");
     assert_eq!(running.end().2, Some(130));
     let told = std::fs::read_to_string(place.path("run/metrics.jsonl")).expect("kept");
-    let until = Run::read(&place, told).done()["steps"].as_u64().expect("a count");
+    let until = TrainingOutput::read(&place, told).done()["steps"].as_u64().expect("a count");
     let other = format!("{more} --workers 3 --schedule 1f1b --window 0");
     let resumed = place.finish(&mut place.small_in_processes(&other));
     assert_eq!(resumed.digest(), place.run(&format!("--steps 120 {STEADY}")).digest());
@@ -286,7 +291,7 @@ fn a_run_that_was_interrupted_goes_on_with_other_workers_and_another_schedule() 
 
 #[test]
 fn a_run_that_is_done_goes_on_as_a_branch_with_more_steps() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let steps = |steps| format!("--steps {steps} {STEADY} --workers 2 --out run");
     let short = place.finish(&mut place.small_in_processes(&steps(10)));
     let model = std::fs::read(place.path("run/model/model.safetensors")).expect("written");
@@ -315,21 +320,22 @@ fn a_run_that_is_done_goes_on_as_a_branch_with_more_steps() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_controller_that_is_killed_has_no_step_told_twice() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = format!("--steps 150 {STEADY} --workers 2");
-    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    let mut running =
+        RunningTraining::start(&mut place.small_in_processes(&format!("{more} --json")));
     let told = running.read_to("{\"event\":\"step\",\"step\":20,");
     kill_controller(&place);
     let (rest, said, code) = running.end();
     assert_eq!((said.as_str(), code), ("", Some(0)));
-    let run = Run::read(&place, told + &rest);
+    let run = TrainingOutput::read(&place, told + &rest);
     assert_eq!(run.each("step"), (1..=150).map(serde_json::Value::from).collect::<Vec<_>>());
     assert_eq!(run.digest(), place.run(&format!("--steps 150 {STEADY}")).digest());
 }
 
 /// Kills the process whose folder is the controller's.
 #[cfg(target_os = "linux")]
-fn kill_controller(place: &Place) {
+fn kill_controller(place: &TextFolder) {
     let lock = place.path("runs/tiny-1/cluster/controller/LOCK");
     let process = std::fs::read_to_string(&lock).expect("its number");
     let status = Command::new("kill").args(["-9", process.trim()]).status();
@@ -339,9 +345,10 @@ fn kill_controller(place: &Place) {
 /// Its processes know each other by that address, so another process that holds it is reported.
 #[test]
 fn processes_whose_port_is_taken_say_so() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = format!("--steps 5000 {STEADY} --workers 1 --out run");
-    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    let mut running =
+        RunningTraining::start(&mut place.small_in_processes(&format!("{more} --json")));
     running.read_to("{\"event\":\"step\"");
     running.signal("-INT");
     assert_eq!(running.end().2, Some(130));
@@ -359,9 +366,10 @@ fn processes_whose_port_is_taken_say_so() {
 
 #[test]
 fn a_folder_where_a_run_is_under_way_is_left_alone() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = format!("--steps 5000 {STEADY} --workers 1 --out run");
-    let mut running = Running::start(&mut place.small_in_processes(&format!("{more} --json")));
+    let mut running =
+        RunningTraining::start(&mut place.small_in_processes(&format!("{more} --json")));
     running.read_to("{\"event\":\"step\"");
     let output = place.small_in_processes(&more).output().expect("it runs");
     let error = text(&output.stderr);
@@ -374,12 +382,12 @@ fn a_folder_where_a_run_is_under_way_is_left_alone() {
 /// The first stage waits for receipts of the last, which hold no floats.
 #[test]
 fn processes_read_held_out_text_in_the_midst_of_a_run() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = "--workers 3 --schedule zb-h1 --set train.eval_every=3 --set data.held_out=0.2";
     let run = place.finish(&mut place.small_in_processes(more));
     let alone = place.run(more);
     assert_eq!(run.digest(), alone.digest());
-    let losses = |run: &Run| {
+    let losses = |run: &TrainingOutput| {
         let of = |read: &serde_json::Value| read["held_out_loss"].as_f64().map(f64::to_bits);
         of(run.done())
     };

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::common::text;
-use crate::place::{CLIP_NORM, Place, Run, STEP_TOKENS, STEPS};
+use crate::text_folder::{CLIP_NORM, STEP_TOKENS, STEPS, TextFolder, TrainingOutput};
 
 const STEP_KEYS: [&str; 14] = [
     "at_ms",
@@ -56,7 +56,7 @@ fn check_verdict(step: &Value) {
 
 #[test]
 fn a_script_reads_every_step_and_the_end() {
-    let run = Place::new().run("--workers 3 --inject step=4,tensor=head,value=nan");
+    let run = TextFolder::new().run("--workers 3 --inject step=4,tensor=head,value=nan");
     assert_eq!(run.each("step"), (1..=STEPS).map(Value::from).collect::<Vec<_>>());
     run.of("step").into_iter().for_each(check_step);
     for verdict in ["keep", "clip", "skip"] {
@@ -74,7 +74,7 @@ fn a_script_reads_every_step_and_the_end() {
 
 #[test]
 fn the_end_says_what_was_trained_and_how() {
-    let run = Place::new().run("--workers 3 --schedule zb-v");
+    let run = TextFolder::new().run("--workers 3 --schedule zb-v");
     let done = run.done();
     // Embeddings, four blocks of 12 width² + 13 width, and the head with its norm.
     let parameters = (256 + 16) * 32 + 4 * (12 * 32 * 32 + 13 * 32) + 2 * 32 + 256 * 32;
@@ -88,7 +88,7 @@ fn the_end_says_what_was_trained_and_how() {
 
 #[test]
 fn the_loss_falls() {
-    let run = Place::new().run("--steps 20 --set optimizer.lr=1e-2");
+    let run = TextFolder::new().run("--steps 20 --set optimizer.lr=1e-2");
     let losses: Vec<f64> = run.each("loss").iter().map(number).collect();
     assert!((losses[0] - 256f64.ln()).abs() < 0.2, "{losses:?}");
     assert!(losses[19] < losses[0] - 1.5, "{losses:?}");
@@ -107,7 +107,7 @@ fn lasting(line: &str) -> Value {
 
 #[test]
 fn metrics_are_kept_for_whoever_reads_the_run() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let injected = "--set train.eval_every=4 --inject step=3,tensor=head,value=inf";
     let run = place.run(injected);
     let metrics = run.text("metrics.jsonl");
@@ -120,8 +120,8 @@ fn metrics_are_kept_for_whoever_reads_the_run() {
 
 #[test]
 fn the_same_run_tells_the_same_and_leaves_the_same() {
-    let place = Place::new();
-    let runs: [Run; 2] = std::array::from_fn(|_| place.run("--set train.eval_every=3"));
+    let place = TextFolder::new();
+    let runs: [TrainingOutput; 2] = std::array::from_fn(|_| place.run("--set train.eval_every=3"));
     let [first, second] = &runs;
     assert!(first.stdout.lines().map(lasting).eq(second.stdout.lines().map(lasting)));
     for file in ["config.toml", "sample.txt", "model/config.json", "model/model.safetensors"] {
@@ -131,7 +131,7 @@ fn the_same_run_tells_the_same_and_leaves_the_same() {
 
 #[test]
 fn held_out_text_is_read_every_so_many_steps_and_at_the_end() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let mut ends = Vec::new();
     let mut check = |steps: u64, every: u64, expected: &[u64]| {
         let more = format!("--steps {steps} --set train.eval_every={every}");
@@ -159,21 +159,21 @@ fn held_out_text_is_read_every_so_many_steps_and_at_the_end() {
 fn held_out_text_is_read_with_a_single_microbatch() {
     let one = "--set train.global_batch=1 --set data.held_out=0.5 --set train.eval_every=4";
     for workers in [2, 4] {
-        let run = Place::new().run(&format!("{one} --schedule 1f1b --workers {workers}"));
+        let run = TextFolder::new().run(&format!("{one} --schedule 1f1b --workers {workers}"));
         assert_eq!(run.of("eval").len(), STEPS / 4, "{}", run.stdout);
     }
 }
 
 #[test]
 fn without_held_out_text_there_is_nothing_to_evaluate() {
-    let run = Place::new().run("--set data.held_out=0 --set train.eval_every=2");
+    let run = TextFolder::new().run("--set data.held_out=0 --set train.eval_every=2");
     assert!(run.of("eval").is_empty(), "{}", run.stdout);
     assert_eq!(run.done()["held_out_loss"], Value::Null);
 }
 
 #[test]
 fn a_note_does_not_get_between_a_script_and_its_json() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let mut command = place.small("--set optimizer.warmup=9 --json");
     let output = command.output().expect("it runs");
     let notes = text(&output.stderr);
@@ -182,5 +182,5 @@ fn a_note_does_not_get_between_a_script_and_its_json() {
         "{notes}"
     );
     assert_eq!(notes.lines().count(), 1);
-    assert_eq!(Run::read(&place, text(&output.stdout)).of("step").len(), STEPS);
+    assert_eq!(TrainingOutput::read(&place, text(&output.stdout)).of("step").len(), STEPS);
 }

@@ -7,13 +7,13 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use crate::common::refusal;
-use crate::place::{Place, Run, STEPS, succeed};
+use crate::text_folder::{STEPS, TextFolder, TrainingOutput, succeed};
 
 pub const FILES: [&str; 6] =
     ["config.toml", "metrics.jsonl", "model", "run.json", "sample.txt", "trace.json"];
 
 /// The names in a run's folder, sorted.
-pub fn names(run: &Run) -> Vec<String> {
+pub fn names(run: &TrainingOutput) -> Vec<String> {
     let entries = fs::read_dir(&run.folder).expect("a folder");
     let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("UTF-8");
     let mut names: Vec<String> = entries.map(|entry| name(entry.expect("readable"))).collect();
@@ -23,7 +23,7 @@ pub fn names(run: &Run) -> Vec<String> {
 
 #[test]
 fn a_run_says_how_it_ended() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let run = place.run("--workers 3 --schedule zb-h1 --window 1");
     assert_eq!(names(&run), FILES);
     let kept = run.json("run.json");
@@ -40,7 +40,7 @@ fn a_run_says_how_it_ended() {
 }
 
 /// `command` and then `train` with the configuration it left.
-fn check_configuration(place: &Place, command: &mut Command) {
+fn check_configuration(place: &TextFolder, command: &mut Command) {
     let first = place.finish(command);
     let config = first.folder.join("config.toml");
     let again = |what: &str| {
@@ -57,7 +57,7 @@ fn check_configuration(place: &Place, command: &mut Command) {
 
 #[test]
 fn the_configuration_gives_the_same_run_again() {
-    let place = Place::new();
+    let place = TextFolder::new();
     fs::create_dir(place.path("a folder")).expect("a folder");
     place.write("a folder/it's \"odd\" \\ ü.txt", "a text in an odd place\n".repeat(90));
     let text = ["--text", "a folder/it's \"odd\" \\ ü.txt", "text.txt"];
@@ -103,7 +103,7 @@ const LLAMA_SHAPES: [(&str, &[usize]); 12] = [
     ("lm_head.weight", &[256, 32]),
 ];
 
-fn check_model(run: &Run, tensor_count: usize, shapes: &[(&str, &[usize])]) {
+fn check_model(run: &TrainingOutput, tensor_count: usize, shapes: &[(&str, &[usize])]) {
     let file = run.file("model/model.safetensors");
     let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
     assert_eq!(tensors.len(), tensor_count, "{:?}", tensors.names());
@@ -124,8 +124,8 @@ fn check_model(run: &Run, tensor_count: usize, shapes: &[(&str, &[usize])]) {
 
 #[test]
 fn the_model_has_the_names_and_shapes_of_hugging_face() {
-    let place = Place::new();
-    let check = |run: &Run, expected: &[(&str, Value)]| {
+    let place = TextFolder::new();
+    let check = |run: &TrainingOutput, expected: &[(&str, Value)]| {
         let config = run.json("model/config.json");
         for (key, value) in expected {
             assert_eq!(config[key], *value, "{key}");
@@ -146,7 +146,7 @@ fn the_model_has_the_names_and_shapes_of_hugging_face() {
 
 #[test]
 fn a_run_begins_with_the_weights_of_a_folder() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let keys = "--set train.seq_len=16 --set train.global_batch=8 --set train.microbatch=1 \
         --text text.txt --steps 1 --set optimizer.warmup=0";
     for (out, family) in [("gpt2", ""), ("llama", "--set model.family=llama")] {
@@ -166,10 +166,10 @@ fn a_run_begins_with_the_weights_of_a_folder() {
 
 #[test]
 fn runs_are_numbered_under_the_name_of_their_preset_or_file() {
-    let place = Place::new();
+    let place = TextFolder::new();
     place.write("my.run.toml", "[model]\npreset = \"tiny\"\n[data]\ntext = [\"text.txt\"]\n");
     let small = "--set model.width=32 --set train.seq_len=16 --steps 2";
-    let check = |run: &Run, expected: &str| {
+    let check = |run: &TrainingOutput, expected: &str| {
         assert_eq!(run.folder, place.path(expected));
         assert_eq!(names(run), FILES);
     };
@@ -181,14 +181,14 @@ fn runs_are_numbered_under_the_name_of_their_preset_or_file() {
 
 #[test]
 fn a_preset_with_another_family_is_still_that_preset() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let run = place.run("--steps 2 --set model.family=llama");
     assert_eq!(run.folder, place.path("runs/tiny-1"));
 }
 
 #[test]
 fn a_folder_that_holds_a_run_is_left_alone() {
-    let place = Place::new();
+    let place = TextFolder::new();
     place.run("--out mine --steps 2");
     let check = || {
         let before = place.contents();
@@ -210,7 +210,7 @@ fn a_folder_that_holds_a_run_is_left_alone() {
 
 #[test]
 fn a_folder_that_cannot_be_written_is_found_before_training() {
-    let place = Place::new();
+    let place = TextFolder::new();
     place.write("file", "mine");
     place.write("runs", "mine as well");
     let before = place.contents();
@@ -226,7 +226,7 @@ fn a_folder_that_cannot_be_written_is_found_before_training() {
 fn a_folder_without_permission_is_found_before_training() {
     use std::os::unix::fs::PermissionsExt;
 
-    let place = Place::new();
+    let place = TextFolder::new();
     let locked = place.path("locked");
     fs::create_dir(&locked).expect("a folder");
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o555)).expect("it is mine");

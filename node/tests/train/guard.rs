@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::place::{Place, Run, STEPS};
+use crate::text_folder::{STEPS, TextFolder, TrainingOutput};
 
-fn verdicts(run: &Run) -> Vec<String> {
+fn verdicts(run: &TrainingOutput) -> Vec<String> {
     run.each("verdict").iter().map(|word| word.as_str().expect("a word").to_owned()).collect()
 }
 
 /// What was dropped: step, verdict and reason of each.
-fn rollbacks(run: &Run) -> Vec<[String; 3]> {
+fn rollbacks(run: &TrainingOutput) -> Vec<[String; 3]> {
     let text = |value: &Value| value.to_string().trim_matches('"').to_owned();
     let told = |event: &Value| ["step", "verdict", "reason"].map(|key| text(&event[key]));
     run.of("rollback").into_iter().map(told).collect()
@@ -25,7 +25,7 @@ fn expected(rollbacks: &[(usize, &str, &str)]) -> Vec<[String; 3]> {
 
 #[test]
 fn a_nan_that_strikes_once_is_replayed_away() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let undisturbed = place.run("--set train.eval_every=4");
     let check = |more: &str, bad: &[(usize, &str)]| {
         let mut arguments = format!("--set train.eval_every=4 --set guard.nonfinite=replay {more}");
@@ -51,7 +51,7 @@ fn a_nan_that_strikes_once_is_replayed_away() {
 
 #[test]
 fn a_nan_is_skipped_with_its_batch() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let inject = "--inject step=3,tensor=layers.2.mlp.up,value=nan";
     let run = place.run(inject);
     assert_ne!(run.digest(), place.run("").digest());
@@ -67,7 +67,7 @@ fn a_nan_is_skipped_with_its_batch() {
 
 #[test]
 fn a_gradient_that_stays_bad_is_skipped_after_the_retries() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let inject = |attempts: u32, retries: u32| {
         let bad = format!("--inject step=5,tensor=norm,value=inf,attempts={attempts}");
         place.run(&format!("{bad} --set guard.nonfinite=replay --set guard.retries={retries}"))
@@ -91,7 +91,7 @@ fn a_gradient_that_stays_bad_is_skipped_after_the_retries() {
 
 #[test]
 fn a_gradient_that_is_large_and_finite_is_clipped() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let calm = place.run("");
     for value in ["value=x1000", "bit=30"] {
         let run = place.run(&format!("--inject step=4,tensor=layers.1.mlp.up,{value}"));
@@ -107,7 +107,7 @@ fn a_gradient_that_is_large_and_finite_is_clipped() {
 
 #[test]
 fn every_step_is_clipped_under_a_tiny_norm() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let ahead = place.run("--set optimizer.clip=0.01 --window 1");
     assert_eq!(verdicts(&ahead), ["clip"; STEPS]);
     assert!(ahead.each("attempts").iter().all(|attempts| *attempts == 1 || *attempts == 2));
@@ -118,14 +118,14 @@ fn every_step_is_clipped_under_a_tiny_norm() {
 
 #[test]
 fn every_step_is_kept_without_a_clip_norm() {
-    let run = Place::new().run("--set optimizer.clip=0");
+    let run = TextFolder::new().run("--set optimizer.clip=0");
     assert_eq!(verdicts(&run), ["keep"; STEPS]);
     assert_eq!(run.each("clip"), vec![json!(1.0); STEPS]);
     assert_eq!(run.each("attempts"), vec![json!(1); STEPS]);
 }
 
 /// How often each clipped step was taken.
-fn clipped_attempts(place: &Place, more: &str) -> Vec<u64> {
+fn clipped_attempts(place: &TextFolder, more: &str) -> Vec<u64> {
     let run = place.run(more);
     let clipped = run.of("step").into_iter().filter(|step| step["verdict"] == "clip");
     clipped.map(|step| step["attempts"].as_u64().expect("a count")).collect()
@@ -133,7 +133,7 @@ fn clipped_attempts(place: &Place, more: &str) -> Vec<u64> {
 
 #[test]
 fn a_clipped_step_is_taken_again_where_somebody_went_ahead() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let attempts = clipped_attempts(&place, "--workers 4 --window 1");
     assert!(attempts.contains(&2) && attempts.iter().all(|count| *count <= 2), "{attempts:?}");
     // With one worker the sums so far are all there are.
@@ -142,13 +142,13 @@ fn a_clipped_step_is_taken_again_where_somebody_went_ahead() {
 
 #[test]
 fn nobody_goes_ahead_without_a_window() {
-    let attempts = clipped_attempts(&Place::new(), "--workers 4 --window 0");
+    let attempts = clipped_attempts(&TextFolder::new(), "--workers 4 --window 0");
     assert!(!attempts.is_empty() && attempts.iter().all(|count| *count == 1), "{attempts:?}");
 }
 
 #[test]
 fn a_spike_is_left_out() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let spike = "--set guard.gnorm_z=6 --inject step=18,tensor=head,value=x1000";
     let run = place.run(&format!("--steps 20 --set optimizer.clip=0 {spike}"));
     let mut expected = ["keep"; 20];

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use crate::common::refusal;
-use crate::place::{Place, Run};
+use crate::text_folder::{TextFolder, TrainingOutput};
 
 const PIPELINE: &str = "--schedule 1f1b --workers 3 --set elastic.copies=0";
 /// Less than what one microbatch keeps on the first stage, which has three of them.
 const TOO_MUCH: u64 = 40_000;
 
-fn stage_bytes(run: &Run) -> Vec<u64> {
+fn stage_bytes(run: &TrainingOutput) -> Vec<u64> {
     let plan = &run.json("run.json")["plan"];
     assert_eq!(plan["schedule"], json!("1f1b"));
     let bytes = plan["stage_bytes"].as_array().expect("a number a stage");
@@ -18,7 +18,7 @@ fn stage_bytes(run: &Run) -> Vec<u64> {
 
 #[test]
 fn a_limit_that_is_met_by_doing_more_does_not_show_in_the_digest() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let free = place.run(PIPELINE);
     let largest = *stage_bytes(&free).iter().max().expect("three stages");
     let limit = largest - TOO_MUCH;
@@ -42,7 +42,7 @@ fn a_limit_that_is_met_by_doing_more_does_not_show_in_the_digest() {
 
 #[test]
 fn without_a_limit_nothing_is_done() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let bytes = |policy: &str| -> Value {
         place.run(&format!("{PIPELINE} {policy}")).json("run.json")["plan"]["stage_bytes"].clone()
     };

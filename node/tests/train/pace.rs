@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::place::{Owned, PATIENCE, Place};
+use crate::text_folder::{OwnedProcess, PATIENCE, TextFolder};
 
 /// Layers of every class on three stages, and more steps than are waited for.
 const RUN: &str = "--steps 4000 --workers 3 --window 1 --set model.layers=6 --set model.width=128 \
@@ -23,7 +23,7 @@ fn controller(folder: &Path) -> Option<PathBuf> {
 }
 
 /// The pace in a run's status, once something was measured.
-fn measured(place: &Place) -> Option<(Value, Value)> {
+fn measured(place: &TextFolder) -> Option<(Value, Value)> {
     let folder = controller(&place.path(""))?;
     let mut status = place.command("status --json");
     let output = status.env("ZBELASTIC_DATA_DIR", folder).output().expect("it runs");
@@ -65,9 +65,10 @@ fn missing(pace: &Value, stages: &Value) -> Option<String> {
 /// In some steps a link or a layer is not measured; some status has all of them.
 #[test]
 fn what_layers_and_links_take_is_measured_and_told() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let mut command = place.small_in_processes(RUN);
-    let _run = Owned(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs"));
+    let _run =
+        OwnedProcess(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs"));
     let began = Instant::now();
     loop {
         let lacks = match measured(&place) {

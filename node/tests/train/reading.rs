@@ -1,7 +1,7 @@
 //! What a person reads.
 
 use crate::common::text;
-use crate::place::{Place, Run, succeed};
+use crate::text_folder::{TextFolder, TrainingOutput, succeed};
 
 /// A line with `#` for each number in it.
 fn shape(line: &str) -> String {
@@ -25,15 +25,15 @@ fn shape(line: &str) -> String {
 }
 
 /// A run that a person watched, and its metrics.
-fn watched(place: &Place, more: &str) -> (Vec<String>, Run) {
+fn watched(place: &TextFolder, more: &str) -> (Vec<String>, TrainingOutput) {
     let told = succeed(&mut place.small(&format!("{more} --out watched")));
     let metrics = std::fs::read(place.path("watched/metrics.jsonl")).expect("kept");
-    (told.lines().map(str::to_owned).collect(), Run::read(place, text(&metrics)))
+    (told.lines().map(str::to_owned).collect(), TrainingOutput::read(place, text(&metrics)))
 }
 
 #[test]
 fn the_heading_says_what_is_trained_on_what_and_how() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let (told, _) = watched(&place, "--workers 3 --threads 2 --schedule zb-h1");
     let heading: Vec<&str> =
         told.iter().take_while(|line| !line.is_empty()).map(String::as_str).collect();
@@ -50,7 +50,7 @@ fn the_heading_says_what_is_trained_on_what_and_how() {
 
 #[test]
 fn the_heading_names_what_may_not_be_meant() {
-    let place = Place::new();
+    let place = TextFolder::new();
     std::fs::create_dir(place.path("texts")).expect("a folder");
     place.write("texts/a.txt", "a line of text\n".repeat(60));
     place.write("texts/b.bin", [0xff; 20]);
@@ -63,7 +63,7 @@ fn the_heading_names_what_may_not_be_meant() {
 
 #[test]
 fn the_text_that_is_built_in_is_named() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = "--set data.text=[] --steps 1 --set optimizer.warmup=0";
     let (told, _) = watched(&place, more);
     let start = "text    built in: the project's own documentation, ";
@@ -72,7 +72,7 @@ fn the_text_that_is_built_in_is_named() {
 
 #[test]
 fn every_step_is_a_line() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = "--steps 10 --workers 3 --set model.width=64 --set schedule.max_mem=16MiB";
     let (told, run) = watched(&place, more);
     let lines: Vec<&String> = told.iter().filter(|line| line.starts_with("step ")).collect();
@@ -103,7 +103,7 @@ fn every_step_is_a_line() {
 
 #[test]
 fn the_end_says_what_came_of_it() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let (told, run) = watched(&place, "--steps 6");
     let end = told.iter().position(|line| line.starts_with("✔ 6 steps in ")).expect("an end");
     let mut told = told;
@@ -137,7 +137,7 @@ fn the_end_says_what_came_of_it() {
 
 #[test]
 fn rollbacks_and_evaluations_have_lines_of_their_own() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let more = "--set guard.nonfinite=replay --set train.eval_every=4 \
         --inject step=3,tensor=layers.2.mlp.up,value=nan \
         --inject step=5,tensor=head,value=inf,attempts=2";

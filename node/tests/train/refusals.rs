@@ -1,10 +1,10 @@
 //! What cannot be trained is refused before anything is written.
 
 use crate::common::refusal;
-use crate::place::{Place, Run};
+use crate::text_folder::{TextFolder, TrainingOutput};
 
 /// A run with `more` arguments is refused, with all of `expected` printed and nothing left behind.
-fn check(place: &Place, more: &str, expected: &[&str]) {
+fn check(place: &TextFolder, more: &str, expected: &[&str]) {
     let before = place.contents();
     for reader in ["", "--json"] {
         let error = refusal(&mut place.small(&format!("--out out {more} {reader}")), 2);
@@ -18,7 +18,7 @@ fn check(place: &Place, more: &str, expected: &[&str]) {
 
 #[test]
 fn values_that_no_run_can_have_are_refused() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let check = |more: &str, expected: &[&str]| check(&place, more, expected);
     check(
         "--set train.stpes=3",
@@ -49,7 +49,7 @@ fn values_that_no_run_can_have_are_refused() {
 
 #[test]
 fn plans_that_cannot_be_are_refused() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let check = |more: &str, expected: &[&str]| check(&place, more, expected);
     let workers = ["5 workers for a model of 4 layers", "why: ", "try: --workers 4 or fewer"];
     check("--workers 5", &workers);
@@ -69,7 +69,7 @@ fn plans_that_cannot_be_are_refused() {
 
 #[test]
 fn memory_that_is_too_small_is_refused_with_the_amount_that_is_not() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let limit = "--schedule zb-h1 --set schedule.max_mem=100KiB";
     let error = refusal(&mut place.small(limit), 7);
     for part in ["zb-h1: stage ", " needs ", "the limit is 100.0 KiB", "try: "] {
@@ -81,13 +81,13 @@ fn memory_that_is_too_small_is_refused_with_the_amount_that_is_not() {
     }
     let hint = error.split_once("try: ").expect("a hint").1;
     let hint = hint.split_once(',').expect("several ways").0;
-    let run: Run = place.run(&format!("--schedule zb-h1 {hint} --steps 2"));
+    let run: TrainingOutput = place.run(&format!("--schedule zb-h1 {hint} --steps 2"));
     assert_eq!(run.done()["schedule"], "zb-h1", "{hint}");
 }
 
 #[test]
 fn text_that_cannot_be_trained_on_is_refused() {
-    let place = Place::new();
+    let place = TextFolder::new();
     place.write("empty.txt", "");
     place.write("short.txt", "just 16 bytes .\n");
     std::fs::create_dir(place.path("bare")).expect("a folder");
@@ -108,12 +108,12 @@ fn text_that_cannot_be_trained_on_is_refused() {
 #[cfg(target_os = "linux")]
 fn text_that_cannot_be_read_is_refused() {
     // Not even root can read the first page of a process.
-    check(&Place::new(), "--text /proc/self/mem", &["/proc/self/mem cannot be read: "]);
+    check(&TextFolder::new(), "--text /proc/self/mem", &["/proc/self/mem cannot be read: "]);
 }
 
 #[test]
 fn injections_that_cannot_strike_are_refused() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let check = |more: &str, expected: &[&str]| check(&place, more, expected);
     let unknown = ["the model has no tensor `heat`", "why: ", "try: head\n"];
     check("--inject step=1,tensor=heat,value=nan", &unknown);
@@ -134,7 +134,7 @@ fn injections_that_cannot_strike_are_refused() {
 
 #[test]
 fn everything_wrong_is_told_at_once_with_its_place() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let config = "[model]\npreset = \"tiny\"\nheads = 3\n\n[train]\nstps = 4\n\n[optimizer]\n\
         lr = nan\nbetas = [0.9, 1.0]\n";
     place.write("bad.toml", config);
@@ -158,7 +158,7 @@ fn everything_wrong_is_told_at_once_with_its_place() {
 
 #[test]
 fn injections_text_and_plan_are_told_together() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let before = place.contents();
     let arguments = "train --set model.preset=tiny --workers 5 --text none.txt --inject step";
     let error = refusal(&mut place.command(arguments), 2);

@@ -4,11 +4,11 @@
 use serde_json::json;
 
 use crate::common::refusal;
-use crate::place::{Place, STEPS};
+use crate::text_folder::{STEPS, TextFolder};
 
 #[test]
 fn both_schedules_train_to_the_bits_of_one_worker() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let alone = place.run("--schedule gems --workers 1 --threads 1");
     for (kind, workers) in [("gems", 3), ("chimera", 2), ("chimera", 4)] {
         for window in [0, 1] {
@@ -29,7 +29,7 @@ fn both_schedules_train_to_the_bits_of_one_worker() {
 
 #[test]
 fn a_corrupted_gradient_is_left_out_of_both_replicas() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let struck = "--inject step=3,tensor=layers.2.mlp.up,value=nan";
     let alone = place.run(&format!("--schedule gems --workers 1 {struck}"));
     let run = place.run(&format!("--schedule chimera --workers 4 {struck}"));
@@ -40,7 +40,7 @@ fn a_corrupted_gradient_is_left_out_of_both_replicas() {
 /// An odd number of stages has one in the middle that trains the same layers twice.
 #[test]
 fn processes_train_to_the_bits_of_threads() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let in_threads = place.run("--schedule gems --workers 1");
     for more in ["--schedule chimera --workers 2", "--schedule gems --workers 3"] {
         let run = place.finish(&mut place.small_in_processes(more));
@@ -51,7 +51,7 @@ fn processes_train_to_the_bits_of_threads() {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let check = |more: &str, expected: &[&str]| {
         let error = refusal(&mut place.small(&format!("--out out {more}")), 2);
         for part in expected {

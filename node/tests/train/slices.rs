@@ -3,17 +3,17 @@
 
 use serde_json::{Value, json};
 
-use crate::place::{Place, Run, succeed};
+use crate::text_folder::{TextFolder, TrainingOutput, succeed};
 
 const SLICED: &str = "--schedule seq1f1b --slices 4";
 
-fn evaluated(run: &Run) -> Vec<Value> {
+fn evaluated(run: &TrainingOutput) -> Vec<Value> {
     run.of("eval").iter().map(|event| event["loss"].clone()).collect()
 }
 
 #[test]
 fn what_is_made_again_does_not_show_in_the_digest() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let alone = place.run(&format!("{SLICED} --workers 1"));
     let choices = [
         "memory.recompute=full",
@@ -36,7 +36,7 @@ fn what_is_made_again_does_not_show_in_the_digest() {
 /// Six slices of 64 tokens have at least two lengths.
 #[test]
 fn where_sequences_are_cut_shows_in_the_digest_and_who_cuts_them_does_not() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let sliced = "--set train.seq_len=64 --schedule seq1f1b --set train.eval_every=4";
     let by_time = format!("{sliced} --slices 6 --set schedule.slice_cut=time");
     let alone = place.run(&format!("{by_time} --workers 1"));
@@ -58,7 +58,7 @@ fn where_sequences_are_cut_shows_in_the_digest_and_who_cuts_them_does_not() {
 
 #[test]
 fn a_plan_of_slices_takes_less_the_more_is_made_again() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let stage_bytes = |recompute: &str| -> Vec<u64> {
         let plan = format!(
             "plan --json --nodes 3 --threads 1 {SLICED} --compare seq1f1b \

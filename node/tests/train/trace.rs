@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::text_folder::TextFolder;
 
 /// A line of a trace.
-struct Track {
+struct ParsedTrack {
     thread: String,
-    slices: Vec<Slice>,
+    slices: Vec<ParsedSlice>,
 }
 
 #[derive(Debug)]
-struct Slice {
+struct ParsedSlice {
     name: String,
     category: String,
     start_us: f64,
@@ -21,7 +21,7 @@ struct Slice {
 }
 
 /// The tracks of a trace by process.
-fn tracks(trace: &Value) -> BTreeMap<String, Vec<Track>> {
+fn tracks(trace: &Value) -> BTreeMap<String, Vec<ParsedTrack>> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let number = |value: &Value| value.as_f64().expect("a number");
     let events = trace["traceEvents"].as_array().expect("a list");
@@ -33,7 +33,8 @@ fn tracks(trace: &Value) -> BTreeMap<String, Vec<Track>> {
                 processes.insert(process, text(&event["args"]["name"]));
             }
             (Some("M"), Some("thread_name")) => {
-                let track = Track { thread: text(&event["args"]["name"]), slices: Vec::new() };
+                let track =
+                    ParsedTrack { thread: text(&event["args"]["name"]), slices: Vec::new() };
                 assert!(tracks.insert((process, thread), track).is_none());
             }
             (Some("X"), Some(name)) => {
@@ -41,12 +42,12 @@ fn tracks(trace: &Value) -> BTreeMap<String, Vec<Track>> {
                 let (start_us, duration_us) = (number(&event["ts"]), number(&event["dur"]));
                 let end_us = start_us + duration_us;
                 let (name, category) = (name.to_owned(), text(&event["cat"]));
-                track.slices.push(Slice { name, category, start_us, end_us });
+                track.slices.push(ParsedSlice { name, category, start_us, end_us });
             }
             (_, _) => panic!("{event}"),
         }
     }
-    let mut by_process: BTreeMap<String, Vec<Track>> = BTreeMap::new();
+    let mut by_process: BTreeMap<String, Vec<ParsedTrack>> = BTreeMap::new();
     for ((process, _), track) in tracks {
         by_process.entry(processes[&process].clone()).or_default().push(track);
     }
@@ -54,7 +55,7 @@ fn tracks(trace: &Value) -> BTreeMap<String, Vec<Track>> {
 }
 
 /// The last eight steps of `microbatches` on every worker, in an order that can have been.
-fn check_track(track: &Track, microbatches: usize) {
+fn check_track(track: &ParsedTrack, microbatches: usize) {
     let mut counts = BTreeMap::new();
     for slice in &track.slices {
         assert!(slice.start_us <= slice.end_us, "{slice:?}");
@@ -66,7 +67,7 @@ fn check_track(track: &Track, microbatches: usize) {
     for once in ["gate", "update"] {
         assert!(counts[once] >= 8, "{once}: {counts:?}");
     }
-    let mut slices: Vec<&Slice> = track.slices.iter().collect();
+    let mut slices: Vec<&ParsedSlice> = track.slices.iter().collect();
     slices.sort_by(|a, b| a.start_us.total_cmp(&b.start_us));
     for pair in slices.windows(2) {
         // To the nanosecond, which is how times are written.
@@ -77,7 +78,7 @@ fn check_track(track: &Track, microbatches: usize) {
 #[test]
 fn the_trace_shows_the_last_steps_as_they_were_and_as_planned() {
     let more = "--steps 12 --workers 3 --schedule zb-h1 --window 1 --set optimizer.clip=0";
-    let place = Place::new();
+    let place = TextFolder::new();
     let run = place.run(more);
     let tracks = tracks(&run.json("trace.json"));
     let processes: Vec<&str> = tracks.keys().map(String::as_str).collect();
@@ -87,15 +88,15 @@ fn the_trace_shows_the_last_steps_as_they_were_and_as_planned() {
         assert_eq!(threads, ["worker 0", "worker 1", "worker 2"]);
         tracks.iter().for_each(|track| check_track(track, 8));
     }
-    let last = |track: &Track| track.slices.iter().any(|slice| slice.name == "0F7 step 12");
+    let last = |track: &ParsedTrack| track.slices.iter().any(|slice| slice.name == "0F7 step 12");
     assert!(last(&tracks["measured"][0]), "the last step is the run's");
-    let first = |slice: &Slice| slice.name.ends_with(" step 3");
+    let first = |slice: &ParsedSlice| slice.name.ends_with(" step 3");
     assert!(!tracks["measured"].iter().any(|track| track.slices.iter().any(first)));
 }
 
 #[test]
 fn the_trace_shows_a_run_that_waits_for_its_verdicts() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let run = place.run("--workers 2 --schedule 1f1b --window 0");
     let tracks = tracks(&run.json("trace.json"));
     for track in tracks.values().flatten() {
@@ -110,7 +111,7 @@ fn the_trace_shows_a_run_that_waits_for_its_verdicts() {
 /// Perfetto drops what begins before 0.
 #[test]
 fn nothing_in_the_trace_begins_before_it() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let run = place.run("--steps 20 --workers 4 --schedule zb-h1 --window 1");
     let tracks = tracks(&run.json("trace.json"));
     let slices = tracks.values().flatten().flat_map(|track| &track.slices);
@@ -120,7 +121,7 @@ fn nothing_in_the_trace_begins_before_it() {
 
 #[test]
 fn steps_of_the_trace_are_counted_from_one() {
-    let place = Place::new();
+    let place = TextFolder::new();
     let tracks = tracks(&place.run("").json("trace.json"));
     for (process, tracks) in &tracks {
         let has = |step: &str| {

@@ -15,13 +15,13 @@ use super::kind::AsyncKind;
 use super::op::AsyncOp;
 use super::program::{ASYNC_PASS_COUNT_MAX, AsyncProgram};
 use super::violation::AsyncViolation;
-use crate::check::{Findings, VIOLATION_COUNT_MAX, plain_rules};
+use crate::check::{VIOLATION_COUNT_MAX, ViolationList, plain_rules};
 
 /// What the rules found.
 #[derive(Default)]
-struct AsyncFindings(Vec<AsyncViolation>);
+struct AsyncViolationList(Vec<AsyncViolation>);
 
-impl AsyncFindings {
+impl AsyncViolationList {
     fn add(&mut self, violation: AsyncViolation) {
         if self.0.len() < VIOLATION_COUNT_MAX {
             self.0.push(violation);
@@ -34,7 +34,7 @@ impl AsyncFindings {
 /// # Errors
 /// The violations, rule by rule and stage by stage, [`VIOLATION_COUNT_MAX`] at most.
 pub fn check_async(program: &AsyncProgram) -> Result<(), Vec<AsyncViolation>> {
-    let mut findings = AsyncFindings::default();
+    let mut findings = AsyncViolationList::default();
     size(program, &mut findings);
     list_count(program, &mut findings);
     variant(program, &mut findings);
@@ -48,7 +48,7 @@ pub fn check_async(program: &AsyncProgram) -> Result<(), Vec<AsyncViolation>> {
     if findings.0.is_empty() && !is_dynamic(program) {
         let rules = [
             versions::missing,
-            versions::twice,
+            versions::made_twice,
             versions::semantics,
             versions::kept,
             versions::never_freed,
@@ -69,7 +69,7 @@ fn is_dynamic(program: &AsyncProgram) -> bool {
     ops.any(|op| matches!(op, AsyncOp::Dynamic(..)))
 }
 
-fn size(program: &AsyncProgram, findings: &mut AsyncFindings) {
+fn size(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     let AsyncProgram { replica_count, update_every, microbatch_count, .. } = *program;
     let found = program.pass_count();
     let has_zero = [replica_count, update_every, microbatch_count].contains(&0);
@@ -78,14 +78,14 @@ fn size(program: &AsyncProgram, findings: &mut AsyncFindings) {
     }
 }
 
-fn list_count(program: &AsyncProgram, findings: &mut AsyncFindings) {
+fn list_count(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     let (expected, found) = (program.placement.stage_count(), program.stages.len());
     if found != expected as usize {
         findings.add(AsyncViolation::ListCount { expected, found });
     }
 }
 
-fn variant(program: &AsyncProgram, findings: &mut AsyncFindings) {
+fn variant(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     let AsyncProgram { kind, variant, .. } = *program;
     if !variant.is_of(kind) {
         findings.add(AsyncViolation::Variant { kind, variant });
@@ -94,7 +94,7 @@ fn variant(program: &AsyncProgram, findings: &mut AsyncFindings) {
 
 /// A program has F and BW, no split backward pass; averages only where there is a reference model;
 /// and a dynamic region alone on each stage, of the kind that has one, or nowhere.
-fn foreign(program: &AsyncProgram, findings: &mut AsyncFindings) {
+fn foreign(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     use crate::op::Compute;
     let is_dynamic = is_dynamic(program);
     for (stage, ops) in program.lists() {
@@ -125,8 +125,8 @@ fn foreign(program: &AsyncProgram, findings: &mut AsyncFindings) {
     }
 }
 
-fn plain(program: &AsyncProgram, findings: &mut AsyncFindings) {
-    let mut plain = Findings::default();
+fn plain(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+    let mut plain = ViolationList::default();
     plain_rules(&program.plain(), &mut plain);
     plain.into_violations().into_iter().for_each(|v| findings.add(AsyncViolation::Plain(v)));
 }
@@ -137,11 +137,11 @@ mod tests {
 
     use super::check_async;
     use crate::asynchronous::kind::AsyncKind;
-    use crate::asynchronous::op::{AsyncOp, Version};
+    use crate::asynchronous::op::{AsyncOp, WeightVersion};
     use crate::asynchronous::program::AsyncProgram;
     use crate::asynchronous::variant::AsyncVariant;
     use crate::asynchronous::violation::AsyncViolation;
-    use crate::check::Violation;
+    use crate::check::ScheduleViolation;
     use crate::op::Pass;
 
     const PIPEDREAM: &str = "asynchronous pipedream line stages 2 chunks 2 pipelines 1 \
@@ -175,7 +175,7 @@ mod tests {
         text.parse().expect("the word is an operation")
     }
 
-    fn version(text: &str) -> Version {
+    fn version(text: &str) -> WeightVersion {
         let AsyncOp::Free(_, version) = op(&format!("0FREE{text}")) else { panic!("{text}") };
         version
     }
@@ -229,9 +229,9 @@ mod tests {
 
     #[test]
     fn the_rules_about_passes_hold_here_as_well() {
-        let forward = Violation::ForwardCount { pass: Pass::new(0, 2), found: 0 };
+        let forward = ScheduleViolation::ForwardCount { pass: Pass::new(0, 2), found: 0 };
         find(PIPEDREAM, "0F2@1 0SEND_F2 ", "", AsyncViolation::Plain(forward));
-        let kept = Violation::OperandCount {
+        let kept = ScheduleViolation::OperandCount {
             stage: STAGE,
             op: "0BW1".parse().expect("an operation"),
             expected: "0RECV_B1".parse().expect("an operation"),
@@ -256,7 +256,7 @@ mod tests {
         let missing = |text: &str, newest| AsyncViolation::Missing {
             stage: STAGE,
             op: op(text),
-            newest: Version::new(newest),
+            newest: WeightVersion::new(newest),
         };
         find(PIPEDREAM, "0STASH0 ", "", missing("0BW1@0", 1));
         find(PIPEDREAM, "0BW1@0 0FREE0", "0FREE0 0BW1@0", missing("0BW1@0", 1));
@@ -296,7 +296,7 @@ mod tests {
             limit: 1,
         };
         find(PIPEDREAM, "0FREE0 0STASH1", "0STASH1 0FREE0", kept);
-        let version = Version::new(1);
+        let version = WeightVersion::new(1);
         let never = AsyncViolation::NeverFreed { stage: STAGE, chunk: ChunkIndex(0), version };
         find(PIPEDREAM, " 0FREE1", "", never);
     }

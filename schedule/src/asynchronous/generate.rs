@@ -6,18 +6,18 @@
 //! update which would destroy it is stashed before and freed after. Transfers follow from the
 //! placement, as in synchronous programs.
 
-mod keep;
 mod order;
+mod stashing;
 
 use std::collections::BTreeMap;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::kind::AsyncKind;
-use super::op::{AsyncOp, Dynamic, Shift, Version};
+use super::op::{AsyncOp, DynamicOptions, VersionShift, WeightVersion};
 use super::program::{ASYNC_PASS_COUNT_MAX, AsyncProgram};
 use super::variant::AsyncVariant;
-use super::versions::{Reads, backward_reads, forward_reads};
+use super::versions::{VersionRead, backward_reads, forward_reads};
 use crate::op::{Compute, Op, Pass};
 use crate::program::TEXT_COUNT_MAX;
 
@@ -35,7 +35,7 @@ pub struct AsyncRequest {
     /// Pipelines side by side (AvgPipe; others have one whatever stands here).
     pub replica_count: u32,
     /// What a region whose order is found while it runs keeps to (AMPNet).
-    pub dynamic: Dynamic,
+    pub dynamic: DynamicOptions,
     /// How the schedule is run.
     pub variant: AsyncVariant,
 }
@@ -121,7 +121,7 @@ pub fn generate_async(request: AsyncRequest) -> Result<AsyncProgram, AsyncGenera
         | AsyncKind::WPipe
         | AsyncKind::AvgPipe => order::orders(&program)
             .iter()
-            .map(|order| keep::with_keeping(&program, &with_versions(&program, order)))
+            .map(|order| stashing::with_stashes(&program, &with_versions(&program, order)))
             .collect(),
     };
     Ok(program)
@@ -202,21 +202,21 @@ fn check_size(program: &AsyncProgram) -> Result<(), AsyncGenerateError> {
 }
 
 /// A chunk's weights in one pipeline.
-type Line = (ChunkIndex, u32);
+type ReplicaChunk = (ChunkIndex, u32);
 
 /// What has happened to a line so far.
 #[derive(Default)]
-struct Progress {
+struct VersionProgress {
     newest: u32,
     accumulated: u32,
     /// What F and B read of the minibatch's first microbatch.
-    first: [Option<Version>; 2],
+    first: [Option<WeightVersion>; 2],
 }
 
 /// Gives every pass its version, and puts updates where gradients are complete.
 fn with_versions(program: &AsyncProgram, order: &[Op]) -> Vec<AsyncOp> {
-    let mut lines: BTreeMap<Line, Progress> = BTreeMap::new();
-    let mut read_forward: BTreeMap<Pass, Version> = BTreeMap::new();
+    let mut lines: BTreeMap<ReplicaChunk, VersionProgress> = BTreeMap::new();
+    let mut read_forward: BTreeMap<Pass, WeightVersion> = BTreeMap::new();
     let mut ops = Vec::with_capacity(2 * order.len());
     for op in order {
         let Op::Compute(compute, pass) = *op else { unreachable!("an order is of passes") };
@@ -228,12 +228,12 @@ fn with_versions(program: &AsyncProgram, order: &[Op]) -> Vec<AsyncOp> {
                 (backward_reads(program, pass.chunk, pass.microbatch), 1)
             }
         };
-        let number = |base, shift| Version { replica, base, shift };
+        let number = |base, shift| WeightVersion { replica, base, shift };
         let version = match reads {
-            Reads::Newest(shift) => number(line.newest, shift),
-            Reads::Number(base) => number(base, Shift::None),
-            Reads::AsFirst => line.first[side].expect("the first microbatch comes first"),
-            Reads::AsForward => read_forward.remove(&pass).expect("F comes before B"),
+            VersionRead::Newest(shift) => number(line.newest, shift),
+            VersionRead::Number(base) => number(base, VersionShift::None),
+            VersionRead::AsFirst => line.first[side].expect("the first microbatch comes first"),
+            VersionRead::AsForward => read_forward.remove(&pass).expect("F comes before B"),
         };
         if pass.microbatch.0.is_multiple_of(program.microbatch_count) {
             line.first[side] = Some(version);
@@ -246,9 +246,9 @@ fn with_versions(program: &AsyncProgram, order: &[Op]) -> Vec<AsyncOp> {
         line.accumulated += 1;
         if line.accumulated == program.update_every {
             (line.accumulated, line.newest) = (0, line.newest + 1);
-            ops.push(AsyncOp::Step(pass.chunk, number(line.newest, Shift::None)));
+            ops.push(AsyncOp::Step(pass.chunk, number(line.newest, VersionShift::None)));
             if program.kind == AsyncKind::AvgPipe {
-                ops.push(AsyncOp::Average(pass.chunk, number(line.newest, Shift::None)));
+                ops.push(AsyncOp::Average(pass.chunk, number(line.newest, VersionShift::None)));
             }
         }
     }
@@ -260,7 +260,7 @@ mod tests {
     use super::{AsyncGenerateError, AsyncRequest, generate_async};
     use crate::asynchronous::check::check_async;
     use crate::asynchronous::kind::AsyncKind;
-    use crate::asynchronous::op::{Dynamic, DynamicRule};
+    use crate::asynchronous::op::{DynamicOptions, DynamicRule};
     use crate::asynchronous::program::AsyncProgram;
     use crate::asynchronous::variant::AsyncVariant;
 
@@ -271,7 +271,7 @@ mod tests {
             minibatch_count: minibatches,
             microbatch_count: microbatches,
             replica_count: 2,
-            dynamic: Dynamic { rule: DynamicRule::Newest, cap: 3, update_every: 2 },
+            dynamic: DynamicOptions { rule: DynamicRule::Newest, cap: 3, update_every: 2 },
             variant: AsyncVariant::Usual,
         }
     }

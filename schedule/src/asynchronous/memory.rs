@@ -12,13 +12,13 @@ use zbelastic_types::ChunkIndex;
 use super::kind::AsyncKind;
 use super::op::AsyncOp;
 use super::program::AsyncProgram;
-use crate::memory::{ChunkMemory, Kept};
+use crate::memory::{ChunkMemory, PassFootprint};
 use crate::op::Pass;
 
 /// The most that a stage keeps at once, of each and of both together; the three need not be at one
 /// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct AsyncPeak {
+pub struct AsyncPeakMemory {
     /// What passes keep, in the unit of the chunks' memory.
     pub activations: f64,
     /// Versions, in weights of the whole stage: of a chunk that is half of a stage each counts a half.
@@ -38,16 +38,16 @@ pub fn peak_memory_async(
     program: &AsyncProgram,
     chunks: &[ChunkMemory],
     weights: &[f64],
-) -> Vec<AsyncPeak> {
+) -> Vec<AsyncPeakMemory> {
     assert_eq!(chunks.len(), program.placement.chunk_count() as usize, "one entry a chunk");
     assert_eq!(weights.len(), program.stages.len(), "one entry a stage");
-    let always = versions_always(program);
+    let always = resident_versions(program);
     let stages = program.stages.iter().zip(weights);
     stages.map(|(ops, weights)| peak_of_list(program, ops, (chunks, *weights, always))).collect()
 }
 
 /// The newest version of each pipeline, and the reference model.
-fn versions_always(program: &AsyncProgram) -> f64 {
+fn resident_versions(program: &AsyncProgram) -> f64 {
     let references = u32::from(program.kind == AsyncKind::AvgPipe);
     f64::from(program.replica_count + references)
 }
@@ -56,18 +56,18 @@ fn peak_of_list(
     program: &AsyncProgram,
     ops: &[AsyncOp],
     (chunks, weights, always): (&[ChunkMemory], f64, f64),
-) -> AsyncPeak {
+) -> AsyncPeakMemory {
     let share = program.placement.chunk_share();
-    let mut passes: BTreeMap<Pass, Kept> = BTreeMap::new();
+    let mut passes: BTreeMap<Pass, PassFootprint> = BTreeMap::new();
     let (mut activations, mut kept) = (0.0, 0i32);
-    let mut peak = AsyncPeak::default();
+    let mut peak = AsyncPeakMemory::default();
     for op in ops {
         match *op {
             AsyncOp::Compute(_, pass, _) => {
                 let cell = passes.entry(pass).or_default();
-                let before = cell.now();
-                cell.run(op.plain().expect("a pass is plain"), chunks[pass.chunk.index()]);
-                activations += cell.now() - before;
+                let before = cell.resident();
+                cell.apply(op.plain().expect("a pass is plain"), chunks[pass.chunk.index()]);
+                activations += cell.resident() - before;
             }
             AsyncOp::Predict(..) | AsyncOp::Stash(..) => kept += 1,
             AsyncOp::Free(..) => kept -= 1,
@@ -78,7 +78,7 @@ fn peak_of_list(
         }
         // Chunks of a stage are alike, so that versions of them can be counted together.
         let versions = always + f64::from(kept) * share;
-        peak = AsyncPeak {
+        peak = AsyncPeakMemory {
             activations: peak.activations.max(activations),
             versions: peak.versions.max(versions),
             both: peak.both.max(activations + versions * weights),
@@ -93,10 +93,10 @@ fn of_pass(chunks: &[ChunkMemory], chunk: ChunkIndex) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{AsyncPeak, peak_memory_async};
+    use super::{AsyncPeakMemory, peak_memory_async};
     use crate::asynchronous::generate::{AsyncRequest, generate_async};
     use crate::asynchronous::kind::AsyncKind;
-    use crate::asynchronous::op::{Dynamic, DynamicRule};
+    use crate::asynchronous::op::{DynamicOptions, DynamicRule};
     use crate::asynchronous::variant::AsyncVariant;
     use crate::memory::ChunkMemory;
 
@@ -108,7 +108,7 @@ mod tests {
             minibatch_count: 4,
             microbatch_count: 8,
             replica_count: 2,
-            dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
+            dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 3, update_every: 2 },
             variant: AsyncVariant::Usual,
         };
         let program = generate_async(request).expect("the size is legal");
@@ -122,7 +122,7 @@ mod tests {
         let chunks = vec![chunk; program.placement.chunk_count() as usize];
         let found = peak_memory_async(&program, &chunks, &[7.0; 4]);
         for (stage, found) in found.iter().enumerate() {
-            let AsyncPeak { activations: a, versions: v, both } = *found;
+            let AsyncPeakMemory { activations: a, versions: v, both } = *found;
             assert_eq!((a, v), (activations[stage], versions[stage]), "{kind}, stage {stage}");
             assert!(both <= a + 7.0 * v, "{kind}, stage {stage}: {both}");
             assert!(both >= a.max(7.0 * v), "{kind}, stage {stage}: {both}");

@@ -15,7 +15,7 @@ use crate::op::{Compute, Flow, Op, OpParseError, Pass, Transfer};
 
 /// How far a temporary version lies from the one it is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Shift {
+pub enum VersionShift {
     /// Not at all: it is no temporary version.
     None,
     /// So many updates ahead.
@@ -26,32 +26,32 @@ pub enum Shift {
 
 /// Weights of a chunk by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Version {
+pub struct WeightVersion {
     /// The pipeline whose weights they are; 0 unless there are several side by side.
     pub replica: u32,
     /// Updates behind it. An update that was skipped counts.
     pub base: u32,
     /// The distance of a temporary version from `base`.
-    pub shift: Shift,
+    pub shift: VersionShift,
 }
 
-impl Version {
+impl WeightVersion {
     /// Version number `base` of the first pipeline.
     #[must_use]
     pub const fn new(base: u32) -> Self {
-        Self { replica: 0, base, shift: Shift::None }
+        Self { replica: 0, base, shift: VersionShift::None }
     }
 
     /// The version it is made of; itself, if it is none that was made.
     #[must_use]
     pub const fn origin(self) -> Self {
-        Self { shift: Shift::None, ..self }
+        Self { shift: VersionShift::None, ..self }
     }
 }
 
 /// How temporary weights are made from a version and what the optimizer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Prediction {
+pub enum WeightPrediction {
     /// As many of Adam's steps as the distance is long (XPipe).
     Adam,
     /// As many steps along the momentum (SpecTrain).
@@ -71,7 +71,7 @@ pub enum DynamicRule {
 
 /// A region whose order is found while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Dynamic {
+pub struct DynamicOptions {
     /// Which pass comes first; backward passes come before forward ones.
     pub rule: DynamicRule,
     /// Microbatches that may be under way.
@@ -84,21 +84,21 @@ pub struct Dynamic {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum AsyncOp {
     /// Arithmetic on this version of the chunk's weights.
-    Compute(Compute, Pass, Version),
+    Compute(Compute, Pass, WeightVersion),
     /// A boundary tensor changes hands.
     Transfer(Transfer, Flow, Pass),
     /// The chunk's gradient makes this version of the one before.
-    Step(ChunkIndex, Version),
+    Step(ChunkIndex, WeightVersion),
     /// The newest version is made into this temporary one.
-    Predict(ChunkIndex, Prediction, Version),
+    Predict(ChunkIndex, WeightPrediction, WeightVersion),
     /// The newest version is kept beside, so that the next update does not destroy it.
-    Stash(ChunkIndex, Version),
+    Stash(ChunkIndex, WeightVersion),
     /// Nobody reads this version again.
-    Free(ChunkIndex, Version),
+    Free(ChunkIndex, WeightVersion),
     /// The newest version and the reference model pull each other together.
-    Average(ChunkIndex, Version),
+    Average(ChunkIndex, WeightVersion),
     /// What is ready runs, until every microbatch went through.
-    Dynamic(ChunkIndex, Dynamic),
+    Dynamic(ChunkIndex, DynamicOptions),
 }
 
 impl AsyncOp {
@@ -132,10 +132,10 @@ impl AsyncOp {
     }
 }
 
-const PREDICTION_TEXT: [(Prediction, &str); 3] = [
-    (Prediction::Adam, "PREDICT_ADAM"),
-    (Prediction::Momentum, "PREDICT_MOMENTUM"),
-    (Prediction::Delta, "PREDICT_DELTA"),
+const PREDICTION_TEXT: [(WeightPrediction, &str); 3] = [
+    (WeightPrediction::Adam, "PREDICT_ADAM"),
+    (WeightPrediction::Momentum, "PREDICT_MOMENTUM"),
+    (WeightPrediction::Delta, "PREDICT_DELTA"),
 ];
 
 const RULE_TEXT: [(DynamicRule, &str); 2] =
@@ -149,13 +149,13 @@ fn key_of<K: Copy>(table: &[(K, &'static str)], text: &str) -> Option<K> {
     table.iter().find(|(_, t)| *t == text).map(|(k, _)| *k)
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for WeightVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.base)?;
         match self.shift {
-            Shift::None => {}
-            Shift::Ahead(updates) => write!(f, "+{updates}")?,
-            Shift::Back(microbatches) => write!(f, "-{microbatches}")?,
+            VersionShift::None => {}
+            VersionShift::Ahead(updates) => write!(f, "+{updates}")?,
+            VersionShift::Back(microbatches) => write!(f, "-{microbatches}")?,
         }
         if self.replica > 0 { write!(f, "/{}", self.replica) } else { Ok(()) }
     }
@@ -175,7 +175,7 @@ impl fmt::Display for AsyncOp {
             Self::Stash(chunk, version) => write!(f, "{chunk}STASH{version}"),
             Self::Free(chunk, version) => write!(f, "{chunk}FREE{version}"),
             Self::Average(chunk, version) => write!(f, "{chunk}AVERAGE{version}"),
-            Self::Dynamic(chunk, Dynamic { rule, cap, update_every }) => {
+            Self::Dynamic(chunk, DynamicOptions { rule, cap, update_every }) => {
                 write!(f, "{chunk}DYNAMIC({},{cap},{update_every})", text_of(&RULE_TEXT, *rule))
             }
         }
@@ -206,28 +206,28 @@ pub enum AsyncOpParseError {
     },
 }
 
-/// A version as [`Version`] writes it, and in no other spelling.
-fn parse_version(text: &str) -> Option<Version> {
+/// A version as [`WeightVersion`] writes it, and in no other spelling.
+fn parse_version(text: &str) -> Option<WeightVersion> {
     let (rest, replica) = match text.split_once('/') {
         Some((rest, replica)) => (rest, replica.parse().ok()?),
         None => (text, 0),
     };
     let (base, shift) = if let Some((base, updates)) = rest.split_once('+') {
-        (base, Shift::Ahead(updates.parse().ok()?))
+        (base, VersionShift::Ahead(updates.parse().ok()?))
     } else if let Some((base, microbatches)) = rest.split_once('-') {
-        (base, Shift::Back(microbatches.parse().ok()?))
+        (base, VersionShift::Back(microbatches.parse().ok()?))
     } else {
-        (rest, Shift::None)
+        (rest, VersionShift::None)
     };
-    let version = Version { replica, base: base.parse().ok()?, shift };
+    let version = WeightVersion { replica, base: base.parse().ok()?, shift };
     (version.to_string() == text).then_some(version)
 }
 
-fn parse_dynamic(text: &str) -> Option<Dynamic> {
+fn parse_dynamic(text: &str) -> Option<DynamicOptions> {
     let inner = text.strip_prefix('(')?.strip_suffix(')')?;
     let [rule, cap, every] = inner.split(',').collect::<Vec<_>>()[..] else { return None };
     let rule = key_of(&RULE_TEXT, rule)?;
-    Some(Dynamic { rule, cap: cap.parse().ok()?, update_every: every.parse().ok()? })
+    Some(DynamicOptions { rule, cap: cap.parse().ok()?, update_every: every.parse().ok()? })
 }
 
 /// An operation on versions, if the letters behind the chunk are those of one.
@@ -237,7 +237,7 @@ fn parse_on_versions(word: &str) -> Option<Option<AsyncOp>> {
     let chunk = chunk.parse().ok().map(ChunkIndex)?;
     let tail_at = rest.find(|c: char| c.is_ascii_digit() || c == '(').unwrap_or(rest.len());
     let (letters, tail) = rest.split_at(tail_at);
-    let on = |make: fn(ChunkIndex, Version) -> AsyncOp| {
+    let on = |make: fn(ChunkIndex, WeightVersion) -> AsyncOp| {
         parse_version(tail).map(|version| make(chunk, version))
     };
     match letters {
@@ -278,7 +278,10 @@ impl FromStr for AsyncOp {
 
 #[cfg(test)]
 mod tests {
-    use super::{AsyncOp, AsyncOpParseError, Dynamic, DynamicRule, Prediction, Shift, Version};
+    use super::{
+        AsyncOp, AsyncOpParseError, DynamicOptions, DynamicRule, VersionShift, WeightPrediction,
+        WeightVersion,
+    };
     use crate::op::{Compute, Flow, OpParseError, Pass, Transfer};
     use zbelastic_types::ChunkIndex;
 
@@ -290,20 +293,23 @@ mod tests {
         };
         let pass = Pass::new(2, 31);
         let chunk = ChunkIndex(2);
-        check("2F31@5", AsyncOp::Compute(Compute::F, pass, Version::new(5)));
-        let second = Version { replica: 1, ..Version::new(5) };
+        check("2F31@5", AsyncOp::Compute(Compute::F, pass, WeightVersion::new(5)));
+        let second = WeightVersion { replica: 1, ..WeightVersion::new(5) };
         check("2BW31@5/1", AsyncOp::Compute(Compute::BW, pass, second));
         check("2RECV_B31", AsyncOp::Transfer(Transfer::Receive, Flow::Backward, pass));
-        check("2STEP6", AsyncOp::Step(chunk, Version::new(6)));
-        check("2AVERAGE6/1", AsyncOp::Average(chunk, Version { replica: 1, ..Version::new(6) }));
-        let ahead = Version { shift: Shift::Ahead(2), ..Version::new(5) };
-        check("2PREDICT_ADAM5+2", AsyncOp::Predict(chunk, Prediction::Adam, ahead));
-        check("2PREDICT_MOMENTUM5+2", AsyncOp::Predict(chunk, Prediction::Momentum, ahead));
+        check("2STEP6", AsyncOp::Step(chunk, WeightVersion::new(6)));
+        check(
+            "2AVERAGE6/1",
+            AsyncOp::Average(chunk, WeightVersion { replica: 1, ..WeightVersion::new(6) }),
+        );
+        let ahead = WeightVersion { shift: VersionShift::Ahead(2), ..WeightVersion::new(5) };
+        check("2PREDICT_ADAM5+2", AsyncOp::Predict(chunk, WeightPrediction::Adam, ahead));
+        check("2PREDICT_MOMENTUM5+2", AsyncOp::Predict(chunk, WeightPrediction::Momentum, ahead));
         check("2FREE5+2", AsyncOp::Free(chunk, ahead));
-        let back = Version { shift: Shift::Back(3), ..Version::new(5) };
-        check("2PREDICT_DELTA5-3", AsyncOp::Predict(chunk, Prediction::Delta, back));
-        check("2STASH5", AsyncOp::Stash(chunk, Version::new(5)));
-        let dynamic = Dynamic { rule: DynamicRule::Newest, cap: 4, update_every: 2 };
+        let back = WeightVersion { shift: VersionShift::Back(3), ..WeightVersion::new(5) };
+        check("2PREDICT_DELTA5-3", AsyncOp::Predict(chunk, WeightPrediction::Delta, back));
+        check("2STASH5", AsyncOp::Stash(chunk, WeightVersion::new(5)));
+        let dynamic = DynamicOptions { rule: DynamicRule::Newest, cap: 4, update_every: 2 };
         check("2DYNAMIC(newest,4,2)", AsyncOp::Dynamic(chunk, dynamic));
     }
 

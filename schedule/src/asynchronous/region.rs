@@ -9,19 +9,19 @@ use std::collections::{BTreeSet, VecDeque};
 
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
-use super::op::{AsyncOp, Dynamic, DynamicRule, Version};
+use super::op::{AsyncOp, DynamicOptions, DynamicRule, WeightVersion};
 use crate::op::{Compute, Flow, Pass, Transfer};
 
 /// What a stage is in the middle of, and what it has found so far.
 #[derive(Clone, Debug)]
-pub struct Region {
-    dynamic: Dynamic,
+pub struct DynamicRegion {
+    dynamic: DynamicOptions,
     chunk: ChunkIndex,
     is_first: bool,
     is_last: bool,
     microbatches: u32,
     /// Microbatches that went forward and have not come back.
-    under_way: BTreeSet<MicrobatchIndex>,
+    in_flight: BTreeSet<MicrobatchIndex>,
     begun: u32,
     done: u32,
     version: u32,
@@ -29,35 +29,40 @@ pub struct Region {
     /// What was chosen and has not run yet.
     chosen: VecDeque<AsyncOp>,
     /// The operations that have run, in their order.
-    found: Vec<AsyncOp>,
+    executed: Vec<AsyncOp>,
 }
 
 /// Operands that have come from other stages and were not used yet.
-pub type Arrived = BTreeSet<(Flow, MicrobatchIndex)>;
+pub type ArrivedOperands = BTreeSet<(Flow, MicrobatchIndex)>;
 
-impl Region {
+impl DynamicRegion {
     /// The region of `chunk`, one of `chunk_count` on a line, before its first operation.
     #[must_use]
-    pub fn new(dynamic: Dynamic, chunk: ChunkIndex, chunk_count: u32, microbatches: u32) -> Self {
+    pub fn new(
+        dynamic: DynamicOptions,
+        chunk: ChunkIndex,
+        chunk_count: u32,
+        microbatches: u32,
+    ) -> Self {
         Self {
             dynamic,
             chunk,
             is_first: chunk.0 == 0,
             is_last: chunk.0 + 1 == chunk_count,
             microbatches,
-            under_way: BTreeSet::new(),
+            in_flight: BTreeSet::new(),
             begun: 0,
             done: 0,
             version: 0,
             accumulated: 0,
             chosen: VecDeque::new(),
-            found: Vec::new(),
+            executed: Vec::new(),
         }
     }
 
     /// Chooses among what has arrived, unless something is left of the last choice; nothing, if nothing
     /// is ready.
-    pub fn choose(&mut self, arrived: &Arrived) {
+    pub fn choose(&mut self, arrived: &ArrivedOperands) {
         if !self.chosen.is_empty() {
             return;
         }
@@ -80,13 +85,13 @@ impl Region {
     /// If none was.
     pub fn finish_op(&mut self) {
         let op = self.chosen.pop_front();
-        self.found.push(op.expect("what runs was chosen"));
+        self.executed.push(op.expect("what runs was chosen"));
     }
 
     /// The order found so far.
     #[must_use]
-    pub fn found(&self) -> &[AsyncOp] {
-        &self.found
+    pub fn executed_ops(&self) -> &[AsyncOp] {
+        &self.executed
     }
 
     /// Whether every microbatch went through.
@@ -96,13 +101,13 @@ impl Region {
     }
 
     /// What the rule takes of what has arrived and of what needs no operand from elsewhere.
-    pub(super) fn choice(&self, arrived: &Arrived) -> Option<(Flow, MicrobatchIndex)> {
+    pub(super) fn choice(&self, arrived: &ArrivedOperands) -> Option<(Flow, MicrobatchIndex)> {
         let of = |flow| {
             let here = arrived.iter().filter(move |(found, _)| *found == flow);
             here.map(|(_, microbatch)| *microbatch).collect::<Vec<_>>()
         };
         let backward = if self.is_last {
-            self.under_way.iter().copied().collect()
+            self.in_flight.iter().copied().collect()
         } else {
             of(Flow::Backward)
         };
@@ -113,7 +118,7 @@ impl Region {
 
     /// The next microbatch of the run, if one more may be under way.
     fn admitted(&self) -> Vec<MicrobatchIndex> {
-        let has_room = self.under_way.len() < self.dynamic.cap as usize;
+        let has_room = self.in_flight.len() < self.dynamic.cap as usize;
         let is_there = self.begun < self.microbatches;
         if has_room && is_there { vec![MicrobatchIndex(self.begun)] } else { Vec::new() }
     }
@@ -129,10 +134,10 @@ impl Region {
         let pass = Pass::new(self.chunk.0, microbatch.0);
         let of = |transfer| AsyncOp::Transfer(transfer, Flow::Forward, pass);
         self.chosen.extend((!self.is_first).then(|| of(Transfer::Receive)));
-        let version = Version::new(self.version);
+        let version = WeightVersion::new(self.version);
         self.chosen.push_back(AsyncOp::Compute(Compute::F, pass, version));
         self.chosen.extend((!self.is_last).then(|| of(Transfer::Send)));
-        self.under_way.insert(microbatch);
+        self.in_flight.insert(microbatch);
         self.begun += 1;
     }
 
@@ -140,17 +145,17 @@ impl Region {
         let pass = Pass::new(self.chunk.0, microbatch.0);
         let of = |transfer| AsyncOp::Transfer(transfer, Flow::Backward, pass);
         self.chosen.extend((!self.is_last).then(|| of(Transfer::Receive)));
-        let version = Version::new(self.version);
+        let version = WeightVersion::new(self.version);
         self.chosen.push_back(AsyncOp::Compute(Compute::BW, pass, version));
         self.chosen.extend((!self.is_first).then(|| of(Transfer::Send)));
-        self.under_way.remove(&microbatch);
+        self.in_flight.remove(&microbatch);
         self.done += 1;
         self.accumulated += 1;
         let is_complete = self.accumulated == self.dynamic.update_every;
         if is_complete || self.done == self.microbatches {
             self.accumulated = 0;
             self.version += 1;
-            self.chosen.push_back(AsyncOp::Step(self.chunk, Version::new(self.version)));
+            self.chosen.push_back(AsyncOp::Step(self.chunk, WeightVersion::new(self.version)));
         }
     }
 }

@@ -4,20 +4,20 @@
 //! operation waits for, how long a result is on its way and what a stage is busy with are the same
 //! events there and here. An update takes the time of STEP and waits for nobody; what is done to
 //! versions, a stash, a prediction, an average, takes no time. The order of a region that has none is
-//! found with the same clock first ([`finding`]), by the rule by which a stage finds it.
+//! found with the same clock first ([`dynamic_order`]), by the rule by which a stage finds it.
 
-mod finding;
-mod steady;
+mod dynamic_order;
+mod steady_state;
 
-pub use steady::Steady;
+pub use steady_state::SteadyPipeline;
 
 use super::op::AsyncOp;
 use super::program::AsyncProgram;
 use crate::cost::Costs;
-use crate::op::{Op, Update};
+use crate::op::{Op, UpdateOp};
 use crate::program::Program;
 use crate::simulate::{SimulateError, simulate};
-use crate::timeline::{Extent, Slice, Timeline};
+use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
 
 /// A program with its times.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,13 +40,13 @@ pub fn simulate_async(
     costs: &Costs,
 ) -> Result<AsyncSimulation, SimulateError> {
     costs.check(&program.placement, 1)?;
-    let found = finding::with_order(program, costs);
+    let found = dynamic_order::with_dynamic_order(program, costs);
     let timeline = simulate(&events(&found), costs, 1)?;
     let slices = program.stages.iter().zip(&found.stages).zip(timeline.slices);
     let slices = slices.map(|((asked, ops), times)| with_region(asked, named(ops, times)));
     let timeline = Timeline {
         name: program.kind.name(),
-        extent: Extent::Segment {
+        extent: TimelineExtent::Segment {
             minibatch_count: program.minibatch_count,
             replica_count: program.replica_count,
         },
@@ -61,8 +61,8 @@ pub fn simulate_async(
 impl AsyncSimulation {
     /// The pipeline while it is full; `None` if it never is for as long as a round of its pipelines.
     #[must_use]
-    pub fn steady(&self) -> Option<Steady> {
-        Steady::of(&self.program, &self.timeline)
+    pub fn steady(&self) -> Option<SteadyPipeline> {
+        SteadyPipeline::of(&self.program, &self.timeline)
     }
 }
 
@@ -76,32 +76,32 @@ fn event(op: AsyncOp) -> Op {
     match op {
         AsyncOp::Compute(compute, pass, _) => Op::Compute(compute, pass),
         AsyncOp::Transfer(transfer, flow, pass) => Op::Transfer(transfer, flow, pass),
-        AsyncOp::Step(..) => Op::Update(Update::Step),
+        AsyncOp::Step(..) => Op::Update(UpdateOp::Step),
         // As COMMIT, these wait for nothing and take no time.
         AsyncOp::Predict(..) | AsyncOp::Stash(..) | AsyncOp::Free(..) | AsyncOp::Average(..) => {
-            Op::Update(Update::Commit)
+            Op::Update(UpdateOp::Commit)
         }
         AsyncOp::Dynamic(..) => unreachable!("its order was found"),
     }
 }
 
 /// The times of a stage's events under the names of its operations.
-fn named(ops: &[AsyncOp], times: Vec<Slice>) -> Vec<Slice<AsyncOp>> {
-    let named = |(op, Slice { step, start, end, .. }): (&AsyncOp, Slice)| Slice {
-        op: *op,
-        step,
-        start,
-        end,
+fn named(ops: &[AsyncOp], times: Vec<TimelineSlice>) -> Vec<TimelineSlice<AsyncOp>> {
+    let named = |(op, TimelineSlice { step, start, end, .. }): (&AsyncOp, TimelineSlice)| {
+        TimelineSlice { op: *op, step, start, end }
     };
     ops.iter().zip(times).map(named).collect()
 }
 
 /// The slices with the region that they were found in before them, if they were.
-fn with_region(asked: &[AsyncOp], mut slices: Vec<Slice<AsyncOp>>) -> Vec<Slice<AsyncOp>> {
+fn with_region(
+    asked: &[AsyncOp],
+    mut slices: Vec<TimelineSlice<AsyncOp>>,
+) -> Vec<TimelineSlice<AsyncOp>> {
     if let [op @ AsyncOp::Dynamic(..)] = *asked
         && let (Some(first), Some(last)) = (slices.first(), slices.last())
     {
-        let region = Slice { op, step: first.step, start: first.start, end: last.end };
+        let region = TimelineSlice { op, step: first.step, start: first.start, end: last.end };
         slices.insert(0, region);
     }
     slices

@@ -7,15 +7,15 @@
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
 use super::kind::AsyncKind;
-use super::op::{Prediction, Shift};
+use super::op::{VersionShift, WeightPrediction};
 use super::program::AsyncProgram;
 use super::variant::AsyncVariant;
 
 /// The weights that a pass reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reads {
+pub(super) enum VersionRead {
     /// The newest when it begins, moved by so much.
-    Newest(Shift),
+    Newest(VersionShift),
     /// Those that this kind of pass read of the minibatch's first microbatch.
     AsFirst,
     /// Those that its F read.
@@ -29,30 +29,32 @@ pub(super) fn forward_reads(
     program: &AsyncProgram,
     chunk: ChunkIndex,
     microbatch: MicrobatchIndex,
-) -> Reads {
+) -> VersionRead {
     let minibatch = program.minibatch_of(microbatch);
     let stage = chunk.0 % program.placement.stage_count();
     let stages = program.placement.stage_count();
     match program.kind {
         // What was the first stage's newest when it let the microbatch in.
         AsyncKind::PipeDream if program.variant == AsyncVariant::VerticalSync => {
-            Reads::Number(microbatch.0.saturating_sub(stages - 1))
+            VersionRead::Number(microbatch.0.saturating_sub(stages - 1))
         }
         AsyncKind::PipeDream | AsyncKind::PipeMare | AsyncKind::AvgPipe | AsyncKind::AmpNet => {
-            Reads::Newest(Shift::None)
+            VersionRead::Newest(VersionShift::None)
         }
-        AsyncKind::PipeDream2Bw => Reads::Number(minibatch.saturating_sub(1)),
-        AsyncKind::WPipe if is_front(program, chunk) => Reads::Number(minibatch.saturating_sub(1)),
-        AsyncKind::WPipe => Reads::Number(minibatch),
+        AsyncKind::PipeDream2Bw => VersionRead::Number(minibatch.saturating_sub(1)),
+        AsyncKind::WPipe if is_front(program, chunk) => {
+            VersionRead::Number(minibatch.saturating_sub(1))
+        }
+        AsyncKind::WPipe => VersionRead::Number(minibatch),
         // Updates until the microbatch has been all the way and back (Chen et al., section 3.2).
-        AsyncKind::SpecTrain => Reads::Newest(ahead(stage / 2 + stages - stage - 1)),
+        AsyncKind::SpecTrain => VersionRead::Newest(ahead(stage / 2 + stages - stage - 1)),
         AsyncKind::XPipe if is_first(program, microbatch) => {
             // The same for a whole minibatch, in updates: round((p + M - s/2 - 2) / M).
             let microbatches = program.microbatch_count;
             let halves = 2 * (stages + microbatches) - stage - 4;
-            Reads::Newest(ahead(rounded(halves, 2 * microbatches)))
+            VersionRead::Newest(ahead(rounded(halves, 2 * microbatches)))
         }
-        AsyncKind::XPipe => Reads::AsFirst,
+        AsyncKind::XPipe => VersionRead::AsFirst,
     }
 }
 
@@ -61,35 +63,35 @@ pub(super) fn backward_reads(
     program: &AsyncProgram,
     chunk: ChunkIndex,
     microbatch: MicrobatchIndex,
-) -> Reads {
+) -> VersionRead {
     let stage = chunk.0 % program.placement.stage_count();
     match program.kind {
         AsyncKind::PipeDream | AsyncKind::PipeDream2Bw | AsyncKind::WPipe | AsyncKind::AvgPipe => {
-            Reads::AsForward
+            VersionRead::AsForward
         }
-        AsyncKind::AmpNet => Reads::Newest(Shift::None),
-        AsyncKind::PipeMare if program.is_warm_up(microbatch) => Reads::AsForward,
+        AsyncKind::AmpNet => VersionRead::Newest(VersionShift::None),
+        AsyncKind::PipeMare if program.is_warm_up(microbatch) => VersionRead::AsForward,
         // Its F read what was newest so many microbatches ago.
-        AsyncKind::PipeMare => Reads::Newest(match program.ahead_of(chunk) {
-            0 => Shift::None,
-            microbatches => Shift::Back(microbatches),
+        AsyncKind::PipeMare => VersionRead::Newest(match program.ahead_of(chunk) {
+            0 => VersionShift::None,
+            microbatches => VersionShift::Back(microbatches),
         }),
-        AsyncKind::SpecTrain => Reads::Newest(ahead(stage / 2)),
+        AsyncKind::SpecTrain => VersionRead::Newest(ahead(stage / 2)),
         AsyncKind::XPipe if is_first(program, microbatch) => {
             // round((M + floor(s/2) - 1) / M).
             let microbatches = program.microbatch_count;
-            Reads::Newest(ahead(rounded(microbatches + stage / 2 - 1, microbatches)))
+            VersionRead::Newest(ahead(rounded(microbatches + stage / 2 - 1, microbatches)))
         }
-        AsyncKind::XPipe => Reads::AsFirst,
+        AsyncKind::XPipe => VersionRead::AsFirst,
     }
 }
 
 /// How the kind makes temporary versions, if it does.
-pub(super) const fn prediction(kind: AsyncKind) -> Option<Prediction> {
+pub(super) const fn prediction(kind: AsyncKind) -> Option<WeightPrediction> {
     match kind {
-        AsyncKind::XPipe => Some(Prediction::Adam),
-        AsyncKind::SpecTrain => Some(Prediction::Momentum),
-        AsyncKind::PipeMare => Some(Prediction::Delta),
+        AsyncKind::XPipe => Some(WeightPrediction::Adam),
+        AsyncKind::SpecTrain => Some(WeightPrediction::Momentum),
+        AsyncKind::PipeMare => Some(WeightPrediction::Delta),
         AsyncKind::PipeDream
         | AsyncKind::PipeDream2Bw
         | AsyncKind::WPipe
@@ -124,8 +126,8 @@ fn is_first(program: &AsyncProgram, microbatch: MicrobatchIndex) -> bool {
     microbatch.0.is_multiple_of(program.microbatch_count)
 }
 
-const fn ahead(updates: u32) -> Shift {
-    if updates == 0 { Shift::None } else { Shift::Ahead(updates) }
+const fn ahead(updates: u32) -> VersionShift {
+    if updates == 0 { VersionShift::None } else { VersionShift::Ahead(updates) }
 }
 
 /// To the nearest whole number, halves up.

@@ -3,10 +3,10 @@
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::kind::AsyncKind;
-use super::op::{AsyncOp, Version};
+use super::op::{AsyncOp, WeightVersion};
 use super::program::ASYNC_PASS_COUNT_MAX;
 use super::variant::AsyncVariant;
-use crate::check::Violation;
+use crate::check::ScheduleViolation;
 
 /// A rule that an asynchronous program breaks, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum AsyncViolation {
     },
     /// A rule that synchronous programs keep as well: about passes, transfers, or reaching the end.
     #[error(transparent)]
-    Plain(Violation),
+    Plain(ScheduleViolation),
     /// An operation that this kind of program does not have.
     #[error("stage {stage}: {op} has no place in such a program")]
     Foreign {
@@ -52,7 +52,7 @@ pub enum AsyncViolation {
         /// The operation that breaks the rule.
         op: AsyncOp,
         /// The newest version of that line.
-        newest: Version,
+        newest: WeightVersion,
     },
     /// A stash or a prediction that is there already.
     #[error("stage {stage}: {op} makes a version that is there already")]
@@ -70,7 +70,7 @@ pub enum AsyncViolation {
         /// The operation that breaks the rule.
         op: AsyncOp,
         /// The version it should read.
-        expected: Version,
+        expected: WeightVersion,
     },
     /// A gradient is not summed in the order of microbatches.
     #[error("stage {stage}: {op} is not the next microbatch of its pipeline, {expected}")]
@@ -101,7 +101,7 @@ pub enum AsyncViolation {
         /// The average found.
         op: AsyncOp,
         /// The version whose turn it is.
-        expected: Version,
+        expected: WeightVersion,
     },
     /// More versions are kept beside the newest than the kind allows.
     #[error("stage {stage}: chunk {chunk} keeps {found} versions at {op}, at most {limit} may be")]
@@ -125,7 +125,7 @@ pub enum AsyncViolation {
         /// Index of the chunk in model order.
         chunk: ChunkIndex,
         /// The version that is still kept.
-        version: Version,
+        version: WeightVersion,
     },
 }
 

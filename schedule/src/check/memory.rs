@@ -2,58 +2,58 @@
 //! with what is not there.
 
 use super::passes::count;
-use super::{Findings, Violation, ops_of};
-use crate::op::{Compute, Memory, Op};
+use super::{ScheduleViolation, ViolationList, ops_of};
+use crate::op::{Compute, MemoryOp, Op};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// OFFLOAD comes after the F of its pass, or its DROP, and so once and before R, B and BW.
-pub(super) fn offload_place(program: &Program, findings: &mut Findings) {
+pub(super) fn offload_place(program: &Program, findings: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_legal =
-            matches!(after, Some(Op::Compute(Compute::F, _) | Op::Memory(Memory::Drop, _)));
-        if matches!(op, Op::Memory(Memory::Offload, _)) && !is_legal {
-            findings.add(Violation::OffloadPlace { stage, op, after });
+            matches!(after, Some(Op::Compute(Compute::F, _) | Op::Memory(MemoryOp::Drop, _)));
+        if matches!(op, Op::Memory(MemoryOp::Offload, _)) && !is_legal {
+            findings.add(ScheduleViolation::OffloadPlace { stage, op, after });
         }
     });
 }
 
 /// RELOAD comes after the OFFLOAD of its pass, before anything else is done with that.
-pub(super) fn reload_place(program: &Program, findings: &mut Findings) {
+pub(super) fn reload_place(program: &Program, findings: &mut ViolationList) {
     each_after(program, |stage, op, after| {
-        let is_legal = matches!(after, Some(Op::Memory(Memory::Offload, _)));
-        if matches!(op, Op::Memory(Memory::Reload, _)) && !is_legal {
-            findings.add(Violation::ReloadPlace { stage, op, after });
+        let is_legal = matches!(after, Some(Op::Memory(MemoryOp::Offload, _)));
+        if matches!(op, Op::Memory(MemoryOp::Reload, _)) && !is_legal {
+            findings.add(ScheduleViolation::ReloadPlace { stage, op, after });
         }
     });
 }
 
 /// DROP comes after the F of its pass, before anything else is done with that.
-pub(super) fn drop_place(program: &Program, findings: &mut Findings) {
+pub(super) fn drop_place(program: &Program, findings: &mut ViolationList) {
     each_after(program, |stage, op, after| {
         let is_legal = matches!(after, Some(Op::Compute(Compute::F, _)));
-        if matches!(op, Op::Memory(Memory::Drop, _)) && !is_legal {
-            findings.add(Violation::DropPlace { stage, op, after });
+        if matches!(op, Op::Memory(MemoryOp::Drop, _)) && !is_legal {
+            findings.add(ScheduleViolation::DropPlace { stage, op, after });
         }
     });
 }
 
 /// R comes after the DROP of its pass, or the RELOAD that brought back what that left, and so before B
 /// and BW.
-pub(super) fn recompute_place(program: &Program, findings: &mut Findings) {
+pub(super) fn recompute_place(program: &Program, findings: &mut ViolationList) {
     each_after(program, |stage, op, after| {
-        let is_legal = matches!(after, Some(Op::Memory(Memory::Drop | Memory::Reload, _)));
+        let is_legal = matches!(after, Some(Op::Memory(MemoryOp::Drop | MemoryOp::Reload, _)));
         if matches!(op, Op::Compute(Compute::R, _)) && !is_legal {
-            findings.add(Violation::RecomputePlace { stage, op, after });
+            findings.add(ScheduleViolation::RecomputePlace { stage, op, after });
         }
     });
 }
 
 /// A pass has as many R as DROP: one of each, or none.
-pub(super) fn recompute_count(program: &Program, findings: &mut Findings) {
+pub(super) fn recompute_count(program: &Program, findings: &mut ViolationList) {
     let mut drops = PassTable::new(program, 0_u32);
     for (_, op) in ops_of(program) {
-        if let Op::Memory(Memory::Drop, pass) = op
+        if let Op::Memory(MemoryOp::Drop, pass) = op
             && let Some(drops) = drops.get_mut(pass)
         {
             *drops += 1;
@@ -61,30 +61,30 @@ pub(super) fn recompute_count(program: &Program, findings: &mut Findings) {
     }
     for ((pass, counts), (_, drops)) in count(program).iter().zip(drops.iter()) {
         if counts.r != drops {
-            findings.add(Violation::RecomputeCount { pass, drops, found: counts.r });
+            findings.add(ScheduleViolation::RecomputeCount { pass, drops, found: counts.r });
         }
     }
 }
 
 /// Nothing is computed with what is away.
-pub(super) fn away(program: &Program, findings: &mut Findings) {
+pub(super) fn computes_offloaded(program: &Program, findings: &mut ViolationList) {
     each_after(program, |stage, op, after| {
-        let is_away = matches!(after, Some(Op::Memory(Memory::Offload, _)));
+        let is_away = matches!(after, Some(Op::Memory(MemoryOp::Offload, _)));
         if matches!(op, Op::Compute(..)) && is_away {
-            findings.add(Violation::Away { stage, op });
+            findings.add(ScheduleViolation::ComputesOffloaded { stage, op });
         }
     });
 }
 
 /// Nothing is away when the step ends.
-pub(super) fn left_away(program: &Program, findings: &mut Findings) {
+pub(super) fn never_reloaded(program: &Program, findings: &mut ViolationList) {
     let mut is_away = PassTable::new(program, false);
     each_after(program, |_, op, _| {
         let Some(away) = op.pass().and_then(|pass| is_away.get_mut(pass)) else { return };
         match op {
-            Op::Memory(Memory::Offload, _) => *away = true,
-            Op::Memory(Memory::Reload, _) => *away = false,
-            Op::Memory(Memory::Drop, _)
+            Op::Memory(MemoryOp::Offload, _) => *away = true,
+            Op::Memory(MemoryOp::Reload, _) => *away = false,
+            Op::Memory(MemoryOp::Drop, _)
             | Op::Compute(..)
             | Op::Transfer(..)
             | Op::Update(_)
@@ -92,19 +92,19 @@ pub(super) fn left_away(program: &Program, findings: &mut Findings) {
         }
     });
     for (pass, _) in is_away.iter().filter(|(_, away)| *away) {
-        findings.add(Violation::LeftAway { pass });
+        findings.add(ScheduleViolation::NeverReloaded { pass });
     }
 }
 
 /// What a slice keeps does not leave: later slices of its microbatch read it, forward, again and
 /// backward. DROP leaves them what they read.
-pub(super) fn sliced_memory(program: &Program, findings: &mut Findings) {
+pub(super) fn sliced_memory(program: &Program, findings: &mut ViolationList) {
     if program.slice_count <= 1 {
         return;
     }
     for (stage, op) in ops_of(program) {
-        if matches!(op, Op::Memory(Memory::Offload | Memory::Reload, _)) {
-            findings.add(Violation::SlicedMemory { stage, op });
+        if matches!(op, Op::Memory(MemoryOp::Offload | MemoryOp::Reload, _)) {
+            findings.add(ScheduleViolation::SlicedMemory { stage, op });
         }
     }
 }
@@ -130,7 +130,7 @@ fn each_after(
 mod tests {
     use zbelastic_types::StageIndex;
 
-    use crate::check::Violation;
+    use crate::check::ScheduleViolation;
     use crate::check::tests::{find, legal, op};
     use crate::op::{Op, Pass};
 
@@ -146,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_leaves_once_between_forward_and_backward() {
-        let place = |found: &str| Violation::OffloadPlace {
+    fn an_offload_is_once_between_forward_and_backward() {
+        let place = |found: &str| ScheduleViolation::OffloadPlace {
             stage: STAGE,
             op: op("0OFFLOAD0"),
             after: (!found.is_empty()).then(|| op(found)),
@@ -156,14 +156,17 @@ mod tests {
         find(MOVED, "0F0 0OFFLOAD0", "0F0 0OFFLOAD0 0OFFLOAD0", place("0OFFLOAD0"));
         find(MOVED, "0RELOAD0 0BW0", "0RELOAD0 0OFFLOAD0 0RELOAD0 0BW0", place("0RELOAD0"));
         find(MOVED, "0BW0 ", "0BW0 0OFFLOAD0 0RELOAD0 ", place("0BW0"));
-        let late =
-            Violation::OffloadPlace { stage: STAGE, op: op("0OFFLOAD2"), after: after("0R2") };
+        let late = ScheduleViolation::OffloadPlace {
+            stage: STAGE,
+            op: op("0OFFLOAD2"),
+            after: after("0R2"),
+        };
         find(MOVED, "0RELOAD2 0R2 ", "0RELOAD2 0R2 0OFFLOAD2 0RELOAD2 ", late);
     }
 
     #[test]
-    fn what_comes_back_was_away() {
-        let place = |op_text: &str, found: &str| Violation::ReloadPlace {
+    fn a_reload_follows_its_offload() {
+        let place = |op_text: &str, found: &str| ScheduleViolation::ReloadPlace {
             stage: STAGE,
             op: op(op_text),
             after: after(found),
@@ -174,8 +177,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_dropped_after_its_forward() {
-        let place = |found: Option<Op>| Violation::DropPlace {
+    fn a_drop_follows_its_forward() {
+        let place = |found: Option<Op>| ScheduleViolation::DropPlace {
             stage: STAGE,
             op: op("0DROP1"),
             after: found,
@@ -186,8 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_again_was_dropped_and_is_here() {
-        let place = |op_text: &str, found: &str| Violation::RecomputePlace {
+    fn a_recompute_follows_its_drop_and_reload() {
+        let place = |op_text: &str, found: &str| ScheduleViolation::RecomputePlace {
             stage: STAGE,
             op: op(op_text),
             after: after(found),
@@ -199,7 +202,7 @@ mod tests {
 
     #[test]
     fn each_drop_has_one_recomputation() {
-        let count = |microbatch, drops, found| Violation::RecomputeCount {
+        let count = |microbatch, drops, found| ScheduleViolation::RecomputeCount {
             pass: Pass::new(0, microbatch),
             drops,
             found,
@@ -211,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_computed_with_what_is_away() {
-        let away = |text: &str| Violation::Away { stage: STAGE, op: op(text) };
+    fn nothing_is_computed_with_what_is_offloaded() {
+        let away = |text: &str| ScheduleViolation::ComputesOffloaded { stage: STAGE, op: op(text) };
         find(MOVED, "0RELOAD0 0BW0", "0BW0 0RELOAD0", away("0BW0"));
         find(MOVED, "0RELOAD2 0R2", "0R2 0RELOAD2", away("0R2"));
     }
@@ -225,21 +228,23 @@ mod tests {
     fn slices_are_dropped_and_made_again_each_for_itself() {
         legal(SLICED);
         legal(&SLICED.replace("0BW0.1 0R0.0", "0R0.0 0BW0.1"));
-        let late = Violation::RecomputePlace { stage: STAGE, op: op("0R0"), after: after("0BW0") };
+        let late =
+            ScheduleViolation::RecomputePlace { stage: STAGE, op: op("0R0"), after: after("0BW0") };
         find(SLICED, "0R0.0 0BW0.0", "0BW0.0 0R0.0", late);
-        let count = Violation::RecomputeCount { pass: Pass::sliced(0, 0, 1), drops: 1, found: 0 };
+        let count =
+            ScheduleViolation::RecomputeCount { pass: Pass::sliced(0, 0, 1), drops: 1, found: 0 };
         find(SLICED, "0F0.1 ", "0F0.1 0DROP0.1 ", count);
     }
 
     #[test]
-    fn what_later_slices_read_does_not_leave() {
-        let leaves = |text: &str| Violation::SlicedMemory { stage: STAGE, op: op(text) };
+    fn what_later_slices_read_is_not_offloaded() {
+        let leaves = |text: &str| ScheduleViolation::SlicedMemory { stage: STAGE, op: op(text) };
         find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", leaves("0OFFLOAD0"));
         find(SLICED, "0F0.1 ", "0OFFLOAD0.0 0F0.1 0RELOAD0.0 ", leaves("0RELOAD0"));
     }
 
     #[test]
-    fn nothing_is_away_at_the_end() {
-        find(MOVED, "0RELOAD0 ", "", Violation::LeftAway { pass: Pass::new(0, 0) });
+    fn nothing_is_offloaded_at_the_end() {
+        find(MOVED, "0RELOAD0 ", "", ScheduleViolation::NeverReloaded { pass: Pass::new(0, 0) });
     }
 }

@@ -4,73 +4,73 @@ use std::cmp::Reverse;
 
 use zbelastic_types::ChunkIndex;
 
-use super::{Findings, Violation, ops_of};
+use super::{ScheduleViolation, ViolationList, ops_of};
 use crate::op::{Compute, Op, Pass};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// An operation stands on the stage that holds its chunk.
-pub(super) fn foreign_chunk(program: &Program, findings: &mut Findings) {
+pub(super) fn foreign_chunk(program: &Program, findings: &mut ViolationList) {
     for (stage, op) in ops_of(program) {
         let Some(chunk) = op.chunk() else { continue };
         let expected = program.placement.stage_of(chunk);
         if expected != Some(stage) {
-            findings.add(Violation::ForeignChunk { stage, op, expected });
+            findings.add(ScheduleViolation::ForeignChunk { stage, op, expected });
         }
     }
 }
 
 /// A step has a microbatch: none at all is no step.
-pub(super) fn microbatch_count(program: &Program, findings: &mut Findings) {
+pub(super) fn microbatch_count(program: &Program, findings: &mut ViolationList) {
     if program.microbatch_count == 0 {
-        findings.add(Violation::MicrobatchCount);
+        findings.add(ScheduleViolation::MicrobatchCount);
     }
 }
 
 /// An operation is on one of the step's microbatches.
-pub(super) fn microbatch_range(program: &Program, findings: &mut Findings) {
+pub(super) fn microbatch_range(program: &Program, findings: &mut ViolationList) {
     let microbatch_count = program.microbatch_count;
     for (stage, op) in ops_of(program) {
         if op.pass().is_some_and(|pass| pass.microbatch.0 >= microbatch_count) {
-            findings.add(Violation::MicrobatchRange { stage, op, microbatch_count });
+            findings.add(ScheduleViolation::MicrobatchRange { stage, op, microbatch_count });
         }
     }
 }
 
 /// A microbatch runs through one replica.
-pub(super) fn other_replica(program: &Program, findings: &mut Findings) {
+pub(super) fn other_replica(program: &Program, findings: &mut ViolationList) {
     let placement = &program.placement;
     for (stage, op) in ops_of(program) {
         let Some(pass) = op.pass() else { continue };
         let expected = placement.replica_of_microbatch(pass.microbatch);
         let found = placement.replica_of(pass.chunk);
         if found != expected && pass.chunk.0 < placement.chunk_count() {
-            findings.add(Violation::OtherReplica { stage, op, expected, found });
+            findings.add(ScheduleViolation::OtherReplica { stage, op, expected, found });
         }
     }
 }
 
 /// Every pass has exactly one F.
-pub(super) fn forward_count(program: &Program, findings: &mut Findings) {
+pub(super) fn forward_count(program: &Program, findings: &mut ViolationList) {
     for (pass, found) in count(program).iter() {
         if found.f != 1 {
-            findings.add(Violation::ForwardCount { pass, found: found.f });
+            findings.add(ScheduleViolation::ForwardCount { pass, found: found.f });
         }
     }
 }
 
 /// Every pass has exactly one BW, or exactly one B and one W.
-pub(super) fn backward_count(program: &Program, findings: &mut Findings) {
-    for (pass, Counts { b, w, bw, .. }) in count(program).iter() {
+pub(super) fn backward_count(program: &Program, findings: &mut ViolationList) {
+    for (pass, ComputeCounts { b, w, bw, .. }) in count(program).iter() {
         match (b, w, bw) {
             (0, 0, 1) | (1, 1, 0) => {}
-            (b, w, bw) => findings.add(Violation::BackwardCount { pass, b, w, bw }),
+            (b, w, bw) => findings.add(ScheduleViolation::BackwardCount { pass, b, w, bw }),
         }
     }
 }
 
 /// WE occurs at most once for a pass, and only where W can be split: on the last chunk of a replica.
-pub(super) fn early_weights(program: &Program, findings: &mut Findings) {
+pub(super) fn early_weights(program: &Program, findings: &mut ViolationList) {
     let placement = &program.placement;
     let half = placement.chunks_per_replica();
     for (pass, found) in count(program).iter() {
@@ -78,13 +78,18 @@ pub(super) fn early_weights(program: &Program, findings: &mut Findings) {
         let last_chunk = ChunkIndex((placement.replica_of(pass.chunk) + 1) * half - 1);
         let is_legal = found.we == 0 || (found.we == 1 && is_split && pass.chunk == last_chunk);
         if !is_legal {
-            findings.add(Violation::EarlyWeights { pass, last_chunk, found: found.we, is_split });
+            findings.add(ScheduleViolation::EarlyWeights {
+                pass,
+                last_chunk,
+                found: found.we,
+                is_split,
+            });
         }
     }
 }
 
 /// On a stage, a pass's operations come in the order F, R, B or BW, WE, W.
-pub(super) fn pass_order(program: &Program, findings: &mut Findings) {
+pub(super) fn pass_order(program: &Program, findings: &mut ViolationList) {
     let rank = |compute| match compute {
         Compute::F => 0,
         Compute::R => 1,
@@ -99,7 +104,7 @@ pub(super) fn pass_order(program: &Program, findings: &mut Findings) {
         match *latest {
             Some(later) if rank(later) > rank(compute) => {
                 let after = Op::Compute(later, pass);
-                findings.add(Violation::PassOrder { stage, op, after });
+                findings.add(ScheduleViolation::PassOrder { stage, op, after });
             }
             Some(_) | None => *latest = Some(compute),
         }
@@ -111,13 +116,13 @@ pub(super) fn pass_order(program: &Program, findings: &mut Findings) {
 ///
 /// A chunk sums two parts: the share that WE may run early, and the rest. Each has an order of its
 /// own. W and BW add to the rest, and also to the early share of a pass that has no WE.
-pub(super) fn accumulation_order(program: &Program, findings: &mut Findings) {
+pub(super) fn accumulation_order(program: &Program, findings: &mut ViolationList) {
     let counts = count(program);
-    let mut latest = vec![Parts::default(); program.placement.chunk_count() as usize];
+    let mut latest = vec![LatestPasses::default(); program.placement.chunk_count() as usize];
     for (stage, op) in ops_of(program) {
         let Op::Compute(compute, pass) = op else { continue };
         let Some(found) = counts.get(pass) else { continue };
-        let Parts { early, rest } = &mut latest[pass.chunk.index()];
+        let LatestPasses { early, rest } = &mut latest[pass.chunk.index()];
         let after = match compute {
             Compute::F | Compute::B | Compute::R => None,
             Compute::WE => add_to(early, pass),
@@ -128,14 +133,14 @@ pub(super) fn accumulation_order(program: &Program, findings: &mut Findings) {
             }
         };
         if let Some(after) = after {
-            findings.add(Violation::AccumulationOrder { stage, op, after });
+            findings.add(ScheduleViolation::AccumulationOrder { stage, op, after });
         }
     }
 }
 
 /// The latest pass added to each part of a chunk's gradient.
 #[derive(Clone, Copy, Default)]
-struct Parts {
+struct LatestPasses {
     early: Option<Pass>,
     rest: Option<Pass>,
 }
@@ -150,7 +155,7 @@ fn add_to(latest: &mut Option<Pass>, pass: Pass) -> Option<Pass> {
 
 /// How often each kind of arithmetic occurs for a pass, wherever it stands.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Counts {
+pub(super) struct ComputeCounts {
     f: u32,
     b: u32,
     w: u32,
@@ -159,8 +164,8 @@ pub(super) struct Counts {
     pub(super) r: u32,
 }
 
-pub(super) fn count(program: &Program) -> PassTable<Counts> {
-    let mut counts = PassTable::new(program, Counts::default());
+pub(super) fn count(program: &Program) -> PassTable<ComputeCounts> {
+    let mut counts = PassTable::new(program, ComputeCounts::default());
     for (_, op) in ops_of(program) {
         let Op::Compute(compute, pass) = op else { continue };
         let Some(counts) = counts.get_mut(pass) else { continue };
@@ -181,7 +186,7 @@ mod tests {
     use zbelastic_types::{ChunkIndex, StageIndex};
 
     use crate::check::tests::{CROSS, FUSED, SPLIT, find, op};
-    use crate::check::{Violation, check};
+    use crate::check::{ScheduleViolation, check};
     use crate::op::Pass;
     use crate::program::Program;
 
@@ -189,36 +194,39 @@ mod tests {
 
     #[test]
     fn chunks_run_where_they_live() {
-        let foreign = |expected| Violation::ForeignChunk { stage: STAGE, op: op("1F0"), expected };
+        let foreign =
+            |expected| ScheduleViolation::ForeignChunk { stage: STAGE, op: op("1F0"), expected };
         let expected = Some(StageIndex(1));
         find(SPLIT, "0F0 0SEND_F0", "0F0 0SEND_F0 1F0", foreign(expected));
-        let nowhere = Violation::ForeignChunk { stage: STAGE, op: op("2F0"), expected: None };
+        let nowhere =
+            ScheduleViolation::ForeignChunk { stage: STAGE, op: op("2F0"), expected: None };
         find(SPLIT, "0F0 0SEND_F0", "0F0 0SEND_F0 2F0", nowhere);
     }
 
     #[test]
     fn microbatches_are_those_of_the_step() {
         let beyond =
-            Violation::MicrobatchRange { stage: STAGE, op: op("0F2"), microbatch_count: 2 };
+            ScheduleViolation::MicrobatchRange { stage: STAGE, op: op("0F2"), microbatch_count: 2 };
         find(SPLIT, "0F0 0SEND_F0", "0F0 0SEND_F0 0F2", beyond);
         let mut none: Program = SPLIT.parse().expect("the text is a program");
         none.microbatch_count = 0;
-        assert_eq!(check(&none), Err(vec![Violation::MicrobatchCount]));
+        assert_eq!(check(&none), Err(vec![ScheduleViolation::MicrobatchCount]));
     }
 
     #[test]
     fn microbatches_stay_in_their_replica() {
         let (expected, found) = (1, 0);
-        let other = Violation::OtherReplica { stage: STAGE, op: op("0F1"), expected, found };
+        let other =
+            ScheduleViolation::OtherReplica { stage: STAGE, op: op("0F1"), expected, found };
         find(CROSS, "0F0 0SEND_F0", "0F0 0SEND_F0 0F1", other);
         // Microbatch 0 does not run through chunk 3: nothing is missing there.
-        let forwards = Violation::ForwardCount { pass: Pass::new(3, 1), found: 0 };
+        let forwards = ScheduleViolation::ForwardCount { pass: Pass::new(3, 1), found: 0 };
         find(CROSS, "3F1 ", "", forwards);
     }
 
     #[test]
     fn every_pass_goes_forward_once() {
-        let forwards = |found| Violation::ForwardCount { pass: Pass::new(1, 1), found };
+        let forwards = |found| ScheduleViolation::ForwardCount { pass: Pass::new(1, 1), found };
         find(SPLIT, "1F1 ", "", forwards(0));
         find(SPLIT, "1F1 ", "1F1 1F1 ", forwards(2));
     }
@@ -226,7 +234,7 @@ mod tests {
     #[test]
     fn every_pass_goes_backward_once_in_one_way() {
         let pass = Pass::new(0, 1);
-        let backwards = |b, w, bw| Violation::BackwardCount { pass, b, w, bw };
+        let backwards = |b, w, bw| ScheduleViolation::BackwardCount { pass, b, w, bw };
         find(SPLIT, "0B1 ", "", backwards(0, 1, 0));
         find(SPLIT, "0W1 ", "", backwards(1, 0, 0));
         find(SPLIT, "0W1 ", "0W1 0W1 ", backwards(1, 2, 0));
@@ -241,7 +249,7 @@ mod tests {
         let last_chunk = ChunkIndex(1);
         let early = |chunk, found, is_split| {
             let pass = Pass::new(chunk, 1);
-            Violation::EarlyWeights { pass, last_chunk, found, is_split }
+            ScheduleViolation::EarlyWeights { pass, last_chunk, found, is_split }
         };
         find(SPLIT, "1WE1 ", "1WE1 1WE1 ", early(1, 2, true));
         find(SPLIT, "0W1 ", "0WE1 0W1 ", early(0, 1, true));
@@ -252,7 +260,7 @@ mod tests {
     fn a_pass_runs_in_order() {
         let order = |stage, late: &str, early: &str| {
             let (op, after) = (op(late), op(early));
-            Violation::PassOrder { stage: StageIndex(stage), op, after }
+            ScheduleViolation::PassOrder { stage: StageIndex(stage), op, after }
         };
         find(SPLIT, "0B1 0W1", "0W1 0B1", order(0, "0B1", "0W1"));
         find(SPLIT, "1WE1 1W0 1W1", "1W0 1W1 1WE1", order(1, "1WE1", "1W1"));
@@ -269,7 +277,7 @@ mod tests {
     fn gradients_are_summed_in_microbatch_order() {
         let order = |stage, late: &str| {
             let (op, after) = (op(late), Pass::new(stage, 1));
-            Violation::AccumulationOrder { stage: StageIndex(stage), op, after }
+            ScheduleViolation::AccumulationOrder { stage: StageIndex(stage), op, after }
         };
         find(SPLIT, "1W0 1W1", "1W1 1W0", order(1, "1W0"));
         let early = "1B0 1SEND_B0 GATE_PREVIOUS COMMIT 1WE0 1RECV_F1 1F1 1B1 1SEND_B1 1WE1";

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::ChunkIndex;
 
-use super::{Findings, Violation, ops_of};
+use super::{ScheduleViolation, ViolationList, ops_of};
 use crate::lower::exchange_of;
 use crate::op::{Op, Reduction};
 use crate::program::Program;
 
 /// The gradient of a chunk with a twin is passed to it and added to its own, each exactly once; no
 /// other gradient is.
-pub(super) fn reduction_count(program: &Program, findings: &mut Findings) {
+pub(super) fn reduction_count(program: &Program, findings: &mut ViolationList) {
     if program.window.is_none() {
         return;
     }
@@ -33,27 +33,27 @@ pub(super) fn reduction_count(program: &Program, findings: &mut Findings) {
     for ((chunk, reduction), (expected, found)) in counts {
         if found != expected {
             let op = Op::Reduce(reduction, chunk);
-            findings.add(Violation::ReductionCount { op, expected, found });
+            findings.add(ScheduleViolation::ReductionCount { op, expected, found });
         }
     }
 }
 
 /// A gradient is complete before it leaves, and both are there before they are added. The twin's
 /// may arrive early.
-pub(super) fn reduction_order(program: &Program, findings: &mut Findings) {
-    let mut latest: BTreeMap<ChunkIndex, (Rank, Op)> = BTreeMap::new();
+pub(super) fn reduction_order(program: &Program, findings: &mut ViolationList) {
+    let mut latest: BTreeMap<ChunkIndex, (ReductionProgress, Op)> = BTreeMap::new();
     for (stage, op) in ops_of(program) {
         let rank = match op {
-            Op::Reduce(Reduction::Add, _) => Rank::Added,
-            Op::Reduce(Reduction::Send | Reduction::Local, _) => Rank::Told,
-            Op::Reduce(Reduction::Receive, _) => Rank::Arrived,
-            Op::Compute(..) if op.accumulates() => Rank::Accumulated,
+            Op::Reduce(Reduction::Add, _) => ReductionProgress::Added,
+            Op::Reduce(Reduction::Send | Reduction::Local, _) => ReductionProgress::Sent,
+            Op::Reduce(Reduction::Receive, _) => ReductionProgress::Arrived,
+            Op::Compute(..) if op.accumulates() => ReductionProgress::Accumulated,
             Op::Compute(..) | Op::Transfer(..) | Op::Update(_) | Op::Memory(..) => continue,
         };
         let chunk = op.chunk().expect("what is not on a chunk was left out");
         match latest.get(&chunk) {
             Some((later, after)) if !rank.may_follow(*later) => {
-                findings.add(Violation::ReductionOrder { stage, op, after: *after });
+                findings.add(ScheduleViolation::ReductionOrder { stage, op, after: *after });
             }
             Some((later, _)) if *later >= rank => {}
             Some(_) | None => {
@@ -65,18 +65,18 @@ pub(super) fn reduction_order(program: &Program, findings: &mut Findings) {
 
 /// How far a chunk's gradient has come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
+enum ReductionProgress {
     Arrived,
     Accumulated,
-    Told,
+    Sent,
     Added,
 }
 
-impl Rank {
+impl ReductionProgress {
     fn may_follow(self, before: Self) -> bool {
         match self {
             Self::Arrived => before < Self::Added,
-            Self::Accumulated | Self::Told | Self::Added => before <= self,
+            Self::Accumulated | Self::Sent | Self::Added => before <= self,
         }
     }
 }
@@ -85,13 +85,13 @@ impl Rank {
 mod tests {
     use zbelastic_types::StageIndex;
 
-    use crate::check::Violation;
+    use crate::check::ScheduleViolation;
     use crate::check::tests::{CROSS, CROSS_ON_ONE, FUSED, find, legal, op};
     use crate::op::Op;
-    use crate::walk::{Stuck, StuckAt};
+    use crate::walk::{Deadlock, DeadlockedStage};
 
-    fn count(op: &str, expected: u32, found: u32) -> Violation {
-        Violation::ReductionCount { op: self::op(op), expected, found }
+    fn count(op: &str, expected: u32, found: u32) -> ScheduleViolation {
+        ScheduleViolation::ReductionCount { op: self::op(op), expected, found }
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn both_twins_tell_each_other() {
+    fn both_twins_send_to_each_other() {
         find(CROSS, "0SEND_G ", "", count("0SEND_G", 1, 0));
         find(CROSS, "2SEND_G ", "2SEND_G 2SEND_G ", count("2SEND_G", 1, 2));
         find(CROSS, "2RECV_G ", "", count("2RECV_G", 1, 0));
@@ -112,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_is_complete_before_it_is_told_and_told_before_it_is_added() {
+    fn a_gradient_is_complete_before_it_is_sent_and_sent_before_it_is_added() {
         let order = |stage, late: &str, early: &str| {
             let (op, after) = (op(late), op(early));
-            Violation::ReductionOrder { stage: StageIndex(stage), op, after }
+            ScheduleViolation::ReductionOrder { stage: StageIndex(stage), op, after }
         };
         let early = "0SEND_G 0BW0";
         find(CROSS, "0BW0 0SEND_G", early, order(0, "0BW0", "0SEND_G"));
@@ -141,7 +141,7 @@ mod tests {
                 }
             };
             let expected = ops(expected).into_iter().map(update).collect();
-            Violation::UpdateTail { stage: StageIndex(0), expected, found: ops(found) }
+            ScheduleViolation::UpdateTail { stage: StageIndex(0), expected, found: ops(found) }
         };
         let updates = "REPORT GATE_THIS STEP COMMIT";
         find(
@@ -164,8 +164,9 @@ mod tests {
         let first = CROSS.replace("0BW0 0SEND_G 0RECV_G", "0BW0 0RECV_G 0SEND_G");
         let right = "2SEND_G 1RECV_G 1REDUCE 2RECV_G";
         let wrong = "2RECV_G 2SEND_G 1RECV_G 1REDUCE";
-        let at = |stage, text| StuckAt { stage: StageIndex(stage), step: 0, op: Some(op(text)) };
+        let at =
+            |stage, text| DeadlockedStage { stage: StageIndex(stage), step: 0, op: Some(op(text)) };
         let places = vec![at(0, "0RECV_G"), at(1, "2RECV_G")];
-        find(&first, right, wrong, Violation::Stuck(Stuck { places }));
+        find(&first, right, wrong, ScheduleViolation::Deadlock(Deadlock { places }));
     }
 }

@@ -3,30 +3,30 @@
 
 use zbelastic_types::SliceIndex;
 
-use super::{Findings, Violation, ops_of};
+use super::{ScheduleViolation, ViolationList, ops_of};
 use crate::op::{Compute, Op, Pass};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// A microbatch that is not cut has one slice: none at all is no program.
-pub(super) fn slice_count(program: &Program, findings: &mut Findings) {
+pub(super) fn slice_count(program: &Program, findings: &mut ViolationList) {
     if program.slice_count == 0 {
-        findings.add(Violation::SliceCount);
+        findings.add(ScheduleViolation::SliceCount);
     }
 }
 
 /// An operation is on one of its microbatch's slices.
-pub(super) fn slice_range(program: &Program, findings: &mut Findings) {
+pub(super) fn slice_range(program: &Program, findings: &mut ViolationList) {
     let slice_count = program.slice_count;
     for (stage, op) in ops_of(program) {
         if op.pass().is_some_and(|pass| pass.slice.0 >= slice_count) {
-            findings.add(Violation::SliceRange { stage, op, slice_count });
+            findings.add(ScheduleViolation::SliceRange { stage, op, slice_count });
         }
     }
 }
 
 /// F of a slice runs after F of the slice before it, whose keys and values it attends to.
-pub(super) fn forward_slices(program: &Program, findings: &mut Findings) {
+pub(super) fn forward_slices(program: &Program, findings: &mut ViolationList) {
     let mut has_run = PassTable::new(program, false);
     for (stage, op) in ops_of(program) {
         let Op::Compute(Compute::F, pass) = op else { continue };
@@ -35,7 +35,7 @@ pub(super) fn forward_slices(program: &Program, findings: &mut Findings) {
             && has_run.get(before) == Some(false)
         {
             let expected = Op::Compute(Compute::F, before);
-            findings.add(Violation::ForwardSlices { stage, op, expected });
+            findings.add(ScheduleViolation::ForwardSlices { stage, op, expected });
         }
         if let Some(has_run) = has_run.get_mut(pass) {
             *has_run = true;
@@ -45,7 +45,7 @@ pub(super) fn forward_slices(program: &Program, findings: &mut Findings) {
 
 /// B or BW of a slice runs after that of the slice behind it, which adds to the gradients of its
 /// keys and values.
-pub(super) fn backward_slices(program: &Program, findings: &mut Findings) {
+pub(super) fn backward_slices(program: &Program, findings: &mut ViolationList) {
     let mut has_run = PassTable::new(program, false);
     for (stage, op) in ops_of(program) {
         let Op::Compute(Compute::B | Compute::BW, pass) = op else { continue };
@@ -53,7 +53,7 @@ pub(super) fn backward_slices(program: &Program, findings: &mut Findings) {
         if let Some(behind) = behind
             && has_run.get(behind) == Some(false)
         {
-            findings.add(Violation::BackwardSlices { stage, op, behind: behind.slice });
+            findings.add(ScheduleViolation::BackwardSlices { stage, op, behind: behind.slice });
         }
         if let Some(has_run) = has_run.get_mut(pass) {
             *has_run = true;
@@ -70,7 +70,7 @@ mod tests {
     use zbelastic_types::{SliceIndex, StageIndex};
 
     use crate::check::tests::{COMPUTE_ONLY, SLICED, find, legal, op};
-    use crate::check::{Violation, check};
+    use crate::check::{ScheduleViolation, check};
     use crate::op::Pass;
     use crate::program::Program;
 
@@ -80,20 +80,20 @@ mod tests {
     fn slices_are_those_of_the_program() {
         let beyond = |word: &str, slice_count| {
             let op = op(word);
-            Violation::SliceRange { stage: STAGE, op, slice_count }
+            ScheduleViolation::SliceRange { stage: STAGE, op, slice_count }
         };
         find(SLICED, "0F1.1 ", "0F1.1 0F1.2 ", beyond("0F1.2", 2));
         find(COMPUTE_ONLY, "0F1 ", "0F1 0F1.1 ", beyond("0F1.1", 1));
         let mut none: Program = SLICED.parse().expect("the text is a program");
         none.slice_count = 0;
-        assert_eq!(check(&none), Err(vec![Violation::SliceCount]));
+        assert_eq!(check(&none), Err(vec![ScheduleViolation::SliceCount]));
     }
 
     #[test]
     fn every_slice_goes_forward_and_backward() {
         let pass = Pass::sliced(0, 1, 1);
-        find(SLICED, "0F1.1 ", "", Violation::ForwardCount { pass, found: 0 });
-        let missing = Violation::BackwardCount { pass, b: 1, w: 0, bw: 0 };
+        find(SLICED, "0F1.1 ", "", ScheduleViolation::ForwardCount { pass, found: 0 });
+        let missing = ScheduleViolation::BackwardCount { pass, b: 1, w: 0, bw: 0 };
         find(SLICED, "0W1.1 ", "", missing);
     }
 
@@ -102,7 +102,7 @@ mod tests {
         legal(SLICED);
         let order = |late: &str, expected: &str| {
             let (op, expected) = (op(late), op(expected));
-            Violation::ForwardSlices { stage: STAGE, op, expected }
+            ScheduleViolation::ForwardSlices { stage: STAGE, op, expected }
         };
         find(SLICED, "0F0.0 0F0.1", "0F0.1 0F0.0", order("0F0.1", "0F0.0"));
     }
@@ -111,7 +111,7 @@ mod tests {
     fn slices_go_backward_in_reverse() {
         let order = |early: &str| {
             let (op, behind) = (op(early), SliceIndex(1));
-            Violation::BackwardSlices { stage: STAGE, op, behind }
+            ScheduleViolation::BackwardSlices { stage: STAGE, op, behind }
         };
         find(SLICED, "0B0.1 0F1.0 0B0.0", "0B0.0 0F1.0 0B0.1", order("0B0.0"));
         let fused = SLICED.replace("0B1.1 0W1.1 0B1.0 0W1.0", "0BW1.1 0BW1.0");
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn gradients_are_summed_from_the_last_slice_on() {
         let after = Pass::sliced(0, 0, 0);
-        let order = Violation::AccumulationOrder { stage: STAGE, op: op("0W0.1"), after };
+        let order = ScheduleViolation::AccumulationOrder { stage: STAGE, op: op("0W0.1"), after };
         find(SLICED, "0W0.1 0W0.0", "0W0.0 0W0.1", order);
     }
 }

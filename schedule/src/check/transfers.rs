@@ -1,13 +1,13 @@
 //! Rules about transfers: what crosses a boundary crosses it once, at the right place.
 
-use super::{Findings, Violation, ops_of};
+use super::{ScheduleViolation, ViolationList, ops_of};
 use crate::boundary::{receive_before, transfer_after};
 use crate::op::{Compute, Flow, Op, Transfer};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 
 /// A program that is not lowered has neither transfers nor updates nor early weights.
-pub(super) fn not_lowered(program: &Program, findings: &mut Findings) {
+pub(super) fn not_lowered(program: &Program, findings: &mut ViolationList) {
     if program.window.is_some() {
         return;
     }
@@ -16,14 +16,14 @@ pub(super) fn not_lowered(program: &Program, findings: &mut Findings) {
             Op::Compute(Compute::F | Compute::B | Compute::W | Compute::BW | Compute::R, _)
             | Op::Memory(..) => {}
             Op::Compute(Compute::WE, _) | Op::Transfer(..) | Op::Update(_) | Op::Reduce(..) => {
-                findings.add(Violation::NotLowered { stage, op });
+                findings.add(ScheduleViolation::NotLowered { stage, op });
             }
         }
     }
 }
 
 /// A result that another chunk needs is passed on right after it was made.
-pub(super) fn result_kept(program: &Program, findings: &mut Findings) {
+pub(super) fn result_kept(program: &Program, findings: &mut ViolationList) {
     if program.window.is_none() {
         return;
     }
@@ -32,14 +32,14 @@ pub(super) fn result_kept(program: &Program, findings: &mut Findings) {
             let Some(expected) = transfer_after(&program.placement, op) else { continue };
             let found = ops.get(position + 1).copied();
             if found != Some(expected) {
-                findings.add(Violation::ResultKept { stage, op, expected, found });
+                findings.add(ScheduleViolation::ResultKept { stage, op, expected, found });
             }
         }
     }
 }
 
 /// An operand from another stage is received exactly once before the pass that needs it.
-pub(super) fn operand_count(program: &Program, findings: &mut Findings) {
+pub(super) fn operand_count(program: &Program, findings: &mut ViolationList) {
     if program.window.is_none() {
         return;
     }
@@ -51,14 +51,14 @@ pub(super) fn operand_count(program: &Program, findings: &mut Findings) {
         let Some(expected) = receive_before(&program.placement, op) else { continue };
         let found = received.get_mut(expected).map_or(0, |count| *count);
         if found != 1 {
-            findings.add(Violation::OperandCount { stage, op, expected, found });
+            findings.add(ScheduleViolation::OperandCount { stage, op, expected, found });
         }
     }
 }
 
 /// A transfer stands where a pass needs it: a receive somewhere before, a send or local right
 /// after.
-pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
+pub(super) fn stray_transfer(program: &Program, findings: &mut ViolationList) {
     let mut asked = ReceiveTable::new(program, false);
     for (stage, ops) in program.lists() {
         for (position, &op) in ops.iter().enumerate().rev() {
@@ -78,7 +78,7 @@ pub(super) fn stray_transfer(program: &Program, findings: &mut Findings) {
                 }
             };
             if !is_asked {
-                findings.add(Violation::StrayTransfer { stage, op });
+                findings.add(ScheduleViolation::StrayTransfer { stage, op });
             }
         }
     }
@@ -113,13 +113,13 @@ impl<T: Copy> ReceiveTable<T> {
 mod tests {
     use zbelastic_types::StageIndex;
 
-    use crate::check::Violation;
+    use crate::check::ScheduleViolation;
     use crate::check::tests::{COMPUTE_ONLY, FUSED, SPLIT, VEE, find, op};
 
     #[test]
     fn without_a_window_there_is_arithmetic_only() {
         let check = |extra: &str| {
-            let not_lowered = Violation::NotLowered { stage: StageIndex(1), op: op(extra) };
+            let not_lowered = ScheduleViolation::NotLowered { stage: StageIndex(1), op: op(extra) };
             find(COMPUTE_ONLY, "1BW0", &format!("1BW0 {extra}"), not_lowered);
         };
         check("1SEND_B0");
@@ -130,12 +130,13 @@ mod tests {
 
     #[test]
     fn results_are_passed_on_at_once() {
-        let kept = |stage, result: &str, expected: &str, found: &str| Violation::ResultKept {
-            stage: StageIndex(stage),
-            op: op(result),
-            expected: op(expected),
-            found: Some(op(found)),
-        };
+        let kept =
+            |stage, result: &str, expected: &str, found: &str| ScheduleViolation::ResultKept {
+                stage: StageIndex(stage),
+                op: op(result),
+                expected: op(expected),
+                found: Some(op(found)),
+            };
         find(SPLIT, "0F0 0SEND_F0 ", "0F0 ", kept(0, "0F0", "0SEND_F0", "0F1"));
         find(SPLIT, "1SEND_B1 1WE1 ", "1WE1 1SEND_B1 ", kept(1, "1B1", "1SEND_B1", "1WE1"));
         find(FUSED, "1BW1 1SEND_B1 ", "1BW1 ", kept(1, "1BW1", "1SEND_B1", "REPORT"));
@@ -144,7 +145,7 @@ mod tests {
 
     #[test]
     fn operands_are_received_once_before_use() {
-        let operand = |stage, needs: &str, expected: &str, found| Violation::OperandCount {
+        let operand = |stage, needs: &str, expected: &str, found| ScheduleViolation::OperandCount {
             stage: StageIndex(stage),
             op: op(needs),
             expected: op(expected),
@@ -164,8 +165,8 @@ mod tests {
     }
 
     #[test]
-    fn transfers_are_asked_for() {
-        let stray = |stage, op: &str| Violation::StrayTransfer {
+    fn transfers_are_required() {
+        let stray = |stage, op: &str| ScheduleViolation::StrayTransfer {
             stage: StageIndex(stage),
             op: self::op(op),
         };

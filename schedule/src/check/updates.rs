@@ -1,26 +1,26 @@
 //! Rules about updates: a step is reported, gated, taken and committed where its window requires.
 
-use super::{Findings, Violation};
+use super::{ScheduleViolation, ViolationList};
 use crate::lower::{closing, opening};
-use crate::op::{Op, Update};
+use crate::op::{Op, UpdateOp};
 use crate::program::{Program, Window};
 
 /// The updates of a step are those of its window, each once, in their order.
-pub(super) fn update_sequence(program: &Program, findings: &mut Findings) {
+pub(super) fn update_sequence(program: &Program, findings: &mut ViolationList) {
     let Some(window) = program.window else { return };
     let expected = [opening(window), closing(window)].concat();
     for (stage, ops) in program.lists() {
-        let found: Vec<Update> = ops.iter().filter_map(|op| update_of(*op)).collect();
+        let found: Vec<UpdateOp> = ops.iter().filter_map(|op| update_of(*op)).collect();
         if found != expected {
             let expected = expected.clone();
-            findings.add(Violation::UpdateSequence { stage, expected, found });
+            findings.add(ScheduleViolation::UpdateSequence { stage, expected, found });
         }
     }
 }
 
 /// The report and what follows it are the last operations of the step: nothing is added to a
 /// gradient that was reported, and nothing runs on weights that were stepped.
-pub(super) fn update_tail(program: &Program, findings: &mut Findings) {
+pub(super) fn update_tail(program: &Program, findings: &mut ViolationList) {
     let Some(window) = program.window else { return };
     let expected = closing(window);
     for (stage, ops) in program.lists() {
@@ -28,18 +28,18 @@ pub(super) fn update_tail(program: &Program, findings: &mut Findings) {
         let is_tail = found.iter().copied().map(update_of).eq(expected.iter().copied().map(Some));
         if !is_tail {
             let (expected, found) = (expected.to_vec(), found.to_vec());
-            findings.add(Violation::UpdateTail { stage, expected, found });
+            findings.add(ScheduleViolation::UpdateTail { stage, expected, found });
         }
     }
 }
 
 /// With window one the step before is gated, and at once committed, before the first operation
 /// that destroys what dropping it would need (rule R1 of `docs/validation.md`).
-pub(super) fn gate_place(program: &Program, findings: &mut Findings) {
+pub(super) fn gate_place(program: &Program, findings: &mut ViolationList) {
     if program.window != Some(Window::One) {
         return;
     }
-    const GATE: [Op; 2] = [Op::Update(Update::GatePrevious), Op::Update(Update::Commit)];
+    const GATE: [Op; 2] = [Op::Update(UpdateOp::GatePrevious), Op::Update(UpdateOp::Commit)];
     for (stage, ops) in program.lists() {
         let first = ops.iter().position(|op| op.accumulates());
         let before = &ops[..first.unwrap_or(ops.len())];
@@ -47,12 +47,12 @@ pub(super) fn gate_place(program: &Program, findings: &mut Findings) {
         let found: Vec<Op> = before[gate..].iter().take(GATE.len()).copied().collect();
         if found != GATE {
             let accumulation = first.map(|first| ops[first]);
-            findings.add(Violation::GatePlace { stage, accumulation, found });
+            findings.add(ScheduleViolation::GatePlace { stage, accumulation, found });
         }
     }
 }
 
-fn update_of(op: Op) -> Option<Update> {
+fn update_of(op: Op) -> Option<UpdateOp> {
     match op {
         Op::Update(update) => Some(update),
         Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) | Op::Memory(..) => None,
@@ -63,13 +63,13 @@ fn update_of(op: Op) -> Option<Update> {
 mod tests {
     use zbelastic_types::StageIndex;
 
-    use crate::check::Violation;
+    use crate::check::ScheduleViolation;
     use crate::check::tests::{FUSED, SPLIT, WINDOW_ZERO, find, legal, op};
-    use crate::op::{Op, Update};
+    use crate::op::{Op, UpdateOp};
 
     const STAGE: StageIndex = StageIndex(0);
 
-    fn updates(text: &str) -> Vec<Update> {
+    fn updates(text: &str) -> Vec<UpdateOp> {
         let update = |op: Op| match op {
             Op::Update(update) => update,
             Op::Compute(..) | Op::Transfer(..) | Op::Reduce(..) | Op::Memory(..) => {
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn updates_are_those_of_the_window() {
-        let sequence = |expected: &str, found: &str| Violation::UpdateSequence {
+        let sequence = |expected: &str, found: &str| ScheduleViolation::UpdateSequence {
             stage: STAGE,
             expected: updates(expected),
             found: updates(found),
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_step_ends_with_its_updates() {
-        let tail = |expected: &str, found: &str| Violation::UpdateTail {
+        let tail = |expected: &str, found: &str| ScheduleViolation::UpdateTail {
             stage: STAGE,
             expected: updates(expected),
             found: ops(found),
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_gate_stands_before_the_first_accumulation() {
-        let place = |stage, accumulation: &str, found: &str| Violation::GatePlace {
+        let place = |stage, accumulation: &str, found: &str| ScheduleViolation::GatePlace {
             stage: StageIndex(stage),
             accumulation: Some(op(accumulation)),
             found: ops(found),

@@ -2,13 +2,13 @@
 
 use zbelastic_types::{ChunkIndex, SliceIndex, StageIndex};
 
-use crate::op::{Op, Pass, Update};
+use crate::op::{Op, Pass, UpdateOp};
 use crate::program::PASS_COUNT_MAX;
-use crate::walk::Stuck;
+use crate::walk::Deadlock;
 
 /// A rule that a program breaks, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum ScheduleViolation {
     /// Chunks times microbatches times slices are more than any reader accepts. Nothing else was
     /// checked.
     #[error("expected at most {PASS_COUNT_MAX} passes, found {found}")]
@@ -178,9 +178,9 @@ pub enum Violation {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The updates of the window.
-        expected: Vec<Update>,
+        expected: Vec<UpdateOp>,
         /// The updates found.
-        found: Vec<Update>,
+        found: Vec<UpdateOp>,
     },
     /// The step does not end with its updates.
     #[error(
@@ -192,7 +192,7 @@ pub enum Violation {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The updates that should come last.
-        expected: Vec<Update>,
+        expected: Vec<UpdateOp>,
         /// As many operations from the end.
         found: Vec<Op>,
     },
@@ -282,7 +282,7 @@ pub enum Violation {
     },
     /// Arithmetic on a pass whose memory is away.
     #[error("stage {stage}: {op} needs what OFFLOAD took away and no RELOAD brought back")]
-    Away {
+    ComputesOffloaded {
         /// Index of the stage in pipeline order.
         stage: StageIndex,
         /// The operation that breaks the rule.
@@ -298,13 +298,13 @@ pub enum Violation {
     },
     /// The step ends and what a pass keeps is still away.
     #[error("{}: expected RELOAD after OFFLOAD, found the end", pass_text(*pass))]
-    LeftAway {
+    NeverReloaded {
         /// The pass: its chunk, microbatch and slice.
         pass: Pass,
     },
     /// The stages come to a point where each waits for another, or for nothing that comes.
     #[error(transparent)]
-    Stuck(Stuck),
+    Deadlock(Deadlock),
     /// A program with no slice at all. Nothing else was checked.
     #[error("expected 1 slice a microbatch or more, found 0")]
     SliceCount,
@@ -365,7 +365,7 @@ fn ops_text(ops: &[Op]) -> String {
     ops.iter().map(Op::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn updates_text(updates: &[Update]) -> String {
+fn updates_text(updates: &[UpdateOp]) -> String {
     ops_text(&updates.iter().map(|update| Op::Update(*update)).collect::<Vec<_>>())
 }
 
@@ -373,42 +373,42 @@ fn updates_text(updates: &[Update]) -> String {
 mod tests {
     use zbelastic_types::{ChunkIndex, StageIndex};
 
-    use super::Violation;
+    use super::ScheduleViolation;
     use crate::check::tests::op;
-    use crate::op::{Pass, Update};
+    use crate::op::{Pass, UpdateOp};
 
     #[test]
     fn messages_say_where_and_what() {
-        let check = |violation: Violation, expected: &str| {
+        let check = |violation: ScheduleViolation, expected: &str| {
             assert_eq!(violation.to_string(), expected);
         };
         let stage = StageIndex(1);
         check(
-            Violation::ForeignChunk { stage, op: op("9F0"), expected: None },
+            ScheduleViolation::ForeignChunk { stage, op: op("9F0"), expected: None },
             "stage 1: 9F0 is on a chunk of no stage",
         );
         let (last_chunk, pass) = (ChunkIndex(3), Pass::new(3, 5));
         check(
-            Violation::EarlyWeights { pass, last_chunk, found: 1, is_split: false },
+            ScheduleViolation::EarlyWeights { pass, last_chunk, found: 1, is_split: false },
             "chunk 3, microbatch 5: expected at most one WE, on a split pass of chunk 3, \
              found 1 on a pass without W",
         );
         check(
-            Violation::AccumulationOrder { stage, op: op("1W1"), after: Pass::new(1, 2) },
+            ScheduleViolation::AccumulationOrder { stage, op: op("1W1"), after: Pass::new(1, 2) },
             "stage 1: 1W1 adds to a gradient that microbatch 2 was added to before",
         );
         let (b, send) = (op("1B1"), op("1SEND_B1"));
         check(
-            Violation::ResultKept { stage, op: b, expected: send, found: None },
+            ScheduleViolation::ResultKept { stage, op: b, expected: send, found: None },
             "stage 1: expected 1SEND_B1 right after 1B1, found the end",
         );
-        let expected = vec![Update::Report, Update::Step];
+        let expected = vec![UpdateOp::Report, UpdateOp::Step];
         check(
-            Violation::UpdateTail { stage, expected, found: vec![op("1W1"), op("REPORT")] },
+            ScheduleViolation::UpdateTail { stage, expected, found: vec![op("1W1"), op("REPORT")] },
             "stage 1: expected REPORT STEP at the end, found 1W1 REPORT",
         );
         check(
-            Violation::GatePlace { stage, accumulation: Some(op("1W0")), found: vec![] },
+            ScheduleViolation::GatePlace { stage, accumulation: Some(op("1W0")), found: vec![] },
             "stage 1: expected GATE_PREVIOUS COMMIT before 1W0, found nothing before it",
         );
     }

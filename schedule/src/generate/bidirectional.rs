@@ -56,7 +56,7 @@ mod tests {
     use super::{PipelineSize, slots};
 
     #[test]
-    fn directions_never_ask_for_one_slot() {
+    fn directions_never_share_a_slot() {
         for (stages, microbatches) in [(2, 7), (4, 4), (4, 13), (6, 18), (8, 40)] {
             let size = PipelineSize {
                 stage_count: stages,

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use super::PipelineSize;
-use super::vee::{Hand, Leg};
+use super::vee::{Leg, PassWriter};
 use crate::op::Op;
 
 /// The fewest microbatches for which there is a steady part.
@@ -25,7 +25,7 @@ pub(super) fn microbatches_least(stage_count: u32) -> u32 {
 pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
     let before = stage + 1;
     let behind = size.stage_count - before;
-    let mut hand = Hand::new(size, stage);
+    let mut hand = PassWriter::new(size, stage);
     for _ in 0..2 * behind {
         hand.f(Leg::Down);
     }
@@ -55,7 +55,7 @@ pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
 
 /// Nothing is left to go forward: from half of the way on W is held back, and runs where B would
 /// have to wait.
-fn drain(hand: &mut Hand, before: u32, behind: u32) {
+fn drain(hand: &mut PassWriter, before: u32, behind: u32) {
     let legs = (0..before).flat_map(|_| [Leg::Up, Leg::Down]);
     let mut held = VecDeque::new();
     for (number, leg) in (0..).zip(legs) {

@@ -13,13 +13,13 @@ use crate::op::{Compute, Op};
 /// The passes of one microbatch on a stage. The loss is on the first stage, at the end of the leg up:
 /// F goes down and up again, B comes down the leg up and then up the leg down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
+pub(super) enum PassStream {
     F(Leg),
     B(Leg),
     W(Leg),
 }
 
-impl Stream {
+impl PassStream {
     const COUNT: usize = 6;
 
     /// In the order in which a microbatch has them.
@@ -50,13 +50,13 @@ impl Stream {
     }
 }
 
-/// The slots of a stage's passes, by [`Stream::number`] and microbatch; empty where a stream is not
+/// The slots of a stage's passes, by [`PassStream::number`] and microbatch; empty where a stream is not
 /// placed.
-pub(super) type Slots = [Vec<usize>; Stream::COUNT];
+pub(super) type StreamSlots = [Vec<usize>; PassStream::COUNT];
 
 /// What a stage keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Kept {
+struct KeptPasses {
     /// Passes of chunks, from F to W.
     passes: usize,
     /// Those of them whose B has run; counted only where W has no place of its own.
@@ -65,7 +65,7 @@ struct Kept {
 
 /// Where W runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Weights {
+pub(super) enum WeightPassMode {
     /// Where it was placed.
     Placed,
     /// In every slot that is free, as soon as there is one to run.
@@ -73,24 +73,24 @@ pub(super) enum Weights {
 }
 
 /// The slots of one stage.
-pub(super) struct Lane {
-    pub(super) slots: Slots,
-    cells: Vec<Option<Stream>>,
-    kept: Vec<Kept>,
-    weights: Weights,
+pub(super) struct GridLane {
+    pub(super) slots: StreamSlots,
+    cells: Vec<Option<PassStream>>,
+    kept: Vec<KeptPasses>,
+    weights: WeightPassMode,
 }
 
-impl Lane {
-    pub(super) fn new(slots: Slots, weights: Weights) -> Self {
+impl GridLane {
+    pub(super) fn new(slots: StreamSlots, weights: WeightPassMode) -> Self {
         let end = slots.iter().flatten().max().map_or(0, |last| last + 1);
         let mut cells = vec![None; end];
-        for stream in Stream::ALL {
+        for stream in PassStream::ALL {
             for slot in &slots[stream.number()] {
                 assert_eq!(cells[*slot].replace(stream), None, "one pass a slot");
             }
         }
         let mut lane = Self { slots, cells, kept: Vec::with_capacity(end), weights };
-        let mut kept = Kept::default();
+        let mut kept = KeptPasses::default();
         for cell in &lane.cells {
             kept = lane.after(kept, *cell);
             lane.kept.push(kept);
@@ -98,14 +98,18 @@ impl Lane {
         lane
     }
 
-    fn after(&self, kept: Kept, cell: Option<Stream>) -> Kept {
-        let Kept { passes, ready } = kept;
+    fn after(&self, kept: KeptPasses, cell: Option<PassStream>) -> KeptPasses {
+        let KeptPasses { passes, ready } = kept;
         match (cell, self.weights) {
-            (Some(Stream::F(_)), _) => Kept { passes: passes + 1, ready },
-            (Some(Stream::W(_)), _) => Kept { passes: passes - 1, ready },
-            (Some(Stream::B(_)), Weights::FillGaps) => Kept { passes, ready: ready + 1 },
-            (None, Weights::FillGaps) if ready > 0 => Kept { passes: passes - 1, ready: ready - 1 },
-            (Some(Stream::B(_)), Weights::Placed) | (None, _) => kept,
+            (Some(PassStream::F(_)), _) => KeptPasses { passes: passes + 1, ready },
+            (Some(PassStream::W(_)), _) => KeptPasses { passes: passes - 1, ready },
+            (Some(PassStream::B(_)), WeightPassMode::FillGaps) => {
+                KeptPasses { passes, ready: ready + 1 }
+            }
+            (None, WeightPassMode::FillGaps) if ready > 0 => {
+                KeptPasses { passes: passes - 1, ready: ready - 1 }
+            }
+            (Some(PassStream::B(_)), WeightPassMode::Placed) | (None, _) => kept,
         }
     }
 
@@ -116,7 +120,7 @@ impl Lane {
 
     /// Moves a pass into the first of the slots from `first` on, and before its own, that begins
     /// `width` free ones and does not make the stage keep more than `limit`. It stays if there is none.
-    pub(super) fn pull(&mut self, place: Place, first: usize, width: usize, limit: usize) {
+    pub(super) fn pull(&mut self, place: GridPass, first: usize, width: usize, limit: usize) {
         let from = place.slot;
         for slot in first..from {
             let is_free = self.cells[slot..slot + width].iter().all(Option::is_none);
@@ -130,7 +134,8 @@ impl Lane {
     /// Whether the pass in slot `from` could go to slot `to`; if so, it is there now.
     fn try_move(&mut self, from: usize, to: usize, limit: usize) -> bool {
         self.cells[to] = self.cells[from].take();
-        let mut kept = to.checked_sub(1).map_or_else(Kept::default, |before| self.kept[before]);
+        let mut kept =
+            to.checked_sub(1).map_or_else(KeptPasses::default, |before| self.kept[before]);
         let mut changed = Vec::new();
         for slot in to..self.cells.len() {
             kept = self.after(kept, self.cells[slot]);
@@ -148,18 +153,18 @@ impl Lane {
     }
 
     /// The slots of W that run in the gaps: of what is ready, the leg up first.
-    pub(super) fn gap_weights(&self) -> Vec<(usize, Stream)> {
+    pub(super) fn gap_weights(&self) -> Vec<(usize, PassStream)> {
         let mut ready = [0_usize; 2];
         let mut filled = Vec::new();
         for slot in 0.. {
             match self.cells.get(slot) {
-                Some(Some(Stream::B(leg))) => ready[*leg as usize] += 1,
-                Some(Some(Stream::F(_) | Stream::W(_))) => {}
+                Some(Some(PassStream::B(leg))) => ready[*leg as usize] += 1,
+                Some(Some(PassStream::F(_) | PassStream::W(_))) => {}
                 Some(None) | None => {
                     let leg = [Leg::Up, Leg::Down].into_iter().find(|leg| ready[*leg as usize] > 0);
                     if let Some(leg) = leg {
                         ready[leg as usize] -= 1;
-                        filled.push((slot, Stream::W(leg)));
+                        filled.push((slot, PassStream::W(leg)));
                     } else if slot >= self.cells.len() {
                         break;
                     }
@@ -172,28 +177,28 @@ impl Lane {
     /// The slot of the B that is number `count` on this stage, whatever its leg.
     pub(super) fn backward_slot(&self, count: usize) -> Option<usize> {
         let cells = self.cells.iter().enumerate();
-        let backwards = cells.filter(|(_, cell)| matches!(cell, Some(Stream::B(_))));
+        let backwards = cells.filter(|(_, cell)| matches!(cell, Some(PassStream::B(_))));
         backwards.map(|(slot, _)| slot).nth(count)
     }
 
     /// What stands where, in order.
-    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, Stream)> + '_ {
+    pub(super) fn streams(&self) -> impl Iterator<Item = (usize, PassStream)> + '_ {
         self.cells.iter().enumerate().filter_map(|(slot, cell)| Some((slot, (*cell)?)))
     }
 }
 
 /// A pass and where it stands.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct GridPass {
     pub(super) slot: usize,
     pub(super) stage: usize,
-    pub(super) stream: Stream,
+    pub(super) stream: PassStream,
     pub(super) microbatch: usize,
 }
 
 /// When the stage before lets go of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Backward {
+pub(super) enum BackwardMode {
     /// After B.
     Split,
     /// After W, which runs with B as one operation.
@@ -202,28 +207,32 @@ pub(super) enum Backward {
 
 /// The slots of all stages.
 pub(super) struct Grid {
-    pub(super) lanes: Vec<Lane>,
-    backward: Backward,
+    pub(super) lanes: Vec<GridLane>,
+    backward: BackwardMode,
 }
 
 impl Grid {
-    pub(super) fn new(slots: Vec<Slots>, weights: Weights, backward: Backward) -> Self {
-        let lanes = slots.into_iter().map(|slots| Lane::new(slots, weights)).collect();
+    pub(super) fn new(
+        slots: Vec<StreamSlots>,
+        weights: WeightPassMode,
+        backward: BackwardMode,
+    ) -> Self {
+        let lanes = slots.into_iter().map(|slots| GridLane::new(slots, weights)).collect();
         Self { lanes, backward }
     }
 
     /// Most passes that any stage keeps at once.
     pub(super) fn peak(&self) -> usize {
-        self.lanes.iter().map(Lane::peak).max().unwrap_or(0)
+        self.lanes.iter().map(GridLane::peak).max().unwrap_or(0)
     }
 
     /// Every pass as it stands now, slot by slot and stage by stage.
-    pub(super) fn places(&self) -> Vec<Place> {
+    pub(super) fn passes(&self) -> Vec<GridPass> {
         let mut places = Vec::new();
         for (stage, lane) in self.lanes.iter().enumerate() {
-            for stream in Stream::ALL {
+            for stream in PassStream::ALL {
                 let slots = lane.slots[stream.number()].iter().enumerate();
-                let place = |(microbatch, slot): (usize, &usize)| Place {
+                let place = |(microbatch, slot): (usize, &usize)| GridPass {
                     slot: *slot,
                     stage,
                     stream,
@@ -237,28 +246,28 @@ impl Grid {
     }
 
     /// The stage and the stream that a pass has its operand from; none for the model's input.
-    pub(super) fn source(&self, stage: usize, stream: Stream) -> Option<(usize, Stream)> {
+    pub(super) fn source(&self, stage: usize, stream: PassStream) -> Option<(usize, PassStream)> {
         let last = self.lanes.len() - 1;
         let done = |leg| match self.backward {
-            Backward::Split => Stream::B(leg),
-            Backward::Fused => Stream::W(leg),
+            BackwardMode::Split => PassStream::B(leg),
+            BackwardMode::Fused => PassStream::W(leg),
         };
         match stream {
-            Stream::F(Leg::Down) => Some((stage.checked_sub(1)?, stream)),
-            Stream::F(Leg::Up) if stage == last => Some((stage, Stream::F(Leg::Down))),
-            Stream::F(Leg::Up) => Some((stage + 1, stream)),
-            Stream::B(Leg::Up) if stage == 0 => Some((stage, Stream::F(Leg::Up))),
-            Stream::B(Leg::Up) => Some((stage - 1, done(Leg::Up))),
-            Stream::B(Leg::Down) if stage == last => Some((stage, done(Leg::Up))),
-            Stream::B(Leg::Down) => Some((stage + 1, done(Leg::Down))),
-            Stream::W(leg) => Some((stage, Stream::B(leg))),
+            PassStream::F(Leg::Down) => Some((stage.checked_sub(1)?, stream)),
+            PassStream::F(Leg::Up) if stage == last => Some((stage, PassStream::F(Leg::Down))),
+            PassStream::F(Leg::Up) => Some((stage + 1, stream)),
+            PassStream::B(Leg::Up) if stage == 0 => Some((stage, PassStream::F(Leg::Up))),
+            PassStream::B(Leg::Up) => Some((stage - 1, done(Leg::Up))),
+            PassStream::B(Leg::Down) if stage == last => Some((stage, done(Leg::Up))),
+            PassStream::B(Leg::Down) => Some((stage + 1, done(Leg::Down))),
+            PassStream::W(leg) => Some((stage, PassStream::B(leg))),
         }
     }
 
     /// The first slot after a pass's operand and after the microbatch before it.
-    pub(super) fn first_slot(&self, place: Place) -> usize {
-        let Place { stage, stream, microbatch, .. } = place;
-        let slots = |stage: usize, stream: Stream| &self.lanes[stage].slots[stream.number()];
+    pub(super) fn first_slot(&self, place: GridPass) -> usize {
+        let GridPass { stage, stream, microbatch, .. } = place;
+        let slots = |stage: usize, stream: PassStream| &self.lanes[stage].slots[stream.number()];
         let operand = self.source(stage, stream).map(|(at, of)| slots(at, of)[microbatch] + 1);
         let before = microbatch.checked_sub(1).map(|before| slots(stage, stream)[before] + 1);
         operand.max(before).unwrap_or(0)
@@ -269,10 +278,10 @@ impl Grid {
 pub(super) fn ops(
     size: PipelineSize,
     stage: u32,
-    streams: impl Iterator<Item = Stream>,
-    pass_of: impl Fn(Stream) -> Option<Compute>,
+    streams: impl Iterator<Item = PassStream>,
+    pass_of: impl Fn(PassStream) -> Option<Compute>,
 ) -> Vec<Op> {
-    let mut microbatches = [0_u32; Stream::COUNT];
+    let mut microbatches = [0_u32; PassStream::COUNT];
     let mut ops = Vec::new();
     for stream in streams {
         let microbatch = &mut microbatches[stream.number()];

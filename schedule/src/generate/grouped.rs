@@ -28,7 +28,7 @@ const FORWARD_HOP: u32 = 1;
 
 pub(super) fn stage_ops(size: PipelineSize, stage: u32, group: u32) -> Vec<Op> {
     let PipelineSize { stage_count, chunks_per_stage: turns, microbatch_count, .. } = size;
-    let block = Block::new(size, group);
+    let block = SlotBlock::new(size, group);
     let behind = stage_count - 1 - stage;
     let forward = stage * FORWARD_HOP;
     let backward = block.slot(turns - 1) + forward + 1 + behind * (FORWARD_HOP + BACKWARD_HOP);
@@ -54,7 +54,7 @@ fn chunk_of(turn: u32, stage: u32, stage_count: u32) -> u32 {
 }
 
 /// Where the passes of a group stand.
-struct Block {
+struct SlotBlock {
     group: u32,
     turns: u32,
     /// Groups that fit between two turns of one microbatch: so many that it is through the last
@@ -64,7 +64,7 @@ struct Block {
     turns_apart: u32,
 }
 
-impl Block {
+impl SlotBlock {
     fn new(size: PipelineSize, group: u32) -> Self {
         let turns = size.chunks_per_stage;
         let spread = size.stage_count.div_ceil(2).div_ceil(group);

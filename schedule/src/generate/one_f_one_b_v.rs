@@ -6,7 +6,7 @@
 //! what 1F1B lets it keep.
 
 use super::PipelineSize;
-use super::grid::{Backward, Grid, Slots, Stream, Weights, ops};
+use super::grid::{BackwardMode, Grid, PassStream, StreamSlots, WeightPassMode, ops};
 use super::vee::Leg;
 use crate::op::{Compute, Op};
 
@@ -16,21 +16,21 @@ const PERIOD: usize = 6;
 const STAGES_A_ROUND: usize = 3;
 
 pub(super) fn program_ops(size: PipelineSize) -> Vec<Vec<Op>> {
-    let mut grid = Grid::new(pattern(size), Weights::Placed, Backward::Fused);
+    let mut grid = Grid::new(pattern(size), WeightPassMode::Placed, BackwardMode::Fused);
     let limit = grid.peak();
-    for place in grid.places() {
+    for place in grid.passes() {
         let width = match place.stream {
-            Stream::B(_) => 2,
-            Stream::F(_) | Stream::W(_) => 1,
+            PassStream::B(_) => 2,
+            PassStream::F(_) | PassStream::W(_) => 1,
         };
         let first = grid.first_slot(place);
         grid.lanes[place.stage].pull(place, first, width, limit);
     }
     // B and the W behind it are one operation.
     let pass_of = |stream| match stream {
-        Stream::F(_) => Some(Compute::F),
-        Stream::B(_) => Some(Compute::BW),
-        Stream::W(_) => None,
+        PassStream::F(_) => Some(Compute::F),
+        PassStream::B(_) => Some(Compute::BW),
+        PassStream::W(_) => None,
     };
     let lanes = (0..).zip(&grid.lanes);
     let streams = lanes.map(|(stage, lane)| (stage, lane.streams().map(|(_, stream)| stream)));
@@ -38,24 +38,27 @@ pub(super) fn program_ops(size: PipelineSize) -> Vec<Vec<Op>> {
 }
 
 /// Every stage's slots before anything is pulled.
-fn pattern(size: PipelineSize) -> Vec<Slots> {
+fn pattern(size: PipelineSize) -> Vec<StreamSlots> {
     let (stages, microbatches) = (size.stage_count as usize, size.microbatch_count as usize);
-    let mut slots: Vec<Slots> = vec![Slots::default(); stages];
+    let mut slots: Vec<StreamSlots> = vec![StreamSlots::default(); stages];
     let place = |first: usize| (0..microbatches).map(|k| first + PERIOD * k).collect();
     let phases = phases(stages);
     let next_at = |slot: usize, phase: usize| (slot..).find(|slot| slot % PERIOD == phase);
     // A period is left free for what is pulled to the front.
     let mut slot = PERIOD;
-    for stream in
-        [Stream::F(Leg::Down), Stream::F(Leg::Up), Stream::B(Leg::Up), Stream::B(Leg::Down)]
-    {
+    for stream in [
+        PassStream::F(Leg::Down),
+        PassStream::F(Leg::Up),
+        PassStream::B(Leg::Up),
+        PassStream::B(Leg::Down),
+    ] {
         for stage in way(stream, stages) {
             let phase = phases[stage][stream.number()];
             let at = next_at(slot, phase).expect("every phase comes again");
             slots[stage][stream.number()] = place(at);
             slot = at + 1;
-            if let Stream::B(leg) = stream {
-                slots[stage][Stream::W(leg).number()] = place(at + 1);
+            if let PassStream::B(leg) = stream {
+                slots[stage][PassStream::W(leg).number()] = place(at + 1);
             }
         }
     }
@@ -63,18 +66,20 @@ fn pattern(size: PipelineSize) -> Vec<Slots> {
 }
 
 /// The stages in the order in which a microbatch passes them.
-fn way(stream: Stream, stages: usize) -> Box<dyn Iterator<Item = usize>> {
+fn way(stream: PassStream, stages: usize) -> Box<dyn Iterator<Item = usize>> {
     match stream {
-        Stream::F(Leg::Down) | Stream::B(Leg::Up) => Box::new(0..stages),
-        Stream::F(Leg::Up) | Stream::B(Leg::Down) | Stream::W(_) => Box::new((0..stages).rev()),
+        PassStream::F(Leg::Down) | PassStream::B(Leg::Up) => Box::new(0..stages),
+        PassStream::F(Leg::Up) | PassStream::B(Leg::Down) | PassStream::W(_) => {
+            Box::new((0..stages).rev())
+        }
     }
 }
 
 /// Which slot of a period each stage's F and B take.
-fn phases(stages: usize) -> Vec<[usize; Stream::ALL.len()]> {
-    let mut phases = vec![[0; Stream::ALL.len()]; stages];
+fn phases(stages: usize) -> Vec<[usize; PassStream::ALL.len()]> {
+    let mut phases = vec![[0; PassStream::ALL.len()]; stages];
     let mut slot = 0;
-    for stream in [Stream::F(Leg::Down), Stream::F(Leg::Up)] {
+    for stream in [PassStream::F(Leg::Down), PassStream::F(Leg::Up)] {
         for stage in way(stream, stages) {
             slot += 1;
             phases[stage][stream.number()] = slot % PERIOD;
@@ -84,7 +89,7 @@ fn phases(stages: usize) -> Vec<[usize; Stream::ALL.len()]> {
     // Backward passes of two slots would meet those of an earlier microbatch after three stages, so
     // then they wait for half a period.
     let mut in_round = (STAGES_A_ROUND - (stages + 2) % STAGES_A_ROUND) % STAGES_A_ROUND;
-    for stream in [Stream::B(Leg::Up), Stream::B(Leg::Down)] {
+    for stream in [PassStream::B(Leg::Up), PassStream::B(Leg::Down)] {
         for stage in way(stream, stages) {
             phases[stage][stream.number()] = slot % PERIOD;
             slot += 2;

@@ -12,7 +12,9 @@
 //! times. Where F, B and W take unequal times, V-Min pays for its memory in every period.
 
 use super::PipelineSize;
-use super::grid::{Backward, Grid, Lane, Place, Slots, Stream, Weights, ops};
+use super::grid::{
+    BackwardMode, Grid, GridLane, GridPass, PassStream, StreamSlots, WeightPassMode, ops,
+};
 use super::vee::Leg;
 use crate::op::{Compute, Op};
 
@@ -41,29 +43,29 @@ pub(super) fn min(stages: usize, stage: usize) -> [usize; 4] {
 pub(super) fn program_ops(size: PipelineSize, first_slots: FirstSlots) -> Vec<Vec<Op>> {
     let microbatches = size.microbatch_count as usize;
     let mut slots = pattern(size, first_slots);
-    for weights in [Weights::Placed, Weights::FillGaps] {
+    for weights in [WeightPassMode::Placed, WeightPassMode::FillGaps] {
         slots = reordered(slots, weights, microbatches - 1);
     }
-    let lanes = slots.into_iter().map(|slots| Lane::new(slots, Weights::FillGaps));
+    let lanes = slots.into_iter().map(|slots| GridLane::new(slots, WeightPassMode::FillGaps));
     (0..).zip(lanes).map(|(stage, lane)| stage_ops(size, stage, &lane)).collect()
 }
 
-fn stage_ops(size: PipelineSize, stage: u32, lane: &Lane) -> Vec<Op> {
+fn stage_ops(size: PipelineSize, stage: u32, lane: &GridLane) -> Vec<Op> {
     let mut streams: Vec<_> = lane.streams().chain(lane.gap_weights()).collect();
     streams.sort_unstable_by_key(|(slot, _)| *slot);
     ops(size, stage, streams.into_iter().map(|(_, stream)| stream), |stream| match stream {
-        Stream::F(_) => Some(Compute::F),
-        Stream::B(_) => Some(Compute::B),
-        Stream::W(_) => Some(Compute::W),
+        PassStream::F(_) => Some(Compute::F),
+        PassStream::B(_) => Some(Compute::B),
+        PassStream::W(_) => Some(Compute::W),
     })
 }
 
 /// Every stage's slots before anything is pulled, without W.
-fn pattern(size: PipelineSize, first_slots: FirstSlots) -> Vec<Slots> {
+fn pattern(size: PipelineSize, first_slots: FirstSlots) -> Vec<StreamSlots> {
     let (stages, microbatches) = (size.stage_count as usize, size.microbatch_count as usize);
     let of_stage = |stage| {
-        let mut slots = Slots::default();
-        for (stream, first) in Stream::ALL.into_iter().zip(first_slots(stages, stage)) {
+        let mut slots = StreamSlots::default();
+        for (stream, first) in PassStream::ALL.into_iter().zip(first_slots(stages, stage)) {
             slots[stream.number()] = (0..microbatches).map(|k| first + PERIOD * k).collect();
         }
         slots
@@ -73,7 +75,7 @@ fn pattern(size: PipelineSize, first_slots: FirstSlots) -> Vec<Slots> {
 
 /// Where a step is, by what has passed the first stage.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum PipelinePhase {
     /// No gradient has come back.
     WarmUp,
     Steady,
@@ -83,45 +85,49 @@ enum Phase {
 
 /// With W placed, pulls what stands in warm-up and cool-down to the front; with W in the gaps, only
 /// what stands in cool-down. Then every stage runs its passes as soon as it can.
-fn reordered(slots: Vec<Slots>, weights: Weights, last_microbatch: usize) -> Vec<Slots> {
+fn reordered(
+    slots: Vec<StreamSlots>,
+    weights: WeightPassMode,
+    last_microbatch: usize,
+) -> Vec<StreamSlots> {
     let slots = match weights {
-        Weights::Placed => slots.into_iter().map(with_weights).collect(),
-        Weights::FillGaps => slots,
+        WeightPassMode::Placed => slots.into_iter().map(with_weights).collect(),
+        WeightPassMode::FillGaps => slots,
     };
-    let mut grid = Grid::new(slots, weights, Backward::Split);
+    let mut grid = Grid::new(slots, weights, BackwardMode::Split);
     let limit = grid.peak();
-    let mut phase = Phase::WarmUp;
-    for place in grid.places() {
-        let is_home = place.stage == 0 && place.stream == Stream::B(Leg::Down);
-        if phase == Phase::WarmUp && is_home {
-            phase = Phase::Steady;
+    let mut phase = PipelinePhase::WarmUp;
+    for place in grid.passes() {
+        let is_home = place.stage == 0 && place.stream == PassStream::B(Leg::Down);
+        if phase == PipelinePhase::WarmUp && is_home {
+            phase = PipelinePhase::Steady;
         }
         let is_pulled = match phase {
-            Phase::WarmUp => weights == Weights::Placed,
-            Phase::Steady => false,
-            Phase::CoolDown => true,
+            PipelinePhase::WarmUp => weights == WeightPassMode::Placed,
+            PipelinePhase::Steady => false,
+            PipelinePhase::CoolDown => true,
         };
         if is_pulled {
             let first = first_slot(&grid, place);
             grid.lanes[place.stage].pull(place, first, 1, limit);
         }
-        let is_begin = place.stream == Stream::F(Leg::Down);
-        if phase == Phase::Steady && is_begin && place.microbatch == last_microbatch {
-            phase = Phase::CoolDown;
+        let is_begin = place.stream == PassStream::F(Leg::Down);
+        if phase == PipelinePhase::Steady && is_begin && place.microbatch == last_microbatch {
+            phase = PipelinePhase::CoolDown;
         }
     }
     eager(match weights {
-        Weights::Placed => grid,
-        Weights::FillGaps => {
+        WeightPassMode::Placed => grid,
+        WeightPassMode::FillGaps => {
             let slots = grid.lanes.into_iter().map(|lane| with_weights(lane.slots)).collect();
-            Grid::new(slots, Weights::Placed, Backward::Split)
+            Grid::new(slots, WeightPassMode::Placed, BackwardMode::Split)
         }
     })
 }
 
 /// With W in the gaps. They are all in one stream: which chunk's turn it is does not matter yet.
-fn with_weights(slots: Slots) -> Slots {
-    let lane = Lane::new(slots, Weights::FillGaps);
+fn with_weights(slots: StreamSlots) -> StreamSlots {
+    let lane = GridLane::new(slots, WeightPassMode::FillGaps);
     let filled = lane.gap_weights().into_iter().map(|(slot, _)| slot).collect();
     let mut slots = lane.slots;
     slots[ANY_WEIGHTS.number()] = filled;
@@ -129,9 +135,9 @@ fn with_weights(slots: Slots) -> Slots {
 }
 
 /// The stream that holds the W of both chunks as long as they are not told apart.
-const ANY_WEIGHTS: Stream = Stream::W(Leg::Up);
+const ANY_WEIGHTS: PassStream = PassStream::W(Leg::Up);
 
-fn first_slot(grid: &Grid, place: Place) -> usize {
+fn first_slot(grid: &Grid, place: GridPass) -> usize {
     if place.stream != ANY_WEIGHTS {
         return grid.first_slot(place);
     }
@@ -144,14 +150,14 @@ fn first_slot(grid: &Grid, place: Place) -> usize {
 
 /// The slots of F and B if every stage runs its passes in their order, each as soon as it can, with
 /// a slot for each W as well.
-fn eager(grid: Grid) -> Vec<Slots> {
-    let mut slots: Vec<Slots> = grid.lanes.iter().map(|lane| lane.slots.clone()).collect();
+fn eager(grid: Grid) -> Vec<StreamSlots> {
+    let mut slots: Vec<StreamSlots> = grid.lanes.iter().map(|lane| lane.slots.clone()).collect();
     let mut ends = vec![0; slots.len()];
-    for Place { stage, stream, microbatch, .. } in grid.places() {
+    for GridPass { stage, stream, microbatch, .. } in grid.passes() {
         let operand = match stream {
-            Stream::F(_) | Stream::B(_) => grid.source(stage, stream),
+            PassStream::F(_) | PassStream::B(_) => grid.source(stage, stream),
             // It stands behind the B of its stage.
-            Stream::W(_) => None,
+            PassStream::W(_) => None,
         };
         let ready = operand.map_or(0, |(at, of)| slots[at][of.number()][microbatch] + 1);
         let slot = ready.max(ends[stage]);

@@ -23,7 +23,7 @@ impl Leg {
 
 /// Writes passes in microbatch order, one counter for each kind of pass and leg. What goes beyond
 /// the last microbatch is counted and left out.
-pub(super) struct Hand {
+pub(super) struct PassWriter {
     stage: u32,
     size: PipelineSize,
     forwards: [u32; 2],
@@ -32,7 +32,7 @@ pub(super) struct Hand {
     ops: Vec<Op>,
 }
 
-impl Hand {
+impl PassWriter {
     pub(super) fn new(size: PipelineSize, stage: u32) -> Self {
         Self { stage, size, forwards: [0; 2], backwards: [0; 2], weights: [0; 2], ops: Vec::new() }
     }

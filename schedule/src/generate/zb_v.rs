@@ -7,7 +7,7 @@
 //! and the surplus is left out.
 
 use super::PipelineSize;
-use super::vee::{Hand, Leg};
+use super::vee::{Leg, PassWriter};
 use crate::op::Op;
 
 /// Microbatches the pattern runs through.
@@ -17,14 +17,14 @@ pub(super) fn microbatches_run_through(size: PipelineSize) -> u32 {
 
 pub(super) fn stage_ops(size: PipelineSize, stage: u32) -> Vec<Op> {
     let from_here = size.stage_count - stage;
-    let mut hand = Hand::new(size, stage);
+    let mut hand = PassWriter::new(size, stage);
     warm_up(&mut hand, stage, from_here);
     steady(&mut hand, microbatches_run_through(size));
     cool_down(&mut hand, stage, from_here);
     hand.into_ops()
 }
 
-fn warm_up(hand: &mut Hand, stage: u32, from_here: u32) {
+fn warm_up(hand: &mut PassWriter, stage: u32, from_here: u32) {
     for _ in 0..2 * from_here - 1 {
         hand.f(Leg::Down);
     }
@@ -39,7 +39,7 @@ fn warm_up(hand: &mut Hand, stage: u32, from_here: u32) {
     }
 }
 
-fn steady(hand: &mut Hand, all: u32) {
+fn steady(hand: &mut PassWriter, all: u32) {
     while hand.forwards(Leg::Up) < all {
         if hand.forwards(Leg::Down) < all {
             hand.f(Leg::Down);
@@ -52,7 +52,7 @@ fn steady(hand: &mut Hand, all: u32) {
     }
 }
 
-fn cool_down(hand: &mut Hand, stage: u32, from_here: u32) {
+fn cool_down(hand: &mut PassWriter, stage: u32, from_here: u32) {
     for _ in 0..stage {
         hand.b(Leg::Down);
         hand.b(Leg::Up);

@@ -3,7 +3,7 @@
 use zbelastic_types::StageIndex;
 
 use crate::cost::Costs;
-use crate::op::{Compute, Flow, Memory, Op, Pass};
+use crate::op::{Compute, Flow, MemoryOp, Op, Pass};
 use crate::pass_table::PassTable;
 use crate::program::Program;
 use crate::simulate::{SimulateError, simulate};
@@ -18,20 +18,20 @@ pub(super) struct Timetable {
 impl Timetable {
     pub(super) fn new(program: &Program, costs: &Costs) -> Result<Self, SimulateError> {
         let timeline = simulate(program, costs, 1)?;
-        let times = |pick: fn(&crate::timeline::Slice) -> f64| {
+        let times = |pick: fn(&crate::timeline::TimelineSlice) -> f64| {
             let of_stage = |stage| timeline.slices(stage).iter().map(pick).collect();
             timeline.stages().map(of_stage).collect()
         };
         let mut table = Self { starts: times(|slice| slice.start), ends: times(|slice| slice.end) };
-        table.put_off(program, costs);
+        table.delay_forwards(program, costs);
         Ok(table)
     }
 
     /// Moves every F, and the DROP behind it, to the latest time that leaves all other passes where
     /// they are.
-    fn put_off(&mut self, program: &Program, costs: &Costs) {
+    fn delay_forwards(&mut self, program: &Program, costs: &Costs) {
         let mut forward_starts = PassTable::new(program, f64::INFINITY);
-        for (stage, position) in order_of_run(program).into_iter().rev() {
+        for (stage, position) in execution_order(program).into_iter().rev() {
             let op = program.ops(stage)[position];
             let next = self.starts[stage.index()].get(position + 1).copied();
             let next = next.unwrap_or(f64::INFINITY);
@@ -39,7 +39,7 @@ impl Timetable {
                 Op::Compute(Compute::F, pass) => {
                     next.min(reader_start(program, costs, pass, &forward_starts))
                 }
-                Op::Memory(Memory::Drop, _) => next,
+                Op::Memory(MemoryOp::Drop, _) => next,
                 Op::Compute(..)
                 | Op::Transfer(..)
                 | Op::Update(_)
@@ -75,7 +75,7 @@ fn reader_start(program: &Program, costs: &Costs, pass: Pass, starts: &PassTable
 }
 
 /// Every operation by stage and position, in an order that respects all dependencies.
-fn order_of_run(program: &Program) -> Vec<(StageIndex, usize)> {
+fn execution_order(program: &Program) -> Vec<(StageIndex, usize)> {
     let mut next = vec![0; program.stages.len()];
     let mut order = Vec::new();
     walk(program, 1, |stage, _, _| {

@@ -148,9 +148,9 @@ fn read_row(row: usize, line: &str) -> Result<Vec<Op>, ReadError> {
         let words = group.unwrap_or(cell).split(';').filter(|word| !word.is_empty());
         for word in words {
             match read_action(word) {
-                Action::Op(op) => ops.push(op),
-                Action::PassedOver => {}
-                Action::Unknown => {
+                ParsedAction::Op(op) => ops.push(op),
+                ParsedAction::PassedOver => {}
+                ParsedAction::Unknown => {
                     return Err(ReadError::Action { row, column, found: cell.to_owned() });
                 }
             }
@@ -159,33 +159,33 @@ fn read_row(row: usize, line: &str) -> Result<Vec<Op>, ReadError> {
     Ok(ops)
 }
 
-enum Action {
+enum ParsedAction {
     Op(Op),
     PassedOver,
     Unknown,
 }
 
-fn read_action(word: &str) -> Action {
+fn read_action(word: &str) -> ParsedAction {
     let is_digit = |c: char| c.is_ascii_digit();
     let rest = word.trim_start_matches(is_digit);
     let letters = rest.trim_end_matches(is_digit);
     let (chunk, microbatch) = (&word[..word.len() - rest.len()], &rest[letters.len()..]);
     if !chunk.is_empty() && PASSED_OVER.contains(&letters) {
-        return Action::PassedOver;
+        return ParsedAction::PassedOver;
     }
     let (Ok(chunk), Ok(microbatch)) = (chunk.parse(), microbatch.parse()) else {
-        return Action::Unknown;
+        return ParsedAction::Unknown;
     };
     if u32::max(chunk, microbatch) >= TEXT_COUNT_MAX {
-        return Action::Unknown;
+        return ParsedAction::Unknown;
     }
     let pass = Pass::new(chunk, microbatch);
     let compute = COMPUTE_LETTERS.iter().find(|row| row.1 == letters);
     let transfer = TRANSFER_LETTERS.iter().find(|row| row.2 == letters);
     match (compute, transfer) {
-        (Some((compute, _)), _) => Action::Op(Op::Compute(*compute, pass)),
-        (None, Some((transfer, flow, _))) => Action::Op(Op::Transfer(*transfer, *flow, pass)),
-        (None, None) => Action::Unknown,
+        (Some((compute, _)), _) => ParsedAction::Op(Op::Compute(*compute, pass)),
+        (None, Some((transfer, flow, _))) => ParsedAction::Op(Op::Transfer(*transfer, *flow, pass)),
+        (None, None) => ParsedAction::Unknown,
     }
 }
 

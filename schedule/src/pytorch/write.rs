@@ -2,7 +2,7 @@
 
 use zbelastic_types::StageIndex;
 
-use super::{Form, action};
+use super::{CsvFormat, action};
 use crate::boundary::transfer_after;
 use crate::cost::Costs;
 use crate::kind::ScheduleKind;
@@ -39,7 +39,7 @@ pub enum WriteError {
 ///
 /// # Panics
 /// If the program does not reach its end.
-pub fn write(program: &Program, form: Form) -> Result<String, WriteError> {
+pub fn write(program: &Program, form: CsvFormat) -> Result<String, WriteError> {
     if program.slice_count > 1 {
         return Err(WriteError::Slices { found: program.slice_count });
     }
@@ -50,7 +50,7 @@ pub fn write(program: &Program, form: Form) -> Result<String, WriteError> {
     let mut rows = vec![Vec::new(); program.stages.len()];
     for (stage, op) in in_order_of_time(program) {
         rows[stage.index()].extend(action(op));
-        let (Form::WithCommunication, Some(send @ Op::Transfer(Transfer::Send, flow, pass))) =
+        let (CsvFormat::WithCommunication, Some(send @ Op::Transfer(Transfer::Send, flow, pass))) =
             (form, transfer_after(placement, op))
         else {
             continue;

@@ -3,9 +3,9 @@
 use zbelastic_types::StageIndex;
 
 use super::{MARKS, end, has, headline, is_later, later_name, marks_of, pass_names, short};
+use crate::appearance::{OpAppearance, TimelineOp};
 use crate::op::{Compute, Pass};
-use crate::shown::{Operation, Shown};
-use crate::timeline::{Slice, Timeline};
+use crate::timeline::{Timeline, TimelineSlice};
 
 /// Blocks that a text is wrapped into, at most. A timeline that would need more is squeezed into as
 /// many, and its passes lose their numbers where there is no room.
@@ -18,19 +18,19 @@ const BLOCK_COUNT_MAX: usize = 64;
 /// equal. A microbatch's number, with its slice behind a point, is written where it fits whole, and
 /// left out otherwise.
 #[must_use]
-pub fn draw<O: Operation>(timeline: &Timeline<O>, columns: usize) -> String {
+pub fn draw<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> String {
     let scale = Scale::squeezed(timeline, columns);
     let (from, to) = (0, scale.width);
-    write(timeline, &[Block { scale: &scale, from, to, end: to, is_last: true }])
+    write(timeline, &[ColumnBlock { scale: &scale, from, to, end: to, is_last: true }])
 }
 
 /// The same in blocks of rows, where a block goes on where the one before ended, with room for every
 /// number. A pass is drawn whole where it begins; what of it belongs to the next block is filled with
 /// `>` there.
 #[must_use]
-pub fn draw_wrapped<O: Operation>(timeline: &Timeline<O>, columns: usize) -> String {
+pub fn draw_wrapped<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> String {
     let scale = Scale::roomy(timeline, columns);
-    let columns_of = |slice: &Slice<O>| {
+    let columns_of = |slice: &TimelineSlice<O>| {
         let width = scale.column(slice.end) - scale.column(slice.start);
         slice.op.computed().map_or(0, |_| width)
     };
@@ -41,13 +41,13 @@ pub fn draw_wrapped<O: Operation>(timeline: &Timeline<O>, columns: usize) -> Str
         let is_last = scale.width - from <= columns;
         let to = if is_last { scale.width } else { from + step };
         let end = (from + columns).min(scale.width);
-        blocks.push(Block { scale: &scale, from, to, end, is_last });
+        blocks.push(ColumnBlock { scale: &scale, from, to, end, is_last });
         from = to;
     }
     write(timeline, &blocks)
 }
 
-fn write<O: Operation>(timeline: &Timeline<O>, blocks: &[Block<'_>]) -> String {
+fn write<O: TimelineOp>(timeline: &Timeline<O>, blocks: &[ColumnBlock<'_>]) -> String {
     let mut text = headline(timeline);
     text.push('\n');
     for block in blocks {
@@ -79,7 +79,7 @@ struct Scale {
 
 impl Scale {
     /// All of a timeline within so many columns.
-    fn squeezed<O: Operation>(timeline: &Timeline<O>, columns: usize) -> Self {
+    fn squeezed<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> Self {
         let total = end(timeline);
         if total == 0.0 {
             return Self { columns_per_unit: 0.0, width: columns };
@@ -92,9 +92,9 @@ impl Scale {
 
     /// Room for the letters and the number of every pass, or for [`BLOCK_COUNT_MAX`] blocks of so many
     /// columns.
-    fn roomy<O: Operation>(timeline: &Timeline<O>, columns: usize) -> Self {
+    fn roomy<O: TimelineOp>(timeline: &Timeline<O>, columns: usize) -> Self {
         let (squeezed, total) = (Self::squeezed(timeline, columns), end(timeline));
-        let needed = |slice: &Slice<O>| {
+        let needed = |slice: &TimelineSlice<O>| {
             let (compute, pass) = slice.op.computed()?;
             let len =
                 compute.to_string().len() + pass.microbatch_text(timeline.slice_count()).len();
@@ -119,14 +119,14 @@ impl Scale {
 }
 
 /// The time of the shortest pass that takes any, or of the whole timeline.
-fn shortest_pass<O: Operation>(timeline: &Timeline<O>) -> f64 {
+fn shortest_pass<O: TimelineOp>(timeline: &Timeline<O>) -> f64 {
     let passes = timeline.all_slices().filter(|slice| slice.op.computed().is_some());
-    let durations = passes.map(Slice::duration).filter(|duration| *duration > 0.0);
+    let durations = passes.map(TimelineSlice::duration).filter(|duration| *duration > 0.0);
     durations.fold(end(timeline), f64::min)
 }
 
 /// Columns `from` to `to` of the whole, and to `end` at most of what goes on behind them.
-struct Block<'a> {
+struct ColumnBlock<'a> {
     scale: &'a Scale,
     from: usize,
     to: usize,
@@ -134,23 +134,27 @@ struct Block<'a> {
     is_last: bool,
 }
 
-impl Block<'_> {
+impl ColumnBlock<'_> {
     fn start(&self) -> f64 {
         self.from as f64 / self.scale.columns_per_unit
     }
 
-    fn passes_row<O: Operation>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
-        let labelled = |slice: &Slice<O>| match slice.op.shown() {
-            Shown::Pass(compute, pass, replica) => Some((compute.to_string(), pass, replica)),
-            Shown::CopyOut(_)
-            | Shown::CopyBack(_)
-            | Shown::Mark(_)
-            | Shown::Bookkeeping
-            | Shown::Region
-            | Shown::Nothing => None,
+    fn passes_row<O: TimelineOp>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
+        let labelled = |slice: &TimelineSlice<O>| match slice.op.appearance() {
+            OpAppearance::Pass(compute, pass, replica) => {
+                Some((compute.to_string(), pass, replica))
+            }
+            OpAppearance::CopyOut(_)
+            | OpAppearance::CopyBack(_)
+            | OpAppearance::Mark(_)
+            | OpAppearance::Bookkeeping
+            | OpAppearance::Region
+            | OpAppearance::Nothing => None,
         };
         let mut row = vec!['.'; self.to - self.from];
-        for slice in timeline.slices(stage).iter().filter(|s| s.op.shown() == Shown::Region) {
+        for slice in
+            timeline.slices(stage).iter().filter(|s| s.op.appearance() == OpAppearance::Region)
+        {
             let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
             let (from, to) = (from.max(self.from), to.min(self.to));
             if from < to {
@@ -161,25 +165,25 @@ impl Block<'_> {
     }
 
     /// What is copied out of the stage's memory and back; empty if nothing is.
-    fn copies_row<O: Operation>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
-        let labelled = |slice: &Slice<O>| match slice.op.shown() {
-            Shown::CopyOut(pass) => Some(("O".to_owned(), pass, 0)),
-            Shown::CopyBack(pass) => Some(("L".to_owned(), pass, 0)),
-            Shown::Pass(..)
-            | Shown::Mark(_)
-            | Shown::Bookkeeping
-            | Shown::Region
-            | Shown::Nothing => None,
+    fn copies_row<O: TimelineOp>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
+        let labelled = |slice: &TimelineSlice<O>| match slice.op.appearance() {
+            OpAppearance::CopyOut(pass) => Some(("O".to_owned(), pass, 0)),
+            OpAppearance::CopyBack(pass) => Some(("L".to_owned(), pass, 0)),
+            OpAppearance::Pass(..)
+            | OpAppearance::Mark(_)
+            | OpAppearance::Bookkeeping
+            | OpAppearance::Region
+            | OpAppearance::Nothing => None,
         };
         self.labelled_row(timeline, stage, (vec![' '; self.to - self.from], labelled))
     }
 
     /// A row of boxes with letters and number, each as long as what it stands for.
-    fn labelled_row<O: Operation>(
+    fn labelled_row<O: TimelineOp>(
         &self,
         timeline: &Timeline<O>,
         stage: StageIndex,
-        (mut row, labelled): (Vec<char>, impl Fn(&Slice<O>) -> Option<(String, Pass, u32)>),
+        (mut row, labelled): (Vec<char>, impl Fn(&TimelineSlice<O>) -> Option<(String, Pass, u32)>),
     ) -> String {
         for slice in timeline.slices(stage) {
             let Some((letters, pass, replica)) = labelled(slice) else { continue };
@@ -207,10 +211,10 @@ impl Block<'_> {
 
     /// Where the gate lets the stage pass, where it steps, and what it does to versions; empty if it
     /// does nothing of that. What is done at one time stands side by side.
-    fn marks_row<O: Operation>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
+    fn marks_row<O: TimelineOp>(&self, timeline: &Timeline<O>, stage: StageIndex) -> String {
         let mut row: Vec<char> = Vec::new();
         for slice in timeline.slices(stage) {
-            let Shown::Mark(mark) = slice.op.shown() else { continue };
+            let OpAppearance::Mark(mark) = slice.op.appearance() else { continue };
             let letter = MARKS.iter().find(|(found, ..)| *found == mark).expect("all are listed").1;
             let (from, to) = (self.scale.column(slice.start), self.scale.column(slice.end));
             // What ends the last step stands after the last pass.
@@ -235,11 +239,11 @@ fn label(letters: String, number: &str, room: usize, is_later: bool) -> String {
     if whole.len() <= room { whole } else { letters }
 }
 
-fn legend<O: Operation>(timeline: &Timeline<O>, is_wrapped: bool) -> String {
+fn legend<O: TimelineOp>(timeline: &Timeline<O>, is_wrapped: bool) -> String {
     let names = pass_names(timeline).map(|(_, name): (Compute, _)| name.to_owned());
     let mut entries: Vec<String> = names.collect();
     entries.push(". idle".to_owned());
-    if has(timeline, Shown::Region) {
+    if has(timeline, OpAppearance::Region) {
         entries.push("~ idle in a region whose order is found".to_owned());
     }
     if is_wrapped {
@@ -248,7 +252,8 @@ fn legend<O: Operation>(timeline: &Timeline<O>, is_wrapped: bool) -> String {
     if let Some(name) = later_name(timeline) {
         entries.push(format!("lower case: {name}"));
     }
-    if timeline.all_slices().any(|slice| matches!(slice.op.shown(), Shown::CopyOut(_))) {
+    if timeline.all_slices().any(|slice| matches!(slice.op.appearance(), OpAppearance::CopyOut(_)))
+    {
         entries.push("copies: O out, L back".to_owned());
     }
     let marks = marks_of(timeline).map(|(_, letter, name)| format!("{letter} {name}"));

@@ -4,13 +4,13 @@
 use zbelastic_types::StageIndex;
 
 use super::{short, title};
+use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::Compute;
-use crate::shown::{Mark, Operation, Shown};
-use crate::timeline::{Slice, Timeline};
+use crate::timeline::{Timeline, TimelineSlice};
 
 /// One line of a trace.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Track {
+pub struct ChromeTraceTrack {
     /// Lines of the same process are drawn together.
     pub process: String,
     /// The line's own name.
@@ -38,7 +38,7 @@ pub struct TraceSlice {
 /// # Panics
 /// If a time is infinite or not a number, which JSON cannot hold.
 #[must_use]
-pub fn write_trace(tracks: &[Track]) -> String {
+pub fn write_trace(tracks: &[ChromeTraceTrack]) -> String {
     let mut events = Vec::new();
     let mut processes: Vec<&str> = Vec::new();
     for (thread, track) in tracks.iter().enumerate() {
@@ -57,14 +57,19 @@ pub fn write_trace(tracks: &[Track]) -> String {
 /// One track a stage, with passes and updates, and one below it with its copies, if it has any;
 /// transfers take no time of their own and are left out. One unit of the timeline becomes `unit_us` microseconds.
 #[must_use]
-pub fn timeline_tracks<O: Operation>(timeline: &Timeline<O>, unit_us: f64) -> Vec<Track> {
-    let is_copy = |op: O| match op.shown() {
-        Shown::CopyOut(_) | Shown::CopyBack(_) => true,
-        Shown::Pass(..) | Shown::Mark(_) | Shown::Bookkeeping | Shown::Region | Shown::Nothing => {
-            false
-        }
+pub fn timeline_tracks<O: TimelineOp>(
+    timeline: &Timeline<O>,
+    unit_us: f64,
+) -> Vec<ChromeTraceTrack> {
+    let is_copy = |op: O| match op.appearance() {
+        OpAppearance::CopyOut(_) | OpAppearance::CopyBack(_) => true,
+        OpAppearance::Pass(..)
+        | OpAppearance::Mark(_)
+        | OpAppearance::Bookkeeping
+        | OpAppearance::Region
+        | OpAppearance::Nothing => false,
     };
-    let trace_slice = |slice: &Slice<O>| {
+    let trace_slice = |slice: &TimelineSlice<O>| {
         let category = category(slice.op)?;
         let op = slice.op.text(timeline.slice_count());
         let name = match timeline.step_count() {
@@ -74,7 +79,7 @@ pub fn timeline_tracks<O: Operation>(timeline: &Timeline<O>, unit_us: f64) -> Ve
         let (start_us, duration_us) = (slice.start * unit_us, slice.duration() * unit_us);
         Some(TraceSlice { name, category, start_us, duration_us })
     };
-    let track = |stage: StageIndex, is_copies: bool| Track {
+    let track = |stage: StageIndex, is_copies: bool| ChromeTraceTrack {
         process: title(timeline),
         thread: format!("stage {stage}{}", if is_copies { " copies" } else { "" }),
         slices: timeline
@@ -93,23 +98,25 @@ pub fn timeline_tracks<O: Operation>(timeline: &Timeline<O>, unit_us: f64) -> Ve
 
 /// What viewers colour and filter an operation by; `None` for transfers and DROP, which take no time.
 #[must_use]
-pub fn category<O: Operation>(op: O) -> Option<&'static str> {
-    match op.shown() {
-        Shown::Pass(Compute::F, ..) => Some("forward"),
-        Shown::Pass(Compute::B, ..) => Some("input gradient"),
-        Shown::Pass(Compute::W, ..) => Some("weight gradient"),
-        Shown::Pass(Compute::WE, ..) => Some("early weight gradient"),
-        Shown::Pass(Compute::BW, ..) => Some("both gradients"),
-        Shown::Pass(Compute::R, ..) => Some("forward again"),
-        Shown::CopyOut(_) => Some("copy out"),
-        Shown::CopyBack(_) => Some("copy back"),
-        Shown::Mark(Mark::Gate) => Some("gate"),
-        Shown::Mark(Mark::Step) | Shown::Bookkeeping => Some("update"),
-        Shown::Mark(Mark::Reduce) => Some("reduce"),
-        Shown::Mark(Mark::Stash | Mark::Predict | Mark::Free) => Some("version"),
-        Shown::Mark(Mark::Average) => Some("average"),
-        Shown::Region => Some("dynamic region"),
-        Shown::Nothing => None,
+pub fn category<O: TimelineOp>(op: O) -> Option<&'static str> {
+    match op.appearance() {
+        OpAppearance::Pass(Compute::F, ..) => Some("forward"),
+        OpAppearance::Pass(Compute::B, ..) => Some("input gradient"),
+        OpAppearance::Pass(Compute::W, ..) => Some("weight gradient"),
+        OpAppearance::Pass(Compute::WE, ..) => Some("early weight gradient"),
+        OpAppearance::Pass(Compute::BW, ..) => Some("both gradients"),
+        OpAppearance::Pass(Compute::R, ..) => Some("forward again"),
+        OpAppearance::CopyOut(_) => Some("copy out"),
+        OpAppearance::CopyBack(_) => Some("copy back"),
+        OpAppearance::Mark(TimelineMark::Gate) => Some("gate"),
+        OpAppearance::Mark(TimelineMark::Step) | OpAppearance::Bookkeeping => Some("update"),
+        OpAppearance::Mark(TimelineMark::Reduce) => Some("reduce"),
+        OpAppearance::Mark(TimelineMark::Stash | TimelineMark::Predict | TimelineMark::Free) => {
+            Some("version")
+        }
+        OpAppearance::Mark(TimelineMark::Average) => Some("average"),
+        OpAppearance::Region => Some("dynamic region"),
+        OpAppearance::Nothing => None,
     }
 }
 
@@ -157,7 +164,7 @@ fn json_string(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{TraceSlice, Track, json_string, write_trace};
+    use super::{ChromeTraceTrack, TraceSlice, json_string, write_trace};
 
     #[test]
     fn strings_are_escaped() {
@@ -170,7 +177,7 @@ mod tests {
 
     #[test]
     fn tracks_of_one_process_share_its_number() {
-        let track = |process: &str, thread: &str| Track {
+        let track = |process: &str, thread: &str| ChromeTraceTrack {
             process: process.to_owned(),
             thread: thread.to_owned(),
             slices: vec![TraceSlice {

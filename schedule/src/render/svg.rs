@@ -3,9 +3,9 @@
 use zbelastic_types::StageIndex;
 
 use super::{end, has, headline, is_later, later_name, marks_of, pass_names, short};
+use crate::appearance::{OpAppearance, TimelineMark, TimelineOp};
 use crate::op::{Compute, Pass};
-use crate::shown::{Mark, Operation, Shown};
-use crate::timeline::{Extent, Slice, Timeline};
+use crate::timeline::{Timeline, TimelineExtent, TimelineSlice};
 
 /// Lengths are in pixels.
 const MARGIN: f64 = 12.0;
@@ -43,8 +43,8 @@ rect{stroke:#fff;stroke-width:.5}.row{fill:#f1f1f1}.f{fill:#79aee8}.b{fill:#6fcb
 /// gate lets the stage pass, a dark box for the step, below the row a thin box a copy or what is done
 /// to a version, and a broken line around what has no order before it runs.
 #[must_use]
-pub fn draw<O: Operation>(timeline: &Timeline<O>) -> String {
-    let picture = Picture::new(timeline);
+pub fn draw<O: TimelineOp>(timeline: &Timeline<O>) -> String {
+    let picture = SvgPicture::new(timeline);
     let mut svg = picture.head();
     svg.push_str(&picture.legend());
     for stage in timeline.stages() {
@@ -55,13 +55,13 @@ pub fn draw<O: Operation>(timeline: &Timeline<O>) -> String {
     svg
 }
 
-struct Picture<'a, O> {
+struct SvgPicture<'a, O> {
     timeline: &'a Timeline<O>,
     time_end: f64,
     plot_width: f64,
 }
 
-impl<'a, O: Operation> Picture<'a, O> {
+impl<'a, O: TimelineOp> SvgPicture<'a, O> {
     fn new(timeline: &'a Timeline<O>) -> Self {
         let passes = |stage| {
             let slices = timeline.slices(stage).iter();
@@ -97,14 +97,16 @@ impl<'a, O: Operation> Picture<'a, O> {
         if let Some(name) = later_name(self.timeline) {
             entries.push(("f later".to_owned(), format!("lighter: {name}")));
         }
-        let has_copies =
-            self.timeline.all_slices().any(|slice| matches!(slice.op.shown(), Shown::CopyOut(_)));
+        let has_copies = self
+            .timeline
+            .all_slices()
+            .any(|slice| matches!(slice.op.appearance(), OpAppearance::CopyOut(_)));
         if has_copies {
             entries.extend([("out", "copy out"), ("back", "copy back")].map(of_class));
         }
         let marks = marks_of(self.timeline).map(|(mark, _, name)| (class_of_mark(mark), name));
         entries.extend(marks.map(of_class));
-        if has(self.timeline, Shown::Region) {
+        if has(self.timeline, OpAppearance::Region) {
             entries.push(of_class(("region", "order found as it runs")));
         }
         let (mut svg, mut x) = (String::new(), MARGIN);
@@ -139,22 +141,28 @@ impl<'a, O: Operation> Picture<'a, O> {
     }
 
     /// A pass, or what ends a step.
-    fn slice_box(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
-        let (class, width_min, number) = match slice.op.shown() {
-            Shown::Pass(compute, pass, replica) => {
+    fn slice_box(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
+        let (class, width_min, number) = match slice.op.appearance() {
+            OpAppearance::Pass(compute, pass, replica) => {
                 let number = pass.microbatch_text(self.timeline.slice_count());
                 let later = self.later_class(stage, (pass, replica));
                 (format!("{}{later}", class_of(compute)), 0.0, number)
             }
-            Shown::Mark(mark @ (Mark::Step | Mark::Reduce)) => {
+            OpAppearance::Mark(mark @ (TimelineMark::Step | TimelineMark::Reduce)) => {
                 (class_of_mark(mark).to_owned(), STEP_WIDTH_MIN, String::new())
             }
-            Shown::Mark(Mark::Gate | Mark::Stash | Mark::Predict | Mark::Free | Mark::Average)
-            | Shown::CopyOut(_)
-            | Shown::CopyBack(_)
-            | Shown::Bookkeeping
-            | Shown::Region
-            | Shown::Nothing => return None,
+            OpAppearance::Mark(
+                TimelineMark::Gate
+                | TimelineMark::Stash
+                | TimelineMark::Predict
+                | TimelineMark::Free
+                | TimelineMark::Average,
+            )
+            | OpAppearance::CopyOut(_)
+            | OpAppearance::CopyBack(_)
+            | OpAppearance::Bookkeeping
+            | OpAppearance::Region
+            | OpAppearance::Nothing => return None,
         };
         let (x, y) = (self.x(slice.start), self.row_top(stage.0));
         let width = (self.x(slice.end) - x).max(width_min);
@@ -179,17 +187,22 @@ impl<'a, O: Operation> Picture<'a, O> {
         let y = self.row_top(stage.0) + ROW_HEIGHT;
         let (mut svg, mut free) = (String::new(), f64::NEG_INFINITY);
         for slice in self.timeline.slices(stage) {
-            let class = match slice.op.shown() {
-                Shown::Mark(mark @ (Mark::Stash | Mark::Predict | Mark::Free | Mark::Average)) => {
-                    class_of_mark(mark)
-                }
-                Shown::Mark(Mark::Gate | Mark::Step | Mark::Reduce)
-                | Shown::Pass(..)
-                | Shown::CopyOut(_)
-                | Shown::CopyBack(_)
-                | Shown::Bookkeeping
-                | Shown::Region
-                | Shown::Nothing => continue,
+            let class = match slice.op.appearance() {
+                OpAppearance::Mark(
+                    mark @ (TimelineMark::Stash
+                    | TimelineMark::Predict
+                    | TimelineMark::Free
+                    | TimelineMark::Average),
+                ) => class_of_mark(mark),
+                OpAppearance::Mark(
+                    TimelineMark::Gate | TimelineMark::Step | TimelineMark::Reduce,
+                )
+                | OpAppearance::Pass(..)
+                | OpAppearance::CopyOut(_)
+                | OpAppearance::CopyBack(_)
+                | OpAppearance::Bookkeeping
+                | OpAppearance::Region
+                | OpAppearance::Nothing => continue,
             };
             let x = self.x(slice.start).max(free);
             free = x + VERSION_WIDTH;
@@ -203,10 +216,10 @@ impl<'a, O: Operation> Picture<'a, O> {
     }
 
     /// The time in which a stage finds its order.
-    fn region(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
+    fn region(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
         let (x, y) = (self.x(slice.start), self.row_top(stage.0) - 1.0);
         let (width, height) = (self.x(slice.end) - x, ROW_HEIGHT + 2.0);
-        (slice.op.shown() == Shown::Region).then(|| {
+        (slice.op.appearance() == OpAppearance::Region).then(|| {
             format!(
                 "<g>{}<rect class=\"region\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
                  height=\"{height}\"/></g>\n",
@@ -215,26 +228,26 @@ impl<'a, O: Operation> Picture<'a, O> {
         })
     }
 
-    fn tooltip(&self, slice: &Slice<O>) -> String {
+    fn tooltip(&self, slice: &TimelineSlice<O>) -> String {
         let op = slice.op.text(self.timeline.slice_count());
         let (start, end) = (short(slice.start), short(slice.end));
         let step = match self.timeline.extent() {
-            Extent::Steps(_) => format!(" step {}", slice.step),
-            Extent::Segment { .. } => String::new(),
+            TimelineExtent::Steps(_) => format!(" step {}", slice.step),
+            TimelineExtent::Segment { .. } => String::new(),
         };
         let text = format!("{op}{step}: {start} to {end}");
         format!("<title>{}</title>", escape(&text))
     }
 
-    fn copy_box(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
-        let (class, pass) = match slice.op.shown() {
-            Shown::CopyOut(pass) => ("out", pass),
-            Shown::CopyBack(pass) => ("back", pass),
-            Shown::Pass(..)
-            | Shown::Mark(_)
-            | Shown::Bookkeeping
-            | Shown::Region
-            | Shown::Nothing => return None,
+    fn copy_box(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
+        let (class, pass) = match slice.op.appearance() {
+            OpAppearance::CopyOut(pass) => ("out", pass),
+            OpAppearance::CopyBack(pass) => ("back", pass),
+            OpAppearance::Pass(..)
+            | OpAppearance::Mark(_)
+            | OpAppearance::Bookkeeping
+            | OpAppearance::Region
+            | OpAppearance::Nothing => return None,
         };
         let (x, y) = (self.x(slice.start), self.row_top(stage.0) + ROW_HEIGHT);
         let width = self.x(slice.end) - x;
@@ -250,8 +263,8 @@ impl<'a, O: Operation> Picture<'a, O> {
         if is_later(self.timeline, stage, of) { " later" } else { "" }
     }
 
-    fn gate(&self, stage: StageIndex, slice: &Slice<O>) -> Option<String> {
-        let is_gate = slice.op.shown() == Shown::Mark(Mark::Gate);
+    fn gate(&self, stage: StageIndex, slice: &TimelineSlice<O>) -> Option<String> {
+        let is_gate = slice.op.appearance() == OpAppearance::Mark(TimelineMark::Gate);
         let (x, top) = (self.x(slice.end), self.row_top(stage.0) - ROW_GAP / 2.0);
         let bottom = top + ROW_HEIGHT + ROW_GAP;
         is_gate.then(|| {
@@ -297,15 +310,15 @@ fn class_of(compute: Compute) -> String {
 }
 
 /// The same of a mark.
-const fn class_of_mark(mark: Mark) -> &'static str {
+const fn class_of_mark(mark: TimelineMark) -> &'static str {
     match mark {
-        Mark::Gate => "gate",
-        Mark::Reduce => "reduce",
-        Mark::Step => "step",
-        Mark::Stash => "stash",
-        Mark::Predict => "predict",
-        Mark::Free => "free",
-        Mark::Average => "average",
+        TimelineMark::Gate => "gate",
+        TimelineMark::Reduce => "reduce",
+        TimelineMark::Step => "step",
+        TimelineMark::Stash => "stash",
+        TimelineMark::Predict => "predict",
+        TimelineMark::Free => "free",
+        TimelineMark::Average => "average",
     }
 }
 

@@ -6,7 +6,7 @@ use crate::generate::generate;
 use crate::kind::ScheduleKind;
 use crate::lower::{LowerOptions, lower};
 use crate::program::{Program, Window};
-use crate::timeline::{Slice, Timeline};
+use crate::timeline::{Timeline, TimelineSlice};
 
 fn program(kind: ScheduleKind) -> Program {
     generate(kind, 2, 2).expect("the size is legal")
@@ -21,7 +21,7 @@ fn unit_costs(program: &Program) -> Costs {
     Costs::even(&program.placement, 1.0, 1.0, 1.0, 0.0)
 }
 
-fn slice(timeline: &Timeline, stage: u32, step: u32, op: &str) -> Slice {
+fn slice(timeline: &Timeline, stage: u32, step: u32, op: &str) -> TimelineSlice {
     let mut slices = timeline.slices(StageIndex(stage)).iter();
     let found = slices.find(|slice| slice.step == step && slice.op.to_string() == op);
     *found.expect("the operation is in the program")
@@ -210,7 +210,7 @@ fn a_lane_carries_one_copy_at_a_time_or_one_each_way() {
 }
 
 #[test]
-fn what_was_measured_counts_and_the_rest_takes_what_it_costs() {
+fn measured_durations_replace_costs() {
     let program = lowered(Window::One);
     let measured = |stage: StageIndex, op: crate::op::Op| {
         (stage == StageIndex(1) && op.to_string() == "1F0").then_some(4.0)
@@ -223,7 +223,7 @@ fn what_was_measured_counts_and_the_rest_takes_what_it_costs() {
 }
 
 #[test]
-fn what_cannot_be_simulated_is_named() {
+fn simulation_errors_are_named() {
     let check = |program: &Program, costs: &Costs, steps, expected: SimulateError| {
         assert_eq!(simulate(program, costs, steps), Err(expected));
     };
@@ -260,7 +260,7 @@ fn a_pass_the_program_does_not_have_is_where_it_stops() {
         let op = word.parse().expect("the word is an operation");
         broken.stages[1].push(op);
         let stuck = simulate(&broken, &unit_costs(&broken), 1);
-        let Err(SimulateError::Stuck(stuck)) = stuck else { panic!("{word}: {stuck:?}") };
+        let Err(SimulateError::Deadlock(stuck)) = stuck else { panic!("{word}: {stuck:?}") };
         assert_eq!(stuck.places[0].op, None);
         assert_eq!(stuck.places[1].op, Some(op));
     }

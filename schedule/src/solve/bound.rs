@@ -16,37 +16,38 @@
 //! chunk the two are the same. With more than two, the lower and the upper one are the ends, and
 //! less is known of what it waits.
 
-use super::pipeline::Pipeline;
+use super::pipeline::PipelineIndex;
 use super::problem::{ChunkCosts, TOLERANCE};
-use super::stepwise;
+use super::warm_up_bound;
 
 /// No order of the problem costs less.
-pub(super) fn lower_bound(pipeline: &Pipeline<'_>) -> f64 {
-    let stages: Vec<Stage<'_>> = Stage::all(pipeline);
-    let heads: Vec<f64> = stages.iter().map(Stage::head).collect();
+pub(super) fn lower_bound(pipeline: &PipelineIndex<'_>) -> f64 {
+    let stages: Vec<StageBound<'_>> = StageBound::all(pipeline);
+    let heads: Vec<f64> = stages.iter().map(StageBound::head).collect();
     let mut bound = 0.0_f64;
     for (stage, head) in stages.iter().zip(&heads) {
         let span =
             stage.alone(*head).max(stage.by_memory()).max(stage.through_others(&stages, &heads));
-        bound = bound.max(span + pipeline.beside(stage.index));
+        bound = bound.max(span + pipeline.cost_beside_span(stage.index));
     }
-    let spans = bound.max(stepwise::lower_bound(pipeline, bound));
+    let spans = bound.max(warm_up_bound::lower_bound(pipeline, bound));
     let ending = &pipeline.problem.ending;
     if !ending.is_gated() {
         return spans;
     }
-    let known =
-        |stage: &Stage<'_>| stage.behind_gate() + pipeline.after(stage.index) + ending.verdict;
+    let known = |stage: &StageBound<'_>| {
+        stage.behind_gate() + pipeline.work_after(stage.index) + ending.verdict
+    };
     stages.iter().map(known).fold(spans, f64::max)
 }
 
 /// By stage: how long it stands still after its last F in any order.
-pub(super) fn tails(pipeline: &Pipeline<'_>) -> Vec<f64> {
-    Stage::all(pipeline).iter().map(Stage::tail).collect()
+pub(super) fn tails(pipeline: &PipelineIndex<'_>) -> Vec<f64> {
+    StageBound::all(pipeline).iter().map(StageBound::tail).collect()
 }
 
-struct Stage<'a> {
-    pipeline: &'a Pipeline<'a>,
+struct StageBound<'a> {
+    pipeline: &'a PipelineIndex<'a>,
     index: usize,
     lower: usize,
     upper: usize,
@@ -54,13 +55,13 @@ struct Stage<'a> {
 }
 
 /// So many of a size fit into a room, `most` at most; of nothing, all.
-fn how_many(room: f64, size: f64, most: u32) -> u32 {
+fn fit_count(room: f64, size: f64, most: u32) -> u32 {
     let count = if size > 0.0 { room / size } else { f64::INFINITY };
     if count >= f64::from(most) { most } else { count.max(0.0) as u32 }
 }
 
-impl<'a> Stage<'a> {
-    fn all(pipeline: &'a Pipeline<'a>) -> Vec<Self> {
+impl<'a> StageBound<'a> {
+    fn all(pipeline: &'a PipelineIndex<'a>) -> Vec<Self> {
         let stage = |index| {
             let (lower, upper) = pipeline.ends_of(index);
             let limit = pipeline.limit(index) * (1.0 + TOLERANCE);
@@ -82,24 +83,24 @@ impl<'a> Stage<'a> {
     }
 
     /// From the start of an F of the lower chunk to the start of that of the upper one.
-    fn way_up(&self) -> f64 {
-        self.pipeline.way(self.lower, self.upper)
+    fn delay_between_chunks(&self) -> f64 {
+        self.pipeline.forward_delay(self.lower, self.upper)
     }
 
     /// What it waits before its first B.
     fn head(&self) -> f64 {
         let (lower, upper) = self.costs();
         let m = self.microbatch_count();
-        let trip = self.pipeline.first_trip(self.index);
-        let of_lower = |rest: f64| f64::from(how_many(rest, lower.after_forward, m)) * lower.f;
+        let trip = self.pipeline.first_turnaround(self.index);
+        let of_lower = |rest: f64| f64::from(fit_count(rest, lower.after_forward, m)) * lower.f;
         match self.chunk_count() {
             1 => return (trip - of_lower(self.limit)).max(0.0),
             2 => {}
             _ => return self.head_of_many(trip, of_lower(self.limit)),
         }
-        let way_up = self.way_up();
+        let way_up = self.delay_between_chunks();
         let before_upper = (way_up - of_lower(self.limit)).max(0.0);
-        let most = how_many(self.limit, lower.after_forward + upper.after_forward, m);
+        let most = fit_count(self.limit, lower.after_forward + upper.after_forward, m);
         let forwards = |count: u32| {
             let of_upper = (f64::from(count) * upper.f).min(trip - way_up);
             of_lower(self.limit - f64::from(count) * upper.after_forward) + of_upper
@@ -112,7 +113,7 @@ impl<'a> Stage<'a> {
     /// memory holds is as long as the densest F.
     fn head_of_many(&self, trip: f64, of_lower: f64) -> f64 {
         let chunks = self.pipeline.chunks_of(self.index);
-        let way_to_second = self.pipeline.way(self.lower, chunks[1]);
+        let way_to_second = self.pipeline.forward_delay(self.lower, chunks[1]);
         let dense = |chunk: &usize| {
             let ChunkCosts { f, after_forward, .. } = *self.pipeline.costs(*chunk);
             if f > 0.0 { f / after_forward } else { 0.0 }
@@ -130,9 +131,11 @@ impl<'a> Stage<'a> {
             return 0.0;
         }
         let (lower, upper) = self.costs();
-        let chain = self.pipeline.trip(self.lower) - self.way_up() - upper.f + lower.b + lower.w;
+        let chain = self.pipeline.turnaround(self.lower) - self.delay_between_chunks() - upper.f
+            + lower.b
+            + lower.w;
         let m = self.microbatch_count();
-        let most = how_many(self.limit, self.forwards_kept(), m).max(1);
+        let most = fit_count(self.limit, self.forwards_kept(), m).max(1);
         let mut left = 0.0_f64;
         for count in (1..=most).rev() {
             // Nothing is waited for as soon as there is enough to do.
@@ -157,7 +160,7 @@ impl<'a> Stage<'a> {
     fn left_of_one(&self, count: u32) -> f64 {
         let ChunkCosts { b, w, after_forward, after_input_gradient, .. } = *self.costs().0;
         let rest = (self.limit - f64::from(count) * after_forward).max(0.0);
-        let others = how_many(rest, after_input_gradient, self.microbatch_count() - count);
+        let others = fit_count(rest, after_input_gradient, self.microbatch_count() - count);
         f64::from(count) * (b + w) + f64::from(others) * w
     }
 
@@ -168,7 +171,7 @@ impl<'a> Stage<'a> {
         let m = self.microbatch_count();
         let rest = self.limit - f64::from(count) * self.forwards_kept();
         let both = f64::from(count) * (lower.b + lower.w + upper.b + upper.w);
-        let more = how_many(rest, lower.after_forward, m - count);
+        let more = fit_count(rest, lower.after_forward, m - count);
         let mut left = 0.0_f64;
         for more in (0..=more).rev() {
             if left >= enough {
@@ -217,7 +220,7 @@ impl<'a> Stage<'a> {
         let kept = |chunk: &usize| {
             let ChunkCosts { b, after_forward, after_input_gradient, .. } =
                 *self.pipeline.costs(*chunk);
-            after_forward * self.pipeline.trip(*chunk) + after_input_gradient * b
+            after_forward * self.pipeline.turnaround(*chunk) + after_input_gradient * b
         };
         let kept: f64 = self.pipeline.chunks_of(self.index).iter().map(kept).sum();
         f64::from(self.microbatch_count()) * kept / self.pipeline.limit(self.index)
@@ -240,7 +243,7 @@ impl<'a> Stage<'a> {
             let pair = |chunk| self.pipeline.costs(chunk).f + self.pipeline.costs(chunk).b;
             let pairs: f64 = behind().map(pair).sum();
             let head = if first == other.lower { *head } else { 0.0 };
-            let way = self.pipeline.way_and_back(self.lower, first);
+            let way = self.pipeline.round_trip_delay(self.lower, first);
             bound = bound.max(way + m * pairs + head + self.costs().0.w);
         }
         bound
@@ -260,6 +263,6 @@ fn most_weights(rest: f64, one: (&ChunkCosts, u32), other: (&ChunkCosts, u32)) -
         share * of.0.w
     };
     let divided = part(first, rest) + part(second, rest - all(first).min(rest.max(0.0)));
-    let counted = how_many(rest, size(one).min(size(other)), one.1 + other.1);
+    let counted = fit_count(rest, size(one).min(size(other)), one.1 + other.1);
     divided.min(f64::from(counted) * one.0.w.max(other.0.w))
 }

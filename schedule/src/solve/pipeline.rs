@@ -1,12 +1,12 @@
 //! A problem with what a search looks up again and again.
 
-use super::problem::{ChunkCosts, Ending, Problem};
+use super::problem::{ChunkCosts, ScheduleProblem, StepEnding};
 use crate::placement::PlacementShape;
 use crate::program::Window;
 
 /// Chunks and stages are indices here: a search counts in millions of passes.
-pub(super) struct Pipeline<'a> {
-    pub(super) problem: &'a Problem,
+pub(super) struct PipelineIndex<'a> {
+    pub(super) problem: &'a ScheduleProblem,
     /// By chunk: the stage that holds it.
     stage_of: Vec<usize>,
     /// By stage, in model order.
@@ -14,16 +14,16 @@ pub(super) struct Pipeline<'a> {
     /// By chunk: how long what the chunk before made is on its way, and what this one gives back.
     hops: Vec<f64>,
     /// By chunk, if nothing waits: from the start of its F to the start of its B.
-    trips: Vec<f64>,
+    turnarounds: Vec<f64>,
     /// By chunk, if nothing waits: from the start of the model's first F to the start of its own.
-    there: Vec<f64>,
+    forward_delays: Vec<f64>,
     /// By chunk, if nothing waits: from the end of its B to the end of the model's last B.
-    back: Vec<f64>,
+    backward_delays: Vec<f64>,
 }
 
-impl<'a> Pipeline<'a> {
+impl<'a> PipelineIndex<'a> {
     /// Of a problem that was checked.
-    pub(super) fn new(problem: &'a Problem) -> Self {
+    pub(super) fn new(problem: &'a ScheduleProblem) -> Self {
         let stage_count = problem.limits.len();
         let chunk_count = problem.chunks.len();
         let stage_of = |chunk: usize| match problem.placement.shape() {
@@ -46,8 +46,16 @@ impl<'a> Pipeline<'a> {
             there[chunk] = there[chunk - 1] + f + hops[chunk];
             back[chunk] = back[chunk - 1] + b + hops[chunk];
         }
-        let trips = trips(problem, &hops);
-        Self { problem, stage_of, chunks_of, hops, trips, there, back }
+        let trips = turnarounds(problem, &hops);
+        Self {
+            problem,
+            stage_of,
+            chunks_of,
+            hops,
+            turnarounds: trips,
+            forward_delays: there,
+            backward_delays: back,
+        }
     }
 
     pub(super) fn stage_count(&self) -> usize {
@@ -90,7 +98,7 @@ impl<'a> Pipeline<'a> {
     }
 
     /// What a stage does behind its last W.
-    pub(super) fn after(&self, stage: usize) -> f64 {
+    pub(super) fn work_after(&self, stage: usize) -> f64 {
         self.problem.ending.after.get(stage).copied().unwrap_or(0.0)
     }
 
@@ -105,34 +113,34 @@ impl<'a> Pipeline<'a> {
     }
 
     /// What the step costs at least if this stage never stands still.
-    pub(super) fn least(&self, stage: usize) -> f64 {
-        self.work(stage) + self.beside(stage)
+    pub(super) fn cost_min(&self, stage: usize) -> f64 {
+        self.work(stage) + self.cost_beside_span(stage)
     }
 
     /// What the step costs beside the span of a stage, at least.
-    pub(super) fn beside(&self, stage: usize) -> f64 {
-        let Ending { window, verdict, .. } = &self.problem.ending;
+    pub(super) fn cost_beside_span(&self, stage: usize) -> f64 {
+        let StepEnding { window, verdict, .. } = &self.problem.ending;
         let others = match window {
             Window::One => 0.0,
-            Window::Zero => self.there[self.ends_of(stage).0] + verdict,
+            Window::Zero => self.forward_delays[self.ends_of(stage).0] + verdict,
         };
-        others + self.after(stage)
+        others + self.work_after(stage)
     }
 
     /// From the start of a chunk's F to the start of the same microbatch's B, if nothing waits.
-    pub(super) fn trip(&self, chunk: usize) -> f64 {
-        self.trips[chunk]
+    pub(super) fn turnaround(&self, chunk: usize) -> f64 {
+        self.turnarounds[chunk]
     }
 
     /// From the start of a chunk's F to the start of a later chunk's, if nothing waits.
-    pub(super) fn way(&self, from: usize, to: usize) -> f64 {
-        self.there[to] - self.there[from]
+    pub(super) fn forward_delay(&self, from: usize, to: usize) -> f64 {
+        self.forward_delays[to] - self.forward_delays[from]
     }
 
     /// From the start of a chunk's F to the start of a later chunk's, and from the end of that
     /// one's B to the end of this one's, if nothing waits.
-    pub(super) fn way_and_back(&self, from: usize, to: usize) -> f64 {
-        self.way(from, to) + self.back[to] - self.back[from]
+    pub(super) fn round_trip_delay(&self, from: usize, to: usize) -> f64 {
+        self.forward_delay(from, to) + self.backward_delays[to] - self.backward_delays[from]
     }
 
     /// The chunk that a stage meets first of a microbatch, and the one that it meets last, which may
@@ -143,13 +151,13 @@ impl<'a> Pipeline<'a> {
     }
 
     /// From the start of a stage's first F to the start of its first B, if nothing waits.
-    pub(super) fn first_trip(&self, stage: usize) -> f64 {
+    pub(super) fn first_turnaround(&self, stage: usize) -> f64 {
         let (lower, upper) = self.ends_of(stage);
-        self.way(lower, upper) + self.trip(upper)
+        self.forward_delay(lower, upper) + self.turnaround(upper)
     }
 }
 
-fn trips(problem: &Problem, hops: &[f64]) -> Vec<f64> {
+fn turnarounds(problem: &ScheduleProblem, hops: &[f64]) -> Vec<f64> {
     let mut trips = vec![0.0; hops.len()];
     let mut behind = 0.0;
     for (chunk, costs) in problem.chunks.iter().enumerate().rev() {

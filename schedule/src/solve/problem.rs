@@ -5,7 +5,7 @@ use std::fmt;
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use super::{Relief, Remake, SolveError, Trip};
+use super::{MemorySavings, OffloadTransfer, RecomputeCost, SolveError};
 use crate::cost::{ChunkTimes, Costs, MemoryCosts, MemoryTimes};
 use crate::memory::{ChunkMemory, peak_memory};
 use crate::placement::Placement;
@@ -39,7 +39,7 @@ pub struct StageCosts {
 
 /// A pipeline whose operations are to be put into an order.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Problem {
+pub struct ScheduleProblem {
     /// Which stage holds which chunk.
     pub placement: Placement,
     /// By chunk, in model order.
@@ -53,14 +53,14 @@ pub struct Problem {
     /// Microbatches in a step.
     pub microbatch_count: u32,
     /// What ends a step.
-    pub ending: Ending,
+    pub ending: StepEnding,
     /// What stages may do to keep less.
-    pub relief: Relief,
+    pub memory_savings: MemorySavings,
 }
 
 /// What ends a step, and how the next one follows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ending {
+pub struct StepEnding {
     /// With one step open, the next begins on a stage when that is done with this one, and waits for
     /// the verdict on this one before its own first weight gradient: what counts is the longest span
     /// of a stage, or, if that is longer, the time from the first weight gradient of any stage to the
@@ -75,7 +75,7 @@ pub struct Ending {
     pub after: Vec<f64>,
 }
 
-impl Ending {
+impl StepEnding {
     /// What a step costs, of its longest span, its last end and the first gate that the next one meets.
     pub(super) fn cost(
         &self,
@@ -99,7 +99,7 @@ impl Ending {
     }
 }
 
-impl Default for Ending {
+impl Default for StepEnding {
     /// The next step begins at once.
     fn default() -> Self {
         Self { window: Window::One, verdict: 0.0, after: Vec::new() }
@@ -108,7 +108,7 @@ impl Default for Ending {
 
 /// Whose number it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum CostOwner {
     /// The number belongs to a chunk.
     Chunk(ChunkIndex),
     /// The number belongs to a stage.
@@ -117,7 +117,7 @@ pub enum Owner {
     All,
 }
 
-impl Problem {
+impl ScheduleProblem {
     /// Stages, each of which divides what it takes evenly among its chunks.
     ///
     /// # Panics
@@ -146,8 +146,17 @@ impl Problem {
             (0..placement.chunk_count()).map(|chunk| placement.stage_of(ChunkIndex(chunk)));
         let chunks = holders.map(|stage| shared(stage.expect("the chunk exists"))).collect();
         let limits = stages.iter().map(|stage| stage.limit).collect();
-        let (occupancy, ending, relief) = (0.0, Ending::default(), Relief::default());
-        Self { placement, chunks, limits, link, occupancy, microbatch_count, ending, relief }
+        let (occupancy, ending, relief) = (0.0, StepEnding::default(), MemorySavings::default());
+        Self {
+            placement,
+            chunks,
+            limits,
+            link,
+            occupancy,
+            microbatch_count,
+            ending,
+            memory_savings: relief,
+        }
     }
 
     /// What its passes take, to simulate a program of it; verdict and step take no time.
@@ -165,14 +174,14 @@ impl Problem {
     }
 
     fn memory_costs(&self) -> MemoryCosts {
-        let Relief { remakes, trips, lanes } = &self.relief;
-        if !self.relief.is_any() {
+        let MemorySavings { recomputes: remakes, offloads: trips, lanes } = &self.memory_savings;
+        if !self.memory_savings.is_any() {
             return MemoryCosts::default();
         }
         let times = |(chunk, costs): (usize, &ChunkCosts)| {
             let recompute = remakes.get(chunk).map_or(costs.f, |remake| remake.time);
-            let none = Trip { offload: 0.0, reload: 0.0 };
-            let Trip { offload, reload } = trips.get(chunk).copied().unwrap_or(none);
+            let none = OffloadTransfer { offload: 0.0, reload: 0.0 };
+            let OffloadTransfer { offload, reload } = trips.get(chunk).copied().unwrap_or(none);
             MemoryTimes { recompute, offload, reload }
         };
         let chunks = self.chunks.iter().enumerate().map(times).collect();
@@ -205,7 +214,7 @@ impl Problem {
     /// What its passes keep, in model order; a WE gives nothing back.
     #[must_use]
     pub fn memory(&self) -> Vec<ChunkMemory> {
-        let remakes = &self.relief.remakes;
+        let remakes = &self.memory_savings.recomputes;
         let kept = |(index, chunk): (usize, &ChunkCosts)| ChunkMemory {
             after_forward: chunk.after_forward,
             after_drop: remakes.get(index).map_or(chunk.after_forward, |remake| remake.after_drop),
@@ -220,12 +229,12 @@ impl Problem {
     /// # Panics
     /// If it is an order of another problem.
     #[must_use]
-    pub fn holds(&self, program: &Program) -> bool {
-        self.stages_that_hold(program).all(|holds| holds)
+    pub fn fits_memory(&self, program: &Program) -> bool {
+        self.stages_that_fit(program).all(|holds| holds)
     }
 
     /// By stage, whether its memory holds what it keeps under `program`.
-    pub(super) fn stages_that_hold(&self, program: &Program) -> impl Iterator<Item = bool> {
+    pub(super) fn stages_that_fit(&self, program: &Program) -> impl Iterator<Item = bool> {
         let peaks = peak_memory(program, &self.memory());
         let fits = |(peak, limit): (f64, &f64)| peak <= limit * (1.0 + TOLERANCE);
         peaks.into_iter().zip(&self.limits).map(fits)
@@ -242,7 +251,7 @@ impl Problem {
             work[stage.index()] += f64::from(microbatches) * (costs.f + costs.b + costs.w);
             weights[stage.index()] += f64::from(microbatches) * costs.w;
         }
-        let Ending { window, verdict, after } = &self.ending;
+        let StepEnding { window, verdict, after } = &self.ending;
         let longest = |work: &[f64]| {
             let after = after.iter().copied().chain(std::iter::repeat(0.0));
             work.iter().zip(after).map(|(work, after)| work + after).fold(0.0, f64::max)
@@ -262,23 +271,23 @@ impl Problem {
     /// As [`crate::solve`].
     pub fn check(&self) -> Result<(), SolveError> {
         self.check_counts()?;
-        let Ending { verdict, after, .. } = &self.ending;
+        let StepEnding { verdict, after, .. } = &self.ending;
         for (name, found) in
             [("link", self.link), ("occupancy", self.occupancy), ("verdict", *verdict)]
         {
-            check_number(name, Owner::All, found)?;
+            check_number(name, CostOwner::All, found)?;
         }
         for (stage, found) in (0..).map(StageIndex).zip(after) {
-            check_number("after", Owner::Stage(stage), *found)?;
+            check_number("after", CostOwner::Stage(stage), *found)?;
         }
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
             check_chunk(chunk, costs)?;
         }
-        self.check_relief()?;
-        let needed = self.needed();
+        self.check_memory_savings()?;
+        let needed = self.memory_needed();
         for ((stage, limit), needed) in (0..).map(StageIndex).zip(&self.limits).zip(needed) {
             if limit.is_nan() || *limit < 0.0 {
-                let owner = Owner::Stage(stage);
+                let owner = CostOwner::Stage(stage);
                 return Err(SolveError::Number { name: "limit", owner, found: *limit });
             }
             if needed > limit * (1.0 + TOLERANCE) {
@@ -290,7 +299,7 @@ impl Problem {
 
     /// By stage: what one microbatch takes at least, each chunk's pass whole while it runs, and those of
     /// the chunks before it as small as stages can make them.
-    fn needed(&self) -> Vec<f64> {
+    fn memory_needed(&self) -> Vec<f64> {
         let mut needed = vec![0.0; self.limits.len()];
         let mut at_rest = needed.clone();
         for (chunk, costs) in (0..).map(ChunkIndex).zip(&self.chunks) {
@@ -298,27 +307,27 @@ impl Problem {
             needed[stage] = f64::max(needed[stage], at_rest[stage] + costs.after_forward);
             // A microbatch runs through one replica.
             if self.placement.replica_count() == 1 {
-                at_rest[stage] += self.relief.at_rest(chunk.index(), costs);
+                at_rest[stage] += self.memory_savings.waiting_memory_min(chunk.index(), costs);
             }
         }
         needed
     }
 
-    fn check_relief(&self) -> Result<(), SolveError> {
-        let Relief { remakes, trips, .. } = &self.relief;
+    fn check_memory_savings(&self) -> Result<(), SolveError> {
+        let MemorySavings { recomputes: remakes, offloads: trips, .. } = &self.memory_savings;
         let chunks = || (0..).map(ChunkIndex);
         for ((chunk, remake), costs) in chunks().zip(remakes).zip(&self.chunks) {
-            let Remake { time, after_drop } = *remake;
-            check_number("recompute", Owner::Chunk(chunk), time)?;
-            check_number("after_drop", Owner::Chunk(chunk), after_drop)?;
+            let RecomputeCost { time, after_drop } = *remake;
+            check_number("recompute", CostOwner::Chunk(chunk), time)?;
+            check_number("after_drop", CostOwner::Chunk(chunk), after_drop)?;
             let after_forward = costs.after_forward;
             if after_drop > after_forward {
                 return Err(SolveError::Drop { chunk, after_forward, after_drop });
             }
         }
-        for (chunk, Trip { offload, reload }) in chunks().zip(trips) {
-            check_number("offload", Owner::Chunk(chunk), *offload)?;
-            check_number("reload", Owner::Chunk(chunk), *reload)?;
+        for (chunk, OffloadTransfer { offload, reload }) in chunks().zip(trips) {
+            check_number("offload", CostOwner::Chunk(chunk), *offload)?;
+            check_number("reload", CostOwner::Chunk(chunk), *reload)?;
         }
         Ok(())
     }
@@ -339,8 +348,8 @@ impl Problem {
             found => check(name, expected, found),
         };
         or_none("after", stages, self.ending.after.len())?;
-        or_none("remakes", chunks, self.relief.remakes.len())?;
-        or_none("trips", chunks, self.relief.trips.len())
+        or_none("remakes", chunks, self.memory_savings.recomputes.len())?;
+        or_none("trips", chunks, self.memory_savings.offloads.len())
     }
 }
 
@@ -353,7 +362,7 @@ fn check_chunk(chunk: ChunkIndex, costs: &ChunkCosts) -> Result<(), SolveError> 
         ("after_forward", after_forward),
         ("after_input_gradient", after_input_gradient),
     ];
-    let owner = Owner::Chunk(chunk);
+    let owner = CostOwner::Chunk(chunk);
     numbers.into_iter().try_for_each(|(name, found)| check_number(name, owner, found))?;
     if after_input_gradient > after_forward {
         return Err(SolveError::Memory { chunk, after_forward, after_input_gradient });
@@ -364,12 +373,12 @@ fn check_chunk(chunk: ChunkIndex, costs: &ChunkCosts) -> Result<(), SolveError> 
 /// Sums of the same numbers in another order differ by less, relative to themselves.
 pub(super) const TOLERANCE: f64 = 1e-9;
 
-fn check_number(name: &'static str, owner: Owner, found: f64) -> Result<(), SolveError> {
+fn check_number(name: &'static str, owner: CostOwner, found: f64) -> Result<(), SolveError> {
     let is_legal = found.is_finite() && found >= 0.0;
     if is_legal { Ok(()) } else { Err(SolveError::Number { name, owner, found }) }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for CostOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Chunk(chunk) => write!(f, "chunk {chunk}: "),

@@ -6,14 +6,14 @@
 //! the stage that stands still for longest stand still for longer, and otherwise as the style has
 //! it.
 
-use super::board::Board;
-use super::pipeline::Pipeline;
-use super::problem::{Problem, TOLERANCE};
+use super::order_builder::OrderBuilder;
+use super::pipeline::PipelineIndex;
+use super::problem::{ScheduleProblem, TOLERANCE};
 use crate::op::Compute;
 
 /// How the open questions of the search are answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Style {
+pub(super) struct RoundStyle {
     /// Whether a stage rather waits for its first B than runs another F into it.
     pub(super) waits_for_first_b: bool,
     /// Whether a stage that is ahead lets its next B go first.
@@ -22,7 +22,7 @@ pub(super) struct Style {
     pub(super) fills_gaps: bool,
 }
 
-impl Style {
+impl RoundStyle {
     /// Every one there is.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         (0..8_u8).map(|bits| Self {
@@ -34,8 +34,11 @@ impl Style {
 }
 
 /// The order of a style; `None` if it leaves a stage without memory for its next F.
-pub(super) fn in_rounds<'a>(pipeline: &'a Pipeline<'a>, style: Style) -> Option<Board<'a>> {
-    let mut rounds = Rounds { board: Board::new(pipeline), style };
+pub(super) fn in_rounds<'a>(
+    pipeline: &'a PipelineIndex<'a>,
+    style: RoundStyle,
+) -> Option<OrderBuilder<'a>> {
+    let mut rounds = Rounds { builder: OrderBuilder::new(pipeline), style };
     rounds.warm_up();
     for _ in 1..pipeline.microbatch_count() {
         rounds.forwards()?;
@@ -44,35 +47,35 @@ pub(super) fn in_rounds<'a>(pipeline: &'a Pipeline<'a>, style: Style) -> Option<
     for stage in 0..pipeline.stage_count() {
         rounds.flush(stage);
     }
-    Some(rounds.board)
+    Some(rounds.builder)
 }
 
 struct Rounds<'a> {
-    board: Board<'a>,
-    style: Style,
+    builder: OrderBuilder<'a>,
+    style: RoundStyle,
 }
 
 impl Rounds<'_> {
     fn stage_count(&self) -> usize {
-        self.board.lanes.len()
+        self.builder.lanes.len()
     }
 
     fn link(&self) -> f64 {
-        let Problem { link, occupancy, .. } = *self.board.pipeline.problem;
+        let ScheduleProblem { link, occupancy, .. } = *self.builder.pipeline.problem;
         link + occupancy
     }
 
     fn warm_up(&mut self) {
         for stage in 0..self.stage_count() {
-            self.board.put(stage, Compute::F);
+            self.builder.place(stage, Compute::F);
         }
         for (stage, count) in self.ahead().into_iter().enumerate() {
             for _ in 0..count {
-                self.board.put(stage, Compute::F);
+                self.builder.place(stage, Compute::F);
             }
         }
         for stage in (0..self.stage_count()).rev() {
-            self.board.put(stage, Compute::B);
+            self.builder.place(stage, Compute::B);
         }
     }
 
@@ -80,14 +83,14 @@ impl Rounds<'_> {
     fn ahead(&self) -> Vec<u32> {
         let last = self.stage_count() - 1;
         let mut counts = vec![0_u32; self.stage_count()];
-        let mut returned = self.board.lanes[last].clock + self.board.costs(last).b;
+        let mut returned = self.builder.lanes[last].clock + self.builder.costs(last).b;
         for stage in (0..last).rev() {
             let (count, until) = self.ahead_of(stage, returned + self.link());
             counts[stage] = count;
             let arrived = returned + self.link();
-            returned = until.max(arrived) + self.board.costs(stage).b;
+            returned = until.max(arrived) + self.builder.costs(stage).b;
         }
-        let m = self.board.microbatch_count();
+        let m = self.builder.microbatch_count();
         for stage in 1..counts.len() {
             let before = counts[stage - 1];
             let is_below = |count: u32| count == 0 || count < before || count + 1 >= m;
@@ -100,13 +103,13 @@ impl Rounds<'_> {
 
     /// How many forwards a stage runs until its first B arrives, and when it is done with them.
     fn ahead_of(&self, stage: usize, arrives: f64) -> (u32, f64) {
-        let costs = self.board.costs(stage);
-        let mut now = self.board.lanes[stage].clock;
+        let costs = self.builder.costs(stage);
+        let mut now = self.builder.lanes[stage].clock;
         let mut count = 0;
         let slack = TOLERANCE * arrives;
-        while count + 1 < self.board.microbatch_count() {
+        while count + 1 < self.builder.microbatch_count() {
             let kept = f64::from(count + 2) * costs.after_forward;
-            let is_full = kept > self.board.pipeline.limit(stage) * (1.0 + TOLERANCE);
+            let is_full = kept > self.builder.pipeline.limit(stage) * (1.0 + TOLERANCE);
             let is_late = if self.style.waits_for_first_b {
                 now + costs.f > arrives + slack
             } else {
@@ -123,92 +126,93 @@ impl Rounds<'_> {
 
     /// The forward passes of a round.
     fn forwards(&mut self) -> Option<()> {
-        let wanted = self.wanted();
+        let wanted = self.forward_stages();
         for stage in (0..self.stage_count()).filter(|stage| wanted[*stage]) {
-            while !self.board.has_room(stage, 0.0) {
-                if self.board.pending(stage) == 0 {
+            while !self.builder.has_memory(stage, 0.0) {
+                if self.builder.pending(stage) == 0 {
                     return None;
                 }
-                self.board.put(stage, Compute::W);
+                self.builder.place(stage, Compute::W);
             }
             if stage > 0 {
-                self.fill_until(stage, self.board.arrival_f(stage));
+                self.fill_until(stage, self.builder.arrival_f(stage));
             }
-            self.board.put(stage, Compute::F);
+            self.builder.place(stage, Compute::F);
         }
         Some(())
     }
 
     /// Which stages run an F this round; none runs ahead of one behind it that does not.
-    fn wanted(&self) -> Vec<bool> {
+    fn forward_stages(&self) -> Vec<bool> {
         let mut wanted: Vec<bool> =
-            (0..self.stage_count()).map(|stage| self.wants_forward(stage)).collect();
+            (0..self.stage_count()).map(|stage| self.runs_forward(stage)).collect();
         for stage in (1..wanted.len()).rev() {
             wanted[stage - 1] &= wanted[stage];
         }
         wanted
     }
 
-    fn wants_forward(&self, stage: usize) -> bool {
-        let lane = &self.board.lanes[stage];
-        let begun = self.board.passes[stage].f;
-        if begun == self.board.microbatch_count() {
+    fn runs_forward(&self, stage: usize) -> bool {
+        let lane = &self.builder.lanes[stage];
+        let begun = self.builder.passes[stage].f;
+        if begun == self.builder.microbatch_count() {
             return false;
         }
-        let Some(next) = self.board.lanes.get(stage + 1) else { return true };
-        if !self.style.prefers_b || begun < self.board.passes[stage + 1].f + 2 {
+        let Some(next) = self.builder.lanes.get(stage + 1) else { return true };
+        if !self.style.prefers_b || begun < self.builder.passes[stage + 1].f + 2 {
             return true;
         }
-        let behind = self.board.costs(stage + 1);
+        let behind = self.builder.costs(stage + 1);
         let returns = next.clock + behind.f + behind.b + self.link();
         if lane.clock >= returns {
             return false;
         }
-        let costs = self.board.costs(stage);
-        let missing =
-            lane.kept + costs.after_forward - self.board.pipeline.limit(stage) * (1.0 + TOLERANCE);
+        let costs = self.builder.costs(stage);
+        let missing = lane.kept + costs.after_forward
+            - self.builder.pipeline.limit(stage) * (1.0 + TOLERANCE);
         let freed = (missing / costs.after_input_gradient).ceil().max(0.0);
         let freed = if missing > 0.0 { freed } else { 0.0 };
         if lane.clock + costs.f + freed * costs.w <= returns * (1.0 + TOLERANCE) {
             return true;
         }
-        returns - lane.clock > self.board.idle_max() - lane.idle
+        returns - lane.clock > self.builder.idle_max() - lane.idle
     }
 
     /// A round's input gradients.
     fn backwards(&mut self) {
         for stage in (0..self.stage_count()).rev() {
             if stage + 1 < self.stage_count() {
-                self.fill_until(stage, self.board.arrival_b(stage));
+                self.fill_until(stage, self.builder.arrival_b(stage));
             }
-            if stage == 0 && self.board.passes[0].f == self.board.microbatch_count() {
+            if stage == 0 && self.builder.passes[0].f == self.builder.microbatch_count() {
                 self.flush(0);
             }
-            self.board.put(stage, Compute::B);
+            self.builder.place(stage, Compute::B);
         }
     }
 
     /// Weight gradients until something arrives.
     fn fill_until(&mut self, stage: usize, arrives: f64) {
-        let w = self.board.costs(stage).w;
+        let w = self.builder.costs(stage).w;
         let slack = TOLERANCE * arrives;
-        while self.board.pending(stage) > 0 && self.board.lanes[stage].clock + w <= arrives + slack
+        while self.builder.pending(stage) > 0
+            && self.builder.lanes[stage].clock + w <= arrives + slack
         {
-            self.board.put(stage, Compute::W);
+            self.builder.place(stage, Compute::W);
         }
-        let gap = arrives - self.board.lanes[stage].clock;
-        if gap <= slack || self.board.pending(stage) == 0 {
+        let gap = arrives - self.builder.lanes[stage].clock;
+        if gap <= slack || self.builder.pending(stage) == 0 {
             return;
         }
-        let is_free = gap <= self.board.idle_max() - self.board.lanes[stage].idle;
+        let is_free = gap <= self.builder.idle_max() - self.builder.lanes[stage].idle;
         if !is_free || self.style.fills_gaps {
-            self.board.put(stage, Compute::W);
+            self.builder.place(stage, Compute::W);
         }
     }
 
     fn flush(&mut self, stage: usize) {
-        for _ in 0..self.board.pending(stage) {
-            self.board.put(stage, Compute::W);
+        for _ in 0..self.builder.pending(stage) {
+            self.builder.place(stage, Compute::W);
         }
     }
 }

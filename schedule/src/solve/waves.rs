@@ -8,21 +8,21 @@
 //! order is made, it is made again with what stages stood still for less than the worst of them as
 //! their allowance, as long as that helps.
 
-use super::board::Board;
-use super::pipeline::Pipeline;
-use super::problem::{Problem, TOLERANCE};
+use super::order_builder::OrderBuilder;
+use super::pipeline::PipelineIndex;
+use super::problem::{ScheduleProblem, TOLERANCE};
 use crate::op::Compute;
 
 /// How the open questions of the search are answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Style {
+pub(super) struct WaveStyle {
     /// Whether gaps before an F are filled.
     pub(super) fills_before_f: bool,
     /// Whether gaps before a B of the upper chunk are filled; those before the others always are.
     pub(super) fills_before_b: bool,
 }
 
-impl Style {
+impl WaveStyle {
     /// Every one there is.
     pub(super) const ALL: [Self; 4] = [
         Self { fills_before_f: true, fills_before_b: true },
@@ -34,18 +34,18 @@ impl Style {
 
 /// By how much times are other than those there are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Factors {
+pub(super) struct TimeFactors {
     f: f64,
     w: f64,
     link: f64,
 }
 
-const fn factors(f: f64, w: f64, link: f64) -> Factors {
-    Factors { f, w, link }
+const fn factors(f: f64, w: f64, link: f64) -> TimeFactors {
+    TimeFactors { f, w, link }
 }
 
 /// Times for which orders are made as well.
-pub(super) const OTHERS: [Factors; 40] = [
+pub(super) const OTHER_TIMES: [TimeFactors; 40] = [
     factors(1.0, 0.5, 1.0),
     factors(1.0, 0.75, 1.0),
     factors(1.0, 1.25, 1.0),
@@ -88,9 +88,9 @@ pub(super) const OTHERS: [Factors; 40] = [
     factors(1.0, 2.0, 0.0),
 ];
 
-impl Factors {
+impl TimeFactors {
     /// A problem with other times.
-    pub(super) fn of(self, problem: &Problem) -> Problem {
+    pub(super) fn of(self, problem: &ScheduleProblem) -> ScheduleProblem {
         let mut other = problem.clone();
         other.link *= self.link;
         for chunk in &mut other.chunks {
@@ -106,9 +106,9 @@ const REPEATS_MAX: usize = 16;
 
 /// The orders of a style, one after another as long as the worst stage stands still for less.
 pub(super) fn repeated<'a>(
-    pipeline: &'a Pipeline<'a>,
-    style: Style,
-) -> impl Iterator<Item = Board<'a>> {
+    pipeline: &'a PipelineIndex<'a>,
+    style: WaveStyle,
+) -> impl Iterator<Item = OrderBuilder<'a>> {
     let mut before: Option<Vec<f64>> = None;
     let mut has_ended = false;
     let next = move || {
@@ -128,16 +128,16 @@ pub(super) fn repeated<'a>(
 /// The order of a style, in which `idle` is how long each stage stood still in the order before,
 /// if there was one; `None` if it leaves a stage without memory or input for its next pass.
 fn in_waves<'a>(
-    pipeline: &'a Pipeline<'a>,
-    style: Style,
+    pipeline: &'a PipelineIndex<'a>,
+    style: WaveStyle,
     idle: Option<&[f64]>,
-) -> Option<Board<'a>> {
+) -> Option<OrderBuilder<'a>> {
     let worst = idle.unwrap_or_default().iter().copied().fold(0.0, f64::max);
     let allowed = match idle {
         Some(idle) => idle.iter().map(|idle| worst - idle).collect(),
         None => vec![0.0; pipeline.stage_count()],
     };
-    let mut waves = Waves { board: Board::new(pipeline), style, allowed };
+    let mut waves = Waves { builder: OrderBuilder::new(pipeline), style, idle_max: allowed };
     waves.begin()?;
     waves.even_out()?;
     for _ in 0..2 * pipeline.microbatch_count() {
@@ -147,57 +147,57 @@ fn in_waves<'a>(
     for stage in 0..pipeline.stage_count() {
         while waves.put_w(stage).is_some() {}
     }
-    Some(waves.board)
+    Some(waves.builder)
 }
 
 struct Waves<'a> {
-    board: Board<'a>,
-    style: Style,
+    builder: OrderBuilder<'a>,
+    style: WaveStyle,
     /// By stage: how long it may stand still, whatever the others do.
-    allowed: Vec<f64>,
+    idle_max: Vec<f64>,
 }
 
 impl Waves<'_> {
     fn stage_count(&self) -> usize {
-        self.board.lanes.len()
+        self.builder.lanes.len()
     }
 
     fn lower(&self, stage: usize) -> usize {
-        self.board.pipeline.ends_of(stage).0
+        self.builder.pipeline.ends_of(stage).0
     }
 
     fn upper(&self, stage: usize) -> usize {
-        self.board.pipeline.ends_of(stage).1
+        self.builder.pipeline.ends_of(stage).1
     }
 
     fn begun(&self, chunk: usize) -> u32 {
-        self.board.passes[chunk].f
+        self.builder.passes[chunk].f
     }
 
     fn returned(&self, chunk: usize) -> u32 {
-        self.board.passes[chunk].b
+        self.builder.passes[chunk].b
     }
 
     fn m(&self) -> u32 {
-        self.board.microbatch_count()
+        self.builder.microbatch_count()
     }
 
     fn put_f(&mut self, chunk: usize) -> Option<()> {
         let can_run = self.begun(chunk) < self.m()
-            && self.board.arrival_f(chunk) < f64::INFINITY
-            && self.board.has_room(chunk, 0.0);
-        can_run.then(|| self.board.put(chunk, Compute::F))
+            && self.builder.arrival_f(chunk) < f64::INFINITY
+            && self.builder.has_memory(chunk, 0.0);
+        can_run.then(|| self.builder.place(chunk, Compute::F))
     }
 
     fn put_b(&mut self, chunk: usize) -> Option<()> {
-        let can_run =
-            self.returned(chunk) < self.begun(chunk) && self.board.arrival_b(chunk) < f64::INFINITY;
-        can_run.then(|| self.board.put(chunk, Compute::B))
+        let can_run = self.returned(chunk) < self.begun(chunk)
+            && self.builder.arrival_b(chunk) < f64::INFINITY;
+        can_run.then(|| self.builder.place(chunk, Compute::B))
     }
 
     fn put_w(&mut self, stage: usize) -> Option<()> {
-        let chunk = self.board.longest_pending(stage)?;
-        self.board.put(chunk, Compute::W);
+        let chunk = self.builder.longest_pending(stage)?;
+        self.builder.place(chunk, Compute::W);
         Some(())
     }
 
@@ -215,18 +215,18 @@ impl Waves<'_> {
     }
 
     fn may_send_another(&self, stage: usize) -> bool {
-        let (chunk, lane) = (self.lower(stage), &self.board.lanes[stage]);
-        let costs = self.board.costs(chunk);
-        let arrives = self.board.arrival_f(self.upper(stage));
+        let (chunk, lane) = (self.lower(stage), &self.builder.lanes[stage]);
+        let costs = self.builder.costs(chunk);
+        let arrives = self.builder.arrival_f(self.upper(stage));
         // The stages before it have to run two more for each stage on the way.
         let later = (1 + 2 * stage) as f64 * costs.after_forward;
         let have_room = |before: usize| {
-            let upper = self.board.costs(self.upper(before));
-            self.board.has_room(self.lower(before), upper.after_forward)
+            let upper = self.builder.costs(self.upper(before));
+            self.builder.has_memory(self.lower(before), upper.after_forward)
         };
         self.begun(chunk) < self.m()
             && lane.clock + costs.f <= arrives * (1.0 + TOLERANCE)
-            && self.board.has_room(chunk, later)
+            && self.builder.has_memory(chunk, later)
             && (0..=stage).all(have_room)
     }
 
@@ -266,12 +266,12 @@ impl Waves<'_> {
             (0..self.stage_count()).map(|stage| self.is_in_second_wave(stage)).collect();
         for stage in (0..self.stage_count()).rev().filter(|stage| is_second[*stage]) {
             let chunk = self.lower(stage);
-            self.fill_until(stage, self.board.arrival_b(chunk), true);
+            self.fill_until(stage, self.builder.arrival_b(chunk), true);
             self.put_b(chunk)?;
         }
         for stage in (0..self.stage_count()).filter(|stage| !is_second[*stage]) {
             let chunk = self.upper(stage);
-            self.fill_until(stage, self.board.arrival_b(chunk), self.style.fills_before_b);
+            self.fill_until(stage, self.builder.arrival_b(chunk), self.style.fills_before_b);
             self.put_b(chunk)?;
         }
         Some(())
@@ -281,7 +281,7 @@ impl Waves<'_> {
     fn is_in_second_wave(&self, stage: usize) -> bool {
         let (lower, upper) = (self.lower(stage), self.upper(stage));
         self.returned(lower) < self.returned(upper)
-            && (self.board.arrival_b(lower) < f64::INFINITY || self.returned(upper) == self.m())
+            && (self.builder.arrival_b(lower) < f64::INFINITY || self.returned(upper) == self.m())
     }
 
     /// The forward passes of a round.
@@ -292,15 +292,15 @@ impl Waves<'_> {
                 continue;
             }
             let has_come = self.begun(upper) < self.begun(lower)
-                && self.board.arrival_f(upper) < f64::INFINITY;
+                && self.builder.arrival_f(upper) < f64::INFINITY;
             if !has_come && self.begun(lower) == self.m() {
                 continue;
             }
             let chunk = if has_come { upper } else { lower };
-            while !self.board.has_room(chunk, 0.0) {
+            while !self.builder.has_memory(chunk, 0.0) {
                 self.put_w(stage)?;
             }
-            self.fill_until(stage, self.board.arrival_f(chunk), self.style.fills_before_f);
+            self.fill_until(stage, self.builder.arrival_f(chunk), self.style.fills_before_f);
             self.put_f(chunk)?;
         }
         Some(())
@@ -312,11 +312,11 @@ impl Waves<'_> {
             return;
         }
         let slack = TOLERANCE * arrives;
-        while let Some(chunk) = self.board.longest_pending(stage) {
-            let gap = arrives - self.board.lanes[stage].clock;
-            let is_whole = self.board.costs(chunk).w <= gap + slack;
+        while let Some(chunk) = self.builder.longest_pending(stage) {
+            let gap = arrives - self.builder.lanes[stage].clock;
+            let is_whole = self.builder.costs(chunk).w <= gap + slack;
             if is_whole || (fills && gap > slack && self.is_too_long(stage, gap)) {
-                self.board.put(chunk, Compute::W);
+                self.builder.place(chunk, Compute::W);
             }
             if !is_whole {
                 return;
@@ -325,7 +325,7 @@ impl Waves<'_> {
     }
 
     fn is_too_long(&self, stage: usize, gap: f64) -> bool {
-        let may_wait = self.board.idle_max().max(self.allowed[stage]);
-        gap > may_wait - self.board.lanes[stage].idle
+        let may_wait = self.builder.idle_max().max(self.idle_max[stage]);
+        gap > may_wait - self.builder.lanes[stage].idle
     }
 }

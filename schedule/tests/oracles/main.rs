@@ -9,13 +9,13 @@ mod table;
 use std::path::PathBuf;
 
 use libtest_mimic::{Arguments, Trial};
-use table::{Row, Table};
+use table::{OracleRow, OracleTable};
 use zbelastic_schedule::{
     ChunkMemory, Costs, PipelineSize, ScheduleKind, generate_sized, peak_memory, simulate,
 };
 
 /// `None` for schedules we do not have.
-fn kind_of(row: &Row<'_>) -> Option<ScheduleKind> {
+fn kind_of(row: &OracleRow<'_>) -> Option<ScheduleKind> {
     match row.text("schedule") {
         "GPipe" => Some(ScheduleKind::GPipe),
         "1F1B" => Some(ScheduleKind::OneFOneB),
@@ -49,7 +49,7 @@ const NOT_REPLAYED: [ScheduleKind; 9] = [
 
 /// Checks the rows of our schedules and returns how many there were of each.
 fn check_table(text: &str) -> Vec<(ScheduleKind, usize)> {
-    let table = Table::parse(text);
+    let table = OracleTable::parse(text);
     let mut checked = ScheduleKind::ALL.map(|kind| (kind, 0)).to_vec();
     for row in table.rows() {
         let Some(kind) = kind_of(&row) else { continue };
@@ -61,7 +61,7 @@ fn check_table(text: &str) -> Vec<(ScheduleKind, usize)> {
     checked
 }
 
-fn check_row(kind: ScheduleKind, row: &Row<'_>) {
+fn check_row(kind: ScheduleKind, row: &OracleRow<'_>) {
     let [p, v, m] = ["p", "v", "m"].map(|name| row.count(name));
     let size =
         PipelineSize { stage_count: p, chunks_per_stage: v, microbatch_count: m, slice_count: 1 };
@@ -169,13 +169,11 @@ const COMPARISONS: [Comparison; 6] = [
     },
 ];
 
-#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
 fn oracle_folder() -> PathBuf {
     let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");
     std::env::var_os("ZBELASTIC_ORACLES").map_or_else(|| default.into(), PathBuf::from)
 }
 
-#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
 fn is_required() -> bool {
     std::env::var_os("ZBELASTIC_ORACLES_REQUIRED").is_some_and(|value| value == "1")
 }

@@ -1,6 +1,6 @@
 //! What is copied out of memory and back, against an independent implementation of PipeOffload.
 
-use super::table::{Row, Table};
+use super::table::{OracleRow, OracleTable};
 use zbelastic_schedule::{
     ChunkMemory, Costs, OffloadChunks, OffloadRequest, PipelineSize, Program, ScheduleKind, check,
     generate_sized, offload, peak_memory, simulate,
@@ -9,7 +9,7 @@ use zbelastic_schedule::{
 /// How long every pass of a chunk takes in the table.
 const PASS: f64 = 1000.0;
 
-fn kind_of(row: &Row<'_>) -> ScheduleKind {
+fn kind_of(row: &OracleRow<'_>) -> ScheduleKind {
     match row.text("family") {
         "GIS" => ScheduleKind::Gis,
         "GIS-H" => ScheduleKind::GisH,
@@ -19,7 +19,7 @@ fn kind_of(row: &Row<'_>) -> ScheduleKind {
 }
 
 /// The costs of a row: a chunk's way out and back takes `k` times its passes.
-fn costs(row: &Row<'_>, program: &Program) -> Costs {
+fn costs(row: &OracleRow<'_>, program: &Program) -> Costs {
     let stage = f64::from(program.placement.chunks_per_stage()) * PASS;
     let costs = Costs::even(&program.placement, stage, stage, stage, 0.0);
     costs.with_round_trip(&program.placement, row.number("k") * 3.0 * stage)
@@ -41,14 +41,14 @@ fn peak(program: &Program) -> f64 {
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct OffloadTally {
     rows: usize,
     equal: usize,
     below: usize,
     refused_by_them: usize,
 }
 
-fn check_row(row: &Row<'_>, tally: &mut Tally) {
+fn check_row(row: &OracleRow<'_>, tally: &mut OffloadTally) {
     let [stage_count, chunks_per_stage, microbatch_count] =
         ["p", "v", "m"].map(|name| row.count(name));
     let size = PipelineSize { stage_count, chunks_per_stage, microbatch_count, slice_count: 1 };
@@ -83,8 +83,8 @@ fn check_row(row: &Row<'_>, tally: &mut Tally) {
 }
 
 pub fn copies_take_no_time_and_leave_no_more_than_theirs(text: &str) {
-    let mut tally = Tally::default();
-    for row in Table::parse(text).rows() {
+    let mut tally = OffloadTally::default();
+    for row in OracleTable::parse(text).rows() {
         check_row(&row, &mut tally);
     }
     eprintln!("{tally:?}");

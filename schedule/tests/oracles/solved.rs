@@ -1,13 +1,17 @@
 //! What the solver finds, against an independent implementation of the published search.
 
-use super::table::{Row, Table};
+use super::table::{OracleRow, OracleTable};
 use zbelastic_schedule::{
-    ChunkCosts, Placement, Problem, Solution, StageCosts, check, simulate, solve,
+    ChunkCosts, Placement, ScheduleProblem, ScheduleSolution, StageCosts, check, simulate, solve,
 };
 
 /// The problem of a row over its stages in a line or a vee: `limit` returns how much memory a stage
 /// has, by what F keeps there.
-fn problem(row: &Row<'_>, placement: fn(u32) -> Placement, limit: impl Fn(f64) -> f64) -> Problem {
+fn problem(
+    row: &OracleRow<'_>,
+    placement: fn(u32) -> Placement,
+    limit: impl Fn(f64) -> f64,
+) -> ScheduleProblem {
     let stage_count = row.count("p") as usize;
     let numbers =
         ["t_f", "t_b", "t_w", "m_f", "m_w_abs"].map(|name| row.numbers(name, stage_count));
@@ -24,11 +28,11 @@ fn problem(row: &Row<'_>, placement: fn(u32) -> Placement, limit: impl Fn(f64) -
     };
     let stages: Vec<_> = (0..stage_count).map(stage).collect();
     let placement = placement(row.count("p"));
-    Problem::of_stages(placement, &stages, row.number("t_comm"), row.count("m"))
+    ScheduleProblem::of_stages(placement, &stages, row.number("t_comm"), row.count("m"))
 }
 
 /// Solves, and holds the answer against a replay of it.
-fn solved(problem: &Problem) -> Solution {
+fn solved(problem: &ScheduleProblem) -> ScheduleSolution {
     let solution = solve(problem).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
     check(&solution.program).unwrap_or_else(|violations| panic!("{problem:?}: {violations:?}"));
     let timeline = simulate(&solution.program, &problem.costs(), 1).expect("an order that runs");
@@ -36,7 +40,7 @@ fn solved(problem: &Problem) -> Solution {
     let told = solution.cost;
     assert!((replayed - told).abs() <= 1e-9 * told, "{replayed}, told as {told}: {problem:?}");
     assert!(told >= solution.lower_bound * (1.0 - 1e-9), "{solution:?}");
-    assert!(problem.holds(&solution.program), "{problem:?}");
+    assert!(problem.fits_memory(&solution.program), "{problem:?}");
     solution
 }
 
@@ -51,7 +55,7 @@ fn is_vee(name: &str) -> bool {
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct SolveTally {
     rows: usize,
     below: usize,
     above: usize,
@@ -59,13 +63,13 @@ struct Tally {
     gap_max: f64,
 }
 
-impl Tally {
-    fn note(&mut self, solution: &Solution, theirs: f64) {
+impl SolveTally {
+    fn note(&mut self, solution: &ScheduleSolution, theirs: f64) {
         self.note_between(solution, theirs, theirs);
     }
 
     /// Of theirs it is only known that it is not below `least` and not above `most`.
-    fn note_between(&mut self, solution: &Solution, least: f64, most: f64) {
+    fn note_between(&mut self, solution: &ScheduleSolution, least: f64, most: f64) {
         self.rows += 1;
         self.below += usize::from(solution.cost < least * (1.0 - 1e-9));
         self.above += usize::from(solution.cost > most * (1.0 + 1e-9));
@@ -75,8 +79,8 @@ impl Tally {
 }
 
 pub fn even_stages_are_solved_as_well_as_the_published_search_does_or_better(text: &str) {
-    let (mut at_one, mut at_others) = (Tally::default(), Tally::default());
-    for row in Table::parse(text).rows() {
+    let (mut at_one, mut at_others) = (SolveTally::default(), SolveTally::default());
+    for row in OracleTable::parse(text).rows() {
         let Some(times) = limit_of(row.text("schedule")) else { continue };
         let limit = row.number("limit");
         let problem = problem(&row, Placement::line, |_| limit);
@@ -95,9 +99,9 @@ pub fn even_stages_are_solved_as_well_as_the_published_search_does_or_better(tex
 }
 
 pub fn uneven_stages_are_solved_better_than_by_the_published_search(text: &str) {
-    let mut tally = Tally::default();
+    let mut tally = SolveTally::default();
     let mut open = 0;
-    for row in Table::parse(text).rows() {
+    for row in OracleTable::parse(text).rows() {
         let Some(times) = limit_of(row.text("schedule")) else { continue };
         let per_stage = times * f64::from(row.count("p"));
         let solution =
@@ -112,8 +116,8 @@ pub fn uneven_stages_are_solved_better_than_by_the_published_search(text: &str) 
 }
 
 pub fn vees_are_solved_as_well_as_by_the_published_search_or_better(text: &str) {
-    let (mut at_one, mut at_others) = (Tally::default(), Tally::default());
-    for row in Table::parse(text).rows().filter(|row| is_vee(row.text("schedule"))) {
+    let (mut at_one, mut at_others) = (SolveTally::default(), SolveTally::default());
+    for row in OracleTable::parse(text).rows().filter(|row| is_vee(row.text("schedule"))) {
         let limit = row.number("limit");
         let solution = solved(&problem(&row, Placement::vee, |_| limit));
         let theirs = row.number("cost");
@@ -131,8 +135,8 @@ pub fn the_published_sweep_over_limits_is_met_or_beaten(text: &str) {
     for (column, placement) in
         [("bub_zb", Placement::line as fn(u32) -> Placement), ("bub_zbv", Placement::vee)]
     {
-        let mut tally = Tally::default();
-        for row in Table::parse(text).rows() {
+        let mut tally = SolveTally::default();
+        for row in OracleTable::parse(text).rows() {
             let per_stage = row.number("limit_pmf") * f64::from(row.count("p"));
             let problem = problem(&row, placement, |after_forward| per_stage * after_forward);
             let solution = solved(&problem);

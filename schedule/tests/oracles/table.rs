@@ -1,12 +1,12 @@
 //! Tables of figures: a line of column names, then a line a row.
 
 /// A table with a line of column names. Lines that begin with `#` are comments; no cell is quoted.
-pub struct Table<'a> {
+pub struct OracleTable<'a> {
     columns: Vec<&'a str>,
     rows: Vec<Vec<&'a str>>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> OracleTable<'a> {
     pub fn parse(text: &'a str) -> Self {
         let mut lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         let cells = |line: &'a str| line.split(',').map(str::trim).collect::<Vec<_>>();
@@ -14,18 +14,18 @@ impl<'a> Table<'a> {
         Self { columns, rows: lines.map(cells).collect() }
     }
 
-    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
-        self.rows.iter().map(|cells| Row { columns: &self.columns, cells })
+    pub fn rows(&self) -> impl Iterator<Item = OracleRow<'_>> {
+        self.rows.iter().map(|cells| OracleRow { columns: &self.columns, cells })
     }
 }
 
 #[derive(Debug)]
-pub struct Row<'a> {
+pub struct OracleRow<'a> {
     columns: &'a [&'a str],
     cells: &'a [&'a str],
 }
 
-impl Row<'_> {
+impl OracleRow<'_> {
     pub fn text(&self, name: &str) -> &str {
         let column = self.columns.iter().position(|column| *column == name);
         self.cells[column.unwrap_or_else(|| panic!("no column {name} in {:?}", self.columns))]

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use zbelastic_schedule::{
-    ChunkCosts, Compute, Ending, Memory, Op, Pass, Problem, Relief, Remake, Window, solve,
+    ChunkCosts, Compute, MemoryOp, MemorySavings, Op, Pass, RecomputeCost, ScheduleProblem,
+    StepEnding, Window, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -13,8 +14,14 @@ use crate::problems::{SHORT, cost_of, line, vee};
 /// Every order of a stage's passes: F before B before W, microbatches in turn, and of two chunks
 /// the first one's F before, its B after the other's.
 fn orders(chunks: &[u32], microbatches: u32) -> Vec<Vec<Op>> {
-    type Done = Vec<[u32; 3]>;
-    fn extend(chunks: &[u32], m: u32, done: &mut Done, list: &mut Vec<Op>, all: &mut Vec<Vec<Op>>) {
+    type PassesDone = Vec<[u32; 3]>;
+    fn extend(
+        chunks: &[u32],
+        m: u32,
+        done: &mut PassesDone,
+        list: &mut Vec<Op>,
+        all: &mut Vec<Vec<Op>>,
+    ) {
         if done.iter().all(|done| *done == [m; 3]) {
             all.push(list.clone());
             return;
@@ -46,7 +53,7 @@ fn remade(orders: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
         let is_dropped = |pass: Pass| which >> pass.microbatch.0 & 1 == 1;
         let with = |op: &Op| match *op {
             Op::Compute(Compute::F, pass) if is_dropped(pass) => {
-                vec![*op, Op::Memory(Memory::Drop, pass)]
+                vec![*op, Op::Memory(MemoryOp::Drop, pass)]
             }
             Op::Compute(Compute::B, pass) if is_dropped(pass) => {
                 vec![Op::Compute(Compute::R, pass), *op]
@@ -69,14 +76,14 @@ fn remade(orders: Vec<Vec<Op>>) -> Vec<Vec<Op>> {
 }
 
 /// The least that any order costs.
-fn exact(problem: &Problem) -> f64 {
+fn exact(problem: &ScheduleProblem) -> f64 {
     let mut program = solve(problem).expect("legal").program;
     let chunks_of = |stage| -> Vec<u32> {
         problem.placement.chunks_of(StageIndex(stage)).map(|chunk| chunk.0).collect()
     };
     let choices: Vec<_> = (0..problem.limits.len() as u32)
         .map(|stage| orders(&chunks_of(stage), problem.microbatch_count))
-        .map(|orders| if problem.relief.is_any() { remade(orders) } else { orders })
+        .map(|orders| if problem.memory_savings.is_any() { remade(orders) } else { orders })
         .collect();
     let mut least = f64::INFINITY;
     for number in 0..choices.iter().map(Vec::len).product() {
@@ -91,7 +98,7 @@ fn exact(problem: &Problem) -> f64 {
 }
 
 /// Whether the verdict is longer than a pass, and the next step runs meanwhile.
-fn waits_long(ending: &Ending) -> bool {
+fn waits_long(ending: &StepEnding) -> bool {
     ending.window == Window::One && ending.verdict > SHORT
 }
 
@@ -133,15 +140,15 @@ proptest! {
         times in prop::collection::vec((0.0..10.0, 0.0..=1.0), 3),
         share in 0.3..1.0_f64,
     ) {
-        let remake = |(costs, (time, share)): (&ChunkCosts, &(f64, f64))| Remake {
+        let remake = |(costs, (time, share)): (&ChunkCosts, &(f64, f64))| RecomputeCost {
             time: *time,
             after_drop: share * costs.after_forward,
         };
-        let remakes = problem.chunks.iter().zip(&times).map(remake).collect();
+        let recomputes = problem.chunks.iter().zip(&times).map(remake).collect();
         let limit = |(limit, costs): (&f64, &ChunkCosts)| f64::max(limit * share, costs.after_forward);
         let limits = problem.limits.iter().zip(&problem.chunks).map(limit).collect();
-        let relief = Relief { remakes, ..Relief::default() };
-        let problem = Problem { limits, relief, ..problem };
+        let memory_savings = MemorySavings { recomputes, ..MemorySavings::default() };
+        let problem = ScheduleProblem { limits, memory_savings, ..problem };
         let (found, least) = (solve(&problem).expect("legal"), exact(&problem));
         prop_assert!(found.lower_bound <= least * (1.0 + 1e-9), "{found:?}, {least}");
         prop_assert!(found.cost >= least * (1.0 - 1e-9), "{found:?}, {least}");

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use zbelastic_schedule::{
     ChunkCounts, ChunkMemory, ChunkTimes, Compute, Costs, LowerOptions, MemoryCosts, Op, Pass,
-    PipelineSize, Program, ScheduleKind, Slice, Timeline, Update, Window, check, check_size,
-    generate_sized, live_passes, lower, peak_memory, simulate,
+    PipelineSize, Program, ScheduleKind, Timeline, TimelineSlice, UpdateOp, Window, check,
+    check_size, generate_sized, live_passes, lower, peak_memory, simulate,
 };
 use zbelastic_types::{ChunkIndex, StageIndex};
 
@@ -140,7 +140,7 @@ proptest! {
             let ran: Vec<Op> = slices.iter().map(|slice| slice.op).collect();
             prop_assert_eq!(ran, lowered.ops(stage).repeat(steps as usize));
             prop_assert!(slices.iter().all(|slice| slice.start <= slice.end));
-            let is_copy = |slice: &&Slice| matches!(slice.op, Op::Memory(..));
+            let is_copy = |slice: &&TimelineSlice| matches!(slice.op, Op::Memory(..));
             for copies in [false, true] {
                 let lane = slices.iter().filter(|slice| is_copy(slice) == copies);
                 let lane: Vec<_> = lane.filter(|slice| slice.duration() > 0.0).collect();
@@ -173,26 +173,26 @@ proptest! {
     ) {
         let timeline = run(&lower(&program, options), &costs, steps);
         let start = |stage: StageIndex, step, update| {
-            let is_it = |slice: &&Slice| slice.op == Op::Update(update) && slice.step == step;
+            let is_it = |slice: &&TimelineSlice| slice.op == Op::Update(update) && slice.step == step;
             timeline.slices(stage).iter().find(is_it).expect("every step has its updates").start
         };
-        let report = |stage, step| start(stage, step, Update::Report);
+        let report = |stage, step| start(stage, step, UpdateOp::Report);
         for (stage, step) in timeline.stages().flat_map(|stage| (0..steps).map(move |t| (stage, t))) {
             let stages = || timeline.stages();
             let verdict =
                 |step| stages().map(|s| report(s, step)).fold(0.0, f64::max) + costs.verdict;
             if options.window == Window::Zero {
-                prop_assert_eq!(start(stage, step, Update::GateThis), verdict(step));
+                prop_assert_eq!(start(stage, step, UpdateOp::GateThis), verdict(step));
                 continue;
             }
             if step > 0 {
-                prop_assert!(start(stage, step, Update::GatePrevious) >= verdict(step - 1));
+                prop_assert!(start(stage, step, UpdateOp::GatePrevious) >= verdict(step - 1));
             }
             let sums_from = |from: StageIndex| {
                 report(from, step) + f64::from(stage.0 - from.0) * costs.link
             };
             let prefix = stages().filter(|from| *from <= stage).map(sums_from).fold(0.0, f64::max);
-            prop_assert!((start(stage, step, Update::Step) - prefix).abs() < 1e-9);
+            prop_assert!((start(stage, step, UpdateOp::Step) - prefix).abs() < 1e-9);
         }
     }
 

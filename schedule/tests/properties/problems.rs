@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    ChunkCosts, Ending, Placement, Problem, Program, Relief, Window, simulate,
+    ChunkCosts, MemorySavings, Placement, Program, ScheduleProblem, StepEnding, Window, simulate,
 };
 use zbelastic_types::StageIndex;
 
@@ -17,7 +17,10 @@ pub fn chunk_costs() -> impl Strategy<Value = ChunkCosts> {
 }
 
 /// A problem over this placement, whose stages' memory holds one to eight microbatches.
-pub fn problem(placement: Placement, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+pub fn problem(
+    placement: Placement,
+    microbatches_max: u32,
+) -> impl Strategy<Value = ScheduleProblem> {
     let chunks = prop::collection::vec(chunk_costs(), placement.chunk_count() as usize);
     let rooms = prop::collection::vec(1.0..8.0, placement.stage_count() as usize);
     let occupancy = prop_oneof![Just(0.0), 0.0..6.0];
@@ -32,8 +35,17 @@ pub fn problem(placement: Placement, microbatches_max: u32) -> impl Strategy<Val
             };
             let limits = (0..).zip(rooms).map(limit).collect();
             let placement = placement.clone();
-            let relief = Relief::default();
-            Problem { placement, chunks, limits, link, occupancy, microbatch_count, ending, relief }
+            let relief = MemorySavings::default();
+            ScheduleProblem {
+                placement,
+                chunks,
+                limits,
+                link,
+                occupancy,
+                microbatch_count,
+                ending,
+                memory_savings: relief,
+            }
         },
     )
 }
@@ -42,39 +54,43 @@ pub fn problem(placement: Placement, microbatches_max: u32) -> impl Strategy<Val
 pub const SHORT: f64 = 6.0;
 
 /// With a step left open, as mostly, or with none.
-pub fn ending(stage_count: usize) -> impl Strategy<Value = Ending> {
+pub fn ending(stage_count: usize) -> impl Strategy<Value = StepEnding> {
     let window = prop_oneof![2 => Just(Window::One), 1 => Just(Window::Zero)];
     let after = prop::collection::vec(0.0..6.0, stage_count);
     let after = prop_oneof![2 => Just(Vec::new()), 1 => after];
     let verdict = prop_oneof![2 => 0.0..SHORT, 1 => 0.0..60.0];
-    (window, verdict, after).prop_map(|(window, verdict, after)| Ending { window, verdict, after })
+    (window, verdict, after).prop_map(|(window, verdict, after)| StepEnding {
+        window,
+        verdict,
+        after,
+    })
 }
 
-pub fn line(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+pub fn line(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = ScheduleProblem> {
     let sized = move |stages| problem(Placement::line(stages), microbatches_max);
     (1..=stages_max).prop_flat_map(sized)
 }
 
-pub fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+pub fn vee(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = ScheduleProblem> {
     let sized = move |stages| problem(Placement::vee(stages), microbatches_max);
     (1..=stages_max).prop_flat_map(sized)
 }
 
-pub fn cross(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+pub fn cross(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = ScheduleProblem> {
     let sized = move |stages| problem(Placement::cross(stages), microbatches_max);
     (1..=stages_max).prop_flat_map(sized)
 }
 
 /// Two chunks a stage or three, dealt round.
-pub fn looped(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = Problem> {
+pub fn looped(stages_max: u32, microbatches_max: u32) -> impl Strategy<Value = ScheduleProblem> {
     let sized =
         move |(stages, chunks)| problem(Placement::looped(stages, chunks), microbatches_max);
     (1..=stages_max, 2..=3_u32).prop_flat_map(sized)
 }
 
 /// What a program costs at a problem's times; `None` if a stage's memory does not hold it.
-pub fn cost_of(problem: &Problem, program: &Program) -> Option<f64> {
+pub fn cost_of(problem: &ScheduleProblem, program: &Program) -> Option<f64> {
     let timeline =
-        simulate(program, &problem.costs(), 1).ok().filter(|_| problem.holds(program))?;
+        simulate(program, &problem.costs(), 1).ok().filter(|_| problem.fits_memory(program))?;
     Some(problem.cost(&timeline))
 }

@@ -3,22 +3,22 @@
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use zbelastic_schedule::{
-    ChunkCosts, CopyLanes, Costs, Ending, LowerOptions, PipelineSize, Problem, Program, Relief,
-    Remake, ScheduleKind, SolveError, Trip, check, generate, generate_sized, lower, lower_bound,
-    simulate, solve,
+    ChunkCosts, CopyLanes, Costs, LowerOptions, MemorySavings, OffloadTransfer, PipelineSize,
+    Program, RecomputeCost, ScheduleKind, ScheduleProblem, SolveError, StepEnding, check, generate,
+    generate_sized, lower, lower_bound, simulate, solve,
 };
 
 use crate::problems::{cost_of, cross, line, looped, vee};
 
 /// Whether what a program costs is not below the bound, with the memory there is if that holds it,
 /// and with any amount.
-fn check_bound(problem: &Problem, program: &Program) -> Result<(), TestCaseError> {
+fn check_bound(problem: &ScheduleProblem, program: &Program) -> Result<(), TestCaseError> {
     if let Some(cost) = cost_of(problem, program) {
         let bound = lower_bound(problem).expect("legal");
         prop_assert!(bound <= cost * (1.0 + 1e-9), "{bound} above {cost}");
     }
     let limits = vec![f64::INFINITY; problem.limits.len()];
-    let roomy = Problem { limits, ..problem.clone() };
+    let roomy = ScheduleProblem { limits, ..problem.clone() };
     let cost = cost_of(&roomy, program).expect("it fits");
     let bound = lower_bound(&roomy).expect("legal");
     prop_assert!(bound <= cost * (1.0 + 1e-9), "{bound} above {cost}");
@@ -104,8 +104,8 @@ proptest! {
         problem in prop_oneof![line(5, 9), vee(5, 9), looped(4, 8)],
     ) {
         const STEPS: u32 = 6;
-        let ending = Ending { after: Vec::new(), ..problem.ending };
-        let problem = Problem { ending, ..problem };
+        let ending = StepEnding { after: Vec::new(), ..problem.ending };
+        let problem = ScheduleProblem { ending, ..problem };
         let found = solve(&problem).expect("legal");
         let (window, verdict) = (problem.ending.window, problem.ending.verdict);
         let options = LowerOptions { window, early_head_weights: false };
@@ -124,36 +124,36 @@ proptest! {
 }
 
 /// What the stages of a problem may do: make passes again, let them leave, or both.
-fn relief(problem: &Problem) -> impl Strategy<Value = Relief> + use<> {
+fn memory_savings(problem: &ScheduleProblem) -> impl Strategy<Value = MemorySavings> + use<> {
     let chunks = problem.chunks.clone();
     let times = prop::collection::vec((0.0..10.0, 0.0..=1.0, 0.0..10.0, 0.0..10.0), chunks.len());
     let lanes = prop::sample::select(vec![CopyLanes::Alternating, CopyLanes::Duplex]);
     (times, 1..=3_u8, lanes).prop_map(move |(times, which, lanes)| {
-        let remake = |(costs, (time, share, ..)): (&ChunkCosts, &(f64, f64, f64, f64))| Remake {
-            time: *time,
-            after_drop: share * costs.after_forward,
+        let remake = |(costs, (time, share, ..)): (&ChunkCosts, &(f64, f64, f64, f64))| {
+            RecomputeCost { time: *time, after_drop: share * costs.after_forward }
         };
-        let trip = |(_, _, offload, reload): &(f64, f64, f64, f64)| Trip {
+        let trip = |(_, _, offload, reload): &(f64, f64, f64, f64)| OffloadTransfer {
             offload: *offload,
             reload: *reload,
         };
         let remakes = chunks.iter().zip(&times).map(remake).collect();
         let trips = times.iter().map(trip).collect();
         match which {
-            1 => Relief { remakes, lanes, ..Relief::default() },
-            2 => Relief { trips, lanes, ..Relief::default() },
-            _ => Relief { remakes, trips, lanes },
+            1 => MemorySavings { recomputes: remakes, lanes, ..MemorySavings::default() },
+            2 => MemorySavings { offloads: trips, lanes, ..MemorySavings::default() },
+            _ => MemorySavings { recomputes: remakes, offloads: trips, lanes },
         }
     })
 }
 
 /// A problem with so many times the memory, which may be too little without a relief.
-fn relieved() -> impl Strategy<Value = Problem> {
+fn fitted() -> impl Strategy<Value = ScheduleProblem> {
     let problems = prop_oneof![line(4, 8), vee(3, 7), looped(3, 6)];
     (problems, 0.2..1.0).prop_flat_map(|(problem, share)| {
         let limits = problem.limits.iter().map(|limit| limit * share).collect();
-        let problem = Problem { limits, ..problem };
-        relief(&problem).prop_map(move |relief| Problem { relief, ..problem.clone() })
+        let problem = ScheduleProblem { limits, ..problem };
+        memory_savings(&problem)
+            .prop_map(move |relief| ScheduleProblem { memory_savings: relief, ..problem.clone() })
     })
 }
 
@@ -162,8 +162,8 @@ proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(7), ..ProptestConfig::with_cases(300) })]
 
     #[test]
-    fn what_is_relieved_fits_and_costs_no_more_than_without(problem in relieved()) {
-        let plain = solve(&Problem { relief: Relief::default(), ..problem.clone() });
+    fn what_saves_memory_fits_and_costs_no_more_than_without(problem in fitted()) {
+        let plain = solve(&ScheduleProblem { memory_savings: MemorySavings::default(), ..problem.clone() });
         let found = match solve(&problem) {
             Ok(found) => found,
             Err(SolveError::Limit { .. }) => {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use zbelastic_kernels::reference::{
     AdamWState, adam_ahead, adamw, pull_together, track_change, weights_along,
 };
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostFloats, View};
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, BufferView, HostFloats};
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncVariant};
 use zbelastic_types::{LayerId, MicrobatchIndex, Step};
 
@@ -25,8 +25,8 @@ use super::state::AsyncState;
 use crate::data::BatchSource;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, LayerRange, LayerState, Logits, PassStash, Scratch, Sizes, Space, model_layers,
-    rotary_angles,
+    BufferSize, Chunk, LayerRange, LayerState, Logits, PassScratch, PassSizes, PassStash,
+    model_layers, rotary_angles,
 };
 use crate::optimizer::clip_coefficient;
 
@@ -56,7 +56,7 @@ pub(super) struct ChunkFloats {
 }
 
 /// The learning rate, the number and the guard of an update.
-pub(super) struct PlainUpdate<'a> {
+pub(super) struct SerialUpdate<'a> {
     pub setup: &'a AsyncSetup,
     pub replica: u32,
     pub base: u32,
@@ -69,9 +69,9 @@ impl ChunkFloats {
         &self,
         backend: &B,
         layers: &mut [LayerState<B>],
-        update: &PlainUpdate<'_>,
+        update: &SerialUpdate<'_>,
     ) -> Self {
-        let PlainUpdate { setup, replica, base, lr } = *update;
+        let SerialUpdate { setup, replica, base, lr } = *update;
         for injection in setup.injections_at(replica, base) {
             layers.iter_mut().for_each(|layer| injection.apply(backend, layer));
         }
@@ -79,7 +79,7 @@ impl ChunkFloats {
         let mut is_finite = true;
         for layer in &*layers {
             for tensor in &layer.spec.tensors {
-                let found = backend.sum_squares(View::new(&layer.g, tensor.range.clone()));
+                let found = backend.sum_squares(BufferView::new(&layer.g, tensor.range.clone()));
                 square_sum += found.sum;
                 is_finite &= found.nonfinite == 0;
             }
@@ -95,7 +95,7 @@ impl ChunkFloats {
                 let range = tensor.range.clone();
                 let is_decayed = setup.optimizer.decays(tensor.is_matrix());
                 let numbers = setup.optimizer.numbers(lr, next.updates, clip, is_decayed);
-                let g = backend.download(View::new(&layer.g, range.clone()));
+                let g = backend.download(BufferView::new(&layer.g, range.clone()));
                 let cut = |floats: &[f32]| floats[range.clone()].to_vec();
                 let (w, m, v) = (cut(&floats.w), cut(&floats.m), cut(&floats.v));
                 let mut state = AdamWState { w, m, v };
@@ -110,7 +110,7 @@ impl ChunkFloats {
 }
 
 /// Every version of a chunk that may still be read, by number.
-type History = BTreeMap<u32, ChunkFloats>;
+type ChunkHistory = BTreeMap<u32, ChunkFloats>;
 
 /// A serial run with the staleness of a schedule.
 pub struct AsyncReference<B: Backend, S> {
@@ -120,17 +120,17 @@ pub struct AsyncReference<B: Backend, S> {
     model: Chunk<B>,
     stash: PassStash<B::Buffer>,
     logits: Logits<B::Buffer>,
-    scratch: Scratch<B::Buffer>,
+    scratch: PassScratch<B::Buffer>,
     angles: Option<B::Buffer>,
     /// By pipeline and chunk.
-    histories: Vec<Vec<History>>,
+    histories: Vec<Vec<ChunkHistory>>,
     /// The reference model, chunk by chunk and layer by layer (AvgPipe).
     reference: Vec<Vec<Vec<f32>>>,
 }
 
 /// A place in the formulas.
 #[derive(Clone, Copy)]
-struct Place {
+struct PassCoordinates {
     chunk: usize,
     /// s, p and a.
     stage: u32,
@@ -143,7 +143,7 @@ struct Place {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Side {
+enum PassDirection {
     Forward,
     Backward,
 }
@@ -159,8 +159,8 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     pub fn new(setup: Arc<AsyncSetup>, backend: B, source: S) -> Result<Self, AllocateError> {
         assert_ne!(setup.plan.program.kind, AsyncKind::AmpNet, "AMPNet has no formula");
         let (model, shape) = (&setup.model, setup.plan.batch.microbatch);
-        let sizes = Sizes::whole(model, shape);
-        let mut make = |space: Space| space.allocate(&backend);
+        let sizes = PassSizes::whole(model, shape);
+        let mut make = |space: BufferSize| space.allocate(&backend);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let (logits, scratch) = (sizes.logits(&mut make)?, sizes.scratch(&mut make)?);
         let angles = rotary_angles(&backend, model, shape)?;
@@ -175,9 +175,9 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let chunks: Vec<Vec<Vec<f32>>> = setup.plan.chunks.iter().map(of_chunk).collect();
         let history = |weights: &Vec<Vec<f32>>| {
             let layers = weights.iter().cloned().map(LayerFloats::new).collect();
-            History::from([(0, ChunkFloats { layers, updates: 0 })])
+            ChunkHistory::from([(0, ChunkFloats { layers, updates: 0 })])
         };
-        let pipeline: Vec<History> = chunks.iter().map(history).collect();
+        let pipeline: Vec<ChunkHistory> = chunks.iter().map(history).collect();
         let histories = vec![pipeline; setup.plan.program.replica_count as usize];
         let reference =
             if setup.plan.program.kind == AsyncKind::AvgPipe { chunks } else { Vec::new() };
@@ -212,12 +212,12 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let is_first = k.is_multiple_of(update_every);
         let accumulate = if is_first { Accumulate::Start } else { Accumulate::Add };
 
-        self.load(k, replica, Side::Forward);
+        self.load(k, replica, PassDirection::Forward);
         let forward = context(&setup, &self.backend, &self.angles, None);
         let (stash, logits) = (&mut self.stash, &mut self.logits);
         let loss = self.model.forward(&forward, &batch, stash, Some(logits));
 
-        self.load(k, replica, Side::Backward);
+        self.load(k, replica, PassDirection::Backward);
         let context = context(&setup, &self.backend, &self.angles, None);
         let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
         let scaled = (&batch, setup.loss_scale());
@@ -232,17 +232,17 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         loss.expect("the whole model has a loss")
     }
 
-    fn place(&self, chunk: usize, k: u32) -> Place {
+    fn place(&self, chunk: usize, k: u32) -> PassCoordinates {
         let program = &self.setup.plan.program;
         let stages = program.placement.stage_count();
         let stage = chunk as u32 % stages;
         let microbatches = program.microbatch_count;
         let (ahead, minibatch) = (stages - 1 - stage, k / microbatches);
-        Place { chunk, stage, stages, ahead, k, microbatches, minibatch }
+        PassCoordinates { chunk, stage, stages, ahead, k, microbatches, minibatch }
     }
 
     /// Puts into the model what each chunk reads.
-    fn load(&mut self, k: u32, replica: u32, side: Side) {
+    fn load(&mut self, k: u32, replica: u32, side: PassDirection) {
         for chunk in 0..self.setup.plan.chunks.len() {
             let weights = self.weights_read(replica, self.place(chunk, k), side);
             let range = indices(self.setup.plan.chunks[chunk]);
@@ -253,8 +253,13 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     }
 
     /// The formulas: which version a chunk reads, and what is made of it.
-    fn weights_read(&self, replica: u32, place: Place, side: Side) -> Vec<Vec<f32>> {
-        let Place { stage, stages, ahead, k, microbatches, minibatch, .. } = place;
+    fn weights_read(
+        &self,
+        replica: u32,
+        place: PassCoordinates,
+        side: PassDirection,
+    ) -> Vec<Vec<f32>> {
+        let PassCoordinates { stage, stages, ahead, k, microbatches, minibatch, .. } = place;
         let version = |number| self.version(replica, place.chunk, number);
         let (p, m, s) = (f64::from(stages), f64::from(microbatches), f64::from(stage));
         let plain = |number| version(number).layers.iter().map(|layer| layer.w.clone()).collect();
@@ -271,28 +276,28 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
             (AsyncKind::WPipe, _) => plain(minibatch),
             (AsyncKind::AvgPipe, _) => plain(minibatch / self.setup.plan.program.replica_count),
             (AsyncKind::PipeMare, _) if minibatch < warm_up => plain(minibatch),
-            (AsyncKind::PipeMare, Side::Forward) => {
+            (AsyncKind::PipeMare, PassDirection::Forward) => {
                 let since = k - warm_up * microbatches;
                 plain(warm_up + since.saturating_sub(ahead) / microbatches)
             }
-            (AsyncKind::PipeMare, Side::Backward) if ahead == 0 => plain(k / microbatches),
-            (AsyncKind::PipeMare, Side::Backward) => {
+            (AsyncKind::PipeMare, PassDirection::Backward) if ahead == 0 => plain(k / microbatches),
+            (AsyncKind::PipeMare, PassDirection::Backward) => {
                 let back = (f64::from(ahead) / m) as f32;
                 let layers = version(k / microbatches).layers.iter();
                 layers.map(|layer| weights_along(&layer.w, &layer.delta, back)).collect()
             }
-            (AsyncKind::SpecTrain, Side::Forward) => {
+            (AsyncKind::SpecTrain, PassDirection::Forward) => {
                 let distance = (s / 2.0).floor() + p - s - 1.0;
                 self.momentum(replica, place.chunk, k.saturating_sub(ahead), distance)
             }
-            (AsyncKind::SpecTrain, Side::Backward) => {
+            (AsyncKind::SpecTrain, PassDirection::Backward) => {
                 self.momentum(replica, place.chunk, k, (s / 2.0).floor())
             }
-            (AsyncKind::XPipe, Side::Forward) => {
+            (AsyncKind::XPipe, PassDirection::Forward) => {
                 let base = (minibatch * microbatches).saturating_sub(ahead) / microbatches;
                 self.adam(replica, place.chunk, base, ((p + m - s / 2.0 - 2.0) / m).round())
             }
-            (AsyncKind::XPipe, Side::Backward) => {
+            (AsyncKind::XPipe, PassDirection::Backward) => {
                 let distance = ((m + (s / 2.0).floor() - 1.0) / m).round();
                 self.adam(replica, place.chunk, minibatch, distance)
             }
@@ -330,7 +335,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         from.layers.iter().map(read).collect()
     }
 
-    fn update(&mut self, replica: u32, place: Place) {
+    fn update(&mut self, replica: u32, place: PassCoordinates) {
         let setup = self.setup.clone();
         let range = indices(setup.plan.chunks[place.chunk]);
         let histories = &mut self.histories[replica as usize];
@@ -344,7 +349,7 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         let anneal = setup.knobs.anneal_updates;
         let share = since.map_or(1.0, |update| annealed_share(delay, update, anneal));
         let lr = setup.lr_of_update(replica, base) * share;
-        let update = PlainUpdate { setup: &setup, replica, base, lr };
+        let update = SerialUpdate { setup: &setup, replica, base, lr };
         let layers = &mut self.model.layers_mut()[range];
         let mut next = newest.updated(&self.backend, layers, &update);
         if delay > 0.0 {

@@ -11,26 +11,27 @@ use zbelastic_schedule::asynchronous::{AsyncOp, AsyncProgram};
 use zbelastic_schedule::{Compute, Pass};
 use zbelastic_types::{MicrobatchIndex, Step};
 
-use super::reference::{ChunkFloats, LayerFloats, PlainUpdate};
+use super::reference::{ChunkFloats, LayerFloats, SerialUpdate};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
 use crate::data::BatchSource;
 use crate::elastic::LayerImage;
 use crate::model::{
-    Chunk, LayerState, Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles,
+    BufferSize, Chunk, LayerState, Logits, PassScratch, PassSizes, PassStash, model_layers,
+    rotary_angles,
 };
 
 /// A chunk of the model on its own.
-struct Part<B: Backend> {
+struct ReplayedChunk<B: Backend> {
     chunk: Chunk<B>,
     floats: ChunkFloats,
     number: u32,
     accumulated: u32,
-    stashes: BTreeMap<MicrobatchIndex, Kept<B::Buffer>>,
+    stashes: BTreeMap<MicrobatchIndex, StashWithLogits<B::Buffer>>,
 }
 
 /// What a pass keeps between F and BW; logits only with the head.
-type Kept<T> = (PassStash<T>, Option<Logits<T>>);
+type StashWithLogits<T> = (PassStash<T>, Option<Logits<T>>);
 
 /// Runs what `found` recorded of a run of `setup`, which must be one chunk a stage.
 ///
@@ -45,7 +46,7 @@ pub fn replay_found<B: Backend, S: BatchSource>(
     backend: &B,
     source: &S,
 ) -> Result<AsyncState, AllocateError> {
-    let mut replay = Replay::new(setup, backend, source)?;
+    let mut replay = AsyncReplay::new(setup, backend, source)?;
     let mut positions = vec![0; found.stages.len()];
     loop {
         let mut has_moved = false;
@@ -66,19 +67,19 @@ pub fn replay_found<B: Backend, S: BatchSource>(
     Ok(replay.state())
 }
 
-struct Replay<'a, B: Backend, S> {
+struct AsyncReplay<'a, B: Backend, S> {
     setup: &'a AsyncSetup,
     backend: &'a B,
     source: &'a S,
-    parts: Vec<Part<B>>,
+    parts: Vec<ReplayedChunk<B>>,
     /// What passes left for the next, by the pass that reads it.
     inputs: BTreeMap<Pass, Vec<f32>>,
     gradients: BTreeMap<Pass, Vec<f32>>,
-    scratch: Scratch<B::Buffer>,
+    scratch: PassScratch<B::Buffer>,
     angles: Option<B::Buffer>,
 }
 
-impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
+impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
     fn new(setup: &'a AsyncSetup, backend: &'a B, source: &'a S) -> Result<Self, AllocateError> {
         let model = &setup.model;
         let specs = model_layers(model);
@@ -93,10 +94,11 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             }
             let floats = ChunkFloats { layers: floats, updates: 0 };
             let (chunk, stashes) = (Chunk::new(layers), BTreeMap::new());
-            parts.push(Part { chunk, floats, number: 0, accumulated: 0, stashes });
+            parts.push(ReplayedChunk { chunk, floats, number: 0, accumulated: 0, stashes });
         }
         let shape = setup.plan.batch.microbatch;
-        let scratch = Sizes::whole(model, shape).scratch(&mut |space| space.allocate(backend))?;
+        let scratch =
+            PassSizes::whole(model, shape).scratch(&mut |space| space.allocate(backend))?;
         let angles = rotary_angles(backend, model, shape)?;
         let (inputs, gradients) = (BTreeMap::new(), BTreeMap::new());
         Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
@@ -120,7 +122,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
         }
     }
 
-    fn batch(&self, pass: Pass) -> crate::data::Batch {
+    fn batch(&self, pass: Pass) -> crate::data::TokenBatch {
         let within = self.setup.plan.program.microbatch_count;
         let k = pass.microbatch.0;
         self.source.training(Step((k / within).into()), MicrobatchIndex(k % within))
@@ -132,8 +134,8 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
             return Ok(false);
         }
         let batch = self.batch(pass);
-        let sizes = Sizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
-        let mut make = |space: Space| space.allocate(self.backend);
+        let sizes = PassSizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
+        let mut make = |space: BufferSize| space.allocate(self.backend);
         let range = self.setup.plan.chunks[pass.chunk.index()];
         let mut stash = PassStash::build(&sizes, range, &mut make)?;
         let part = &mut self.parts[pass.chunk.index()];
@@ -182,7 +184,7 @@ impl<'a, B: Backend, S: BatchSource> Replay<'a, B, S> {
     fn step(&mut self, chunk: usize) {
         let part = &mut self.parts[chunk];
         let (setup, base) = (self.setup, part.number);
-        let update = PlainUpdate { setup, replica: 0, base, lr: setup.lr_of_update(0, base) };
+        let update = SerialUpdate { setup, replica: 0, base, lr: setup.lr_of_update(0, base) };
         part.floats = part.floats.updated(self.backend, part.chunk.layers_mut(), &update);
         for (layer, floats) in part.chunk.layers_mut().iter_mut().zip(&part.floats.layers) {
             layer.set_weights(self.backend, &floats.w);

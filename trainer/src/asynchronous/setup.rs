@@ -7,10 +7,10 @@ use zbelastic_schedule::asynchronous::{
 };
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex, Step};
 
-use super::line::change_bytes;
+use super::weight_versions::change_bytes;
 use crate::model::{
-    Context, Family, LayerRange, LayerSpec, LayerTimer, ModelConfig, PassStash, Sizes, SlicePlace,
-    count_bytes, frozen_bytes, layer_bytes, model_layers,
+    Family, LayerRange, LayerSpec, LayerTimer, ModelConfig, PassContext, PassSizes, PassStash,
+    SlicePosition, count_bytes, frozen_bytes, layer_bytes, model_layers,
 };
 use crate::optimizer::OptimizerConfig;
 use crate::plan::{
@@ -20,7 +20,7 @@ use crate::stage::{InitialWeights, Injection};
 
 /// Numbers that single methods have beside their schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AsyncKnobs {
+pub struct AsyncHyperparameters {
     /// Updates over which PipeMare lets the learning rate of a stage rise to its full height.
     pub anneal_updates: u64,
     /// The share of what lies between them by which a model and the reference pull each other
@@ -131,7 +131,7 @@ impl AsyncPlan {
         model: &ModelConfig,
         stage: StageIndex,
     ) -> StageMemory {
-        let sizes = Sizes::whole(model, self.batch.microbatch);
+        let sizes = PassSizes::whole(model, self.batch.microbatch);
         let live = self.program.live_passes();
         let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
         for (chunk, layers) in self.chunks_of(stage) {
@@ -151,8 +151,15 @@ impl AsyncPlan {
             scratch += Bytes(backend.buffer_bytes(angles));
         }
         let none = Bytes(0);
-        let memory =
-            StageMemory { state, stash, scratch, messages, copies: none, fixed: none, away: none };
+        let memory = StageMemory {
+            state,
+            stash,
+            scratch,
+            messages,
+            copies: none,
+            fixed: none,
+            offload: none,
+        };
         match backend.sizes() {
             DeviceSizes::Processors => memory,
             DeviceSizes::Cuda(_) => memory.on_device(backend, &self.device_claim(model, stage)),
@@ -171,7 +178,11 @@ impl AsyncPlan {
             let after = (range.ids().end < model.layer_count()).then(|| live[chunk.index()]);
             unread += before.unwrap_or(0) + after.unwrap_or(0);
         }
-        asynchronous_claim(&Sizes::whole(model, self.batch.microbatch), &layers, unread as usize)
+        asynchronous_claim(
+            &PassSizes::whole(model, self.batch.microbatch),
+            &layers,
+            unread as usize,
+        )
     }
 
     /// Weights of a chunk in all pipelines and versions, with what trains them.
@@ -221,7 +232,7 @@ pub struct AsyncSetup {
     /// Gradients corrupted on purpose, at the first update that a minibatch has a share in.
     pub injections: Vec<Injection>,
     /// Numbers of single methods.
-    pub knobs: AsyncKnobs,
+    pub knobs: AsyncHyperparameters,
 }
 
 impl AsyncSetup {
@@ -267,8 +278,8 @@ pub(super) fn context<'c, B: Backend>(
     backend: &'c B,
     angles: &'c Option<B::Buffer>,
     timer: Option<&'c LayerTimer>,
-) -> Context<'c, B> {
+) -> PassContext<'c, B> {
     let shape = setup.plan.batch.microbatch;
-    let (place, angles) = (SlicePlace::WHOLE, angles.as_ref());
-    Context { backend, model: &setup.model, shape, place, angles, timer }
+    let (place, angles) = (SlicePosition::WHOLE, angles.as_ref());
+    PassContext { backend, model: &setup.model, shape, place, angles, timer }
 }

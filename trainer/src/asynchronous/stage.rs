@@ -8,20 +8,24 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use zbelastic_kernels::{Accumulate, AllocateError, Backend, DeviceFault, Loss, Parcel, View};
-use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp, AsyncProgram, Region, Version};
+use zbelastic_kernels::{
+    Accumulate, AllocateError, Backend, BufferView, DeviceFault, Loss, TensorHandle,
+};
+use zbelastic_schedule::asynchronous::{
+    AsyncKind, AsyncOp, AsyncProgram, DynamicRegion, WeightVersion,
+};
 use zbelastic_schedule::{Compute, Flow, Pass, Transfer};
 use zbelastic_types::{Bytes, ChunkIndex, MicrobatchIndex, StageIndex, Step};
 
-use super::line::{Line, LinePlan};
 use super::setup::{AsyncSetup, context};
 use super::state::AsyncState;
-use crate::data::{Batch, BatchSource};
+use super::weight_versions::{WeightVersions, WeightVersionsPlan};
+use crate::data::{BatchSource, TokenBatch};
 use crate::model::{
-    LayerTimer, Logits, PassStash, Scratch, Sizes, Space, model_layers, rotary_angles,
+    BufferSize, LayerTimer, Logits, PassScratch, PassSizes, PassStash, model_layers, rotary_angles,
 };
 use crate::plan::claim_stage;
-use crate::stage::Slots;
+use crate::stage::SlotPool;
 
 /// A boundary tensor on its way from stage to stage.
 #[derive(Clone, Debug)]
@@ -31,14 +35,14 @@ pub struct AsyncFrame {
     /// The pass that reads it.
     pub pass: Pass,
     /// `rows` by `width`.
-    pub tensor: Parcel,
+    pub tensor: TensorHandle,
 }
 
 /// An update that a chunk made, or left out.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Updated {
+pub struct AsyncUpdate {
     /// The version it made.
-    pub version: Version,
+    pub version: WeightVersion,
     /// Learning rate of the update.
     pub lr: f64,
     /// The norm of the chunk's gradient, before clipping.
@@ -66,7 +70,7 @@ pub enum AsyncOutput {
         loss_sum: f64,
     },
     /// A chunk has a new version.
-    Updated(Updated),
+    Update(AsyncUpdate),
 }
 
 /// What came of running the next operation.
@@ -83,17 +87,17 @@ pub enum AsyncProgress {
 }
 
 /// Where a stage stands.
-enum Course {
+enum ProgramPosition {
     /// At this operation of its list.
     List(usize),
     /// In a region whose order it finds.
-    Found(Box<Region>),
+    Found(Box<DynamicRegion>),
 }
 
 /// What the passes of a chunk keep.
-struct PassMemory<T> {
-    stashes: Slots<PassStash<T>>,
-    logits: Option<Slots<Logits<T>>>,
+struct ChunkSlots<T> {
+    stashes: SlotPool<PassStash<T>>,
+    logits: Option<SlotPool<Logits<T>>>,
 }
 
 /// One stage of an asynchronous run.
@@ -103,19 +107,19 @@ pub struct AsyncStage<B: Backend, S> {
     backend: B,
     source: S,
     /// By chunk and pipeline.
-    lines: BTreeMap<(ChunkIndex, u32), Line<B>>,
-    memory: BTreeMap<ChunkIndex, PassMemory<B::Buffer>>,
+    lines: BTreeMap<(ChunkIndex, u32), WeightVersions<B>>,
+    memory: BTreeMap<ChunkIndex, ChunkSlots<B::Buffer>>,
     /// The chunks' layers of the reference model (AvgPipe); else empty.
     references: BTreeMap<ChunkIndex, Vec<B::Buffer>>,
-    scratch: Scratch<B::Buffer>,
+    scratch: PassScratch<B::Buffer>,
     angles: Option<B::Buffer>,
-    inbox: BTreeMap<(Flow, Pass), Parcel>,
+    inbox: BTreeMap<(Flow, Pass), TensorHandle>,
     frames_max: usize,
     /// What the last F or BW left, until a transfer takes it.
-    result: Option<(Flow, Pass, Parcel)>,
+    result: Option<(Flow, Pass, TensorHandle)>,
     /// Losses that a device still computes: no more than microbatches are alive or in an update.
     losses: VecDeque<(MicrobatchIndex, Loss)>,
-    course: Course,
+    course: ProgramPosition,
     outbox: VecDeque<AsyncOutput>,
     /// Of a device that runs later what is enqueued: its clock, and what passes took by it so far.
     timer: LayerTimer,
@@ -134,12 +138,12 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         source: S,
     ) -> Result<Self, AllocateError> {
         let (plan, model) = (&setup.plan, &setup.model);
-        let sizes = Sizes::whole(model, plan.batch.microbatch);
+        let sizes = PassSizes::whole(model, plan.batch.microbatch);
         let (live, specs) = (plan.program.live_passes(), model_layers(model));
         let counted = plan.stage_memory(&backend, model, stage);
         let counted = claim_stage(&backend, counted, &plan.device_claim(model, stage))?;
         let mut allocated = Bytes(0);
-        let mut make = |space: Space| {
+        let mut make = |space: BufferSize| {
             allocated += Bytes(space.bytes(&backend));
             space.allocate(&backend)
         };
@@ -149,17 +153,17 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         for (chunk, layers) in plan.chunks_of(stage) {
             let slots = 0..live[chunk.index()];
             let stashes = slots.clone().map(|_| PassStash::build(&sizes, layers, &mut make));
-            let stashes = Slots::new(stashes.collect::<Result<_, _>>()?);
+            let stashes = SlotPool::new(stashes.collect::<Result<_, _>>()?);
             let has_head = layers.ids().end == model.layer_count();
             let logits = has_head.then(|| slots.map(|_| sizes.logits(&mut make)).collect());
-            let logits = logits.transpose()?.map(Slots::new);
-            memory.insert(chunk, PassMemory { stashes, logits });
+            let logits = logits.transpose()?.map(SlotPool::new);
+            memory.insert(chunk, ChunkSlots { stashes, logits });
             let specs = &specs[layers.ids().start as usize..layers.ids().end as usize];
             for replica in 0..plan.program.replica_count {
                 let delay = correction_delay(&plan.program, chunk);
                 let kept_max = plan.program.kept_max(chunk);
-                let line = LinePlan { setup: &setup, specs, replica, kept_max, delay };
-                lines.insert((chunk, replica), Line::new(&backend, &line)?);
+                let line = WeightVersionsPlan { setup: &setup, specs, replica, kept_max, delay };
+                lines.insert((chunk, replica), WeightVersions::new(&backend, &line)?);
             }
             if plan.program.kind == AsyncKind::AvgPipe {
                 references.insert(chunk, lines[&(chunk, 0)].reference(&backend)?);
@@ -169,13 +173,14 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         if let Some(angles) = &angles {
             allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
         }
-        allocated += lines.values().map(|line: &Line<B>| line.taken(&backend)).sum();
+        allocated +=
+            lines.values().map(|line: &WeightVersions<B>| line.allocated_bytes(&backend)).sum();
         let references_taken = references.values().flatten();
         allocated += references_taken.map(|w| Bytes(backend.buffer_bytes(backend.len(w)))).sum();
         assert_eq!(allocated, counted.device(), "the plan claims what is allocated");
         let course = first_course(&plan.program, stage);
         // A device that is behind has a clock of its own, and this one is not read.
-        let clock = backend.is_behind().then(|| LayerTimer::new(Box::new(|| 0.0)));
+        let clock = backend.is_asynchronous().then(|| LayerTimer::new(Box::new(|| 0.0)));
         let timer = clock.unwrap_or_default();
         Ok(Self {
             stage,
@@ -205,7 +210,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// own.
     pub fn handle(&mut self, frame: AsyncFrame) {
         let AsyncFrame { flow, pass, tensor } = frame;
-        let sizes = Sizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
+        let sizes = PassSizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
         assert_eq!(tensor.len(), sizes.residual(), "a frame is as long as the plan says");
         assert!(self.memory.contains_key(&pass.chunk), "{pass:?} is on this stage");
         let limit = self.frames_max;
@@ -224,7 +229,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// an operation is done when it returns.
     #[must_use]
     pub fn worked_us(&self) -> Option<f64> {
-        self.backend.is_behind().then_some(self.worked_us)
+        self.backend.is_asynchronous().then_some(self.worked_us)
     }
 
     /// What should happen elsewhere, in order. Nothing leaves a device that gave up.
@@ -256,11 +261,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         }
         self.run(op);
         match &mut self.course {
-            Course::List(position) => *position += 1,
-            Course::Found(region) => region.finish_op(),
+            ProgramPosition::List(position) => *position += 1,
+            ProgramPosition::Found(region) => region.finish_op(),
         }
         if self.is_finished() {
-            self.tell_losses();
+            self.queue_losses();
         }
         self.timer.end(&self.backend);
         self.backend.flush();
@@ -271,8 +276,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         match &self.course {
-            Course::List(position) => *position == self.ops().len(),
-            Course::Found(region) => region.is_done(),
+            ProgramPosition::List(position) => *position == self.ops().len(),
+            ProgramPosition::Found(region) => region.is_done(),
         }
     }
 
@@ -280,8 +285,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     #[must_use]
     pub fn found(&self) -> Option<&[AsyncOp]> {
         match &self.course {
-            Course::List(_) => None,
-            Course::Found(region) => Some(region.found()),
+            ProgramPosition::List(_) => None,
+            ProgramPosition::Found(region) => Some(region.executed_ops()),
         }
     }
 
@@ -294,7 +299,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             let layers = images.map(|image| (*replica, image)).collect();
             let ids = self.setup.plan.chunks[chunk.index()].layers();
             let reference = self.references.get(chunk).filter(|_| *replica == 0);
-            let whole = |w| self.backend.download(View::new(w, 0..self.backend.len(w)));
+            let whole = |w| self.backend.download(BufferView::new(w, 0..self.backend.len(w)));
             let reference = ids.zip(reference.into_iter().flatten().map(whole)).collect();
             state.extend(AsyncState { layers, reference, updates: line.updates });
         }
@@ -306,10 +311,12 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     }
 
     fn next_op(&mut self) -> Option<AsyncOp> {
-        if let Course::List(position) = self.course {
+        if let ProgramPosition::List(position) = self.course {
             return self.ops().get(position).copied();
         }
-        let Course::Found(region) = &mut self.course else { unreachable!("looked at above") };
+        let ProgramPosition::Found(region) = &mut self.course else {
+            unreachable!("looked at above")
+        };
         if region.next_op().is_none() {
             let arrived = self.inbox.keys().map(|(flow, pass)| (*flow, pass.microbatch));
             region.choose(&arrived.collect());
@@ -335,8 +342,8 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                 let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
                 let updated = line.step(&self.setup, &self.backend);
                 assert_eq!(updated.version, version, "versions are counted one by one");
-                self.tell_losses();
-                self.outbox.push_back(AsyncOutput::Updated(updated));
+                self.queue_losses();
+                self.outbox.push_back(AsyncOutput::Update(updated));
             }
             AsyncOp::Predict(chunk, rule, version) => {
                 let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
@@ -359,7 +366,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     }
 
     /// Waits for the losses that a device still computes, and passes them on.
-    fn tell_losses(&mut self) {
+    fn queue_losses(&mut self) {
         let losses = self
             .losses
             .drain(..)
@@ -367,13 +374,13 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         self.outbox.extend(losses);
     }
 
-    fn batch(&self, microbatch: MicrobatchIndex) -> Batch {
+    fn batch(&self, microbatch: MicrobatchIndex) -> TokenBatch {
         let program = &self.setup.plan.program;
         let step = Step(program.minibatch_of(microbatch).into());
         self.source.training(step, MicrobatchIndex(microbatch.0 % program.microbatch_count))
     }
 
-    fn forward(&mut self, pass: Pass, version: Version) {
+    fn forward(&mut self, pass: Pass, version: WeightVersion) {
         let (batch, operand) =
             (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Forward, pass)));
         let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
@@ -386,10 +393,10 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         let logits = memory.logits.as_mut().map(|slots| slots.acquire(pass.microbatch));
         let microbatch = pass.microbatch;
         match chunk.forward_slice(&context, &batch, &[], stash, logits) {
-            Some(Loss::Known(loss_sum)) => {
+            Some(Loss::Ready(loss_sum)) => {
                 self.outbox.push_back(AsyncOutput::Loss { microbatch, loss_sum });
             }
-            Some(loss @ Loss::Held(_)) => self.losses.push_back((microbatch, loss)),
+            Some(loss @ Loss::Pending(_)) => self.losses.push_back((microbatch, loss)),
             None => {
                 let output = chunk.send_output(&self.backend, stash);
                 self.result = Some((Flow::Forward, pass, output));
@@ -397,7 +404,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         }
     }
 
-    fn backward(&mut self, pass: Pass, version: Version) {
+    fn backward(&mut self, pass: Pass, version: WeightVersion) {
         let (batch, operand) =
             (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Backward, pass)));
         let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
@@ -473,13 +480,18 @@ fn correction_delay(program: &AsyncProgram, chunk: ChunkIndex) -> f64 {
     }
 }
 
-fn first_course(program: &AsyncProgram, stage: StageIndex) -> Course {
+fn first_course(program: &AsyncProgram, stage: StageIndex) -> ProgramPosition {
     match program.stages[stage.index()][..] {
         [AsyncOp::Dynamic(chunk, dynamic)] => {
             let microbatches = u32::try_from(program.microbatches_total()).expect("checked");
             let chunk_count = program.placement.chunk_count();
-            Course::Found(Box::new(Region::new(dynamic, chunk, chunk_count, microbatches)))
+            ProgramPosition::Found(Box::new(DynamicRegion::new(
+                dynamic,
+                chunk,
+                chunk_count,
+                microbatches,
+            )))
         }
-        _ => Course::List(0),
+        _ => ProgramPosition::List(0),
     }
 }

@@ -3,7 +3,7 @@
 use zbelastic_types::{MicrobatchIndex, Step};
 
 use super::permutation::Permutation;
-use super::{Batch, BatchSource};
+use super::{BatchSource, TokenBatch};
 use crate::model::MicrobatchShape;
 
 /// A text, split into training windows and held-out windows.
@@ -55,7 +55,7 @@ pub enum CorpusError {
 
 /// How a text is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Cut {
+pub struct CorpusConfig {
     /// The shape of a microbatch.
     pub shape: MicrobatchShape,
     /// Microbatches a step.
@@ -73,7 +73,7 @@ impl Corpus {
     ///
     /// # Errors
     /// If it is empty, shorter than a window, or has bytes that the model does not know.
-    pub fn new(text: Vec<u8>, cut: &Cut) -> Result<Self, CorpusError> {
+    pub fn new(text: Vec<u8>, cut: &CorpusConfig) -> Result<Self, CorpusError> {
         if text.is_empty() {
             return Err(CorpusError::Empty);
         }
@@ -131,8 +131,8 @@ impl Corpus {
         (epoch, order.at(position))
     }
 
-    fn batch(&self, starts: impl Iterator<Item = usize>) -> Batch {
-        let mut batch = Batch { inputs: Vec::new(), targets: Vec::new() };
+    fn batch(&self, starts: impl Iterator<Item = usize>) -> TokenBatch {
+        let mut batch = TokenBatch { inputs: Vec::new(), targets: Vec::new() };
         for start in starts {
             let window = &self.tokens[start..=start + self.shape.sequence_len];
             batch.inputs.extend(window.iter().take(self.shape.sequence_len).map(|t| u32::from(*t)));
@@ -143,7 +143,7 @@ impl Corpus {
 }
 
 impl BatchSource for Corpus {
-    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         let windows = (0..self.shape.sequences)
             .map(|sequence| self.window(step, microbatch, sequence).1 as usize);
         self.batch(windows.map(|window| window * self.shape.sequence_len))
@@ -151,7 +151,7 @@ impl BatchSource for Corpus {
 
     /// Windows in the order of the text. A last microbatch that is not full is left out, except if
     /// it is the only one: then its windows repeat.
-    fn held_out(&self, index: u32) -> Option<Batch> {
+    fn held_out(&self, index: u32) -> Option<TokenBatch> {
         let sequences = self.shape.sequences as u64;
         let full = self.held_out_windows / sequences;
         let count = if full == 0 { self.held_out_windows.min(1) } else { full };
@@ -169,13 +169,13 @@ impl BatchSource for Corpus {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Corpus, CorpusError, Cut};
+    use super::{Corpus, CorpusConfig, CorpusError};
     use crate::data::BatchSource;
     use crate::model::MicrobatchShape;
     use zbelastic_types::{MicrobatchIndex, Step};
 
-    fn cut(sequences: usize, sequence_len: usize) -> Cut {
-        Cut {
+    fn cut(sequences: usize, sequence_len: usize) -> CorpusConfig {
+        CorpusConfig {
             shape: MicrobatchShape { sequences, sequence_len },
             microbatch_count: 3,
             held_out_share: 0.05,
@@ -244,7 +244,7 @@ mod tests {
         check(vec![], Some(CorpusError::Empty));
         check(vec![1; 12], None);
         check(vec![1; 11], Some(CorpusError::Short { found: 10, held_out: 1, needed: 11 }));
-        let narrow = Cut { vocabulary: 100, ..cut(2, 10) };
+        let narrow = CorpusConfig { vocabulary: 100, ..cut(2, 10) };
         let found = Corpus::new(vec![99, 100, 101], &narrow).err();
         let expected = CorpusError::Vocabulary { byte: 100, offset: 1, vocabulary: 100 };
         assert_eq!(found, Some(expected));

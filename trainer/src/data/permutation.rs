@@ -1,6 +1,6 @@
 //! A random order of `0..len` that gives the value at any position without being written down.
 
-use crate::random::{Purpose, Stream};
+use crate::random::{RandomPurpose, RandomStream};
 
 /// A permutation of `0..len`.
 ///
@@ -11,7 +11,7 @@ use crate::random::{Purpose, Stream};
 pub struct Permutation {
     len: u64,
     half_bits: u32,
-    stream: Stream,
+    stream: RandomStream,
 }
 
 const ROUNDS: u64 = 4;
@@ -25,7 +25,7 @@ impl Permutation {
     pub fn new(len: u64, seed: u64, subject: u32) -> Self {
         assert!((1..=1 << 62).contains(&len), "an order of something");
         let bits = 64 - (len - 1).leading_zeros();
-        let stream = Stream::new(seed, Purpose::Windows, subject);
+        let stream = RandomStream::new(seed, RandomPurpose::Windows, subject);
         Self { len, half_bits: bits.div_ceil(2).max(1), stream }
     }
 

@@ -4,7 +4,7 @@ use zbelastic_kernels::HostFloats;
 use zbelastic_types::{Digest, LayerId, Step};
 
 use super::digester::{ImageDigester, fill};
-use super::image::{Header, ImageError, LayerImage};
+use super::image::{ImageError, LayerHeader, LayerImage};
 use super::weights::ChainingValue;
 
 /// Bytes of a float.
@@ -22,12 +22,12 @@ pub struct LayerAssembler {
     pending: Vec<u8>,
     /// How many of weights and the two moments are kept.
     kept: usize,
-    body: Option<Body>,
+    body: Option<LayerPayload>,
 }
 
 /// The weights of a layer, whose moments were not read.
 #[derive(Clone, Debug)]
-pub struct ReadWeights {
+pub struct LoadedWeights {
     /// Id of the layer in model order.
     pub layer: LayerId,
     /// Steps sealed before it.
@@ -41,14 +41,14 @@ pub struct ReadWeights {
 /// A layer of a checkpoint as it was read: where it was read, its digest was computed as well, so that no
 /// device waits for that.
 #[derive(Clone, Debug)]
-pub struct ReadLayer {
+pub struct LoadedLayer {
     /// The layer, with its weights and moments.
     pub image: LayerImage,
     /// The digest of its bytes.
     pub digest: Digest,
 }
 
-impl ReadLayer {
+impl LoadedLayer {
     /// The layer that these bytes are.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ impl ReadLayer {
 
 /// What follows the header.
 #[derive(Debug)]
-struct Body {
-    header: Header,
+struct LayerPayload {
+    header: LayerHeader,
     /// w, m, v, or the first of them.
     parts: Vec<HostFloats>,
     /// Floats of them that are there.
@@ -103,7 +103,7 @@ impl LayerAssembler {
         let Some((header, floats)) = self.digester.push_floats(bytes)? else { return Ok(()) };
         let body = match &mut self.body {
             Some(body) => body,
-            None => self.body.insert(Body::new(header, self.kept)?),
+            None => self.body.insert(LayerPayload::new(header, self.kept)?),
         };
         body.push(&mut self.pending, floats);
         Ok(())
@@ -118,8 +118,8 @@ impl LayerAssembler {
     /// If it was made for the weights alone.
     pub fn finish(self) -> Result<(LayerImage, Digest), ImageError> {
         let digest = self.digester.finish()?;
-        let Body { header, parts, .. } = self.body.expect("its header came");
-        let Header { layer, version, .. } = header;
+        let LayerPayload { header, parts, .. } = self.body.expect("its header came");
+        let LayerHeader { layer, version, .. } = header;
         let [w, m, v] = <[HostFloats; 3]>::try_from(parts).expect("the moments were kept");
         Ok((LayerImage { layer, version, w, m, v }, digest))
     }
@@ -132,16 +132,16 @@ impl LayerAssembler {
     ///
     /// # Panics
     /// Never: whose bytes are all there has a header.
-    pub fn finish_weights(self, behind: &[ChainingValue]) -> Result<ReadWeights, ImageError> {
+    pub fn finish_weights(self, behind: &[ChainingValue]) -> Result<LoadedWeights, ImageError> {
         let digest = self.digester.finish_before(behind)?;
-        let Body { header, mut parts, .. } = self.body.expect("its header came");
-        let Header { layer, version, .. } = header;
-        Ok(ReadWeights { layer, version, w: parts.swap_remove(0), digest })
+        let LayerPayload { header, mut parts, .. } = self.body.expect("its header came");
+        let LayerHeader { layer, version, .. } = header;
+        Ok(LoadedWeights { layer, version, w: parts.swap_remove(0), digest })
     }
 }
 
-impl Body {
-    fn new(header: Header, kept: usize) -> Result<Self, ImageError> {
+impl LayerPayload {
+    fn new(header: LayerHeader, kept: usize) -> Result<Self, ImageError> {
         let len = header.len;
         let no_room = |_| ImageError::Memory { expected: header.image_bytes() };
         let part = |_| HostFloats::zeroed(len as usize).map_err(no_room);

@@ -2,7 +2,7 @@
 
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, Header, ImageError};
+use super::image::{HEADER_LEN, ImageError, LayerHeader};
 use super::weights::{ChainingValue, WeightsHasher, weights_end};
 use crate::digest::LayerHasher;
 
@@ -18,12 +18,12 @@ pub struct ImageDigester {
     found: u64,
     /// The header, until it is whole.
     pending: Vec<u8>,
-    begun: Option<(Header, Hashed)>,
+    begun: Option<(LayerHeader, DigestInput)>,
 }
 
 /// What the digest is computed from.
 #[derive(Debug)]
-enum Hashed {
+enum DigestInput {
     /// All bytes.
     Whole(LayerHasher),
     /// The weights, and chaining values of what lies behind them.
@@ -61,7 +61,7 @@ impl ImageDigester {
     pub(super) fn push_floats<'a>(
         &mut self,
         mut bytes: &'a [u8],
-    ) -> Result<Option<(Header, &'a [u8])>, ImageError> {
+    ) -> Result<Option<(LayerHeader, &'a [u8])>, ImageError> {
         self.found += bytes.len() as u64;
         if self.found > self.expected {
             return Err(ImageError::Length { expected: self.expected, found: self.found });
@@ -69,22 +69,22 @@ impl ImageDigester {
         if self.begun.is_none() {
             fill(&mut self.pending, &mut bytes, HEADER_LEN);
             let Some(header) = self.pending.first_chunk() else { return Ok(None) };
-            let header = Header::decode(header)?;
+            let header = LayerHeader::decode(header)?;
             let (expected, found) = (header.image_bytes(), self.image);
             if expected != found {
                 return Err(ImageError::Length { expected, found });
             }
             let hashed = if self.expected == self.image {
-                Hashed::Whole(LayerHasher::new(header.layer, header.version))
+                DigestInput::Whole(LayerHasher::new(header.layer, header.version))
             } else {
-                Hashed::Weights(WeightsHasher::new(header))
+                DigestInput::Weights(WeightsHasher::new(header))
             };
             self.begun = Some((header, hashed));
         }
         let Some((header, hashed)) = &mut self.begun else { return Ok(None) };
         match hashed {
-            Hashed::Whole(hasher) => hasher.update(bytes),
-            Hashed::Weights(hasher) => hasher.update(bytes),
+            DigestInput::Whole(hasher) => hasher.update(bytes),
+            DigestInput::Weights(hasher) => hasher.update(bytes),
         }
         Ok(Some((*header, bytes)))
     }
@@ -102,11 +102,11 @@ impl ImageDigester {
         let Self { expected, found, begun, .. } = self;
         let begun = begun.filter(|_| expected == found);
         match begun.ok_or(ImageError::Length { expected, found })? {
-            (_, Hashed::Whole(hasher)) => match behind {
+            (_, DigestInput::Whole(hasher)) => match behind {
                 [] => Ok(hasher.finish()),
                 values => Err(ImageError::Values { expected: 0, found: values.len() }),
             },
-            (_, Hashed::Weights(hasher)) => hasher.finish_before(behind),
+            (_, DigestInput::Weights(hasher)) => hasher.finish_before(behind),
         }
     }
 }

@@ -8,7 +8,7 @@ use zbelastic_kernels::{DeviceFault, HostFloats};
 use zbelastic_types::LayerId;
 
 use super::CopyRefusal;
-use super::cutting::{FrameRoom, cut};
+use super::frame_split::{FrameLimits, split_into_frames};
 
 /// A layer's gradient on its way to a worker that keeps the layer's copy.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,15 +57,15 @@ impl GradientPart {
 
     /// The messages that gradients travel in, in order, one at least.
     #[must_use]
-    pub fn messages(gradients: &[Arc<LayerGradient>], room: FrameRoom) -> Vec<Vec<Self>> {
+    pub fn messages(gradients: &[Arc<LayerGradient>], room: FrameLimits) -> Vec<Vec<Self>> {
         let lengths: Vec<usize> = gradients.iter().map(|gradient| gradient.g.len()).collect();
-        let part = |part: super::Part| Self {
+        let part = |part: super::TensorFragment| Self {
             gradient: gradients[part.tensor].clone(),
             first: part.floats.start,
             range: part.floats,
         };
-        let message = |parts: Vec<super::Part>| parts.into_iter().map(part).collect();
-        cut(&lengths, room).into_iter().map(message).collect()
+        let message = |parts: Vec<super::TensorFragment>| parts.into_iter().map(part).collect();
+        split_into_frames(&lengths, room).into_iter().map(message).collect()
     }
 
     /// Id of the layer that the gradient belongs to.
@@ -107,7 +107,7 @@ impl GradientPart {
     /// Whether a device copies it, so that the first reader may wait.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.gradient.g.is_held()
+        self.gradient.g.is_pending()
     }
 
     /// Waits until it is here. What has ended the device that copied it, if anything has: then it is none.
@@ -119,12 +119,12 @@ impl GradientPart {
 
 /// How much of a gradient is held, of which parts come in order.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HeldGradient {
+pub struct GradientProgress {
     /// The turn, and the floats of it that are here.
     here: Option<(Turn, usize)>,
 }
 
-impl HeldGradient {
+impl GradientProgress {
     /// Counts a part of a gradient of `len` floats in all.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn gradients_travel_in_messages_of_bounded_length_and_parts_say_where_they_stand() {
         let gradients = [gradient(0, &[1.0, 2.0, 3.0]), gradient(1, &[4.0, 5.0])];
-        let messages = GradientPart::messages(&gradients, FrameRoom { parts: 8, floats: 2 });
+        let messages = GradientPart::messages(&gradients, FrameLimits { parts: 8, floats: 2 });
         let shown = |part: &GradientPart| (part.layer().0, part.first(), part.floats().to_vec());
         let shown: Vec<Vec<_>> = messages.iter().map(|m| m.iter().map(shown).collect()).collect();
         let expected = [
@@ -186,7 +186,7 @@ mod tests {
         let part = |step, first, len| {
             GradientPart::arrived(LayerId(0), turn(step), first, vec![0.0; len].into())
         };
-        let mut held = HeldGradient::default();
+        let mut held = GradientProgress::default();
         let gap = |expected, found| Err(CopyRefusal::Gap { expected, found });
         assert_eq!(held.count(&part(4, 2, 1), 5), gap(0, 2), "nothing came before");
         assert_eq!(held.count(&part(4, 0, 2), 5), Ok(()));

@@ -93,7 +93,7 @@ impl LayerImage {
     /// Whether a device still copies it, as far as is known without a wait.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        [&self.w, &self.m, &self.v].into_iter().any(HostFloats::is_held)
+        [&self.w, &self.m, &self.v].into_iter().any(HostFloats::is_pending)
     }
 
     /// Waits until all of it is here. What has ended the device that copied it, if anything has: then it
@@ -112,7 +112,7 @@ impl LayerImage {
     #[must_use]
     pub fn header(&self) -> [u8; HEADER_LEN] {
         let Self { layer, version, ref w, .. } = *self;
-        Header { layer, version, len: w.len() as u64 }.encode()
+        LayerHeader { layer, version, len: w.len() as u64 }.encode()
     }
 
     /// The layer in `bytes`.
@@ -123,7 +123,7 @@ impl LayerImage {
         let found = bytes.len() as u64;
         let expected = HEADER_LEN as u64;
         let header = bytes.first_chunk::<HEADER_LEN>();
-        let header = Header::decode(header.ok_or(ImageError::Length { expected, found })?)?;
+        let header = LayerHeader::decode(header.ok_or(ImageError::Length { expected, found })?)?;
         let expected = header.image_bytes();
         if found != expected {
             return Err(ImageError::Length { expected, found });
@@ -136,14 +136,14 @@ impl LayerImage {
 
 /// What stands before a layer's weights.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Header {
+pub(super) struct LayerHeader {
     pub(super) layer: LayerId,
     pub(super) version: Step,
     /// Floats in each of its parts.
     pub(super) len: u64,
 }
 
-impl Header {
+impl LayerHeader {
     fn encode(self) -> [u8; HEADER_LEN] {
         let mut bytes = [FORMAT_VERSION; HEADER_LEN];
         bytes[1..5].copy_from_slice(&self.layer.0.to_le_bytes());

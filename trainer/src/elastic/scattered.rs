@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use zbelastic_kernels::HostFloats;
 
-use super::image::{HEADER_LEN, Header, ImageError, LayerImage, image_bytes};
+use super::image::{HEADER_LEN, ImageError, LayerHeader, LayerImage, image_bytes};
 
 /// Bytes of a float.
 const FLOAT_LEN: usize = 4;
@@ -62,12 +62,12 @@ impl ScatteredLayer {
         if expected != found {
             return Err(ImageError::Length { expected, found });
         }
-        let header = Header::decode(&self.header)?;
+        let header = LayerHeader::decode(&self.header)?;
         let found = header.image_bytes();
         if expected != found {
             return Err(ImageError::Length { expected, found });
         }
-        let Header { layer, version, .. } = header;
+        let LayerHeader { layer, version, .. } = header;
         let [w, m, v] = self.parts.map(of_little_endian);
         Ok(LayerImage { layer, version, w, m, v })
     }

@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use zbelastic_types::Digest;
 
-use super::image::{HEADER_LEN, Header, ImageError};
+use super::image::{HEADER_LEN, ImageError, LayerHeader};
 use crate::digest::{
-    HASHED_CHUNK_LEN, HASHED_HEAD_LEN, SubtreeHasher, Subtrees, hashed_bytes, hashed_head,
+    HASHED_CHUNK_LEN, HASHED_HEAD_LEN, HashSubtrees, SubtreeHasher, hashed_bytes, hashed_head,
 };
 
 /// Bytes of a subtree at most: one is hashed in some milliseconds, wherever its value is needed.
@@ -64,7 +64,7 @@ pub fn moment_value(
 /// Hashes what comes before the moments, in order.
 #[derive(Debug)]
 pub(super) struct WeightsHasher {
-    tree: Subtrees,
+    tree: HashSubtrees,
     /// Before the cut.
     ranges: Vec<Range<u64>>,
     /// Of those that are whole.
@@ -75,7 +75,7 @@ pub(super) struct WeightsHasher {
 }
 
 impl WeightsHasher {
-    pub(super) fn new(Header { layer, version, len }: Header) -> Self {
+    pub(super) fn new(LayerHeader { layer, version, len }: LayerHeader) -> Self {
         let tree = tree(len as usize);
         let mut ranges = tree.ranges();
         ranges.retain(|range| range.end <= tree.cut);
@@ -116,11 +116,11 @@ fn float_count(image: u64) -> usize {
 }
 
 /// The tree of a layer's digest, cut behind the chunk that the last weight lies in.
-fn tree(float_count: usize) -> Subtrees {
+fn tree(float_count: usize) -> HashSubtrees {
     let len = hashed_bytes(float_count);
     let weights = (HASHED_HEAD_LEN + 4 * float_count) as u64;
     let cut = weights.next_multiple_of(HASHED_CHUNK_LEN).min(len);
-    Subtrees { len, cut, max: SUBTREE_BYTES }
+    HashSubtrees { len, cut, max: SUBTREE_BYTES }
 }
 
 #[cfg(test)]

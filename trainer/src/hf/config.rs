@@ -36,9 +36,9 @@ pub enum ConfigError {
 const SIZE_MAX: u32 = 1 << 24;
 const BLOCKS_MAX: u32 = 10_000;
 
-struct Keys<'a>(&'a Map<String, Value>);
+struct ConfigKeys<'a>(&'a Map<String, Value>);
 
-impl Keys<'_> {
+impl ConfigKeys<'_> {
     fn text(&self, key: &'static str) -> String {
         self.0.get(key).map_or("nothing".to_owned(), Value::to_string)
     }
@@ -109,7 +109,7 @@ impl Keys<'_> {
 /// If it is no configuration, or of a model that is not supported.
 pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
     let map: Map<String, Value> = serde_json::from_str(text)?;
-    let keys = Keys(&map);
+    let keys = ConfigKeys(&map);
     match map.get("model_type").and_then(Value::as_str) {
         Some("gpt2") => parse_gpt2(&keys),
         Some("llama") => parse_llama(&keys),
@@ -121,7 +121,7 @@ pub fn parse_config(text: &str) -> Result<ModelConfig, ConfigError> {
     }
 }
 
-fn parse_gpt2(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
     let tanh_gelu = |value: &Value| value == "gelu_new" || value == "gelu_pytorch_tanh";
     keys.only("activation_function", "\"gelu_new\"", tanh_gelu)?;
     keys.only_false("scale_attn_by_inverse_layer_idx")?;
@@ -143,14 +143,14 @@ fn parse_gpt2(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
     })
 }
 
-fn parse_llama(keys: &Keys<'_>) -> Result<ModelConfig, ConfigError> {
+fn parse_llama(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
     keys.only("hidden_act", "\"silu\"", |value| value == "silu")?;
     keys.only_false("attention_bias")?;
     keys.only_false("mlp_bias")?;
     keys.only("rope_scaling", "null", |_| false)?;
     let empty = Map::new();
     let rope = keys.0.get("rope_parameters").and_then(Value::as_object).unwrap_or(&empty);
-    let rope = Keys(rope);
+    let rope = ConfigKeys(rope);
     rope.only("rope_type", "\"default\"", |value| value == "default")?;
     let (width, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
     Ok(ModelConfig {

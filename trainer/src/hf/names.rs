@@ -55,7 +55,7 @@ pub enum ImportError {
 }
 
 /// Where a piece of a layer's floats is found in a file's tensor.
-struct Source {
+struct TensorSource {
     name: String,
     /// The whole tensor in the file.
     shape: Vec<usize>,
@@ -64,7 +64,7 @@ struct Source {
     first_row: usize,
 }
 
-fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> Source {
+fn source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     match model.family {
         Family::Gpt2 => gpt2_source(model, layer, tensor),
         Family::Llama => llama_source(layer, tensor),
@@ -79,7 +79,7 @@ fn local_name(tensor: &TensorSpec) -> &str {
     }
 }
 
-fn gpt2_source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> Source {
+fn gpt2_source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     let (local, suffix) = match local_name(tensor).strip_suffix(".bias") {
         Some(local) => (local, "bias"),
         None => (local_name(tensor), "weight"),
@@ -114,10 +114,10 @@ fn gpt2_source(model: &ModelConfig, layer: &LayerSpec, tensor: &TensorSpec) -> S
         [_, columns] => vec![rows, columns],
         _ => vec![rows],
     };
-    Source { name, shape, is_transposed, first_row }
+    TensorSource { name, shape, is_transposed, first_row }
 }
 
-fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> Source {
+fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> TensorSource {
     let part = match local_name(tensor) {
         "embed.tokens" => "embed_tokens",
         "norm1" => "input_layernorm",
@@ -140,11 +140,11 @@ fn llama_source(layer: &LayerSpec, tensor: &TensorSpec) -> Source {
         LayerKind::Head if part == "lm_head" => format!("{part}.weight"),
         LayerKind::Embed | LayerKind::Head => format!("model.{part}.weight"),
     };
-    Source { name, shape: tensor.shape.clone(), is_transposed: false, first_row: 0 }
+    TensorSource { name, shape: tensor.shape.clone(), is_transposed: false, first_row: 0 }
 }
 
 /// Our index and the file's for each element of a tensor.
-fn each_element(tensor: &TensorSpec, source: &Source, mut visit: impl FnMut(usize, usize)) {
+fn each_element(tensor: &TensorSpec, source: &TensorSource, mut visit: impl FnMut(usize, usize)) {
     let (rows, columns) = match tensor.shape[..] {
         [rows, columns] => (rows, columns),
         _ => (tensor.range.len(), 1),
@@ -184,18 +184,18 @@ pub fn to_named(model: &ModelConfig, layers: &[Vec<f32>]) -> Vec<NamedTensor> {
 /// A tensor of a file, and where its elements lie among our layers.
 struct FileTensor<'a> {
     shape: Vec<usize>,
-    parts: Vec<FilePart<'a>>,
+    parts: Vec<FileTensorPart<'a>>,
 }
 
 /// A part of a file's tensor that is a tensor of ours.
-struct FilePart<'a> {
+struct FileTensorPart<'a> {
     /// Our rows and columns.
     shape: [usize; 2],
     floats: &'a [f32],
-    source: Source,
+    source: TensorSource,
 }
 
-impl FilePart<'_> {
+impl FileTensorPart<'_> {
     /// Writes what lies in these rows of the file's tensor, `width` elements each.
     fn fill(&self, rows: &Range<usize>, width: usize, into: &mut [[u8; 4]]) {
         let ([own_rows, columns], first) = (self.shape, self.source.first_row);
@@ -250,7 +250,7 @@ fn file_tensors<'a>(
             let floats = &floats.as_ref()[tensor.range.clone()];
             let empty = || FileTensor { shape: source.shape.clone(), parts: Vec::new() };
             let entry = tensors.entry(source.name.clone()).or_insert_with(empty);
-            entry.parts.push(FilePart { shape, floats, source });
+            entry.parts.push(FileTensorPart { shape, floats, source });
         }
     }
     tensors
@@ -295,7 +295,7 @@ pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f3
     let mut layers = Vec::new();
     for spec in model_layers(model) {
         // A few bytes of `config.json` may announce any size: room is made for what is there.
-        let sources: Vec<Source> =
+        let sources: Vec<TensorSource> =
             spec.tensors.iter().map(|tensor| source(model, &spec, tensor)).collect();
         sources.iter().try_for_each(|source| view(&tensors, source).map(drop))?;
         let mut floats = vec![0.0; spec.len()];
@@ -309,7 +309,10 @@ pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f3
 }
 
 /// The tensor of the file that is this source.
-fn view<'a>(tensors: &SafeTensors<'a>, source: &Source) -> Result<TensorView<'a>, ImportError> {
+fn view<'a>(
+    tensors: &SafeTensors<'a>,
+    source: &TensorSource,
+) -> Result<TensorView<'a>, ImportError> {
     let name = || source.name.clone();
     // Some checkpoints leave out the name of the model around the layers.
     let bare = source.name.trim_start_matches("transformer.");

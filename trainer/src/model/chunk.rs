@@ -1,29 +1,30 @@
 //! A chunk: a run of layers on one stage, and what its passes keep.
 
 use zbelastic_kernels::{
-    Accumulate, AllocateError, Backend, ByteCounts, EarlierSlice, Loss, Parcel, View, ViewMut,
+    Accumulate, AllocateError, Backend, BufferView, BufferViewMut, ByteCounts, EarlierSlice, Loss,
+    TensorHandle,
 };
 use zbelastic_types::Bytes;
 
+use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
-use super::layer_times::LayerPart;
+use super::layer_times::LayerOp;
 use super::layers::{
-    Context, Logits, MicrobatchShape, Projections, Scratch, SlicePlace, embed_forward,
+    Logits, MicrobatchShape, PassContext, PassScratch, Projections, SlicePosition, embed_forward,
     embed_weights,
 };
 use super::pass_stash::{LayerStash, PassStash, download};
 use super::recompute::Recompute;
-use super::space::Space;
 use super::state::LayerState;
-use crate::data::Batch;
+use crate::data::TokenBatch;
 
 /// Adds up what a stash takes on `backend`.
 pub fn count_bytes<B: ByteCounts, R>(
     backend: &B,
-    build: impl FnOnce(&mut dyn FnMut(Space) -> Result<(), std::convert::Infallible>) -> R,
+    build: impl FnOnce(&mut dyn FnMut(BufferSize) -> Result<(), std::convert::Infallible>) -> R,
 ) -> Bytes {
     let mut bytes = 0;
-    let mut count = |space: Space| {
+    let mut count = |space: BufferSize| {
         bytes += space.bytes(backend);
         Ok(())
     };
@@ -68,30 +69,35 @@ impl<B: Backend> Chunk<B> {
 
     /// Puts what arrived where the first layer reads it.
     pub fn set_input(&self, backend: &B, input: &[f32], stash: &mut PassStash<B::Buffer>) {
-        backend.upload(input, ViewMut::new(&mut stash.residuals[0], 0..input.len()));
+        backend.upload(input, BufferViewMut::new(&mut stash.residuals[0], 0..input.len()));
     }
 
     /// Puts a boundary tensor that arrived where the first layer reads it.
-    pub fn take_input(&self, backend: &B, input: Parcel, stash: &mut PassStash<B::Buffer>) {
+    pub fn take_input(&self, backend: &B, input: TensorHandle, stash: &mut PassStash<B::Buffer>) {
         let len = input.len();
-        backend.unpack(input, ViewMut::new(&mut stash.residuals[0], 0..len));
+        backend.import_tensor(input, BufferViewMut::new(&mut stash.residuals[0], 0..len));
     }
 
     /// What the last layer left, on its way to the chunk after this one.
     #[must_use]
-    pub fn send_output(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Parcel {
+    pub fn send_output(&self, backend: &B, stash: &PassStash<B::Buffer>) -> TensorHandle {
         pack(backend, &stash.residuals[self.layers.len()])
     }
 
     /// Puts the gradient that came back as a boundary tensor where B reads it.
-    pub fn take_gradient(&self, backend: &B, gradient: Parcel, stash: &mut PassStash<B::Buffer>) {
+    pub fn take_gradient(
+        &self,
+        backend: &B,
+        gradient: TensorHandle,
+        stash: &mut PassStash<B::Buffer>,
+    ) {
         let (len, to) = (gradient.len(), &mut stash.residuals[self.layers.len()]);
-        backend.unpack(gradient, ViewMut::new(to, 0..len));
+        backend.import_tensor(gradient, BufferViewMut::new(to, 0..len));
     }
 
     /// What B left, on its way to the chunk before this one.
     #[must_use]
-    pub fn send_gradient(&self, backend: &B, stash: &PassStash<B::Buffer>) -> Parcel {
+    pub fn send_gradient(&self, backend: &B, stash: &PassStash<B::Buffer>) -> TensorHandle {
         pack(backend, &stash.residuals[0])
     }
 
@@ -104,7 +110,7 @@ impl<B: Backend> Chunk<B> {
     /// Puts the gradient that came back where B reads it.
     pub fn set_gradient(&self, backend: &B, gradient: &[f32], stash: &mut PassStash<B::Buffer>) {
         let to = &mut stash.residuals[self.layers.len()];
-        backend.upload(gradient, ViewMut::new(to, 0..gradient.len()));
+        backend.upload(gradient, BufferViewMut::new(to, 0..gradient.len()));
     }
 
     /// What B left for the chunk before this one.
@@ -116,8 +122,8 @@ impl<B: Backend> Chunk<B> {
     /// F. With the head, the sum of cross-entropies over the microbatch.
     pub fn forward(
         &self,
-        context: &Context<'_, B>,
-        batch: &Batch,
+        context: &PassContext<'_, B>,
+        batch: &TokenBatch,
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<f64> {
@@ -127,20 +133,20 @@ impl<B: Backend> Chunk<B> {
     /// F of a slice, with what the slices before it left, in order.
     pub fn forward_slice(
         &self,
-        context: &Context<'_, B>,
-        batch: &Batch,
+        context: &PassContext<'_, B>,
+        batch: &TokenBatch,
         earlier: &[&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
     ) -> Option<Loss> {
         let made = (Projections::Made, earlier);
-        self.run_forward((context, LayerPart::Forward), batch, made, stash, logits)
+        self.run_forward((context, LayerOp::Forward), batch, made, stash, logits)
     }
 
     fn run_forward(
         &self,
-        (context, part): (&Context<'_, B>, LayerPart),
-        batch: &Batch,
+        (context, part): (&PassContext<'_, B>, LayerOp),
+        batch: &TokenBatch,
         (projections, earlier): (Projections, &[&mut PassStash<B::Buffer>]),
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
@@ -172,8 +178,8 @@ impl<B: Backend> Chunk<B> {
     /// before left, in order.
     pub fn recompute(
         &self,
-        context: &Context<'_, B>,
-        batch: &Batch,
+        context: &PassContext<'_, B>,
+        batch: &TokenBatch,
         recompute: Recompute,
         earlier: &[&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
@@ -185,7 +191,7 @@ impl<B: Backend> Chunk<B> {
                 let is_cut = context.place.is_cut();
                 let projections = if is_cut { Projections::Found } else { Projections::Made };
                 let made = (projections, earlier);
-                self.run_forward((context, LayerPart::Remake), batch, made, stash, logits);
+                self.run_forward((context, LayerOp::Recompute), batch, made, stash, logits);
                 return;
             }
             Recompute::Selective(ops) => ops,
@@ -202,18 +208,18 @@ impl<B: Backend> Chunk<B> {
                 LayerStash::Mlp(stash) => stash.recompute(context, state, x, ops),
                 LayerStash::Head(stash) => stash.recompute(context, state, x, ops),
             }
-            context.pass(state.spec.kind, LayerPart::Remake);
+            context.pass(state.spec.kind, LayerOp::Recompute);
         }
     }
 
     /// B, of `scale` times the loss.
     pub fn backward_input(
         &self,
-        context: &Context<'_, B>,
-        loss: (&Batch, f32),
+        context: &PassContext<'_, B>,
+        loss: (&TokenBatch, f32),
         stash: &mut PassStash<B::Buffer>,
         logits: Option<&mut Logits<B::Buffer>>,
-        scratch: &mut Scratch<B::Buffer>,
+        scratch: &mut PassScratch<B::Buffer>,
     ) {
         self.backward_input_slice(context, loss, &mut [], stash, logits, scratch);
     }
@@ -221,12 +227,12 @@ impl<B: Backend> Chunk<B> {
     /// B of a slice, which adds to the gradients of the slices before it, in order.
     pub fn backward_input_slice(
         &self,
-        context: &Context<'_, B>,
-        (batch, scale): (&Batch, f32),
+        context: &PassContext<'_, B>,
+        (batch, scale): (&TokenBatch, f32),
         earlier: &mut [&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         mut logits: Option<&mut Logits<B::Buffer>>,
-        scratch: &mut Scratch<B::Buffer>,
+        scratch: &mut PassScratch<B::Buffer>,
     ) {
         context.begin();
         let PassStash { residuals, layers } = stash;
@@ -248,7 +254,7 @@ impl<B: Backend> Chunk<B> {
                     stash.backward_input(context, state, loss, logits, x, scratch);
                 }
             }
-            context.pass(state.spec.kind, LayerPart::InputGradient);
+            context.pass(state.spec.kind, LayerOp::InputGradient);
         }
     }
 
@@ -257,12 +263,12 @@ impl<B: Backend> Chunk<B> {
     #[allow(clippy::too_many_arguments)]
     pub fn backward(
         &mut self,
-        context: &Context<'_, B>,
-        (batch, scale): (&Batch, f32),
+        context: &PassContext<'_, B>,
+        (batch, scale): (&TokenBatch, f32),
         earlier: &mut [&mut PassStash<B::Buffer>],
         stash: &mut PassStash<B::Buffer>,
         logits: &mut Logits<B::Buffer>,
-        scratch: &mut Scratch<B::Buffer>,
+        scratch: &mut PassScratch<B::Buffer>,
         accumulate: Accumulate,
     ) {
         let PassStash { residuals, layers } = stash;
@@ -294,7 +300,7 @@ impl<B: Backend> Chunk<B> {
     /// W of the head's matrix.
     pub fn head_weights(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         stash: &PassStash<B::Buffer>,
         logits: &Logits<B::Buffer>,
         accumulate: Accumulate,
@@ -305,15 +311,15 @@ impl<B: Backend> Chunk<B> {
             context.begin();
             open(context, state, accumulate);
             stash.matrix_weights(context, state, logits, accumulate);
-            context.pass(state.spec.kind, LayerPart::EarlyWeightGradient);
+            context.pass(state.spec.kind, LayerOp::EarlyWeightGradient);
         }
     }
 
     /// W of everything but the head's matrix.
     pub fn backward_weights(
         &mut self,
-        context: &Context<'_, B>,
-        batch: &Batch,
+        context: &PassContext<'_, B>,
+        batch: &TokenBatch,
         stash: &PassStash<B::Buffer>,
         accumulate: Accumulate,
     ) {
@@ -332,21 +338,25 @@ impl<B: Backend> Chunk<B> {
                 }
                 LayerStash::Head(stash) => stash.norm_weights(context, state, accumulate),
             }
-            context.pass(state.spec.kind, LayerPart::WeightGradient);
+            context.pass(state.spec.kind, LayerOp::WeightGradient);
         }
     }
 }
 
 /// The first W of a step writes over a gradient that may still be on its way to another worker.
-fn open<B: Backend>(context: &Context<'_, B>, state: &mut LayerState<B>, accumulate: Accumulate) {
+fn open<B: Backend>(
+    context: &PassContext<'_, B>,
+    state: &mut LayerState<B>,
+    accumulate: Accumulate,
+) {
     match accumulate {
         Accumulate::Start => state.settle_gradient(context.backend),
         Accumulate::Add => {}
     }
 }
 
-fn pack<B: Backend>(backend: &B, buffer: &B::Buffer) -> Parcel {
-    backend.pack(View::new(buffer, 0..backend.len(buffer)))
+fn pack<B: Backend>(backend: &B, buffer: &B::Buffer) -> TensorHandle {
+    backend.export_tensor(BufferView::new(buffer, 0..backend.len(buffer)))
 }
 
 /// What a layer of a later slice attends to.
@@ -377,7 +387,7 @@ pub fn rotary_angles<B: Backend>(
     model: &ModelConfig,
     shape: MicrobatchShape,
 ) -> Result<Option<B::Buffer>, AllocateError> {
-    slice_angles(backend, model, shape, SlicePlace::WHOLE)
+    slice_angles(backend, model, shape, SlicePosition::WHOLE)
 }
 
 /// The same for the positions of a slice of this shape that stands there.
@@ -388,7 +398,7 @@ pub fn slice_angles<B: Backend>(
     backend: &B,
     model: &ModelConfig,
     shape: MicrobatchShape,
-    place: SlicePlace,
+    place: SlicePosition,
 ) -> Result<Option<B::Buffer>, AllocateError> {
     match model.family {
         Family::Gpt2 => return Ok(None),
@@ -406,6 +416,6 @@ pub fn slice_angles<B: Backend>(
         angles.extend((0..width / 2).map(|pair| libm::sin(angle(pair)) as f32));
     }
     let mut buffer = backend.allocate(angles.len())?;
-    backend.upload(&angles, ViewMut::new(&mut buffer, 0..angles.len()));
+    backend.upload(&angles, BufferViewMut::new(&mut buffer, 0..angles.len()));
     Ok(Some(buffer))
 }

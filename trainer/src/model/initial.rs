@@ -1,9 +1,9 @@
 //! Initial weights: a function of seed, tensor and element.
 
-use zbelastic_kernels::{HostThreads, Normals};
+use zbelastic_kernels::{HostThreads, NormalDraws};
 
-use super::tensors::{Initial, LayerSpec};
-use crate::random::{Purpose, Stream};
+use super::tensors::{LayerSpec, TensorInit};
+use crate::random::{RandomPurpose, RandomStream};
 
 /// The initial parameters of a layer, in the order in which they lie.
 #[must_use]
@@ -22,11 +22,11 @@ pub fn draw_weights(host: &HostThreads, spec: &LayerSpec, seed: u64, weights: &m
     for tensor in &spec.tensors {
         let to = &mut weights[tensor.range.clone()];
         match tensor.initial {
-            Initial::Constant(x) => to.fill(x),
-            Initial::Normal(deviation) => {
-                let stream = Stream::new(seed, Purpose::Weights, tensor.index.0);
+            TensorInit::Constant(x) => to.fill(x),
+            TensorInit::Normal(deviation) => {
+                let stream = RandomStream::new(seed, RandomPurpose::Weights, tensor.index.0);
                 let (key, subject) = (stream.key(), stream.subject());
-                host.draw(Normals { key, subject, deviation }, to);
+                host.draw(NormalDraws { key, subject, deviation }, to);
             }
         }
     }
@@ -38,10 +38,10 @@ mod tests {
 
     #[test]
     fn weights_are_those_of_their_stream_pair_by_pair() {
-        let stream = Stream::new(u64::MAX / 3, Purpose::Weights, 9);
+        let stream = RandomStream::new(u64::MAX / 3, RandomPurpose::Weights, 9);
         let (key, subject) = (stream.key(), stream.subject());
         let mut found = vec![0.0; 20_001];
-        HostThreads::one().draw(Normals { key, subject, deviation: 0.02 }, &mut found);
+        HostThreads::one().draw(NormalDraws { key, subject, deviation: 0.02 }, &mut found);
         for (position, pair) in found.chunks(2).enumerate() {
             let expected = stream.normal_pair(position as u64).map(|draw| (draw * 0.02) as f32);
             assert_eq!(pair, &expected[..pair.len()], "pair {position}");

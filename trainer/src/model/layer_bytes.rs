@@ -4,7 +4,7 @@ use zbelastic_kernels::ByteCounts;
 use zbelastic_types::Bytes;
 
 use super::config::ModelConfig;
-use super::parts::{LayerParts, Rest};
+use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
 
 /// What a layer takes that is trained: weights, candidate, both moments, gradient, and its matrices in
@@ -12,8 +12,8 @@ use super::tensors::LayerSpec;
 #[must_use]
 pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
     const BUFFERS: u64 = 4;
-    let of_candidate = match backend.has_candidates_in_forms() {
-        true => Rest::new(&LayerParts::new(model, spec), spec).floats(),
+    let of_candidate = match backend.has_packed_candidates() {
+        true => NonMatrixLayout::new(&LayerParts::new(model, spec), spec).floats(),
         false => spec.len(),
     };
     let floats = BUFFERS * backend.buffer_bytes(spec.len()) + backend.buffer_bytes(of_candidate);

@@ -65,7 +65,7 @@ impl LayerClass {
 
 /// What is done to a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerPart {
+pub enum LayerOp {
     /// The forward pass (F).
     Forward,
     /// The backward pass to the layer's input (B).
@@ -75,28 +75,28 @@ pub enum LayerPart {
     /// What WE may run: W of the head's matrix.
     EarlyWeightGradient,
     /// The forward pass made again (R).
-    Remake,
+    Recompute,
     /// The half of an update that computes the candidate.
     Candidate,
     /// The half that makes it the state.
     Commit,
 }
 
-impl LayerPart {
+impl LayerOp {
     /// How many there are.
     pub const COUNT: usize = 7;
 }
 
 /// How often something was done, and what that took in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spent {
+pub struct TimeTotal {
     /// How often it was done.
     pub count: u32,
     /// All of it, in microseconds.
     pub us: f64,
 }
 
-impl Spent {
+impl TimeTotal {
     /// What one takes, if there was one.
     #[must_use]
     pub fn mean_us(self) -> Option<f64> {
@@ -106,7 +106,7 @@ impl Spent {
 
 /// What the layers of a stage took since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LayerTimes([[Spent; LayerPart::COUNT]; LayerClass::COUNT]);
+pub struct LayerTimes([[TimeTotal; LayerOp::COUNT]; LayerClass::COUNT]);
 
 /// Nothing takes so many microseconds, three thousand years, and no clock shows so few but none at all.
 /// What is computed with those in between is finite.
@@ -116,12 +116,12 @@ const US_MIN: f64 = 1e-9;
 impl LayerTimes {
     /// What was spent on a part of the layers of a class.
     #[must_use]
-    pub const fn spent(&self, class: LayerClass, part: LayerPart) -> Spent {
+    pub const fn spent(&self, class: LayerClass, part: LayerOp) -> TimeTotal {
         self.0[class.index()][part as usize]
     }
 
     /// Adds one layer's part.
-    pub fn add(&mut self, class: LayerClass, part: LayerPart, us: f64) {
+    pub fn add(&mut self, class: LayerClass, part: LayerOp, us: f64) {
         let spent = &mut self.0[class.index()][part as usize];
         spent.count = spent.count.saturating_add(1);
         spent.us += us;
@@ -130,7 +130,7 @@ impl LayerTimes {
     /// Whether its times can be.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        self.0.iter().flatten().all(|Spent { count, us }| match *us {
+        self.0.iter().flatten().all(|TimeTotal { count, us }| match *us {
             0.0 => true,
             us => *count > 0 && (US_MIN..=US_MAX).contains(&us),
         })
@@ -151,7 +151,7 @@ pub struct Span {
 
 /// What was timed since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Timed {
+pub struct StageTimings {
     /// What layers took; none without a clock, and of a device that is behind if this turn was not timed.
     pub layers: Option<LayerTimes>,
     /// Operations of a device that is behind.
@@ -160,11 +160,11 @@ pub struct Timed {
 
 /// What a device has noted a moment for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Noted {
+enum TimerMark {
     /// An operation begins; what it reads is there.
     Begin,
     /// A layer's part has ended.
-    Layer(LayerClass, LayerPart),
+    Layer(LayerClass, LayerOp),
     /// An operation has ended.
     End,
 }
@@ -181,7 +181,7 @@ pub struct LayerTimer {
     border_us: Cell<f64>,
     times: RefCell<LayerTimes>,
     /// What a device has noted moments for.
-    noted: RefCell<Vec<Noted>>,
+    marks: RefCell<Vec<TimerMark>>,
     /// Whether an operation has begun there.
     is_open: Cell<bool>,
     /// Those that have ended.
@@ -200,19 +200,19 @@ impl LayerTimer {
     /// A layer's part begins. The first one of an operation begins it: what it reads has come.
     pub fn begin<B: Backend>(&self, backend: &B) {
         let Some(clock) = &self.clock else { return };
-        if !backend.is_behind() {
+        if !backend.is_asynchronous() {
             self.border_us.set(clock());
         } else if !self.is_open.get() {
-            self.is_open.set(self.note(backend, Noted::Begin));
+            self.is_open.set(self.mark(backend, TimerMark::Begin));
         }
     }
 
     /// It is done, and the next one begins.
-    pub fn pass<B: Backend>(&self, backend: &B, kind: LayerKind, part: LayerPart) {
+    pub fn pass<B: Backend>(&self, backend: &B, kind: LayerKind, part: LayerOp) {
         let (Some(clock), class) = (&self.clock, LayerClass::of(kind)) else { return };
-        if backend.is_behind() {
+        if backend.is_asynchronous() {
             if self.is_timed() {
-                self.note(backend, Noted::Layer(class, part));
+                self.mark(backend, TimerMark::Layer(class, part));
             }
             return;
         }
@@ -223,35 +223,35 @@ impl LayerTimer {
 
     /// An operation has ended.
     pub fn end<B: Backend>(&self, backend: &B) {
-        if self.is_open.replace(false) && self.note(backend, Noted::End) {
+        if self.is_open.replace(false) && self.mark(backend, TimerMark::End) {
             self.spans.set(self.spans.get() + 1);
         }
     }
 
     /// Operations that ended since [`Self::take`], on a device that is behind.
-    pub fn spans_noted(&self) -> usize {
+    pub fn spans_recorded(&self) -> usize {
         self.spans.get()
     }
 
     /// What was timed since the last call, of which there is one a turn.
-    pub fn take<B: Backend>(&self, backend: &B) -> Timed {
+    pub fn take<B: Backend>(&self, backend: &B) -> StageTimings {
         if self.clock.is_none() {
-            return Timed::default();
+            return StageTimings::default();
         }
-        if !backend.is_behind() {
-            return Timed { layers: Some(self.times.take()), spans: Vec::new() };
+        if !backend.is_asynchronous() {
+            return StageTimings { layers: Some(self.times.take()), spans: Vec::new() };
         }
         let is_timed = self.is_timed();
         self.turns.set(self.turns.get().wrapping_add(1));
-        let (noted, moments) = (self.noted.take(), backend.stamps());
+        let (noted, moments) = (self.marks.take(), backend.read_timestamps());
         self.spans.set(0);
         self.is_open.set(false);
         // Of a device that failed there are fewer, and nothing to be learned.
         if noted.len() != moments.len() {
-            return Timed::default();
+            return StageTimings::default();
         }
         let layers = is_timed.then(|| layers_between(&noted, &moments));
-        Timed { layers, spans: spans_between(&noted, &moments) }
+        StageTimings { layers, spans: spans_between(&noted, &moments) }
     }
 
     /// Whether layers of this turn are timed on a device that is behind: then each part of theirs is to be
@@ -262,35 +262,35 @@ impl LayerTimer {
     }
 
     /// Whether the device noted it.
-    fn note<B: Backend>(&self, backend: &B, noted: Noted) -> bool {
-        let is_noted = backend.stamp();
+    fn mark<B: Backend>(&self, backend: &B, noted: TimerMark) -> bool {
+        let is_noted = backend.record_timestamp();
         if is_noted {
-            self.noted.borrow_mut().push(noted);
+            self.marks.borrow_mut().push(noted);
         }
         is_noted
     }
 }
 
 /// What lies between each moment and the one before it, where a layer's part ended.
-fn layers_between(noted: &[Noted], moments: &[f64]) -> LayerTimes {
+fn layers_between(noted: &[TimerMark], moments: &[f64]) -> LayerTimes {
     let mut times = LayerTimes::default();
     for (noted, pair) in noted.iter().skip(1).zip(moments.windows(2)) {
         match noted {
-            Noted::Layer(class, part) => times.add(*class, *part, pair[1] - pair[0]),
-            Noted::Begin | Noted::End => {}
+            TimerMark::Layer(class, part) => times.add(*class, *part, pair[1] - pair[0]),
+            TimerMark::Begin | TimerMark::End => {}
         }
     }
     times
 }
 
 /// From each begin to the end behind it.
-fn spans_between(noted: &[Noted], moments: &[f64]) -> Vec<Span> {
+fn spans_between(noted: &[TimerMark], moments: &[f64]) -> Vec<Span> {
     let (mut spans, mut start_us) = (Vec::new(), f64::NAN);
     for (noted, moment) in noted.iter().zip(moments) {
         match noted {
-            Noted::Begin => start_us = *moment,
-            Noted::Layer(..) => {}
-            Noted::End => spans.push(Span { start_us, end_us: *moment }),
+            TimerMark::Begin => start_us = *moment,
+            TimerMark::Layer(..) => {}
+            TimerMark::End => spans.push(Span { start_us, end_us: *moment }),
         }
     }
     spans
@@ -302,7 +302,7 @@ mod tests {
 
     use zbelastic_kernels::CpuBackend;
 
-    use super::{LayerClass, LayerKind, LayerPart, LayerTimer, LayerTimes, Spent, Timed};
+    use super::{LayerClass, LayerKind, LayerOp, LayerTimer, LayerTimes, StageTimings, TimeTotal};
 
     #[test]
     fn what_lies_between_two_borders_is_the_layers() {
@@ -314,14 +314,14 @@ mod tests {
             f64::from(read * (read + 1) / 2)
         }));
         timer.begin(&cpu);
-        timer.pass(&cpu, LayerKind::Embed, LayerPart::Forward);
-        timer.pass(&cpu, LayerKind::Mlp { block: 0 }, LayerPart::Forward);
+        timer.pass(&cpu, LayerKind::Embed, LayerOp::Forward);
+        timer.pass(&cpu, LayerKind::Mlp { block: 0 }, LayerOp::Forward);
         timer.begin(&cpu);
-        timer.pass(&cpu, LayerKind::Mlp { block: 1 }, LayerPart::Forward);
+        timer.pass(&cpu, LayerKind::Mlp { block: 1 }, LayerOp::Forward);
         let times = timer.take(&cpu).layers.expect("there is a clock");
-        let spent = |class| times.spent(class, LayerPart::Forward);
-        assert_eq!(spent(LayerClass::Embed), Spent { count: 1, us: 2.0 });
-        assert_eq!(spent(LayerClass::Mlp), Spent { count: 2, us: 8.0 });
+        let spent = |class| times.spent(class, LayerOp::Forward);
+        assert_eq!(spent(LayerClass::Embed), TimeTotal { count: 1, us: 2.0 });
+        assert_eq!(spent(LayerClass::Mlp), TimeTotal { count: 2, us: 8.0 });
         assert_eq!(spent(LayerClass::Mlp).mean_us(), Some(4.0));
         assert_eq!(spent(LayerClass::Head).mean_us(), None);
         assert_eq!(timer.take(&cpu).layers, Some(LayerTimes::default()), "each time is told once");
@@ -332,15 +332,15 @@ mod tests {
         let cpu = CpuBackend::new(1).expect("one thread");
         let timer = LayerTimer::default();
         timer.begin(&cpu);
-        timer.pass(&cpu, LayerKind::Head, LayerPart::Remake);
-        assert_eq!(timer.take(&cpu), Timed::default());
+        timer.pass(&cpu, LayerKind::Head, LayerOp::Recompute);
+        assert_eq!(timer.take(&cpu), StageTimings::default());
     }
 
     #[test]
     fn times_that_cannot_be_are_not_sound() {
         let told = |us: f64| {
             let mut times = LayerTimes::default();
-            times.add(LayerClass::Mlp, LayerPart::Commit, us);
+            times.add(LayerClass::Mlp, LayerOp::Commit, us);
             times.is_sound()
         };
         assert!(told(0.0) && told(5.0) && LayerTimes::default().is_sound());

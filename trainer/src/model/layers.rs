@@ -10,15 +10,17 @@ mod mlp;
 mod stash;
 
 pub(super) use embed::{embed_forward, embed_weights};
-pub(super) use stash::PartsMut;
+pub(super) use stash::StashPartsMut;
 
-use zbelastic_kernels::{Accumulate, AttentionShape, Backend, LinearGradient, NormGradient, Rows};
+use zbelastic_kernels::{
+    Accumulate, AttentionShape, Backend, LinearGradient, NormGradient, RowsShape,
+};
 use zbelastic_types::SliceIndex;
 
+use super::buffer_size::BufferSize;
 use super::config::{Family, LayerKind, ModelConfig};
-use super::layer_times::{LayerPart, LayerTimer};
+use super::layer_times::{LayerOp, LayerTimer};
 use super::parts::{LinearParts, NormParts};
-use super::space::Space;
 use super::state::LayerState;
 
 /// The shape of a microbatch: how many sequences of how many tokens.
@@ -40,7 +42,7 @@ impl MicrobatchShape {
 
 /// Which slice of its sequences a pass is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlicePlace {
+pub struct SlicePosition {
     /// Index of the slice within its sequences.
     pub slice: SliceIndex,
     /// Slices of the sequences.
@@ -49,7 +51,7 @@ pub struct SlicePlace {
     pub first_position: usize,
 }
 
-impl SlicePlace {
+impl SlicePosition {
     /// Sequences that are not cut.
     pub const WHOLE: Self = Self { slice: SliceIndex(0), count: 1, first_position: 0 };
 
@@ -65,7 +67,7 @@ impl SlicePlace {
 }
 
 /// What every pass needs beside the layer itself.
-pub struct Context<'a, B: Backend> {
+pub struct PassContext<'a, B: Backend> {
     /// The device that the pass runs on.
     pub backend: &'a B,
     /// Shape of the model.
@@ -73,34 +75,34 @@ pub struct Context<'a, B: Backend> {
     /// The microbatch, or the slice of it.
     pub shape: MicrobatchShape,
     /// Which slice that is.
-    pub place: SlicePlace,
+    pub place: SlicePosition,
     /// Rotary angles of its positions, if the family has them.
     pub angles: Option<&'a B::Buffer>,
     /// The timer that notes where layers begin and end.
     pub timer: Option<&'a LayerTimer>,
 }
 
-impl<B: Backend> Context<'_, B> {
+impl<B: Backend> PassContext<'_, B> {
     /// The first layer of a pass begins.
     pub(super) fn begin(&self) {
         self.timer.inspect(|timer| timer.begin(self.backend));
     }
 
     /// A layer is done, and the next one begins.
-    pub(super) fn pass(&self, kind: LayerKind, part: LayerPart) {
+    pub(super) fn pass(&self, kind: LayerKind, part: LayerOp) {
         self.timer.inspect(|timer| timer.pass(self.backend, kind, part));
     }
 
-    fn rows(&self) -> Rows {
-        Rows { count: self.shape.rows(), width: self.model.width as usize }
+    fn rows(&self) -> RowsShape {
+        RowsShape { count: self.shape.rows(), width: self.model.width as usize }
     }
 
     fn attention_shape(&self) -> AttentionShape {
         self.model.attention_shape(self.shape.sequences, self.shape.sequence_len)
     }
 
-    fn hidden_rows(&self) -> Rows {
-        Rows { count: self.shape.rows(), width: self.model.mlp_width as usize }
+    fn hidden_rows(&self) -> RowsShape {
+        RowsShape { count: self.shape.rows(), width: self.model.mlp_width as usize }
     }
 }
 
@@ -147,7 +149,7 @@ pub struct Logits<T> {
 }
 
 /// Memory for gradients that live within one pass.
-pub struct Scratch<T> {
+pub struct PassScratch<T> {
     rows: T,
     queries: T,
     hidden: T,
@@ -155,7 +157,7 @@ pub struct Scratch<T> {
 
 /// Sizes of everything a pass keeps, in floats, each handed to `make`. What it makes is memory, or
 /// just a count.
-pub struct Sizes<'a> {
+pub struct PassSizes<'a> {
     /// Shape of the model.
     pub model: &'a ModelConfig,
     /// The microbatch, or a slice of it.
@@ -164,7 +166,7 @@ pub struct Sizes<'a> {
     pub is_cut: bool,
 }
 
-impl<'a> Sizes<'a> {
+impl<'a> PassSizes<'a> {
     /// Of passes over whole sequences.
     #[must_use]
     pub fn whole(model: &'a ModelConfig, shape: MicrobatchShape) -> Self {
@@ -183,14 +185,14 @@ impl<'a> Sizes<'a> {
 
     fn normed<T, E>(
         &self,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<NormedStash<T>, E> {
         let norm = self.model.norm();
         let parameters = self.model.width as usize * if norm.has_bias() { 2 } else { 1 };
         Ok(NormedStash {
-            y: make(Space::Rows(self.residual()))?,
-            statistics: make(Space::Sums(self.rows() * norm.statistics_per_row()))?,
-            partials: make(Space::Sums(parameters))?,
+            y: make(BufferSize::Rows(self.residual()))?,
+            statistics: make(BufferSize::Sums(self.rows() * norm.statistics_per_row()))?,
+            partials: make(BufferSize::Sums(parameters))?,
         })
     }
 
@@ -205,14 +207,18 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn attention<T, E>(
         &self,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<AttentionStash<T>, E> {
         Ok(AttentionStash {
             normed: self.normed(make)?,
-            qkv: make(Space::Rows(self.rows() * self.model.qkv_matrix().outputs))?,
-            out: make(Space::Rows(self.rows() * self.model.query_width()))?,
-            log_sums: make(Space::Sums(self.rows() * self.model.heads as usize))?,
-            key_value_gradient: make(Space::Sums(if self.is_cut { self.key_values() } else { 0 }))?,
+            qkv: make(BufferSize::Rows(self.rows() * self.model.qkv_matrix().outputs))?,
+            out: make(BufferSize::Rows(self.rows() * self.model.query_width()))?,
+            log_sums: make(BufferSize::Sums(self.rows() * self.model.heads as usize))?,
+            key_value_gradient: make(BufferSize::Sums(if self.is_cut {
+                self.key_values()
+            } else {
+                0
+            }))?,
         })
     }
 
@@ -222,12 +228,12 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn mlp<T, E>(
         &self,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<MlpStash<T>, E> {
         Ok(MlpStash {
             normed: self.normed(make)?,
-            before: make(Space::Rows(self.rows() * self.model.up_matrix().outputs))?,
-            hidden: make(Space::Rows(self.rows() * self.model.mlp_width as usize))?,
+            before: make(BufferSize::Rows(self.rows() * self.model.up_matrix().outputs))?,
+            hidden: make(BufferSize::Rows(self.rows() * self.model.mlp_width as usize))?,
         })
     }
 
@@ -237,7 +243,7 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn head<T, E>(
         &self,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<HeadStash<T>, E> {
         Ok(HeadStash(self.normed(make)?))
     }
@@ -248,10 +254,10 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn logits<T, E>(
         &self,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Logits<T>, E> {
-        let logits = make(Space::Rows(self.rows() * self.model.vocabulary as usize))?;
-        Ok(Logits { logits, log_sums: make(Space::Sums(self.rows()))? })
+        let logits = make(BufferSize::Rows(self.rows() * self.model.vocabulary as usize))?;
+        Ok(Logits { logits, log_sums: make(BufferSize::Sums(self.rows()))? })
     }
 
     /// A stage's scratch memory.
@@ -260,22 +266,22 @@ impl<'a> Sizes<'a> {
     /// Those of `make`.
     pub fn scratch<T, E>(
         &self,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
-    ) -> Result<Scratch<T>, E> {
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
+    ) -> Result<PassScratch<T>, E> {
         let hidden = match self.model.family {
             Family::Gpt2 => 0,
             Family::Llama => self.rows() * self.model.mlp_width as usize,
         };
-        Ok(Scratch {
-            rows: make(Space::Rows(self.residual()))?,
-            queries: make(Space::Rows(self.rows() * self.model.query_width()))?,
-            hidden: make(Space::Rows(hidden))?,
+        Ok(PassScratch {
+            rows: make(BufferSize::Rows(self.residual()))?,
+            queries: make(BufferSize::Rows(self.rows() * self.model.query_width()))?,
+            hidden: make(BufferSize::Rows(hidden))?,
         })
     }
 }
 
 fn norm_forward<B: Backend>(
-    context: &Context<'_, B>,
+    context: &PassContext<'_, B>,
     state: &LayerState<B>,
     norm: &NormParts,
     x: &B::Buffer,
@@ -295,7 +301,7 @@ fn norm_forward<B: Backend>(
 /// B of a normalisation: `gradient` of its result becomes the gradient of its input, added to what
 /// came along the residual stream.
 fn norm_backward<B: Backend>(
-    context: &Context<'_, B>,
+    context: &PassContext<'_, B>,
     state: &LayerState<B>,
     norm: &NormParts,
     gradient: &B::Buffer,
@@ -316,7 +322,7 @@ fn norm_backward<B: Backend>(
 }
 
 fn norm_weights<B: Backend>(
-    context: &Context<'_, B>,
+    context: &PassContext<'_, B>,
     g: &mut B::Buffer,
     norm: &NormParts,
     stash: &NormedStash<B::Buffer>,
@@ -329,7 +335,7 @@ fn norm_weights<B: Backend>(
 }
 
 fn linear_weights<B: Backend>(
-    context: &Context<'_, B>,
+    context: &PassContext<'_, B>,
     g: &mut B::Buffer,
     linear: &LinearParts,
     x: &B::Buffer,

@@ -68,7 +68,7 @@ impl LayerParts {
     /// The parts of the layer that `spec` describes.
     #[must_use]
     pub fn new(model: &ModelConfig, spec: &LayerSpec) -> Self {
-        let mut cursor = Cursor { spec, next: 0 };
+        let mut cursor = TensorCursor { spec, next: 0 };
         match spec.kind {
             LayerKind::Embed => Self::Embed {
                 tokens: cursor.take(1),
@@ -109,13 +109,13 @@ impl LayerParts {
 
 /// Where what lies in no matrix of a layer would lie without them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rest {
+pub struct NonMatrixLayout {
     /// The matrices, in order.
     matrices: Vec<Range<usize>>,
     len: usize,
 }
 
-impl Rest {
+impl NonMatrixLayout {
     /// Of the layer that `spec` describes.
     #[must_use]
     pub fn new(parts: &LayerParts, spec: &LayerSpec) -> Self {
@@ -148,12 +148,12 @@ impl Rest {
 }
 
 /// Walks over a layer's tensors in the order in which they lie.
-struct Cursor<'a> {
+struct TensorCursor<'a> {
     spec: &'a LayerSpec,
     next: usize,
 }
 
-impl Cursor<'_> {
+impl TensorCursor<'_> {
     fn take(&mut self, count: usize) -> Range<usize> {
         let range = self.spec.span(self.next, count);
         self.next += count;
@@ -197,7 +197,7 @@ mod tests {
             };
             for spec in model_layers(&model) {
                 let parts = LayerParts::new(&model, &spec);
-                let rest = Rest::new(&parts, &spec);
+                let rest = NonMatrixLayout::new(&parts, &spec);
                 let is_of_matrix = |range: &Range<usize>| {
                     let mut matrices = parts.matrices().into_iter();
                     matrices.any(|linear| {

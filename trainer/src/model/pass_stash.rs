@@ -1,12 +1,12 @@
 //! What a pass keeps, part by part: as lengths, as memory, and as floats on their way.
 
-use zbelastic_kernels::{Backend, View, ViewMut};
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut};
 use zbelastic_types::{LayerId, LayerRange};
 
+use super::buffer_size::BufferSize;
 use super::config::LayerKind;
-use super::layers::{AttentionStash, HeadStash, Logits, MlpStash, PartsMut, Sizes};
-use super::recompute::{Part, Recompute, RemadeParts};
-use super::space::Space;
+use super::layers::{AttentionStash, HeadStash, Logits, MlpStash, PassSizes, StashPartsMut};
+use super::recompute::{Recompute, RecomputedParts, StashPart};
 
 /// What one layer's pass keeps.
 pub(super) enum LayerStash<T> {
@@ -31,9 +31,9 @@ impl<T> PassStash<T> {
     /// # Errors
     /// Those of `make`.
     pub fn build<E>(
-        sizes: &Sizes<'_>,
+        sizes: &PassSizes<'_>,
         layers: LayerRange,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Self, E> {
         spaces(sizes, layers).try_map(&mut |_, space| make(space))
     }
@@ -43,13 +43,14 @@ impl<T> PassStash<T> {
     /// # Errors
     /// Those of `make`.
     pub fn build_kept<E>(
-        sizes: &Sizes<'_>,
+        sizes: &PassSizes<'_>,
         layers: LayerRange,
         recompute: Recompute,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Self, E> {
         let remade = recompute.parts(sizes.is_cut);
-        let kept = |part, space: Space| if remade.contain(part) { space.emptied() } else { space };
+        let kept =
+            |part, space: BufferSize| if remade.contain(part) { space.emptied() } else { space };
         spaces(sizes, layers).try_map(&mut |part, space| make(kept(part, space)))
     }
 
@@ -57,14 +58,15 @@ impl<T> PassStash<T> {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn build_remade<E>(
-        sizes: &Sizes<'_>,
+    pub fn build_recomputed<E>(
+        sizes: &PassSizes<'_>,
         layers: LayerRange,
         recompute: Recompute,
-        make: &mut impl FnMut(Space) -> Result<T, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Self, E> {
         let remade = recompute.parts(sizes.is_cut);
-        let again = |part, space: Space| if remade.contain(part) { space } else { space.emptied() };
+        let again =
+            |part, space: BufferSize| if remade.contain(part) { space } else { space.emptied() };
         spaces(sizes, layers).try_map(&mut |part, space| make(again(part, space)))
     }
 
@@ -82,7 +84,7 @@ impl<T> PassStash<T> {
     }
 
     /// Exchanges what is made again: gives it to a stash without, or takes it back.
-    pub fn exchange_remade(&mut self, other: &mut Self, remade: RemadeParts) {
+    pub fn swap_recomputed(&mut self, other: &mut Self, remade: RecomputedParts) {
         for ((part, own), (_, other)) in self.parts_mut().into_iter().zip(other.parts_mut()) {
             if remade.contain(part) {
                 std::mem::swap(own, other);
@@ -92,7 +94,7 @@ impl<T> PassStash<T> {
 
     fn try_map<U, E>(
         self,
-        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+        make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
     ) -> Result<PassStash<U>, E> {
         let last = self.residuals.len() - 1;
         let mut residuals = Vec::with_capacity(self.residuals.len());
@@ -112,11 +114,11 @@ impl<T> PassStash<T> {
     }
 
     /// Every part, always in the same order.
-    fn parts_mut(&mut self) -> PartsMut<'_, T> {
+    fn parts_mut(&mut self) -> StashPartsMut<'_, T> {
         let Self { residuals, layers } = self;
         let last = residuals.len() - 1;
         let residuals = residuals.iter_mut().enumerate();
-        let mut parts: PartsMut<'_, T> =
+        let mut parts: StashPartsMut<'_, T> =
             residuals.map(|(index, part)| (residual_part(index, last), part)).collect();
         for layer in layers {
             match layer {
@@ -136,21 +138,22 @@ impl<T> PassStash<T> {
     }
 }
 
-const fn residual_part(index: usize, last: usize) -> Part {
+const fn residual_part(index: usize, last: usize) -> StashPart {
     match index {
-        0 => Part::Input,
-        index if index == last => Part::Result,
-        _ => Part::Boundary,
+        0 => StashPart::Input,
+        index if index == last => StashPart::Result,
+        _ => StashPart::Boundary,
     }
 }
 
 /// How many floats each part has.
-fn spaces(sizes: &Sizes<'_>, layers: LayerRange) -> PassStash<Space> {
+fn spaces(sizes: &PassSizes<'_>, layers: LayerRange) -> PassStash<BufferSize> {
     let is_inner = |boundary: u32| boundary > 0 && boundary < sizes.model.layer_count();
-    let residual = |boundary| Space::Rows(if is_inner(boundary) { sizes.residual() } else { 0 });
+    let residual =
+        |boundary| BufferSize::Rows(if is_inner(boundary) { sizes.residual() } else { 0 });
     let ids = layers.ids();
     let of_layer = |layer| {
-        let make = &mut |space| Ok::<Space, std::convert::Infallible>(space);
+        let make = &mut |space| Ok::<BufferSize, std::convert::Infallible>(space);
         let stash = match sizes.model.layer_kind(LayerId(layer)) {
             LayerKind::Embed => Ok(LayerStash::Embed),
             LayerKind::Attention { .. } => sizes.attention(make).map(LayerStash::Attention),
@@ -167,7 +170,7 @@ fn spaces(sizes: &Sizes<'_>, layers: LayerRange) -> PassStash<Space> {
 }
 
 /// What F left in a pass's stash, and in its logits if it has some, part by part: what leaves with it.
-pub fn left_parts<'s, B: Backend>(
+pub fn offload_parts<'s, B: Backend>(
     backend: &B,
     stash: &'s mut PassStash<B::Buffer>,
     logits: Option<&'s mut Logits<B::Buffer>>,
@@ -185,50 +188,50 @@ pub fn settle<B: Backend>(
 ) {
     let parts = stash.parts_mut().into_iter().map(|(_, buffer)| buffer);
     let logits = logits.into_iter().flat_map(Logits::list);
-    parts.chain(logits).for_each(|buffer| backend.settle(buffer));
+    parts.chain(logits).for_each(|buffer| backend.order_after_copies(buffer));
 }
 
 /// What is in these parts, one behind the other.
-pub fn take_left<B: Backend>(backend: &B, parts: &mut [&mut B::Buffer]) -> Vec<f32> {
+pub fn download_parts<B: Backend>(backend: &B, parts: &mut [&mut B::Buffer]) -> Vec<f32> {
     let mut floats = Vec::new();
     for buffer in parts {
-        backend.settle(buffer);
+        backend.order_after_copies(buffer);
         floats.extend(download(backend, buffer));
     }
     floats
 }
 
-/// Puts what [`take_left`] took into other memory of the same sizes.
+/// Puts what [`download_parts`] took into other memory of the same sizes.
 ///
 /// # Panics
 /// If there are more floats or fewer.
-pub fn put_left<B: Backend>(backend: &B, floats: &[f32], parts: &mut [&mut B::Buffer]) {
+pub fn upload_parts<B: Backend>(backend: &B, floats: &[f32], parts: &mut [&mut B::Buffer]) {
     let mut rest = floats;
     for buffer in parts {
         let (part, behind) = rest.split_at(backend.len(buffer));
-        backend.settle(buffer);
-        backend.upload(part, ViewMut::new(buffer, 0..part.len()));
+        backend.order_after_copies(buffer);
+        backend.upload(part, BufferViewMut::new(buffer, 0..part.len()));
         rest = behind;
     }
     assert!(rest.is_empty(), "what comes back is what left");
 }
 
-/// What [`left_parts`] are, part by part.
+/// What [`offload_parts`] are, part by part.
 #[must_use]
-pub fn left_spaces(
-    sizes: &Sizes<'_>,
+pub fn offload_sizes(
+    sizes: &PassSizes<'_>,
     layers: LayerRange,
     recompute: Recompute,
     has_logits: bool,
-) -> Vec<Space> {
+) -> Vec<BufferSize> {
     let mut stash = spaces(sizes, layers);
     let remade = recompute.parts(sizes.is_cut);
     let parts = stash.parts_mut();
     let left = parts.iter().filter(|(part, _)| part.is_left_by_forward());
     let left = left.filter(|(part, _)| !remade.contain(*part));
-    let mut left: Vec<Space> = left.map(|(_, space)| **space).collect();
+    let mut left: Vec<BufferSize> = left.map(|(_, space)| **space).collect();
     if has_logits {
-        let make = &mut |space: Space| Ok::<Space, std::convert::Infallible>(space);
+        let make = &mut |space: BufferSize| Ok::<BufferSize, std::convert::Infallible>(space);
         let Ok(mut logits) = sizes.logits(make);
         left.extend(logits.list().into_iter().map(|space| *space));
     }
@@ -236,5 +239,5 @@ pub fn left_spaces(
 }
 
 pub(super) fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {
-    backend.download(View::new(buffer, 0..backend.len(buffer)))
+    backend.download(BufferView::new(buffer, 0..backend.len(buffer)))
 }

@@ -4,7 +4,7 @@
 //! again*, which is there from F to DROP and from R to W only. R runs the operations of F on the same
 //! weights and operands, so it makes the same bits.
 //!
-//! A slice of a microbatch keeps what the others attend to, whatever is configured ([`RemadeParts`]):
+//! A slice of a microbatch keeps what the others attend to, whatever is configured ([`RecomputedParts`]):
 //! so R of one slice finds the keys and values of those before it.
 
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub struct RecomputedOps {
 
 /// A part of what a pass keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum StashPart {
     /// What the chunk reads; later the gradient of that.
     Input,
     /// What a later layer reads; later the gradient of that.
@@ -62,7 +62,7 @@ pub(super) enum Part {
     Hidden,
 }
 
-impl Part {
+impl StashPart {
     /// Whether it holds something between F and B.
     pub(super) const fn is_left_by_forward(self) -> bool {
         match self {
@@ -94,7 +94,7 @@ impl Recompute {
 
     /// Whether the head's logits are made again.
     #[must_use]
-    pub const fn remakes_logits(self) -> bool {
+    pub const fn recomputes_logits(self) -> bool {
         match self {
             Self::Full => true,
             Self::None | Self::Selective(_) => false,
@@ -103,8 +103,8 @@ impl Recompute {
 
     /// What of passes is made again; `is_cut` is whether they are over slices.
     #[must_use]
-    pub const fn parts(self, is_cut: bool) -> RemadeParts {
-        RemadeParts { recompute: self, is_cut }
+    pub const fn parts(self, is_cut: bool) -> RecomputedParts {
+        RecomputedParts { recompute: self, is_cut }
     }
 }
 
@@ -112,41 +112,41 @@ impl Recompute {
 /// microbatch read or write. Later slices read keys and values, in F, in R and in B, and add to the
 /// gradients of these before the slice itself goes backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemadeParts {
+pub struct RecomputedParts {
     recompute: Recompute,
     is_cut: bool,
 }
 
-impl RemadeParts {
+impl RecomputedParts {
     /// Whether a part is one of them.
-    pub(super) const fn contain(self, part: Part) -> bool {
+    pub(super) const fn contain(self, part: StashPart) -> bool {
         match self.recompute {
             Recompute::None => false,
             Recompute::Full => match part {
-                Part::Input => false,
-                Part::Qkv | Part::LaterGradient => !self.is_cut,
-                Part::Boundary
-                | Part::Result
-                | Part::Norm
-                | Part::Statistics
-                | Part::Partials
-                | Part::Attention
-                | Part::LogSums
-                | Part::Before
-                | Part::Hidden => true,
+                StashPart::Input => false,
+                StashPart::Qkv | StashPart::LaterGradient => !self.is_cut,
+                StashPart::Boundary
+                | StashPart::Result
+                | StashPart::Norm
+                | StashPart::Statistics
+                | StashPart::Partials
+                | StashPart::Attention
+                | StashPart::LogSums
+                | StashPart::Before
+                | StashPart::Hidden => true,
             },
             Recompute::Selective(ops) => match part {
-                Part::Norm => ops.norm,
-                Part::Attention | Part::LogSums => ops.attention,
-                Part::Hidden => ops.activation,
-                Part::Input
-                | Part::Boundary
-                | Part::Result
-                | Part::Statistics
-                | Part::Partials
-                | Part::Qkv
-                | Part::LaterGradient
-                | Part::Before => false,
+                StashPart::Norm => ops.norm,
+                StashPart::Attention | StashPart::LogSums => ops.attention,
+                StashPart::Hidden => ops.activation,
+                StashPart::Input
+                | StashPart::Boundary
+                | StashPart::Result
+                | StashPart::Statistics
+                | StashPart::Partials
+                | StashPart::Qkv
+                | StashPart::LaterGradient
+                | StashPart::Before => false,
             },
         }
     }

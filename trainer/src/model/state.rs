@@ -3,20 +3,20 @@
 use std::ops::Range;
 
 use zbelastic_kernels::{
-    AdamWRun, AllocateError, Backend, LayerCandidate, MatrixPart, StateSums, UpdateState, View,
-    ViewMut,
+    AdamWRange, AllocateError, Backend, BufferView, BufferViewMut, LayerCandidate, MatrixPart,
+    StateSums, UpdateState,
 };
 use zbelastic_types::{Bytes, Fingerprint, Step};
 
 use super::config::ModelConfig;
-use super::parts::{LayerParts, Rest};
+use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
 use crate::digest::fingerprint;
 use crate::elastic::LayerImage;
 
 /// Which weights the passes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Live {
+enum LiveWeights {
     State,
     /// Those of a step that is not sealed yet.
     Candidate,
@@ -24,7 +24,7 @@ enum Live {
 
 /// What a layer is for, which decides what it has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Room {
+enum LayerRole {
     /// Passes and optimistic updates: everything.
     Trained,
     /// Updates that are decided on: no candidate, no matrix.
@@ -47,7 +47,7 @@ pub enum AfterCommit {
 /// A step writes the *pre-image* `w`, `m`, `v` by [`Self::commit_candidate`] or
 /// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores everything.
 /// Beside steps [`Self::write_weights`] does, for versions of weights. On a device whose candidates are
-/// forms ([`Backend::form_optimizer`]) those of matrices are the forms that passes read, and only what lies
+/// forms ([`Backend::packed_weights_optimizer`]) those of matrices are the forms that passes read, and only what lies
 /// in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// The layer's id and kind, and its tensors in order.
@@ -59,7 +59,7 @@ pub struct LayerState<B: Backend> {
     /// Weights of a step that is not sealed yet: all of them, or those of no matrix.
     candidate: B::Buffer,
     /// Where what lies in no matrix lies in the candidate, if nothing else does.
-    rest: Option<Rest>,
+    non_matrix: Option<NonMatrixLayout>,
     /// First moments of AdamW.
     pub m: B::Buffer,
     /// Second moments of AdamW.
@@ -67,10 +67,10 @@ pub struct LayerState<B: Backend> {
     /// Gradient, summed over microbatches.
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
-    live: Live,
+    live: LiveWeights,
     /// The update whose candidate lies in forms and was not requested yet. While it does, the forms must not
     /// be read: [`Self::undo_unasked`].
-    unasked: Option<Vec<AdamWRun>>,
+    computed_ahead: Option<Vec<AdamWRange>>,
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
     sums: Option<StateSums>,
@@ -87,8 +87,8 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        let start = Begin::of_weights(backend, weights, Room::Trained)?;
-        Self::with_room(backend, model, spec, start, Room::Trained)
+        let start = InitialState::of_weights(backend, weights, LayerRole::Trained)?;
+        Self::with_role(backend, model, spec, start, LayerRole::Trained)
     }
 
     /// The layer of an image, to be trained. What of the image lies where the device reads it is not copied
@@ -105,38 +105,39 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         image: &LayerImage,
     ) -> Result<Self, AllocateError> {
-        let start = Begin::of_image(backend, &spec, image)?;
-        Self::with_room(backend, model, spec, start, Room::Trained)
+        let start = InitialState::of_image(backend, &spec, image)?;
+        Self::with_role(backend, model, spec, start, LayerRole::Trained)
     }
 
-    fn with_room(
+    fn with_role(
         backend: &B,
         model: &ModelConfig,
         spec: LayerSpec,
-        Begin { w, m, v, version }: Begin<B>,
-        room: Room,
+        InitialState { w, m, v, version }: InitialState<B>,
+        room: LayerRole,
     ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
         let rest = rest(backend, &parts, &spec);
-        let of_candidate = rest.as_ref().map_or(spec.len(), Rest::floats);
-        let candidate = backend.allocate(if room == Room::Trained { of_candidate } else { 0 })?;
-        let g = backend.allocate(if room == Room::Frozen { 0 } else { spec.len() })?;
+        let of_candidate = rest.as_ref().map_or(spec.len(), NonMatrixLayout::floats);
+        let candidate =
+            backend.allocate(if room == LayerRole::Trained { of_candidate } else { 0 })?;
+        let g = backend.allocate(if room == LayerRole::Frozen { 0 } else { spec.len() })?;
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
-        let read = parts.matrices().into_iter().filter(|_| room != Room::Replayed);
+        let read = parts.matrices().into_iter().filter(|_| room != LayerRole::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
-        let (live, unasked, sums) = (Live::State, None, None);
+        let (live, unasked, sums) = (LiveWeights::State, None, None);
         let mut state = Self {
             spec,
             parts,
             w,
             candidate,
-            rest,
+            non_matrix: rest,
             m,
             v,
             g,
             matrices,
             live,
-            unasked,
+            computed_ahead: unasked,
             version,
             sums,
         };
@@ -155,8 +156,8 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         weights: &[f32],
     ) -> Result<Self, AllocateError> {
-        let start = Begin::of_weights(backend, weights, Room::Frozen)?;
-        Self::with_room(backend, model, spec, start, Room::Frozen)
+        let start = InitialState::of_weights(backend, weights, LayerRole::Frozen)?;
+        Self::with_role(backend, model, spec, start, LayerRole::Frozen)
     }
 
     /// The layer of an image on which the optimizer is replayed and no pass is run: it has no candidate, and
@@ -173,13 +174,13 @@ impl<B: Backend> LayerState<B> {
         spec: LayerSpec,
         image: &LayerImage,
     ) -> Result<Self, AllocateError> {
-        let start = Begin::of_image(backend, &spec, image)?;
-        Self::with_room(backend, model, spec, start, Room::Replayed)
+        let start = InitialState::of_image(backend, &spec, image)?;
+        Self::with_role(backend, model, spec, start, LayerRole::Replayed)
     }
 
     /// What this layer has taken, counted from what is there.
     #[must_use]
-    pub fn taken(&self, backend: &B) -> Bytes {
+    pub fn allocated_bytes(&self, backend: &B) -> Bytes {
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
         let buffers =
             [w, candidate, m, v, g].map(|buffer| backend.buffer_bytes(backend.len(buffer)));
@@ -191,14 +192,14 @@ impl<B: Backend> LayerState<B> {
     /// Puts other weights in force; moments and gradient stay.
     pub(crate) fn set_weights(&mut self, backend: &B, weights: &[f32]) {
         let all = 0..self.spec.len();
-        self.write_weights(backend, |w| backend.upload(weights, ViewMut::new(w, all)));
+        self.write_weights(backend, |w| backend.upload(weights, BufferViewMut::new(w, all)));
     }
 
     /// Puts the weights of another layer like this one in force, without a wait for a device.
     pub(crate) fn copy_weights(&mut self, backend: &B, of: &Self) {
         let all = 0..self.spec.len();
         self.write_weights(backend, |w| {
-            backend.copy(View::new(&of.w, all.clone()), ViewMut::new(w, all));
+            backend.copy(BufferView::new(&of.w, all.clone()), BufferViewMut::new(w, all));
         });
     }
 
@@ -212,11 +213,13 @@ impl<B: Backend> LayerState<B> {
 
     /// A parameter that the passes read, and that is of no matrix.
     #[must_use]
-    pub fn view(&self, range: &Range<usize>) -> View<'_, B::Buffer> {
-        match (self.live, &self.rest) {
-            (Live::State, _) => View::new(&self.w, range.clone()),
-            (Live::Candidate, None) => View::new(&self.candidate, range.clone()),
-            (Live::Candidate, Some(rest)) => View::new(&self.candidate, rest.place(range)),
+    pub fn view(&self, range: &Range<usize>) -> BufferView<'_, B::Buffer> {
+        match (self.live, &self.non_matrix) {
+            (LiveWeights::State, _) => BufferView::new(&self.w, range.clone()),
+            (LiveWeights::Candidate, None) => BufferView::new(&self.candidate, range.clone()),
+            (LiveWeights::Candidate, Some(rest)) => {
+                BufferView::new(&self.candidate, rest.place(range))
+            }
         }
     }
 
@@ -228,25 +231,25 @@ impl<B: Backend> LayerState<B> {
 
     /// Puts the state's weights in force: a candidate is dropped.
     pub fn put_state_in_force(&mut self, backend: &B) {
-        (self.live, self.unasked) = (Live::State, None);
+        (self.live, self.computed_ahead) = (LiveWeights::State, None);
         for (matrix, linear) in self.matrices.iter_mut().zip(self.parts.matrices()) {
-            backend.load_matrix(View::new(&self.w, linear.weight.clone()), matrix);
+            backend.load_matrix(BufferView::new(&self.w, linear.weight.clone()), matrix);
         }
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
     /// layer, each with its numbers. One that was computed before it was requested is there already.
-    pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRun]) {
-        self.live = Live::Candidate;
-        if self.unasked.take().is_some_and(|unasked| unasked == runs) {
+    pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRange]) {
+        self.live = LiveWeights::Candidate;
+        if self.computed_ahead.take().is_some_and(|unasked| unasked == runs) {
             return;
         }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
-        if let Some(optimizer) = backend.form_optimizer() {
+        if let Some(optimizer) = backend.packed_weights_optimizer() {
             let state = UpdateState { w, m, v, g };
             optimizer.candidate(runs, state, candidate, &mut placed(parts, matrices));
         } else {
-            for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
+            for_each_run(parts, matrices, runs, |AdamWRange { range, numbers }, within| {
                 backend.adamw_candidate(range, w, m, v, g, numbers, candidate, within);
             });
         }
@@ -254,7 +257,7 @@ impl<B: Backend> LayerState<B> {
 
     /// The next candidate is computed whole, to the same bits, whatever is there of it.
     pub(crate) fn forget_unasked(&mut self) {
-        self.unasked = None;
+        self.computed_ahead = None;
     }
 
     /// What a device needs to compute the candidate with the sums of squares, before it is requested. Once
@@ -262,12 +265,13 @@ impl<B: Backend> LayerState<B> {
     ///
     /// # Panics
     /// If a candidate is in force.
-    pub(crate) fn candidate_unasked(
+    pub(crate) fn candidate_ahead(
         &mut self,
-        runs: Vec<AdamWRun>,
+        runs: Vec<AdamWRange>,
     ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
-        assert_eq!(self.live, Live::State, "a candidate in force is not computed again");
-        let Self { spec, parts, w, candidate, m, v, g, matrices, unasked, .. } = self;
+        assert_eq!(self.live, LiveWeights::State, "a candidate in force is not computed again");
+        let Self { spec, parts, w, candidate, m, v, g, matrices, computed_ahead: unasked, .. } =
+            self;
         let tensors = spec.tensors.iter().map(|tensor| tensor.range.clone()).collect();
         let (runs, state) = (&*unasked.insert(runs), UpdateState { w, m, v, g });
         let matrices = placed(parts, matrices);
@@ -276,7 +280,7 @@ impl<B: Backend> LayerState<B> {
 
     /// Undoes a candidate that was computed and not requested: before passes read weights.
     pub(crate) fn undo_unasked(&mut self, backend: &B) {
-        if self.unasked.is_some() {
+        if self.computed_ahead.is_some() {
             self.put_state_in_force(backend);
         }
     }
@@ -286,12 +290,12 @@ impl<B: Backend> LayerState<B> {
     ///
     /// # Panics
     /// If a candidate is in force.
-    pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRun]) {
-        assert_eq!(self.live, Live::State, "there is nothing to validate");
-        (self.unasked, self.sums) = (None, None);
+    pub(crate) fn update_in_place(&mut self, backend: &B, runs: &[AdamWRange]) {
+        assert_eq!(self.live, LiveWeights::State, "there is nothing to validate");
+        (self.computed_ahead, self.sums) = (None, None);
         self.settle_state(backend);
         let Self { parts, w, m, v, g, matrices, .. } = self;
-        for_each_run(parts, matrices, runs, |AdamWRun { range, numbers }, within| {
+        for_each_run(parts, matrices, runs, |AdamWRange { range, numbers }, within| {
             backend.adamw_in_place(range, g, numbers, w, m, v, within);
         });
     }
@@ -322,18 +326,21 @@ impl<B: Backend> LayerState<B> {
     /// The same on its way: a device goes on meanwhile.
     #[must_use]
     pub fn carried_image(&mut self, backend: &B) -> LayerImage {
-        let [w, m, v] = [&mut self.w, &mut self.m, &mut self.v].map(|part| backend.carry(part));
+        let [w, m, v] =
+            [&mut self.w, &mut self.m, &mut self.v].map(|part| backend.begin_download(part));
         LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
     }
 
     /// What is written to the gradient from now on comes after the copy that still reads it.
     pub(crate) fn settle_gradient(&mut self, backend: &B) {
-        backend.settle(&mut self.g);
+        backend.order_after_copies(&mut self.g);
     }
 
     /// What is written to weights and moments from now on comes after the copies that still read them.
     fn settle_state(&mut self, backend: &B) {
-        [&mut self.w, &mut self.m, &mut self.v].into_iter().for_each(|part| backend.settle(part));
+        [&mut self.w, &mut self.m, &mut self.v]
+            .into_iter()
+            .for_each(|part| backend.order_after_copies(part));
     }
 
     /// The candidate becomes the state's weights, and the moments of the same step the state's; what the
@@ -343,11 +350,11 @@ impl<B: Backend> LayerState<B> {
     ///
     /// # Panics
     /// If the candidate is not in force.
-    pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRun], then: AfterCommit) {
-        assert_eq!(self.live, Live::Candidate, "only a candidate in force is committed");
+    pub(crate) fn commit_candidate(&mut self, backend: &B, runs: &[AdamWRange], then: AfterCommit) {
+        assert_eq!(self.live, LiveWeights::Candidate, "only a candidate in force is committed");
         self.settle_state(backend);
         let Self { spec, w, candidate, m, v, g, .. } = self;
-        self.sums = match (backend.form_optimizer(), then) {
+        self.sums = match (backend.packed_weights_optimizer(), then) {
             (Some(optimizer), AfterCommit::Attest) => {
                 Some(optimizer.commit_and_sum(runs, g, w, m, v))
             }
@@ -363,7 +370,7 @@ impl<B: Backend> LayerState<B> {
                 None
             }
         };
-        self.live = Live::State;
+        self.live = LiveWeights::State;
     }
 
     /// The sums of the sealed state's fingerprint; never the candidate's. Those that a commit left are
@@ -380,19 +387,20 @@ impl<B: Backend> LayerState<B> {
 }
 
 /// What a layer's state begins as.
-struct Begin<B: Backend> {
+struct InitialState<B: Backend> {
     w: B::Buffer,
     m: B::Buffer,
     v: B::Buffer,
     version: Step,
 }
 
-impl<B: Backend> Begin<B> {
+impl<B: Backend> InitialState<B> {
     /// These weights, and moments of zero where there are any.
-    fn of_weights(backend: &B, weights: &[f32], room: Room) -> Result<Self, AllocateError> {
+    fn of_weights(backend: &B, weights: &[f32], room: LayerRole) -> Result<Self, AllocateError> {
         let mut w = backend.allocate(weights.len())?;
-        backend.upload(weights, ViewMut::new(&mut w, 0..weights.len()));
-        let moments = || backend.allocate(if room == Room::Frozen { 0 } else { weights.len() });
+        backend.upload(weights, BufferViewMut::new(&mut w, 0..weights.len()));
+        let moments =
+            || backend.allocate(if room == LayerRole::Frozen { 0 } else { weights.len() });
         Ok(Self { w, m: moments()?, v: moments()?, version: Step(0) })
     }
 
@@ -407,8 +415,8 @@ impl<B: Backend> Begin<B> {
 }
 
 /// Where what lies in no matrix lies in a candidate, on a device where nothing else does.
-fn rest<B: Backend>(backend: &B, parts: &LayerParts, spec: &LayerSpec) -> Option<Rest> {
-    backend.form_optimizer().map(|_| Rest::new(parts, spec))
+fn rest<B: Backend>(backend: &B, parts: &LayerParts, spec: &LayerSpec) -> Option<NonMatrixLayout> {
+    backend.packed_weights_optimizer().map(|_| NonMatrixLayout::new(parts, spec))
 }
 
 /// Each matrix with its place.
@@ -421,8 +429,8 @@ fn placed<'a, M>(parts: &LayerParts, matrices: &'a mut [M]) -> Vec<MatrixPart<'a
 fn for_each_run<M>(
     parts: &LayerParts,
     matrices: &mut [M],
-    runs: &[AdamWRun],
-    mut update: impl FnMut(AdamWRun, &mut [MatrixPart<'_, M>]),
+    runs: &[AdamWRange],
+    mut update: impl FnMut(AdamWRange, &mut [MatrixPart<'_, M>]),
 ) {
     let mut forms = placed(parts, matrices).into_iter().peekable();
     for run in runs {

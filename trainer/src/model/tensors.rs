@@ -12,7 +12,7 @@ use super::config::{Family, LayerKind, ModelConfig};
 
 /// The values of a tensor before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Initial {
+pub enum TensorInit {
     /// Each element is this number.
     Constant(f32),
     /// Normal with mean zero and this deviation.
@@ -31,7 +31,7 @@ pub struct TensorSpec {
     /// Where it lies in its layer's buffer.
     pub range: Range<usize>,
     /// How its values are set before the first step.
-    pub initial: Initial,
+    pub initial: TensorInit,
 }
 
 impl TensorSpec {
@@ -84,7 +84,7 @@ pub fn model_layers(model: &ModelConfig) -> Vec<LayerSpec> {
     layers
         .map(|layer| {
             let kind = model.layer_kind(layer);
-            let mut builder = Builder { next, tensors: Vec::new() };
+            let mut builder = SpecBuilder { next, tensors: Vec::new() };
             builder.layer(model, kind);
             next = builder.next;
             LayerSpec { layer, kind, tensors: builder.tensors }
@@ -100,13 +100,13 @@ pub fn model_size(model: &ModelConfig) -> (u32, u64) {
     (tensors, layers.iter().map(|layer| layer.len() as u64).sum())
 }
 
-struct Builder {
+struct SpecBuilder {
     next: TensorIndex,
     tensors: Vec<TensorSpec>,
 }
 
-impl Builder {
-    fn add(&mut self, name: String, shape: &[usize], initial: Initial) {
+impl SpecBuilder {
+    fn add(&mut self, name: String, shape: &[usize], initial: TensorInit) {
         let start = self.tensors.last().map_or(0, |tensor| tensor.range.end);
         let range = start..start + shape.iter().product::<usize>();
         let index = self.next;
@@ -116,9 +116,9 @@ impl Builder {
 
     fn norm(&mut self, model: &ModelConfig, name: &str) {
         let width = [model.width as usize];
-        self.add(name.to_owned(), &width, Initial::Constant(1.0));
+        self.add(name.to_owned(), &width, TensorInit::Constant(1.0));
         if model.norm().has_bias() {
-            self.add(format!("{name}.bias"), &width, Initial::Constant(0.0));
+            self.add(format!("{name}.bias"), &width, TensorInit::Constant(0.0));
         }
     }
 
@@ -130,11 +130,11 @@ impl Builder {
         deviation: f64,
     ) {
         for (name, outputs, inputs) in matrices {
-            self.add(name.clone(), &[*outputs, *inputs], Initial::Normal(deviation));
+            self.add(name.clone(), &[*outputs, *inputs], TensorInit::Normal(deviation));
         }
         if model.has_biases() {
             for (name, outputs, _) in matrices {
-                self.add(format!("{name}.bias"), &[*outputs], Initial::Constant(0.0));
+                self.add(format!("{name}.bias"), &[*outputs], TensorInit::Constant(0.0));
             }
         }
     }
@@ -147,10 +147,10 @@ impl Builder {
         match kind {
             LayerKind::Embed => {
                 let tokens = [model.vocabulary as usize, width];
-                self.add("embed.tokens".into(), &tokens, Initial::Normal(DEVIATION));
+                self.add("embed.tokens".into(), &tokens, TensorInit::Normal(DEVIATION));
                 if model.family == Family::Gpt2 {
                     let positions = [model.positions as usize, width];
-                    self.add("embed.positions".into(), &positions, Initial::Normal(DEVIATION));
+                    self.add("embed.positions".into(), &positions, TensorInit::Normal(DEVIATION));
                 }
             }
             LayerKind::Attention { block } => {
@@ -179,7 +179,7 @@ impl Builder {
             LayerKind::Head => {
                 self.norm(model, "norm");
                 let head = [model.vocabulary as usize, width];
-                self.add("head".into(), &head, Initial::Normal(DEVIATION));
+                self.add("head".into(), &head, TensorInit::Normal(DEVIATION));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The optimizer's settings, and its numbers for a step.
 
 use serde::{Deserialize, Serialize};
-use zbelastic_kernels::AdamWNumbers;
+use zbelastic_kernels::AdamWCoefficients;
 use zbelastic_types::Step;
 
 /// How the learning rate falls after its warm-up.
@@ -19,7 +19,7 @@ pub enum LrDecay {
 /// Which tensors weight decay acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum DecayOn {
+pub enum WeightDecayScope {
     /// Matrices and embeddings, not biases and normalisations.
     Matrices,
     /// Every tensor.
@@ -44,7 +44,7 @@ pub struct OptimizerConfig {
     /// Decay of the weights, a share of the learning rate.
     pub weight_decay: f64,
     /// Which tensors weight decay acts on.
-    pub decay_on: DecayOn,
+    pub decay_on: WeightDecayScope,
 }
 
 impl OptimizerConfig {
@@ -69,11 +69,11 @@ impl OptimizerConfig {
     /// The numbers of update number `update`, counted from 1. Powers are taken in f64 by one fixed
     /// function, everything else is rounded once.
     #[must_use]
-    pub fn numbers(&self, lr: f64, update: u64, clip: f32, is_decayed: bool) -> AdamWNumbers {
+    pub fn numbers(&self, lr: f64, update: u64, clip: f32, is_decayed: bool) -> AdamWCoefficients {
         let [beta1, beta2] = self.betas;
         let correction = |beta: f64| 1.0 - libm::pow(beta, update as f64);
         let weight_decay = if is_decayed { self.weight_decay } else { 0.0 };
-        AdamWNumbers {
+        AdamWCoefficients {
             decay: (1.0 - lr * weight_decay) as f32,
             beta1: beta1 as f32,
             beta1_rest: (1.0 - beta1) as f32,
@@ -90,15 +90,15 @@ impl OptimizerConfig {
     #[must_use]
     pub fn decays(&self, is_matrix: bool) -> bool {
         match self.decay_on {
-            DecayOn::Matrices => is_matrix,
-            DecayOn::All => true,
+            WeightDecayScope::Matrices => is_matrix,
+            WeightDecayScope::All => true,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DecayOn, LrDecay, OptimizerConfig};
+    use super::{LrDecay, OptimizerConfig, WeightDecayScope};
     use zbelastic_types::Step;
 
     fn config(decay: LrDecay) -> OptimizerConfig {
@@ -110,7 +110,7 @@ mod tests {
             betas: [0.9, 0.95],
             epsilon: 1e-8,
             weight_decay: 0.1,
-            decay_on: DecayOn::Matrices,
+            decay_on: WeightDecayScope::Matrices,
         }
     }
 

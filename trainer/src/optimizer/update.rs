@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use zbelastic_consensus::validation::TensorSum;
-use zbelastic_kernels::{AdamWRun, Backend, FormOptimizer, SquareSum, View};
+use zbelastic_kernels::{AdamWRange, Backend, BufferView, PackedWeightsOptimizer, SquareSum};
 use zbelastic_types::{Step, TensorIndex};
 
 use super::config::OptimizerConfig;
@@ -16,29 +16,29 @@ pub fn square_sums<'a, B: Backend + 'a>(
 ) -> Vec<TensorSum> {
     let of_layer = |layer: &'a LayerState<B>| {
         let tensors = layer.spec.tensors.iter();
-        tensors.map(move |tensor| (tensor.index, View::new(&layer.g, tensor.range.clone())))
+        tensors.map(move |tensor| (tensor.index, BufferView::new(&layer.g, tensor.range.clone())))
     };
     let (indices, parts): (Vec<_>, Vec<_>) = layers.into_iter().flat_map(of_layer).unzip();
-    told(indices, backend.sum_squares_of_each(&parts))
+    tensor_sums(indices, backend.sum_squares_of_each(&parts))
 }
 
 /// The same, and the candidates that an open gate would compute, from one read of the gradient. They are
 /// not in force before [`compute_candidate`] is called for the same update.
 pub fn square_sums_ahead<'a, B: Backend + 'a>(
-    optimizer: &dyn FormOptimizer<B::Buffer, B::Matrix>,
+    optimizer: &dyn PackedWeightsOptimizer<B::Buffer, B::Matrix>,
     layers: impl IntoIterator<Item = &'a mut LayerState<B>>,
-    update: &Update<'_>,
+    update: &OptimizerUpdate<'_>,
 ) -> Vec<TensorSum> {
     let mut indices = Vec::new();
     let candidate = |layer: &'a mut LayerState<B>| {
         indices.extend(layer.spec.tensors.iter().map(|tensor| tensor.index));
-        layer.candidate_unasked(numbered_runs(layer, update))
+        layer.candidate_ahead(numbered_runs(layer, update))
     };
     let candidates = layers.into_iter().map(candidate).collect();
-    told(indices, optimizer.candidates_and_squares(candidates))
+    tensor_sums(indices, optimizer.candidates_and_squares(candidates))
 }
 
-fn told(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum> {
+fn tensor_sums(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum> {
     let sum =
         |(tensor, SquareSum { sum, nonfinite })| TensorSum { tensor, square_sum: sum, nonfinite };
     indices.into_iter().zip(sums).map(sum).collect()
@@ -53,7 +53,7 @@ pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
 
 /// What one update is computed with.
 #[derive(Clone, Copy, Debug)]
-pub struct Update<'a> {
+pub struct OptimizerUpdate<'a> {
     /// Settings of the optimizer.
     pub config: &'a OptimizerConfig,
     /// Learning rate of this update.
@@ -65,22 +65,33 @@ pub struct Update<'a> {
 }
 
 /// Computes candidate weights from the untouched state and puts them in force.
-pub fn compute_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
+pub fn compute_candidate<B: Backend>(
+    backend: &B,
+    layer: &mut LayerState<B>,
+    update: &OptimizerUpdate<'_>,
+) {
     let runs = numbered_runs(layer, update);
     layer.compute_candidate(backend, &runs);
 }
 
 /// Updates weights and moments in place, once and for all: what a trainer without validation does.
-pub fn update_in_place<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>) {
+pub fn update_in_place<B: Backend>(
+    backend: &B,
+    layer: &mut LayerState<B>,
+    update: &OptimizerUpdate<'_>,
+) {
     let runs = numbered_runs(layer, update);
     layer.update_in_place(backend, &runs);
 }
 
-fn numbered_runs<B: Backend>(layer: &LayerState<B>, update: &Update<'_>) -> Vec<AdamWRun> {
-    let Update { config, lr, number, clip } = *update;
+fn numbered_runs<B: Backend>(
+    layer: &LayerState<B>,
+    update: &OptimizerUpdate<'_>,
+) -> Vec<AdamWRange> {
+    let OptimizerUpdate { config, lr, number, clip } = *update;
     let runs = decay_runs(layer, config).into_iter();
     let numbers = |is_decayed| config.numbers(lr, number, clip, is_decayed);
-    runs.map(|(range, is_decayed)| AdamWRun { range, numbers: numbers(is_decayed) }).collect()
+    runs.map(|(range, is_decayed)| AdamWRange { range, numbers: numbers(is_decayed) }).collect()
 }
 
 /// Puts the state's weights back in force. Nothing else is to undo.
@@ -95,7 +106,7 @@ pub fn drop_candidate<B: Backend>(backend: &B, layer: &mut LayerState<B>) {
 pub fn commit<B: Backend>(
     backend: &B,
     layer: &mut LayerState<B>,
-    update: &Update<'_>,
+    update: &OptimizerUpdate<'_>,
     step: Step,
     then: AfterCommit,
 ) {
@@ -108,7 +119,12 @@ pub fn commit<B: Backend>(
 ///
 /// # Panics
 /// If the layer is not at `step` (rule R8), or a candidate is in force.
-pub fn replay<B: Backend>(backend: &B, layer: &mut LayerState<B>, update: &Update<'_>, step: Step) {
+pub fn replay<B: Backend>(
+    backend: &B,
+    layer: &mut LayerState<B>,
+    update: &OptimizerUpdate<'_>,
+    step: Step,
+) {
     layer.advance_from(step);
     update_in_place(backend, layer, update);
 }

@@ -9,7 +9,7 @@ use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{Placement, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_types::{Bytes, StageIndex};
 
-use super::relieved::relieved_plans;
+use super::memory_policy::memory_limited_plans;
 use super::solved::solved_plans;
 use super::{
     BatchShape, MemoryPolicy, Pace, Plan, PlanError, PlanRequest, StageMemory, cut, plan_memory,
@@ -73,16 +73,16 @@ impl<'a> ChooseRequest<'a> {
 
 /// A schedule that was looked at.
 #[derive(Clone, Debug)]
-pub struct Considered {
+pub struct ConsideredSchedule {
     /// Kind of the schedule.
     pub kind: ScheduleKind,
     /// What came of it.
-    pub outcome: Result<Prediction, Refusal>,
+    pub outcome: Result<PlanPrediction, ScheduleRefusal>,
 }
 
 /// What a schedule that fits is expected to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Prediction {
+pub struct PlanPrediction {
     /// From step to step, in the unit of the pace.
     pub period: f64,
     /// The share of it in which the busiest stage waits.
@@ -93,7 +93,7 @@ pub struct Prediction {
 
 /// Why a schedule is out of the question.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum Refusal {
+pub enum ScheduleRefusal {
     /// It does not exist for this size.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -111,20 +111,20 @@ pub enum Refusal {
 
 /// The plan that was chosen, and why.
 #[derive(Clone, Debug)]
-pub struct Choice {
+pub struct PlanChoice {
     /// The plan that was chosen.
     pub plan: Plan,
     /// What its stages take.
     pub memory: Vec<StageMemory>,
     /// What was expected of it.
-    pub prediction: Prediction,
+    pub prediction: PlanPrediction,
     /// All schedules that were looked at, the chosen one among them.
-    pub considered: Vec<Considered>,
+    pub considered: Vec<ConsideredSchedule>,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for PlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Prediction { bubble, stage_bytes, .. } = self.prediction;
+        let PlanPrediction { bubble, stage_bytes, .. } = self.prediction;
         let kind = self.plan.program.kind;
         write!(f, "{kind}: planned bubble {:.1} %, {stage_bytes} a stage", 100.0 * bubble)?;
         let fitting = self.considered.iter().filter(|other| other.outcome.is_ok()).count();
@@ -149,15 +149,15 @@ impl fmt::Display for Choice {
 pub fn choose<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
-) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+) -> Result<PlanChoice, Vec<(ScheduleKind, ScheduleRefusal)>> {
     assert!(!request.kinds.is_empty(), "there is something to choose from");
-    let mut best: Option<Considerable> = None;
+    let mut best: Option<PlanWithMemory> = None;
     let mut considered = Vec::new();
-    let mut partitions = Partitions { pace: request.pace, found: Vec::new() };
+    let mut partitions = PartitionCache { pace: request.pace, found: Vec::new() };
     for &kind in request.kinds {
         let found = consider(backend, request, kind, &mut partitions);
         let outcome = found.as_ref().map(|found| found.2).map_err(Clone::clone);
-        considered.push(Considered { kind, outcome });
+        considered.push(ConsideredSchedule { kind, outcome });
         if let Ok(found) = found
             && best.as_ref().is_none_or(|best| is_better(&found.2, &best.2))
         {
@@ -165,7 +165,7 @@ pub fn choose<B: ByteCounts>(
         }
     }
     match best {
-        Some((plan, memory, prediction)) => Ok(Choice { plan, memory, prediction, considered }),
+        Some((plan, memory, prediction)) => Ok(PlanChoice { plan, memory, prediction, considered }),
         None => Err(considered
             .into_iter()
             .filter_map(|considered| Some((considered.kind, considered.outcome.err()?)))
@@ -176,7 +176,7 @@ pub fn choose<B: ByteCounts>(
 /// Periods closer than this share are taken for equal: the estimate is not better than that.
 const PERIOD_TOLERANCE: f64 = 1e-3;
 
-fn is_better(a: &Prediction, b: &Prediction) -> bool {
+fn is_better(a: &PlanPrediction, b: &PlanPrediction) -> bool {
     if (a.period - b.period).abs() <= PERIOD_TOLERANCE * b.period {
         a.stage_bytes < b.stage_bytes
     } else {
@@ -184,24 +184,25 @@ fn is_better(a: &Prediction, b: &Prediction) -> bool {
     }
 }
 
-type Considerable = (Plan, Vec<StageMemory>, Prediction);
+type PlanWithMemory = (Plan, Vec<StageMemory>, PlanPrediction);
 
 /// The best plan of a kind: there is one, but where orders are solved.
 fn consider<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     kind: ScheduleKind,
-    partitions: &mut Partitions<'_>,
-) -> Result<Considerable, Refusal> {
+    partitions: &mut PartitionCache<'_>,
+) -> Result<PlanWithMemory, ScheduleRefusal> {
     let of_kind = request.of_kind(kind);
     let chunks = partitions.of(&of_kind)?;
     let own = request.memory.applied(Plan::with_chunks(of_kind, chunks)?);
     let others = solved_plans(backend, request, &own).into_iter();
     let others: Vec<Plan> = others.map(|plan| request.memory.applied(plan)).collect();
-    let relieved = relieved_plans(backend, request, &own, &others);
+    let relieved = memory_limited_plans(backend, request, &own, &others);
     let plans = std::iter::once(own).chain(others).chain(relieved);
     let judged = plans.map(|plan| judge(backend, request, plan));
-    let better = |a: Result<Considerable, Refusal>, b: Result<Considerable, Refusal>| match (a, b) {
+    let better = |a: Result<PlanWithMemory, ScheduleRefusal>,
+                  b: Result<PlanWithMemory, ScheduleRefusal>| match (a, b) {
         (Ok(a), Ok(b)) => Ok(if is_better(&b.2, &a.2) { b } else { a }),
         (Ok(found), Err(_)) | (Err(_), Ok(found)) => Ok(found),
         (Err(refusal), Err(_)) => Err(refusal),
@@ -214,7 +215,7 @@ fn judge<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
     plan: Plan,
-) -> Result<Considerable, Refusal> {
+) -> Result<PlanWithMemory, ScheduleRefusal> {
     let memory = plan_memory(backend, request.model, &plan, request.copies);
     let sizes = memory.iter().map(StageMemory::total);
     let limited = (0..).map(StageIndex).zip(sizes.clone()).zip(request.stage_bytes_max);
@@ -222,7 +223,7 @@ fn judge<B: ByteCounts>(
     if let Some(((stage, needed), limit)) =
         above.max_by_key(|((_, needed), limit)| needed.0 - limit.0)
     {
-        return Err(Refusal::Memory { stage, needed, limit: *limit });
+        return Err(ScheduleRefusal::Memory { stage, needed, limit: *limit });
     }
     let timeline = rhythm(&plan, request.pace);
     let step = RHYTHM_STEPS - 1;
@@ -231,18 +232,18 @@ fn judge<B: ByteCounts>(
         Window::One => timeline.bubble_span(step),
     };
     let stage_bytes = sizes.max().expect("there is a stage");
-    let prediction = Prediction { period: period(&timeline), bubble, stage_bytes };
+    let prediction = PlanPrediction { period: period(&timeline), bubble, stage_bytes };
     Ok((plan, memory, prediction))
 }
 
 /// The layers of chunks by where these stand: schedules of one placement share them, and to find
 /// them takes longer than anything else here.
-struct Partitions<'a> {
+struct PartitionCache<'a> {
     pace: &'a Pace,
     found: Vec<(Placement, Vec<LayerRange>)>,
 }
 
-impl Partitions<'_> {
+impl PartitionCache<'_> {
     fn of(&mut self, request: &PlanRequest<'_>) -> Result<Vec<LayerRange>, PlanError> {
         let placement = request.placement()?;
         if let Some((_, chunks)) = self.found.iter().find(|(known, _)| *known == placement) {

@@ -1,22 +1,22 @@
 //! What a stage takes of a device beside buffers: scratch of the operations of its passes and updates, and
 //! rooms for boundary tensors. Processors take both as they come.
 
-use zbelastic_kernels::{BoundaryRooms, Operation, Rows};
-use zbelastic_schedule::{PassesLive, live_passes_of};
+use zbelastic_kernels::{RowsShape, ScratchOperation, StagingReservation};
+use zbelastic_schedule::{LivePasses, live_passes_of};
 use zbelastic_types::{ChunkIndex, StageIndex};
 
 use super::Plan;
 use crate::model::{
-    Family, LayerKind, LayerParts, LayerRange, LayerSpec, ModelConfig, Sizes, model_layers,
+    Family, LayerKind, LayerParts, LayerRange, LayerSpec, ModelConfig, PassSizes, model_layers,
 };
 
 /// What a stage takes of its device beside buffers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceClaim {
     /// Operations that take scratch, each once.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<ScratchOperation>,
     /// Rooms for boundary tensors, by their length.
-    pub rooms: Vec<BoundaryRooms>,
+    pub staging_buffers: Vec<StagingReservation>,
 }
 
 /// What `stage` takes under `plan` beside buffers.
@@ -25,7 +25,7 @@ pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> Devi
     let specs = model_layers(model);
     let layers = plan.chunks_of(stage).flat_map(|(_, layers)| layers.ids());
     let layers: Vec<&LayerSpec> = layers.map(|layer| &specs[layer as usize]).collect();
-    let mut operations = vec![Operation::Stamps, squares(layers.iter().copied())];
+    let mut operations = vec![ScratchOperation::Timestamps, squares(layers.iter().copied())];
     operations.extend(layers.iter().map(|spec| state_sums(spec)));
     let (cut, mut rooms) = (plan.cut(model), Vec::new());
     for len in cut.lens() {
@@ -33,13 +33,17 @@ pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> Devi
         add_operations(&mut operations, &sizes, &layers);
         let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
         let unread = unread_of(model, plan, stage, &live);
-        rooms.extend(BoundaryRooms::for_unread(sizes.residual(), unread));
+        rooms.extend(StagingReservation::for_unread(sizes.residual(), unread));
     }
-    DeviceClaim { operations, rooms }
+    DeviceClaim { operations, staging_buffers: rooms }
 }
 
 /// Adds the operations of these layers' passes of one length, each once.
-fn add_operations(operations: &mut Vec<Operation>, sizes: &Sizes<'_>, layers: &[&LayerSpec]) {
+fn add_operations(
+    operations: &mut Vec<ScratchOperation>,
+    sizes: &PassSizes<'_>,
+    layers: &[&LayerSpec],
+) {
     for operation in layers.iter().flat_map(|spec| layer_operations(sizes, spec)) {
         if !operations.contains(&operation) {
             operations.push(operation);
@@ -50,56 +54,60 @@ fn add_operations(operations: &mut Vec<Operation>, sizes: &Sizes<'_>, layers: &[
 /// What a stage takes beside buffers that trains these layers without steps, with so many boundary tensors
 /// that are not read yet.
 #[must_use]
-pub fn asynchronous_claim(sizes: &Sizes<'_>, layers: &[&LayerSpec], unread: usize) -> DeviceClaim {
-    let mut operations = vec![Operation::Stamps, squares(layers.iter().copied())];
+pub fn asynchronous_claim(
+    sizes: &PassSizes<'_>,
+    layers: &[&LayerSpec],
+    unread: usize,
+) -> DeviceClaim {
+    let mut operations = vec![ScratchOperation::Timestamps, squares(layers.iter().copied())];
     add_operations(&mut operations, sizes, layers);
-    let rooms = BoundaryRooms::for_unread(sizes.residual(), unread).into_iter().collect();
-    DeviceClaim { operations, rooms }
+    let rooms = StagingReservation::for_unread(sizes.residual(), unread).into_iter().collect();
+    DeviceClaim { operations, staging_buffers: rooms }
 }
 
 /// Sums of squares of all gradients of these layers.
-pub(super) fn squares<'a>(layers: impl IntoIterator<Item = &'a LayerSpec>) -> Operation {
+pub(super) fn squares<'a>(layers: impl IntoIterator<Item = &'a LayerSpec>) -> ScratchOperation {
     let tensors = layers.into_iter().flat_map(|spec| spec.tensors.iter());
-    Operation::squares(tensors.map(|tensor| tensor.range.len()))
+    ScratchOperation::squares(tensors.map(|tensor| tensor.range.len()))
 }
 
 /// The fingerprint of a layer's state.
-pub(super) fn state_sums(spec: &LayerSpec) -> Operation {
-    Operation::state_sums(spec.tensors.iter().map(|tensor| tensor.range.len()))
+pub(super) fn state_sums(spec: &LayerSpec) -> ScratchOperation {
+    ScratchOperation::state_sums(spec.tensors.iter().map(|tensor| tensor.range.len()))
 }
 
 /// The operations of a layer's passes of one length.
-fn layer_operations(sizes: &Sizes<'_>, spec: &LayerSpec) -> Vec<Operation> {
+fn layer_operations(sizes: &PassSizes<'_>, spec: &LayerSpec) -> Vec<ScratchOperation> {
     let (model, shape) = (sizes.model, sizes.shape);
-    let rows = |width| Rows { count: shape.rows(), width };
+    let rows = |width| RowsShape { count: shape.rows(), width };
     let parts = LayerParts::new(model, spec);
     let biased = parts.matrices().into_iter().filter(|linear| linear.bias.is_some());
-    let mut operations: Vec<Operation> =
-        biased.map(|linear| Operation::Bias { rows: rows(linear.shape.outputs) }).collect();
-    let norm = Operation::Norm { norm: model.norm(), rows: rows(model.width as usize) };
+    let mut operations: Vec<ScratchOperation> =
+        biased.map(|linear| ScratchOperation::Bias { rows: rows(linear.shape.outputs) }).collect();
+    let norm = ScratchOperation::Norm { norm: model.norm(), rows: rows(model.width as usize) };
     operations.extend(match spec.kind {
-        LayerKind::Embed => vec![Operation::Embed { rows: shape.rows() }],
+        LayerKind::Embed => vec![ScratchOperation::Embed { rows: shape.rows() }],
         LayerKind::Attention { .. } => {
             let shape = model.attention_shape(shape.sequences, shape.sequence_len);
-            vec![norm, Operation::Attention(shape)]
+            vec![norm, ScratchOperation::Attention(shape)]
         }
         LayerKind::Mlp { .. } => match model.family {
             Family::Gpt2 => {
-                vec![norm, Operation::Gelu { rows: rows(model.mlp_width as usize) }]
+                vec![norm, ScratchOperation::Gelu { rows: rows(model.mlp_width as usize) }]
             }
             Family::Llama => vec![norm],
         },
-        LayerKind::Head => vec![norm, Operation::Head { rows: shape.rows() }],
+        LayerKind::Head => vec![norm, ScratchOperation::Head { rows: shape.rows() }],
     });
     operations
 }
 
 /// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that is not read
 /// yet is of a pass that is alive where it was made; a gradient is of one that is alive where it goes.
-fn unread_of(model: &ModelConfig, plan: &Plan, stage: StageIndex, live: &[PassesLive]) -> usize {
+fn unread_of(model: &ModelConfig, plan: &Plan, stage: StageIndex, live: &[LivePasses]) -> usize {
     let unread = |chunk: ChunkIndex| {
         let live = live[chunk.index()];
-        (live.slots + live.away) as usize
+        (live.slots + live.offloaded) as usize
     };
     let of_chunk = |(chunk, layers): (ChunkIndex, LayerRange)| {
         let before = (layers.ids().start > 0).then(|| unread(ChunkIndex(chunk.0 - 1)));

@@ -27,7 +27,7 @@ const HALVINGS: u32 = 10;
 
 /// What is left to be gained.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stakes {
+pub struct ReplanStakes {
     /// Steps of the run.
     pub steps_left: u64,
     /// What a change of plans takes, in the unit of what was found.
@@ -36,7 +36,7 @@ pub struct Stakes {
 
 /// What takes another time than it was planned with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DriftedPart {
+pub enum DriftSource {
     /// The passes of this stage.
     Stage(StageIndex),
     /// Messages between stages.
@@ -47,7 +47,7 @@ pub enum DriftedPart {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drift {
     /// The stage or link that differs most.
-    pub part: DriftedPart,
+    pub part: DriftSource,
     /// What it should take: a stage for a microbatch, or a message.
     pub expected: f64,
     /// What it takes, in the same unit.
@@ -60,7 +60,7 @@ pub struct Drift {
 
 /// What is to be done about a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Judgement {
+pub enum DriftJudgement {
     /// Nothing: a step takes what it was planned to take.
     Within,
     /// Nothing: there is no plan that saves [`GAIN_MIN`] of a step.
@@ -71,7 +71,7 @@ pub enum Judgement {
     Replan(Drift),
 }
 
-impl Judgement {
+impl DriftJudgement {
     /// What drifted, if something did.
     #[must_use]
     pub const fn drift(&self) -> Option<&Drift> {
@@ -91,14 +91,16 @@ impl Judgement {
 pub fn judge(
     plan: &Plan,
     (planned, found): (&Pace, &Pace),
-    stakes: Stakes,
+    stakes: ReplanStakes,
     best: impl FnOnce() -> Option<f64>,
-) -> Judgement {
-    let Some(comparison) = Comparison::new(plan, planned, found) else { return Judgement::Within };
+) -> DriftJudgement {
+    let Some(comparison) = PaceComparison::new(plan, planned, found) else {
+        return DriftJudgement::Within;
+    };
     let now = plan_period(plan, found);
     let should = plan_period(plan, &comparison.expected);
     if now <= should * (1.0 + PERIOD_GROWTH) {
-        return Judgement::Within;
+        return DriftJudgement::Within;
     }
     let stages_alone = Pace {
         link: planned.link,
@@ -113,11 +115,11 @@ pub fn judge(
     let period = best().unwrap_or(now).min(now);
     drift.gain = (now - period) / now;
     if drift.gain < GAIN_MIN {
-        Judgement::NoBetter(drift)
+        DriftJudgement::NoBetter(drift)
     } else if (now - period) * (stakes.steps_left as f64) < stakes.change {
-        Judgement::TooLate(drift)
+        DriftJudgement::TooLate(drift)
     } else {
-        Judgement::Replan(drift)
+        DriftJudgement::Replan(drift)
     }
 }
 
@@ -176,7 +178,7 @@ fn stage_times(plan: &Plan, pace: &Pace) -> Vec<f64> {
 }
 
 /// A plan by what it was made for and by what is found.
-struct Comparison<'a> {
+struct PaceComparison<'a> {
     plan: &'a Plan,
     /// What it was made for, in the unit of what is found, all stages being as the one that has
     /// kept its times best.
@@ -186,7 +188,7 @@ struct Comparison<'a> {
     ratios: Vec<(StageIndex, f64, f64)>,
 }
 
-impl<'a> Comparison<'a> {
+impl<'a> PaceComparison<'a> {
     fn new(plan: &'a Plan, planned: &Pace, found: &'a Pace) -> Option<Self> {
         let times = stage_times(plan, planned).into_iter().zip(stage_times(plan, found));
         let ratio = |(stage, (planned, found)): (u32, (f64, f64))| {
@@ -202,7 +204,7 @@ impl<'a> Comparison<'a> {
             // What an update, R, a copy or a verdict takes is the same whichever stage holds the layers: it
             // does not drift.
             updates: found.updates.clone(),
-            remakes: found.remakes.clone(),
+            recomputes: found.recomputes.clone(),
             copies: found.copies.clone(),
             verdict: found.verdict,
             ..planned.clone()
@@ -220,7 +222,7 @@ impl<'a> Comparison<'a> {
         let furthest = self.ratios.iter().max_by(|a, b| far(a.1).total_cmp(&far(b.1)));
         let (stage, ratio, planned) = *furthest.expect("a comparison has a stage");
         Drift {
-            part: DriftedPart::Stage(stage),
+            part: DriftSource::Stage(stage),
             expected: planned * usual,
             found: planned * ratio,
             slack: slack(self.plan, &self.expected, stage),
@@ -230,7 +232,7 @@ impl<'a> Comparison<'a> {
 
     fn of_link(&self) -> Drift {
         Drift {
-            part: DriftedPart::Link,
+            part: DriftSource::Link,
             expected: self.expected.link + self.expected.occupancy,
             found: self.found.link + self.found.occupancy,
             slack: link_slack(self.plan, &self.expected),

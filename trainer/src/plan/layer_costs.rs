@@ -4,7 +4,7 @@
 //! out), so what layers were found to take is stretched to what their stage's passes took as a whole.
 
 use super::{LayerWork, StageTimes};
-use crate::model::{LayerClass, LayerPart, LayerTimes};
+use crate::model::{LayerClass, LayerOp, LayerTimes};
 
 /// What a layer takes on one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -14,7 +14,7 @@ pub struct LayerCost {
     /// Its update for a step.
     pub update: f64,
     /// R for a microbatch, if there was one.
-    pub remade: Option<f64>,
+    pub recompute: Option<f64>,
 }
 
 /// By class of layers: what one of them takes, if one was timed.
@@ -26,14 +26,14 @@ pub fn class_costs(times: &LayerTimes, slice_count: u32) -> ClassCosts {
     LayerClass::ALL.map(|class| {
         let once = |part| times.spent(class, part).mean_us();
         let pass = |part| once(part).map(|us| us * f64::from(slice_count));
-        let (f, b) = (pass(LayerPart::Forward)?, pass(LayerPart::InputGradient)?);
-        let late = pass(LayerPart::WeightGradient)?;
-        let w_early = pass(LayerPart::EarlyWeightGradient).unwrap_or(0.0);
-        let halves = [LayerPart::Candidate, LayerPart::Commit].map(once);
+        let (f, b) = (pass(LayerOp::Forward)?, pass(LayerOp::InputGradient)?);
+        let late = pass(LayerOp::WeightGradient)?;
+        let w_early = pass(LayerOp::EarlyWeightGradient).unwrap_or(0.0);
+        let halves = [LayerOp::Candidate, LayerOp::Commit].map(once);
         Some(LayerCost {
             work: LayerWork { f, b, w: late + w_early, w_early },
             update: halves.into_iter().flatten().sum(),
-            remade: pass(LayerPart::Remake),
+            recompute: pass(LayerOp::Recompute),
         })
     })
 }
@@ -104,7 +104,7 @@ pub(super) fn costs_at_speed_one(stages: &[(TimedLayers, f64)]) -> ClassCosts {
                 w_early: mean(&|cost| Some(cost.work.w_early))?,
             },
             update: mean(&|cost| Some(cost.update))?,
-            remade: mean(&|cost| cost.remade),
+            recompute: mean(&|cost| cost.recompute),
         })
     })
 }
@@ -117,25 +117,25 @@ mod tests {
     fn a_layers_cost_is_the_mean_of_what_was_spent_on_it() {
         let mut times = LayerTimes::default();
         let told = [
-            (LayerPart::Forward, 2.0),
-            (LayerPart::Forward, 4.0),
-            (LayerPart::InputGradient, 5.0),
-            (LayerPart::WeightGradient, 1.0),
-            (LayerPart::EarlyWeightGradient, 6.0),
-            (LayerPart::Candidate, 10.0),
-            (LayerPart::Commit, 20.0),
+            (LayerOp::Forward, 2.0),
+            (LayerOp::Forward, 4.0),
+            (LayerOp::InputGradient, 5.0),
+            (LayerOp::WeightGradient, 1.0),
+            (LayerOp::EarlyWeightGradient, 6.0),
+            (LayerOp::Candidate, 10.0),
+            (LayerOp::Commit, 20.0),
         ];
         for (part, us) in told {
             times.add(LayerClass::Head, part, us);
         }
-        times.add(LayerClass::Mlp, LayerPart::Forward, 1.0);
+        times.add(LayerClass::Mlp, LayerOp::Forward, 1.0);
         let costs = class_costs(&times, 2);
         let work = LayerWork { f: 6.0, b: 10.0, w: 14.0, w_early: 12.0 };
-        let head = LayerCost { work, update: 30.0, remade: None };
+        let head = LayerCost { work, update: 30.0, recompute: None };
         assert_eq!(costs, [None, None, None, Some(head)], "an MLP's B and W are not known");
-        times.add(LayerClass::Head, LayerPart::Remake, 3.0);
+        times.add(LayerClass::Head, LayerOp::Recompute, 3.0);
         let head = class_costs(&times, 1)[LayerClass::Head.index()].expect("it was timed");
-        assert_eq!((head.work.f, head.remade), (3.0, Some(3.0)));
+        assert_eq!((head.work.f, head.recompute), (3.0, Some(3.0)));
     }
 
     #[test]

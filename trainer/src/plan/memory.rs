@@ -3,15 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use zbelastic_kernels::{AllocateError, Backend, ByteCounts, Claim, DeviceSizes, Operation};
-use zbelastic_schedule::{Memory, Pass, PassesLive, Program, live_passes_of};
+use zbelastic_kernels::{
+    AllocateError, Backend, ByteCounts, DeviceSizes, MemoryClaim, ScratchOperation,
+};
+use zbelastic_schedule::{LivePasses, MemoryOp, Pass, Program, live_passes_of};
 use zbelastic_types::{Bytes, ChunkIndex, StageIndex};
 
 use super::device_claim::{DeviceClaim, device_claim, squares, state_sums};
 use super::{Plan, SliceCut};
 use crate::model::{
-    Family, LayerRange, LayerSpec, ModelConfig, PassStash, Recompute, Sizes, Space, count_bytes,
-    layer_bytes, left_spaces, model_layers, replayed_bytes,
+    BufferSize, Family, LayerRange, LayerSpec, ModelConfig, PassSizes, PassStash, Recompute,
+    count_bytes, layer_bytes, model_layers, offload_sizes, replayed_bytes,
 };
 
 /// Memory that a stage claims, part by part.
@@ -32,7 +34,7 @@ pub struct StageMemory {
     /// of the pages that it hands out.
     pub fixed: Bytes,
     /// The most that is away in the second store at once. It is not part of any sum here.
-    pub away: Bytes,
+    pub offload: Bytes,
 }
 
 impl StageMemory {
@@ -44,9 +46,9 @@ impl StageMemory {
 
     /// The claim of a stage that takes this much, and `beside` buffers.
     #[must_use]
-    pub fn claim<'a>(&self, beside: &'a DeviceClaim) -> Claim<'a> {
-        let DeviceClaim { operations, rooms } = beside;
-        Claim { buffers: self.device().0, operations, rooms }
+    pub fn claim<'a>(&self, beside: &'a DeviceClaim) -> MemoryClaim<'a> {
+        let DeviceClaim { operations, staging_buffers: rooms } = beside;
+        MemoryClaim { buffers: self.device().0, operations, staging: rooms }
     }
 
     /// What is claimed of a device that took `opening` bytes before, as a person would name it.
@@ -112,7 +114,7 @@ pub(super) struct PassMemory {
     /// From F to W.
     pub(super) stash: Bytes,
     /// From F to DROP and from R to W.
-    pub(super) remade: Bytes,
+    pub(super) recomputed: Bytes,
     /// From F to WE.
     pub(super) logits: Bytes,
     /// One boundary tensor a microbatch may wait at either end.
@@ -121,7 +123,7 @@ pub(super) struct PassMemory {
 
 fn pass_memory<B: ByteCounts>(
     backend: &B,
-    sizes: &Sizes<'_>,
+    sizes: &PassSizes<'_>,
     layers: LayerRange,
     recompute: Recompute,
 ) -> PassMemory {
@@ -131,9 +133,9 @@ fn pass_memory<B: ByteCounts>(
         stash: count_bytes(backend, |mut make| {
             PassStash::build_kept(sizes, layers, recompute, &mut make)
         }),
-        remade: if recompute.is_any() {
+        recomputed: if recompute.is_any() {
             count_bytes(backend, |mut make| {
-                PassStash::build_remade(sizes, layers, recompute, &mut make)
+                PassStash::build_recomputed(sizes, layers, recompute, &mut make)
             })
         } else {
             Bytes(0)
@@ -157,7 +159,7 @@ pub(super) fn microbatch_memory<B: ByteCounts>(
     };
     let sum = |a: PassMemory, b: PassMemory| PassMemory {
         stash: a.stash + b.stash,
-        remade: a.remade + b.remade,
+        recomputed: a.recomputed + b.recomputed,
         logits: a.logits + b.logits,
         message: a.message + b.message,
     };
@@ -165,30 +167,32 @@ pub(super) fn microbatch_memory<B: ByteCounts>(
 }
 
 /// What of a layer's part of a pass leaves, if nothing of it was given up.
-pub(super) fn left_bytes(sizes: &Sizes<'_>, layer: u32) -> Bytes {
+pub(super) fn offload_bytes(sizes: &PassSizes<'_>, layer: u32) -> Bytes {
     let has_head = layer + 1 == sizes.model.layer_count();
     let layers = LayerRange::new(layer, layer + 1);
-    let left = left_spaces(sizes, layers, Recompute::None, has_head);
+    let left = offload_sizes(sizes, layers, Recompute::None, has_head);
     Bytes::of_f32(left.iter().map(|space| space.count()).sum())
 }
 
 /// What of a pass leaves at most: less than all of it if every pass that leaves was dropped before.
-fn most_left(
+fn offload_sizes_max(
     program: &Program,
-    sizes: &Sizes<'_>,
+    sizes: &PassSizes<'_>,
     layers: LayerRange,
     recompute: Recompute,
-) -> Vec<Space> {
-    let dropped: BTreeSet<Pass> = program.passes_with(Memory::Drop).map(|(_, pass)| pass).collect();
-    let are_dropped = program.passes_with(Memory::Offload).all(|(_, pass)| dropped.contains(&pass));
+) -> Vec<BufferSize> {
+    let dropped: BTreeSet<Pass> =
+        program.passes_with(MemoryOp::Drop).map(|(_, pass)| pass).collect();
+    let are_dropped =
+        program.passes_with(MemoryOp::Offload).all(|(_, pass)| dropped.contains(&pass));
     let dropped = if are_dropped { recompute } else { Recompute::None };
     let has_head = layers.ids().end == sizes.model.layer_count();
-    left_spaces(sizes, layers, dropped, has_head && !dropped.remakes_logits())
+    offload_sizes(sizes, layers, dropped, has_head && !dropped.recomputes_logits())
 }
 
 /// Room for the passes of one length over a chunk that are away at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AwayPlaces {
+pub struct OffloadClaim {
     /// Index of the chunk.
     pub chunk: ChunkIndex,
     /// Tokens of a sequence that a pass is over.
@@ -201,7 +205,7 @@ pub struct AwayPlaces {
     pub pass_bytes: Bytes,
 }
 
-impl AwayPlaces {
+impl OffloadClaim {
     /// Bytes of all passes that are away at once.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
@@ -211,24 +215,24 @@ impl AwayPlaces {
 
 /// What of `stage` is away at once under `plan`, at most.
 #[must_use]
-pub fn away_places<B: ByteCounts>(
+pub fn offload_claims<B: ByteCounts>(
     backend: &B,
     model: &ModelConfig,
     plan: &Plan,
     stage: StageIndex,
-) -> Vec<AwayPlaces> {
+) -> Vec<OffloadClaim> {
     let (cut, mut places) = (plan.cut(model), Vec::new());
     for slice_len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, slice_len);
         let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == slice_len);
-        let leaving = plan.chunks_of(stage).filter(|(chunk, _)| live[chunk.index()].away > 0);
+        let leaving = plan.chunks_of(stage).filter(|(chunk, _)| live[chunk.index()].offloaded > 0);
         places.extend(leaving.map(|(chunk, layers)| {
-            let left = most_left(&plan.program, &sizes, layers, plan.recompute);
-            let bytes = left.iter().map(|space| space.bytes_away(backend.row_bytes())).sum();
-            AwayPlaces {
+            let left = offload_sizes_max(&plan.program, &sizes, layers, plan.recompute);
+            let bytes = left.iter().map(|space| space.offloaded_bytes(backend.row_bytes())).sum();
+            OffloadClaim {
                 chunk,
                 slice_len,
-                count: live[chunk.index()].away,
+                count: live[chunk.index()].offloaded,
                 pass_len: left.iter().map(|space| space.count()).sum(),
                 pass_bytes: Bytes(bytes),
             }
@@ -268,7 +272,7 @@ pub fn stage_memory<B: ByteCounts>(
         messages,
         copies: Bytes(0),
         fixed: Bytes(0),
-        away: away_places(backend, model, plan, stage).iter().map(AwayPlaces::bytes).sum(),
+        offload: offload_claims(backend, model, plan, stage).iter().map(OffloadClaim::bytes).sum(),
     };
     for len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, len);
@@ -287,7 +291,7 @@ pub fn stage_memory<B: ByteCounts>(
 impl StageMemory {
     /// The same on a device, where messages lie in rooms, and gradients of twins on the host.
     pub(crate) fn on_device<B: ByteCounts>(self, backend: &B, beside: &DeviceClaim) -> Self {
-        let messages = Bytes(backend.rooms_bytes(&beside.rooms));
+        let messages = Bytes(backend.staging_bytes(&beside.staging_buffers));
         let taken = backend.claim_bytes(&self.claim(beside)) + backend.opening_bytes();
         Self { messages, fixed: Bytes(taken - (self.device() + messages).0), ..self }
     }
@@ -334,7 +338,7 @@ pub(crate) fn claim_copy<B: Backend>(backend: &B, spec: &LayerSpec) -> Result<()
 }
 
 /// The operations that run on a copy: sums of squares, and the fingerprint of its state.
-fn copy_operations(spec: &LayerSpec) -> [Operation; 2] {
+fn copy_operations(spec: &LayerSpec) -> [ScratchOperation; 2] {
     [squares([spec]), state_sums(spec)]
 }
 
@@ -342,9 +346,9 @@ fn copy_operations(spec: &LayerSpec) -> [Operation; 2] {
 fn copy_claim<'a, B: ByteCounts>(
     backend: &B,
     spec: &LayerSpec,
-    operations: &'a [Operation],
-) -> Claim<'a> {
-    Claim { buffers: replayed_bytes(backend, spec).0, operations, rooms: &[] }
+    operations: &'a [ScratchOperation],
+) -> MemoryClaim<'a> {
+    MemoryClaim { buffers: replayed_bytes(backend, spec).0, operations, staging: &[] }
 }
 
 /// Rotary angles of all positions, slice by slice.
@@ -364,15 +368,22 @@ impl StageMemory {
         &mut self,
         backend: &B,
         plan: &Plan,
-        (sizes, layers): (&Sizes<'_>, LayerRange),
-        live: PassesLive,
+        (sizes, layers): (&PassSizes<'_>, LayerRange),
+        live: LivePasses,
     ) {
         let recompute = plan.recompute;
-        let PassesLive { slots, early_slots, remade_slots, remade_early_slots, away } = live;
-        let early_slots = if recompute.remakes_logits() { remade_early_slots } else { early_slots };
+        let LivePasses {
+            slots,
+            early_slots,
+            recomputed_slots: remade_slots,
+            recomputed_early_slots: remade_early_slots,
+            offloaded: away,
+        } = live;
+        let early_slots =
+            if recompute.recomputes_logits() { remade_early_slots } else { early_slots };
         let pass = pass_memory(backend, sizes, layers, recompute);
         self.stash += pass.stash * u64::from(slots)
-            + pass.remade * u64::from(remade_slots)
+            + pass.recomputed * u64::from(remade_slots)
             + pass.logits * u64::from(early_slots);
         // A pass that is away has read its activation, and its gradient may come before it does.
         self.messages += pass.message * u64::from(slots + away);

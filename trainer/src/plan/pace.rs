@@ -7,9 +7,9 @@
 use zbelastic_schedule::{ChunkTimes, CopyLanes, Costs, MemoryCosts, MemoryTimes, Placement};
 use zbelastic_types::StageIndex;
 
-use super::memory::left_bytes;
+use super::memory::offload_bytes;
 use super::{LayerWork, Plan, TokenWork, layer_work};
-use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute, Sizes};
+use crate::model::{LayerRange, MicrobatchShape, ModelConfig, PassSizes, Recompute};
 
 /// Floating-point operations in the time in which a byte leaves or comes back, before that is measured: one
 /// core of a shared machine did 43 to 67 GFLOP/s in F of a layer's halves and copied 1.9 to 5.7 GB/s, which
@@ -27,7 +27,7 @@ pub struct Pace {
     pub copies: Vec<f64>,
     /// By layer: what R of it takes, on a stage of speed 1; nothing where it follows from F, because it
     /// was not timed.
-    pub remakes: Vec<Option<f64>>,
+    pub recomputes: Vec<Option<f64>>,
     /// By stage, how many times faster it is than one of speed 1; stages beyond have speed 1.
     pub speeds: Vec<f64>,
     /// From when a result has left its stage to its arrival on another one.
@@ -48,14 +48,15 @@ impl Pace {
     pub fn estimated(model: &ModelConfig, shape: MicrobatchShape) -> Self {
         let layers = layer_work(model, shape);
         let updates = vec![0.0; layers.len()];
-        let sizes = Sizes::whole(model, shape);
-        let copy = |layer: u32| f64::from(COPY_FLOP_PER_BYTE) * left_bytes(&sizes, layer).0 as f64;
+        let sizes = PassSizes::whole(model, shape);
+        let copy =
+            |layer: u32| f64::from(COPY_FLOP_PER_BYTE) * offload_bytes(&sizes, layer).0 as f64;
         let copies = (0..model.layer_count()).map(copy).collect();
         Self {
             layers,
             updates,
             copies,
-            remakes: Vec::new(),
+            recomputes: Vec::new(),
             speeds: Vec::new(),
             link: 0.0,
             occupancy: 0.0,
@@ -72,7 +73,7 @@ impl Pace {
         let single = [self.link, self.occupancy, self.verdict];
         of_layers
             .chain(self.updates.iter().chain(&self.copies).chain(&self.gradients).copied())
-            .chain(self.remakes.iter().flatten().copied())
+            .chain(self.recomputes.iter().flatten().copied())
             .chain(single)
             .all(f64::is_finite)
     }
@@ -130,7 +131,7 @@ impl Pace {
     pub(super) fn memory_costs(&self, plan: &Plan) -> MemoryCosts {
         let again = |layer: u32| {
             let LayerWork { f, w, .. } = self.layers[layer as usize];
-            let found = self.remakes.get(layer as usize).copied().flatten();
+            let found = self.recomputes.get(layer as usize).copied().flatten();
             let counted = match plan.recompute {
                 Recompute::None => return 0.0,
                 Recompute::Full => f,

@@ -23,7 +23,7 @@ pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<Lay
     let stage_of = |chunk| placement.stage_of(ChunkIndex(chunk)).expect("a chunk has a stage");
     let chunks = 0..placement.chunk_count();
     let speeds: Vec<f64> = chunks.map(|chunk| speeds[stage_of(chunk).index()]).collect();
-    let cutting = Cutting { work, placement, speeds };
+    let cutting = PartitionSearch { work, placement, speeds };
     let mut ends = cutting.equal_shares();
     let mut best = cutting.burden(&ends);
     while let Some((moved, lighter)) = cutting.best_move(&ends, best) {
@@ -35,10 +35,10 @@ pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<Lay
 
 /// What is to be made small: the time of the stage that takes longest, then of the longest chunk,
 /// then the sum of squares, which is smaller where time is spread evenly.
-type Burden = (f64, f64, f64);
+type PartitionCost = (f64, f64, f64);
 
 /// The work that is to be cut, and the chunks and speeds that it is cut for.
-struct Cutting<'a> {
+struct PartitionSearch<'a> {
     /// By layer.
     work: &'a [f64],
     placement: &'a Placement,
@@ -46,7 +46,7 @@ struct Cutting<'a> {
     speeds: Vec<f64>,
 }
 
-impl Cutting<'_> {
+impl PartitionSearch<'_> {
     /// The ends of chunks that take about equally long, each with a layer.
     fn equal_shares(&self) -> Vec<usize> {
         let Self { work, .. } = self;
@@ -69,7 +69,7 @@ impl Cutting<'_> {
         ends
     }
 
-    fn burden(&self, ends: &[usize]) -> Burden {
+    fn burden(&self, ends: &[usize]) -> PartitionCost {
         let Self { work, placement, speeds } = self;
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let sums: Vec<f64> =
@@ -87,9 +87,9 @@ impl Cutting<'_> {
 
     /// The lightest cut that shifting two runs of neighbouring boundaries by one layer each leads
     /// to, if it is lighter than `now`.
-    fn best_move(&self, ends: &[usize], now: Burden) -> Option<(Vec<usize>, Burden)> {
+    fn best_move(&self, ends: &[usize], now: PartitionCost) -> Option<(Vec<usize>, PartitionCost)> {
         let shifts = shifts(ends.len() - 1);
-        let mut best: Option<(Vec<usize>, Burden)> = None;
+        let mut best: Option<(Vec<usize>, PartitionCost)> = None;
         for (index, first) in shifts.iter().enumerate() {
             for second in &shifts[index..] {
                 let mut moved = ends.to_vec();
@@ -117,13 +117,13 @@ fn is_legal(ends: &[usize]) -> bool {
 
 /// Boundaries `first..=last` move by one layer.
 #[derive(Clone, Copy, PartialEq)]
-struct Shift {
+struct BoundaryShift {
     first: usize,
     last: usize,
     is_forward: bool,
 }
 
-impl Shift {
+impl BoundaryShift {
     fn apply(self, ends: &mut [usize]) {
         for end in &mut ends[self.first..=self.last] {
             *end = if self.is_forward { *end + 1 } else { *end - 1 };
@@ -133,14 +133,14 @@ impl Shift {
 
 /// All shifts of `boundary_count` boundaries; only of single ones where there are many, so that a
 /// round stays in the ten thousands of cuts.
-fn shifts(boundary_count: usize) -> Vec<Shift> {
+fn shifts(boundary_count: usize) -> Vec<BoundaryShift> {
     const RUNS_BELOW: usize = 16;
     let mut shifts = Vec::new();
     for first in 0..boundary_count {
         let longest = if boundary_count < RUNS_BELOW { boundary_count } else { first + 1 };
         for last in first..longest {
             for is_forward in [false, true] {
-                shifts.push(Shift { first, last, is_forward });
+                shifts.push(BoundaryShift { first, last, is_forward });
             }
         }
     }
@@ -149,7 +149,7 @@ fn shifts(boundary_count: usize) -> Vec<Shift> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Burden, Cutting, partition};
+    use super::{PartitionCost, PartitionSearch, partition};
     use proptest::prelude::{prop, prop_assert, proptest};
     use zbelastic_schedule::Placement;
 
@@ -161,9 +161,9 @@ mod tests {
         partition(work, placement, speeds).iter().map(|range| range.ids().end as usize).collect()
     }
 
-    fn burden(work: &[f64], placement: &Placement, ends: &[usize]) -> Burden {
+    fn burden(work: &[f64], placement: &Placement, ends: &[usize]) -> PartitionCost {
         let speeds = vec![1.0; placement.chunk_count() as usize];
-        Cutting { work, placement, speeds }.burden(ends)
+        PartitionSearch { work, placement, speeds }.burden(ends)
     }
 
     #[test]

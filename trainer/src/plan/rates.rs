@@ -7,11 +7,11 @@
 
 /// What a machine did, column by column.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Columns {
+pub(super) struct MachineSample {
     /// Speed that the machine reports of itself.
-    pub(super) said: f64,
+    pub(super) reported_speed: f64,
     pub(super) work: Vec<f64>,
-    pub(super) took: Vec<f64>,
+    pub(super) times: Vec<f64>,
 }
 
 /// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers that
@@ -19,17 +19,17 @@ pub(super) struct Columns {
 const ROUNDS: u32 = 12;
 
 /// How fast each machine was.
-pub(super) fn speeds(machines: &[Columns]) -> Vec<f64> {
+pub(super) fn speeds(machines: &[MachineSample]) -> Vec<f64> {
     let count = machines.iter().map(|machine| machine.work.len()).min().unwrap_or(0);
     let workers = |column: usize| machines.iter().filter(move |m| m.work[column] > 0.0).count();
     let shared: Vec<usize> = (0..count).filter(|column| workers(*column) > 1).collect();
-    let mut speeds: Vec<f64> = machines.iter().map(|machine| machine.said).collect();
+    let mut speeds: Vec<f64> = machines.iter().map(|machine| machine.reported_speed).collect();
     for _ in 0..=ROUNDS {
         let rates = rates(machines, &speeds);
-        let speed = |machine: &Columns| {
-            let took: f64 = shared.iter().map(|column| machine.took[*column]).sum();
+        let speed = |machine: &MachineSample| {
+            let took: f64 = shared.iter().map(|column| machine.times[*column]).sum();
             let as_others: f64 = shared.iter().map(|c| machine.work[*c] * rates[*c]).sum();
-            if took > 0.0 && as_others > 0.0 { as_others / took } else { machine.said }
+            if took > 0.0 && as_others > 0.0 { as_others / took } else { machine.reported_speed }
         };
         speeds = machines.iter().map(speed).collect();
     }
@@ -38,11 +38,11 @@ pub(super) fn speeds(machines: &[Columns]) -> Vec<f64> {
 
 /// What a unit of each column's work takes on a machine of speed 1, when machines are so fast: without
 /// their speeds a slow one with much W makes W look slow.
-pub(super) fn rates(machines: &[Columns], speeds: &[f64]) -> Vec<f64> {
+pub(super) fn rates(machines: &[MachineSample], speeds: &[f64]) -> Vec<f64> {
     let count = machines.iter().map(|machine| machine.work.len()).min().unwrap_or(0);
     let rate = |column: usize| {
         let each = machines.iter().zip(speeds);
-        let took: f64 = each.map(|(machine, speed)| machine.took[column] * speed).sum();
+        let took: f64 = each.map(|(machine, speed)| machine.times[column] * speed).sum();
         let work: f64 = machines.iter().map(|machine| machine.work[column]).sum();
         took / work.max(f64::MIN_POSITIVE)
     };
@@ -51,11 +51,11 @@ pub(super) fn rates(machines: &[Columns], speeds: &[f64]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Columns, rates, speeds};
+    use super::{MachineSample, rates, speeds};
 
-    fn machine(said: f64, speed: f64, work: [f64; 3], costs: [f64; 3]) -> Columns {
+    fn machine(said: f64, speed: f64, work: [f64; 3], costs: [f64; 3]) -> MachineSample {
         let took = work.iter().zip(costs).map(|(work, cost)| work * cost / speed).collect();
-        Columns { said, work: work.to_vec(), took }
+        MachineSample { reported_speed: said, work: work.to_vec(), times: took }
     }
 
     #[test]

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 use zbelastic_types::{LayerId, SliceIndex};
 
 use super::PlanError;
-use crate::model::{LayerKind, MicrobatchShape, ModelConfig, Sizes, SlicePlace};
+use crate::model::{LayerKind, MicrobatchShape, ModelConfig, PassSizes, SlicePosition};
 
 /// In what the slices of a sequence are alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CutBy {
+pub enum SliceBalance {
     /// They have equally many tokens.
     #[default]
     Tokens,
@@ -35,11 +35,11 @@ pub const SLICES_OF_EQUAL_TIME_MAX: u32 = 1024;
 /// Whether sequences of `sequence_len` tokens can be cut into so many slices: of equally many tokens if
 /// they come out even, of equal time if each has a token and there are not too many.
 #[must_use]
-pub const fn is_legal_cut(by: CutBy, sequence_len: usize, slice_count: u32) -> bool {
+pub const fn is_legal_cut(by: SliceBalance, sequence_len: usize, slice_count: u32) -> bool {
     let count = slice_count as usize;
     let can_be = match by {
-        CutBy::Tokens => sequence_len.is_multiple_of(count),
-        CutBy::Time => slice_count <= SLICES_OF_EQUAL_TIME_MAX,
+        SliceBalance::Tokens => sequence_len.is_multiple_of(count),
+        SliceBalance::Time => slice_count <= SLICES_OF_EQUAL_TIME_MAX,
     };
     can_be && 0 < count && count <= sequence_len
 }
@@ -58,7 +58,7 @@ impl SliceCut {
     /// If slices of equally many tokens do not come out even, or there are fewer tokens than slices, or
     /// more slices of equal time than may be.
     pub fn new(
-        by: CutBy,
+        by: SliceBalance,
         work: TokenWork,
         sequence_len: usize,
         slice_count: u32,
@@ -68,8 +68,10 @@ impl SliceCut {
             return Err(PlanError::Slices { by, slice_count, sequence_len });
         }
         let ends = match by {
-            CutBy::Tokens => (1..=count).map(|slice| slice * (sequence_len / count)).collect(),
-            CutBy::Time => ends_of_equal_time(work, sequence_len, count),
+            SliceBalance::Tokens => {
+                (1..=count).map(|slice| slice * (sequence_len / count)).collect()
+            }
+            SliceBalance::Time => ends_of_equal_time(work, sequence_len, count),
         };
         Ok(Self { ends })
     }
@@ -127,16 +129,16 @@ impl SliceCut {
         model: &'a ModelConfig,
         microbatch: MicrobatchShape,
         len: usize,
-    ) -> Sizes<'a> {
+    ) -> PassSizes<'a> {
         let shape = MicrobatchShape { sequence_len: len, ..microbatch };
-        Sizes { model, shape, is_cut: self.ends.len() > 1 }
+        PassSizes { model, shape, is_cut: self.ends.len() > 1 }
     }
 
     /// Where a slice stands.
     #[must_use]
-    pub fn place(&self, slice: SliceIndex) -> SlicePlace {
+    pub fn place(&self, slice: SliceIndex) -> SlicePosition {
         let first_position = self.tokens(slice).start;
-        SlicePlace { slice, count: self.slice_count(), first_position }
+        SlicePosition { slice, count: self.slice_count(), first_position }
     }
 }
 
@@ -222,7 +224,7 @@ fn first_reaching(first: usize, last: usize, is_reached: impl Fn(usize) -> bool)
 mod tests {
     use zbelastic_types::SliceIndex;
 
-    use super::{CutBy, SliceCut, TokenWork};
+    use super::{SliceBalance, SliceCut, TokenWork};
     use crate::model::{Family, ModelConfig};
     use crate::plan::PlanError;
 
@@ -241,7 +243,7 @@ mod tests {
         tied: false,
     };
 
-    fn lens(by: CutBy, work: TokenWork, sequence_len: usize, count: u32) -> Vec<usize> {
+    fn lens(by: SliceBalance, work: TokenWork, sequence_len: usize, count: u32) -> Vec<usize> {
         let cut = SliceCut::new(by, work, sequence_len, count).expect("a legal cut");
         cut.slices().map(|slice| cut.len_of(slice)).collect()
     }
@@ -251,13 +253,13 @@ mod tests {
     fn cuts_are_those_of_the_version_before() {
         let work = TokenWork::new(&GPT2_SMALL);
         let check = |sequence_len, expected: &[usize]| {
-            let found = lens(CutBy::Time, work, sequence_len, expected.len() as u32);
+            let found = lens(SliceBalance::Time, work, sequence_len, expected.len() as u32);
             assert_eq!(found, expected, "{sequence_len}");
         };
         check(1024, &[270, 260, 251, 243]);
         check(8192, &[2740, 2107, 1778, 1567]);
         check(131_072, &[73029, 32827, 25216]);
-        assert_eq!(lens(CutBy::Tokens, work, 1024, 4), [256; 4]);
+        assert_eq!(lens(SliceBalance::Tokens, work, 1024, 4), [256; 4]);
     }
 
     /// Against the plain search: of all places that leave a token for each slice, the nearest.
@@ -267,7 +269,8 @@ mod tests {
         for (products, attention) in works {
             let work = TokenWork { products, attention };
             for (len, count) in (1..=40).flat_map(|len| (1..=len.min(9)).map(move |n| (len, n))) {
-                let cut = SliceCut::new(CutBy::Time, work, len, count as u32).expect("legal");
+                let cut =
+                    SliceCut::new(SliceBalance::Time, work, len, count as u32).expect("legal");
                 let mut before = 0;
                 for slice in 1..=count {
                     let wanted = work.of_first(len) * slice as u128;
@@ -286,20 +289,20 @@ mod tests {
     #[test]
     fn without_attention_equal_times_are_equal_lengths() {
         let work = TokenWork { products: 5, attention: 0 };
-        assert_eq!(lens(CutBy::Time, work, 48, 6), lens(CutBy::Tokens, work, 48, 6));
+        assert_eq!(lens(SliceBalance::Time, work, 48, 6), lens(SliceBalance::Tokens, work, 48, 6));
         let alone = TokenWork { products: 0, attention: 1 };
         // Squares: a half of the work is before 1/sqrt(2) of the way.
-        assert_eq!(lens(CutBy::Time, alone, 1000, 2), [707, 293]);
+        assert_eq!(lens(SliceBalance::Time, alone, 1000, 2), [707, 293]);
     }
 
     #[test]
     fn shares_add_up_and_are_nearly_equal() {
         let work = TokenWork::new(&GPT2_SMALL);
-        let cut = SliceCut::new(CutBy::Time, work, 4096, 5).expect("legal");
+        let cut = SliceCut::new(SliceBalance::Time, work, 4096, 5).expect("legal");
         let shares: Vec<f64> = cut.slices().map(|slice| work.share(&cut, slice)).collect();
         assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{shares:?}");
         assert!(shares.iter().all(|share| (share - 0.2).abs() < 1e-3), "{shares:?}");
-        let even = SliceCut::new(CutBy::Tokens, work, 4096, 4).expect("legal");
+        let even = SliceCut::new(SliceBalance::Tokens, work, 4096, 4).expect("legal");
         assert!(work.share(&even, SliceIndex(3)) > 1.2 * work.share(&even, SliceIndex(0)));
     }
 
@@ -316,11 +319,11 @@ mod tests {
     fn cuts_that_cannot_be_are_refused() {
         let work = TokenWork { products: 1, attention: 1 };
         for (by, count, len) in [
-            (CutBy::Tokens, 3, 8),
-            (CutBy::Tokens, 16, 8),
-            (CutBy::Tokens, 0, 8),
-            (CutBy::Time, 9, 8),
-            (CutBy::Time, 0, 8),
+            (SliceBalance::Tokens, 3, 8),
+            (SliceBalance::Tokens, 16, 8),
+            (SliceBalance::Tokens, 0, 8),
+            (SliceBalance::Time, 9, 8),
+            (SliceBalance::Time, 0, 8),
         ] {
             let refused = PlanError::Slices { by, slice_count: count, sequence_len: len };
             assert_eq!(SliceCut::new(by, work, len, count), Err(refused));

@@ -2,8 +2,8 @@
 
 use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{
-    ChunkCosts, ChunkTimes, Ending, PlacementShape, Problem, Program, Relief, ScheduleKind,
-    generate, lower_bound, solve,
+    ChunkCosts, ChunkTimes, MemorySavings, PlacementShape, Program, ScheduleKind, ScheduleProblem,
+    StepEnding, generate, lower_bound, solve,
 };
 use zbelastic_types::StageIndex;
 
@@ -24,7 +24,7 @@ pub(super) fn solved_plans<B: ByteCounts>(
 ) -> Vec<Plan> {
     let kind = own.program.kind;
     let Some(by_hand) = also_tried(own) else { return Vec::new() };
-    let memory = PlanPasses::new(backend, request, own);
+    let memory = PlanPassMemory::new(backend, request, own);
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
     let mut orders = Vec::new();
@@ -99,14 +99,14 @@ const fn depth(shape: PlacementShape) -> u32 {
 }
 
 /// What the passes of a plan take, and what there is for them.
-pub(super) struct PlanPasses {
+pub(super) struct PlanPassMemory {
     /// By chunk, for one microbatch.
     pub(super) chunks: Vec<PassMemory>,
     /// By stage: what its limit leaves for passes, in bytes; `None` if it has no limit.
-    pub(super) rooms: Vec<Option<f64>>,
+    pub(super) pass_budgets: Vec<Option<f64>>,
 }
 
-impl PlanPasses {
+impl PlanPassMemory {
     pub(super) fn new<B: ByteCounts>(backend: &B, request: ChooseRequest<'_>, own: &Plan) -> Self {
         let of_chunk =
             |layers: &LayerRange| microbatch_memory(backend, request.model, own, *layers);
@@ -117,7 +117,7 @@ impl PlanPasses {
         };
         Self {
             chunks: own.chunks.iter().map(of_chunk).collect(),
-            rooms: memory.iter().enumerate().map(of_stage).collect(),
+            pass_budgets: memory.iter().enumerate().map(of_stage).collect(),
         }
     }
 
@@ -127,10 +127,10 @@ impl PlanPasses {
         request: ChooseRequest<'_>,
         own: &Plan,
         times: &[ChunkTimes],
-    ) -> Problem {
+    ) -> ScheduleProblem {
         let costs = |(times, memory): (&ChunkTimes, &PassMemory)| {
             // What is made again counts as if it were kept: an order for that is good without it.
-            let PassMemory { stash, remade, logits, message } = *memory;
+            let PassMemory { stash, recomputed: remade, logits, message } = *memory;
             let kept = (stash + remade + message).0 as f64;
             ChunkCosts {
                 f: times.f,
@@ -148,20 +148,20 @@ impl PlanPasses {
             let whole: f64 = held.map(|chunk| chunks[chunk.index()].after_forward).sum();
             room.unwrap_or(f64::INFINITY).min(depth * whole)
         };
-        let limits = (0..).zip(&self.rooms).map(limit).collect();
-        Problem {
+        let limits = (0..).zip(&self.pass_budgets).map(limit).collect();
+        ScheduleProblem {
             placement,
             chunks,
             limits,
             link: request.pace.link,
             occupancy: request.pace.occupancy,
             microbatch_count: request.batch.microbatch_count,
-            ending: Ending {
+            ending: StepEnding {
                 window: request.window,
                 verdict: request.pace.verdict,
                 after: Vec::new(),
             },
-            relief: Relief::default(),
+            memory_savings: MemorySavings::default(),
         }
     }
 }
@@ -185,15 +185,15 @@ pub fn span_lower_bound(pace: &Pace, plan: &Plan) -> Option<f64> {
         after_forward: 0.0,
         after_input_gradient: 0.0,
     };
-    let problem = Problem {
+    let problem = ScheduleProblem {
         placement: placement.clone(),
         chunks: pace.chunk_times(placement, &plan.chunks).into_iter().map(costs).collect(),
         limits: vec![f64::INFINITY; placement.stage_count() as usize],
         link: pace.link,
         occupancy: pace.occupancy,
         microbatch_count: plan.batch.microbatch_count,
-        ending: Ending::default(),
-        relief: Relief::default(),
+        ending: StepEnding::default(),
+        memory_savings: MemorySavings::default(),
     };
     Some(lower_bound(&problem).expect("a pace has times"))
 }

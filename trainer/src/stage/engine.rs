@@ -5,25 +5,24 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::{
-    Application, LayerFingerprint, Prefix, Report, Seal, SealRefusal, StageHalf, Turn,
+    GradientReport, LayerFingerprint, Prefix, Seal, SealApplication, SealRefusal, StageHalf, Turn,
 };
-use zbelastic_kernels::{
-    AllocateError, Backend, DeviceFault, HostFloats, HostThreads, Loss, Parcel,
-};
+use zbelastic_kernels::{AllocateError, Backend, DeviceFault, Loss, TensorHandle};
 use zbelastic_schedule::{Flow, Op, Pass, Window};
 use zbelastic_types::{Attempt, ChunkIndex, SliceIndex, StageIndex, Step};
 
+use super::backend_executor::BackendExecutor;
 use super::evaluation::Evaluation;
-use super::frame::{Frame, Lap};
-use super::inbox::{FrameRefusal, Inbox};
+use super::executor::StageExecutor;
+use super::frame::{Frame, PassMode};
+use super::inbox::{BoundaryFrameRefusal, FrameInbox};
+use super::initial_weights::InitialWeights;
 use super::injection::Injection;
-use super::partial::{Partial, PartialRefusal, Partials};
-use super::passes::Bench;
-use super::store::StoreError;
-use super::workbench::Workbench;
+use super::partial::{PartialGradient, PartialInbox, PartialRefusal};
+use super::stash_store::StashStoreError;
 use crate::data::BatchSource;
-use crate::elastic::{LayerGradient, LayerImage};
-use crate::model::{LayerSpec, LayerState, ModelConfig, draw_weights};
+use crate::elastic::LayerGradient;
+use crate::model::{LayerState, ModelConfig};
 use crate::optimizer::OptimizerConfig;
 use crate::plan::Plan;
 
@@ -59,52 +58,6 @@ impl StageSetup {
     }
 }
 
-/// The weights of a run before its first step.
-#[derive(Clone, Debug)]
-pub enum InitialWeights {
-    /// Drawn from a seed.
-    Drawn {
-        /// Seed of the random numbers that weights are drawn from.
-        seed: u64,
-    },
-    /// Given, layer by layer, in the order in which a layer's tensors lie.
-    Given(Arc<Vec<Vec<f32>>>),
-}
-
-impl InitialWeights {
-    /// The weights of a layer.
-    ///
-    /// # Panics
-    /// If there is no memory for them.
-    #[must_use]
-    pub fn of_layer(&self, spec: &LayerSpec) -> HostFloats {
-        self.of_layer_on(&HostThreads::one(), spec)
-    }
-
-    fn of_layer_on(&self, host: &HostThreads, spec: &LayerSpec) -> HostFloats {
-        let mut weights =
-            HostFloats::zeroed(spec.len()).expect("memory for the weights of a layer");
-        match self {
-            Self::Drawn { seed } => draw_weights(host, spec, *seed, weights.as_mut_slice()),
-            Self::Given(layers) => {
-                weights.as_mut_slice().copy_from_slice(&layers[spec.layer.index()]);
-            }
-        }
-        weights
-    }
-
-    /// A layer before the first step, drawn on the host's threads. Its moments are zeros that take no memory until they are written.
-    ///
-    /// # Panics
-    /// If there is no memory for it.
-    #[must_use]
-    pub fn image_of(&self, host: &HostThreads, spec: &LayerSpec) -> LayerImage {
-        let zeros = || HostFloats::zeroed(spec.len()).expect("pages that nobody has written");
-        let (layer, version, w) = (spec.layer, Step(0), self.of_layer_on(host, spec));
-        LayerImage { layer, version, w, m: zeros(), v: zeros() }
-    }
-}
-
 /// An event from outside the stage.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -120,7 +73,7 @@ pub enum Event {
         after: Step,
     },
     /// The other replica's gradient of a chunk.
-    Partial(Partial),
+    Partial(PartialGradient),
 }
 
 /// A message that the engine's owner delivers.
@@ -150,7 +103,7 @@ pub enum Output {
     /// This stage's sums, for the leader.
     Report {
         /// The turn, and the sum of squares of each tensor's gradient.
-        report: Report,
+        report: GradientReport,
         /// Fingerprints of the state that the step began with, if this step attests.
         state: Vec<LayerFingerprint>,
     },
@@ -174,7 +127,7 @@ pub enum Output {
         /// Stage that the gradient is sent to.
         to: StageIndex,
         /// The gradient, with its turn and the chunk that adds it.
-        partial: Partial,
+        partial: PartialGradient,
     },
 }
 
@@ -183,7 +136,7 @@ pub enum Output {
 pub enum EventRefusal {
     /// A boundary tensor was refused.
     #[error(transparent)]
-    Frame(#[from] FrameRefusal),
+    Frame(#[from] BoundaryFrameRefusal),
     /// A seal was refused.
     #[error(transparent)]
     Seal(#[from] SealRefusal),
@@ -194,13 +147,13 @@ pub enum EventRefusal {
 
 /// The outcome of [`StageEngine::run_next`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Progress {
+pub enum EngineProgress {
     /// This was run.
-    Ran(Activity),
+    Ran(EngineActivity),
     /// Nothing can be run until this arrives.
-    Blocked(Wait),
+    Blocked(WaitReason),
     /// The second store refused what was next. Nothing was run; the next call tries it again.
-    Failed(StoreError),
+    Failed(StashStoreError),
     /// The device gave up. Nothing leaves this stage any more, and only a new process may get the
     /// device back.
     Faulted(DeviceFault),
@@ -210,7 +163,7 @@ pub enum Progress {
 
 /// The operation, evaluation pass or verdict that the engine carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Activity {
+pub enum EngineActivity {
     /// An operation of the program.
     Op {
         /// The turn it belongs to.
@@ -232,7 +185,7 @@ pub enum Activity {
 
 /// What the engine waits for before it can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitReason {
     /// A boundary tensor that has not arrived.
     Frame {
         /// Activation or gradient.
@@ -252,7 +205,7 @@ pub enum Wait {
 }
 
 #[derive(Debug)]
-pub(super) enum Phase {
+pub(super) enum EnginePhase {
     /// In its program, at this operation.
     Program { cursor: usize },
     /// Behind it, waiting for the verdict before anything else may happen.
@@ -264,11 +217,11 @@ pub(super) enum Phase {
 }
 
 /// One stage of a run.
-pub struct StageEngine<W: Workbench, S> {
+pub struct StageEngine<W: StageExecutor, S> {
     pub(super) setup: Arc<StageSetup>,
     pub(super) stage: StageIndex,
     pub(super) source: S,
-    pub(super) bench: W,
+    pub(super) executor: W,
     pub(super) half: StageHalf,
     /// The turn whose program runs.
     pub(super) turn: Turn,
@@ -276,16 +229,16 @@ pub struct StageEngine<W: Workbench, S> {
     pub(super) replayed: (Step, u32),
     /// Whether this stage's last gate was: the next one probably is.
     pub(super) was_gate_open: bool,
-    pub(super) phase: Phase,
-    pub(super) inbox: Inbox,
-    pub(super) partials: Partials,
+    pub(super) phase: EnginePhase,
+    pub(super) inbox: FrameInbox,
+    pub(super) partials: PartialInbox,
     pub(super) outbox: VecDeque<Output>,
     /// The last report, from which the prefix is computed.
-    pub(super) report: Option<Report>,
+    pub(super) report: Option<GradientReport>,
     pub(super) prefix: Option<Prefix>,
     pub(super) seal: Option<Seal>,
     /// A seal applied by a gate, to be carried out by STEP and COMMIT.
-    pub(super) pending: Option<Pending>,
+    pub(super) pending: Option<PendingSeal>,
     /// Cross-entropies of the step's microbatches, slice by slice.
     pub(super) losses: Vec<Option<Loss>>,
     pub(super) halt_after: Option<Step>,
@@ -295,8 +248,8 @@ pub struct StageEngine<W: Workbench, S> {
 
 /// What a gate found and the operations behind it carry out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
-    pub(super) application: Application,
+pub(super) struct PendingSeal {
+    pub(super) application: SealApplication,
     pub(super) seal: Seal,
 }
 
@@ -304,7 +257,7 @@ pub(super) struct Pending {
 /// of a neighbour's that is further for having dropped one; and one on held-out text.
 const FRAMES_PER_PASS: usize = 7;
 
-impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
+impl<B: Backend, S: BatchSource> StageEngine<BackendExecutor<B>, S> {
     /// A stage at the beginning of a run.
     ///
     /// # Errors
@@ -315,23 +268,23 @@ impl<B: Backend, S: BatchSource> StageEngine<Bench<B>, S> {
         backend: B,
         source: S,
     ) -> Result<Self, AllocateError> {
-        let bench = Bench::new(&setup, stage, backend)?;
+        let bench = BackendExecutor::new(&setup, stage, backend)?;
         Ok(Self::begin_run(setup, stage, bench, source))
     }
 
     /// The layers of first replicas on this stage, in model order within each chunk.
     pub fn layers(&self) -> impl Iterator<Item = &LayerState<B>> {
-        self.bench.layers()
+        self.executor.layers()
     }
 
     /// The device that this stage computes on.
     #[must_use]
     pub fn backend(&self) -> &B {
-        self.bench.backend()
+        self.executor.backend()
     }
 }
 
-impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// A stage at the beginning of a run, with layers that are there.
     pub fn begin_run(setup: Arc<StageSetup>, stage: StageIndex, bench: W, source: S) -> Self {
         let generation = setup.plan.generation;
@@ -357,20 +310,20 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let passes = chunk_count * parts;
         let slices = (0..setup.plan.program.slice_count).map(SliceIndex);
         let frame_lens = slices.map(|slice| bench.frame_len(slice)).collect();
-        let inbox = Inbox::new(frame_lens, passes * FRAMES_PER_PASS);
+        let inbox = FrameInbox::new(frame_lens, passes * FRAMES_PER_PASS);
         let phase = first_phase(&setup, turn);
         Self {
             half: StageHalf::new(turn, updates, setup.clip_norm),
             losses: vec![None; parts],
             stage,
             source,
-            bench,
+            executor: bench,
             turn,
             replayed: (turn.step, 0),
             was_gate_open: true,
             phase,
             inbox,
-            partials: Partials::default(),
+            partials: PartialInbox::default(),
             outbox: VecDeque::new(),
             report: None,
             prefix: None,
@@ -385,9 +338,9 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// Ends the stage: what is sealed is carried out, everything else is dropped, and the layers
     /// are left as they are sealed.
     #[must_use]
-    pub fn into_bench(mut self) -> W {
-        self.stand_down();
-        self.bench
+    pub fn into_executor(mut self) -> W {
+        self.abandon_unsealed();
+        self.executor
     }
 
     /// Whether a seal has come that is not carried out yet.
@@ -397,7 +350,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Sets whether gradients are sent although no worker keeps a copy.
-    pub fn send_gradients(&mut self, is_followed: bool) {
+    pub fn set_sends_gradients(&mut self, is_followed: bool) {
         self.is_followed = is_followed;
     }
 
@@ -415,16 +368,16 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Carries out what is sealed and gives up what is not. The program cannot go on after this.
-    pub fn stand_down(&mut self) {
-        self.bench.drop_passes();
+    pub fn abandon_unsealed(&mut self) {
+        self.executor.drop_passes();
         self.carry_out_last();
-        self.bench.drop_candidate();
+        self.executor.drop_candidate();
     }
 
     /// What the stage computes with.
     #[must_use]
-    pub fn bench(&self) -> &W {
-        &self.bench
+    pub fn executor(&self) -> &W {
+        &self.executor
     }
 
     /// The program that runs, and the plan it belongs to.
@@ -440,11 +393,11 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     pub fn handle(&mut self, event: Event) -> Result<(), EventRefusal> {
         match event {
             Event::Frame(frame) => {
-                if !self.bench.has_chunk(frame.pass.chunk) {
-                    return Err(FrameRefusal::Elsewhere { pass: frame.pass }.into());
+                if !self.executor.has_chunk(frame.pass.chunk) {
+                    return Err(BoundaryFrameRefusal::Elsewhere { pass: frame.pass }.into());
                 }
                 self.inbox.check(self.turn, &frame)?;
-                let tensor = self.bench.receive(frame.tensor);
+                let tensor = self.executor.receive(frame.tensor);
                 self.inbox.put(Frame { tensor, ..frame });
                 Ok(())
             }
@@ -464,38 +417,38 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
                 }
                 Ok(())
             }
-            Event::Partial(partial) => Ok(self.take_in_partial(partial)?),
+            Event::Partial(partial) => Ok(self.accept_partial(partial)?),
         }
     }
 
     /// What should happen elsewhere, in order, until none is left. Nothing leaves a device that gave
     /// up: what it computed last may be anything, and would be taken for a bad step.
     pub fn poll_output(&mut self) -> Option<Output> {
-        if self.bench.fault().is_some() {
+        if self.executor.fault().is_some() {
             self.outbox.clear();
         }
         self.outbox.pop_front()
     }
 
     /// Runs the next operation, if everything it needs is there.
-    pub fn run_next(&mut self) -> Progress {
+    pub fn run_next(&mut self) -> EngineProgress {
         let progress = self.run_phase();
-        self.bench.fault().map_or(progress, Progress::Faulted)
+        self.executor.fault().map_or(progress, EngineProgress::Faulted)
     }
 
-    fn run_phase(&mut self) -> Progress {
+    fn run_phase(&mut self) -> EngineProgress {
         match &self.phase {
-            Phase::Program { cursor } => {
+            EnginePhase::Program { cursor } => {
                 let cursor = *cursor;
                 self.drop_if_overruled().unwrap_or_else(|| self.run_op(cursor))
             }
-            Phase::Settling => self.settle(),
-            Phase::Evaluating(_) => self.evaluate_next(),
-            Phase::Finished => Progress::Finished,
+            EnginePhase::Settling => self.settle(),
+            EnginePhase::Evaluating(_) => self.evaluate_next(),
+            EnginePhase::Finished => EngineProgress::Finished,
         }
     }
 
-    fn run_op(&mut self, cursor: usize) -> Progress {
+    fn run_op(&mut self, cursor: usize) -> EngineProgress {
         let plan = &self.setup.plan;
         let Some(op) = plan.program.ops(self.stage).get(cursor).copied() else {
             return self.end_program();
@@ -511,21 +464,21 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             Op::Reduce(reduction, chunk) => self.run_reduction(reduction, chunk),
             Op::Memory(memory, pass) => match self.run_memory(memory, pass) {
                 Ok(()) => None,
-                Err(error) => return Progress::Failed(error),
+                Err(error) => return EngineProgress::Failed(error),
             },
         };
         if let Some(wait) = wait {
-            return Progress::Blocked(wait);
+            return EngineProgress::Blocked(wait);
         }
-        self.bench.flush();
+        self.executor.flush();
         // A gate may have sent the engine elsewhere; then that is where it goes on.
-        if let Phase::Program { cursor: now } = &mut self.phase
+        if let EnginePhase::Program { cursor: now } = &mut self.phase
             && *now == cursor
             && self.turn == turn
         {
             *now += 1;
         }
-        Progress::Ran(Activity::Op { turn, op })
+        EngineProgress::Ran(EngineActivity::Op { turn, op })
     }
 
     /// Begins the next step on the candidate, before its verdict is known.
@@ -536,9 +489,9 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
 
     /// Begins a turn from the top of the program.
     pub(super) fn begin(&mut self, turn: Turn) {
-        assert_eq!(self.bench.slots_taken(), 0, "a turn begins with free slots");
+        assert_eq!(self.executor.slots_in_use(), 0, "a turn begins with free slots");
         self.turn = turn;
-        self.phase = Phase::Program { cursor: 0 };
+        self.phase = EnginePhase::Program { cursor: 0 };
         self.losses.fill(None);
         self.inbox.forget_before(turn);
         self.partials.forget_before(turn);
@@ -559,7 +512,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// Whether the run is over.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        matches!(self.phase, Phase::Finished)
+        matches!(self.phase, EnginePhase::Finished)
     }
 
     /// The turn that runs.
@@ -574,22 +527,28 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.half.updates()
     }
 
-    pub(super) fn send_frame(&mut self, flow: Flow, pass: Pass, lap: Lap, tensor: Parcel) {
+    pub(super) fn send_frame(
+        &mut self,
+        flow: Flow,
+        pass: Pass,
+        lap: PassMode,
+        tensor: TensorHandle,
+    ) {
         let to = self.setup.plan.placement().stage_of(pass.chunk);
         let to = to.expect("a chunk that is sent to stands somewhere");
-        let frame = Frame { turn: self.turn, lap, flow, pass, tensor };
+        let frame = Frame { turn: self.turn, mode: lap, flow, pass, tensor };
         self.outbox.push_back(Output::Frame { to, frame });
     }
 }
 
 /// The phase that a stage begins in. The stages of the plan before may have stopped short of the evaluation
 /// at this version; so it is made, once more if they had not.
-fn first_phase(setup: &StageSetup, turn: Turn) -> Phase {
+fn first_phase(setup: &StageSetup, turn: Turn) -> EnginePhase {
     match turn.step.0.checked_sub(1) {
         Some(before) if setup.evaluates_at(turn.step) => {
-            Phase::Evaluating(Evaluation::new(turn, Step(before)))
+            EnginePhase::Evaluating(Evaluation::new(turn, Step(before)))
         }
-        Some(_) | None if turn.step.0 >= setup.step_count => Phase::Finished,
-        Some(_) | None => Phase::Program { cursor: 0 },
+        Some(_) | None if turn.step.0 >= setup.step_count => EnginePhase::Finished,
+        Some(_) | None => EnginePhase::Program { cursor: 0 },
     }
 }

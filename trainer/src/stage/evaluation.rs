@@ -6,9 +6,9 @@ use zbelastic_consensus::validation::Turn;
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_types::{ChunkIndex, MicrobatchIndex, SliceIndex, Step};
 
-use super::engine::{Activity, Output, Progress, StageEngine, StageSetup, Wait};
-use super::frame::{Frame, Lap};
-use super::workbench::Workbench;
+use super::engine::{EngineActivity, EngineProgress, Output, StageEngine, StageSetup, WaitReason};
+use super::executor::StageExecutor;
+use super::frame::{Frame, PassMode};
 use crate::data::BatchSource;
 
 /// Held-out microbatches read at most: enough for the second decimal of a loss.
@@ -53,7 +53,7 @@ impl StageSetup {
     }
 }
 
-impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// Whether held-out text is read after `step`: a function of the configuration, so that all
     /// stages agree.
     pub(super) fn evaluates_after(&self, step: Step) -> bool {
@@ -67,7 +67,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         let all: Vec<u32> = (0..count as u32).collect();
         let groups = all.chunks(self.setup.plan.batch.microbatch_count as usize);
         let placement = self.setup.plan.placement();
-        let mut chunks: Vec<ChunkIndex> = self.bench.chunk_indices();
+        let mut chunks: Vec<ChunkIndex> = self.executor.chunk_indices();
         // Every replica has the same weights: one is enough.
         chunks.retain(|chunk| placement.replica_of(*chunk) == 0);
         let slice_count = self.setup.plan.program.slice_count;
@@ -81,8 +81,8 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         passes.collect()
     }
 
-    pub(super) fn evaluate_next(&mut self) -> Progress {
-        let super::engine::Phase::Evaluating(evaluation) = &self.phase else {
+    pub(super) fn evaluate_next(&mut self) -> EngineProgress {
+        let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else {
             unreachable!("called while evaluating")
         };
         let (next, after) = (evaluation.next, evaluation.after);
@@ -112,34 +112,34 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             Some((Flow::Forward, pass))
         };
         if let Some((flow, pass)) = awaited
-            && !self.inbox.has(next, Lap::Evaluation, flow, pass)
+            && !self.inbox.has(next, PassMode::Evaluation, flow, pass)
         {
-            return Progress::Blocked(Wait::Frame { flow, pass });
+            return EngineProgress::Blocked(WaitReason::Frame { flow, pass });
         }
         self.run_held_out(pass);
         self.with_evaluation(|evaluation| {
             evaluation.passes.as_mut().expect("listed above").pop_front();
         });
-        Progress::Ran(Activity::Evaluation { pass })
+        EngineProgress::Ran(EngineActivity::Evaluation { pass })
     }
 
     /// Whether held-out text is evaluated behind the last step, so that no step waits for it.
     #[must_use]
     pub fn evaluates_last(&self) -> bool {
-        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return false };
+        let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else { return false };
         self.is_last(evaluation.after)
     }
 
     /// Passes of this stage over held-out text that ran, and all of them, while it is evaluated.
     #[must_use]
     pub fn evaluated(&self) -> Option<(u32, u32)> {
-        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return None };
+        let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else { return None };
         let left = evaluation.passes.as_ref()?.len() as u32;
         Some((evaluation.pass_count - left, evaluation.pass_count))
     }
 
     fn with_evaluation(&mut self, change: impl FnOnce(&mut Evaluation)) {
-        if let super::engine::Phase::Evaluating(evaluation) = &mut self.phase {
+        if let super::engine::EnginePhase::Evaluating(evaluation) = &mut self.phase {
             change(evaluation);
         }
     }
@@ -164,22 +164,22 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// Sends the first chunk a receipt that the last one is done with a microbatch, if a later one waits
     /// for it.
     fn give_receipt(&mut self, microbatch: MicrobatchIndex) {
-        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return };
+        let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else { return };
         let window = self.setup.plan.batch.microbatch_count;
         if self.gives_receipts() && microbatch.0 + window < evaluation.microbatch_count {
             let reader = Pass::new(0, microbatch.0);
-            self.send_frame(Flow::Backward, reader, Lap::Evaluation, Vec::new().into());
+            self.send_frame(Flow::Backward, reader, PassMode::Evaluation, Vec::new().into());
         }
     }
 
     fn run_held_out(&mut self, pass: Pass) {
         let is_first = self.setup.plan.placement().is_first(pass.chunk);
         if let Some(receipt) = self.receipt_before(pass).filter(|_| is_first) {
-            self.inbox.take(self.turn, Lap::Evaluation, Flow::Backward, receipt);
+            self.inbox.take(self.turn, PassMode::Evaluation, Flow::Backward, receipt);
         }
-        let input = self.inbox.take(self.turn, Lap::Evaluation, Flow::Forward, pass);
+        let input = self.inbox.take(self.turn, PassMode::Evaluation, Flow::Forward, pass);
         let batch = self.source.held_out(pass.microbatch.0).expect("listed because it is there");
-        if let Some(loss) = self.bench.forward_only(pass, &batch, input) {
+        if let Some(loss) = self.executor.forward_only(pass, &batch, input) {
             self.with_evaluation(|evaluation| {
                 evaluation.loss_sum += loss.wait();
             });
@@ -191,21 +191,21 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             return;
         }
-        let tensor = self.bench.take_result(Flow::Forward, pass);
+        let tensor = self.executor.take_result(Flow::Forward, pass);
         let chunk = self.setup.plan.placement().chunk_after(pass.chunk, Flow::Forward);
         let reader = Pass { chunk: chunk.expect("what has no loss has a reader"), ..pass };
-        if self.bench.has_chunk(reader.chunk) {
-            let (lap, flow) = (Lap::Evaluation, Flow::Forward);
-            let frame = Frame { turn: self.turn, lap, flow, pass: reader, tensor };
+        if self.executor.has_chunk(reader.chunk) {
+            let (lap, flow) = (PassMode::Evaluation, Flow::Forward);
+            let frame = Frame { turn: self.turn, mode: lap, flow, pass: reader, tensor };
             let kept = self.inbox.insert(self.turn, frame);
             assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
         } else {
-            self.send_frame(Flow::Forward, reader, Lap::Evaluation, tensor);
+            self.send_frame(Flow::Forward, reader, PassMode::Evaluation, tensor);
         }
     }
 
     fn end_evaluation(&mut self, next: Turn, after: Step) {
-        let super::engine::Phase::Evaluating(evaluation) = &self.phase else { return };
+        let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else { return };
         let Evaluation { loss_sum, token_count, .. } = *evaluation;
         if token_count > 0 {
             let steps_done = after.0 + 1;

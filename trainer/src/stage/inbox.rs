@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_kernels::Parcel;
+use zbelastic_kernels::TensorHandle;
 use zbelastic_schedule::{Flow, Pass};
 
-use super::frame::{Frame, Lap};
+use super::frame::{Frame, PassMode};
 
 /// Why a frame was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FrameRefusal {
+pub enum BoundaryFrameRefusal {
     /// It was computed in a turn that is over or was dropped.
     #[error("a frame of {found}, now is {expected}")]
     Stale {
@@ -43,24 +43,24 @@ pub enum FrameRefusal {
     },
 }
 
-type Key = (Turn, Lap, Flow, Pass);
+type FrameKey = (Turn, PassMode, Flow, Pass);
 
 /// Frames by what they are for. Bounded: a neighbour runs ahead by a step at most.
-pub(super) struct Inbox {
-    frames: BTreeMap<Key, Parcel>,
+pub(super) struct FrameInbox {
+    frames: BTreeMap<FrameKey, TensorHandle>,
     limit: usize,
     /// By slice.
     frame_lens: Vec<usize>,
 }
 
-impl Inbox {
+impl FrameInbox {
     /// An inbox for at most `limit` frames, of so many floats by the slice that they are of.
     pub(super) fn new(frame_lens: Vec<usize>, limit: usize) -> Self {
         Self { frames: BTreeMap::new(), limit, frame_lens }
     }
 
     /// Stores a frame, if it belongs.
-    pub(super) fn insert(&mut self, now: Turn, frame: Frame) -> Result<(), FrameRefusal> {
+    pub(super) fn insert(&mut self, now: Turn, frame: Frame) -> Result<(), BoundaryFrameRefusal> {
         self.check(now, &frame)?;
         self.put(frame);
         Ok(())
@@ -68,41 +68,47 @@ impl Inbox {
 
     /// Stores a frame that was checked.
     pub(super) fn put(&mut self, frame: Frame) {
-        let Frame { turn, lap, flow, pass, tensor } = frame;
+        let Frame { turn, mode: lap, flow, pass, tensor } = frame;
         self.frames.insert((turn, lap, flow, pass), tensor);
     }
 
     /// Whether a frame belongs.
-    pub(super) fn check(&self, now: Turn, frame: &Frame) -> Result<(), FrameRefusal> {
-        let Frame { turn, lap, flow, pass, tensor } = frame;
+    pub(super) fn check(&self, now: Turn, frame: &Frame) -> Result<(), BoundaryFrameRefusal> {
+        let Frame { turn, mode: lap, flow, pass, tensor } = frame;
         let (turn, pass) = (*turn, *pass);
         if turn < now {
-            return Err(FrameRefusal::Stale { expected: now, found: turn });
+            return Err(BoundaryFrameRefusal::Stale { expected: now, found: turn });
         }
         let frame_len = self.frame_lens.get(pass.slice.index());
-        let frame_len = *frame_len.ok_or(FrameRefusal::Elsewhere { pass })?;
+        let frame_len = *frame_len.ok_or(BoundaryFrameRefusal::Elsewhere { pass })?;
         // Nothing flows back from held-out text but receipts, which are empty.
         let expected = match (lap, flow) {
-            (Lap::Evaluation, Flow::Backward) => 0,
-            (Lap::Evaluation, Flow::Forward) | (Lap::Training, _) => frame_len,
+            (PassMode::Evaluation, Flow::Backward) => 0,
+            (PassMode::Evaluation, Flow::Forward) | (PassMode::Training, _) => frame_len,
         };
         if tensor.len() != expected {
             let found = tensor.len();
-            return Err(FrameRefusal::Length { pass, expected, found });
+            return Err(BoundaryFrameRefusal::Length { pass, expected, found });
         }
         if self.frames.len() >= self.limit {
-            return Err(FrameRefusal::Full { limit: self.limit });
+            return Err(BoundaryFrameRefusal::Full { limit: self.limit });
         }
         Ok(())
     }
 
     /// Whether a frame is there.
-    pub(super) fn has(&self, turn: Turn, lap: Lap, flow: Flow, pass: Pass) -> bool {
+    pub(super) fn has(&self, turn: Turn, lap: PassMode, flow: Flow, pass: Pass) -> bool {
         self.frames.contains_key(&(turn, lap, flow, pass))
     }
 
     /// Removes a frame and returns it.
-    pub(super) fn take(&mut self, turn: Turn, lap: Lap, flow: Flow, pass: Pass) -> Option<Parcel> {
+    pub(super) fn take(
+        &mut self,
+        turn: Turn,
+        lap: PassMode,
+        flow: Flow,
+        pass: Pass,
+    ) -> Option<TensorHandle> {
         self.frames.remove(&(turn, lap, flow, pass))
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use zbelastic_kernels::{Backend, View, ViewMut};
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut};
 use zbelastic_types::Step;
 
 use crate::model::LayerState;
@@ -177,7 +177,7 @@ impl Injection {
                 tensor.range.start..tensor.range.start + 1
             }
         };
-        let mut floats = backend.download(View::new(&layer.g, range.clone()));
+        let mut floats = backend.download(BufferView::new(&layer.g, range.clone()));
         for x in &mut floats {
             *x = match self.corruption {
                 Corruption::Nan => f32::NAN,
@@ -187,7 +187,7 @@ impl Injection {
             };
         }
         layer.settle_gradient(backend);
-        backend.upload(&floats, ViewMut::new(&mut layer.g, range));
+        backend.upload(&floats, BufferViewMut::new(&mut layer.g, range));
     }
 }
 

@@ -15,7 +15,7 @@ pub const PARTIALS_PER_CHUNK: usize = 3;
 
 /// A chunk's gradient over the microbatches of one replica.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Partial {
+pub struct PartialGradient {
     /// The turn it was computed in.
     pub turn: Turn,
     /// The chunk that adds it to its own: the twin of the one it was computed on.
@@ -72,19 +72,19 @@ pub enum PartialRefusal {
 
 /// Partial gradients that arrived and wait for REDUCE.
 #[derive(Default)]
-pub(super) struct Partials {
-    waiting: BTreeMap<(ChunkIndex, Turn), Partial>,
+pub(super) struct PartialInbox {
+    waiting: BTreeMap<(ChunkIndex, Turn), PartialGradient>,
 }
 
-impl Partials {
+impl PartialInbox {
     /// Stores one. `expected` is what the chunk's own is like, or `None` if it waits for none.
     pub(super) fn insert(
         &mut self,
         now: Turn,
-        partial: Partial,
+        partial: PartialGradient,
         expected: Option<PartialLength>,
     ) -> Result<(), PartialRefusal> {
-        let Partial { turn, chunk, floats, losses } = &partial;
+        let PartialGradient { turn, chunk, floats, losses } = &partial;
         let (turn, chunk) = (*turn, *chunk);
         let expected = expected.ok_or(PartialRefusal::Elsewhere { chunk })?;
         if turn < now {
@@ -108,7 +108,7 @@ impl Partials {
     }
 
     /// Removes the one of this turn and returns it.
-    pub(super) fn take(&mut self, chunk: ChunkIndex, turn: Turn) -> Option<Partial> {
+    pub(super) fn take(&mut self, chunk: ChunkIndex, turn: Turn) -> Option<PartialGradient> {
         self.waiting.remove(&(chunk, turn))
     }
 
@@ -123,7 +123,7 @@ mod tests {
     use zbelastic_consensus::validation::Turn;
     use zbelastic_types::{Attempt, ChunkIndex, Generation, Step};
 
-    use super::{PARTIALS_PER_CHUNK, Partial, PartialLength, PartialRefusal, Partials};
+    use super::{PARTIALS_PER_CHUNK, PartialGradient, PartialInbox, PartialLength, PartialRefusal};
 
     const CHUNK: ChunkIndex = ChunkIndex(3);
     const LENGTH: PartialLength = PartialLength { floats: 2, losses: 1 };
@@ -132,24 +132,29 @@ mod tests {
         Turn { generation: Generation(0), step: Step(step), attempt: Attempt(0) }
     }
 
-    fn partial(step: u64) -> Partial {
-        Partial { turn: turn(step), chunk: CHUNK, floats: vec![1.0, 2.0], losses: vec![0.5] }
+    fn partial(step: u64) -> PartialGradient {
+        PartialGradient {
+            turn: turn(step),
+            chunk: CHUNK,
+            floats: vec![1.0, 2.0],
+            losses: vec![0.5],
+        }
     }
 
     #[test]
     fn what_does_not_belong_is_named() {
-        let mut partials = Partials::default();
+        let mut partials = PartialInbox::default();
         let mut check = |partial, expected, refusal| {
             assert_eq!(partials.insert(turn(5), partial, expected), Err(refusal));
         };
         check(partial(5), None, PartialRefusal::Elsewhere { chunk: CHUNK });
         let stale = PartialRefusal::Stale { expected: turn(5), found: turn(4) };
         check(partial(4), Some(LENGTH), stale);
-        let short = Partial { floats: vec![1.0], ..partial(5) };
+        let short = PartialGradient { floats: vec![1.0], ..partial(5) };
         let found = PartialLength { floats: 1, losses: 1 };
         let refusal = PartialRefusal::Length { chunk: CHUNK, expected: LENGTH, found };
         check(short, Some(LENGTH), refusal);
-        let many = Partial { losses: vec![0.5; 2], ..partial(5) };
+        let many = PartialGradient { losses: vec![0.5; 2], ..partial(5) };
         let found = PartialLength { floats: 2, losses: 2 };
         let refusal = PartialRefusal::Length { chunk: CHUNK, expected: LENGTH, found };
         check(many, Some(LENGTH), refusal);
@@ -157,7 +162,7 @@ mod tests {
 
     #[test]
     fn as_many_wait_as_may_and_none_of_a_turn_that_is_over() {
-        let mut partials = Partials::default();
+        let mut partials = PartialInbox::default();
         let last = 5 + PARTIALS_PER_CHUNK as u64;
         for step in 5..last {
             assert_eq!(partials.insert(turn(5), partial(step), Some(LENGTH)), Ok(()));

@@ -5,109 +5,116 @@
 //! empty parts of the stash, so that passes read one stash whatever was made again.
 
 use zbelastic_kernels::Backend;
-use zbelastic_schedule::PassesLive;
+use zbelastic_schedule::LivePasses;
 use zbelastic_types::{LayerRange, MicrobatchIndex, SliceIndex};
 
-use super::slots::Slots;
-use crate::model::{Logits, PassStash, Recompute, RemadeParts, Sizes, Space};
+use super::slots::SlotPool;
+use crate::model::{BufferSize, Logits, PassSizes, PassStash, Recompute, RecomputedParts};
 
 /// A slice of a microbatch; all of it where sequences are not cut.
-pub(super) type Part = (MicrobatchIndex, SliceIndex);
+pub(super) type MicrobatchSlice = (MicrobatchIndex, SliceIndex);
 
 /// Slots for passes of one length.
 pub(super) struct PassPool<B: Backend> {
-    pub(super) stashes: Slots<PassStash<B::Buffer>, Part>,
-    remade: Slots<PassStash<B::Buffer>, Part>,
-    pub(super) logits: Slots<Logits<B::Buffer>, Part>,
+    pub(super) stashes: SlotPool<PassStash<B::Buffer>, MicrobatchSlice>,
+    recomputed: SlotPool<PassStash<B::Buffer>, MicrobatchSlice>,
+    pub(super) logits: SlotPool<Logits<B::Buffer>, MicrobatchSlice>,
     has_head: bool,
     recompute: Recompute,
-    remade_parts: RemadeParts,
+    recomputed_parts: RecomputedParts,
 }
 
 impl<B: Backend> PassPool<B> {
     /// The slots of a chunk of these layers, made by `make` from what they take.
     pub(super) fn new<E>(
-        (sizes, layers, has_head): (&Sizes<'_>, LayerRange, bool),
-        live: PassesLive,
+        (sizes, layers, has_head): (&PassSizes<'_>, LayerRange, bool),
+        live: LivePasses,
         recompute: Recompute,
-        make: &mut impl FnMut(Space) -> Result<B::Buffer, E>,
+        make: &mut impl FnMut(BufferSize) -> Result<B::Buffer, E>,
     ) -> Result<Self, E> {
-        let PassesLive { slots, early_slots, remade_slots, remade_early_slots, .. } = live;
+        let LivePasses {
+            slots,
+            early_slots,
+            recomputed_slots: remade_slots,
+            recomputed_early_slots: remade_early_slots,
+            ..
+        } = live;
         let remade_slots = if recompute.is_any() { remade_slots } else { 0 };
-        let early_slots = if recompute.remakes_logits() { remade_early_slots } else { early_slots };
+        let early_slots =
+            if recompute.recomputes_logits() { remade_early_slots } else { early_slots };
         let logits = if has_head { early_slots } else { 0 };
         let stash = |_| PassStash::build_kept(sizes, layers, recompute, make);
         let stashes = (0..slots).map(stash).collect::<Result<_, _>>()?;
-        let remade = |_| PassStash::build_remade(sizes, layers, recompute, make);
+        let remade = |_| PassStash::build_recomputed(sizes, layers, recompute, make);
         let remade = (0..remade_slots).map(remade).collect::<Result<_, _>>()?;
         let logits = (0..logits).map(|_| sizes.logits(make)).collect::<Result<_, _>>()?;
         Ok(Self {
-            stashes: Slots::new(stashes),
-            remade: Slots::new(remade),
-            logits: Slots::new(logits),
+            stashes: SlotPool::new(stashes),
+            recomputed: SlotPool::new(remade),
+            logits: SlotPool::new(logits),
             has_head,
             recompute,
-            remade_parts: recompute.parts(sizes.is_cut),
+            recomputed_parts: recompute.parts(sizes.is_cut),
         })
     }
 
     /// Slots that passes hold.
-    pub(super) fn taken(&self) -> usize {
-        self.stashes.taken() + self.logits.taken()
+    pub(super) fn slots_in_use(&self) -> usize {
+        self.stashes.in_use_count() + self.logits.in_use_count()
     }
 
     /// F begins.
-    pub(super) fn open(&mut self, part: Part) {
+    pub(super) fn open(&mut self, part: MicrobatchSlice) {
         self.stashes.acquire(part);
-        self.take_remade(part);
+        self.acquire_recomputed(part);
         if self.has_head {
             self.logits.acquire(part);
         }
     }
 
     /// W is done.
-    pub(super) fn close(&mut self, part: Part) {
-        self.give_remade(part);
+    pub(super) fn close(&mut self, part: MicrobatchSlice) {
+        self.release_recomputed(part);
         self.stashes.release(part);
     }
 
     /// What R makes again is given up.
-    pub(super) fn give_up(&mut self, part: Part) {
-        self.give_remade(part);
-        if self.has_head && self.recompute.remakes_logits() {
+    pub(super) fn drop_recomputed(&mut self, part: MicrobatchSlice) {
+        self.release_recomputed(part);
+        if self.has_head && self.recompute.recomputes_logits() {
             self.logits.release(part);
         }
     }
 
     /// R begins.
-    pub(super) fn reopen(&mut self, part: Part) {
-        self.take_remade(part);
-        if self.has_head && self.recompute.remakes_logits() {
+    pub(super) fn reopen(&mut self, part: MicrobatchSlice) {
+        self.acquire_recomputed(part);
+        if self.has_head && self.recompute.recomputes_logits() {
             self.logits.acquire(part);
         }
     }
 
     /// The turn was dropped: all slots are free.
     pub(super) fn release_all(&mut self) {
-        for part in self.remade.holders() {
-            self.give_remade(part);
+        for part in self.recomputed.holders() {
+            self.release_recomputed(part);
         }
         self.stashes.release_all();
         self.logits.release_all();
     }
 
-    pub(super) fn take_remade(&mut self, part: Part) {
+    pub(super) fn acquire_recomputed(&mut self, part: MicrobatchSlice) {
         if self.recompute.is_any() {
-            let remade = self.remade.acquire(part);
-            self.stashes.get(part).exchange_remade(remade, self.remade_parts);
+            let remade = self.recomputed.acquire(part);
+            self.stashes.get(part).swap_recomputed(remade, self.recomputed_parts);
         }
     }
 
     /// What can be made again is not read any more: its memory is free. Returns whether there was any.
-    pub(super) fn give_remade(&mut self, part: Part) -> bool {
-        let Some(remade) = self.remade.find(part) else { return false };
-        self.stashes.get(part).exchange_remade(remade, self.remade_parts);
-        self.remade.release(part);
+    pub(super) fn release_recomputed(&mut self, part: MicrobatchSlice) -> bool {
+        let Some(remade) = self.recomputed.find(part) else { return false };
+        self.stashes.get(part).swap_recomputed(remade, self.recomputed_parts);
+        self.recomputed.release(part);
         true
     }
 }

@@ -3,21 +3,21 @@
 use zbelastic_schedule::Reduction;
 use zbelastic_types::{ChunkIndex, MicrobatchIndex};
 
-use super::engine::{Output, StageEngine, Wait};
-use super::partial::{Partial, PartialLength, PartialRefusal};
-use super::workbench::Workbench;
+use super::engine::{Output, StageEngine, WaitReason};
+use super::executor::StageExecutor;
+use super::partial::{PartialGradient, PartialLength, PartialRefusal};
 use crate::data::BatchSource;
 
-impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     pub(super) fn run_reduction(
         &mut self,
         reduction: Reduction,
         chunk: ChunkIndex,
-    ) -> Option<Wait> {
+    ) -> Option<WaitReason> {
         match reduction {
             Reduction::Receive => {
                 let is_here = self.partials.has(chunk, self.turn);
-                return (!is_here).then_some(Wait::Partial { chunk });
+                return (!is_here).then_some(WaitReason::Partial { chunk });
             }
             Reduction::Send => {
                 let partial = self.partial_of(chunk);
@@ -27,13 +27,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             Reduction::Local => {
                 let partial = self.partial_of(chunk);
-                let kept = self.take_in_partial(partial);
+                let kept = self.accept_partial(partial);
                 assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
             }
             Reduction::Add => {
                 let partial = self.partials.take(chunk, self.turn);
-                let Partial { floats, losses, .. } = partial.expect("it was received");
-                self.bench.reduce(chunk, &floats);
+                let PartialGradient { floats, losses, .. } = partial.expect("it was received");
+                self.executor.reduce(chunk, &floats);
                 for (microbatch, loss) in self.losses_of_twin(chunk).zip(losses) {
                     self.losses[microbatch.index()] = Some(loss.into());
                 }
@@ -42,18 +42,21 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         None
     }
 
-    pub(super) fn take_in_partial(&mut self, partial: Partial) -> Result<(), PartialRefusal> {
+    pub(super) fn accept_partial(
+        &mut self,
+        partial: PartialGradient,
+    ) -> Result<(), PartialRefusal> {
         let chunk = partial.chunk;
         let has_twin = self.setup.plan.placement().twin_of(chunk).is_some();
-        let expected = (has_twin && self.bench.has_chunk(chunk)).then(|| PartialLength {
-            floats: self.bench.partial_len(chunk),
+        let expected = (has_twin && self.executor.has_chunk(chunk)).then(|| PartialLength {
+            floats: self.executor.partial_len(chunk),
             losses: self.losses_of_twin(chunk).count(),
         });
         self.partials.insert(self.turn, partial, expected)
     }
 
     /// What `chunk` has of the gradient, for its twin.
-    fn partial_of(&self, chunk: ChunkIndex) -> Partial {
+    fn partial_of(&self, chunk: ChunkIndex) -> PartialGradient {
         let placement = self.setup.plan.placement();
         let twin = placement.twin_of(chunk).expect("only a chunk with a twin tells its gradient");
         let loss = |microbatch: MicrobatchIndex| {
@@ -61,7 +64,12 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             loss.expect("every microbatch of the replica has a loss").wait()
         };
         let losses = self.losses_of_twin(twin).map(loss).collect();
-        Partial { turn: self.turn, chunk: twin, floats: self.bench.partial(chunk), losses }
+        PartialGradient {
+            turn: self.turn,
+            chunk: twin,
+            floats: self.executor.partial(chunk),
+            losses,
+        }
     }
 
     /// The microbatches whose losses the twin of `chunk` has, if it ends the model.

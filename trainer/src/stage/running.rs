@@ -1,26 +1,26 @@
 //! The operations of a program, each run on the workbench.
 
 use zbelastic_consensus::mutant::{self, Mutant};
-use zbelastic_kernels::Parcel;
-use zbelastic_schedule::{Compute, Flow, Memory, Pass, Transfer};
+use zbelastic_kernels::TensorHandle;
+use zbelastic_schedule::{Compute, Flow, MemoryOp, Pass, Transfer};
 use zbelastic_types::{MicrobatchIndex, Step};
 
-use super::engine::{StageEngine, Wait};
-use super::frame::{Frame, Lap};
-use super::store::StoreError;
-use super::workbench::Workbench;
-use crate::data::{Batch, BatchSource};
+use super::engine::{StageEngine, WaitReason};
+use super::executor::StageExecutor;
+use super::frame::{Frame, PassMode};
+use super::stash_store::StashStoreError;
+use crate::data::{BatchSource, TokenBatch};
 
-impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
-    fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
+    fn training_batch(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         let is_again = mutant::is(Mutant::M7CursorMoves) && self.replayed.0 == step;
         let ahead = if is_again { u64::from(self.replayed.1) } else { 0 };
         self.source.training(Step(step.0 + ahead), microbatch)
     }
 
     /// The operand of a pass, if it comes from another chunk.
-    fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<Parcel> {
-        let operand = self.inbox.take(self.turn, Lap::Training, flow, pass);
+    fn take_operand(&mut self, flow: Flow, pass: Pass) -> Option<TensorHandle> {
+        let operand = self.inbox.take(self.turn, PassMode::Training, flow, pass);
         let before = self.setup.plan.placement().chunk_before(pass.chunk, flow);
         assert_eq!(operand.is_none(), before.is_none(), "the operand of {pass:?} was received");
         operand
@@ -31,7 +31,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         match compute {
             Compute::F => {
                 let input = self.take_operand(Flow::Forward, pass);
-                let loss = self.bench.forward(pass, &batch, input);
+                let loss = self.executor.forward(pass, &batch, input);
                 if loss.is_some() {
                     let slices = self.setup.plan.program.slice_count as usize;
                     self.losses[pass.microbatch.index() * slices + pass.slice.index()] = loss;
@@ -39,26 +39,30 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             }
             Compute::B => {
                 let gradient = self.take_operand(Flow::Backward, pass);
-                self.bench.backward_input(pass, &batch, gradient);
+                self.executor.backward_input(pass, &batch, gradient);
             }
-            Compute::R => self.bench.recompute(pass, &batch),
-            Compute::WE => self.bench.head_weights(pass),
-            Compute::W => self.bench.backward_weights(pass, &batch),
+            Compute::R => self.executor.recompute(pass, &batch),
+            Compute::WE => self.executor.head_weights(pass),
+            Compute::W => self.executor.backward_weights(pass, &batch),
             Compute::BW => {
                 let gradient = self.take_operand(Flow::Backward, pass);
-                self.bench.backward_input(pass, &batch, gradient);
-                self.bench.backward_weights(pass, &batch);
+                self.executor.backward_input(pass, &batch, gradient);
+                self.executor.backward_weights(pass, &batch);
             }
         }
     }
 
     /// What the second store refuses is tried again when the engine runs next.
-    pub(super) fn run_memory(&mut self, memory: Memory, pass: Pass) -> Result<(), StoreError> {
+    pub(super) fn run_memory(
+        &mut self,
+        memory: MemoryOp,
+        pass: Pass,
+    ) -> Result<(), StashStoreError> {
         match memory {
-            Memory::Offload => self.bench.offload(pass),
-            Memory::Reload => self.bench.reload(pass),
-            Memory::Drop => {
-                self.bench.drop_activations(pass);
+            MemoryOp::Offload => self.executor.offload(pass),
+            MemoryOp::Reload => self.executor.reload(pass),
+            MemoryOp::Drop => {
+                self.executor.drop_activations(pass);
                 Ok(())
             }
         }
@@ -69,26 +73,26 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         transfer: Transfer,
         flow: Flow,
         pass: Pass,
-    ) -> Option<Wait> {
+    ) -> Option<WaitReason> {
         let reader = || {
             let after = self.setup.plan.placement().chunk_after(pass.chunk, flow);
             Pass { chunk: after.expect("a result that is passed on has a reader"), ..pass }
         };
         match transfer {
             Transfer::Receive => {
-                let is_here = self.inbox.has(self.turn, Lap::Training, flow, pass);
-                return (!is_here).then_some(Wait::Frame { flow, pass });
+                let is_here = self.inbox.has(self.turn, PassMode::Training, flow, pass);
+                return (!is_here).then_some(WaitReason::Frame { flow, pass });
             }
             Transfer::Send => {
                 let reader = reader();
-                let tensor = self.bench.take_result(flow, pass);
-                self.send_frame(flow, reader, Lap::Training, tensor);
+                let tensor = self.executor.take_result(flow, pass);
+                self.send_frame(flow, reader, PassMode::Training, tensor);
             }
             Transfer::Local => {
                 let reader = reader();
-                let tensor = self.bench.take_result(flow, pass);
+                let tensor = self.executor.take_result(flow, pass);
                 let frame =
-                    Frame { turn: self.turn, lap: Lap::Training, flow, pass: reader, tensor };
+                    Frame { turn: self.turn, mode: PassMode::Training, flow, pass: reader, tensor };
                 let kept = self.inbox.insert(self.turn, frame);
                 assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
             }

@@ -7,11 +7,11 @@ use zbelastic_types::MicrobatchIndex;
 
 /// Slots for one kind of stash. A microbatch, or whatever else `K` names, takes one at its F and
 /// gives it back when its last reader has run.
-pub(crate) struct Slots<T, K = MicrobatchIndex> {
+pub(crate) struct SlotPool<T, K = MicrobatchIndex> {
     slots: Vec<(Option<K>, T)>,
 }
 
-impl<T, K: Copy + Ord + Debug> Slots<T, K> {
+impl<T, K: Copy + Ord + Debug> SlotPool<T, K> {
     pub(crate) fn new(stashes: Vec<T>) -> Self {
         Self { slots: stashes.into_iter().map(|stash| (None, stash)).collect() }
     }
@@ -68,27 +68,27 @@ impl<T, K: Copy + Ord + Debug> Slots<T, K> {
         self.slots.iter_mut().for_each(|(holder, _)| *holder = None);
     }
 
-    pub(crate) fn taken(&self) -> usize {
+    pub(crate) fn in_use_count(&self) -> usize {
         self.slots.iter().filter(|(holder, _)| holder.is_some()).count()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Slots;
+    use super::SlotPool;
     use zbelastic_types::MicrobatchIndex;
 
     #[test]
     fn slots_are_found_again_by_microbatch_and_can_be_taken_anew() {
-        let mut slots = Slots::new(vec![0, 0]);
+        let mut slots = SlotPool::new(vec![0, 0]);
         *slots.acquire(MicrobatchIndex(3)) = 30;
         *slots.acquire(MicrobatchIndex(5)) = 50;
         assert_eq!((*slots.get(MicrobatchIndex(3)), *slots.get(MicrobatchIndex(5))), (30, 50));
         slots.release(MicrobatchIndex(3));
-        assert_eq!(slots.taken(), 1);
+        assert_eq!(slots.in_use_count(), 1);
         *slots.acquire(MicrobatchIndex(6)) = 60;
         assert_eq!((*slots.get(MicrobatchIndex(5)), *slots.get(MicrobatchIndex(6))), (50, 60));
-        let held = |slots: &mut Slots<u32>, first, last| {
+        let held = |slots: &mut SlotPool<u32>, first, last| {
             let these = MicrobatchIndex(first)..=MicrobatchIndex(last);
             let mut held: Vec<(u32, u32)> =
                 slots.held(these).map(|(k, stash)| (k.0, *stash)).collect();
@@ -98,13 +98,13 @@ mod tests {
         assert_eq!(held(&mut slots, 5, 6), [(5, 50), (6, 60)]);
         assert_eq!(held(&mut slots, 6, 9), [(6, 60)]);
         slots.release_all();
-        assert_eq!(slots.taken(), 0);
+        assert_eq!(slots.in_use_count(), 0);
     }
 
     #[test]
     #[should_panic(expected = "the plan claims 1 slots")]
     fn one_slot_too_many_is_our_own_mistake() {
-        let mut slots = Slots::new(vec![()]);
+        let mut slots = SlotPool::new(vec![()]);
         slots.acquire(MicrobatchIndex(0));
         slots.acquire(MicrobatchIndex(1));
     }

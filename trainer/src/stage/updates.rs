@@ -1,33 +1,37 @@
 //! REPORT, STEP, the gates and COMMIT: the stage's part of validation, carried out.
 
-use zbelastic_consensus::validation::{Application, CandidateOrder, Gate, Prefix, TensorSum, Turn};
+use zbelastic_consensus::validation::{
+    CandidateAction, Gate, Prefix, SealApplication, TensorSum, Turn,
+};
 use zbelastic_kernels::HostFloats;
-use zbelastic_schedule::{Update, Window};
+use zbelastic_schedule::{UpdateOp, Window};
 use zbelastic_types::{LayerId, StageIndex, Step};
 
-use super::engine::{Activity, Output, Pending, Phase, Progress, StageEngine, Wait};
+use super::engine::{
+    EngineActivity, EnginePhase, EngineProgress, Output, PendingSeal, StageEngine, WaitReason,
+};
 use super::evaluation::Evaluation;
-use super::workbench::{UpdateOrder, Workbench};
+use super::executor::{StageExecutor, UpdateRequest};
 use crate::data::BatchSource;
 use crate::elastic::{LayerGradient, LayerImage};
 
-impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
+impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// The turn whose seal this stage applies next.
     #[must_use]
     pub fn open_turn(&self) -> Turn {
         self.half.open_turn()
     }
 
-    pub(super) fn run_update(&mut self, update: Update) -> Option<Wait> {
+    pub(super) fn run_update(&mut self, update: UpdateOp) -> Option<WaitReason> {
         match update {
-            Update::Report => {
+            UpdateOp::Report => {
                 self.freeze_and_report();
                 None
             }
-            Update::Step => self.step(),
-            Update::GatePrevious => self.gate_previous(),
-            Update::GateThis => self.gate_this(),
-            Update::Commit => {
+            UpdateOp::Step => self.step(),
+            UpdateOp::GatePrevious => self.gate_previous(),
+            UpdateOp::GateThis => self.gate_this(),
+            UpdateOp::Commit => {
                 self.commit_pending();
                 None
             }
@@ -35,24 +39,24 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     fn freeze_and_report(&mut self) {
-        self.bench.freeze(self.setup.plan.batch.microbatch_count);
-        assert_eq!(self.bench.slots_taken(), 0, "the last W freed the last slot");
+        self.executor.freeze(self.setup.plan.batch.microbatch_count);
+        assert_eq!(self.executor.slots_in_use(), 0, "the last W freed the last slot");
         let (step, setup) = (self.turn.step, self.setup.clone());
         let replays = if self.replayed.0 == step { self.replayed.1 } else { 0 };
         for injection in setup.injections.iter().filter(|i| i.strikes(step, replays)) {
-            self.bench.inject(injection);
+            self.executor.inject(injection);
         }
         let sums = self.sum_squares();
         // Where there are two heads, the first one has received the losses of the second replica.
-        let has_loss = self.bench.has_chunk(setup.plan.placement().last_chunk());
+        let has_loss = self.executor.has_chunk(setup.plan.placement().last_chunk());
         let loss_sum = has_loss.then(|| {
             let losses = self.losses.iter().flatten();
             assert_eq!(losses.clone().count(), self.losses.len(), "every microbatch has a loss");
             losses.fold(0.0, |sum, loss| sum + loss.wait())
         });
         let report = self.half.report(self.stage, sums, loss_sum);
-        self.tell_gradients(setup.copies_wanted || self.is_followed);
-        let state = if setup.attests(step) { self.bench.attested() } else { Vec::new() };
+        self.queue_gradients(setup.copies_wanted || self.is_followed);
+        let state = if setup.attests(step) { self.executor.attested() } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
     }
@@ -62,23 +66,23 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     fn sum_squares(&mut self) -> Vec<TensorSum> {
         let is_ahead = self.setup.plan.program.window == Some(Window::One) && self.seal.is_none();
         if is_ahead && self.was_gate_open {
-            self.bench.square_sums_ahead(self.order_ahead())
+            self.executor.square_sums_ahead(self.update_ahead())
         } else {
-            self.bench.square_sums()
+            self.executor.square_sums()
         }
     }
 
     /// The update that an open gate computes the candidate of.
-    fn order_ahead(&self) -> UpdateOrder {
-        UpdateOrder { step: self.turn.step, number: self.half.updates() + 1, clip: 1.0 }
+    fn update_ahead(&self) -> UpdateRequest {
+        UpdateRequest { step: self.turn.step, number: self.half.updates() + 1, clip: 1.0 }
     }
 
-    fn step(&mut self) -> Option<Wait> {
+    fn step(&mut self) -> Option<WaitReason> {
         match self.setup.plan.program.window {
             Some(Window::One) => self.step_ahead(),
             Some(Window::Zero) | None => {
                 let pending = self.pending.expect("the gate stands before the step");
-                self.follow_order(pending);
+                self.apply_candidate_order(pending);
                 None
             }
         }
@@ -86,18 +90,20 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
 
     /// STEP before the verdict. If the sums so far speak against it, or the verdict is there
     /// already, there is nothing to try: the verdict is waited for and carried out.
-    fn step_ahead(&mut self) -> Option<Wait> {
+    fn step_ahead(&mut self) -> Option<WaitReason> {
         if self.seal.is_some() {
             self.settle_open_step();
             return None;
         }
         // Without a report the gate was closed before, and only the verdict is missing.
-        let Some(report) = &self.report else { return Some(Wait::Seal(self.half.open_turn())) };
+        let Some(report) = &self.report else {
+            return Some(WaitReason::Seal(self.half.open_turn()));
+        };
         let received = match self.stage {
             StageIndex(0) => None,
             _ => match self.prefix.take_if(|prefix| prefix.turn == self.turn) {
                 Some(prefix) => Some(prefix),
-                None => return Some(Wait::Prefix),
+                None => return Some(WaitReason::Prefix),
             },
         };
         let prefix = Prefix::of(report, received.as_ref());
@@ -110,23 +116,25 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.was_gate_open = gate == Gate::Open;
         match gate {
             Gate::Open => {
-                self.bench.compute_candidate(self.order_ahead());
+                self.executor.compute_candidate(self.update_ahead());
                 None
             }
-            Gate::ClosedLarge | Gate::ClosedNonfinite => Some(Wait::Seal(self.half.open_turn())),
+            Gate::ClosedLarge | Gate::ClosedNonfinite => {
+                Some(WaitReason::Seal(self.half.open_turn()))
+            }
         }
     }
 
     /// Waits for the verdict on the step before this one.
-    fn gate_previous(&mut self) -> Option<Wait> {
+    fn gate_previous(&mut self) -> Option<WaitReason> {
         let open = self.half.open_turn();
         if open.step == self.turn.step {
             return None;
         }
-        let Some(pending) = self.apply_seal() else { return Some(Wait::Seal(open)) };
-        let Application { candidate, drops_ahead, next, .. } = pending.application;
+        let Some(pending) = self.apply_seal() else { return Some(WaitReason::Seal(open)) };
+        let SealApplication { candidate, drops_ahead, next, .. } = pending.application;
         assert!(!drops_ahead && next == self.turn, "what was overruled never reaches its gate");
-        assert_eq!(candidate, CandidateOrder::Stay, "who went ahead has a candidate");
+        assert_eq!(candidate, CandidateAction::Stay, "who went ahead has a candidate");
         self.pending = Some(pending);
         None
     }
@@ -134,7 +142,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// Drops work that ran ahead of a verdict which overruled it, or which ends the run. Looked at
     /// before every operation and not only at the gate, because a stage that waits for a neighbour
     /// that has already turned back would wait for ever.
-    pub(super) fn drop_if_overruled(&mut self) -> Option<Progress> {
+    pub(super) fn drop_if_overruled(&mut self) -> Option<EngineProgress> {
         let open = self.half.open_turn();
         let seal = self.seal.filter(|_| open.step != self.turn.step)?;
         let is_over = seal.verdict.is_final() && self.is_last(open.step);
@@ -142,18 +150,18 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
             return None;
         }
         let pending = self.apply_seal().expect("looked at above");
-        self.bench.drop_passes();
+        self.executor.drop_passes();
         self.carry_out(pending);
         if is_over {
-            self.phase = Phase::Finished;
+            self.phase = EnginePhase::Finished;
         } else {
             self.go_back(pending);
         }
-        Some(Progress::Ran(Activity::Settled { turn: open }))
+        Some(EngineProgress::Ran(EngineActivity::Settled { turn: open }))
     }
 
     /// Begins the turn that a verdict leads to.
-    fn go_back(&mut self, pending: Pending) {
+    fn go_back(&mut self, pending: PendingSeal) {
         let (step, next) = (pending.seal.turn.step, pending.application.next);
         if next.step == step {
             let before = if self.replayed.0 == step { self.replayed.1 } else { 0 };
@@ -162,24 +170,24 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         self.begin(next);
     }
 
-    fn gate_this(&mut self) -> Option<Wait> {
+    fn gate_this(&mut self) -> Option<WaitReason> {
         let open = self.half.open_turn();
         match self.apply_seal() {
             Some(pending) => {
                 self.pending = Some(pending);
                 None
             }
-            None => Some(Wait::Seal(open)),
+            None => Some(WaitReason::Seal(open)),
         }
     }
 
-    fn apply_seal(&mut self) -> Option<Pending> {
+    fn apply_seal(&mut self) -> Option<PendingSeal> {
         let seal = self.seal.take()?;
         let application = self.half.apply(&seal).expect("a seal is checked when it arrives");
         self.report = None;
         // What is about a later turn came early, and is still to be read.
         self.prefix = self.prefix.take().filter(|prefix| prefix.turn > seal.turn);
-        Some(Pending { application, seal })
+        Some(PendingSeal { application, seal })
     }
 
     /// COMMIT. With nothing pending there was no step before this one.
@@ -199,18 +207,18 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Behind the program, when nothing may run before the verdict.
-    pub(super) fn settle(&mut self) -> Progress {
+    pub(super) fn settle(&mut self) -> EngineProgress {
         let turn = self.half.open_turn();
         if self.seal.is_none() {
-            return Progress::Blocked(Wait::Seal(turn));
+            return EngineProgress::Blocked(WaitReason::Seal(turn));
         }
         self.settle_open_step();
-        Progress::Ran(Activity::Settled { turn })
+        EngineProgress::Ran(EngineActivity::Settled { turn })
     }
 
-    pub(super) fn end_program(&mut self) -> Progress {
+    pub(super) fn end_program(&mut self) -> EngineProgress {
         if self.closes_after(self.turn.step) {
-            self.phase = Phase::Settling;
+            self.phase = EnginePhase::Settling;
         } else {
             self.go_ahead();
         }
@@ -218,13 +226,13 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Where to go once a step's verdict is carried out and nothing ran ahead of it.
-    fn after_verdict(&mut self, pending: Pending) {
+    fn after_verdict(&mut self, pending: PendingSeal) {
         let next = pending.application.next;
         let step = pending.seal.turn.step;
         if next.step == step {
             self.go_back(pending);
         } else if self.evaluates_after(step) {
-            self.phase = Phase::Evaluating(Evaluation::new(next, step));
+            self.phase = EnginePhase::Evaluating(Evaluation::new(next, step));
         } else {
             self.continue_after(next, step);
         }
@@ -233,7 +241,7 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
     /// The next turn, unless the run is over.
     pub(super) fn continue_after(&mut self, next: Turn, step: Step) {
         if self.is_last(step) {
-            self.phase = Phase::Finished;
+            self.phase = EnginePhase::Finished;
         } else {
             self.begin(next);
         }
@@ -252,61 +260,61 @@ impl<W: Workbench, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    fn carry_out(&mut self, pending: Pending) {
-        self.follow_order(pending);
+    fn carry_out(&mut self, pending: PendingSeal) {
+        self.apply_candidate_order(pending);
         self.commit_moments(pending);
-        self.bench.flush();
+        self.executor.flush();
     }
 
     /// The sealed state of a layer on its way, and its gradient if one is frozen: what was sent before
     /// the layer was requested.
-    pub(crate) fn carry_layer(
+    pub(crate) fn pending_layer(
         &mut self,
         layer: LayerId,
     ) -> Option<(LayerImage, Option<HostFloats>)> {
-        let image = self.bench.carried_image(layer)?;
-        let frozen = if self.has_frozen() { self.bench.gradient(layer) } else { None };
+        let image = self.executor.pending_image(layer)?;
+        let frozen = if self.has_frozen() { self.executor.gradient(layer) } else { None };
         Some((image, frozen))
     }
 
     /// Sends the gradient to the workers that keep this stage's copy, or follow its layers.
-    fn tell_gradients(&mut self, is_wanted: bool) {
+    fn queue_gradients(&mut self, is_wanted: bool) {
         if !is_wanted {
             return;
         }
         let turn = self.turn;
         let gradient = |(layer, g)| LayerGradient { layer, turn, g };
-        let gradients = self.bench.gradients().into_iter().map(gradient).collect();
+        let gradients = self.executor.gradients().into_iter().map(gradient).collect();
         self.outbox.push_back(Output::Gradients { turn, gradients });
     }
 
     /// The candidate that a seal orders.
-    fn follow_order(&mut self, pending: Pending) {
-        let Pending { application, seal } = pending;
+    fn apply_candidate_order(&mut self, pending: PendingSeal) {
+        let PendingSeal { application, seal } = pending;
         match application.candidate {
-            CandidateOrder::Stay | CandidateOrder::None => {}
-            CandidateOrder::Compute { coefficient: clip } => {
+            CandidateAction::Stay | CandidateAction::None => {}
+            CandidateAction::Compute { coefficient: clip } => {
                 let (step, number) = (seal.turn.step, seal.updates_after);
-                self.bench.compute_candidate(UpdateOrder { step, number, clip });
+                self.executor.compute_candidate(UpdateRequest { step, number, clip });
             }
-            CandidateOrder::Drop => self.bench.drop_candidate(),
+            CandidateAction::Drop => self.executor.drop_candidate(),
         }
     }
 
     /// The moments that a seal orders; with them the candidate is the state.
-    fn commit_moments(&mut self, pending: Pending) {
-        let Pending { application, seal } = pending;
+    fn commit_moments(&mut self, pending: PendingSeal) {
+        let PendingSeal { application, seal } = pending;
         let step = seal.turn.step;
         match application.commit {
             Some(clip) => {
-                let order = UpdateOrder { step, number: seal.updates_after, clip };
+                let order = UpdateRequest { step, number: seal.updates_after, clip };
                 if self.setup.attests(step.next()) {
-                    self.bench.commit_to_attest(order);
+                    self.executor.commit_to_attest(order);
                 } else {
-                    self.bench.commit(order);
+                    self.executor.commit(order);
                 }
             }
-            None if seal.verdict.is_final() => self.bench.skip(step),
+            None if seal.verdict.is_final() => self.executor.skip(step),
             None => return,
         }
         self.outbox.push_back(Output::Sealed { version: step.next() });

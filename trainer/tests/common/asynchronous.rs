@@ -7,29 +7,30 @@ use std::thread;
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncOp, AsyncProgram, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, check_async,
+    AsyncKind, AsyncOp, AsyncProgram, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule,
+    check_async,
 };
 use zbelastic_trainer::asynchronous::{
-    AsyncFrame, AsyncKnobs, AsyncOutput, AsyncPlan, AsyncProgress, AsyncReference, AsyncSetup,
-    AsyncStage, AsyncState, frames_max, replay_found,
+    AsyncFrame, AsyncHyperparameters, AsyncOutput, AsyncPlan, AsyncProgress, AsyncReference,
+    AsyncSetup, AsyncStage, AsyncState, frames_max, replay_found,
 };
 use zbelastic_trainer::data::Corpus;
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::BatchShape;
-use zbelastic_trainer::random::{Purpose, Stream};
+use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::InitialWeights;
 use zbelastic_types::StageIndex;
 
 use crate::common::{BATCH, corpus_for, optimizer, tiny_model};
 
-pub type Stage<B> = AsyncStage<B, Arc<Corpus>>;
+pub type CorpusStage<B> = AsyncStage<B, Arc<Corpus>>;
 
 /// Stages, minibatches, microbatches of each.
-pub type Size = (u32, u32, u32);
+pub type RunSize = (u32, u32, u32);
 
 /// Where backends come from.
-pub trait Place {
+pub trait BackendProvider {
     type Backend: Backend<Buffer: Send, Matrix: Send> + Send;
     /// Runs on one thread that are held against the reference: their ways, and seeds of their orders.
     const ALONE: &'static [(u32, u64)];
@@ -40,7 +41,7 @@ pub trait Place {
 
 pub fn request(
     kind: AsyncKind,
-    (stage_count, minibatch_count, microbatch_count): Size,
+    (stage_count, minibatch_count, microbatch_count): RunSize,
 ) -> AsyncRequest {
     AsyncRequest {
         kind,
@@ -48,7 +49,7 @@ pub fn request(
         minibatch_count,
         microbatch_count,
         replica_count: 2,
-        dynamic: Dynamic { rule: DynamicRule::Newest, cap: 3, update_every: 2 },
+        dynamic: DynamicOptions { rule: DynamicRule::Newest, cap: 3, update_every: 2 },
         variant: AsyncVariant::Usual,
     }
 }
@@ -64,11 +65,11 @@ pub fn setup_for(family: Family, request: AsyncRequest) -> AsyncSetup {
         clip_norm: Some(1.0),
         weights: InitialWeights::Drawn { seed: 3 },
         injections: Vec::new(),
-        knobs: AsyncKnobs { anneal_updates: 5, elastic_alpha: 0.25 },
+        knobs: AsyncHyperparameters { anneal_updates: 5, elastic_alpha: 0.25 },
     }
 }
 
-pub fn setup(kind: AsyncKind, size: Size) -> AsyncSetup {
+pub fn setup(kind: AsyncKind, size: RunSize) -> AsyncSetup {
     setup_for(Family::Gpt2, request(kind, size))
 }
 
@@ -77,7 +78,7 @@ pub fn setup(kind: AsyncKind, size: Size) -> AsyncSetup {
 /// # Panics
 /// For AMPNet, which has none.
 pub fn runs_of(kind: AsyncKind) -> Vec<AsyncSetup> {
-    let sizes: &[Size] = match kind {
+    let sizes: &[RunSize] = match kind {
         AsyncKind::PipeDream => &[(1, 4, 1), (2, 7, 1), (3, 2, 3), (4, 9, 1)],
         AsyncKind::PipeDream2Bw => &[(1, 4, 1), (2, 4, 2), (3, 3, 4), (4, 4, 4)],
         AsyncKind::PipeMare => &[(1, 4, 2), (2, 6, 1), (3, 4, 2), (4, 9, 1)],
@@ -122,7 +123,7 @@ pub fn found_runs() -> Vec<AsyncSetup> {
     let sizes = [((1, 4, 2), 1, 2), ((2, 5, 1), 2, 1), ((4, 6, 2), 5, 3)];
     let of_rule = |rule| {
         sizes.map(|(size, cap, update_every)| {
-            let dynamic = Dynamic { rule, cap, update_every };
+            let dynamic = DynamicOptions { rule, cap, update_every };
             setup_for(Family::Gpt2, AsyncRequest { dynamic, ..request(AsyncKind::AmpNet, size) })
         })
     };
@@ -142,7 +143,11 @@ pub fn text(setup: &AsyncSetup) -> Arc<Corpus> {
     corpus_for(setup.plan.batch, 0.05)
 }
 
-fn stages<P: Place>(place: &P, setup: &AsyncSetup, way: u32) -> Vec<Stage<P::Backend>> {
+fn stages<P: BackendProvider>(
+    place: &P,
+    setup: &AsyncSetup,
+    way: u32,
+) -> Vec<CorpusStage<P::Backend>> {
     let (shared, corpus) = (Arc::new(setup.clone()), text(setup));
     let stages = (0..setup.plan.program.placement.stage_count()).map(StageIndex);
     stages
@@ -154,7 +159,7 @@ fn stages<P: Place>(place: &P, setup: &AsyncSetup, way: u32) -> Vec<Stage<P::Bac
 }
 
 /// What a run ended with, and the order it found if it was to find one.
-pub struct Outcome {
+pub struct AsyncPipelineOutcome {
     pub state: AsyncState,
     pub losses: Vec<f64>,
     pub found: Option<AsyncProgram>,
@@ -162,22 +167,31 @@ pub struct Outcome {
 
 fn outcome<B: Backend>(
     setup: &AsyncSetup,
-    stages: &[Stage<B>],
+    stages: &[CorpusStage<B>],
     mut losses: Vec<(u32, f64)>,
-) -> Outcome {
+) -> AsyncPipelineOutcome {
     let mut state = AsyncState::default();
     stages.iter().for_each(|stage| state.extend(stage.state()));
     let found: Option<Vec<Vec<AsyncOp>>> =
         stages.iter().map(|stage| stage.found().map(<[AsyncOp]>::to_vec)).collect();
     let found = found.map(|stages| AsyncProgram { stages, ..setup.plan.program.clone() });
     losses.sort_by_key(|(microbatch, _)| *microbatch);
-    Outcome { state, losses: losses.into_iter().map(|(_, loss)| loss).collect(), found }
+    AsyncPipelineOutcome {
+        state,
+        losses: losses.into_iter().map(|(_, loss)| loss).collect(),
+        found,
+    }
 }
 
 /// All stages on this thread; a seed draws which one runs next.
-pub fn run_alone<P: Place>(place: &P, setup: &AsyncSetup, way: u32, seed: u64) -> Outcome {
+pub fn run_alone<P: BackendProvider>(
+    place: &P,
+    setup: &AsyncSetup,
+    way: u32,
+    seed: u64,
+) -> AsyncPipelineOutcome {
     let mut stages = stages(place, setup, way);
-    let draws = Stream::new(seed, Purpose::Sampling, 7);
+    let draws = RandomStream::new(seed, RandomPurpose::Sampling, 7);
     let (mut losses, mut idle) = (Vec::new(), 0);
     for turn in 0.. {
         let stage = draws.block(turn)[0] as usize % stages.len();
@@ -186,10 +200,10 @@ pub fn run_alone<P: Place>(place: &P, setup: &AsyncSetup, way: u32, seed: u64) -
             match output {
                 AsyncOutput::Frame { to, frame } => stages[to.index()].handle(frame),
                 AsyncOutput::Loss { microbatch, loss_sum } => losses.push((microbatch.0, loss_sum)),
-                AsyncOutput::Updated(_) => {}
+                AsyncOutput::Update(_) => {}
             }
         }
-        if stages.iter().all(Stage::is_finished) {
+        if stages.iter().all(CorpusStage::is_finished) {
             break;
         }
         assert!(idle < 1000, "the stages stand still");
@@ -198,7 +212,7 @@ pub fn run_alone<P: Place>(place: &P, setup: &AsyncSetup, way: u32, seed: u64) -
 }
 
 /// Every stage on a thread of its own, with a mailbox that is as large as the plan says.
-pub fn run_in_threads<P: Place>(place: &P, setup: &AsyncSetup) -> Outcome {
+pub fn run_in_threads<P: BackendProvider>(place: &P, setup: &AsyncSetup) -> AsyncPipelineOutcome {
     let program = &setup.plan.program;
     let boxes = (0..program.placement.stage_count())
         .map(|stage| sync_channel::<AsyncFrame>(frames_max(program, StageIndex(stage))));
@@ -230,7 +244,7 @@ pub fn run_in_threads<P: Place>(place: &P, setup: &AsyncSetup) -> Outcome {
 }
 
 fn deliver<B: Backend>(
-    stage: &mut Stage<B>,
+    stage: &mut CorpusStage<B>,
     to: &[SyncSender<AsyncFrame>],
     losses: &mut Vec<(u32, f64)>,
 ) {
@@ -240,13 +254,13 @@ fn deliver<B: Backend>(
                 to[stage.index()].try_send(frame).expect("a mailbox has room for what is planned");
             }
             AsyncOutput::Loss { microbatch, loss_sum } => losses.push((microbatch.0, loss_sum)),
-            AsyncOutput::Updated(_) => {}
+            AsyncOutput::Update(_) => {}
         }
     }
 }
 
 /// What the reference comes to, on a backend of the same kind.
-pub fn serial<P: Place>(place: &P, setup: &AsyncSetup) -> (StateDigest, Vec<f64>) {
+pub fn serial<P: BackendProvider>(place: &P, setup: &AsyncSetup) -> (StateDigest, Vec<f64>) {
     let backend = place.backend(StageIndex(0), 0);
     let shared = Arc::new(setup.clone());
     let mut reference = AsyncReference::new(shared, backend, text(setup)).expect("memory");
@@ -255,7 +269,7 @@ pub fn serial<P: Place>(place: &P, setup: &AsyncSetup) -> (StateDigest, Vec<f64>
 }
 
 /// The executor equals the reference, alone in some orders and in threads.
-pub fn check_against_serial<P: Place>(place: &P, setup: &AsyncSetup) {
+pub fn check_against_serial<P: BackendProvider>(place: &P, setup: &AsyncSetup) {
     let program = &setup.plan.program;
     let (digest, losses) = serial(place, setup);
     let case = program.to_string().lines().next().unwrap_or_default().to_owned();
@@ -268,7 +282,7 @@ pub fn check_against_serial<P: Place>(place: &P, setup: &AsyncSetup) {
 }
 
 /// Every run of `setup` equals a replay of the order that it found, and so does a run of that as a list.
-pub fn check_against_replay<P: Place>(place: &P, setup: &AsyncSetup) {
+pub fn check_against_replay<P: BackendProvider>(place: &P, setup: &AsyncSetup) {
     let alone = P::ALONE.iter().map(|(way, seed)| run_alone(place, setup, *way, *seed));
     for run in alone.chain([run_in_threads(place, setup)]) {
         let found = run.found.expect("a dynamic run finds an order");

@@ -7,25 +7,26 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use zbelastic_consensus::validation::{
-    GuardPolicy, LayerFingerprint, Leader, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
+    GuardPolicy, LayerFingerprint, LeaderHalf, Ledger, NonfinitePolicy, Seal, Turn, Verdict,
 };
-use zbelastic_kernels::{Backend, CpuBackend, HostThreads, Parcel};
+use zbelastic_kernels::{Backend, CpuBackend, HostThreads, TensorHandle};
 use zbelastic_schedule::{
     ChunkMemory, CopyLanes, Costs, LowerOptions, OffloadChunks, OffloadRequest, ScheduleKind,
     Window, check, lower, offload,
 };
-use zbelastic_trainer::data::{Corpus, Cut};
+use zbelastic_trainer::data::{Corpus, CorpusConfig};
 use zbelastic_trainer::digest::{StateDigest, state_digest};
 use zbelastic_trainer::elastic::{
-    BackendCopy, BackendModel, ComputeModel, DeviceUse, FrameRoom, GradientPart, LayerCopy,
-    LayerGradient, layer_digest, layer_fingerprint,
+    BackendCopy, BackendStageFactory, DeviceUse, FrameLimits, GradientPart, LayerCopy,
+    LayerGradient, StageFactory, layer_digest, layer_fingerprint,
 };
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, model_layers, model_size};
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
-use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
-use zbelastic_trainer::random::{Purpose, Stream};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::random::{RandomPurpose, RandomStream};
 use zbelastic_trainer::stage::{
-    Bench, Event, InitialWeights, Output, Progress, StageEngine, StageSetup, Workbench,
+    BackendExecutor, EngineProgress, Event, InitialWeights, Output, StageEngine, StageExecutor,
+    StageSetup,
 };
 use zbelastic_types::{Generation, LayerId, StageIndex, Step};
 
@@ -55,7 +56,7 @@ pub fn tiny_model(family: Family) -> ModelConfig {
 pub const BATCH: BatchShape = BatchShape {
     microbatch: MicrobatchShape { sequences: 2, sequence_len: 8 },
     microbatch_count: 12,
-    cut_by: CutBy::Tokens,
+    cut_by: SliceBalance::Tokens,
 };
 
 pub fn optimizer() -> OptimizerConfig {
@@ -67,7 +68,7 @@ pub fn optimizer() -> OptimizerConfig {
         betas: [0.9, 0.95],
         epsilon: 1e-8,
         weight_decay: 0.1,
-        decay_on: DecayOn::Matrices,
+        decay_on: WeightDecayScope::Matrices,
     }
 }
 
@@ -142,10 +143,10 @@ pub fn corpus() -> Arc<Corpus> {
 /// The same text in other pieces.
 pub fn corpus_for(batch: BatchShape, held_out_share: f64) -> Arc<Corpus> {
     let words = ["the ", "pipe ", "waits ", "for ", "no ", "one ", "at ", "all. "];
-    let draws = Stream::new(1, Purpose::Sampling, 0);
+    let draws = RandomStream::new(1, RandomPurpose::Sampling, 0);
     let text: Vec<u8> =
         (0..900).flat_map(|i| words[draws.block(i)[0] as usize % words.len()].bytes()).collect();
-    let cut = Cut {
+    let cut = CorpusConfig {
         shape: batch.microbatch,
         microbatch_count: batch.microbatch_count,
         held_out_share,
@@ -160,7 +161,7 @@ pub fn policy(clip_norm: Option<f64>, nonfinite: NonfinitePolicy) -> GuardPolicy
 }
 
 /// What a run showed.
-pub struct Outcome {
+pub struct PipelineOutcome {
     pub digest: StateDigest,
     pub seals: Vec<Seal>,
     /// Steps done and mean loss of each evaluation.
@@ -179,20 +180,20 @@ pub struct Outcome {
     pub gradients: BTreeMap<(Turn, LayerId), Vec<u32>>,
 }
 
-impl Outcome {
+impl PipelineOutcome {
     pub fn verdicts(&self, name: &str) -> usize {
         self.seals.iter().filter(|seal| seal.verdict.name() == name).count()
     }
 }
 
 /// A cluster of stages on this thread.
-pub struct Cluster<B: Backend = CpuBackend> {
-    engines: Vec<StageEngine<Bench<B>, Arc<Corpus>>>,
+pub struct StageCluster<B: Backend = CpuBackend> {
+    engines: Vec<StageEngine<BackendExecutor<B>, Arc<Corpus>>>,
     /// By sender and receiver; the leader is number `u32::MAX`.
-    wires: BTreeMap<(u32, u32), VecDeque<Wire>>,
+    wires: BTreeMap<(u32, u32), VecDeque<StageWire>>,
     ledger: Ledger,
-    leader: Leader,
-    draws: Stream,
+    leader: LeaderHalf,
+    draws: RandomStream,
     drawn: u64,
     halt_after: Option<u64>,
     is_apart: bool,
@@ -201,14 +202,14 @@ pub struct Cluster<B: Backend = CpuBackend> {
     carried: BTreeMap<usize, Vec<Arc<LayerGradient>>>,
 }
 
-enum Wire {
+enum StageWire {
     Event(Event),
-    Report(zbelastic_consensus::validation::Report),
+    Report(zbelastic_consensus::validation::GradientReport),
 }
 
 const LEADER: u32 = u32::MAX;
 
-impl Cluster {
+impl StageCluster {
     pub fn new(setup: &StageSetup, policy: GuardPolicy, threads: usize, seed: u64) -> Self {
         Self::with_corpus(setup, policy, threads, seed, corpus())
     }
@@ -225,7 +226,7 @@ impl Cluster {
     }
 }
 
-impl<B: Backend> Cluster<B> {
+impl<B: Backend> StageCluster<B> {
     pub fn on_backends(
         setup: &StageSetup,
         policy: GuardPolicy,
@@ -240,8 +241,8 @@ impl<B: Backend> Cluster<B> {
         };
         let engines = stages.map(engine).collect();
         let ledger = Ledger::new(Generation(0), Step(0), 0);
-        let leader = Leader::new(&ledger, model_size(&setup.model).0, policy);
-        let draws = Stream::new(seed, Purpose::Sampling, 7);
+        let leader = LeaderHalf::new(&ledger, model_size(&setup.model).0, policy);
+        let draws = RandomStream::new(seed, RandomPurpose::Sampling, 7);
         let wires = BTreeMap::new();
         Self {
             engines,
@@ -261,7 +262,7 @@ impl<B: Backend> Cluster<B> {
     pub fn witnessed(mut self, setup: &StageSetup) -> Self {
         assert!(setup.copies_wanted, "copies follow gradients");
         let device = |_: DeviceUse| CpuBackend::new(1).expect("one thread");
-        let model = BackendModel {
+        let model = BackendStageFactory {
             model: setup.model.clone(),
             optimizer: setup.optimizer.clone(),
             step_count: setup.step_count,
@@ -294,13 +295,13 @@ impl<B: Backend> Cluster<B> {
         self.draws.block(self.drawn)[0] as usize % below
     }
 
-    fn send(&mut self, from: u32, to: u32, wire: Wire) {
+    fn send(&mut self, from: u32, to: u32, wire: StageWire) {
         self.wires.entry((from, to)).or_default().push_back(wire);
     }
 
     /// Runs to the end: at each turn either a stage takes its next operation or a message arrives.
-    pub fn run(mut self) -> Outcome {
-        let mut outcome = Outcome {
+    pub fn run(mut self) -> PipelineOutcome {
+        let mut outcome = PipelineOutcome {
             digest: StateDigest([0; 32]),
             seals: Vec::new(),
             evaluations: Vec::new(),
@@ -318,10 +319,10 @@ impl<B: Backend> Cluster<B> {
             let choice = self.draw(self.engines.len() + busy.len());
             if choice < self.engines.len() {
                 match self.engines[choice].run_next() {
-                    Progress::Ran(_) => idle = 0,
-                    Progress::Blocked(_) | Progress::Finished => idle += 1,
-                    Progress::Failed(error) => panic!("{error}"),
-                    Progress::Faulted(fault) => panic!("{fault}"),
+                    EngineProgress::Ran(_) => idle = 0,
+                    EngineProgress::Blocked(_) | EngineProgress::Finished => idle += 1,
+                    EngineProgress::Failed(error) => panic!("{error}"),
+                    EngineProgress::Faulted(fault) => panic!("{fault}"),
                 }
                 self.collect(choice, &mut outcome);
             } else {
@@ -335,10 +336,10 @@ impl<B: Backend> Cluster<B> {
         }
         (0..self.engines.len()).for_each(|stage| self.read_gradients(stage, &mut outcome));
         let told: Vec<_> =
-            self.engines.iter().flat_map(|engine| engine.bench().digests()).collect();
+            self.engines.iter().flat_map(|engine| engine.executor().digests()).collect();
         let layers: BTreeMap<_, _> = told.iter().copied().collect();
         assert_eq!(told.len(), layers.len(), "one stage speaks for each layer");
-        for image in self.engines.iter().flat_map(|engine| engine.bench().twin_images()) {
+        for image in self.engines.iter().flat_map(|engine| engine.executor().twin_images()) {
             assert_eq!(layers[&image.layer], layer_digest(&image), "layer {}", image.layer);
             outcome.twins += 1;
         }
@@ -349,32 +350,32 @@ impl<B: Backend> Cluster<B> {
         outcome
     }
 
-    fn collect(&mut self, stage: usize, outcome: &mut Outcome) {
+    fn collect(&mut self, stage: usize, outcome: &mut PipelineOutcome) {
         while let Some(output) = self.engines[stage].poll_output() {
             let from = stage as u32;
             match output {
                 Output::Frame { to, mut frame } => {
                     if self.is_apart {
-                        frame.tensor = Parcel::Here(frame.tensor.into_numbers());
+                        frame.tensor = TensorHandle::OnHost(frame.tensor.into_host());
                     }
-                    self.send(from, to.0, Wire::Event(Event::Frame(frame)));
+                    self.send(from, to.0, StageWire::Event(Event::Frame(frame)));
                 }
                 Output::Prefix { to, prefix } => {
-                    self.send(from, to.0, Wire::Event(Event::Prefix(prefix)));
+                    self.send(from, to.0, StageWire::Event(Event::Prefix(prefix)));
                 }
                 Output::Partial { to, partial } => {
-                    self.send(from, to.0, Wire::Event(Event::Partial(partial)));
+                    self.send(from, to.0, StageWire::Event(Event::Partial(partial)));
                 }
                 Output::Report { report, state } => {
                     self.check_attested(stage, &state, outcome);
-                    self.send(from, LEADER, Wire::Report(report));
+                    self.send(from, LEADER, StageWire::Report(report));
                 }
                 Output::Gradients { turn, gradients } => {
                     self.read_gradients(stage, outcome);
                     assert!(gradients.iter().all(|gradient| gradient.turn == turn));
                     let gradients: Vec<_> = gradients.into_iter().map(Arc::new).collect();
                     // As on a network, in messages that end anywhere within a layer.
-                    let room = FrameRoom { parts: 3, floats: 997 };
+                    let room = FrameLimits { parts: 3, floats: 997 };
                     for part in GradientPart::messages(&gradients, room).into_iter().flatten() {
                         if let Some(copy) = self.copies.get_mut(&part.layer()) {
                             copy.hold(&part).expect("of the open turn");
@@ -391,11 +392,16 @@ impl<B: Backend> Cluster<B> {
     }
 
     /// What a stage reports is the state as it lies there, word for word, and what copies have.
-    fn check_attested(&self, stage: usize, told: &[LayerFingerprint], outcome: &mut Outcome) {
+    fn check_attested(
+        &self,
+        stage: usize,
+        told: &[LayerFingerprint],
+        outcome: &mut PipelineOutcome,
+    ) {
         if told.is_empty() {
             return;
         }
-        let bench = self.engines[stage].bench();
+        let bench = self.engines[stage].executor();
         let mut images = bench.images();
         images.sort_unstable_by_key(|image| image.layer);
         images.extend(bench.twin_images());
@@ -412,7 +418,7 @@ impl<B: Backend> Cluster<B> {
     }
 
     /// Reads what a stage sent a step ago: as late as a courier may be.
-    fn read_gradients(&mut self, stage: usize, outcome: &mut Outcome) {
+    fn read_gradients(&mut self, stage: usize, outcome: &mut PipelineOutcome) {
         for gradient in self.carried.remove(&stage).into_iter().flatten() {
             let LayerGradient { layer, turn, ref g } = *gradient;
             let bits = g.iter().map(|x| x.to_bits()).collect();
@@ -420,14 +426,14 @@ impl<B: Backend> Cluster<B> {
         }
     }
 
-    fn deliver(&mut self, (from, to): (u32, u32), outcome: &mut Outcome) {
+    fn deliver(&mut self, (from, to): (u32, u32), outcome: &mut PipelineOutcome) {
         let queue = self.wires.get_mut(&(from, to)).expect("chosen because it is there");
         match queue.pop_front().expect("not empty") {
-            Wire::Event(event) => {
+            StageWire::Event(event) => {
                 let refused = self.engines[to as usize].handle(event).is_err();
                 outcome.refusals += usize::from(refused);
             }
-            Wire::Report(report) => {
+            StageWire::Report(report) => {
                 let counted = self.leader.handle_report(&self.ledger, &report);
                 let Some(proposal) = counted.expect("reports are in turn") else { return };
                 self.ledger.apply(&proposal.seal).expect("in turn");
@@ -440,9 +446,9 @@ impl<B: Backend> Cluster<B> {
                 for stage in 0..self.engines.len() as u32 {
                     if self.halt_after == Some(proposal.seal.turn.step.0 + 1) {
                         let after = proposal.seal.turn.step;
-                        self.send(LEADER, stage, Wire::Event(Event::Halt { after }));
+                        self.send(LEADER, stage, StageWire::Event(Event::Halt { after }));
                     }
-                    self.send(LEADER, stage, Wire::Event(Event::Seal(proposal.seal)));
+                    self.send(LEADER, stage, StageWire::Event(Event::Seal(proposal.seal)));
                 }
             }
         }

@@ -11,32 +11,32 @@ use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp};
 use zbelastic_trainer::asynchronous::{AsyncOutput, AsyncProgress, AsyncSetup, AsyncStage};
 use zbelastic_types::StageIndex;
 
-use crate::device::{Emulated, Order};
-use crate::races::{Call, Log, Recorded, first_race};
+use crate::device::{EmulatedDevice, LaneOrder};
+use crate::races::{CallLog, DeviceCall, LoggedDevice, first_race};
 use crate::runs::{
-    Place, check_against_replay, check_against_serial, found_runs, runs_of, setup, struck_runs,
-    text, vertical_syncs, warm_ups,
+    BackendProvider, check_against_replay, check_against_serial, found_runs, runs_of, setup,
+    struck_runs, text, vertical_syncs, warm_ups,
 };
 
 /// Devices of one precision; those of neighbours run everything in opposite orders.
-struct Emulations(Precision);
+struct EmulatedBackends(Precision);
 
-impl Place for Emulations {
-    type Backend = CudaBackend<Emulated>;
+impl BackendProvider for EmulatedBackends {
+    type Backend = CudaBackend<EmulatedDevice>;
     const ALONE: &'static [(u32, u64)] = &[(1, 1)];
 
-    fn backend(&self, stage: StageIndex, way: u32) -> CudaBackend<Emulated> {
+    fn backend(&self, stage: StageIndex, way: u32) -> CudaBackend<EmulatedDevice> {
         let is_even = (stage.0 + way).is_multiple_of(2);
-        let order = if is_even { Order::Forwards } else { Order::Backwards };
-        let device = Emulated::new(self.0, order, 8 << 30).expect("there was a compiler");
+        let order = if is_even { LaneOrder::Forwards } else { LaneOrder::Backwards };
+        let device = EmulatedDevice::new(self.0, order, 8 << 30).expect("there was a compiler");
         CudaBackend::new(device)
     }
 }
 
 /// Devices of each precision; none where there is no C++ compiler.
-fn places() -> Vec<Emulations> {
+fn places() -> Vec<EmulatedBackends> {
     let has_devices = |precision: &Precision| crate::two(*precision).is_some();
-    Precision::ALL.into_iter().filter(has_devices).map(Emulations).collect()
+    Precision::ALL.into_iter().filter(has_devices).map(EmulatedBackends).collect()
 }
 
 fn check(setups: &[AsyncSetup]) {
@@ -95,16 +95,16 @@ fn an_update_that_is_not_finite_is_left_out_as_in_the_reference() {
 }
 
 /// An operation, and which of the calls are its.
-type Told = (AsyncOp, Range<usize>);
+type RecordedOp = (AsyncOp, Range<usize>);
 
 /// The calls of the devices of a run, and where in them each operation that is no update begins and ends;
 /// none where there is no C++ compiler.
-fn told(setup: &AsyncSetup) -> Option<(Vec<Call>, Vec<Told>)> {
-    let log = Arc::new(Log::default());
+fn recorded_ops(setup: &AsyncSetup) -> Option<(Vec<DeviceCall>, Vec<RecordedOp>)> {
+    let log = Arc::new(CallLog::default());
     let (shared, text) = (Arc::new(setup.clone()), text(setup));
     let stage = |stage| {
-        let inner = Emulated::new(Precision::Bf16, Order::Forwards, 8 << 30)?;
-        let backend = CudaBackend::new(Recorded::new(inner, &log, stage as usize));
+        let inner = EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, 8 << 30)?;
+        let backend = CudaBackend::new(LoggedDevice::new(inner, &log, stage as usize));
         let stage = AsyncStage::new(shared.clone(), StageIndex(stage), backend, text.clone());
         Some(stage.expect("there is room"))
     };
@@ -138,12 +138,16 @@ fn told(setup: &AsyncSetup) -> Option<(Vec<Call>, Vec<Told>)> {
 fn nothing_but_an_update_waits_for_a_device() {
     let kinds = AsyncKind::ALL.map(|kind| (kind, if kind == AsyncKind::WPipe { 3 } else { 2 }));
     for (kind, microbatch_count) in kinds {
-        let Some((calls, ops)) = told(&setup(kind, (2, 4, microbatch_count))) else { return };
+        let Some((calls, ops)) = recorded_ops(&setup(kind, (2, 4, microbatch_count))) else {
+            return;
+        };
         if let Some(race) = first_race(&calls, |_| false) {
             panic!("{kind}: {race}");
         }
         for (op, range) in ops {
-            let is_wait = |call: &&Call| matches!(call, Call::Reach { .. } | Call::Drain { .. });
+            let is_wait = |call: &&DeviceCall| {
+                matches!(call, DeviceCall::HostWait { .. } | DeviceCall::Synchronize { .. })
+            };
             let waits = calls[range].iter().filter(is_wait).count();
             assert_eq!(waits, 0, "{kind}: {op}");
         }
@@ -155,7 +159,9 @@ fn nothing_but_an_update_waits_for_a_device() {
 fn nothing_leaves_an_asynchronous_stage_whose_device_gave_up() {
     for operations in [0, 1, 4, 7] {
         let setup = setup(AsyncKind::PipeDream, (1, 4, 1));
-        let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
+        let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 8 << 30) else {
+            return;
+        };
         let backend = CudaBackend::new(device.clone());
         let text = text(&setup);
         let stage = AsyncStage::new(Arc::new(setup), StageIndex(0), backend, text);
@@ -164,7 +170,7 @@ fn nothing_leaves_an_asynchronous_stage_whose_device_gave_up() {
             assert!(matches!(stage.run_next(), AsyncProgress::Ran(_)));
         }
         std::iter::from_fn(|| stage.poll_output()).for_each(drop);
-        device.give_up();
+        device.fail();
         let fault = loop {
             let progress = stage.run_next();
             assert!(stage.poll_output().is_none(), "after {operations}");

@@ -7,7 +7,7 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::model::{Family, model_layers};
 use zbelastic_trainer::stage::StageSetup;
 
-use crate::common::{Cluster, Outcome, corpus, plan, policy, setup, tiny_model};
+use crate::common::{PipelineOutcome, StageCluster, corpus, plan, policy, setup, tiny_model};
 use crate::two;
 
 const STEPS: u64 = 6;
@@ -19,7 +19,7 @@ fn attesting(
     window: Window,
     nonfinite: NonfinitePolicy,
     more: impl Fn(&mut StageSetup),
-) -> Option<Outcome> {
+) -> Option<PipelineOutcome> {
     let (model, precision) = (tiny_model(Family::Llama), Precision::Bf16);
     let _compiler = two(precision)?;
     let plan = plan(&model, ScheduleKind::ZbH1, STAGES, window);
@@ -31,7 +31,7 @@ fn attesting(
         let [one, other] = two(precision).expect("there was a compiler");
         if stage.0.is_multiple_of(2) { one } else { other }
     };
-    let cluster = Cluster::on_backends(&setup, policy, 3, corpus(), backend);
+    let cluster = StageCluster::on_backends(&setup, policy, 3, corpus(), backend);
     Some(cluster.witnessed(&setup).run())
 }
 

@@ -28,24 +28,24 @@ mod times;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Cluster, corpus, offloaded, plan, plan_of_chunks, policy, setup, tiny_model};
-use device::{Emulated, devices};
+use common::{StageCluster, corpus, offloaded, plan, plan_of_chunks, policy, setup, tiny_model};
+use device::{EmulatedDevice, devices};
 use zbelastic_consensus::validation::NonfinitePolicy;
-use zbelastic_emulator::{Order, Part, Settings, Toolkit};
-use zbelastic_kernels::cuda::cache::Cache;
+use zbelastic_emulator::{EmulatedLibrary, EmulatedToolkit, EmulatorSettings, ExecutionOrder};
+use zbelastic_kernels::cuda::cache::KernelCache;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::cuda::{CudaBackend, CudaDevice, LibraryError, OpenError};
 use zbelastic_kernels::{Backend, ByteCounts, CpuBackend, DeviceFault};
-use zbelastic_schedule::{Memory, ScheduleKind, Window};
+use zbelastic_schedule::{MemoryOp, ScheduleKind, Window};
 use zbelastic_trainer::digest::StateDigest;
 use zbelastic_trainer::model::{
     Family, LayerKind, LayerParts, ModelConfig, Recompute, RecomputedOps, layer_bytes,
     model_layers, replayed_bytes,
 };
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::reference::Reference;
-use zbelastic_trainer::stage::{Output, Progress, StageEngine};
+use zbelastic_trainer::reference::SerialReference;
+use zbelastic_trainer::stage::{EngineProgress, Output, StageEngine};
 use zbelastic_types::{StageIndex, Step};
 
 const STEPS: u64 = 3;
@@ -53,13 +53,13 @@ const STEPS: u64 = 3;
 /// The digest of a serial run over the same slices, and its losses.
 fn serial<B: Backend>(model: &ModelConfig, plan: Plan, backend: B) -> (StateDigest, Vec<f64>) {
     let setup = setup(model.clone(), plan, STEPS);
-    let mut run = Reference::new(&setup, backend, corpus()).expect("memory");
+    let mut run = SerialReference::new(&setup, backend, corpus()).expect("memory");
     let losses = (0..STEPS).map(|step| run.step(Step(step), false).loss).collect();
     (run.digest(), losses)
 }
 
 /// Where devices come from.
-trait Place {
+trait DeviceProvider {
     type Device: Device;
 
     /// Two of them, or none with a line that says why.
@@ -67,24 +67,24 @@ trait Place {
 }
 
 /// This machine's processors, in opposite orders.
-struct Emulation;
+struct EmulatedDevices;
 
-impl Place for Emulation {
-    type Device = Emulated;
+impl DeviceProvider for EmulatedDevices {
+    type Device = EmulatedDevice;
 
-    fn two(precision: Precision) -> Option<[CudaBackend<Emulated>; 2]> {
+    fn two(precision: Precision) -> Option<[CudaBackend<EmulatedDevice>; 2]> {
         two(precision)
     }
 }
 
 /// The first device of this machine, opened twice.
-struct Machine;
+struct CudaDevices;
 
-impl Place for Machine {
+impl DeviceProvider for CudaDevices {
     type Device = CudaDevice;
 
     fn two(precision: Precision) -> Option<[CudaBackend; 2]> {
-        let open = || CudaDevice::open(0, precision, &Cache::of_environment());
+        let open = || CudaDevice::open(0, precision, &KernelCache::of_environment());
         match open().and_then(|first| Ok([first, open()?])) {
             Ok(opened) => Some(opened.map(|opened| CudaBackend::new(opened.device))),
             Err(
@@ -99,7 +99,7 @@ impl Place for Machine {
 }
 
 /// Two devices that run everything in opposite orders; none where there is no C++ compiler.
-fn two(precision: Precision) -> Option<[CudaBackend<Emulated>; 2]> {
+fn two(precision: Precision) -> Option<[CudaBackend<EmulatedDevice>; 2]> {
     devices(precision).try_into().ok()
 }
 
@@ -108,7 +108,7 @@ fn alone(model: &ModelConfig) -> Plan {
 }
 
 /// The digest of a cluster whose stages run everything in opposite orders.
-fn piped<P: Place>(
+fn piped<P: DeviceProvider>(
     model: &ModelConfig,
     plan: Plan,
     (precision, seed): (Precision, u64),
@@ -119,12 +119,12 @@ fn piped<P: Place>(
         let [one, other] = P::two(precision).expect("they were there before");
         if stage.0.is_multiple_of(2) { one } else { other }
     };
-    let cluster = Cluster::on_backends(&setup, policy, seed, corpus(), backend);
+    let cluster = StageCluster::on_backends(&setup, policy, seed, corpus(), backend);
     // By way of the host or from device to device: the same numbers.
     if seed % 2 == 1 { cluster.apart().run().digest } else { cluster.run().digest }
 }
 
-fn check<P: Place>(family: Family, precision: Precision, tolerance: f64) {
+fn check<P: DeviceProvider>(family: Family, precision: Precision, tolerance: f64) {
     let model = tiny_model(family);
     let Some([one, other]) = P::two(precision) else { return };
     let (expected, losses) = serial(&model, alone(&model), one);
@@ -149,45 +149,45 @@ fn check<P: Place>(family: Family, precision: Precision, tolerance: f64) {
 
 #[test]
 fn floats_train_to_the_bits_of_one_device() {
-    check::<Emulation>(Family::Gpt2, Precision::F32, 1e-5);
-    check::<Emulation>(Family::Llama, Precision::F32, 1e-5);
+    check::<EmulatedDevices>(Family::Gpt2, Precision::F32, 1e-5);
+    check::<EmulatedDevices>(Family::Llama, Precision::F32, 1e-5);
 }
 
 #[test]
 fn halves_train_to_the_bits_of_one_device() {
-    check::<Emulation>(Family::Gpt2, Precision::Bf16, 1e-2);
-    check::<Emulation>(Family::Llama, Precision::Bf16, 1e-2);
+    check::<EmulatedDevices>(Family::Gpt2, Precision::Bf16, 1e-2);
+    check::<EmulatedDevices>(Family::Llama, Precision::Bf16, 1e-2);
 }
 
 /// All of it on a device, if there is one.
 #[test]
 fn a_device_of_this_machine_trains_to_its_own_bits() {
     for family in [Family::Gpt2, Family::Llama] {
-        check::<Machine>(family, Precision::F32, 1e-4);
-        check::<Machine>(family, Precision::Bf16, 2e-2);
+        check::<CudaDevices>(family, Precision::F32, 1e-4);
+        check::<CudaDevices>(family, Precision::Bf16, 2e-2);
     }
 }
 
 #[test]
 fn a_device_of_this_machine_lets_passes_go_and_comes_to_the_same_bits() {
-    give_up_make_again_and_cut::<Machine>();
+    give_up_make_again_and_cut::<CudaDevices>();
 }
 
 /// All of it through the driver's own calls, on machines made of processors, which run what is enqueued on
 /// streams as late as they may and in orders drawn by chance: a wait that is missing reads NaNs.
 #[test]
 fn an_emulated_driver_trains_to_its_own_bits() {
-    if !Toolkit::is_possible() {
+    if !EmulatedToolkit::is_possible() {
         return;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
-    let toolkit = Toolkit::new(&folder, &Part::ALL).expect("a folder");
+    let toolkit = EmulatedToolkit::new(&folder, &EmulatedLibrary::ALL).expect("a folder");
     let runs = [
-        (Order::Drawn { seed: 11 }, "a_device_of_this_machine_trains"),
-        (Order::Lazy, "a_device_of_this_machine_lets"),
+        (ExecutionOrder::Random { seed: 11 }, "a_device_of_this_machine_trains"),
+        (ExecutionOrder::Lazy, "a_device_of_this_machine_lets"),
     ];
     for (order, name) in runs {
-        toolkit.run_again(&[name], Settings { order, ..Settings::PLAIN });
+        toolkit.run_again(&[name], EmulatorSettings { order, ..EmulatorSettings::DEFAULT });
     }
 }
 
@@ -200,9 +200,9 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
         let model = tiny_model(family);
         let Some([one, other]) = two(precision) else { return };
         let mut setup = setup(model.clone(), alone(&model), STEPS);
-        let mut run = Reference::new(&setup, one, corpus()).expect("memory");
+        let mut run = SerialReference::new(&setup, one, corpus()).expect("memory");
         setup.clip_norm = Some(0.9 * run.step(Step(0), false).norm);
-        let mut serial = Reference::new(&setup, other, corpus()).expect("memory");
+        let mut serial = SerialReference::new(&setup, other, corpus()).expect("memory");
         for step in 0..STEPS {
             serial.step(Step(step), step == 1);
         }
@@ -214,7 +214,7 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
             let [one, _] = two(precision).expect("there was a compiler");
             one
         };
-        let outcome = Cluster::on_backends(&setup, policy, 5, corpus(), backend).run();
+        let outcome = StageCluster::on_backends(&setup, policy, 5, corpus(), backend).run();
         assert!(outcome.rollbacks > 0 && outcome.verdicts("clip") > 0, "candidates are dropped");
         assert_eq!(outcome.verdicts("skip"), 1);
         assert_eq!(outcome.digest, serial.digest(), "{family:?} {precision:?}");
@@ -248,12 +248,12 @@ fn optimism_takes_no_memory_for_matrices() {
 
 #[test]
 fn halves_are_given_up_made_again_and_cut() {
-    give_up_make_again_and_cut::<Emulation>();
+    give_up_make_again_and_cut::<EmulatedDevices>();
 }
 
 /// Passes that are made again or leave give up activations and get them back as they were; slices read
 /// keys and values of others.
-fn give_up_make_again_and_cut<P: Place>() {
+fn give_up_make_again_and_cut<P: DeviceProvider>() {
     let (model, precision) = (tiny_model(Family::Llama), Precision::Bf16);
     let Some([one, other]) = P::two(precision) else { return };
     let (expected, _) = serial(&model, alone(&model), one);
@@ -282,7 +282,7 @@ fn give_up_make_again_and_cut<P: Place>() {
         ];
         for plan in plans {
             let kind = plan.program.kind;
-            let copies = plan.program.passes_with(Memory::Offload).count();
+            let copies = plan.program.passes_with(MemoryOp::Offload).count();
             assert!(copies > 0, "{kind}");
             assert_eq!(piped::<P>(&model, plan, (precision, 4)), expected, "{precision:?} {kind}");
         }
@@ -293,24 +293,24 @@ fn give_up_make_again_and_cut<P: Place>() {
 }
 
 /// Operations of the only stage of a run before its device gives up, and what left it since.
-fn given_up_after(operations: usize) -> Option<(Progress, Vec<Output>)> {
+fn given_up_after(operations: usize) -> Option<(EngineProgress, Vec<Output>)> {
     let model = tiny_model(Family::Gpt2);
     let setup = Arc::new(setup(model.clone(), alone(&model), STEPS));
-    let device = Emulated::new(Precision::F32, device::Order::Forwards, 8 << 30)?;
+    let device = EmulatedDevice::new(Precision::F32, device::LaneOrder::Forwards, 8 << 30)?;
     let backend = CudaBackend::new(device.clone());
     let mut engine =
         StageEngine::new(setup, StageIndex(0), backend, corpus()).expect("there is room");
     for _ in 0..operations {
-        assert!(matches!(engine.run_next(), Progress::Ran(_)));
+        assert!(matches!(engine.run_next(), EngineProgress::Ran(_)));
     }
     std::iter::from_fn(|| engine.poll_output()).for_each(drop);
-    device.give_up();
+    device.fail();
     let mut left = Vec::new();
     // More than a step has; nothing is sealed here, so the engine could not go on for ever.
     for _ in 0..1000 {
         let progress = engine.run_next();
         left.extend(std::iter::from_fn(|| engine.poll_output()));
-        if !matches!(progress, Progress::Ran(_)) {
+        if !matches!(progress, EngineProgress::Ran(_)) {
             return Some((progress, left));
         }
     }
@@ -323,7 +323,7 @@ fn nothing_leaves_a_stage_whose_device_gave_up() {
     // Between the first pass and the sums of the step, which are its 25th operation.
     for operations in [0, 5, 12, 23, 24] {
         let Some((progress, left)) = given_up_after(operations) else { return };
-        let Progress::Faulted(DeviceFault::Sticky { code: 700, .. }) = progress else {
+        let EngineProgress::Faulted(DeviceFault::Sticky { code: 700, .. }) = progress else {
             panic!("after {operations}: {progress:?}");
         };
         assert!(left.is_empty(), "after {operations}: {left:?}");

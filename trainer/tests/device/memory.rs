@@ -6,25 +6,25 @@ use zbelastic_consensus::validation::{NonfinitePolicy, Turn};
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_kernels::{Backend, DeviceSizes, HostThreads};
-use zbelastic_schedule::{Memory, ScheduleKind, Window};
+use zbelastic_schedule::{MemoryOp, ScheduleKind, Window};
 use zbelastic_trainer::elastic::{
-    BackendModel, ComputeModel, DeviceUse, GradientPart, LayerCopy, LayerGradient,
+    BackendStageFactory, DeviceUse, GradientPart, LayerCopy, LayerGradient, StageFactory,
 };
 use zbelastic_trainer::model::{Family, MicrobatchShape, ModelConfig, Recompute, RecomputedOps};
 use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, StageMemory, plan_memory};
-use zbelastic_trainer::stage::Bench;
+use zbelastic_trainer::stage::BackendExecutor;
 use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
 
-use crate::common::{BATCH, Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
-use crate::device::{Emulated, Order};
+use crate::common::{BATCH, StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use crate::device::{EmulatedDevice, LaneOrder};
 
 /// What a count may be above what is taken, as a share: rooms that were never needed.
 const SURPLUS_MAX: f64 = 0.02;
 
 const ROOM_BYTES: u64 = 8 << 30;
 
-fn device(precision: Precision) -> Option<Arc<Emulated>> {
-    Emulated::new(precision, Order::Forwards, ROOM_BYTES)
+fn device(precision: Precision) -> Option<Arc<EmulatedDevice>> {
+    EmulatedDevice::new(precision, LaneOrder::Forwards, ROOM_BYTES)
 }
 
 fn counted(model: &ModelConfig, plan: &Plan, precision: Precision) -> Vec<StageMemory> {
@@ -40,14 +40,14 @@ fn check(model: &ModelConfig, plan: &Plan, precision: Precision, seed: u64) {
     let setup = setup(model.clone(), plan.clone(), 2);
     let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
     let backend = |stage: StageIndex| CudaBackend::new(devices[stage.index()].clone());
-    let cluster = Cluster::on_backends(&setup, policy, seed, corpus(), backend);
+    let cluster = StageCluster::on_backends(&setup, policy, seed, corpus(), backend);
     if seed % 2 == 1 {
         cluster.apart().run()
     } else {
         cluster.run()
     };
     for (stage, (memory, device)) in memory.iter().zip(&devices).enumerate() {
-        let (counted, taken) = (memory.total().0, device.most_given_bytes());
+        let (counted, taken) = (memory.total().0, device.peak_allocated_bytes());
         let what = format!("{:?} {precision:?} stage {stage}", plan.program.kind);
         assert!(taken <= counted, "{what}: {taken} taken, {counted} counted");
         let surplus = (counted - taken) as f64 / taken as f64;
@@ -87,7 +87,7 @@ fn passes_made_again_away_and_cut_take_what_is_counted() {
         of_kind(ScheduleKind::PoHalf),
         of_kind(ScheduleKind::Seq1F1B),
     ];
-    assert!(plans[2].program.passes_with(Memory::Offload).count() > 0);
+    assert!(plans[2].program.passes_with(MemoryOp::Offload).count() > 0);
     for (seed, plan) in (0..).zip(plans) {
         Precision::ALL.iter().for_each(|it| check(&model, &plan, *it, seed));
     }
@@ -139,12 +139,12 @@ fn a_copy_takes_what_is_counted() {
     assert_eq!(of(0)[0].copies, Bytes(0));
     let setup = setup(model.clone(), plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero), 1);
     let backend = CudaBackend::new(device.clone());
-    let maker = BackendModel {
+    let maker = BackendStageFactory {
         model: model.clone(),
         optimizer: setup.optimizer.clone(),
         step_count: 1,
         weights: setup.weights.clone(),
-        device: |_: DeviceUse| backend.beside(),
+        device: |_: DeviceUse| backend.sibling(),
         host: HostThreads::one(),
         store: None,
         clock: None,
@@ -166,7 +166,7 @@ fn a_copy_takes_what_is_counted() {
         copy.fingerprint();
         copies.push(copy);
     }
-    let taken = device.most_given_bytes() - DeviceSizes::WORKSPACE_BYTES;
+    let taken = device.peak_allocated_bytes() - DeviceSizes::WORKSPACE_BYTES;
     assert_eq!(Bytes(taken), of(1)[0].copies);
 }
 
@@ -178,16 +178,19 @@ fn a_stage_without_room_names_its_parts() {
     let needed = counted(&model, &plan, Precision::F32)[0];
     let room = needed.total().0 - DeviceSizes::WORKSPACE_BYTES;
     let build = |room_bytes| {
-        let device = Emulated::new(Precision::F32, Order::Forwards, room_bytes)?;
+        let device = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, room_bytes)?;
         let setup = setup(model.clone(), plan.clone(), 1);
-        Some((Bench::new(&setup, StageIndex(0), CudaBackend::new(device.clone())), device))
+        Some((
+            BackendExecutor::new(&setup, StageIndex(0), CudaBackend::new(device.clone())),
+            device,
+        ))
     };
     let Some((bench, _)) = build(room) else { return };
     assert!(bench.is_ok_and(|bench| bench.backend().fault().is_none()), "just enough");
     let (bench, device) = build(room - 1).expect("there is a compiler");
     let error = bench.err().expect("a byte too little");
     assert_eq!(error.bytes, room);
-    assert_eq!(error.room.map(|room| room.free_bytes), Some(room - 1));
+    assert_eq!(error.shortage.map(|room| room.free_bytes), Some(room - 1));
     let parts = error.parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
     assert_eq!(parts, room, "its parts are all of it");
     let text = error.to_string();

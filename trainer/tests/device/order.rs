@@ -11,45 +11,46 @@ use zbelastic_schedule::{ScheduleKind, Window};
 use zbelastic_trainer::elastic::LayerImage;
 use zbelastic_trainer::model::Family;
 use zbelastic_trainer::plan::Plan;
-use zbelastic_trainer::stage::{UpdateOrder, Workbench};
+use zbelastic_trainer::stage::{StageExecutor, UpdateRequest};
 use zbelastic_types::{LayerId, StageIndex, Step};
 
-use crate::common::{Cluster, corpus, offloaded, plan, policy, setup, tiny_model};
-use crate::device::{Emulated, Order};
-use crate::races::{Call, Log, Recorded, WaitKind, first_race, waits};
+use crate::common::{StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
+use crate::device::{EmulatedDevice, LaneOrder};
+use crate::races::{CallLog, DeviceCall, LoggedDevice, WaitKind, first_race, waits};
 use crate::times::bench_after_a_step;
 
 /// The bits of gradients.
-type Gradients = BTreeMap<(Turn, LayerId), Vec<u32>>;
+type GradientBits = BTreeMap<(Turn, LayerId), Vec<u32>>;
 
 /// The calls of the devices of a cluster in a run, a device a stage, in which a step is run again;
 /// none where there is no C++ compiler.
-fn told(plan: Plan, precision: Precision, is_apart: bool) -> Vec<Call> {
-    told_with_copies(plan, precision, is_apart, false).0
+fn recorded_calls(plan: Plan, precision: Precision, is_apart: bool) -> Vec<DeviceCall> {
+    recorded_with_copies(plan, precision, is_apart, false).0
 }
 
 /// The same with the gradients that were sent for copies, if `copies_wanted`.
-fn told_with_copies(
+fn recorded_with_copies(
     plan: Plan,
     precision: Precision,
     is_apart: bool,
     copies_wanted: bool,
-) -> (Vec<Call>, Gradients) {
+) -> (Vec<DeviceCall>, GradientBits) {
     let model = tiny_model(Family::Gpt2);
     let mut setup = setup(model, plan, 2);
     setup.copies_wanted = copies_wanted;
     let struck = "step=1,tensor=layers.2.mlp.up,value=nan";
     setup.injections = vec![struck.parse().expect("a legal injection")];
     let policy = policy(setup.clip_norm, NonfinitePolicy::Replay);
-    let Some(_) = Emulated::new(precision, Order::Forwards, 0) else {
-        return (Vec::new(), Gradients::new());
+    let Some(_) = EmulatedDevice::new(precision, LaneOrder::Forwards, 0) else {
+        return (Vec::new(), GradientBits::new());
     };
-    let log = Arc::new(Log::default());
+    let log = Arc::new(CallLog::default());
     let backend = |stage: StageIndex| {
-        let inner = Emulated::new(precision, Order::Forwards, 8 << 30).expect("made above");
-        CudaBackend::new(Recorded::new(inner, &log, stage.index()))
+        let inner =
+            EmulatedDevice::new(precision, LaneOrder::Forwards, 8 << 30).expect("made above");
+        CudaBackend::new(LoggedDevice::new(inner, &log, stage.index()))
     };
-    let cluster = Cluster::on_backends(&setup, policy, 5, corpus(), backend);
+    let cluster = StageCluster::on_backends(&setup, policy, 5, corpus(), backend);
     let outcome = if is_apart { cluster.apart().run() } else { cluster.run() };
     assert_eq!(outcome.verdicts("replay"), 1);
     (log.calls(), outcome.gradients)
@@ -57,7 +58,7 @@ fn told_with_copies(
 
 /// The kinds of waits among the calls. No two uses of memory lack an order, and they would if the
 /// waits of a kind that is listed as needed were left out.
-fn check(calls: &[Call], needed: &[WaitKind]) {
+fn check(calls: &[DeviceCall], needed: &[WaitKind]) {
     if let Some(race) = first_race(calls, |_| false) {
         panic!("{race}");
     }
@@ -82,7 +83,8 @@ const BETWEEN_STAGES: WaitKind = (Some(Stream::Compute), Stream::Compute, true);
 fn boundary_tensors_are_written_before_they_are_read_and_read_before_the_next() {
     let model = tiny_model(Family::Gpt2);
     for (kind, stage_count) in [(ScheduleKind::ZbH1, 4), (ScheduleKind::ZbV, 2)] {
-        let calls = told(plan(&model, kind, stage_count, Window::One), Precision::Bf16, false);
+        let calls =
+            recorded_calls(plan(&model, kind, stage_count, Window::One), Precision::Bf16, false);
         if calls.is_empty() {
             return;
         }
@@ -94,17 +96,18 @@ fn boundary_tensors_are_written_before_they_are_read_and_read_before_the_next() 
 #[test]
 fn what_arrives_is_there_before_it_is_read() {
     let model = tiny_model(Family::Gpt2);
-    let calls = told(plan(&model, ScheduleKind::ZbH1, 2, Window::One), Precision::Bf16, true);
+    let calls =
+        recorded_calls(plan(&model, ScheduleKind::ZbH1, 2, Window::One), Precision::Bf16, true);
     if calls.is_empty() {
         return;
     }
     let kinds = [
         // Goes out when it has been computed, and the host waits for it.
-        (Some(Stream::Out), Stream::Compute, false),
-        (None, Stream::Out, false),
+        (Some(Stream::Download), Stream::Compute, false),
+        (None, Stream::Download, false),
         // Comes in when its room has been read, and the work waits for it.
-        (Some(Stream::In), Stream::Compute, false),
-        (Some(Stream::Compute), Stream::In, false),
+        (Some(Stream::Upload), Stream::Compute, false),
+        (Some(Stream::Compute), Stream::Upload, false),
         // A loss is read when it is there.
         (None, Stream::Compute, false),
     ];
@@ -115,18 +118,18 @@ fn what_arrives_is_there_before_it_is_read() {
 fn what_leaves_is_read_before_its_memory_is_used_again_and_back_before_it_is_read() {
     let model = tiny_model(Family::Gpt2);
     let all = offloaded(&plan(&model, ScheduleKind::ZbH1, 2, Window::One), 0.0);
-    let calls = told(all, Precision::F32, false);
+    let calls = recorded_calls(all, Precision::F32, false);
     if calls.is_empty() {
         return;
     }
     let kinds = [
         BETWEEN_STAGES,
         // Leaves when it has been computed, and what comes next waits until it has left.
-        (Some(Stream::Out), Stream::Compute, false),
-        (Some(Stream::Compute), Stream::Out, false),
+        (Some(Stream::Download), Stream::Compute, false),
+        (Some(Stream::Compute), Stream::Download, false),
         // Comes back when it is there and its place is free, and is waited for.
-        (Some(Stream::In), Stream::Out, false),
-        (Some(Stream::Compute), Stream::In, false),
+        (Some(Stream::Upload), Stream::Download, false),
+        (Some(Stream::Compute), Stream::Upload, false),
     ];
     // A copy out waits for the copy in that used its place before as well. That is implied wherever
     // what came back was used, which all of it was here.
@@ -139,7 +142,7 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
     let model = tiny_model(Family::Gpt2);
     let of = |stage_count| {
         let plan = plan(&model, ScheduleKind::ZbH1, stage_count, Window::One);
-        told_with_copies(plan, Precision::Bf16, false, true)
+        recorded_with_copies(plan, Precision::Bf16, false, true)
     };
     let (calls, found) = of(2);
     if calls.is_empty() {
@@ -147,9 +150,9 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
     }
     let kinds = [
         // The W that writes over it waits until it has left.
-        (Some(Stream::Compute), Stream::Out, false),
+        (Some(Stream::Compute), Stream::Download, false),
         // The host waits before it sends it.
-        (None, Stream::Out, false),
+        (None, Stream::Download, false),
     ];
     check(&calls, &kinds);
     // That it leaves when it has been computed is implied: its sum of squares was read before.
@@ -161,14 +164,16 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
 /// States leave for a worker that follows the stage while the step goes on, and are those that it began with.
 #[test]
 fn states_that_leave_are_read_before_a_commit_writes_over_them() {
-    let Some(device) = Emulated::new(Precision::Bf16, Order::Forwards, 8 << 30) else { return };
-    let log = Arc::new(Log::default());
-    let mut bench = bench_after_a_step(CudaBackend::new(Recorded::new(device, &log, 0)));
+    let Some(device) = EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, 8 << 30) else {
+        return;
+    };
+    let log = Arc::new(CallLog::default());
+    let mut bench = bench_after_a_step(CudaBackend::new(LoggedDevice::new(device, &log, 0)));
     let before = bench.images();
     let layers: Vec<LayerId> = before.iter().map(|image| image.layer).collect();
     let carried: Vec<LayerImage> =
-        layers.into_iter().filter_map(|layer| bench.carried_image(layer)).collect();
-    let order = UpdateOrder { step: Step(0), number: 1, clip: 1.0 };
+        layers.into_iter().filter_map(|layer| bench.pending_image(layer)).collect();
+    let order = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
     bench.compute_candidate(order);
     bench.commit(order);
     assert_eq!(carried.len(), before.len());
@@ -177,5 +182,8 @@ fn states_that_leave_are_read_before_a_commit_writes_over_them() {
         assert!(parts(found) == parts(expected), "{}", found.layer);
     }
     // COMMIT waits until they have left, and the host waits before it reads them.
-    check(&log.calls(), &[(Some(Stream::Compute), Stream::Out, false), (None, Stream::Out, false)]);
+    check(
+        &log.calls(),
+        &[(Some(Stream::Compute), Stream::Download, false), (None, Stream::Download, false)],
+    );
 }

@@ -4,11 +4,11 @@ use zbelastic_kernels::DeviceFault;
 use zbelastic_kernels::cuda::CudaBackend;
 use zbelastic_kernels::cuda::source::Precision;
 use zbelastic_trainer::model::{Family, model_layers};
-use zbelastic_trainer::sample::{Draw, Sampler};
+use zbelastic_trainer::sample::{Sampler, SamplingConfig};
 use zbelastic_trainer::stage::InitialWeights;
 
 use crate::common::tiny_model;
-use crate::device::{Emulated, Order};
+use crate::device::{EmulatedDevice, LaneOrder};
 
 /// Whatever runs in which order, and a device that gave up is distinguished from a strange text.
 #[test]
@@ -19,21 +19,21 @@ fn a_sample_is_drawn_on_a_device_or_its_fault_is_told() {
         let of_layer = |spec| weights.of_layer(spec).into_floats();
         let layers: Vec<Vec<f32>> = model_layers(&model).iter().map(of_layer).collect();
         let drawn = |order, gives_up| {
-            let device = Emulated::new(Precision::Bf16, order, 1 << 30)?;
+            let device = EmulatedDevice::new(Precision::Bf16, order, 1 << 30)?;
             let backend = CudaBackend::new(device.clone());
             let mut sampler = Sampler::new(backend, &model, 8, &layers).expect("room");
             if gives_up {
-                device.give_up();
+                device.fail();
             }
-            let draw = Draw { temperature: 1.0, seed: 5 };
+            let draw = SamplingConfig { temperature: 1.0, seed: 5 };
             let tokens = sampler.continue_text(&[7, 9], 12, draw);
             Some((tokens, sampler.fault()))
         };
-        let Some((tokens, fault)) = drawn(Order::Forwards, false) else { return };
+        let Some((tokens, fault)) = drawn(LaneOrder::Forwards, false) else { return };
         assert_eq!(fault, None);
         assert!(tokens.iter().any(|token| *token != tokens[0]), "{tokens:?}");
-        assert_eq!(drawn(Order::Backwards, false), Some((tokens, None)));
-        let (_, fault) = drawn(Order::Forwards, true).expect("there is a compiler");
+        assert_eq!(drawn(LaneOrder::Backwards, false), Some((tokens, None)));
+        let (_, fault) = drawn(LaneOrder::Forwards, true).expect("there is a compiler");
         assert!(matches!(fault, Some(DeviceFault::Sticky { code: 700, .. })), "{fault:?}");
     }
 }

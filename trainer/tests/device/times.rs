@@ -4,29 +4,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_kernels::cuda::source::Precision;
-use zbelastic_kernels::cuda::{CudaBackend, Graphs};
+use zbelastic_kernels::cuda::{CudaBackend, GraphMode};
 use zbelastic_schedule::{Op, ScheduleKind, Window};
 use zbelastic_trainer::model::{
-    Family, LayerClass, LayerPart, LayerSpec, LayerTimer, Span, Spent, model_layers,
+    Family, LayerClass, LayerOp, LayerSpec, LayerTimer, Span, TimeTotal, model_layers,
 };
-use zbelastic_trainer::stage::{Bench, Progress, StageEngine, UpdateOrder, Workbench};
+use zbelastic_trainer::stage::{
+    BackendExecutor, EngineProgress, StageEngine, StageExecutor, UpdateRequest,
+};
 use zbelastic_types::{StageIndex, Step};
 
 use crate::common::{BATCH, corpus, plan, setup, tiny_model};
-use crate::device::{Emulated, Order};
-use crate::races::{Call, Log, Recorded};
+use crate::device::{EmulatedDevice, LaneOrder};
+use crate::races::{CallLog, DeviceCall, LoggedDevice};
 use crate::two;
 
 /// A whole model's step up to its verdict, with a clock of the host's that must not be read.
-pub fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> Bench<CudaBackend<D>> {
+pub fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> BackendExecutor<CudaBackend<D>> {
     let model = tiny_model(Family::Llama);
     let plan = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero);
     let setup = Arc::new(setup(model, plan, 2));
     let timer = LayerTimer::new(Box::new(|| unreachable!("the device is behind this clock")));
-    let bench = Bench::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
+    let bench =
+        BackendExecutor::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
     let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
-    while matches!(engine.run_next(), Progress::Ran(_)) {}
-    engine.into_bench()
+    while matches!(engine.run_next(), EngineProgress::Ran(_)) {}
+    engine.into_executor()
 }
 
 /// All emulated devices read one clock.
@@ -38,7 +41,7 @@ fn every_layer_is_timed_by_the_clock_of_its_device() {
     let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let Some([one, _]) = two(Precision::F32) else { return };
     let mut bench = bench_after_a_step(one);
-    bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
+    bench.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
     let times = bench.times().layers.expect("the first turn is timed");
     let (model, count) = (tiny_model(Family::Llama), BATCH.microbatch_count);
     for class in LayerClass::ALL {
@@ -46,14 +49,14 @@ fn every_layer_is_timed_by_the_clock_of_its_device() {
         let layers = model_layers(&model).iter().filter(is_it).count() as u32;
         let check = |part, times_run: u32| {
             let count = layers * times_run;
-            let spent = Spent { count, us: f64::from(count) };
+            let spent = TimeTotal { count, us: f64::from(count) };
             assert_eq!(times.spent(class, part), spent, "{part:?} of {}", class.name());
         };
-        check(LayerPart::Forward, count);
-        check(LayerPart::InputGradient, count);
-        check(LayerPart::WeightGradient, count);
-        check(LayerPart::Candidate, 1);
-        check(LayerPart::Commit, 0);
+        check(LayerOp::Forward, count);
+        check(LayerOp::InputGradient, count);
+        check(LayerOp::WeightGradient, count);
+        check(LayerOp::Candidate, 1);
+        check(LayerOp::Commit, 0);
     }
 }
 
@@ -67,16 +70,16 @@ fn every_operation_has_a_span_of_its_devices_clock() {
     let program = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero).program;
     let is_computed = |op: &&Op| matches!(op, Op::Compute(..));
     let count = program.ops(StageIndex(0)).iter().filter(is_computed).count();
-    assert_eq!(bench.spans_noted(), count);
+    assert_eq!(bench.spans_recorded(), count);
     let spans = bench.spans();
-    assert_eq!((spans.len(), bench.spans_noted()), (count, 0));
+    assert_eq!((spans.len(), bench.spans_recorded()), (count, 0));
     let is_in_order = |pair: &[Span]| pair[0].end_us <= pair[1].start_us;
     assert!(spans.windows(2).all(is_in_order), "one stream: {spans:?}");
     // Each layer that is timed lies between the two moments, and a moment takes a microsecond here.
     assert!(spans.iter().all(|span| span.end_us - span.start_us >= 2.0), "{spans:?}");
     let now_us = bench.device_now_us().expect("it has a clock");
     assert!(now_us > spans[count - 1].end_us);
-    bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
+    bench.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
     bench.flush();
     assert_eq!(bench.spans().len(), 1, "each is told once");
 }
@@ -88,9 +91,9 @@ fn after_the_first_turns_one_of_many_is_timed() {
     let Some([one, _]) = two(Precision::F32) else { return };
     let mut bench = bench_after_a_step(one);
     let mut turn = || {
-        bench.compute_candidate(UpdateOrder { step: Step(0), number: 1, clip: 1.0 });
+        bench.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
         let times = bench.times().layers;
-        times.map(|times| times.spent(LayerClass::Head, LayerPart::Candidate).count)
+        times.map(|times| times.spent(LayerClass::Head, LayerOp::Candidate).count)
     };
     let told: Vec<_> = (0..34).map(|_| turn()).collect();
     let timed: Vec<usize> = (0..34).filter(|turn| told[*turn].is_some()).collect();
@@ -102,14 +105,16 @@ fn after_the_first_turns_one_of_many_is_timed() {
 #[test]
 fn a_candidate_is_computed_where_it_is_timed() {
     let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(device) = Emulated::new(Precision::F32, Order::Forwards, 8 << 30) else { return };
-    let log = Arc::new(Log::default());
-    let backend = CudaBackend::with_graphs(Recorded::new(device, &log, 0), Graphs::Off);
+    let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 8 << 30) else {
+        return;
+    };
+    let log = Arc::new(CallLog::default());
+    let backend = CudaBackend::with_graphs(LoggedDevice::new(device, &log, 0), GraphMode::Off);
     let mut bench = bench_after_a_step(backend);
-    let order = UpdateOrder { step: Step(0), number: 1, clip: 1.0 };
+    let order = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
     let mut candidates = || {
-        let count = |calls: &[Call]| {
-            let is_one = |call: &&Call| matches!(call, Call::Work { what, .. } if *what == "adamw_candidate");
+        let count = |calls: &[DeviceCall]| {
+            let is_one = |call: &&DeviceCall| matches!(call, DeviceCall::Work { what, .. } if *what == "adamw_candidate");
             calls.iter().filter(is_one).count()
         };
         let before = count(&log.calls());

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 use zbelastic_consensus::validation::{
-    CandidateOrder, Gate, GuardPolicy, Leader, Ledger, NonfinitePolicy, Prefix, StageHalf,
+    CandidateAction, Gate, GuardPolicy, LeaderHalf, Ledger, NonfinitePolicy, Prefix, StageHalf,
     TensorSum, Verdict, clip_coefficient,
 };
-use zbelastic_kernels::{Backend, CpuBackend, CpuBuffer, View, ViewMut};
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut, CpuBackend, CpuBuffer};
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
 use zbelastic_types::{Generation, StageIndex, Step, TensorIndex};
 
 fn list(value: &Value) -> &[Value] {
@@ -29,7 +29,7 @@ fn number(value: &Value) -> f64 {
 }
 
 /// One tensor on the device.
-struct Tensor {
+struct DeviceTensor {
     index: TensorIndex,
     is_decayed: bool,
     w: CpuBuffer,
@@ -39,44 +39,44 @@ struct Tensor {
     g: CpuBuffer,
 }
 
-struct Stage {
+struct TensorStage {
     half: StageHalf,
-    tensors: Vec<Tensor>,
+    tensors: Vec<DeviceTensor>,
 }
 
-struct Bench {
+struct AdamwBench {
     backend: CpuBackend,
     optimizer: OptimizerConfig,
 }
 
-impl Bench {
+impl AdamwBench {
     fn buffer(&self, floats: &[f32]) -> CpuBuffer {
         let mut buffer = self.backend.allocate(floats.len()).expect("memory");
-        self.backend.upload(floats, ViewMut::new(&mut buffer, 0..floats.len()));
+        self.backend.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
         buffer
     }
 
     fn bits(&self, buffer: &CpuBuffer) -> Vec<u32> {
-        let floats = self.backend.download(View::new(buffer, 0..self.backend.len(buffer)));
+        let floats = self.backend.download(BufferView::new(buffer, 0..self.backend.len(buffer)));
         floats.into_iter().map(f32::to_bits).collect()
     }
 
-    fn compute_candidate(&self, tensor: &mut Tensor, lr: f64, update: u64, clip: f32) {
+    fn compute_candidate(&self, tensor: &mut DeviceTensor, lr: f64, update: u64, clip: f32) {
         let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
-        let Tensor { w, candidate, m, v, g, .. } = tensor;
+        let DeviceTensor { w, candidate, m, v, g, .. } = tensor;
         let range = 0..self.backend.len(w);
         self.backend.adamw_candidate(range, w, m, v, g, numbers, candidate, &mut []);
     }
 
-    fn commit(&self, tensor: &mut Tensor, lr: f64, update: u64, clip: f32) {
+    fn commit(&self, tensor: &mut DeviceTensor, lr: f64, update: u64, clip: f32) {
         let numbers = self.optimizer.numbers(lr, update, clip, tensor.is_decayed);
-        let Tensor { w, candidate, m, v, g, .. } = tensor;
+        let DeviceTensor { w, candidate, m, v, g, .. } = tensor;
         self.backend.adamw_commit(0..self.backend.len(g), g, numbers, m, v);
         std::mem::swap(w, candidate);
     }
 }
 
-fn stages(file: &Value, bench: &Bench, ledger: &Ledger) -> Vec<Stage> {
+fn stages(file: &Value, bench: &AdamwBench, ledger: &Ledger) -> Vec<TensorStage> {
     let max_norm = number(&file["hyper"]["max_norm"]);
     let mut next = TensorIndex(0);
     let decays = list(&file["weight_decay_on"]);
@@ -89,10 +89,10 @@ fn stages(file: &Value, bench: &Bench, ledger: &Ledger) -> Vec<Stage> {
             let zeros = vec![0.0; w.len()];
             let [candidate, m, v, g] = [(); 4].map(|()| bench.buffer(&zeros));
             let is_decayed = decayed == 1;
-            Tensor { index, is_decayed, w: bench.buffer(&w), candidate, m, v, g }
+            DeviceTensor { index, is_decayed, w: bench.buffer(&w), candidate, m, v, g }
         });
         let tensors = tensors.collect();
-        Stage { half: StageHalf::new(ledger.open_turn(), 0, Some(max_norm)), tensors }
+        TensorStage { half: StageHalf::new(ledger.open_turn(), 0, Some(max_norm)), tensors }
     };
     weights.map(stage).collect()
 }
@@ -110,7 +110,7 @@ pub fn vectors_are_met_bit_for_bit(path: &Path) {
         betas: [number(&hyper["beta1"]), number(&hyper["beta2"])],
         epsilon: number(&hyper["eps"]),
         weight_decay: number(&hyper["weight_decay"]),
-        decay_on: DecayOn::All,
+        decay_on: WeightDecayScope::All,
     };
     let max_norm = number(&hyper["max_norm"]);
     let policy = GuardPolicy {
@@ -119,11 +119,11 @@ pub fn vectors_are_met_bit_for_bit(path: &Path) {
         replays_max: 0,
         spike_deviations: None,
     };
-    let bench = Bench { backend: CpuBackend::new(1).expect("one thread"), optimizer };
+    let bench = AdamwBench { backend: CpuBackend::new(1).expect("one thread"), optimizer };
     let mut ledger = Ledger::new(Generation(0), Step(0), 0);
     let mut stages = stages(&file, &bench, &ledger);
     let tensor_count = stages.iter().map(|stage| stage.tensors.len() as u32).sum();
-    let mut leader = Leader::new(&ledger, tensor_count, policy);
+    let mut leader = LeaderHalf::new(&ledger, tensor_count, policy);
     for iteration in list(&file["iterations"]) {
         check_iteration(iteration, &bench, &mut stages, &mut leader, &mut ledger, max_norm);
     }
@@ -139,9 +139,9 @@ fn same_to_an_ulp(name: &str, found: f64, expected: f64) {
 
 fn check_iteration(
     iteration: &Value,
-    bench: &Bench,
-    stages: &mut [Stage],
-    leader: &mut Leader,
+    bench: &AdamwBench,
+    stages: &mut [TensorStage],
+    leader: &mut LeaderHalf,
     ledger: &mut Ledger,
     max_norm: f64,
 ) {
@@ -154,7 +154,7 @@ fn check_iteration(
         let mut sums = Vec::new();
         for (tensor, g) in stage.tensors.iter_mut().zip(given) {
             tensor.g = bench.buffer(&floats(g));
-            let found = bench.backend.sum_squares(View::new(&tensor.g, 0..bits(g).len()));
+            let found = bench.backend.sum_squares(BufferView::new(&tensor.g, 0..bits(g).len()));
             let (square_sum, nonfinite) = (found.sum, found.nonfinite);
             sums.push(TensorSum { tensor: tensor.index, square_sum, nonfinite });
         }
@@ -204,7 +204,7 @@ fn check_iteration(
         let had_candidate = iteration["speculates"][index] == 1;
         assert_eq!(rolls_back, had_candidate && application.drops_ahead, "{name}: rollback");
         for (t, tensor) in stage.tensors.iter_mut().enumerate() {
-            if let CandidateOrder::Compute { coefficient } = application.candidate {
+            if let CandidateAction::Compute { coefficient } = application.candidate {
                 bench.compute_candidate(tensor, lr, seal.updates_after, coefficient);
             }
             if let Some(clip) = application.commit {

@@ -68,7 +68,6 @@ fn folder_trials(kind: &Kind, folder: &Path, is_required: bool) -> Vec<Trial> {
     vec![Trial::test(name, || Err(missing.into())).with_ignored_flag(!is_required)]
 }
 
-#[expect(clippy::disallowed_methods, reason = "the package reads no environment, its tests may")]
 fn trials() -> Vec<Trial> {
     let vectors = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/oracles/vectors"));
     let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/oracles");

@@ -6,38 +6,38 @@ use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use zbelastic_kernels::{Backend, CpuBackend, View};
+use zbelastic_kernels::{Backend, BufferView, CpuBackend};
 use zbelastic_schedule::{ScheduleKind, Window};
-use zbelastic_trainer::data::{Batch, BatchSource};
+use zbelastic_trainer::data::{BatchSource, TokenBatch};
 use zbelastic_trainer::hf::{import_safetensors, parse_config, to_named};
 use zbelastic_trainer::model::{LayerState, MicrobatchShape, ModelConfig};
-use zbelastic_trainer::optimizer::{DecayOn, LrDecay, OptimizerConfig};
-use zbelastic_trainer::plan::{BatchShape, CutBy, Plan, PlanRequest};
-use zbelastic_trainer::reference::Reference;
+use zbelastic_trainer::optimizer::{LrDecay, OptimizerConfig, WeightDecayScope};
+use zbelastic_trainer::plan::{BatchShape, Plan, PlanRequest, SliceBalance};
+use zbelastic_trainer::reference::SerialReference;
 use zbelastic_trainer::stage::{InitialWeights, StageSetup};
 use zbelastic_types::{MicrobatchIndex, Step};
 
 /// Token ids of every step, one sequence a microbatch.
-struct Given {
+struct OracleBatches {
     ids: Vec<i32>,
     sequences: usize,
     tokens: usize,
 }
 
-impl BatchSource for Given {
-    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> Batch {
+impl BatchSource for OracleBatches {
+    fn training(&self, step: Step, microbatch: MicrobatchIndex) -> TokenBatch {
         let row = step.0 as usize * self.sequences + microbatch.index();
         let ids = self.ids[row * self.tokens..][..self.tokens].iter().map(|id| *id as u32);
         let ids: Vec<u32> = ids.collect();
-        Batch { inputs: ids[..self.tokens - 1].to_vec(), targets: ids[1..].to_vec() }
+        TokenBatch { inputs: ids[..self.tokens - 1].to_vec(), targets: ids[1..].to_vec() }
     }
 
-    fn held_out(&self, _: u32) -> Option<Batch> {
+    fn held_out(&self, _: u32) -> Option<TokenBatch> {
         None
     }
 }
 
-struct Expected {
+struct OracleRun {
     floats: BTreeMap<String, Vec<f32>>,
     ids: Vec<i32>,
     ids_shape: Vec<usize>,
@@ -45,7 +45,7 @@ struct Expected {
     norms: Vec<f64>,
 }
 
-impl Expected {
+impl OracleRun {
     fn read(folder: &Path) -> Self {
         let file = std::fs::read(folder.join("expected.safetensors")).expect("readable");
         let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
@@ -72,7 +72,8 @@ impl Expected {
 
 fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageSetup {
     let microbatch = MicrobatchShape { sequences: 1, sequence_len: shape[2] - 1 };
-    let batch = BatchShape { microbatch, microbatch_count: shape[1] as u32, cut_by: CutBy::Tokens };
+    let batch =
+        BatchShape { microbatch, microbatch_count: shape[1] as u32, cut_by: SliceBalance::Tokens };
     let (kind, window) = (ScheduleKind::ZbH1, Window::One);
     let request = PlanRequest {
         model,
@@ -94,7 +95,7 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
             betas: [0.9, 0.95],
             epsilon: 1e-8,
             weight_decay: 0.1,
-            decay_on: DecayOn::All,
+            decay_on: WeightDecayScope::All,
         },
         clip_norm: Some(1.0),
         step_count: shape[0] as u64,
@@ -111,8 +112,9 @@ fn floats_of<B: Backend>(
     layers: &[LayerState<B>],
     which: impl Fn(&LayerState<B>) -> &B::Buffer,
 ) -> Vec<Vec<f32>> {
-    let download =
-        |layer: &LayerState<B>| backend.download(View::new(which(layer), 0..layer.spec.len()));
+    let download = |layer: &LayerState<B>| {
+        backend.download(BufferView::new(which(layer), 0..layer.spec.len()))
+    };
     layers.iter().map(download).collect()
 }
 
@@ -141,19 +143,19 @@ pub fn model_trains_as_in_transformers(path: &Path) {
     let model = model_of(path);
     let file = std::fs::read(path.join("model.safetensors")).expect("readable");
     let weights = import_safetensors(&model, &file).expect("its weights");
-    check_case(&path.display().to_string(), &model, weights, &Expected::read(path));
+    check_case(&path.display().to_string(), &model, weights, &OracleRun::read(path));
 }
 
-fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected: &Expected) {
+fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected: &OracleRun) {
     let setup = setup(model, weights, &expected.ids_shape);
-    let source = Given {
+    let source = OracleBatches {
         ids: expected.ids.clone(),
         sequences: expected.ids_shape[1],
         tokens: expected.ids_shape[2],
     };
     let logits: Vec<f32> = {
         let backend = CpuBackend::new(1).expect("one thread");
-        let mut run = Reference::new(&setup, backend, &source).expect("memory");
+        let mut run = SerialReference::new(&setup, backend, &source).expect("memory");
         let microbatches = (0..source.sequences as u32).map(MicrobatchIndex);
         microbatches.flat_map(|m| run.logits(&source.training(Step(0), m))).collect()
     };
@@ -161,7 +163,7 @@ fn check_case(name: &str, model: &ModelConfig, weights: Vec<Vec<f32>>, expected:
         assert!((found - expected).abs() <= 1e-5, "{name}: logit {found}, expected {expected}");
     }
     let backend = CpuBackend::new(2).expect("two threads");
-    let mut run = Reference::new(&setup, backend, &source).expect("memory");
+    let mut run = SerialReference::new(&setup, backend, &source).expect("memory");
     for (step, (loss, norm)) in expected.losses.iter().zip(&expected.norms).enumerate() {
         let found = run.step(Step(step as u64), false);
         let error_max = if step == 0 { 1e-5 } else { 1e-4 };
@@ -183,7 +185,7 @@ fn check_named(
     model: &ModelConfig,
     layers: &[Vec<f32>],
     prefix: &str,
-    expected: &Expected,
+    expected: &OracleRun,
     error_max: f32,
 ) {
     let named = to_named(model, layers);

@@ -6,7 +6,7 @@ use std::io;
 use thiserror::Error;
 use zbelastic_types::NodeId;
 
-use super::share::Setback;
+use super::scheduler::HolderSetback;
 use super::wire::KEY_BYTES_MAX;
 
 /// Why a fetch gave nothing.
@@ -33,7 +33,7 @@ pub enum BulkError {
     #[error("what arrived could not be kept: {0}")]
     Sink(#[source] io::Error),
     /// Every holder failed as often as it may.
-    #[error("no holder is left after {arrived} of {expected} chunks: {}", Failures(.failures))]
+    #[error("no holder is left after {arrived} of {expected} chunks: {}", FailureList(.failures))]
     NoHolderLeft {
         /// How they failed, in the order in which they did. Of each holder the last failures.
         failures: Vec<HolderFailure>,
@@ -99,23 +99,23 @@ pub enum HolderError {
 }
 
 impl HolderError {
-    pub(super) fn setback(&self) -> Setback {
+    pub(super) fn setback(&self) -> HolderSetback {
         match self {
             Self::UnknownKey
             | Self::WrongLength { .. }
             | Self::NoAnswer { .. }
-            | Self::RangeRefused => Setback::Final,
+            | Self::RangeRefused => HolderSetback::Final,
             Self::Unreachable(_) | Self::Damaged { .. } | Self::Stream(_) | Self::Stalled => {
-                Setback::Passing
+                HolderSetback::Passing
             }
-            Self::Overtaken => Setback::Overtaken,
+            Self::Overtaken => HolderSetback::Overtaken,
         }
     }
 }
 
-struct Failures<'a>(&'a [HolderFailure]);
+struct FailureList<'a>(&'a [HolderFailure]);
 
-impl fmt::Display for Failures<'_> {
+impl fmt::Display for FailureList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, failure) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { "; " };

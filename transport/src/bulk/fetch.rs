@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep_until};
 use zbelastic_types::NodeId;
 
 use super::error::{BulkError, HolderFailure};
-use super::holder::{Errand, Order, Report, run};
-use super::share::{HOLDER_FAILURES_MAX, ORDERS_AHEAD, Share};
+use super::holder_task::{ChunkRange, HolderTaskReport, HolderTaskSetup, run};
+use super::scheduler::{FetchScheduler, HOLDER_FAILURES_MAX, ORDERS_AHEAD};
 use super::sink::{ChunkSink, MemorySink, SinkThread, VerifiedChunk};
 use super::spare::SpareChunks;
 use super::wire::{BULK_BYTES_MAX, KEY_BYTES_MAX, chunk_count};
@@ -79,29 +79,29 @@ where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
 {
-    let mut crew = Crew::new(request)?;
+    let mut crew = FetchCoordinator::new(request)?;
     let sink = SinkThread::start(sink, crew.spare.clone());
     let mut tasks = JoinSet::new();
     loop {
         let now = crew.began.elapsed();
         crew.overtake(now);
-        for holder in 0..crew.members.len() {
-            while let Some(errand) = crew.give_order(holder, now) {
-                tasks.spawn(run(errand, open(crew.members[holder].node)));
+        for holder in 0..crew.holders.len() {
+            while let Some(errand) = crew.assign_chunks(holder, now) {
+                tasks.spawn(run(errand, open(crew.holders[holder].node)));
             }
         }
-        if crew.share.is_done() {
+        if crew.scheduler.is_done() {
             return sink.finish().await.map_err(BulkError::Sink);
         }
-        if crew.share.is_hopeless() {
+        if crew.scheduler.is_hopeless() {
             return Err(crew.into_error());
         }
-        let timeout = crew.share.poll_timeout(now).map(|at| crew.began + at);
+        let timeout = crew.scheduler.poll_timeout(now).map(|at| crew.began + at);
         tokio::select! {
             report = crew.reports.recv() => {
-                let verified = crew.take(report.expect("there is a sender here"));
+                let verified = crew.handle_report(report.expect("there is a sender here"));
                 if let Some(verified) = verified
-                    && !sink.give(verified).await
+                    && !sink.send(verified).await
                 {
                     let error = sink.finish().await.err();
                     return Err(BulkError::Sink(error.expect("a sink ends early by an error")));
@@ -125,32 +125,32 @@ async fn until(timeout: Option<Instant>) {
     }
 }
 
-struct Crew {
+struct FetchCoordinator {
     key: Vec<u8>,
     length: u64,
     began: Instant,
-    share: Share,
+    scheduler: FetchScheduler,
     progress: Option<Arc<AtomicU64>>,
-    members: Vec<Member>,
+    holders: Vec<FetchHolder>,
     /// Of all members, in order.
     failures: Vec<HolderFailure>,
-    reports: mpsc::Receiver<Report>,
+    reports: mpsc::Receiver<HolderTaskReport>,
     /// What new tasks get a copy of.
-    reporter: mpsc::Sender<Report>,
+    reporter: mpsc::Sender<HolderTaskReport>,
     spare: SpareChunks,
 }
 
-struct Member {
+struct FetchHolder {
     node: NodeId,
-    task: Option<Task>,
+    task: Option<HolderTask>,
 }
 
-struct Task {
-    orders: mpsc::Sender<Order>,
+struct HolderTask {
+    orders: mpsc::Sender<ChunkRange>,
     overtake: Option<oneshot::Sender<()>>,
 }
 
-impl Crew {
+impl FetchCoordinator {
     fn new(request: BulkFetch) -> Result<Self, BulkError> {
         let BulkFetch { holders, key, length, progress } = request;
         if key.len() > KEY_BYTES_MAX {
@@ -159,26 +159,26 @@ impl Crew {
         if length > BULK_BYTES_MAX {
             return Err(BulkError::TooLong { found: length, most: BULK_BYTES_MAX });
         }
-        let mut members: Vec<Member> = Vec::new();
+        let mut members: Vec<FetchHolder> = Vec::new();
         for node in holders {
             let is_new = members.iter().all(|member| member.node != node);
             if is_new && members.len() < HOLDERS_MAX {
-                members.push(Member { node, task: None });
+                members.push(FetchHolder { node, task: None });
             }
         }
         if members.is_empty() {
             return Err(BulkError::NoHolders);
         }
-        let share = Share::new(chunk_count(length), members.len());
+        let share = FetchScheduler::new(chunk_count(length), members.len());
         let (reporter, reports) = mpsc::channel(REPORTS_MAX);
         let (began, failures, spare) = (Instant::now(), Vec::new(), SpareChunks::default());
         Ok(Self {
             key,
             length,
             began,
-            share,
+            scheduler: share,
             progress,
-            members,
+            holders: members,
             failures,
             reports,
             reporter,
@@ -188,8 +188,8 @@ impl Crew {
 
     /// Signals the task of a holder to give up what it owes, if another should have it.
     fn overtake(&mut self, now: Duration) {
-        let Some(victim) = self.share.poll_yield(now) else { return };
-        let task = self.members[victim].task.as_mut().expect("who owes chunks has a task");
+        let Some(victim) = self.scheduler.poll_yield(now) else { return };
+        let task = self.holders[victim].task.as_mut().expect("who owes chunks has a task");
         let overtake = task.overtake.take().expect("a task is overtaken once");
         // A task that has ended already has reported so.
         let _ = overtake.send(());
@@ -197,9 +197,9 @@ impl Crew {
 
     /// Gives `holder` all orders it should have. Stops at the first if it has no task, and gives
     /// the errand for a new one.
-    fn give_order(&mut self, holder: usize, now: Duration) -> Option<Errand> {
-        while let Some(range) = self.share.poll_order(holder, now) {
-            let member = &mut self.members[holder];
+    fn assign_chunks(&mut self, holder: usize, now: Duration) -> Option<HolderTaskSetup> {
+        while let Some(range) = self.scheduler.poll_order(holder, now) {
+            let member = &mut self.holders[holder];
             if let Some(task) = &member.task {
                 // A task that has ended has reported so; what it owes is then given out again.
                 let _ = task.orders.try_send(range);
@@ -208,36 +208,44 @@ impl Crew {
             let (sender, orders) = mpsc::channel(ORDERS_AHEAD);
             let (overtake, overtaken) = oneshot::channel();
             sender.try_send(range).expect("a new queue has room");
-            member.task = Some(Task { orders: sender, overtake: Some(overtake) });
+            member.task = Some(HolderTask { orders: sender, overtake: Some(overtake) });
             let (key, reports) = (self.key.clone(), self.reporter.clone());
             let (length, spare) = (self.length, self.spare.clone());
-            return Some(Errand { holder, key, length, orders, reports, spare, overtaken });
+            return Some(HolderTaskSetup {
+                holder,
+                key,
+                length,
+                orders,
+                reports,
+                spare,
+                overtaken,
+            });
         }
         None
     }
 
     /// Books a report, and gives the chunk that it brought.
-    fn take(&mut self, report: Report) -> Option<VerifiedChunk> {
+    fn handle_report(&mut self, report: HolderTaskReport) -> Option<VerifiedChunk> {
         let now = self.began.elapsed();
         match report {
-            Report::Chunk { holder, verified } => {
-                self.share.on_chunk(holder, verified.chunk, now);
+            HolderTaskReport::Chunk { holder, verified } => {
+                self.scheduler.on_chunk(holder, verified.chunk, now);
                 if let Some(progress) = &self.progress {
                     progress.fetch_add(verified.bytes.len() as u64, Ordering::Relaxed);
                 }
                 Some(verified)
             }
-            Report::Ended { holder, error } => {
-                self.members[holder].task = None;
-                self.share.on_setback(holder, error.setback(), now);
-                self.note(HolderFailure { holder: self.members[holder].node, error });
+            HolderTaskReport::Ended { holder, error } => {
+                self.holders[holder].task = None;
+                self.scheduler.on_setback(holder, error.setback(), now);
+                self.record_failure(HolderFailure { holder: self.holders[holder].node, error });
                 None
             }
         }
     }
 
     /// Keeps the last failures of each holder.
-    fn note(&mut self, failure: HolderFailure) {
+    fn record_failure(&mut self, failure: HolderFailure) {
         let holder = failure.holder;
         self.failures.push(failure);
         let mut mine = self.failures.iter().enumerate().filter(|(_, old)| old.holder == holder);
@@ -248,7 +256,7 @@ impl Crew {
     }
 
     fn into_error(self) -> BulkError {
-        let (arrived, expected) = (self.share.arrived(), chunk_count(self.length));
+        let (arrived, expected) = (self.scheduler.arrived(), chunk_count(self.length));
         BulkError::NoHolderLeft { failures: self.failures, arrived, expected }
     }
 }

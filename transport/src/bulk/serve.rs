@@ -15,7 +15,9 @@ use tokio::task::{self, JoinHandle};
 use tokio::time::timeout;
 
 use super::body::BulkBody;
-use super::wire::{Answer, CHUNK_BYTES, Request, RequestFault, chunk_bytes, chunk_count};
+use super::wire::{
+    CHUNK_BYTES, ChunkAnswer, ChunkRequest, ChunkRequestFault, chunk_bytes, chunk_count,
+};
 
 /// How many chunks are read ahead of the one that is written.
 const AHEAD_CHUNKS: usize = 2;
@@ -28,7 +30,7 @@ const READ_AHEAD_BYTES: usize = 1024;
 
 /// What was served on a stream until its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Served {
+pub struct ServeSummary {
     /// Number of chunks that were written.
     pub chunks: u64,
     /// Bytes of these chunks, without their checksums.
@@ -40,7 +42,7 @@ pub struct Served {
 pub enum ServeBulkError {
     /// The peer sent a malformed request.
     #[error(transparent)]
-    Refused(#[from] RequestFault),
+    Refused(#[from] ChunkRequestFault),
     /// What is held cannot be read.
     #[error("chunk {chunk} cannot be read")]
     Body {
@@ -63,16 +65,20 @@ pub enum ServeBulkError {
 ///
 /// # Errors
 /// If the peer sends a malformed request, the stream fails, or what is held cannot be read.
-pub async fn serve<R, W, F>(reader: R, mut writer: W, find: F) -> Result<Served, ServeBulkError>
+pub async fn serve<R, W, F>(
+    reader: R,
+    mut writer: W,
+    find: F,
+) -> Result<ServeSummary, ServeBulkError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
     F: Fn(&[u8]) -> Option<Arc<dyn BulkBody>> + Clone + Send + 'static,
 {
     let mut reader = BufReader::with_capacity(READ_AHEAD_BYTES, reader);
-    let mut served = Served::default();
-    while let Some(request) = Request::read(&mut reader).await? {
-        let Request { key, first, count } = request?;
+    let mut served = ServeSummary::default();
+    while let Some(request) = ChunkRequest::read(&mut reader).await? {
+        let ChunkRequest { key, first, count } = request?;
         let find = find.clone();
         let body = finished(task::spawn_blocking(move || find(&key))).await;
         let (answer, range) = answer(body.as_deref(), first, count);
@@ -86,16 +92,16 @@ where
 }
 
 /// The answer to a request, and which chunks follow.
-fn answer(body: Option<&dyn BulkBody>, first: u64, count: u64) -> (Answer, Range<u64>) {
+fn answer(body: Option<&dyn BulkBody>, first: u64, count: u64) -> (ChunkAnswer, Range<u64>) {
     let Some(body) = body else {
-        return (Answer::UnknownKey, 0..0);
+        return (ChunkAnswer::UnknownKey, 0..0);
     };
     let length = body.len();
     match first.checked_add(count) {
         Some(end) if count > 0 && end <= chunk_count(length) => {
-            (Answer::Here { length }, first..end)
+            (ChunkAnswer::Here { length }, first..end)
         }
-        Some(_) | None => (Answer::NoSuchRange { length }, 0..0),
+        Some(_) | None => (ChunkAnswer::NoSuchRange { length }, 0..0),
     }
 }
 
@@ -103,7 +109,7 @@ async fn serve_chunks<W>(
     writer: &mut W,
     body: &Arc<dyn BulkBody>,
     mut range: Range<u64>,
-    served: &mut Served,
+    served: &mut ServeSummary,
 ) -> Result<(), ServeBulkError>
 where
     W: AsyncWrite + Unpin,
@@ -120,7 +126,7 @@ where
         let Some(first) = ahead.pop_front() else {
             return Ok(());
         };
-        let Prepared { chunk, checksum, buffer } = finished(first).await?;
+        let PreparedChunk { chunk, checksum, buffer } = finished(first).await?;
         let bytes = lent(&**body, chunk).unwrap_or(&buffer);
         let head = checksum.to_le_bytes();
         write(writer, &mut [IoSlice::new(&head), IoSlice::new(bytes)]).await?;
@@ -135,7 +141,7 @@ async fn finished<T>(task: JoinHandle<T>) -> T {
 }
 
 /// A chunk that can be written.
-struct Prepared {
+struct PreparedChunk {
     chunk: u64,
     checksum: u32,
     /// Its bytes, if its body does not lend them.
@@ -148,14 +154,14 @@ fn prepare(
     body: &dyn BulkBody,
     chunk: u64,
     mut buffer: Vec<u8>,
-) -> Result<Prepared, ServeBulkError> {
+) -> Result<PreparedChunk, ServeBulkError> {
     if let Some(bytes) = lent(body, chunk) {
-        return Ok(Prepared { chunk, checksum: crc32fast::hash(bytes), buffer });
+        return Ok(PreparedChunk { chunk, checksum: crc32fast::hash(bytes), buffer });
     }
     buffer.resize(chunk_bytes(body.len(), chunk), 0);
     let read = body.read(chunk * CHUNK_BYTES as u64, &mut buffer);
     read.map_err(|source| ServeBulkError::Body { chunk, source })?;
-    Ok(Prepared { chunk, checksum: crc32fast::hash(&buffer), buffer })
+    Ok(PreparedChunk { chunk, checksum: crc32fast::hash(&buffer), buffer })
 }
 
 fn lent(body: &dyn BulkBody, chunk: u64) -> Option<&[u8]> {

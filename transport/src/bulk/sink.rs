@@ -82,7 +82,7 @@ impl<S: ChunkSink> SinkThread<S> {
     }
 
     /// Gives it a chunk. `false` if the sink failed; [`SinkThread::finish`] returns the error.
-    pub(super) async fn give(&self, chunk: VerifiedChunk) -> bool {
+    pub(super) async fn send(&self, chunk: VerifiedChunk) -> bool {
         self.chunks.send(chunk).await.is_ok()
     }
 
@@ -112,7 +112,7 @@ mod tests {
         let thread = SinkThread::start(MemorySink::default(), spare.clone());
         let bytes = vec![7; 100];
         let place = bytes.as_ptr();
-        assert!(thread.give(VerifiedChunk { chunk: 0, bytes }).await);
+        assert!(thread.send(VerifiedChunk { chunk: 0, bytes }).await);
         assert_eq!(thread.finish().await.unwrap().into_bytes(), [7; 100]);
         let again = spare.take(100);
         assert_eq!(again.as_ptr(), place);

@@ -12,26 +12,26 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use super::error::HolderError;
 use super::sink::VerifiedChunk;
 use super::spare::SpareChunks;
-use super::wire::{ANSWER_BYTES, Answer, CHECKSUM_BYTES, Request, chunk_bytes};
+use super::wire::{ANSWER_BYTES, CHECKSUM_BYTES, ChunkAnswer, ChunkRequest, chunk_bytes};
 
 /// What is read ahead of answers and checksums. The bytes of chunks pass it by.
 const READ_AHEAD_BYTES: usize = 4096;
 
 /// Requests on their way out.
-pub(super) struct Outbox<W> {
+pub(super) struct RequestWriter<W> {
     writer: W,
     bytes: Vec<u8>,
     sent: usize,
 }
 
 /// Chunks on their way in.
-pub(super) struct Inbox<R> {
+pub(super) struct ChunkReader<R> {
     reader: BufReader<R>,
     /// The length of the whole, which an answer has to confirm.
     length: u64,
     /// What was requested and did not come, in the order in which it comes.
-    asked: VecDeque<Asked>,
-    stage: Stage,
+    pending: VecDeque<PendingRange>,
+    stage: ReadStage,
     /// The bytes of an answer, or of a checksum.
     head: [u8; ANSWER_BYTES],
     /// How much of what is read is there.
@@ -45,7 +45,7 @@ pub(super) struct Inbox<R> {
 }
 
 /// What is left of a request.
-struct Asked {
+struct PendingRange {
     chunks: Range<u64>,
     /// Whether its answer comes first.
     has_answer: bool,
@@ -53,19 +53,19 @@ struct Asked {
 
 /// What comes next. Follows from what was requested only after a chunk was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ReadStage {
     /// An answer, or the checksum of a chunk that has none.
     Begin,
     Checksum,
     Bytes,
 }
 
-impl<W> Outbox<W> {
+impl<W> RequestWriter<W> {
     pub(super) fn new(writer: W) -> Self {
         Self { writer, bytes: Vec::new(), sent: 0 }
     }
 
-    pub(super) fn push(&mut self, request: &Request) {
+    pub(super) fn push(&mut self, request: &ChunkRequest) {
         self.bytes.extend_from_slice(&request.encode());
     }
 
@@ -74,7 +74,7 @@ impl<W> Outbox<W> {
     }
 }
 
-impl<W: AsyncWrite + Unpin> Outbox<W> {
+impl<W: AsyncWrite + Unpin> RequestWriter<W> {
     /// Sends some of what waits. May be dropped half-way.
     pub(super) async fn send(&mut self) -> io::Result<()> {
         if self.sent < self.bytes.len() {
@@ -89,14 +89,14 @@ impl<W: AsyncWrite + Unpin> Outbox<W> {
     }
 }
 
-impl<R: AsyncRead + Unpin> Inbox<R> {
+impl<R: AsyncRead + Unpin> ChunkReader<R> {
     pub(super) fn new(reader: R, length: u64, spare: SpareChunks) -> Self {
         let reader = BufReader::with_capacity(READ_AHEAD_BYTES, reader);
         Self {
             reader,
             length,
-            asked: VecDeque::new(),
-            stage: Stage::Begin,
+            pending: VecDeque::new(),
+            stage: ReadStage::Begin,
             head: [0; ANSWER_BYTES],
             filled: 0,
             checksum: crc32fast::Hasher::new(),
@@ -112,16 +112,16 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
     /// If the stream fails, the answer is another one, or a chunk does not match its checksum. Nothing
     /// can be read behind an error.
     pub(super) async fn read(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
-        let asked = self.asked.front().expect("something was asked for");
-        if self.stage == Stage::Begin && !asked.has_answer {
-            self.stage = Stage::Checksum;
+        let asked = self.pending.front().expect("something was asked for");
+        if self.stage == ReadStage::Begin && !asked.has_answer {
+            self.stage = ReadStage::Checksum;
         }
         let expected = match self.stage {
-            Stage::Begin => ANSWER_BYTES,
-            Stage::Checksum => CHECKSUM_BYTES,
-            Stage::Bytes => chunk_bytes(self.length, asked.chunks.start),
+            ReadStage::Begin => ANSWER_BYTES,
+            ReadStage::Checksum => CHECKSUM_BYTES,
+            ReadStage::Bytes => chunk_bytes(self.length, asked.chunks.start),
         };
-        let read = if self.stage == Stage::Bytes {
+        let read = if self.stage == ReadStage::Bytes {
             let rest = expected - self.bytes.len();
             self.reader.read_buf(&mut (&mut self.bytes).limit(rest)).await
         } else {
@@ -131,7 +131,7 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
         if read == 0 {
             return Err(HolderError::Stream(io::ErrorKind::UnexpectedEof.into()));
         }
-        if self.stage == Stage::Bytes {
+        if self.stage == ReadStage::Bytes {
             self.checksum.update(&self.bytes[self.filled..]);
         }
         self.filled += read;
@@ -143,25 +143,25 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
     }
 
     fn finish_stage(&mut self) -> Result<Option<VerifiedChunk>, HolderError> {
-        let asked = self.asked.front_mut().expect("something was read");
+        let asked = self.pending.front_mut().expect("something was read");
         match self.stage {
-            Stage::Begin => {
+            ReadStage::Begin => {
                 asked.has_answer = false;
-                self.stage = Stage::Checksum;
+                self.stage = ReadStage::Checksum;
                 self.check_answer()?;
                 Ok(None)
             }
-            Stage::Checksum => {
-                self.stage = Stage::Bytes;
+            ReadStage::Checksum => {
+                self.stage = ReadStage::Bytes;
                 self.bytes = self.spare.take(chunk_bytes(self.length, asked.chunks.start));
                 Ok(None)
             }
-            Stage::Bytes => {
-                self.stage = Stage::Begin;
+            ReadStage::Bytes => {
+                self.stage = ReadStage::Begin;
                 let chunk = asked.chunks.start;
                 asked.chunks.start += 1;
                 if asked.chunks.is_empty() {
-                    self.asked.pop_front();
+                    self.pending.pop_front();
                 }
                 let found = mem::take(&mut self.checksum).finalize().to_le_bytes();
                 if found[..] != self.head[..CHECKSUM_BYTES] {
@@ -175,29 +175,30 @@ impl<R: AsyncRead + Unpin> Inbox<R> {
     fn check_answer(&self) -> Result<(), HolderError> {
         let mut bytes = [0; ANSWER_BYTES];
         bytes.copy_from_slice(&self.head[..ANSWER_BYTES]);
-        let answer = Answer::decode(bytes).map_err(|status| HolderError::NoAnswer { status })?;
+        let answer =
+            ChunkAnswer::decode(bytes).map_err(|status| HolderError::NoAnswer { status })?;
         let expected = self.length;
         match answer {
-            Answer::Here { length: found } | Answer::NoSuchRange { length: found }
+            ChunkAnswer::Here { length: found } | ChunkAnswer::NoSuchRange { length: found }
                 if found != expected =>
             {
                 Err(HolderError::WrongLength { expected, found })
             }
-            Answer::Here { .. } => Ok(()),
-            Answer::NoSuchRange { .. } => Err(HolderError::RangeRefused),
-            Answer::UnknownKey => Err(HolderError::UnknownKey),
+            ChunkAnswer::Here { .. } => Ok(()),
+            ChunkAnswer::NoSuchRange { .. } => Err(HolderError::RangeRefused),
+            ChunkAnswer::UnknownKey => Err(HolderError::UnknownKey),
         }
     }
 }
 
-impl<R> Inbox<R> {
+impl<R> ChunkReader<R> {
     /// Whether something was requested and is not there.
     pub(super) fn is_waiting(&self) -> bool {
-        !self.asked.is_empty()
+        !self.pending.is_empty()
     }
 
     /// From now on these chunks come as well, after an answer.
     pub(super) fn expect(&mut self, chunks: Range<u64>) {
-        self.asked.push_back(Asked { chunks, has_answer: true });
+        self.pending.push_back(PendingRange { chunks, has_answer: true });
     }
 }

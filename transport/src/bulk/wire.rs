@@ -22,7 +22,7 @@ pub(super) const ANSWER_BYTES: usize = 9;
 
 /// A range of chunks of what a key names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Request {
+pub(super) struct ChunkRequest {
     pub(super) key: Vec<u8>,
     pub(super) first: u64,
     pub(super) count: u64,
@@ -30,7 +30,7 @@ pub(super) struct Request {
 
 /// What an answer begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum ChunkAnswer {
     /// The chunks follow.
     Here { length: u64 },
     /// Nothing follows: there is no such key.
@@ -41,7 +41,7 @@ pub(super) enum Answer {
 
 /// Why bytes are no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum RequestFault {
+pub enum ChunkRequestFault {
     /// The key is too long.
     #[error("a key of {found} bytes, at most {KEY_BYTES_MAX} are read")]
     KeyTooLong {
@@ -61,7 +61,7 @@ pub(super) fn chunk_bytes(length: u64, chunk: u64) -> usize {
     usize::try_from(rest).map_or(CHUNK_BYTES, |rest| rest.min(CHUNK_BYTES))
 }
 
-impl Request {
+impl ChunkRequest {
     pub(super) fn encode(&self) -> Vec<u8> {
         let key_bytes = u16::try_from(self.key.len()).expect("a key is short");
         let mut bytes = Vec::with_capacity(2 + self.key.len() + 16);
@@ -73,7 +73,9 @@ impl Request {
     }
 
     /// The next request, or `None` at the end of the stream.
-    pub(super) async fn read<R>(reader: &mut R) -> io::Result<Option<Result<Self, RequestFault>>>
+    pub(super) async fn read<R>(
+        reader: &mut R,
+    ) -> io::Result<Option<Result<Self, ChunkRequestFault>>>
     where
         R: AsyncRead + Unpin + ?Sized,
     {
@@ -84,7 +86,7 @@ impl Request {
         reader.read_exact(&mut length[1..]).await?;
         let found = usize::from(u16::from_le_bytes(length));
         if found > KEY_BYTES_MAX {
-            return Ok(Some(Err(RequestFault::KeyTooLong { found })));
+            return Ok(Some(Err(ChunkRequestFault::KeyTooLong { found })));
         }
         let mut key = vec![0; found];
         reader.read_exact(&mut key).await?;
@@ -93,7 +95,7 @@ impl Request {
     }
 }
 
-impl Answer {
+impl ChunkAnswer {
     pub(super) fn encode(self) -> [u8; ANSWER_BYTES] {
         let (status, length) = match self {
             Self::Here { length } => (0, length),

@@ -16,13 +16,13 @@ const LONG_MESSAGES_MAX: usize = 4;
 /// What waits for one connection. Senders enqueue messages, the tasks of the connection take them out.
 #[derive(Debug)]
 pub(crate) struct ControlQueue {
-    pub(super) short: Waiting,
-    pub(super) long: Waiting,
+    pub(super) short: MessageQueue,
+    pub(super) long: MessageQueue,
 }
 
 /// What became of a message that was put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Queued {
+pub(crate) enum EnqueueOutcome {
     /// It waits, and this many older ones fell out for it.
     Waits { dropped: u64 },
     /// It is empty or longer than can be sent.
@@ -32,15 +32,15 @@ pub(crate) enum Queued {
 /// One queue. The lock guards the queue alone, is held for a few instructions, and never while
 /// another one is.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    queue: Mutex<Inner>,
-    news: Notify,
+pub(super) struct MessageQueue {
+    queue: Mutex<QueuedMessages>,
+    notify: Notify,
     messages_max: usize,
     bytes_max: usize,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct QueuedMessages {
     messages: VecDeque<Bytes>,
     bytes: usize,
 }
@@ -48,25 +48,28 @@ struct Inner {
 impl ControlQueue {
     pub(crate) fn new(messages_max: usize, bytes_max: usize) -> Self {
         Self {
-            short: Waiting::new(messages_max, bytes_max),
-            long: Waiting::new(LONG_MESSAGES_MAX, LONG_MESSAGES_MAX * CONTROL_MESSAGE_BYTES_MAX),
+            short: MessageQueue::new(messages_max, bytes_max),
+            long: MessageQueue::new(
+                LONG_MESSAGES_MAX,
+                LONG_MESSAGES_MAX * CONTROL_MESSAGE_BYTES_MAX,
+            ),
         }
     }
 
-    pub(crate) fn put(&self, message: Bytes) -> Queued {
+    pub(crate) fn put(&self, message: Bytes) -> EnqueueOutcome {
         if message.is_empty() || message.len() > CONTROL_MESSAGE_BYTES_MAX {
-            return Queued::NotSendable;
+            return EnqueueOutcome::NotSendable;
         }
         let is_short = message.len() <= CONTROL_FRAME_BYTES_MAX;
         let waiting = if is_short { &self.short } else { &self.long };
-        Queued::Waits { dropped: waiting.put(message) }
+        EnqueueOutcome::Waits { dropped: waiting.put(message) }
     }
 }
 
-impl Waiting {
+impl MessageQueue {
     fn new(messages_max: usize, bytes_max: usize) -> Self {
         let (messages_max, bytes_max) = (messages_max.max(1), bytes_max.max(1));
-        Self { queue: Mutex::default(), news: Notify::new(), messages_max, bytes_max }
+        Self { queue: Mutex::default(), notify: Notify::new(), messages_max, bytes_max }
     }
 
     fn put(&self, message: Bytes) -> u64 {
@@ -83,7 +86,7 @@ impl Waiting {
             inner.bytes += message.len();
             inner.messages.push_back(message);
         }
-        self.news.notify_one();
+        self.notify.notify_one();
         dropped
     }
 
@@ -91,7 +94,7 @@ impl Waiting {
     /// while it waits.
     pub(super) async fn take(&self, into: &mut Vec<Bytes>) {
         while !self.try_take(into) {
-            self.news.notified().await;
+            self.notify.notified().await;
         }
     }
 
@@ -118,7 +121,7 @@ mod tests {
         Bytes::from(vec![byte; length])
     }
 
-    fn take_all(waiting: &Waiting) -> Vec<u8> {
+    fn take_all(waiting: &MessageQueue) -> Vec<u8> {
         let mut taken = Vec::new();
         while waiting.try_take(&mut taken) {}
         taken.iter().map(|message| message[0]).collect()
@@ -128,33 +131,33 @@ mod tests {
     fn the_oldest_falls_out_when_the_count_is_full() {
         let queue = ControlQueue::new(3, 1 << 20);
         for byte in 0..3 {
-            assert_eq!(queue.put(message(byte, 1)), Queued::Waits { dropped: 0 });
+            assert_eq!(queue.put(message(byte, 1)), EnqueueOutcome::Waits { dropped: 0 });
         }
-        assert_eq!(queue.put(message(3, 1)), Queued::Waits { dropped: 1 });
+        assert_eq!(queue.put(message(3, 1)), EnqueueOutcome::Waits { dropped: 1 });
         assert_eq!(take_all(&queue.short), [1, 2, 3]);
-        assert_eq!(queue.put(message(4, 1)), Queued::Waits { dropped: 0 });
+        assert_eq!(queue.put(message(4, 1)), EnqueueOutcome::Waits { dropped: 0 });
     }
 
     #[test]
     fn the_oldest_fall_out_when_the_bytes_are_full() {
         let queue = ControlQueue::new(100, 10);
         queue.put(message(0, 5));
-        assert_eq!(queue.put(message(1, 5)), Queued::Waits { dropped: 0 });
-        assert_eq!(queue.put(message(2, 6)), Queued::Waits { dropped: 2 });
-        assert_eq!(queue.put(message(3, 20)), Queued::Waits { dropped: 1 });
+        assert_eq!(queue.put(message(1, 5)), EnqueueOutcome::Waits { dropped: 0 });
+        assert_eq!(queue.put(message(2, 6)), EnqueueOutcome::Waits { dropped: 2 });
+        assert_eq!(queue.put(message(3, 20)), EnqueueOutcome::Waits { dropped: 1 });
         assert_eq!(take_all(&queue.short), [3], "one that is above the limit waits alone");
     }
 
     #[test]
-    fn long_messages_wait_apart_and_what_cannot_be_sent_is_told() {
+    fn long_messages_wait_apart_and_what_cannot_be_sent_is_reported() {
         let queue = ControlQueue::new(100, 1 << 30);
-        assert_eq!(queue.put(Bytes::new()), Queued::NotSendable);
+        assert_eq!(queue.put(Bytes::new()), EnqueueOutcome::NotSendable);
         queue.put(message(1, CONTROL_FRAME_BYTES_MAX));
         queue.put(message(2, CONTROL_FRAME_BYTES_MAX + 1));
         let longest = message(3, CONTROL_MESSAGE_BYTES_MAX);
-        assert_eq!(queue.put(longest), Queued::Waits { dropped: 0 });
+        assert_eq!(queue.put(longest), EnqueueOutcome::Waits { dropped: 0 });
         let too_long = message(4, CONTROL_MESSAGE_BYTES_MAX + 1);
-        assert_eq!(queue.put(too_long), Queued::NotSendable);
+        assert_eq!(queue.put(too_long), EnqueueOutcome::NotSendable);
         assert_eq!(take_all(&queue.short), [1]);
         assert_eq!(take_all(&queue.long), [2, 3]);
     }

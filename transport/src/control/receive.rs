@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 
-use super::wire::{FrameKind, HEAD_BYTES, Head, HeadFault};
+use super::wire::{ControlFrameHeader, ControlFrameKind, ControlHeaderFault, HEAD_BYTES};
 
 /// What is read ahead, so that several short messages come with one read.
 const READ_AHEAD_BYTES: usize = 16 << 10;
@@ -16,11 +16,11 @@ const GROWTH_BYTES: usize = 64 << 10;
 /// The receiving end of a control stream.
 pub struct ControlReader<R> {
     stream: BufReader<R>,
-    long: Option<Assembly>,
+    long: Option<MessageAssembly>,
 }
 
 /// A long message of which some has come.
-struct Assembly {
+struct MessageAssembly {
     bytes: BytesMut,
     length: usize,
 }
@@ -48,11 +48,11 @@ impl From<io::Error> for ControlFault {
     }
 }
 
-impl From<HeadFault> for ControlFault {
-    fn from(fault: HeadFault) -> Self {
+impl From<ControlHeaderFault> for ControlFault {
+    fn from(fault: ControlHeaderFault) -> Self {
         match fault {
-            HeadFault::Kind { .. } => Self::Malformed,
-            HeadFault::Length { found } => Self::Length { found },
+            ControlHeaderFault::Kind { .. } => Self::Malformed,
+            ControlHeaderFault::Length { found } => Self::Length { found },
         }
     }
 }
@@ -75,13 +75,13 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
                 return Ok(None);
             };
             match head.kind {
-                FrameKind::Whole => {
+                ControlFrameKind::Whole => {
                     let mut bytes = BytesMut::new();
                     self.read_onto(&mut bytes, head.length).await?;
                     return Ok(Some(bytes.freeze()));
                 }
-                FrameKind::Start => self.start(head.length)?,
-                FrameKind::Piece => {
+                ControlFrameKind::Start => self.start(head.length)?,
+                ControlFrameKind::Piece => {
                     if let Some(bytes) = self.read_piece(head.length).await? {
                         return Ok(Some(bytes));
                     }
@@ -90,21 +90,21 @@ impl<R: AsyncRead + Unpin> ControlReader<R> {
         }
     }
 
-    async fn read_head(&mut self) -> Result<Option<Head>, ControlFault> {
+    async fn read_head(&mut self) -> Result<Option<ControlFrameHeader>, ControlFault> {
         let mut bytes = [0; HEAD_BYTES];
         let first = self.stream.read(&mut bytes).await?;
         if first == 0 {
             return Ok(None);
         }
         self.stream.read_exact(&mut bytes[first..]).await?;
-        Ok(Some(Head::decode(bytes)?))
+        Ok(Some(ControlFrameHeader::decode(bytes)?))
     }
 
     fn start(&mut self, length: usize) -> Result<(), ControlFault> {
         if self.long.is_some() {
             return Err(ControlFault::Malformed);
         }
-        self.long = Some(Assembly { bytes: BytesMut::new(), length });
+        self.long = Some(MessageAssembly { bytes: BytesMut::new(), length });
         Ok(())
     }
 

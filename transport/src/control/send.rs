@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::queue::{BATCH_BYTES_MAX, ControlQueue};
-use super::wire::{FrameKind, HEAD_BYTES, Head};
+use super::wire::{ControlFrameHeader, ControlFrameKind, HEAD_BYTES};
 
 /// The pieces in which a long message goes over a socket that short ones share. Short ones wait
 /// for one such piece at most; the socket itself holds about as much.
@@ -20,7 +20,7 @@ pub(crate) async fn write_short<W: AsyncWrite + Unpin>(
     stream: &mut W,
     mut on_written: impl FnMut(u64, u64),
 ) -> io::Result<()> {
-    let mut batch = Batch::default();
+    let mut batch = MessageBatch::default();
     loop {
         queue.short.take(&mut batch.messages).await;
         batch.write(stream, &mut on_written).await?;
@@ -52,7 +52,7 @@ pub(crate) async fn write_all_sizes<W: AsyncWrite + Unpin>(
     stream: &mut W,
     mut on_written: impl FnMut(u64, u64),
 ) -> io::Result<()> {
-    let mut batch = Batch::default();
+    let mut batch = MessageBatch::default();
     let mut long = Vec::new();
     loop {
         tokio::select! {
@@ -75,12 +75,12 @@ pub(crate) async fn write_all_sizes<W: AsyncWrite + Unpin>(
 
 /// Short messages on their way into one write. The buffer is kept from write to write.
 #[derive(Default)]
-struct Batch {
+struct MessageBatch {
     messages: Vec<Bytes>,
     buffer: Vec<u8>,
 }
 
-impl Batch {
+impl MessageBatch {
     async fn write<W: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut W,
@@ -92,7 +92,7 @@ impl Batch {
         let count = self.messages.len() as u64;
         self.buffer.clear();
         for message in self.messages.drain(..) {
-            let head = Head { kind: FrameKind::Whole, length: message.len() };
+            let head = ControlFrameHeader { kind: ControlFrameKind::Whole, length: message.len() };
             self.buffer.extend_from_slice(&head.encode());
             self.buffer.extend_from_slice(&message);
         }
@@ -105,12 +105,12 @@ impl Batch {
 }
 
 async fn write_start<W: AsyncWrite + Unpin>(stream: &mut W, message: &Bytes) -> io::Result<()> {
-    let head = Head { kind: FrameKind::Start, length: message.len() };
+    let head = ControlFrameHeader { kind: ControlFrameKind::Start, length: message.len() };
     stream.write_all(&head.encode()).await
 }
 
 async fn write_piece<W: AsyncWrite + Unpin>(stream: &mut W, piece: &[u8]) -> io::Result<()> {
-    let head = Head { kind: FrameKind::Piece, length: piece.len() };
+    let head = ControlFrameHeader { kind: ControlFrameKind::Piece, length: piece.len() };
     stream.write_all(&head.encode()).await?;
     stream.write_all(piece).await?;
     stream.flush().await

@@ -7,7 +7,7 @@ pub(super) const HEAD_BYTES: usize = 9;
 
 /// What a control frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FrameKind {
+pub(super) enum ControlFrameKind {
     /// A whole message.
     Whole,
     /// The start of a long message.
@@ -18,21 +18,21 @@ pub(super) enum FrameKind {
 
 /// A head whose length is within the limit of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) kind: FrameKind,
+pub(super) struct ControlFrameHeader {
+    pub(super) kind: ControlFrameKind,
     pub(super) length: usize,
 }
 
 /// Why a head is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeadFault {
+pub(super) enum ControlHeaderFault {
     /// No such kind.
     Kind { found: u8 },
     /// Nothing, or more than the limit.
     Length { found: u64 },
 }
 
-impl FrameKind {
+impl ControlFrameKind {
     const fn byte(self) -> u8 {
         match self {
             Self::Whole => 0,
@@ -59,7 +59,7 @@ impl FrameKind {
     }
 }
 
-impl Head {
+impl ControlFrameHeader {
     pub(super) fn encode(self) -> [u8; HEAD_BYTES] {
         assert!((1..=self.kind.length_max()).contains(&self.length), "senders keep to the limits");
         let mut bytes = [0; HEAD_BYTES];
@@ -68,13 +68,13 @@ impl Head {
         bytes
     }
 
-    pub(super) fn decode(bytes: [u8; HEAD_BYTES]) -> Result<Self, HeadFault> {
+    pub(super) fn decode(bytes: [u8; HEAD_BYTES]) -> Result<Self, ControlHeaderFault> {
         let [byte, length @ ..] = bytes;
-        let kind = FrameKind::of(byte).ok_or(HeadFault::Kind { found: byte })?;
+        let kind = ControlFrameKind::of(byte).ok_or(ControlHeaderFault::Kind { found: byte })?;
         let found = u64::from_le_bytes(length);
-        let length = usize::try_from(found).map_err(|_| HeadFault::Length { found })?;
+        let length = usize::try_from(found).map_err(|_| ControlHeaderFault::Length { found })?;
         let is_allowed = (1..=kind.length_max()).contains(&length);
-        is_allowed.then_some(Self { kind, length }).ok_or(HeadFault::Length { found })
+        is_allowed.then_some(Self { kind, length }).ok_or(ControlHeaderFault::Length { found })
     }
 }
 
@@ -82,23 +82,23 @@ impl Head {
 mod tests {
     use super::*;
 
-    fn head(kind: u8, length: u64) -> Result<Head, HeadFault> {
+    fn head(kind: u8, length: u64) -> Result<ControlFrameHeader, ControlHeaderFault> {
         let mut bytes = [0; HEAD_BYTES];
         bytes[0] = kind;
         bytes[1..].copy_from_slice(&length.to_le_bytes());
-        Head::decode(bytes)
+        ControlFrameHeader::decode(bytes)
     }
 
     #[test]
     fn a_length_is_taken_up_to_the_limit_of_its_kind() {
-        for kind in [FrameKind::Whole, FrameKind::Start, FrameKind::Piece] {
+        for kind in [ControlFrameKind::Whole, ControlFrameKind::Start, ControlFrameKind::Piece] {
             let max = kind.length_max();
             for length in [1, max - 1, max] {
-                let expected = Head { kind, length };
-                assert_eq!(Head::decode(expected.encode()), Ok(expected));
+                let expected = ControlFrameHeader { kind, length };
+                assert_eq!(ControlFrameHeader::decode(expected.encode()), Ok(expected));
             }
             for found in [0, max as u64 + 1, 1 << 63, u64::MAX] {
-                assert_eq!(head(kind.byte(), found), Err(HeadFault::Length { found }));
+                assert_eq!(head(kind.byte(), found), Err(ControlHeaderFault::Length { found }));
             }
         }
     }
@@ -107,7 +107,7 @@ mod tests {
     fn a_kind_nobody_knows_is_refused() {
         assert!(head(2, 1).is_ok());
         for found in [3, 4, 127, 255] {
-            assert_eq!(head(found, 1), Err(HeadFault::Kind { found }));
+            assert_eq!(head(found, 1), Err(ControlHeaderFault::Kind { found }));
         }
     }
 }

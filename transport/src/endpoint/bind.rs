@@ -7,20 +7,20 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
+use super::accept::accept_peers;
 use super::close::CloseCode;
-use super::context::{Context, Events};
-use super::door::keep_door;
+use super::context::{EventSender, TransportContext};
 use super::greeting::Dialler;
 use super::hub::LocalHub;
+use super::live_counters::LiveCounters;
 use super::setup::{BindError, TransportSetup};
 use super::socket::bind_udp;
-use super::tally::Tallies;
 use super::transport::Shared;
 use super::tuning::{QuicConfigs, endpoint_config};
-use super::version::Spoken;
+use super::version::SpokenVersions;
 use crate::event::EventQueue;
 use crate::frame::{FrameRules, PartPool};
-use crate::peers::{Directory, Keeper, Wishes};
+use crate::peers::{DesiredPeers, Directory, PeerSupervisor};
 
 /// Peers whose hello was read and that wait for the keeper. More wait with their handshake.
 const INBOX_MAX: usize = 64;
@@ -38,21 +38,21 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
     let (server, runtime) = (Some(configs.server), Arc::new(TokioRuntime));
     let config = endpoint_config(&credentials);
     let endpoint = Endpoint::new(config, server, socket, runtime).map_err(broken)?;
-    let (events, receiver) = Events::new(limits.events_max);
-    let context = Arc::new(Context {
+    let (events, receiver) = EventSender::new(limits.events_max);
+    let context = Arc::new(TransportContext {
         own: credentials.identity(),
         start,
-        spoken: Spoken::default(),
-        tallies: Tallies::default(),
+        versions: SpokenVersions::default(),
+        counters: LiveCounters::default(),
         events,
         directory: Directory::default(),
-        wishes: watch::Sender::new(Wishes::default()),
+        desired_peers: watch::Sender::new(DesiredPeers::default()),
         rules: watch::Sender::new(Arc::new(FrameRules::new())),
-        parts: PartPool::default(),
-        sink: watch::Sender::new(None),
-        source: watch::Sender::new(None),
+        part_pool: PartPool::default(),
+        frame_sink: watch::Sender::new(None),
+        bulk_source: watch::Sender::new(None),
         requests_open: Arc::new(Semaphore::new(limits.requests_open_max)),
-        hub,
+        local_hub: hub,
         limits,
     });
     let (client, config) = watch::channel(configs.client);
@@ -65,16 +65,16 @@ pub(super) async fn bind(setup: TransportSetup) -> Result<(Shared, EventQueue), 
 
 /// Everything a transport does, from its first moment until it is closed.
 async fn live(
-    context: Arc<Context>,
+    context: Arc<TransportContext>,
     endpoint: Endpoint,
     dialler: Dialler,
     done: watch::Sender<bool>,
 ) {
     let (greeted, inbox) = mpsc::channel(INBOX_MAX);
-    let wishes = context.wishes.subscribe();
+    let wishes = context.desired_peers.subscribe();
     let within = context.limits.handshake_within;
-    let door = tokio::spawn(keep_door(Arc::clone(&context), endpoint.clone(), greeted));
-    Keeper::new(context, dialler).run(inbox, wishes).await;
+    let door = tokio::spawn(accept_peers(Arc::clone(&context), endpoint.clone(), greeted));
+    PeerSupervisor::new(context, dialler).run(inbox, wishes).await;
     endpoint.close(CloseCode::Left.number().into(), &[]);
     door.abort();
     // Peers that do not answer are not waited for.

@@ -11,16 +11,16 @@ use tokio::net::lookup_host;
 use tokio::time::timeout;
 
 use super::close::CloseCode;
-use super::greeting::{SERVER_NAME, exchange};
-use super::hello::Hello;
+use super::greeting::{SERVER_NAME, exchange_hellos};
+use super::hello::PeerHello;
 use super::problem::problem_of;
 use super::tuning::{client_config, open_for_client};
 use super::version::{VERSIONS, VersionRange};
 use crate::identity::{
-    Accepted, Credentials, PeerIdentity, PeerRefusal, UnixSeconds, shown_authority,
+    AcceptedPeer, Credentials, PeerIdentity, PeerIdentityRefusal, UnixSeconds, shown_authority,
 };
-use crate::limits::{Limits, PEER_ADDRESSES_MAX};
-use crate::request::{RequestError, ask};
+use crate::limits::{PEER_ADDRESSES_MAX, TransportLimits};
+use crate::request::{RequestError, send_request};
 
 /// Most addresses that are tried.
 const ADDRESSES_MAX: usize = 64;
@@ -32,7 +32,7 @@ pub struct AdminClient {
     address: String,
     connection: Connection,
     endpoint: Endpoint,
-    limits: Limits,
+    limits: TransportLimits,
     /// The stream of the hellos: it stays open as long as the connection.
     _hello: (SendStream, RecvStream),
 }
@@ -47,7 +47,7 @@ impl AdminClient {
         addresses: &[String],
         credentials: Credentials,
     ) -> Result<Self, ConnectError> {
-        let limits = Limits::default();
+        let limits = TransportLimits::default();
         let mut tried = Vec::new();
         for address in addresses.iter().take(ADDRESSES_MAX) {
             match Self::connect_one(address, &credentials, &limits).await {
@@ -61,12 +61,12 @@ impl AdminClient {
     async fn connect_one(
         address: &str,
         credentials: &Credentials,
-        limits: &Limits,
+        limits: &TransportLimits,
     ) -> Result<Self, DialProblem> {
         // Others would refuse it, and this finds the reason without dialling them.
         if let Err(refusal) = credentials.check_own(UnixSeconds::now()) {
             let why = format!("our own: {refusal}");
-            let is_clock = matches!(refusal, PeerRefusal::Clock(_));
+            let is_clock = matches!(refusal, PeerIdentityRefusal::Clock(_));
             let expired = |why| DialProblem::CertificateExpired { why };
             return Err(if is_clock { expired(why) } else { DialProblem::Other(why) });
         }
@@ -104,7 +104,7 @@ impl AdminClient {
         bytes: Vec<u8>,
         within: Duration,
     ) -> Result<Vec<u8>, RequestError> {
-        ask(&self.connection, &bytes, within).await
+        send_request(&self.connection, &bytes, within).await
     }
 
     /// Identity of the node that this client is connected to.
@@ -143,13 +143,13 @@ async fn resolve(address: &str) -> Result<Vec<SocketAddr>, DialProblem> {
     Ok(found.take(PEER_ADDRESSES_MAX).collect())
 }
 
-type Dialled = (Endpoint, Connection, PeerIdentity, (SendStream, RecvStream));
+type DialledConnection = (Endpoint, Connection, PeerIdentity, (SendStream, RecvStream));
 
 async fn dial(
     address: SocketAddr,
     config: &ClientConfig,
-    limits: &Limits,
-) -> Result<Dialled, DialProblem> {
+    limits: &TransportLimits,
+) -> Result<DialledConnection, DialProblem> {
     let other = |why: String| DialProblem::Other(why);
     let own: SocketAddr = if address.is_ipv4() {
         (Ipv4Addr::UNSPECIFIED, 0).into()
@@ -163,9 +163,9 @@ async fn dial(
     let connected = timeout(limits.dial_within, connecting).await;
     let connected = connected.map_err(|_| DialProblem::NobodyAnswers)?;
     let connection = connected.map_err(|error| problem_of(&error))?;
-    let peer = Accepted::member(&connection).map_err(|fault| other(fault.to_string()))?;
-    let ours = Hello::of_nobody(VERSIONS);
-    let greeted = timeout(limits.handshake_within, exchange(&connection, &ours)).await;
+    let peer = AcceptedPeer::member(&connection).map_err(|fault| other(fault.to_string()))?;
+    let ours = PeerHello::anonymous(VERSIONS);
+    let greeted = timeout(limits.handshake_within, exchange_hellos(&connection, &ours)).await;
     let (_, send, receive) = greeted.map_err(|_| DialProblem::NobodyAnswers)??;
     open_for_client(&connection, limits);
     Ok((endpoint, connection, peer, (send, receive)))

@@ -12,9 +12,9 @@ const ID_BYTES: usize = 8;
 /// process, and drops packets whose id another process gave out: the process after a restart could
 /// not answer them with a stateless reset.
 #[derive(Debug)]
-pub(super) struct DrawnIds;
+pub(super) struct RandomConnectionIds;
 
-impl ConnectionIdGenerator for DrawnIds {
+impl ConnectionIdGenerator for RandomConnectionIds {
     fn generate_cid(&mut self) -> ConnectionId {
         let mut id = [0; ID_BYTES];
         SystemRandom::new().fill(&mut id).expect("the machine has random numbers");

@@ -2,7 +2,7 @@
 
 /// A reading of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct TransportCounters {
     /// Counters of the Control lane.
     pub control: ControlCounters,
     /// Counters of the Tensor lane, whose units are frames.
@@ -14,7 +14,7 @@ pub struct Counters {
     /// Counters of requests, sent and received.
     pub requests: RequestCounters,
     /// Counters of the door: handshakes, refusals and open connections.
-    pub door: DoorCounters,
+    pub accept: AcceptCounters,
 }
 
 /// Bytes of a lane by road, and what went wrong.
@@ -44,7 +44,7 @@ pub struct ControlCounters {
     /// Messages dropped because the queue of the peer was full: the oldest.
     pub dropped_queue_full: u64,
     /// Messages dropped because no road led to the peer.
-    pub dropped_no_road: u64,
+    pub dropped_no_path: u64,
     /// Messages dropped because the node did not take its events.
     pub dropped_events_full: u64,
     /// Messages not sent because they are empty or longer than the limit.
@@ -57,9 +57,9 @@ pub struct ControlCounters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestCounters {
     /// Requests that this process sent to members.
-    pub asked: u64,
+    pub sent: u64,
     /// Requests given to the node.
-    pub taken: u64,
+    pub accepted: u64,
     /// Requests answered as busy.
     pub refused_busy: u64,
     /// Requests refused by role or length.
@@ -68,7 +68,7 @@ pub struct RequestCounters {
 
 /// Counters of the door: handshakes, refusals and open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DoorCounters {
+pub struct AcceptCounters {
     /// Handshakes under way now.
     pub pending: u64,
     /// The most there ever were.

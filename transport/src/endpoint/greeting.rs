@@ -10,13 +10,13 @@ use zbelastic_types::NodeId;
 
 use super::client::DialProblem;
 use super::close::CloseCode;
-use super::context::Context;
-use super::hello::{Hello, HelloFault};
-use super::hub::Leave;
+use super::context::TransportContext;
+use super::hello::{HelloFault, PeerHello};
+use super::hub::AdmissionHandle;
 use super::problem::problem_of;
 use super::version::{VERSIONS, VersionRange};
 use crate::event::DownReason;
-use crate::identity::{Accepted, PeerIdentity, PeerRole};
+use crate::identity::{AcceptedPeer, PeerIdentity, PeerRole};
 use crate::peers::LinkFacts;
 
 /// What a dialler calls the host: nobody looks at it, certificates name nodes.
@@ -25,52 +25,52 @@ pub(super) const SERVER_NAME: &str = "zbelastic";
 pub(super) const HELLO_STREAM: u8 = 0x01;
 
 /// A connection whose peer is known and whose hello was read.
-pub(crate) struct Greeted {
+pub(crate) struct PeerConnection {
     pub(crate) peer: PeerIdentity,
     pub(super) connection: Connection,
-    pub(super) hello: Hello,
-    pub(super) side: Side,
+    pub(super) hello: PeerHello,
+    pub(super) side: DialSide,
     pub(super) send: SendStream,
     pub(super) receive: RecvStream,
     verdict: Arc<OnceLock<DownReason>>,
 }
 
 /// Which end dialled.
-pub(super) enum Side {
+pub(super) enum DialSide {
     /// We did, for the so-manieth time, and gave the peer leave to come to our socket.
-    Dialled { attempt: u64, leave: Option<Leave> },
+    Dialled { attempt: u64, admission: Option<AdmissionHandle> },
     /// The peer did, and waits for our hello.
     Accepted,
 }
 
 /// Closes a connection, and keeps the first reason why.
 #[derive(Clone, Debug)]
-pub(crate) struct Closer {
+pub(crate) struct ConnectionCloser {
     connection: Connection,
     verdict: Arc<OnceLock<DownReason>>,
 }
 
 /// Why no address of a peer led to it: the last address and what came of it.
 #[derive(Debug)]
-pub(crate) struct DialFailure {
+pub(crate) struct PeerDialFailure {
     pub(crate) address: SocketAddr,
     pub(crate) problem: DialProblem,
 }
 
-impl Greeted {
+impl PeerConnection {
     pub(crate) fn address(&self) -> SocketAddr {
         self.connection.remote_address()
     }
 
-    pub(crate) fn closer(&self) -> Closer {
-        Closer { connection: self.connection.clone(), verdict: Arc::clone(&self.verdict) }
+    pub(crate) fn closer(&self) -> ConnectionCloser {
+        ConnectionCloser { connection: self.connection.clone(), verdict: Arc::clone(&self.verdict) }
     }
 
     pub(crate) fn facts(&self, own: NodeId) -> LinkFacts {
         let is_lower = own < self.peer.node;
         let (dialled_by_lower, attempt) = match self.side {
-            Side::Dialled { attempt, .. } => (is_lower, attempt),
-            Side::Accepted => (!is_lower, self.hello.attempt),
+            DialSide::Dialled { attempt, .. } => (is_lower, attempt),
+            DialSide::Accepted => (!is_lower, self.hello.attempt),
         };
         LinkFacts { start: self.hello.start, dialled_by_lower, attempt }
     }
@@ -80,7 +80,7 @@ impl Greeted {
     }
 }
 
-impl Closer {
+impl ConnectionCloser {
     pub(crate) fn close(&self, reason: DownReason) {
         self.close_as(reason, reason.code());
     }
@@ -148,16 +148,16 @@ impl Dialler {
     /// Tries the addresses in turn until one leads to the node.
     pub(crate) async fn dial(
         &self,
-        context: &Context,
+        context: &TransportContext,
         node: NodeId,
         addresses: &[SocketAddr],
         attempt: u64,
-    ) -> Result<Greeted, DialFailure> {
+    ) -> Result<PeerConnection, PeerDialFailure> {
         let mut failure = None;
         for &address in addresses {
             match self.dial_one(context, node, address, attempt).await {
                 Ok(greeted) => return Ok(greeted),
-                Err(problem) => failure = Some(DialFailure { address, problem }),
+                Err(problem) => failure = Some(PeerDialFailure { address, problem }),
             }
         }
         Err(failure.expect("a peer is dialled only if it has addresses"))
@@ -165,21 +165,21 @@ impl Dialler {
 
     async fn dial_one(
         &self,
-        context: &Context,
+        context: &TransportContext,
         node: NodeId,
         address: SocketAddr,
         attempt: u64,
-    ) -> Result<Greeted, DialProblem> {
+    ) -> Result<PeerConnection, DialProblem> {
         let connection = self.connect(context.limits.dial_within, address).await?;
-        let peer =
-            Accepted::member(&connection).map_err(|fault| DialProblem::Other(fault.to_string()))?;
+        let peer = AcceptedPeer::member(&connection)
+            .map_err(|fault| DialProblem::Other(fault.to_string()))?;
         if peer.node != node {
             connection.close(CloseCode::Left.number().into(), &[]);
             return Err(DialProblem::AnotherNode);
         }
         super::tuning::open_for_member(&connection, &context.limits);
         let within = context.limits.handshake_within;
-        let greeted = timeout(within, greet(context, connection, peer, attempt)).await;
+        let greeted = timeout(within, complete_dial(context, connection, peer, attempt)).await;
         greeted.unwrap_or(Err(DialProblem::NobodyAnswers))
     }
 
@@ -200,44 +200,48 @@ impl Dialler {
 }
 
 /// The hello that this process sends to a member with this leave to come to its same-host socket.
-pub(super) fn hello_to_member(context: &Context, attempt: u64, leave: Option<&Leave>) -> Hello {
-    Hello {
-        versions: context.spoken.range(),
+pub(super) fn hello_to_member(
+    context: &TransportContext,
+    attempt: u64,
+    leave: Option<&AdmissionHandle>,
+) -> PeerHello {
+    PeerHello {
+        versions: context.versions.range(),
         start: context.start,
         attempt,
-        host: context.hub.as_ref().map(|hub| hub.host().clone()),
+        host: context.local_hub.as_ref().map(|hub| hub.host().clone()),
         offer: leave.map(|leave| leave.admission.offer().clone()),
     }
 }
 
 /// Sends the dialler's hello, and waits for the answer.
-async fn greet(
-    context: &Context,
+async fn complete_dial(
+    context: &TransportContext,
     connection: Connection,
     peer: PeerIdentity,
     attempt: u64,
-) -> Result<Greeted, DialProblem> {
-    let leave = match &context.hub {
-        Some(hub) => hub.leave(peer.node).await,
+) -> Result<PeerConnection, DialProblem> {
+    let leave = match &context.local_hub {
+        Some(hub) => hub.admit(peer.node).await,
         None => None,
     };
     let ours = hello_to_member(context, attempt, leave.as_ref());
-    let (hello, send, receive) = exchange(&connection, &ours).await?;
-    let side = Side::Dialled { attempt, leave };
+    let (hello, send, receive) = exchange_hellos(&connection, &ours).await?;
+    let side = DialSide::Dialled { attempt, admission: leave };
     let verdict = Arc::default();
-    Ok(Greeted { peer, connection, hello, side, send, receive, verdict })
+    Ok(PeerConnection { peer, connection, hello, side, send, receive, verdict })
 }
 
 /// Writes a dialler's hello on a new stream and reads the answer.
-pub(super) async fn exchange(
+pub(super) async fn exchange_hellos(
     connection: &Connection,
-    ours: &Hello,
-) -> Result<(Hello, SendStream, RecvStream), DialProblem> {
+    ours: &PeerHello,
+) -> Result<(PeerHello, SendStream, RecvStream), DialProblem> {
     let result = async {
         let (mut send, mut receive) = connection.open_bi().await.map_err(std::io::Error::from)?;
         send.write_all(&[HELLO_STREAM]).await.map_err(std::io::Error::from)?;
         ours.write(&mut send).await?;
-        let hello = Hello::read(ours.versions, &mut receive).await?;
+        let hello = PeerHello::read(ours.versions, &mut receive).await?;
         Ok::<_, HelloFault>((hello, send, receive))
     };
     let fault = match result.await {
@@ -262,12 +266,12 @@ pub(super) async fn exchange(
 }
 
 /// Reads the hello of a member, or a person's command line, that dialled.
-pub(super) async fn be_greeted(
-    context: &Context,
+pub(super) async fn receive_hello(
+    context: &TransportContext,
     connection: Connection,
     peer: PeerIdentity,
-) -> Result<Greeted, HelloFault> {
-    let versions = versions_with(context, peer.role);
+) -> Result<PeerConnection, HelloFault> {
+    let versions = versions_for(context, peer.role);
     let (mut send, mut receive) = connection.accept_bi().await.map_err(std::io::Error::from)?;
     let mut tag = [0];
     let read = receive.read_exact(&mut tag).await;
@@ -275,15 +279,15 @@ pub(super) async fn be_greeted(
     if tag != [HELLO_STREAM] {
         return Err(HelloFault::Malformed);
     }
-    match Hello::read(versions, &mut receive).await {
+    match PeerHello::read(versions, &mut receive).await {
         Ok(hello) => {
-            let (side, verdict) = (Side::Accepted, Arc::default());
-            Ok(Greeted { peer, connection, hello, side, send, receive, verdict })
+            let (side, verdict) = (DialSide::Accepted, Arc::default());
+            Ok(PeerConnection { peer, connection, hello, side, send, receive, verdict })
         }
         Err(fault) => {
             if let HelloFault::Version { .. } = fault {
                 // It reads our versions and closes; the caller waits for that.
-                let ours = Hello::of_nobody(versions);
+                let ours = PeerHello::anonymous(versions);
                 ours.write(&mut send).await?;
                 connection.closed().await;
             }
@@ -293,6 +297,6 @@ pub(super) async fn be_greeted(
 }
 
 /// The versions spoken with a peer: what members gave up, people's command lines may speak still.
-pub(super) fn versions_with(context: &Context, role: PeerRole) -> VersionRange {
-    if role.serves() { context.spoken.range() } else { VERSIONS }
+pub(super) fn versions_for(context: &TransportContext, role: PeerRole) -> VersionRange {
+    if role.serves() { context.versions.range() } else { VERSIONS }
 }

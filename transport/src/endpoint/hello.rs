@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::setup::ProcessStart;
 use super::version::VersionRange;
-use crate::event::Road;
+use crate::event::TransportPath;
 use crate::local::{HostIdentity, LocalOffer};
 
 /// The longest body. Ours has below 300 bytes.
@@ -27,7 +27,7 @@ const HEAD_BYTES: usize = 6;
 
 /// What a process sends about itself on a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hello {
+pub struct PeerHello {
     /// The versions it speaks.
     pub(crate) versions: VersionRange,
     /// Which start of the node it is.
@@ -41,7 +41,7 @@ pub struct Hello {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Body {
+struct HelloBody {
     boot: u64,
     life: u64,
     attempt: u64,
@@ -68,9 +68,9 @@ pub enum HelloFault {
     Broken(#[from] io::Error),
 }
 
-impl Hello {
+impl PeerHello {
     /// The hello of a process whose start means nothing to the peer.
-    pub(crate) const fn of_nobody(versions: VersionRange) -> Self {
+    pub(crate) const fn anonymous(versions: VersionRange) -> Self {
         let start = ProcessStart { boot: 0, life: 0 };
         Self { versions, start, attempt: 0, host: None, offer: None }
     }
@@ -81,7 +81,7 @@ impl Hello {
     /// Never: a hello is below 64 KiB.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let body = Body {
+        let body = HelloBody {
             boot: self.start.boot,
             life: self.start.life,
             attempt: self.attempt,
@@ -99,7 +99,7 @@ impl Hello {
     }
 
     fn decode(versions: VersionRange, body: &[u8]) -> Result<Self, HelloFault> {
-        let (body, rest): (Body, _) =
+        let (body, rest): (HelloBody, _) =
             postcard::take_from_bytes(body).map_err(|_| HelloFault::Malformed)?;
         if !rest.is_empty() {
             return Err(HelloFault::Malformed);
@@ -146,22 +146,27 @@ impl Hello {
 }
 
 /// Sends the road that the dialler chose.
-pub(crate) async fn write_road(stream: &mut SendStream, road: Road) -> Result<(), HelloFault> {
+pub(crate) async fn write_path(
+    stream: &mut SendStream,
+    road: TransportPath,
+) -> Result<(), HelloFault> {
     let byte = match road {
-        Road::Quic => 0,
-        Road::SameHost => 1,
+        TransportPath::Quic => 0,
+        TransportPath::SameHost => 1,
     };
     stream.write_all(&[byte]).await.map_err(io::Error::from)?;
     Ok(())
 }
 
 /// The road that the dialler chose.
-pub(crate) async fn read_road(stream: &mut (impl AsyncRead + Unpin)) -> Result<Road, HelloFault> {
+pub(crate) async fn read_path(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> Result<TransportPath, HelloFault> {
     let mut byte = [0];
     read_exact(stream, &mut byte).await?;
     match byte {
-        [0] => Ok(Road::Quic),
-        [1] => Ok(Road::SameHost),
+        [0] => Ok(TransportPath::Quic),
+        [1] => Ok(TransportPath::SameHost),
         [_] => Err(HelloFault::Malformed),
     }
 }
@@ -181,7 +186,7 @@ mod tests {
     #[test]
     fn a_hello_comes_back_as_it_was_and_nothing_may_follow_it() {
         let versions = VersionRange { oldest: 3, newest: 5 };
-        let hello = Hello {
+        let hello = PeerHello {
             versions,
             start: ProcessStart { boot: 3, life: u64::MAX },
             attempt: 9,
@@ -189,12 +194,12 @@ mod tests {
             offer: None,
         };
         let bytes = hello.encode();
-        assert_eq!(Hello::decode(versions, &bytes[HEAD_BYTES..]).unwrap(), hello);
+        assert_eq!(PeerHello::decode(versions, &bytes[HEAD_BYTES..]).unwrap(), hello);
         let longer = [&bytes[HEAD_BYTES..], &[0]].concat();
-        assert!(matches!(Hello::decode(versions, &longer), Err(HelloFault::Malformed)));
+        assert!(matches!(PeerHello::decode(versions, &longer), Err(HelloFault::Malformed)));
         for end in HEAD_BYTES..bytes.len() {
             assert!(matches!(
-                Hello::decode(versions, &bytes[HEAD_BYTES..end]),
+                PeerHello::decode(versions, &bytes[HEAD_BYTES..end]),
                 Err(HelloFault::Malformed)
             ));
         }

@@ -8,10 +8,10 @@
 //! it, all of them end before `Down` is reported.
 
 mod client;
+mod establish;
 mod lanes;
 mod local;
 mod receive;
-mod settle;
 mod streams;
 
 use std::sync::Arc;
@@ -27,11 +27,11 @@ pub(super) use streams::BULK_STREAM;
 pub(crate) use streams::REQUEST_STREAM;
 
 use super::close::CloseCode;
-use super::context::Context;
-use super::greeting::{Closer, Greeted};
+use super::context::TransportContext;
+use super::greeting::{ConnectionCloser, PeerConnection};
 use super::version::VersionRange;
 use crate::control::ControlQueue;
-use crate::event::{DownReason, Road, TransportEvent, Violation};
+use crate::event::{DownReason, PeerViolation, TransportEvent, TransportPath};
 use crate::frame::FrameQueue;
 use crate::identity::PeerIdentity;
 use crate::local::LocalOffer;
@@ -42,10 +42,10 @@ const ORDERLY_CLOSE: Duration = Duration::from_millis(500);
 
 /// A connection to a member whose lanes work. Senders enqueue here.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct PeerLink {
     pub(crate) peer: PeerIdentity,
     pub(crate) versions: VersionRange,
-    pub(crate) road: Road,
+    pub(crate) path: TransportPath,
     pub(crate) connection: Connection,
     pub(crate) control: ControlQueue,
     pub(crate) frames: FrameQueue,
@@ -69,45 +69,45 @@ enum LaneEnd {
     /// The peer's end of a same-host socket is gone.
     SocketGone,
     /// The peer sent what it must not.
-    Violation(Violation),
+    Violation(PeerViolation),
 }
 
 /// Carries everything between this process and a member, until the connection ends.
-pub(crate) async fn run_link(context: Arc<Context>, greeted: Greeted) -> LinkEnd {
-    let open = context.tallies.open.hold();
+pub(crate) async fn run_link(context: Arc<TransportContext>, greeted: PeerConnection) -> LinkEnd {
+    let open = context.counters.open.hold();
     let (node, start, closer) = (greeted.peer.node, greeted.hello.start, greeted.closer());
     let connection = greeted.connection.clone();
     let within = context.limits.handshake_within;
-    let Ok(Some(settled)) = timeout(within, settle::settle(&context, greeted)).await else {
+    let Ok(Some(settled)) = timeout(within, establish::establish(&context, greeted)).await else {
         if connection.close_reason().is_none() {
-            closer.close(DownReason::Violation(Violation::Other(CloseCode::Late)));
+            closer.close(DownReason::Violation(PeerViolation::Other(CloseCode::Late)));
         }
         let reason = closer.reason(&connection.closed().await);
         return LinkEnd { node, was_up: false, reason };
     };
     let link = Arc::clone(&settled.link);
     let peer = link.peer;
-    context.directory.enter(Arc::clone(&link));
-    let (boot, versions, road) = (start.boot, link.versions, link.road);
-    context.events.tell(TransportEvent::Up { peer, boot, versions, road }).await;
+    context.directory.insert(Arc::clone(&link));
+    let (boot, versions, road) = (start.boot, link.versions, link.path);
+    context.events.send(TransportEvent::Up { peer, boot, versions, path: road }).await;
     let mut lanes = lanes::spawn(&context, settled);
     let error = attend(&context, &closer, &connection, &mut lanes).await;
-    context.directory.strike(node);
-    if link.road == Road::SameHost && closer.is_ours() {
+    context.directory.remove(node);
+    if link.path == TransportPath::SameHost && closer.is_ours() {
         // If the peer is stuck, its end of the sockets stays open; then enough was waited.
         let _ = timeout(ORDERLY_CLOSE, until_sockets_gone(&mut lanes)).await;
     }
     lanes.shutdown().await;
     let reason = closer.reason(&error);
     drop(open);
-    context.events.tell(TransportEvent::Down { peer, reason }).await;
+    context.events.send(TransportEvent::Down { peer, reason }).await;
     LinkEnd { node, was_up: true, reason }
 }
 
 /// Waits for the end of the connection, and closes it when a lane ends with a reason to.
 async fn attend(
-    context: &Context,
-    closer: &Closer,
+    context: &TransportContext,
+    closer: &ConnectionCloser,
     connection: &Connection,
     lanes: &mut JoinSet<LaneEnd>,
 ) -> ConnectionError {
@@ -118,7 +118,7 @@ async fn attend(
                 Ok(LaneEnd::Over) => {}
                 Ok(LaneEnd::SocketGone) => closer.close(DownReason::ProcessEnded),
                 Ok(LaneEnd::Violation(violation)) => {
-                    context.tallies.violations.one();
+                    context.counters.violations.increment();
                     closer.close(DownReason::Violation(violation));
                 }
                 // Its panic was reported where it happened. The lanes begin anew with a connection.

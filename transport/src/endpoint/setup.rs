@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::identity::Credentials;
-use crate::limits::Limits;
+use crate::limits::TransportLimits;
 use crate::local::LocalBindError;
 
 /// What a transport is made of.
@@ -22,7 +22,7 @@ pub struct TransportSetup {
     /// Which start of this node this is.
     pub start: ProcessStart,
     /// The limits on connections, queues, lengths and times.
-    pub limits: Limits,
+    pub limits: TransportLimits,
 }
 
 /// Which start of a node a process is. Of two processes that claim one identity, the later boot

@@ -11,17 +11,17 @@ use tokio::sync::watch;
 use zbelastic_types::NodeId;
 
 use super::bind;
-use super::bulk_road::open_bulk;
-use super::context::Context;
-use super::counters::Counters;
+use super::bulk_path::open_bulk;
+use super::context::TransportContext;
+use super::counters::TransportCounters;
 use super::setup::{BindError, TransportSetup};
 use super::tuning::QuicConfigs;
 use crate::bulk::{BulkBody, BulkError, BulkFetch, ChunkSink, fetch, fetch_into};
-use crate::control::Queued;
+use crate::control::EnqueueOutcome;
 use crate::event::EventQueue;
 use crate::frame::{FrameNotQueued, FrameRules, OutgoingFrame, ReceivedFrame};
 use crate::identity::{Credentials, PeerIdentity, PeerRole};
-use crate::request::{RequestError, ask};
+use crate::request::{RequestError, send_request};
 
 /// What is called with every frame that arrived, on the task that received it.
 pub type FrameSink = Box<dyn Fn(ReceivedFrame) + Send + Sync>;
@@ -38,7 +38,7 @@ pub struct Transport {
 
 /// What the handles share. Dropped with the last of them, it closes the transport.
 pub(super) struct Shared {
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<TransportContext>,
     pub(super) address: SocketAddr,
     pub(super) endpoint: Endpoint,
     pub(super) client: watch::Sender<ClientConfig>,
@@ -49,7 +49,7 @@ pub(super) struct Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.context.wishes.send_modify(|wishes| wishes.closing = true);
+        self.context.desired_peers.send_modify(|wishes| wishes.closing = true);
     }
 }
 
@@ -97,43 +97,43 @@ impl Transport {
 
     /// Wants a peer: dials it at its addresses, again and again with a bounded pause. Called again
     /// it replaces role and addresses.
-    pub fn know(&self, node: NodeId, role: PeerRole, addresses: Vec<SocketAddr>) {
-        let wishes = &self.shared.context.wishes;
-        wishes.send_if_modified(|wishes| wishes.know(node, role, addresses));
+    pub fn add_peer(&self, node: NodeId, role: PeerRole, addresses: Vec<SocketAddr>) {
+        let wishes = &self.shared.context.desired_peers;
+        wishes.send_if_modified(|wishes| wishes.add(node, role, addresses));
     }
 
     /// Wants a peer no more, and closes what is there.
     pub fn forget(&self, node: NodeId) {
-        self.shared.context.wishes.send_if_modified(|wishes| wishes.forget(node));
+        self.shared.context.desired_peers.send_if_modified(|wishes| wishes.remove(node));
     }
 
     /// The member was removed: closes what is there at once, and refuses it from now on.
     pub fn ban(&self, node: NodeId) {
-        self.shared.context.wishes.send_if_modified(|wishes| wishes.ban(node));
+        self.shared.context.desired_peers.send_if_modified(|wishes| wishes.ban(node));
     }
 
     /// Speaks no version before this one with members from now on: connections that are there stay, and a
     /// program that is older is refused when it comes, and reads why.
-    pub fn give_up_versions_before(&self, oldest: u16) {
-        self.shared.context.spoken.give_up_before(oldest);
+    pub fn retire_versions_before(&self, oldest: u16) {
+        self.shared.context.versions.retire_before(oldest);
     }
 
     /// Closes the connections of people. A person whose certificate is believed can connect again.
-    pub fn end_people(&self) {
-        self.shared.context.wishes.send_modify(|wishes| wishes.people_ended += 1);
+    pub fn close_clients(&self) {
+        self.shared.context.desired_peers.send_modify(|wishes| wishes.clients_closed += 1);
     }
 
     /// Sends a control message: its first byte is a [`crate::ControlKind`]. Never blocks; what does
     /// not fit or has no road is dropped and counted.
     pub fn send(&self, to: NodeId, bytes: Bytes) {
-        let tallies = &self.shared.context.tallies;
+        let tallies = &self.shared.context.counters;
         let Some(link) = self.shared.context.directory.get(to) else {
-            return tallies.control_no_road.one();
+            return tallies.control_no_path.increment();
         };
         match link.control.put(bytes) {
-            Queued::Waits { dropped: 0 } => {}
-            Queued::Waits { dropped } => tallies.control_queue_full.add(dropped),
-            Queued::NotSendable => tallies.control_not_sendable.one(),
+            EnqueueOutcome::Waits { dropped: 0 } => {}
+            EnqueueOutcome::Waits { dropped } => tallies.control_queue_full.add(dropped),
+            EnqueueOutcome::NotSendable => tallies.control_not_sendable.increment(),
         }
     }
 
@@ -145,18 +145,18 @@ impl Transport {
     }
 
     /// Sets which frames peers may send from now on; replaces the rules before.
-    pub fn expect(&self, rules: FrameRules) {
+    pub fn set_frame_rules(&self, rules: FrameRules) {
         self.shared.context.rules.send_replace(Arc::new(rules));
     }
 
     /// Sets where frames go that arrive. Frames that arrive before are dropped and counted.
     pub fn set_frame_sink(&self, sink: FrameSink) {
-        self.shared.context.sink.send_replace(Some(Arc::new(sink)));
+        self.shared.context.frame_sink.send_replace(Some(Arc::new(sink)));
     }
 
     /// Sets where bodies of the Bulk lane are found.
-    pub fn serve_bulk(&self, source: BulkSource) {
-        self.shared.context.source.send_replace(Some(Arc::new(source)));
+    pub fn set_bulk_source(&self, source: BulkSource) {
+        self.shared.context.bulk_source.send_replace(Some(Arc::new(source)));
     }
 
     /// Fetches a body from the nodes that hold it.
@@ -190,21 +190,21 @@ impl Transport {
     /// There is no answer.
     pub async fn request(&self, to: NodeId, bytes: Vec<u8>) -> Result<Vec<u8>, RequestError> {
         let context = &self.shared.context;
-        let link = context.directory.get(to).ok_or(RequestError::NoRoad)?;
-        context.tallies.requests_asked.one();
-        ask(&link.connection, &bytes, context.limits.request_within).await
+        let link = context.directory.get(to).ok_or(RequestError::NoPath)?;
+        context.counters.requests_sent.increment();
+        send_request(&link.connection, &bytes, context.limits.request_within).await
     }
 
     /// A reading of the counters.
     #[must_use]
-    pub fn counters(&self) -> Counters {
-        self.shared.context.tallies.read()
+    pub fn counters(&self) -> TransportCounters {
+        self.shared.context.counters.read()
     }
 
     /// Closes every connection in order, and waits until the peers could know. It ends even if
     /// they do not answer.
     pub async fn close(&self) {
-        self.shared.context.wishes.send_modify(|wishes| wishes.closing = true);
+        self.shared.context.desired_peers.send_modify(|wishes| wishes.closing = true);
         let mut closed = self.shared.closed.clone();
         // An error means that the runtime took the tasks down; then all is closed as well.
         let _ = closed.wait_for(|closed| *closed).await;
@@ -214,7 +214,7 @@ impl Transport {
 /// Sends frames of the Tensor lane, from any thread, with or without a runtime. Cheap to clone.
 #[derive(Clone)]
 pub struct FrameSender {
-    context: Arc<Context>,
+    context: Arc<TransportContext>,
     runtime: Handle,
 }
 
@@ -229,12 +229,12 @@ impl FrameSender {
     #[must_use]
     pub fn send(&self, to: NodeId, frame: OutgoingFrame) -> SendOutcome {
         let Some(link) = self.context.directory.get(to) else {
-            return SendOutcome::NoRoad(frame);
+            return SendOutcome::NoPath(frame);
         };
         match link.frames.try_send(frame) {
             Ok(()) => SendOutcome::Queued,
             Err(FrameNotQueued::Full(frame)) => SendOutcome::Full(frame),
-            Err(FrameNotQueued::Closed(frame)) => SendOutcome::NoRoad(frame),
+            Err(FrameNotQueued::Closed(frame)) => SendOutcome::NoPath(frame),
         }
     }
 
@@ -256,7 +256,7 @@ pub enum SendOutcome {
     /// It waits in the queue of the peer, or is on its way. Lost if the peer goes `Down`.
     Queued,
     /// The peer is not there, or this process may send no frames. The frame is given back.
-    NoRoad(OutgoingFrame),
+    NoPath(OutgoingFrame),
     /// The queue of the peer is full. The frame is given back.
     Full(OutgoingFrame),
 }

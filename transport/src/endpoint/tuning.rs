@@ -10,10 +10,10 @@ use quinn::{
     TransportConfig, VarInt,
 };
 
-use super::connection_id::DrawnIds;
+use super::connection_id::RandomConnectionIds;
 use super::setup::BindError;
-use crate::identity::{Credentials, Doors, Wanted};
-use crate::limits::Limits;
+use crate::identity::{AcceptedDiallers, Credentials, ExpectedPeer};
+use crate::limits::TransportLimits;
 
 /// What a connection may send before its peer is known, and a stranger at any time.
 const STRANGER_WINDOW_BYTES: u32 = 64 << 10;
@@ -45,7 +45,10 @@ pub(super) struct QuicConfigs {
 }
 
 impl QuicConfigs {
-    pub(super) fn new(credentials: &Credentials, limits: &Limits) -> Result<Self, BindError> {
+    pub(super) fn new(
+        credentials: &Credentials,
+        limits: &TransportLimits,
+    ) -> Result<Self, BindError> {
         Ok(Self {
             server: server_config(credentials, limits)?,
             client: client_config(credentials, limits)?,
@@ -55,16 +58,19 @@ impl QuicConfigs {
 
 /// An endpoint that can end the connections of the process before it: after a restart at the same
 /// port it answers their packets with the stateless resets that they were promised, so that peers
-/// dial anew at once, and not when they have received nothing for [`Limits::idle_within`].
+/// dial anew at once, and not when they have received nothing for [`TransportLimits::idle_within`].
 pub(super) fn endpoint_config(credentials: &Credentials) -> EndpointConfig {
     let mut config = EndpointConfig::new(Arc::new(credentials.key().reset_key()));
-    config.cid_generator(|| Box::new(DrawnIds));
+    config.cid_generator(|| Box::new(RandomConnectionIds));
     config.max_udp_payload_size(PACKET_BYTES_MAX).expect("above the least that QUIC asks for");
     config
 }
 
-fn server_config(credentials: &Credentials, limits: &Limits) -> Result<ServerConfig, BindError> {
-    let tls = credentials.server_config(Doors::MembersAndJoiners).map_err(unusable)?;
+fn server_config(
+    credentials: &Credentials,
+    limits: &TransportLimits,
+) -> Result<ServerConfig, BindError> {
+    let tls = credentials.server_config(AcceptedDiallers::MembersAndJoiners).map_err(unusable)?;
     let crypto = QuicServerConfig::try_from(tls).map_err(unusable)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config
@@ -78,9 +84,9 @@ fn server_config(credentials: &Credentials, limits: &Limits) -> Result<ServerCon
 
 pub(super) fn client_config(
     credentials: &Credentials,
-    limits: &Limits,
+    limits: &TransportLimits,
 ) -> Result<ClientConfig, BindError> {
-    let tls = credentials.client_config(Wanted::AnyMember).map_err(unusable)?;
+    let tls = credentials.client_config(ExpectedPeer::AnyMember).map_err(unusable)?;
     let crypto = QuicClientConfig::try_from(tls).map_err(unusable)?;
     let mut config = ClientConfig::new(Arc::new(crypto));
     config.transport_config(Arc::new(before_known(limits)));
@@ -92,7 +98,7 @@ fn unusable(error: impl std::fmt::Display) -> BindError {
 }
 
 /// What holds for a connection until [`open_for_member`] or [`open_for_client`].
-pub(super) fn before_known(limits: &Limits) -> TransportConfig {
+pub(super) fn before_known(limits: &TransportLimits) -> TransportConfig {
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(PACKET_BYTES_MAX);
     let mut congestion = CubicConfig::default();
@@ -115,14 +121,14 @@ pub(super) fn before_known(limits: &Limits) -> TransportConfig {
 }
 
 /// Opens the lanes of a member.
-pub(super) fn open_for_member(connection: &Connection, limits: &Limits) {
+pub(super) fn open_for_member(connection: &Connection, limits: &TransportLimits) {
     connection.set_receive_window(VarInt::from_u32(limits.window_bytes));
     connection.set_max_concurrent_uni_streams(VarInt::from_u32(limits.streams_one_way_max));
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(limits.streams_both_ways_max));
 }
 
 /// Lets a person's command line send requests.
-pub(super) fn open_for_client(connection: &Connection, limits: &Limits) {
+pub(super) fn open_for_client(connection: &Connection, limits: &TransportLimits) {
     connection.set_receive_window(VarInt::from_u32(limits.window_bytes / STREAM_SHARE));
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(limits.streams_both_ways_max));
 }

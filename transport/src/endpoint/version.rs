@@ -11,23 +11,23 @@ pub const VERSIONS: VersionRange = VersionRange { oldest: 2, newest: 3 };
 
 /// The versions that a process speaks with members: those of its program, until it gives up older ones.
 #[derive(Debug)]
-pub(crate) struct Spoken {
+pub(crate) struct SpokenVersions {
     oldest: AtomicU16,
 }
 
-impl Default for Spoken {
+impl Default for SpokenVersions {
     fn default() -> Self {
         Self { oldest: AtomicU16::new(VERSIONS.oldest) }
     }
 }
 
-impl Spoken {
+impl SpokenVersions {
     pub(crate) fn range(&self) -> VersionRange {
         VersionRange { oldest: self.oldest.load(Ordering::Relaxed), newest: VERSIONS.newest }
     }
 
     /// Gives up what is older than this.
-    pub(crate) fn give_up_before(&self, oldest: u16) {
+    pub(crate) fn retire_before(&self, oldest: u16) {
         self.oldest.fetch_max(oldest.min(VERSIONS.newest), Ordering::Relaxed);
     }
 }
@@ -58,7 +58,7 @@ impl fmt::Display for VersionRange {
 
 #[cfg(test)]
 mod tests {
-    use super::{Spoken, VERSIONS, VersionRange};
+    use super::{SpokenVersions, VERSIONS, VersionRange};
 
     const fn range(oldest: u16, newest: u16) -> VersionRange {
         VersionRange { oldest, newest }
@@ -75,10 +75,10 @@ mod tests {
 
     #[test]
     fn what_was_given_up_is_not_spoken_again_and_the_newest_is_kept() {
-        let spoken = Spoken::default();
+        let spoken = SpokenVersions::default();
         assert_eq!(spoken.range(), VERSIONS);
         for (oldest, expected) in [(3, 3), (2, 3), (u16::MAX, VERSIONS.newest)] {
-            spoken.give_up_before(oldest);
+            spoken.retire_before(oldest);
             assert_eq!(spoken.range(), range(expected, VERSIONS.newest), "before {oldest}");
         }
     }

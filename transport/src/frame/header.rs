@@ -15,7 +15,7 @@ pub(super) const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 
 /// What a frame announces before it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct FrameHeader {
     pub(super) class: FrameClass,
     pub(super) meta_bytes: u32,
     pub(super) body_bytes: u64,
@@ -23,7 +23,7 @@ pub(super) struct Header {
 
 /// What to do with a frame that announces itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
+pub(super) enum FrameAdmission {
     /// It matches its rule: take it.
     Take,
     /// No rule names its class: read past it.
@@ -32,7 +32,7 @@ pub(super) enum Admission {
 
 /// Why a frame ends the lane it came on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum FrameRefusal {
+pub enum FrameRejection {
     /// Its body has not the length that its class has.
     #[error("a frame of class {} announces {found} bytes, its rule says {expected}", class.0)]
     WrongLength {
@@ -61,7 +61,7 @@ pub enum FrameRefusal {
     },
 }
 
-impl Header {
+impl FrameHeader {
     pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&self.class.0.to_le_bytes());
@@ -79,21 +79,21 @@ impl Header {
     }
 
     /// Whether the frame may come, by the rule of its class if there is one.
-    pub(super) fn check(self, rule: Option<&[usize]>) -> Result<Admission, FrameRefusal> {
+    pub(super) fn check(self, rule: Option<&[usize]>) -> Result<FrameAdmission, FrameRejection> {
         let Self { class, meta_bytes, body_bytes: found } = self;
         if meta_bytes as usize > META_BYTES_MAX {
-            return Err(FrameRefusal::MetaTooLong { class, found: meta_bytes });
+            return Err(FrameRejection::MetaTooLong { class, found: meta_bytes });
         }
         let Some(parts) = rule else {
             let is_short = found <= FRAME_BYTES_MAX;
             return is_short
-                .then_some(Admission::Skip)
-                .ok_or(FrameRefusal::TooLong { class, found });
+                .then_some(FrameAdmission::Skip)
+                .ok_or(FrameRejection::TooLong { class, found });
         };
         let expected = body_bytes(parts).expect("rules are checked when they are made");
         if found != expected {
-            return Err(FrameRefusal::WrongLength { class, expected, found });
+            return Err(FrameRejection::WrongLength { class, expected, found });
         }
-        Ok(Admission::Take)
+        Ok(FrameAdmission::Take)
     }
 }

@@ -24,7 +24,7 @@ const LONGER_MAX: usize = 2;
 /// Memory for parts, of all connections of a process together. Copies share it.
 #[derive(Clone, Debug, Default)]
 pub struct PartPool {
-    shelf: Arc<Mutex<Shelf>>,
+    buffers: Arc<Mutex<UnusedBuffers>>,
 }
 
 /// The floats of one part of a frame. Dropped, it leaves its memory to the pool it came from.
@@ -36,7 +36,7 @@ pub struct FramePart {
 
 /// What lies unused: buffers by capacity in floats, and among equal ones by how long they lie.
 #[derive(Debug, Default)]
-struct Shelf {
+struct UnusedBuffers {
     unused: BTreeMap<(usize, u64), Vec<f32>>,
     bytes: u64,
     /// How many buffers were ever put back.
@@ -49,13 +49,13 @@ impl PartPool {
         if bytes_of(floats) < POOLED_BYTES_MIN {
             return FramePart { floats: Vec::with_capacity(floats), pool: None };
         }
-        let used = self.shelf.lock().unwrap_or_else(PoisonError::into_inner).take(floats);
+        let used = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take(floats);
         let floats = used.unwrap_or_else(|| Vec::with_capacity(floats));
         FramePart { floats, pool: Some(self.clone()) }
     }
 
     fn put(&self, floats: Vec<f32>) {
-        let dropped = self.shelf.lock().unwrap_or_else(PoisonError::into_inner).put(floats);
+        let dropped = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).put(floats);
         // To give pages back takes time, in which nobody should wait for the lock.
         drop(dropped);
     }
@@ -63,11 +63,11 @@ impl PartPool {
     /// The bytes that lie unused.
     #[must_use]
     pub fn unused_bytes(&self) -> u64 {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner).bytes
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).bytes
     }
 }
 
-impl Shelf {
+impl UnusedBuffers {
     /// The shortest buffer with that much room, if it is not too long for it.
     fn take(&mut self, floats: usize) -> Option<Vec<f32>> {
         let fitting = (floats, 0)..=(floats.saturating_mul(LONGER_MAX), u64::MAX);
@@ -199,7 +199,7 @@ mod tests {
         let floats = part.into_vec();
         assert_eq!((floats.as_ptr(), &floats[..]), (memory, &[1.0, 2.0][..]));
         drop(floats);
-        assert!(pool.shelf.lock().unwrap().unused.is_empty());
+        assert!(pool.buffers.lock().unwrap().unused.is_empty());
     }
 
     #[test]
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_full_pool_lets_go_what_lies_longest() {
-        let mut shelf = Shelf::default();
+        let mut shelf = UnusedBuffers::default();
         let quarter = (PART_POOL_BYTES / FLOAT_BYTES / 4) as usize;
         let mut put = |floats: usize| -> Vec<usize> {
             let dropped = shelf.put(Vec::with_capacity(floats));

@@ -21,41 +21,41 @@ const QUEUE_UNITS: u32 = (FRAME_QUEUE_BYTES / UNIT_BYTES) as u32;
 /// Where frames to one peer are put in. Copies share the queues.
 #[derive(Clone, Debug)]
 pub struct FrameQueue {
-    critical: Entrance,
-    background: Entrance,
+    critical: UrgencySender,
+    background: UrgencySender,
 }
 
 /// Where they come out. When it is dropped, senders that wait for room get their frames back.
 #[derive(Debug)]
 pub struct FrameOutlet {
-    critical: Exit,
-    background: Exit,
+    critical: UrgencyReceiver,
+    background: UrgencyReceiver,
 }
 
 /// Where frames of one urgency come out.
 #[derive(Debug)]
-struct Exit {
-    frames: mpsc::Receiver<Waiting>,
-    room: Arc<Semaphore>,
+struct UrgencyReceiver {
+    frames: mpsc::Receiver<QueuedFrame>,
+    permits: Arc<Semaphore>,
 }
 
-impl Drop for Exit {
+impl Drop for UrgencyReceiver {
     fn drop(&mut self) {
-        self.room.close();
+        self.permits.close();
     }
 }
 
 /// Where frames of one urgency are put in.
 #[derive(Clone, Debug)]
-struct Entrance {
-    frames: mpsc::Sender<Waiting>,
-    room: Arc<Semaphore>,
+struct UrgencySender {
+    frames: mpsc::Sender<QueuedFrame>,
+    permits: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct QueuedFrame {
     frame: OutgoingFrame,
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Why a frame was handed back.
@@ -75,8 +75,8 @@ pub enum FrameNotQueued {
 /// If `frames_max` is zero.
 #[must_use]
 pub fn frame_queue(frames_max: usize) -> (FrameQueue, FrameOutlet) {
-    let (critical, critical_outlet) = Entrance::new(frames_max);
-    let (background, background_outlet) = Entrance::new(frames_max);
+    let (critical, critical_outlet) = UrgencySender::new(frames_max);
+    let (background, background_outlet) = UrgencySender::new(frames_max);
     let outlet = FrameOutlet { critical: critical_outlet, background: background_outlet };
     (FrameQueue { critical, background }, outlet)
 }
@@ -88,15 +88,15 @@ impl FrameQueue {
     /// # Errors
     /// If there is no room, or the outlet is gone.
     pub fn try_send(&self, frame: OutgoingFrame) -> Result<(), FrameNotQueued> {
-        self.entrance(&frame).try_send(frame)
+        self.sender_for(&frame).try_send(frame)
     }
 
     /// Puts a frame in once there is room for it; yields it if nobody will write it any more.
     pub async fn send(&self, frame: OutgoingFrame) -> Option<OutgoingFrame> {
-        self.entrance(&frame).send(frame).await
+        self.sender_for(&frame).send(frame).await
     }
 
-    fn entrance(&self, frame: &OutgoingFrame) -> &Entrance {
+    fn sender_for(&self, frame: &OutgoingFrame) -> &UrgencySender {
         match frame.urgency() {
             Urgency::Critical => &self.critical,
             Urgency::Background => &self.background,
@@ -104,18 +104,21 @@ impl FrameQueue {
     }
 }
 
-impl Entrance {
-    fn new(frames_max: usize) -> (Self, Exit) {
+impl UrgencySender {
+    fn new(frames_max: usize) -> (Self, UrgencyReceiver) {
         let (sender, frames) = mpsc::channel(frames_max);
         let room = Arc::new(Semaphore::new(QUEUE_UNITS as usize));
-        (Self { frames: sender, room: Arc::clone(&room) }, Exit { frames, room })
+        (
+            Self { frames: sender, permits: Arc::clone(&room) },
+            UrgencyReceiver { frames, permits: room },
+        )
     }
 
     async fn send(&self, frame: OutgoingFrame) -> Option<OutgoingFrame> {
-        let Ok(room) = Arc::clone(&self.room).acquire_many_owned(units(&frame)).await else {
+        let Ok(room) = Arc::clone(&self.permits).acquire_many_owned(units(&frame)).await else {
             return Some(frame);
         };
-        let sent = self.frames.send(Waiting { frame, _room: room }).await;
+        let sent = self.frames.send(QueuedFrame { frame, _permit: room }).await;
         sent.err().map(|unsent| unsent.0.frame)
     }
 
@@ -123,10 +126,10 @@ impl Entrance {
         if self.frames.is_closed() {
             return Err(FrameNotQueued::Closed(frame));
         }
-        let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(units(&frame)) else {
+        let Ok(room) = Arc::clone(&self.permits).try_acquire_many_owned(units(&frame)) else {
             return Err(FrameNotQueued::Full(frame));
         };
-        self.frames.try_send(Waiting { frame, _room: room }).map_err(|error| match error {
+        self.frames.try_send(QueuedFrame { frame, _permit: room }).map_err(|error| match error {
             TrySendError::Full(waiting) => FrameNotQueued::Full(waiting.frame),
             TrySendError::Closed(waiting) => FrameNotQueued::Closed(waiting.frame),
         })
@@ -161,7 +164,7 @@ impl FrameOutlet {
     }
 
     /// The frame that goes next, or `None` if none waits and none can come.
-    async fn next(&mut self) -> Option<Waiting> {
+    async fn next(&mut self) -> Option<QueuedFrame> {
         tokio::select! {
             biased;
             Some(waiting) = self.critical.frames.recv() => Some(waiting),

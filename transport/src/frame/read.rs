@@ -10,7 +10,7 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader, ReadBuf};
 use tokio::sync::watch;
 
-use super::header::{Admission, FrameRefusal, HEADER_BYTES, Header};
+use super::header::{FrameAdmission, FrameHeader, FrameRejection, HEADER_BYTES};
 use super::message::ReceivedFrame;
 use super::pool::{FramePart, PartPool};
 use super::rules::{FrameClass, FrameRules};
@@ -49,7 +49,7 @@ pub enum FrameArrival {
 pub enum ReadFrameError {
     /// The peer announced what it must not send.
     #[error(transparent)]
-    Refused(#[from] FrameRefusal),
+    Refused(#[from] FrameRejection),
     /// The stream ended within a frame.
     #[error("the stream ended within a frame")]
     Cut,
@@ -89,24 +89,28 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         let rules = Arc::clone(&self.rules.borrow_and_update());
         let rule = rules.parts(self.from.node, header.class);
         match (header.check(rule)?, rule) {
-            (Admission::Take, Some(lengths)) => self.read_frame(header, lengths).await.map(Some),
-            (Admission::Take, None) | (Admission::Skip, _) => self.skip(header).await.map(Some),
+            (FrameAdmission::Take, Some(lengths)) => {
+                self.read_frame(header, lengths).await.map(Some)
+            }
+            (FrameAdmission::Take, None) | (FrameAdmission::Skip, _) => {
+                self.skip(header).await.map(Some)
+            }
         }
     }
 
-    async fn read_header(&mut self) -> Result<Option<Header>, ReadFrameError> {
+    async fn read_header(&mut self) -> Result<Option<FrameHeader>, ReadFrameError> {
         let mut bytes = [0; HEADER_BYTES];
         let first = self.stream.read(&mut bytes).await?;
         if first == 0 {
             return Ok(None);
         }
         self.stream.read_exact(&mut bytes[first..]).await?;
-        Ok(Some(Header::decode(bytes)))
+        Ok(Some(FrameHeader::decode(bytes)))
     }
 
     async fn read_frame(
         &mut self,
-        header: Header,
+        header: FrameHeader,
         lengths: &[usize],
     ) -> Result<FrameArrival, ReadFrameError> {
         let mut meta = vec![0; header.meta_bytes as usize];
@@ -119,7 +123,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(FrameArrival::Frame(frame))
     }
 
-    async fn skip(&mut self, header: Header) -> Result<FrameArrival, ReadFrameError> {
+    async fn skip(&mut self, header: FrameHeader) -> Result<FrameArrival, ReadFrameError> {
         let bytes = u64::from(header.meta_bytes) + header.body_bytes;
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut rest = bytes;

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use thiserror::Error;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
-use super::header::{HEADER_BYTES, Header};
+use super::header::{FrameHeader, HEADER_BYTES};
 use super::message::OutgoingFrame;
 
 /// Why a frame did not go. The stream is of no use any more.
@@ -38,7 +38,7 @@ where
     let body_bytes = parts.iter().map(|part| size_of_val(*part) as u64).sum();
     assert_eq!(frame.body_bytes(), body_bytes, "a frame's body stays as long as it was");
     let meta_bytes = u32::try_from(frame.meta().len()).expect("checked when the frame was made");
-    let header = Header { class: frame.class(), meta_bytes, body_bytes };
+    let header = FrameHeader { class: frame.class(), meta_bytes, body_bytes };
     let mut head = Vec::with_capacity(HEADER_BYTES + frame.meta().len());
     head.extend_from_slice(&header.encode());
     head.extend_from_slice(frame.meta());

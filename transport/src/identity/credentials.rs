@@ -15,16 +15,16 @@ use super::certificate::{
 use super::clock::{UnixSeconds, ValidityWindow};
 use super::key::NodeKey;
 use super::peer::{PeerIdentity, cluster_text};
-use super::tls::{self, Doors};
-use super::verify::{PeerCheck, PeerRefusal, Wanted};
+use super::tls::{self, AcceptedDiallers};
+use super::verify::{ExpectedPeer, PeerCheck, PeerIdentityRefusal};
 
 /// A member's own certificates and key, and the authorities it believes. Cheap to clone.
 #[derive(Clone)]
 pub struct Credentials {
-    parts: Arc<Parts>,
+    parts: Arc<CredentialParts>,
 }
 
-struct Parts {
+struct CredentialParts {
     chain: Vec<CertificateDer<'static>>,
     key: NodeKey,
     roots: Vec<CertificateDer<'static>>,
@@ -80,7 +80,7 @@ impl Credentials {
                 return Err(CredentialsFault::OtherRoot { expected, found });
             }
         }
-        let credentials = Self { parts: Arc::new(Parts { chain, key, roots, own }) };
+        let credentials = Self { parts: Arc::new(CredentialParts { chain, key, roots, own }) };
         credentials.peer_check().map_err(CredentialsFault::Root)?;
         Ok(credentials)
     }
@@ -117,7 +117,7 @@ impl Credentials {
 
     /// Whether it believes the authority with this key.
     #[must_use]
-    pub fn believes(&self, pin: SpkiPin) -> bool {
+    pub fn trusts(&self, pin: SpkiPin) -> bool {
         let has_key = |root: &CertificateDer<'_>| {
             read_authority(root).is_ok_and(|authority| authority.key == pin)
         };
@@ -162,8 +162,8 @@ impl Credentials {
     ///
     /// # Errors
     /// With the refusal that others would report.
-    pub fn check_own(&self, now: UnixSeconds) -> Result<(), PeerRefusal> {
-        let check = self.peer_check().map_err(PeerRefusal::Untrusted)?;
+    pub fn check_own(&self, now: UnixSeconds) -> Result<(), PeerIdentityRefusal> {
+        let check = self.peer_check().map_err(PeerIdentityRefusal::Untrusted)?;
         check.check(&self.parts.chain[0], &self.parts.chain[1..], now).map(|_| ())
     }
 
@@ -171,7 +171,7 @@ impl Credentials {
     ///
     /// # Errors
     /// If TLS cannot use the certificates or the key.
-    pub fn server_config(&self, doors: Doors) -> Result<ServerConfig, rustls::Error> {
+    pub fn server_config(&self, doors: AcceptedDiallers) -> Result<ServerConfig, rustls::Error> {
         tls::server_config(self, doors)
     }
 
@@ -179,7 +179,7 @@ impl Credentials {
     ///
     /// # Errors
     /// If TLS cannot use the certificates or the key.
-    pub fn client_config(&self, wanted: Wanted) -> Result<ClientConfig, rustls::Error> {
+    pub fn client_config(&self, wanted: ExpectedPeer) -> Result<ClientConfig, rustls::Error> {
         tls::client_config(self, wanted)
     }
 

@@ -31,7 +31,7 @@ use super::clock::{ClockFault, UnixSeconds};
 use super::credentials::{Credentials, CredentialsFault};
 use super::key::NodeKey;
 use super::peer::cluster_text;
-use super::verify::PeerRefusal;
+use super::verify::PeerIdentityRefusal;
 
 const KEY_FILE: &str = "key.pem";
 const CERTIFICATE_FILE: &str = "cert.pem";
@@ -48,7 +48,7 @@ const PEM_LINE_CHARS: usize = 64;
 
 /// What is wrong with an identity's folder.
 #[derive(Debug, Error)]
-pub enum FolderFault {
+pub enum IdentityFolderFault {
     /// It is not there.
     #[error("{} is missing", path.display())]
     Missing {
@@ -87,7 +87,7 @@ pub enum FolderFault {
         /// Path of the folder or file.
         path: PathBuf,
         /// How it is damaged.
-        why: Damage,
+        why: IdentityFileDamage,
     },
     /// It is of another cluster.
     #[error(
@@ -122,7 +122,7 @@ pub enum FolderFault {
 
 /// In which way a file is damaged.
 #[derive(Clone, Debug, PartialEq, Error)]
-pub enum Damage {
+pub enum IdentityFileDamage {
     /// It is longer than any of ours.
     #[error("more than {FILE_BYTES_MAX} bytes")]
     TooLong,
@@ -137,7 +137,7 @@ pub enum Damage {
     Parts(#[from] CredentialsFault),
     /// The certificate does not lead to the authority beside it.
     #[error(transparent)]
-    Untrusted(#[from] PeerRefusal),
+    Untrusted(#[from] PeerIdentityRefusal),
     /// It is no authority.
     #[error(transparent)]
     Authority(#[from] AuthorityFault),
@@ -149,11 +149,11 @@ impl NodeKey {
     ///
     /// # Errors
     /// If there is one that cannot be used, or none can be written.
-    pub fn load_or_create(folder: &Path) -> Result<Self, FolderFault> {
+    pub fn load_or_create(folder: &Path) -> Result<Self, IdentityFolderFault> {
         prepare(folder)?;
         match load_key(&folder.join(KEY_FILE)) {
             Ok(key) => Ok(key),
-            Err(FolderFault::Missing { .. }) => {
+            Err(IdentityFolderFault::Missing { .. }) => {
                 let key = Self::generate();
                 replace(folder, KEY_FILE, &key_text(&key))?;
                 Ok(key)
@@ -168,13 +168,15 @@ impl Credentials {
     ///
     /// # Errors
     /// If another identity is there, or something cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<(), FolderFault> {
+    pub fn save(&self, folder: &Path) -> Result<(), IdentityFolderFault> {
         prepare(folder)?;
         let path = folder.join(KEY_FILE);
         match load_key(&path) {
             Ok(key) if key.digest() == self.key().digest() => {}
-            Ok(_) => return Err(FolderFault::Occupied { path }),
-            Err(FolderFault::Missing { .. }) => replace(folder, KEY_FILE, &key_text(self.key()))?,
+            Ok(_) => return Err(IdentityFolderFault::Occupied { path }),
+            Err(IdentityFolderFault::Missing { .. }) => {
+                replace(folder, KEY_FILE, &key_text(self.key()))?
+            }
             Err(fault) => return Err(fault),
         }
         replace(folder, ROOTS_FILE, &certificates_text(self.roots()))?;
@@ -190,17 +192,19 @@ impl Credentials {
         folder: &Path,
         expected: Option<ClusterId>,
         now: UnixSeconds,
-    ) -> Result<Self, FolderFault> {
+    ) -> Result<Self, IdentityFolderFault> {
         let read = Self::load_ended(folder, expected)?;
         let path = folder.join(CERTIFICATE_FILE);
-        let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
+        let damaged = |why| IdentityFolderFault::Damaged { path: path.clone(), why };
         read.check_own(now).map_err(|refusal| match refusal {
-            PeerRefusal::Clock(fault) => FolderFault::Clock { path: path.clone(), fault },
-            PeerRefusal::Certificate(_)
-            | PeerRefusal::OtherCluster { .. }
-            | PeerRefusal::Untrusted(_)
-            | PeerRefusal::ServesNobody { .. }
-            | PeerRefusal::OtherPeer { .. } => damaged(refusal.into()),
+            PeerIdentityRefusal::Clock(fault) => {
+                IdentityFolderFault::Clock { path: path.clone(), fault }
+            }
+            PeerIdentityRefusal::Certificate(_)
+            | PeerIdentityRefusal::OtherCluster { .. }
+            | PeerIdentityRefusal::Untrusted(_)
+            | PeerIdentityRefusal::ServesNobody { .. }
+            | PeerIdentityRefusal::OtherPeer { .. } => damaged(refusal.into()),
         })?;
         Ok(read)
     }
@@ -210,13 +214,16 @@ impl Credentials {
     ///
     /// # Errors
     /// As [`Self::load`], but for the clock.
-    pub fn load_ended(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+    pub fn load_ended(
+        folder: &Path,
+        expected: Option<ClusterId>,
+    ) -> Result<Self, IdentityFolderFault> {
         check_mode(folder)?;
         let key = load_key(&folder.join(KEY_FILE))?;
         let roots = load_certificates(&folder.join(ROOTS_FILE))?;
         let path = folder.join(CERTIFICATE_FILE);
         let chain = load_certificates(&path)?;
-        let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
+        let damaged = |why| IdentityFolderFault::Damaged { path: path.clone(), why };
         let read = Self::new(chain, key, roots).map_err(|fault| damaged(fault.into()))?;
         check_cluster(&path, expected, read.identity().cluster)?;
         Ok(read)
@@ -228,29 +235,31 @@ impl ClusterAuthority {
     ///
     /// # Errors
     /// If another authority is there, or something cannot be written.
-    pub fn save(&self, folder: &Path) -> Result<(), FolderFault> {
+    pub fn save(&self, folder: &Path) -> Result<(), IdentityFolderFault> {
         prepare(folder)?;
         let path = folder.join(AUTHORITY_KEY_FILE);
         match load_key(&path) {
             Ok(key) if key.digest() == self.key().digest() => {}
-            Ok(_) => return Err(FolderFault::Occupied { path }),
-            Err(FolderFault::Missing { .. }) => {
+            Ok(_) => return Err(IdentityFolderFault::Occupied { path }),
+            Err(IdentityFolderFault::Missing { .. }) => {
                 replace(folder, AUTHORITY_KEY_FILE, &key_text(self.key()))?;
             }
             Err(fault) => return Err(fault),
         }
         let path = folder.join(ROOTS_FILE);
         match load_certificates(&path) {
-            Ok(roots) if !roots.contains(self.certificate()) => Err(FolderFault::Occupied { path }),
+            Ok(roots) if !roots.contains(self.certificate()) => {
+                Err(IdentityFolderFault::Occupied { path })
+            }
             // What is known of the one before, or of the one that follows, stays.
             Ok(_) if self.bridge().is_empty() => Ok(()),
-            Ok(_) | Err(FolderFault::Missing { .. }) => self.save_path(folder),
+            Ok(_) | Err(IdentityFolderFault::Missing { .. }) => self.save_path(folder),
             Err(fault) => Err(fault),
         }
     }
 
     /// Its certificate, and what leads to the one before, whose certificate is the last.
-    fn save_path(&self, folder: &Path) -> Result<(), FolderFault> {
+    fn save_path(&self, folder: &Path) -> Result<(), IdentityFolderFault> {
         let path: Vec<_> = self.path().collect();
         replace(folder, ROOTS_FILE, &certificates_text(&path))
     }
@@ -260,10 +269,10 @@ impl ClusterAuthority {
     ///
     /// # Errors
     /// If it does not follow that one, or something cannot be written.
-    pub fn save_next(&self, folder: &Path) -> Result<(), FolderFault> {
+    pub fn save_next(&self, folder: &Path) -> Result<(), IdentityFolderFault> {
         let now = Self::load(folder, Some(self.cluster()))?;
         if self.bridge().last() != Some(now.certificate()) {
-            return Err(FolderFault::Occupied { path: folder.join(NEXT_KEY_FILE) });
+            return Err(IdentityFolderFault::Occupied { path: folder.join(NEXT_KEY_FILE) });
         }
         // A key whose certificate is not there is of no use, so the certificate comes first.
         self.save_path(folder)?;
@@ -274,7 +283,10 @@ impl ClusterAuthority {
     ///
     /// # Errors
     /// With what is wrong. `Missing` for the key means that none is to follow.
-    pub fn load_next(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+    pub fn load_next(
+        folder: &Path,
+        expected: Option<ClusterId>,
+    ) -> Result<Self, IdentityFolderFault> {
         Self::load_with(folder, NEXT_KEY_FILE, expected)
     }
 
@@ -282,18 +294,18 @@ impl ClusterAuthority {
     ///
     /// # Errors
     /// If there is none, or the disk fails.
-    pub fn succeed(folder: &Path) -> Result<(), FolderFault> {
+    pub fn succeed(folder: &Path) -> Result<(), IdentityFolderFault> {
         let path = folder.join(AUTHORITY_KEY_FILE);
         fs::rename(folder.join(NEXT_KEY_FILE), &path)
             .and_then(|()| File::open(folder)?.sync_all())
-            .map_err(|source| FolderFault::Unwritable { path, source })
+            .map_err(|source| IdentityFolderFault::Unwritable { path, source })
     }
 
     /// The authority in `folder`. With `expected`, only of that cluster.
     ///
     /// # Errors
     /// With what is wrong. `Missing` for the key means that the folder is not of a controller.
-    pub fn load(folder: &Path, expected: Option<ClusterId>) -> Result<Self, FolderFault> {
+    pub fn load(folder: &Path, expected: Option<ClusterId>) -> Result<Self, IdentityFolderFault> {
         Self::load_with(folder, AUTHORITY_KEY_FILE, expected)
     }
 
@@ -301,7 +313,7 @@ impl ClusterAuthority {
         folder: &Path,
         key_file: &str,
         expected: Option<ClusterId>,
-    ) -> Result<Self, FolderFault> {
+    ) -> Result<Self, IdentityFolderFault> {
         check_mode(folder)?;
         let key = load_key(&folder.join(key_file))?;
         let path = folder.join(ROOTS_FILE);
@@ -309,7 +321,7 @@ impl ClusterAuthority {
         let is_own = |root: &CertificateDer<'_>| {
             read_authority(root).is_ok_and(|read| read.key.0 == key.digest().0)
         };
-        let damaged = |why| FolderFault::Damaged { path: path.clone(), why };
+        let damaged = |why| IdentityFolderFault::Damaged { path: path.clone(), why };
         let place = roots.iter().position(is_own);
         let place = place.ok_or_else(|| damaged(AuthorityFault::OtherKey.into()))?;
         let bridge = roots.split_off(place + 1);
@@ -323,57 +335,59 @@ impl ClusterAuthority {
 /// What of an identity's folder others may open although they should not. For a look that changes
 /// nothing; what is missing is no fault here.
 #[must_use]
-pub fn check_permissions(folder: &Path) -> Vec<FolderFault> {
+pub fn check_permissions(folder: &Path) -> Vec<IdentityFolderFault> {
     let paths =
         [folder.to_owned(), folder.join(KEY_FILE), folder.join(AUTHORITY_KEY_FILE)].into_iter();
     let paths = paths.chain([folder.join(NEXT_KEY_FILE)]);
     let faults = paths.filter_map(|path| check_mode(&path).err());
-    faults.filter(|fault| !matches!(fault, FolderFault::Missing { .. })).collect()
+    faults.filter(|fault| !matches!(fault, IdentityFolderFault::Missing { .. })).collect()
 }
 
 fn check_cluster(
     path: &Path,
     expected: Option<ClusterId>,
     found: ClusterId,
-) -> Result<(), FolderFault> {
+) -> Result<(), IdentityFolderFault> {
     match expected {
         Some(expected) if expected != found => {
-            Err(FolderFault::OtherCluster { path: path.to_owned(), expected, found })
+            Err(IdentityFolderFault::OtherCluster { path: path.to_owned(), expected, found })
         }
         Some(_) | None => Ok(()),
     }
 }
 
-fn check_mode(path: &Path) -> Result<(), FolderFault> {
+fn check_mode(path: &Path) -> Result<(), IdentityFolderFault> {
     let metadata = fs::metadata(path).map_err(|source| unreadable(path, source))?;
     let found = metadata.permissions().mode() & 0o7777;
     if found & OTHERS != 0 {
         let expected = if metadata.is_dir() { FOLDER_MODE } else { FILE_MODE };
-        return Err(FolderFault::TooOpen { path: path.to_owned(), found, expected });
+        return Err(IdentityFolderFault::TooOpen { path: path.to_owned(), found, expected });
     }
     Ok(())
 }
 
-fn unreadable(path: &Path, source: io::Error) -> FolderFault {
+fn unreadable(path: &Path, source: io::Error) -> IdentityFolderFault {
     let path = path.to_owned();
     if source.kind() == io::ErrorKind::NotFound {
-        FolderFault::Missing { path }
+        IdentityFolderFault::Missing { path }
     } else {
-        FolderFault::Unreadable { path, source }
+        IdentityFolderFault::Unreadable { path, source }
     }
 }
 
-fn load_key(path: &Path) -> Result<NodeKey, FolderFault> {
+fn load_key(path: &Path) -> Result<NodeKey, IdentityFolderFault> {
     let text = read(path)?;
     check_mode(path)?;
-    let damaged = |why| FolderFault::Damaged { path: path.to_owned(), why };
-    let der = PrivatePkcs8KeyDer::from_pem_slice(&text).map_err(|_| damaged(Damage::NoPem))?;
-    NodeKey::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| damaged(Damage::NoKey))
+    let damaged = |why| IdentityFolderFault::Damaged { path: path.to_owned(), why };
+    let der = PrivatePkcs8KeyDer::from_pem_slice(&text)
+        .map_err(|_| damaged(IdentityFileDamage::NoPem))?;
+    NodeKey::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| damaged(IdentityFileDamage::NoKey))
 }
 
-fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FolderFault> {
+fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityFolderFault> {
     let text = read(path)?;
-    let no_pem = || FolderFault::Damaged { path: path.to_owned(), why: Damage::NoPem };
+    let no_pem =
+        || IdentityFolderFault::Damaged { path: path.to_owned(), why: IdentityFileDamage::NoPem };
     let parts: Result<Vec<_>, _> =
         CertificateDer::pem_slice_iter(&text).take(CHAIN_CERTIFICATES_MAX + 1).collect();
     match parts {
@@ -382,7 +396,7 @@ fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Folder
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, FolderFault> {
+fn read(path: &Path) -> Result<Vec<u8>, IdentityFolderFault> {
     let fault = |source| unreadable(path, source);
     // A pipe would be waited for; only files are opened.
     if !fs::metadata(path).map_err(fault)?.is_file() {
@@ -392,14 +406,17 @@ fn read(path: &Path) -> Result<Vec<u8>, FolderFault> {
     let file = File::open(path).map_err(fault)?;
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(fault)?;
     if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(FolderFault::Damaged { path: path.to_owned(), why: Damage::TooLong });
+        return Err(IdentityFolderFault::Damaged {
+            path: path.to_owned(),
+            why: IdentityFileDamage::TooLong,
+        });
     }
     Ok(text)
 }
 
 /// Makes the folder, or finds it there and closed to others.
-fn prepare(folder: &Path) -> Result<(), FolderFault> {
-    let unwritable = |source| FolderFault::Unwritable { path: folder.to_owned(), source };
+fn prepare(folder: &Path) -> Result<(), IdentityFolderFault> {
+    let unwritable = |source| IdentityFolderFault::Unwritable { path: folder.to_owned(), source };
     if let Some(parent) = folder.parent() {
         fs::create_dir_all(parent).map_err(unwritable)?;
     }
@@ -411,10 +428,10 @@ fn prepare(folder: &Path) -> Result<(), FolderFault> {
 }
 
 /// Puts a file in the place of another in one step, and both onto the disk.
-fn replace(folder: &Path, name: &str, text: &str) -> Result<(), FolderFault> {
+fn replace(folder: &Path, name: &str, text: &str) -> Result<(), IdentityFolderFault> {
     let (path, draft) = (folder.join(name), folder.join(format!(".{name}.new")));
     write_whole(folder, &path, &draft, text)
-        .map_err(|source| FolderFault::Unwritable { path, source })
+        .map_err(|source| IdentityFolderFault::Unwritable { path, source })
 }
 
 fn write_whole(folder: &Path, path: &Path, draft: &Path, text: &str) -> io::Result<()> {

@@ -52,12 +52,12 @@ impl JoinDelay {
 /// The addresses that failed, with the time of the last failure and of the end of the wait.
 #[derive(Clone, Debug, Default)]
 pub struct JoinGate {
-    visitors: BTreeMap<IpAddr, Visitor>,
+    addresses: BTreeMap<IpAddr, FailedAddress>,
     failures: VecDeque<Instant>,
 }
 
 #[derive(Clone, Debug)]
-struct Visitor {
+struct FailedAddress {
     last: Instant,
     failures: u32,
     blocked_until: Instant,
@@ -72,8 +72,8 @@ impl JoinGate {
     /// If it came too early, with how long to wait.
     pub fn failed(&mut self, address: IpAddr, now: Instant) -> Result<(), JoinDelay> {
         self.forget(now);
-        let address = counted(address);
-        let known = self.visitors.get(&address);
+        let address = network_of(address);
+        let known = self.addresses.get(&address);
         if let Some(visitor) = known.filter(|visitor| now < visitor.blocked_until) {
             return Err(JoinDelay::Address { wait: visitor.blocked_until - now });
         }
@@ -82,7 +82,7 @@ impl JoinGate {
             return Err(JoinDelay::Everyone { wait });
         }
         self.failures.push_back(now);
-        let visitor = self.visitor(address, now);
+        let visitor = self.entry(address, now);
         let doublings = visitor.failures.min(DELAY_MAX.as_secs().ilog2());
         visitor.failures = visitor.failures.saturating_add(1);
         visitor.last = now;
@@ -92,28 +92,29 @@ impl JoinGate {
 
     /// The attempt of a joiner at `address` led to a certificate: earlier failures were mistakes.
     pub fn succeeded(&mut self, address: IpAddr) {
-        self.visitors.remove(&counted(address));
+        self.addresses.remove(&network_of(address));
     }
 
     /// How many addresses are remembered.
     #[must_use]
     pub fn remembered(&self) -> usize {
-        self.visitors.len()
+        self.addresses.len()
     }
 
-    fn visitor(&mut self, address: IpAddr, now: Instant) -> &mut Visitor {
-        if !self.visitors.contains_key(&address) && self.visitors.len() >= ADDRESSES_REMEMBERED_MAX
+    fn entry(&mut self, address: IpAddr, now: Instant) -> &mut FailedAddress {
+        if !self.addresses.contains_key(&address)
+            && self.addresses.len() >= ADDRESSES_REMEMBERED_MAX
         {
-            let quietest = self.visitors.iter().min_by_key(|(_, visitor)| visitor.last);
+            let quietest = self.addresses.iter().min_by_key(|(_, visitor)| visitor.last);
             let quietest = quietest.map(|(address, _)| *address).expect("the table is full");
-            self.visitors.remove(&quietest);
+            self.addresses.remove(&quietest);
         }
-        let none = Visitor { last: now, failures: 0, blocked_until: now };
-        self.visitors.entry(address).or_insert(none)
+        let none = FailedAddress { last: now, failures: 0, blocked_until: now };
+        self.addresses.entry(address).or_insert(none)
     }
 
     fn forget(&mut self, now: Instant) {
-        self.visitors.retain(|_, visitor| now.duration_since(visitor.last) < FORGET_AFTER);
+        self.addresses.retain(|_, visitor| now.duration_since(visitor.last) < FORGET_AFTER);
         while self.failures.front().is_some_and(|first| now.duration_since(*first) >= WINDOW) {
             self.failures.pop_front();
         }
@@ -122,7 +123,7 @@ impl JoinGate {
 
 /// What counts as one address: one of IPv4, and of IPv6 a network of 64 bits, which is the least
 /// that anyone is given.
-pub(crate) fn counted(address: IpAddr) -> IpAddr {
+pub(crate) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),

@@ -17,16 +17,15 @@
 //! The proof is bound to the channel by what TLS derives for it (RFC 5705), so it is worth nothing
 //! on another connection: neither repeated nor passed on. The token's secret never travels.
 
-mod ask;
 mod dial;
 mod message;
 mod pinned;
 mod proof;
+mod requester;
 mod serve;
 #[cfg(test)]
 mod tests;
 
-pub use ask::{GrantFault, JoinDials, JoinError, JoinSetup, Joined, request_certificate};
 pub use dial::join_cluster;
 pub use message::{
     ADDRESSES_MAX, CONTROLLERS_MAX, ControllerContact, JOIN_ANSWER_BYTES_MAX,
@@ -35,6 +34,9 @@ pub use message::{
 };
 pub use pinned::JoinServerFault;
 pub use proof::{BindingFault, ChannelBinding};
+pub use requester::{
+    GrantFault, JoinDials, JoinError, JoinSetup, JoinedMember, request_certificate,
+};
 pub use serve::{
     DECISION_SECONDS_MAX, JoinAttempt, JoinReadFault, JoinReply, JoinServeFault, READ_SECONDS_MAX,
     read_join, serve_join,

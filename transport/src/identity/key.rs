@@ -115,7 +115,7 @@ pub struct RequestedKey {
 
 /// Why a signing request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
-pub enum RequestFault {
+pub enum SigningRequestFault {
     /// Longer than any of ours.
     #[error("a signing request of {found} bytes, at most {REQUEST_BYTES_MAX} are looked at")]
     TooLong {
@@ -141,29 +141,30 @@ impl RequestedKey {
     ///
     /// # Errors
     /// If it is not a request for a certificate for a good key, and for nothing else.
-    pub fn from_request(bytes: &[u8]) -> Result<Self, RequestFault> {
+    pub fn from_request(bytes: &[u8]) -> Result<Self, SigningRequestFault> {
         if bytes.len() > REQUEST_BYTES_MAX {
-            return Err(RequestFault::TooLong { found: bytes.len() });
+            return Err(SigningRequestFault::TooLong { found: bytes.len() });
         }
         let request = match X509CertificationRequest::from_der(bytes) {
             Ok(([], request)) => request,
-            Ok((_, _)) | Err(_) => return Err(RequestFault::Damaged),
+            Ok((_, _)) | Err(_) => return Err(SigningRequestFault::Damaged),
         };
         let info = &request.certification_request_info;
         if !info.attributes().is_empty() {
-            return Err(RequestFault::AsksForMore);
+            return Err(SigningRequestFault::AsksForMore);
         }
         let key = Self::read(info.subject_pki.raw)?;
-        request.verify_signature().map_err(|_| RequestFault::WrongSignature)?;
+        request.verify_signature().map_err(|_| SigningRequestFault::WrongSignature)?;
         Ok(key)
     }
 
-    fn read(spki: &[u8]) -> Result<Self, RequestFault> {
+    fn read(spki: &[u8]) -> Result<Self, SigningRequestFault> {
         let usual =
             [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519];
-        let read = SubjectPublicKeyInfo::from_der(spki).map_err(|_| RequestFault::UnusualKey)?;
+        let read =
+            SubjectPublicKeyInfo::from_der(spki).map_err(|_| SigningRequestFault::UnusualKey)?;
         if !usual.contains(&read.algorithm()) {
-            return Err(RequestFault::UnusualKey);
+            return Err(SigningRequestFault::UnusualKey);
         }
         Ok(Self { digest: KeyDigest(pin(spki).0), spki: read })
     }
@@ -192,7 +193,7 @@ mod tests {
         params.serialize_request(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
     }
 
-    fn fault(bytes: &[u8]) -> RequestFault {
+    fn fault(bytes: &[u8]) -> SigningRequestFault {
         RequestedKey::from_request(bytes).unwrap_err()
     }
 
@@ -213,18 +214,18 @@ mod tests {
         let request = request_with(|params| {
             params.subject_alt_names = vec![SanType::URI(name.try_into().unwrap())];
         });
-        assert_eq!(fault(&request), RequestFault::AsksForMore);
+        assert_eq!(fault(&request), SigningRequestFault::AsksForMore);
         let request = request_with(|params| {
             params.subject_alt_names = vec![SanType::DnsName("localhost".try_into().unwrap())];
         });
-        assert_eq!(fault(&request), RequestFault::AsksForMore);
+        assert_eq!(fault(&request), SigningRequestFault::AsksForMore);
     }
 
     #[test]
     fn a_request_to_be_an_authority_is_refused() {
         for rights in [IsCa::Ca(BasicConstraints::Unconstrained), IsCa::ExplicitNoCa] {
             let request = request_with(|params| params.is_ca = rights);
-            assert_eq!(fault(&request), RequestFault::AsksForMore);
+            assert_eq!(fault(&request), SigningRequestFault::AsksForMore);
         }
     }
 
@@ -251,7 +252,7 @@ mod tests {
     fn a_weak_key_is_refused() {
         // A request for an RSA key of 1024 bits, made and signed by another program.
         let request = data_encoding::BASE64.decode(WEAK_REQUEST.as_bytes()).unwrap();
-        assert_eq!(fault(&request), RequestFault::UnusualKey);
+        assert_eq!(fault(&request), SigningRequestFault::UnusualKey);
     }
 
     #[test]
@@ -259,10 +260,10 @@ mod tests {
         let mut request = NodeKey::generate().signing_request();
         for length in [REQUEST_BYTES_MAX + 1, 1 << 20] {
             request.resize(length, 0);
-            assert_eq!(fault(&request), RequestFault::TooLong { found: length });
+            assert_eq!(fault(&request), SigningRequestFault::TooLong { found: length });
         }
         request.truncate(REQUEST_BYTES_MAX);
-        assert_eq!(fault(&request), RequestFault::Damaged);
+        assert_eq!(fault(&request), SigningRequestFault::Damaged);
     }
 
     #[test]
@@ -273,7 +274,7 @@ mod tests {
         let place = request.windows(2).position(|part| part == [0x30, 0x59]).unwrap();
         assert_eq!(other.len(), own);
         request[place..place + own].copy_from_slice(&other);
-        assert_eq!(fault(&request), RequestFault::WrongSignature);
+        assert_eq!(fault(&request), SigningRequestFault::WrongSignature);
     }
 
     proptest! {

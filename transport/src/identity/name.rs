@@ -18,7 +18,7 @@ pub struct NodeName(String);
 /// A text that is no name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("a name has 1 to {NAME_CHARS_MAX} of the characters a-z, 0-9 and -")]
-pub struct NameFault;
+pub struct NodeNameFault;
 
 impl NodeName {
     /// The name as text.
@@ -29,21 +29,21 @@ impl NodeName {
 }
 
 impl FromStr for NodeName {
-    type Err = NameFault;
+    type Err = NodeNameFault;
 
-    fn from_str(text: &str) -> Result<Self, NameFault> {
+    fn from_str(text: &str) -> Result<Self, NodeNameFault> {
         let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
         if text.is_empty() || text.len() > NAME_CHARS_MAX || !text.bytes().all(is_allowed) {
-            return Err(NameFault);
+            return Err(NodeNameFault);
         }
         Ok(Self(text.to_owned()))
     }
 }
 
 impl TryFrom<String> for NodeName {
-    type Error = NameFault;
+    type Error = NodeNameFault;
 
-    fn try_from(text: String) -> Result<Self, NameFault> {
+    fn try_from(text: String) -> Result<Self, NodeNameFault> {
         text.parse()
     }
 }
@@ -71,7 +71,7 @@ mod tests {
         }
         let bad = ["", "A", "a b", "a\n", "a_b", "\u{1f600}", "\x1b[31m", "<script>", "a'; --"];
         for text in bad.into_iter().chain([&*"x".repeat(64), &*"x".repeat(10_000)]) {
-            assert_eq!(text.parse::<NodeName>(), Err(NameFault), "{text:?}");
+            assert_eq!(text.parse::<NodeName>(), Err(NodeNameFault), "{text:?}");
         }
     }
 

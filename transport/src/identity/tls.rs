@@ -20,18 +20,18 @@ use super::certificate::{CertificateFault, peer_of};
 use super::clock::UnixSeconds;
 use super::credentials::Credentials;
 use super::peer::PeerIdentity;
-use super::verify::{PeerCheck, Wanted};
+use super::verify::{ExpectedPeer, PeerCheck};
 
 /// What is spoken on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum AlpnProtocol {
     /// Members among themselves.
     Member,
     /// A joiner without a certificate requests one.
     Join,
 }
 
-impl Protocol {
+impl AlpnProtocol {
     /// The name under which the two sides agree on it (ALPN).
     #[must_use]
     pub const fn name(self) -> &'static [u8] {
@@ -44,17 +44,17 @@ impl Protocol {
 
 /// The diallers that an endpoint accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doors {
+pub enum AcceptedDiallers {
     /// Members, each with its certificate: without one there is no connection.
     Members,
     /// Joiners too. One port serves both, and TLS requests certificates before it is known which it
-    /// is, so [`Accepted::of`] has to be called for each connection.
+    /// is, so [`AcceptedPeer::of`] has to be called for each connection.
     MembersAndJoiners,
 }
 
 /// The peer of a connection that an endpoint accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
+pub enum AcceptedPeer {
     /// A member, with the identity that its certificate names.
     Member(PeerIdentity),
     /// A stranger, which may request a certificate and nothing else.
@@ -72,7 +72,7 @@ pub enum AcceptFault {
     NoMember(#[from] CertificateFault),
 }
 
-impl Accepted {
+impl AcceptedPeer {
     /// The peer at the other end of a connection that an endpoint accepted, once its handshake is
     /// complete. The one place where a connection without a certificate is let pass.
     ///
@@ -84,8 +84,8 @@ impl Accepted {
             .and_then(|data| data.downcast::<HandshakeData>().ok())
             .and_then(|data| data.protocol);
         match protocol.as_deref() {
-            Some(name) if name == Protocol::Join.name() => Ok(Self::Joiner),
-            Some(name) if name == Protocol::Member.name() => {
+            Some(name) if name == AlpnProtocol::Join.name() => Ok(Self::Joiner),
+            Some(name) if name == AlpnProtocol::Member.name() => {
                 Ok(Self::Member(Self::member(connection)?))
             }
             Some(_) | None => Err(AcceptFault::UnknownProtocol),
@@ -119,18 +119,21 @@ pub(super) fn provider() -> CryptoProvider {
     provider
 }
 
-pub(super) fn server_config(own: &Credentials, doors: Doors) -> Result<ServerConfig, Error> {
+pub(super) fn server_config(
+    own: &Credentials,
+    doors: AcceptedDiallers,
+) -> Result<ServerConfig, Error> {
     let check = own.peer_check()?;
-    let mandatory = doors == Doors::Members;
-    let verifier = Arc::new(MemberVerifier { check, wanted: Wanted::AnyMember, mandatory });
+    let mandatory = doors == AcceptedDiallers::Members;
+    let verifier = Arc::new(MemberVerifier { check, wanted: ExpectedPeer::AnyMember, mandatory });
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(verifier)
         .with_single_cert(own.chain().to_vec(), own.private_key())?;
     config.alpn_protocols = match doors {
-        Doors::Members => vec![Protocol::Member.name().to_vec()],
-        Doors::MembersAndJoiners => {
-            vec![Protocol::Member.name().to_vec(), Protocol::Join.name().to_vec()]
+        AcceptedDiallers::Members => vec![AlpnProtocol::Member.name().to_vec()],
+        AcceptedDiallers::MembersAndJoiners => {
+            vec![AlpnProtocol::Member.name().to_vec(), AlpnProtocol::Join.name().to_vec()]
         }
     };
     config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -139,14 +142,17 @@ pub(super) fn server_config(own: &Credentials, doors: Doors) -> Result<ServerCon
     Ok(config)
 }
 
-pub(super) fn client_config(own: &Credentials, wanted: Wanted) -> Result<ClientConfig, Error> {
+pub(super) fn client_config(
+    own: &Credentials,
+    wanted: ExpectedPeer,
+) -> Result<ClientConfig, Error> {
     let verifier = MemberVerifier { check: own.peer_check()?, wanted, mandatory: true };
     let mut config = ClientConfig::builder_with_provider(Arc::new(provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_client_auth_cert(own.chain().to_vec(), own.private_key())?;
-    config.alpn_protocols = vec![Protocol::Member.name().to_vec()];
+    config.alpn_protocols = vec![AlpnProtocol::Member.name().to_vec()];
     harden_client(&mut config);
     Ok(config)
 }
@@ -163,7 +169,7 @@ pub(super) fn harden_client(config: &mut ClientConfig) {
 struct MemberVerifier {
     check: PeerCheck,
     /// The peers that a dialler wants. The side that is dialled takes any member.
-    wanted: Wanted,
+    wanted: ExpectedPeer,
     /// Whether a client must have a certificate.
     mandatory: bool,
 }

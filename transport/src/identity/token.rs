@@ -50,25 +50,25 @@ static BASE_32: LazyLock<Encoding> = LazyLock::new(|| {
 /// The public name of a token, for lists and for taking it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct TokenId(pub u64);
+pub struct JoinTokenId(pub u64);
 
-impl TokenId {
+impl JoinTokenId {
     /// Of no token: with it a member whose certificate ended requests another one. Its key, which the cluster
     /// keeps the digest of, is what it shows instead.
     pub const MEMBER: Self = Self(0);
 }
 
-impl fmt::Display for TokenId {
+impl fmt::Display for JoinTokenId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:0width$x}", self.0, width = ID_DIGITS)
     }
 }
 
-/// A token, secret and all. It is shown by [`Token::reveal`] and by nothing else.
+/// A token, secret and all. It is shown by [`JoinToken::reveal`] and by nothing else.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct JoinToken {
     role: PeerRole,
-    id: TokenId,
+    id: JoinTokenId,
     secret: [u8; 32],
     pin: SpkiPin,
 }
@@ -94,7 +94,7 @@ pub enum TokenFault {
     Malformed,
 }
 
-impl Token {
+impl JoinToken {
     /// A new token for a role in the cluster whose authority has this pin.
     ///
     /// # Panics
@@ -103,17 +103,17 @@ impl Token {
     pub fn create(role: PeerRole, pin: SpkiPin) -> Self {
         let (mut id, mut secret) = ([0_u8; 8], [0_u8; 32]);
         let random = SystemRandom::new();
-        while TokenId(u64::from_le_bytes(id)) == TokenId::MEMBER {
+        while JoinTokenId(u64::from_le_bytes(id)) == JoinTokenId::MEMBER {
             random.fill(&mut id).expect("the machine has random numbers");
         }
         random.fill(&mut secret).expect("the machine has random numbers");
-        Self { role, id: TokenId(u64::from_le_bytes(id)), secret, pin }
+        Self { role, id: JoinTokenId(u64::from_le_bytes(id)), secret, pin }
     }
 
     /// What a member shows in a token's place: it names the authority, and proves nothing.
     #[must_use]
     pub(super) const fn of_member(role: PeerRole, pin: SpkiPin) -> Self {
-        Self { role, id: TokenId::MEMBER, secret: [0; 32], pin }
+        Self { role, id: JoinTokenId::MEMBER, secret: [0; 32], pin }
     }
 
     /// The token that a text is. White space around it does not count.
@@ -141,7 +141,7 @@ impl Token {
 
     fn from_parts(role: &str, id: &str, secret: &str, pin: &str) -> Option<Self> {
         let role = PeerRole::ALL.into_iter().find(|known| role == known.letter().to_string())?;
-        let number = TokenId(u64::from_str_radix(id, 16).ok()?);
+        let number = JoinTokenId(u64::from_str_radix(id, 16).ok()?);
         if number.to_string() != id {
             return None;
         }
@@ -165,7 +165,7 @@ impl Token {
 
     /// Id of the token, which is its public name.
     #[must_use]
-    pub fn id(&self) -> TokenId {
+    pub fn id(&self) -> JoinTokenId {
         self.id
     }
 
@@ -206,7 +206,7 @@ impl TokenVerifier {
 }
 
 /// Prints the role and the id, and nothing of the secret.
-impl fmt::Debug for Token {
+impl fmt::Debug for JoinToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token")
             .field("role", &self.role)
@@ -236,10 +236,10 @@ mod tests {
 
     use super::*;
 
-    fn token() -> Token {
-        Token {
+    fn token() -> JoinToken {
+        JoinToken {
             role: PeerRole::Worker,
-            id: TokenId(0x00c0_ffee_00c0_ffee),
+            id: JoinTokenId(0x00c0_ffee_00c0_ffee),
             secret: std::array::from_fn(|index| index as u8),
             pin: SpkiPin(std::array::from_fn(|index| 255 - index as u8)),
         }
@@ -255,11 +255,11 @@ mod tests {
                     777p37h37l47r57w6x2ph4xr6dx653pm5pvot2hh43s6jy7c4hqa.d0ce9dea";
         assert_eq!(token().reveal(), text);
         assert_eq!(token().reveal().len(), TOKEN_CHARS);
-        assert_eq!(Token::parse(&token().reveal()), Ok(token()));
-        assert_eq!(Token::parse(&format!(" {}\r\n", token().reveal())), Ok(token()));
+        assert_eq!(JoinToken::parse(&token().reveal()), Ok(token()));
+        assert_eq!(JoinToken::parse(&format!(" {}\r\n", token().reveal())), Ok(token()));
         for role in PeerRole::ALL {
-            let made = Token::create(role, token().pin);
-            assert_eq!(Token::parse(&made.reveal()), Ok(made));
+            let made = JoinToken::create(role, token().pin);
+            assert_eq!(JoinToken::parse(&made.reveal()), Ok(made));
         }
     }
 
@@ -273,7 +273,7 @@ mod tests {
                     continue;
                 }
                 let changed: String = changed.into_iter().collect();
-                assert_eq!(Token::parse(&changed), Err(TokenFault::Mistyped), "{changed}");
+                assert_eq!(JoinToken::parse(&changed), Err(TokenFault::Mistyped), "{changed}");
             }
         }
     }
@@ -285,13 +285,13 @@ mod tests {
             let (before, after) = text.split_at(position);
             let lost = format!("{before}{}", &after[1..]);
             let doubled = format!("{before}{}{after}", &after[..1]);
-            assert_eq!(Token::parse(&lost), Err(TokenFault::Mistyped), "{lost}");
-            assert_eq!(Token::parse(&doubled), Err(TokenFault::Mistyped), "{doubled}");
+            assert_eq!(JoinToken::parse(&lost), Err(TokenFault::Mistyped), "{lost}");
+            assert_eq!(JoinToken::parse(&doubled), Err(TokenFault::Mistyped), "{doubled}");
             let mut swapped = text.clone().into_bytes();
             swapped.swap(position, (position + 1) % text.len());
             let swapped = String::from_utf8(swapped).unwrap();
             if swapped != text {
-                assert_eq!(Token::parse(&swapped), Err(TokenFault::Mistyped), "{swapped}");
+                assert_eq!(JoinToken::parse(&swapped), Err(TokenFault::Mistyped), "{swapped}");
             }
         }
         assert!(TokenFault::Mistyped.to_string().contains("E2001 token mistyped (checksum)"));
@@ -301,7 +301,8 @@ mod tests {
     fn a_right_checksum_over_something_else_is_told_apart() {
         let body = token().reveal();
         let body = body.rsplit_once('.').unwrap().0;
-        let check = |body: &str, fault| assert_eq!(Token::parse(&with_checksum(body)), Err(fault));
+        let check =
+            |body: &str, fault| assert_eq!(JoinToken::parse(&with_checksum(body)), Err(fault));
         check(&body.replace("zbt1", "zbt2"), TokenFault::OtherForm);
         check(&body.replace("zbt1", "abc1"), TokenFault::Malformed);
         check(&body.replace(".w.", ".x."), TokenFault::Malformed);
@@ -316,7 +317,7 @@ mod tests {
         // The last letter of 32 bytes holds one bit; another one with the same bit is another text.
         let (rest, last) = body.split_at(body.len() - 1);
         for letter in ('a'..='z').chain('2'..='7').filter(|letter| letter.to_string() != last) {
-            if let Ok(other) = Token::parse(&with_checksum(&format!("{rest}{letter}"))) {
+            if let Ok(other) = JoinToken::parse(&with_checksum(&format!("{rest}{letter}"))) {
                 assert_ne!(other, token());
             }
         }
@@ -335,7 +336,7 @@ mod tests {
     fn a_verifier_is_of_one_secret_for_one_id_and_one_role() {
         let same = token();
         let mut others = [token(), token(), token()];
-        others[0].id = TokenId(1);
+        others[0].id = JoinTokenId(1);
         others[1].role = PeerRole::Controller;
         others[2].secret[31] ^= 1;
         assert!(token().verifier() == same.verifier());
@@ -348,9 +349,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_the_parser_panic(text in any::<String>(), dotted in "zbt[0-9](\\.[a-z2-7]{0,60}){0,6}") {
-            let _ = Token::parse(&text);
-            prop_assert!(Token::parse(&dotted).is_err());
-            let _ = Token::parse(&with_checksum(&dotted));
+            let _ = JoinToken::parse(&text);
+            prop_assert!(JoinToken::parse(&dotted).is_err());
+            let _ = JoinToken::parse(&with_checksum(&dotted));
         }
     }
 }

@@ -20,7 +20,7 @@ use super::role::PeerRole;
 
 /// The peers that a dialler accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum ExpectedPeer {
     /// Any member that serves.
     AnyMember,
     /// Any member with this role.
@@ -31,7 +31,7 @@ pub enum Wanted {
 
 /// Why a peer is not let in, or not talked to.
 #[derive(Clone, Debug, PartialEq, Error)]
-pub enum PeerRefusal {
+pub enum PeerIdentityRefusal {
     /// What it presented is not a certificate of a member.
     #[error(transparent)]
     Certificate(#[from] CertificateFault),
@@ -63,7 +63,7 @@ pub enum PeerRefusal {
     #[error("dialled {wanted:?} and met {found}")]
     OtherPeer {
         /// The peers that the dialler wanted.
-        wanted: Wanted,
+        wanted: ExpectedPeer,
         /// Identity of the peer that was met.
         found: PeerIdentity,
     },
@@ -100,17 +100,17 @@ impl PeerCheck {
         own: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         now: UnixSeconds,
-    ) -> Result<PeerIdentity, PeerRefusal> {
+    ) -> Result<PeerIdentity, PeerIdentityRefusal> {
         let chain: Vec<CertificateDer<'_>> =
             std::iter::once(own).chain(others).map(|part| part.as_ref().into()).collect();
         check_chain_size(&chain)?;
         let member = read_member(own)?;
         let (expected, found) = (self.cluster, member.identity.cluster);
         if expected != found {
-            return Err(PeerRefusal::OtherCluster { expected, found });
+            return Err(PeerIdentityRefusal::OtherCluster { expected, found });
         }
         let judged = member.window.tolerated(now)?;
-        self.check_signatures(own, others, judged).map_err(PeerRefusal::Untrusted)?;
+        self.check_signatures(own, others, judged).map_err(PeerIdentityRefusal::Untrusted)?;
         Ok(member.identity)
     }
 
@@ -120,18 +120,18 @@ impl PeerCheck {
         own: &CertificateDer<'_>,
         others: &[CertificateDer<'_>],
         now: UnixSeconds,
-        wanted: Wanted,
-    ) -> Result<PeerIdentity, PeerRefusal> {
+        wanted: ExpectedPeer,
+    ) -> Result<PeerIdentity, PeerIdentityRefusal> {
         let found = self.check(own, others, now)?;
         if !found.role.serves() {
-            return Err(PeerRefusal::ServesNobody { found });
+            return Err(PeerIdentityRefusal::ServesNobody { found });
         }
         let is_wanted = match wanted {
-            Wanted::AnyMember => true,
-            Wanted::Role(role) => found.role == role,
-            Wanted::Node(node) => found.node == node,
+            ExpectedPeer::AnyMember => true,
+            ExpectedPeer::Role(role) => found.role == role,
+            ExpectedPeer::Node(node) => found.node == node,
         };
-        if is_wanted { Ok(found) } else { Err(PeerRefusal::OtherPeer { wanted, found }) }
+        if is_wanted { Ok(found) } else { Err(PeerIdentityRefusal::OtherPeer { wanted, found }) }
     }
 
     fn check_signatures(

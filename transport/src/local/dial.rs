@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::door::widen;
+use super::acceptor::enlarge_send_buffer;
 use super::folder::own_user;
 use super::offer::{HostIdentity, LocalLane, LocalOffer, SECRET_BYTES};
 
@@ -55,11 +55,11 @@ pub async fn dial(
     if offer.host != *here {
         return Err(LocalDialError::OtherHost);
     }
-    let dialled = timeout(DIAL_DEADLINE, greet(offer, lane)).await;
+    let dialled = timeout(DIAL_DEADLINE, authenticate(offer, lane)).await;
     dialled.map_err(|_| LocalDialError::Deadline)?
 }
 
-async fn greet(offer: &LocalOffer, lane: LocalLane) -> Result<UnixStream, LocalDialError> {
+async fn authenticate(offer: &LocalOffer, lane: LocalLane) -> Result<UnixStream, LocalDialError> {
     let mut stream = UnixStream::connect(&offer.path).await.map_err(LocalDialError::NotHere)?;
     let expected = own_user().map_err(LocalDialError::Stream)?;
     let found = stream.peer_cred().map_err(LocalDialError::Stream)?.uid();
@@ -75,6 +75,6 @@ async fn greet(offer: &LocalOffer, lane: LocalLane) -> Result<UnixStream, LocalD
     if read.is_err() || blake3::Hash::from_bytes(proof) != offer.secret.proof() {
         return Err(LocalDialError::WrongListener);
     }
-    widen(&stream).map_err(LocalDialError::Stream)?;
+    enlarge_send_buffer(&stream).map_err(LocalDialError::Stream)?;
     Ok(stream)
 }

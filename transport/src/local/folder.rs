@@ -62,7 +62,7 @@ pub enum LocalFolderError {
 
 /// A folder and the socket in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SocketLocation {
     pub(super) socket: PathBuf,
     /// A folder that was made for the socket alone, because the path of the other was too long.
     pub(super) short_folder: Option<PathBuf>,
@@ -80,13 +80,13 @@ pub(super) fn prepare(
     folder: &Path,
     temporary: &Path,
     user: u32,
-) -> Result<Place, LocalFolderError> {
+) -> Result<SocketLocation, LocalFolderError> {
     let unusable = |source| LocalFolderError::Unusable { path: folder.to_owned(), source };
     let absolute = std::path::absolute(folder).map_err(unusable)?;
     let socket = absolute.join(SOCKET_NAME);
     if is_short(&socket) {
         make_private(&absolute, user)?;
-        return Ok(Place { socket, short_folder: None });
+        return Ok(SocketLocation { socket, short_folder: None });
     }
     let digest = blake3::hash(absolute.as_os_str().as_bytes()).to_hex();
     let short_folder = temporary.join(format!("zbelastic-{}", &digest[..16]));
@@ -95,7 +95,7 @@ pub(super) fn prepare(
         return Err(LocalFolderError::TooLong { path: socket });
     }
     make_private(&short_folder, user)?;
-    Ok(Place { socket, short_folder: Some(short_folder) })
+    Ok(SocketLocation { socket, short_folder: Some(short_folder) })
 }
 
 fn is_short(path: &Path) -> bool {

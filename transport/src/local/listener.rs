@@ -15,8 +15,8 @@ use tokio::task::{self, JoinHandle};
 use tokio::time::timeout;
 use zbelastic_types::NodeId;
 
-use super::door::{ARRIVALS_MAX, Door};
-use super::folder::{LocalFolderError, Place, own_user, prepare};
+use super::acceptor::{ARRIVALS_MAX, LocalAcceptor};
+use super::folder::{LocalFolderError, SocketLocation, own_user, prepare};
 use super::offer::{HostIdentity, LocalLane, LocalOffer, LocalSecret};
 
 /// How long an old socket may take to show that a process listens.
@@ -24,21 +24,21 @@ const STALE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Number of an admission, which no other one of its listener has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AdmissionId(u64);
+pub struct LocalAdmissionId(u64);
 
 /// Leave for one peer to come in, as long as it is held.
 #[derive(Debug)]
-pub struct Admission {
-    id: AdmissionId,
+pub struct LocalAdmission {
+    id: LocalAdmissionId,
     offer: LocalOffer,
-    admitted: Admitted,
+    admitted: AdmittedSender,
 }
 
 /// A connection that showed the secret of an admission.
 #[derive(Debug)]
 pub struct LocalArrival {
     /// The admission whose secret it showed.
-    pub admission: AdmissionId,
+    pub admission: LocalAdmissionId,
     /// The peer that the admission is for.
     pub peer: NodeId,
     /// What the connection is for.
@@ -76,9 +76,9 @@ pub enum LocalBindError {
 /// A process's socket. When it is dropped, nobody can come in any more; connections that came stay.
 #[derive(Debug)]
 pub struct LocalListener {
-    place: Place,
+    place: SocketLocation,
     host: HostIdentity,
-    admitted: Admitted,
+    admitted: AdmittedSender,
     admissions: AtomicU64,
     refused: Arc<AtomicU64>,
     arrivals: mpsc::Receiver<LocalArrival>,
@@ -86,10 +86,10 @@ pub struct LocalListener {
 }
 
 /// The peers that may come in, and by which secret.
-pub(super) type Secrets = BTreeMap<AdmissionId, (NodeId, LocalSecret)>;
+pub(super) type AdmittedSecrets = BTreeMap<LocalAdmissionId, (NodeId, LocalSecret)>;
 
 /// The listener and its admissions write it, the door reads.
-type Admitted = Arc<watch::Sender<Secrets>>;
+type AdmittedSender = Arc<watch::Sender<AdmittedSecrets>>;
 
 impl LocalListener {
     /// Listens in `folder`, which is made if it is not there, or if its path is too long for a
@@ -105,11 +105,11 @@ impl LocalListener {
         remove_stale(&path).await?;
         let refused = |source| LocalBindError::Refused { path, source };
         let socket = UnixListener::bind(&place.socket).map_err(refused)?;
-        let admitted = Admitted::default();
+        let admitted = AdmittedSender::default();
         let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
         let refused = Arc::new(AtomicU64::new(0));
-        let door = Door::new(user, admitted.subscribe(), sender, Arc::clone(&refused));
-        let door = task::spawn(door.keep(socket));
+        let door = LocalAcceptor::new(user, admitted.subscribe(), sender, Arc::clone(&refused));
+        let door = task::spawn(door.run(socket));
         let admissions = AtomicU64::new(0);
         Ok(Self { place, host, admitted, admissions, refused, arrivals, door })
     }
@@ -130,14 +130,14 @@ impl LocalListener {
     ///
     /// # Errors
     /// If the system gives no random bytes.
-    pub fn admit(&self, peer: NodeId) -> io::Result<Admission> {
+    pub fn admit(&self, peer: NodeId) -> io::Result<LocalAdmission> {
         let secret = LocalSecret::generate()?;
-        let id = AdmissionId(self.admissions.fetch_add(1, Ordering::Relaxed));
+        let id = LocalAdmissionId(self.admissions.fetch_add(1, Ordering::Relaxed));
         self.admitted.send_modify(|admitted| {
             admitted.insert(id, (peer, secret));
         });
         let offer = LocalOffer { host: self.host.clone(), path: self.place.socket.clone(), secret };
-        Ok(Admission { id, offer, admitted: Arc::clone(&self.admitted) })
+        Ok(LocalAdmission { id, offer, admitted: Arc::clone(&self.admitted) })
     }
 
     /// The next connection that showed a secret. May be dropped at any time.
@@ -163,10 +163,10 @@ impl Drop for LocalListener {
     }
 }
 
-impl Admission {
+impl LocalAdmission {
     /// Number of this admission.
     #[must_use]
-    pub fn id(&self) -> AdmissionId {
+    pub fn id(&self) -> LocalAdmissionId {
         self.id
     }
 
@@ -177,7 +177,7 @@ impl Admission {
     }
 }
 
-impl Drop for Admission {
+impl Drop for LocalAdmission {
     fn drop(&mut self) {
         self.admitted.send_modify(|admitted| {
             admitted.remove(&self.id);

@@ -50,7 +50,7 @@ pub struct LocalOffer {
 }
 
 #[derive(Serialize, Deserialize)]
-struct OfferForm {
+struct EncodedOffer {
     host: HostIdentity,
     path: Vec<u8>,
     secret: LocalSecret,
@@ -155,7 +155,7 @@ impl LocalOffer {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let path = self.path.as_os_str().as_bytes().to_vec();
-        let form = OfferForm { host: self.host.clone(), path, secret: self.secret };
+        let form = EncodedOffer { host: self.host.clone(), path, secret: self.secret };
         postcard::to_allocvec(&form).expect("a vector takes all bytes")
     }
 
@@ -164,7 +164,7 @@ impl LocalOffer {
     /// # Errors
     /// If they are not exactly one offer that a process can make.
     pub fn decode(bytes: &[u8]) -> Result<Self, OfferFault> {
-        let Ok((form, [])) = postcard::take_from_bytes::<OfferForm>(bytes) else {
+        let Ok((form, [])) = postcard::take_from_bytes::<EncodedOffer>(bytes) else {
             return Err(OfferFault::NoOffer);
         };
         let (boot_id, path) = (form.host.0.len(), form.path.len());
@@ -184,7 +184,7 @@ impl LocalOffer {
     /// Whether the socket may be one of this machine: `here` is its host, and there is such a file.
     /// That it is the right one is known when it is dialled.
     #[must_use]
-    pub fn may_be_here(&self, here: &HostIdentity) -> bool {
+    pub fn is_reachable_from(&self, here: &HostIdentity) -> bool {
         self.host == *here && Path::exists(&self.path)
     }
 }

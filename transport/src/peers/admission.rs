@@ -23,7 +23,7 @@ pub(crate) struct LinkFacts {
 
 /// What becomes of a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum LinkDecision {
     /// It takes an empty place.
     Take,
     /// It takes the place of the one that is there, which is closed for the reason.
@@ -33,36 +33,36 @@ pub(crate) enum Entry {
 }
 
 /// Decides. `newest_boot` is the latest boot of the peer that was ever seen here.
-pub(crate) fn admit(newest_boot: u64, present: Option<LinkFacts>, new: LinkFacts) -> Entry {
+pub(crate) fn admit(newest_boot: u64, present: Option<LinkFacts>, new: LinkFacts) -> LinkDecision {
     if new.start.boot < newest_boot {
-        return Entry::Refuse(CloseCode::DuplicateIdentity);
+        return LinkDecision::Refuse(CloseCode::DuplicateIdentity);
     }
     let Some(present) = present else {
-        return Entry::Take;
+        return LinkDecision::Take;
     };
     match new.start.boot.cmp(&present.start.boot) {
-        Ordering::Greater => Entry::Replace(CloseCode::DuplicateIdentity),
-        Ordering::Less => Entry::Refuse(CloseCode::DuplicateIdentity),
+        Ordering::Greater => LinkDecision::Replace(CloseCode::DuplicateIdentity),
+        Ordering::Less => LinkDecision::Refuse(CloseCode::DuplicateIdentity),
         Ordering::Equal if new.start.life != present.start.life => {
-            Entry::Refuse(CloseCode::DuplicateIdentity)
+            LinkDecision::Refuse(CloseCode::DuplicateIdentity)
         }
         Ordering::Equal => between_same_processes(present, new),
     }
 }
 
 /// What the lower id dialled is preferred; of two by the same dialler, the later one.
-fn between_same_processes(present: LinkFacts, new: LinkFacts) -> Entry {
+fn between_same_processes(present: LinkFacts, new: LinkFacts) -> LinkDecision {
     let rank = |facts: LinkFacts| (facts.dialled_by_lower, facts.attempt);
     if rank(new) > rank(present) {
-        Entry::Replace(CloseCode::Replaced)
+        LinkDecision::Replace(CloseCode::Replaced)
     } else {
-        Entry::Refuse(CloseCode::Replaced)
+        LinkDecision::Refuse(CloseCode::Replaced)
     }
 }
 
 /// What becomes of a new connection of a person's command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClientEntry {
+pub(crate) enum ClientDecision {
     /// It takes a free place.
     Take,
     /// It takes the place of this one, the oldest of the person who has the most.
@@ -77,17 +77,17 @@ pub(crate) fn admit_client(
     open: impl Iterator<Item = (u64, NodeId)>,
     person: NodeId,
     clients_max: usize,
-) -> ClientEntry {
+) -> ClientDecision {
     let mut of: BTreeMap<NodeId, Vec<u64>> = BTreeMap::new();
     open.for_each(|(client, owner)| of.entry(owner).or_default().push(client));
     if of.values().map(Vec::len).sum::<usize>() < clients_max {
-        return ClientEntry::Take;
+        return ClientDecision::Take;
     }
     let own = of.get(&person).map_or(0, Vec::len);
     // A person who has as many as the newcomer would have keeps them.
     match of.values().max_by_key(|clients| clients.len()) {
-        Some(most) if most.len() > own + 1 => ClientEntry::Replace(most[0]),
-        Some(_) | None => ClientEntry::Refuse,
+        Some(most) if most.len() > own + 1 => ClientDecision::Replace(most[0]),
+        Some(_) | None => ClientDecision::Refuse,
     }
 }
 
@@ -101,17 +101,17 @@ mod tests {
 
     #[test]
     fn an_empty_place_is_taken_unless_a_later_boot_was_there() {
-        assert_eq!(admit(0, None, facts(1, 0, true, 1)), Entry::Take);
-        assert_eq!(admit(5, None, facts(5, 0, true, 1)), Entry::Take);
-        let refused = Entry::Refuse(CloseCode::DuplicateIdentity);
+        assert_eq!(admit(0, None, facts(1, 0, true, 1)), LinkDecision::Take);
+        assert_eq!(admit(5, None, facts(5, 0, true, 1)), LinkDecision::Take);
+        let refused = LinkDecision::Refuse(CloseCode::DuplicateIdentity);
         assert_eq!(admit(5, None, facts(4, 0, true, 9)), refused);
     }
 
     #[test]
     fn a_later_boot_takes_the_place_and_a_second_life_of_the_same_boot_does_not() {
         let present = Some(facts(5, 1, true, 1));
-        let replaced = Entry::Replace(CloseCode::DuplicateIdentity);
-        let refused = Entry::Refuse(CloseCode::DuplicateIdentity);
+        let replaced = LinkDecision::Replace(CloseCode::DuplicateIdentity);
+        let refused = LinkDecision::Refuse(CloseCode::DuplicateIdentity);
         assert_eq!(admit(5, present, facts(6, 2, false, 0)), replaced);
         assert_eq!(admit(5, present, facts(5, 2, true, 9)), refused);
         assert_eq!(admit(5, present, facts(4, 1, true, 9)), refused);
@@ -125,14 +125,16 @@ mod tests {
                 if first == second {
                     continue;
                 }
-                let one = admit(1, Some(first), second) == Entry::Replace(CloseCode::Replaced);
-                let other = admit(1, Some(second), first) == Entry::Replace(CloseCode::Replaced);
+                let one =
+                    admit(1, Some(first), second) == LinkDecision::Replace(CloseCode::Replaced);
+                let other =
+                    admit(1, Some(second), first) == LinkDecision::Replace(CloseCode::Replaced);
                 assert_ne!(one, other, "{first:?} {second:?}");
             }
         }
         let by_lower = facts(1, 1, true, 1);
         let by_higher = facts(1, 1, false, 99);
-        assert_eq!(admit(1, Some(by_lower), by_higher), Entry::Refuse(CloseCode::Replaced));
+        assert_eq!(admit(1, Some(by_lower), by_higher), LinkDecision::Refuse(CloseCode::Replaced));
     }
 
     #[test]
@@ -143,12 +145,16 @@ mod tests {
         let admit = |owners: &[u64], person, max| {
             admit_client(open(owners).into_iter(), NodeId(person), max)
         };
-        assert_eq!(admit(&[], 1, 1), ClientEntry::Take);
-        assert_eq!(admit(&[1, 1, 2], 1, 4), ClientEntry::Take);
-        assert_eq!(admit(&[1, 1, 1], 1, 3), ClientEntry::Refuse, "its own are enough");
-        assert_eq!(admit(&[2, 1, 1], 3, 3), ClientEntry::Replace(11));
-        assert_eq!(admit(&[1, 1, 2, 2], 3, 4), ClientEntry::Replace(12), "of two the later person");
-        assert_eq!(admit(&[1, 1, 2], 2, 3), ClientEntry::Refuse, "it would have as many");
-        assert_eq!(admit(&[1, 2, 3], 4, 3), ClientEntry::Refuse, "one each");
+        assert_eq!(admit(&[], 1, 1), ClientDecision::Take);
+        assert_eq!(admit(&[1, 1, 2], 1, 4), ClientDecision::Take);
+        assert_eq!(admit(&[1, 1, 1], 1, 3), ClientDecision::Refuse, "its own are enough");
+        assert_eq!(admit(&[2, 1, 1], 3, 3), ClientDecision::Replace(11));
+        assert_eq!(
+            admit(&[1, 1, 2, 2], 3, 4),
+            ClientDecision::Replace(12),
+            "of two the later person"
+        );
+        assert_eq!(admit(&[1, 1, 2], 2, 3), ClientDecision::Refuse, "it would have as many");
+        assert_eq!(admit(&[1, 2, 3], 4, 3), ClientDecision::Refuse, "one each");
     }
 }

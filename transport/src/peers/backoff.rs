@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use zbelastic_types::NodeId;
 
-use crate::limits::Limits;
+use crate::limits::TransportLimits;
 
 /// Steps of jitter: a pause is between a half and the whole of its length.
 const JITTER_STEPS: u32 = 1024;
@@ -17,7 +17,7 @@ pub(crate) fn pause_before_dial(
     own: NodeId,
     peer: NodeId,
     failures: u32,
-    limits: &Limits,
+    limits: &TransportLimits,
 ) -> Duration {
     let patience = if own < peer { Duration::ZERO } else { limits.dial_patience };
     if failures == 0 {
@@ -43,19 +43,19 @@ mod tests {
     use super::*;
 
     fn pause(own: u64, failures: u32) -> Duration {
-        pause_before_dial(NodeId(own), NodeId(5), failures, &Limits::default())
+        pause_before_dial(NodeId(own), NodeId(5), failures, &TransportLimits::default())
     }
 
     #[test]
     fn the_lower_id_dials_at_once_and_the_higher_one_waits() {
         assert_eq!(pause(4, 0), Duration::ZERO);
-        assert_eq!(pause(6, 0), Limits::default().dial_patience);
-        assert!(pause(6, 1) >= Limits::default().dial_patience);
+        assert_eq!(pause(6, 0), TransportLimits::default().dial_patience);
+        assert!(pause(6, 1) >= TransportLimits::default().dial_patience);
     }
 
     #[test]
     fn pauses_grow_to_the_longest_and_differ_between_nodes() {
-        let limits = Limits::default();
+        let limits = TransportLimits::default();
         assert!(pause(1, 1) >= limits.redial_first / 2 && pause(1, 1) <= limits.redial_first);
         assert!(pause(1, 4) > pause(1, 1));
         for failures in [20, 1000, u32::MAX] {

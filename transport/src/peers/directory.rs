@@ -5,27 +5,27 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use zbelastic_types::NodeId;
 
-use crate::endpoint::Link;
+use crate::endpoint::PeerLink;
 
 /// The peers that are there now. Every send looks here, on whatever thread; the task of a connection enters
 /// it and strikes it out. The lock guards the map alone and is never held while another one is.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
-    links: RwLock<BTreeMap<NodeId, Arc<Link>>>,
+    links: RwLock<BTreeMap<NodeId, Arc<PeerLink>>>,
 }
 
 impl Directory {
-    pub(crate) fn get(&self, node: NodeId) -> Option<Arc<Link>> {
+    pub(crate) fn get(&self, node: NodeId) -> Option<Arc<PeerLink>> {
         self.links.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
     }
 
-    pub(crate) fn enter(&self, link: Arc<Link>) {
+    pub(crate) fn insert(&self, link: Arc<PeerLink>) {
         let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
         let before = links.insert(link.peer.node, link);
         assert!(before.is_none(), "a connection begins after the one before has ended");
     }
 
-    pub(crate) fn strike(&self, node: NodeId) {
+    pub(crate) fn remove(&self, node: NodeId) {
         self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&node);
     }
 }

@@ -51,7 +51,7 @@ impl ControlKind {
 
 /// Whether a peer of that role may send that kind.
 #[must_use]
-pub const fn may(role: PeerRole, kind: MessageKind) -> bool {
+pub const fn may_send(role: PeerRole, kind: MessageKind) -> bool {
     match (role, kind) {
         (PeerRole::Controller, MessageKind::Control(ControlKind::Raft))
         | (

@@ -4,8 +4,8 @@ use quinn::{ReadExactError, RecvStream, SendStream};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::Reply;
-use crate::endpoint::{CloseCode, Context};
+use super::RequestReply;
+use crate::endpoint::{CloseCode, TransportContext};
 use crate::event::TransportEvent;
 use crate::identity::PeerIdentity;
 use crate::limits::{ANSWER_BYTES_MAX, REQUEST_BYTES_MAX};
@@ -15,13 +15,13 @@ const GROWTH_BYTES: usize = 64 << 10;
 
 /// What became of a request, as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     Answer,
     Busy,
     Unanswered,
 }
 
-impl Outcome {
+impl RequestOutcome {
     const fn byte(self) -> u8 {
         match self {
             Self::Answer => 0,
@@ -43,38 +43,39 @@ impl Outcome {
 /// Reads a request, gives it to the node, and sends the answer. An error is a reason to close the
 /// connection.
 pub(crate) async fn serve_request(
-    context: &Context,
+    context: &TransportContext,
     from: PeerIdentity,
     mut send: SendStream,
     mut receive: RecvStream,
 ) -> Result<(), CloseCode> {
-    let tallies = &context.tallies;
+    let tallies = &context.counters;
     let Ok(place) = context.requests_open.try_acquire() else {
-        tallies.requests_busy.one();
-        say(&mut send, Outcome::Busy, &[]).await;
+        tallies.requests_busy.increment();
+        write_outcome(&mut send, RequestOutcome::Busy, &[]).await;
         return Ok(());
     };
     let within = context.limits.request_within;
     let Ok(read) = timeout(within, read_request(&mut receive)).await else {
         return Ok(());
     };
-    let Some(bytes) = read.inspect_err(|_| tallies.requests_refused.one())? else {
+    let Some(bytes) = read.inspect_err(|_| tallies.requests_refused.increment())? else {
         return Ok(());
     };
     let (answer, answered) = oneshot::channel();
-    let event = TransportEvent::Request { from, bytes: bytes.into(), reply: Reply { answer } };
-    if !context.events.offer(event) {
-        tallies.requests_busy.one();
-        say(&mut send, Outcome::Busy, &[]).await;
+    let event =
+        TransportEvent::Request { from, bytes: bytes.into(), reply: RequestReply { answer } };
+    if !context.events.try_send(event) {
+        tallies.requests_busy.increment();
+        write_outcome(&mut send, RequestOutcome::Busy, &[]).await;
         return Ok(());
     }
-    tallies.requests_taken.one();
+    tallies.requests_accepted.increment();
     tokio::select! {
         answer = answered => match answer {
             Ok(bytes) if bytes.len() <= ANSWER_BYTES_MAX => {
-                say(&mut send, Outcome::Answer, &bytes).await;
+                write_outcome(&mut send, RequestOutcome::Answer, &bytes).await;
             }
-            Ok(_) | Err(_) => say(&mut send, Outcome::Unanswered, &[]).await,
+            Ok(_) | Err(_) => write_outcome(&mut send, RequestOutcome::Unanswered, &[]).await,
         },
         // The requester went away; the node sees that nobody waits.
         _ = send.stopped() => {}
@@ -110,7 +111,7 @@ pub(super) async fn read_growing(
     Ok(bytes)
 }
 
-async fn say(send: &mut SendStream, outcome: Outcome, bytes: &[u8]) {
+async fn write_outcome(send: &mut SendStream, outcome: RequestOutcome, bytes: &[u8]) {
     let length = u32::try_from(bytes.len()).expect("below the limit");
     let mut head = [outcome.byte(); 5];
     head[1..].copy_from_slice(&length.to_le_bytes());

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, DuplexStream, ReadBuf, ReadHalf, WriteHalf, duplex, split};
 use tokio::sync::mpsc;
 use zbelastic_transport::bulk::{
-    BulkBody, BulkError, BulkFetch, ServeBulkError, Served, fetch, serve,
+    BulkBody, BulkError, BulkFetch, ServeBulkError, ServeSummary, fetch, serve,
 };
 use zbelastic_types::NodeId;
 
@@ -21,7 +21,7 @@ pub const KEY: &[u8] = b"version 3, layer 1";
 
 /// What happens to a stream at a byte of it.
 #[derive(Clone, Copy, Debug)]
-pub enum Fault {
+pub enum StreamFault {
     /// One bit of the byte is another.
     Flip(u64),
     /// The stream ends before it.
@@ -32,37 +32,37 @@ pub enum Fault {
 
 /// One holder: what it holds, and what happens to each stream to it, in order.
 #[derive(Clone, Default)]
-pub struct Holder {
+pub struct TestHolder {
     pub bytes: Arc<Vec<u8>>,
-    pub faults: Vec<Vec<Fault>>,
+    pub faults: Vec<Vec<StreamFault>>,
     /// What happens to the streams after those.
-    pub always: Vec<Fault>,
+    pub always: Vec<StreamFault>,
     pub is_unreachable: bool,
 }
 
-impl Holder {
+impl TestHolder {
     pub fn of(bytes: &Arc<Vec<u8>>) -> Self {
         Self { bytes: Arc::clone(bytes), ..Self::default() }
     }
 }
 
-struct Watched {
-    holder: Holder,
+struct WatchedHolder {
+    holder: TestHolder,
     openings: AtomicUsize,
     moved: Arc<AtomicU64>,
 }
 
 /// All holders of a test.
-pub struct Holders {
-    watched: BTreeMap<NodeId, Watched>,
-    served: mpsc::UnboundedSender<(NodeId, Result<Served, ServeBulkError>)>,
-    endings: mpsc::UnboundedReceiver<(NodeId, Result<Served, ServeBulkError>)>,
+pub struct TestHolders {
+    watched: BTreeMap<NodeId, WatchedHolder>,
+    served: mpsc::UnboundedSender<(NodeId, Result<ServeSummary, ServeBulkError>)>,
+    endings: mpsc::UnboundedReceiver<(NodeId, Result<ServeSummary, ServeBulkError>)>,
 }
 
-impl Holders {
+impl TestHolders {
     /// The nodes are numbered from 1.
-    pub fn new(holders: impl IntoIterator<Item = Holder>) -> Self {
-        let watched = holders.into_iter().map(|holder| Watched {
+    pub fn new(holders: impl IntoIterator<Item = TestHolder>) -> Self {
+        let watched = holders.into_iter().map(|holder| WatchedHolder {
             holder,
             openings: AtomicUsize::new(0),
             moved: Arc::default(),
@@ -76,7 +76,7 @@ impl Holders {
         node: NodeId,
     ) -> impl Future<Output = io::Result<(FaultyReader, WriteHalf<DuplexStream>)>> + Send + 'static
     {
-        let Watched { holder, openings, moved } = &self.watched[&node];
+        let WatchedHolder { holder, openings, moved } = &self.watched[&node];
         let opening = openings.fetch_add(1, Ordering::Relaxed);
         let faults = holder.faults.get(opening).unwrap_or(&holder.always).clone();
         let (near, far) = duplex(PIPE_BYTES);
@@ -124,7 +124,7 @@ impl Holders {
     }
 
     /// How the next of the streams ended, as its holder saw it.
-    pub async fn ending(&mut self) -> (NodeId, Result<Served, ServeBulkError>) {
+    pub async fn ending(&mut self) -> (NodeId, Result<ServeSummary, ServeBulkError>) {
         self.endings.recv().await.expect("there is a sender here")
     }
 }
@@ -132,7 +132,7 @@ impl Holders {
 /// The fetching side's end of a pipe.
 pub struct FaultyReader {
     reader: ReadHalf<DuplexStream>,
-    faults: Vec<Fault>,
+    faults: Vec<StreamFault>,
     at: u64,
     moved: Arc<AtomicU64>,
 }
@@ -147,13 +147,13 @@ impl AsyncRead for FaultyReader {
         let mut room = buffer.remaining() as u64;
         for fault in &self.faults {
             match *fault {
-                Fault::Flip(_) => {}
-                Fault::Cut(place) if place == at => return Poll::Ready(Ok(())),
-                Fault::Stall(place) if place == at => return Poll::Pending,
-                Fault::Cut(place) | Fault::Stall(place) if place > at => {
+                StreamFault::Flip(_) => {}
+                StreamFault::Cut(place) if place == at => return Poll::Ready(Ok(())),
+                StreamFault::Stall(place) if place == at => return Poll::Pending,
+                StreamFault::Cut(place) | StreamFault::Stall(place) if place > at => {
                     room = room.min(place - at)
                 }
-                Fault::Cut(_) | Fault::Stall(_) => {}
+                StreamFault::Cut(_) | StreamFault::Stall(_) => {}
             }
         }
         let room = usize::try_from(room).unwrap();
@@ -162,7 +162,7 @@ impl AsyncRead for FaultyReader {
         std::task::ready!(Pin::new(&mut self.reader).poll_read(context, &mut part))?;
         let read = part.filled().len();
         for fault in &self.faults {
-            if let Fault::Flip(place) = *fault
+            if let StreamFault::Flip(place) = *fault
                 && (at..at + read as u64).contains(&place)
             {
                 part.filled_mut()[usize::try_from(place - at).unwrap()] ^= 1;

@@ -6,13 +6,13 @@ use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 use zbelastic_transport::{AdminClient, CloseCode, DialProblem, PeerRole, RequestError};
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::site::{Node, Site};
+use crate::site::{TransportSite, TransportTestNode};
 
-fn address(node: &Node) -> String {
+fn address(node: &TransportTestNode) -> String {
     node.transport.local_addr().to_string()
 }
 
-async fn answer(node: &mut Node, expected: PeerRole) {
+async fn answer(node: &mut TransportTestNode, expected: PeerRole) {
     let (from, bytes, reply) = node.request().await;
     assert_eq!(from.role, expected);
     assert!(reply.answer(bytes));
@@ -20,7 +20,7 @@ async fn answer(node: &mut Node, expected: PeerRole) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_admin_finds_a_node_behind_addresses_that_lead_nowhere() {
-    let (site, other) = (Site::of(1), Site::of(2));
+    let (site, other) = (TransportSite::of(1), TransportSite::of(2));
     let mut node = site.worker(1).await;
     let stranger = other.worker(2).await;
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -43,12 +43,12 @@ async fn an_admin_finds_a_node_behind_addresses_that_lead_nowhere() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_out_of_date_is_told_as_that_whoever_has_it() {
+async fn a_certificate_out_of_date_is_reported_as_that_whoever_has_it() {
     const DAY: u64 = 24 * 60 * 60;
     let now = UnixSeconds::now();
     let before = UnixSeconds(now.0 - 20 * DAY);
     let authority = ClusterAuthority::create(ClusterId(1), before).unwrap();
-    let site = Site::by(authority);
+    let site = TransportSite::by(authority);
     let old_admin = site.authority.credentials(PeerRole::Admin, NodeId(50), before).unwrap();
     let node = site.worker(1).await;
     let error = AdminClient::connect(&[address(&node)], old_admin).await.unwrap_err();
@@ -64,7 +64,7 @@ async fn a_certificate_out_of_date_is_told_as_that_whoever_has_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_banned_admin_is_closed_and_not_let_in_again() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let node = site.worker(1).await;
     let credentials = site.credentials(PeerRole::Admin, 50);
     let client = AdminClient::connect(&[address(&node)], credentials.clone()).await.unwrap();

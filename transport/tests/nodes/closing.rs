@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use zbelastic_transport::{
-    CloseCode, DialProblem, DownReason, Limits, PeerRole, ProcessStart, Road, Transport,
-    TransportEvent,
+    CloseCode, DialProblem, DownReason, PeerRole, ProcessStart, Transport, TransportEvent,
+    TransportLimits, TransportPath,
 };
 use zbelastic_types::NodeId;
 
-use crate::site::{DEADLINE, Options, Site};
+use crate::site::{DEADLINE, TransportSite, TransportTestOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ban_closes_a_live_connection_and_keeps_the_node_out() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (mut one, mut two) = site.pair(same_host).await;
         two.transport.ban(NodeId(1));
         assert_eq!(two.down().await, (NodeId(1), DownReason::Banned));
@@ -25,11 +25,12 @@ async fn a_ban_closes_a_live_connection_and_keeps_the_node_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_process_with_the_same_boot_is_told_and_the_first_one_stays() {
-    let site = Site::new();
+async fn a_second_process_with_the_same_boot_is_reported_and_the_first_one_stays() {
+    let site = TransportSite::new();
     let (one, mut two) = site.pair(false).await;
     let start = ProcessStart { boot: 1, life: 99 };
-    let mut copy = site.node(1, Options { start, ..Options::default() }).await;
+    let mut copy =
+        site.node(1, TransportTestOptions { start, ..TransportTestOptions::default() }).await;
     copy.knows(&two);
     assert_eq!(copy.until_duplicate().await, NodeId(2));
     one.transport.send(NodeId(2), vec![1, 5].into());
@@ -37,11 +38,12 @@ async fn a_second_process_with_the_same_boot_is_told_and_the_first_one_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_whose_copy_started_later_is_told() {
-    let site = Site::new();
+async fn a_process_whose_copy_started_later_gets_a_report() {
+    let site = TransportSite::new();
     let (mut one, mut two) = site.pair(false).await;
     let start = ProcessStart { boot: 2, life: 99 };
-    let mut copy = site.node(1, Options { start, ..Options::default() }).await;
+    let mut copy =
+        site.node(1, TransportTestOptions { start, ..TransportTestOptions::default() }).await;
     copy.knows(&two);
     assert_eq!(copy.up().await.0, NodeId(2));
     assert_eq!(two.down().await, (NodeId(1), DownReason::Replaced));
@@ -58,8 +60,8 @@ fn a_killed_process_of_the_same_host_is_noticed_by_its_socket() {
         builder.worker_threads(threads).enable_all().build().unwrap()
     };
     let (here, there) = (runtime(2), runtime(1));
-    let site = Site::new();
-    let options = Options { same_host: true, ..Options::default() };
+    let site = TransportSite::new();
+    let options = TransportTestOptions { same_host: true, ..TransportTestOptions::default() };
     let mut one = here.block_on(site.node(1, options.clone()));
     let mut two = there.block_on(site.node(2, options));
     one.knows(&two);
@@ -80,14 +82,17 @@ fn a_killed_process_that_starts_again_ends_its_former_connections() {
         builder.worker_threads(threads).enable_all().build().unwrap()
     };
     let (here, there) = (runtime(2), runtime(1));
-    let site = Site::new();
-    let limits = Limits { idle_within: Duration::from_secs(600), ..Options::default().limits };
-    let options = Options { limits, ..Options::default() };
+    let site = TransportSite::new();
+    let limits = TransportLimits {
+        idle_within: Duration::from_secs(600),
+        ..TransportTestOptions::default().limits
+    };
+    let options = TransportTestOptions { limits, ..TransportTestOptions::default() };
     let mut one = here.block_on(site.node(1, options.clone()));
     let mut setup = site.setup(2, &options);
     let (transport, mut events) = there.block_on(Transport::bind(setup.clone())).unwrap();
     setup.bind = transport.local_addr();
-    one.transport.know(NodeId(2), PeerRole::Worker, vec![setup.bind]);
+    one.transport.add_peer(NodeId(2), PeerRole::Worker, vec![setup.bind]);
     here.block_on(one.up());
     assert!(matches!(there.block_on(events.next()), Some(TransportEvent::Up { .. })));
     // The handle stays until the runtime is gone, so nothing closes in order.
@@ -96,6 +101,6 @@ fn a_killed_process_that_starts_again_ends_its_former_connections() {
     setup.start = ProcessStart { boot: 2, life: 2 };
     let again = here.block_on(Transport::bind(setup)).unwrap();
     assert_eq!(here.block_on(one.down()), (NodeId(2), DownReason::Reset));
-    assert_eq!(here.block_on(one.up()), (NodeId(2), 2, Road::Quic));
+    assert_eq!(here.block_on(one.up()), (NodeId(2), 2, TransportPath::Quic));
     drop(again);
 }

@@ -4,20 +4,20 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use zbelastic_transport::{
-    ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, DownReason, FrameClass, FrameRefusal,
-    FrameRules, Limits, OutgoingFrame, ReceivedFrame, RequestError, SendOutcome, TransportEvent,
-    Violation,
+    ANSWER_BYTES_MAX, BulkFetch, CONTROL_MESSAGE_BYTES_MAX, DownReason, FrameClass, FrameRejection,
+    FrameRules, OutgoingFrame, PeerViolation, ReceivedFrame, RequestError, SendOutcome,
+    TransportEvent, TransportLimits,
 };
 use zbelastic_types::NodeId;
 
-use crate::site::{DEADLINE, Node, Options, Site};
+use crate::site::{DEADLINE, TransportSite, TransportTestNode, TransportTestOptions};
 
 const CLASS: FrameClass = FrameClass(7);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn control_messages_of_every_length_pass_both_ways() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (mut one, mut two) = site.pair(same_host).await;
         for length in [1, 2, 65_535, 65_536, 65_537, CONTROL_MESSAGE_BYTES_MAX] {
             let message = vec![1_u8; length];
@@ -30,14 +30,14 @@ async fn control_messages_of_every_length_pass_both_ways() {
         one.transport.send(NodeId(2), bytes::Bytes::new());
         one.transport.send(NodeId(9), vec![1].into());
         let control = one.transport.counters().control;
-        assert_eq!((control.dropped_not_sendable, control.dropped_no_road), (2, 1));
+        assert_eq!((control.dropped_not_sendable, control.dropped_no_path), (2, 1));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_control_messages_keep_their_order() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (one, mut two) = site.pair(same_host).await;
         for number in 0..500_u16 {
             let [low, high] = number.to_le_bytes();
@@ -52,7 +52,7 @@ async fn short_control_messages_keep_their_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_control_message_of_no_known_kind_is_dropped_and_counted() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let (one, mut two) = site.pair(false).await;
     one.transport.send(NodeId(2), vec![3, 1].into());
     one.transport.send(NodeId(2), vec![255, 1].into());
@@ -63,7 +63,7 @@ async fn a_control_message_of_no_known_kind_is_dropped_and_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_are_answered_refused_or_left_unanswered() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let (one, mut two) = site.pair(false).await;
     let asked = one.transport.request(NodeId(2), b"long".to_vec());
     let (answered, ()) = tokio::join!(asked, answer(&mut two, Some(vec![9; ANSWER_BYTES_MAX])));
@@ -80,10 +80,10 @@ async fn requests_are_answered_refused_or_left_unanswered() {
     assert_eq!(answered, Err(RequestError::Unanswered));
     let too_long = one.transport.request(NodeId(2), vec![0; (1 << 20) + 1]).await;
     assert_eq!(too_long, Err(RequestError::TooLong { bytes: (1 << 20) + 1, limit: 1 << 20 }));
-    assert_eq!(one.transport.request(NodeId(9), vec![1]).await, Err(RequestError::NoRoad));
+    assert_eq!(one.transport.request(NodeId(9), vec![1]).await, Err(RequestError::NoPath));
 }
 
-async fn answer(node: &mut Node, bytes: Option<Vec<u8>>) {
+async fn answer(node: &mut TransportTestNode, bytes: Option<Vec<u8>>) {
     let (_, _, reply) = node.request().await;
     if let Some(bytes) = bytes {
         assert!(reply.answer(bytes));
@@ -92,7 +92,7 @@ async fn answer(node: &mut Node, bytes: Option<Vec<u8>>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_is_dropped_is_cancelled_at_the_other_end() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let (one, mut two) = site.pair(false).await;
     let transport = one.transport.clone();
     let asking = tokio::spawn(async move { transport.request(NodeId(2), vec![1]).await });
@@ -103,10 +103,11 @@ async fn a_request_that_is_dropped_is_cancelled_at_the_other_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_beyond_the_open_ones_is_told_that_the_peer_is_busy() {
-    let site = Site::new();
-    let limits = Limits { requests_open_max: 1, ..Limits::default() };
-    let mut one = site.node(1, Options { limits, ..Options::default() }).await;
+async fn a_request_beyond_the_open_ones_is_answered_as_busy() {
+    let site = TransportSite::new();
+    let limits = TransportLimits { requests_open_max: 1, ..TransportLimits::default() };
+    let mut one =
+        site.node(1, TransportTestOptions { limits, ..TransportTestOptions::default() }).await;
     let mut two = site.worker(2).await;
     one.knows(&two);
     one.up().await;
@@ -119,10 +120,14 @@ async fn a_request_beyond_the_open_ones_is_told_that_the_peer_is_busy() {
     assert_eq!(first.await.unwrap(), Ok(vec![3]));
 }
 
-fn receive_frames(node: &Node, from: u64, parts: &[usize]) -> mpsc::Receiver<ReceivedFrame> {
+fn receive_frames(
+    node: &TransportTestNode,
+    from: u64,
+    parts: &[usize],
+) -> mpsc::Receiver<ReceivedFrame> {
     let mut rules = FrameRules::new();
     rules.allow(NodeId(from), CLASS, parts.to_vec()).unwrap();
-    node.transport.expect(rules);
+    node.transport.set_frame_rules(rules);
     let (sender, receiver) = mpsc::channel();
     node.transport.set_frame_sink(Box::new(move |frame| sender.send(frame).unwrap()));
     receiver
@@ -136,7 +141,7 @@ fn frame(floats: &[usize]) -> OutgoingFrame {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (one, mut two) = site.pair(same_host).await;
         let received = receive_frames(&two, 1, &[3, 1000]);
         let sender = one.transport.frame_sender();
@@ -144,7 +149,7 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
             for _ in 0..10 {
                 assert!(matches!(sender.send(NodeId(2), frame(&[3, 1000])), SendOutcome::Queued));
             }
-            assert!(matches!(sender.send(NodeId(9), frame(&[3])), SendOutcome::NoRoad(_)));
+            assert!(matches!(sender.send(NodeId(9), frame(&[3])), SendOutcome::NoPath(_)));
             sender
         });
         let frames = tokio::task::spawn_blocking(move || {
@@ -157,24 +162,27 @@ async fn frames_pass_from_a_plain_thread_and_a_wrong_length_ends_the_connection(
         }
         let sender = plain.join().unwrap();
         assert!(matches!(sender.send(NodeId(2), frame(&[3, 1001])), SendOutcome::Queued));
-        let refusal = FrameRefusal::WrongLength { class: CLASS, expected: 4012, found: 4016 };
+        let refusal = FrameRejection::WrongLength { class: CLASS, expected: 4012, found: 4016 };
         let (from, reason) = two.down().await;
-        assert_eq!((from, reason), (NodeId(1), DownReason::Violation(Violation::Frame(refusal))));
+        assert_eq!(
+            (from, reason),
+            (NodeId(1), DownReason::Violation(PeerViolation::Frame(refusal)))
+        );
         let counters = two.transport.counters();
-        assert_eq!((counters.door.violations, counters.frames_refused), (1, 1));
+        assert_eq!((counters.accept.violations, counters.frames_refused), (1, 1));
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_that_nobody_takes_hold_up_frames_and_nothing_else() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (mut one, mut two) = site.pair(same_host).await;
         let (release, held) = mpsc::channel::<()>();
         let held = std::sync::Mutex::new(held);
         let mut rules = FrameRules::new();
         rules.allow(NodeId(1), CLASS, vec![1 << 20]).unwrap();
-        two.transport.expect(rules);
+        two.transport.set_frame_rules(rules);
         // The sink blocks until the test lets it go: a device thread that does not take frames.
         two.transport.set_frame_sink(Box::new(move |_| {
             tokio::task::block_in_place(|| {
@@ -191,7 +199,7 @@ async fn frames_that_nobody_takes_hold_up_frames_and_nothing_else() {
                     is_full = true;
                     break;
                 }
-                SendOutcome::NoRoad(_) => panic!("the peer is there"),
+                SendOutcome::NoPath(_) => panic!("the peer is there"),
             }
         }
         assert!(is_full, "the queue is bounded");
@@ -207,13 +215,13 @@ async fn frames_that_nobody_takes_hold_up_frames_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_is_fetched_from_holders_on_either_road() {
+async fn a_body_is_fetched_from_holders_on_either_path() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (one, two) = site.pair(same_host).await;
         let body: Vec<u8> = (0..3_500_000_u32).map(|index| (index % 251) as u8).collect();
         let served = Arc::new(body.clone());
-        two.transport.serve_bulk(Box::new(move |peer, key| {
+        two.transport.set_bulk_source(Box::new(move |peer, key| {
             assert_eq!(peer.node, NodeId(1));
             let body = Arc::clone(&served);
             (key == b"weights").then_some(body as Arc<dyn zbelastic_transport::BulkBody>)
@@ -237,11 +245,16 @@ async fn a_body_is_fetched_from_holders_on_either_road() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_takes_no_events_loses_control_messages_and_no_news() {
-    let site = Site::new();
-    let limits = Limits { events_max: 64, ..Limits::default() };
-    let mut one = site.node(1, Options { limits, ..Options::default() }).await;
-    let limits = Limits { request_within: Duration::from_millis(200), ..Limits::default() };
-    let mut two = site.node(2, Options { limits, ..Options::default() }).await;
+    let site = TransportSite::new();
+    let limits = TransportLimits { events_max: 64, ..TransportLimits::default() };
+    let mut one =
+        site.node(1, TransportTestOptions { limits, ..TransportTestOptions::default() }).await;
+    let limits = TransportLimits {
+        request_within: Duration::from_millis(200),
+        ..TransportLimits::default()
+    };
+    let mut two =
+        site.node(2, TransportTestOptions { limits, ..TransportTestOptions::default() }).await;
     one.knows(&two);
     two.up().await;
     for _ in 0..1000 {

@@ -2,9 +2,9 @@
 //!
 //! Every wait is for an event, with a deadline that only a broken program reaches.
 
+mod accepting;
 mod admin;
 mod closing;
-mod doors;
 mod forged;
 mod lanes;
 mod meeting;

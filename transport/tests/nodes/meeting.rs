@@ -4,16 +4,17 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use zbelastic_transport::{
-    BindError, DialProblem, DownReason, Limits, PeerRole, ProcessStart, Road, Transport,
+    BindError, DialProblem, DownReason, PeerRole, ProcessStart, Transport, TransportLimits,
+    TransportPath,
 };
 use zbelastic_types::NodeId;
 
-use crate::site::{Options, Site};
+use crate::site::{TransportSite, TransportTestOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_nodes_meet_and_one_leaves_in_order() {
     for same_host in [false, true] {
-        let site = Site::new();
+        let site = TransportSite::new();
         let (one, mut two) = site.pair(same_host).await;
         one.transport.close().await;
         assert_eq!(two.down().await, (NodeId(1), DownReason::Left));
@@ -22,23 +23,24 @@ async fn two_nodes_meet_and_one_leaves_in_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_addresses_before_the_right_one_are_passed_by() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let mut one = site.worker(1).await;
     let mut two = site.worker(2).await;
     // A socket that is open and never answers, and an address of no host.
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let nowhere: SocketAddr = "192.0.2.1:7000".parse().unwrap();
     let addresses = vec![silent.local_addr().unwrap(), nowhere, two.transport.local_addr()];
-    one.transport.know(NodeId(2), PeerRole::Worker, addresses);
-    assert_eq!(one.up().await, (NodeId(2), 1, Road::Quic));
-    assert_eq!(two.up().await, (NodeId(1), 1, Road::Quic));
+    one.transport.add_peer(NodeId(2), PeerRole::Worker, addresses);
+    assert_eq!(one.up().await, (NodeId(2), 1, TransportPath::Quic));
+    assert_eq!(two.up().await, (NodeId(1), 1, TransportPath::Quic));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_higher_id_dials_when_the_lower_one_does_not() {
-    let site = Site::new();
-    let limits = Limits { dial_patience: Duration::from_millis(50), ..Limits::default() };
-    let options = Options { limits, ..Options::default() };
+    let site = TransportSite::new();
+    let limits =
+        TransportLimits { dial_patience: Duration::from_millis(50), ..TransportLimits::default() };
+    let options = TransportTestOptions { limits, ..TransportTestOptions::default() };
     let mut one = site.node(1, options.clone()).await;
     let mut two = site.node(2, options).await;
     two.knows(&one);
@@ -48,15 +50,17 @@ async fn the_higher_id_dials_when_the_lower_one_does_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_not_there_is_told_of_once_and_found_when_it_comes() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let reserved = UdpSocket::bind("127.0.0.1:0").unwrap();
     let address = reserved.local_addr().unwrap();
     let mut one = site.worker(1).await;
-    one.transport.know(NodeId(2), PeerRole::Worker, vec![address]);
+    one.transport.add_peer(NodeId(2), PeerRole::Worker, vec![address]);
     let expected = (NodeId(2), DialProblem::NobodyAnswers);
     assert_eq!(one.until_dial_failed().await, expected);
     drop(reserved);
-    let mut two = site.node(2, Options { bind: address, ..Options::default() }).await;
+    let mut two = site
+        .node(2, TransportTestOptions { bind: address, ..TransportTestOptions::default() })
+        .await;
     // A dial that began before may be given up in the midst of its handshake.
     assert_eq!(two.until_up().await, NodeId(1));
     assert_eq!(one.up().await.0, NodeId(2));
@@ -64,23 +68,24 @@ async fn a_node_that_is_not_there_is_told_of_once_and_found_when_it_comes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_node_at_the_address_is_not_taken_for_the_wanted_one() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let mut one = site.worker(1).await;
     let three = site.worker(3).await;
-    one.transport.know(NodeId(2), PeerRole::Worker, vec![three.transport.local_addr()]);
+    one.transport.add_peer(NodeId(2), PeerRole::Worker, vec![three.transport.local_addr()]);
     assert_eq!(one.until_dial_failed().await, (NodeId(2), DialProblem::AnotherNode));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_starts_again_takes_the_place_of_its_former_life_at_once() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let (one, mut two) = site.pair(false).await;
     // The first life is still there, as a process that hangs would be.
     let start = ProcessStart { boot: 2, life: 2 };
-    let mut again = site.node(1, Options { start, ..Options::default() }).await;
+    let mut again =
+        site.node(1, TransportTestOptions { start, ..TransportTestOptions::default() }).await;
     again.knows(&two);
     assert_eq!(two.down().await, (NodeId(1), DownReason::Replaced));
-    assert_eq!(two.up().await, (NodeId(1), 2, Road::Quic));
+    assert_eq!(two.up().await, (NodeId(1), 2, TransportPath::Quic));
     assert_eq!(again.up().await.0, NodeId(2));
     two.transport.send(NodeId(1), vec![1, 7].into());
     assert_eq!(again.control().await, (NodeId(2), vec![1, 7]));
@@ -89,7 +94,7 @@ async fn a_node_that_starts_again_takes_the_place_of_its_former_life_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forgotten_node_is_closed_and_a_known_one_comes_back() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let (mut one, mut two) = site.pair(false).await;
     two.transport.forget(NodeId(1));
     one.transport.forget(NodeId(2));
@@ -101,18 +106,18 @@ async fn a_forgotten_node_is_closed_and_a_known_one_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_in_use_is_told_as_that() {
-    let site = Site::new();
+async fn a_port_in_use_is_reported_as_that() {
+    let site = TransportSite::new();
     let one = site.worker(1).await;
     let bind = one.transport.local_addr();
-    let setup = site.setup(2, &Options { bind, ..Options::default() });
+    let setup = site.setup(2, &TransportTestOptions { bind, ..TransportTestOptions::default() });
     let refused = Transport::bind(setup).await;
     assert!(matches!(refused, Err(BindError::PortInUse { address }) if address == bind));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_nodes_that_all_know_each_other_hold_one_connection_each() {
-    let site = Site::new();
+    let site = TransportSite::new();
     let mut nodes = Vec::new();
     for id in 1..=5 {
         nodes.push(site.worker(id).await);
@@ -132,6 +137,6 @@ async fn five_nodes_that_all_know_each_other_hold_one_connection_each() {
         assert_eq!(there.len(), 4);
     }
     for node in &nodes {
-        assert_eq!(node.transport.counters().door.open, 4);
+        assert_eq!(node.transport.counters().accept.open, 4);
     }
 }

@@ -6,26 +6,26 @@ use std::time::Duration;
 use quinn::crypto::rustls::QuicClientConfig;
 use quinn::{ClientConfig, Connection, Endpoint, RecvStream, SendStream};
 use tokio::time::timeout;
-use zbelastic_transport::identity::Wanted;
+use zbelastic_transport::identity::ExpectedPeer;
 use zbelastic_transport::{CloseCode, Credentials, Transport};
 
 use crate::site::DEADLINE;
 
-pub struct Raw {
+pub struct RawPeer {
     pub connection: Connection,
     _endpoint: Endpoint,
     _hello: Option<(SendStream, RecvStream)>,
 }
 
 pub fn client_config(credentials: &Credentials) -> ClientConfig {
-    let tls = credentials.client_config(Wanted::AnyMember).unwrap();
+    let tls = credentials.client_config(ExpectedPeer::AnyMember).unwrap();
     ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()))
 }
 
 /// The hello of the first start of a process, over QUIC.
 pub const HELLO: [u8; 11] = [2, 0, 2, 0, 5, 0, 1, 1, 1, 0, 0];
 
-impl Raw {
+impl RawPeer {
     /// A connection on which nothing was sent.
     pub async fn silent(credentials: &Credentials, to: &Transport) -> Self {
         let endpoint = Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -48,14 +48,14 @@ impl Raw {
     }
 
     /// Sends bytes on a new stream that goes one way.
-    pub async fn say_one_way(&self, bytes: &[u8]) -> SendStream {
+    pub async fn send_one_way(&self, bytes: &[u8]) -> SendStream {
         let mut stream = timeout(DEADLINE, self.connection.open_uni()).await.unwrap().unwrap();
         stream.write_all(bytes).await.unwrap();
         stream
     }
 
     /// Sends bytes on a new stream that goes both ways.
-    pub async fn say_both_ways(&self, bytes: &[u8]) -> (SendStream, RecvStream) {
+    pub async fn send_both_ways(&self, bytes: &[u8]) -> (SendStream, RecvStream) {
         let (mut send, receive) = self.connection.open_bi().await.unwrap();
         send.write_all(bytes).await.unwrap();
         (send, receive)
@@ -72,7 +72,7 @@ impl Raw {
 }
 
 /// Whether this end is given no credit to open a stream of one way: a wait that must not end.
-pub async fn cannot_open_one_way(raw: &Raw) -> bool {
+pub async fn cannot_open_one_way(raw: &RawPeer) -> bool {
     // The credit would have come with the hello; a moment is enough to see that it does not.
     timeout(Duration::from_millis(50), raw.connection.open_uni()).await.is_err()
 }

@@ -7,20 +7,20 @@ use std::time::Duration;
 use tokio::time::timeout;
 use zbelastic_transport::identity::{ClusterAuthority, UnixSeconds};
 use zbelastic_transport::{
-    Credentials, DialProblem, DownReason, EventQueue, Limits, PeerIdentity, PeerRole, ProcessStart,
-    Reply, Road, Transport, TransportEvent, TransportSetup,
+    Credentials, DialProblem, DownReason, EventQueue, PeerIdentity, PeerRole, ProcessStart,
+    RequestReply, Transport, TransportEvent, TransportLimits, TransportPath, TransportSetup,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
 /// Only a broken program takes that long.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-pub struct Site {
+pub struct TransportSite {
     pub authority: ClusterAuthority,
     folder: tempfile::TempDir,
 }
 
-pub struct Node {
+pub struct TransportTestNode {
     pub id: NodeId,
     pub role: PeerRole,
     pub transport: Transport,
@@ -29,21 +29,21 @@ pub struct Node {
 
 /// What differs from node to node.
 #[derive(Clone)]
-pub struct Options {
+pub struct TransportTestOptions {
     pub role: PeerRole,
     pub start: ProcessStart,
     pub bind: SocketAddr,
     pub same_host: bool,
-    pub limits: Limits,
+    pub limits: TransportLimits,
 }
 
-impl Default for Options {
+impl Default for TransportTestOptions {
     fn default() -> Self {
         // Which end dials does not depend on timing: the higher id never comes before the lower one.
-        let limits = Limits {
+        let limits = TransportLimits {
             dial_within: Duration::from_secs(1),
             dial_patience: DEADLINE,
-            ..Limits::default()
+            ..TransportLimits::default()
         };
         Self {
             role: PeerRole::Worker,
@@ -55,7 +55,7 @@ impl Default for Options {
     }
 }
 
-impl Site {
+impl TransportSite {
     pub fn new() -> Self {
         Self::of(1)
     }
@@ -73,12 +73,12 @@ impl Site {
         self.authority.credentials(role, NodeId(node), UnixSeconds::now()).unwrap()
     }
 
-    fn local_folder(&self, node: u64, options: &Options) -> Option<PathBuf> {
+    fn local_folder(&self, node: u64, options: &TransportTestOptions) -> Option<PathBuf> {
         let name = format!("{node}-{}-{}", options.start.boot, options.start.life);
         options.same_host.then(|| self.folder.path().join(name))
     }
 
-    pub fn setup(&self, node: u64, options: &Options) -> TransportSetup {
+    pub fn setup(&self, node: u64, options: &TransportTestOptions) -> TransportSetup {
         TransportSetup {
             credentials: self.credentials(options.role, node),
             bind: options.bind,
@@ -88,32 +88,32 @@ impl Site {
         }
     }
 
-    pub async fn node(&self, node: u64, options: Options) -> Node {
+    pub async fn node(&self, node: u64, options: TransportTestOptions) -> TransportTestNode {
         let (transport, events) = Transport::bind(self.setup(node, &options)).await.unwrap();
-        Node { id: NodeId(node), role: options.role, transport, events }
+        TransportTestNode { id: NodeId(node), role: options.role, transport, events }
     }
 
-    pub async fn worker(&self, node: u64) -> Node {
-        self.node(node, Options::default()).await
+    pub async fn worker(&self, node: u64) -> TransportTestNode {
+        self.node(node, TransportTestOptions::default()).await
     }
 
     /// Two workers that are up to each other.
-    pub async fn pair(&self, same_host: bool) -> (Node, Node) {
-        let options = Options { same_host, ..Options::default() };
+    pub async fn pair(&self, same_host: bool) -> (TransportTestNode, TransportTestNode) {
+        let options = TransportTestOptions { same_host, ..TransportTestOptions::default() };
         let mut one = self.node(1, options.clone()).await;
         let mut two = self.node(2, options).await;
         one.knows(&two);
         two.knows(&one);
-        let road = if same_host { Road::SameHost } else { Road::Quic };
+        let road = if same_host { TransportPath::SameHost } else { TransportPath::Quic };
         assert_eq!(one.up().await, (two.id, 1, road));
         assert_eq!(two.up().await, (one.id, 1, road));
         (one, two)
     }
 }
 
-impl Node {
+impl TransportTestNode {
     pub fn knows(&self, other: &Self) {
-        self.transport.know(other.id, other.role, vec![other.transport.local_addr()]);
+        self.transport.add_peer(other.id, other.role, vec![other.transport.local_addr()]);
     }
 
     pub async fn next(&mut self) -> TransportEvent {
@@ -121,9 +121,9 @@ impl Node {
     }
 
     /// The next event, which is a peer that is there.
-    pub async fn up(&mut self) -> (NodeId, u64, Road) {
+    pub async fn up(&mut self) -> (NodeId, u64, TransportPath) {
         let event = self.next().await;
-        let TransportEvent::Up { peer, boot, road, .. } = event else {
+        let TransportEvent::Up { peer, boot, path: road, .. } = event else {
             panic!("expected a peer to be up, got {event:?}");
         };
         (peer.node, boot, road)
@@ -148,7 +148,7 @@ impl Node {
     }
 
     /// The next event, which is a request.
-    pub async fn request(&mut self) -> (PeerIdentity, Vec<u8>, Reply) {
+    pub async fn request(&mut self) -> (PeerIdentity, Vec<u8>, RequestReply) {
         let event = self.next().await;
         let TransportEvent::Request { from, bytes, reply } = event else {
             panic!("expected a request, got {event:?}");
@@ -197,7 +197,7 @@ impl Node {
     /// The peer that reports that another process has this identity.
     pub async fn until_duplicate(&mut self) -> NodeId {
         let pick = |event| {
-            if let TransportEvent::DuplicateIdentity { told_by } = event {
+            if let TransportEvent::DuplicateIdentity { reported_by: told_by } = event {
                 Some(told_by)
             } else {
                 None

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use zbelastic_consensus::Entry;
 use zbelastic_consensus::codec::{decode, encode};
 use zbelastic_consensus::raft::{
-    RaftMessage, RaftNode, RaftOutput, RaftSetup, Record, encode_record,
+    RaftMessage, RaftNode, RaftOutput, RaftRecord, RaftSetup, encode_record,
 };
 use zbelastic_types::NodeId;
 
@@ -37,13 +37,13 @@ pub fn entries() -> Vec<Vec<u8>> {
 
 /// What a group of three did, as node 1 saw it.
 #[derive(Default)]
-struct Life {
+struct RaftTranscript {
     /// Messages that it received, with their senders, and ticks, which have sender 0.
-    heard: Vec<(u8, RaftMessage)>,
-    written: Vec<Record>,
+    received: Vec<(u8, RaftMessage)>,
+    written: Vec<RaftRecord>,
 }
 
-impl Life {
+impl RaftTranscript {
     fn live() -> Self {
         // Node 1 stands for election first.
         let setup = |node: NodeId| RaftSetup::new(node, 7, ELECTION_TICKS * node.0 as u32);
@@ -52,7 +52,7 @@ impl Life {
         let mut life = Self::default();
         for tick in 0..TICKS {
             nodes.iter_mut().for_each(RaftNode::tick);
-            life.heard.push((0, RaftMessage::Raft(Vec::new())));
+            life.received.push((0, RaftMessage::Raft(Vec::new())));
             if tick.is_multiple_of(ELECTION_TICKS) {
                 // A node that does not lead refuses.
                 let _ = nodes[0].propose(vec![tick as u8]);
@@ -73,7 +73,7 @@ impl Life {
             }
             let Some((from, to, message)) = under_way.pop_front() else { return };
             if to == NodeId(1) {
-                self.heard.push((from.0 as u8, message.clone()));
+                self.received.push((from.0 as u8, message.clone()));
             }
             // Refusals are part of the life.
             let _ = nodes[to.0 as usize - 1].handle(from, message);
@@ -98,7 +98,7 @@ impl Life {
             RaftOutput::Trim { .. }
             | RaftOutput::Committed(_)
             | RaftOutput::Installed { .. }
-            | RaftOutput::AskSnapshot
+            | RaftOutput::RequestSnapshot
             | RaftOutput::LeaderChanged { .. }
             | RaftOutput::Fatal(_) => {}
         }
@@ -107,14 +107,14 @@ impl Life {
 }
 
 pub fn raft_messages() -> Vec<u8> {
-    encode(&Life::live().heard)
+    encode(&RaftTranscript::live().received)
 }
 
 /// One record of each of the first writes.
 pub fn log_records() -> Vec<Vec<u8>> {
-    Life::live().written.iter().take(8).map(encode_record).collect()
+    RaftTranscript::live().written.iter().take(8).map(encode_record).collect()
 }
 
 pub fn log() -> Vec<u8> {
-    encode(&Life::live().written)
+    encode(&RaftTranscript::live().written)
 }

@@ -6,27 +6,29 @@ use zbelastic_consensus::codec::encode;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_node::api::{
-    Answer, HexDigest, Refusal, Request, TokenRequest, TokenRole, encode_answer, encode_request,
+    ApiAnswer, ApiRefusal, ApiRequest, HexDigest, TokenRequest, TokenRole, encode_answer,
+    encode_request,
 };
 use zbelastic_node::cluster::document::DataName;
-use zbelastic_node::cluster::frames::{Outgoing, outgoing};
+use zbelastic_node::cluster::frames::{OutgoingMessage, outgoing};
 use zbelastic_node::cluster::wire::{
-    self, BulkKey, Freed, LayerMessage, NodeAnswer, NodeMessage, NodeRequest, PieceRef, Referred,
+    self, BulkKey, FreedSpace, LayerMessage, NodeAnswer, NodeMessage, NodeRequest, PieceRef,
+    StoreReferences,
 };
 use zbelastic_schedule::{Flow, Pass};
 use zbelastic_trainer::elastic::LayerGradient;
-use zbelastic_trainer::host::{PeerBody, PeerFrame};
-use zbelastic_trainer::stage::{Frame, Lap, Partial};
+use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
+use zbelastic_trainer::stage::{Frame, PartialGradient, PassMode};
 use zbelastic_transport::PeerRole;
 use zbelastic_transport::identity::{
-    ClusterAuthority, ControllerContact, JoinAnswer, JoinGrant, JoinRefusal, JoinRequest, NodeKey,
-    SpkiPin, Token, TokenId, UnixSeconds,
+    ClusterAuthority, ControllerContact, JoinAnswer, JoinGrant, JoinRefusal, JoinRequest,
+    JoinToken, JoinTokenId, NodeKey, SpkiPin, UnixSeconds,
 };
 use zbelastic_types::{
     Attempt, ChunkIndex, ClusterId, Digest, Generation, Incarnation, LayerId, NodeId, RunId, Step,
 };
 
-use crate::targets::node::FrameForm;
+use crate::targets::node::FrameFields;
 
 const NOW: UnixSeconds = UnixSeconds(1_795_262_463);
 
@@ -79,7 +81,7 @@ fn made() -> ClusterAuthority {
 
 pub fn join_request() -> Vec<u8> {
     let request = signing_request();
-    let token = TokenId(7);
+    let token = JoinTokenId(7);
     let (role, name, addresses) = (PeerRole::Worker, "gpu-7", vec![([10, 0, 0, 4], 7000).into()]);
     JoinRequest { token, role, name, request: &request, proof: [7; 32], clock: NOW, addresses }
         .encode()
@@ -95,14 +97,14 @@ pub fn join_answers() -> Vec<Vec<u8>> {
     let grant =
         JoinGrant::new(ClusterId(1), NodeId(2), &issued, controllers, Some(authority.secret()));
     let refusals =
-        [JoinRefusal::NotReady, JoinRefusal::TokenExpired { token: TokenId(7), at: NOW }];
+        [JoinRefusal::NotReady, JoinRefusal::TokenExpired { token: JoinTokenId(7), at: NOW }];
     let refusals = refusals.map(JoinAnswer::Refused);
     [JoinAnswer::Granted(grant)].iter().chain(&refusals).map(JoinAnswer::encode).collect()
 }
 
 /// A token, and one without its checksum.
 pub fn tokens() -> Vec<Vec<u8>> {
-    let token = Token::create(PeerRole::Worker, SpkiPin([7; 32])).reveal();
+    let token = JoinToken::create(PeerRole::Worker, SpkiPin([7; 32])).reveal();
     let body = token.rsplit_once('.').map(|(body, _)| body.to_owned()).expect("a checksum");
     vec![token.into_bytes(), body.into_bytes()]
 }
@@ -138,21 +140,21 @@ pub fn api_requests() -> Vec<Vec<u8>> {
     let token =
         TokenRequest { role: TokenRole::Worker, ttl_s: 3600, uses: 2, ephemeral: true, note: None };
     let requests = [
-        Request::Status,
-        Request::Events { from_sequence: 7, max: 100 },
-        Request::TokenCreate(token),
-        Request::NodeRemove { node: NodeId(2), force: true },
-        Request::PutData { hash, offset: 5, bytes: b"text".to_vec() },
-        Request::CheckpointList { run: Some("tiny".to_owned()) },
+        ApiRequest::Status,
+        ApiRequest::Events { from_sequence: 7, max: 100 },
+        ApiRequest::TokenCreate(token),
+        ApiRequest::NodeRemove { node: NodeId(2), force: true },
+        ApiRequest::PutData { hash, offset: 5, bytes: b"text".to_vec() },
+        ApiRequest::CheckpointList { run: Some("tiny".to_owned()) },
     ];
     requests.iter().map(|request| encode_request(request).expect("it is short")).collect()
 }
 
 pub fn api_answers() -> Vec<Vec<u8>> {
     let answers = [
-        Answer::Tokens(Vec::new()),
-        Answer::Redirect { addresses: vec!["10.0.0.1:7000".to_owned()] },
-        Answer::Refused(Refusal::Config { problems: vec!["steps".to_owned()] }),
+        ApiAnswer::Tokens(Vec::new()),
+        ApiAnswer::Redirect { addresses: vec!["10.0.0.1:7000".to_owned()] },
+        ApiAnswer::Refused(ApiRefusal::Config { problems: vec!["steps".to_owned()] }),
     ];
     answers.iter().map(|answer| encode_answer(answer).expect("it is short")).collect()
 }
@@ -167,7 +169,7 @@ const SENDER: Holder = Holder { node: NodeId(2), incarnation: Incarnation(3) };
 pub fn node_messages() -> Vec<Vec<u8>> {
     let (generation, sender, layer) = (Generation(1), SENDER, LayerId(2));
     let offer = LayerMessage::Offer { generation, sender, layer, version: Step(8), open: None };
-    let referred = Referred { versions: Vec::new(), data: Some(vec![Digest([7; 32])]) };
+    let referred = StoreReferences { versions: Vec::new(), data: Some(vec![Digest([7; 32])]) };
     let messages = [
         NodeMessage::Layer(offer),
         NodeMessage::Keep(piece()),
@@ -176,7 +178,7 @@ pub fn node_messages() -> Vec<Vec<u8>> {
         NodeMessage::Evaluated { steps_done: 8, loss: 2.5 },
         NodeMessage::Working { done: 70_000, activity: None },
     ];
-    let answer = NodeAnswer::Collected(Freed { chunks: 1, bytes: 57 });
+    let answer = NodeAnswer::Collected(FreedSpace { chunks: 1, bytes: 57 });
     let more = [
         NodeRequest::Collect(referred).encode(),
         wire::encode(&answer),
@@ -189,18 +191,19 @@ pub fn node_messages() -> Vec<Vec<u8>> {
 pub fn worker_frames() -> Vec<u8> {
     let turn = Turn { generation: Generation(1), attempt: Attempt(0), step: Step(3) };
     let tensor = vec![1.0, 2.0].into();
-    let (lap, flow, pass) = (Lap::Training, Flow::Forward, Pass::sliced(1, 0, 0));
+    let (lap, flow, pass) = (PassMode::Training, Flow::Forward, Pass::sliced(1, 0, 0));
     let g = vec![1.0, 2.0, 3.0].into();
     let gradient = Arc::new(LayerGradient { layer: LayerId(2), turn, g });
-    let partial = Partial { turn, chunk: ChunkIndex(1), floats: vec![1.0], losses: vec![2.5] };
+    let partial =
+        PartialGradient { turn, chunk: ChunkIndex(1), floats: vec![1.0], losses: vec![2.5] };
     let bodies = [
-        PeerBody::Frame(Frame { turn, lap, flow, pass, tensor }),
-        PeerBody::Update { turn, before: None, gradients: vec![gradient] },
+        PeerBody::Frame(Frame { turn, mode: lap, flow, pass, tensor }),
+        PeerBody::StandbyUpdate { turn, before: None, gradients: vec![gradient] },
         PeerBody::Partial(partial),
     ];
     let forms = bodies.into_iter().flat_map(|body| {
         let frame = PeerFrame { generation: Generation(1), sender: SENDER, body };
-        let Outgoing::Frames(frames) = outgoing(frame).expect("it is short") else {
+        let OutgoingMessage::Frames(frames) = outgoing(frame).expect("it is short") else {
             unreachable!("no layer travels in frames")
         };
         frames.into_iter().map(|frame| {
@@ -208,5 +211,5 @@ pub fn worker_frames() -> Vec<u8> {
             (frame.class().0, frame.meta().to_vec(), parts)
         })
     });
-    encode(&forms.collect::<Vec<FrameForm>>())
+    encode(&forms.collect::<Vec<FrameFields>>())
 }

@@ -2,9 +2,9 @@
 
 use zbelastic_consensus::codec::encode;
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+    AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule, generate_async,
 };
-use zbelastic_schedule::pytorch::{Form, write};
+use zbelastic_schedule::pytorch::{CsvFormat, write};
 use zbelastic_schedule::{LowerOptions, Program, ScheduleKind, Window, generate, lower};
 
 const STAGES: u32 = 2;
@@ -34,7 +34,7 @@ pub fn async_programs() -> Vec<Vec<u8>> {
         minibatch_count: 2,
         microbatch_count: 2,
         replica_count: 1,
-        dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 2, update_every: 2 },
+        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 2, update_every: 2 },
         variant: AsyncVariant::default(),
     };
     let made = AsyncKind::ALL.into_iter().filter_map(|kind| generate_async(request(kind)).ok());
@@ -42,7 +42,7 @@ pub fn async_programs() -> Vec<Vec<u8>> {
 }
 
 pub fn pytorch_schedules() -> Vec<Vec<u8>> {
-    let forms = [Form::ComputeOnly, Form::WithCommunication];
+    let forms = [CsvFormat::ComputeOnly, CsvFormat::WithCommunication];
     let texts = generated().flat_map(|program| forms.map(|form| write(&program, form)));
     texts.filter_map(Result::ok).map(String::into_bytes).collect()
 }

@@ -10,38 +10,42 @@ use zbelastic_transport::identity::{
 };
 
 use super::folder;
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// The name in a certificate that is accepted is written in one way.
-pub fn certificates(bytes: &[u8]) -> Outcome {
+pub fn certificates(bytes: &[u8]) -> DecodeOutcome {
     let chain = [bytes.into()];
-    let Ok(peer) = peer_of(&chain) else { return Outcome::Refused };
+    let Ok(peer) = peer_of(&chain) else { return DecodeOutcome::Refused };
     assert!(bytes.len() <= CERTIFICATE_BYTES_MAX);
     assert_eq!(peer.to_string().parse(), Ok(peer));
     serial_of(&chain).expect("a certificate with a name has a number");
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A signing request is signed by its own key.
-pub fn signing_requests(bytes: &[u8]) -> Outcome {
-    let Ok(key) = RequestedKey::from_request(bytes) else { return Outcome::Refused };
+pub fn signing_requests(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(key) = RequestedKey::from_request(bytes) else { return DecodeOutcome::Refused };
     assert!(bytes.len() <= REQUEST_BYTES_MAX);
     let _ = key.digest();
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// The authority that a grant carries: its certificate and its key belong together.
-pub fn authorities(bytes: &[u8]) -> Outcome {
+pub fn authorities(bytes: &[u8]) -> DecodeOutcome {
     let form = [&[Format::OLDEST.number()], bytes].concat();
-    let Ok(secret) = decode::<AuthoritySecret>(&form, form.len()) else { return Outcome::Refused };
-    let Ok(authority) = ClusterAuthority::from_secret(&secret) else { return Outcome::Refused };
+    let Ok(secret) = decode::<AuthoritySecret>(&form, form.len()) else {
+        return DecodeOutcome::Refused;
+    };
+    let Ok(authority) = ClusterAuthority::from_secret(&secret) else {
+        return DecodeOutcome::Refused;
+    };
     let again = ClusterAuthority::from_secret(&authority.secret()).expect("it reads what it wrote");
     assert_eq!((again.cluster(), again.pin()), (authority.cluster(), authority.pin()));
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// Key, roots and certificates as files; bytes of zero stand between them.
-pub fn identity_folders(bytes: &[u8]) -> Outcome {
+pub fn identity_folders(bytes: &[u8]) -> DecodeOutcome {
     let folder = folder().join("identity");
     if !folder.exists() {
         DirBuilder::new().mode(0o700).create(&folder).expect("a folder can be made");
@@ -52,5 +56,5 @@ pub fn identity_folders(bytes: &[u8]) -> Outcome {
         super::write(&path, parts.next().unwrap_or_default());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
     }
-    Outcome::of(Credentials::load_ended(&folder, None).is_ok())
+    DecodeOutcome::of(Credentials::load_ended(&folder, None).is_ok())
 }

@@ -6,34 +6,34 @@ use std::path::Path;
 use std::sync::Arc;
 
 use zbelastic_checkpoint::faults::SimulatedDisk;
-use zbelastic_checkpoint::files::Files;
+use zbelastic_checkpoint::files::FileSystem;
 use zbelastic_checkpoint::{
-    Change, CheckpointId, ChunkHash, DataFolder, DatabaseFault, FolderStore, Index, PieceName, Row,
-    Store,
+    CheckpointId, CheckpointStore, ChunkHash, DatabaseFault, FolderStore, Index, IndexChange,
+    IndexRow, LockedFolder, PieceName,
 };
 use zbelastic_types::{Digest, LayerId, RunId, Step};
 
 use super::folder;
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 thread_local! {
-    static ROW: RefCell<Row> = const { RefCell::new((Vec::new(), Vec::new())) };
+    static ROW: RefCell<IndexRow> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
 /// A table with the one row that is tried.
 #[derive(Debug)]
-struct OneRow;
+struct SingleRowDatabase;
 
-impl Index for OneRow {
-    fn is_there(_: &dyn Files, _: &Path) -> Result<bool, DatabaseFault> {
+impl Index for SingleRowDatabase {
+    fn is_there(_: &dyn FileSystem, _: &Path) -> Result<bool, DatabaseFault> {
         Ok(true)
     }
 
-    fn open(_: Arc<dyn Files>, _: &Path) -> Result<Self, DatabaseFault> {
+    fn open(_: Arc<dyn FileSystem>, _: &Path) -> Result<Self, DatabaseFault> {
         Ok(Self)
     }
 
-    fn commit(&self, _: &[Change]) -> Result<(), DatabaseFault> {
+    fn commit(&self, _: &[IndexChange]) -> Result<(), DatabaseFault> {
         Ok(())
     }
 
@@ -41,14 +41,14 @@ impl Index for OneRow {
         Ok(ROW.with_borrow(|(found, value)| (found == key).then(|| value.clone())))
     }
 
-    fn rows(&self, prefix: &[u8]) -> Result<Vec<Row>, DatabaseFault> {
+    fn rows(&self, prefix: &[u8]) -> Result<Vec<IndexRow>, DatabaseFault> {
         Ok(ROW
             .with_borrow(|row| if row.0.starts_with(prefix) { vec![row.clone()] } else { vec![] }))
     }
 }
 
 thread_local! {
-    static STORE: FolderStore<OneRow> = {
+    static STORE: FolderStore<SingleRowDatabase> = {
         let root = Path::new("/disk");
         let disk = Arc::new(SimulatedDisk::new(root));
         FolderStore::open(disk, &root.join("store")).expect("the disk does not fail")
@@ -56,7 +56,7 @@ thread_local! {
 }
 
 /// What a store yields that holds nothing but this row.
-fn with_row<T>(row: Row, read: impl FnOnce(&FolderStore<OneRow>) -> T) -> T {
+fn with_row<T>(row: IndexRow, read: impl FnOnce(&FolderStore<SingleRowDatabase>) -> T) -> T {
     ROW.set(row);
     STORE.with(read)
 }
@@ -68,20 +68,20 @@ pub fn version() -> CheckpointId {
 }
 
 /// A manifest is of the version under which it lies, and keeps to its rules.
-pub fn manifests(bytes: &[u8]) -> Outcome {
+pub fn manifests(bytes: &[u8]) -> DecodeOutcome {
     let CheckpointId { run, version: step } = version();
     let key = [&b"M"[..], &run.0.to_be_bytes(), &step.0.to_be_bytes()].concat();
     with_row((key, bytes.to_vec()), check_manifest)
 }
 
-fn check_manifest(store: &FolderStore<OneRow>) -> Outcome {
+fn check_manifest(store: &FolderStore<SingleRowDatabase>) -> DecodeOutcome {
     let Ok(Some(manifest)) = store.manifest(version()) else {
         assert!(store.manifests().is_err(), "a row that one reader refuses is refused by all");
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     };
     assert_eq!((manifest.version, manifest.check()), (version(), Ok(())));
     assert_eq!(store.manifests().expect("the row is good"), [manifest]);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// The piece whose record every row is.
@@ -90,38 +90,38 @@ fn piece() -> PieceName {
 }
 
 /// The chunks of a record make up its length.
-pub fn piece_records(bytes: &[u8]) -> Outcome {
+pub fn piece_records(bytes: &[u8]) -> DecodeOutcome {
     let PieceName { version: CheckpointId { run, version }, layer, digest } = piece();
     let parts = [&b"P"[..], &run.0.to_be_bytes(), &version.0.to_be_bytes()];
     let key = [parts.concat(), layer.0.to_be_bytes().to_vec(), digest.0.to_vec()].concat();
     with_row((key, bytes.to_vec()), check_record)
 }
 
-fn check_record(store: &FolderStore<OneRow>) -> Outcome {
+fn check_record(store: &FolderStore<SingleRowDatabase>) -> DecodeOutcome {
     let Ok(Some(record)) = store.record(piece()) else {
         assert!(store.inventory().is_err(), "a row that one reader refuses is refused by all");
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     };
     assert_eq!(record.check(), Ok(()));
     assert_eq!(store.names().expect("the row is good"), [piece()]);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A name of a chunk is spelt in one way.
-pub fn chunk_names(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
-    let Ok(hash) = ChunkHash::parse(text) else { return Outcome::Refused };
+pub fn chunk_names(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(hash) = ChunkHash::parse(text) else { return DecodeOutcome::Refused };
     assert_eq!(hash.to_string(), text);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A data folder that is refused is left as it is.
-pub fn folder_versions(bytes: &[u8]) -> Outcome {
+pub fn folder_versions(bytes: &[u8]) -> DecodeOutcome {
     let path = folder().join("data");
     fs::create_dir_all(&path).expect("a folder can be made");
     let version = path.join("VERSION");
     super::write(&version, bytes);
-    let outcome = Outcome::of(DataFolder::open(&path).is_ok());
+    let outcome = DecodeOutcome::of(LockedFolder::open(&path).is_ok());
     assert_eq!(fs::read(&version).expect("it is there"), bytes);
     outcome
 }

@@ -8,13 +8,13 @@ use serde::de::DeserializeOwned;
 use zbelastic_consensus::codec::{decode, encode};
 use zbelastic_consensus::message::Envelope;
 use zbelastic_consensus::raft::{
-    RaftMessage, RaftNode, RaftOutput, RaftSetup, Record, RecoveredLog, decode_record,
+    RaftMessage, RaftNode, RaftOutput, RaftRecord, RaftSetup, RecoveredLog, decode_record,
     encode_record,
 };
 use zbelastic_consensus::{Entry, State};
 use zbelastic_types::{ClusterId, NodeId};
 
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// Ticks until node 1 stands for election; node 2 and node 3 stand later.
 pub const ELECTION_TICKS: u32 = 10;
@@ -49,7 +49,7 @@ pub fn golden(text: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 /// What is believed to be a value is one: it survives being written and read again.
-fn believed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Option<T> {
+fn decoded<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Option<T> {
     let value: T = decode(bytes, bytes.len()).ok()?;
     let again = encode(&value);
     let read: T = decode(&again, again.len()).expect("it reads what it wrote");
@@ -58,10 +58,10 @@ fn believed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Option<T> 
 }
 
 /// Messages of the protocol.
-pub fn envelopes(bytes: &[u8]) -> Outcome {
-    let value = believed::<Envelope>(bytes);
+pub fn envelopes(bytes: &[u8]) -> DecodeOutcome {
+    let value = decoded::<Envelope>(bytes);
     assert_eq!(value.is_some(), Envelope::decode(bytes).is_ok());
-    Outcome::of(value.is_some())
+    DecodeOutcome::of(value.is_some())
 }
 
 /// An entry is applied, or refused with nothing changed but the index.
@@ -75,22 +75,22 @@ fn apply(state: &mut State, entry: &Entry) {
 }
 
 /// Entries from a new cluster on, and after a snapshot. What comes of them can be sent.
-pub fn entries(bytes: &[u8]) -> Outcome {
-    let Some(entries) = believed::<Vec<Entry>>(bytes) else { return Outcome::Refused };
+pub fn entries(bytes: &[u8]) -> DecodeOutcome {
+    let Some(entries) = decoded::<Vec<Entry>>(bytes) else { return DecodeOutcome::Refused };
     for mut state in [State::new(ClusterId(1)), GOLDEN.clone()] {
         for entry in entries.iter().take(STEPS) {
             apply(&mut state, entry);
         }
-        believed::<State>(&encode(&state)).expect("a snapshot of it can be read");
+        decoded::<State>(&encode(&state)).expect("a snapshot of it can be read");
     }
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A snapshot is believed as it is; every query of a state works on it.
-pub fn snapshots(bytes: &[u8]) -> Outcome {
-    let Some(state) = believed::<State>(bytes) else { return Outcome::Refused };
+pub fn snapshots(bytes: &[u8]) -> DecodeOutcome {
+    let Some(state) = decoded::<State>(bytes) else { return DecodeOutcome::Refused };
     let _ = (state.contacts(), state.open_turn(), state.is_running(), state.live_workers().count());
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// What a node writes is durable at once; its other outputs are dropped.
@@ -109,8 +109,10 @@ pub fn voters() -> [NodeId; 3] {
 }
 
 /// A message is handled or refused, whatever it holds; a sender of 0 is a tick.
-pub fn raft_messages(bytes: &[u8]) -> Outcome {
-    let Some(messages) = believed::<Vec<(u8, RaftMessage)>>(bytes) else { return Outcome::Refused };
+pub fn raft_messages(bytes: &[u8]) -> DecodeOutcome {
+    let Some(messages) = decoded::<Vec<(u8, RaftMessage)>>(bytes) else {
+        return DecodeOutcome::Refused;
+    };
     let setup = RaftSetup::new(NodeId(1), 7, ELECTION_TICKS);
     let mut node = RaftNode::create(setup, &voters(), vec![1]).expect("a setup that can be");
     let mut handled = false;
@@ -123,31 +125,31 @@ pub fn raft_messages(bytes: &[u8]) -> Outcome {
         }
     }
     settle(&mut node);
-    Outcome::of(handled)
+    DecodeOutcome::of(handled)
 }
 
 /// What is taken for a record is one.
-pub fn log_records(bytes: &[u8]) -> Outcome {
-    let Ok(record) = decode_record(bytes) else { return Outcome::Refused };
+pub fn log_records(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(record) = decode_record(bytes) else { return DecodeOutcome::Refused };
     assert_eq!(decode_record(&encode_record(&record)), Ok(record));
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// Records that are whole add up to a log from which a node starts, or are refused.
-pub fn logs(bytes: &[u8]) -> Outcome {
-    let Some(records) = believed::<Vec<Record>>(bytes) else { return Outcome::Refused };
+pub fn logs(bytes: &[u8]) -> DecodeOutcome {
+    let Some(records) = decoded::<Vec<RaftRecord>>(bytes) else { return DecodeOutcome::Refused };
     let records: Vec<Vec<u8>> = records.iter().take(STEPS).map(encode_record).collect();
     let Ok(log) = RecoveredLog::from_records(records.iter().map(Vec::as_slice)) else {
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     };
     assert!(!log.torn, "every record is whole");
     let Ok(mut node) = RaftNode::recover(RaftSetup::new(NodeId(1), 7, ELECTION_TICKS), log) else {
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     };
     settle(&mut node);
     for _ in 0..2 * ELECTION_TICKS {
         node.tick();
         settle(&mut node);
     }
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }

@@ -6,78 +6,78 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zbelastic_consensus::codec::decode as decode_form;
 use zbelastic_node::api::{decode_answer, decode_request, encode_answer, encode_request};
-use zbelastic_node::args::{Address, AddressList, Device, DeviceList, parse_duration};
+use zbelastic_node::args::{AddressList, DeviceList, DeviceSelector, HostPort, parse_duration};
 use zbelastic_node::cluster::document::JobDocument;
-use zbelastic_node::cluster::frames::{Assembly, Incoming, incoming};
-use zbelastic_node::cluster::home::Home;
+use zbelastic_node::cluster::frames::{FrameAssembly, IncomingFrame, incoming};
+use zbelastic_node::cluster::node_record::NodeRecord;
 use zbelastic_node::cluster::wire::{
     BulkKey, NodeAnswer, NodeMessage, NodeRequest, decode, encode,
 };
-use zbelastic_node::config::{NODES_MAX, Value, load_document, parse_injections, read_nodes};
-use zbelastic_node::data_folder::DataFolder;
+use zbelastic_node::config::{ConfigValue, NODES_MAX, load_document, parse_injections, read_nodes};
+use zbelastic_node::data_folder::NodeDataFolder;
 use zbelastic_node::notice::{MetadataUrl, NoticeSource};
 use zbelastic_transport::{FrameClass, FramePart, ReceivedFrame};
 
 use super::transport::SENDER;
 use super::{any, file, folder};
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// Floats of one input's frames.
 const FLOATS_MAX: usize = 64;
 
 /// A request is written as bytes that are read as it.
-pub fn api_requests(bytes: &[u8]) -> Outcome {
-    let Ok(request) = decode_request(bytes) else { return Outcome::Refused };
-    let Ok(again) = encode_request(&request) else { return Outcome::Refused };
+pub fn api_requests(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(request) = decode_request(bytes) else { return DecodeOutcome::Refused };
+    let Ok(again) = encode_request(&request) else { return DecodeOutcome::Refused };
     assert_eq!(
         format!("{:?}", decode_request(&again).expect("it reads what it wrote")),
         format!("{request:?}")
     );
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// The same for the answers of the API.
-pub fn api_answers(bytes: &[u8]) -> Outcome {
-    let Ok(answer) = decode_answer(bytes) else { return Outcome::Refused };
-    let Ok(again) = encode_answer(&answer) else { return Outcome::Refused };
+pub fn api_answers(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(answer) = decode_answer(bytes) else { return DecodeOutcome::Refused };
+    let Ok(again) = encode_answer(&answer) else { return DecodeOutcome::Refused };
     assert_eq!(
         format!("{:?}", decode_answer(&again).expect("it reads what it wrote")),
         format!("{answer:?}")
     );
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
-fn believed<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> Outcome {
-    let Ok(value) = decode::<T>(bytes) else { return Outcome::Refused };
+fn check_decoded<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(value) = decode::<T>(bytes) else { return DecodeOutcome::Refused };
     let again = encode(&value);
     let read: T = decode(&again).expect("it reads what it wrote");
     assert_eq!(encode(&read), again, "{value:?}");
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A message between nodes that is read survives being written and read again.
-pub fn node_messages(bytes: &[u8]) -> Outcome {
+pub fn node_messages(bytes: &[u8]) -> DecodeOutcome {
     let request = NodeRequest::decode(bytes);
     if let Some(request) = &request {
         assert_eq!(NodeRequest::decode(&request.encode()).as_ref(), Some(request));
     }
     any([
-        Outcome::of(request.is_some()),
-        believed::<NodeMessage>(bytes),
-        believed::<NodeAnswer>(bytes),
-        believed::<BulkKey>(bytes),
+        DecodeOutcome::of(request.is_some()),
+        check_decoded::<NodeMessage>(bytes),
+        check_decoded::<NodeAnswer>(bytes),
+        check_decoded::<BulkKey>(bytes),
     ])
 }
 
 /// A frame as a test writes it: its class, its meta, and the floats of each of its parts.
-pub type FrameForm = (u32, Vec<u8>, Vec<Vec<f32>>);
+pub type FrameFields = (u32, Vec<u8>, Vec<Vec<f32>>);
 
 /// Frames of one peer, in order: each is one of a worker's, a piece of one, or refused.
-pub fn worker_frames(bytes: &[u8]) -> Outcome {
-    let Ok(frames) = decode_form::<Vec<FrameForm>>(bytes, bytes.len()) else {
-        return Outcome::Refused;
+pub fn worker_frames(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(frames) = decode_form::<Vec<FrameFields>>(bytes, bytes.len()) else {
+        return DecodeOutcome::Refused;
     };
-    let mut assembly = Assembly::default();
+    let mut assembly = FrameAssembly::default();
     let mut is_taken = false;
     for (class, meta, parts) in frames {
         let floats = |floats: Vec<f32>| {
@@ -91,84 +91,86 @@ pub fn worker_frames(bytes: &[u8]) -> Outcome {
         let is_one = incoming(frame.clone()).is_ok();
         assert!(!is_one || incoming(longer).is_err(), "a head has an end and nothing behind it");
         match incoming(frame) {
-            Ok(Incoming::Whole(frame)) => {
+            Ok(IncomingFrame::Whole(frame)) => {
                 assert_eq!(frame.sender.node, SENDER.node);
                 is_taken = true;
             }
-            Ok(Incoming::Piece(piece)) => drop(assembly.take(*piece)),
+            Ok(IncomingFrame::Piece(piece)) => drop(assembly.push(*piece)),
             Err(fault) => drop(fault.to_string()),
         }
     }
-    Outcome::of(is_taken)
+    DecodeOutcome::of(is_taken)
 }
 
 /// The document of a job is written as bytes that are read as it.
-pub fn job_documents(bytes: &[u8]) -> Outcome {
-    let Ok(document) = JobDocument::decode(bytes) else { return Outcome::Refused };
-    let Ok(again) = document.encode() else { return Outcome::Refused };
+pub fn job_documents(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(document) = JobDocument::decode(bytes) else { return DecodeOutcome::Refused };
+    let Ok(again) = document.encode() else { return DecodeOutcome::Refused };
     let read = JobDocument::decode(&again).expect("it reads what it wrote");
     assert_eq!(format!("{read:?}"), format!("{document:?}"));
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// The effective configuration is one that leads to itself.
-pub fn configurations(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
+pub fn configurations(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
     // Nothing is read from this machine.
     if text.contains("from_hf") {
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     }
-    let Ok(loaded) = load_document("input", text) else { return Outcome::Refused };
+    let Ok(loaded) = load_document("input", text) else { return DecodeOutcome::Refused };
     let effective = loaded.config.effective();
     let again = load_document("effective", &effective).expect("what is in force is legal");
     assert_eq!(again.config, loaded.config, "{effective}");
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A file of machines has as many as may be, each of them whole.
-pub fn machines(bytes: &[u8]) -> Outcome {
-    let Ok(found) = read_nodes(&file("nodes.toml", bytes)) else { return Outcome::Refused };
+pub fn machines(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(found) = read_nodes(&file("nodes.toml", bytes)) else { return DecodeOutcome::Refused };
     assert!((1..=NODES_MAX).contains(&found.nodes.len()));
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// What stands behind flags.
-pub fn flags(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
-    if let Ok(address) = Address::parse(text) {
-        assert_eq!(Address::parse(&address.to_string()), Ok(address));
+pub fn flags(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    if let Ok(address) = HostPort::parse(text) {
+        assert_eq!(HostPort::parse(&address.to_string()), Ok(address));
     }
     if let Ok(devices) = DeviceList::parse(text) {
         assert_eq!(DeviceList::parse(&devices.to_string()), Ok(devices));
     }
     let is_text = [
-        Address::parse(text).is_ok(),
+        HostPort::parse(text).is_ok(),
         AddressList::parse(text).is_ok(),
-        Device::parse(text).is_ok(),
+        DeviceSelector::parse(text).is_ok(),
         DeviceList::parse(text).is_ok(),
         parse_duration(text).is_ok(),
         MetadataUrl::parse(text).is_ok(),
         text.parse::<NoticeSource>().is_ok(),
         parse_injections(&[text.to_owned()]).is_ok(),
     ];
-    let value = Value::parse(text);
-    if let Ok(value @ (Value::Text(_) | Value::Whole(_) | Value::Flag(_))) = &value {
-        assert_eq!(Value::parse(&value.to_string()).as_ref(), Ok(value));
+    let value = ConfigValue::parse(text);
+    if let Ok(value @ (ConfigValue::Text(_) | ConfigValue::Whole(_) | ConfigValue::Flag(_))) =
+        &value
+    {
+        assert_eq!(ConfigValue::parse(&value.to_string()).as_ref(), Ok(value));
     }
-    Outcome::of(is_text.contains(&true) || value.is_ok())
+    DecodeOutcome::of(is_text.contains(&true) || value.is_ok())
 }
 
 /// The two files by which a node and an administrator know themselves.
-pub fn node_files(bytes: &[u8]) -> Outcome {
+pub fn node_files(bytes: &[u8]) -> DecodeOutcome {
     file("node.json", bytes);
     let root = folder();
-    let home = Home::load(&root);
+    let home = NodeRecord::load(&root);
     if let Ok(Some(home)) = &home {
         home.save(&root).expect("the folder can be written");
-        assert_eq!(Home::load(&root).expect("it reads what it wrote").as_ref(), Some(home));
+        assert_eq!(NodeRecord::load(&root).expect("it reads what it wrote").as_ref(), Some(home));
     }
-    let folder = DataFolder::new(root.join("admin-root"));
+    let folder = NodeDataFolder::new(root.join("admin-root"));
     std::fs::create_dir_all(folder.admin()).expect("a folder can be made");
     super::write(&folder.admin().join("cluster.json"), bytes);
-    any([Outcome::of(home.is_ok()), Outcome::of(folder.read_admin().is_ok())])
+    any([DecodeOutcome::of(home.is_ok()), DecodeOutcome::of(folder.read_admin().is_ok())])
 }

@@ -2,11 +2,11 @@
 
 use zbelastic_consensus::codec::{decode, encode};
 use zbelastic_schedule::asynchronous::{AsyncProgram, check_async};
-use zbelastic_schedule::pytorch::{Form, read, write};
+use zbelastic_schedule::pytorch::{CsvFormat, read, write};
 use zbelastic_schedule::{PASS_COUNT_MAX, Program, check};
 
 use super::check_text;
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// Passes of a program that is also checked here: a check takes as long as a program is.
 const CHECKED_PASSES: u64 = 512;
@@ -21,26 +21,26 @@ fn check_legal(program: &Program) {
 }
 
 /// A program is written in one way and read as what was written; a check of it ends.
-pub fn programs(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
-    let Ok(program) = text.parse::<Program>() else { return Outcome::Refused };
+pub fn programs(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(program) = text.parse::<Program>() else { return DecodeOutcome::Refused };
     check_legal(&program);
     check_text::<Program>(text)
 }
 
 /// The same of a packed one.
-pub fn packed_programs(bytes: &[u8]) -> Outcome {
-    let Ok(program) = decode::<Program>(bytes, bytes.len()) else { return Outcome::Refused };
+pub fn packed_programs(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(program) = decode::<Program>(bytes, bytes.len()) else { return DecodeOutcome::Refused };
     let again = encode(&program);
     assert!(decode(&again, again.len()) == Ok(program.clone()), "it reads what it wrote");
     check_legal(&program);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// The same of an asynchronous one.
-pub fn async_programs(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
-    let Ok(program) = text.parse::<AsyncProgram>() else { return Outcome::Refused };
+pub fn async_programs(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(program) = text.parse::<AsyncProgram>() else { return DecodeOutcome::Refused };
     if program.pass_count() <= CHECKED_PASSES {
         let _ = check_async(&program);
     }
@@ -48,16 +48,16 @@ pub fn async_programs(bytes: &[u8]) -> Outcome {
 }
 
 /// A file that is a legal program is written as one that is read as the same.
-pub fn pytorch_schedules(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
-    let Ok(program) = read(text) else { return Outcome::Refused };
+pub fn pytorch_schedules(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(program) = read(text) else { return DecodeOutcome::Refused };
     if program.pass_count() > CHECKED_PASSES || check(&program).is_err() {
-        return Outcome::Taken;
+        return DecodeOutcome::Accepted;
     }
-    for form in [Form::ComputeOnly, Form::WithCommunication] {
+    for form in [CsvFormat::ComputeOnly, CsvFormat::WithCommunication] {
         if let Ok(written) = write(&program, form) {
             assert_eq!(read(&written), Ok(program.clone()), "{written}");
         }
     }
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }

@@ -1,7 +1,7 @@
 //! Layers, and models of others.
 
 use zbelastic_trainer::elastic::{
-    ChainingValue, LayerAssembler, LayerImage, ReadLayer, layer_digest, moment_subtrees,
+    ChainingValue, LayerAssembler, LayerImage, LoadedLayer, layer_digest, moment_subtrees,
     moment_value, weights_end,
 };
 use zbelastic_trainer::hf::{config_json, import_safetensors, parse_config};
@@ -9,7 +9,7 @@ use zbelastic_trainer::model::{Family, ModelConfig, model_layers};
 use zbelastic_trainer::stage::Injection;
 
 use super::check_text;
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// A model of the most blocks there may be has 20,002 layers of up to 12 tensors, each with a name.
 pub const MODEL_MEMORY: usize = 128 << 20;
@@ -51,7 +51,7 @@ fn values_behind(layer: &[u8]) -> Vec<ChainingValue> {
 }
 
 /// A layer is the bytes that it is written as, however they come; its weights are proved without its moments.
-pub fn layers(bytes: &[u8]) -> Outcome {
+pub fn layers(bytes: &[u8]) -> DecodeOutcome {
     let length = bytes.len() as u64;
     let whole = LayerImage::decode(bytes);
     let pieces = in_pieces(bytes, LayerAssembler::new(length)).map(LayerAssembler::finish);
@@ -59,56 +59,56 @@ pub fn layers(bytes: &[u8]) -> Outcome {
     let weights = in_pieces(front, LayerAssembler::of_weights(length));
     let weights = weights.map(|weights| weights.finish_weights(&values_behind(bytes)));
     let Ok(image) = whole else {
-        assert!(ReadLayer::decode(bytes).is_err());
+        assert!(LoadedLayer::decode(bytes).is_err());
         assert!(!matches!(pieces, Some(Ok(_))) && !matches!(weights, Some(Ok(_))));
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     };
     assert_eq!(image.encode(), bytes);
     let digest = layer_digest(&image);
     let (_, of_pieces) = pieces.expect("all were taken").expect("it is whole");
     assert_eq!(of_pieces, digest);
     assert_eq!(weights.expect("all were taken").expect("it is whole").digest, digest);
-    assert_eq!(ReadLayer::decode(bytes).expect("it is a layer").digest, digest);
-    Outcome::Taken
+    assert_eq!(LoadedLayer::decode(bytes).expect("it is a layer").digest, digest);
+    DecodeOutcome::Accepted
 }
 
 /// A model without an error is written as a `config.json` that is read as it.
-pub fn model_configs(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
-    let Ok(model) = parse_config(text) else { return Outcome::Refused };
+pub fn model_configs(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
+    let Ok(model) = parse_config(text) else { return DecodeOutcome::Refused };
     if !model.errors().is_empty() {
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     }
     let again = parse_config(&config_json(&model)).expect("it reads what it wrote");
     // A GPT-2 has no rotary angles, so its file holds none.
     assert_eq!(ModelConfig { rope_theta: model.rope_theta, ..again }, model);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
-fn import(model: &ModelConfig, file: &[u8]) -> Outcome {
-    let Ok(layers) = import_safetensors(model, file) else { return Outcome::Refused };
+fn import(model: &ModelConfig, file: &[u8]) -> DecodeOutcome {
+    let Ok(layers) = import_safetensors(model, file) else { return DecodeOutcome::Refused };
     let found = layers.iter().map(Vec::len);
     assert!(found.eq(model_layers(model).iter().map(|spec| spec.len())), "every layer is whole");
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// Weights have the lengths of their model.
-pub fn safetensors(bytes: &[u8]) -> Outcome {
+pub fn safetensors(bytes: &[u8]) -> DecodeOutcome {
     import(&model(), bytes)
 }
 
 /// The same of the model that a `config.json` describes; a byte of zero ends it. What it announces
 /// costs no memory before the weights are found to be there.
-pub fn imports(bytes: &[u8]) -> Outcome {
+pub fn imports(bytes: &[u8]) -> DecodeOutcome {
     let (config, rest) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(0));
     let (Ok(text), Some((_, file))) = (std::str::from_utf8(config), rest.split_first()) else {
-        return Outcome::Refused;
+        return DecodeOutcome::Refused;
     };
-    let Ok(model) = parse_config(text) else { return Outcome::Refused };
-    if model.errors().is_empty() { import(&model, file) } else { Outcome::Refused }
+    let Ok(model) = parse_config(text) else { return DecodeOutcome::Refused };
+    if model.errors().is_empty() { import(&model, file) } else { DecodeOutcome::Refused }
 }
 
 /// What is corrupted is written as it is read.
-pub fn injections(bytes: &[u8]) -> Outcome {
-    std::str::from_utf8(bytes).map_or(Outcome::Refused, check_text::<Injection>)
+pub fn injections(bytes: &[u8]) -> DecodeOutcome {
+    std::str::from_utf8(bytes).map_or(DecodeOutcome::Refused, check_text::<Injection>)
 }

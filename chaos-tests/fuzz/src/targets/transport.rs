@@ -8,16 +8,16 @@ use tokio::sync::watch;
 use zbelastic_transport::bulk::{BulkBody, serve};
 use zbelastic_transport::control::ControlReader;
 use zbelastic_transport::frame::{FrameArrival, FrameReader, META_BYTES_MAX, PartPool};
-use zbelastic_transport::identity::{JoinAnswer, JoinRequest, NodeName, Token};
+use zbelastic_transport::identity::{JoinAnswer, JoinRequest, JoinToken, NodeName};
 use zbelastic_transport::local::LocalOffer;
 use zbelastic_transport::{
-    CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, Hello, PeerIdentity, PeerRole,
+    CONTROL_MESSAGE_BYTES_MAX, FrameClass, FrameRules, PeerHello, PeerIdentity, PeerRole,
     ReceivedFrame, VERSIONS,
 };
 use zbelastic_types::{ClusterId, NodeId};
 
 use super::{any, check_text};
-use crate::Outcome;
+use crate::DecodeOutcome;
 
 /// Bytes of the one body that is held: one chunk.
 const BODY_BYTES: usize = 10;
@@ -60,7 +60,7 @@ fn frame_bytes(frame: &ReceivedFrame) -> Vec<u8> {
 }
 
 /// Frames are the bytes they came as; a stream that ends in order was read to its end.
-pub fn frames(bytes: &[u8]) -> Outcome {
+pub fn frames(bytes: &[u8]) -> DecodeOutcome {
     const HEADER_BYTES: usize = 16;
     let (_rules, watched) = watch::channel(Arc::new(rules()));
     let mut reader = FrameReader::new(bytes, SENDER, watched, PartPool::default());
@@ -76,15 +76,15 @@ pub fn frames(bytes: &[u8]) -> Outcome {
             Ok(Some(FrameArrival::Skipped { bytes, .. })) => read += HEADER_BYTES + bytes as usize,
             Ok(None) => {
                 assert_eq!(read, bytes.len());
-                return Outcome::Taken;
+                return DecodeOutcome::Accepted;
             }
-            Err(_) => return Outcome::of(read > 0),
+            Err(_) => return DecodeOutcome::of(read > 0),
         }
     }
 }
 
 /// No message is empty or longer than any may be, and all together are no longer than what came.
-pub fn control(bytes: &[u8]) -> Outcome {
+pub fn control(bytes: &[u8]) -> DecodeOutcome {
     let mut reader = ControlReader::new(bytes);
     let mut read = 0;
     while let Ok(Some(message)) = block_on(reader.read()) {
@@ -92,34 +92,36 @@ pub fn control(bytes: &[u8]) -> Outcome {
         read += message.len();
     }
     assert!(read <= bytes.len());
-    Outcome::of(read > 0)
+    DecodeOutcome::of(read > 0)
 }
 
 /// What is taken for a hello is one.
-pub fn hellos(mut bytes: &[u8]) -> Outcome {
-    let Ok(hello) = block_on(Hello::read(VERSIONS, &mut bytes)) else { return Outcome::Refused };
-    let again = block_on(Hello::read(VERSIONS, &mut hello.encode().as_slice()));
+pub fn hellos(mut bytes: &[u8]) -> DecodeOutcome {
+    let Ok(hello) = block_on(PeerHello::read(VERSIONS, &mut bytes)) else {
+        return DecodeOutcome::Refused;
+    };
+    let again = block_on(PeerHello::read(VERSIONS, &mut hello.encode().as_slice()));
     assert_eq!(again.expect("it reads what it wrote"), hello);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// A holder answers a question by no more than what it holds.
-pub fn bulk_questions(bytes: &[u8]) -> Outcome {
+pub fn bulk_questions(bytes: &[u8]) -> DecodeOutcome {
     let body: Arc<dyn BulkBody> = Arc::new(vec![7_u8; BODY_BYTES]);
     let find = move |key: &[u8]| (key == b"body").then(|| Arc::clone(&body));
     let mut answers = Vec::new();
     let served = block_on(serve(bytes, &mut answers, find));
     let questions = bytes.len() / QUESTION_BYTES;
     assert!(answers.len() <= questions * (ANSWER_BYTES + CHECKSUM_BYTES + BODY_BYTES));
-    Outcome::of(served.is_ok_and(|served| served.chunks > 0))
+    DecodeOutcome::of(served.is_ok_and(|served| served.chunks > 0))
 }
 
 /// What is taken for an offer is one.
-pub fn local_offers(bytes: &[u8]) -> Outcome {
-    let Ok(offer) = LocalOffer::decode(bytes) else { return Outcome::Refused };
+pub fn local_offers(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(offer) = LocalOffer::decode(bytes) else { return DecodeOutcome::Refused };
     assert!(offer.path.is_absolute());
     check_same(&LocalOffer::decode(&offer.encode()), &offer);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 fn check_same<T: PartialEq + Debug, E: Debug>(again: &Result<T, E>, value: &T) {
@@ -127,17 +129,17 @@ fn check_same<T: PartialEq + Debug, E: Debug>(again: &Result<T, E>, value: &T) {
 }
 
 /// What is taken for a request is one.
-pub fn join_requests(bytes: &[u8]) -> Outcome {
-    let Ok(request) = JoinRequest::decode(bytes) else { return Outcome::Refused };
+pub fn join_requests(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(request) = JoinRequest::decode(bytes) else { return DecodeOutcome::Refused };
     check_same(&JoinRequest::decode(&request.encode()), &request);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// What is taken for an answer is one.
-pub fn join_answers(bytes: &[u8]) -> Outcome {
-    let Ok(answer) = JoinAnswer::decode(bytes) else { return Outcome::Refused };
+pub fn join_answers(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(answer) = JoinAnswer::decode(bytes) else { return DecodeOutcome::Refused };
     check_same(&JoinAnswer::decode(&answer.encode()), &answer);
-    Outcome::Taken
+    DecodeOutcome::Accepted
 }
 
 /// CRC-32 as in IEEE 802.3.
@@ -150,20 +152,20 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 /// Tokens, and texts that a right checksum is put behind: no mutation finds it.
-pub fn tokens(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
+pub fn tokens(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
     let check = |text: &str| {
-        let Ok(token) = Token::parse(text) else { return Outcome::Refused };
+        let Ok(token) = JoinToken::parse(text) else { return DecodeOutcome::Refused };
         assert_eq!(token.reveal(), text.trim_ascii(), "a token is written in one way");
-        Outcome::Taken
+        DecodeOutcome::Accepted
     };
     let body = text.trim_ascii();
     any([check(text), check(&format!("{body}.{:08x}", crc32(body.as_bytes())))])
 }
 
 /// Names that certificates and messages bear.
-pub fn names(bytes: &[u8]) -> Outcome {
-    let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::Refused };
+pub fn names(bytes: &[u8]) -> DecodeOutcome {
+    let Ok(text) = std::str::from_utf8(bytes) else { return DecodeOutcome::Refused };
     any([
         check_text::<PeerIdentity>(text),
         check_text::<PeerRole>(text),

@@ -3,11 +3,11 @@
 //! does later, or did before.
 
 use super::NodeLog;
-use crate::processes::events::EventKind;
+use crate::processes::events::NodeEventKind;
 
 /// The run went back once, as one file shows it. Each file has its own rewinds; they need not be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Rewind {
+pub(super) struct LoggedRewind {
     /// Steps that were left.
     to_step: u64,
     /// The plan before it.
@@ -17,48 +17,50 @@ pub(super) struct Rewind {
 }
 
 /// What was read of a rewind so far.
-struct Open {
+struct OpenRewind {
     to_step: u64,
     /// The last plan that the process wrote before, if it wrote any.
     from: Option<u64>,
 }
 
-impl Open {
+impl OpenRewind {
     /// With the plan that was written next. A process that begins with the rewind wrote no plan
     /// before it, and one that dies with it none after: then they are taken to follow each other.
-    fn close(self, then: Option<u64>) -> Option<Rewind> {
+    fn close(self, then: Option<u64>) -> Option<LoggedRewind> {
         let Self { to_step, from } = self;
         let from = from.or_else(|| then.map(|then| then.saturating_sub(1)))?;
-        Some(Rewind { to_step, from, then: then.unwrap_or(from + 1) })
+        Some(LoggedRewind { to_step, from, then: then.unwrap_or(from + 1) })
     }
 }
 
 /// All rewinds that a file holds.
-pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<Rewind> {
-    let (mut found, mut open, mut last) = (Vec::new(), Vec::<Open>::new(), None);
+pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<LoggedRewind> {
+    let (mut found, mut open, mut last) = (Vec::new(), Vec::<OpenRewind>::new(), None);
     for event in log.events {
         match &event.kind {
-            EventKind::Rewound { to_step } => open.push(Open { to_step: *to_step, from: last }),
-            EventKind::Started { .. } => {
+            NodeEventKind::Rewound { to_step } => {
+                open.push(OpenRewind { to_step: *to_step, from: last })
+            }
+            NodeEventKind::Started { .. } => {
                 found.extend(open.drain(..).filter_map(|open| open.close(None)));
                 last = None;
             }
-            EventKind::Plan { generation, .. } => {
+            NodeEventKind::Plan { generation, .. } => {
                 found.extend(open.drain(..).filter_map(|open| open.close(Some(*generation))));
                 last = Some(*generation);
             }
-            EventKind::Seal(seal) => {
+            NodeEventKind::Seal(seal) => {
                 found.extend(open.drain(..).filter_map(|open| open.close(Some(seal.generation))));
                 last = Some(seal.generation);
             }
-            EventKind::Leader { .. }
-            | EventKind::Joined { .. }
-            | EventKind::Lost { .. }
-            | EventKind::Running(_)
-            | EventKind::Halted { .. }
-            | EventKind::Done { .. }
-            | EventKind::Other
-            | EventKind::Torn { .. } => {}
+            NodeEventKind::Leader { .. }
+            | NodeEventKind::Joined { .. }
+            | NodeEventKind::Lost { .. }
+            | NodeEventKind::Running(_)
+            | NodeEventKind::Halted { .. }
+            | NodeEventKind::Done { .. }
+            | NodeEventKind::Other
+            | NodeEventKind::Torn { .. } => {}
         }
     }
     found.extend(open.into_iter().filter_map(|open| open.close(None)));
@@ -66,11 +68,15 @@ pub(super) fn rewinds_of(log: &NodeLog<'_>) -> Vec<Rewind> {
 }
 
 /// The first two plans of a step, in order, that no rewind lies between which went back before the step.
-pub(super) fn unexcused(step: u64, generations: &[u64], rewinds: &[Rewind]) -> Option<(u64, u64)> {
+pub(super) fn unexcused(
+    step: u64,
+    generations: &[u64],
+    rewinds: &[LoggedRewind],
+) -> Option<(u64, u64)> {
     let is_excused = |one: u64, two: u64| {
-        rewinds
-            .iter()
-            .any(|Rewind { to_step, from, then }| *to_step < step && *from < two && *then > one)
+        rewinds.iter().any(|LoggedRewind { to_step, from, then }| {
+            *to_step < step && *from < two && *then > one
+        })
     };
     generations
         .iter()

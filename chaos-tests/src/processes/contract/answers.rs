@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize};
 /// What `status --json` prints, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct Status {
+pub struct ReportedStatus {
     /// Number of the node that leads, if one does.
     pub leader: Option<u64>,
     /// Every member that `status` lists.
-    pub members: Vec<MemberStatus>,
+    pub members: Vec<ReportedMember>,
     /// The job, if there is one.
-    pub job: Option<JobStatus>,
+    pub job: Option<ReportedJob>,
 }
 
 /// A member, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct MemberStatus {
+pub struct ReportedMember {
     /// Number of the node.
     pub id: u64,
     /// Name of the node.
@@ -25,13 +25,13 @@ pub struct MemberStatus {
     /// Index of its stage in the pipeline, if it has one.
     pub stage: Option<u64>,
     /// What it has done, as it reported last.
-    pub work: Option<WorkStatus>,
+    pub work: Option<ReportedWork>,
 }
 
 /// What a worker has done, as far as it matters here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct WorkStatus {
+pub struct ReportedWork {
     /// A count that grows with each operation that runs and each byte of a layer that comes.
     pub done: u64,
 }
@@ -39,22 +39,22 @@ pub struct WorkStatus {
 /// What `plan --json` prints, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct PlanAnswer {
+pub struct ReportedPlan {
     /// The schedules that were planned.
-    pub schedules: Vec<PlannedSchedule>,
+    pub schedules: Vec<ReportedSchedule>,
 }
 
 /// What a schedule takes.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct PlannedSchedule {
+pub struct ReportedSchedule {
     /// Name of the schedule.
     pub schedule: String,
     /// Memory of each stage, copies included.
     pub stage_bytes: Vec<u64>,
 }
 
-impl PlanAnswer {
+impl ReportedPlan {
     /// The memory of each stage under a schedule.
     #[must_use]
     pub fn stage_bytes(&self, schedule: &str) -> Option<&[u64]> {
@@ -65,7 +65,7 @@ impl PlanAnswer {
 
 /// What `bench cluster --json` prints, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BenchAnswer {
+pub struct ReportedBenchmark {
     /// A step, each worker a thread of one process, in milliseconds.
     pub threads_ms: f64,
     /// A step, each worker a process.
@@ -81,7 +81,7 @@ pub struct BenchAnswer {
 /// What is trained, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct JobStatus {
+pub struct ReportedJob {
     /// How many steps are sealed.
     pub step: u64,
     /// Steps of the run.
@@ -92,7 +92,7 @@ pub struct JobStatus {
     pub digest_step: Option<u64>,
 }
 
-impl JobStatus {
+impl ReportedJob {
     /// The digest of the final state, if the run is done and it is known.
     #[must_use]
     pub fn final_digest(&self) -> Option<&str> {
@@ -104,33 +104,33 @@ impl JobStatus {
 
 #[cfg(test)]
 mod tests {
-    use super::{BenchAnswer, JobStatus, PlanAnswer, Status};
+    use super::{ReportedBenchmark, ReportedJob, ReportedPlan, ReportedStatus};
 
     #[test]
     fn a_digest_counts_only_at_the_end() {
         let job = |step, digest_step| {
             let digest = Some("ab".to_owned());
-            let job = JobStatus { step, step_count: 9, digest, digest_step };
+            let job = ReportedJob { step, step_count: 9, digest, digest_step };
             job.final_digest().map(str::to_owned)
         };
         assert_eq!(job(9, Some(9)).as_deref(), Some("ab"));
         assert_eq!(job(9, None).as_deref(), Some("ab"));
         assert_eq!(job(9, Some(8)), None);
         assert_eq!(job(8, Some(8)), None);
-        let status: Status = serde_json::from_str("{}").expect("nothing is known");
-        assert_eq!(status, Status::default());
+        let status: ReportedStatus = serde_json::from_str("{}").expect("nothing is known");
+        assert_eq!(status, ReportedStatus::default());
     }
 
     #[test]
     fn what_was_planned_and_measured_is_read() {
         let text = r#"{"gap":null,"schedules":[{"schedule":"1f1b","stage_bytes":[7,8],"bubble":0.1},
                        {"schedule":"zb-h1","stage_bytes":[9,8]}]}"#;
-        let plan: PlanAnswer = serde_json::from_str(text).expect("a plan");
+        let plan: ReportedPlan = serde_json::from_str(text).expect("a plan");
         assert_eq!(plan.stage_bytes("zb-h1"), Some(&[9, 8][..]));
         assert_eq!(plan.stage_bytes("zb-v"), None);
         let text = r#"{"workers":3,"threads_ms":9.5,"processes_ms":10.0,"processes_over_threads":0.95,
                        "checkpoint_ratio":null,"ending_ratio":1.25}"#;
-        let bench: BenchAnswer = serde_json::from_str(text).expect("an answer");
+        let bench: ReportedBenchmark = serde_json::from_str(text).expect("an answer");
         assert_eq!((bench.checkpoint_ratio, bench.ending_ratio), (None, Some(1.25)));
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::processes::campaign::{CampaignSetup, STEPS_APART_MIN};
+use crate::processes::campaign::{ProcessCampaignSetup, STEPS_APART_MIN};
 
 /// How long a process that died stays away, in milliseconds.
 pub const DOWN_MS: u64 = 500;
@@ -18,7 +18,7 @@ pub const MASS_JOINED: usize = 16;
 
 /// A row, or several that are measured together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RowKind {
+pub enum MeasureRowKind {
     /// Runs that nothing disturbs, and the memory of their processes.
     Undisturbed,
     /// Processes beside threads, checkpoints, and the end of a run.
@@ -45,7 +45,7 @@ pub enum RowKind {
     Mass,
 }
 
-impl RowKind {
+impl MeasureRowKind {
     /// All of them, in the order in which they are measured.
     pub const ALL: [Self; 12] = [
         Self::Undisturbed,
@@ -170,7 +170,7 @@ impl RowKind {
     /// Steps that pass for one strike, if the run goes on while it lasts.
     fn steps(self, step_ms: f64) -> u64 {
         let lasting = Duration::from_millis(self.lasts_ms());
-        let lasting = CampaignSetup::distance(lasting, step_ms / STEPS_SPARE);
+        let lasting = ProcessCampaignSetup::distance(lasting, step_ms / STEPS_SPARE);
         let waits = match self {
             Self::Joins => JOIN_STEPS + STEPS_APART_MIN,
             Self::Mass => 2 * JOIN_STEPS,
@@ -190,7 +190,7 @@ impl RowKind {
     }
 }
 
-impl fmt::Display for RowKind {
+impl fmt::Display for MeasureRowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -198,36 +198,42 @@ impl fmt::Display for RowKind {
 
 /// Steps of a run that all strikes of these rows find their time in.
 #[must_use]
-pub fn steps_needed(rows: &[RowKind], times: u32, power_cycles: u32, step_ms: f64) -> u64 {
-    let of_row = |row: &RowKind| u64::from(row.count(times, power_cycles)) * row.steps(step_ms);
+pub fn steps_needed(rows: &[MeasureRowKind], times: u32, power_cycles: u32, step_ms: f64) -> u64 {
+    let of_row =
+        |row: &MeasureRowKind| u64::from(row.count(times, power_cycles)) * row.steps(step_ms);
     rows.iter().map(of_row).sum::<u64>() + 2 * STEPS_APART_MIN
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{RowKind, steps_needed};
+    use super::{MeasureRowKind, steps_needed};
 
     #[test]
     fn a_row_has_one_name() {
-        for row in RowKind::ALL {
-            assert_eq!(RowKind::named(row.name()), Some(row));
+        for row in MeasureRowKind::ALL {
+            assert_eq!(MeasureRowKind::named(row.name()), Some(row));
         }
-        assert_eq!(RowKind::named("earthquake"), None);
-        assert!(RowKind::USUAL.iter().all(|row| row.strikes() && row.copies() == 1));
+        assert_eq!(MeasureRowKind::named("earthquake"), None);
+        assert!(MeasureRowKind::USUAL.iter().all(|row| row.strikes() && row.copies() == 1));
     }
 
     #[test]
     fn a_run_is_long_enough_for_its_strikes() {
-        let check = |rows: &[RowKind], times: u32, step_ms: f64, expected: u64| {
+        let check = |rows: &[MeasureRowKind], times: u32, step_ms: f64, expected: u64| {
             assert_eq!(steps_needed(rows, times, 2, step_ms), expected, "{rows:?}");
         };
         check(&[], 20, 10.0, 8);
-        check(&[RowKind::Undisturbed, RowKind::Speed], 20, 10.0, 8);
+        check(&[MeasureRowKind::Undisturbed, MeasureRowKind::Speed], 20, 10.0, 8);
         // However long a step takes, some lie between two strikes.
-        check(&[RowKind::WorkerKilled], 20, 60_000.0, 8 + 20 * 10);
+        check(&[MeasureRowKind::WorkerKilled], 20, 60_000.0, 8 + 20 * 10);
         // The run goes on while a worker stands still.
-        check(&[RowKind::StoppedLong], 4, 15.0, 8 + 3000 + 6);
-        check(&[RowKind::PowerCycle], 20, 60_000.0, 8 + 2 * 10);
-        check(&[RowKind::WorkerKilled, RowKind::PowerCycle], 1, 60_000.0, 8 + 10 + 2 * 10);
+        check(&[MeasureRowKind::StoppedLong], 4, 15.0, 8 + 3000 + 6);
+        check(&[MeasureRowKind::PowerCycle], 20, 60_000.0, 8 + 2 * 10);
+        check(
+            &[MeasureRowKind::WorkerKilled, MeasureRowKind::PowerCycle],
+            1,
+            60_000.0,
+            8 + 10 + 2 * 10,
+        );
     }
 }

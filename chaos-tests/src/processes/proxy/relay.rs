@@ -9,9 +9,9 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use super::super::link_conditions::{LinkConditions, ProxyLink};
 use super::super::system::{wait_readable, widen};
-use super::super::weather::{Link, Weather};
-use super::{Links, ProxyCounts, Request, Site, Way};
+use super::{LinkEndpoints, LinkSelector, NetworkSite, ProxyCounts, ProxyRequest};
 
 /// Sources that each front keeps a socket for, all fronts together. The one that was silent longest
 /// makes room; what it sends later gets a new one.
@@ -32,17 +32,17 @@ const SOCKET_BYTES: u32 = 4 << 20;
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Where a node's datagrams arrive.
-struct Front {
-    site: Site,
+struct ProxyListener {
+    site: NetworkSite,
     socket: UdpSocket,
     target: SocketAddr,
 }
 
 /// One source that sends to one front.
-struct Flow {
+struct ProxyFlow {
     front: usize,
     source: SocketAddr,
-    way: Way,
+    link: LinkEndpoints,
     /// The target sees the source under this socket's address, and answers to it.
     back: UdpSocket,
     used: u64,
@@ -50,7 +50,7 @@ struct Flow {
 
 /// Which way through a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+enum FlowDirection {
     /// From the source to the target.
     Inward,
     /// From the target to the source.
@@ -59,71 +59,71 @@ enum Side {
 
 /// A datagram under way.
 #[derive(PartialEq, Eq)]
-struct Pending {
+struct PendingDatagram {
     at_us: u64,
     /// Of two for the same moment, the one that came first.
     number: u64,
     flow: u64,
-    side: Side,
+    side: FlowDirection,
     bytes: Vec<u8>,
 }
 
-impl Side {
-    fn way(self, inward: Way) -> Way {
+impl FlowDirection {
+    fn link_from(self, inward: LinkEndpoints) -> LinkEndpoints {
         match self {
             Self::Inward => inward,
-            Self::Outward => Way { from: inward.to, to: inward.from },
+            Self::Outward => LinkEndpoints { from: inward.to, to: inward.from },
         }
     }
 }
 
-impl Ord for Pending {
+impl Ord for PendingDatagram {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.at_us, self.number).cmp(&(other.at_us, other.number))
     }
 }
 
-impl PartialOrd for Pending {
+impl PartialOrd for PendingDatagram {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 /// What was kept of a link.
-type Recording = VecDeque<(u64, Side, Vec<u8>)>;
+type LinkRecording = VecDeque<(u64, FlowDirection, Vec<u8>)>;
 
-pub(super) struct Relay {
+pub(super) struct ProxyRelay {
     seed: u64,
-    inbox: Receiver<Request>,
+    inbox: Receiver<ProxyRequest>,
     done: SyncSender<()>,
-    ear: UnixDatagram,
+    wake_receiver: UnixDatagram,
     began: Instant,
-    fronts: Vec<Front>,
-    flows: BTreeMap<u64, Flow>,
+    fronts: Vec<ProxyListener>,
+    flows: BTreeMap<u64, ProxyFlow>,
     /// The flow of a source at a front.
     by_source: BTreeMap<(usize, SocketAddr), u64>,
-    links: BTreeMap<Way, Link>,
+    links: BTreeMap<LinkEndpoints, ProxyLink>,
     /// Weathers for links that come later, in the order in which they were set.
-    weathers: Vec<(Links, Weather)>,
-    pending: BinaryHeap<Reverse<Pending>>,
+    conditions: Vec<(LinkSelector, LinkConditions)>,
+    pending: BinaryHeap<Reverse<PendingDatagram>>,
     pending_bytes: usize,
-    recordings: Option<BTreeMap<Way, Recording>>,
+    recordings: Option<BTreeMap<LinkEndpoints, LinkRecording>>,
     numbers: u64,
     counts: ProxyCounts,
 }
 
 /// A socket that can be read.
 #[derive(Clone, Copy)]
-enum Readable {
-    Ear,
+enum ReadableSocket {
+    Wake,
     Front(usize),
     Flow(u64),
 }
 
-impl Relay {
+impl ProxyRelay {
     pub(super) fn new(
         seed: u64,
-        inbox: Receiver<Request>,
+        inbox: Receiver<ProxyRequest>,
         done: SyncSender<()>,
         ear: UnixDatagram,
     ) -> Self {
@@ -131,13 +131,13 @@ impl Relay {
             seed,
             inbox,
             done,
-            ear,
+            wake_receiver: ear,
             began: Instant::now(),
             fronts: Vec::new(),
             flows: BTreeMap::new(),
             by_source: BTreeMap::new(),
             links: BTreeMap::new(),
-            weathers: Vec::new(),
+            conditions: Vec::new(),
             pending: BinaryHeap::new(),
             pending_bytes: 0,
             recordings: None,
@@ -155,28 +155,28 @@ impl Relay {
             if wait_readable(&sockets, self.until_next(), &mut ready).is_err() {
                 return;
             }
-            self.put_out();
+            self.deliver_due();
             for place in &ready {
                 match meanings[*place] {
-                    Readable::Ear => {
-                        if self.obey(&mut buffer) {
+                    ReadableSocket::Wake => {
+                        if self.handle_requests(&mut buffer) {
                             return;
                         }
                     }
-                    Readable::Front(front) => self.read_front(front, &mut buffer),
-                    Readable::Flow(flow) => self.read_flow(flow, &mut buffer),
+                    ReadableSocket::Front(front) => self.read_front(front, &mut buffer),
+                    ReadableSocket::Flow(flow) => self.read_flow(flow, &mut buffer),
                 }
             }
         }
     }
 
-    fn readables(&self) -> (Vec<RawFd>, Vec<Readable>) {
+    fn readables(&self) -> (Vec<RawFd>, Vec<ReadableSocket>) {
         let fronts = self.fronts.iter().enumerate();
         let fronts =
-            fronts.map(|(place, front)| (front.socket.as_raw_fd(), Readable::Front(place)));
+            fronts.map(|(place, front)| (front.socket.as_raw_fd(), ReadableSocket::Front(place)));
         let flows =
-            self.flows.iter().map(|(id, flow)| (flow.back.as_raw_fd(), Readable::Flow(*id)));
-        let ear = (self.ear.as_raw_fd(), Readable::Ear);
+            self.flows.iter().map(|(id, flow)| (flow.back.as_raw_fd(), ReadableSocket::Flow(*id)));
+        let ear = (self.wake_receiver.as_raw_fd(), ReadableSocket::Wake);
         std::iter::once(ear).chain(fronts).chain(flows).unzip()
     }
 
@@ -185,31 +185,31 @@ impl Relay {
     }
 
     fn until_next(&self) -> Duration {
-        let wait = |Reverse(next): &Reverse<Pending>| {
+        let wait = |Reverse(next): &Reverse<PendingDatagram>| {
             Duration::from_micros(next.at_us.saturating_sub(self.now_us()))
         };
         self.pending.peek().map_or(IDLE, wait)
     }
 
     /// Carries out the requests; returns whether it is to stop.
-    fn obey(&mut self, buffer: &mut [u8]) -> bool {
-        while self.ear.recv(buffer).is_ok() {}
+    fn handle_requests(&mut self, buffer: &mut [u8]) -> bool {
+        while self.wake_receiver.recv(buffer).is_ok() {}
         while let Ok(request) = self.inbox.try_recv() {
             match request {
-                Request::Add { site, front, target } => {
+                ProxyRequest::Add { site, front, target } => {
                     widen(front.as_raw_fd(), SOCKET_BYTES);
-                    self.fronts.push(Front { site, socket: front, target });
+                    self.fronts.push(ProxyListener { site, socket: front, target });
                 }
-                Request::Set { links, weather } => self.set(links, weather),
-                Request::Record { is_on } => self.recordings = is_on.then(BTreeMap::new),
-                Request::Replay { links, count } => self.replay(links, count),
-                Request::Count { answer } => {
+                ProxyRequest::Set { links, weather } => self.set(links, weather),
+                ProxyRequest::Record { is_on } => self.recordings = is_on.then(BTreeMap::new),
+                ProxyRequest::Replay { links, count } => self.replay(links, count),
+                ProxyRequest::Count { answer } => {
                     let links = self.links.iter().map(|(way, link)| (*way, link.counts()));
                     let counts = ProxyCounts { links: links.collect(), ..self.counts.clone() };
                     // The handle may have gone.
                     let _ = answer.try_send(counts);
                 }
-                Request::Stop => return true,
+                ProxyRequest::Stop => return true,
             }
             // The handle may have gone.
             let _ = self.done.try_send(());
@@ -217,20 +217,20 @@ impl Relay {
         false
     }
 
-    fn set(&mut self, links: Links, weather: Weather) {
+    fn set(&mut self, links: LinkSelector, weather: LinkConditions) {
         // What came before and is about no other links has no effect any more.
-        self.weathers.retain(|(before, _)| links != Links::All && *before != links);
-        self.weathers.push((links, weather));
+        self.conditions.retain(|(before, _)| links != LinkSelector::All && *before != links);
+        self.conditions.push((links, weather));
         let touched = self.links.iter_mut().filter(|(way, _)| links.contains(**way));
         touched.for_each(|(_, link)| link.set(weather));
     }
 
-    fn link(&mut self, way: Way) -> &mut Link {
-        let Self { links, weathers, seed, .. } = self;
+    fn link(&mut self, way: LinkEndpoints) -> &mut ProxyLink {
+        let Self { links, conditions: weathers, seed, .. } = self;
         links.entry(way).or_insert_with(|| {
             let weather = weathers.iter().rev().find(|(links, _)| links.contains(way));
-            let weather = weather.map_or(Weather::CLEAR, |(_, weather)| *weather);
-            Link::new(*seed, way.from.0, way.to.0, weather)
+            let weather = weather.map_or(LinkConditions::CLEAR, |(_, weather)| *weather);
+            ProxyLink::new(*seed, way.from.0, way.to.0, weather)
         })
     }
 
@@ -238,7 +238,7 @@ impl Relay {
         for _ in 0..BURST_MAX {
             let Ok((length, source)) = self.fronts[front].socket.recv_from(buffer) else { return };
             match self.flow(front, source) {
-                Ok(flow) => self.take_in(flow, Side::Inward, &buffer[..length]),
+                Ok(flow) => self.accept_datagram(flow, FlowDirection::Inward, &buffer[..length]),
                 Err(_) => self.counts.refused += 1,
             }
         }
@@ -250,7 +250,7 @@ impl Relay {
             let Some(flow) = self.flows.get(&id) else { return };
             let Ok((length, source)) = flow.back.recv_from(buffer) else { return };
             if source == self.fronts[flow.front].target {
-                self.take_in(id, Side::Outward, &buffer[..length]);
+                self.accept_datagram(id, FlowDirection::Outward, &buffer[..length]);
             }
         }
     }
@@ -261,35 +261,35 @@ impl Relay {
             return Ok(*id);
         }
         if self.flows.len() >= FLOWS_MAX {
-            self.forget_most_silent();
+            self.evict_idle_flow();
         }
         let back = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         back.set_nonblocking(true)?;
         widen(back.as_raw_fd(), SOCKET_BYTES);
         let sender = self.fronts.iter().find(|front| front.target == source);
-        let from = sender.map_or(Site::OUTSIDE, |front| front.site);
-        let way = Way { from, to: self.fronts[front].site };
+        let from = sender.map_or(NetworkSite::OUTSIDE, |front| front.site);
+        let way = LinkEndpoints { from, to: self.fronts[front].site };
         self.numbers += 1;
         let id = self.numbers;
-        self.flows.insert(id, Flow { front, source, way, back, used: id });
+        self.flows.insert(id, ProxyFlow { front, source, link: way, back, used: id });
         self.by_source.insert((front, source), id);
         Ok(id)
     }
 
-    fn forget_most_silent(&mut self) {
+    fn evict_idle_flow(&mut self) {
         let silent = self.flows.iter().min_by_key(|(_, flow)| flow.used).map(|(id, _)| *id);
         if let Some(flow) = silent.and_then(|id| self.flows.remove(&id)) {
             self.by_source.remove(&(flow.front, flow.source));
         }
     }
 
-    fn take_in(&mut self, id: u64, side: Side, bytes: &[u8]) {
+    fn accept_datagram(&mut self, id: u64, side: FlowDirection, bytes: &[u8]) {
         self.numbers += 1;
         let number = self.numbers;
         let Some(flow) = self.flows.get_mut(&id) else { return };
         flow.used = number;
-        let way = side.way(flow.way);
-        self.keep(way, id, side, bytes);
+        let way = side.link_from(flow.link);
+        self.record(way, id, side, bytes);
         let now_us = self.now_us();
         for delivery in self.link(way).send(now_us, bytes.len()).into_iter().flatten() {
             let mut bytes = bytes.to_vec();
@@ -297,11 +297,14 @@ impl Relay {
                 let place = usize::try_from(bit / 8).expect("within a datagram");
                 bytes[place] ^= 1 << (bit % 8);
             }
-            self.schedule(Pending { at_us: delivery.at_us, number, flow: id, side, bytes }, now_us);
+            self.schedule(
+                PendingDatagram { at_us: delivery.at_us, number, flow: id, side, bytes },
+                now_us,
+            );
         }
     }
 
-    fn keep(&mut self, way: Way, flow: u64, side: Side, bytes: &[u8]) {
+    fn record(&mut self, way: LinkEndpoints, flow: u64, side: FlowDirection, bytes: &[u8]) {
         let Some(recordings) = &mut self.recordings else { return };
         let recording = recordings.entry(way).or_default();
         if recording.len() >= RECORDED_MAX {
@@ -310,7 +313,7 @@ impl Relay {
         recording.push_back((flow, side, bytes.to_vec()));
     }
 
-    fn replay(&mut self, links: Links, count: usize) {
+    fn replay(&mut self, links: LinkSelector, count: usize) {
         let mut again = Vec::new();
         for (way, recording) in self.recordings.iter().flatten() {
             if links.contains(*way) {
@@ -323,7 +326,7 @@ impl Relay {
         }
     }
 
-    fn schedule(&mut self, pending: Pending, now_us: u64) {
+    fn schedule(&mut self, pending: PendingDatagram, now_us: u64) {
         if pending.at_us <= now_us {
             self.deliver(pending.flow, pending.side, &pending.bytes);
             return;
@@ -338,7 +341,7 @@ impl Relay {
     }
 
     /// Puts out whatever is due.
-    fn put_out(&mut self) {
+    fn deliver_due(&mut self) {
         let now_us = self.now_us();
         while self.pending.peek().is_some_and(|Reverse(next)| next.at_us <= now_us) {
             let Some(Reverse(next)) = self.pending.pop() else { return };
@@ -347,12 +350,12 @@ impl Relay {
         }
     }
 
-    fn deliver(&mut self, id: u64, side: Side, bytes: &[u8]) {
+    fn deliver(&mut self, id: u64, side: FlowDirection, bytes: &[u8]) {
         let Some(flow) = self.flows.get(&id) else { return };
         let front = &self.fronts[flow.front];
         let sent = match side {
-            Side::Inward => flow.back.send_to(bytes, front.target),
-            Side::Outward => front.socket.send_to(bytes, flow.source),
+            FlowDirection::Inward => flow.back.send_to(bytes, front.target),
+            FlowDirection::Outward => front.socket.send_to(bytes, flow.source),
         };
         self.counts.refused += u64::from(sent.is_err());
     }

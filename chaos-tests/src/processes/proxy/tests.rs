@@ -4,13 +4,13 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use super::{Links, Proxy, Site, Way};
-use crate::processes::weather::Weather;
+use super::{LinkEndpoints, LinkSelector, NetworkSite, Proxy};
+use crate::processes::link_conditions::LinkConditions;
 
-const CLIENT: Site = Site(1);
-const SERVER: Site = Site(2);
-const INWARD: Way = Way { from: CLIENT, to: SERVER };
-const OUTWARD: Way = Way { from: SERVER, to: CLIENT };
+const CLIENT: NetworkSite = NetworkSite(1);
+const SERVER: NetworkSite = NetworkSite(2);
+const INWARD: LinkEndpoints = LinkEndpoints { from: CLIENT, to: SERVER };
+const OUTWARD: LinkEndpoints = LinkEndpoints { from: SERVER, to: CLIENT };
 /// Fewer than a socket holds.
 const MANY: u32 = 100;
 const MARK: u32 = u32::MAX;
@@ -18,7 +18,7 @@ const MARK: u32 = u32::MAX;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client and a server with a proxy between them.
-struct Scene {
+struct ProxyScene {
     proxy: Proxy,
     client: UdpSocket,
     server: UdpSocket,
@@ -32,27 +32,27 @@ fn socket() -> UdpSocket {
     socket
 }
 
-fn scene(seed: u64) -> Scene {
+fn scene(seed: u64) -> ProxyScene {
     let proxy = Proxy::start(seed).expect("a thread");
     let (client, server) = (socket(), socket());
     proxy.add(CLIENT, client.local_addr().expect("bound")).expect("a port");
     let front = proxy.add(SERVER, server.local_addr().expect("bound")).expect("a port");
-    Scene { proxy, client, server, front }
+    ProxyScene { proxy, client, server, front }
 }
 
-impl Scene {
+impl ProxyScene {
     fn send(&self, number: u32) {
         self.client.send_to(&number.to_le_bytes(), self.front).expect("sent");
     }
 
     /// Sends numbers under a weather, clears it, and returns what came of them.
-    fn pass(&self, weather: Weather) -> Vec<Vec<u8>> {
-        self.proxy.set(Links::One(INWARD), weather);
+    fn pass(&self, weather: LinkConditions) -> Vec<Vec<u8>> {
+        self.proxy.set(LinkSelector::One(INWARD), weather);
         (0..MANY).for_each(|number| self.send(number));
         while self.sent() < u64::from(MANY) {
             std::thread::yield_now();
         }
-        self.proxy.set(Links::One(INWARD), Weather::CLEAR);
+        self.proxy.set(LinkSelector::One(INWARD), LinkConditions::CLEAR);
         self.send(MARK);
         self.until_mark()
     }
@@ -100,23 +100,23 @@ fn an_answer_finds_its_way_back() {
 }
 
 #[test]
-fn who_is_no_node_is_outside() {
+fn an_unknown_source_is_outside() {
     let scene = scene(1);
     socket().send_to(b"hello", scene.front).expect("sent");
     assert_eq!(receive(&scene.server).0, b"hello");
-    let outside = Way { from: Site::OUTSIDE, to: SERVER };
+    let outside = LinkEndpoints { from: NetworkSite::OUTSIDE, to: SERVER };
     assert_eq!(scene.proxy.counts().sent(), 0);
     assert_eq!(scene.proxy.counts().links.iter().map(|link| link.0).collect::<Vec<_>>(), [outside]);
 }
 
 #[test]
 fn clear_weather_changes_nothing() {
-    assert!(numbers(&scene(1).pass(Weather::CLEAR)).into_iter().eq(0..MANY));
+    assert!(numbers(&scene(1).pass(LinkConditions::CLEAR)).into_iter().eq(0..MANY));
 }
 
 #[test]
 fn the_same_seed_loses_the_same() {
-    let weather = Weather { loss: 0.3, ..Weather::CLEAR };
+    let weather = LinkConditions { loss: 0.3, ..LinkConditions::CLEAR };
     let came = [7, 7, 8].map(|seed| numbers(&scene(seed).pass(weather)));
     assert!((1..MANY as usize).contains(&came[0].len()));
     assert_eq!(came[0], came[1]);
@@ -125,22 +125,23 @@ fn the_same_seed_loses_the_same() {
 
 #[test]
 fn what_is_doubled_comes_twice() {
-    let came = numbers(&scene(1).pass(Weather { duplication: 1.0, ..Weather::CLEAR }));
+    let came =
+        numbers(&scene(1).pass(LinkConditions { duplication: 1.0, ..LinkConditions::CLEAR }));
     assert!(came.into_iter().eq((0..MANY).flat_map(|number| [number, number])));
 }
 
 #[test]
 fn what_is_damaged_differs_in_one_bit() {
-    let came = scene(1).pass(Weather { corruption: 1.0, ..Weather::CLEAR });
+    let came = scene(1).pass(LinkConditions { corruption: 1.0, ..LinkConditions::CLEAR });
     let differing = numbers(&came).into_iter().zip(0..MANY).map(|(a, b)| (a ^ b).count_ones());
     assert!(differing.eq(std::iter::repeat_n(1, MANY as usize)));
 }
 
 #[test]
 fn what_is_overtaken_comes_all_the_same() {
-    let weather = Weather { reordering: 0.5, reorder_us: 3000, ..Weather::CLEAR };
+    let weather = LinkConditions { reordering: 0.5, reorder_us: 3000, ..LinkConditions::CLEAR };
     let scene = scene(1);
-    scene.proxy.set(Links::One(INWARD), weather);
+    scene.proxy.set(LinkSelector::One(INWARD), weather);
     (0..MANY).for_each(|number| scene.send(number));
     let mut came: Vec<u32> = (0..MANY).map(|_| numbers(&[receive(&scene.server).0])[0]).collect();
     assert!(!came.is_sorted(), "nothing overtook anything");
@@ -153,14 +154,14 @@ fn one_way_may_be_cut_and_the_other_not() {
     let scene = scene(1);
     scene.send(0);
     let asker = receive(&scene.server).1;
-    scene.proxy.set(Links::From(CLIENT), Weather::CUT);
+    scene.proxy.set(LinkSelector::From(CLIENT), LinkConditions::CUT);
     scene.send(1);
     while scene.sent() < 2 {
         std::thread::yield_now();
     }
     scene.server.send_to(b"heard", asker).expect("sent");
     assert_eq!(receive(&scene.client).0, b"heard");
-    scene.proxy.set(Links::All, Weather::CLEAR);
+    scene.proxy.set(LinkSelector::All, LinkConditions::CLEAR);
     scene.send(2);
     assert_eq!(numbers(&[receive(&scene.server).0]), [2]);
 }
@@ -168,12 +169,12 @@ fn one_way_may_be_cut_and_the_other_not() {
 #[test]
 fn weather_is_there_before_its_link() {
     let scene = scene(1);
-    scene.proxy.set(Links::To(SERVER), Weather::CUT);
+    scene.proxy.set(LinkSelector::To(SERVER), LinkConditions::CUT);
     scene.send(1);
     while scene.sent() < 1 {
         std::thread::yield_now();
     }
-    scene.proxy.set(Links::One(INWARD), Weather::CLEAR);
+    scene.proxy.set(LinkSelector::One(INWARD), LinkConditions::CLEAR);
     scene.send(2);
     assert_eq!(numbers(&[receive(&scene.server).0]), [2]);
 }
@@ -182,12 +183,12 @@ fn weather_is_there_before_its_link() {
 fn what_was_recorded_comes_again() {
     let scene = scene(1);
     scene.proxy.record(true);
-    assert_eq!(scene.pass(Weather::CLEAR).len(), MANY as usize);
-    scene.proxy.replay(Links::One(INWARD), 3);
+    assert_eq!(scene.pass(LinkConditions::CLEAR).len(), MANY as usize);
+    scene.proxy.replay(LinkSelector::One(INWARD), 3);
     let again: Vec<_> = (0..3).map(|_| receive(&scene.server).0).collect();
     assert_eq!(numbers(&again), [0, 1, 2]);
     assert_eq!(scene.proxy.counts().replayed, 3);
     scene.proxy.record(false);
-    scene.proxy.replay(Links::All, 3);
+    scene.proxy.replay(LinkSelector::All, 3);
     assert_eq!(scene.proxy.counts().replayed, 3);
 }

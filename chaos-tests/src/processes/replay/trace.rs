@@ -10,7 +10,7 @@ const COUNTS_HEADER: &str = "time_s,nodes_alive";
 
 /// Why a text is no trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TraceError {
+pub enum FleetTraceError {
     /// The first line names other columns.
     #[error("line 1: expected {EVENTS_HEADER} or {COUNTS_HEADER}, found {found}")]
     Header {
@@ -45,7 +45,7 @@ pub enum TraceError {
 
 /// What changed at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Change {
+pub struct FleetTraceChange {
     /// The moment, in seconds of the trace.
     pub at_s: f64,
     /// Number of nodes that left.
@@ -58,43 +58,44 @@ pub struct Change {
 
 /// The availability of a fleet, change by change.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Trace {
-    changes: Vec<Change>,
+pub struct FleetTrace {
+    changes: Vec<FleetTraceChange>,
 }
 
 /// A line of a file.
-struct Line {
+struct FleetTraceLine {
     at_s: f64,
     left: u32,
     came: u32,
     alive: u32,
 }
 
-impl Trace {
+impl FleetTrace {
     /// Reads a file with events or with counts. Lines of one moment are one change.
     ///
     /// # Errors
     /// If the text is neither.
-    pub fn parse(text: &str) -> Result<Self, TraceError> {
+    pub fn parse(text: &str) -> Result<Self, FleetTraceError> {
         let mut lines = text.lines().zip(1..);
         let header = lines.next().map_or("", |(line, _)| line.trim());
         let has_events = match header {
             EVENTS_HEADER => true,
             COUNTS_HEADER => false,
-            _ => return Err(TraceError::Header { found: header.to_owned() }),
+            _ => return Err(FleetTraceError::Header { found: header.to_owned() }),
         };
-        let mut changes: Vec<Change> = Vec::new();
+        let mut changes: Vec<FleetTraceChange> = Vec::new();
         for (text, line) in lines.filter(|(text, _)| !text.trim().is_empty()) {
             let alive = changes.last().map_or(0, |last| last.alive);
-            let Line { at_s, left, came, alive } = parse_line(text, line, has_events, alive)?;
+            let FleetTraceLine { at_s, left, came, alive } =
+                parse_line(text, line, has_events, alive)?;
             match changes.last_mut() {
-                Some(last) if last.at_s > at_s => return Err(TraceError::Order { line }),
+                Some(last) if last.at_s > at_s => return Err(FleetTraceError::Order { line }),
                 Some(last) if last.at_s == at_s => {
                     last.left = last.left.saturating_add(left);
                     last.came = last.came.saturating_add(came);
                     last.alive = alive;
                 }
-                Some(_) | None => changes.push(Change { at_s, left, came, alive }),
+                Some(_) | None => changes.push(FleetTraceChange { at_s, left, came, alive }),
             }
         }
         Ok(Self { changes })
@@ -110,14 +111,14 @@ impl Trace {
         (from_s, to_s): (f64, f64),
         speed: f64,
         workers_max: u32,
-    ) -> Result<Fleet, TraceError> {
+    ) -> Result<Fleet, FleetTraceError> {
         let before = self.changes.iter().take_while(|change| change.at_s <= from_s).last();
         let begin = before.map_or(0, |change| change.alive);
-        let within = |change: &&Change| change.at_s > from_s && change.at_s < to_s;
-        let changes: Vec<&Change> = self.changes.iter().filter(within).collect();
+        let within = |change: &&FleetTraceChange| change.at_s > from_s && change.at_s < to_s;
+        let changes: Vec<&FleetTraceChange> = self.changes.iter().filter(within).collect();
         let most = changes.iter().map(|change| change.alive).chain([begin]).max().unwrap_or(0);
         if most == 0 {
-            return Err(TraceError::Empty { from: from_s as u64, to: to_s as u64 });
+            return Err(FleetTraceError::Empty { from: from_s as u64, to: to_s as u64 });
         }
         let scale = (f64::from(workers_max) / f64::from(most)).min(1.0);
         let mut fleet = Fleet {
@@ -135,7 +136,11 @@ impl Trace {
             owed = (owed - f64::from(kills)).max(0.0);
             let starts = target - (alive - kills);
             if kills + starts > 0 {
-                fleet.moves.push(Move { after_s: (change.at_s - from_s) / speed, kills, starts });
+                fleet.moves.push(FleetMove {
+                    after_s: (change.at_s - from_s) / speed,
+                    kills,
+                    starts,
+                });
             }
             alive = target;
         }
@@ -143,10 +148,15 @@ impl Trace {
     }
 }
 
-fn parse_line(text: &str, line: usize, has_events: bool, before: u32) -> Result<Line, TraceError> {
+fn parse_line(
+    text: &str,
+    line: usize,
+    has_events: bool,
+    before: u32,
+) -> Result<FleetTraceLine, FleetTraceError> {
     let fields: Vec<&str> = text.trim().split(',').collect();
     let wrong =
-        |expected: &'static str| TraceError::Line { line, expected, found: text.to_owned() };
+        |expected: &'static str| FleetTraceError::Line { line, expected, found: text.to_owned() };
     let seconds = |text: &str| text.parse::<f64>().ok().filter(|time| time.is_finite());
     let count = |text: &str| text.parse::<u32>().ok();
     match (has_events, fields.as_slice()) {
@@ -158,13 +168,13 @@ fn parse_line(text: &str, line: usize, has_events: bool, before: u32) -> Result<
                 "leave" => (1, 0),
                 _ => return Err(wrong("join or leave")),
             };
-            Ok(Line { at_s, left, came, alive })
+            Ok(FleetTraceLine { at_s, left, came, alive })
         }
         (false, [at_s, alive]) => {
             let at_s = seconds(at_s).ok_or_else(|| wrong("a time in seconds"))?;
             let alive = count(alive).ok_or_else(|| wrong("a count of nodes"))?;
             let (left, came) = (before.saturating_sub(alive), alive.saturating_sub(before));
-            Ok(Line { at_s, left, came, alive })
+            Ok(FleetTraceLine { at_s, left, came, alive })
         }
         (true, _) => Err(wrong("four columns")),
         (false, _) => Err(wrong("two columns")),
@@ -179,7 +189,7 @@ fn scaled(alive: u32, scale: f64) -> u32 {
 
 /// What changes in a fleet at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Move {
+pub struct FleetMove {
     /// Seconds after the beginning.
     pub after_s: f64,
     /// Number of workers that die.
@@ -196,7 +206,7 @@ pub struct Fleet {
     /// Workers at the beginning.
     pub begin: u32,
     /// What changes, in the order of time.
-    pub moves: Vec<Move>,
+    pub moves: Vec<FleetMove>,
     /// How long the fleet is followed, in seconds.
     pub seconds: f64,
 }
@@ -239,30 +249,31 @@ impl Fleet {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::{Change, Fleet, Move, Trace, TraceError};
+    use super::{Fleet, FleetMove, FleetTrace, FleetTraceChange, FleetTraceError};
 
     const EVENTS: &str = "time_s,event,node,nodes_alive\n0,join,a,1\n0,join,b,2\n60,join,c,3\n\
                           60,leave,a,2\n120,leave,b,1\n";
 
     #[test]
     fn lines_of_one_moment_are_one_change() {
-        let change = |at_s, left, came, alive| Change { at_s, left, came, alive };
-        let events = Trace::parse(EVENTS).expect("a trace");
+        let change = |at_s, left, came, alive| FleetTraceChange { at_s, left, came, alive };
+        let events = FleetTrace::parse(EVENTS).expect("a trace");
         let expected = [change(0.0, 0, 2, 2), change(60.0, 1, 1, 2), change(120.0, 1, 0, 1)];
         assert_eq!(events.changes, expected);
-        let counts = Trace::parse("time_s,nodes_alive\n0,80\n60,70\n120,75\n\n").expect("a trace");
+        let counts =
+            FleetTrace::parse("time_s,nodes_alive\n0,80\n60,70\n120,75\n\n").expect("a trace");
         let expected = [change(0.0, 0, 80, 80), change(60.0, 10, 0, 70), change(120.0, 0, 5, 75)];
         assert_eq!(counts.changes, expected);
         let most = u32::MAX;
         let to_and_fro = format!("time_s,nodes_alive\n0,{most}\n0,0\n0,{most}\n");
-        let most = Trace::parse(&to_and_fro).expect("a trace");
+        let most = FleetTrace::parse(&to_and_fro).expect("a trace");
         assert_eq!(most.changes, [change(0.0, u32::MAX, u32::MAX, u32::MAX)]);
     }
 
     #[test]
-    fn what_is_no_trace_is_refused_with_its_line() {
+    fn a_malformed_trace_is_refused_with_its_line() {
         let check = |text: &str, expected: &str| {
-            let error = Trace::parse(text).expect_err(text).to_string();
+            let error = FleetTrace::parse(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{error}");
         };
         check("", "line 1: expected time_s,event");
@@ -275,15 +286,18 @@ mod tests {
     }
 
     fn follow(text: &str, window: (f64, f64), speed: f64, most: u32) -> Fleet {
-        Trace::parse(text).expect("a trace").follow(window, speed, most).expect("somebody is there")
+        FleetTrace::parse(text)
+            .expect("a trace")
+            .follow(window, speed, most)
+            .expect("somebody is there")
     }
 
     #[test]
     fn a_fleet_of_the_same_size_does_what_the_trace_did() {
         let fleet = follow(EVENTS, (0.0, 180.0), 6.0, 9);
         let moves = [
-            Move { after_s: 10.0, kills: 1, starts: 1 },
-            Move { after_s: 20.0, kills: 1, starts: 0 },
+            FleetMove { after_s: 10.0, kills: 1, starts: 1 },
+            FleetMove { after_s: 20.0, kills: 1, starts: 0 },
         ];
         let expected = Fleet { scale: 1.0, begin: 2, moves: moves.to_vec(), seconds: 30.0 };
         assert_eq!(fleet, expected);
@@ -302,12 +316,12 @@ mod tests {
         let fleet = follow(&text, (0.0, 60.0), 1.0, 2);
         assert_eq!((fleet.scale, fleet.begin), (0.25, 2));
         let expected = [
-            Move { after_s: 40.0, kills: 1, starts: 1 },
-            Move { after_s: 50.0, kills: 1, starts: 0 },
+            FleetMove { after_s: 40.0, kills: 1, starts: 1 },
+            FleetMove { after_s: 50.0, kills: 1, starts: 0 },
         ];
         assert_eq!(fleet.moves, expected);
-        let error = Trace::parse(&text).expect("a trace").follow((-9.0, -5.0), 1.0, 2);
-        assert_eq!(error, Err(TraceError::Empty { from: 0, to: 0 }));
+        let error = FleetTrace::parse(&text).expect("a trace").follow((-9.0, -5.0), 1.0, 2);
+        assert_eq!(error, Err(FleetTraceError::Empty { from: 0, to: 0 }));
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use chaos_tests::case::Case;
+use chaos_tests::case::LifeCase;
 use chaos_tests::digest_model::DigestShape;
 use chaos_tests::life::parts;
-use chaos_tests::options::{Model, Options};
+use chaos_tests::options::{ComputeModelKind, LifeOptions};
 use zbelastic_consensus::job::{JobSpec, WindowPolicy};
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_schedule::{ScheduleKind, Window};
@@ -21,7 +21,7 @@ const NEVER_CLIPS: f64 = 10.0;
 
 /// The nodes of a play, and under which promises they train.
 #[derive(Clone, Debug)]
-pub struct Cast {
+pub struct PlayOptions {
     /// Controllers, all of them voters.
     pub controllers: u64,
     /// Number of workers.
@@ -42,7 +42,7 @@ pub struct Cast {
     pub kind: ScheduleKind,
 }
 
-impl Default for Cast {
+impl Default for PlayOptions {
     fn default() -> Self {
         Self {
             controllers: 3,
@@ -59,18 +59,18 @@ impl Default for Cast {
 }
 
 /// What is trained, in the forms that the parts of a cluster are set up with.
-pub struct Script {
+pub struct PlaySetup {
     pub spec: Arc<JobSpec>,
     pub stage: StageSetup,
     pub shape: DigestShape,
-    pub options: Options,
+    pub options: LifeOptions,
 }
 
-impl Script {
-    pub fn new(cast: &Cast) -> Self {
-        let mut case = Case::draw(SEED, Model::Digest);
+impl PlaySetup {
+    pub fn new(cast: &PlayOptions) -> Self {
+        let mut case = LifeCase::draw(SEED, ComputeModelKind::Digest);
         case.faults.clear();
-        case.options = Options {
+        case.options = LifeOptions {
             blocks: BLOCKS,
             microbatches: 4,
             steps: STEPS,

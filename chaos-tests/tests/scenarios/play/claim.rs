@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use chaos_tests::digest_reference::{Addends, DigestReference};
+use chaos_tests::digest_reference::{DigestReference, GradientAddends};
 use zbelastic_consensus::member::{Holder, LossReason, MemberChange};
 use zbelastic_consensus::plan::{PlanRecord, Promise};
-use zbelastic_consensus::state::{Change, EntryRefusal, copied_layers};
+use zbelastic_consensus::state::{EntryRefusal, StateChange, copied_layers};
 use zbelastic_consensus::validation::{Seal, SealRefusal};
 use zbelastic_trainer::elastic::LayerCopy;
-use zbelastic_trainer::stage::Workbench;
+use zbelastic_trainer::stage::StageExecutor;
 use zbelastic_types::{LayerId, NodeId, StageIndex, Step};
 
 use super::Play;
@@ -19,7 +19,7 @@ const LAYER_FLOATS: usize = 9;
 
 /// What must have come of a play.
 #[derive(Clone, Copy, Debug)]
-pub enum Claim {
+pub enum PlayClaim {
     /// Every seal has the bits it has if nothing happens, and every layer ends as in a serial run.
     SameAsUndisturbed,
     /// No step was begun more than once.
@@ -66,56 +66,58 @@ pub enum Claim {
 impl Play {
     /// # Panics
     /// If the claim does not hold.
-    pub fn expect(&self, claim: Claim) {
+    pub fn expect(&self, claim: PlayClaim) {
         let record = &self.record;
         match claim {
-            Claim::SameAsUndisturbed => self.expect_same(),
-            Claim::NoRollback => assert_eq!(record.redone(), [0; 0], "steps begun more than once"),
-            Claim::Redone(steps) => {
+            PlayClaim::SameAsUndisturbed => self.expect_same(),
+            PlayClaim::NoRollback => {
+                assert_eq!(record.redone(), [0; 0], "steps begun more than once")
+            }
+            PlayClaim::Redone(steps) => {
                 assert_eq!(record.redone(), steps, "steps begun more than once");
             }
-            Claim::RedoneAfter(name) => {
+            PlayClaim::RedoneAfter(name) => {
                 let seals = record.seals().map(|(_, seal, _)| seal);
                 let overruled = seals.filter(|seal| seal.verdict.name() == name);
                 let behind: Vec<u64> = overruled.map(|seal| seal.turn.step.0 + 1).collect();
                 assert_eq!(record.redone(), behind, "steps begun more than once");
             }
-            Claim::Plans(count) => assert_eq!(self.plans().len(), count, "plans adopted"),
-            Claim::Promises(promises) => {
+            PlayClaim::Plans(count) => assert_eq!(self.plans().len(), count, "plans adopted"),
+            PlayClaim::Promises(promises) => {
                 let found: Vec<_> = self.plans().iter().map(|plan| plan.promise).collect();
                 assert_eq!(found, promises, "promises of the plans");
             }
-            Claim::Checkpoint(version) => {
+            PlayClaim::Checkpoint(version) => {
                 assert_eq!(self.checkpoint(), Some(version), "the newest checkpoint");
             }
-            Claim::NoRewind => assert_eq!(self.rewinds(), [0; 0], "versions gone back to"),
-            Claim::RewoundTo(version) => assert_eq!(self.rewinds(), [version], "gone back to"),
-            Claim::SealedAgain(steps) => {
+            PlayClaim::NoRewind => assert_eq!(self.rewinds(), [0; 0], "versions gone back to"),
+            PlayClaim::RewoundTo(version) => assert_eq!(self.rewinds(), [version], "gone back to"),
+            PlayClaim::SealedAgain(steps) => {
                 let again = record.seals().filter(|(_, _, is_repeated)| *is_repeated);
                 let found: Vec<u64> = again.map(|(_, seal, _)| seal.turn.step.0).collect();
                 assert_eq!(found, steps, "steps sealed again");
             }
-            Claim::SealedAt { step, index } => assert_eq!(self.sealed_at(step), [index]),
-            Claim::NotSealedAt { step, index } => assert_ne!(self.sealed_at(step), [index]),
-            Claim::Verdicts(step, names) => {
+            PlayClaim::SealedAt { step, index } => assert_eq!(self.sealed_at(step), [index]),
+            PlayClaim::NotSealedAt { step, index } => assert_ne!(self.sealed_at(step), [index]),
+            PlayClaim::Verdicts(step, names) => {
                 let of_step = record.seals().filter(|(_, seal, _)| seal.turn.step == Step(step));
                 let found: Vec<_> = of_step.map(|(_, seal, _)| seal.verdict.name()).collect();
                 let all: Vec<_> = self.final_seals().iter().map(|s| s.verdict.name()).collect();
                 assert_eq!(found, names, "verdicts on step {step}, of {all:?}");
             }
-            Claim::LateSealIgnored => self.expect_late_seal_ignored(),
-            Claim::Refused(name) => {
+            PlayClaim::LateSealIgnored => self.expect_late_seal_ignored(),
+            PlayClaim::Refused(name) => {
                 let found = record.refusals();
                 assert!(record.refusals_of(name) > 0, "nothing was {name}, but {found:?}");
             }
-            Claim::Admitted(node, count) => {
+            PlayClaim::Admitted(node, count) => {
                 assert_eq!(self.admissions(node), count, "admissions of node {node}");
             }
-            Claim::MovedAhead => self.expect_moved_ahead(),
-            Claim::MovedAtOnce => {
+            PlayClaim::MovedAhead => self.expect_moved_ahead(),
+            PlayClaim::MovedAtOnce => {
                 assert!(record.floats_sent().1 > 0, "nothing moved when a plan began");
             }
-            Claim::Drained(node) => {
+            PlayClaim::Drained(node) => {
                 let is_it = |change: &MemberChange| match change {
                     MemberChange::Lost { holder, reason: LossReason::Drained } => {
                         holder.node == node
@@ -127,7 +129,7 @@ impl Play {
                 };
                 assert!(self.member_changes().any(is_it), "node {node} is counted on");
             }
-            Claim::Quarantined(node) => self.expect_quarantined(node),
+            PlayClaim::Quarantined(node) => self.expect_quarantined(node),
         }
     }
 
@@ -145,7 +147,8 @@ impl Play {
             assert_eq!(*found, expected, "sealed otherwise than if nothing happens: {turn}");
         }
         assert_eq!(found.len() as u64, STEPS, "every step is sealed once");
-        let addends = Addends::of(self.script.spec.microbatch_count, &self.script.stage.plan);
+        let addends =
+            GradientAddends::of(self.script.spec.microbatch_count, &self.script.stage.plan);
         let mut reference = DigestReference::with_addends(self.script.shape.clone(), addends);
         for seal in &found {
             let sums = reference.advance(seal);
@@ -153,8 +156,8 @@ impl Play {
         }
         let end = reference.version(Step(STEPS)).expect("it went that far");
         let mut layers = 0;
-        for (node, station) in self.stations() {
-            for (layer, digest) in station.engine().bench().digests() {
+        for (node, station) in self.active_stages() {
+            for (layer, digest) in station.engine().executor().digests() {
                 assert_eq!(digest, end[layer.index()], "layer {layer} on worker {node}");
                 layers += 1;
             }
@@ -194,60 +197,60 @@ impl Play {
 
     fn plans(&self) -> Vec<&PlanRecord> {
         let plans = self.record.changes().filter_map(|(_, change)| match change {
-            Change::Adopted(plan) => Some(&**plan),
-            Change::Sealed { adopted, .. } => adopted.as_deref(),
-            Change::Members(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Rewound { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => None,
+            StateChange::Adopted(plan) => Some(&**plan),
+            StateChange::Sealed { adopted, .. } => adopted.as_deref(),
+            StateChange::Members(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => None,
         });
         plans.collect()
     }
 
     fn rewinds(&self) -> Vec<u64> {
         let rewinds = self.record.changes().filter_map(|(_, change)| match change {
-            Change::Rewound { to, .. } => Some(to.0),
-            Change::Members(_)
-            | Change::Adopted(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Sealed { .. }
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => None,
+            StateChange::Rewound { to, .. } => Some(to.0),
+            StateChange::Members(_)
+            | StateChange::Adopted(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Sealed { .. }
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => None,
         });
         rewinds.collect()
     }
 
     fn member_changes(&self) -> impl Iterator<Item = &MemberChange> {
         let changes = self.record.changes().map(|(_, change)| match change {
-            Change::Members(changes) => &changes[..],
-            Change::Adopted(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Sealed { .. }
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Rewound { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => &[],
+            StateChange::Members(changes) => &changes[..],
+            StateChange::Adopted(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Sealed { .. }
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => &[],
         });
         changes.flatten()
     }

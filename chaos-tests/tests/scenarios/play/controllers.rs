@@ -1,25 +1,25 @@
 //! Controllers on the stage: a core, and a disk that is quick and honest.
 
 use chaos_tests::access::{contacts, credentials};
-use chaos_tests::disk::Disk;
+use chaos_tests::disk::MachineDisk;
 use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::contact::Contact;
-use zbelastic_consensus::core::{Core, CoreSetup, Event, Input, Output, Start};
+use zbelastic_consensus::core::{Core, CoreSetup, CoreStart, Event, Input, Output};
 use zbelastic_consensus::duty::DutyTiming;
 use zbelastic_consensus::raft::{RaftSetup, RecoveredLog, encode_record};
 use zbelastic_consensus::state::State;
 use zbelastic_types::NodeId;
 
-use super::wire::{Letter, Packet};
+use super::wire::{PlayMessage, PlayPacket};
 use super::{CLUSTER, Play};
 
 const TIMING: DutyTiming =
     DutyTiming { lost_after_ticks: 24, progress_ticks: 200, inventory_ticks: 40 };
 
 /// The machine of a controller.
-pub struct Controller {
+pub struct PlayController {
     pub core: Option<Core>,
-    disk: Disk,
+    disk: MachineDisk,
     election_ticks: u32,
 }
 
@@ -30,14 +30,15 @@ impl Play {
             .with_controllers(contacts(&voters))
             .with_credentials(credentials(self.cast.controllers, 0));
         for (election_ticks, node) in (10..).step_by(4).zip(voters.clone()) {
-            let controller = Controller { core: None, disk: Disk::default(), election_ticks };
+            let controller =
+                PlayController { core: None, disk: MachineDisk::default(), election_ticks };
             self.controllers.insert(node, controller);
             let (voters, state) = (voters.clone(), Box::new(state.clone()));
-            self.start_controller(node, Start::Create { voters, state });
+            self.start_controller(node, CoreStart::Create { voters, state });
         }
     }
 
-    fn start_controller(&mut self, node: NodeId, start: Start) {
+    fn start_controller(&mut self, node: NodeId, start: CoreStart) {
         self.boots += 1;
         let controller = self.controllers.get_mut(&node).expect("a controller");
         let raft = RaftSetup::new(node, self.boots, controller.election_ticks);
@@ -58,7 +59,7 @@ impl Play {
         controller.disk.renumber();
         let recovered = recovered.expect("its disk is whole");
         let (log, controllers) = (Box::new(recovered), Vec::new());
-        self.start_controller(node, Start::Recover { log, controllers, boot: 1 });
+        self.start_controller(node, CoreStart::Recover { log, controllers, boot: 1 });
     }
 
     pub(super) fn controller_input(&mut self, node: NodeId, input: Input) {
@@ -71,13 +72,14 @@ impl Play {
     }
 
     fn drive_controller(&mut self, node: NodeId) {
-        let Controller { core, disk, .. } = self.controllers.get_mut(&node).expect("a controller");
+        let PlayController { core, disk, .. } =
+            self.controllers.get_mut(&node).expect("a controller");
         let core = core.as_mut().expect("it is up");
         while let Some(output) = core.poll_output() {
             match output {
                 Output::Send { to, message } => {
-                    let packet = Packet::Control(message);
-                    self.wire.send(Letter { from: node, to, packet });
+                    let packet = PlayPacket::Control(message);
+                    self.wire.send(PlayMessage { from: node, to, packet });
                 }
                 Output::Persist { token, records } => {
                     let end = disk.append(records.iter().map(encode_record));
@@ -87,8 +89,8 @@ impl Play {
                 Output::Trim { before } => disk.trim(before.0),
                 Output::Solve(request) => {
                     let solution = Box::new(self.solver.solve(&request));
-                    let packet = Packet::Plan(request.number, solution);
-                    self.wire.send(Letter { from: node, to: node, packet });
+                    let packet = PlayPacket::Plan(request.number, solution);
+                    self.wire.send(PlayMessage { from: node, to: node, packet });
                 }
                 Output::Event(Event::Applied { index, change }) => {
                     self.record.applied(index, *change);

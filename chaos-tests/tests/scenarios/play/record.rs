@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use zbelastic_consensus::state::{Change, EntryRefusal};
+use zbelastic_consensus::state::{EntryRefusal, StateChange};
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_trainer::elastic::LayerImage;
-use zbelastic_trainer::host::PeerBody;
+use zbelastic_trainer::runtime::PeerBody;
 use zbelastic_types::{NodeId, Step};
 
 /// What happened in a play, as claims need it.
 #[derive(Default)]
-pub struct Record {
-    changes: BTreeMap<u64, Change>,
+pub struct PlayRecord {
+    changes: BTreeMap<u64, StateChange>,
     ignored: BTreeMap<u64, (&'static str, EntryRefusal)>,
     refusals: BTreeMap<&'static str, u64>,
     /// The turns under which a step was begun anywhere.
@@ -23,10 +23,10 @@ pub struct Record {
     floats_at_once: usize,
 }
 
-impl Record {
+impl PlayRecord {
     /// # Panics
     /// If another controller applied something else there (invariant S2).
-    pub fn applied(&mut self, index: u64, change: Change) {
+    pub fn applied(&mut self, index: u64, change: StateChange) {
         if let Some(known) = self.changes.get(&index) {
             assert_eq!(*known, change, "S2: entry {index} is applied everywhere alike");
         }
@@ -54,15 +54,15 @@ impl Record {
     pub fn sent(&mut self, body: &PeerBody) {
         let floats = |image: &LayerImage| image.w.len() + image.m.len() + image.v.len();
         match body {
-            PeerBody::Ahead { image, .. } => self.floats_ahead += floats(image),
+            PeerBody::StandbyLayer { image, .. } => self.floats_ahead += floats(image),
             PeerBody::Layer(image) => self.floats_at_once += floats(image),
             PeerBody::Frame(_)
             | PeerBody::Prefix(_)
             | PeerBody::Partial(_)
             | PeerBody::Gradients { .. }
             | PeerBody::Fetch { .. }
-            | PeerBody::Follow { .. }
-            | PeerBody::Update { .. } => {}
+            | PeerBody::StandbyRequest { .. }
+            | PeerBody::StandbyUpdate { .. } => {}
         }
     }
 
@@ -78,27 +78,27 @@ impl Record {
     }
 
     /// What was agreed on, with its index.
-    pub fn changes(&self) -> impl Iterator<Item = (u64, &Change)> {
+    pub fn changes(&self) -> impl Iterator<Item = (u64, &StateChange)> {
         self.changes.iter().map(|(index, change)| (*index, change))
     }
 
     /// Every seal, with its index and whether the step was sealed before.
     pub fn seals(&self) -> impl Iterator<Item = (u64, &Seal, bool)> {
         self.changes().filter_map(|(index, change)| match change {
-            Change::Sealed { seal, is_repeated, .. } => Some((index, seal, *is_repeated)),
-            Change::Members(_)
-            | Change::Adopted(_)
-            | Change::Planned(_)
-            | Change::Ready(_)
-            | Change::Resumed(_)
-            | Change::Durable { .. }
-            | Change::Kept { .. }
-            | Change::Checkpoint { .. }
-            | Change::Rewound { .. }
-            | Change::Job { .. }
-            | Change::Removed { .. }
-            | Change::Access(_)
-            | Change::Format(_) => None,
+            StateChange::Sealed { seal, is_repeated, .. } => Some((index, seal, *is_repeated)),
+            StateChange::Members(_)
+            | StateChange::Adopted(_)
+            | StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Resumed(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Checkpoint { .. }
+            | StateChange::Rewound { .. }
+            | StateChange::Job { .. }
+            | StateChange::Removed { .. }
+            | StateChange::Access(_)
+            | StateChange::Format(_) => None,
         })
     }
 

@@ -2,33 +2,33 @@
 
 use std::collections::VecDeque;
 
-use zbelastic_consensus::duty::{Solution, Unsolvable};
+use zbelastic_consensus::duty::{PlanSolution, PlanUnsolvable};
 use zbelastic_consensus::message::{Envelope, Message};
-use zbelastic_trainer::host::{PeerBody, PeerFrame};
+use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
 use zbelastic_types::NodeId;
 
 /// The content of a letter.
 #[derive(Clone)]
-pub enum Packet {
+pub enum PlayPacket {
     /// To or from a controller.
     Control(Box<Envelope>),
     /// A frame from one worker to another.
     Peer(Box<PeerFrame>),
     /// From a controller's solver to the controller.
-    Plan(u64, Box<Result<Solution, Unsolvable>>),
+    Plan(u64, Box<Result<PlanSolution, PlanUnsolvable>>),
 }
 
 /// A packet on its way.
 #[derive(Clone)]
-pub struct Letter {
+pub struct PlayMessage {
     pub from: NodeId,
     pub to: NodeId,
-    pub packet: Packet,
+    pub packet: PlayPacket,
 }
 
 /// A kind of letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mail {
+pub enum PlayMessageKind {
     /// The sums of one node's stage, on their way to controllers.
     ReportsFrom(NodeId),
     /// Word that an update is held elsewhere.
@@ -53,12 +53,12 @@ pub enum Mail {
     Link(NodeId),
 }
 
-impl Mail {
-    fn is_of(self, letter: &Letter) -> bool {
-        let Letter { from, to, packet } = letter;
+impl PlayMessageKind {
+    fn is_of(self, letter: &PlayMessage) -> bool {
+        let PlayMessage { from, to, packet } = letter;
         let message = match packet {
-            Packet::Control(envelope) => Some(&envelope.message),
-            Packet::Peer(_) | Packet::Plan(..) => None,
+            PlayPacket::Control(envelope) => Some(&envelope.message),
+            PlayPacket::Peer(_) | PlayPacket::Plan(..) => None,
         };
         let is_report = matches!(message, Some(Message::Report { .. }));
         let is_briefing = matches!(message, Some(Message::Briefing(_)));
@@ -71,12 +71,12 @@ impl Mail {
             Self::Briefings => is_briefing,
             Self::BriefingsTo(node) => is_briefing && *to == node,
             Self::Raft => matches!(message, Some(Message::Raft(_))),
-            Self::Plans => matches!(packet, Packet::Plan(..)),
+            Self::Plans => matches!(packet, PlayPacket::Plan(..)),
             Self::Following => matches!(message, Some(Message::Following { .. })),
             Self::Saved => matches!(message, Some(Message::Saved { .. })),
             Self::Updates => match packet {
-                Packet::Peer(frame) => matches!(frame.body, PeerBody::Update { .. }),
-                Packet::Control(_) | Packet::Plan(..) => false,
+                PlayPacket::Peer(frame) => matches!(frame.body, PeerBody::StandbyUpdate { .. }),
+                PlayPacket::Control(_) | PlayPacket::Plan(..) => false,
             },
             Self::Link(node) => (*from == node) != (*to == node),
         }
@@ -85,15 +85,15 @@ impl Mail {
 
 /// Letters on their way, and those held back.
 #[derive(Default)]
-pub struct Wire {
-    moving: VecDeque<Letter>,
-    held: VecDeque<Letter>,
-    holds: Vec<Mail>,
-    repeats: Vec<Mail>,
+pub struct PlayNetwork {
+    moving: VecDeque<PlayMessage>,
+    held: VecDeque<PlayMessage>,
+    holds: Vec<PlayMessageKind>,
+    repeats: Vec<PlayMessageKind>,
 }
 
-impl Wire {
-    pub fn send(&mut self, letter: Letter) {
+impl PlayNetwork {
+    pub fn send(&mut self, letter: PlayMessage) {
         self.moving.push_back(letter);
     }
 
@@ -102,7 +102,7 @@ impl Wire {
     }
 
     /// The next letter that is not held back, and how often it arrives.
-    pub fn next(&mut self) -> Option<(Letter, u32)> {
+    pub fn next(&mut self) -> Option<(PlayMessage, u32)> {
         while let Some(letter) = self.moving.pop_front() {
             if self.holds.iter().any(|mail| mail.is_of(&letter)) {
                 self.held.push_back(letter);
@@ -114,16 +114,16 @@ impl Wire {
         None
     }
 
-    pub fn hold(&mut self, mail: Mail) {
+    pub fn hold(&mut self, mail: PlayMessageKind) {
         self.holds.push(mail);
     }
 
-    pub fn repeat(&mut self, mail: Mail) {
+    pub fn repeat(&mut self, mail: PlayMessageKind) {
         self.repeats.push(mail);
     }
 
     /// Lets letters through again: those held back come before all others.
-    pub fn release(&mut self, mail: Mail) {
+    pub fn release(&mut self, mail: PlayMessageKind) {
         let position = self.holds.iter().position(|held| *held == mail);
         self.holds.remove(position.expect("only what is held back is let go"));
         let (freed, held) = self.held.drain(..).partition(|letter| mail.is_of(letter));
@@ -133,8 +133,8 @@ impl Wire {
     }
 
     /// Letters held back for one node, taken out.
-    pub fn take_held(&mut self, mail: Mail, to: NodeId) -> VecDeque<Letter> {
-        let is_taken = |letter: &Letter| mail.is_of(letter) && letter.to == to;
+    pub fn take_held(&mut self, mail: PlayMessageKind, to: NodeId) -> VecDeque<PlayMessage> {
+        let is_taken = |letter: &PlayMessage| mail.is_of(letter) && letter.to == to;
         let (taken, held) = self.held.drain(..).partition(is_taken);
         self.held = held;
         taken
@@ -142,7 +142,7 @@ impl Wire {
 
     /// What a node sent and nobody got is lost, and what was on its way to it.
     pub fn forget(&mut self, node: NodeId) {
-        let is_other = |letter: &Letter| letter.from != node && letter.to != node;
+        let is_other = |letter: &PlayMessage| letter.from != node && letter.to != node;
         self.moving.retain(is_other);
         self.held.retain(is_other);
     }

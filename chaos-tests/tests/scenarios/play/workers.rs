@@ -4,97 +4,102 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use chaos_tests::digest_bench::DigestModel;
+use chaos_tests::digest_executor::DigestModel;
 use chaos_tests::digest_model::DigestSource;
-use chaos_tests::numeric::NumericFaults;
-use chaos_tests::store::Store;
+use chaos_tests::numeric_faults::NumericFaults;
+use chaos_tests::store::SimulatedStore;
 use zbelastic_consensus::contact::Contact;
 use zbelastic_consensus::member::Resources;
-use zbelastic_consensus::seat::{News, Order, Seat, SeatInput, SeatOutput, SeatSetup, SeatTiming};
+use zbelastic_consensus::session::{
+    SessionInput, SessionOutput, SessionSetup, SessionTiming, WorkerCommand, WorkerEvent,
+    WorkerSession,
+};
 use zbelastic_schedule::{Compute, Op};
-use zbelastic_trainer::elastic::{GRADIENT_ROOM, ReadLayer, layer_digest};
-use zbelastic_trainer::host::{Host, HostInput, HostOutput, HostSetup, PeerRefusal, Station};
-use zbelastic_trainer::stage::{Activity, Progress, Workbench};
+use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, LoadedLayer, layer_digest};
+use zbelastic_trainer::runtime::{
+    ActiveStage, PeerFrameRefusal, RuntimeInput, RuntimeOutput, RuntimeSetup, WorkerRuntime,
+};
+use zbelastic_trainer::stage::{EngineActivity, EngineProgress, StageExecutor};
 use zbelastic_types::{Bytes, NodeId, Step};
 
-use super::record::Record;
-use super::wire::{Letter, Packet, Wire};
+use super::record::PlayRecord;
+use super::wire::{PlayMessage, PlayNetwork, PlayPacket};
 use super::{CLUSTER, Play};
 
-const TIMING: SeatTiming = SeatTiming { beat_ticks: 4, resend_ticks: 5 };
+const TIMING: SessionTiming = SessionTiming { beat_ticks: 4, resend_ticks: 5 };
 /// Between two starts of a node, more than a seat counts on in between.
 const BOOT_STRIDE: u64 = 1000;
 
-type PlayedStation = Station<DigestModel, DigestSource>;
+type PlayActiveStage = ActiveStage<DigestModel, DigestSource>;
 
 /// The machine of a worker.
 #[derive(Default)]
-pub struct Worker {
-    pub process: Option<Process>,
+pub struct PlayWorker {
+    pub process: Option<PlayProcess>,
     pub faults: NumericFaults,
     /// Whether it works on something that it does not report: its heartbeats show that it gets on.
     pub is_at_work: bool,
 }
 
 /// What runs on it.
-pub struct Process {
+pub struct PlayProcess {
     node: NodeId,
-    seat: Seat,
-    host: Host<DigestModel, DigestSource>,
+    session: WorkerSession,
+    runtime: WorkerRuntime<DigestModel, DigestSource>,
     /// The work it has done.
     done: u64,
 }
 
 /// What a process reaches.
-struct Surroundings<'a> {
-    wire: &'a mut Wire,
-    store: &'a mut Store,
-    record: &'a mut Record,
+struct PlaySurroundings<'a> {
+    wire: &'a mut PlayNetwork,
+    store: &'a mut SimulatedStore,
+    record: &'a mut PlayRecord,
 }
 
-impl Process {
-    pub fn station(&self) -> Option<&PlayedStation> {
-        self.host.station()
+impl PlayProcess {
+    pub fn active_stage(&self) -> Option<&PlayActiveStage> {
+        self.runtime.active_stage()
     }
 
-    fn seat_input(&mut self, input: SeatInput, around: &mut Surroundings<'_>) {
-        if self.seat.handle(input).is_err() {
+    fn session_input(&mut self, input: SessionInput, around: &mut PlaySurroundings<'_>) {
+        if self.session.handle(input).is_err() {
             around.record.refused("briefing");
         }
         self.drive(around);
     }
 
-    fn host_input(&mut self, input: HostInput, around: &mut Surroundings<'_>) {
-        match self.host.handle(input) {
+    fn runtime_input(&mut self, input: RuntimeInput, around: &mut PlaySurroundings<'_>) {
+        match self.runtime.handle(input) {
             Ok(()) => {}
-            Err(PeerRefusal::OtherGeneration { .. } | PeerRefusal::Stranger { .. }) => {
+            Err(PeerFrameRefusal::OtherGeneration { .. } | PeerFrameRefusal::Stranger { .. }) => {
                 around.record.refused("stale-frame");
             }
             Err(
-                PeerRefusal::NoStage
-                | PeerRefusal::Lacking { .. }
-                | PeerRefusal::Unasked { .. }
-                | PeerRefusal::Form { .. }
-                | PeerRefusal::Gradient { .. }
-                | PeerRefusal::Engine(_),
+                PeerFrameRefusal::NoStage
+                | PeerFrameRefusal::Lacking { .. }
+                | PeerFrameRefusal::Unrequested { .. }
+                | PeerFrameRefusal::WrongShape { .. }
+                | PeerFrameRefusal::Gradient { .. }
+                | PeerFrameRefusal::Engine(_),
             ) => around.record.refused("frame"),
         }
         self.drive(around);
     }
 
     /// Carries out what seat and host want done, until neither wants anything.
-    fn drive(&mut self, around: &mut Surroundings<'_>) {
+    fn drive(&mut self, around: &mut PlaySurroundings<'_>) {
         loop {
-            if let Some(output) = self.seat.poll_output() {
+            if let Some(output) = self.session.poll_output() {
                 match output {
-                    SeatOutput::Send { to, message } => {
-                        self.send(to, Packet::Control(message), around);
+                    SessionOutput::Send { to, message } => {
+                        self.send(to, PlayPacket::Control(message), around);
                     }
-                    SeatOutput::Order(order) => {
-                        self.host_input(HostInput::Order(order), around);
+                    SessionOutput::Command(order) => {
+                        self.runtime_input(RuntimeInput::Command(order), around);
                     }
                 }
-            } else if let Some(output) = self.host.poll_output() {
+            } else if let Some(output) = self.runtime.poll_output() {
                 self.perform(output, around);
             } else {
                 return;
@@ -102,41 +107,41 @@ impl Process {
         }
     }
 
-    fn perform(&mut self, output: HostOutput, around: &mut Surroundings<'_>) {
+    fn perform(&mut self, output: RuntimeOutput, around: &mut PlaySurroundings<'_>) {
         match output {
-            HostOutput::News(news) => self.seat_input(SeatInput::News(news), around),
-            HostOutput::Peer { to, frame } => {
+            RuntimeOutput::Event(news) => self.session_input(SessionInput::Event(news), around),
+            RuntimeOutput::Peer { to, frame } => {
                 around.record.sent(&frame.body);
-                self.send(to, Packet::Peer(Box::new(frame)), around);
+                self.send(to, PlayPacket::Peer(Box::new(frame)), around);
             }
-            HostOutput::Read { version, layer, digest } => {
+            RuntimeOutput::Read { version, layer, digest } => {
                 let bytes = around.store.get((version, layer, digest));
-                let read = bytes.and_then(|bytes| ReadLayer::decode(&bytes).ok()).map(Box::new);
-                self.host_input(HostInput::Read { version, layer, read }, around);
+                let read = bytes.and_then(|bytes| LoadedLayer::decode(&bytes).ok()).map(Box::new);
+                self.runtime_input(RuntimeInput::Read { version, layer, read }, around);
             }
-            HostOutput::Write { image, generation } => {
+            RuntimeOutput::Write { image, generation } => {
                 let (version, layer, bytes) = (image.version, image.layer, image.encode());
                 let digest = layer_digest(&image);
                 around.store.put((version, layer, digest), bytes, self.node);
                 let durable = around.store.finish((version, layer, digest)).then_some(digest);
-                let written = HostInput::Written { version, layer, generation, durable };
-                self.host_input(written, around);
+                let written = RuntimeInput::Written { version, layer, generation, durable };
+                self.runtime_input(written, around);
             }
-            HostOutput::Evaluated { .. } => {}
+            RuntimeOutput::Evaluated { .. } => {}
         }
     }
 
-    fn send(&self, to: NodeId, packet: Packet, around: &mut Surroundings<'_>) {
-        around.wire.send(Letter { from: self.node, to, packet });
+    fn send(&self, to: NodeId, packet: PlayPacket, around: &mut PlaySurroundings<'_>) {
+        around.wire.send(PlayMessage { from: self.node, to, packet });
     }
 
     /// Runs one operation, if one can run.
-    fn run_op(&mut self, around: &mut Surroundings<'_>) -> bool {
-        let Some(Progress::Ran(activity)) = self.host.run_next() else { return false };
+    fn run_op(&mut self, around: &mut PlaySurroundings<'_>) -> bool {
+        let Some(EngineProgress::Ran(activity)) = self.runtime.run_next() else { return false };
         self.done += 1;
-        if let Activity::Op { turn, op: Op::Compute(compute, _) } = activity {
-            let station = self.host.station().expect("it ran an operation");
-            let version = station.engine().bench().version();
+        if let EngineActivity::Op { turn, op: Op::Compute(compute, _) } = activity {
+            let station = self.runtime.active_stage().expect("it ran an operation");
+            let version = station.engine().executor().version();
             match compute {
                 Compute::F | Compute::B | Compute::R => {}
                 Compute::W | Compute::WE | Compute::BW => {
@@ -153,7 +158,7 @@ impl Process {
 impl Play {
     pub(super) fn start_worker(&mut self, node: NodeId) {
         self.boots += BOOT_STRIDE;
-        let setup = SeatSetup {
+        let setup = SessionSetup {
             cluster: CLUSTER,
             node,
             boot: self.boots,
@@ -172,21 +177,24 @@ impl Play {
         let source = DigestSource { seed: shape.seed };
         let leftovers = Rc::new(RefCell::new(BTreeMap::new()));
         let model = DigestModel { shape, faults: worker.faults.clone(), leftovers };
-        let host_setup =
-            HostSetup { stage: self.script.stage.clone(), gradient_room: GRADIENT_ROOM };
-        let (seat, host) = (Seat::new(setup), Host::new(host_setup, model, source));
-        worker.process = Some(Process { node, seat, host, done: 0 });
+        let host_setup = RuntimeSetup {
+            stage: self.script.stage.clone(),
+            gradient_limits: GRADIENT_FRAME_LIMITS,
+        };
+        let (seat, host) =
+            (WorkerSession::new(setup), WorkerRuntime::new(host_setup, model, source));
+        worker.process = Some(PlayProcess { node, session: seat, runtime: host, done: 0 });
     }
 
     /// Lets a process act in its surroundings, if it is up. Yields what it yields.
     fn with_process<T: Default>(
         &mut self,
         node: NodeId,
-        act: impl FnOnce(&mut Process, &mut Surroundings<'_>) -> T,
+        act: impl FnOnce(&mut PlayProcess, &mut PlaySurroundings<'_>) -> T,
     ) -> T {
         let Self { workers, wire, store, record, .. } = self;
         let process = workers.get_mut(&node).and_then(|worker| worker.process.as_mut());
-        let mut around = Surroundings { wire, store, record };
+        let mut around = PlaySurroundings { wire, store, record };
         process.map_or_else(T::default, |process| act(process, &mut around))
     }
 
@@ -201,18 +209,18 @@ impl Play {
         self.with_process(node, |process, around| {
             process.done += u64::from(is_at_work);
             let done = process.done;
-            process.seat_input(SeatInput::News(News::Progress { done }), around);
-            process.seat_input(SeatInput::Tick, around);
-            process.host_input(HostInput::Tick, around);
+            process.session_input(SessionInput::Event(WorkerEvent::Progress { done }), around);
+            process.session_input(SessionInput::Tick, around);
+            process.runtime_input(RuntimeInput::Tick, around);
         });
     }
 
-    pub(super) fn seat_input(&mut self, node: NodeId, input: SeatInput) {
-        self.with_process(node, |process, around| process.seat_input(input, around));
+    pub(super) fn session_input(&mut self, node: NodeId, input: SessionInput) {
+        self.with_process(node, |process, around| process.session_input(input, around));
     }
 
-    pub(super) fn host_input(&mut self, node: NodeId, input: HostInput) {
-        self.with_process(node, |process, around| process.host_input(input, around));
+    pub(super) fn runtime_input(&mut self, node: NodeId, input: RuntimeInput) {
+        self.with_process(node, |process, around| process.runtime_input(input, around));
     }
 
     pub(super) fn run_op(&mut self, node: NodeId) -> bool {
@@ -228,26 +236,26 @@ impl Play {
 
     /// A worker receives the order to drain: it is about to go.
     pub fn drain(&mut self, node: NodeId) {
-        self.seat_input(node, SeatInput::Drain);
+        self.session_input(node, SessionInput::Drain);
     }
 
     /// Whether a worker follows layers.
     pub fn follows(&self, node: NodeId) -> bool {
         let process = self.workers.get(&node).and_then(|worker| worker.process.as_ref());
-        process.is_some_and(|process| process.host.followed().next().is_some())
+        process.is_some_and(|process| process.runtime.standby_copies().next().is_some())
     }
 
     /// Orders a worker's host, past its seat, to apply the last seal again.
     pub fn settle_again(&mut self, node: NodeId) {
         let seal = *self.state().and_then(|state| state.last_seal()).expect("something is sealed");
-        self.host_input(node, HostInput::Order(Order::Settle(seal)));
+        self.runtime_input(node, RuntimeInput::Command(WorkerCommand::ApplySeal(seal)));
     }
 
     /// Stations of the plan in force, with the node that stands there.
-    pub(super) fn stations(&self) -> Vec<(NodeId, &PlayedStation)> {
+    pub(super) fn active_stages(&self) -> Vec<(NodeId, &PlayActiveStage)> {
         let generation = self.state().map(|state| state.generation());
         let found = self.workers.iter().filter_map(|(node, worker)| {
-            let station = worker.process.as_ref()?.station()?;
+            let station = worker.process.as_ref()?.active_stage()?;
             (Some(station.plan().generation) == generation).then_some((*node, station))
         });
         found.collect()
@@ -262,6 +270,6 @@ impl Play {
     /// The version of the layers that a worker has at its stage.
     pub fn version(&self, node: NodeId) -> Step {
         let process = self.workers[&node].process.as_ref().expect("it is up");
-        process.station().expect("it stands at a stage").engine().bench().version()
+        process.active_stage().expect("it stands at a stage").engine().executor().version()
     }
 }

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::super::{DecodeError, Format, decode, encode};
 use super::samples::{briefing, entries, envelope, messages, running, state};
 use crate::entry::Entry;
-use crate::fixture::{Log, spec};
+use crate::fixture::{FixtureLog, spec};
 use crate::message::{Envelope, MESSAGE_BYTES_MAX};
 use crate::state::State;
 
@@ -90,12 +90,13 @@ fn lists_that_claim_to_be_endless_are_refused() {
 
 /// States in which an entry may find itself.
 fn states() -> Vec<State> {
-    let mut loading = Log::with_job(spec(), &[1, 2]);
+    let mut loading = FixtureLog::with_job(spec(), &[1, 2]);
     loading.adopt(loading.plan(&[1, 2]));
     loading.apply(Entry::Ready(loading.ready(0)));
     let mut closed = running();
     closed.apply(closed.rewind(0));
-    let logs = [Log::empty(), Log::with_job(spec(), &[1, 2]), loading, running(), closed];
+    let logs =
+        [FixtureLog::empty(), FixtureLog::with_job(spec(), &[1, 2]), loading, running(), closed];
     logs.into_iter().map(|log| log.state).chain([state()]).collect()
 }
 

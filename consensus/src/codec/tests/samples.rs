@@ -8,15 +8,18 @@ use crate::access::{AccessChange, AccessRole, TokenId, TokenTerms};
 use crate::codec::Format;
 use crate::entry::Entry;
 use crate::fixture::{
-    CLUSTER, Log, RESOURCES, admit, contact, digest, digests, fingerprints, lost, spec, sum, turn,
+    CLUSTER, FixtureLog, RESOURCES, admit, contact, digest, digests, fingerprints, lost, spec, sum,
+    turn,
 };
 use crate::job::{HaltReason, JobChange, JobPhase};
 use crate::member::{Holder, LossReason, MemberChange, Role};
-use crate::message::{Briefing, Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
-use crate::raft::{Hello, RaftMessage};
-use crate::rehearsal::{Follow, Rehearsal};
+use crate::message::{
+    Briefing, Envelope, HeldLayer, HeldUpdate, LoadFault, Message, WorkerActivity,
+};
+use crate::pre_copy::{FollowedLayer, PreCopyPlan};
+use crate::raft::{RaftHello, RaftMessage};
 use crate::state::State;
-use crate::validation::{Report, Verdict};
+use crate::validation::{GradientReport, Verdict};
 
 /// Messages by name. Whoever adds one gives it an example here.
 pub(super) const MESSAGES: [&str; 15] = [
@@ -78,8 +81,8 @@ fn layer(layer: u32) -> LayerId {
 }
 
 /// Two workers run the first plan; three steps are sealed, one of them clipped.
-pub(super) fn running() -> Log {
-    let mut log = Log::running(spec(), &[1, 2]);
+pub(super) fn running() -> FixtureLog {
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(1);
     log.apply(Entry::Seal(log.seal(Verdict::Clip { coefficient: 0.5 })));
     log.keep(1);
@@ -89,7 +92,7 @@ pub(super) fn running() -> Log {
 /// A state with something in each of its parts: a plan that loads, a checkpoint, one under way.
 /// In the oldest format, in which bytes are read that do not name their format.
 pub(super) fn state() -> State {
-    let mut log = Log::running(spec(), &[1, 2, 3]);
+    let mut log = FixtureLog::running(spec(), &[1, 2, 3]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.keep(4);
@@ -167,20 +170,20 @@ pub(super) fn briefing() -> Briefing {
         open: log.state.open_turn(),
         updates: 3,
         seal: log.state.last_seal().copied(),
-        asks_inventory: true,
+        requests_inventory: true,
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
         contacts: Some(Arc::new(log.state.contacts()).into()),
-        rehearsal: Some(Arc::new(rehearsal())),
+        pre_copy: Some(Arc::new(rehearsal())),
     }
 }
 
-fn rehearsal() -> Rehearsal {
+fn rehearsal() -> PreCopyPlan {
     let log = running();
     let (follower, owner) = (log.holder(1), log.holder(2));
-    Rehearsal {
+    PreCopyPlan {
         generation: Generation(1),
-        follows: vec![Follow { layer: layer(2), follower, owner }],
+        layers: vec![FollowedLayer { layer: layer(2), follower, owner }],
     }
 }
 
@@ -189,12 +192,13 @@ pub(super) fn messages() -> Vec<Message> {
     let holder: Holder = log.holder(1);
     let (stage, generation) = (StageIndex(0), Generation(1));
     let sums = vec![sum(layer(0), 0.25), sum(layer(1), f64::INFINITY)];
-    let report = Report { turn: turn(3, 1), stage, sums: sums.clone(), loss_sum: Some(2.5) };
+    let report =
+        GradientReport { turn: turn(3, 1), stage, sums: sums.clone(), loss_sum: Some(2.5) };
     let layers = [layer(0), layer(1)];
     let (state, saved) = (fingerprints(layers, 3), digests(layers, 3));
     let update = HeldUpdate { turn: turn(3, 1), of: stage, sums, state: state.clone() };
     let held = HeldLayer { layer: layer(2), version: Step(3), digest: digest(2, 3) };
-    let hello = Hello { boot: 2, life: 1 << 40, term: 3, last_index: 300 };
+    let hello = RaftHello { boot: 2, life: 1 << 40, term: 3, last_index: 300 };
     vec![
         Message::Raft(RaftMessage::Hello(hello)),
         Message::Join { boot: 300, role: Role::Worker, resources: RESOURCES, contact: contact(1) },
@@ -214,8 +218,8 @@ pub(super) fn messages() -> Vec<Message> {
     ]
 }
 
-fn pulse() -> Pulse {
-    Pulse { busy_ticks: 1, wait_ticks: 300, progress: 70_000 }
+fn pulse() -> WorkerActivity {
+    WorkerActivity { busy_ticks: 1, wait_ticks: 300, progress: 70_000 }
 }
 
 pub(super) fn envelope(message: Message) -> Envelope {

@@ -1,11 +1,11 @@
 //! What the log holds and cannot be applied: by a newer program, by a broken one, or too late.
 
 use super::super::{Core, CoreRefusal, Event, FatalCause, Input, Output};
-use super::pump::{CONTROLLER, disk, leader, n, persist, recover, setup};
+use super::in_process::{CONTROLLER, disk, leader, n, persist, recover, setup};
 use crate::codec::{self, DecodeError, Format};
-use crate::duty::{NoPlan, Solution};
+use crate::duty::{NoPlan, PlanSolution};
 use crate::entry::Entry;
-use crate::fixture::{Log, chunks, program, solution, spec};
+use crate::fixture::{FixtureLog, chunks, program, solution, spec};
 use crate::job::JobChange;
 use crate::message::{Envelope, Message};
 use crate::plan::PlanRefusal;
@@ -22,7 +22,7 @@ fn with_later(state: &State, later: &[Vec<u8>]) -> Core {
 }
 
 fn state() -> State {
-    Log::running(spec(), &[1, 2])
+    FixtureLog::running(spec(), &[1, 2])
         .state
         .with_controllers(crate::fixture::controllers(&[n(CONTROLLER)]))
 }
@@ -61,7 +61,7 @@ fn an_entry_that_is_none_is_fatal_before_it_is_applied() {
 
 #[test]
 fn entries_on_disk_are_applied_as_they_were_the_first_time() {
-    let log = Log::running(spec(), &[1, 2]);
+    let log = FixtureLog::running(spec(), &[1, 2]);
     let seal = Entry::Seal(log.seal(crate::validation::Verdict::Keep));
     let mut core = with_later(&state(), &[pause(), codec::encode(&seal)]);
     persist(&mut core);
@@ -72,8 +72,8 @@ fn entries_on_disk_are_applied_as_they_were_the_first_time() {
 }
 
 /// The leader of a job without a plan requests one; the workers hold nothing, and report that.
-fn asked_for_a_plan() -> (Core, u64) {
-    let log = Log::with_job(spec(), &[1, 2]);
+fn leader_that_requested_plan() -> (Core, u64) {
+    let log = FixtureLog::with_job(spec(), &[1, 2]);
     let node = n(CONTROLLER);
     let log_state = log.state.clone().with_controllers(crate::fixture::controllers(&[node]));
     let recovered = disk(node, &[node], log_state.encode(), &[]);
@@ -84,7 +84,7 @@ fn asked_for_a_plan() -> (Core, u64) {
         core.handle(Input::Tick).expect("a tick is taken");
     }
     outputs.extend(persist(&mut core));
-    let number = asked_number(&outputs).expect("a plan is asked for");
+    let number = requested_number(&outputs).expect("a plan is asked for");
     for worker in [1, 2] {
         let (holder, index) = (log.holder(worker), core.state().applied());
         let message = Message::Inventory { holder, index, layers: Vec::new() };
@@ -96,7 +96,7 @@ fn asked_for_a_plan() -> (Core, u64) {
     (core, number)
 }
 
-fn asked_number(outputs: &[Output]) -> Option<u64> {
+fn requested_number(outputs: &[Output]) -> Option<u64> {
     outputs.iter().rev().find_map(|output| {
         let Output::Solve(request) = output else { return None };
         Some(request.number)
@@ -104,8 +104,8 @@ fn asked_number(outputs: &[Output]) -> Option<u64> {
 }
 
 /// The plan is not proposed, the reason is reported and counted, and none is requested again.
-fn check_refused(solution: Solution, is_expected: impl Fn(&PlanRefusal) -> bool) {
-    let (mut core, number) = asked_for_a_plan();
+fn check_refused(solution: PlanSolution, is_expected: impl Fn(&PlanRefusal) -> bool) {
+    let (mut core, number) = leader_that_requested_plan();
     let before = codec::encode(core.state());
     let solution = Box::new(Ok(solution));
     core.handle(Input::Solved { number, solution }).expect("it was asked for");
@@ -123,7 +123,7 @@ fn check_refused(solution: Solution, is_expected: impl Fn(&PlanRefusal) -> bool)
         is_expected(found)
     };
     assert_eq!(outputs.iter().filter(is_reason).count(), 1, "{outputs:#?}");
-    assert_eq!((asked_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
+    assert_eq!((requested_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
 }
 
 #[test]
@@ -132,11 +132,11 @@ fn a_solution_that_would_be_refused_is_not_proposed() {
     let check =
         |solution, expected: PlanRefusal| check_refused(solution, |found| *found == expected);
     let other_batch = zbelastic_schedule::generate(zbelastic_schedule::ScheduleKind::ZbH1, 2, 4);
-    let other_batch = Solution { program: other_batch.expect("it is legal"), ..good.clone() };
+    let other_batch = PlanSolution { program: other_batch.expect("it is legal"), ..good.clone() };
     check(other_batch, PlanRefusal::Microbatches { expected: 2, found: 4 });
-    let window = Solution { program: program(2, Window::Zero), ..good.clone() };
+    let window = PlanSolution { program: program(2, Window::Zero), ..good.clone() };
     check(window, PlanRefusal::Window { found: Some(Window::Zero) });
-    let chunks = Solution { chunks: chunks(4), ..good.clone() };
+    let chunks = PlanSolution { chunks: chunks(4), ..good.clone() };
     check(chunks, PlanRefusal::Chunks { expected: 2, found: 4, end: 4, layer_count: 4 });
     check(solution(3, Window::One), PlanRefusal::Stages { expected: 3, found: 2, copies: 2 });
     let mut short = good;
@@ -147,7 +147,7 @@ fn a_solution_that_would_be_refused_is_not_proposed() {
 /// A plan that the leader found sound and that does not fit what was agreed meanwhile.
 #[test]
 fn a_plan_that_fails_its_check_when_applied_changes_nothing() {
-    let log = Log::running(spec(), &[1, 2]);
+    let log = FixtureLog::running(spec(), &[1, 2]);
     let record = crate::plan::PlanRecord { chunks: chunks(4), ..log.plan(&[1, 2]) };
     let mut core = with_later(&state(), &[codec::encode(&Entry::Adopt(Box::new(record)))]);
     let outputs = persist(&mut core);
@@ -163,7 +163,7 @@ fn a_plan_that_fails_its_check_when_applied_changes_nothing() {
 /// A plan that is to begin at a later step is checked the same way.
 #[test]
 fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.join(2);
     let mut core = leader(&log.state);
     let mut outputs = Vec::new();
@@ -179,16 +179,16 @@ fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
         core.handle(Input::Tick).expect("a tick is taken");
         outputs.extend(persist(&mut core));
     }
-    let number = asked_number(&outputs).expect("a plan with both is asked for");
+    let number = requested_number(&outputs).expect("a plan with both is asked for");
     let solution = Box::new(Ok(solution(3, Window::One)));
     let before = codec::encode(core.state());
     core.handle(Input::Solved { number, solution }).expect("it was asked for");
     let outputs = persist(&mut core);
-    assert_eq!((asked_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
+    assert_eq!((requested_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
     assert_eq!(codec::encode(core.state()), before);
 }
 
-fn told(core: &Core, from: u64, message: Message) -> Input {
+fn message_from(core: &Core, from: u64, message: Message) -> Input {
     let message = Box::new(Envelope { cluster: core.state().cluster(), message });
     Input::Message { from: n(from), message }
 }
@@ -201,17 +201,17 @@ fn refused_entries(outputs: &[Output]) -> usize {
 /// A worker repeats a report that does not fit: each time may cost an entry, and no more than one.
 #[test]
 fn a_ready_record_that_is_refused_is_not_proposed_again_by_itself() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
     let mut core = leader(&log.state);
     let wrong = crate::entry::ReadyRecord { layers: Vec::new(), ..log.ready(0) };
     for _ in 0..3 {
-        let input = told(&core, 1, Message::Ready(wrong.clone()));
+        let input = message_from(&core, 1, Message::Ready(wrong.clone()));
         core.handle(input).expect("it stands at a stage of the plan");
         assert_eq!(refused_entries(&persist(&mut core)), 1);
     }
     for (worker, stage) in [(1, 0), (2, 1)] {
-        let input = told(&core, worker, Message::Ready(log.ready(stage)));
+        let input = message_from(&core, worker, Message::Ready(log.ready(stage)));
         core.handle(input).expect("it stands at a stage of the plan");
         assert_eq!(refused_entries(&persist(&mut core)), 0);
     }
@@ -223,7 +223,7 @@ fn a_ready_record_that_is_refused_is_not_proposed_again_by_itself() {
 fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
     use crate::fixture::{digest, digests};
     use zbelastic_types::{LayerId, Step};
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(4);
     let mut core = leader(&log.state);
     let version = Step(4);
@@ -232,12 +232,12 @@ fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
         let holder = log.holder(worker);
         Message::Saved { holder, version, generation, layers, busy_milliticks: 0 }
     };
-    let input = told(&core, 1, saved(1, digests([LayerId(0)], 4)));
+    let input = message_from(&core, 1, saved(1, digests([LayerId(0)], 4)));
     core.handle(input).expect("a checkpoint is under way");
     assert_eq!(refused_entries(&persist(&mut core)), 0);
     let other = [vec![(LayerId(0), digest(9, 9))], digests([LayerId(1)], 4)].concat();
     for _ in 0..3 {
-        let input = told(&core, 2, saved(2, other.clone()));
+        let input = message_from(&core, 2, saved(2, other.clone()));
         core.handle(input).expect("a checkpoint is under way");
         assert_eq!(refused_entries(&persist(&mut core)), 1);
     }
@@ -249,16 +249,22 @@ fn a_durable_record_that_is_refused_is_not_proposed_again_by_itself() {
 fn what_could_not_be_an_entry_does_not_stand_in_the_way() {
     use crate::fixture::digest;
     use zbelastic_types::{LayerId, Step};
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(4);
     let mut core = leader(&log.state);
     let layers = vec![(LayerId(0), digest(0, 4)); 40_000];
     let (holder, version, generation) = (log.holder(1), Step(4), log.state.generation());
-    let input =
-        told(&core, 1, Message::Saved { holder, version, generation, layers, busy_milliticks: 0 });
+    let input = message_from(
+        &core,
+        1,
+        Message::Saved { holder, version, generation, layers, busy_milliticks: 0 },
+    );
     core.handle(input).expect_err("there are four layers");
     assert_eq!(core.refusals()["too-many-layers"], 1);
     core.handle(Input::Closed { node: n(2) }).expect("it is noted");
     let outputs = persist(&mut core);
-    assert!(asked_number(&outputs).is_some(), "a plan without node 2 is asked for: {outputs:#?}");
+    assert!(
+        requested_number(&outputs).is_some(),
+        "a plan without node 2 is asked for: {outputs:#?}"
+    );
 }

@@ -1,14 +1,14 @@
 //! Programs are changed one node after the other: the format is raised once all read a newer one.
 
 use super::super::{Event, FatalCause, Input};
-use super::pump::{CONTROLLER, Pump, n, persist, recover, setup};
+use super::in_process::{CONTROLLER, InProcessCluster, n, persist, recover, setup};
 use crate::codec::{DecodeError, Format};
 use crate::core::Core;
-use crate::state::{Change, State};
+use crate::state::{State, StateChange};
 
 /// A cluster of the format before, led by a program that reads the newest.
-fn old_cluster(controllers: u64, workers: u64) -> Pump {
-    let mut pump = Pump::in_format(Format::OLDEST, controllers, workers);
+fn old_cluster(controllers: u64, workers: u64) -> InProcessCluster {
+    let mut pump = InProcessCluster::in_format(Format::OLDEST, controllers, workers);
     pump.until("all workers are in", |pump| {
         pump.leader().is_some() && pump.state().live_workers().count() == workers as usize
     });
@@ -16,14 +16,14 @@ fn old_cluster(controllers: u64, workers: u64) -> Pump {
 }
 
 /// Node `node` is connected to all other controllers, and reads up to this.
-fn connect(pump: &mut Pump, node: u64, reads: Format) {
+fn connect(pump: &mut InProcessCluster, node: u64, reads: Format) {
     let controllers: Vec<_> = pump.controllers.keys().copied().collect();
     for controller in controllers.into_iter().filter(|controller| *controller != n(node)) {
         pump.input(controller, Input::Connected { node: n(node), reads }).expect("it is noted");
     }
 }
 
-fn formats(pump: &Pump) -> Vec<u8> {
+fn formats(pump: &InProcessCluster) -> Vec<u8> {
     pump.controllers.values().map(|core| core.state().format().number()).collect()
 }
 
@@ -46,7 +46,7 @@ fn the_format_is_raised_once_when_the_last_member_reads_it() {
     assert_eq!(pump.core().holding_format_back().count(), 0);
     let is_raised = |(_, event): &&(_, Event)| {
         let Event::Applied { change, .. } = event else { return false };
-        **change == Change::Format(Format::NEWEST)
+        **change == StateChange::Format(Format::NEWEST)
     };
     assert_eq!(pump.events.iter().filter(is_raised).count(), 3, "once on each");
 }
@@ -79,7 +79,8 @@ fn a_program_that_does_not_read_the_format_stops_and_says_so() {
         .with_controllers(crate::fixture::controllers(&[node]))
         .in_format(Format::OLDEST);
     let raise = crate::Entry::Format(Format::NEWEST).encode(Format::OLDEST);
-    let disk = || super::pump::disk(node, &[node], state.encode(), std::slice::from_ref(&raise));
+    let disk =
+        || super::in_process::disk(node, &[node], state.encode(), std::slice::from_ref(&raise));
     let mut new = Core::new(setup(node), recover(disk())).expect("the log is read");
     persist(&mut new);
     assert_eq!(new.state().format(), Format::NEWEST);

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::super::logged_state;
-use super::pump::{CONTROLLER, n};
+use super::in_process::{CONTROLLER, n};
 use crate::codec::{self, DecodeError, Format};
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, spec};
+use crate::fixture::{CLUSTER, FixtureLog, spec};
 use crate::job::JobChange;
 use crate::raft::{
-    HardVote, LogEntry, Members, Payload, Record, RecoveredLog, SnapshotImage, encode_record,
+    HardVote, LogEntry, Members, Payload, RaftRecord, RecoveredLog, SnapshotImage, encode_record,
 };
 use crate::state::State;
 
@@ -22,9 +22,9 @@ fn unconfirmed(state: &State, later: Vec<Payload>) -> RecoveredLog {
     let image = SnapshotImage { index: INDEX, term: 1, members, data: state.encode() };
     let entry = |(index, payload)| LogEntry { index, term: 1, payload };
     let records = [
-        Record::Snapshot(image),
-        Record::HardState(HardVote { term: 1, vote: None, commit: INDEX }),
-        Record::Append((INDEX + 1..).zip(later).map(entry).collect()),
+        RaftRecord::Snapshot(image),
+        RaftRecord::HardState(HardVote { term: 1, vote: None, commit: INDEX }),
+        RaftRecord::Append((INDEX + 1..).zip(later).map(entry).collect()),
     ];
     let bytes: Vec<_> = records.iter().map(encode_record).collect();
     RecoveredLog::from_records(bytes.iter().map(Vec::as_slice)).expect("the records add up")
@@ -36,7 +36,7 @@ fn pause() -> Payload {
 
 #[test]
 fn entries_count_that_are_not_known_to_be_agreed() {
-    let mut expected = Log::running(spec(), &[1, 2]).state;
+    let mut expected = FixtureLog::running(spec(), &[1, 2]).state;
     let second = Entry::Job(JobChange::Start(Arc::new(spec())));
     let refused = Payload::Data(codec::encode(&second));
     let later = vec![Payload::Data(Vec::new()), refused, Payload::Change(Vec::new()), pause()];

@@ -6,22 +6,22 @@ use zbelastic_types::{
     Attempt, ClusterId, Generation, Incarnation, LayerId, NodeId, StageIndex, Step,
 };
 
-use super::super::{Command, Core, CoreRefusal, Input, Output};
-use super::pump::{CONTROLLER, leader, n, persist, recovered};
+use super::super::{Core, CoreRefusal, Input, OperatorCommand, Output};
+use super::in_process::{CONTROLLER, leader, n, persist, recovered};
 use crate::codec;
-use crate::duty::{HELD_VERSIONS_MAX, Withheld};
+use crate::duty::{HELD_VERSIONS_MAX, WithheldReason};
 use crate::entry::{Entry, ReadyRecord};
-use crate::fixture::{CLUSTER, Log, RESOURCES, contact, digest, digests, spec, sum};
+use crate::fixture::{CLUSTER, FixtureLog, RESOURCES, contact, digest, digests, spec, sum};
 use crate::job::{JobChange, JobSpec};
 use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, Role};
-use crate::message::{Envelope, HeldLayer, HeldUpdate, LoadFault, Message, Pulse};
+use crate::message::{Envelope, HeldLayer, HeldUpdate, LoadFault, Message, WorkerActivity};
 use crate::raft::RaftMessage;
-use crate::validation::{Report, TensorSum, Turn};
+use crate::validation::{GradientReport, TensorSum, Turn};
 
 /// Nodes 1 and 2 run the second plan, step 1 of it is open; node 3 was lost, and node 5 is not
 /// trusted.
-fn log() -> Log {
-    let mut log = Log::running(spec(), &[1, 2, 3]);
+fn log() -> FixtureLog {
+    let mut log = FixtureLog::running(spec(), &[1, 2, 3]);
     log.keep(1);
     log.lose(3);
     log.join(5);
@@ -53,17 +53,20 @@ fn check(core: &mut Core, input: Input, reason: &'static str) {
 }
 
 /// The report of stage 0 on the open turn.
-fn report() -> Report {
+fn report() -> GradientReport {
     let sums = vec![sum(LayerId(0), 0.25), sum(LayerId(1), 0.5)];
-    Report { turn: OPEN, stage: StageIndex(0), sums, loss_sum: None }
+    GradientReport { turn: OPEN, stage: StageIndex(0), sums, loss_sum: None }
 }
 
-fn reported(holder: Holder, report: Report) -> Message {
+fn reported(holder: Holder, report: GradientReport) -> Message {
     Message::Report { holder, report, state: Vec::new() }
 }
 
 fn fenced() -> Holder {
-    Holder { node: n(3), incarnation: Log::running(spec(), &[1, 2, 3]).holder(3).incarnation }
+    Holder {
+        node: n(3),
+        incarnation: FixtureLog::running(spec(), &[1, 2, 3]).holder(3).incarnation,
+    }
 }
 
 #[test]
@@ -120,11 +123,11 @@ fn messages_of_another_cluster_or_for_somebody_else_are_refused() {
         open: OPEN,
         updates: 0,
         seal: None,
-        asks_inventory: false,
+        requests_inventory: false,
         rewinds: 0,
         pending: Vec::new(),
         contacts: None,
-        rehearsal: None,
+        pre_copy: None,
     });
     check(&mut core, from(1, Message::Briefing(briefing)), "not-for-controllers");
     check(&mut core, from(1, Message::Raft(RaftMessage::Raft(vec![9; 9]))), "raft-malformed");
@@ -144,7 +147,11 @@ fn r2_reports_of_another_generation_step_or_attempt_are_refused() {
         Turn { step: Step(2), ..OPEN },
         Turn { attempt, ..OPEN },
     ] {
-        check(&mut core, from(1, reported(holder, Report { turn, ..report() })), "other-turn");
+        check(
+            &mut core,
+            from(1, reported(holder, GradientReport { turn, ..report() })),
+            "other-turn",
+        );
         let of = StageIndex(1);
         let update = HeldUpdate { turn, of, sums: Vec::new(), state: Vec::new() };
         check(&mut core, from(1, Message::Held { holder, update }), "other-turn");
@@ -157,11 +164,15 @@ fn reports_on_what_is_not_theirs_are_refused() {
     let mut core = leader(&log.state);
     let holder = log.holder(1);
     for stage in [1, 2, u32::MAX].map(StageIndex) {
-        check(&mut core, from(1, reported(holder, Report { stage, ..report() })), "not-its-stage");
+        check(
+            &mut core,
+            from(1, reported(holder, GradientReport { stage, ..report() })),
+            "not-its-stage",
+        );
     }
     for layer in [2, 3, 4, u32::MAX].map(LayerId) {
         let sums = vec![sum(layer, 0.25)];
-        let other = Report { sums: sums.clone(), ..report() };
+        let other = GradientReport { sums: sums.clone(), ..report() };
         check(&mut core, from(1, reported(holder, other)), "not-its-tensor");
     }
     for of in [0, 2, u32::MAX].map(StageIndex) {
@@ -173,9 +184,9 @@ fn reports_on_what_is_not_theirs_are_refused() {
     check(&mut core, from(1, Message::Held { holder, update }), "not-its-tensor");
 }
 
-fn tell(core: &mut Core, sums: &[TensorSum], reason: &'static str) {
+fn check_sums_refused(core: &mut Core, sums: &[TensorSum], reason: &'static str) {
     let (log, sums) = (log(), sums.to_vec());
-    let other = Report { sums: sums.clone(), ..report() };
+    let other = GradientReport { sums: sums.clone(), ..report() };
     check(core, from(1, reported(log.holder(1), other)), reason);
     let update = HeldUpdate { turn: OPEN, of: StageIndex(0), sums, state: Vec::new() };
     check(core, from(2, Message::Held { holder: log.holder(2), update }), reason);
@@ -189,19 +200,23 @@ fn sums_that_are_not_those_of_the_stage_are_refused() {
     let mut core = leader(&log.state);
     let [first, second] = [0, 1].map(|layer| sum(LayerId(layer), 0.25));
     for _ in 0..2 {
-        tell(&mut core, &[], "missing-tensors");
-        tell(&mut core, &[second], "missing-tensors");
-        tell(&mut core, &[first, first], "tensor-twice");
-        tell(&mut core, &[first, second, TensorSum { square_sum: 9.0, ..first }], "tensor-twice");
+        check_sums_refused(&mut core, &[], "missing-tensors");
+        check_sums_refused(&mut core, &[second], "missing-tensors");
+        check_sums_refused(&mut core, &[first, first], "tensor-twice");
+        check_sums_refused(
+            &mut core,
+            &[first, second, TensorSum { square_sum: 9.0, ..first }],
+            "tensor-twice",
+        );
         for square_sum in [-0.25, f64::NEG_INFINITY, f64::NAN] {
-            tell(&mut core, &[first, TensorSum { square_sum, ..second }], "bad-sum");
+            check_sums_refused(&mut core, &[first, TensorSum { square_sum, ..second }], "bad-sum");
         }
         core.handle(from(1, reported(log.holder(1), report()))).expect("it is counted");
         assert_eq!(core.duties().and_then(|duties| duties.withheld(core.state())), WAITS);
     }
 }
 
-const WAITS: Option<Withheld> = Some(Withheld::Reports);
+const WAITS: Option<WithheldReason> = Some(WithheldReason::Reports);
 
 /// A sum that is no number goes with values that are none, and one may be too large for a number.
 #[test]
@@ -212,7 +227,7 @@ fn sums_of_gradients_that_are_not_finite_are_counted() {
     {
         let mut core = leader(&log.state);
         let second = TensorSum { square_sum, nonfinite, ..sum(LayerId(1), 0.5) };
-        let other = Report { sums: vec![sum(LayerId(0), 0.25), second], ..report() };
+        let other = GradientReport { sums: vec![sum(LayerId(0), 0.25), second], ..report() };
         core.handle(from(1, reported(log.holder(1), other))).expect("it may be");
     }
 }
@@ -221,11 +236,11 @@ fn sums_of_gradients_that_are_not_finite_are_counted() {
 fn a_loss_comes_from_the_head_and_from_nowhere_else() {
     let log = log();
     let mut core = leader(&log.state);
-    let other = Report { loss_sum: Some(9.0), ..report() };
+    let other = GradientReport { loss_sum: Some(9.0), ..report() };
     check(&mut core, from(1, reported(log.holder(1), other)), "not-its-loss");
     let sums = vec![sum(LayerId(2), 0.5), sum(LayerId(3), 0.5)];
-    let none = Report { stage: StageIndex(1), sums, loss_sum: None, ..report() };
-    let head = Report { loss_sum: Some(f64::NAN), ..none.clone() };
+    let none = GradientReport { stage: StageIndex(1), sums, loss_sum: None, ..report() };
+    let head = GradientReport { loss_sum: Some(f64::NAN), ..none.clone() };
     check(&mut core, from(2, reported(log.holder(2), none)), "missing-loss");
     core.handle(from(2, reported(log.holder(2), head))).expect("it is the head's to tell");
 }
@@ -237,9 +252,10 @@ fn a_report_that_contradicts_one_that_was_counted_is_refused() {
     let (first, last) = (log.holder(1), log.holder(2));
     core.handle(from(1, reported(first, report()))).expect("it is counted");
     core.handle(from(1, reported(first, report()))).expect("told again it changes nothing");
-    let other = Report { sums: vec![sum(LayerId(1), 0.5), sum(LayerId(0), 0.125)], ..report() };
+    let other =
+        GradientReport { sums: vec![sum(LayerId(1), 0.5), sum(LayerId(0), 0.125)], ..report() };
     check(&mut core, from(1, reported(first, other)), "contradicting-report");
-    let loss = |loss| Report {
+    let loss = |loss| GradientReport {
         stage: StageIndex(1),
         sums: vec![sum(LayerId(2), 0.5), sum(LayerId(3), 0.5)],
         loss_sum: Some(loss),
@@ -275,7 +291,7 @@ fn what_nobody_asked_for_is_refused() {
             Message::LoadFailed { holder, generation, layer: LayerId(0), cause: LoadFault::Source };
         check(&mut core, from(1, failed), reason);
     }
-    let unsolvable = crate::duty::Unsolvable { nodes: 1, reason: "none".to_owned() };
+    let unsolvable = crate::duty::PlanUnsolvable { nodes: 1, reason: "none".to_owned() };
     for number in [0, 1, u64::MAX] {
         let solution = Box::new(Err(unsolvable.clone()));
         check(&mut core, Input::Solved { number, solution }, "unasked-plan");
@@ -336,14 +352,14 @@ fn a_member_that_asks_again_is_told_that_it_was_admitted() {
 fn commands_that_make_no_sense_are_refused() {
     let log = log();
     let mut core = leader(&log.state);
-    check(&mut core, Input::Command(Command::Remove(n(9))), "unknown-node");
+    check(&mut core, Input::Command(OperatorCommand::Remove(n(9))), "unknown-node");
     let large = JobSpec { layer_tensors: vec![1; 2 << 20], ..spec() };
-    let large = Command::Job(JobChange::Start(Arc::new(large)));
+    let large = OperatorCommand::Job(JobChange::Start(Arc::new(large)));
     check(&mut core, Input::Command(large), "job-size");
     for node in [1, 9].map(n) {
-        check(&mut core, Input::Command(Command::TransferLeader(node)), "not-a-voter");
+        check(&mut core, Input::Command(OperatorCommand::TransferLeader(node)), "not-a-voter");
     }
-    let leads = Input::Command(Command::TransferLeader(n(CONTROLLER)));
+    let leads = Input::Command(OperatorCommand::TransferLeader(n(CONTROLLER)));
     core.handle(leads).expect("it leads already");
 }
 
@@ -355,9 +371,9 @@ fn a_follower_takes_no_commands_and_no_news() {
     assert!(core.duties().is_none());
     let leader = core.status().leader;
     for command in [
-        Command::Job(JobChange::Pause),
-        Command::Remove(n(1)),
-        Command::TransferLeader(n(CONTROLLER)),
+        OperatorCommand::Job(JobChange::Pause),
+        OperatorCommand::Remove(n(1)),
+        OperatorCommand::TransferLeader(n(CONTROLLER)),
     ] {
         check(&mut core, Input::Command(command), "not-leader");
     }
@@ -378,7 +394,7 @@ fn a_follower_takes_no_commands_and_no_news() {
 }
 
 fn beat(holder: Holder, known: u64) -> Message {
-    let (generation, pulse) = (OPEN.generation, Pulse::default());
+    let (generation, pulse) = (OPEN.generation, WorkerActivity::default());
     Message::Beat { holder, known, generation, contacts: 0, pulse }
 }
 

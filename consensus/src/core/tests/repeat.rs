@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::super::{Command, Input};
-use super::pump::{CONTROLLER, Pump, n};
+use super::super::{Input, OperatorCommand};
+use super::in_process::{CONTROLLER, InProcessCluster, n};
 use crate::fixture::{CLUSTER, spec};
 use crate::job::{JobChange, JobSpec};
 use crate::message::{Envelope, Message};
 
 /// A run with losses, a worker that goes, and a leader that is cut off for a while.
-fn run(loss_permille: u64, between: impl Fn(&mut Pump)) -> Pump {
-    let mut pump = Pump::new(3, 3);
+fn run(loss_permille: u64, between: impl Fn(&mut InProcessCluster)) -> InProcessCluster {
+    let mut pump = InProcessCluster::new(3, 3);
     pump.loss_permille = loss_permille;
     let spec = JobSpec { step_count: 1000, ..spec() };
-    pump.command(Command::Job(JobChange::Start(Arc::new(spec))));
+    pump.command(OperatorCommand::Job(JobChange::Start(Arc::new(spec))));
     for round in 0..240 {
         between(&mut pump);
         match round {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::{Digest, NodeId};
 
-use super::super::{Command, Input};
-use super::pump::Pump;
+use super::super::{Input, OperatorCommand};
+use super::in_process::InProcessCluster;
 use crate::access::{
     AccessChange, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
     Succession,
@@ -15,16 +15,16 @@ use crate::access::{
 const NEW: Digest = Digest([2; 32]);
 const NOW_S: u64 = 1000;
 
-fn order(change: AuthorityChange) -> Command {
-    Command::Access(AccessChange::Authority(change))
+fn order(change: AuthorityChange) -> OperatorCommand {
+    OperatorCommand::Access(AccessChange::Authority(change))
 }
 
-fn announced() -> Command {
+fn announced() -> OperatorCommand {
     let succession = Succession { key: NEW, certificate: vec![2], bridge: vec![3], old: vec![1] };
     order(AuthorityChange::Announced { succession: Box::new(succession), is_forced: true })
 }
 
-fn phase(pump: &Pump) -> Option<RotationPhase> {
+fn phase(pump: &InProcessCluster) -> Option<RotationPhase> {
     let leader = pump.leader()?;
     let rotation = pump.controllers[&leader].state().access().rotation();
     rotation.map(|rotation| rotation.phase)
@@ -38,20 +38,20 @@ fn report(rotation: Option<&Rotation>) -> Option<AuthorityReport> {
 }
 
 /// What members know, as they would report it to the leader.
-fn reports(pump: &Pump) -> BTreeMap<NodeId, AuthorityReport> {
+fn reports(pump: &InProcessCluster) -> BTreeMap<NodeId, AuthorityReport> {
     let there = |node: &NodeId| !pump.cut.contains(node);
     let controllers = pump.controllers.iter().filter(|(node, _)| there(node));
     let controllers = controllers
         .filter_map(|(node, core)| Some((*node, report(core.state().access().rotation())?)));
     let workers = pump.workers.iter().filter(|(node, _)| there(node));
     let workers = workers.filter_map(|(node, worker)| {
-        Some((*node, report(worker.seat.contacts().rotation.as_ref())?))
+        Some((*node, report(worker.session.contacts().rotation.as_ref())?))
     });
     controllers.chain(workers).collect()
 }
 
 /// What the process of the leader does each time it looks.
-fn look(pump: &mut Pump) {
+fn advance_rotation(pump: &mut InProcessCluster) {
     let Some(leader) = pump.leader() else { return };
     let reports = reports(pump);
     let change = match pump.controllers[&leader].state().rotation_step(&reports, NOW_S) {
@@ -64,9 +64,9 @@ fn look(pump: &mut Pump) {
     let _ = pump.input(leader, Input::Command(order(change)));
 }
 
-fn go_on_until(pump: &mut Pump, expected: RotationPhase) {
+fn run_until_phase(pump: &mut InProcessCluster, expected: RotationPhase) {
     for _ in 0..2000 {
-        look(pump);
+        advance_rotation(pump);
         pump.rounds(1);
         if phase(pump) == Some(expected) {
             return;
@@ -77,7 +77,7 @@ fn go_on_until(pump: &mut Pump, expected: RotationPhase) {
 
 #[test]
 fn the_next_leader_goes_on_where_the_last_one_stopped() {
-    let mut pump = Pump::new(3, 2);
+    let mut pump = InProcessCluster::new(3, 2);
     pump.until("workers are there", |pump| {
         pump.leader().is_some() && pump.state().live_workers().count() == 2
     });
@@ -91,11 +91,11 @@ fn the_next_leader_goes_on_where_the_last_one_stopped() {
         // A worker that is away is called lost by the next leader before anything is decided
         // without it, or comes back.
         pump.cut.remove(&leader);
-        go_on_until(&mut pump, expected);
+        run_until_phase(&mut pump, expected);
     }
     pump.until("workers know", |pump| {
         pump.workers.values().all(|worker| {
-            let rotation = worker.seat.contacts().rotation.as_ref();
+            let rotation = worker.session.contacts().rotation.as_ref();
             rotation.is_some_and(|rotation| rotation.phase == RotationPhase::Retired)
         })
     });

@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use zbelastic_types::{Generation, NodeId, Step};
 
-use super::super::{Command, Core, CoreRefusal, Event, Input, Output, Start};
-use super::pump::{CONTROLLER, Pump, n, persist, setup};
+use super::super::{Core, CoreRefusal, CoreStart, Event, Input, OperatorCommand, Output};
+use super::in_process::{CONTROLLER, InProcessCluster, n, persist, setup};
 use crate::codec;
 use crate::fixture::spec;
 use crate::job::{JobChange, JobPhase, JobSpec};
 use crate::member::LossReason;
 use crate::plan::PlanReason;
 use crate::raft::{RecoveredLog, encode_record};
-use crate::seat::Order;
-use crate::state::{Change, PlanPhase, State};
+use crate::session::WorkerCommand;
+use crate::state::{PlanPhase, State, StateChange};
 use crate::validation::Verdict;
 
-fn start(pump: &mut Pump, step_count: u64) {
+fn start(pump: &mut InProcessCluster, step_count: u64) {
     let spec = JobSpec { step_count, ..spec() };
-    pump.command(Command::Job(JobChange::Start(Arc::new(spec))));
+    pump.command(OperatorCommand::Job(JobChange::Start(Arc::new(spec))));
 }
 
-fn head(pump: &Pump) -> u64 {
+fn head(pump: &InProcessCluster) -> u64 {
     let heads = pump.controllers.values().map(|core| core.state().history().head().0);
     heads.max().unwrap_or(0)
 }
@@ -30,31 +30,31 @@ fn is_done(state: &State) -> bool {
     state.job().is_some_and(|job| job.phase == JobPhase::Done)
 }
 
-fn all_done(pump: &Pump) -> bool {
+fn all_done(pump: &InProcessCluster) -> bool {
     let there = pump.controllers.iter().filter(|(node, _)| !pump.cut.contains(node));
     there.into_iter().all(|(_, core)| is_done(core.state()))
 }
 
 /// The steps that were sealed, as one controller reported them in its events.
-fn sealed_at(pump: &Pump, node: NodeId) -> Vec<u64> {
+fn sealed_at(pump: &InProcessCluster, node: NodeId) -> Vec<u64> {
     let step = |(at, event): &(NodeId, Event)| {
         let Event::Applied { change, .. } = event else { return None };
-        let Change::Sealed { seal, .. } = **change else { return None };
+        let StateChange::Sealed { seal, .. } = **change else { return None };
         (*at == node).then_some(seal.turn.step.0)
     };
     pump.events.iter().filter_map(step).collect()
 }
 
 /// Once nothing is under way any more, all controllers have the same state.
-fn agree(pump: &mut Pump) {
+fn agree(pump: &mut InProcessCluster) {
     pump.rounds(10);
     let states: Vec<_> =
         pump.controllers.values().map(|core| codec::encode(core.state())).collect();
     assert!(states.windows(2).all(|pair| pair[0] == pair[1]), "all agreed on the same");
 }
 
-fn check_run(controllers: u64, workers: u64) -> Pump {
-    let mut pump = Pump::new(controllers, workers);
+fn check_run(controllers: u64, workers: u64) -> InProcessCluster {
+    let mut pump = InProcessCluster::new(controllers, workers);
     start(&mut pump, 12);
     pump.until("the job is done", all_done);
     agree(&mut pump);
@@ -77,7 +77,8 @@ fn one_controller_alone_trains_a_job_to_its_end() {
 fn three_controllers_agree_on_every_seal() {
     let pump = check_run(3, 2);
     for worker in pump.workers.values() {
-        let settled = worker.orders.iter().filter(|order| matches!(order, Order::Settle(_)));
+        let settled =
+            worker.commands.iter().filter(|order| matches!(order, WorkerCommand::ApplySeal(_)));
         assert_eq!(settled.count(), 12, "every seal reaches every worker once");
     }
 }
@@ -85,7 +86,7 @@ fn three_controllers_agree_on_every_seal() {
 /// The next leader begins without any reports, and workers send them again.
 #[test]
 fn r8_a_leader_that_goes_is_followed_by_one_that_seals_no_step_twice() {
-    let mut pump = Pump::new(3, 2);
+    let mut pump = InProcessCluster::new(3, 2);
     start(&mut pump, 40);
     pump.until("some steps are sealed", |pump| head(pump) >= 5);
     let (gone, plan) = (pump.leader().expect("it leads"), pump.state().generation());
@@ -95,7 +96,7 @@ fn r8_a_leader_that_goes_is_followed_by_one_that_seals_no_step_twice() {
     pump.cut.clear();
     pump.until("who was gone knows as well", all_done);
     assert!(pump.controllers[&gone].duties().is_none(), "it leads no more");
-    let refused = pump.input(gone, Input::Command(Command::Job(JobChange::Pause)));
+    let refused = pump.input(gone, Input::Command(OperatorCommand::Job(JobChange::Pause)));
     let leader = pump.leader();
     assert!(matches!(refused, Err(CoreRefusal::NotLeader { leader: found }) if found == leader));
     agree(&mut pump);
@@ -107,7 +108,7 @@ fn r8_a_leader_that_goes_is_followed_by_one_that_seals_no_step_twice() {
 
 #[test]
 fn without_a_quorum_nothing_is_sealed_and_with_it_training_goes_on() {
-    let mut pump = Pump::new(3, 2);
+    let mut pump = InProcessCluster::new(3, 2);
     start(&mut pump, 40);
     pump.until("some steps are sealed", |pump| head(pump) >= 5);
     pump.cut.extend([n(CONTROLLER + 1), n(CONTROLLER + 2)]);
@@ -122,7 +123,7 @@ fn without_a_quorum_nothing_is_sealed_and_with_it_training_goes_on() {
 
 #[test]
 fn a_lost_worker_is_done_without_and_nothing_sealed_is_lost() {
-    let mut pump = Pump::new(1, 3);
+    let mut pump = InProcessCluster::new(1, 3);
     start(&mut pump, 40);
     pump.until("some steps are sealed", |pump| head(pump) >= 5);
     pump.cut.insert(n(3));
@@ -142,7 +143,7 @@ fn a_lost_worker_is_done_without_and_nothing_sealed_is_lost() {
 
 #[test]
 fn a_worker_that_comes_is_planned_in_at_a_later_step() {
-    let mut pump = Pump::new(1, 1);
+    let mut pump = InProcessCluster::new(1, 1);
     start(&mut pump, 40);
     pump.until("some steps are sealed", |pump| head(pump) >= 5);
     pump.add_worker(2);
@@ -157,12 +158,12 @@ fn a_worker_that_comes_is_planned_in_at_a_later_step() {
 }
 
 /// One controller, whose cluster trains, and another that waits to be admitted.
-fn with_a_newcomer() -> (Pump, NodeId, NodeId) {
-    let mut pump = Pump::new(1, 1);
+fn with_a_newcomer() -> (InProcessCluster, NodeId, NodeId) {
+    let mut pump = InProcessCluster::new(1, 1);
     start(&mut pump, 40);
     pump.until("some steps are sealed", |pump| head(pump) >= 5);
     let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
-    pump.start(second, Start::Wait { controllers: vec![first], boot: 1 });
+    pump.start(second, CoreStart::Wait { controllers: vec![first], boot: 1 });
     (pump, first, second)
 }
 
@@ -183,7 +184,7 @@ fn a_controller_that_waits_is_admitted_and_knows_what_the_others_do() {
 fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
     let (mut pump, first, second) = with_a_newcomer();
     pump.until("it is admitted", |pump| pump.state().is_controller(second));
-    pump.command(Command::Remove(first));
+    pump.command(OperatorCommand::Remove(first));
     pump.until("it alone votes", |pump| {
         let members = pump.controllers[&second].status().members;
         members.voters.iter().eq([&second]) && members.outgoing.is_empty()
@@ -194,10 +195,10 @@ fn a_controller_that_is_to_go_takes_in_who_follows_it_first() {
 /// It stopped once its first start was durable, and before any answer.
 #[test]
 fn a_controller_that_starts_again_before_it_is_admitted_asks_again() {
-    let mut pump = Pump::new(1, 1);
+    let mut pump = InProcessCluster::new(1, 1);
     pump.until("somebody leads", |pump| pump.leader().is_some());
     let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
-    let start = Start::Wait { controllers: vec![first], boot: 1 };
+    let start = CoreStart::Wait { controllers: vec![first], boot: 1 };
     let mut core = Core::new(setup(second), start).expect("it waits");
     let records = persist(&mut core).into_iter().filter_map(|output| {
         let Output::Persist { records, .. } = output else { return None };
@@ -206,7 +207,7 @@ fn a_controller_that_starts_again_before_it_is_admitted_asks_again() {
     let bytes: Vec<_> = records.flatten().map(|record| encode_record(&record)).collect();
     let log = RecoveredLog::from_records(bytes.iter().map(Vec::as_slice));
     let log = Box::new(log.expect("the records add up"));
-    pump.start(second, Start::Recover { log, controllers: vec![first], boot: 2 });
+    pump.start(second, CoreStart::Recover { log, controllers: vec![first], boot: 2 });
     pump.until("it votes", |pump| {
         pump.controllers[&second].status().members.voters.contains(&second)
     });
@@ -214,10 +215,10 @@ fn a_controller_that_starts_again_before_it_is_admitted_asks_again() {
 
 #[test]
 fn a_person_may_have_another_controller_lead() {
-    let mut pump = Pump::new(3, 1);
+    let mut pump = InProcessCluster::new(3, 1);
     pump.until("somebody leads", |pump| pump.leader().is_some());
     let leader = pump.leader().expect("it leads");
     let other = pump.controllers.keys().copied().find(|node| *node != leader).expect("another");
-    pump.command(Command::TransferLeader(other));
+    pump.command(OperatorCommand::TransferLeader(other));
     pump.until("the other leads", |pump| pump.leader() == Some(other));
 }

@@ -3,14 +3,14 @@
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 use super::super::{Core, Input, Output};
-use super::pump::{leader, persist};
-use crate::fixture::{CLUSTER, Log, all_layers, digests, fingerprints, spec, sum};
-use crate::message::{Envelope, HeldUpdate, Message, Pulse};
+use super::in_process::{leader, persist};
+use crate::fixture::{CLUSTER, FixtureLog, all_layers, digests, fingerprints, spec, sum};
+use crate::message::{Envelope, HeldUpdate, Message, WorkerActivity};
 use crate::raft::PersistToken;
-use crate::validation::{Report, Seal};
+use crate::validation::{GradientReport, Seal};
 
 /// Everything that the open step of two stages needs.
-fn report_all(core: &mut Core, log: &Log) {
+fn report_all(core: &mut Core, log: &FixtureLog) {
     let turn = log.state.open_turn();
     let plan = &log.state.plan().expect("there is a plan").record;
     for stage in plan.stage_indices() {
@@ -18,7 +18,7 @@ fn report_all(core: &mut Core, log: &Log) {
         let sums: Vec<_> = layers.iter().map(|layer| sum(*layer, 0.125)).collect();
         let state = fingerprints(layers, turn.step.0);
         let loss_sum = (stage == StageIndex(1)).then_some(2.0);
-        let report = Report { turn, stage, sums: sums.clone(), loss_sum };
+        let report = GradientReport { turn, stage, sums: sums.clone(), loss_sum };
         let (holder, copy) = (plan.stages[stage.index()], plan.copy_holders(stage).next());
         let copy = copy.expect("somebody keeps it");
         let update = HeldUpdate { turn, of: stage, sums, state: state.clone() };
@@ -52,7 +52,7 @@ fn outputs(core: &mut Core) -> (Vec<Seal>, Vec<PersistToken>) {
 /// R1: what a step began from lives until its seal is committed, so no worker is sent one before.
 #[test]
 fn r1_workers_are_told_of_a_seal_once_it_is_agreed_and_not_before() {
-    let log = Log::running(spec(), &[1, 2]);
+    let log = FixtureLog::running(spec(), &[1, 2]);
     let mut core = leader(&log.state);
     report_all(&mut core, &log);
     let (seals, tokens) = outputs(&mut core);
@@ -69,7 +69,7 @@ fn r1_workers_are_told_of_a_seal_once_it_is_agreed_and_not_before() {
 /// held, when nothing else is sent.
 #[test]
 fn workers_are_told_that_a_checkpoint_is_there() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(4);
     let mut core = leader(&log.state);
     let (version, generation) = (Step(4), log.state.generation());
@@ -88,7 +88,7 @@ fn workers_are_told_that_a_checkpoint_is_there() {
     };
     assert_eq!(briefings(&mut core), [vec![], vec![]]);
     assert_eq!(core.state().checkpoints().len(), 1);
-    let (known, pulse) = (before, Pulse::default());
+    let (known, pulse) = (before, WorkerActivity::default());
     let message = Message::Beat { holder, known, generation, contacts: u64::MAX, pulse };
     let message = Box::new(Envelope { cluster: CLUSTER, message });
     core.handle(Input::Message { from: holder.node, message }).expect("it is a member");

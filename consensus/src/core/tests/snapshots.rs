@@ -1,9 +1,9 @@
 //! Snapshots that this program does not read: a controller that would have to believe them stops.
 
-use super::super::{Core, FatalCause, Input, Output, Start, StartError};
-use super::pump::{CONTROLLER, disk, n, persist, recover, setup};
+use super::super::{Core, CoreStart, FatalCause, Input, Output, StartError};
+use super::in_process::{CONTROLLER, disk, n, persist, recover, setup};
 use crate::codec::{self, DecodeError, Format};
-use crate::fixture::{CLUSTER, Log, spec};
+use crate::fixture::{CLUSTER, FixtureLog, spec};
 use crate::message::{Envelope, Message};
 use crate::raft::{RaftNode, RaftOutput, VoterChange};
 use crate::state::State;
@@ -16,7 +16,7 @@ fn start_from(data: Vec<u8>) -> Result<Core, StartError> {
 
 #[test]
 fn a_snapshot_on_disk_that_does_not_decode_is_no_start() {
-    let good = codec::encode(&Log::running(spec(), &[1]).state);
+    let good = codec::encode(&FixtureLog::running(spec(), &[1]).state);
     assert!(start_from(good.clone()).is_ok());
     let check = |data: Vec<u8>, expected: DecodeError| match start_from(data) {
         Err(StartError::Snapshot(found)) => assert_eq!(found, expected),
@@ -44,7 +44,7 @@ fn a_state_of_another_cluster_is_no_start() {
     let state = State::new(OTHER).with_controllers(crate::fixture::controllers(&[n(CONTROLLER)]));
     check(start_from(state.encode()));
     let (voters, state) = (vec![n(CONTROLLER)], Box::new(state));
-    check(Core::new(setup(n(CONTROLLER)), Start::Create { voters, state }));
+    check(Core::new(setup(n(CONTROLLER)), CoreStart::Create { voters, state }));
 }
 
 #[test]
@@ -56,9 +56,9 @@ fn a_leaders_snapshot_of_another_cluster_is_fatal_and_not_believed() {
 }
 
 /// A leader of another program: it votes and sends, and its state is nothing we know.
-struct Stranger(RaftNode, Vec<u8>);
+struct ForeignLeader(RaftNode, Vec<u8>);
 
-impl Stranger {
+impl ForeignLeader {
     fn outputs(&mut self) -> Vec<Envelope> {
         let mut sent = Vec::new();
         while let Some(output) = self.0.poll() {
@@ -67,7 +67,7 @@ impl Stranger {
                     sent.push(Envelope { cluster: CLUSTER, message: Message::Raft(message) });
                 }
                 RaftOutput::Persist { token, .. } => self.0.on_persisted(token),
-                RaftOutput::AskSnapshot => {
+                RaftOutput::RequestSnapshot => {
                     let applied = self.0.status().applied;
                     self.0.compact(applied, self.1.clone()).expect("there is something new");
                 }
@@ -86,8 +86,8 @@ impl Stranger {
 fn install(data: Vec<u8>) -> (Core, Vec<Output>) {
     let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
     let raft = RaftNode::create(setup(first).raft, &[first], data.clone()).expect("it starts");
-    let mut stranger = Stranger(raft, data);
-    let start = Start::Wait { controllers: vec![first], boot: 1 };
+    let mut stranger = ForeignLeader(raft, data);
+    let start = CoreStart::Wait { controllers: vec![first], boot: 1 };
     let mut core = Core::new(setup(second), start).expect("it starts");
     let mut outputs = Vec::new();
     for _ in 0..100 {
@@ -112,7 +112,7 @@ fn install(data: Vec<u8>) -> (Core, Vec<Output>) {
 
 #[test]
 fn a_leaders_snapshot_that_does_not_decode_is_fatal_and_not_believed() {
-    let good = codec::encode(&Log::running(spec(), &[1]).state);
+    let good = codec::encode(&FixtureLog::running(spec(), &[1]).state);
     let (core, outputs) = install(good.clone());
     assert!(core.state().plan().is_some(), "a snapshot that decodes is believed");
     assert!(!outputs.iter().any(|output| matches!(output, Output::Fatal(_))));

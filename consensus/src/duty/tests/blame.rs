@@ -2,7 +2,7 @@
 
 use zbelastic_types::{LayerId, NodeId, StageIndex};
 
-use crate::duty::{DOUBT_SEALS_MAX, Need, PAIR_CONTRADICTIONS_MAX};
+use crate::duty::{DOUBT_SEALS_MAX, PAIR_CONTRADICTIONS_MAX, PlanNeed};
 use crate::entry::Entry;
 use crate::fixture::spec;
 use crate::job::{HaltReason, JobChange, JobSpec};
@@ -10,10 +10,10 @@ use crate::member::{LossReason, MemberChange};
 use crate::plan::PlanReason;
 use crate::validation::Verdict;
 
-use super::bench::Bench;
+use super::harness::DutiesHarness;
 
 /// Whatever node `liar` computes of other stages is wrong.
-fn tell_all(bench: &mut Bench, liar: u64) {
+fn report_all(bench: &mut DutiesHarness, liar: u64) {
     for stage in 0..bench.plan().stages.len() {
         bench.report(stage);
     }
@@ -26,7 +26,7 @@ fn tell_all(bench: &mut Bench, liar: u64) {
     }
 }
 
-fn partner_of(bench: &Bench, liar: u64) -> NodeId {
+fn partner_of(bench: &DutiesHarness, liar: u64) -> NodeId {
     let stages = bench.plan().stage_indices();
     let copies = |stage: &StageIndex| {
         bench.plan().copy_holders(*stage).any(|holder| holder.node == NodeId(liar))
@@ -35,21 +35,21 @@ fn partner_of(bench: &Bench, liar: u64) -> NodeId {
     bench.plan().stages[of.index()].node
 }
 
-fn running(nodes: &[u64]) -> Bench {
-    Bench::running(JobSpec { attest_every: 0, ..spec() }, nodes)
+fn running(nodes: &[u64]) -> DutiesHarness {
+    DutiesHarness::running(JobSpec { attest_every: 0, ..spec() }, nodes)
 }
 
 #[test]
 fn a_contradiction_of_sums_leads_to_other_pairs() {
     let mut bench = running(&[1, 2, 3]);
     let first = partner_of(&bench, 2);
-    tell_all(&mut bench, 2);
+    report_all(&mut bench, 2);
     let plan = bench.replan_now();
     assert!(matches!(plan.reason, PlanReason::Contradiction { .. }), "{}", plan.reason);
     assert_eq!(plan.from_step, bench.log.state.open_turn().step, "nothing is lost");
     bench.load();
     assert_ne!(partner_of(&bench, 2), first);
-    assert_eq!(Bench::nodes(bench.plan()).len(), 3, "nobody is at fault yet");
+    assert_eq!(DutiesHarness::nodes(bench.plan()).len(), 3, "nobody is at fault yet");
 }
 
 /// Workers report again what is not sealed. That is the same contradiction, not another: counted
@@ -59,7 +59,7 @@ fn a_contradiction_that_is_told_again_is_the_same_one() {
     let mut bench = running(&[1, 2, 3]);
     let first = partner_of(&bench, 2);
     for _ in 0..2 {
-        tell_all(&mut bench, 2);
+        report_all(&mut bench, 2);
         bench.act();
     }
     bench.replan_now();
@@ -67,7 +67,7 @@ fn a_contradiction_that_is_told_again_is_the_same_one() {
     assert_ne!(partner_of(&bench, 2), first);
     let mut bench = running(&[1, 2]);
     for _ in 0..=PAIR_CONTRADICTIONS_MAX {
-        tell_all(&mut bench, 2);
+        report_all(&mut bench, 2);
         assert_eq!(bench.act(), [], "a plan is asked for, and the run is not held");
     }
 }
@@ -76,16 +76,16 @@ fn a_contradiction_that_is_told_again_is_the_same_one() {
 fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
     let mut bench = running(&[1, 2, 3]);
     let liar = bench.log.holder(2);
-    tell_all(&mut bench, 2);
+    report_all(&mut bench, 2);
     bench.replan_now();
     bench.load();
-    tell_all(&mut bench, 2);
+    report_all(&mut bench, 2);
     let proposed = bench.act();
     let reason = LossReason::Untrusted { partners: 2 };
     assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
     assert!(bench.log.state.quarantined().contains(&NodeId(2)));
     assert!(
-        matches!(bench.need(), Some(Need::Now(PlanReason::Lost { holder, .. })) if holder == liar)
+        matches!(bench.need(), Some(PlanNeed::Now(PlanReason::Lost { holder, .. })) if holder == liar)
     );
     bench.replan_now();
     bench.load();
@@ -98,13 +98,13 @@ fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
 #[test]
 fn with_two_copies_the_third_holder_tells_who_is_at_fault() {
     let job = JobSpec { attest_every: 0, copies: 2, ..spec() };
-    let mut bench = Bench::running(job, &[1, 2, 3]);
+    let mut bench = DutiesHarness::running(job, &[1, 2, 3]);
     let liar = bench.log.holder(2);
-    tell_all(&mut bench, 2);
+    report_all(&mut bench, 2);
     bench.replan_now();
     assert!(bench.log.state.quarantined().is_empty(), "once is nobody's fault");
     bench.load();
-    tell_all(&mut bench, 2);
+    report_all(&mut bench, 2);
     let proposed = bench.act();
     let reason = LossReason::Untrusted { partners: 2 };
     assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
@@ -115,14 +115,14 @@ fn with_two_copies_the_third_holder_tells_who_is_at_fault() {
 fn a_contradiction_of_long_ago_speaks_against_nobody() {
     let job = JobSpec { attest_every: 0, checkpoint_every: 0, step_count: 9_999, ..spec() };
     let check = |seals: u64, is_at_fault: bool| {
-        let mut bench = Bench::running(job.clone(), &[1, 2, 3]);
-        tell_all(&mut bench, 2);
+        let mut bench = DutiesHarness::running(job.clone(), &[1, 2, 3]);
+        report_all(&mut bench, 2);
         bench.replan_now();
         bench.load();
         for _ in 0..seals {
             bench.agree(Entry::Seal(bench.log.seal(Verdict::Keep)));
         }
-        tell_all(&mut bench, 2);
+        report_all(&mut bench, 2);
         bench.act();
         assert_eq!(bench.log.state.quarantined().contains(&NodeId(2)), is_at_fault, "{seals}");
     };
@@ -135,11 +135,11 @@ fn a_contradiction_of_long_ago_speaks_against_nobody() {
 fn a_pair_that_contradicts_itself_again_and_again_is_held() {
     let mut bench = running(&[1, 2]);
     for _ in 0..PAIR_CONTRADICTIONS_MAX {
-        tell_all(&mut bench, 2);
+        report_all(&mut bench, 2);
         bench.replan_now();
         bench.load();
     }
-    tell_all(&mut bench, 2);
+    report_all(&mut bench, 2);
     let proposed = bench.act();
     assert_eq!(proposed, [Entry::Job(JobChange::Halt(HaltReason::Untrusted))]);
 }
@@ -153,5 +153,5 @@ fn the_first_layer_that_differs_is_named() {
     bench.hold_with(1, 0.5, 0);
     bench.act();
     let layer = LayerId(2);
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Contradiction { layer })));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Contradiction { layer })));
 }

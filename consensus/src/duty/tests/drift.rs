@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerRange, NodeId, StageIndex};
 
-use super::bench::Bench;
-use crate::duty::{InputRefusal, Measured, Need, Solution};
+use super::harness::DutiesHarness;
+use crate::duty::{InputRefusal, PlanMeasurement, PlanNeed, PlanSolution};
 use crate::entry::Entry;
 use crate::fixture::{SETTLE_TICKS, admit, lost, solution, spec};
 use crate::job::JobSpec;
@@ -23,40 +23,40 @@ fn reason(found_us: u64) -> PlanReason {
 }
 
 /// Node 2 has half the speed that it brought.
-fn slow(generation: u64, drift: Option<PlanReason>) -> Measured {
+fn slow(generation: u64, drift: Option<PlanReason>) -> PlanMeasurement {
     let speeds = BTreeMap::from([(NodeId(2), 500)]);
-    Measured { generation: Generation(generation), speeds, drift }
+    PlanMeasurement { generation: Generation(generation), speeds, drift }
 }
 
-fn measure(bench: &mut Bench, measured: Measured) {
+fn measure(bench: &mut DutiesHarness, measured: PlanMeasurement) {
     bench.duties.handle_measured(&bench.log.state, measured).expect("of the plan in force");
 }
 
 /// Two stages, of which the second was found to be slow.
-fn drifted() -> Bench {
-    let mut bench = Bench::running(long(), &[1, 2]);
+fn drifted() -> DutiesHarness {
+    let mut bench = DutiesHarness::running(long(), &[1, 2]);
     let generation = bench.plan().generation.0;
     measure(&mut bench, slow(generation, Some(reason(2000))));
     bench
 }
 
 /// The slow one gets a layer instead of two.
-fn lighter() -> Solution {
+fn lighter() -> PlanSolution {
     let chunks = vec![LayerRange::new(0, 3), LayerRange::new(3, 4)];
-    Solution { chunks, ..solution(2, Window::One) }
+    PlanSolution { chunks, ..solution(2, Window::One) }
 }
 
-fn answer(bench: &mut Bench, solution: Solution) {
-    let request = bench.asked.take().expect("a plan is asked for");
+fn answer(bench: &mut DutiesHarness, solution: PlanSolution) {
+    let request = bench.solve_request.take().expect("a plan is asked for");
     assert!(bench.duties.handle_solution(request.number, Ok(solution)), "it is wanted");
 }
 
 #[test]
 fn a_plan_that_drifted_is_changed_ahead_and_says_why() {
     let mut bench = drifted();
-    assert_eq!(bench.need(), Some(Need::Planned(reason(2000))));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason(2000))));
     bench.act();
-    let asked = bench.asked.clone().expect("a plan is asked for");
+    let asked = bench.solve_request.clone().expect("a plan is asked for");
     let speeds: Vec<u32> = asked.nodes.iter().map(|(_, brought)| brought.speed_permille).collect();
     assert_eq!(speeds, [1000, 500], "what was found takes the place of what was said");
     answer(&mut bench, lighter());
@@ -83,18 +83,18 @@ fn a_solution_that_changes_nothing_is_the_end_of_it_until_something_else_drifts(
     let generation = bench.plan().generation.0;
     measure(&mut bench, slow(generation, Some(reason(3000))));
     bench.act();
-    assert!(bench.asked.is_some(), "more drifted since");
+    assert!(bench.solve_request.is_some(), "more drifted since");
 }
 
 #[test]
 fn the_first_drift_of_a_plan_stands_and_no_other_plans_counts() {
     let mut bench = drifted();
     bench.act();
-    let first = bench.asked.clone().expect("a plan is asked for");
+    let first = bench.solve_request.clone().expect("a plan is asked for");
     let generation = bench.plan().generation;
     measure(&mut bench, slow(generation.0, Some(reason(2100))));
     bench.act();
-    assert_eq!(bench.asked, Some(first), "the plan that is being made is not begun anew");
+    assert_eq!(bench.solve_request, Some(first), "the plan that is being made is not begun anew");
     let found = Generation(generation.0 + 1);
     let told = bench.duties.handle_measured(&bench.log.state, slow(found.0, None));
     assert_eq!(told, Err(InputRefusal::OtherGeneration { expected: generation, found }));
@@ -105,13 +105,13 @@ fn who_is_lost_or_goes_or_comes_matters_more() {
     let mut bench = drifted();
     bench.agree(Entry::Members(vec![admit(3, 1)]));
     bench.tick(SETTLE_TICKS, &[1, 2, 3]);
-    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Joined { count: 1 })));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(PlanReason::Joined { count: 1 })));
     let holder = bench.log.holder(1);
     bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
-    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Draining { count: 1 })));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(PlanReason::Draining { count: 1 })));
     bench.agree(Entry::Members(vec![lost(holder)]));
     bench.act();
-    let asked = bench.asked.as_ref().expect("a plan is asked for");
+    let asked = bench.solve_request.as_ref().expect("a plan is asked for");
     let speeds: Vec<(u64, u32)> =
         asked.nodes.iter().map(|(node, brought)| (node.0, brought.speed_permille)).collect();
     assert_eq!(speeds, [(3, 1000), (2, 500)], "and is made for what was found");
@@ -121,7 +121,7 @@ fn who_is_lost_or_goes_or_comes_matters_more() {
 /// from the others.
 #[test]
 fn who_is_of_no_use_does_not_stand_before_a_drift() {
-    let mut bench = Bench::running(long(), &[1, 2]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2]);
     bench.agree(Entry::Members(vec![admit(3, 1)]));
     bench.tick(SETTLE_TICKS, &[1, 2, 3]);
     bench.act();
@@ -129,7 +129,7 @@ fn who_is_of_no_use_does_not_stand_before_a_drift() {
     assert_eq!((bench.act(), bench.need()), (vec![], None), "the plan stays as it is");
     let generation = bench.plan().generation.0;
     measure(&mut bench, slow(generation, Some(reason(2000))));
-    assert_eq!(bench.need(), Some(Need::Planned(reason(2000))));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason(2000))));
     bench.act();
     answer(&mut bench, solution(2, Window::One));
     assert_eq!(
@@ -139,7 +139,7 @@ fn who_is_of_no_use_does_not_stand_before_a_drift() {
     );
     bench.agree(Entry::Members(vec![admit(4, 1)]));
     bench.tick(SETTLE_TICKS, &[1, 2, 3, 4]);
-    assert_eq!(bench.need(), Some(Need::Planned(PlanReason::Joined { count: 2 })));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(PlanReason::Joined { count: 2 })));
 }
 
 /// Measured speeds are no part of what is agreed: a new leader is passed them anew, or plans without.
@@ -155,16 +155,16 @@ fn a_new_leader_knows_nothing_of_it() {
 #[test]
 fn nodes_found_to_differ_are_not_exchanged() {
     let order = |speeds: BTreeMap<NodeId, u32>| {
-        let mut bench = Bench::running(long(), &[1, 2]);
+        let mut bench = DutiesHarness::running(long(), &[1, 2]);
         let generation = bench.plan().generation;
-        measure(&mut bench, Measured { generation, speeds, drift: None });
+        measure(&mut bench, PlanMeasurement { generation, speeds, drift: None });
         bench.agree(Entry::Members(vec![admit(3, 1)]));
         bench.tick(SETTLE_TICKS, &[1, 2, 3]);
         bench.act();
         answer(&mut bench, solution(3, Window::One));
         let proposed = bench.act();
         let [.., Entry::Adopt(plan)] = &proposed[..] else { panic!("{proposed:#?}") };
-        Bench::nodes(plan)
+        DutiesHarness::nodes(plan)
     };
     let alike = order(BTreeMap::new());
     assert_ne!(alike, [1, 2, 3].map(NodeId), "who comes stands in the middle, where least moves");

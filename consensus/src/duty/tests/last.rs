@@ -2,16 +2,16 @@
 
 use zbelastic_types::{LayerId, Step};
 
-use super::bench::{Bench, TIMING};
-use crate::duty::Need;
+use super::harness::{DutiesHarness, TIMING};
+use crate::duty::PlanNeed;
 use crate::entry::Entry;
 use crate::fixture::{SETTLE_TICKS, digests, spec};
 use crate::job::JobPhase;
 use crate::plan::PlanReason;
 
 /// Everything is sealed, and nothing of the last checkpoint is durable.
-fn bench() -> Bench {
-    let mut bench = Bench::running(spec(), &[1, 2]);
+fn bench() -> DutiesHarness {
+    let mut bench = DutiesHarness::running(spec(), &[1, 2]);
     let steps = spec().step_count;
     for _ in 0..steps {
         bench.report_all();
@@ -21,12 +21,12 @@ fn bench() -> Bench {
     bench
 }
 
-fn phase(bench: &Bench) -> JobPhase {
+fn phase(bench: &DutiesHarness) -> JobPhase {
     bench.log.state.job().expect("there is one").phase
 }
 
 /// A worker has written its stage of the plan in force.
-fn save(bench: &mut Bench, stage: usize) {
+fn save(bench: &mut DutiesHarness, stage: usize) {
     let plan = bench.plan();
     let layers = plan.layers_of(zbelastic_types::StageIndex(stage as u32));
     let (holder, version) = (plan.stages[stage], bench.log.state.open_turn().step);
@@ -61,7 +61,7 @@ fn a_last_checkpoint_that_nobody_gets_on_with_is_written_anew() {
     assert_eq!(bench.need(), None, "who writes may take longer than a step");
     bench.tick(1, &[1, 2]);
     let ticks = TIMING.progress_ticks + 1;
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn who_gets_on_with_the_last_checkpoint_is_waited_for() {
     bench.tick(TIMING.progress_ticks, &[1, 2]);
     assert_eq!(bench.need(), None);
     bench.tick(1, &[1, 2]);
-    assert!(matches!(bench.need(), Some(Need::Now(PlanReason::Stalled { .. }))));
+    assert!(matches!(bench.need(), Some(PlanNeed::Now(PlanReason::Stalled { .. }))));
 }
 
 #[test]

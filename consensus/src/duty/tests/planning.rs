@@ -4,9 +4,9 @@ use zbelastic_schedule::Window;
 use zbelastic_types::{Generation, LayerId, NodeId, Step};
 
 use crate::duty::window::ROLLBACKS_TO_WAIT;
-use crate::duty::{Action, InputRefusal, Need, NoPlan, PLANS_FAILED_MAX, SolveRequest};
+use crate::duty::{InputRefusal, LeaderAction, NoPlan, PLANS_FAILED_MAX, PlanNeed, SolveRequest};
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, SETTLE_TICKS, admit, digest, lost, solution, spec};
+use crate::fixture::{FixtureLog, SETTLE_TICKS, admit, digest, lost, solution, spec};
 use crate::history::ROLLBACK_WINDOW;
 use crate::job::{HaltReason, JobChange, JobSpec, WindowPolicy};
 use crate::member::{LossReason, MemberChange};
@@ -15,7 +15,7 @@ use crate::plan::{LayerSource, PlanReason, PlanRecord};
 use crate::state::{PLANNED_AHEAD_MAX, PlanPhase};
 use crate::validation::Verdict;
 
-use super::bench::{Bench, TIMING};
+use super::harness::{DutiesHarness, TIMING};
 
 pub(super) fn long() -> JobSpec {
     JobSpec { step_count: 1000, ..spec() }
@@ -28,18 +28,19 @@ pub(super) fn adopted(proposed: &[Entry]) -> PlanRecord {
 
 #[test]
 fn the_first_plan_waits_for_a_solution_and_for_what_everybody_holds() {
-    let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::First)));
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::First)));
     assert_eq!(bench.act(), []);
-    assert!(bench.asks_inventory && bench.asked.is_some());
+    assert!(bench.requests_inventory && bench.solve_request.is_some());
     bench.solve();
     assert_eq!(bench.act(), []);
-    bench.tell_held(1, &[], 0);
+    bench.report_held(1, &[], 0);
     assert!(
-        bench.duties.asks_inventory_of(NodeId(2)) && !bench.duties.asks_inventory_of(NodeId(1))
+        bench.duties.requests_inventory_of(NodeId(2))
+            && !bench.duties.requests_inventory_of(NodeId(1))
     );
     assert_eq!(bench.act(), []);
-    bench.tell_held(2, &[], 0);
+    bench.report_held(2, &[], 0);
     let plan = adopted(&bench.act());
     assert_eq!((plan.reason, plan.from_step), (PlanReason::First, Step(0)));
     assert!(plan.sources.iter().all(|source| *source == LayerSource::Initial));
@@ -47,10 +48,10 @@ fn the_first_plan_waits_for_a_solution_and_for_what_everybody_holds() {
 
 #[test]
 fn an_inventory_goes_on_without_those_who_do_not_answer_in_time() {
-    let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
     bench.act();
     bench.solve();
-    bench.tell_held(1, &[], 0);
+    bench.report_held(1, &[], 0);
     bench.tick(TIMING.inventory_ticks, &[1, 2]);
     assert_eq!(bench.act(), []);
     bench.tick(1, &[1, 2]);
@@ -60,37 +61,37 @@ fn an_inventory_goes_on_without_those_who_do_not_answer_in_time() {
 /// A worker that came after the question is not waited for, and its report is not taken for an answer.
 #[test]
 fn only_who_is_asked_answers() {
-    let mut bench = Bench::new(Log::with_job(spec(), &[1, 2]));
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
     bench.act();
     bench.agree(Entry::Members(vec![admit(3, 1)]));
     let (holder, index) = (bench.log.holder(3), bench.log.state.applied());
-    let tell = |bench: &mut Bench| {
+    let tell = |bench: &mut DutiesHarness| {
         bench.duties.handle_inventory(&bench.log.state, holder, index, Vec::new())
     };
-    assert_eq!(tell(&mut bench), Err(InputRefusal::Unasked));
+    assert_eq!(tell(&mut bench), Err(InputRefusal::NotRequested));
     bench.act();
     assert_eq!(tell(&mut bench), Ok(()), "a plan with it is under way");
 }
 
 #[test]
 fn nothing_is_planned_without_a_job_or_workers_or_while_the_job_is_held() {
-    assert_eq!(Bench::new(Log::empty()).decide(), None);
-    assert_eq!(Bench::new(Log::with_job(spec(), &[])).decide(), None);
-    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    assert_eq!(DutiesHarness::new(FixtureLog::empty()).decide(), None);
+    assert_eq!(DutiesHarness::new(FixtureLog::with_job(spec(), &[])).decide(), None);
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
     bench.agree(Entry::Job(JobChange::Pause));
     assert_eq!((bench.need(), bench.decide()), (None, None));
     bench.agree(Entry::Job(JobChange::Continue));
-    assert!(matches!(bench.decide(), Some(Action::Solve(_))));
+    assert!(matches!(bench.decide(), Some(LeaderAction::Solve(_))));
 }
 
 #[test]
 fn a_loss_is_planned_at_once_from_the_open_step() {
-    let mut bench = Bench::running(long(), &[1, 2, 3]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2, 3]);
     bench.log.keep(5);
     let holder = bench.log.holder(2);
     bench.agree(Entry::Members(vec![lost(holder)]));
     let reason = PlanReason::Lost { holder, reason: LossReason::Closed };
-    assert_eq!(bench.need(), Some(Need::Now(reason.clone())));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(reason.clone())));
     let plan = bench.replan_now();
     assert_eq!((plan.reason, plan.from_step), (reason, Step(5)));
     let nodes = [NodeId(1), NodeId(3)];
@@ -100,21 +101,21 @@ fn a_loss_is_planned_at_once_from_the_open_step() {
 
 #[test]
 fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
-    let mut log = Log::running(long(), &[1, 2]);
+    let mut log = FixtureLog::running(long(), &[1, 2]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.keep(2);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
     bench.act();
     bench.solve();
-    bench.tell_held(1, &[0, 1], 6);
+    bench.report_held(1, &[0, 1], 6);
     let (generation, to) = (bench.log.state.generation(), Step(4));
     let reason = RewindReason::LayerLost { layer: LayerId(2) };
     assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Rewound)));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Rewound)));
     bench.solve();
-    bench.tell_held(1, &[0, 1], 6);
+    bench.report_held(1, &[0, 1], 6);
     let plan = adopted(&bench.act());
     assert_eq!(plan.from_step, Step(4));
     let is_saved =
@@ -123,14 +124,14 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
 }
 
 /// These nodes hold nothing, and a plan is found.
-fn find_sources(bench: &mut Bench, nodes: &[u64]) -> Vec<Entry> {
+fn find_sources(bench: &mut DutiesHarness, nodes: &[u64]) -> Vec<Entry> {
     bench.act();
-    nodes.iter().for_each(|node| bench.tell_held(*node, &[], 0));
+    nodes.iter().for_each(|node| bench.report_held(*node, &[], 0));
     bench.solve();
     bench.act()
 }
 
-fn fail_to_load(bench: &mut Bench, version: u64) {
+fn fail_to_load(bench: &mut DutiesHarness, version: u64) {
     let is_it = |source: &LayerSource| source.is_checkpoint(Step(version));
     assert!(bench.plan().sources.iter().all(is_it), "{:?}", bench.plan().sources);
     let (state, holder) = (&bench.log.state, bench.log.holder(2));
@@ -144,7 +145,7 @@ fn fail_to_load(bench: &mut Bench, version: u64) {
 }
 
 /// So often that another checkpoint is gone back to.
-fn fail_to_load_often(bench: &mut Bench, version: u64) {
+fn fail_to_load_often(bench: &mut DutiesHarness, version: u64) {
     for _ in 0..PLANS_FAILED_MAX {
         adopted(&find_sources(bench, &[2]));
         fail_to_load(bench, version);
@@ -154,7 +155,7 @@ fn fail_to_load_often(bench: &mut Bench, version: u64) {
 /// A checkpoint that could not be read is not tried again; when the last is gone, so is the run.
 #[test]
 fn a_run_with_nowhere_to_go_back_to_is_held() {
-    let mut log = Log::running(long(), &[1]);
+    let mut log = FixtureLog::running(long(), &[1]);
     for version in [4, 8, 12] {
         log.keep(4);
         log.checkpoint(version, 1);
@@ -162,7 +163,7 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     assert_eq!(log.state.history().base(), Step(8));
     log.lose(1);
     log.join(2);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     fail_to_load_often(&mut bench, 12);
     let proposed = find_sources(&mut bench, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
@@ -177,12 +178,12 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
 /// Reads fail now and then: what could be read since is not held against a checkpoint.
 #[test]
 fn a_checkpoint_that_was_read_is_believed_again() {
-    let mut log = Log::running(long(), &[1]);
+    let mut log = FixtureLog::running(long(), &[1]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.lose(1);
     log.join(2);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     for _ in 1..PLANS_FAILED_MAX {
         adopted(&find_sources(&mut bench, &[2]));
         fail_to_load(&mut bench, 4);
@@ -202,14 +203,14 @@ fn a_checkpoint_that_was_read_is_believed_again() {
 /// A checkpoint that was written anew is another one.
 #[test]
 fn a_checkpoint_that_is_made_again_is_believed_again() {
-    let mut log = Log::running(long(), &[1]);
+    let mut log = FixtureLog::running(long(), &[1]);
     for version in [4, 8] {
         log.keep(4);
         log.checkpoint(version, 1);
     }
     log.lose(1);
     log.join(2);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     fail_to_load_often(&mut bench, 8);
     let proposed = find_sources(&mut bench, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
@@ -224,13 +225,13 @@ fn a_checkpoint_that_is_made_again_is_believed_again() {
 
 #[test]
 fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blamed() {
-    let mut log = Log::running(long(), &[1]);
+    let mut log = FixtureLog::running(long(), &[1]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.lose(1);
     log.join(2);
     log.join(3);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     adopted(&find_sources(&mut bench, &[2, 3]));
     for node in [2, 3] {
         let (state, holder) = (&bench.log.state, bench.log.holder(node));
@@ -249,14 +250,14 @@ fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blame
 /// Owner and copy loaded different bits: the run goes back, whatever else could be proposed.
 #[test]
 fn a_plan_whose_holders_loaded_different_bits_goes_back() {
-    let mut log = Log::running(long(), &[1, 2]);
+    let mut log = FixtureLog::running(long(), &[1, 2]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.keep(1);
     let plan = log.plan(&[2, 1]);
     let expected = vec![None; plan.sources.len()];
     log.adopt(PlanRecord { expected, ..plan });
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     let mut records = [0, 1].map(|stage| bench.log.ready(stage));
     records[0].layers[0].1 = digest(99, 99);
     for ready in records {
@@ -272,7 +273,7 @@ fn a_plan_whose_holders_loaded_different_bits_goes_back() {
 
 #[test]
 fn who_comes_and_goes_holds_a_plan_up_for_so_long_only() {
-    let mut bench = Bench::running(long(), &[1, 2, 3]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2, 3]);
     bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
     let mut boot = 0;
     let mut requests = 0;
@@ -281,13 +282,13 @@ fn who_comes_and_goes_holds_a_plan_up_for_so_long_only() {
         bench.agree(Entry::Members(vec![crate::fixture::admit(9, boot)]));
         bench.tick(1, &[1, 3, 9]);
         bench.act();
-        requests += u32::from(bench.asked.is_some());
-        if bench.asked.is_some() {
+        requests += u32::from(bench.solve_request.is_some());
+        if bench.solve_request.is_some() {
             bench.solve();
         }
         for node in [1, 3] {
-            if bench.duties.asks_inventory_of(NodeId(node)) {
-                bench.tell_held(node, &[0, 1, 2, 3], 0);
+            if bench.duties.requests_inventory_of(NodeId(node)) {
+                bench.report_held(node, &[0, 1, 2, 3], 0);
             }
         }
         if bench.plan().generation == Generation(2) {
@@ -301,9 +302,9 @@ fn who_comes_and_goes_holds_a_plan_up_for_so_long_only() {
 /// The solver runs on the leader's node: it answers, however long it looks.
 #[test]
 fn the_solvers_answer_is_waited_for_however_long_it_takes() {
-    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
     bench.act();
-    bench.tell_held(1, &[], 0);
+    bench.report_held(1, &[], 0);
     bench.tick(100 * TIMING.progress_ticks, &[1]);
     assert_eq!((bench.act(), bench.given_up.len()), (Vec::new(), 0));
     bench.solve();
@@ -312,10 +313,10 @@ fn the_solvers_answer_is_waited_for_however_long_it_takes() {
 
 #[test]
 fn a_plan_that_no_entry_holds_is_not_proposed() {
-    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
     bench.act();
-    bench.tell_held(1, &[], 0);
-    let SolveRequest { number, window, .. } = bench.asked.take().expect("one is asked for");
+    bench.report_held(1, &[], 0);
+    let SolveRequest { number, window, .. } = bench.solve_request.take().expect("one is asked for");
     let mut large = crate::fixture::solution(1, window);
     large.op_ticks_max = u32::MAX;
     let op = large.program.stages[0][0];
@@ -323,12 +324,12 @@ fn a_plan_that_no_entry_holds_is_not_proposed() {
     assert!(bench.duties.handle_solution(number, Ok(large)));
     assert_eq!(bench.act(), []);
     assert!(matches!(bench.given_up[..], [NoPlan::Refused(_) | NoPlan::TooLarge { .. }]));
-    assert_eq!((bench.act(), bench.asked.is_some()), (Vec::new(), false));
+    assert_eq!((bench.act(), bench.solve_request.is_some()), (Vec::new(), false));
 }
 
 #[test]
 fn those_who_join_are_planned_in_ahead_once_no_more_come() {
-    let mut bench = Bench::running(long(), &[1]);
+    let mut bench = DutiesHarness::running(long(), &[1]);
     bench.log.keep(5);
     bench.tick(3, &[1]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
@@ -336,12 +337,12 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
     assert_eq!(bench.need(), None);
     bench.tick(1, &[1, 2]);
     let reason = PlanReason::Joined { count: 1 };
-    assert_eq!(bench.need(), Some(Need::Planned(reason.clone())));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason.clone())));
     bench.act();
-    assert!(!bench.asks_inventory, "the plan in force says who holds what");
+    assert!(!bench.requests_inventory, "the plan in force says who holds what");
     bench.solve();
     let plan = adopted(&bench.act());
-    assert_eq!((&plan.reason, Bench::nodes(&plan)), (&reason, vec![NodeId(1), NodeId(2)]));
+    assert_eq!((&plan.reason, DutiesHarness::nodes(&plan)), (&reason, vec![NodeId(1), NodeId(2)]));
     assert!((6..=5 + PLANNED_AHEAD_MAX).contains(&plan.from_step.0), "the open step is finished");
     let both = LayerSource::Nodes(vec![NodeId(1), NodeId(2)]);
     assert_eq!(plan.sources, vec![both; 4], "who follows a layer has it");
@@ -357,7 +358,7 @@ fn those_who_join_are_planned_in_ahead_once_no_more_come() {
 
 #[test]
 fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
-    let mut bench = Bench::running(JobSpec { stages_max: 1, ..long() }, &[1]);
+    let mut bench = DutiesHarness::running(JobSpec { stages_max: 1, ..long() }, &[1]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
     bench.tick(3 * SETTLE_TICKS, &[1, 2]);
     assert_eq!((bench.need(), bench.decide()), (None, None));
@@ -366,14 +367,14 @@ fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
 /// A loss comes first while new workers are to be planned in.
 #[test]
 fn a_loss_comes_before_a_join() {
-    let mut bench = Bench::running(long(), &[1, 2]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2]);
     bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
     bench.tick(SETTLE_TICKS, &[1, 2, 3]);
     bench.act();
-    let first = bench.asked.take().expect("a plan with three");
+    let first = bench.solve_request.take().expect("a plan with three");
     bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
     bench.act();
-    let second = bench.asked.as_ref().expect("a plan with two");
+    let second = bench.solve_request.as_ref().expect("a plan with two");
     assert_eq!(second.nodes.iter().map(|(node, _)| node.0).collect::<Vec<_>>(), [1, 3]);
     let late = Ok(solution(3, Window::One));
     assert!(!bench.duties.handle_solution(first.number, late), "nobody waits for it any more");
@@ -381,15 +382,15 @@ fn a_loss_comes_before_a_join() {
 
 #[test]
 fn who_is_about_to_go_is_planned_out_and_then_gone() {
-    let mut bench = Bench::running(long(), &[1, 2]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2]);
     let holder = bench.log.holder(2);
     bench.duties.handle_change(&bench.log.state, MemberChange::Drain { holder }).expect("it may");
     assert_eq!(bench.act(), [Entry::Members(vec![MemberChange::Drain { holder }])]);
     let reason = PlanReason::Draining { count: 1 };
-    assert_eq!(bench.need(), Some(Need::Planned(reason.clone())));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason.clone())));
     bench.solve();
     let plan = adopted(&bench.act());
-    assert_eq!((&plan.reason, Bench::nodes(&plan)), (&reason, vec![NodeId(1)]));
+    assert_eq!((&plan.reason, DutiesHarness::nodes(&plan)), (&reason, vec![NodeId(1)]));
     for _ in 0..plan.from_step.0 {
         bench.report_all();
         bench.act();
@@ -402,7 +403,7 @@ fn who_is_about_to_go_is_planned_out_and_then_gone() {
 }
 
 /// A worker drains: whether it is let go of at once.
-fn is_let_go(mut bench: Bench, node: u64) -> bool {
+fn is_let_go(mut bench: DutiesHarness, node: u64) -> bool {
     let holder = bench.log.holder(node);
     bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
     let gone = MemberChange::Lost { holder, reason: LossReason::Drained };
@@ -411,13 +412,13 @@ fn is_let_go(mut bench: Bench, node: u64) -> bool {
 
 #[test]
 fn who_is_about_to_go_waits_for_nothing_where_nothing_is_computed() {
-    let mut standby = Log::empty();
+    let mut standby = FixtureLog::empty();
     standby.join(1);
-    assert!(is_let_go(Bench::new(standby), 1), "there is no run");
+    assert!(is_let_go(DutiesHarness::new(standby), 1), "there is no run");
     let ended = |change: JobChange| {
-        let mut log = Log::running(long(), &[1, 2]);
+        let mut log = FixtureLog::running(long(), &[1, 2]);
         log.apply(Entry::Job(change));
-        Bench::new(log)
+        DutiesHarness::new(log)
     };
     assert!(is_let_go(ended(JobChange::Stop), 2), "the run was stopped");
     assert!(!is_let_go(ended(JobChange::Pause), 2), "what it is held at is nowhere else");
@@ -426,13 +427,13 @@ fn who_is_about_to_go_waits_for_nothing_where_nothing_is_computed() {
 #[test]
 fn who_is_about_to_go_waits_for_the_checkpoint_that_a_run_is_held_at() {
     let held_at = |sealed: u32, is_durable: bool| {
-        let mut log = Log::running(JobSpec { checkpoint_every: 4, ..long() }, &[1, 2]);
+        let mut log = FixtureLog::running(JobSpec { checkpoint_every: 4, ..long() }, &[1, 2]);
         (0..sealed).for_each(|_| drop(log.apply(Entry::Seal(log.seal(Verdict::Keep)))));
         if is_durable {
             log.checkpoint(4, 1);
         }
         log.apply(Entry::Job(JobChange::Pause));
-        Bench::new(log)
+        DutiesHarness::new(log)
     };
     assert!(!is_let_go(held_at(4, false), 2), "it is being written");
     assert!(!is_let_go(held_at(5, true), 2), "a step was sealed since");
@@ -443,18 +444,18 @@ fn who_is_about_to_go_waits_for_the_checkpoint_that_a_run_is_held_at() {
     let reason = LossReason::Drained;
     bench.agree(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
     bench.agree(Entry::Job(JobChange::Continue));
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Lost { holder, reason })));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Lost { holder, reason })));
 }
 
 /// A cluster whose last seals were so often no plain keeps.
-fn with_rollbacks(rollbacks: u32, seals: u32) -> Bench {
-    let mut log = Log::running(JobSpec { window: WindowPolicy::Auto, ..long() }, &[1, 2]);
+fn with_rollbacks(rollbacks: u32, seals: u32) -> DutiesHarness {
+    let mut log = FixtureLog::running(JobSpec { window: WindowPolicy::Auto, ..long() }, &[1, 2]);
     for seal in 0..seals {
         let clip = Verdict::Clip { coefficient: 0.5 };
         let verdict = if seal < rollbacks { clip } else { Verdict::Keep };
         log.apply(Entry::Seal(log.seal(verdict)));
     }
-    Bench::new(log)
+    DutiesHarness::new(log)
 }
 
 #[test]
@@ -465,9 +466,9 @@ fn the_window_is_switched_when_going_ahead_does_not_pay_and_the_plan_says_why() 
     let mut bench = with_rollbacks(ROLLBACKS_TO_WAIT, seals);
     let (window, rollbacks, wait_ticks) = (Window::Zero, ROLLBACKS_TO_WAIT, 0);
     let reason = PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks };
-    assert_eq!(bench.need(), Some(Need::Planned(reason.clone())));
+    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason.clone())));
     bench.act();
-    assert_eq!(bench.asked_window(), Window::Zero);
+    assert_eq!(bench.requested_window(), Window::Zero);
     bench.solve();
     let plan = adopted(&bench.act());
     assert_eq!((plan.window(), plan.reason), (Some(Window::Zero), reason));
@@ -484,19 +485,19 @@ fn long_waits_for_verdicts_are_a_reason_to_go_ahead_whatever_is_rolled_back() {
 
 #[test]
 fn a_plan_that_stands_still_is_given_up_after_so_many_ticks() {
-    let mut bench = Bench::running(long(), &[1, 2]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2]);
     bench.tick(TIMING.progress_ticks, &[1, 2]);
     assert_eq!(bench.need(), None);
     bench.tick(1, &[1, 2]);
     let ticks = TIMING.progress_ticks + 1;
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
     let plan = bench.replan_now();
     assert_eq!(plan.reason, PlanReason::Stalled { ticks });
 }
 
 #[test]
 fn a_seal_shows_that_a_plan_moves() {
-    let mut bench = Bench::running(long(), &[1, 2]);
+    let mut bench = DutiesHarness::running(long(), &[1, 2]);
     bench.tick(TIMING.progress_ticks, &[1, 2]);
     bench.report_all();
     bench.act();
@@ -504,10 +505,10 @@ fn a_seal_shows_that_a_plan_moves() {
     assert_eq!(bench.need(), None);
 }
 
-pub(super) fn loading() -> Bench {
-    let mut log = Log::with_job(long(), &[1, 2]);
+pub(super) fn loading() -> DutiesHarness {
+    let mut log = FixtureLog::with_job(long(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
-    Bench::new(log)
+    DutiesHarness::new(log)
 }
 
 #[test]
@@ -517,7 +518,7 @@ fn a_plan_that_does_not_load_is_given_up_after_so_many_ticks() {
     assert_eq!(bench.need(), None);
     bench.tick(1, &[1, 2]);
     let ticks = TIMING.progress_ticks + 1;
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::Stalled { ticks })));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
 }
 
 /// A worker that reports again and again that it has loaded something else does not hold the limit off.
@@ -530,7 +531,7 @@ fn a_record_that_is_refused_does_not_show_that_a_plan_moves() {
         bench.duties.handle_ready(&bench.log.state, wrong.clone()).expect("it has a stage");
         bench.act();
     }
-    assert!(matches!(bench.need(), Some(Need::Now(PlanReason::Lost { .. }))));
+    assert!(matches!(bench.need(), Some(PlanNeed::Now(PlanReason::Lost { .. }))));
 }
 
 #[test]
@@ -545,30 +546,30 @@ fn a_layer_that_cannot_be_loaded_ends_the_plan_at_once() {
         (layer, LoadFault::Source),
     );
     failed.expect("it loads");
-    assert_eq!(bench.need(), Some(Need::Now(PlanReason::LoadFailed { layer })));
+    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::LoadFailed { layer })));
     assert_eq!(bench.replan_now().reason, PlanReason::LoadFailed { layer });
 }
 
 #[test]
 fn where_there_is_no_plan_none_is_asked_for_again_until_something_changes() {
-    let mut bench = Bench::new(Log::with_job(spec(), &[1]));
+    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
     bench.act();
-    bench.tell_held(1, &[], 0);
+    bench.report_held(1, &[], 0);
     bench.solve_not();
     for _ in 0..20 {
         bench.tick(1, &[1]);
-        assert_eq!((bench.act(), bench.asked.is_some()), (Vec::new(), false));
+        assert_eq!((bench.act(), bench.solve_request.is_some()), (Vec::new(), false));
     }
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
     bench.act();
-    assert!(bench.asked.is_some(), "with another node there may be one");
+    assert!(bench.solve_request.is_some(), "with another node there may be one");
 }
 
 #[test]
 fn no_change_is_planned_for_after_the_last_step() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(10);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
     bench.tick(SETTLE_TICKS, &[1, 2]);
     bench.act();

@@ -5,33 +5,33 @@ use std::sync::Arc;
 use zbelastic_types::{LayerId, StageIndex, Step};
 
 use crate::duty::sealing::RECOMPUTE_REPLAYS_MAX;
-use crate::duty::{Action, InputRefusal, Withheld};
+use crate::duty::{InputRefusal, LeaderAction, WithheldReason};
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, crossed, spec};
+use crate::fixture::{FixtureLog, crossed, spec};
 use crate::history::SEALS_KEPT_MAX;
 use crate::job::{HaltReason, JobChange, JobSpec};
 use crate::message::HeldUpdate;
 use crate::plan::{Promise, PromiseOff};
 use crate::validation::{Reason, Seal, Verdict};
 
-use super::bench::Bench;
+use super::harness::DutiesHarness;
 
-fn withheld(bench: &mut Bench, expected: Withheld) {
+fn withheld(bench: &mut DutiesHarness, expected: WithheldReason) {
     assert_eq!(bench.decide(), None);
     assert_eq!(bench.duties.withheld(&bench.log.state), Some(expected));
 }
 
-fn sealed(bench: &mut Bench) -> Seal {
+fn sealed(bench: &mut DutiesHarness) -> Seal {
     let proposed = bench.act();
     let [Entry::Seal(seal)] = proposed[..] else { panic!("{proposed:?}") };
     seal
 }
 
 /// A run that has sealed `count` steps; the open one attests nothing.
-fn running(count: u64) -> Bench {
-    let mut log = Log::running(spec(), &[1, 2]);
+fn running(count: u64) -> DutiesHarness {
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(count);
-    Bench::new(log)
+    DutiesHarness::new(log)
 }
 
 /// R3: what is promised to survive the loss of a node is elsewhere before it is sealed.
@@ -40,11 +40,11 @@ fn r3_no_seal_is_proposed_before_every_stages_update_is_held() {
     let mut bench = running(1);
     assert_eq!(bench.plan().promise, Promise::Kept);
     bench.report(0);
-    withheld(&mut bench, Withheld::Reports);
+    withheld(&mut bench, WithheldReason::Reports);
     bench.report(1);
-    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
     bench.hold(0);
-    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(1) });
+    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(1) });
     bench.hold(1);
     assert_eq!(sealed(&mut bench).verdict, Verdict::Keep);
 }
@@ -56,7 +56,7 @@ fn r3_an_update_that_is_held_but_not_reported_is_not_sealed() {
     bench.hold(0);
     bench.hold(1);
     bench.report(0);
-    withheld(&mut bench, Withheld::Reports);
+    withheld(&mut bench, WithheldReason::Reports);
     bench.report(1);
     sealed(&mut bench);
 }
@@ -65,7 +65,7 @@ fn r3_an_update_that_is_held_but_not_reported_is_not_sealed() {
 #[test]
 fn r3_with_the_promise_off_reports_are_enough() {
     let check = |spec: JobSpec, nodes: &[u64], expected: PromiseOff| {
-        let mut bench = Bench::running(spec, nodes);
+        let mut bench = DutiesHarness::running(spec, nodes);
         assert_eq!(bench.plan().promise, Promise::Off(expected));
         (0..nodes.len()).for_each(|stage| bench.report(stage));
         sealed(&mut bench);
@@ -78,23 +78,23 @@ fn r3_with_the_promise_off_reports_are_enough() {
 #[test]
 fn r3_an_update_is_held_by_everybody_who_keeps_a_copy_before_it_is_sealed() {
     let job = JobSpec { copies: 2, ..spec() };
-    let mut bench = Bench::running(job.clone(), &[1, 2, 3]);
+    let mut bench = DutiesHarness::running(job.clone(), &[1, 2, 3]);
     assert_eq!(bench.plan().promise, Promise::Kept);
     (0..3).for_each(|stage| bench.report(stage));
     (1..3).for_each(|stage| bench.hold(stage));
     let holders: Vec<_> = bench.plan().copy_holders(StageIndex(0)).collect();
     assert_eq!(holders.len(), 2);
-    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
     bench.hold_at(holders[0], 0, 1.0, 0);
     bench.hold_at(holders[0], 0, 1.0, 0);
-    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
     bench.hold_at(holders[1], 0, 1.0, 0);
     sealed(&mut bench);
-    let mut bench = Bench::running(job, &[1, 2]);
+    let mut bench = DutiesHarness::running(job, &[1, 2]);
     assert_eq!(bench.plan().promise, Promise::Fewer { copies: 1 });
     (0..2).for_each(|stage| bench.report(stage));
     bench.hold(0);
-    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(1) });
+    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(1) });
     bench.hold(1);
     sealed(&mut bench);
 }
@@ -106,14 +106,14 @@ fn what_was_held_of_an_earlier_step_does_not_count() {
     sealed(&mut bench);
     bench.report(0);
     bench.report(1);
-    withheld(&mut bench, Withheld::NotHeld { stage: StageIndex(0) });
+    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
 }
 
 #[test]
 fn a_seal_is_proposed_once() {
     let mut bench = running(1);
     bench.report_all();
-    let Some(Action::Propose(entry)) = bench.decide() else { panic!("all is told") };
+    let Some(LeaderAction::Propose(entry)) = bench.decide() else { panic!("all is told") };
     bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
     bench.report(0);
     assert_eq!(bench.decide(), None, "it is under way");
@@ -139,7 +139,7 @@ fn nothing_is_sealed_while_the_job_is_held() {
     let mut bench = running(1);
     bench.report_all();
     bench.agree(Entry::Job(JobChange::Pause));
-    withheld(&mut bench, Withheld::NotRunning);
+    withheld(&mut bench, WithheldReason::NotRunning);
     bench.agree(Entry::Job(JobChange::Continue));
     sealed(&mut bench);
 }
@@ -155,7 +155,7 @@ fn a_step_that_attests_is_not_sealed_before_owner_and_copy_told_their_state() {
     let holder = bench.plan().copy_holders(of).next().expect("somebody keeps it");
     let update = HeldUpdate { turn, of, sums, state: Vec::new() };
     bench.duties.handle_held(&bench.log.state, holder, update).expect("it is counted");
-    withheld(&mut bench, Withheld::NotAttested { stage: of });
+    withheld(&mut bench, WithheldReason::NotAttested { stage: of });
     bench.hold(0);
     sealed(&mut bench);
 }
@@ -163,11 +163,11 @@ fn a_step_that_attests_is_not_sealed_before_owner_and_copy_told_their_state() {
 /// It cannot be known which of two states is right: the run goes back to where both were the same.
 #[test]
 fn states_that_differ_take_the_run_back_to_a_checkpoint() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.keep(2);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.report(0);
     bench.report(1);
     bench.hold(0);
@@ -182,12 +182,12 @@ fn states_that_differ_take_the_run_back_to_a_checkpoint() {
 /// The stage that trains a second replica reports its state too, though only the owner reports sums of it.
 #[test]
 fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
-    let mut log = Log::with_job(JobSpec { attest_every: 1, ..spec() }, &[1, 2]);
+    let mut log = FixtureLog::with_job(JobSpec { attest_every: 1, ..spec() }, &[1, 2]);
     let mut plan = log.plan(&[1, 2]);
     crossed(&mut plan);
     log.adopt(plan);
     log.load();
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.report_all();
     sealed(&mut bench);
     bench.twin_version = Some(99);
@@ -202,7 +202,8 @@ fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
 #[test]
 fn replicas_that_differ_again_speak_against_nobody() {
     for copies in [0, 1] {
-        let mut bench = Bench::running(JobSpec { attest_every: 1, copies, ..spec() }, &[1, 2]);
+        let mut bench =
+            DutiesHarness::running(JobSpec { attest_every: 1, copies, ..spec() }, &[1, 2]);
         for round in 0..3 {
             bench.agree(bench.log.rewind(0));
             let mut plan = bench.log.plan(&[1, 2]);
@@ -229,20 +230,20 @@ fn replicas_that_differ_again_speak_against_nobody() {
 fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
     let kept = SEALS_KEPT_MAX as u64;
     let spec = JobSpec { step_count: 2 * kept, checkpoint_every: kept / 2, ..spec() };
-    let mut log = Log::running(spec, &[1, 2]);
+    let mut log = FixtureLog::running(spec, &[1, 2]);
     log.keep(kept - 1);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.report_all();
     sealed(&mut bench);
     bench.report_all();
-    withheld(&mut bench, Withheld::CheckpointOverdue);
+    withheld(&mut bench, WithheldReason::CheckpointOverdue);
     bench.log.checkpoint(kept, 1);
     sealed(&mut bench);
 }
 
 /// A run that went back over one step, which was sealed with these sums.
-fn recomputing() -> (Bench, Seal) {
-    let mut bench = Bench::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
+fn recomputing() -> (DutiesHarness, Seal) {
+    let mut bench = DutiesHarness::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
     bench.report_all();
     let logged = sealed(&mut bench);
     bench.agree(bench.log.rewind(0));
@@ -263,7 +264,7 @@ fn a_step_that_comes_out_as_it_was_sealed_is_sealed_again() {
 #[test]
 fn a_step_that_comes_out_otherwise_is_replayed_and_then_the_run_is_held() {
     let (mut bench, logged) = recomputing();
-    let tell_otherwise = |bench: &mut Bench| {
+    let tell_otherwise = |bench: &mut DutiesHarness| {
         for stage in 0..2 {
             bench.try_report(stage, 0.5).expect("it is counted");
             bench.hold_with(stage, 0.5, 0);
@@ -288,12 +289,12 @@ fn a_step_that_comes_out_otherwise_is_replayed_and_then_the_run_is_held() {
 /// What spoiled a step that was left out need not come again: it is left out again.
 #[test]
 fn a_step_that_was_left_out_is_left_out_again_whatever_comes_out() {
-    let mut log = Log::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
+    let mut log = FixtureLog::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
     let skipped = log.seal(Verdict::Skip);
     log.apply(Entry::Seal(skipped));
     log.apply(log.rewind(0));
     log.run_plan(&[1, 2]);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.report_all();
     let turn = bench.log.state.open_turn();
     assert_eq!(sealed(&mut bench), Seal { turn, ..skipped });
@@ -302,14 +303,14 @@ fn a_step_that_was_left_out_is_left_out_again_whatever_comes_out() {
 #[test]
 fn a_job_of_another_size_counts_its_own_tensors() {
     let spec = JobSpec { layer_tensors: vec![1, 1, 1, 2], copies: 0, ..spec() };
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     log.apply(Entry::Job(JobChange::Start(Arc::new(spec))));
     [1, 2].into_iter().for_each(|node| _ = log.join(node));
     log.run_plan(&[1, 2]);
-    let mut bench = Bench::new(log);
+    let mut bench = DutiesHarness::new(log);
     bench.report(0);
     let (stage, expected, found) = (StageIndex(1), 3, 2);
     let refusal = InputRefusal::MissingTensors { stage, expected, found };
     assert_eq!(bench.try_report(1, 1.0), Err(refusal));
-    withheld(&mut bench, Withheld::Reports);
+    withheld(&mut bench, WithheldReason::Reports);
 }

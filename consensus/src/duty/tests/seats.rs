@@ -2,25 +2,26 @@
 
 use zbelastic_types::NodeId;
 
-use crate::duty::{Solution, SolveRequest};
-use crate::fixture::{Log, solution, spec};
+use crate::duty::{PlanSolution, SolveRequest};
+use crate::fixture::{FixtureLog, solution, spec};
 
-use super::bench::Bench;
+use super::harness::DutiesHarness;
 use super::planning::adopted;
 
 /// A solver may leave out a node that has no room, wherever it stands.
 #[test]
 fn a_solution_says_who_stands_at_its_stages() {
     let begin = |seats: Vec<usize>| {
-        let mut bench = Bench::new(Log::with_job(spec(), &[1, 2, 3]));
+        let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2, 3]));
         bench.act();
-        (1..=3).for_each(|node| bench.tell_held(node, &[], 0));
-        let SolveRequest { number, window, .. } = bench.asked.take().expect("one was asked for");
-        let solution = Solution { seats, ..solution(2, window) };
+        (1..=3).for_each(|node| bench.report_held(node, &[], 0));
+        let SolveRequest { number, window, .. } =
+            bench.solve_request.take().expect("one was asked for");
+        let solution = PlanSolution { stage_nodes: seats, ..solution(2, window) };
         assert!(bench.duties.handle_solution(number, Ok(solution)), "it is wanted");
         bench.act()
     };
-    let nodes = |seats| Bench::nodes(&adopted(&begin(seats)));
+    let nodes = |seats| DutiesHarness::nodes(&adopted(&begin(seats)));
     assert_eq!(nodes(vec![0, 1]), [NodeId(1), NodeId(2)]);
     assert_eq!(nodes(vec![1, 2]), [NodeId(2), NodeId(3)]);
     assert_eq!(nodes(vec![2, 0]), [NodeId(3), NodeId(1)]);

@@ -7,11 +7,11 @@ use zbelastic_types::NodeId;
 use super::super::entry::{
     LogEntry, NodeChange, SnapshotImage, bare_change, changes_of, joint_change,
 };
-use super::super::flight::{Flight, Install};
+use super::super::in_flight::{InFlightWrite, SnapshotInstall};
 use super::super::members::Members;
 use super::super::message::{RaftMessage, WireMessage};
 use super::super::output::{CommittedEntry, PersistToken, RaftOutput};
-use super::super::record::{HardVote, Record};
+use super::super::record::{HardVote, RaftRecord};
 use super::propose::is_joint_skipped;
 use super::{RaftNode, node_of};
 
@@ -24,8 +24,8 @@ impl RaftNode {
         }
         // A later snapshot is wanted by a new member; one at the same index would be no later.
         let store = self.raw.store();
-        if store.take_snapshot_wanted() && self.applied.0 > store.snapshot_index() {
-            self.outputs.push_back(RaftOutput::AskSnapshot);
+        if store.take_snapshot_request() && self.applied.0 > store.snapshot_index() {
+            self.outputs.push_back(RaftOutput::RequestSnapshot);
         }
     }
 
@@ -51,7 +51,7 @@ impl RaftNode {
         }
         let number = ready.number();
         self.raw.advance_append_async(ready);
-        match self.flights.last() {
+        match self.writes.last() {
             Some(flight) => flight.ready = number,
             None => self.raw.on_persist_ready(number),
         }
@@ -77,7 +77,7 @@ impl RaftNode {
 
     /// Sends once all that was handed out so far is durable (P1).
     pub(super) fn hold(&mut self, messages: impl IntoIterator<Item = (NodeId, RaftMessage)>) {
-        match self.flights.last() {
+        match self.writes.last() {
             Some(flight) => flight.held.extend(messages),
             None => self
                 .outputs
@@ -91,18 +91,18 @@ impl RaftNode {
         let mut records = Vec::new();
         let install = (!snapshot.is_empty()).then(|| SnapshotImage::from_raft(&snapshot));
         if let Some(image) = &install {
-            records.push(Record::Snapshot(image.clone()));
+            records.push(RaftRecord::Snapshot(image.clone()));
             self.raw.mut_store().install(snapshot);
         }
         if !entries.is_empty() {
-            records.push(Record::Append(entries.iter().map(LogEntry::from_raft).collect()));
+            records.push(RaftRecord::Append(entries.iter().map(LogEntry::from_raft).collect()));
             self.raw.mut_store().append(entries);
         }
         let now = self.hard_vote();
         let is_promise = (now.term, now.vote) != (self.written.term, self.written.vote);
         // A commit index alone is seldom worth a write: others know it.
         if is_promise || !records.is_empty() && now != self.written || install.is_some() {
-            records.push(Record::HardState(now));
+            records.push(RaftRecord::HardState(now));
             self.written = now;
         }
         if let Some(image) = &install {
@@ -114,27 +114,30 @@ impl RaftNode {
             return;
         }
         let replaces = install.is_some();
-        let installs =
-            install.map(|SnapshotImage { index, term, data, .. }| Install { index, term, data });
+        let installs = install.map(|SnapshotImage { index, term, data, .. }| SnapshotInstall {
+            index,
+            term,
+            data,
+        });
         let hard = self.written;
         let flight = self.persist(records);
         (flight.has_entries, flight.hard) = (!entries.is_empty(), Some(hard));
-        (flight.installs, flight.replaces) = (installs, replaces);
+        (flight.snapshot, flight.replaces) = (installs, replaces);
     }
 
     /// Hands records out for persisting.
-    pub(super) fn persist(&mut self, records: Vec<Record>) -> &mut Flight {
-        let flight = self.flights.begin(records.len());
+    pub(super) fn persist(&mut self, records: Vec<RaftRecord>) -> &mut InFlightWrite {
+        let flight = self.writes.begin(records.len());
         let token = flight.token;
         self.outputs.push_back(RaftOutput::Persist { token, records });
         flight
     }
 
     /// What must follow a snapshot that replaces all earlier records.
-    pub(super) fn identity(&self) -> Vec<Record> {
-        let own = Record::Boot { node: self.setup.node, boot: self.boot };
+    pub(super) fn identity(&self) -> Vec<RaftRecord> {
+        let own = RaftRecord::Boot { node: self.setup.node, boot: self.boot };
         let peers = self.peers.boots();
-        let peers = peers.map(|(node, boot, life)| Record::PeerBoot { node, boot, life });
+        let peers = peers.map(|(node, boot, life)| RaftRecord::PeerBoot { node, boot, life });
         std::iter::once(own).chain(peers).collect()
     }
 
@@ -176,7 +179,7 @@ impl RaftNode {
         let now = self.hard_vote();
         if now != self.written {
             self.written = now;
-            self.persist(vec![Record::HardState(now)]).hard = Some(now);
+            self.persist(vec![RaftRecord::HardState(now)]).hard = Some(now);
         }
     }
 
@@ -208,13 +211,13 @@ impl RaftNode {
     }
 
     /// What was handed out with `token` is durable.
-    pub(super) fn land(&mut self, token: PersistToken) {
-        let flight = self.flights.end(token);
+    pub(super) fn finish_write(&mut self, token: PersistToken) {
+        let flight = self.writes.end(token);
         self.durable = flight.hard.unwrap_or(self.durable);
         if flight.ready > 0 {
             self.raw.on_persist_ready(flight.ready);
         }
-        if let Some(Install { index, term, data }) = flight.installs {
+        if let Some(SnapshotInstall { index, term, data }) = flight.snapshot {
             self.raw.advance_apply_to(index);
             self.outputs.push_back(RaftOutput::Installed { index, term, data });
         }

@@ -3,13 +3,13 @@
 use ::raft::INVALID_ID;
 use zbelastic_types::NodeId;
 
-use super::super::greeting::{Greeting, Hello, HelloAnswer, Judgement, Welcome};
+use super::super::greeting::{Greeting, GreetingJudgement, RaftHello, RaftHelloAnswer, Welcome};
 use super::super::message::RaftMessage;
 use super::super::output::{FatalReason, RaftOutput};
-use super::super::record::Record;
+use super::super::record::RaftRecord;
 use super::super::refusal::RaftRefusal;
 use super::super::setup::NUMBER_MAX;
-use super::{Phase, RaftNode};
+use super::{RaftNode, RaftPhase};
 
 impl RaftNode {
     /// A voter that is not the only one greets the others before it takes part.
@@ -18,18 +18,18 @@ impl RaftNode {
         if self.members().is_voter(node) {
             let greeting = Greeting::new(node, self.members().clone(), applied);
             if !greeting.is_over() {
-                self.phase = Phase::Greeting(greeting);
+                self.phase = RaftPhase::Greeting(greeting);
             }
         }
     }
 
     /// Sends a greeting to all nodes that have not answered it with a welcome, once this start is durable.
     pub(super) fn send_hellos(&mut self) {
-        let Phase::Greeting(greeting) = &self.phase else { return };
+        let RaftPhase::Greeting(greeting) = &self.phase else { return };
         if !self.is_boot_durable {
             return;
         }
-        let hello = Hello {
+        let hello = RaftHello {
             boot: self.boot,
             life: self.setup.life,
             term: self.raw.raft.term,
@@ -42,8 +42,12 @@ impl RaftNode {
         self.outputs.extend(hellos);
     }
 
-    pub(super) fn handle_hello(&mut self, from: NodeId, hello: Hello) -> Result<(), RaftRefusal> {
-        let Hello { boot, life, term, last_index } = hello;
+    pub(super) fn handle_hello(
+        &mut self,
+        from: NodeId,
+        hello: RaftHello,
+    ) -> Result<(), RaftRefusal> {
+        let RaftHello { boot, life, term, last_index } = hello;
         self.check_greeter(from)?;
         for (what, found) in [("the boot", boot), ("the term", term), ("the index", last_index)] {
             if found > NUMBER_MAX || (found == 0 && what == "the boot") {
@@ -51,15 +55,15 @@ impl RaftNode {
             }
         }
         let verdict = match self.peers.judge(from, &hello) {
-            Judgement::NoRoom => return Err(RaftRefusal::NoRoom { from }),
-            Judgement::Stale(cause) => Err(cause),
-            Judgement::Known => Ok(self.welcome()),
-            Judgement::New => {
-                self.persist(vec![Record::PeerBoot { node: from, boot, life }]);
+            GreetingJudgement::NoRoom => return Err(RaftRefusal::NoRoom { from }),
+            GreetingJudgement::Stale(cause) => Err(cause),
+            GreetingJudgement::Known => Ok(self.welcome()),
+            GreetingJudgement::New => {
+                self.persist(vec![RaftRecord::PeerBoot { node: from, boot, life }]);
                 Ok(self.welcome())
             }
         };
-        self.hold([(from, RaftMessage::HelloAnswer(HelloAnswer { boot, life, verdict }))]);
+        self.hold([(from, RaftMessage::HelloAnswer(RaftHelloAnswer { boot, life, verdict }))]);
         Ok(())
     }
 
@@ -81,18 +85,18 @@ impl RaftNode {
     pub(super) fn handle_hello_answer(
         &mut self,
         from: NodeId,
-        answer: HelloAnswer,
+        answer: RaftHelloAnswer,
     ) -> Result<(), RaftRefusal> {
-        let Phase::Greeting(greeting) = &mut self.phase else { return Ok(()) };
+        let RaftPhase::Greeting(greeting) = &mut self.phase else { return Ok(()) };
         if (answer.boot, answer.life) != (self.boot, self.setup.life) {
             return Ok(());
         }
-        if !greeting.is_asked(from) {
+        if !greeting.is_greeted(from) {
             return Err(RaftRefusal::UnknownNode { from });
         }
         match answer.verdict {
             Err(cause) => self.stop(FatalReason::StaleDisk { by: from, cause }),
-            Ok(welcome) if greeting.is_news(&welcome) => {
+            Ok(welcome) if greeting.is_newer(&welcome) => {
                 welcome.members.check().map_err(RaftRefusal::BadMembers)?;
                 greeting.learn(welcome);
                 greeting.welcome(from);
@@ -108,10 +112,10 @@ impl RaftNode {
     }
 
     pub(super) fn end_greeting(&mut self) {
-        if let Phase::Greeting(greeting) = &self.phase
+        if let RaftPhase::Greeting(greeting) = &self.phase
             && greeting.is_over()
         {
-            self.phase = Phase::Active;
+            self.phase = RaftPhase::Active;
         }
     }
 }

@@ -6,9 +6,9 @@ use zbelastic_types::NodeId;
 
 use super::super::entry::{LogEntry, NodeChange, SnapshotImage, joint_change};
 use super::super::members::{ChangeRefusal, Members, VoterChange};
-use super::super::record::Record;
+use super::super::record::RaftRecord;
 use super::super::setup::{ENTRY_BYTES_MAX, PROMOTE_LAG_MAX, SNAPSHOT_BYTES_MAX};
-use super::{Phase, RaftNode, node_of};
+use super::{RaftNode, RaftPhase, node_of};
 use crate::mutant::{self, Mutant};
 
 /// Why nothing is proposed.
@@ -159,7 +159,7 @@ impl RaftNode {
 
     fn check_lead(&self) -> Result<(), ProposeRefusal> {
         let raft = &self.raw.raft;
-        if raft.state != StateRole::Leader || matches!(self.phase, Phase::Stopped(_)) {
+        if raft.state != StateRole::Leader || matches!(self.phase, RaftPhase::Stopped(_)) {
             return Err(ProposeRefusal::NotLeader { leader: node_of(raft.leader_id) });
         }
         if raft.lead_transferee.is_some() {
@@ -194,23 +194,23 @@ impl RaftNode {
         let image = SnapshotImage { index: applied, term, members, data: snapshot_data };
         let tail = self.setup.tail_entries;
         self.raw.mut_store().compact(image.clone().into_raft(), tail);
-        let mut records = vec![Record::Snapshot(image)];
+        let mut records = vec![RaftRecord::Snapshot(image)];
         let after = self.raw.store().entries_after_snapshot();
         let after: Vec<_> = after.map(LogEntry::from_raft).collect();
         if !after.is_empty() {
-            records.push(Record::Append(after));
+            records.push(RaftRecord::Append(after));
         }
-        records.push(Record::HardState(self.written));
+        records.push(RaftRecord::HardState(self.written));
         records.extend(self.identity());
         let hard = self.written;
         let flight = self.persist(records);
         (flight.replaces, flight.hard) = (true, Some(hard));
-        self.ask_snapshot_at = applied + self.setup.compact_after;
+        self.snapshot_due_at = applied + self.setup.compact_after;
         Ok(())
     }
 
     fn check_compaction(&self, found: u64, bytes: usize) -> Result<(), CompactRefusal> {
-        if matches!(self.phase, Phase::Stopped(_)) {
+        if matches!(self.phase, RaftPhase::Stopped(_)) {
             return Err(CompactRefusal::Stopped);
         }
         if found > self.applied.0 {

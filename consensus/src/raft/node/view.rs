@@ -8,14 +8,14 @@ use zbelastic_types::NodeId;
 use super::super::greeting::PEERS_MAX;
 use super::super::members::Members;
 use super::super::status::RaftStatus;
-use super::{Phase, RaftNode, node_of};
+use super::{RaftNode, RaftPhase, node_of};
 
 impl RaftNode {
     /// What can be seen of this node.
     #[must_use]
     pub fn status(&self) -> RaftStatus {
         let raft = &self.raw.raft;
-        let is_stopped = matches!(self.phase, Phase::Stopped(_));
+        let is_stopped = matches!(self.phase, RaftPhase::Stopped(_));
         let is_leader = raft.state == StateRole::Leader && !is_stopped;
         let mut matched = Vec::new();
         if is_leader {
@@ -28,10 +28,10 @@ impl RaftNode {
             leader: node_of(raft.leader_id),
             is_leader,
             leads_applied: is_leader && self.applied.1 == raft.term,
-            is_greeting: matches!(self.phase, Phase::Greeting(_)),
+            is_greeting: matches!(self.phase, RaftPhase::Greeting(_)),
             fatal: match &self.phase {
-                Phase::Stopped(reason) => Some(*reason),
-                Phase::Greeting(_) | Phase::Active => None,
+                RaftPhase::Stopped(reason) => Some(*reason),
+                RaftPhase::Greeting(_) | RaftPhase::Active => None,
             },
             boot: self.boot,
             commit: raft.raft_log.committed,

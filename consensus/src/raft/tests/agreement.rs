@@ -1,11 +1,11 @@
 //! Elections, commits, partitions, snapshots.
 
 use super::super::{ProposeRefusal, RaftOutput};
-use super::cluster::{Cluster, n};
+use super::cluster::{RaftCluster, n};
 
 #[test]
 fn elects_and_commits() {
-    let mut cluster = Cluster::new(1, 3);
+    let mut cluster = RaftCluster::new(1, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     cluster.commit_on(b"two", &[n(1), n(2), n(3)]);
     let status = cluster.status(cluster.leader().unwrap());
@@ -15,7 +15,7 @@ fn elects_and_commits() {
 
 #[test]
 fn one_voter_alone_leads_at_once() {
-    let mut cluster = Cluster::new(2, 1);
+    let mut cluster = RaftCluster::new(2, 1);
     cluster.commit_on(b"one", &[n(1)]);
     cluster.crash(n(1), None);
     cluster.restart(n(1));
@@ -25,7 +25,7 @@ fn one_voter_alone_leads_at_once() {
 
 #[test]
 fn loss_of_the_leader_is_survived() {
-    let mut cluster = Cluster::new(3, 3);
+    let mut cluster = RaftCluster::new(3, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let first = cluster.leader().unwrap();
     cluster.crash(first, None);
@@ -38,7 +38,7 @@ fn loss_of_the_leader_is_survived() {
 
 #[test]
 fn minority_commits_nothing_and_its_leader_steps_down() {
-    let mut cluster = Cluster::new(4, 3);
+    let mut cluster = RaftCluster::new(4, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let lonely = cluster.leader().unwrap();
     let others: Vec<_> = [1, 2, 3].into_iter().filter(|&id| id != lonely.0).collect();
@@ -57,7 +57,7 @@ fn minority_commits_nothing_and_its_leader_steps_down() {
 
 #[test]
 fn follower_far_behind_gets_a_snapshot() {
-    let mut cluster = Cluster::new(5, 3);
+    let mut cluster = RaftCluster::new(5, 3);
     cluster.compact_after = 10;
     let mut cluster = restarted_all(cluster);
     let leader = cluster.elect();
@@ -74,7 +74,7 @@ fn follower_far_behind_gets_a_snapshot() {
     assert!(cluster.machines[&leader].disk.records.len() < 60, "the log is trimmed");
 }
 
-fn restarted_all(mut cluster: Cluster) -> Cluster {
+fn restarted_all(mut cluster: RaftCluster) -> RaftCluster {
     for node in cluster.live() {
         cluster.sync(node, 100);
         cluster.crash(node, None);
@@ -85,7 +85,7 @@ fn restarted_all(mut cluster: Cluster) -> Cluster {
 
 #[test]
 fn snapshot_that_was_lost_is_sent_again() {
-    let mut cluster = Cluster::new(6, 3);
+    let mut cluster = RaftCluster::new(6, 3);
     cluster.compact_after = 5;
     let mut cluster = restarted_all(cluster);
     let leader = cluster.elect();
@@ -105,7 +105,7 @@ fn snapshot_that_was_lost_is_sent_again() {
 
 #[test]
 fn lead_is_handed_on() {
-    let mut cluster = Cluster::new(7, 3);
+    let mut cluster = RaftCluster::new(7, 3);
     let leader = cluster.elect();
     let next = *cluster.live().iter().find(|&&node| node != leader).unwrap();
     cluster.rounds(3);
@@ -117,7 +117,7 @@ fn lead_is_handed_on() {
 
 #[test]
 fn proposals_are_refused_with_the_reason() {
-    let mut cluster = Cluster::new(8, 3);
+    let mut cluster = RaftCluster::new(8, 3);
     let leader = cluster.elect();
     cluster.rounds(3);
     let follower = *cluster.live().iter().find(|&&node| node != leader).unwrap();
@@ -137,7 +137,7 @@ fn proposals_are_refused_with_the_reason() {
 
 #[test]
 fn leader_sends_before_it_has_written_and_follower_after() {
-    let mut cluster = Cluster::new(9, 3);
+    let mut cluster = RaftCluster::new(9, 3);
     let leader = cluster.elect();
     cluster.rounds(3);
     cluster.network.clear();
@@ -162,7 +162,7 @@ fn leader_sends_before_it_has_written_and_follower_after() {
 #[test]
 fn two_runs_from_one_seed_are_equal() {
     let run = |seed| {
-        let mut cluster = Cluster::new(seed, 3);
+        let mut cluster = RaftCluster::new(seed, 3);
         (cluster.loss, cluster.doubles, cluster.disk_speed) = (10, 10, 60);
         for step in 0..300_u64 {
             if let Some(leader) = cluster.leader() {

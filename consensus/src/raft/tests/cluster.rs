@@ -10,9 +10,9 @@ use super::super::{
 };
 
 /// Draws from a seed (splitmix64).
-pub struct Draw(pub u64);
+pub struct SplitMixDraw(pub u64);
 
-impl Draw {
+impl SplitMixDraw {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -31,13 +31,13 @@ impl Draw {
 }
 
 #[derive(Clone, Default)]
-pub struct Disk {
+pub struct RecordDisk {
     /// Number of the first record that is still there.
     pub base: u64,
     pub records: Vec<Vec<u8>>,
 }
 
-impl Disk {
+impl RecordDisk {
     fn end(&self) -> u64 {
         self.base + self.records.len() as u64
     }
@@ -50,13 +50,13 @@ impl Disk {
 }
 
 #[derive(Default)]
-pub struct Machine {
+pub struct RaftMachine {
     pub node: Option<RaftNode>,
-    pub disk: Disk,
+    pub disk: RecordDisk,
     /// Records up to here are durable.
     synced: u64,
     under_way: VecDeque<(PersistToken, u64)>,
-    pub state: State,
+    pub state: HashStateMachine,
     pub fatal: Option<FatalReason>,
     pub installs: u32,
     first_voters: Vec<NodeId>,
@@ -64,12 +64,12 @@ pub struct Machine {
 
 /// A state machine: how many entries it has seen, and a sum over them in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct State {
+pub struct HashStateMachine {
     pub index: u64,
     pub sum: u64,
 }
 
-impl State {
+impl HashStateMachine {
     fn apply(&mut self, entry: &CommittedEntry) {
         assert_eq!(entry.index, self.index + 1, "entries are handed out without a gap");
         self.index = entry.index;
@@ -88,12 +88,12 @@ impl State {
     }
 }
 
-pub struct Cluster {
-    pub machines: BTreeMap<NodeId, Machine>,
+pub struct RaftCluster {
+    pub machines: BTreeMap<NodeId, RaftMachine>,
     pub network: Vec<(NodeId, NodeId, RaftMessage)>,
     /// Directed links that lose everything.
     pub cut: BTreeSet<(NodeId, NodeId)>,
-    pub draw: Draw,
+    pub draw: SplitMixDraw,
     /// Percent of messages lost, and delivered twice.
     pub loss: u64,
     pub doubles: u64,
@@ -114,13 +114,13 @@ pub fn n(id: u64) -> NodeId {
     NodeId(id)
 }
 
-impl Cluster {
+impl RaftCluster {
     pub fn new(seed: u64, voters: u64) -> Self {
         let mut cluster = Self {
             machines: BTreeMap::new(),
             network: Vec::new(),
             cut: BTreeSet::new(),
-            draw: Draw(seed),
+            draw: SplitMixDraw(seed),
             loss: 0,
             doubles: 0,
             disk_speed: 100,
@@ -150,10 +150,10 @@ impl Cluster {
 
     pub fn create(&mut self, id: NodeId, voters: &[NodeId]) {
         let setup = self.setup(id);
-        let first = State { index: u64::from(!voters.is_empty()), sum: 7 };
+        let first = HashStateMachine { index: u64::from(!voters.is_empty()), sum: 7 };
         let node = Some(RaftNode::create(setup, voters, first.bytes()).unwrap());
         let first_voters = voters.to_vec();
-        let machine = Machine { node, state: first, first_voters, ..Machine::default() };
+        let machine = RaftMachine { node, state: first, first_voters, ..RaftMachine::default() };
         self.machines.insert(id, machine);
         self.drain(id);
     }
@@ -180,7 +180,8 @@ impl Cluster {
         machine.disk.base = 0;
         machine.disk.records.truncate(recovered.records.0 as usize);
         machine.synced = recovered.records.0;
-        machine.state = recovered.snapshot_data().map_or(State::default(), State::read);
+        machine.state =
+            recovered.snapshot_data().map_or(HashStateMachine::default(), HashStateMachine::read);
         match RaftNode::recover(setup, recovered) {
             Ok(raft) => machine.node = Some(raft),
             Err(refusal) => {
@@ -237,11 +238,11 @@ impl Cluster {
                 assert_eq!(*self.states.entry(index).or_insert(sum), sum);
             }
             RaftOutput::Installed { index, data, .. } => {
-                machine.state = State::read(&data);
+                machine.state = HashStateMachine::read(&data);
                 machine.installs += 1;
                 assert_eq!(machine.state.index, index);
             }
-            RaftOutput::AskSnapshot => {
+            RaftOutput::RequestSnapshot => {
                 let state = machine.state;
                 let raft = machine.node.as_mut().unwrap();
                 raft.compact(state.index, state.bytes()).unwrap();
@@ -290,12 +291,12 @@ impl Cluster {
             let is_lost = self.draw.percent(self.loss) || self.cut.contains(&(from, to));
             let copies = 1 + u32::from(self.draw.percent(self.doubles));
             for _ in 0..if is_lost { 0 } else { copies } {
-                self.hand(from, to, message.clone());
+                self.hand_over(from, to, message.clone());
             }
         }
     }
 
-    fn hand(&mut self, from: NodeId, to: NodeId, message: RaftMessage) {
+    fn hand_over(&mut self, from: NodeId, to: NodeId, message: RaftMessage) {
         let is_live = self.machines.get(&to).is_some_and(|machine| machine.node.is_some());
         if is_live {
             if let Err(refusal) = self.node(to).handle(from, message) {

@@ -1,10 +1,10 @@
 //! What a crash may lose, and what a disk may look like afterwards.
 
 use super::super::{
-    CompactRefusal, RaftNode, RaftOutput, RaftSetup, RaftStartError, Record, RecoverError,
+    CompactRefusal, RaftNode, RaftOutput, RaftRecord, RaftSetup, RaftStartError, RecoverError,
     RecoveredLog, SNAPSHOT_BYTES_MAX, decode_record, encode_record,
 };
-use super::cluster::{Cluster, n};
+use super::cluster::{RaftCluster, n};
 
 fn recover(records: &[Vec<u8>]) -> Result<RecoveredLog, RecoverError> {
     RecoveredLog::from_records(records.iter().map(Vec::as_slice))
@@ -12,7 +12,7 @@ fn recover(records: &[Vec<u8>]) -> Result<RecoveredLog, RecoverError> {
 
 #[test]
 fn crash_before_persist_loses_only_what_nobody_acknowledged() {
-    let mut cluster = Cluster::new(21, 3);
+    let mut cluster = RaftCluster::new(21, 3);
     cluster.commit_on(b"kept", &[n(1), n(2), n(3)]);
     let leader = cluster.leader().unwrap();
     let last_index = cluster.status(leader).last_index;
@@ -34,7 +34,7 @@ fn crash_before_persist_loses_only_what_nobody_acknowledged() {
 
 #[test]
 fn entry_durable_on_two_of_three_survives_the_loss_of_the_leaders_write() {
-    let mut cluster = Cluster::new(22, 3);
+    let mut cluster = RaftCluster::new(22, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let leader = cluster.leader().unwrap();
     cluster.disk_speed = 0;
@@ -58,7 +58,7 @@ fn entry_durable_on_two_of_three_survives_the_loss_of_the_leaders_write() {
 #[test]
 fn torn_tail_is_cut() {
     for torn in [0, 1, 5, 9, 12] {
-        let mut cluster = Cluster::new(23, 3);
+        let mut cluster = RaftCluster::new(23, 3);
         cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
         let leader = cluster.leader().unwrap();
         cluster.disk_speed = 0;
@@ -72,7 +72,7 @@ fn torn_tail_is_cut() {
 
 #[test]
 fn damage_before_the_tail_is_refused() {
-    let mut cluster = Cluster::new(24, 3);
+    let mut cluster = RaftCluster::new(24, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let records = cluster.machines[&n(1)].disk.records.clone();
     for (at, whole) in records.iter().enumerate() {
@@ -91,12 +91,12 @@ fn damage_before_the_tail_is_refused() {
 
 #[test]
 fn missing_record_is_refused() {
-    let mut cluster = Cluster::new(25, 3);
+    let mut cluster = RaftCluster::new(25, 3);
     for step in 0..5_u8 {
         cluster.commit_on(&[step], &[n(1), n(2), n(3)]);
     }
     let records = cluster.machines[&n(1)].disk.records.clone();
-    let is_append = |bytes: &Vec<u8>| matches!(decode_record(bytes), Ok(Record::Append(_)));
+    let is_append = |bytes: &Vec<u8>| matches!(decode_record(bytes), Ok(RaftRecord::Append(_)));
     let middle = records.iter().position(is_append).unwrap() + 2;
     let mut records = records;
     let first = records.iter().skip(middle).position(is_append).unwrap() + middle;
@@ -106,7 +106,7 @@ fn missing_record_is_refused() {
 
 #[test]
 fn whole_cluster_loses_power_again_and_again() {
-    let mut cluster = Cluster::new(26, 3);
+    let mut cluster = RaftCluster::new(26, 3);
     cluster.compact_after = 7;
     cluster.disk_speed = 50;
     for step in 0..30_u8 {
@@ -140,7 +140,7 @@ fn whole_cluster_loses_power_again_and_again() {
 /// A disk may hold any part of what was under way. Here that is a compaction.
 #[test]
 fn crash_at_any_record_of_a_compaction_recovers_the_same() {
-    let mut cluster = Cluster::new(27, 3);
+    let mut cluster = RaftCluster::new(27, 3);
     for step in 0..6_u8 {
         cluster.commit_on(&[step], &[n(1), n(2), n(3)]);
     }
@@ -169,7 +169,7 @@ fn crash_at_any_record_of_a_compaction_recovers_the_same() {
     check_recovery(&disk, leader.0, last_index);
 }
 
-fn persist(node: &mut RaftNode) -> (Vec<Record>, super::super::PersistToken) {
+fn persist(node: &mut RaftNode) -> (Vec<RaftRecord>, super::super::PersistToken) {
     while let Some(output) = node.poll() {
         if let RaftOutput::Persist { token, records } = output {
             return (records, token);
@@ -189,7 +189,7 @@ fn check_recovery(disk: &[Vec<u8>], node: u64, last_index: u64) {
 
 #[test]
 fn leader_whose_disk_hangs_gives_way() {
-    let mut cluster = Cluster::new(28, 3);
+    let mut cluster = RaftCluster::new(28, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let slow = cluster.leader().unwrap();
     cluster.hung.insert(slow);
@@ -223,7 +223,7 @@ fn start_that_was_never_durable_can_be_made_anew() {
 
 #[test]
 fn compactions_without_a_state_are_refused() {
-    let mut cluster = Cluster::new(29, 3);
+    let mut cluster = RaftCluster::new(29, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let applied = cluster.status(n(1)).applied;
     let mut check = |index, bytes, expected| {

@@ -1,11 +1,11 @@
 //! Disks that were set back, wiped or copied (P5).
 
 use super::super::{FatalReason, RaftMessage, StaleCause};
-use super::cluster::{Cluster, n};
+use super::cluster::{RaftCluster, n};
 
 /// Node 3 of three falls back to a copy of its disk that lacks what it has acknowledged since.
-fn set_back(seed: u64, restarts_between: u32) -> Cluster {
-    let mut cluster = Cluster::new(seed, 3);
+fn set_back(seed: u64, restarts_between: u32) -> RaftCluster {
+    let mut cluster = RaftCluster::new(seed, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let old = cluster.machines[&n(3)].disk.clone();
     for _ in 0..restarts_between {
@@ -21,7 +21,7 @@ fn set_back(seed: u64, restarts_between: u32) -> Cluster {
 }
 
 /// All that node 3 sends is a greeting, until it stops.
-fn rounds_in_which_3_only_greets(cluster: &mut Cluster) {
+fn rounds_in_which_3_only_greets(cluster: &mut RaftCluster) {
     for _ in 0..60 {
         cluster.round();
         let mut sent = cluster.network.iter().filter(|(from, _, _)| *from == n(3));
@@ -79,7 +79,7 @@ fn stale_disk_of_the_last_life_is_not_found_if_all_peers_restarted() {
 
 #[test]
 fn wiped_disk_under_the_old_name_is_fatal() {
-    let mut cluster = Cluster::new(44, 3);
+    let mut cluster = RaftCluster::new(44, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     cluster.crash(n(3), None);
     cluster.create(n(3), &[n(1), n(2), n(3)]);
@@ -93,7 +93,7 @@ fn wiped_disk_under_the_old_name_is_fatal() {
 
 #[test]
 fn all_can_greet_at_once_over_a_bad_network() {
-    let mut cluster = Cluster::new(45, 5);
+    let mut cluster = RaftCluster::new(45, 5);
     (cluster.loss, cluster.doubles) = (30, 30);
     let all: Vec<_> = (1..=5).map(n).collect();
     cluster.commit_on(b"one", &all);
@@ -111,7 +111,7 @@ fn all_can_greet_at_once_over_a_bad_network() {
 
 #[test]
 fn greeting_needs_a_majority() {
-    let mut cluster = Cluster::new(46, 3);
+    let mut cluster = RaftCluster::new(46, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     for node in 1..=3 {
         cluster.crash(n(node), None);
@@ -126,7 +126,7 @@ fn greeting_needs_a_majority() {
 
 #[test]
 fn late_and_doubled_greetings_do_no_harm() {
-    let mut cluster = Cluster::new(47, 3);
+    let mut cluster = RaftCluster::new(47, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     cluster.crash(n(3), None);
     cluster.restart(n(3));

@@ -3,16 +3,16 @@
 use proptest::prelude::*;
 
 use super::super::entry::{LogEntry, NodeChange, Payload, SnapshotImage};
-use super::super::message::{Body, Rejection, VoteKind, WireMessage};
+use super::super::message::{RaftMessageBody, Rejection, VoteKind, WireMessage};
 use super::super::{
-    ENTRY_BYTES_MAX, FatalReason, Hello, MESSAGE_BYTES_MAX, Members, MembersFault, NUMBER_MAX,
+    ENTRY_BYTES_MAX, FatalReason, MESSAGE_BYTES_MAX, Members, MembersFault, NUMBER_MAX, RaftHello,
     RaftMessage, RaftRefusal,
 };
-use super::cluster::{Cluster, n};
+use super::cluster::{RaftCluster, n};
 
 /// A cluster of three with some entries, its leader, and a follower.
-fn calm(seed: u64) -> (Cluster, u64, u64) {
-    let mut cluster = Cluster::new(seed, 3);
+fn calm(seed: u64) -> (RaftCluster, u64, u64) {
+    let mut cluster = RaftCluster::new(seed, 3);
     for step in 0..4_u8 {
         cluster.commit_on(&[step], &[n(1), n(2), n(3)]);
     }
@@ -22,12 +22,18 @@ fn calm(seed: u64) -> (Cluster, u64, u64) {
     (cluster, leader.0, follower.0)
 }
 
-fn message(from: u64, to: u64, term: u64, body: Body) -> RaftMessage {
+fn message(from: u64, to: u64, term: u64, body: RaftMessageBody) -> RaftMessage {
     RaftMessage::Raft(WireMessage { to: n(to), from: n(from), term, durable: 0, body }.encode())
 }
 
 /// The message is refused for `expected`, and the receiver is as it was.
-fn check(cluster: &mut Cluster, from: u64, to: u64, message: RaftMessage, expected: RaftRefusal) {
+fn check(
+    cluster: &mut RaftCluster,
+    from: u64,
+    to: u64,
+    message: RaftMessage,
+    expected: RaftRefusal,
+) {
     let before = cluster.status(n(to));
     assert_eq!(cluster.node(n(to)).handle(n(from), message), Err(expected));
     assert_eq!(cluster.status(n(to)), before);
@@ -38,8 +44,8 @@ fn entry(index: u64, term: u64, payload: Payload) -> LogEntry {
     LogEntry { index, term, payload }
 }
 
-fn append(index: u64, log_term: u64, entries: Vec<LogEntry>) -> Body {
-    Body::Append { index, log_term, commit: 0, entries }
+fn append(index: u64, log_term: u64, entries: Vec<LogEntry>) -> RaftMessageBody {
+    RaftMessageBody::Append { index, log_term, commit: 0, entries }
 }
 
 #[test]
@@ -49,7 +55,7 @@ fn messages_of_the_wrong_form_are_refused() {
     let refusal = RaftRefusal::TooLarge { found: MESSAGE_BYTES_MAX + 1 };
     check(&mut cluster, leader, to, large, refusal);
     check(&mut cluster, leader, to, RaftMessage::Raft(vec![]), RaftRefusal::Malformed);
-    let beat = |from, to, term| message(from, to, term, Body::Heartbeat { commit: 0 });
+    let beat = |from, to, term| message(from, to, term, RaftMessageBody::Heartbeat { commit: 0 });
     let RaftMessage::Raft(mut longer) = beat(leader, to, 2) else { unreachable!() };
     longer.push(0);
     check(&mut cluster, leader, to, RaftMessage::Raft(longer), RaftRefusal::Malformed);
@@ -63,10 +69,10 @@ fn messages_of_the_wrong_form_are_refused() {
     check(&mut cluster, leader, to, beat(leader, to, 0), term(0));
     let far = NUMBER_MAX + 1;
     check(&mut cluster, leader, to, beat(leader, to, far), term(far));
-    let ack = Body::HeartbeatAnswer { commit: 0 };
+    let ack = RaftMessageBody::HeartbeatAnswer { commit: 0 };
     let refusal = RaftRefusal::UnknownNode { from: n(9) };
     check(&mut cluster, 9, to, message(9, to, 2, ack), refusal);
-    let hello = RaftMessage::Hello(Hello { boot: 0, life: 0, term: 1, last_index: 1 });
+    let hello = RaftMessage::Hello(RaftHello { boot: 0, life: 0, term: 1, last_index: 1 });
     let refusal = RaftRefusal::BadNumber { what: "the boot", found: 0 };
     check(&mut cluster, leader, to, hello, refusal);
 }
@@ -111,15 +117,15 @@ fn leaders_answers_and_votes_out_of_place_are_refused() {
     let status = cluster.status(n(to));
     let (term, last_index) = (status.term, status.last_index);
     let two = RaftRefusal::TwoLeaders { term, expected: n(leader), found: n(other) };
-    let beat = message(other, to, term, Body::Heartbeat { commit: 0 });
+    let beat = message(other, to, term, RaftMessageBody::Heartbeat { commit: 0 });
     check(&mut cluster, other, to, beat, two);
     let refusal = RaftRefusal::NotLeader { from: n(other), term };
-    check(&mut cluster, other, to, message(other, to, term, Body::TimeoutNow), refusal);
-    let later = message(leader, to, term + 1, Body::TimeoutNow);
+    check(&mut cluster, other, to, message(other, to, term, RaftMessageBody::TimeoutNow), refusal);
+    let later = message(leader, to, term + 1, RaftMessageBody::TimeoutNow);
     let refusal = RaftRefusal::NotLeader { from: n(leader), term };
     check(&mut cluster, leader, to, later, refusal);
     let found = last_index + 1;
-    let ack = Body::AppendAnswer { index: found, commit: 0, rejection: None };
+    let ack = RaftMessageBody::AppendAnswer { index: found, commit: 0, rejection: None };
     let refusal = RaftRefusal::AckBeyondLog { found, last_index };
     check(&mut cluster, to, leader, message(to, leader, term, ack), refusal);
 }
@@ -131,7 +137,7 @@ fn snapshots_that_would_end_raft_rs_are_refused() {
     let (term, last) = (status.term, status.last_index);
     let image = |index, members| SnapshotImage { index, term, members, data: vec![] };
     let mut check = |image: SnapshotImage, refusal| {
-        let message = message(leader, to, term, Body::Snapshot(image));
+        let message = message(leader, to, term, RaftMessageBody::Snapshot(image));
         check(&mut cluster, leader, to, message, refusal);
     };
     let members =
@@ -159,7 +165,7 @@ fn heartbeat_beyond_the_log_is_the_end_of_a_member() {
     let (mut cluster, leader, to) = calm(65);
     let status = cluster.status(n(to));
     let (commit, last_index) = (status.last_index + 1, status.last_index);
-    let beat = message(leader, to, status.term, Body::Heartbeat { commit });
+    let beat = message(leader, to, status.term, RaftMessageBody::Heartbeat { commit });
     let refusal = RaftRefusal::BeyondLog { commit, last_index };
     assert_eq!(cluster.node(n(to)).handle(n(leader), beat.clone()), Err(refusal));
     cluster.drain(n(to));
@@ -175,8 +181,13 @@ fn node_without_a_log_does_not_vote() {
     let (mut cluster, leader, _) = calm(66);
     cluster.create(n(4), &[]);
     cluster.sync(n(4), 100);
-    let body =
-        Body::Vote { kind: VoteKind::Trial, index: 0, log_term: 0, commit: 0, commit_term: 0 };
+    let body = RaftMessageBody::Vote {
+        kind: VoteKind::Trial,
+        index: 0,
+        log_term: 0,
+        commit: 0,
+        commit_term: 0,
+    };
     check(&mut cluster, leader, 4, message(leader, 4, 9, body), RaftRefusal::NoMember);
 }
 
@@ -195,19 +206,23 @@ fn change_of_members_that_cannot_be_is_an_entry_without_effect() {
     let count = changes.len() as u64;
     let index = last + 1..;
     let entries = index.zip(changes).map(|(index, each)| entry(index, term, Payload::Change(each)));
-    let body =
-        Body::Append { index: last, log_term: term, commit: last, entries: entries.collect() };
+    let body = RaftMessageBody::Append {
+        index: last,
+        log_term: term,
+        commit: last,
+        entries: entries.collect(),
+    };
     cluster.node(n(to)).handle(n(leader), message(leader, to, term, body)).unwrap();
     cluster.drain(n(to));
     cluster.sync(n(to), 100);
-    let beat = message(leader, to, term, Body::Heartbeat { commit: last + count });
+    let beat = message(leader, to, term, RaftMessageBody::Heartbeat { commit: last + count });
     cluster.node(n(to)).handle(n(leader), beat).unwrap();
     cluster.drain(n(to));
     let after = cluster.status(n(to));
     assert_eq!((after.applied, after.members), (last + count, status.members));
 }
 
-fn bodies() -> impl Strategy<Value = Body> {
+fn bodies() -> impl Strategy<Value = RaftMessageBody> {
     let number = || prop_oneof![4 => 0..12_u64, 1 => Just(NUMBER_MAX), 1 => any::<u64>()];
     let node = || (0..6_u64).prop_map(n);
     let change = prop_oneof![
@@ -243,52 +258,52 @@ fn bodies() -> impl Strategy<Value = Body> {
                 entry.index = index.wrapping_add(follows);
                 entry.term = entry.term.max(log_term);
             }
-            Body::Append { index, log_term, commit, entries }
+            RaftMessageBody::Append { index, log_term, commit, entries }
         }),
         2 => (number(), number(), hint)
-            .prop_map(|(index, commit, rejection)| Body::AppendAnswer { index, commit, rejection }),
-        2 => number().prop_map(|commit| Body::Heartbeat { commit }),
-        1 => number().prop_map(|commit| Body::HeartbeatAnswer { commit }),
+            .prop_map(|(index, commit, rejection)| RaftMessageBody::AppendAnswer { index, commit, rejection }),
+        2 => number().prop_map(|commit| RaftMessageBody::Heartbeat { commit }),
+        1 => number().prop_map(|commit| RaftMessageBody::HeartbeatAnswer { commit }),
         2 => (number(), number(), members).prop_map(|(index, term, members)| {
-            Body::Snapshot(SnapshotImage { index, term, members, data: vec![0; 16] })
+            RaftMessageBody::Snapshot(SnapshotImage { index, term, members, data: vec![0; 16] })
         }),
         2 => (kind, number(), number(), number(), number()).prop_map(
-            |(kind, index, log_term, commit, commit_term)| Body::Vote {
+            |(kind, index, log_term, commit, commit_term)| RaftMessageBody::Vote {
                 kind, index, log_term, commit, commit_term
             }
         ),
         2 => (any::<bool>(), any::<bool>(), number(), number()).prop_map(
-            |(is_trial, is_granted, commit, commit_term)| Body::VoteAnswer {
+            |(is_trial, is_granted, commit, commit_term)| RaftMessageBody::VoteAnswer {
                 is_trial, is_granted, commit, commit_term
             }
         ),
-        1 => Just(Body::TimeoutNow),
+        1 => Just(RaftMessageBody::TimeoutNow),
     ]
 }
 
 /// One thing that happens to a node among liars.
 #[derive(Clone, Debug)]
-enum Event {
+enum NodeInput {
     Tick(u32),
-    Message { from: u64, term: u64, body: Body },
+    Message { from: u64, term: u64, body: RaftMessageBody },
     Bytes(Vec<u8>),
     Persisted(u32),
 }
 
-fn events() -> impl Strategy<Value = Vec<Event>> {
+fn events() -> impl Strategy<Value = Vec<NodeInput>> {
     let term = prop_oneof![8 => 0..6_u64, 1 => Just(NUMBER_MAX), 1 => any::<u64>()];
     let event = prop_oneof![
-        1 => (1..15_u32).prop_map(Event::Tick),
+        1 => (1..15_u32).prop_map(NodeInput::Tick),
         8 => (0..6_u64, term, bodies())
-            .prop_map(|(from, term, body)| Event::Message { from, term, body }),
-        1 => proptest::collection::vec(any::<u8>(), 0..60).prop_map(Event::Bytes),
-        2 => (1..4_u32).prop_map(Event::Persisted),
+            .prop_map(|(from, term, body)| NodeInput::Message { from, term, body }),
+        1 => proptest::collection::vec(any::<u8>(), 0..60).prop_map(NodeInput::Bytes),
+        2 => (1..4_u32).prop_map(NodeInput::Persisted),
     ];
     proptest::collection::vec(event, 1..60)
 }
 
 /// A node that receives only lies. Its outputs are not checked: it may well believe them.
-fn among_liars(receiver: u64, events: Vec<Event>) {
+fn among_liars(receiver: u64, events: Vec<NodeInput>) {
     use super::super::{RaftNode, RaftOutput};
     let (mut cluster, _, _) = calm(68);
     cluster.create(n(4), &[]);
@@ -298,15 +313,15 @@ fn among_liars(receiver: u64, events: Vec<Event>) {
     for event in events {
         let before = node.status();
         let heard = match event {
-            Event::Tick(count) => {
+            NodeInput::Tick(count) => {
                 (0..count).for_each(|_| node.tick());
                 Ok(())
             }
-            Event::Message { from, term, body } => {
+            NodeInput::Message { from, term, body } => {
                 node.handle(n(from), message(from, receiver, term, body))
             }
-            Event::Bytes(bytes) => node.handle(n(2), RaftMessage::Raft(bytes)),
-            Event::Persisted(count) => {
+            NodeInput::Bytes(bytes) => node.handle(n(2), RaftMessage::Raft(bytes)),
+            NodeInput::Persisted(count) => {
                 for _ in 0..count {
                     tokens.pop_front().into_iter().for_each(|token| node.on_persisted(token));
                 }
@@ -342,7 +357,7 @@ proptest! {
         seed in 0..20_u64,
         flips in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..4),
     ) {
-        let mut cluster = Cluster::new(seed, 3);
+        let mut cluster = RaftCluster::new(seed, 3);
         cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
         for _ in 0..40 {
             for (_, _, message) in &mut cluster.network {
@@ -368,7 +383,7 @@ proptest! {
                         RaftOutput::Trim { .. }
                         | RaftOutput::Committed(_)
                         | RaftOutput::Installed { .. }
-                        | RaftOutput::AskSnapshot
+                        | RaftOutput::RequestSnapshot
                         | RaftOutput::LeaderChanged { .. }
                         | RaftOutput::Fatal(_) => {}
                     }

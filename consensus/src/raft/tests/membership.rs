@@ -5,9 +5,9 @@ use zbelastic_types::NodeId;
 use super::super::{
     ChangeRefusal, MembersFault, NODES_MAX, ProposeRefusal, RaftRefusal, VoterChange,
 };
-use super::cluster::{Cluster, n};
+use super::cluster::{RaftCluster, n};
 
-fn change(cluster: &mut Cluster, change: VoterChange) {
+fn change(cluster: &mut RaftCluster, change: VoterChange) {
     let leader = cluster.elect();
     cluster.node(leader).change_voters(change).unwrap();
     cluster.drain(leader);
@@ -15,7 +15,7 @@ fn change(cluster: &mut Cluster, change: VoterChange) {
 }
 
 /// Until the leader has left the joint state.
-fn settle(cluster: &mut Cluster) {
+fn settle(cluster: &mut RaftCluster) {
     for _ in 0..100 {
         cluster.round();
         if let Some(leader) = cluster.leader()
@@ -28,7 +28,7 @@ fn settle(cluster: &mut Cluster) {
 }
 
 /// A voter that does not know of its vote yet does not take the lead: it is offered again.
-fn hand_lead_to(cluster: &mut Cluster, to: NodeId) {
+fn transfer_lead_to(cluster: &mut RaftCluster, to: NodeId) {
     for _ in 0..10 {
         let leader = cluster.elect();
         if leader == to {
@@ -41,14 +41,14 @@ fn hand_lead_to(cluster: &mut Cluster, to: NodeId) {
     panic!("{to} leads; {}", cluster.summary());
 }
 
-fn voters(cluster: &Cluster) -> Vec<u64> {
+fn voters(cluster: &RaftCluster) -> Vec<u64> {
     let members = cluster.status(cluster.leader().unwrap()).members;
     members.voters.iter().map(|node| node.0).collect()
 }
 
 /// Adds node 4 as a learner that has all.
-fn with_learner(seed: u64) -> Cluster {
-    let mut cluster = Cluster::new(seed, 3);
+fn with_learner(seed: u64) -> RaftCluster {
+    let mut cluster = RaftCluster::new(seed, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     cluster.create(n(4), &[]);
     change(&mut cluster, VoterChange::AddLearner(n(4)));
@@ -76,7 +76,7 @@ fn learner_is_added_promoted_and_replaces_a_dead_voter() {
 
 #[test]
 fn removed_voter_is_refused_and_disturbs_nobody() {
-    let mut cluster = Cluster::new(52, 4);
+    let mut cluster = RaftCluster::new(52, 4);
     cluster.commit_on(b"one", &[n(1), n(2), n(3), n(4)]);
     let leader = cluster.leader().unwrap();
     let gone = *cluster.live().iter().find(|&&node| node != leader).unwrap();
@@ -117,7 +117,7 @@ fn leader_lost_in_the_joint_state_does_not_hold_it_up() {
 
 #[test]
 fn leader_that_is_removed_by_another_leaders_entry_steps_down() {
-    let mut cluster = Cluster::new(54, 3);
+    let mut cluster = RaftCluster::new(54, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let first = cluster.leader().unwrap();
     let second = *cluster.live().iter().rfind(|&&node| node != first).unwrap();
@@ -142,7 +142,7 @@ fn leader_that_is_removed_by_another_leaders_entry_steps_down() {
 
 #[test]
 fn node_that_was_away_while_all_others_were_replaced_finds_the_new_ones() {
-    let mut cluster = Cluster::new(55, 3);
+    let mut cluster = RaftCluster::new(55, 3);
     cluster.commit_on(b"one", &[n(1), n(2), n(3)]);
     let leader = cluster.leader().unwrap();
     let away = *cluster.live().iter().find(|&&node| node != leader).unwrap();
@@ -155,7 +155,7 @@ fn node_that_was_away_while_all_others_were_replaced_finds_the_new_ones() {
     }
     change(&mut cluster, VoterChange::Replace { old: third, new: n(4) });
     cluster.crash(third, None);
-    hand_lead_to(&mut cluster, n(4));
+    transfer_lead_to(&mut cluster, n(4));
     change(&mut cluster, VoterChange::Replace { old: leader, new: n(5) });
     cluster.crash(leader, None);
     cluster.restart(away);
@@ -193,7 +193,7 @@ fn changes_that_make_no_sense_are_refused() {
 
 #[test]
 fn last_voter_stays_and_members_are_bounded() {
-    let mut cluster = Cluster::new(57, 1);
+    let mut cluster = RaftCluster::new(57, 1);
     cluster.commit_on(b"one", &[n(1)]);
     let refusal = cluster.node(n(1)).change_voters(VoterChange::Remove(n(1))).unwrap_err();
     assert_eq!(refusal, ProposeRefusal::Change(ChangeRefusal::LastVoter { node: n(1) }));
@@ -207,14 +207,14 @@ fn last_voter_stays_and_members_are_bounded() {
 
 #[test]
 fn cluster_grows_from_one_and_the_first_can_leave() {
-    let mut cluster = Cluster::new(58, 1);
+    let mut cluster = RaftCluster::new(58, 1);
     for node in [2, 3, 4] {
         cluster.create(n(node), &[]);
         change(&mut cluster, VoterChange::AddLearner(n(node)));
         cluster.commit_on(b"more", &[n(1), n(node)]);
         change(&mut cluster, VoterChange::Promote(n(node)));
     }
-    hand_lead_to(&mut cluster, n(3));
+    transfer_lead_to(&mut cluster, n(3));
     change(&mut cluster, VoterChange::Remove(n(1)));
     assert_eq!(voters(&cluster), [2, 3, 4]);
     let hello = super::super::RaftMessage::Raft(Vec::new());

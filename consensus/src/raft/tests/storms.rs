@@ -2,10 +2,10 @@
 //! disks, snapshots and changes of members. The cluster checks agreement at each output.
 
 use super::super::VoterChange;
-use super::cluster::{Cluster, n};
+use super::cluster::{RaftCluster, n};
 
 fn storm(seed: u64, rounds: u32) {
-    let mut cluster = Cluster::new(seed, 1 + seed % 4);
+    let mut cluster = RaftCluster::new(seed, 1 + seed % 4);
     cluster.compact_after = 5 + cluster.draw.below(30);
     cluster.loss = cluster.draw.below(25);
     cluster.doubles = cluster.draw.below(10);
@@ -32,7 +32,7 @@ fn storm(seed: u64, rounds: u32) {
     assert!(cluster.machines.values().all(|machine| machine.fatal.is_none()), "seed {seed}");
 }
 
-fn act(cluster: &mut Cluster, newcomer: &mut u64) {
+fn act(cluster: &mut RaftCluster, newcomer: &mut u64) {
     let all: Vec<_> = cluster.machines.keys().copied().collect();
     let node = all[cluster.draw.below(all.len() as u64) as usize];
     let is_live = cluster.machines[&node].node.is_some();
@@ -66,7 +66,7 @@ fn act(cluster: &mut Cluster, newcomer: &mut u64) {
     }
 }
 
-fn change_members(cluster: &mut Cluster, newcomer: &mut u64) {
+fn change_members(cluster: &mut RaftCluster, newcomer: &mut u64) {
     let Some(leader) = cluster.leader() else { return };
     let members = cluster.status(leader).members;
     let learner = members.learners.first().copied();

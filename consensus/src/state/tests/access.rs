@@ -8,9 +8,9 @@ use crate::access::{
 };
 use crate::contact::{Contact, ContactRefusal};
 use crate::entry::Entry;
-use crate::fixture::{Log, admit, contact, controllers, credential, lost, spec};
-use crate::member::{LossReason, MemberChange, Standing};
-use crate::state::{Change, EntryRefusal, State};
+use crate::fixture::{FixtureLog, admit, contact, controllers, credential, lost, spec};
+use crate::member::{LossReason, MemberChange, MembershipStatus};
+use crate::state::{EntryRefusal, State, StateChange};
 
 const NOW_S: u64 = 1_000_000;
 const TOKEN: TokenId = TokenId(300);
@@ -61,25 +61,25 @@ fn used_at(by: u8, at: u64, until: u64) -> AccessChange {
     }
 }
 
-fn apply(log: &mut Log, change: AccessChange) -> AccessOutcome {
-    let Change::Access(outcome) = log.apply(Entry::Access(change)) else {
+fn apply(log: &mut FixtureLog, change: AccessChange) -> AccessOutcome {
+    let StateChange::Access(outcome) = log.apply(Entry::Access(change)) else {
         panic!("it changes who is let in")
     };
     outcome
 }
 
 /// What is refused when it is applied is refused before, with the same words.
-fn refuse(log: &mut Log, change: AccessChange, expected: AccessRefusal) {
+fn refuse(log: &mut FixtureLog, change: AccessChange, expected: AccessRefusal) {
     assert_eq!(log.state.check_access(&change), Err(expected.clone()));
     log.refuse(Entry::Access(change), expected);
 }
 
-fn let_in(node: u64, by: u8, is_repeated: bool) -> AccessOutcome {
+fn redeem(node: u64, by: u8, is_repeated: bool) -> AccessOutcome {
     AccessOutcome::LetIn { token: TOKEN, key: key(by), node: NodeId(node), is_repeated }
 }
 
-fn with_token(terms: TokenTerms) -> Log {
-    let mut log = Log::empty();
+fn with_token(terms: TokenTerms) -> FixtureLog {
+    let mut log = FixtureLog::empty();
     assert_eq!(apply(&mut log, made(TOKEN, terms)), AccessOutcome::TokenMade { token: TOKEN });
     log
 }
@@ -87,13 +87,13 @@ fn with_token(terms: TokenTerms) -> Log {
 #[test]
 fn a_token_lets_in_as_often_as_it_may_and_each_key_once() {
     let mut log = with_token(terms());
-    assert_eq!(apply(&mut log, used(1)), let_in(1, 1, false));
-    assert_eq!(apply(&mut log, used(2)), let_in(2, 2, false));
+    assert_eq!(apply(&mut log, used(1)), redeem(1, 1, false));
+    assert_eq!(apply(&mut log, used(2)), redeem(2, 2, false));
     refuse(&mut log, used(3), AccessRefusal::TokenUsedUp { token: TOKEN, uses_max: 2 });
     let before = log.state.access().clone();
-    assert_eq!(apply(&mut log, used(1)), let_in(1, 1, true));
+    assert_eq!(apply(&mut log, used(1)), redeem(1, 1, true));
     let late = used_at(2, NOW_S + 500, NOW_S + 900);
-    assert_eq!(apply(&mut log, late), let_in(2, 2, true), "who was let in is told so for ever");
+    assert_eq!(apply(&mut log, late), redeem(2, 2, true), "who was let in is told so for ever");
     assert_eq!(*log.state.access(), before, "no use is spent, nothing is given anew");
     let credential = log.state.access().credential(NodeId(1)).expect("it was let in");
     assert_eq!((credential.key, credential.token), (key(1), Some(TOKEN)));
@@ -132,13 +132,13 @@ fn a_token_is_good_until_it_expires_is_revoked_or_is_for_something_else() {
     let token = TokenId(1);
     let unknown = AccessRefusal::UnknownToken { token };
     refuse(&mut log, AccessChange::TokenRevoked { token }, unknown);
-    let mut empty = Log::empty();
+    let mut empty = FixtureLog::empty();
     refuse(&mut empty, used(1), AccessRefusal::UnknownToken { token: TOKEN });
 }
 
 #[test]
 fn the_terms_of_a_token_have_limits() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     for uses in [0, TOKEN_USES_MAX + 1] {
         let terms = TokenTerms { uses_max: uses, ..terms() };
         refuse(&mut log, made(TOKEN, terms), AccessRefusal::Uses { found: uses });
@@ -158,7 +158,7 @@ fn the_terms_of_a_token_have_limits() {
 
 #[test]
 fn a_new_token_takes_the_place_of_one_that_nobody_can_use() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let once = TokenTerms { uses_max: 1, ..terms() };
     for number in 0..TOKENS_MAX as u64 {
         apply(&mut log, made(TokenId(300 + number), once.clone()));
@@ -218,11 +218,11 @@ fn a_number_is_given_once() {
     let state = State::new(ClusterId(7)).with_controllers(controllers(&first));
     assert_eq!(state.access().node_next(), NodeId(5));
     let state = state.with_credentials([credential(9, AccessRole::Admin)]);
-    let mut log = Log { state };
+    let mut log = FixtureLog { state };
     apply(&mut log, made(TOKEN, TokenTerms { is_ephemeral: true, ..terms() }));
-    assert_eq!(apply(&mut log, used(1)), let_in(10, 1, false));
+    assert_eq!(apply(&mut log, used(1)), redeem(10, 1, false));
     apply(&mut log, AccessChange::Revoked { node: NodeId(10) });
-    assert_eq!(apply(&mut log, used(2)), let_in(11, 2, false));
+    assert_eq!(apply(&mut log, used(2)), redeem(11, 2, false));
     let node = NodeId(10);
     refuse(&mut log, used(1), AccessRefusal::Revoked { node });
 }
@@ -251,7 +251,7 @@ fn who_was_removed_is_banned_everywhere_until_its_credential_ends() {
 
 #[test]
 fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let all = (1..=CREDENTIALS_MAX as u64).map(|node| {
         let role = if node == 1 { AccessRole::Worker } else { AccessRole::Viewer };
         let (node, mut credential) = credential(node, role);
@@ -264,7 +264,7 @@ fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
     let (early, late) = (used_at(1, NOW_S + 1, NOW_S + 9), used_at(1, NOW_S + 2, NOW_S + 9));
     refuse(&mut log, early, AccessRefusal::TooManyCredentials);
     let node = CREDENTIALS_MAX as u64 + 1;
-    assert_eq!(apply(&mut log, late), let_in(node, 1, false));
+    assert_eq!(apply(&mut log, late), redeem(node, 1, false));
     let known = log.state.access().credentials();
     assert_eq!(known.len(), CREDENTIALS_MAX);
     assert!(known.contains_key(&NodeId(1)) && !known.contains_key(&NodeId(2)));
@@ -274,7 +274,7 @@ fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
 /// the place of the worker whose credential was issued longest ago, and of none that was kept out.
 #[test]
 fn a_full_cluster_forgets_the_worker_that_was_away_longest() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let all = (1..=CREDENTIALS_MAX as u64).map(|node| {
         let (node, mut credential) = credential(node, AccessRole::Worker);
         credential.expires_at_s = NOW_S + 900;
@@ -287,7 +287,7 @@ fn a_full_cluster_forgets_the_worker_that_was_away_longest() {
     log.join(last - 1);
     apply(&mut log, made(TOKEN, terms()));
     let used = used_at(1, NOW_S + 1, NOW_S + 9);
-    assert_eq!(apply(&mut log, used), let_in(last + 1, 1, false));
+    assert_eq!(apply(&mut log, used), redeem(last + 1, 1, false));
     let known = log.state.access().credentials();
     assert!(!known.contains_key(&NodeId(last - 2)), "it showed itself longest ago");
     assert!(known.contains_key(&NodeId(last)), "it was kept out, and may show itself still");
@@ -328,7 +328,7 @@ fn a_token_that_many_use_is_used_up_in_the_end() {
 /// Without a credential, with one for something else, or with one that was revoked.
 #[test]
 fn only_who_has_a_credential_is_admitted() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     log.state = log.state.with_credentials([
         credential(1, AccessRole::Worker),
         credential(2, AccessRole::Controller),
@@ -339,11 +339,11 @@ fn only_who_has_a_credential_is_admitted() {
     let changes: Vec<_> = (1..=5).map(|node| admit(node, 1)).collect();
     let index = log.state.applied() + 1;
     let made = log.state.apply(index, Entry::Members(changes));
-    assert_eq!(made, Ok(Change::Members(vec![admit(1, 1)])));
+    assert_eq!(made, Ok(StateChange::Members(vec![admit(1, 1)])));
     let node = NodeId(1);
     assert_eq!(apply(&mut log, AccessChange::Revoked { node }), AccessOutcome::Revoked { node });
-    let standing = log.state.members()[&node].standing;
-    assert_eq!(standing, Standing::Lost(LossReason::Removed));
+    let standing = log.state.members()[&node].status;
+    assert_eq!(standing, MembershipStatus::Lost(LossReason::Removed));
     log.refuse(Entry::Members(vec![admit(1, 2)]), EntryRefusal::Members);
     refuse(&mut log, AccessChange::Revoked { node }, AccessRefusal::Revoked { node });
     let renewed = AccessChange::Renewed { node, key: key(1), at_s: 1, expires_at_s: 2 };
@@ -354,7 +354,7 @@ fn only_who_has_a_credential_is_admitted() {
 
 #[test]
 fn who_is_removed_does_not_come_back_and_who_is_lost_otherwise_does() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let holders = [1, 2].map(|node| log.join(node));
     let reason = LossReason::Removed;
     let removed = MemberChange::Lost { holder: holders[0], reason };
@@ -369,8 +369,8 @@ fn the_last_controller_stays() {
     let nodes = [NodeId(8), NodeId(9)];
     let both = [8, 9].map(|node| credential(node, AccessRole::Controller));
     let state = State::new(ClusterId(7)).with_controllers(controllers(&nodes));
-    let mut log = Log { state: state.with_credentials(both) };
-    let remove = |log: &Log, node| {
+    let mut log = FixtureLog { state: state.with_credentials(both) };
+    let remove = |log: &FixtureLog, node| {
         let (holder, reason) = (log.holder(node), LossReason::Removed);
         Entry::Members(vec![MemberChange::Lost { holder, reason }])
     };
@@ -419,7 +419,7 @@ fn an_ephemeral_node_is_forgotten_when_it_is_gone() {
 /// Whom a plan names stays known until there is another.
 #[test]
 fn whom_a_plan_names_stays_a_member_that_is_lost() {
-    let mut log = Log::with_job(spec(), &[]);
+    let mut log = FixtureLog::with_job(spec(), &[]);
     apply(&mut log, made(TOKEN, TokenTerms { is_ephemeral: true, ..terms() }));
     apply(&mut log, used(1));
     log.join(1);
@@ -431,8 +431,8 @@ fn whom_a_plan_names_stays_a_member_that_is_lost() {
 
 #[test]
 fn where_members_are_reached_follows_who_comes_moves_and_goes() {
-    let mut log = Log::empty();
-    let index = |log: &Log| log.state.contacts_index();
+    let mut log = FixtureLog::empty();
+    let index = |log: &FixtureLog| log.state.contacts_index();
     let holder = log.join(1);
     assert_eq!(index(&log), log.state.applied());
     let moved = |contact| Entry::Members(vec![MemberChange::Moved { holder, contact }]);

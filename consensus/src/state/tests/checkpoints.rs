@@ -4,16 +4,16 @@ use zbelastic_types::{Digest, Generation, LayerId, Step};
 
 use crate::checkpoint::{CHECKPOINTS_MAX, PENDING_MAX};
 use crate::entry::Entry;
-use crate::fixture::{LAYERS, Log, all_layers, digest, digests, spec};
+use crate::fixture::{FixtureLog, LAYERS, all_layers, digest, digests, spec};
 use crate::job::{CHECKPOINT_EVERY_MAX, JobSpec};
-use crate::state::{Change, EntryRefusal};
+use crate::state::{EntryRefusal, StateChange};
 use crate::validation::Verdict;
 
-fn log() -> Log {
-    Log::running(JobSpec { step_count: 1000, ..spec() }, &[1, 2])
+fn log() -> FixtureLog {
+    FixtureLog::running(JobSpec { step_count: 1000, ..spec() }, &[1, 2])
 }
 
-fn durable(log: &Log, version: u64, layers: &[u32]) -> Entry {
+fn durable(log: &FixtureLog, version: u64, layers: &[u32]) -> Entry {
     let layers = digests(layers.iter().map(|layer| LayerId(*layer)), version);
     log.durable(version, log.holder(1), layers)
 }
@@ -48,7 +48,7 @@ fn layers_are_durable_with_one_digest() {
     let mut log = log();
     log.keep(4);
     let version = Step(4);
-    assert_eq!(log.apply(durable(&log, 4, &[0, 2])), Change::Durable { version });
+    assert_eq!(log.apply(durable(&log, 4, &[0, 2])), StateChange::Durable { version });
     log.apply(durable(&log, 4, &[0, 1]));
     let refused = |layer| EntryRefusal::DurableLayer { version, layer: LayerId(layer) };
     let wrong = vec![(LayerId(3), digest(3, 4)), (LayerId(2), Digest([0; 32]))];
@@ -91,7 +91,7 @@ fn r5_a_checkpoint_is_complete_or_not_there() {
     log.apply(durable(&log, 4, &[2]));
     log.keep(1);
     let dropped = Vec::new();
-    assert_eq!(log.apply(checkpoint.clone()), Change::Checkpoint { version, dropped });
+    assert_eq!(log.apply(checkpoint.clone()), StateChange::Checkpoint { version, dropped });
     log.refuse(checkpoint, EntryRefusal::NoCheckpoint { version });
     let found = &log.state.checkpoints()[0];
     assert!(found.layers.iter().copied().eq((0..LAYERS).map(|layer| digest(layer, 4))));
@@ -104,7 +104,7 @@ fn so_many_checkpoints_are_kept_and_history_ends_at_the_oldest() {
     let mut check = |version: u64, dropped: &[u64], kept: &[u64], base: u64| {
         log.keep(4);
         let dropped = dropped.iter().copied().map(Step).collect();
-        let expected = Change::Checkpoint { version: Step(version), dropped };
+        let expected = StateChange::Checkpoint { version: Step(version), dropped };
         assert_eq!(log.checkpoint(version, 2), expected);
         assert_eq!(log.checkpoint_versions(), kept);
         assert_eq!(log.state.history().base(), Step(base));
@@ -130,7 +130,7 @@ fn a_newer_checkpoint_gives_up_the_older_ones_under_way() {
 fn checkpoints_kept_have_a_limit_whatever_is_configured() {
     let spec =
         JobSpec { step_count: 1000, checkpoints_kept: u32::MAX, checkpoint_every: 1, ..spec() };
-    let mut log = Log::running(spec, &[1]);
+    let mut log = FixtureLog::running(spec, &[1]);
     for version in 1..=CHECKPOINTS_MAX as u64 + 1 {
         log.keep(1);
         log.checkpoint(version, 1);
@@ -141,7 +141,7 @@ fn checkpoints_kept_have_a_limit_whatever_is_configured() {
 
 #[test]
 fn without_an_interval_there_is_the_last_version_alone() {
-    let mut log = Log::running(JobSpec { checkpoint_every: 0, ..spec() }, &[1]);
+    let mut log = FixtureLog::running(JobSpec { checkpoint_every: 0, ..spec() }, &[1]);
     log.keep(11);
     assert!(log.pending_versions().is_empty());
     log.keep(1);
@@ -167,16 +167,16 @@ fn a_plan_that_begins_with_a_checkpoint_under_way_takes_it_over() {
 fn a_run_that_waits_for_a_checkpoint_gets_one_with_the_next_plan() {
     let every = CHECKPOINT_EVERY_MAX;
     let spec = JobSpec { step_count: 1 << 20, checkpoint_every: every, ..spec() };
-    let mut log = Log::running(spec, &[1, 2]);
+    let mut log = FixtureLog::running(spec, &[1, 2]);
     log.keep(every - 1);
     log.run_plan(&[1, 2]);
     assert_eq!(log.pending_versions(), [], "there is time");
-    while log.state.has_room_for_seal() {
+    while log.state.can_remember_seal() {
         log.keep(1);
     }
     let open = log.state.open_turn().step.0;
     log.run_plan(&[1, 2]);
     assert!(log.pending_versions().contains(&open), "{:?}", log.pending_versions());
     log.checkpoint(open, 1);
-    assert!(log.state.has_room_for_seal());
+    assert!(log.state.can_remember_seal());
 }

@@ -6,12 +6,12 @@ use crate::checkpoint::CheckpointRecord;
 use crate::class::{DeviceClass, DeviceKind, DeviceName};
 use crate::contact::Contact;
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, RESOURCES, spec};
+use crate::fixture::{CLUSTER, FixtureLog, RESOURCES, spec};
 use crate::job::JobSpec;
 use crate::member::{MemberChange, Resources, Role};
 use crate::plan::PlanRefusal;
-use crate::standing::RunStanding;
 use crate::state::State;
+use crate::training_status::TrainingStatus;
 use crate::validation::Ledger;
 
 fn cuda(name: &str) -> DeviceClass {
@@ -19,22 +19,22 @@ fn cuda(name: &str) -> DeviceClass {
 }
 
 /// A job on devices, with a worker of each of these classes, numbered from 1.
-fn log(device: DeviceKind, classes: &[DeviceClass]) -> Log {
-    let mut log = Log::with_job(JobSpec { device, ..spec() }, &[]);
+fn log(device: DeviceKind, classes: &[DeviceClass]) -> FixtureLog {
+    let mut log = FixtureLog::with_job(JobSpec { device, ..spec() }, &[]);
     for (node, class) in (1..).zip(classes) {
         admit(&mut log, node, *class);
     }
     log
 }
 
-fn admit(log: &mut Log, node: u64, class: DeviceClass) {
+fn admit(log: &mut FixtureLog, node: u64, class: DeviceClass) {
     let (role, resources) = (Role::Worker, Resources { class, ..RESOURCES });
     let contact = Contact::of_node(NodeId(node));
     let change = MemberChange::Admit { node: NodeId(node), boot: 1, role, resources, contact };
     log.apply(Entry::Members(vec![change]));
 }
 
-fn fitting(log: &Log) -> Vec<u64> {
+fn fitting(log: &FixtureLog) -> Vec<u64> {
     log.state.fitting_workers().map(|(holder, _)| holder.node.0).collect()
 }
 
@@ -57,9 +57,9 @@ fn a_plan_seats_workers_of_the_first_class_of_the_jobs_kind() {
 #[test]
 fn who_waits_for_workers_is_told_of_those_that_are_left_out() {
     let log = log(DeviceKind::Cuda, &[DeviceClass::Processors, DeviceClass::Processors]);
-    let standing = RunStanding::of(&log.state, 1);
+    let standing = TrainingStatus::of(&log.state, 1);
     let (present, left_out, needed) = (0, 2, 1);
-    assert_eq!(standing, RunStanding::WaitingForWorkers { present, left_out, needed });
+    assert_eq!(standing, TrainingStatus::WaitingForWorkers { present, left_out, needed });
     let said = standing.to_string();
     assert!(said.contains("0 of 1 are there, 2 on devices that give other bits"), "{said}");
 }
@@ -75,7 +75,7 @@ fn a_recovered_job_keeps_its_class() {
     let checkpoint = CheckpointRecord { version: Step(5), layers: Vec::new(), ledger };
     let recovered = |class| {
         let state = State::recovered(CLUSTER, job.clone(), checkpoint.clone()).of_class(class);
-        let mut log = Log { state };
+        let mut log = FixtureLog { state };
         admit(&mut log, 1, cuda("A100"));
         admit(&mut log, 2, cuda("H200"));
         log

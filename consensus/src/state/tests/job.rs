@@ -5,13 +5,13 @@ use std::sync::Arc;
 use zbelastic_types::{Digest, Step};
 
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, spec};
+use crate::fixture::{CLUSTER, FixtureLog, spec};
 use crate::job::{
     CHECKPOINT_EVERY_MAX, COPIES_MAX, DOCUMENT_BYTES_MAX, HaltReason, JobChange, JobPhase,
     JobRefusal, JobSpec, LAYERS_MAX, REPLAYS_MAX, TENSORS_MAX,
 };
 use crate::plan::STAGES_MAX;
-use crate::state::{Change, State};
+use crate::state::{State, StateChange};
 use crate::validation::{GuardPolicy, Verdict};
 
 fn start(spec: JobSpec) -> Entry {
@@ -23,7 +23,7 @@ fn other() -> JobSpec {
     JobSpec { name: "another".to_owned(), config: Digest([8; 32]), ..spec() }
 }
 
-fn phase(log: &Log) -> JobPhase {
+fn phase(log: &FixtureLog) -> JobPhase {
     log.state.job().expect("there is a job").phase
 }
 
@@ -32,7 +32,7 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
     let check = |spec: JobSpec, expected: Result<(), JobRefusal>| {
         assert_eq!(spec.check(), expected);
         if let Err(refusal) = expected {
-            Log::empty().refuse(start(spec), refusal);
+            FixtureLog::empty().refuse(start(spec), refusal);
         }
     };
     check(spec(), Ok(()));
@@ -90,7 +90,7 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
 
 #[test]
 fn without_a_job_nothing_is_trained() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let holder = log.join(1);
     let seal = Entry::Seal(crate::fixture::seal_at(log.state.open_turn(), Verdict::Keep, 1));
     let durable = log.durable(4, holder, Vec::new());
@@ -98,7 +98,7 @@ fn without_a_job_nothing_is_trained() {
         Entry::Job(JobChange::Pause),
         Entry::Job(JobChange::Continue),
         Entry::Job(JobChange::Halt(HaltReason::Untrusted)),
-        Entry::Adopt(Box::new(Log::with_job(spec(), &[1]).plan(&[1]))),
+        Entry::Adopt(Box::new(FixtureLog::with_job(spec(), &[1]).plan(&[1]))),
         seal,
         durable,
         Entry::Checkpoint { version: Step(4) },
@@ -111,11 +111,11 @@ fn without_a_job_nothing_is_trained() {
 
 #[test]
 fn a_job_is_held_and_goes_on() {
-    let mut log = Log::with_job(spec(), &[1]);
+    let mut log = FixtureLog::with_job(spec(), &[1]);
     let mut check = |change: JobChange, expected: JobPhase| {
         assert_eq!(
             log.apply(Entry::Job(change)),
-            Change::Job { phase: expected, dropped: Vec::new() }
+            StateChange::Job { phase: expected, dropped: Vec::new() }
         );
         assert_eq!(log.state.running_spec().is_some(), expected == JobPhase::Running);
     };
@@ -135,7 +135,7 @@ fn a_job_is_held_and_goes_on() {
 /// The last step from both sides, and the last layer; what is done stays done.
 #[test]
 fn a_job_is_done_when_the_checkpoint_behind_its_last_step_is_durable() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(11);
     assert!(!log.state.is_all_sealed());
     log.keep(1);
@@ -156,11 +156,11 @@ fn a_job_is_done_when_the_checkpoint_behind_its_last_step_is_durable() {
 
 #[test]
 fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(12, 1);
     log.refuse(start(spec()), JobRefusal::Done);
-    let begun = Change::Job { phase: JobPhase::Running, dropped: Vec::new() };
+    let begun = StateChange::Job { phase: JobPhase::Running, dropped: Vec::new() };
     assert_eq!(log.apply(start(other())), begun);
     let state = &log.state;
     assert!(
@@ -174,7 +174,7 @@ fn the_next_job_begins_with_nothing_of_the_last_but_its_numbers() {
 /// What a cluster that lost its voters goes on from.
 #[test]
 fn a_recovered_cluster_goes_on_from_its_checkpoint() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(12, 1);
     let checkpoints = log.state.checkpoints().to_vec();
@@ -192,7 +192,7 @@ fn a_recovered_cluster_goes_on_from_its_checkpoint() {
         let state = State::recovered(CLUSTER, longer.clone(), last.clone()).held_as(was);
         assert_eq!(state.job().map(|job| job.phase), Some(is));
     }
-    let mut log = Log { state: State::recovered(CLUSTER, longer, last) };
+    let mut log = FixtureLog { state: State::recovered(CLUSTER, longer, last) };
     assert_eq!((log.state.open_turn().step, log.state.ledger().updates()), (Step(12), 12));
     log.join(1);
     log.run_plan(&[1]);
@@ -205,7 +205,7 @@ fn a_recovered_cluster_goes_on_from_its_checkpoint() {
 /// A held run may be switched off: the version it is held at becomes a checkpoint.
 #[test]
 fn a_run_that_is_held_keeps_the_version_it_is_held_at() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.apply(Entry::Job(JobChange::Pause));
     assert_eq!(log.pending_versions(), [0; 0], "nothing is trained yet");
     log.apply(Entry::Job(JobChange::Continue));
@@ -226,7 +226,7 @@ fn a_run_that_is_held_keeps_the_version_it_is_held_at() {
 /// end a job.
 #[test]
 fn a_job_that_is_held_gets_done_and_an_older_checkpoint_ends_nothing() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(8, 1);
     assert_eq!(phase(&log), JobPhase::Running);
@@ -238,7 +238,7 @@ fn a_job_that_is_held_gets_done_and_an_older_checkpoint_ends_nothing() {
 /// Workers let go; what was sealed stays known until another job begins.
 #[test]
 fn a_job_that_is_stopped_ends_for_good() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(5);
     log.checkpoint(4, 1);
     let (rewinds, generation) = (log.state.rewinds(), log.state.generation());
@@ -254,7 +254,7 @@ fn a_job_that_is_stopped_ends_for_good() {
     log.refuse(Entry::Adopt(Box::new(log.plan(&[1]))), JobRefusal::Stopped);
     log.refuse(start(spec()), JobRefusal::NameTaken { name: spec().name });
     let anew = JobSpec { name: "anew".to_owned(), ..spec() };
-    let begun = Change::Job { phase: JobPhase::Running, dropped: Vec::new() };
+    let begun = StateChange::Job { phase: JobPhase::Running, dropped: Vec::new() };
     assert_eq!(log.apply(start(anew)), begun, "it may begin anew, under another name");
     assert_eq!(log.state.open_turn().step, Step(0));
     assert_eq!(log.plan(&[1, 2]).generation, generation.next());
@@ -266,7 +266,7 @@ fn a_job_that_is_stopped_ends_for_good() {
 #[test]
 fn a_job_that_is_held_can_be_stopped() {
     for change in [JobChange::Pause, JobChange::Halt(HaltReason::Untrusted)] {
-        let mut log = Log::running(spec(), &[1]);
+        let mut log = FixtureLog::running(spec(), &[1]);
         log.apply(Entry::Job(change));
         log.apply(Entry::Job(JobChange::Stop));
         assert_eq!(phase(&log), JobPhase::Stopped);
@@ -276,7 +276,7 @@ fn a_job_that_is_held_can_be_stopped() {
 /// However it is held, and whatever else is in the configuration: its digest names it.
 #[test]
 fn a_job_that_is_there_already_is_told_from_another() {
-    let mut log = Log::with_job(spec(), &[1]);
+    let mut log = FixtureLog::with_job(spec(), &[1]);
     let longer = JobSpec { step_count: 99, ..spec() };
     for change in [None, Some(JobChange::Pause), Some(JobChange::Halt(HaltReason::Untrusted))] {
         change.map(|change| log.apply(Entry::Job(change)));

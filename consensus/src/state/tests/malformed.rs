@@ -3,14 +3,14 @@
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
-    Compute, Flow, Memory, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind,
-    Transfer, Update, Window,
+    Compute, Flow, MemoryOp, Op, Pass, Placement, PlacementShape, Program, Reduction, ScheduleKind,
+    Transfer, UpdateOp, Window,
 };
 use zbelastic_types::{ChunkIndex, Generation, Incarnation, LayerRange, NodeId, StageIndex, Step};
 
 use crate::codec;
 use crate::entry::Entry;
-use crate::fixture::{Log, program, spec};
+use crate::fixture::{FixtureLog, program, spec};
 use crate::job::JobSpec;
 use crate::member::Holder;
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal, Promise, PromiseOff};
@@ -67,15 +67,15 @@ fn ops() -> impl Strategy<Value = Op> {
         Compute::BW,
         Compute::R,
     ]);
-    let memory = prop::sample::select(vec![Memory::Offload, Memory::Reload, Memory::Drop]);
+    let memory = prop::sample::select(vec![MemoryOp::Offload, MemoryOp::Reload, MemoryOp::Drop]);
     let transfer = prop::sample::select(vec![Transfer::Send, Transfer::Receive, Transfer::Local]);
     let flow = prop::sample::select(vec![Flow::Forward, Flow::Backward]);
     let update = prop::sample::select(vec![
-        Update::Report,
-        Update::Step,
-        Update::GatePrevious,
-        Update::GateThis,
-        Update::Commit,
+        UpdateOp::Report,
+        UpdateOp::Step,
+        UpdateOp::GatePrevious,
+        UpdateOp::GateThis,
+        UpdateOp::Commit,
     ]);
     let reduction = prop::sample::select(vec![
         Reduction::Send,
@@ -223,7 +223,7 @@ fn edit_plan(plan: &mut PlanRecord, edit: PlanEdit) {
 
 /// A plan that was edited is adopted and can be run to the end of a step, or changes nothing.
 fn check(of_program: Vec<ProgramEdit>, of_plan: Vec<PlanEdit>) {
-    let mut log = Log::with_job(spec(), &[1, 2, 3]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2, 3]);
     let mut plan = log.plan(&[1, 2]);
     of_program.into_iter().for_each(|edit| edit_program(&mut plan.program, edit));
     of_plan.into_iter().for_each(|edit| edit_plan(&mut plan, edit));
@@ -264,7 +264,7 @@ proptest! {
 #[test]
 fn a_program_larger_than_anybody_can_hold_is_refused() {
     let microbatch_count = u32::MAX;
-    let mut log = Log::with_job(JobSpec { microbatch_count, ..spec() }, &[1, 2]);
+    let mut log = FixtureLog::with_job(JobSpec { microbatch_count, ..spec() }, &[1, 2]);
     let mut plan = log.plan(&[1, 2]);
     let two = program(2, Window::One);
     assert_eq!(plan.program, two);

@@ -3,21 +3,21 @@
 use zbelastic_types::{ClusterId, Incarnation, NodeId};
 
 use crate::entry::{CHANGES_MAX, Entry};
-use crate::fixture::{Log, RESOURCES, admit, contact, lost};
-use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, Role, Standing};
-use crate::state::{Change, EntryRefusal, State};
+use crate::fixture::{FixtureLog, RESOURCES, admit, contact, lost};
+use crate::member::{Holder, LossReason, MEMBERS_MAX, MemberChange, MembershipStatus, Role};
+use crate::state::{EntryRefusal, State, StateChange};
 
-fn refuse(log: &mut Log, change: MemberChange) {
+fn refuse(log: &mut FixtureLog, change: MemberChange) {
     log.refuse(Entry::Members(vec![change]), EntryRefusal::Members);
 }
 
-fn standing(log: &Log, node: u64) -> Standing {
-    log.state.members()[&NodeId(node)].standing
+fn standing(log: &FixtureLog, node: u64) -> MembershipStatus {
+    log.state.members()[&NodeId(node)].status
 }
 
 #[test]
 fn a_node_is_admitted_with_the_index_of_the_entry_as_its_life() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let first = log.join(5);
     assert_eq!(first, Holder { node: NodeId(5), incarnation: Incarnation(1) });
     assert_eq!(log.join(6).incarnation, Incarnation(2));
@@ -28,7 +28,7 @@ fn a_node_is_admitted_with_the_index_of_the_entry_as_its_life() {
 
 #[test]
 fn a_request_of_an_earlier_start_is_stale() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     log.apply(Entry::Members(vec![admit(5, 3)]));
     refuse(&mut log, admit(5, 2));
     refuse(&mut log, admit(5, 3));
@@ -41,20 +41,20 @@ fn a_request_of_an_earlier_start_is_stale() {
 /// Failure 10: a node that comes back is a new life, and nothing of the old one is counted on.
 #[test]
 fn a_later_start_supersedes_the_life_before() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let (old, new) = (log.join(5), log.join(5));
     assert!(!log.state.is_live(old) && log.state.is_live(new));
     refuse(&mut log, lost(old));
     refuse(&mut log, MemberChange::Drain { holder: old });
-    assert_eq!(standing(&log, 5), Standing::Present);
+    assert_eq!(standing(&log, 5), MembershipStatus::Present);
 }
 
 #[test]
 fn who_is_lost_is_lost_once() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let holder = log.join(5);
     log.lose(5);
-    assert_eq!(standing(&log, 5), Standing::Lost(LossReason::Closed));
+    assert_eq!(standing(&log, 5), MembershipStatus::Lost(LossReason::Closed));
     assert_eq!(log.state.holder_of(NodeId(5)), None);
     refuse(&mut log, lost(holder));
     refuse(&mut log, MemberChange::Drain { holder });
@@ -64,10 +64,10 @@ fn who_is_lost_is_lost_once() {
 
 #[test]
 fn who_drains_is_counted_on_until_it_is_lost() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let holder = log.join(5);
     log.apply(Entry::Members(vec![MemberChange::Drain { holder }]));
-    assert_eq!(standing(&log, 5), Standing::Draining);
+    assert_eq!(standing(&log, 5), MembershipStatus::Draining);
     assert!(log.state.is_live(holder));
     refuse(&mut log, MemberChange::Drain { holder });
     let reason = LossReason::Drained;
@@ -77,7 +77,7 @@ fn who_drains_is_counted_on_until_it_is_lost() {
 
 #[test]
 fn who_is_not_trusted_never_comes_back() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let (holder, other) = (log.join(5), log.join(6));
     let reason = LossReason::Untrusted { partners: 2 };
     log.apply(Entry::Members(vec![MemberChange::Lost { holder, reason }, lost(other)]));
@@ -88,19 +88,19 @@ fn who_is_not_trusted_never_comes_back() {
 
 #[test]
 fn the_changes_that_fit_are_made_and_named() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let (gone, stays) = (log.join(5), log.join(6));
     log.lose(5);
     let changes = vec![lost(gone), admit(7, 1), admit(6, 1), lost(stays)];
     let made = log.apply(Entry::Members(changes));
-    assert_eq!(made, Change::Members(vec![admit(7, 1), lost(stays)]));
+    assert_eq!(made, StateChange::Members(vec![admit(7, 1), lost(stays)]));
     log.refuse(Entry::Members(Vec::new()), EntryRefusal::Members);
 }
 
 /// A full cluster admits no node; a member that was lost longest ago makes room.
 #[test]
 fn members_have_a_limit() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let nodes = 0..MEMBERS_MAX as u64;
     let full: Vec<_> = nodes.map(|node| admit(node, 1)).collect();
     log.apply(Entry::Members(full[..CHANGES_MAX - 1].to_vec()));
@@ -117,7 +117,7 @@ fn members_have_a_limit() {
 
 #[test]
 fn an_entry_changes_so_many_members_and_no_more() {
-    let mut log = Log::empty();
+    let mut log = FixtureLog::empty();
     let changes: Vec<_> = (0..=CHANGES_MAX as u64).map(|_| admit(1, 1)).collect();
     let last = MemberChange::Admit {
         node: NodeId(2),
@@ -133,7 +133,7 @@ fn an_entry_changes_so_many_members_and_no_more() {
 
 #[test]
 fn a_controller_votes_until_it_is_lost() {
-    let mut log = Log {
+    let mut log = FixtureLog {
         state: State::new(ClusterId(1))
             .with_controllers(crate::fixture::controllers(&[NodeId(1), NodeId(2)])),
     };

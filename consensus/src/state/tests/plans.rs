@@ -6,20 +6,25 @@ use zbelastic_types::{
 };
 
 use crate::entry::{Entry, ReadyRecord};
-use crate::fixture::{LAYERS, Log, chunks, crossed, digest, program, spec};
+use crate::fixture::{FixtureLog, LAYERS, chunks, crossed, digest, program, spec};
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::Holder;
 use crate::plan::{LayerSource, PlanRecord, PlanRefusal, Promise, PromiseOff, SOURCES_MAX};
-use crate::state::{Change, EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase, copied_layers};
+use crate::state::{EntryRefusal, PLANNED_AHEAD_MAX, PlanPhase, StateChange, copied_layers};
 
 /// The usual plan over `nodes` with a change is refused.
-fn refuse(log: &mut Log, nodes: &[u64], spoil: impl FnOnce(&mut PlanRecord), refusal: PlanRefusal) {
+fn refuse(
+    log: &mut FixtureLog,
+    nodes: &[u64],
+    spoil: impl FnOnce(&mut PlanRecord),
+    refusal: PlanRefusal,
+) {
     let mut plan = log.plan(nodes);
     spoil(&mut plan);
     log.refuse(Entry::Adopt(Box::new(plan)), refusal);
 }
 
-fn is_loading(log: &Log, missing: usize) -> bool {
+fn is_loading(log: &FixtureLog, missing: usize) -> bool {
     match &log.state.plan().expect("there is a plan").phase {
         PlanPhase::Loading(slots) => slots.iter().filter(|slot| slot.is_none()).count() == missing,
         PlanPhase::Running | PlanPhase::Closed => false,
@@ -28,7 +33,7 @@ fn is_loading(log: &Log, missing: usize) -> bool {
 
 #[test]
 fn a_plan_has_the_next_number_and_begins_where_the_ledger_stands() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     for number in [0, 2] {
         let (expected, found) = (Generation(1), Generation(number));
         let refusal = PlanRefusal::Generation { expected, found };
@@ -38,14 +43,14 @@ fn a_plan_has_the_next_number_and_begins_where_the_ledger_stands() {
     let refusal = PlanRefusal::FromStep { open, found };
     refuse(&mut log, &[1, 2], |plan| plan.from_step = found, refusal);
     let plan = log.plan(&[1, 2]);
-    assert!(matches!(log.adopt(plan), Change::Adopted(_)));
+    assert!(matches!(log.adopt(plan), StateChange::Adopted(_)));
     assert!(is_loading(&log, 2) && !log.state.is_running());
     assert_eq!(log.state.open_turn().generation, Generation(1));
 }
 
 #[test]
 fn a_stage_is_held_by_one_live_worker_each() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let [first, second] = [log.holder(1), log.holder(2)];
     let never = Holder { node: NodeId(1), incarnation: Incarnation(99) };
     let mut check = |found: Holder, blamed: Holder| {
@@ -56,7 +61,7 @@ fn a_stage_is_held_by_one_live_worker_each() {
     check(never, never);
     check(Holder { node: NodeId(3), ..first }, Holder { node: NodeId(3), ..first });
     let mut log =
-        Log { state: log.state.with_controllers(crate::fixture::controllers(&[NodeId(8)])) };
+        FixtureLog { state: log.state.with_controllers(crate::fixture::controllers(&[NodeId(8)])) };
     let controller = log.holder(8);
     let refusal = PlanRefusal::Holder { holder: controller };
     refuse(&mut log, &[1, 2], |plan| plan.stages[1] = controller, refusal);
@@ -64,7 +69,7 @@ fn a_stage_is_held_by_one_live_worker_each() {
 
 #[test]
 fn holders_copies_and_lists_are_as_many_as_stages() {
-    let mut log = Log::with_job(JobSpec { stages_max: 2, ..spec() }, &[1, 2, 3]);
+    let mut log = FixtureLog::with_job(JobSpec { stages_max: 2, ..spec() }, &[1, 2, 3]);
     let stages = |expected, found, copies| PlanRefusal::Stages { expected, found, copies };
     refuse(&mut log, &[1, 2], |plan| plan.stages.truncate(1), stages(2, 1, 2));
     refuse(&mut log, &[1, 2], |plan| plan.copies.truncate(1), stages(2, 2, 1));
@@ -74,7 +79,7 @@ fn holders_copies_and_lists_are_as_many_as_stages() {
 
 #[test]
 fn chunks_make_up_the_model() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let mut check = |ranges: &[(u32, u32)], end: u32| {
         let chunks: Vec<_> = ranges.iter().map(|(a, b)| LayerRange::new(*a, *b)).collect();
         let found = chunks.len();
@@ -93,7 +98,7 @@ fn chunks_make_up_the_model() {
 
 #[test]
 fn twins_have_the_same_layers() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let spoil = |plan: &mut PlanRecord| {
         crossed(plan);
         plan.chunks[2] = LayerRange::new(0, 2);
@@ -112,7 +117,7 @@ fn twins_have_the_same_layers() {
 
 #[test]
 fn each_layer_of_two_replicas_has_one_owner_and_both_load_it() {
-    let mut log = Log::with_job(JobSpec { copies: 0, ..spec() }, &[1, 2]);
+    let mut log = FixtureLog::with_job(JobSpec { copies: 0, ..spec() }, &[1, 2]);
     let mut plan = log.plan(&[1, 2]);
     crossed(&mut plan);
     let layers = |found: Vec<LayerId>| found.iter().map(|layer| layer.0).collect::<Vec<_>>();
@@ -139,7 +144,7 @@ fn each_layer_of_two_replicas_has_one_owner_and_both_load_it() {
 /// The stage in the middle holds one part of the model twice, and that is its own.
 #[test]
 fn the_middle_of_three_stages_is_its_own_twin() {
-    let log = Log::with_job(spec(), &[1, 2, 3]);
+    let log = FixtureLog::with_job(spec(), &[1, 2, 3]);
     let mut plan = log.plan(&[1, 2, 3]);
     let three = generate(ScheduleKind::Gems, 3, 2).expect("the size is legal");
     plan.program = lower(&three, LowerOptions { window: Window::One, early_head_weights: false });
@@ -154,7 +159,7 @@ fn the_middle_of_three_stages_is_its_own_twin() {
 
 #[test]
 fn every_layer_has_a_source() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let mut check = |sources: Vec<LayerSource>| {
         let refusal = PlanRefusal::Sources { expected: 4, found: sources.len() };
         refuse(&mut log, &[1, 2], |plan| plan.sources = sources, refusal);
@@ -176,7 +181,7 @@ fn r3_copies_are_where_the_promise_says() {
     let off = Promise::Off(PromiseOff::Configured);
     let check = |copies: u32, promise: Promise, by: &[&[u32]], is_fit: bool| {
         let nodes = &[1, 2, 3][..by.len()];
-        let mut log = Log::with_job(JobSpec { copies, ..spec() }, &[1, 2, 3]);
+        let mut log = FixtureLog::with_job(JobSpec { copies, ..spec() }, &[1, 2, 3]);
         let mut plan = log.plan(nodes);
         let by = by.iter().map(|by| by.iter().map(|stage| StageIndex(*stage)).collect());
         (plan.promise, plan.copies) = (promise, by.collect());
@@ -210,7 +215,7 @@ fn r3_copies_are_where_the_promise_says() {
 #[test]
 fn r3_a_promise_of_fewer_copies_is_told_as_that() {
     let check = |promise: Promise, is_fit: bool| {
-        let mut log = Log::with_job(JobSpec { copies: 2, ..spec() }, &[1, 2]);
+        let mut log = FixtureLog::with_job(JobSpec { copies: 2, ..spec() }, &[1, 2]);
         let mut plan = log.plan(&[1, 2]);
         assert_eq!(plan.copies, [[StageIndex(1)], [StageIndex(0)]]);
         plan.promise = promise;
@@ -229,7 +234,7 @@ fn r3_a_promise_of_fewer_copies_is_told_as_that() {
 
 #[test]
 fn the_program_is_legal_for_the_job() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let (expected, found) = (2, 3);
     let refusal = PlanRefusal::Microbatches { expected, found };
     refuse(&mut log, &[1, 2], |plan| plan.program.microbatch_count = 3, refusal);
@@ -239,7 +244,7 @@ fn the_program_is_legal_for_the_job() {
     refuse(&mut log, &[1, 2], |plan| plan.program.window = None, none.clone());
     let broken = PlanRefusal::Program { count: 1 };
     refuse(&mut log, &[1, 2], |plan| drop(plan.program.stages.pop()), broken);
-    let mut log = Log::with_job(JobSpec { window: WindowPolicy::Auto, ..spec() }, &[1, 2]);
+    let mut log = FixtureLog::with_job(JobSpec { window: WindowPolicy::Auto, ..spec() }, &[1, 2]);
     refuse(&mut log, &[1, 2], |plan| plan.program.window = None, none);
     let mut plan = log.plan(&[1, 2]);
     plan.program = program(2, Window::Zero);
@@ -247,8 +252,8 @@ fn the_program_is_legal_for_the_job() {
 }
 
 /// A planned plan and the one it follows, with its first step so far ahead.
-fn planned(ahead: u64) -> (Log, PlanRecord) {
-    let mut log = Log::running(spec(), &[1, 2]);
+fn planned(ahead: u64) -> (FixtureLog, PlanRecord) {
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.join(3);
     log.keep(1);
     let mut plan = log.plan(&[1, 2, 3]);
@@ -259,11 +264,13 @@ fn planned(ahead: u64) -> (Log, PlanRecord) {
 #[test]
 fn a_planned_change_begins_with_its_step_and_not_before() {
     let (mut log, plan) = planned(2);
-    assert!(matches!(log.adopt(plan), Change::Planned(_)));
+    assert!(matches!(log.adopt(plan), StateChange::Planned(_)));
     log.keep(1);
     assert_eq!((log.state.generation(), log.state.is_running()), (Generation(1), true));
     let seal = log.seal(crate::validation::Verdict::Keep);
-    let Change::Sealed { adopted, .. } = log.apply(Entry::Seal(seal)) else { panic!("a seal") };
+    let StateChange::Sealed { adopted, .. } = log.apply(Entry::Seal(seal)) else {
+        panic!("a seal")
+    };
     assert_eq!(adopted.map(|plan| plan.generation), Some(Generation(2)));
     assert!(log.state.next_plan().is_none() && is_loading(&log, 3));
     let open = log.state.open_turn();
@@ -306,8 +313,8 @@ fn a_plan_for_now_replaces_a_planned_one() {
 
 #[test]
 fn who_is_ready_names_its_layers_and_its_copies_once() {
-    let mut log = Log::with_job(spec(), &[1, 2, 3]);
-    let refuse = |log: &mut Log, ready: ReadyRecord, refusal| {
+    let mut log = FixtureLog::with_job(spec(), &[1, 2, 3]);
+    let refuse = |log: &mut FixtureLog, ready: ReadyRecord, refusal| {
         log.refuse(Entry::Ready(ready), refusal);
     };
     log.adopt(log.plan(&[1, 2]));
@@ -325,7 +332,7 @@ fn who_is_ready_names_its_layers_and_its_copies_once() {
     for wrong in [swapped, reversed, bare] {
         refuse(&mut log, wrong, EntryRefusal::OtherLayers { holder });
     }
-    assert_eq!(log.apply(Entry::Ready(ready.clone())), Change::Ready(holder));
+    assert_eq!(log.apply(Entry::Ready(ready.clone())), StateChange::Ready(holder));
     refuse(&mut log, ready, EntryRefusal::AlreadyReady { holder });
     let ready = log.ready(1);
     log.lose(2);
@@ -335,7 +342,7 @@ fn who_is_ready_names_its_layers_and_its_copies_once() {
 
 #[test]
 fn a_plan_runs_once_everybody_is_ready_and_there() {
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let resume = |generation| Entry::Resume { generation: Generation(generation) };
     log.refuse(resume(0), EntryRefusal::NotLoading { generation: Generation(0) });
     log.adopt(log.plan(&[1, 2]));
@@ -349,7 +356,7 @@ fn a_plan_runs_once_everybody_is_ready_and_there() {
     let holder = gone.holder(2);
     gone.lose(2);
     gone.refuse(resume(1), EntryRefusal::NotAHolder { holder });
-    assert_eq!(log.resume(), Change::Resumed(Generation(1)));
+    assert_eq!(log.resume(), StateChange::Resumed(Generation(1)));
     log.refuse(resume(1), EntryRefusal::NotLoading { generation: Generation(1) });
     let again = log.ready(0);
     log.refuse(Entry::Ready(again), EntryRefusal::NotLoading { generation: Generation(1) });
@@ -358,7 +365,7 @@ fn a_plan_runs_once_everybody_is_ready_and_there() {
 /// Invariant N1 begins here: what was loaded is the same wherever it is, and what was to be read.
 #[test]
 fn a_plan_does_not_run_on_layers_that_differ() {
-    let load = |log: &mut Log, spoil: &dyn Fn(usize, &mut ReadyRecord)| {
+    let load = |log: &mut FixtureLog, spoil: &dyn Fn(usize, &mut ReadyRecord)| {
         for stage in [0, 1] {
             let mut ready = log.ready(stage);
             spoil(stage, &mut ready);
@@ -367,7 +374,7 @@ fn a_plan_does_not_run_on_layers_that_differ() {
     };
     let resume = Entry::Resume { generation: Generation(1) };
     let differ = |layer| EntryRefusal::DigestsDiffer { layer: zbelastic_types::LayerId(layer) };
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
     load(&mut log, &|stage, ready| {
         if stage == 1 {
@@ -375,7 +382,7 @@ fn a_plan_does_not_run_on_layers_that_differ() {
         }
     });
     log.refuse(resume.clone(), differ(1));
-    let mut log = Log::with_job(spec(), &[1, 2]);
+    let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     let mut plan = log.plan(&[1, 2]);
     let read = |layer, version| LayerSource::Checkpoint {
         version: Step(0),
@@ -389,7 +396,7 @@ fn a_plan_does_not_run_on_layers_that_differ() {
 
 #[test]
 fn what_was_struck_after_it_was_told_of_does_not_run() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(1);
     let plan =
         PlanRecord { expected: vec![Some(digest(9, 9)); LAYERS as usize], ..log.plan(&[1, 2]) };
@@ -401,7 +408,7 @@ fn what_was_struck_after_it_was_told_of_does_not_run() {
 
 #[test]
 fn who_trains_the_last_layer_computes_the_loss() {
-    let log = Log::with_job(spec(), &[1, 2, 3]);
+    let log = FixtureLog::with_job(spec(), &[1, 2, 3]);
     let mut plan = log.plan(&[1, 2]);
     let heads = |plan: &PlanRecord| [1, 2, 3].map(|node| plan.has_head(NodeId(node)));
     assert_eq!(heads(&plan), [false, true, false]);

@@ -3,14 +3,14 @@
 use zbelastic_types::{Attempt, Generation, LayerId, Step};
 
 use crate::entry::{Entry, RewindReason};
-use crate::fixture::{Log, spec};
+use crate::fixture::{FixtureLog, spec};
 use crate::job::{HaltReason, JobChange, JobPhase, JobRefusal, JobSpec};
-use crate::state::{Change, EntryRefusal, PlanPhase};
+use crate::state::{EntryRefusal, PlanPhase, StateChange};
 use crate::validation::Verdict;
 
 /// Ten steps, of which one was skipped; checkpoints of versions 4 and 8.
-fn log() -> Log {
-    let mut log = Log::running(JobSpec { step_count: 1000, ..spec() }, &[1, 2]);
+fn log() -> FixtureLog {
+    let mut log = FixtureLog::running(JobSpec { step_count: 1000, ..spec() }, &[1, 2]);
     log.keep(2);
     log.apply(Entry::Seal(log.seal(Verdict::Skip)));
     log.keep(1);
@@ -21,9 +21,13 @@ fn log() -> Log {
     log
 }
 
-fn rewound(to: u64, dropped: &[u64]) -> Change {
+fn rewound(to: u64, dropped: &[u64]) -> StateChange {
     let reason = RewindReason::LayerLost { layer: LayerId(0) };
-    Change::Rewound { to: Step(to), reason, dropped: dropped.iter().copied().map(Step).collect() }
+    StateChange::Rewound {
+        to: Step(to),
+        reason,
+        dropped: dropped.iter().copied().map(Step).collect(),
+    }
 }
 
 #[test]
@@ -50,7 +54,7 @@ fn a_run_goes_back_to_its_beginning() {
 /// Where two nodes report the open version differently and a checkpoint has it, nothing sealed is lost.
 #[test]
 fn a_run_may_go_back_to_where_it_stands() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(4);
     log.checkpoint(4, 1);
     log.refuse(log.rewind(5), EntryRefusal::AheadOfLedger { to: Step(5), open: Step(4) });
@@ -108,7 +112,7 @@ fn checkpoints_on_the_way_forward_are_made_again() {
     assert_eq!((log.checkpoint_versions(), log.pending_versions()), (vec![4, 8], vec![12]));
 }
 
-fn ordered(log: &Log, to: u64) -> Entry {
+fn ordered(log: &FixtureLog, to: u64) -> Entry {
     let reason = RewindReason::Ordered;
     Entry::Rewind { generation: log.state.generation(), to: Step(to), reason }
 }
@@ -120,7 +124,7 @@ fn whoever_goes_back_by_order_is_free_from_there() {
     log.apply(Entry::Job(JobChange::Pause));
     let (to, reason, dropped) = (Step(4), RewindReason::Ordered, vec![Step(8)]);
     let entry = ordered(&log, 4);
-    assert_eq!(log.apply(entry), Change::Rewound { to, reason, dropped });
+    assert_eq!(log.apply(entry), StateChange::Rewound { to, reason, dropped });
     let state = &log.state;
     assert_eq!((state.open_turn().step, state.history().head()), (Step(4), Step(4)));
     assert_eq!((state.ledger().updates(), log.checkpoint_versions()), (3, vec![4]));
@@ -128,7 +132,7 @@ fn whoever_goes_back_by_order_is_free_from_there() {
     log.apply(Entry::Job(JobChange::Continue));
     log.run_plan(&[1, 2]);
     let seal = log.seal(Verdict::Skip);
-    let Change::Sealed { is_repeated, .. } = log.apply(Entry::Seal(seal)) else { panic!() };
+    let StateChange::Sealed { is_repeated, .. } = log.apply(Entry::Seal(seal)) else { panic!() };
     assert!(!is_repeated, "it is not held against what was sealed before");
     log.keep(1);
     assert_eq!(log.state.history().head(), Step(6));
@@ -151,7 +155,7 @@ fn only_a_job_that_is_held_goes_back_by_order() {
     }
     log.apply(ordered(&log, 0));
     assert_eq!((log.state.open_turn().step, log.state.history().head()), (Step(0), Step(0)));
-    let mut empty = Log::empty();
+    let mut empty = FixtureLog::empty();
     empty.refuse(ordered(&empty, 0), JobRefusal::Missing);
 }
 

@@ -10,9 +10,9 @@ use crate::access::{
 };
 use crate::codec::Format;
 use crate::entry::Entry;
-use crate::fixture::{Log, controllers, credential};
+use crate::fixture::{FixtureLog, controllers, credential};
 use crate::member::{LossReason, MemberChange};
-use crate::state::{Change, State};
+use crate::state::{State, StateChange};
 
 const NOW_S: u64 = 1_000_000;
 const UNTIL_S: u64 = NOW_S + 7 * 24 * 3600;
@@ -20,7 +20,7 @@ const OLD: Digest = Digest([1; 32]);
 const NEW: Digest = Digest([2; 32]);
 
 /// The last report of each member.
-type Reports = BTreeMap<NodeId, AuthorityReport>;
+type AuthorityReports = BTreeMap<NodeId, AuthorityReport>;
 
 fn certificate(key: Digest) -> Vec<u8> {
     key.0.to_vec()
@@ -33,31 +33,31 @@ fn announced(old: Digest, key: Digest, is_forced: bool) -> AuthorityChange {
 }
 
 /// Controllers 1 and 2, worker 3.
-fn cluster() -> Log {
+fn cluster() -> FixtureLog {
     let nodes = [NodeId(1), NodeId(2)];
     let both = [1, 2].map(|node| credential(node, AccessRole::Controller));
     let state = State::new(ClusterId(7)).with_controllers(controllers(&nodes));
-    let mut log = Log { state: state.with_credentials(both) };
+    let mut log = FixtureLog { state: state.with_credentials(both) };
     log.join(3);
     log
 }
 
-fn rotate(log: &mut Log, change: AuthorityChange) -> (RotationPhase, Vec<TokenId>) {
+fn rotate(log: &mut FixtureLog, change: AuthorityChange) -> (RotationPhase, Vec<TokenId>) {
     let change = log.apply(Entry::Access(AccessChange::Authority(change)));
-    let Change::Access(AccessOutcome::Authority { phase, revoked }) = change else {
+    let StateChange::Access(AccessOutcome::Authority { phase, revoked }) = change else {
         panic!("{change:?}")
     };
     (phase, revoked)
 }
 
-fn refuse(log: &mut Log, change: AuthorityChange, expected: AccessRefusal) {
+fn refuse(log: &mut FixtureLog, change: AuthorityChange, expected: AccessRefusal) {
     let change = AccessChange::Authority(change);
     assert_eq!(log.state.check_access(&change), Err(expected.clone()));
     log.refuse(Entry::Access(change), expected);
 }
 
 /// Members in the first list believe the new authority, those in the second have a certificate by it.
-fn reports(believing: &[u64], certified: &[u64]) -> Reports {
+fn reports(believing: &[u64], certified: &[u64]) -> AuthorityReports {
     let report = |node: &u64| {
         let (is_certified, has_key) = (certified.contains(node), *node < 3);
         (NodeId(*node), AuthorityReport { key: NEW, believes: true, is_certified, has_key })
@@ -69,13 +69,13 @@ fn wait(nodes: &[u64], until_s: Option<u64>) -> RotationStep {
     RotationStep::Wait { nodes: nodes.iter().copied().map(NodeId).collect(), until_s }
 }
 
-fn lose(log: &mut Log, node: u64, reason: LossReason) {
+fn lose(log: &mut FixtureLog, node: u64, reason: LossReason) {
     let holder = log.holder(node);
     log.apply(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
 }
 
 /// A change whose new authority issues, until [`UNTIL_S`].
-fn issuing() -> Log {
+fn issuing() -> FixtureLog {
     let mut log = cluster();
     rotate(&mut log, announced(OLD, NEW, false));
     rotate(&mut log, AuthorityChange::Issues { key: NEW, until_s: UNTIL_S });
@@ -85,10 +85,11 @@ fn issuing() -> Log {
 #[test]
 fn the_new_authority_issues_once_all_who_are_there_believe_it_and_controllers_have_its_key() {
     let mut log = cluster();
-    let step = |log: &Log, reports: &Reports| log.state.rotation_step(reports, NOW_S);
+    let step =
+        |log: &FixtureLog, reports: &AuthorityReports| log.state.rotation_step(reports, NOW_S);
     assert_eq!(step(&log, &reports(&[1, 2, 3], &[])), RotationStep::Nothing);
     rotate(&mut log, announced(OLD, NEW, false));
-    assert_eq!(step(&log, &Reports::new()), wait(&[1, 2, 3], None));
+    assert_eq!(step(&log, &AuthorityReports::new()), wait(&[1, 2, 3], None));
     assert_eq!(step(&log, &reports(&[1, 2], &[])), wait(&[3], None));
     let mut keyless = reports(&[1, 2, 3], &[]);
     keyless.get_mut(&NodeId(2)).expect("it reported").has_key = false;
@@ -107,7 +108,7 @@ fn the_new_authority_issues_once_all_who_are_there_believe_it_and_controllers_ha
 #[test]
 fn the_old_authority_is_retired_once_all_who_are_there_are_certified_and_the_rest_had_time() {
     let log = issuing();
-    let step = |reports: &Reports, at_s| log.state.rotation_step(reports, at_s);
+    let step = |reports: &AuthorityReports, at_s| log.state.rotation_step(reports, at_s);
     let (some, all) = (reports(&[1, 2, 3], &[1, 2]), reports(&[1, 2, 3], &[1, 2, 3]));
     assert_eq!(step(&some, NOW_S), wait(&[3], Some(UNTIL_S)));
     assert_eq!(step(&all, NOW_S), wait(&[], Some(UNTIL_S)));
@@ -115,7 +116,7 @@ fn the_old_authority_is_retired_once_all_who_are_there_are_certified_and_the_res
     assert_eq!(step(&all, UNTIL_S), RotationStep::Retire);
     // Time does not cut off members that are there.
     assert_eq!(step(&some, UNTIL_S), wait(&[3], None));
-    assert_eq!(step(&Reports::new(), UNTIL_S), wait(&[1, 2, 3], None));
+    assert_eq!(step(&AuthorityReports::new(), UNTIL_S), wait(&[1, 2, 3], None));
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn an_authority_whose_key_is_lost_is_announced_anew_before_it_issues_and_never_b
 #[test]
 fn tokens_that_name_the_old_authority_are_revoked_with_it_and_no_others() {
     let mut log = cluster();
-    let token = |log: &mut Log, id, authority| {
+    let token = |log: &mut FixtureLog, id, authority| {
         let token = TokenId(id);
         let terms = TokenTerms {
             role: AccessRole::Worker,
@@ -243,6 +244,6 @@ fn whom_to_believe_is_told_with_contacts_and_is_in_snapshots() {
     assert_eq!(read, log.state);
     assert_eq!(read.contacts().rotation.as_ref(), read.access().rotation());
     // The next leader goes on from there, once members have reported to it.
-    assert_eq!(read.rotation_step(&Reports::new(), NOW_S), wait(&[1, 2, 3], None));
+    assert_eq!(read.rotation_step(&AuthorityReports::new(), NOW_S), wait(&[1, 2, 3], None));
     assert_eq!(read.rotation_step(&reports(&[1, 2, 3], &[]), NOW_S), RotationStep::Issue);
 }

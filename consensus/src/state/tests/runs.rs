@@ -5,10 +5,10 @@ use std::sync::Arc;
 use zbelastic_types::{Digest, RunId, Step};
 
 use crate::entry::Entry;
-use crate::fixture::{CLUSTER, Log, spec};
-use crate::job::{JobChange, JobPhase, JobRefusal, JobSpec, Origin};
+use crate::fixture::{CLUSTER, FixtureLog, spec};
+use crate::job::{JobChange, JobPhase, JobRefusal, JobSpec, RunOrigin};
 use crate::run::{RUNS_MAX, RunRecord, is_run_name, run_name_of};
-use crate::state::{Change, State};
+use crate::state::{State, StateChange};
 
 /// A run of the usual kind with another name and configuration.
 fn run(number: usize) -> JobSpec {
@@ -22,7 +22,7 @@ fn start(spec: JobSpec) -> Entry {
 }
 
 /// Trains so many steps of the job that has just begun, and ends it.
-fn train(log: &mut Log, steps: u64) {
+fn train(log: &mut FixtureLog, steps: u64) {
     log.run_plan(&[1]);
     log.keep(steps);
     log.checkpoint(steps, 1);
@@ -38,13 +38,13 @@ fn kept(state: &State) -> Vec<(u64, u64)> {
 
 #[test]
 fn a_new_run_keeps_the_last_checkpoint_of_each_before_it() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(8);
     log.checkpoint(4, 1);
     log.checkpoint(8, 1);
     log.apply(Entry::Job(JobChange::Stop));
     let begun = log.apply(start(run(2)));
-    assert_eq!(begun, Change::Job { phase: JobPhase::Running, dropped: vec![Step(4)] });
+    assert_eq!(begun, StateChange::Job { phase: JobPhase::Running, dropped: vec![Step(4)] });
     train(&mut log, 12);
     log.apply(start(run(3)));
     assert_eq!(kept(&log.state), [(1, 8), (2, 12)]);
@@ -63,7 +63,7 @@ fn a_new_run_keeps_the_last_checkpoint_of_each_before_it() {
 
 #[test]
 fn names_are_of_one_run() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(12, 1);
     let taken = |name: &str| JobRefusal::NameTaken { name: name.to_owned() };
@@ -89,7 +89,7 @@ fn names_are_of_one_run() {
 
 #[test]
 fn a_run_that_ended_goes_when_it_is_removed_and_none_that_is_under_way() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(12);
     let remove = |run| Entry::Job(JobChange::Remove(RunId(run)));
     log.refuse(remove(1), JobRefusal::UnderWay);
@@ -97,9 +97,9 @@ fn a_run_that_ended_goes_when_it_is_removed_and_none_that_is_under_way() {
     log.apply(start(run(2)));
     train(&mut log, 12);
     log.refuse(remove(3), JobRefusal::NoRun { run: RunId(3) });
-    assert_eq!(log.apply(remove(1)), Change::Removed { run: RunId(1) });
+    assert_eq!(log.apply(remove(1)), StateChange::Removed { run: RunId(1) });
     assert_eq!(kept(&log.state), []);
-    assert_eq!(log.apply(remove(2)), Change::Removed { run: RunId(2) });
+    assert_eq!(log.apply(remove(2)), StateChange::Removed { run: RunId(2) });
     assert!(log.state.job().is_none() && log.state.checkpoints().is_empty());
     assert!(log.state.plan().is_none(), "workers let go of it");
     log.refuse(remove(2), JobRefusal::NoRun { run: RunId(2) });
@@ -110,7 +110,7 @@ fn a_run_that_ended_goes_when_it_is_removed_and_none_that_is_under_way() {
 
 #[test]
 fn runs_are_kept_up_to_a_number_and_a_recovered_cluster_has_them() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(12);
     log.checkpoint(12, 1);
     for number in 2..=RUNS_MAX + 1 {
@@ -124,7 +124,7 @@ fn runs_are_kept_up_to_a_number_and_a_recovered_cluster_has_them() {
     let recovered = recovered.held_as(JobPhase::Stopped);
     let recovered = recovered.with_ended(log.state.ended().to_vec(), log.state.run_last());
     assert_eq!(kept(&recovered), last);
-    let mut log = Log { state: recovered };
+    let mut log = FixtureLog { state: recovered };
     log.apply(Entry::Job(JobChange::Remove(RunId(1))));
     log.apply(start(run(RUNS_MAX + 2)));
     assert_eq!(log.state.job().map(|job| job.spec.run.0), Some(RUNS_MAX as u64 + 2));
@@ -133,13 +133,13 @@ fn runs_are_kept_up_to_a_number_and_a_recovered_cluster_has_them() {
 /// A run that goes on from another.
 fn branch(number: usize, parent: u64, version: u64) -> JobSpec {
     let state = Digest([6; 32]);
-    let from = Some(Origin { run: RunId(parent), version: Step(version), state });
+    let from = Some(RunOrigin { run: RunId(parent), version: Step(version), state });
     JobSpec { from, ..run(number) }
 }
 
 /// A run that was stopped at its checkpoint of step 8.
-fn stopped() -> Log {
-    let mut log = Log::running(spec(), &[1]);
+fn stopped() -> FixtureLog {
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(8);
     log.checkpoint(4, 1);
     log.checkpoint(8, 1);
@@ -192,7 +192,7 @@ fn a_branch_without_a_checkpoint_of_its_own_holds_its_parent_and_leaves_nothing(
 
 #[test]
 fn a_branch_of_what_is_not_kept_is_refused() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(8);
     log.checkpoint(8, 1);
     let origin = |run, version| JobRefusal::Origin { run: RunId(run), version: Step(version) };

@@ -5,25 +5,25 @@ use std::sync::Arc;
 use zbelastic_types::{Generation, Step};
 
 use crate::entry::Entry;
-use crate::fixture::{Log, spec, turn};
+use crate::fixture::{FixtureLog, spec, turn};
 use crate::history::{DiffersFromLog, ROLLBACK_WINDOW, SEALS_KEPT_MAX};
 use crate::job::{JobPhase, JobSpec};
-use crate::state::{Change, EntryRefusal};
+use crate::state::{EntryRefusal, StateChange};
 use crate::validation::{Seal, SealRefusal, Turn, Verdict};
 
 const CLIP: Verdict = Verdict::Clip { coefficient: 0.5 };
 
-fn sealed(log: &mut Log, verdict: Verdict) -> bool {
+fn sealed(log: &mut FixtureLog, verdict: Verdict) -> bool {
     let seal = log.seal(verdict);
     let change = log.apply(Entry::Seal(seal));
-    let is_repeated = matches!(change, Change::Sealed { is_repeated: true, .. });
-    assert_eq!(change, Change::Sealed { seal, is_repeated, adopted: None });
+    let is_repeated = matches!(change, StateChange::Sealed { is_repeated: true, .. });
+    assert_eq!(change, StateChange::Sealed { seal, is_repeated, adopted: None });
     is_repeated
 }
 
 #[test]
 fn seals_lead_from_turn_to_turn() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     let mut check = |verdict: Verdict, next: Turn, updates: u64, head: u64| {
         assert!(!sealed(&mut log, verdict));
         let state = &log.state;
@@ -42,7 +42,7 @@ fn seals_lead_from_turn_to_turn() {
 /// new plan loads, runs, or ended (failure 11).
 #[test]
 fn r2_a_seal_of_another_plan_changes_nothing() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(1);
     let late = Entry::Seal(log.seal(Verdict::Keep));
     let (expected, found) = (Generation(2), Generation(1));
@@ -57,7 +57,7 @@ fn r2_a_seal_of_another_plan_changes_nothing() {
 
 #[test]
 fn nothing_is_sealed_unless_the_plan_runs() {
-    let mut log = Log::with_job(spec(), &[1]);
+    let mut log = FixtureLog::with_job(spec(), &[1]);
     let generation = Generation(0);
     log.refuse(Entry::Seal(log.seal(Verdict::Keep)), EntryRefusal::NotRunning { generation });
     log.adopt(log.plan(&[1]));
@@ -72,7 +72,7 @@ fn nothing_is_sealed_unless_the_plan_runs() {
 /// R8 and S1: a step is sealed once, and none is left out.
 #[test]
 fn r8_a_seal_told_again_or_too_early_changes_nothing() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     let again = log.seal(Verdict::Keep);
     log.keep(1);
     let (expected, found) = (turn(1, 0), turn(0, 0));
@@ -86,7 +86,7 @@ fn r8_a_seal_told_again_or_too_early_changes_nothing() {
 
 #[test]
 fn counters_follow_from_the_ledger() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(3);
     let mut check = |verdict: Verdict, found: u64, cursor: u64, expected: u64| {
         let cursor = Step(cursor);
@@ -103,7 +103,7 @@ fn counters_follow_from_the_ledger() {
 /// Failure 9: steps since the checkpoint are computed anew, and must come out as they were.
 #[test]
 fn a_step_that_was_sealed_before_is_sealed_with_the_same_bits() {
-    let mut log = Log::running(spec(), &[1, 2]);
+    let mut log = FixtureLog::running(spec(), &[1, 2]);
     let logged = [Verdict::Keep, CLIP, Verdict::Skip, Verdict::Keep].map(|verdict| {
         let seal = log.seal(verdict);
         log.apply(Entry::Seal(seal));
@@ -123,7 +123,7 @@ fn a_step_that_was_sealed_before_is_sealed_with_the_same_bits() {
                 log.refuse(Entry::Seal(other), DiffersFromLog { step });
             }
         }
-        let Change::Sealed { is_repeated, .. } = log.apply(Entry::Seal(again)) else {
+        let StateChange::Sealed { is_repeated, .. } = log.apply(Entry::Seal(again)) else {
             panic!("a seal")
         };
         assert!(is_repeated);
@@ -134,7 +134,7 @@ fn a_step_that_was_sealed_before_is_sealed_with_the_same_bits() {
 
 #[test]
 fn a_replay_of_a_step_that_was_sealed_is_not_held_against_the_log() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(2);
     log.apply(log.rewind(0));
     log.run_plan(&[1]);
@@ -145,7 +145,7 @@ fn a_replay_of_a_step_that_was_sealed_is_not_held_against_the_log() {
 
 #[test]
 fn a_held_job_still_seals_the_step_under_way() {
-    let mut log = Log::running(spec(), &[1]);
+    let mut log = FixtureLog::running(spec(), &[1]);
     log.apply(Entry::Job(crate::job::JobChange::Pause));
     log.keep(1);
     assert_eq!(log.state.job().map(|job| job.phase), Some(JobPhase::Paused));
@@ -153,7 +153,7 @@ fn a_held_job_still_seals_the_step_under_way() {
 
 #[test]
 fn rollbacks_are_counted_over_the_last_seals() {
-    let mut log = Log::running(JobSpec { step_count: 1000, ..spec() }, &[1]);
+    let mut log = FixtureLog::running(JobSpec { step_count: 1000, ..spec() }, &[1]);
     assert_eq!(log.state.history().rollbacks(), (0, 0));
     for verdict in [CLIP, Verdict::Skip, Verdict::Replay, Verdict::Keep] {
         sealed(&mut log, verdict);
@@ -168,7 +168,7 @@ fn rollbacks_are_counted_over_the_last_seals() {
 fn history_without_checkpoints_has_a_limit() {
     let kept = SEALS_KEPT_MAX as u64;
     let spec = JobSpec { step_count: 2 * kept, checkpoint_every: 0, ..spec() };
-    let mut log = Log::running(spec, &[1]);
+    let mut log = FixtureLog::running(spec, &[1]);
     log.keep(kept);
     assert_eq!(log.state.history().base(), Step(0));
     sealed(&mut log, Verdict::Replay);
@@ -188,16 +188,16 @@ fn history_with_checkpoints_forgets_up_to_the_newest() {
     let every = kept / 2;
     let spec =
         JobSpec { step_count: 9 * kept, checkpoint_every: every, checkpoints_kept: 8, ..spec() };
-    let mut log = Log::running(spec, &[1]);
+    let mut log = FixtureLog::running(spec, &[1]);
     log.keep(every);
     log.checkpoint(every, 1);
     log.keep(every);
-    assert!(log.state.history().is_full() && log.state.has_room_for_seal());
+    assert!(log.state.history().is_full() && log.state.can_remember_seal());
     log.keep(every);
     assert_eq!(log.state.history().base(), Step(every));
-    assert!(!log.state.has_room_for_seal(), "what lies behind the checkpoint is needed");
+    assert!(!log.state.can_remember_seal(), "what lies behind the checkpoint is needed");
     log.checkpoint(2 * every, 1);
-    assert!(log.state.has_room_for_seal());
+    assert!(log.state.can_remember_seal());
     let mut back = log.clone();
     back.apply(back.rewind(every));
     log.keep(1);
@@ -209,7 +209,7 @@ fn history_with_checkpoints_forgets_up_to_the_newest() {
 #[test]
 fn two_logs_with_the_same_entries_are_equal() {
     let run = || {
-        let mut log = Log::running(spec(), &[1, 2]);
+        let mut log = FixtureLog::running(spec(), &[1, 2]);
         log.keep(3);
         log.checkpoint_versions();
         sealed(&mut log, CLIP);

@@ -7,9 +7,9 @@ use cudarc::driver::sys::CUfunction_attribute_enum as Attribute;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUresult, CUstream};
 
 use super::{in_context, own_stream, put};
-use crate::code::{Code, Loaded, architecture_of};
-use crate::machine::work::{Launch, Work};
-use crate::machine::{Function, Module};
+use crate::code::{KernelLibrary, LoadedKernel, architecture_of};
+use crate::machine::work::{EmulatedLaunch, StreamWork};
+use crate::machine::{LoadedFunction, LoadedModule};
 
 /// Shared memory that any launch may request, and that one may be allowed at most.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
@@ -51,7 +51,7 @@ unsafe fn whole<'a>(image: *const u8) -> Option<&'a [u8]> {
 ///
 /// # Safety
 /// `from` has a pointer for each argument, and each may be read so far.
-unsafe fn copied(kernel: &Loaded, from: *mut *mut c_void) -> Vec<Vec<u128>> {
+unsafe fn copied(kernel: &LoadedKernel, from: *mut *mut c_void) -> Vec<Vec<u128>> {
     let copy = |(index, bytes): (usize, &usize)| {
         let mut words = vec![0u128; bytes.div_ceil(size_of::<u128>())];
         // SAFETY: the caller's word.
@@ -74,9 +74,9 @@ calls! {
             if own / 10 != of / 10 || own < of {
                 return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
             }
-            let code = Code::load(image).map_err(|_| CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)?;
-            let module = machine.fresh();
-            machine.modules.insert(module, Module { device, code });
+            let code = KernelLibrary::load(image).map_err(|_| CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)?;
+            let module = machine.fresh_handle();
+            machine.modules.insert(module, LoadedModule { device, code });
             // SAFETY: the caller's pointer.
             unsafe { put(to, module as CUmodule) }
         })
@@ -98,8 +98,8 @@ calls! {
             // SAFETY: the caller's string.
             let name = unsafe { CStr::from_ptr(name) }.to_str().ok();
             let kernel = name.and_then(|name| code.kernel(name)).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-            let function = machine.fresh();
-            let found = Function { device, kernel, shared_bytes_max: SHARED_BYTES_PLAIN, module };
+            let function = machine.fresh_handle();
+            let found = LoadedFunction { device, kernel, shared_bytes_max: SHARED_BYTES_PLAIN, module };
             machine.functions.insert(function, found);
             // SAFETY: the caller's pointer.
             unsafe { put(to, function as CUfunction) }
@@ -145,7 +145,7 @@ calls! {
             if !has_threads {
                 return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
             }
-            let launch = Launch {
+            let launch = EmulatedLaunch {
                 entry: found.kernel.entry,
                 grid: [grid_x, grid_y],
                 threads: block_x,
@@ -154,7 +154,7 @@ calls! {
                 // SAFETY: the caller's arguments are as many as the kernel has.
                 arguments: unsafe { copied(&found.kernel, arguments) },
             };
-            machine.tell(stream as u64, Work::Launch(launch))
+            machine.enqueue(stream as u64, StreamWork::Launch(launch))
         })
     }
 }

@@ -5,28 +5,33 @@ use std::ffi::{c_uchar, c_uint, c_void};
 use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUresult, CUstream};
 
 use super::{context_of, in_context, own_stream, put};
-use crate::machine::memory::Owner;
-use crate::machine::work::Work;
-use crate::machine::{Answer, Machine};
+use crate::machine::memory::BlockOwner;
+use crate::machine::work::StreamWork;
+use crate::machine::{DriverResult, EmulatedMachine};
 
 /// Memory that a context takes for itself.
 const CONTEXT_BYTES: u64 = 64 << 20;
 
-fn free_bytes(machine: &Machine, device: usize) -> u64 {
+fn free_bytes(machine: &EmulatedMachine, device: usize) -> u64 {
     let taken = CONTEXT_BYTES + machine.blocks.bytes_of(device);
     (machine.settings.memory_mib << 20).saturating_sub(taken)
 }
 
 /// The device that has these bytes.
-fn owner(machine: &Machine, start: CUdeviceptr, bytes: usize) -> Answer<usize> {
+fn owner(machine: &EmulatedMachine, start: CUdeviceptr, bytes: usize) -> DriverResult<usize> {
     match machine.blocks.owner_of(start, bytes) {
-        Some(Owner::Device(device)) => Ok(device),
-        Some(Owner::Host) | None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        Some(BlockOwner::Device(device)) => Ok(device),
+        Some(BlockOwner::Host) | None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     }
 }
 
 /// Checks memory that a device may read and write: its own, or that of a peer whose access it has enabled.
-fn within_reach(machine: &Machine, device: usize, start: CUdeviceptr, bytes: usize) -> Answer<()> {
+fn within_reach(
+    machine: &EmulatedMachine,
+    device: usize,
+    start: CUdeviceptr,
+    bytes: usize,
+) -> DriverResult<()> {
     let owner = owner(machine, start, bytes)?;
     if owner == device || machine.devices[device].peers.contains(&owner) {
         return Ok(());
@@ -34,8 +39,8 @@ fn within_reach(machine: &Machine, device: usize, start: CUdeviceptr, bytes: usi
     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-fn is_pinned(machine: &Machine, start: u64, bytes: usize) -> bool {
-    machine.blocks.owner_of(start, bytes) == Some(Owner::Host)
+fn is_pinned(machine: &EmulatedMachine, start: u64, bytes: usize) -> bool {
+    machine.blocks.owner_of(start, bytes) == Some(BlockOwner::Host)
 }
 
 calls! {
@@ -58,17 +63,17 @@ calls! {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
             }
             // SAFETY: the caller's pointer.
-            unsafe { put(to, machine.blocks.take(bytes, Owner::Device(device))) }
+            unsafe { put(to, machine.blocks.take(bytes, BlockOwner::Device(device))) }
         })
     }
 
     fn cuMemFree_v2(start: CUdeviceptr) -> CUresult {
         in_context(|machine, _| match machine.blocks.owner(start) {
-            Some(Owner::Device(_)) => {
-                machine.blocks.give_back(start);
+            Some(BlockOwner::Device(_)) => {
+                machine.blocks.free(start);
                 Ok(())
             }
-            Some(Owner::Host) | None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            Some(BlockOwner::Host) | None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         })
     }
 
@@ -78,17 +83,17 @@ calls! {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             // SAFETY: the caller's pointer.
-            unsafe { put(to, machine.blocks.take(bytes, Owner::Host) as *mut c_void) }
+            unsafe { put(to, machine.blocks.take(bytes, BlockOwner::Host) as *mut c_void) }
         })
     }
 
     fn cuMemFreeHost(start: *mut c_void) -> CUresult {
         in_context(|machine, _| match machine.blocks.owner(start as u64) {
-            Some(Owner::Host) => {
-                machine.blocks.give_back(start as u64);
+            Some(BlockOwner::Host) => {
+                machine.blocks.free(start as u64);
                 Ok(())
             }
-            Some(Owner::Device(_)) | None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+            Some(BlockOwner::Device(_)) | None => Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         })
     }
 
@@ -96,7 +101,7 @@ calls! {
         in_context(|machine, device| {
             own_stream(machine, device, stream as u64)?;
             within_reach(machine, device, to, bytes)?;
-            machine.tell(stream as u64, Work::Fill { to, byte, bytes })
+            machine.enqueue(stream as u64, StreamWork::Fill { to, byte, bytes })
         })
     }
 
@@ -105,7 +110,7 @@ calls! {
             own_stream(machine, device, stream as u64)?;
             within_reach(machine, device, from, bytes)?;
             within_reach(machine, device, to, bytes)?;
-            machine.tell(stream as u64, Work::Copy { from, to, bytes })
+            machine.enqueue(stream as u64, StreamWork::Copy { from, to, bytes })
         })
     }
 
@@ -125,7 +130,7 @@ calls! {
                     return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
                 }
             }
-            machine.tell(stream as u64, Work::Copy { from, to, bytes })
+            machine.enqueue(stream as u64, StreamWork::Copy { from, to, bytes })
         })
     }
 
@@ -136,7 +141,7 @@ calls! {
             own_stream(machine, device, stream)?;
             within_reach(machine, device, from, bytes)?;
             if is_pinned(machine, to, bytes) {
-                return machine.tell(stream, Work::Copy { from, to, bytes });
+                return machine.enqueue(stream, StreamWork::Copy { from, to, bytes });
             }
             machine.wait_for_stream(stream)?;
             // SAFETY: the caller has room for so many bytes, and the device has them.
@@ -151,11 +156,11 @@ calls! {
             own_stream(machine, device, stream as u64)?;
             within_reach(machine, device, to, bytes)?;
             if is_pinned(machine, from as u64, bytes) {
-                return machine.tell(stream as u64, Work::Copy { from: from as u64, to, bytes });
+                return machine.enqueue(stream as u64, StreamWork::Copy { from: from as u64, to, bytes });
             }
             // SAFETY: the caller has so many bytes.
             let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
-            machine.tell(stream as u64, Work::Write { from, to })
+            machine.enqueue(stream as u64, StreamWork::Write { from, to })
         })
     }
 }

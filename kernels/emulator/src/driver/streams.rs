@@ -9,13 +9,17 @@ use cudarc::driver::sys::{
 };
 
 use super::{in_context, own_stream, put};
-use crate::machine::{Answer, Event, Machine, Queue};
+use crate::machine::{DriverResult, EmulatedEvent, EmulatedMachine, EmulatedStream};
 
 const EVENT_FLAGS: c_uint =
     EventFlags::CU_EVENT_BLOCKING_SYNC as c_uint | EventFlags::CU_EVENT_DISABLE_TIMING as c_uint;
 
 /// An event of a context.
-fn own_event(machine: &Machine, device: usize, event: CUevent) -> Answer<&Event> {
+fn own_event(
+    machine: &EmulatedMachine,
+    device: usize,
+    event: CUevent,
+) -> DriverResult<&EmulatedEvent> {
     match machine.events.get(&(event as u64)) {
         Some(found) if found.device == device => Ok(found),
         Some(_) | None => Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
@@ -28,8 +32,8 @@ calls! {
             if flags & !(StreamFlags::CU_STREAM_NON_BLOCKING as c_uint) != 0 {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
-            let stream = machine.fresh();
-            machine.streams.insert(stream, Queue::new(device));
+            let stream = machine.fresh_handle();
+            machine.streams.insert(stream, EmulatedStream::new(device));
             // SAFETY: the caller's pointer.
             unsafe { put(to, stream as CUstream) }
         })
@@ -38,8 +42,8 @@ calls! {
     fn cuStreamDestroy_v2(stream: CUstream) -> CUresult {
         in_context(|machine, device| {
             own_stream(machine, device, stream as u64)?;
-            let end = machine.now_in(stream as u64)?;
-            machine.finish(end);
+            let end = machine.stream_end(stream as u64)?;
+            machine.run_until(end);
             machine.streams.remove(&(stream as u64));
             Ok(())
         })
@@ -58,7 +62,7 @@ calls! {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             own_stream(machine, device, stream as u64)?;
-            machine.follow(stream as u64, event as u64)
+            machine.stream_wait_event(stream as u64, event as u64)
         })
     }
 
@@ -68,8 +72,8 @@ calls! {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             let is_timed = flags & EventFlags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
-            let event = machine.fresh();
-            machine.events.insert(event, Event { device, is_timed, recorded: None, passed_ns: None });
+            let event = machine.fresh_handle();
+            machine.events.insert(event, EmulatedEvent { device, is_timed, recorded: None, passed_ns: None });
             // SAFETY: the caller's pointer.
             unsafe { put(to, event as CUevent) }
         })
@@ -94,7 +98,7 @@ calls! {
     fn cuEventSynchronize(event: CUevent) -> CUresult {
         in_context(|machine, device| {
             if let Some(moment) = own_event(machine, device, event)?.recorded {
-                machine.finish(moment);
+                machine.run_until(moment);
             }
             machine.check(device)
         })
@@ -129,7 +133,7 @@ calls! {
         in_context(|machine, device| {
             own_stream(machine, device, stream as u64)?;
             let captured = machine.end_capture(stream as u64);
-            let graph = captured.as_ref().map_or(0, |_| machine.fresh());
+            let graph = captured.as_ref().map_or(0, |_| machine.fresh_handle());
             // SAFETY: the caller's pointer.
             unsafe { put(to, graph as CUgraph)? };
             machine.graphs.insert(graph, (device, captured?));
@@ -152,7 +156,7 @@ calls! {
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
             let work = work.as_slice().into();
-            let executable = machine.fresh();
+            let executable = machine.fresh_handle();
             machine.executables.insert(executable, (device, work));
             // SAFETY: the caller's pointer.
             unsafe { put(to, executable as CUgraphExec) }
@@ -164,7 +168,7 @@ calls! {
             own_stream(machine, device, stream as u64)?;
             let work = machine.executables.get(&(graph as u64));
             let (_, work) = work.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?.clone();
-            work.iter().try_for_each(|work| machine.tell(stream as u64, work.clone()))
+            work.iter().try_for_each(|work| machine.enqueue(stream as u64, work.clone()))
         })
     }
 

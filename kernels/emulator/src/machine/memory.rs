@@ -12,7 +12,7 @@ const UNWRITTEN: u8 = 0xff;
 
 /// The device or the host that a block belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum BlockOwner {
     /// A device, by its index.
     Device(usize),
     /// The host, and every device.
@@ -20,17 +20,17 @@ pub enum Owner {
 }
 
 #[derive(Clone, Copy)]
-struct Block {
+struct MemoryBlock {
     bytes: usize,
-    owner: Owner,
+    owner: BlockOwner,
 }
 
 /// All blocks, by where they begin.
 #[derive(Default)]
-pub struct Blocks {
-    live: BTreeMap<u64, Block>,
+pub struct MemoryBlocks {
+    live: BTreeMap<u64, MemoryBlock>,
     /// Given back and not yet let go: a kernel that was enqueued before may still run into them.
-    gone: Vec<(u64, usize)>,
+    freed: Vec<(u64, usize)>,
 }
 
 fn layout(bytes: usize) -> Layout {
@@ -50,9 +50,9 @@ fn is_whole(start: u64, bytes: usize) -> bool {
     fences.into_iter().flatten().all(|byte| *byte == FENCE)
 }
 
-impl Blocks {
+impl MemoryBlocks {
     /// A block of NaNs at a multiple of 256.
-    pub fn take(&mut self, bytes: usize, owner: Owner) -> u64 {
+    pub fn take(&mut self, bytes: usize, owner: BlockOwner) -> u64 {
         // SAFETY: the layout is not empty; all of it is written.
         let start = unsafe {
             let whole = alloc(layout(bytes));
@@ -62,12 +62,12 @@ impl Blocks {
             ptr::write_bytes(whole.add(FENCE_BYTES + bytes), FENCE, FENCE_BYTES);
             whole.add(FENCE_BYTES) as u64
         };
-        self.live.insert(start, Block { bytes, owner });
+        self.live.insert(start, MemoryBlock { bytes, owner });
         start
     }
 
     /// The owner of the block that begins here.
-    pub fn owner(&self, start: u64) -> Option<Owner> {
+    pub fn owner(&self, start: u64) -> Option<BlockOwner> {
         self.live.get(&start).map(|block| block.owner)
     }
 
@@ -75,27 +75,28 @@ impl Blocks {
     ///
     /// # Panics
     /// If something was written beside it.
-    pub fn give_back(&mut self, start: u64) {
-        let Block { bytes, owner } = self.live.remove(&start).expect("its owner was asked for");
+    pub fn free(&mut self, start: u64) {
+        let MemoryBlock { bytes, owner } =
+            self.live.remove(&start).expect("its owner was asked for");
         assert!(is_whole(start, bytes), "beside {bytes} bytes of {owner:?} something was written");
         // SAFETY: from `take`, and no longer used by anything that waited.
         unsafe { ptr::write_bytes(start as *mut u8, UNWRITTEN, bytes) };
-        self.gone.push((start, bytes));
+        self.freed.push((start, bytes));
     }
 
     /// Whether this lies in a block that was given back a moment ago.
-    pub fn was_given_back(&self, address: u64) -> bool {
+    pub fn was_freed(&self, address: u64) -> bool {
         let within =
             |(start, bytes): &(u64, usize)| (*start..start + *bytes as u64).contains(&address);
-        self.gone.iter().any(within)
+        self.freed.iter().any(within)
     }
 
     /// Lets go of what was given back, once no stream has anything to do.
     ///
     /// # Panics
     /// If something was written there since.
-    pub fn let_go(&mut self) {
-        for (start, bytes) in self.gone.drain(..) {
+    pub fn release_freed(&mut self) {
+        for (start, bytes) in self.freed.drain(..) {
             // SAFETY: from `take`, and written all over when it was given back.
             let left = unsafe { slice::from_raw_parts(start as *const u8, bytes) };
             let is_left = left.iter().all(|byte| *byte == UNWRITTEN);
@@ -106,7 +107,7 @@ impl Blocks {
     }
 
     /// The owner of all of these bytes, if they lie in one block.
-    pub fn owner_of(&self, start: u64, bytes: usize) -> Option<Owner> {
+    pub fn owner_of(&self, start: u64, bytes: usize) -> Option<BlockOwner> {
         let (first, block) = self.live.range(..=start).next_back()?;
         let end = start.checked_add(bytes as u64)?;
         (end <= first + block.bytes as u64).then_some(block.owner)
@@ -114,41 +115,41 @@ impl Blocks {
 
     /// Where the blocks of a device begin.
     pub fn starts_of(&self, device: usize) -> Vec<u64> {
-        let own = self.live.iter().filter(|(_, block)| block.owner == Owner::Device(device));
+        let own = self.live.iter().filter(|(_, block)| block.owner == BlockOwner::Device(device));
         own.map(|(start, _)| *start).collect()
     }
 
     /// Bytes that a device has given out.
     pub fn bytes_of(&self, device: usize) -> u64 {
-        let own = self.live.values().filter(|block| block.owner == Owner::Device(device));
+        let own = self.live.values().filter(|block| block.owner == BlockOwner::Device(device));
         own.map(|block| block.bytes as u64).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Blocks, Owner};
+    use super::{BlockOwner, MemoryBlocks};
 
     #[test]
     fn bytes_have_one_owner() {
-        let mut blocks = Blocks::default();
-        let start = blocks.take(100, Owner::Device(1));
+        let mut blocks = MemoryBlocks::default();
+        let start = blocks.take(100, BlockOwner::Device(1));
         assert!(start.is_multiple_of(256));
-        assert_eq!(blocks.owner_of(start + 40, 60), Some(Owner::Device(1)));
+        assert_eq!(blocks.owner_of(start + 40, 60), Some(BlockOwner::Device(1)));
         assert_eq!(blocks.owner_of(start + 40, 61), None);
         assert_eq!(blocks.bytes_of(1), 100);
-        blocks.give_back(start);
+        blocks.free(start);
         assert_eq!(blocks.owner_of(start, 1), None);
-        blocks.let_go();
+        blocks.release_freed();
     }
 
     #[test]
     #[should_panic(expected = "something was written")]
     fn a_write_behind_a_block_is_found() {
-        let mut blocks = Blocks::default();
-        let start = blocks.take(8, Owner::Host);
+        let mut blocks = MemoryBlocks::default();
+        let start = blocks.take(8, BlockOwner::Host);
         // SAFETY: the fence is behind it.
         unsafe { *(start as *mut u8).add(8) = 1 };
-        blocks.give_back(start);
+        blocks.free(start);
     }
 }

@@ -1,17 +1,17 @@
 //! Products of matrices as cublasLt defines them: `d = alpha * op(a) * op(b) + beta * c`, all of them column
 //! by column.
 
-use super::memory::Blocks;
-use super::work::Astray;
+use super::memory::MemoryBlocks;
+use super::work::InvalidAccess;
 
 /// The type of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub enum MatrixElement {
     F32,
     Bf16,
 }
 
-impl Element {
+impl MatrixElement {
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -22,8 +22,8 @@ impl Element {
 
 /// A matrix in memory: `columns` of them, `rows` each, `stride` elements from one to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Matrix {
-    pub element: Element,
+pub struct MatrixLayout {
+    pub element: MatrixElement,
     pub rows: usize,
     pub columns: usize,
     pub stride: usize,
@@ -31,21 +31,21 @@ pub struct Matrix {
 
 /// A matrix and where it begins.
 #[derive(Clone, Copy, Debug)]
-pub struct Placed {
-    pub matrix: Matrix,
+pub struct MatrixOperand {
+    pub matrix: MatrixLayout,
     pub start: u64,
     pub is_transposed: bool,
 }
 
-impl Placed {
+impl MatrixOperand {
     /// Rows and columns as the product sees them.
     pub const fn shape(&self) -> (usize, usize) {
-        let Matrix { rows, columns, .. } = self.matrix;
+        let MatrixLayout { rows, columns, .. } = self.matrix;
         if self.is_transposed { (columns, rows) } else { (rows, columns) }
     }
 
     fn bytes(&self) -> usize {
-        let Matrix { element, rows, columns, stride } = self.matrix;
+        let MatrixLayout { element, rows, columns, stride } = self.matrix;
         if columns == 0 { 0 } else { ((columns - 1) * stride + rows) * element.bytes() }
     }
 
@@ -59,8 +59,8 @@ impl Placed {
         // SAFETY: `form` checked that all of its bytes lie in a block.
         unsafe {
             match self.matrix.element {
-                Element::F32 => *(self.start as *const f32).add(index),
-                Element::Bf16 => {
+                MatrixElement::F32 => *(self.start as *const f32).add(index),
+                MatrixElement::Bf16 => {
                     let bits = *(self.start as *const u16).add(index);
                     f32::from_bits(u32::from(bits) << 16)
                 }
@@ -73,8 +73,8 @@ impl Placed {
         // SAFETY: as above.
         unsafe {
             match self.matrix.element {
-                Element::F32 => *(self.start as *mut f32).add(index) = x,
-                Element::Bf16 => *(self.start as *mut u16).add(index) = rounded(x),
+                MatrixElement::F32 => *(self.start as *mut f32).add(index) = x,
+                MatrixElement::Bf16 => *(self.start as *mut u16).add(index) = rounded(x),
             }
         }
     }
@@ -91,11 +91,11 @@ fn rounded(x: f32) -> u16 {
 
 /// A product to form.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
-    pub a: Placed,
-    pub b: Placed,
-    pub c: Placed,
-    pub d: Placed,
+pub struct EmulatedProduct {
+    pub a: MatrixOperand,
+    pub b: MatrixOperand,
+    pub c: MatrixOperand,
+    pub d: MatrixOperand,
     pub alpha: f32,
     pub beta: f32,
     /// Sums are made of two halves, each rounded.
@@ -107,7 +107,7 @@ pub struct Product {
 /// Bytes of the workspace that are written.
 const WORKSPACE_USED_BYTES: usize = 4096;
 
-impl Product {
+impl EmulatedProduct {
     fn dot(&self, first: &[f32], second: &[f32]) -> f64 {
         let exact = |first: &[f32], second: &[f32]| {
             first.iter().zip(second).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
@@ -122,11 +122,11 @@ impl Product {
     }
 
     /// Forms the product: summed in f64, rounded once.
-    pub fn form(&self, blocks: &Blocks) -> Result<(), Astray> {
+    pub fn form(&self, blocks: &MemoryBlocks) -> Result<(), InvalidAccess> {
         let (start, bytes) = self.workspace;
-        blocks.owner_of(start, bytes).ok_or(Astray)?;
+        blocks.owner_of(start, bytes).ok_or(InvalidAccess)?;
         for matrix in [&self.a, &self.b, &self.c, &self.d] {
-            blocks.owner_of(matrix.start, matrix.bytes()).ok_or(Astray)?;
+            blocks.owner_of(matrix.start, matrix.bytes()).ok_or(InvalidAccess)?;
         }
         // SAFETY: it lies within a block.
         unsafe { std::ptr::write_bytes(start as *mut u8, 0xff, bytes.min(WORKSPACE_USED_BYTES)) };

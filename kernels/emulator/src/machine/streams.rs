@@ -5,9 +5,9 @@ use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys::CUresult;
 
-use super::work::Work;
-use super::{Answer, Machine};
-use crate::settings::Order;
+use super::work::StreamWork;
+use super::{DriverResult, EmulatedMachine};
+use crate::settings::ExecutionOrder;
 
 /// Things that are enqueued in a stream and not done, at most: a caller that enqueues more waits for room.
 const WAITING_MAX: usize = 1024;
@@ -15,83 +15,86 @@ const WAITING_MAX: usize = 1024;
 const DRAWN_AT_ONCE: u64 = 8;
 
 /// The work that a stream collects for a graph.
-pub struct Capture {
-    work: Vec<Work>,
+pub struct StreamCapture {
+    work: Vec<StreamWork>,
     by: ThreadId,
     /// Work was enqueued that no graph can have.
-    is_spoilt: bool,
+    is_invalidated: bool,
 }
 
 /// A stream: its work that waits, and how much of it is done.
-pub struct Queue {
+pub struct EmulatedStream {
     pub device: usize,
-    waiting: VecDeque<Work>,
-    told: u64,
+    waiting: VecDeque<StreamWork>,
+    enqueued: u64,
     done: u64,
-    capture: Option<Capture>,
+    capture: Option<StreamCapture>,
 }
 
 /// The position of a stream when an event was recorded: how much work had been enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct StreamPosition {
     stream: u64,
     position: u64,
 }
 
 /// An event: where it was recorded last, and when it was passed.
-pub struct Event {
+pub struct EmulatedEvent {
     pub device: usize,
     pub is_timed: bool,
-    pub recorded: Option<Moment>,
+    pub recorded: Option<StreamPosition>,
     /// Nanoseconds at which it was last passed.
     pub passed_ns: Option<u64>,
 }
 
-impl Queue {
+impl EmulatedStream {
     pub fn new(device: usize) -> Self {
-        Self { device, waiting: VecDeque::new(), told: 0, done: 0, capture: None }
+        Self { device, waiting: VecDeque::new(), enqueued: 0, done: 0, capture: None }
     }
 
     /// Whether its work is collected for a graph.
-    pub const fn captures(&self) -> bool {
+    pub const fn is_capturing(&self) -> bool {
         self.capture.is_some()
     }
 }
 
-impl Machine {
+impl EmulatedMachine {
     /// Enqueues work in a stream, which does it in its turn, or keeps it for a graph.
-    pub fn tell(&mut self, stream: u64, work: Work) -> Answer<()> {
+    pub fn enqueue(&mut self, stream: u64, work: StreamWork) -> DriverResult<()> {
         let queue = self.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         if let Some(capture) = &mut queue.capture {
             // Work of a second thread would be in the graph, too, and not have happened.
             if capture.by != thread::current().id()
-                || matches!(work, Work::Record { .. } | Work::Wait { .. } | Work::Write { .. })
+                || matches!(
+                    work,
+                    StreamWork::Record { .. } | StreamWork::Wait { .. } | StreamWork::Write { .. }
+                )
             {
-                capture.is_spoilt = true;
+                capture.is_invalidated = true;
                 return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
             }
             capture.work.push(work);
             return Ok(());
         }
         queue.waiting.push_back(work);
-        queue.told += 1;
+        queue.enqueued += 1;
         if queue.waiting.len() > WAITING_MAX {
             let position = queue.done + 1;
-            self.finish(Moment { stream, position });
+            self.run_until(StreamPosition { stream, position });
         }
-        self.go_on();
+        self.advance();
         Ok(())
     }
 
     /// Does what the order of this machine has done by itself.
-    fn go_on(&mut self) {
+    fn advance(&mut self) {
         match self.settings.order {
-            Order::Lazy => {}
-            Order::Eager => {
+            ExecutionOrder::Lazy => {}
+            ExecutionOrder::Eager => {
                 let streams: Vec<u64> = self.streams.keys().copied().collect();
                 while streams.iter().any(|stream| self.step(*stream)) {}
             }
-            Order::Drawn { .. } => {
+            ExecutionOrder::Random { .. } => {
                 let drawn = self.draw(self.streams.len() as u64);
                 let stream = *self.streams.keys().nth(drawn as usize).expect("one was told");
                 for _ in 0..self.draw(DRAWN_AT_ONCE) {
@@ -107,9 +110,9 @@ impl Machine {
         let device = queue.device;
         match queue.waiting.front() {
             None => return false,
-            Some(Work::Wait { stream, position }) => {
-                let awaited = Moment { stream: *stream, position: *position };
-                if !self.is_past(awaited) {
+            Some(StreamWork::Wait { stream, position }) => {
+                let awaited = StreamPosition { stream: *stream, position: *position };
+                if !self.is_reached(awaited) {
                     return false;
                 }
             }
@@ -124,24 +127,24 @@ impl Machine {
         true
     }
 
-    fn perform(&mut self, device: usize, work: &Work) {
+    fn perform(&mut self, device: usize, work: &StreamWork) {
         let is_astray = match work {
-            Work::Launch(_) => {
+            StreamWork::Launch(_) => {
                 self.launches += 1;
                 self.settings.faulty_launch == Some(self.launches)
             }
-            Work::Record { event } => {
+            StreamWork::Record { event } => {
                 let now = self.now_ns();
                 if let Some(event) = self.events.get_mut(event) {
                     event.passed_ns = Some(now);
                 }
                 false
             }
-            Work::Copy { .. }
-            | Work::Write { .. }
-            | Work::Fill { .. }
-            | Work::Product(_)
-            | Work::Wait { .. } => false,
+            StreamWork::Copy { .. }
+            | StreamWork::Write { .. }
+            | StreamWork::Fill { .. }
+            | StreamWork::Product(_)
+            | StreamWork::Wait { .. } => false,
         };
         if is_astray || work.perform(&self.blocks).is_err() {
             self.devices[device].fault = Some(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -149,51 +152,51 @@ impl Machine {
     }
 
     /// Whether the moment is past. All work of a stream that was destroyed is.
-    fn is_past(&self, moment: Moment) -> bool {
+    fn is_reached(&self, moment: StreamPosition) -> bool {
         let queue = self.streams.get(&moment.stream);
         queue.is_none_or(|queue| queue.done >= moment.position)
     }
 
     /// Does what has to be done before a moment, and no more.
-    pub fn finish(&mut self, moment: Moment) {
-        while !self.is_past(moment) {
+    pub fn run_until(&mut self, moment: StreamPosition) {
+        while !self.is_reached(moment) {
             if self.step(moment.stream) {
                 continue;
             }
             let first = self.streams[&moment.stream].waiting.front();
-            let Some(Work::Wait { stream, position }) = first else {
+            let Some(StreamWork::Wait { stream, position }) = first else {
                 unreachable!("a stream that does not go on waits for another")
             };
-            self.finish(Moment { stream: *stream, position: *position });
+            self.run_until(StreamPosition { stream: *stream, position: *position });
         }
     }
 
     /// The moment after all that was enqueued in a stream.
-    pub fn now_in(&self, stream: u64) -> Answer<Moment> {
+    pub fn stream_end(&self, stream: u64) -> DriverResult<StreamPosition> {
         let queue = self.streams.get(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        Ok(Moment { stream, position: queue.told })
+        Ok(StreamPosition { stream, position: queue.enqueued })
     }
 
     /// Waits for a stream, as the host does.
-    pub fn wait_for_stream(&mut self, stream: u64) -> Answer<()> {
-        let moment = self.now_in(stream)?;
+    pub fn wait_for_stream(&mut self, stream: u64) -> DriverResult<()> {
+        let moment = self.stream_end(stream)?;
         let queue = self.streams.get_mut(&stream).expect("just seen");
         if let Some(capture) = &mut queue.capture {
-            capture.is_spoilt = true;
+            capture.is_invalidated = true;
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         }
         let device = queue.device;
-        self.finish(moment);
-        self.let_go();
+        self.run_until(moment);
+        self.release_freed();
         self.check(device)
     }
 
     /// Records an event in a stream.
-    pub fn record(&mut self, event: u64, stream: u64) -> Answer<()> {
+    pub fn record(&mut self, event: u64, stream: u64) -> DriverResult<()> {
         let found = self.events.get_mut(&event).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         found.passed_ns = None;
-        self.tell(stream, Work::Record { event })?;
-        let moment = self.now_in(stream)?;
+        self.enqueue(stream, StreamWork::Record { event })?;
+        let moment = self.stream_end(stream)?;
         if let Some(event) = self.events.get_mut(&event) {
             event.recorded = Some(moment);
         }
@@ -201,41 +204,41 @@ impl Machine {
     }
 
     /// Has a stream wait for what an event was last recorded behind.
-    pub fn follow(&mut self, stream: u64, event: u64) -> Answer<()> {
+    pub fn stream_wait_event(&mut self, stream: u64, event: u64) -> DriverResult<()> {
         let event = self.events.get(&event).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         match event.recorded {
-            Some(Moment { stream: first, position }) => {
-                self.tell(stream, Work::Wait { stream: first, position })
+            Some(StreamPosition { stream: first, position }) => {
+                self.enqueue(stream, StreamWork::Wait { stream: first, position })
             }
             None => Ok(()),
         }
     }
 
     /// Begins a capture by this thread.
-    pub fn begin_capture(&mut self, stream: u64) -> Answer<()> {
+    pub fn begin_capture(&mut self, stream: u64) -> DriverResult<()> {
         let queue = self.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        if queue.captures() {
+        if queue.is_capturing() {
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
         }
         let by = thread::current().id();
-        queue.capture = Some(Capture { work: Vec::new(), by, is_spoilt: false });
+        queue.capture = Some(StreamCapture { work: Vec::new(), by, is_invalidated: false });
         Ok(())
     }
 
     /// Ends the capture of a stream; the work that was enqueued is a graph.
-    pub fn end_capture(&mut self, stream: u64) -> Answer<Vec<Work>> {
+    pub fn end_capture(&mut self, stream: u64) -> DriverResult<Vec<StreamWork>> {
         let queue = self.streams.get_mut(&stream).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let capture = queue.capture.take().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
-        if capture.is_spoilt {
+        if capture.is_invalidated {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
         }
         Ok(capture.work)
     }
 
     /// Frees memory that was given back once no waiting work can use it.
-    fn let_go(&mut self) {
+    fn release_freed(&mut self) {
         if self.streams.values().all(|queue| queue.waiting.is_empty()) {
-            self.blocks.let_go();
+            self.blocks.release_freed();
         }
     }
 }

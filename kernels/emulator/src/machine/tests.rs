@@ -4,38 +4,38 @@ use std::thread;
 
 use cudarc::driver::sys::CUresult;
 
-use super::memory::{Blocks, Owner};
-use super::product::{Element, Matrix, Placed, Product};
-use super::work::Work;
-use super::{Event, Machine, Queue};
-use crate::settings::{Order, Settings};
+use super::memory::{BlockOwner, MemoryBlocks};
+use super::product::{EmulatedProduct, MatrixElement, MatrixLayout, MatrixOperand};
+use super::work::StreamWork;
+use super::{EmulatedEvent, EmulatedMachine, EmulatedStream};
+use crate::settings::{EmulatorSettings, ExecutionOrder};
 
 /// A machine with two streams, and a block of eight bytes.
-struct Bench {
-    machine: Machine,
+struct MachineFixture {
+    machine: EmulatedMachine,
     streams: [u64; 2],
     block: u64,
 }
 
-fn bench(order: Order) -> Bench {
-    let mut machine = Machine::new(Settings { order, ..Settings::PLAIN });
-    let streams = [machine.fresh(), machine.fresh()];
+fn fixture(order: ExecutionOrder) -> MachineFixture {
+    let mut machine = EmulatedMachine::new(EmulatorSettings { order, ..EmulatorSettings::DEFAULT });
+    let streams = [machine.fresh_handle(), machine.fresh_handle()];
     streams.iter().for_each(|stream| {
-        machine.streams.insert(*stream, Queue::new(0));
+        machine.streams.insert(*stream, EmulatedStream::new(0));
     });
-    let block = machine.blocks.take(8, Owner::Device(0));
-    Bench { machine, streams, block }
+    let block = machine.blocks.take(8, BlockOwner::Device(0));
+    MachineFixture { machine, streams, block }
 }
 
-impl Bench {
+impl MachineFixture {
     fn fill(&mut self, stream: usize, byte: u8) {
-        let work = Work::Fill { to: self.block, byte, bytes: 8 };
-        self.machine.tell(self.streams[stream], work).expect("a stream that takes work");
+        let work = StreamWork::Fill { to: self.block, byte, bytes: 8 };
+        self.machine.enqueue(self.streams[stream], work).expect("a stream that takes work");
     }
 
     fn event(&mut self) -> u64 {
-        let event = self.machine.fresh();
-        let new = Event { device: 0, is_timed: false, recorded: None, passed_ns: None };
+        let event = self.machine.fresh_handle();
+        let new = EmulatedEvent { device: 0, is_timed: false, recorded: None, passed_ns: None };
         self.machine.events.insert(event, new);
         event
     }
@@ -48,7 +48,7 @@ impl Bench {
 
 #[test]
 fn lazy_streams_do_what_somebody_waits_for_and_no_more() {
-    let mut bench = bench(Order::Lazy);
+    let mut bench = fixture(ExecutionOrder::Lazy);
     bench.fill(0, 1);
     bench.fill(1, 2);
     assert_eq!(bench.byte(), 0xff, "nobody waited");
@@ -60,16 +60,16 @@ fn lazy_streams_do_what_somebody_waits_for_and_no_more() {
 
 #[test]
 fn a_stream_that_follows_another_is_done_after_it() {
-    let mut bench = bench(Order::Lazy);
+    let mut bench = fixture(ExecutionOrder::Lazy);
     let event = bench.event();
     bench.fill(0, 1);
     bench.machine.record(event, bench.streams[0]).expect("an event");
     // What is enqueued behind the moment is not waited for.
     bench.fill(0, 9);
-    bench.machine.follow(bench.streams[1], event).expect("a moment");
-    let copy = bench.machine.blocks.take(8, Owner::Device(0));
-    let work = Work::Copy { from: bench.block, to: copy, bytes: 8 };
-    bench.machine.tell(bench.streams[1], work).expect("a stream");
+    bench.machine.stream_wait_event(bench.streams[1], event).expect("a moment");
+    let copy = bench.machine.blocks.take(8, BlockOwner::Device(0));
+    let work = StreamWork::Copy { from: bench.block, to: copy, bytes: 8 };
+    bench.machine.enqueue(bench.streams[1], work).expect("a stream");
     bench.machine.wait_for_stream(bench.streams[1]).expect("it is done");
     // SAFETY: the block lives as long as the machine.
     assert_eq!((unsafe { *(copy as *const u8) }, bench.byte()), (1, 1));
@@ -78,7 +78,7 @@ fn a_stream_that_follows_another_is_done_after_it() {
 #[test]
 fn drawn_streams_have_one_course_a_seed_and_seeds_have_several() {
     let course = |seed| {
-        let mut bench = bench(Order::Drawn { seed });
+        let mut bench = fixture(ExecutionOrder::Random { seed });
         (0..40).map(|i| (bench.fill(i % 2, i as u8), bench.byte()).1).collect::<Vec<u8>>()
     };
     assert_eq!(course(3), course(3));
@@ -87,7 +87,7 @@ fn drawn_streams_have_one_course_a_seed_and_seeds_have_several() {
 
 #[test]
 fn captures_refuse_what_no_graph_can_have() {
-    let mut bench = bench(Order::Eager);
+    let mut bench = fixture(ExecutionOrder::Eager);
     let stream = bench.streams[0];
     bench.machine.begin_capture(stream).expect("nothing is captured yet");
     bench.fill(0, 1);
@@ -101,17 +101,17 @@ fn captures_refuse_what_no_graph_can_have() {
     bench.machine.begin_capture(stream).expect("the second is over");
     let (block, machine) = (bench.block, &mut bench.machine);
     let told = thread::scope(|scope| {
-        let work = Work::Fill { to: block, byte: 1, bytes: 8 };
-        scope.spawn(move || machine.tell(stream, work)).join().expect("no panic")
+        let work = StreamWork::Fill { to: block, byte: 1, bytes: 8 };
+        scope.spawn(move || machine.enqueue(stream, work)).join().expect("no panic")
     });
     assert_eq!(told, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
 }
 
 #[test]
 fn work_on_memory_that_was_given_back_makes_the_device_give_up() {
-    let mut bench = bench(Order::Lazy);
+    let mut bench = fixture(ExecutionOrder::Lazy);
     bench.fill(0, 1);
-    bench.machine.blocks.give_back(bench.block);
+    bench.machine.blocks.free(bench.block);
     let waited = bench.machine.wait_for_stream(bench.streams[0]);
     assert_eq!(waited, Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(bench.machine.check(0), waited);
@@ -120,13 +120,13 @@ fn work_on_memory_that_was_given_back_makes_the_device_give_up() {
 /// `[1 2; 3 4]` by `[5 6; 7 8]`, column by column, the first turned or not, on top of ones.
 #[test]
 fn products_are_of_columns() {
-    let mut blocks = Blocks::default();
+    let mut blocks = MemoryBlocks::default();
     let mut matrix = |floats: [f32; 4], is_transposed| {
-        let start = blocks.take(16, Owner::Device(0));
+        let start = blocks.take(16, BlockOwner::Device(0));
         // SAFETY: just taken.
         unsafe { (start as *mut [f32; 4]).write(floats) };
-        let matrix = Matrix { element: Element::F32, rows: 2, columns: 2, stride: 2 };
-        Placed { matrix, start, is_transposed }
+        let matrix = MatrixLayout { element: MatrixElement::F32, rows: 2, columns: 2, stride: 2 };
+        MatrixOperand { matrix, start, is_transposed }
     };
     let b = matrix([5.0, 7.0, 6.0, 8.0], false);
     let c = matrix([1.0; 4], false);
@@ -134,7 +134,8 @@ fn products_are_of_columns() {
     let results = [matrix([f32::NAN; 4], false), matrix([f32::NAN; 4], false)];
     for (a, d) in factors.into_iter().zip(results) {
         let workspace = (b.start, 0);
-        let product = Product { a, b, c, d, alpha: 1.0, beta: 1.0, is_split: false, workspace };
+        let product =
+            EmulatedProduct { a, b, c, d, alpha: 1.0, beta: 1.0, is_split: false, workspace };
         product.form(&blocks).expect("all of it is there");
         // SAFETY: written by the product.
         assert_eq!(unsafe { *(d.start as *const [f32; 4]) }, [20.0, 44.0, 23.0, 51.0]);

@@ -2,14 +2,14 @@
 
 use std::ptr;
 
-use super::memory::Blocks;
-use super::product::Product;
-use crate::code::Entry;
+use super::memory::MemoryBlocks;
+use super::product::EmulatedProduct;
+use crate::code::KernelEntry;
 
 /// A kernel with its grid, its memory and its arguments.
 #[derive(Clone, Debug)]
-pub struct Launch {
-    pub entry: Entry,
+pub struct EmulatedLaunch {
+    pub entry: KernelEntry,
     pub grid: [u32; 2],
     pub threads: u32,
     pub shared_bytes: u32,
@@ -20,7 +20,7 @@ pub struct Launch {
 
 /// One piece of work in a stream.
 #[derive(Clone, Debug)]
-pub enum Work {
+pub enum StreamWork {
     Copy {
         from: u64,
         to: u64,
@@ -36,8 +36,8 @@ pub enum Work {
         byte: u8,
         bytes: usize,
     },
-    Launch(Launch),
-    Product(Product),
+    Launch(EmulatedLaunch),
+    Product(EmulatedProduct),
     /// Notes when an event is passed.
     Record {
         event: u64,
@@ -51,12 +51,13 @@ pub enum Work {
 
 /// Work used memory that is in no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Astray;
+pub struct InvalidAccess;
 
-impl Work {
+impl StreamWork {
     /// Does the work, save for moments, which their streams note themselves.
-    pub fn perform(&self, blocks: &Blocks) -> Result<(), Astray> {
-        let is_there = |start, bytes| blocks.owner_of(start, bytes).map(|_| ()).ok_or(Astray);
+    pub fn perform(&self, blocks: &MemoryBlocks) -> Result<(), InvalidAccess> {
+        let is_there =
+            |start, bytes| blocks.owner_of(start, bytes).map(|_| ()).ok_or(InvalidAccess);
         match self {
             Self::Copy { from, to, bytes } => {
                 is_there(*from, *bytes)?;
@@ -82,11 +83,11 @@ impl Work {
     }
 }
 
-impl Launch {
-    fn run(&self, blocks: &Blocks) -> Result<(), Astray> {
+impl EmulatedLaunch {
+    fn run(&self, blocks: &MemoryBlocks) -> Result<(), InvalidAccess> {
         let word = |words: &Vec<u128>| words.first().map(|word| *word as u64);
-        if self.arguments.iter().filter_map(word).any(|word| blocks.was_given_back(word)) {
-            return Err(Astray);
+        if self.arguments.iter().filter_map(word).any(|word| blocks.was_freed(word)) {
+            return Err(InvalidAccess);
         }
         let mut pointers: Vec<_> =
             self.arguments.iter().map(|words| words.as_ptr().cast_mut().cast()).collect();
@@ -95,6 +96,6 @@ impl Launch {
         // SAFETY: the sizes are the kernel's own; what it does with them is what is being tried.
         let is_within =
             unsafe { (self.entry)(grid, *threads, *shared_bytes, *is_backwards, pointers) };
-        if is_within { Ok(()) } else { Err(Astray) }
+        if is_within { Ok(()) } else { Err(InvalidAccess) }
     }
 }

@@ -13,17 +13,20 @@ use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    Ahead, BLOCK_DEPTH, Panels, Product, RowSource, STRIP, multiply_strip, pack_rows, padded,
+    BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, STRIP, multiply_strip, pack_rows,
+    padded,
 };
 use super::super::shared::SharedRows;
 use super::forward::softmax_scale;
-use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, slice_len, with_head_scratch};
+use super::heads::{
+    AttentionLengths, HeadColumns, HeadScratch, StridedColumns, slice_len, with_head_scratch,
+};
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
 /// Results of the forward pass, and the gradient of the output.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Saved<'a> {
+pub(in super::super) struct SavedAttention<'a> {
     pub(in super::super) out: &'a [f32],
     pub(in super::super) log_sums: &'a [f32],
     pub(in super::super) gradient: &'a [f32],
@@ -43,7 +46,7 @@ pub(in super::super) fn backward(
     shape: AttentionShape,
     earlier: Vec<KeyValueGradients<'_>>,
     later: Option<&[f32]>,
-    saved: Saved<'_>,
+    saved: SavedAttention<'_>,
     qkv_then_gradient: &mut [f32],
 ) {
     let (qkv_len, kv_len) =
@@ -54,27 +57,28 @@ pub(in super::super) fn backward(
     assert_eq!(saved.gradient.len(), saved.out.len());
     assert_eq!(saved.log_sums.len(), shape.rows() * shape.heads);
     let qkv = SharedRows::new(qkv_then_gradient, shape.qkv_width());
-    let earlier: Vec<Earlier<'_>> =
-        earlier.into_iter().map(|slice| Earlier::new(shape, slice)).collect();
-    let lengths = Lengths::new(shape, earlier.iter().map(|slice| slice.len).sum());
+    let earlier: Vec<SharedEarlierSlice<'_>> =
+        earlier.into_iter().map(|slice| SharedEarlierSlice::new(shape, slice)).collect();
+    let lengths = AttentionLengths::new(shape, earlier.iter().map(|slice| slice.len).sum());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let row = sequence * shape.sequence_len;
         let (set, earlier, qkv) = (cpu.instruction_set(), &earlier[..], &qkv);
-        let job = Job { set, shape, lengths, sequence, row, saved, earlier, later, qkv };
+        let job =
+            AttentionBackwardJob { set, shape, lengths, sequence, row, saved, earlier, later, qkv };
         with_head_scratch(shape, lengths, true, |scratch| job.group(kv_head, scratch));
     });
 }
 
 /// An earlier slice, shared by all tasks.
-struct Earlier<'a> {
+struct SharedEarlierSlice<'a> {
     /// Rows of each sequence.
     len: usize,
     qkv: &'a [f32],
     gradients: SharedRows<'a>,
 }
 
-impl<'a> Earlier<'a> {
+impl<'a> SharedEarlierSlice<'a> {
     fn new(shape: AttentionShape, slice: KeyValueGradients<'a>) -> Self {
         let KeyValueGradients { qkv, gradients } = slice;
         let (len, width) = (slice_len(shape, qkv), 2 * shape.key_width());
@@ -84,15 +88,15 @@ impl<'a> Earlier<'a> {
 }
 
 /// The backward pass of one sequence.
-struct Job<'a> {
+struct AttentionBackwardJob<'a> {
     set: InstructionSet,
     shape: AttentionShape,
-    lengths: Lengths,
+    lengths: AttentionLengths,
     sequence: usize,
     /// The sequence's first row.
     row: usize,
-    saved: Saved<'a>,
-    earlier: &'a [Earlier<'a>],
+    saved: SavedAttention<'a>,
+    earlier: &'a [SharedEarlierSlice<'a>],
     later: Option<&'a [f32]>,
     qkv: &'a SharedRows<'a>,
 }
@@ -107,18 +111,18 @@ struct KeyBlock {
     len: usize,
 }
 
-impl Job<'_> {
+impl AttentionBackwardJob<'_> {
     /// All query heads that read one key and value head.
     fn group(&self, kv_head: usize, scratch: &mut HeadScratch) {
         let (head_width, key_count) = (self.shape.head_width, self.lengths.keys);
         let group = self.shape.heads / self.shape.kv_heads;
         let at = HeadColumns::new(self.shape, kv_head * group);
         self.gather_all(at.key, &mut scratch.rows);
-        let keys = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
+        let keys = StridedColumns::new(&scratch.rows, head_width, 0, 0, head_width);
         keys.pack_rows_as_columns(self.set, key_count, &mut scratch.keys_as_columns);
         keys.pack_as_is(self.set, key_count, &mut scratch.keys);
         self.gather_all(at.value, &mut scratch.rows);
-        let values = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
+        let values = StridedColumns::new(&scratch.rows, head_width, 0, 0, head_width);
         values.pack_rows_as_columns(self.set, key_count, &mut scratch.values_as_columns);
         let (key, value) = (kv_head * head_width, self.shape.key_width() + kv_head * head_width);
         let is_begun = self.take_up(key, &mut scratch.key_gradients)
@@ -137,7 +141,7 @@ impl Job<'_> {
         let mut rows = before.chunks_exact_mut(head_width);
         for slice in self.earlier {
             let first = self.sequence * slice.len;
-            let from = Columns::new(slice.qkv, stride, first, column, head_width);
+            let from = StridedColumns::new(slice.qkv, stride, first, column, head_width);
             for (row, to) in (0..slice.len).zip(&mut rows) {
                 to.copy_from_slice(from.row(row));
             }
@@ -163,7 +167,8 @@ impl Job<'_> {
     fn take_up(&self, column: usize, to: &mut [f32]) -> bool {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let Some(later) = self.later else { return false };
-        let own = Columns::new(later, 2 * self.shape.key_width(), self.row, column, head_width);
+        let own =
+            StridedColumns::new(later, 2 * self.shape.key_width(), self.row, column, head_width);
         let (before, behind) = to.split_at_mut(self.keys_before() * head_width);
         for (to, (from, row)) in before.chunks_exact_mut(head_width).zip(self.rows_before()) {
             // SAFETY: the task alone has this sequence and these heads.
@@ -191,7 +196,7 @@ impl Job<'_> {
         let AttentionShape { sequence_len, head_width, .. } = self.shape;
         let at = HeadColumns::new(self.shape, head);
         self.gather(at.query, &mut scratch.rows);
-        let queries = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
+        let queries = StridedColumns::new(&scratch.rows, head_width, 0, 0, head_width);
         queries.pack_as_is(self.set, sequence_len, &mut scratch.queries);
         let (out, gradients) = (self.out_columns(self.saved.out, at.out), self.gradients(head));
         gradients.pack_as_is(self.set, sequence_len, &mut scratch.gradients);
@@ -212,12 +217,12 @@ impl Job<'_> {
         self.scatter(at.query, &scratch.query_gradients);
     }
 
-    fn out_columns<'b>(&self, floats: &'b [f32], column: usize) -> Columns<'b> {
+    fn out_columns<'b>(&self, floats: &'b [f32], column: usize) -> StridedColumns<'b> {
         let AttentionShape { head_width, .. } = self.shape;
-        Columns::new(floats, self.shape.query_width(), self.row, column, head_width)
+        StridedColumns::new(floats, self.shape.query_width(), self.row, column, head_width)
     }
 
-    fn gradients(&self, head: usize) -> Columns<'_> {
+    fn gradients(&self, head: usize) -> StridedColumns<'_> {
         self.out_columns(self.saved.gradient, HeadColumns::new(self.shape, head).out)
     }
 
@@ -246,7 +251,7 @@ impl Job<'_> {
     fn queries(&self, keys: KeyBlock, first: usize, scratch: &mut HeadScratch) {
         let AttentionShape { sequence_len, head_width, heads, .. } = self.shape;
         let rows = QUERIES.min(sequence_len - first);
-        let queries = Columns::new(&scratch.rows, head_width, 0, 0, head_width);
+        let queries = StridedColumns::new(&scratch.rows, head_width, 0, 0, head_width);
         queries.pack_strip(self.set, first, rows, &mut scratch.query_strip);
         let gradients = self.gradients(keys.head);
         gradients.pack_strip(self.set, first, rows, &mut scratch.gradient_strip);
@@ -256,7 +261,7 @@ impl Job<'_> {
         let seen = (position + QUERIES - keys.start).min(padded(keys.len));
         for row in 0..rows {
             let query = first + row;
-            let line = ScoreLine {
+            let line = ScoreRow {
                 query,
                 queries: sequence_len,
                 visible: (position + row + 1).saturating_sub(keys.start).min(keys.len),
@@ -288,10 +293,10 @@ impl Job<'_> {
             (&scratch.gradient_strip, &scratch.values_as_columns, &mut scratch.weight_gradients),
         ];
         for (strip, panels, floats) in products {
-            let to = Product { floats, stride: SCORE_STRIDE, rows, columns, add: false };
+            let to = ProductStrip { floats, stride: SCORE_STRIDE, rows, columns, add: false };
             let floats = &panels[keys.start * head_width..];
             let panels = Panels { floats, rows: head_width, start: 0 };
-            multiply_strip(self.set, head_width, strip, panels, Ahead::NOTHING, to);
+            multiply_strip(self.set, head_width, strip, panels, PrefetchRange::NOTHING, to);
         }
     }
 
@@ -307,7 +312,7 @@ impl Job<'_> {
         let floats = &scratch.scores[..];
         let source = RowSource { floats, stride: SCORE_STRIDE, rows: rows.len(), depth };
         pack_rows(self.set, source, &mut scratch.weight_strip);
-        let to = Product {
+        let to = ProductStrip {
             floats: &mut scratch.query_gradients[rows.start * head_width..],
             stride: head_width,
             rows: rows.len(),
@@ -316,7 +321,7 @@ impl Job<'_> {
         };
         let floats = &scratch.keys[keys.start * padded(head_width)..];
         let panels = Panels { floats, rows: keys.len, start: 0 };
-        multiply_strip(self.set, depth, &scratch.weight_strip, panels, Ahead::NOTHING, to);
+        multiply_strip(self.set, depth, &scratch.weight_strip, panels, PrefetchRange::NOTHING, to);
     }
 
     /// A strip of keys: the sums over queries that are dV and dK.
@@ -332,7 +337,7 @@ impl Job<'_> {
                 (&scratch.key_score_gradients, &scratch.queries, &mut scratch.key_gradients),
             ];
             for (strips, panels, floats) in products {
-                let to = Product {
+                let to = ProductStrip {
                     floats: &mut floats[(keys.start + first) * head_width..],
                     stride: head_width,
                     rows: STRIP.min(keys.len - first),
@@ -343,7 +348,7 @@ impl Job<'_> {
                 let panels = Panels { floats, rows: block_len, start: query - block };
                 let strip = &strips[first * sequence_len + query * STRIP..];
                 let depth = block + block_len - query;
-                multiply_strip(self.set, depth, strip, panels, Ahead::NOTHING, to);
+                multiply_strip(self.set, depth, strip, panels, PrefetchRange::NOTHING, to);
             }
             add = true;
         }
@@ -363,7 +368,7 @@ fn dot_lanes<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
 
 /// What a query's scores need to become gradients.
 #[derive(Clone, Copy)]
-struct ScoreLine {
+struct ScoreRow {
     query: usize,
     /// Queries in all: a strip of keys holds a row of weights for each.
     queries: usize,
@@ -377,7 +382,7 @@ struct ScoreLine {
 }
 
 dispatch!(fn score_gradient(
-    line: ScoreLine, scores: &mut [f32], weight_gradients: &[f32], key_weights: &mut [f32],
+    line: ScoreRow, scores: &mut [f32], weight_gradients: &[f32], key_weights: &mut [f32],
     key_score_gradients: &mut [f32],
 ) = score_gradient_lanes);
 
@@ -385,13 +390,13 @@ dispatch!(fn score_gradient(
 /// to their strips of keys, the gradients also over the scores.
 #[inline(always)]
 fn score_gradient_lanes<L: Lanes>(
-    line: ScoreLine,
+    line: ScoreRow,
     scores: &mut [f32],
     weight_gradients: &[f32],
     key_weights: &mut [f32],
     key_score_gradients: &mut [f32],
 ) {
-    let ScoreLine { query, queries, visible, seen, scale, log_sum, dot } = line;
+    let ScoreRow { query, queries, visible, seen, scale, log_sum, dot } = line;
     for at in (0..seen).step_by(LANES) {
         let here = visible.max(at).min(at + LANES);
         let score = L::load_at(&scores[..here], at, f32::NEG_INFINITY);

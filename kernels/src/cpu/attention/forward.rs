@@ -4,10 +4,12 @@ use super::super::backend::CpuBackend;
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::super::math::exp;
 use super::super::matmul::{
-    Ahead, BLOCK_DEPTH, Panels, Product, RowSource, multiply_strip, pack_rows, padded,
+    BLOCK_DEPTH, Panels, PrefetchRange, ProductStrip, RowSource, multiply_strip, pack_rows, padded,
 };
 use super::super::shared::SharedRows;
-use super::heads::{Columns, HeadColumns, HeadScratch, Lengths, slice_len, with_head_scratch};
+use super::heads::{
+    AttentionLengths, HeadColumns, HeadScratch, StridedColumns, slice_len, with_head_scratch,
+};
 use super::{QUERIES, SCORE_STRIDE, key_limit};
 use crate::backend::AttentionShape;
 
@@ -24,12 +26,21 @@ pub(in super::super) fn forward(
     assert_eq!(log_sums.len(), shape.rows() * shape.heads);
     let out = SharedRows::new(out, shape.query_width());
     let log_sums = SharedRows::new(log_sums, shape.heads);
-    let lengths = Lengths::new(shape, earlier.iter().map(|slice| slice_len(shape, slice)).sum());
+    let lengths =
+        AttentionLengths::new(shape, earlier.iter().map(|slice| slice_len(shape, slice)).sum());
     cpu.threads().run(shape.sequences * shape.kv_heads, |task| {
         let (sequence, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
         let group = shape.heads / shape.kv_heads;
         let row = sequence * shape.sequence_len;
-        let job = Job { set: cpu.instruction_set(), shape, lengths, sequence, row, earlier, qkv };
+        let job = AttentionForwardJob {
+            set: cpu.instruction_set(),
+            shape,
+            lengths,
+            sequence,
+            row,
+            earlier,
+            qkv,
+        };
         with_head_scratch(shape, lengths, false, |scratch| {
             job.pack_keys_and_values(kv_head * group, scratch);
             for head in kv_head * group..(kv_head + 1) * group {
@@ -42,10 +53,10 @@ pub(in super::super) fn forward(
 }
 
 /// The forward pass of one sequence.
-struct Job<'a> {
+struct AttentionForwardJob<'a> {
     set: InstructionSet,
     shape: AttentionShape,
-    lengths: Lengths,
+    lengths: AttentionLengths,
     sequence: usize,
     /// The sequence's first row.
     row: usize,
@@ -53,10 +64,10 @@ struct Job<'a> {
     qkv: &'a [f32],
 }
 
-impl Job<'_> {
-    fn columns(&self, column: usize) -> Columns<'_> {
+impl AttentionForwardJob<'_> {
+    fn columns(&self, column: usize) -> StridedColumns<'_> {
         let stride = self.shape.qkv_width();
-        Columns::new(self.qkv, stride, self.row, column, self.shape.head_width)
+        StridedColumns::new(self.qkv, stride, self.row, column, self.shape.head_width)
     }
 
     fn pack_keys_and_values(&self, head: usize, scratch: &mut HeadScratch) {
@@ -68,7 +79,7 @@ impl Job<'_> {
     }
 
     /// The columns of all slices up to this one, brought together in `to` if there are several.
-    fn all_columns<'b>(&'b self, column: usize, to: &'b mut [f32]) -> Columns<'b> {
+    fn all_columns<'b>(&'b self, column: usize, to: &'b mut [f32]) -> StridedColumns<'b> {
         if self.earlier.is_empty() {
             return self.columns(column);
         }
@@ -76,12 +87,12 @@ impl Job<'_> {
         let mut rows = to.chunks_exact_mut(head_width);
         for slice in self.earlier.iter().chain([&self.qkv]) {
             let (len, stride) = (slice_len(self.shape, slice), self.shape.qkv_width());
-            let from = Columns::new(slice, stride, self.sequence * len, column, head_width);
+            let from = StridedColumns::new(slice, stride, self.sequence * len, column, head_width);
             for (row, to) in (0..len).zip(&mut rows) {
                 to.copy_from_slice(from.row(row));
             }
         }
-        Columns::new(to, head_width, 0, 0, head_width)
+        StridedColumns::new(to, head_width, 0, 0, head_width)
     }
 
     /// Up to [`QUERIES`] queries of one head.
@@ -102,7 +113,7 @@ impl Job<'_> {
         self.score(position, rows, scratch);
         let mut inverses = [0.0; QUERIES];
         for (row, inverse) in inverses.iter_mut().enumerate().take(rows) {
-            let line = Line {
+            let line = QueryRow {
                 row,
                 visible: position + row + 1,
                 limit: key_limit(position, self.lengths.keys),
@@ -130,7 +141,7 @@ impl Job<'_> {
         let width = self.shape.head_width;
         let limit = key_limit(position, self.lengths.keys);
         for (block, key) in (0..limit).step_by(BLOCK_DEPTH).enumerate() {
-            let to = Product {
+            let to = ProductStrip {
                 floats: &mut scratch.scores[block * QUERIES * SCORE_STRIDE..],
                 stride: SCORE_STRIDE,
                 rows,
@@ -139,7 +150,14 @@ impl Job<'_> {
             };
             let floats = &scratch.keys_as_columns[key * width..];
             let panels = Panels { floats, rows: width, start: 0 };
-            multiply_strip(self.set, width, &scratch.query_strip, panels, Ahead::NOTHING, to);
+            multiply_strip(
+                self.set,
+                width,
+                &scratch.query_strip,
+                panels,
+                PrefetchRange::NOTHING,
+                to,
+            );
         }
     }
 
@@ -151,7 +169,7 @@ impl Job<'_> {
             let floats = &scratch.scores[block * QUERIES * SCORE_STRIDE..];
             let weights = RowSource { floats, stride: SCORE_STRIDE, rows, depth };
             pack_rows(self.set, weights, &mut scratch.weight_strip);
-            let to = Product {
+            let to = ProductStrip {
                 floats: &mut scratch.sums,
                 stride: head_width,
                 rows,
@@ -163,7 +181,14 @@ impl Job<'_> {
                 rows: BLOCK_DEPTH.min(self.lengths.keys - key),
                 start: 0,
             };
-            multiply_strip(self.set, depth, &scratch.weight_strip, panels, Ahead::NOTHING, to);
+            multiply_strip(
+                self.set,
+                depth,
+                &scratch.weight_strip,
+                panels,
+                PrefetchRange::NOTHING,
+                to,
+            );
         }
     }
 }
@@ -175,7 +200,7 @@ pub(super) fn softmax_scale(head_width: usize) -> f32 {
 
 /// A query among those whose scores lie together.
 #[derive(Clone, Copy)]
-struct Line {
+struct QueryRow {
     row: usize,
     /// The number of keys that the query sees.
     visible: usize,
@@ -186,17 +211,17 @@ struct Line {
 
 /// A row's largest scaled score and its sum of exponentials relative to it.
 #[derive(Clone, Copy)]
-struct Softened {
+struct SoftmaxRow {
     max: f32,
     sum: f32,
 }
 
-dispatch!(fn soften(line: Line, scores: &mut [f32]) -> Softened = soften_lanes);
+dispatch!(fn soften(line: QueryRow, scores: &mut [f32]) -> SoftmaxRow = soften_lanes);
 
 /// Scores of the keys a query sees to exponentials relative to the largest, the others to zero.
 #[inline(always)]
-fn soften_lanes<L: Lanes>(line: Line, scores: &mut [f32]) -> Softened {
-    let Line { row, visible, limit, scale } = line;
+fn soften_lanes<L: Lanes>(line: QueryRow, scores: &mut [f32]) -> SoftmaxRow {
+    let QueryRow { row, visible, limit, scale } = line;
     let mut max = L::splat(f32::NEG_INFINITY);
     for (block, first) in (0..visible).step_by(BLOCK_DEPTH).enumerate() {
         let len = BLOCK_DEPTH.min(visible - first);
@@ -221,5 +246,5 @@ fn soften_lanes<L: Lanes>(line: Line, scores: &mut [f32]) -> Softened {
             here[len..end].fill(0.0);
         }
     }
-    Softened { max: max * scale, sum: sum.sum() }
+    SoftmaxRow { max: max * scale, sum: sum.sum() }
 }

@@ -12,7 +12,7 @@ use crate::backend::AttentionShape;
 
 /// A run of columns of the rows of one sequence.
 #[derive(Clone, Copy)]
-pub(super) struct Columns<'a> {
+pub(super) struct StridedColumns<'a> {
     /// From the sequence's first row on, at the first column.
     pub(super) floats: &'a [f32],
     /// Floats from one row to the next.
@@ -20,7 +20,7 @@ pub(super) struct Columns<'a> {
     pub(super) width: usize,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> StridedColumns<'a> {
     /// The columns from `column` on of the sequence that starts at row `row`.
     pub(super) fn new(
         floats: &'a [f32],
@@ -100,14 +100,14 @@ pub(super) fn slice_len(shape: AttentionShape, qkv: &[f32]) -> usize {
 
 /// How many queries and keys a sequence has, and where the queries are among the keys.
 #[derive(Clone, Copy)]
-pub(super) struct Lengths {
+pub(super) struct AttentionLengths {
     /// Queries of the slice.
     pub(super) queries: usize,
     /// Keys of the slice and of those before it.
     pub(super) keys: usize,
 }
 
-impl Lengths {
+impl AttentionLengths {
     /// The lengths of a slice that `earlier` keys of earlier slices come before.
     pub(super) fn new(shape: AttentionShape, earlier: usize) -> Self {
         let queries = shape.sequence_len;
@@ -159,13 +159,13 @@ pub(super) struct HeadScratch {
 
 impl HeadScratch {
     /// Makes room for the shape; `with_gradients` for the backward pass as well.
-    fn grow(&mut self, shape: AttentionShape, lengths: Lengths, with_gradients: bool) {
+    fn grow(&mut self, shape: AttentionShape, lengths: AttentionLengths, with_gradients: bool) {
         let grow = |floats: &mut Vec<f32>, len: usize| {
             if floats.len() < len {
                 floats.resize(len, 0.0);
             }
         };
-        let Lengths { queries, keys } = lengths;
+        let AttentionLengths { queries, keys } = lengths;
         let panels = |rows: usize| padded(rows) * padded(shape.head_width);
         let score_rows = QUERIES * SCORE_STRIDE;
         grow(&mut self.query_strip, STRIP_FLOATS);
@@ -202,7 +202,7 @@ thread_local! {
 /// Runs `work` with this thread's memory, large enough for `shape` and `lengths`.
 pub(super) fn with_head_scratch<R>(
     shape: AttentionShape,
-    lengths: Lengths,
+    lengths: AttentionLengths,
     with_gradients: bool,
     work: impl FnOnce(&mut HeadScratch) -> R,
 ) -> R {

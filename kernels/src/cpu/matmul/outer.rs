@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::super::lanes::{InstructionSet, LANES, Lanes, dispatch};
 use super::packed::{PanelSource, STRIP_FLOATS, pack_as_is};
-use super::scratch::{STRIPS_PACKED, Scratch, with_scratch};
-use super::tile::{Ahead, Panels, Product, STRIP, multiply_strip};
+use super::scratch::{MatmulScratch, STRIPS_PACKED, with_scratch};
+use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 use crate::backend::Accumulate;
 use crate::cpu::threads::Threads;
@@ -24,7 +24,7 @@ pub(crate) struct OuterProduct<'a> {
 }
 
 /// A part of the result that one task computes.
-struct Part<'a> {
+struct ResultPart<'a> {
     /// Rows of the result, which are columns of the left operand.
     rows: Range<usize>,
     /// Those rows of the result, whole.
@@ -57,10 +57,10 @@ pub(crate) fn outer_product(
             sums = Some(after);
             here
         });
-        parts.push(Part { rows, result, sums });
+        parts.push(ResultPart { rows, result, sums });
     }
     threads.for_each(parts, |part| {
-        with_scratch(|scratch| Task { set, operands, part }.run(scratch));
+        with_scratch(|scratch| OuterProductTask { set, operands, part }.run(scratch));
     });
 }
 
@@ -80,10 +80,10 @@ fn rows_per_part(threads: &Threads, rows: usize) -> usize {
 /// Rows of the result whose strips are packed together.
 const GROUP: usize = STRIPS_PACKED * STRIP;
 
-struct Task<'a> {
+struct OuterProductTask<'a> {
     set: InstructionSet,
     operands: OuterProduct<'a>,
-    part: Part<'a>,
+    part: ResultPart<'a>,
 }
 
 /// A block of the right operand: some of its rows and columns.
@@ -94,8 +94,8 @@ struct RightBlock {
     add: bool,
 }
 
-impl Task<'_> {
-    fn run(mut self, scratch: &mut Scratch) {
+impl OuterProductTask<'_> {
+    fn run(mut self, scratch: &mut MatmulScratch) {
         let OuterProduct { rows, right, right_width, accumulate, .. } = self.operands;
         for column in (0..right_width).step_by(BLOCK_COLUMNS) {
             for row in (0..rows).step_by(BLOCK_DEPTH) {
@@ -117,7 +117,7 @@ impl Task<'_> {
     }
 
     /// One block of the right operand, already packed, by all strips of the part.
-    fn multiply(&mut self, scratch: &mut Scratch, block: &RightBlock) {
+    fn multiply(&mut self, scratch: &mut MatmulScratch, block: &RightBlock) {
         let rows = self.part.rows.len();
         for first in (0..rows).step_by(GROUP) {
             let group = first..rows.min(first + GROUP);
@@ -131,7 +131,7 @@ impl Task<'_> {
             for (start, (index, strip)) in group.clone().step_by(STRIP).zip(strips) {
                 let ahead = self.ahead(block, group.end, index);
                 let width = self.operands.right_width;
-                let to = Product {
+                let to = ProductStrip {
                     floats: &mut self.part.result[start * width + block.columns.start..],
                     stride: width,
                     rows: STRIP.min(group.end - start),
@@ -156,13 +156,13 @@ impl Task<'_> {
     }
 
     /// The share of the next group's operand that is fetched while strip `index` is worked on.
-    fn ahead(&self, block: &RightBlock, group_end: usize, index: usize) -> Ahead {
+    fn ahead(&self, block: &RightBlock, group_end: usize, index: usize) -> PrefetchRange {
         let share = block.rows.len().div_ceil(STRIPS_PACKED);
         let row = block.rows.start + index * share;
         let stride = self.operands.left_width;
         let start = row * stride + self.part.rows.start + group_end;
         let width = GROUP.min(self.part.rows.len() - group_end);
-        Ahead::new(self.operands.left, start, stride, width, share)
+        PrefetchRange::new(self.operands.left, start, stride, width, share)
     }
 
     fn add_sums(&mut self, group: Range<usize>, add: bool, chains: &[f32]) {

@@ -6,7 +6,7 @@ use super::super::lanes::{LANES, Lanes, dispatch};
 use super::tile::{STRIP, padded};
 use super::{BLOCK_DEPTH, PANEL};
 use crate::backend::AllocateError;
-use crate::cpu::buffer::{Arena, CpuBuffer};
+use crate::cpu::buffer::{CpuArena, CpuBuffer};
 
 /// A right factor of `depth` rows and `columns` columns, in panels of [`PANEL`] columns.
 ///
@@ -20,7 +20,7 @@ pub(crate) struct PackedMatrix {
 
 impl PackedMatrix {
     pub(crate) fn zeroed(
-        arena: &Arena,
+        arena: &CpuArena,
         depth: usize,
         columns: usize,
     ) -> Result<Self, AllocateError> {

@@ -7,7 +7,7 @@ use super::packed::{PackedMatrix, PanelSource, pack_as_is, pack_transposed};
 use super::tile::padded;
 use super::{BLOCK_DEPTH, PANEL};
 use crate::backend::{AllocateError, MatrixShape};
-use crate::cpu::buffer::Arena;
+use crate::cpu::buffer::CpuArena;
 use crate::cpu::shared::SharedRows;
 
 /// Rows of the matrix that are packed as one piece: a panel of the forward product. They divide a
@@ -26,7 +26,7 @@ pub(crate) struct MatrixPair {
 }
 
 impl MatrixPair {
-    pub(crate) fn zeroed(arena: &Arena, shape: MatrixShape) -> Result<Self, AllocateError> {
+    pub(crate) fn zeroed(arena: &CpuArena, shape: MatrixShape) -> Result<Self, AllocateError> {
         Ok(Self {
             shape,
             forward: PackedMatrix::zeroed(arena, shape.inputs, shape.outputs)?,

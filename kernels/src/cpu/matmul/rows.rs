@@ -4,19 +4,19 @@ use std::ops::Range;
 
 use super::super::lanes::InstructionSet;
 use super::packed::{PackedMatrix, RowSource, pack_rows};
-use super::tile::{Ahead, Panels, Product, STRIP, multiply_strip};
+use super::tile::{Panels, PrefetchRange, ProductStrip, STRIP, multiply_strip};
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
 
 /// A few rows and a run of columns of the left factor; rows count from the start of the task's
 /// share.
 #[derive(Clone, Debug)]
-pub(crate) struct Block {
+pub(crate) struct RowBlock {
     pub(crate) rows: Range<usize>,
     pub(crate) columns: Range<usize>,
 }
 
 /// Where sums are collected.
-pub(crate) enum Space<'a> {
+pub(crate) enum SumStorage<'a> {
     /// In the result: all columns of all rows.
     Result(&'a mut [f32]),
     /// In memory that serves one block of [`BLOCK_COLUMNS`] columns after the other; what is made
@@ -37,12 +37,12 @@ pub(crate) struct RowProduct<'a, L> {
 /// A left factor whose rows may be brought into form block by block.
 pub(crate) trait LeftRows {
     /// The rows, row-major; on the first visit of a block they may be brought into form.
-    fn rows(&mut self, block: &Block, is_first_visit: bool) -> &[f32];
+    fn rows(&mut self, block: &RowBlock, is_first_visit: bool) -> &[f32];
 }
 
 impl LeftRows for &[f32] {
     #[inline(always)]
-    fn rows(&mut self, _: &Block, _: bool) -> &[f32] {
+    fn rows(&mut self, _: &RowBlock, _: bool) -> &[f32] {
         self
     }
 }
@@ -55,13 +55,13 @@ impl LeftRows for &[f32] {
 pub(crate) fn multiply_rows<L: LeftRows>(
     mut factors: RowProduct<'_, L>,
     strip: &mut [f32],
-    space: Space<'_>,
+    space: SumStorage<'_>,
     mut finish: impl FnMut(usize, &Range<usize>, &mut [f32]),
 ) {
     let matrix = factors.matrix;
     let (product, stride, is_result) = match space {
-        Space::Result(floats) => (floats, matrix.columns(), true),
-        Space::Passing(floats) => (floats, BLOCK_COLUMNS, false),
+        SumStorage::Result(floats) => (floats, matrix.columns(), true),
+        SumStorage::Passing(floats) => (floats, BLOCK_COLUMNS, false),
     };
     assert!(product.len() >= factors.row_count * stride);
     for column in (0..matrix.columns()).step_by(BLOCK_COLUMNS) {
@@ -71,7 +71,7 @@ pub(crate) fn multiply_rows<L: LeftRows>(
             let depth = start..matrix.depth().min(start + BLOCK_DEPTH);
             for row in (0..factors.row_count).step_by(STRIP) {
                 let rows = row..factors.row_count.min(row + STRIP);
-                let block = Block { rows: rows.clone(), columns: depth.clone() };
+                let block = RowBlock { rows: rows.clone(), columns: depth.clone() };
                 let to = &mut product[row * stride + offset..];
                 multiply_block(&mut factors, &block, &columns, strip, (&mut *to, stride));
                 if depth.end == matrix.depth() {
@@ -87,7 +87,7 @@ pub(crate) fn multiply_rows<L: LeftRows>(
 /// One strip by one block of the matrix.
 fn multiply_block<L: LeftRows>(
     factors: &mut RowProduct<'_, L>,
-    block: &Block,
+    block: &RowBlock,
     columns: &Range<usize>,
     strip: &mut [f32],
     (product, stride): (&mut [f32], usize),
@@ -105,8 +105,8 @@ fn multiply_block<L: LeftRows>(
     let panels =
         Panels { floats: matrix.panels(depth.start, columns.start), rows: depth.len(), start: 0 };
     let next = block.rows.end * width + depth.start;
-    let ahead = Ahead::new(left, next, width, depth.len(), STRIP);
-    let to = Product {
+    let ahead = PrefetchRange::new(left, next, width, depth.len(), STRIP);
+    let to = ProductStrip {
         floats: product,
         stride,
         rows: block.rows.len(),

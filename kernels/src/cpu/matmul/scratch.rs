@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::packed::STRIP_FLOATS;
 use super::{BLOCK_COLUMNS, BLOCK_DEPTH};
-use crate::cpu::buffer::{Arena, CpuBuffer};
+use crate::cpu::buffer::{CpuArena, CpuBuffer};
 
 /// Strips of the left factor that are packed together.
 pub(crate) const STRIPS_PACKED: usize = 4;
@@ -12,7 +12,7 @@ pub(crate) const STRIPS_PACKED: usize = 4;
 pub(crate) const PASSING_ROWS: usize = 512;
 
 /// The memory that one thread needs to multiply.
-pub(crate) struct Scratch {
+pub(crate) struct MatmulScratch {
     /// Strips of the left factor.
     pub(crate) strips: CpuBuffer,
     /// A block of the right factor, in panels.
@@ -21,9 +21,9 @@ pub(crate) struct Scratch {
     pub(crate) passing: CpuBuffer,
 }
 
-impl Scratch {
+impl MatmulScratch {
     fn new() -> Self {
-        let arena = Arena::new();
+        let arena = CpuArena::new();
         let zeroed = |len| arena.allocate(len).expect("two megabytes in all");
         Self {
             strips: zeroed(STRIPS_PACKED * STRIP_FLOATS),
@@ -34,13 +34,13 @@ impl Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
+    static SCRATCH: RefCell<MatmulScratch> = RefCell::new(MatmulScratch::new());
 }
 
 /// Runs `work` with this thread's scratch memory, whose content is left from earlier use.
 ///
 /// # Panics
 /// If `work` requests the scratch memory again.
-pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
+pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut MatmulScratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)
 }

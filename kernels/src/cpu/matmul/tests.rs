@@ -1,10 +1,10 @@
 //! Products against their definition, bit for bit.
 
-use super::{BLOCK_DEPTH, MatrixPair, OuterProduct, RowProduct, Space};
+use super::{BLOCK_DEPTH, MatrixPair, OuterProduct, RowProduct, SumStorage};
 use super::{multiply_rows, outer_product, with_scratch};
 use crate::backend::{Accumulate, MatrixShape};
 use crate::conformance::floats;
-use crate::cpu::buffer::Arena;
+use crate::cpu::buffer::CpuArena;
 use crate::cpu::lanes::InstructionSet;
 use crate::cpu::threads::Threads;
 
@@ -42,7 +42,7 @@ const SHAPES: [(usize, usize, usize); 10] = [
 fn rows_by_packed_matrix_is_the_definition() {
     for (rows, columns, depth) in SHAPES {
         let (x, w) = (floats(rows * depth, 1), floats(columns * depth, 2));
-        let arena = Arena::new();
+        let arena = CpuArena::new();
         let pack = |outputs, inputs| {
             let shape = MatrixShape { outputs, inputs };
             let mut pair = MatrixPair::zeroed(&arena, shape).expect("small");
@@ -61,7 +61,7 @@ fn rows_by_packed_matrix_is_the_definition() {
                 let mut y = vec![f32::NAN; rows * columns];
                 with_scratch(|scratch| {
                     let strip = scratch.strips.as_mut_slice();
-                    let space = Space::Result(&mut y);
+                    let space = SumStorage::Result(&mut y);
                     let factors = RowProduct { set, row_count: rows, left: &x[..], matrix };
                     multiply_rows(factors, strip, space, |_, _, _| {});
                 });

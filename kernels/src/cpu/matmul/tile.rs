@@ -7,14 +7,14 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod fetch;
 mod generic;
+mod prefetch;
 
-pub(crate) use fetch::Ahead;
+pub(crate) use prefetch::PrefetchRange;
 
 use super::super::lanes::{InstructionSet, LANES, dispatch};
 use super::{BLOCK_DEPTH, PANEL};
-use fetch::Fetcher;
+use prefetch::Prefetcher;
 
 /// Rows of the left factor that are packed together: a vector for each factor.
 pub(crate) const STRIP: usize = LANES;
@@ -34,7 +34,7 @@ struct Tile<'a> {
     /// Whether to add to what is there.
     add: bool,
     /// Lines to be fetched meanwhile.
-    fetcher: &'a mut Fetcher,
+    fetcher: &'a mut Prefetcher,
 }
 
 /// Sums [`ROWS`] rows by as many vectors as the panel is wide.
@@ -56,7 +56,7 @@ pub(crate) struct Panels<'a> {
 }
 
 /// Where a strip of the product goes.
-pub(crate) struct Product<'a> {
+pub(crate) struct ProductStrip<'a> {
     /// From element (row 0, column 0) on.
     pub(crate) floats: &'a mut [f32],
     /// Floats from one row to the next.
@@ -81,8 +81,8 @@ pub(crate) fn multiply_strip(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    ahead: Ahead,
-    product: Product<'_>,
+    ahead: PrefetchRange,
+    product: ProductStrip<'_>,
 ) {
     if product.rows == 0 || depth == 0 || product.columns == 0 {
         return;
@@ -96,7 +96,7 @@ pub(crate) fn multiply_strip(
 }
 
 dispatch!(fn by_panels(
-    depth: usize, strip: &[f32], panels: Panels<'_>, ahead: Ahead, product: Product<'_>,
+    depth: usize, strip: &[f32], panels: Panels<'_>, ahead: PrefetchRange, product: ProductStrip<'_>,
 ) = by_panels_lanes);
 
 #[inline(always)]
@@ -104,8 +104,8 @@ fn by_panels_lanes<K: TileKernel>(
     depth: usize,
     strip: &[f32],
     panels: Panels<'_>,
-    ahead: Ahead,
-    mut product: Product<'_>,
+    ahead: PrefetchRange,
+    mut product: ProductStrip<'_>,
 ) {
     let panel_count = product.columns.div_ceil(PANEL);
     for (index, first) in (0..product.columns).step_by(PANEL).enumerate() {
@@ -116,7 +116,7 @@ fn by_panels_lanes<K: TileKernel>(
             // SAFETY: `multiply_strip` checked every bound.
             unsafe {
                 let left = strip.as_ptr().add(row);
-                let operands = Operands { depth, left, panel: panel.as_ptr(), width };
+                let operands = TileOperands { depth, left, panel: panel.as_ptr(), width };
                 one_tile::<K>(operands, &mut fetcher, &mut product, (row, first));
             }
         }
@@ -125,7 +125,7 @@ fn by_panels_lanes<K: TileKernel>(
 
 /// What a tile is the product of.
 #[derive(Clone, Copy)]
-struct Operands {
+struct TileOperands {
     depth: usize,
     left: *const f32,
     panel: *const f32,
@@ -138,12 +138,12 @@ struct Operands {
 /// The operands are readable over the depth, and the product writable where the tile is.
 #[inline(always)]
 unsafe fn one_tile<K: TileKernel>(
-    operands: Operands,
-    fetcher: &mut Fetcher,
-    product: &mut Product<'_>,
+    operands: TileOperands,
+    fetcher: &mut Prefetcher,
+    product: &mut ProductStrip<'_>,
     (row, first): (usize, usize),
 ) {
-    let Operands { depth, left, panel, width } = operands;
+    let TileOperands { depth, left, panel, width } = operands;
     let rows = ROWS.min(product.rows - row);
     let floats = &mut product.floats[row * product.stride + first..];
     let mut edge = [0.0f32; ROWS * PANEL];

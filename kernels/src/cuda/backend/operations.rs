@@ -2,38 +2,39 @@
 
 use std::ops::Range;
 
-use super::super::away::CudaAway;
 use super::super::device::Device;
 use super::super::error::DeviceFault;
-use super::super::memory::{CudaBuffer, Element};
+use super::super::memory::{CudaBuffer, ElementType};
+use super::super::offload::CudaOffloadBuffer;
 use super::super::source::Precision;
 use super::super::{
-    activation, attention, away, embed, head, leaving, linear, norm, optimizer, parcel, squares,
-    stamps, state_sums, transfer, versions,
+    activation, attention, download, embed, head, linear, norm, offload, optimizer, squares,
+    staging, state_sums, timestamps, transfer, versions,
 };
 use super::{CudaBackend, CudaMatrix};
 use crate::backend::{
-    Accumulate, AdamWNumbers, AdamWRun, AllocateError, AttentionShape, Backend, BackwardEpilogue,
-    EarlierSlice, EmbedGradient, FormOptimizer, ForwardEpilogue, HostFloats, LayerCandidate,
-    LinearGradient, Loss, MatrixPart, MatrixShape, Norm, NormGradient, Parcel, Rows, SquareSum,
-    StateSums, Turn, UpdateState, View, ViewMut,
+    Accumulate, AdamWCoefficients, AdamWRange, AllocateError, AttentionShape, Backend,
+    BackwardEpilogue, BufferView, BufferViewMut, EarlierSlice, EmbedGradient, ForwardEpilogue,
+    HostFloats, LayerCandidate, LinearGradient, Loss, MatrixPart, MatrixShape, Norm, NormGradient,
+    PackedWeightsOptimizer, RotaryDirection, RowsShape, SquareSum, StateSums, TensorHandle,
+    UpdateState,
 };
-use crate::sizes::{ByteCounts, Claim};
+use crate::sizes::{ByteCounts, MemoryClaim};
 
 impl<D: Device> Backend for CudaBackend<D> {
     type Buffer = CudaBuffer<D>;
     type Matrix = CudaMatrix<D>;
-    type Away = CudaAway<D>;
+    type OffloadBuffer = CudaOffloadBuffer<D>;
 
     fn allocate(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
-        self.buffer(Element::Float, len)
+        self.buffer(ElementType::Float, len)
     }
 
     fn allocate_rows(&self, len: usize) -> Result<CudaBuffer<D>, AllocateError> {
-        self.buffer(Element::Row, len)
+        self.buffer(ElementType::Row, len)
     }
 
-    fn claim(&self, claim: &Claim<'_>) -> Result<(), AllocateError> {
+    fn claim(&self, claim: &MemoryClaim<'_>) -> Result<(), AllocateError> {
         self.take_claim(claim).map_err(|fault| self.refusal(self.claim_bytes(claim), fault))
     }
 
@@ -56,75 +57,86 @@ impl<D: Device> Backend for CudaBackend<D> {
         buffer.len()
     }
 
-    fn upload(&self, from: &[f32], to: ViewMut<'_, CudaBuffer<D>>) {
+    fn upload(&self, from: &[f32], to: BufferViewMut<'_, CudaBuffer<D>>) {
         self.run(|| transfer::upload(self, from, &to));
     }
 
-    fn download(&self, from: View<'_, CudaBuffer<D>>) -> Vec<f32> {
+    fn download(&self, from: BufferView<'_, CudaBuffer<D>>) -> Vec<f32> {
         let nothing = || vec![f32::NAN; from.range.len()];
-        self.ask(None, || transfer::download(self, &from).map(Some)).unwrap_or_else(nothing)
+        self.run_or(None, || transfer::download(self, &from).map(Some)).unwrap_or_else(nothing)
     }
 
-    fn copy(&self, from: View<'_, CudaBuffer<D>>, to: ViewMut<'_, CudaBuffer<D>>) {
+    fn copy(&self, from: BufferView<'_, CudaBuffer<D>>, to: BufferViewMut<'_, CudaBuffer<D>>) {
         self.run(|| transfer::copy(self, &from, &to));
     }
 
-    fn is_behind(&self) -> bool {
+    fn is_asynchronous(&self) -> bool {
         true
     }
 
-    fn stamp(&self) -> bool {
-        self.ask(false, || stamps::stamp(self, &self.stamps))
+    fn record_timestamp(&self) -> bool {
+        self.run_or(false, || timestamps::record_timestamp(self, &self.timestamps))
     }
 
-    fn stamps(&self) -> Vec<f64> {
-        self.ask(Vec::new(), || stamps::read(self, &self.stamps))
+    fn read_timestamps(&self) -> Vec<f64> {
+        self.run_or(Vec::new(), || timestamps::read(self, &self.timestamps))
     }
 
-    fn pack(&self, from: View<'_, CudaBuffer<D>>) -> Parcel {
-        let packed = self.ask(None, || parcel::pack(self, &self.rooms[0], &from));
+    fn export_tensor(&self, from: BufferView<'_, CudaBuffer<D>>) -> TensorHandle {
+        let packed =
+            self.run_or(None, || staging::export_tensor(self, &self.staging_pools[0], &from));
         packed.unwrap_or_else(|| self.download(from).into())
     }
 
-    fn unpack(&self, parcel: Parcel, to: ViewMut<'_, CudaBuffer<D>>) {
-        if let Some(parcel) = self.ask(None, || parcel::unpack(self, parcel, &to)) {
+    fn import_tensor(&self, parcel: TensorHandle, to: BufferViewMut<'_, CudaBuffer<D>>) {
+        if let Some(parcel) = self.run_or(None, || staging::import_tensor(self, parcel, &to)) {
             self.upload(&parcel.into_floats(), to);
         }
     }
 
-    fn receive(&self, parcel: Parcel) -> Parcel {
-        let Parcel::Here(numbers) = parcel else { return parcel };
-        let nothing = Parcel::from(Vec::new());
-        self.ask(nothing, || parcel::receive(self, &self.rooms[1], numbers))
+    fn begin_upload(&self, parcel: TensorHandle) -> TensorHandle {
+        let TensorHandle::OnHost(numbers) = parcel else { return parcel };
+        let nothing = TensorHandle::from(Vec::new());
+        self.run_or(nothing, || staging::begin_upload(self, &self.staging_pools[1], numbers))
     }
 
-    fn carry(&self, from: &mut CudaBuffer<D>) -> HostFloats {
-        let carried = self.ask(None, || leaving::carry(self, &self.leaving, from));
-        carried.unwrap_or_else(|| self.download(View::new(from, 0..from.len())).into())
+    fn begin_download(&self, from: &mut CudaBuffer<D>) -> HostFloats {
+        let carried = self.run_or(None, || download::begin_download(self, &self.downloads, from));
+        carried.unwrap_or_else(|| self.download(BufferView::new(from, 0..from.len())).into())
     }
 
-    fn reserve_away(&self, bytes: u64) -> Result<Option<CudaAway<D>>, AllocateError> {
-        away::reserve(self, bytes).map(Some).map_err(|fault| self.refusal(bytes, fault))
+    fn reserve_offload(&self, bytes: u64) -> Result<Option<CudaOffloadBuffer<D>>, AllocateError> {
+        offload::reserve(self, bytes).map(Some).map_err(|fault| self.refusal(bytes, fault))
     }
 
-    fn send_away(&self, parts: &mut [&mut CudaBuffer<D>], away: &mut CudaAway<D>, start: u64) {
-        self.run(|| away::send(self, parts, away, start));
+    fn offload(
+        &self,
+        parts: &mut [&mut CudaBuffer<D>],
+        away: &mut CudaOffloadBuffer<D>,
+        start: u64,
+    ) {
+        self.run(|| offload::send(self, parts, away, start));
     }
 
-    fn bring_back(&self, away: &mut CudaAway<D>, start: u64, parts: &mut [&mut CudaBuffer<D>]) {
-        self.run(|| away::bring_back(self, parts, away, start));
+    fn reload(
+        &self,
+        away: &mut CudaOffloadBuffer<D>,
+        start: u64,
+        parts: &mut [&mut CudaBuffer<D>],
+    ) {
+        self.run(|| offload::reload(self, parts, away, start));
     }
 
-    fn settle(&self, buffer: &mut CudaBuffer<D>) {
-        self.run(|| away::settle(self, buffer));
+    fn order_after_copies(&self, buffer: &mut CudaBuffer<D>) {
+        self.run(|| offload::order_after_copies(self, buffer));
     }
 
     fn allocate_matrix(&self, shape: MatrixShape) -> Result<CudaMatrix<D>, AllocateError> {
-        let form = self.buffer(Element::Row, shape.outputs * shape.inputs)?;
-        Ok(CudaMatrix { shape, form })
+        let form = self.buffer(ElementType::Row, shape.outputs * shape.inputs)?;
+        Ok(CudaMatrix { shape, weights: form })
     }
 
-    fn load_matrix(&self, from: View<'_, CudaBuffer<D>>, to: &mut CudaMatrix<D>) {
+    fn load_matrix(&self, from: BufferView<'_, CudaBuffer<D>>, to: &mut CudaMatrix<D>) {
         self.run(|| transfer::load_matrix(self, &from, to));
     }
 
@@ -132,8 +144,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         &self,
         sequence_len: usize,
         tokens: &[u32],
-        token_table: View<'_, CudaBuffer<D>>,
-        position_table: Option<View<'_, CudaBuffer<D>>>,
+        token_table: BufferView<'_, CudaBuffer<D>>,
+        position_table: Option<BufferView<'_, CudaBuffer<D>>>,
         out: &mut CudaBuffer<D>,
     ) {
         let positions = position_table.as_ref();
@@ -154,10 +166,10 @@ impl<D: Device> Backend for CudaBackend<D> {
     fn norm_forward(
         &self,
         norm: Norm,
-        rows: Rows,
+        rows: RowsShape,
         x: &CudaBuffer<D>,
-        weight: View<'_, CudaBuffer<D>>,
-        bias: Option<View<'_, CudaBuffer<D>>>,
+        weight: BufferView<'_, CudaBuffer<D>>,
+        bias: Option<BufferView<'_, CudaBuffer<D>>>,
         y: &mut CudaBuffer<D>,
         statistics: &mut CudaBuffer<D>,
     ) {
@@ -168,15 +180,15 @@ impl<D: Device> Backend for CudaBackend<D> {
     fn norm_backward_input(
         &self,
         norm: Norm,
-        rows: Rows,
+        rows: RowsShape,
         gradient: &CudaBuffer<D>,
         skip: Option<&CudaBuffer<D>>,
-        weight: View<'_, CudaBuffer<D>>,
+        weight: BufferView<'_, CudaBuffer<D>>,
         statistics: &CudaBuffer<D>,
         x_then_gradient: &mut CudaBuffer<D>,
         partials: &mut CudaBuffer<D>,
     ) {
-        let operands = norm::BackwardRows { gradient, skip, statistics, x_then_gradient };
+        let operands = norm::NormBackwardOperands { gradient, skip, statistics, x_then_gradient };
         self.run(|| norm::backward_input(self, norm, rows, &weight, operands, partials));
     }
 
@@ -196,7 +208,7 @@ impl<D: Device> Backend for CudaBackend<D> {
         rows: usize,
         x: &CudaBuffer<D>,
         matrix: &CudaMatrix<D>,
-        bias: Option<View<'_, CudaBuffer<D>>>,
+        bias: Option<BufferView<'_, CudaBuffer<D>>>,
         epilogue: ForwardEpilogue<'_, CudaBuffer<D>>,
         y: &mut CudaBuffer<D>,
     ) {
@@ -229,7 +241,7 @@ impl<D: Device> Backend for CudaBackend<D> {
         &self,
         shape: AttentionShape,
         angles: &CudaBuffer<D>,
-        turn: Turn,
+        turn: RotaryDirection,
         qkv: &mut CudaBuffer<D>,
     ) {
         self.run(|| activation::rotate(self, shape, angles, turn, qkv));
@@ -279,21 +291,21 @@ impl<D: Device> Backend for CudaBackend<D> {
         gradient: &CudaBuffer<D>,
         qkv_then_gradient: &mut CudaBuffer<D>,
     ) {
-        let saved = attention::Saved { out, log_sums, gradient };
+        let saved = attention::CudaSavedAttention { out, log_sums, gradient };
         self.run(|| attention::backward(self, shape, earlier, later, saved, qkv_then_gradient));
     }
 
-    fn gelu_forward(&self, rows: Rows, before: &CudaBuffer<D>, h: &mut CudaBuffer<D>) {
+    fn gelu_forward(&self, rows: RowsShape, before: &CudaBuffer<D>, h: &mut CudaBuffer<D>) {
         self.run(|| activation::gelu_forward(self, rows, before, h));
     }
 
-    fn swiglu_forward(&self, rows: Rows, gate_up: &CudaBuffer<D>, h: &mut CudaBuffer<D>) {
+    fn swiglu_forward(&self, rows: RowsShape, gate_up: &CudaBuffer<D>, h: &mut CudaBuffer<D>) {
         self.run(|| activation::swiglu_forward(self, rows, gate_up, h));
     }
 
     fn swiglu_backward(
         &self,
-        rows: Rows,
+        rows: RowsShape,
         gradient: &CudaBuffer<D>,
         gate_up_then_gradient: &mut CudaBuffer<D>,
     ) {
@@ -308,10 +320,10 @@ impl<D: Device> Backend for CudaBackend<D> {
         logits: &mut CudaBuffer<D>,
         log_sums: &mut CudaBuffer<D>,
     ) -> f64 {
-        self.ask(f64::NAN, || head::forward(self, x, matrix, targets, logits, log_sums))
+        self.run_or(f64::NAN, || head::forward(self, x, matrix, targets, logits, log_sums))
     }
 
-    fn head_forward_later(
+    fn head_forward_pending(
         &self,
         x: &CudaBuffer<D>,
         matrix: &CudaMatrix<D>,
@@ -319,8 +331,8 @@ impl<D: Device> Backend for CudaBackend<D> {
         logits: &mut CudaBuffer<D>,
         log_sums: &mut CudaBuffer<D>,
     ) -> Loss {
-        let lost = Loss::Known(f64::NAN);
-        self.ask(lost, || head::forward_later(self, x, matrix, targets, logits, log_sums))
+        let lost = Loss::Ready(f64::NAN);
+        self.run_or(lost, || head::forward_later(self, x, matrix, targets, logits, log_sums))
     }
 
     fn head_backward_input(
@@ -336,25 +348,27 @@ impl<D: Device> Backend for CudaBackend<D> {
         self.run(|| head::backward(self, targets, scale, log_sums, matrix, logits, gradient));
     }
 
-    fn sum_squares(&self, x: View<'_, CudaBuffer<D>>) -> SquareSum {
+    fn sum_squares(&self, x: BufferView<'_, CudaBuffer<D>>) -> SquareSum {
         let mut sums = self.sum_squares_of_each(&[x]);
         sums.pop().expect("one sum a tensor")
     }
 
-    fn sum_squares_of_each(&self, tensors: &[View<'_, CudaBuffer<D>>]) -> Vec<SquareSum> {
-        let lost = |x: &View<'_, CudaBuffer<D>>| SquareSum {
+    fn sum_squares_of_each(&self, tensors: &[BufferView<'_, CudaBuffer<D>>]) -> Vec<SquareSum> {
+        let lost = |x: &BufferView<'_, CudaBuffer<D>>| SquareSum {
             sum: f64::NAN,
             nonfinite: x.range.len() as u64,
         };
         let nothing = || tensors.iter().map(lost).collect();
-        self.ask(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
+        self.run_or(None, || squares::sum_squares(self, tensors).map(Some)).unwrap_or_else(nothing)
     }
 
     fn state_sums(&self, w: &CudaBuffer<D>, m: &CudaBuffer<D>, v: &CudaBuffer<D>) -> StateSums {
-        self.ask([0; 2].into(), || state_sums::of_state(self, [w, m, v]))
+        self.run_or([0; 2].into(), || state_sums::of_state(self, [w, m, v]))
     }
 
-    fn form_optimizer(&self) -> Option<&dyn FormOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
+    fn packed_weights_optimizer(
+        &self,
+    ) -> Option<&dyn PackedWeightsOptimizer<CudaBuffer<D>, CudaMatrix<D>>> {
         Some(self)
     }
 
@@ -365,12 +379,12 @@ impl<D: Device> Backend for CudaBackend<D> {
         m: &CudaBuffer<D>,
         v: &CudaBuffer<D>,
         g: &CudaBuffer<D>,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         candidate: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
         let (runs, state) = (optimizer::run(range, numbers), UpdateState { w, m, v, g });
-        let to = optimizer::Candidate::Beside(candidate);
+        let to = optimizer::CandidateTarget::Beside(candidate);
         self.run(|| optimizer::candidate(self, &runs, &state, &to, matrices));
     }
 
@@ -378,11 +392,11 @@ impl<D: Device> Backend for CudaBackend<D> {
         &self,
         range: Range<usize>,
         g: &CudaBuffer<D>,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
     ) {
-        let state = optimizer::InPlace { w: None, m, v };
+        let state = optimizer::InPlaceState { w: None, m, v };
         self.run(|| optimizer::in_place(self, &optimizer::run(range, numbers), g, &state, &[]));
     }
 
@@ -390,13 +404,13 @@ impl<D: Device> Backend for CudaBackend<D> {
         &self,
         range: Range<usize>,
         g: &CudaBuffer<D>,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         w: &mut CudaBuffer<D>,
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        let state = optimizer::InPlace { w: Some(w), m, v };
+        let state = optimizer::InPlaceState { w: Some(w), m, v };
         let runs = optimizer::run(range, numbers);
         self.run(|| optimizer::in_place(self, &runs, g, &state, matrices));
     }
@@ -406,7 +420,7 @@ impl<D: Device> Backend for CudaBackend<D> {
         w: &CudaBuffer<D>,
         m: &CudaBuffer<D>,
         v: &CudaBuffer<D>,
-        numbers: AdamWNumbers,
+        numbers: AdamWCoefficients,
         to: &mut CudaBuffer<D>,
     ) {
         self.run(|| versions::adam_ahead(self, [w, m, v], numbers, to));
@@ -437,15 +451,15 @@ impl<D: Device> Backend for CudaBackend<D> {
     }
 }
 
-impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
+impl<D: Device> PackedWeightsOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
     fn candidate(
         &self,
-        runs: &[AdamWRun],
+        runs: &[AdamWRange],
         state: UpdateState<'_, CudaBuffer<D>>,
         rest: &mut CudaBuffer<D>,
         matrices: &mut [MatrixPart<'_, CudaMatrix<D>>],
     ) {
-        let to = optimizer::Candidate::Rest(rest);
+        let to = optimizer::CandidateTarget::Rest(rest);
         self.run(|| optimizer::candidate(self, runs, &state, &to, matrices));
     }
 
@@ -456,30 +470,30 @@ impl<D: Device> FormOptimizer<CudaBuffer<D>, CudaMatrix<D>> for CudaBackend<D> {
         let tensors = layers.iter().flat_map(|layer| &layer.tensors);
         let lost = tensors.map(|range| SquareSum { sum: f64::NAN, nonfinite: range.len() as u64 });
         let nothing: Vec<SquareSum> = lost.collect();
-        self.ask(nothing, || squares::with_candidates(self, &layers))
+        self.run_or(nothing, || squares::with_candidates(self, &layers))
     }
 
     fn commit(
         &self,
-        runs: &[AdamWRun],
+        runs: &[AdamWRange],
         g: &CudaBuffer<D>,
         w: &mut CudaBuffer<D>,
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
     ) {
-        let state = optimizer::InPlace { w: Some(w), m, v };
+        let state = optimizer::InPlaceState { w: Some(w), m, v };
         self.run(|| optimizer::in_place(self, runs, g, &state, &[]));
     }
 
     fn commit_and_sum(
         &self,
-        runs: &[AdamWRun],
+        runs: &[AdamWRange],
         g: &CudaBuffer<D>,
         w: &mut CudaBuffer<D>,
         m: &mut CudaBuffer<D>,
         v: &mut CudaBuffer<D>,
     ) -> StateSums {
-        let state = optimizer::InPlace { w: Some(w), m, v };
-        self.ask([0; 2].into(), || optimizer::in_place_summed(self, runs, g, &state))
+        let state = optimizer::InPlaceState { w: Some(w), m, v };
+        self.run_or([0; 2].into(), || optimizer::in_place_summed(self, runs, g, &state))
     }
 }

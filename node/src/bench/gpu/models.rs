@@ -4,18 +4,18 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use zbelastic_kernels::cuda::Graphs;
+use zbelastic_kernels::cuda::GraphMode;
 use zbelastic_kernels::cuda::device::Device;
 use zbelastic_schedule::ScheduleKind;
 
-use crate::bench::case::Case;
+use crate::bench::case::BenchCase;
 use crate::bench::pipelined::{PipelineRound, round_on};
-use crate::failure::Failure;
-use crate::train::devices::Devices;
+use crate::failure::CommandFailure;
+use crate::train::device_factory::DeviceFactory;
 
 /// A model whose steps are measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Model {
+pub struct GpuBenchModel {
     name: &'static str,
     /// Keys of its configuration, but for sequences.
     keys: &'static [&'static str],
@@ -23,9 +23,9 @@ pub struct Model {
 
 /// A run of a model.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
+pub struct GpuBenchRun {
     /// The model that is trained.
-    pub model: Model,
+    pub model: GpuBenchModel,
     /// Tokens a sequence.
     pub sequence_len: u32,
     /// Sequences of a microbatch.
@@ -37,12 +37,12 @@ pub struct Run {
     /// Their schedule.
     pub kind: ScheduleKind,
     /// Whether passes are started as graphs.
-    pub graphs: Graphs,
+    pub graphs: GraphMode,
 }
 
 /// The result of a run.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct GpuBenchRow {
     /// Name of the model.
     pub model: &'static str,
     /// Tokens a sequence.
@@ -54,12 +54,12 @@ pub struct Row {
     /// Whether passes were started as graphs.
     pub has_graphs: bool,
     /// Figures, or why there are none.
-    pub outcome: Result<Figures, String>,
+    pub outcome: Result<GpuBenchFigures, String>,
 }
 
 /// The figures of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Figures {
+pub struct GpuBenchFigures {
     /// Time of a step from seal to seal, in milliseconds.
     pub step_ms: f64,
     /// Tokens trained a second, by all workers together.
@@ -74,10 +74,10 @@ pub struct Figures {
 
 /// GPT-2 with 124 million parameters (Radford et al., 2019). Its vocabulary is a multiple of 64 here and in
 /// what is compared with it: products of other widths are slow everywhere.
-pub const SMALL_GPT2: Model =
-    Model { name: "gpt2-124m", keys: &["model.preset=gpt2-124m", "model.vocab=50304"] };
+pub const SMALL_GPT2: GpuBenchModel =
+    GpuBenchModel { name: "gpt2-124m", keys: &["model.preset=gpt2-124m", "model.vocab=50304"] };
 /// GPT-2 with 1.5 billion.
-const LARGE_GPT2: Model = Model {
+const LARGE_GPT2: GpuBenchModel = GpuBenchModel {
     name: "gpt2-1.5b",
     keys: &[
         "model.preset=gpt2-124m",
@@ -88,7 +88,7 @@ const LARGE_GPT2: Model = Model {
     ],
 };
 /// A Llama of 1.1 billion parameters, with grouped queries.
-const LLAMA: Model = Model {
+const LLAMA: GpuBenchModel = GpuBenchModel {
     name: "llama-1b",
     keys: &[
         "model.preset=gpt2-124m",
@@ -104,15 +104,15 @@ const LLAMA: Model = Model {
 
 /// Workers and schedules that are compared: one worker and four, backward passes whole and split, with and
 /// without activations that leave, and with and without graphs.
-const PIPELINES: [(u32, ScheduleKind, Graphs); 8] = [
-    (1, ScheduleKind::OneFOneB, Graphs::PLAIN),
-    (1, ScheduleKind::ZbH1, Graphs::PLAIN),
-    (1, ScheduleKind::ZbH1, Graphs::Off),
-    (4, ScheduleKind::OneFOneB, Graphs::PLAIN),
-    (4, ScheduleKind::ZbH1, Graphs::PLAIN),
-    (4, ScheduleKind::ZbH1, Graphs::Off),
-    (4, ScheduleKind::Po, Graphs::PLAIN),
-    (4, ScheduleKind::PoHalf, Graphs::PLAIN),
+const PIPELINES: [(u32, ScheduleKind, GraphMode); 8] = [
+    (1, ScheduleKind::OneFOneB, GraphMode::DEFAULT),
+    (1, ScheduleKind::ZbH1, GraphMode::DEFAULT),
+    (1, ScheduleKind::ZbH1, GraphMode::Off),
+    (4, ScheduleKind::OneFOneB, GraphMode::DEFAULT),
+    (4, ScheduleKind::ZbH1, GraphMode::DEFAULT),
+    (4, ScheduleKind::ZbH1, GraphMode::Off),
+    (4, ScheduleKind::Po, GraphMode::DEFAULT),
+    (4, ScheduleKind::PoHalf, GraphMode::DEFAULT),
 ];
 
 /// Tokens of a microbatch, and microbatches of a step.
@@ -120,14 +120,14 @@ const MICROBATCH_TOKENS: u32 = 8192;
 const MICROBATCHES: u32 = 8;
 
 /// The runs of a benchmark; few of them if it is to be quick.
-pub fn runs(is_quick: bool) -> Vec<Run> {
+pub fn runs(is_quick: bool) -> Vec<GpuBenchRun> {
     let models = if is_quick { &[SMALL_GPT2][..] } else { &[SMALL_GPT2, LARGE_GPT2, LLAMA] };
     let lens = if is_quick { &[1024][..] } else { &[1024, 4096] };
     let mut runs = Vec::new();
     for (model, sequence_len) in
         models.iter().flat_map(|model| lens.iter().map(move |len| (*model, *len)))
     {
-        runs.extend(PIPELINES.map(|(workers, kind, graphs)| Run {
+        runs.extend(PIPELINES.map(|(workers, kind, graphs)| GpuBenchRun {
             model,
             sequence_len,
             sequences: MICROBATCH_TOKENS / sequence_len,
@@ -140,7 +140,7 @@ pub fn runs(is_quick: bool) -> Vec<Run> {
     runs
 }
 
-impl Run {
+impl GpuBenchRun {
     fn keys(&self) -> Vec<String> {
         let own = [
             format!("train.seq_len={}", self.sequence_len),
@@ -155,23 +155,23 @@ impl Run {
     ///
     /// # Errors
     /// If its configuration is not legal.
-    pub fn case(&self) -> Result<Case, Failure> {
-        Case::configured(&self.keys())
+    pub fn case(&self) -> Result<BenchCase, CommandFailure> {
+        BenchCase::configured(&self.keys())
     }
 
     /// Measures it; `flop_per_s` is what the device does at best.
     pub fn measure<D: Device + Send + Sync>(
         &self,
-        case: &Case,
+        case: &BenchCase,
         devices: Vec<Arc<D>>,
         (step_count, flop_per_s): (u64, f64),
-    ) -> Row {
+    ) -> GpuBenchRow {
         let opened = devices.into_iter().map(|device| ("the device".to_owned(), device)).collect();
-        let devices = Devices { opened, scratch: None, graphs: self.graphs };
+        let devices = DeviceFactory { opened, scratch: None, graphs: self.graphs };
         let round = round_on(&devices, case, self.kind, self.workers, step_count);
         let figures = |round: PipelineRound| {
             let seconds = round.step.as_secs_f64();
-            Figures {
+            GpuBenchFigures {
                 step_ms: 1e3 * seconds,
                 tokens_per_s: case.batch.tokens() as f64 / seconds,
                 mfu: case.step_flop() / seconds / flop_per_s,
@@ -185,16 +185,16 @@ impl Run {
             Err(failure) => Err(failure.what),
         };
         let Self { model, sequence_len, workers, kind, graphs, .. } = *self;
-        let (model, schedule, has_graphs) = (model.name, kind.name(), graphs != Graphs::Off);
-        Row { model, sequence_len, workers, schedule, has_graphs, outcome }
+        let (model, schedule, has_graphs) = (model.name, kind.name(), graphs != GraphMode::Off);
+        GpuBenchRow { model, sequence_len, workers, schedule, has_graphs, outcome }
     }
 }
 
 /// Two runs of one model over the same text that do not end with the same loss.
 #[must_use]
-pub fn disagreeing(rows: &[Row]) -> Option<[&Row; 2]> {
-    let loss = |row: &Row| row.outcome.as_ref().ok().map(|figures| figures.loss.to_bits());
-    let differ = |one: &Row, other: &Row| {
+pub fn disagreeing(rows: &[GpuBenchRow]) -> Option<[&GpuBenchRow; 2]> {
+    let loss = |row: &GpuBenchRow| row.outcome.as_ref().ok().map(|figures| figures.loss.to_bits());
+    let differ = |one: &GpuBenchRow, other: &GpuBenchRow| {
         (one.model, one.sequence_len) == (other.model, other.sequence_len)
             && loss(one).is_some_and(|bits| loss(other).is_some_and(|other| other != bits))
     };
@@ -209,13 +209,13 @@ mod tests {
     use zbelastic_trainer::plan::{Plan, PlanRequest};
 
     use super::*;
-    use crate::config::{Flag, Sources, load};
+    use crate::config::{ConfigFlag, ConfigSources, load};
 
     #[test]
     fn runs_are_of_models_that_exist_and_of_the_size_that_they_are_called() {
         for run in runs(false) {
-            let flags = run.keys().into_iter().map(Flag::Set).collect();
-            let config = load(&Sources { file: None, flags }).expect("legal").config;
+            let flags = run.keys().into_iter().map(ConfigFlag::Set).collect();
+            let config = load(&ConfigSources { file: None, flags }).expect("legal").config;
             let request = PlanRequest {
                 model: &config.model,
                 batch: config.batch,

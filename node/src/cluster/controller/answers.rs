@@ -3,33 +3,33 @@
 use std::sync::Arc;
 
 use zbelastic_consensus::access::{
-    AccessChange, AccessRefusal, AccessRole, Token, TokenId, TokenTerms,
+    AccessChange, AccessRefusal, AccessRole, TokenId, TokenRecord, TokenTerms,
 };
-use zbelastic_consensus::core::{Command, CoreRefusal};
+use zbelastic_consensus::core::{CoreRefusal, OperatorCommand};
 use zbelastic_consensus::job::{JobChange, JobPhase, JobRefusal, JobSpec};
-use zbelastic_consensus::member::Standing;
+use zbelastic_consensus::member::MembershipStatus;
 use zbelastic_consensus::run::run_name_of;
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_transport::identity::Token as JoinToken;
-use zbelastic_transport::{PeerIdentity, PeerRole, Reply};
+use zbelastic_transport::identity::JoinToken;
+use zbelastic_transport::{PeerIdentity, PeerRole, RequestReply};
 use zbelastic_types::{Digest, NodeId, RunId, Step};
 
-use super::Controller;
-use super::orders::Outcome;
+use super::ControllerNode;
+use super::pending_commands::AppliedAnswer;
 use crate::api::{
-    Answer, CorpusDescription, EVENTS_MAX, Events, NoRun, NodeSaid, Refusal, Request, RunAccepted,
-    RunDisposition, Thing, TokenCreated, TokenInfo, TokenRequest, TokenRole, WrongState,
-    decode_request,
+    ApiAnswer, ApiRefusal, ApiRequest, ChangeSummary, CorpusDescription, EVENTS_MAX, EventPage,
+    ResourceKind, RunAbsence, RunAccepted, RunDisposition, TokenCreated, TokenInfo, TokenRequest,
+    TokenRole, WrongState, decode_request,
 };
 use crate::cluster::document::{DataName, DocumentError, JobDocument};
 use crate::cluster::journal::now_s;
-use crate::cluster::questions;
+use crate::cluster::requests;
 use crate::cluster::wire::NodeRequest;
 use crate::config::{RunConfig, WeightSource, check_cluster_can_run, load_document};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
-impl Controller {
-    pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
+impl ControllerNode {
+    pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
         if let Some(request) = NodeRequest::decode(bytes) {
             return self.answer_node(from, request, reply);
         }
@@ -37,78 +37,83 @@ impl Controller {
             Ok(request) => request,
             Err(error) => {
                 let what = error.to_string();
-                return self.reply(reply, &Answer::Refused(Refusal::Malformed { what }));
+                return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::Malformed { what }));
             }
         };
-        if let Err(refusal) = questions::check(&mut self.journal, from, &request) {
-            return self.reply(reply, &Answer::Refused(refusal));
+        if let Err(refusal) = requests::authorize(&mut self.journal, from, &request) {
+            return self.reply(reply, &ApiAnswer::Refused(refusal));
         }
         self.answer(request, reply);
     }
 
-    pub(super) fn reply(&self, reply: Reply, answer: &Answer) {
-        questions::reply(reply, answer);
+    pub(super) fn reply(&self, reply: RequestReply, answer: &ApiAnswer) {
+        requests::reply(reply, answer);
     }
 
-    fn answer(&mut self, request: Request, reply: Reply) {
+    fn answer(&mut self, request: ApiRequest, reply: RequestReply) {
         let answer = match request {
-            Request::Status => Answer::Status(Box::new(self.status())),
-            Request::Events { from_sequence, max } => self.events(from_sequence, max),
-            Request::Logs { node, from_sequence, max } => self.logs(node, from_sequence, max),
-            Request::TokenList => self.tokens(),
-            Request::RunList => Answer::Runs(self.runs()),
-            Request::RunRemove { name, run } => {
+            ApiRequest::Status => ApiAnswer::Status(Box::new(self.status())),
+            ApiRequest::Events { from_sequence, max } => self.events(from_sequence, max),
+            ApiRequest::Logs { node, from_sequence, max } => self.logs(node, from_sequence, max),
+            ApiRequest::TokenList => self.tokens(),
+            ApiRequest::RunList => ApiAnswer::Runs(self.runs()),
+            ApiRequest::RunRemove { name, run } => {
                 return self.remove_run(name, RunId(run), reply);
             }
-            Request::CheckpointList { run } => self.list_checkpoints(run.as_deref()),
-            Request::CheckpointShow { run, step } => self.checkpoint(run.as_deref(), step),
-            Request::CheckpointVerify { run, step, layer } => {
+            ApiRequest::CheckpointList { run } => self.list_checkpoints(run.as_deref()),
+            ApiRequest::CheckpointShow { run, step } => self.checkpoint(run.as_deref(), step),
+            ApiRequest::CheckpointVerify { run, step, layer } => {
                 return self.verify(run.as_deref(), (step, layer), reply);
             }
-            Request::CheckpointExport { run, step, layer, offset } => {
+            ApiRequest::CheckpointExport { run, step, layer, offset } => {
                 return self.export(run.as_deref(), (step, layer), offset, reply);
             }
-            Request::CheckpointSubtree { run, step, layer, subtree } => {
+            ApiRequest::CheckpointSubtree { run, step, layer, subtree } => {
                 return self.export_subtree(run.as_deref(), (step, layer), subtree, reply);
             }
-            Request::CheckpointCollect => return self.collect_all(reply),
-            Request::Trace { offset } => self.trace(offset),
-            Request::ClusterInfo => Answer::Cluster(Box::new(self.cluster_info())),
-            Request::ClusterRotateCa { force } => return self.rotate_authority(force, reply),
-            Request::ClusterBackup { digest, offset } => self.backup(digest, offset),
-            Request::PutData { hash, offset, bytes } => {
+            ApiRequest::CheckpointCollect => return self.collect_all(reply),
+            ApiRequest::Trace { offset } => self.trace(offset),
+            ApiRequest::ClusterInfo => ApiAnswer::Cluster(Box::new(self.cluster_info())),
+            ApiRequest::ClusterRotateCa { force } => return self.rotate_authority(force, reply),
+            ApiRequest::ClusterBackup { digest, offset } => self.backup(digest, offset),
+            ApiRequest::PutData { hash, offset, bytes } => {
                 return self.put_data(hash, offset, bytes, reply);
             }
-            Request::TokenCreate(wanted) => return self.create_token(wanted, reply),
-            Request::TokenRevoke { id, with_nodes } => {
+            ApiRequest::TokenCreate(wanted) => return self.create_token(wanted, reply),
+            ApiRequest::TokenRevoke { id, with_nodes } => {
                 return self.revoke_token(&id, with_nodes, reply);
             }
-            Request::NodeDrain { node } => return self.drain(node, reply),
-            Request::NodeRemove { node, force } => return self.remove(node, force, reply),
-            Request::Run { document, corpus, weights, name, from } => {
+            ApiRequest::NodeDrain { node } => return self.drain(node, reply),
+            ApiRequest::NodeRemove { node, force } => return self.remove(node, force, reply),
+            ApiRequest::Run { document, corpus, weights, name, from } => {
                 return self.run_job(&document, (corpus, weights), (name, from), reply);
             }
-            Request::Pause => return self.change_job(JobChange::Pause, reply),
-            Request::Resume => return self.change_job(JobChange::Continue, reply),
-            Request::Stop => return self.change_job(JobChange::Stop, reply),
-            Request::CheckpointRestore { step } => return self.restore(step, reply),
+            ApiRequest::Pause => return self.change_job(JobChange::Pause, reply),
+            ApiRequest::Resume => return self.change_job(JobChange::Continue, reply),
+            ApiRequest::Stop => return self.change_job(JobChange::Stop, reply),
+            ApiRequest::CheckpointRestore { step } => return self.restore(step, reply),
         };
         self.reply(reply, &answer);
     }
 
-    fn events(&self, from: u64, max: u32) -> Answer {
+    fn events(&self, from: u64, max: u32) -> ApiAnswer {
         let max = max.min(EVENTS_MAX) as usize;
         let (first_sequence, next_sequence, events) = self.journal.events(from, max);
-        Answer::Events(Events { log: self.journal.number(), first_sequence, next_sequence, events })
+        ApiAnswer::Events(EventPage {
+            log: self.journal.number(),
+            first_sequence,
+            next_sequence,
+            events,
+        })
     }
 
-    fn logs(&self, node: Option<NodeId>, from: u64, max: u32) -> Answer {
+    fn logs(&self, node: Option<NodeId>, from: u64, max: u32) -> ApiAnswer {
         let asked = node.unwrap_or(self.setup.node);
         if asked != self.setup.node {
             let addresses = self.addresses_of(asked);
-            return Answer::Redirect { addresses };
+            return ApiAnswer::Redirect { addresses };
         }
-        questions::logs(&self.journal, asked, (from, max))
+        requests::logs(&self.journal, asked, (from, max))
     }
 
     /// Where a member is reached.
@@ -118,21 +123,21 @@ impl Controller {
     }
 
     /// The answer of a controller that does not lead: a redirect to the leader, or that there is no quorum.
-    pub(super) fn redirect(&self) -> Answer {
+    pub(super) fn redirect(&self) -> ApiAnswer {
         match self.core.status().leader {
             Some(leader) if leader != self.setup.node => {
-                Answer::Redirect { addresses: self.addresses_of(leader) }
+                ApiAnswer::Redirect { addresses: self.addresses_of(leader) }
             }
             Some(_) | None => self.no_quorum(),
         }
     }
 
-    fn tokens(&self) -> Answer {
+    fn tokens(&self) -> ApiAnswer {
         let tokens = self.core.state().access().tokens();
-        Answer::Tokens(tokens.iter().map(|(id, token)| token_info(*id, token)).collect())
+        ApiAnswer::Tokens(tokens.iter().map(|(id, token)| token_info(*id, token)).collect())
     }
 
-    fn create_token(&mut self, wanted: TokenRequest, reply: Reply) {
+    fn create_token(&mut self, wanted: TokenRequest, reply: RequestReply) {
         let (role, token_role) = match wanted.role {
             TokenRole::Controller => (AccessRole::Controller, PeerRole::Controller),
             TokenRole::Worker => (AccessRole::Worker, PeerRole::Worker),
@@ -152,15 +157,16 @@ impl Controller {
         };
         let text = token.reveal();
         let addresses = self.controller_addresses();
-        let command = Command::Access(AccessChange::TokenMade { token: id, terms, at_s: now_s() });
-        let outcome: Outcome = Box::new(move |controller| {
+        let command =
+            OperatorCommand::Access(AccessChange::TokenMade { token: id, terms, at_s: now_s() });
+        let outcome: AppliedAnswer = Box::new(move |controller| {
             let tokens = controller.core.state().access().tokens();
             let Some(info) = tokens.get(&id).map(|token| token_info(id, token)) else {
-                return not_found(Thing::Token, id.to_string());
+                return not_found(ResourceKind::Token, id.to_string());
             };
-            Answer::Token(TokenCreated { token: text, info, addresses })
+            ApiAnswer::Token(TokenCreated { token: text, info, addresses })
         });
-        self.order(command, reply, outcome);
+        self.propose_command(command, reply, outcome);
     }
 
     /// Where controllers are reached.
@@ -169,19 +175,19 @@ impl Controller {
         controllers.flat_map(|node| self.addresses_of(node)).collect()
     }
 
-    fn revoke_token(&mut self, id: &str, with_nodes: bool, reply: Reply) {
+    fn revoke_token(&mut self, id: &str, with_nodes: bool, reply: RequestReply) {
         let Ok(number) = u64::from_str_radix(id, 16) else {
-            return self.reply(reply, &not_found(Thing::Token, id.to_owned()));
+            return self.reply(reply, &not_found(ResourceKind::Token, id.to_owned()));
         };
         let token = TokenId(number);
-        let command = Command::Access(AccessChange::TokenRevoked { token });
+        let command = OperatorCommand::Access(AccessChange::TokenRevoked { token });
         let what = format!("token {token} is revoked");
         // Once it is revoked nobody is let in with it any more: a use on its way would be missed before.
         let revoked = move |controller: &mut Self| {
             let nodes = if with_nodes { controller.remove_joined_with(token) } else { Vec::new() };
-            Answer::Done(NodeSaid { what, nodes })
+            ApiAnswer::Done(ChangeSummary { what, nodes })
         };
-        self.order(command, reply, Box::new(revoked));
+        self.propose_command(command, reply, Box::new(revoked));
     }
 
     fn remove_joined_with(&mut self, token: TokenId) -> Vec<NodeId> {
@@ -190,39 +196,54 @@ impl Controller {
         let nodes: Vec<NodeId> = by_it.map(|(node, _)| *node).collect();
         for node in &nodes {
             // Who is gone already is gone.
-            let _ = self.core.order(Command::Remove(*node));
+            let _ = self.core.execute_command(OperatorCommand::Remove(*node));
         }
         nodes
     }
 
-    fn drain(&mut self, node: NodeId, reply: Reply) {
-        let said = NodeSaid { what: format!("node {node} is to go in order"), nodes: vec![node] };
-        self.order(Command::Drain(node), reply, Box::new(|_| Answer::Done(said)));
+    fn drain(&mut self, node: NodeId, reply: RequestReply) {
+        let said =
+            ChangeSummary { what: format!("node {node} is to go in order"), nodes: vec![node] };
+        self.propose_command(
+            OperatorCommand::Drain(node),
+            reply,
+            Box::new(|_| ApiAnswer::Done(said)),
+        );
     }
 
-    fn remove(&mut self, node: NodeId, force: bool, reply: Reply) {
+    fn remove(&mut self, node: NodeId, force: bool, reply: RequestReply) {
         let member = self.core.state().members().get(&node);
         if let Some(member) = member.filter(|member| member.is_live() && !force) {
             let state = WrongState::NodeLive { name: member.contact.name.clone() };
-            return self.reply(reply, &Answer::Refused(Refusal::WrongState(state)));
+            return self.reply(reply, &ApiAnswer::Refused(ApiRefusal::WrongState(state)));
         }
-        let said = NodeSaid { what: format!("node {node} is removed"), nodes: vec![node] };
-        self.order(Command::Remove(node), reply, Box::new(|_| Answer::Done(said)));
+        let said = ChangeSummary { what: format!("node {node} is removed"), nodes: vec![node] };
+        self.propose_command(
+            OperatorCommand::Remove(node),
+            reply,
+            Box::new(|_| ApiAnswer::Done(said)),
+        );
     }
 
-    fn change_job(&mut self, change: JobChange, reply: Reply) {
-        self.order(Command::Job(change), reply, Box::new(|controller| controller.job_answer()));
+    fn change_job(&mut self, change: JobChange, reply: RequestReply) {
+        self.propose_command(
+            OperatorCommand::Job(change),
+            reply,
+            Box::new(|controller| controller.job_answer()),
+        );
     }
 
-    fn restore(&mut self, step: u64, reply: Reply) {
-        let command = Command::Restore { to: Step(step) };
-        self.order(command, reply, Box::new(|controller| controller.job_answer()));
+    fn restore(&mut self, step: u64, reply: RequestReply) {
+        let command = OperatorCommand::Restore { to: Step(step) };
+        self.propose_command(command, reply, Box::new(|controller| controller.job_answer()));
     }
 
-    fn job_answer(&self) -> Answer {
+    fn job_answer(&self) -> ApiAnswer {
         match self.job_status() {
-            Some(job) => Answer::Job(Box::new(job)),
-            None => Answer::Refused(Refusal::WrongState(WrongState::NoRun { was: NoRun::Never })),
+            Some(job) => ApiAnswer::Job(Box::new(job)),
+            None => ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::NoRun {
+                was: RunAbsence::Never,
+            })),
         }
     }
 
@@ -231,17 +252,17 @@ impl Controller {
         document: &str,
         data: (CorpusDescription, Option<CorpusDescription>),
         (name, from): (Option<String>, Option<String>),
-        reply: Reply,
+        reply: RequestReply,
     ) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
         }
-        let submitted = submitted(document, data).and_then(|job| self.branched(job, from));
-        let submitted = submitted.and_then(|job| self.named(job, name));
+        let submitted = submitted_document(document, data).and_then(|job| self.branched(job, from));
+        let submitted = submitted.and_then(|job| self.with_run_name(job, name));
         let (job, spec) = match submitted {
             Ok(submitted) => submitted,
-            Err(refusal) => return self.reply(reply, &Answer::Refused(refusal)),
+            Err(refusal) => return self.reply(reply, &ApiAnswer::Refused(refusal)),
         };
         // Nothing travels for a run that is refused.
         let is_known =
@@ -251,64 +272,70 @@ impl Controller {
             && !is_known
         {
             let refusal = self.job_refusal(&refusal);
-            return self.reply(reply, &Answer::Refused(refusal));
+            return self.reply(reply, &ApiAnswer::Refused(refusal));
         }
         let data = std::iter::once(job.text).chain(job.weights);
         if let Some(missing) = self.missing_data(data) {
-            return self.reply(reply, &Answer::DataWanted(missing));
+            return self.reply(reply, &ApiAnswer::DataWanted(missing));
         }
         self.begin_run(spec, reply);
     }
 
     /// The run under the requested name. Without one it is the run that was submitted so before, if
     /// that is under way or kept, and gets a name that no run has otherwise.
-    fn named(
+    fn with_run_name(
         &self,
         mut job: JobDocument,
         name: Option<String>,
-    ) -> Result<(JobDocument, JobSpec), Refusal> {
+    ) -> Result<(JobDocument, JobSpec), ApiRefusal> {
         let known = self.core.state().job().filter(|known| known.phase != JobPhase::Stopped);
         let known = known.and_then(|known| JobDocument::of_job(&known.spec).ok());
         let known = known.filter(|known| known.job.is_same_run(&job)).map(|known| known.job.name);
         job.name = match (name, known) {
             (Some(name), _) | (None, Some(name)) => name,
             (None, None) => {
-                if let Some(name) = self.kept_as(&job) {
-                    return Err(Refusal::WrongState(WrongState::Kept { name }));
+                if let Some(name) = self.retained_as(&job) {
+                    return Err(ApiRefusal::WrongState(WrongState::Kept { name }));
                 }
                 self.free_name(&job.name)
             }
         };
-        let malformed = |error: DocumentError| Refusal::Malformed { what: error.to_string() };
+        let malformed = |error: DocumentError| ApiRefusal::Malformed { what: error.to_string() };
         let spec = job.spec(job.encode().map_err(malformed)?);
         Ok((job, spec))
     }
 
-    fn begin_run(&mut self, spec: JobSpec, reply: Reply) {
+    fn begin_run(&mut self, spec: JobSpec, reply: RequestReply) {
         let events_from = self.journal.next_event();
         let known = self.core.state().job();
         let phase = known.filter(|job| job.spec.config == spec.config).map(|job| job.phase);
         match phase {
-            Some(JobPhase::Running) => self.accept(RunDisposition::Attached, events_from, reply),
-            Some(JobPhase::Done) => self.accept(RunDisposition::Done, events_from, reply),
+            Some(JobPhase::Running) => {
+                self.accept_run(RunDisposition::Attached, events_from, reply)
+            }
+            Some(JobPhase::Done) => self.accept_run(RunDisposition::Done, events_from, reply),
             Some(JobPhase::Paused | JobPhase::Halted(_)) => {
                 let outcome = accepted(RunDisposition::Continued, events_from);
-                self.order(Command::Job(JobChange::Continue), reply, outcome);
+                self.propose_command(OperatorCommand::Job(JobChange::Continue), reply, outcome);
             }
             Some(JobPhase::Stopped) | None => {
-                let command = Command::Job(JobChange::Start(Arc::new(spec)));
-                self.order(command, reply, accepted(RunDisposition::Started, events_from));
+                let command = OperatorCommand::Job(JobChange::Start(Arc::new(spec)));
+                self.propose_command(
+                    command,
+                    reply,
+                    accepted(RunDisposition::Started, events_from),
+                );
             }
         }
     }
 
-    fn accept(&mut self, disposition: RunDisposition, events_from: u64, reply: Reply) {
+    fn accept_run(&mut self, disposition: RunDisposition, events_from: u64, reply: RequestReply) {
         let answer = accepted(disposition, events_from)(self);
         self.reply(reply, &answer);
     }
 
     /// Why the core does not take an order, as it is answered.
-    pub(super) fn refusal(&self, refusal: &CoreRefusal) -> Refusal {
+    pub(super) fn refusal(&self, refusal: &CoreRefusal) -> ApiRefusal {
         if let CoreRefusal::Job(refusal) | CoreRefusal::Restore(EntryRefusal::Job(refusal)) =
             refusal
         {
@@ -321,11 +348,11 @@ impl Controller {
             CoreRefusal::UnknownNode { node } => node,
             CoreRefusal::NotAWorker { node } => {
                 let name = self.name_of_member(*node);
-                return Refusal::WrongState(WrongState::ControllerStays { name });
+                return ApiRefusal::WrongState(WrongState::ControllerStays { name });
             }
             CoreRefusal::Draining { node } => {
                 let name = self.name_of_member(*node);
-                return Refusal::WrongState(WrongState::Draining { name });
+                return ApiRefusal::WrongState(WrongState::Draining { name });
             }
             CoreRefusal::OtherCluster { .. }
             | CoreRefusal::Raft(_)
@@ -338,26 +365,26 @@ impl Controller {
             | CoreRefusal::Access(_)
             | CoreRefusal::Restore(_)
             | CoreRefusal::NotAVoter { .. }
-            | CoreRefusal::Unasked { .. }
-            | CoreRefusal::Stopped => return Refusal::Malformed { what: refusal.to_string() },
+            | CoreRefusal::PlanNotRequested { .. }
+            | CoreRefusal::Stopped => return ApiRefusal::Malformed { what: refusal.to_string() },
         };
         let Some(member) = self.core.state().members().get(node) else {
-            return Refusal::NotFound { thing: Thing::Node, name: node.to_string() };
+            return ApiRefusal::NotFound { thing: ResourceKind::Node, name: node.to_string() };
         };
-        let reason = match member.standing {
-            Standing::Lost(reason) => reason.to_string(),
-            Standing::Present | Standing::Draining => String::new(),
+        let reason = match member.status {
+            MembershipStatus::Lost(reason) => reason.to_string(),
+            MembershipStatus::Present | MembershipStatus::Draining => String::new(),
         };
-        Refusal::WrongState(WrongState::NodeGone { name: member.contact.name.clone(), reason })
+        ApiRefusal::WrongState(WrongState::NodeGone { name: member.contact.name.clone(), reason })
     }
 
-    pub(super) fn entry_refusal(&self, refusal: &EntryRefusal) -> Refusal {
+    pub(super) fn entry_refusal(&self, refusal: &EntryRefusal) -> ApiRefusal {
         if let EntryRefusal::Job(refusal) = refusal {
             self.job_refusal(refusal)
         } else if let EntryRefusal::Access(refusal) = refusal {
             self.access_refusal(refusal)
         } else {
-            Refusal::Malformed { what: refusal.to_string() }
+            ApiRefusal::Malformed { what: refusal.to_string() }
         }
     }
 
@@ -367,27 +394,27 @@ impl Controller {
         member.map_or_else(|| node.to_string(), |member| member.contact.name.clone())
     }
 
-    fn access_refusal(&self, refusal: &AccessRefusal) -> Refusal {
+    fn access_refusal(&self, refusal: &AccessRefusal) -> ApiRefusal {
         match refusal {
             AccessRefusal::LastController { node } => {
                 let name = self.name_of_member(*node);
-                Refusal::WrongState(WrongState::LastController { name })
+                ApiRefusal::WrongState(WrongState::LastController { name })
             }
             AccessRefusal::TokenRevoked { token } => {
-                Refusal::WrongState(WrongState::TokenRevoked { id: token.to_string() })
+                ApiRefusal::WrongState(WrongState::TokenRevoked { id: token.to_string() })
             }
             AccessRefusal::UnknownToken { token } => {
-                Refusal::NotFound { thing: Thing::Token, name: token.to_string() }
+                ApiRefusal::NotFound { thing: ResourceKind::Token, name: token.to_string() }
             }
             AccessRefusal::NoCredential { node } => {
-                Refusal::NotFound { thing: Thing::Node, name: node.to_string() }
+                ApiRefusal::NotFound { thing: ResourceKind::Node, name: node.to_string() }
             }
-            AccessRefusal::Revoked { node } => Refusal::WrongState(WrongState::NodeGone {
+            AccessRefusal::Revoked { node } => ApiRefusal::WrongState(WrongState::NodeGone {
                 name: self.name_of_member(*node),
                 reason: "it was removed".to_owned(),
             }),
             AccessRefusal::TooManyTokens | AccessRefusal::TooManyCredentials => {
-                Refusal::OutOfResource { what: refusal.to_string() }
+                ApiRefusal::OutOfResource { what: refusal.to_string() }
             }
             AccessRefusal::TokenKnown { .. }
             | AccessRefusal::TokenExpired { .. }
@@ -401,22 +428,22 @@ impl Controller {
             | AccessRefusal::CertificateSize { .. }
             | AccessRefusal::OtherAuthority { .. }
             | AccessRefusal::RotationPhase { .. } => {
-                Refusal::Malformed { what: refusal.to_string() }
+                ApiRefusal::Malformed { what: refusal.to_string() }
             }
         }
     }
 
-    fn job_refusal(&self, refusal: &JobRefusal) -> Refusal {
+    fn job_refusal(&self, refusal: &JobRefusal) -> ApiRefusal {
         let state = match refusal {
-            JobRefusal::Missing => WrongState::NoRun { was: NoRun::Never },
-            JobRefusal::Stopped => WrongState::NoRun { was: NoRun::Stopped },
+            JobRefusal::Missing => WrongState::NoRun { was: RunAbsence::Never },
+            JobRefusal::Stopped => WrongState::NoRun { was: RunAbsence::Stopped },
             JobRefusal::Done => WrongState::Done,
             JobRefusal::NameTaken { name } => WrongState::NameTaken { name: name.clone() },
             JobRefusal::TooManyRuns => {
-                return Refusal::OutOfResource { what: refusal.to_string() };
+                return ApiRefusal::OutOfResource { what: refusal.to_string() };
             }
             JobRefusal::NoRun { run } => {
-                return Refusal::NotFound { thing: Thing::Run, name: run.to_string() };
+                return ApiRefusal::NotFound { thing: ResourceKind::Run, name: run.to_string() };
             }
             JobRefusal::OtherModel { run } => {
                 WrongState::OtherModel { name: self.name_of_run(*run) }
@@ -446,64 +473,64 @@ impl Controller {
             | JobRefusal::Every { .. }
             | JobRefusal::Origin { .. }
             | JobRefusal::Name { .. } => {
-                return Refusal::Malformed { what: refusal.to_string() };
+                return ApiRefusal::Malformed { what: refusal.to_string() };
             }
         };
-        Refusal::WrongState(state)
+        ApiRefusal::WrongState(state)
     }
 }
 
 /// The job that was submitted: a configuration with the hash of its text, or a whole document.
-fn submitted(
+fn submitted_document(
     document: &str,
     (corpus, weights): (CorpusDescription, Option<CorpusDescription>),
-) -> Result<JobDocument, Refusal> {
+) -> Result<JobDocument, ApiRefusal> {
     if document.trim_start().starts_with('{') {
         let job = JobDocument::decode(document.as_bytes());
-        let job = job.map_err(|error| Refusal::Malformed { what: error.to_string() })?;
-        check_cluster_can_run(&job.config).map_err(|failure| refused(&failure))?;
+        let job = job.map_err(|error| ApiRefusal::Malformed { what: error.to_string() })?;
+        check_cluster_can_run(&job.config).map_err(|failure| config_refusal(&failure))?;
         if job.from.is_some() {
             // The log knows what a run goes on from, and the submitted request names it.
             let what = "a document that says itself what it goes on from".to_owned();
-            return Err(Refusal::Malformed { what });
+            return Err(ApiRefusal::Malformed { what });
         }
         return Ok(job);
     }
     let loaded = load_document("the submitted configuration", document)
         .and_then(|loaded| check_cluster_can_run(&loaded.config).map(|()| loaded))
-        .map_err(|failure| refused(&failure))?;
+        .map_err(|failure| config_refusal(&failure))?;
     if let WeightSource::HuggingFace { folder } = &loaded.config.weights {
         let what = format!("model.from_hf = {} is a folder of another machine", folder.display());
-        return Err(Refusal::Config { problems: vec![what] });
+        return Err(ApiRefusal::Config { problems: vec![what] });
     }
     let name = |data: CorpusDescription| DataName { hash: data.hash.0, length: data.length.0 };
     let config = loaded.config;
     let toml = document.to_owned();
-    let mut job = JobDocument::new(name_of(&config), config, toml, name(corpus));
+    let mut job = JobDocument::new(default_run_name(&config), config, toml, name(corpus));
     job.weights = weights.map(name);
     Ok(job)
 }
 
-fn refused(failure: &Failure) -> Refusal {
+fn config_refusal(failure: &CommandFailure) -> ApiRefusal {
     let problems = failure.details.iter().map(|detail| detail.what.clone()).collect();
-    Refusal::Config { problems }
+    ApiRefusal::Config { problems }
 }
 
 /// What a run is called that has no other name: by its model's size.
-fn name_of(config: &RunConfig) -> String {
+fn default_run_name(config: &RunConfig) -> String {
     let family = format!("{:?}", config.model.family).to_lowercase();
     run_name_of(&format!("{family}-{}x{}", config.model.blocks, config.model.width))
 }
 
-fn accepted(disposition: RunDisposition, events_from: u64) -> Outcome {
+fn accepted(disposition: RunDisposition, events_from: u64) -> AppliedAnswer {
     Box::new(move |controller| match controller.job_status() {
-        Some(job) => Answer::Run(RunAccepted { disposition, events_from, job }),
-        None => Answer::Refused(Refusal::WrongState(WrongState::Starting)),
+        Some(job) => ApiAnswer::Run(RunAccepted { disposition, events_from, job }),
+        None => ApiAnswer::Refused(ApiRefusal::WrongState(WrongState::Starting)),
     })
 }
 
-pub(super) fn not_found(thing: Thing, name: String) -> Answer {
-    Answer::Refused(Refusal::NotFound { thing, name })
+pub(super) fn not_found(thing: ResourceKind, name: String) -> ApiAnswer {
+    ApiAnswer::Refused(ApiRefusal::NotFound { thing, name })
 }
 
 /// What a token lets in, as the API names it. No token lets an administrator in.
@@ -516,7 +543,7 @@ pub(super) const fn token_role(role: AccessRole) -> TokenRole {
     }
 }
 
-fn token_info(id: TokenId, token: &Token) -> TokenInfo {
+fn token_info(id: TokenId, token: &TokenRecord) -> TokenInfo {
     let terms = &token.terms;
     TokenInfo {
         id: id.to_string(),

@@ -11,26 +11,26 @@ use zbelastic_consensus::access::{
     AccessChange, AuthorityChange, AuthorityReport, Rotation, RotationPhase, RotationStep,
     Succession, TokenId,
 };
-use zbelastic_consensus::core::Command;
+use zbelastic_consensus::core::OperatorCommand;
 use zbelastic_consensus::member::Role;
-use zbelastic_transport::Reply;
+use zbelastic_transport::RequestReply;
 use zbelastic_transport::identity::{
     AuthoritySecret, CertificateLife, ClusterAuthority, PeerIdentity, PeerRole, UnixSeconds,
 };
 use zbelastic_types::{Digest, NodeId};
 
-use super::{Arrived, Controller};
+use super::{ControllerCompletion, ControllerNode};
 use crate::api::{
-    Answer, ClusterInfo, EventKind, NodeSaid, Refusal, RotationProgress, RotationStatus,
+    ApiAnswer, ApiRefusal, ChangeSummary, ClusterInfo, EventKind, RotationProgress, RotationStatus,
 };
-use crate::cluster::authority::{LOOK_TICKS, followed, is_certified, report};
+use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
+use crate::cluster::checkpoint_thread::hex;
 use crate::cluster::journal::now_s;
-use crate::cluster::keeper::hex;
 use crate::cluster::wire::{self, NodeAnswer, NodeMessage, NodeRequest};
 
 /// What a controller knows of a change of authority beside what is agreed on.
 #[derive(Default)]
-pub(super) struct Succeeding {
+pub(super) struct LocalRotationState {
     /// The authority that follows, once its key is here and until it issues.
     next: Option<Arc<ClusterAuthority>>,
     /// The last report of each member.
@@ -38,17 +38,17 @@ pub(super) struct Succeeding {
     /// Ticks since this was looked at.
     ticks: u32,
     /// Whether a request for the key to another controller is under way.
-    is_asking: bool,
+    is_key_requested: bool,
 }
 
-impl Controller {
+impl ControllerNode {
     /// Follows a change of authority, and takes it further if this node leads.
-    pub(super) fn look_at_authority(&mut self) {
-        self.succeeding.ticks += 1;
-        if self.succeeding.ticks < LOOK_TICKS {
+    pub(super) fn follow_rotation(&mut self) {
+        self.rotation_state.ticks += 1;
+        if self.rotation_state.ticks < LOOK_TICKS {
             return;
         }
-        self.succeeding.ticks = 0;
+        self.rotation_state.ticks = 0;
         let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
         self.find_key(&rotation);
         self.follow_authorities(&rotation);
@@ -57,17 +57,17 @@ impl Controller {
         }
         if rotation.is_under_way() {
             self.report_authority(&rotation);
-            self.take_next_step(&rotation);
+            self.advance_rotation(&rotation);
         }
     }
 
     fn authority_folder(&self) -> PathBuf {
-        self.setup.places.folder().identity().join("authority")
+        self.setup.store_locations.folder().identity().join("authority")
     }
 
     /// The authority with this key, if it is here.
     fn authority_of(&self, key: Digest) -> Option<&ClusterAuthority> {
-        let held = [Some(&self.authority), self.succeeding.next.as_ref()].into_iter().flatten();
+        let held = [Some(&self.authority), self.rotation_state.next.as_ref()].into_iter().flatten();
         held.map(|authority| &**authority).find(|authority| authority.pin().0 == key.0)
     }
 
@@ -76,22 +76,22 @@ impl Controller {
         let Succession { key, old, .. } = &rotation.succession;
         let is_it = |authority: &ClusterAuthority| authority.pin().0 == key.0;
         if is_it(&self.authority) {
-            return self.find_bridge(rotation);
+            return self.find_bridge_certificate(rotation);
         }
-        let is_here = self.succeeding.next.as_deref().is_some_and(is_it);
+        let is_here = self.rotation_state.next.as_deref().is_some_and(is_it);
         // The log is read from an earlier change of authority on.
         if is_here || **self.authority.certificate() != **old {
             return;
         }
         let kept = ClusterAuthority::load_next(&self.authority_folder(), None);
-        self.succeeding.next = kept.ok().filter(is_it).map(Arc::new);
-        if self.succeeding.next.is_none() {
-            self.ask_for_key(*key);
+        self.rotation_state.next = kept.ok().filter(is_it).map(Arc::new);
+        if self.rotation_state.next.is_none() {
+            self.request_key(*key);
         }
     }
 
     /// A controller that joined with the new authority received nothing of the old one.
-    fn find_bridge(&mut self, rotation: &Rotation) {
+    fn find_bridge_certificate(&mut self, rotation: &Rotation) {
         if !self.authority.bridge().is_empty() {
             return;
         }
@@ -103,17 +103,17 @@ impl Controller {
         self.renew_own();
     }
 
-    fn ask_for_key(&mut self, key: Digest) {
+    fn request_key(&mut self, key: Digest) {
         let me = self.setup.node;
         let others = self.core.state().controllers().filter(|node| *node != me);
         let has_it = |node: &NodeId| {
-            let report = self.succeeding.reports.get(node);
+            let report = self.rotation_state.reports.get(node);
             report.is_some_and(|report| report.key == key && report.has_key)
         };
         let found = others.filter(|node| self.peers.roster().is_up(*node)).find(has_it);
-        let Some(other) = found.filter(|_| !self.succeeding.is_asking) else { return };
-        self.succeeding.is_asking = true;
-        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        let Some(other) = found.filter(|_| !self.rotation_state.is_key_requested) else { return };
+        self.rotation_state.is_key_requested = true;
+        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
         tokio::spawn(async move {
             let request = NodeRequest::AuthorityKey { key };
             let answer = transport.request(other, request.encode()).await;
@@ -126,12 +126,12 @@ impl Controller {
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
-            let _ = arrivals.send(Arrived::AuthorityKey(secret)).await;
+            let _ = arrivals.send(ControllerCompletion::AuthorityKey(secret)).await;
         });
     }
 
     pub(super) fn handle_authority_key(&mut self, secret: Result<AuthoritySecret, String>) {
-        self.succeeding.is_asking = false;
+        self.rotation_state.is_key_requested = false;
         let Some(rotation) = self.core.state().access().rotation().cloned() else { return };
         let kept = secret.and_then(|secret| {
             let next = ClusterAuthority::from_secret(&secret).map_err(|error| error.to_string())?;
@@ -144,18 +144,23 @@ impl Controller {
         });
         match kept {
             Ok(next) => {
-                self.succeeding.next = Some(Arc::new(next));
-                self.succeeding.ticks = LOOK_TICKS;
+                self.rotation_state.next = Some(Arc::new(next));
+                self.rotation_state.ticks = LOOK_TICKS;
             }
             Err(why) => self.journal.log(format!("the new authority's key did not come: {why}")),
         }
     }
 
     /// Another controller wants the key of the authority that follows. It is sent to nobody else.
-    pub(super) fn answer_authority_key(&self, from: PeerIdentity, key: Digest, reply: Reply) {
+    pub(super) fn answer_authority_key(
+        &self,
+        from: PeerIdentity,
+        key: Digest,
+        reply: RequestReply,
+    ) {
         let refuse = |why: &str| NodeAnswer::Refused { why: why.to_owned() };
         let known = self.core.state().access();
-        let is_controller = known.lets_in(from.node, Role::Controller);
+        let is_controller = known.authorizes(from.node, Role::Controller);
         let answer = match self.authority_of(key) {
             Some(authority) if from.role == PeerRole::Controller && is_controller => {
                 NodeAnswer::AuthorityKey(authority.secret())
@@ -170,10 +175,10 @@ impl Controller {
     fn issue_by_next(&mut self, rotation: &Rotation) {
         // One that is made for the next change is not agreed on yet.
         let key = rotation.succession.key.0;
-        if let Some(next) = self.succeeding.next.take_if(|next| next.pin().0 == key) {
+        if let Some(next) = self.rotation_state.next.take_if(|next| next.pin().0 == key) {
             if let Err(error) = ClusterAuthority::succeed(&self.authority_folder()) {
                 self.journal.warn(format!("the new authority is not used: {error}"));
-                self.succeeding.next = Some(next);
+                self.rotation_state.next = Some(next);
                 return;
             }
             self.authority = next;
@@ -181,22 +186,22 @@ impl Controller {
         let is_here = self.authority.pin().0 == key;
         if is_here && !is_certified(rotation, &self.setup.credentials) {
             self.renew_own();
-            self.look_at_admin();
+            self.renew_admin_when_due();
         }
     }
 
     fn follow_authorities(&mut self, rotation: &Rotation) {
-        let Some(followed) = followed(rotation, &self.setup.credentials) else { return };
+        let Some(followed) = updated_credentials(rotation, &self.setup.credentials) else { return };
         let followed = followed.map_err(|error| error.to_string());
         match followed.and_then(|credentials| self.use_credentials(credentials)) {
-            Ok(()) => self.look_at_admin(),
+            Ok(()) => self.renew_admin_when_due(),
             Err(why) => {
                 return self.journal.warn(format!("another authority is not believed: {why}"));
             }
         }
         if !rotation.is_under_way() {
             // Connections of members are by certificates of the new one, or end with those of the old one.
-            self.transport.end_people();
+            self.transport.close_clients();
         }
     }
 
@@ -214,7 +219,7 @@ impl Controller {
     /// A member reports how far it is. Reports of others are dropped.
     pub(super) fn note_authority(&mut self, from: NodeId, report: AuthorityReport) {
         let state = self.core.state();
-        let (members, reports) = (state.members(), &mut self.succeeding.reports);
+        let (members, reports) = (state.members(), &mut self.rotation_state.reports);
         if members.contains_key(&from) {
             reports.insert(from, report);
         }
@@ -223,12 +228,12 @@ impl Controller {
         }
     }
 
-    fn take_next_step(&mut self, rotation: &Rotation) {
+    fn advance_rotation(&mut self, rotation: &Rotation) {
         if !self.leads() {
             return;
         }
         let key = rotation.succession.key;
-        let change = match self.core.state().rotation_step(&self.succeeding.reports, now_s()) {
+        let change = match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
             RotationStep::Nothing | RotationStep::Wait { .. } => return,
             RotationStep::Issue => {
                 // As long as any certificate of a person may hold that the old authority made.
@@ -242,7 +247,7 @@ impl Controller {
             },
         };
         // One that is not taken is found again at the next look, by the leader at that time.
-        let _ = self.core.order(Command::Access(AccessChange::Authority(change)));
+        let _ = self.core.execute_command(OperatorCommand::Access(AccessChange::Authority(change)));
     }
 
     /// Makes another authority. Its key is on this disk before it is announced.
@@ -257,12 +262,12 @@ impl Controller {
             bridge: bridge.to_vec(),
             old: old.to_vec(),
         };
-        self.succeeding.next = Some(Arc::new(next));
+        self.rotation_state.next = Some(Arc::new(next));
         Ok(AuthorityChange::Announced { succession: Box::new(succession), is_forced })
     }
 
     /// `cluster rotate-ca`. Requested again, it answers how far the change is.
-    pub(super) fn rotate_authority(&mut self, force: bool, reply: Reply) {
+    pub(super) fn rotate_authority(&mut self, force: bool, reply: RequestReply) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
@@ -273,33 +278,37 @@ impl Controller {
                 Ok(AuthorityChange::Forced { key: last.succession.key })
             }
             Some(_) => {
-                let answer = self.rotation_said();
+                let answer = self.rotation_answer();
                 return self.reply(reply, &answer);
             }
             None => self.announcement(force),
         };
         match change {
             Ok(change) => {
-                let command = Command::Access(AccessChange::Authority(change));
-                self.order(command, reply, Box::new(|controller| controller.rotation_said()));
+                let command = OperatorCommand::Access(AccessChange::Authority(change));
+                self.propose_command(
+                    command,
+                    reply,
+                    Box::new(|controller| controller.rotation_answer()),
+                );
             }
-            Err(what) => self.reply(reply, &Answer::Refused(Refusal::Internal { what })),
+            Err(what) => self.reply(reply, &ApiAnswer::Refused(ApiRefusal::Internal { what })),
         }
     }
 
     /// The change of authority is further.
     pub(super) fn note_rotation(&mut self, phase: RotationPhase, revoked: &[TokenId]) {
-        self.succeeding.ticks = LOOK_TICKS;
+        self.rotation_state.ticks = LOOK_TICKS;
         self.journal.log(format!("the change of authority is {phase}"));
         for token in revoked {
-            self.journal.tell(EventKind::TokenRevoked { id: token.to_string() });
+            self.journal.record(EventKind::TokenRevoked { id: token.to_string() });
         }
     }
 
-    fn rotation_said(&self) -> Answer {
+    fn rotation_answer(&self) -> ApiAnswer {
         let Some(rotation) = self.core.state().access().rotation() else {
             let what = "no change of authority".to_owned();
-            return Answer::Refused(Refusal::Internal { what });
+            return ApiAnswer::Refused(ApiRefusal::Internal { what });
         };
         let (key, phase) = (rotation.succession.key, rotation.phase);
         let tokens = self.core.state().access().tokens_beside(key).count();
@@ -308,13 +317,13 @@ impl Controller {
              {tokens} tokens name the authority before and are revoked when it is retired: make others with \
              `zbelastic token create` once the new one issues"
         );
-        let (nodes, _) = self.waited_for();
-        Answer::Done(NodeSaid { what, nodes })
+        let (nodes, _) = self.rotation_waits_for();
+        ApiAnswer::Done(ChangeSummary { what, nodes })
     }
 
     /// Members that a change of authority waits for, and until which second people who are away have time.
-    fn waited_for(&self) -> (Vec<NodeId>, Option<u64>) {
-        match self.core.state().rotation_step(&self.succeeding.reports, now_s()) {
+    fn rotation_waits_for(&self) -> (Vec<NodeId>, Option<u64>) {
+        match self.core.state().rotation_step(&self.rotation_state.reports, now_s()) {
             RotationStep::Wait { nodes, until_s } => (nodes, until_s),
             RotationStep::Nothing
             | RotationStep::AnnounceAnew
@@ -325,7 +334,7 @@ impl Controller {
 
     fn rotation_status(&self) -> Option<RotationStatus> {
         let rotation = self.core.state().access().rotation()?;
-        let (nodes, until_s) = self.waited_for();
+        let (nodes, until_s) = self.rotation_waits_for();
         Some(RotationStatus {
             authority: rotation.succession.key.to_string(),
             progress: match rotation.phase {

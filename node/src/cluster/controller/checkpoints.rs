@@ -2,42 +2,51 @@
 
 use std::sync::Arc;
 
-use zbelastic_checkpoint::{SledStore, Store, StoreError};
+use zbelastic_checkpoint::{CheckpointStore, CheckpointStoreError, SledStore};
 use zbelastic_trainer::elastic::{LayerImage, layer_digest, moment_subtrees, moment_value};
-use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, Reply, Transport};
+use zbelastic_transport::{BulkBody, BulkFetch, PeerIdentity, PeerRole, RequestReply, Transport};
 use zbelastic_types::{Bytes, Digest, NodeId};
 
-use super::Controller;
+use super::ControllerNode;
 use super::answers::not_found;
 use crate::api::{
-    Answer, Backup, Collected, CopyState, HexDigest, LayerCopy, LayerPiece, LayerVerified,
-    PIECE_BYTES_MAX, Refusal, Thing, TracePiece, encode_answer,
+    ApiAnswer, ApiRefusal, BackupPiece, CollectionReport, CopyState, HexDigest, LayerCopyStatus,
+    LayerPiece, LayerVerified, PIECE_BYTES_MAX, ResourceKind, TracePiece, encode_answer,
 };
-use crate::cluster::keeper::{Keeper, collect_now};
-use crate::cluster::wire::{self, BulkKey, Freed, NodeAnswer, NodeRequest, PieceRef, Referred};
+use crate::cluster::checkpoint_thread::{CheckpointThread, collect_now};
+use crate::cluster::wire::{
+    self, BulkKey, FreedSpace, NodeAnswer, NodeRequest, PieceRef, StoreReferences,
+};
 
-impl Controller {
+impl ControllerNode {
     /// Reads every copy of a layer there may be, and compares: off the loop, for disks are slow.
-    pub(super) fn verify(&mut self, run: Option<&str>, (step, layer): (u64, u32), reply: Reply) {
+    pub(super) fn verify(
+        &mut self,
+        run: Option<&str>,
+        (step, layer): (u64, u32),
+        reply: RequestReply,
+    ) {
         let Some(piece) = self.piece(run, step, layer) else {
             return self.reply(reply, &no_layer((step, layer)));
         };
-        let store = self.keeper.store();
+        let store = self.checkpoint_thread.store();
         let (me, others) = (self.setup.node, self.holders());
         let transport = self.transport.clone();
         tokio::spawn(async move {
-            let mut copies = vec![LayerCopy { node: me, state: state_here(store, piece).await }];
+            let mut copies =
+                vec![LayerCopyStatus { node: me, state: local_copy_state(store, piece).await }];
             for node in others.into_iter().filter(|node| *node != me) {
-                let state = state_there(&transport, node, piece).await;
-                copies.push(LayerCopy { node, state });
+                let state = remote_copy_state(&transport, node, piece).await;
+                copies.push(LayerCopyStatus { node, state });
             }
             // Not every node is to have one: that a copy is missing matters if there is no other.
-            let is_there = |copy: &LayerCopy| !matches!(copy.state, CopyState::Missing { .. });
+            let is_there =
+                |copy: &LayerCopyStatus| !matches!(copy.state, CopyState::Missing { .. });
             if copies.iter().any(is_there) {
                 copies.retain(is_there);
             }
             let verified = LayerVerified { step, layer, copies };
-            send(reply, &Answer::Verified(verified));
+            send(reply, &ApiAnswer::Verified(verified));
         });
     }
 
@@ -48,14 +57,14 @@ impl Controller {
         run: Option<&str>,
         layer: (u64, u32),
         offset: u64,
-        reply: Reply,
+        reply: RequestReply,
     ) {
         let Some(piece) = self.exported(run, layer) else {
             return self.reply(reply, &no_layer(layer));
         };
-        let keeper = self.keeper.clone();
+        let keeper = self.checkpoint_thread.clone();
         let body = self.exports.body(piece, || keeper.find(&BulkKey::Piece(piece)));
-        self.answer_from(piece, body, reply, move |body| slice(body, offset).map(Answer::Layer));
+        self.answer_from(piece, body, reply, move |body| slice(body, offset).map(ApiAnswer::Layer));
     }
 
     /// The chaining value of a subtree of the hash over a layer's image, behind its weights.
@@ -64,20 +73,21 @@ impl Controller {
         run: Option<&str>,
         layer: (u64, u32),
         subtree: u32,
-        reply: Reply,
+        reply: RequestReply,
     ) {
         let Some(piece) = self.exported(run, layer) else {
             return self.reply(reply, &no_layer(layer));
         };
         let Some(range) = moment_subtrees(piece.length).into_iter().nth(subtree as usize) else {
-            return self.reply(reply, &not_found(Thing::Layer, format!("subtree {subtree}")));
+            return self
+                .reply(reply, &not_found(ResourceKind::Layer, format!("subtree {subtree}")));
         };
         // Not the body that the weights are read from, which keeps the chunk that was read last.
-        let body = self.keeper.find(&BulkKey::Piece(piece));
+        let body = self.checkpoint_thread.find(&BulkKey::Piece(piece));
         self.answer_from(piece, body, reply, move |body| {
             let value = moment_value(range, |offset, into| body.read(offset, into));
             let value = value.map_err(|error| error.to_string())?;
-            Ok(Answer::Subtree(HexDigest(Digest(value.0))))
+            Ok(ApiAnswer::Subtree(HexDigest(Digest(value.0))))
         });
     }
 
@@ -92,15 +102,15 @@ impl Controller {
         &self,
         piece: PieceRef,
         body: Option<Arc<dyn BulkBody>>,
-        reply: Reply,
-        read: impl FnOnce(&dyn BulkBody) -> Result<Answer, String> + Send + 'static,
+        reply: RequestReply,
+        read: impl FnOnce(&dyn BulkBody) -> Result<ApiAnswer, String> + Send + 'static,
     ) {
-        let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
+        let (keeper, transport) = (self.checkpoint_thread.clone(), self.transport.clone());
         let others = self.other_holders();
         tokio::spawn(async move {
             let body = match body {
                 Some(body) => Ok(body),
-                None => bring(&keeper, &transport, others, piece).await,
+                None => fetch_body(&keeper, &transport, others, piece).await,
             };
             let answer = match body {
                 Ok(body) => tokio::task::spawn_blocking(move || read(&*body))
@@ -108,96 +118,104 @@ impl Controller {
                     .unwrap_or_else(|error| Err(error.to_string())),
                 Err(what) => Err(what),
             };
-            let refused = |what| Answer::Refused(Refusal::OutOfResource { what });
+            let refused = |what| ApiAnswer::Refused(ApiRefusal::OutOfResource { what });
             send(reply, &answer.unwrap_or_else(refused));
         });
     }
 
     /// Removes what no checkpoint needs, here and on every node that can be reached, and answers what each
     /// removed. Only the leader knows all that is referred to.
-    pub(super) fn collect_all(&mut self, reply: Reply) {
+    pub(super) fn collect_all(&mut self, reply: RequestReply) {
         if !self.leads() {
             let answer = self.redirect();
             return self.reply(reply, &answer);
         }
         let referred = self.referred();
         let (me, nodes) = (self.setup.node, self.holders());
-        let (keeper, transport) = (self.keeper.clone(), self.transport.clone());
+        let (keeper, transport) = (self.checkpoint_thread.clone(), self.transport.clone());
         tokio::spawn(async move {
             let mut collected = Vec::new();
             for node in nodes {
                 let answer = if node == me {
                     collect_now(keeper.clone(), referred.clone()).await
                 } else {
-                    collect_there(&transport, node, referred.clone()).await
+                    collect_on(&transport, node, referred.clone()).await
                 };
                 collected.push(collected_on(node, answer));
             }
-            send(reply, &Answer::Collected(collected));
+            send(reply, &ApiAnswer::Collected(collected));
         });
     }
 
     /// Another controller requests that this node remove what no checkpoint needs.
-    pub(super) fn answer_collect(&mut self, from: PeerIdentity, referred: Referred, reply: Reply) {
+    pub(super) fn answer_collect(
+        &mut self,
+        from: PeerIdentity,
+        referred: StoreReferences,
+        reply: RequestReply,
+    ) {
         if from.role != PeerRole::Controller {
             let why = format!("a {} may not ask for this", from.role);
             reply.answer(wire::encode(&NodeAnswer::Refused { why }));
             return;
         }
-        let keeper = self.keeper.clone();
+        let keeper = self.checkpoint_thread.clone();
         tokio::spawn(
             async move { reply.answer(wire::encode(&collect_now(keeper, referred).await)) },
         );
     }
 
     /// What a new cluster can be begun from, by force: the job and its newest checkpoint's record.
-    pub(super) fn backup(&self, digest: Option<HexDigest>, offset: u64) -> Answer {
+    pub(super) fn backup(&self, digest: Option<HexDigest>, offset: u64) -> ApiAnswer {
         let bytes = self.core.state().encode();
         let found = HexDigest(Digest(*blake3::hash(&bytes).as_bytes()));
         if digest.is_some_and(|expected| expected != found) {
-            return not_found(Thing::Backup, digest.map_or_else(String::new, |d| d.to_string()));
+            return not_found(
+                ResourceKind::Backup,
+                digest.map_or_else(String::new, |d| d.to_string()),
+            );
         }
         let total = bytes.len() as u64;
-        let bytes = window(&bytes, offset).to_vec();
-        Answer::Backup(Backup { digest: found, total, offset, bytes })
+        let bytes = piece_at(&bytes, offset).to_vec();
+        ApiAnswer::Backup(BackupPiece { digest: found, total, offset, bytes })
     }
 
-    pub(super) fn trace(&self, offset: u64) -> Answer {
-        let text = self.chronicle.trace().unwrap_or_default();
-        let (total, bytes) = (text.len() as u64, window(text.as_bytes(), offset).to_vec());
-        Answer::Trace(TracePiece { total, offset, bytes })
+    pub(super) fn trace(&self, offset: u64) -> ApiAnswer {
+        let text = self.run_log.trace().unwrap_or_default();
+        let (total, bytes) = (text.len() as u64, piece_at(text.as_bytes(), offset).to_vec());
+        ApiAnswer::Trace(TracePiece { total, offset, bytes })
     }
 }
 
-async fn collect_there(transport: &Transport, node: NodeId, referred: Referred) -> NodeAnswer {
+async fn collect_on(transport: &Transport, node: NodeId, referred: StoreReferences) -> NodeAnswer {
     let answer = transport.request(node, NodeRequest::Collect(referred).encode()).await;
     let answer = answer.map_err(|error| error.to_string());
     let answer = answer.and_then(|bytes| wire::decode(&bytes).map_err(|error| error.to_string()));
     answer.unwrap_or_else(|why| NodeAnswer::Refused { why })
 }
 
-fn collected_on(node: NodeId, answer: NodeAnswer) -> Collected {
+fn collected_on(node: NodeId, answer: NodeAnswer) -> CollectionReport {
     match answer {
-        NodeAnswer::Collected(Freed { chunks, bytes }) => {
-            Collected { node, chunks, bytes: Bytes(bytes), error: None }
+        NodeAnswer::Collected(FreedSpace { chunks, bytes }) => {
+            CollectionReport { node, chunks, bytes: Bytes(bytes), error: None }
         }
         NodeAnswer::Refused { why } => {
-            Collected { node, chunks: 0, bytes: Bytes(0), error: Some(why) }
+            CollectionReport { node, chunks: 0, bytes: Bytes(0), error: Some(why) }
         }
         NodeAnswer::Renewed { .. } | NodeAnswer::AuthorityKey(_) => {
             let error = Some("it answered something else".to_owned());
-            Collected { node, chunks: 0, bytes: Bytes(0), error }
+            CollectionReport { node, chunks: 0, bytes: Bytes(0), error }
         }
     }
 }
 
-fn send(reply: Reply, answer: &Answer) {
+fn send(reply: RequestReply, answer: &ApiAnswer) {
     if let Ok(bytes) = encode_answer(answer) {
         reply.answer(bytes);
     }
 }
 
-fn window(bytes: &[u8], offset: u64) -> &[u8] {
+fn piece_at(bytes: &[u8], offset: u64) -> &[u8] {
     let start = (offset as usize).min(bytes.len());
     let end = (start + PIECE_BYTES_MAX).min(bytes.len());
     &bytes[start..end]
@@ -212,13 +230,13 @@ fn slice(body: &dyn BulkBody, offset: u64) -> Result<LayerPiece, String> {
     Ok(LayerPiece { total, offset, bytes })
 }
 
-fn no_layer((step, layer): (u64, u32)) -> Answer {
-    not_found(Thing::Layer, format!("{layer} of {step}"))
+fn no_layer((step, layer): (u64, u32)) -> ApiAnswer {
+    not_found(ResourceKind::Layer, format!("{layer} of {step}"))
 }
 
 /// Fetches a piece that others have into the store here.
-async fn bring(
-    keeper: &Keeper,
+async fn fetch_body(
+    keeper: &CheckpointThread,
     transport: &Transport,
     holders: Vec<NodeId>,
     piece: PieceRef,
@@ -230,29 +248,34 @@ async fn bring(
     keeper.find(&BulkKey::Piece(piece)).ok_or_else(|| "it went as it came".to_owned())
 }
 
-async fn read_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> Result<Vec<u8>, StoreError> {
-    let store = store.ok_or(StoreError::NoPiece { name: piece.name() })?;
+async fn read_local(
+    store: Option<Arc<SledStore>>,
+    piece: PieceRef,
+) -> Result<Vec<u8>, CheckpointStoreError> {
+    let store = store.ok_or(CheckpointStoreError::NoPiece { name: piece.name() })?;
     let read = tokio::task::spawn_blocking(move || store.get(piece.name())).await;
-    read.unwrap_or(Err(StoreError::NoPiece { name: piece.name() }))
+    read.unwrap_or(Err(CheckpointStoreError::NoPiece { name: piece.name() }))
 }
 
-async fn state_here(store: Option<Arc<SledStore>>, piece: PieceRef) -> CopyState {
-    match read_here(store, piece).await {
-        Ok(bytes) => checked(&bytes, piece),
-        Err(error @ StoreError::NoPiece { .. }) => CopyState::Missing { what: error.to_string() },
+async fn local_copy_state(store: Option<Arc<SledStore>>, piece: PieceRef) -> CopyState {
+    match read_local(store, piece).await {
+        Ok(bytes) => verify_copy(&bytes, piece),
+        Err(error @ CheckpointStoreError::NoPiece { .. }) => {
+            CopyState::Missing { what: error.to_string() }
+        }
         Err(error) => CopyState::Damaged { what: error.to_string() },
     }
 }
 
-async fn state_there(transport: &Transport, node: NodeId, piece: PieceRef) -> CopyState {
+async fn remote_copy_state(transport: &Transport, node: NodeId, piece: PieceRef) -> CopyState {
     match fetch(transport, vec![node], piece).await {
-        Ok(bytes) => checked(&bytes, piece),
+        Ok(bytes) => verify_copy(&bytes, piece),
         Err(what) => CopyState::Missing { what },
     }
 }
 
 /// Whether bytes are the layer that was agreed on, to the last bit.
-fn checked(bytes: &[u8], piece: PieceRef) -> CopyState {
+fn verify_copy(bytes: &[u8], piece: PieceRef) -> CopyState {
     match LayerImage::decode(bytes) {
         Ok(image) if layer_digest(&image) == piece.digest => {
             CopyState::Sound { bytes: Bytes(bytes.len() as u64) }

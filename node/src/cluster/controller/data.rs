@@ -5,24 +5,24 @@ use std::time::SystemTime;
 
 use zbelastic_types::NodeId;
 
-use super::{Arrived, Controller};
+use super::{ControllerCompletion, ControllerNode};
 use crate::api::HexDigest;
-use crate::cluster::data::{DamagedCopy, damaged_words, fetch_data, read_if_same};
+use crate::cluster::data::{DamagedCopy, damaged_text, fetch_data, read_if_same};
 use crate::cluster::document::{DataName, JobDocument};
 use crate::cluster::wire::NodeMessage;
 
 /// A text was fetched, or not.
-pub(super) struct DataArrived {
+pub(super) struct DataFetchResult {
     name: DataName,
     damaged: Vec<DamagedCopy>,
     failure: Option<String>,
 }
 
-impl Controller {
+impl ControllerNode {
     /// Whether it is here. A run is about to begin with it, or has: it counts as new for what removes files that
     /// no run refers to.
     pub(super) fn has_data(&self, name: DataName) -> bool {
-        let path = self.keeper.data_path(name.hash);
+        let path = self.checkpoint_thread.data_path(name.hash);
         let is_here = fs::metadata(&path).is_ok_and(|found| found.len() == name.length);
         if is_here {
             // If that fails, the file is as old as it was.
@@ -35,13 +35,13 @@ impl Controller {
     }
 
     /// The other controllers are to have it too.
-    pub(super) fn hand_on(&self, name: DataName) {
+    pub(super) fn replicate_data(&self, name: DataName) {
         let others = self.core.state().controllers().filter(|node| *node != self.setup.node);
         others.for_each(|node| self.send_node(node, &NodeMessage::KeepData(name)));
     }
 
     /// A job's data is to be here: a controller that missed its upload fetches it from the others.
-    pub(super) fn want_data(&mut self, job: &JobDocument) {
+    pub(super) fn ensure_data(&mut self, job: &JobDocument) {
         for name in job.data() {
             if !self.has_data(name) {
                 self.fetch(name, self.other_holders());
@@ -50,8 +50,8 @@ impl Controller {
     }
 
     pub(super) fn fetch(&self, name: DataName, holders: Vec<NodeId>) {
-        let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
-        let arrivals = self.arrivals.clone();
+        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
+        let arrivals = self.completions.clone();
         tokio::spawn(async move {
             let fetched = fetch_data(name, &transport, &keeper, holders).await;
             let (damaged, fetched) = match fetched {
@@ -65,14 +65,16 @@ impl Controller {
                 Ok(()) => Some("the disk does not take it".to_owned()),
                 Err(why) => Some(why),
             };
-            let _ = arrivals.send(Arrived::Data(DataArrived { name, damaged, failure })).await;
+            let _ = arrivals
+                .send(ControllerCompletion::Data(DataFetchResult { name, damaged, failure }))
+                .await;
         });
     }
 
-    pub(super) fn handle_data(&mut self, arrived: DataArrived) {
-        let DataArrived { name, damaged, failure } = arrived;
+    pub(super) fn handle_data(&mut self, arrived: DataFetchResult) {
+        let DataFetchResult { name, damaged, failure } = arrived;
         for DamagedCopy { node, name } in damaged {
-            self.journal.warn(damaged_words(node, name));
+            self.journal.warn(damaged_text(node, name));
             self.send_node(node, &NodeMessage::KeepData(name));
         }
         match failure {

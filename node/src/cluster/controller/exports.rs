@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zbelastic_transport::BulkBody;
 
-use super::Controller;
+use super::ControllerNode;
 use crate::api::LAYERS_READ_MAX;
 use crate::cluster::wire::{NodeMessage, PieceRef};
 
@@ -62,9 +62,9 @@ impl Exports {
     }
 }
 
-impl Controller {
+impl ControllerNode {
     /// Workers that evaluate let clients that read layers go first.
-    pub(super) fn tell_of_exports(&mut self) {
+    pub(super) fn report_exports(&mut self) {
         if !self.exports.handle_tick() {
             return;
         }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_hear_of_it_as_long_as_something_is_read() {
+    fn workers_are_sent_it_as_long_as_something_is_read() {
         let mut exports = Exports::default();
         let told = |exports: &mut Exports, ticks: u32| {
             (0..ticks).filter(|_| exports.handle_tick()).count()

@@ -4,7 +4,7 @@ use zbelastic_consensus::codec::Format;
 use zbelastic_consensus::core::Input;
 use zbelastic_transport::{PeerIdentity, VERSIONS, VersionRange};
 
-use super::Controller;
+use super::ControllerNode;
 use crate::api::FormatStatus;
 
 /// The protocol version of the programs that read a format and no newer one: each format has a version, in
@@ -20,16 +20,16 @@ fn read_by(versions: VersionRange) -> Format {
     numbers.filter_map(Format::of).rfind(is_read).unwrap_or(Format::OLDEST)
 }
 
-impl Controller {
+impl ControllerNode {
     /// A peer is connected whose program speaks these versions.
     pub(super) fn note_program(&mut self, peer: PeerIdentity, versions: VersionRange) {
-        self.tell_core(Input::Connected { node: peer.node, reads: read_by(versions) });
+        self.send_to_core(Input::Connected { node: peer.node, reads: read_by(versions) });
     }
 
     /// Programs that do not read the log's format are refused when they come: they would end with the
     /// first entry in it.
     pub(super) fn require_format(&self) {
-        self.transport.give_up_versions_before(version_of(self.core.state().format()));
+        self.transport.retire_versions_before(version_of(self.core.state().format()));
     }
 
     pub(super) fn format_status(&self) -> FormatStatus {

@@ -10,18 +10,18 @@ use std::sync::Arc;
 use zbelastic_consensus::access::{
     AccessChange, AccessOutcome, AccessRefusal, AccessRole, Credential, TokenId as AgreedToken,
 };
-use zbelastic_consensus::core::{Command, CoreRefusal, Ordered};
+use zbelastic_consensus::core::{CommandOutcome, CoreRefusal, OperatorCommand};
 use zbelastic_consensus::state::EntryRefusal;
-use zbelastic_policy::renewal::{CertificateLook, RenewalNext, RenewalWatch};
+use zbelastic_policy::renewal::{CertificateStatus, RenewalAction, RenewalWatch};
 use zbelastic_transport::identity::{
     CertificateLife, ControllerContact, IssuedCertificate, JoinAnswer, JoinAttempt, JoinGrant,
     JoinRefusal, JoinReply, PeerIdentity, PeerRole, RequestedKey, TokenVerifier, UnixSeconds,
 };
-use zbelastic_transport::{Credentials, Reply};
+use zbelastic_transport::{Credentials, RequestReply};
 use zbelastic_types::{Digest, NodeId};
 
 use super::answers::token_role;
-use super::{Arrived, Controller};
+use super::{ControllerCompletion, ControllerNode};
 use crate::api::EventKind;
 use crate::cluster::journal::now_s;
 use crate::cluster::renewal::renew_admin_if_due;
@@ -41,8 +41,8 @@ const ADMIN_LOOK_TICKS: u32 = 360_000;
 
 /// Joins that wait for the log, by the digest of the joiner's key.
 #[derive(Default)]
-pub(super) struct Joins {
-    waiting: BTreeMap<Digest, Waiting>,
+pub(super) struct PendingJoins {
+    pending: BTreeMap<Digest, PendingJoin>,
     refusals: RefusalLog,
     /// Ticks since the administrator's certificate was looked at.
     admin_ticks: u32,
@@ -83,31 +83,31 @@ impl RefusalLog {
     }
 }
 
-struct Waiting {
+struct PendingJoin {
     attempt: JoinAttempt,
     reply: JoinReply,
     index: u64,
     ticks: u32,
 }
 
-impl Joins {
+impl PendingJoins {
     /// Time passes: a joiner that waited too long is refused.
     pub(super) fn handle_tick(&mut self) {
         self.refusals.handle_tick();
-        self.waiting.values_mut().for_each(|waiting| waiting.ticks += 1);
-        let is_late = |(_, waiting): &(&Digest, &Waiting)| waiting.ticks > JOIN_TICKS_MAX;
-        while let Some(key) = self.waiting.iter().find(is_late).map(|(key, _)| *key) {
-            let waiting = self.waiting.remove(&key).expect("found above");
+        self.pending.values_mut().for_each(|waiting| waiting.ticks += 1);
+        let is_late = |(_, waiting): &(&Digest, &PendingJoin)| waiting.ticks > JOIN_TICKS_MAX;
+        while let Some(key) = self.pending.iter().find(is_late).map(|(key, _)| *key) {
+            let waiting = self.pending.remove(&key).expect("found above");
             waiting.reply.answer(JoinAnswer::Refused(JoinRefusal::NotReady));
         }
     }
 }
 
-impl Controller {
+impl ControllerNode {
     pub(super) fn handle_join(&mut self, attempt: JoinAttempt, reply: JoinReply) {
         if let Err(refusal) = self.begin_join(attempt, reply) {
             let (refusal, reply) = *refusal;
-            if let Some(line) = self.joins.refusals.line(&refusal) {
+            if let Some(line) = self.pending_joins.refusals.line(&refusal) {
                 self.journal.log(line);
             }
             reply.answer(JoinAnswer::Refused(refusal));
@@ -120,7 +120,7 @@ impl Controller {
         reply: JoinReply,
     ) -> Result<(), Box<(JoinRefusal, JoinReply)>> {
         if attempt.is_of_member() {
-            return match self.renew_of_member(&attempt) {
+            return match self.renew_for_member(&attempt) {
                 Ok(grant) => {
                     reply.answer(JoinAnswer::Granted(grant));
                     Ok(())
@@ -131,8 +131,8 @@ impl Controller {
         match self.propose_join(&attempt) {
             Ok(index) => {
                 let key = Digest(attempt.key_digest().0);
-                let waiting = Waiting { attempt, reply, index, ticks: 0 };
-                self.joins.waiting.insert(key, waiting);
+                let waiting = PendingJoin { attempt, reply, index, ticks: 0 };
+                self.pending_joins.pending.insert(key, waiting);
                 Ok(())
             }
             Err(refusal) => Err(Box::new((refusal, reply))),
@@ -143,7 +143,7 @@ impl Controller {
         if !self.leads() {
             return Err(self.not_leader());
         }
-        if self.joins.waiting.len() >= JOINS_MAX {
+        if self.pending_joins.pending.len() >= JOINS_MAX {
             return Err(JoinRefusal::NotReady);
         }
         let token = AgreedToken(attempt.token.0);
@@ -159,9 +159,9 @@ impl Controller {
             at_s,
             expires_at_s: at_s + CertificateLife::of(attempt.role).0,
         };
-        match self.core.order(Command::Access(change)) {
-            Ok(Ordered::Proposed { index, .. }) => Ok(index),
-            Ok(Ordered::Noted) => Err(JoinRefusal::NotReady),
+        match self.core.execute_command(OperatorCommand::Access(change)) {
+            Ok(CommandOutcome::Proposed { index, .. }) => Ok(index),
+            Ok(CommandOutcome::Noted) => Err(JoinRefusal::NotReady),
             Err(CoreRefusal::NotLeader { .. }) => Err(self.not_leader()),
             Err(CoreRefusal::Access(refusal)) => Err(self.join_refusal(&refusal, attempt)),
             Err(_) => Err(JoinRefusal::NotReady),
@@ -170,7 +170,7 @@ impl Controller {
 
     fn not_leader(&self) -> JoinRefusal {
         let leader = self.core.status().leader.filter(|leader| *leader != self.setup.node);
-        let leader = leader.map_or_else(Vec::new, |node| self.places_of(node));
+        let leader = leader.map_or_else(Vec::new, |node| self.addresses_of_member(node));
         JoinRefusal::NotLeader { leader }
     }
 
@@ -213,15 +213,15 @@ impl Controller {
     /// Who may take part changed.
     pub(super) fn note_access(&mut self, outcome: &AccessOutcome) {
         match outcome {
-            AccessOutcome::LetIn { key, node, .. } => self.let_in(*key, *node),
+            AccessOutcome::LetIn { key, node, .. } => self.admit(*key, *node),
             AccessOutcome::TokenMade { token } => {
                 let terms = self.core.state().access().tokens().get(token).map(|t| t.terms.role);
                 if let Some(role) = terms.map(token_role) {
-                    self.journal.tell(EventKind::TokenCreated { id: token.to_string(), role });
+                    self.journal.record(EventKind::TokenCreated { id: token.to_string(), role });
                 }
             }
             AccessOutcome::TokenRevoked { token } => {
-                self.journal.tell(EventKind::TokenRevoked { id: token.to_string() });
+                self.journal.record(EventKind::TokenRevoked { id: token.to_string() });
             }
             AccessOutcome::Revoked { node } | AccessOutcome::Forgotten { node } => {
                 self.transport.ban(*node);
@@ -231,8 +231,11 @@ impl Controller {
         }
     }
 
-    fn let_in(&mut self, key: Digest, node: NodeId) {
-        let Some(Waiting { attempt, reply, .. }) = self.joins.waiting.remove(&key) else { return };
+    fn admit(&mut self, key: Digest, node: NodeId) {
+        let Some(PendingJoin { attempt, reply, .. }) = self.pending_joins.pending.remove(&key)
+        else {
+            return;
+        };
         let now = UnixSeconds::now();
         let issued = match self.authority.issue(&attempt.key, attempt.role, node, now) {
             Ok(issued) => issued,
@@ -250,20 +253,22 @@ impl Controller {
 
     /// A controller has the authority, and renews its own certificate long before it ends. One that failed is not
     /// tried at the next tick: it writes to a disk.
-    pub(super) fn look_at_certificate(&mut self) {
-        self.joins.admin_ticks += 1;
-        if self.joins.admin_ticks == ADMIN_LOOK_TICKS {
-            self.joins.admin_ticks = 0;
-            self.look_at_admin();
+    pub(super) fn renew_own_if_due(&mut self) {
+        self.pending_joins.admin_ticks += 1;
+        if self.pending_joins.admin_ticks == ADMIN_LOOK_TICKS {
+            self.pending_joins.admin_ticks = 0;
+            self.renew_admin_when_due();
         }
         let credentials = &self.setup.credentials;
         let look = || {
             let (now, window) = (UnixSeconds::now(), credentials.window());
-            CertificateLook { now, window, is_replaced: false, is_shut_out: false }
+            CertificateStatus { now, window, is_replaced: false, is_untrusted: false }
         };
-        match self.joins.renewal.handle_tick(look) {
-            RenewalNext::Wait => {}
-            RenewalNext::AskController | RenewalNext::AskAtTheDoor => self.renew_own(),
+        match self.pending_joins.renewal.handle_tick(look) {
+            RenewalAction::Wait => {}
+            RenewalAction::RequestFromController | RenewalAction::RequestAsJoiner => {
+                self.renew_own()
+            }
         }
     }
 
@@ -283,7 +288,7 @@ impl Controller {
     /// Uses other credentials from now on, and after the next start.
     pub(super) fn use_credentials(&mut self, credentials: Credentials) -> Result<(), String> {
         credentials
-            .save(&self.setup.places.folder().identity())
+            .save(&self.setup.store_locations.folder().identity())
             .map_err(|error| error.to_string())?;
         self.transport.set_credentials(credentials.clone()).map_err(|error| error.to_string())?;
         self.setup.credentials = credentials;
@@ -291,21 +296,26 @@ impl Controller {
     }
 
     /// Renews the administrator's certificate in this folder if it is due, however long the controller runs.
-    pub(super) fn look_at_admin(&self) {
-        let (places, authority) = (self.setup.places.clone(), Arc::clone(&self.authority));
-        let (arrivals, own) = (self.arrivals.clone(), self.setup.credentials.clone());
+    pub(super) fn renew_admin_when_due(&self) {
+        let (places, authority) = (self.setup.store_locations.clone(), Arc::clone(&self.authority));
+        let (arrivals, own) = (self.completions.clone(), self.setup.credentials.clone());
         tokio::spawn(async move {
             // A disk is read and synced beside the loop.
             let renew = move || renew_admin_if_due(places.folder(), &authority, &own);
             let renewed = tokio::task::spawn_blocking(renew).await;
             if let Ok(Err(failure)) = renewed {
-                let _ = arrivals.send(Arrived::AdminNotRenewed(failure.what)).await;
+                let _ = arrivals.send(ControllerCompletion::AdminNotRenewed(failure.what)).await;
             }
         });
     }
 
     /// A member sent a request.
-    pub(super) fn answer_node(&mut self, from: PeerIdentity, request: NodeRequest, reply: Reply) {
+    pub(super) fn answer_node(
+        &mut self,
+        from: PeerIdentity,
+        request: NodeRequest,
+        reply: RequestReply,
+    ) {
         let request = match request {
             NodeRequest::Renew { request } => request,
             NodeRequest::Collect(referred) => return self.answer_collect(from, referred, reply),
@@ -313,7 +323,7 @@ impl Controller {
                 return self.answer_authority_key(from, key, reply);
             }
         };
-        let answer = match self.renewed(from, &request) {
+        let answer = match self.renewed_chain(from, &request) {
             Ok(chain) => {
                 let roots = self.setup.credentials.roots().iter().map(|part| part.to_vec());
                 NodeAnswer::Renewed { chain, roots: roots.collect() }
@@ -328,7 +338,11 @@ impl Controller {
 
     /// Another certificate for a member that shows one that is good: for the key that the log knows a member
     /// by. An administrator's certificate stands in no log, and a valid one is renewed.
-    fn renewed(&mut self, from: PeerIdentity, request: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    fn renewed_chain(
+        &mut self,
+        from: PeerIdentity,
+        request: &[u8],
+    ) -> Result<Vec<Vec<u8>>, String> {
         let key = RequestedKey::from_request(request).map_err(|error| error.to_string())?;
         match from.role {
             PeerRole::Admin => {}
@@ -347,7 +361,7 @@ impl Controller {
     }
 
     /// Another certificate for a member whose own ended while it was off: the key identifies it.
-    fn renew_of_member(&mut self, attempt: &JoinAttempt) -> Result<JoinGrant, JoinRefusal> {
+    fn renew_for_member(&mut self, attempt: &JoinAttempt) -> Result<JoinGrant, JoinRefusal> {
         if !self.leads() {
             return Err(self.not_leader());
         }
@@ -390,25 +404,27 @@ impl Controller {
         let key = Digest(key.digest().0);
         // That it holds for longer is noted if this node leads; it is in the certificate in any case.
         let change = AccessChange::Renewed { node: peer.node, key, at_s, expires_at_s };
-        let _ = self.core.order(Command::Access(change));
+        let _ = self.core.execute_command(OperatorCommand::Access(change));
         Ok(issued)
     }
 
-    fn places_of(&self, node: NodeId) -> Vec<SocketAddr> {
-        self.peers.places(node, &self.addresses_of(node))
+    fn addresses_of_member(&self, node: NodeId) -> Vec<SocketAddr> {
+        self.peers.addresses_of(node, &self.addresses_of(node))
     }
 
     fn controller_contacts(&self) -> Vec<ControllerContact> {
         let controllers = self.core.state().controllers();
-        let contact = |node: NodeId| ControllerContact { node, addresses: self.places_of(node) };
+        let contact =
+            |node: NodeId| ControllerContact { node, addresses: self.addresses_of_member(node) };
         controllers.map(contact).collect()
     }
 
     /// The entry of a join changed nothing.
     pub(super) fn refuse_join(&mut self, index: u64, refusal: &EntryRefusal) {
-        let found = self.joins.waiting.iter().find(|(_, waiting)| waiting.index == index);
+        let found = self.pending_joins.pending.iter().find(|(_, waiting)| waiting.index == index);
         let Some(key) = found.map(|(key, _)| *key) else { return };
-        let Waiting { attempt, reply, .. } = self.joins.waiting.remove(&key).expect("found above");
+        let PendingJoin { attempt, reply, .. } =
+            self.pending_joins.pending.remove(&key).expect("found above");
         let refusal = if let EntryRefusal::Access(refusal) = refusal {
             self.join_refusal(refusal, &attempt)
         } else {

@@ -8,36 +8,36 @@ use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::codec;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::member::Role;
-use zbelastic_policy::data::{DataName, wanted_name};
+use zbelastic_policy::data::{DataName, expected_name};
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
 use super::runs::digest_of;
-use super::{Arrived, Controller};
+use super::{ControllerCompletion, ControllerNode};
 use crate::api::{EventKind, HexDigest};
-use crate::cluster::data::damaged_words;
+use crate::cluster::checkpoint_thread::StoreEvent;
+use crate::cluster::data::damaged_text;
 use crate::cluster::document::JobDocument;
+use crate::cluster::keep_queue::KeepQueueFull;
 use crate::cluster::keep_rule::check_keep;
-use crate::cluster::keeper::Kept;
-use crate::cluster::keeping::QueueFull;
-use crate::cluster::piece_keep::{KeepError, keep};
+use crate::cluster::piece_fetch::{PieceFetchError, fetch_piece};
 use crate::cluster::recovery::CheckpointDocument;
-use crate::cluster::scrub::{mend, mended_words, rotten_words};
-use crate::cluster::wire::{Freed, NodeMessage, PieceRef, Referred, SaveFailed};
+use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
+use crate::cluster::wire::{FreedSpace, NodeMessage, PieceRef, SaveFailed, StoreReferences};
 
 /// A piece that was fetched, or not.
-pub(super) struct PieceArrived {
+pub(super) struct PieceFetchResult {
     piece: PieceRef,
-    wanted_by: NodeId,
-    outcome: Result<(), KeepError>,
+    requested_by: NodeId,
+    outcome: Result<(), PieceFetchError>,
 }
 
-impl Controller {
+impl ControllerNode {
     /// Keeps checkpoints in the folder that the job names.
     pub(super) fn use_store(&mut self, job: &JobDocument) {
-        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.home);
-        match self.setup.places.of_job(dir, home.cluster, home.node) {
+        let (dir, home) = (job.config.checkpoint.folder.as_deref(), &self.setup.node_record);
+        match self.setup.store_locations.of_job(dir, home.cluster, home.node) {
             Ok(folder) => {
-                if self.keeper.use_store(folder).is_err() {
+                if self.checkpoint_thread.use_store(folder).is_err() {
                     self.journal.warn("checkpoint.dir: too much waits for the disk".to_owned());
                 }
             }
@@ -48,13 +48,13 @@ impl Controller {
     /// A worker wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let sealed = self.core.state().open_turn().step;
-        if let Err(refusal) = check_keep(piece, self.chronicle.layers_of_run(), sealed) {
+        if let Err(refusal) = check_keep(piece, self.run_log.layers_of_run(), sealed) {
             self.journal.log(format!("nothing is kept for node {node}: {refusal}"));
             return self.send_node(node, &NodeMessage::NotKept(piece));
         }
         match self.keeping.push(piece, node) {
             Ok(()) => self.keep_next(),
-            Err(QueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
+            Err(KeepQueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
         }
     }
 
@@ -66,8 +66,8 @@ impl Controller {
     }
 
     /// Reports to the nodes whose pieces wait here that they get on.
-    pub(super) fn look_at_pieces(&mut self) {
-        let done = self.kept_bytes.total() + self.keeper.moved().total();
+    pub(super) fn report_piece_progress(&mut self) {
+        let done = self.kept_bytes.total() + self.checkpoint_thread.moved().total();
         for (piece, node) in self.keeping.handle_tick(done) {
             self.send_node(node, &NodeMessage::Keeping(piece));
         }
@@ -75,17 +75,17 @@ impl Controller {
 
     fn keep_next(&mut self) {
         let Some((piece, node)) = self.keeping.poll() else { return };
-        let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
-        let (progress, arrivals) = (self.kept_bytes.clone(), self.arrivals.clone());
+        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
+        let (progress, arrivals) = (self.kept_bytes.clone(), self.completions.clone());
         tokio::spawn(async move {
-            let outcome = keep(&transport, &keeper, piece, node, progress).await;
-            let arrived = PieceArrived { piece, wanted_by: node, outcome };
-            let _ = arrivals.send(Arrived::Piece(arrived)).await;
+            let outcome = fetch_piece(&transport, &keeper, piece, node, progress).await;
+            let arrived = PieceFetchResult { piece, requested_by: node, outcome };
+            let _ = arrivals.send(ControllerCompletion::Piece(arrived)).await;
         });
     }
 
-    pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
-        let PieceArrived { piece, wanted_by, outcome } = arrived;
+    pub(super) fn handle_piece(&mut self, arrived: PieceFetchResult) {
+        let PieceFetchResult { piece, requested_by: wanted_by, outcome } = arrived;
         let answer = match outcome {
             Ok(()) => NodeMessage::Kept(piece),
             Err(error) => {
@@ -120,38 +120,38 @@ impl Controller {
         ));
     }
 
-    pub(super) fn handle_kept(&mut self, kept: Kept) {
+    pub(super) fn handle_kept(&mut self, kept: StoreEvent) {
         match kept {
-            Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
-            Kept::Collected(Freed { chunks: 0, .. }) => {}
-            Kept::Collected(Freed { chunks, bytes }) => {
+            StoreEvent::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
+            StoreEvent::Collected(FreedSpace { chunks: 0, .. }) => {}
+            StoreEvent::Collected(FreedSpace { chunks, bytes }) => {
                 let bytes = Bytes(bytes);
                 self.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
             }
-            Kept::Rotten { piece, why } => {
-                self.journal.warn(rotten_words(piece, &why));
+            StoreEvent::Rotten { piece, why } => {
+                self.journal.warn(damaged_piece_text(piece, &why));
                 let others = self.other_holders();
-                let parts = (self.transport.clone(), self.keeper.clone());
-                mend(piece, parts, others, self.kept_bytes.clone());
+                let parts = (self.transport.clone(), self.checkpoint_thread.clone());
+                repair(piece, parts, others, self.kept_bytes.clone());
             }
-            Kept::RottenData(found) => {
-                let name = wanted_name(found, &self.data_names().unwrap_or_default());
-                self.journal.warn(damaged_words(self.setup.node, name));
+            StoreEvent::RottenData(found) => {
+                let name = expected_name(found, &self.data_names().unwrap_or_default());
+                self.journal.warn(damaged_text(self.setup.node, name));
                 self.fetch(name, self.other_holders());
             }
-            Kept::Mended { piece, outcome } => match mended_words(piece, outcome) {
+            StoreEvent::Mended { piece, outcome } => match repair_text(piece, outcome) {
                 Ok(what) => self.journal.log(what),
                 Err(what) => self.journal.warn(what),
             },
             // Pieces of its own no controller has, nor does it go on from any.
-            Kept::Put { .. } | Kept::Got { .. } => {}
+            StoreEvent::Put { .. } | StoreEvent::Got { .. } => {}
         }
     }
 
     /// A checkpoint is there: its manifest is kept, and what older ones alone needed goes.
     pub(super) fn note_checkpoint(&mut self, version: Step) {
         let Some(manifest) = self.manifest(version) else { return };
-        if let Err(error) = self.keeper.put_manifest(manifest) {
+        if let Err(error) = self.checkpoint_thread.put_manifest(manifest) {
             self.journal.warn(error.to_string());
         }
         self.collect_unused();
@@ -167,17 +167,17 @@ impl Controller {
         for node in self.other_holders() {
             self.send_node(node, &NodeMessage::Collect(referred.clone()));
         }
-        self.collect_here(referred);
+        self.collect_local(referred);
     }
 
-    pub(super) fn collect_here(&mut self, referred: Referred) {
-        if let Err(error) = self.keeper.collect(referred) {
+    pub(super) fn collect_local(&mut self, referred: StoreReferences) {
+        if let Err(error) = self.checkpoint_thread.collect(referred) {
             self.journal.warn(error.to_string());
         }
     }
 
     /// Checkpoints, versions that are to become some, and data that runs refer to.
-    pub(super) fn referred(&self) -> Referred {
+    pub(super) fn referred(&self) -> StoreReferences {
         let state = self.core.state();
         let data = self.data_names();
         let data = data.map(|names| names.into_iter().map(|name| name.hash).collect());
@@ -185,7 +185,7 @@ impl Controller {
             let (run, version) = (ended.run(), ended.checkpoint.version);
             CheckpointId { run, version }
         });
-        let mut referred = Referred { versions: kept.collect(), data };
+        let mut referred = StoreReferences { versions: kept.collect(), data };
         let Some(job) = state.job() else {
             // Nothing of any run is newer than the beginning of the next.
             let run = state.run_next();

@@ -2,32 +2,32 @@
 
 use std::sync::Arc;
 
-use zbelastic_checkpoint::Store as _;
+use zbelastic_checkpoint::CheckpointStore as _;
 use zbelastic_consensus::checkpoint::CheckpointRecord;
-use zbelastic_consensus::core::Command;
-use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec, Origin};
+use zbelastic_consensus::core::OperatorCommand;
+use zbelastic_consensus::job::{Job, JobChange, JobPhase, JobSpec, RunOrigin};
 use zbelastic_consensus::run::RunRecord;
 use zbelastic_trainer::digest::state_digest;
-use zbelastic_transport::Reply;
+use zbelastic_transport::RequestReply;
 use zbelastic_types::{Bytes, Digest, LayerId, NodeId, RunId, Step};
 
-use super::Controller;
+use super::ControllerNode;
 use super::answers::not_found;
 use crate::api::{
-    Answer, CheckpointDetail, CheckpointStatus, HexDigest, JobPhaseStatus, LayerDetail, NodeSaid,
-    OriginStatus, Refusal, RunStatus, Thing, WrongState,
+    ApiAnswer, ApiRefusal, ChangeSummary, CheckpointDetail, CheckpointStatus, HexDigest,
+    JobPhaseStatus, LayerDetail, OriginStatus, ResourceKind, RunStatus, WrongState,
 };
 use crate::cluster::document::JobDocument;
 use crate::cluster::wire::PieceRef;
 
 /// A run that is kept.
-pub(super) struct RunView<'a> {
+pub(super) struct RetainedRun<'a> {
     spec: &'a Arc<JobSpec>,
     phase: JobPhase,
     checkpoints: &'a [CheckpointRecord],
 }
 
-impl<'a> RunView<'a> {
+impl<'a> RetainedRun<'a> {
     fn of_ended(ended: &'a RunRecord) -> Self {
         let checkpoints = std::slice::from_ref(&ended.checkpoint);
         Self { spec: &ended.spec, phase: ended.phase, checkpoints }
@@ -57,22 +57,22 @@ pub(super) fn digest_of(record: &CheckpointRecord) -> HexDigest {
     HexDigest(Digest(digest.0))
 }
 
-impl Controller {
-    fn job_view<'a>(&'a self, job: &'a Job) -> RunView<'a> {
+impl ControllerNode {
+    fn job_view<'a>(&'a self, job: &'a Job) -> RetainedRun<'a> {
         let checkpoints = self.core.state().checkpoints();
-        RunView { spec: &job.spec, phase: job.phase, checkpoints }
+        RetainedRun { spec: &job.spec, phase: job.phase, checkpoints }
     }
 
     /// Runs that are kept, newest first.
-    fn views(&self) -> impl Iterator<Item = RunView<'_>> {
+    fn retained_runs(&self) -> impl Iterator<Item = RetainedRun<'_>> {
         let state = self.core.state();
         let job = state.job().map(|job| self.job_view(job));
-        job.into_iter().chain(state.ended().iter().rev().map(RunView::of_ended))
+        job.into_iter().chain(state.ended().iter().rev().map(RetainedRun::of_ended))
     }
 
     /// The pieces of the last checkpoint of each run that is over.
     pub(super) fn ended_pieces(&self) -> Vec<PieceRef> {
-        let over = self.views().filter(|view| is_over(view.phase));
+        let over = self.retained_runs().filter(|view| is_over(view.phase));
         let pieces = over.flat_map(|view| {
             let last = view.checkpoints.last().map_or(0, |record| record.version.0);
             let layers = 0..view.spec.layer_count();
@@ -82,21 +82,21 @@ impl Controller {
     }
 
     /// The run with this name, or the newest.
-    fn view(&self, name: Option<&str>) -> Option<RunView<'_>> {
-        self.views().find(|view| name.is_none_or(|name| view.spec.name == name))
+    fn retained_run(&self, name: Option<&str>) -> Option<RetainedRun<'_>> {
+        self.retained_runs().find(|view| name.is_none_or(|name| view.spec.name == name))
     }
 
     /// What a run is called, or its number if it is not kept.
     pub(super) fn name_of_run(&self, run: RunId) -> String {
-        self.known_name(run).unwrap_or_else(|| run.to_string())
+        self.retained_name(run).unwrap_or_else(|| run.to_string())
     }
 
-    fn known_name(&self, run: RunId) -> Option<String> {
-        self.views().find(|view| view.spec.run == run).map(|view| view.spec.name.clone())
+    fn retained_name(&self, run: RunId) -> Option<String> {
+        self.retained_runs().find(|view| view.spec.run == run).map(|view| view.spec.name.clone())
     }
 
     /// A run that ended, with what is kept of it, that was submitted as this document but for its name.
-    pub(super) fn kept_as(&self, job: &JobDocument) -> Option<String> {
+    pub(super) fn retained_as(&self, job: &JobDocument) -> Option<String> {
         let state = self.core.state();
         let is_same = |ended: &&RunRecord| {
             JobDocument::of_job(&ended.spec).is_ok_and(|known| known.job.is_same_run(job))
@@ -106,23 +106,24 @@ impl Controller {
 
     /// A name that no run has: this one, or this one with a number.
     pub(super) fn free_name(&self, name: &str) -> String {
-        let is_free = |name: &str| self.view(Some(name)).is_none();
+        let is_free = |name: &str| self.retained_run(Some(name)).is_none();
         let numbered = (2..).map(|number: u32| format!("{name}-{number}"));
         let mut names = [name.to_owned()].into_iter().chain(numbered);
         names.find(|name| is_free(name)).expect("there are fewer runs than numbers")
     }
 
     pub(super) fn piece(&self, run: Option<&str>, step: u64, layer: u32) -> Option<PieceRef> {
-        self.view(run)?.piece(step, layer)
+        self.retained_run(run)?.piece(step, layer)
     }
 
     pub(super) fn runs(&self) -> Vec<RunStatus> {
-        let mut runs: Vec<RunStatus> = self.views().map(|view| self.run_status(&view)).collect();
+        let mut runs: Vec<RunStatus> =
+            self.retained_runs().map(|view| self.run_status(&view)).collect();
         runs.reverse();
         runs
     }
 
-    fn run_status(&self, view: &RunView<'_>) -> RunStatus {
+    fn run_status(&self, view: &RetainedRun<'_>) -> RunStatus {
         let state = self.core.state();
         let is_job = state.job().is_some_and(|job| job.spec.run == view.spec.run);
         let last = view.checkpoints.last();
@@ -145,9 +146,9 @@ impl Controller {
         }
     }
 
-    fn origin_status(&self, from: Origin) -> OriginStatus {
-        let Origin { run, version, state } = from;
-        let name = self.known_name(run);
+    fn origin_status(&self, from: RunOrigin) -> OriginStatus {
+        let RunOrigin { run, version, state } = from;
+        let name = self.retained_name(run);
         OriginStatus { run: run.0, name, step: version.0, digest: HexDigest(state) }
     }
 
@@ -156,42 +157,42 @@ impl Controller {
         &self,
         mut job: JobDocument,
         from: Option<String>,
-    ) -> Result<JobDocument, Refusal> {
+    ) -> Result<JobDocument, ApiRefusal> {
         let Some(name) = from else { return Ok(job) };
-        let Some(parent) = self.view(Some(&name)) else {
-            return Err(Refusal::NotFound { thing: Thing::Run, name });
+        let Some(parent) = self.retained_run(Some(&name)) else {
+            return Err(ApiRefusal::NotFound { thing: ResourceKind::Run, name });
         };
         if !is_over(parent.phase) {
-            return Err(Refusal::WrongState(WrongState::RunLive { name }));
+            return Err(ApiRefusal::WrongState(WrongState::RunLive { name }));
         }
         let Some(last) = parent.checkpoints.last() else {
-            return Err(Refusal::NotFound {
-                thing: Thing::Checkpoint,
+            return Err(ApiRefusal::NotFound {
+                thing: ResourceKind::Checkpoint,
                 name: format!("of run {name}"),
             });
         };
         let known = JobDocument::of_job(parent.spec).ok().map(|known| known.job.config);
         let Some(known) = known.filter(|known| known.model == job.config.model) else {
-            return Err(Refusal::WrongState(WrongState::OtherModel { name }));
+            return Err(ApiRefusal::WrongState(WrongState::OtherModel { name }));
         };
         if known.checkpoint.folder != job.config.checkpoint.folder {
             // Nodes have one store open, and the parent's checkpoint is in that one.
             let what = format!("checkpoint.dir: another one than that of run {name}");
-            return Err(Refusal::Config { problems: vec![what] });
+            return Err(ApiRefusal::Config { problems: vec![what] });
         }
         let (run, version) = (parent.spec.run_of(last.version), last.version);
-        job.from = Some(Origin { run, version, state: digest_of(last).0 });
+        job.from = Some(RunOrigin { run, version, state: digest_of(last).0 });
         Ok(job)
     }
 
     /// Checkpoints of a run, oldest first; none of one that there is not.
     pub(super) fn checkpoints(&self, run: Option<&str>) -> Vec<CheckpointStatus> {
         let holders = self.holders();
-        let Some(view) = self.view(run) else { return Vec::new() };
+        let Some(view) = self.retained_run(run) else { return Vec::new() };
         let copies =
             JobDocument::of_job(view.spec).map_or(0, |known| known.job.config.checkpoint.copies);
-        let times = &self.chronicle.checkpoint_times;
-        let is_job = self.chronicle.job().is_some_and(|known| known.run == view.spec.run);
+        let times = &self.run_log.checkpoint_times;
+        let is_job = self.run_log.job().is_some_and(|known| known.run == view.spec.run);
         let status = view.checkpoints.iter().map(|record| CheckpointStatus {
             step: record.version.0,
             at_ms: times.get(&record.version).copied().filter(|_| is_job),
@@ -203,23 +204,25 @@ impl Controller {
         status.collect()
     }
 
-    pub(super) fn list_checkpoints(&self, run: Option<&str>) -> Answer {
+    pub(super) fn list_checkpoints(&self, run: Option<&str>) -> ApiAnswer {
         match run {
-            Some(name) if self.view(run).is_none() => not_found(Thing::Run, name.to_owned()),
-            Some(_) | None => Answer::Checkpoints(self.checkpoints(run)),
+            Some(name) if self.retained_run(run).is_none() => {
+                not_found(ResourceKind::Run, name.to_owned())
+            }
+            Some(_) | None => ApiAnswer::Checkpoints(self.checkpoints(run)),
         }
     }
 
-    pub(super) fn checkpoint(&self, run: Option<&str>, step: u64) -> Answer {
+    pub(super) fn checkpoint(&self, run: Option<&str>, step: u64) -> ApiAnswer {
         let summary = self.checkpoints(run).into_iter().find(|found| found.step == step);
-        let view = self.view(run);
+        let view = self.retained_run(run);
         let job = view.as_ref().and_then(|view| JobDocument::of_job(view.spec).ok());
         let (Some(summary), Some(view), Some(job)) = (summary, view, job) else {
-            return not_found(Thing::Checkpoint, step.to_string());
+            return not_found(ResourceKind::Checkpoint, step.to_string());
         };
         let pieces = (0..view.spec.layer_count()).filter_map(|layer| view.piece(step, layer));
         let here = |piece: PieceRef| -> Vec<NodeId> {
-            let record = self.keeper.store().map(|store| store.record(piece.name()));
+            let record = self.checkpoint_thread.store().map(|store| store.record(piece.name()));
             let has_it = matches!(record, Some(Ok(Some(_))));
             if has_it { vec![self.setup.node] } else { Vec::new() }
         };
@@ -229,7 +232,7 @@ impl Controller {
             bytes: Bytes(piece.length),
             holders: here(piece),
         });
-        Answer::Checkpoint(CheckpointDetail {
+        ApiAnswer::Checkpoint(CheckpointDetail {
             summary,
             document: job.job.toml.clone(),
             corpus: HexDigest(job.job.text.hash),
@@ -237,18 +240,18 @@ impl Controller {
         })
     }
 
-    pub(super) fn remove_run(&mut self, name: String, run: RunId, reply: Reply) {
-        let view = self.view(Some(&name)).filter(|view| view.spec.run == run);
+    pub(super) fn remove_run(&mut self, name: String, run: RunId, reply: RequestReply) {
+        let view = self.retained_run(Some(&name)).filter(|view| view.spec.run == run);
         let Some(view) = view else {
-            return self.reply(reply, &not_found(Thing::Run, name));
+            return self.reply(reply, &not_found(ResourceKind::Run, name));
         };
         if !is_over(view.phase) {
-            let refusal = Refusal::WrongState(WrongState::RunLive { name });
-            return self.reply(reply, &Answer::Refused(refusal));
+            let refusal = ApiRefusal::WrongState(WrongState::RunLive { name });
+            return self.reply(reply, &ApiAnswer::Refused(refusal));
         }
-        let command = Command::Job(JobChange::Remove(view.spec.run));
-        let said = NodeSaid { what: format!("run {name} is removed"), nodes: Vec::new() };
-        self.order(command, reply, Box::new(|_| Answer::Done(said)));
+        let command = OperatorCommand::Job(JobChange::Remove(view.spec.run));
+        let said = ChangeSummary { what: format!("run {name} is removed"), nodes: Vec::new() };
+        self.propose_command(command, reply, Box::new(|_| ApiAnswer::Done(said)));
     }
 }
 

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use zbelastic_consensus::class::DeviceKind;
 use zbelastic_consensus::job::JobPhase;
-use zbelastic_consensus::member::{Member, Role, Standing};
+use zbelastic_consensus::member::{Member, MembershipStatus, Role};
 use zbelastic_consensus::plan::{PlanRecord, Promise, PromiseOff};
-use zbelastic_consensus::standing::RunStanding;
-use zbelastic_transport::Road as LaneRoad;
+use zbelastic_consensus::training_status::TrainingStatus;
+use zbelastic_transport::TransportPath as LaneRoad;
 use zbelastic_types::{NodeId, Step};
 
-use super::Controller;
+use super::ControllerNode;
 use crate::api::{
-    Answer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberStanding, MemberStatus,
-    PlanStatus, PromiseStatus, QuorumStatus, Road, SavingStatus, Status,
+    ApiAnswer, ClusterStatus, HexDigest, JobPhaseStatus, JobStatus, MemberPath, MemberState,
+    MemberStatus, PlanStatus, PromiseStatus, QuorumStatus, SavingStatus, StatusReport,
 };
-use crate::cluster::chronicle::{member_role, window_number};
 use crate::cluster::journal::now_ms;
+use crate::cluster::run_log::{member_role, window_number};
 use crate::cluster::tick::TICK;
 
 /// A controller from which nothing was received for so long is not counted as reachable.
@@ -26,10 +26,10 @@ const REACHABLE: Duration = Duration::from_secs(1);
 /// --json` has all.
 const ACTIVITIES_SHOWN: usize = 3;
 
-impl Controller {
-    pub(super) fn status(&self) -> Status {
+impl ControllerNode {
+    pub(super) fn status(&self) -> StatusReport {
         let raft = self.core.status();
-        Status {
+        StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             at_ms: now_ms(),
             answered_by: self.setup.node,
@@ -44,9 +44,9 @@ impl Controller {
             job: self.job_status(),
             plan: self.plan_status(),
             promise: self.promise(),
-            verdict_wait: self.chronicle.verdict_wait(),
-            pace: self.paces.status(),
-            failures: self.chronicle.failures(),
+            verdict_wait: self.run_log.verdict_wait(),
+            pace: self.pace_tracker.status(),
+            failures: self.run_log.failures(),
             checkpoints: self.checkpoints(None),
             counters: self.counters(),
         }
@@ -55,7 +55,8 @@ impl Controller {
     fn quorum(&self) -> QuorumStatus {
         let voters = self.core.status().members.voters;
         let is_reachable = |node: &NodeId| {
-            let heard = self.heard.get(node).is_some_and(|since| since.elapsed() < REACHABLE);
+            let heard =
+                self.last_received.get(node).is_some_and(|since| since.elapsed() < REACHABLE);
             *node == self.setup.node || heard
         };
         let voters: Vec<NodeId> = voters.into_iter().collect();
@@ -64,16 +65,16 @@ impl Controller {
     }
 
     /// The answer while there is no quorum.
-    pub(super) fn no_quorum(&self) -> Answer {
+    pub(super) fn no_quorum(&self) -> ApiAnswer {
         let QuorumStatus { voters, reachable } = self.quorum();
-        let since_ms = if let RunStanding::NoQuorum { ticks } = self.core.standing() {
+        let since_ms = if let TrainingStatus::NoQuorum { ticks } = self.core.training_status() {
             u64::from(ticks) * TICK.as_millis() as u64
         } else {
             0
         };
         let missing = voters.iter().filter(|voter| !reachable.contains(voter));
         let missing = missing.map(|voter| self.name_of(*voter)).collect();
-        Answer::NoQuorum { since_ms, missing }
+        ApiAnswer::NoQuorum { since_ms, missing }
     }
 
     fn name_of(&self, node: NodeId) -> String {
@@ -92,15 +93,15 @@ impl Controller {
             let stage = plan.stages.iter().position(|holder| holder.node == node)?;
             Some((plan, zbelastic_types::StageIndex(stage as u32)))
         });
-        let heard = self.heard.get(&node).map(|since| since.elapsed().as_millis() as u64);
+        let heard = self.last_received.get(&node).map(|since| since.elapsed().as_millis() as u64);
         MemberStatus {
             id: node,
             name: member.contact.name.clone(),
             role: member_role(member.role),
-            standing: match member.standing {
-                Standing::Present => MemberStanding::Present,
-                Standing::Draining => MemberStanding::Draining,
-                Standing::Lost(reason) => MemberStanding::Lost { reason: reason.to_string() },
+            standing: match member.status {
+                MembershipStatus::Present => MemberState::Present,
+                MembershipStatus::Draining => MemberState::Draining,
+                MembershipStatus::Lost(reason) => MemberState::Lost { reason: reason.to_string() },
             },
             incarnation: member.incarnation.0,
             addresses: member.contact.addresses.clone(),
@@ -116,19 +117,19 @@ impl Controller {
             }),
             device: member.resources.class.to_string(),
             left_out: self.left_out(member),
-            speed_permille: self.paces.speed_permille(node, member),
+            speed_permille: self.pace_tracker.speed_permille(node, member),
             memory_used: None,
             memory: member.resources.memory,
             last_heard_ms: if node == self.setup.node { Some(0) } else { heard },
             round_trip_us: None,
-            road: match (node == self.setup.node, self.roads.get(&node)) {
-                (true, _) => Road::Own,
-                (false, Some(LaneRoad::Quic)) => Road::Quic,
-                (false, Some(LaneRoad::SameHost)) => Road::SameHost,
-                (false, None) => Road::Down,
+            road: match (node == self.setup.node, self.lane_paths.get(&node)) {
+                (true, _) => MemberPath::Own,
+                (false, Some(LaneRoad::Quic)) => MemberPath::Quic,
+                (false, Some(LaneRoad::SameHost)) => MemberPath::SameHost,
+                (false, None) => MemberPath::Down,
             },
-            work: self.working.get(&node).copied(),
-            disk: self.rooms.status(node),
+            work: self.work_status.get(&node).copied(),
+            disk: self.member_disks.status(node),
         }
     }
 
@@ -136,7 +137,7 @@ impl Controller {
     fn left_out(&self, member: &Member) -> Option<String> {
         let state = self.core.state();
         let job = state.job().filter(|job| job.under_way().is_ok())?;
-        let (own, wanted) = (member.resources.class, state.class_wanted());
+        let (own, wanted) = (member.resources.class, state.class_for_plan());
         if member.role != Role::Worker || !member.is_live() || wanted == Some(own) {
             return None;
         }
@@ -149,7 +150,7 @@ impl Controller {
         let state = self.core.state();
         let job = state.job()?;
         let sealed = state.open_turn().step.0;
-        let last = self.chronicle.last();
+        let last = self.run_log.last();
         let newest = state.checkpoints().last().map(|checkpoint| checkpoint.version);
         Some(JobStatus {
             name: job.spec.name.clone(),
@@ -157,12 +158,12 @@ impl Controller {
             phase: self.phase(job.phase),
             step: sealed,
             step_count: job.spec.step_count,
-            loss: last.and_then(|seal| self.chronicle.loss(seal)),
+            loss: last.and_then(|seal| self.run_log.loss(seal)),
             gnorm: last.map(|seal| seal.norm()).filter(|norm| norm.is_finite()),
-            lr: self.chronicle.lr(Step(sealed)),
-            step_ms: self.chronicle.step_time().map(|time| time.as_secs_f64() * 1e3),
-            tokens_per_s: self.chronicle.speed(),
-            eta_s: self.chronicle.time_left(sealed).map(|left| left.as_secs_f64()),
+            lr: self.run_log.lr(Step(sealed)),
+            step_ms: self.run_log.step_time().map(|time| time.as_secs_f64() * 1e3),
+            tokens_per_s: self.run_log.speed(),
+            eta_s: self.run_log.time_left(sealed).map(|left| left.as_secs_f64()),
             digest: newest.and_then(|version| self.state_digest(version)),
             digest_step: newest.map(|version| version.0),
             saving: state.pending().last().map(|pending| SavingStatus {
@@ -180,8 +181,8 @@ impl Controller {
             JobPhase::Stopped => JobPhaseStatus::Stopped,
             JobPhase::Halted(reason) => JobPhaseStatus::Halted { reason: reason.to_string() },
             JobPhase::Running => {
-                let standing = self.core.standing();
-                if let RunStanding::Running { .. } = standing {
+                let standing = self.core.training_status();
+                if let TrainingStatus::Running { .. } = standing {
                     JobPhaseStatus::Running
                 } else {
                     let reason = format!("{standing}{}", self.activities());
@@ -193,7 +194,8 @@ impl Controller {
 
     /// What takes workers long, behind the reason why a run waits.
     fn activities(&self) -> String {
-        let active = self.working.iter().filter_map(|(node, work)| Some((*node, work.activity?)));
+        let active =
+            self.work_status.iter().filter_map(|(node, work)| Some((*node, work.activity?)));
         let text = |(node, activity)| format!("; {} {activity}", self.name_of(node));
         active.take(ACTIVITIES_SHOWN).map(text).collect()
     }
@@ -201,8 +203,8 @@ impl Controller {
     fn plan_status(&self) -> Option<PlanStatus> {
         let plan = self.core.state().plan()?;
         let record = &plan.record;
-        let standing = self.core.standing();
-        let is_smooth = matches!(standing, RunStanding::Running { withheld: None, .. });
+        let standing = self.core.training_status();
+        let is_smooth = matches!(standing, TrainingStatus::Running { withheld: None, .. });
         let waits_for = (!is_smooth).then(|| standing.to_string());
         Some(PlanStatus {
             generation: record.generation.0,
@@ -210,7 +212,7 @@ impl Controller {
             schedule: record.program.kind.name().to_owned(),
             window: window_number(record.window()),
             bubble_planned: None,
-            bubble_measured: self.chronicle.bubble(),
+            bubble_measured: self.run_log.bubble(),
             from_step: record.from_step.0,
             reason: record.reason.to_string(),
             waits_for,
@@ -228,7 +230,7 @@ impl Controller {
             refusals.map(|(name, count)| (format!("refused_{name}"), *count)).collect();
         let lanes = self.transport.counters();
         counters.insert("control_dropped".to_owned(), lanes.control.dropped_queue_full);
-        counters.insert("strangers_refused".to_owned(), lanes.door.refused);
+        counters.insert("strangers_refused".to_owned(), lanes.accept.refused);
         counters.insert("uptime_s".to_owned(), self.started.elapsed().as_secs());
         counters.insert("rewinds".to_owned(), self.core.state().rewinds());
         counters

@@ -6,16 +6,16 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use zbelastic_transport::Reply;
+use zbelastic_transport::RequestReply;
 use zbelastic_types::{Bytes, Digest};
 
 use super::answers::not_found;
-use super::{Arrived, Controller};
-use crate::api::{Answer, DataHeld, HexDigest, Refusal, Thing, WrongState};
+use super::{ControllerCompletion, ControllerNode};
+use crate::api::{ApiAnswer, ApiRefusal, HexDigest, ResourceKind, UploadProgress, WrongState};
 use crate::cluster::data::DATA_BYTES_MAX;
+use crate::cluster::disk_space::DiskSpaceShortage;
 use crate::cluster::document::DataName;
-use crate::cluster::room::NoRoom;
-use crate::machine::disk_room;
+use crate::machine::disk_usage;
 use crate::whole_file;
 
 /// Uploads under way at once; for another one the first that is not being written to is given up.
@@ -55,15 +55,15 @@ pub(super) struct UploadFile {
 }
 
 /// What became of a piece.
-pub(super) struct UploadArrived {
+pub(super) struct UploadWriteResult {
     hash: HexDigest,
     /// Bytes that are there with it.
     after: u64,
-    written: Result<Written, UploadFault>,
-    reply: Reply,
+    outcome: Result<AppendOutcome, UploadFault>,
+    reply: RequestReply,
 }
 
-enum Written {
+enum AppendOutcome {
     /// More is expected.
     Part(Box<UploadFile>),
     /// All of it is there, durably, under its name.
@@ -76,7 +76,7 @@ enum UploadFault {
     #[error(transparent)]
     Disk(#[from] io::Error),
     #[error(transparent)]
-    Room(#[from] NoRoom),
+    Room(#[from] DiskSpaceShortage),
     #[error("it hashes to {found:?}")]
     Other { found: Digest },
 }
@@ -118,20 +118,20 @@ fn append(
     file: Option<Box<UploadFile>>,
     path: &Path,
     (bytes, left, expected): (&[u8], u64, Digest),
-) -> Result<Written, UploadFault> {
+) -> Result<AppendOutcome, UploadFault> {
     let mut file = match file {
         Some(file) => file,
         None => Box::new(UploadFile::begin(path)?),
     };
     let beside = file.beside.clone();
-    let room = disk_room(path.parent().unwrap_or(Path::new(".")));
+    let room = disk_usage(path.parent().unwrap_or(Path::new(".")));
     let room = room.map_or(Ok(()), |room| room.check(Bytes(left + bytes.len() as u64)));
     let written = room.map_err(UploadFault::from).and_then(|()| Ok(file.append(bytes)?));
     let written = written.and_then(|()| {
         if left == 0 {
-            file.complete(expected).map(|()| Written::Whole)
+            file.complete(expected).map(|()| AppendOutcome::Whole)
         } else {
-            Ok(Written::Part(file))
+            Ok(AppendOutcome::Part(file))
         }
     });
     if written.is_err() {
@@ -141,12 +141,12 @@ fn append(
     written
 }
 
-impl Controller {
+impl ControllerNode {
     /// What of a job's data is not here, if anything is missing.
     pub(super) fn missing_data(
         &mut self,
         names: impl Iterator<Item = DataName>,
-    ) -> Option<DataHeld> {
+    ) -> Option<UploadProgress> {
         let missing: Vec<DataName> = names.filter(|name| !self.has_data(*name)).collect();
         let name = *missing.first()?;
         let hash = HexDigest(name.hash);
@@ -155,73 +155,79 @@ impl Controller {
             let idle = |upload: &Upload| matches!(upload.state, UploadState::Waiting(_));
             let given_up = uploads.iter().find(|(_, upload)| idle(upload)).map(|(hash, _)| *hash);
             // If none is idle, this one is refused when its first piece comes.
-            let Some(given_up) = given_up else { return Some(DataHeld { hash, held: 0 }) };
+            let Some(given_up) = given_up else { return Some(UploadProgress { hash, held: 0 }) };
             uploads.remove(&given_up);
         }
         let fresh = || Upload { name, held: 0, state: UploadState::Waiting(None) };
         let upload = uploads.entry(hash).or_insert_with(fresh);
-        Some(DataHeld { hash, held: upload.held })
+        Some(UploadProgress { hash, held: upload.held })
     }
 
     /// A piece of an upload, in order; the last one completes it.
-    pub(super) fn put_data(&mut self, hash: HexDigest, offset: u64, bytes: Vec<u8>, reply: Reply) {
+    pub(super) fn put_data(
+        &mut self,
+        hash: HexDigest,
+        offset: u64,
+        bytes: Vec<u8>,
+        reply: RequestReply,
+    ) {
         let Some(upload) = self.uploads.under_way.get_mut(&hash) else {
-            return self.reply(reply, &not_found(Thing::Text, hash.to_string()));
+            return self.reply(reply, &not_found(ResourceKind::Text, hash.to_string()));
         };
         let (expected, found) = (upload.held, offset);
         let max = upload.name.length.min(DATA_BYTES_MAX);
         let after = expected.saturating_add(bytes.len() as u64);
         if expected == found && after > max {
             let what = "the text".to_owned();
-            let refusal = Refusal::TooLarge { what, found: after, max };
-            return self.reply(reply, &Answer::Refused(refusal));
+            let refusal = ApiRefusal::TooLarge { what, found: after, max };
+            return self.reply(reply, &ApiAnswer::Refused(refusal));
         }
         let state = std::mem::replace(&mut upload.state, UploadState::Writing);
         let file = match state {
             UploadState::Waiting(file) if expected == found => file,
             state @ (UploadState::Waiting(_) | UploadState::Writing) => {
                 upload.state = state;
-                let refusal = Refusal::WrongState(WrongState::OutOfOrder { expected, found });
-                return self.reply(reply, &Answer::Refused(refusal));
+                let refusal = ApiRefusal::WrongState(WrongState::OutOfOrder { expected, found });
+                return self.reply(reply, &ApiAnswer::Refused(refusal));
             }
         };
         let (left, digest) = (upload.name.length - after, upload.name.hash);
-        let (path, arrivals) = (self.keeper.data_path(digest), self.arrivals.clone());
+        let (path, arrivals) = (self.checkpoint_thread.data_path(digest), self.completions.clone());
         tokio::spawn(async move {
             let write = move || append(file, &path, (&bytes, left, digest));
             let written = tokio::task::spawn_blocking(write).await;
             let written = written.unwrap_or_else(|error| Err(io::Error::other(error).into()));
-            let arrived = UploadArrived { hash, after, written, reply };
-            let _ = arrivals.send(Arrived::Uploaded(arrived)).await;
+            let arrived = UploadWriteResult { hash, after, outcome: written, reply };
+            let _ = arrivals.send(ControllerCompletion::Uploaded(arrived)).await;
         });
     }
 
-    pub(super) fn handle_upload(&mut self, arrived: UploadArrived) {
-        let UploadArrived { hash, after, written, reply } = arrived;
+    pub(super) fn handle_upload_write(&mut self, arrived: UploadWriteResult) {
+        let UploadWriteResult { hash, after, outcome: written, reply } = arrived;
         // It may have been given up for another one meanwhile.
         let upload = self.uploads.under_way.remove(&hash);
         let answer = match (written, upload) {
-            (Ok(Written::Part(file)), Some(upload)) => {
+            (Ok(AppendOutcome::Part(file)), Some(upload)) => {
                 let state = UploadState::Waiting(Some(file));
                 let upload = Upload { held: after, state, ..upload };
                 self.uploads.under_way.insert(hash, upload);
-                Answer::DataWanted(DataHeld { hash, held: after })
+                ApiAnswer::DataWanted(UploadProgress { hash, held: after })
             }
-            (Ok(Written::Whole), Some(Upload { name, .. })) => {
-                self.hand_on(name);
-                Answer::DataWanted(DataHeld { hash, held: name.length })
+            (Ok(AppendOutcome::Whole), Some(Upload { name, .. })) => {
+                self.replicate_data(name);
+                ApiAnswer::DataWanted(UploadProgress { hash, held: name.length })
             }
-            (Ok(Written::Part(_) | Written::Whole), None) => {
-                not_found(Thing::Text, hash.to_string())
+            (Ok(AppendOutcome::Part(_) | AppendOutcome::Whole), None) => {
+                not_found(ResourceKind::Text, hash.to_string())
             }
             (Err(UploadFault::Other { found }), _) => {
                 let what = "the text that was uploaded".to_owned();
                 let found = HexDigest(found);
-                Answer::Refused(Refusal::Damaged { what, expected: hash, found })
+                ApiAnswer::Refused(ApiRefusal::Damaged { what, expected: hash, found })
             }
             (Err(fault @ (UploadFault::Disk(_) | UploadFault::Room(_))), _) => {
                 let what = format!("the text cannot be kept: {fault}");
-                Answer::Refused(Refusal::OutOfResource { what })
+                ApiAnswer::Refused(ApiRefusal::OutOfResource { what })
             }
         };
         self.reply(reply, &answer);
@@ -238,10 +244,10 @@ mod tests {
         let path = folder.path().join("data/one.data");
         let digest = DataName::of(b"all of it").hash;
         let part = append(None, &path, (b"all ", 5, digest)).expect("room");
-        let Written::Part(file) = part else { panic!("more is expected") };
+        let AppendOutcome::Part(file) = part else { panic!("more is expected") };
         assert!(!path.exists());
         let whole = append(Some(file), &path, (b"of it", 0, digest)).expect("room");
-        assert!(matches!(whole, Written::Whole));
+        assert!(matches!(whole, AppendOutcome::Whole));
         assert_eq!(fs::read(&path).expect("readable"), b"all of it");
 
         let other = folder.path().join("data/two.data");

@@ -10,14 +10,14 @@ use std::sync::Arc;
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::{Seal, Turn};
 use zbelastic_trainer::elastic::LayerGradient;
-use zbelastic_trainer::host::{MessageNumber, PeerBody, PeerFrame};
+use zbelastic_trainer::runtime::{MessageNumber, PeerBody, PeerFrame};
 use zbelastic_types::{ChunkIndex, Generation, LayerId, NodeId};
 
-use super::{Incoming, partial_of};
+use super::{IncomingFrame, partial_of};
 
 /// What pieces make up.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Joined {
+pub(super) enum AssembledFrame {
     /// The gradient of a layer that is followed.
     Update { turn: Turn, before: Option<Seal>, layer: LayerId },
     /// What a chunk gets of its twin's gradient, and so many losses behind it.
@@ -29,7 +29,7 @@ pub(super) enum Joined {
 pub struct FramePiece {
     pub(super) generation: Generation,
     pub(super) sender: Holder,
-    pub(super) of: Joined,
+    pub(super) of: AssembledFrame,
     pub(super) piece: MessageNumber,
     /// Floats, and whose they are: a layer's that are cut go on in the next piece.
     pub(super) parts: Vec<(LayerId, Vec<f32>)>,
@@ -37,11 +37,11 @@ pub struct FramePiece {
 
 impl FramePiece {
     /// The frame, if it is no more than this.
-    pub(super) fn whole_if_alone(self) -> Incoming {
+    pub(super) fn whole_if_alone(self) -> IncomingFrame {
         if self.piece.count > 1 {
-            Incoming::Piece(Box::new(self))
+            IncomingFrame::Piece(Box::new(self))
         } else {
-            Incoming::Whole(Box::new(self.into_frame()))
+            IncomingFrame::Whole(Box::new(self.into_frame()))
         }
     }
 
@@ -54,10 +54,10 @@ impl FramePiece {
             each.map(Arc::new).collect::<Vec<_>>()
         };
         let body = match of {
-            Joined::Update { turn, before, .. } => {
-                PeerBody::Update { turn, before, gradients: gradients(turn, parts) }
+            AssembledFrame::Update { turn, before, .. } => {
+                PeerBody::StandbyUpdate { turn, before, gradients: gradients(turn, parts) }
             }
-            Joined::Partial { turn, chunk, losses } => {
+            AssembledFrame::Partial { turn, chunk, losses } => {
                 PeerBody::Partial(partial_of((turn, chunk, losses), run(parts).collect()))
             }
         };
@@ -85,13 +85,13 @@ impl FramePiece {
 /// Pieces that wait for the next: of each sender those of one frame, so that no more than what the
 /// rules of the plan allow lies here.
 #[derive(Debug, Default)]
-pub struct Assembly {
+pub struct FrameAssembly {
     under_way: BTreeMap<NodeId, FramePiece>,
 }
 
-impl Assembly {
+impl FrameAssembly {
     /// Takes a piece; yields the frame if it was the last.
-    pub fn take(&mut self, piece: FramePiece) -> Option<PeerFrame> {
+    pub fn push(&mut self, piece: FramePiece) -> Option<PeerFrame> {
         // Workers of an earlier plan send no more.
         self.under_way.retain(|_, begun| begun.generation >= piece.generation);
         let node = piece.sender.node;
@@ -124,14 +124,14 @@ mod tests {
 
     fn piece(node: u64, step: u64, index: u32, parts: &[(u32, &[f32])]) -> FramePiece {
         let sender = Holder { node: NodeId(node), incarnation: Incarnation(1) };
-        let of = Joined::Update { turn: turn(step), before: None, layer: LayerId(0) };
+        let of = AssembledFrame::Update { turn: turn(step), before: None, layer: LayerId(0) };
         let parts = parts.iter().map(|(layer, floats)| (LayerId(*layer), floats.to_vec()));
         let piece = MessageNumber { index, count: 3 };
         FramePiece { generation: Generation(1), sender, of, piece, parts: parts.collect() }
     }
 
     fn told(frame: Option<PeerFrame>) -> Vec<(u32, Vec<f32>)> {
-        let Some(PeerFrame { body: PeerBody::Update { gradients, .. }, .. }) = frame else {
+        let Some(PeerFrame { body: PeerBody::StandbyUpdate { gradients, .. }, .. }) = frame else {
             return Vec::new();
         };
         gradients.iter().map(|gradient| (gradient.layer.0, gradient.g.to_vec())).collect()
@@ -139,34 +139,34 @@ mod tests {
 
     #[test]
     fn pieces_of_two_senders_are_joined_each_with_its_own() {
-        let mut assembly = Assembly::default();
+        let mut assembly = FrameAssembly::default();
         for (node, first) in [(1, 1.0), (2, 10.0)] {
-            assert!(assembly.take(piece(node, 5, 0, &[(0, &[first]), (1, &[2.0])])).is_none());
+            assert!(assembly.push(piece(node, 5, 0, &[(0, &[first]), (1, &[2.0])])).is_none());
         }
         for node in [2, 1] {
-            assert!(assembly.take(piece(node, 5, 1, &[(1, &[3.0, 4.0])])).is_none());
+            assert!(assembly.push(piece(node, 5, 1, &[(1, &[3.0, 4.0])])).is_none());
         }
         for (node, first) in [(1, 1.0), (2, 10.0)] {
             let last = piece(node, 5, 2, &[(1, &[5.0]), (2, &[6.0])]);
             let expected = [(0, vec![first]), (1, vec![2.0, 3.0, 4.0, 5.0]), (2, vec![6.0])];
-            assert_eq!(told(assembly.take(last)), expected);
+            assert_eq!(told(assembly.push(last)), expected);
         }
     }
 
     #[test]
     fn a_piece_that_does_not_follow_ends_what_was_begun() {
-        let mut assembly = Assembly::default();
-        assembly.take(piece(1, 5, 0, &[(0, &[1.0])]));
-        assert!(assembly.take(piece(1, 6, 1, &[(1, &[1.0])])).is_none(), "another step's");
-        assert!(assembly.take(piece(1, 5, 1, &[(1, &[1.0])])).is_none(), "nothing is begun");
-        assert!(assembly.take(piece(1, 5, 2, &[(2, &[1.0])])).is_none());
-        assembly.take(piece(1, 5, 0, &[(0, &[1.0])]));
-        assert!(assembly.take(piece(1, 5, 2, &[(2, &[1.0])])).is_none(), "one is missing");
+        let mut assembly = FrameAssembly::default();
+        assembly.push(piece(1, 5, 0, &[(0, &[1.0])]));
+        assert!(assembly.push(piece(1, 6, 1, &[(1, &[1.0])])).is_none(), "another step's");
+        assert!(assembly.push(piece(1, 5, 1, &[(1, &[1.0])])).is_none(), "nothing is begun");
+        assert!(assembly.push(piece(1, 5, 2, &[(2, &[1.0])])).is_none());
+        assembly.push(piece(1, 5, 0, &[(0, &[1.0])]));
+        assert!(assembly.push(piece(1, 5, 2, &[(2, &[1.0])])).is_none(), "one is missing");
         // The whole of it again, after a connection that broke half-way.
-        assembly.take(piece(1, 5, 0, &[(0, &[1.0])]));
-        assembly.take(piece(1, 5, 0, &[(0, &[7.0])]));
-        assembly.take(piece(1, 5, 1, &[(1, &[8.0])]));
+        assembly.push(piece(1, 5, 0, &[(0, &[1.0])]));
+        assembly.push(piece(1, 5, 0, &[(0, &[7.0])]));
+        assembly.push(piece(1, 5, 1, &[(1, &[8.0])]));
         let expected = [(0, vec![7.0]), (1, vec![8.0]), (2, vec![9.0])];
-        assert_eq!(told(assembly.take(piece(1, 5, 2, &[(2, &[9.0])]))), expected);
+        assert_eq!(told(assembly.push(piece(1, 5, 2, &[(2, &[9.0])]))), expected);
     }
 }

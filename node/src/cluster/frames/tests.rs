@@ -5,9 +5,15 @@ use zbelastic_schedule::{
     LowerOptions, PipelineSize, ScheduleKind, Window, generate, generate_sized, lower,
 };
 use zbelastic_trainer::model::MicrobatchShape;
-use zbelastic_trainer::plan::CutBy;
+use zbelastic_trainer::plan::SliceBalance;
 use zbelastic_transport::{PeerIdentity, PeerRole};
 use zbelastic_types::{Attempt, ClusterId, Incarnation, LayerRange, Step};
+
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_trainer::model::model_layers;
+use zbelastic_trainer::plan::TokenWork;
+use zbelastic_transport::FrameRules;
+use zbelastic_transport::frame::RuleError;
 
 use super::*;
 use crate::config::{RunConfig, load_document};
@@ -48,7 +54,7 @@ fn plan() -> PlanRecord {
 
 fn rules(config: &RunConfig, plan: &PlanRecord) -> Result<FrameRules, RuleError> {
     let (me, batch) = (NodeId(2), config.batch);
-    Expected { me, model: &config.model, batch, plan: Some(plan), rehearsal: None }.rules()
+    FrameExpectations { me, model: &config.model, batch, plan: Some(plan), precopy: None }.rules()
 }
 
 /// What arrives at node 2 of what node 1 sends, if its rules let it.
@@ -75,7 +81,7 @@ fn gradients(config: &RunConfig, turn: Turn) -> Vec<Arc<LayerGradient>> {
 
 /// The frames that a stage's gradient travels in.
 fn gradient_frames(gradients: &[Arc<LayerGradient>]) -> Vec<OutgoingFrame> {
-    let messages = GradientPart::messages(gradients, GRADIENT_ROOM);
+    let messages = GradientPart::messages(gradients, GRADIENT_FRAME_LIMITS);
     let count = messages.len() as u32;
     let body = |(index, parts)| {
         let number = MessageNumber { index, count };
@@ -86,7 +92,7 @@ fn gradient_frames(gradients: &[Arc<LayerGradient>]) -> Vec<OutgoingFrame> {
 
 fn frames(body: PeerBody) -> Vec<OutgoingFrame> {
     let frame = PeerFrame { generation: GENERATION, sender: holder(1), body };
-    let Ok(Outgoing::Frames(frames)) = outgoing(frame) else { panic!("frames") };
+    let Ok(OutgoingMessage::Frames(frames)) = outgoing(frame) else { panic!("frames") };
     frames
 }
 
@@ -103,7 +109,7 @@ fn a_stage_of_more_layers_than_a_frame_has_parts_sends_its_gradient_in_two() {
     assert_eq!(frames.len(), 2);
     let mut arrived: Vec<LayerGradient> = Vec::new();
     for (at, frame) in (0..).zip(&frames) {
-        let Ok(Incoming::Whole(frame)) = incoming(arrive(frame, &rules)) else {
+        let Ok(IncomingFrame::Whole(frame)) = incoming(arrive(frame, &rules)) else {
             panic!("parts are used as they arrive")
         };
         let PeerBody::Gradients { of: StageIndex(0), number, parts, .. } = frame.body else {
@@ -122,10 +128,10 @@ fn a_stage_of_more_layers_than_a_frame_has_parts_sends_its_gradient_in_two() {
 /// An embedding of the size of GPT-2's is no frame of half a gigabyte, and neither is what follows it.
 #[test]
 fn a_long_layer_travels_in_pieces_of_16_mebibytes() {
-    let (len, floats) = (50_304 * 768, GRADIENT_ROOM.floats);
+    let (len, floats) = (50_304 * 768, GRADIENT_FRAME_LIMITS.floats);
     let g = zbelastic_kernels::HostFloats::zeroed(len).expect("pages that nobody writes");
     let long = Arc::new(LayerGradient { layer: LayerId(3), turn: turn(), g });
-    let of_copies = GradientPart::messages(std::slice::from_ref(&long), GRADIENT_ROOM);
+    let of_copies = GradientPart::messages(std::slice::from_ref(&long), GRADIENT_FRAME_LIMITS);
     let followed = pieces(long, LAYER_PIECES_MAX).map(|(_, parts)| parts);
     for cut in [of_copies, followed.collect()] {
         assert_eq!(cut.len(), len.div_ceil(floats));
@@ -133,7 +139,11 @@ fn a_long_layer_travels_in_pieces_of_16_mebibytes() {
         assert!(firsts.iter().copied().eq((0..len).step_by(floats)));
         assert!(cut.iter().all(|parts| parts.len() == 1 && parts[0].len() <= floats));
     }
-    assert_eq!(room_of(1 << 32, LAYER_PIECES_MAX).floats, 1 << 24, "longer, not more than fit");
+    assert_eq!(
+        piece_limits(1 << 32, LAYER_PIECES_MAX).floats,
+        1 << 24,
+        "longer, not more than fit"
+    );
 }
 
 #[test]
@@ -153,7 +163,7 @@ fn a_piece_under_the_class_of_another_is_none() {
 #[test]
 fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     let mut config = config();
-    config.batch.cut_by = CutBy::Time;
+    config.batch.cut_by = SliceBalance::Time;
     config.batch.microbatch = MicrobatchShape { sequences: 2, sequence_len: 64 };
     let size = PipelineSize { slice_count: 3, ..PipelineSize::of(ScheduleKind::Seq1F1B, 2, 2) };
     let compute = generate_sized(ScheduleKind::Seq1F1B, size).expect("the size is legal");
@@ -165,15 +175,16 @@ fn boundary_tensors_of_slices_are_as_long_as_their_slices() {
     let mut sent: Vec<OutgoingFrame> = Vec::new();
     for slice in cut.slices() {
         let floats = vec![0.5; 2 * cut.len_of(slice) * config.model.width as usize];
-        let (pass, lap, flow) = (Pass { slice, ..Pass::new(1, 0) }, Lap::Training, Flow::Forward);
+        let (pass, lap, flow) =
+            (Pass { slice, ..Pass::new(1, 0) }, PassMode::Training, Flow::Forward);
         sent.extend(frames(PeerBody::Frame(Frame {
             turn: turn(),
-            lap,
+            mode: lap,
             flow,
             pass,
             tensor: floats.into(),
         })));
-        let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[slice.index()], &rules)) else {
+        let Ok(IncomingFrame::Whole(found)) = incoming(arrive(&sent[slice.index()], &rules)) else {
             panic!("a whole frame")
         };
         assert!(matches!(found.body, PeerBody::Frame(frame) if frame.pass == pass));
@@ -197,16 +208,16 @@ fn boundary_tensors_in_bfloat16_travel_two_in_a_float() {
     // A number, minus zero, infinity, and not-a-numbers of all kinds.
     let halves = vec![0x3f80, 0x8000, 0x7f80, 0x7f81, 0xffff, 1, 0, 0x7fa0];
     assert_eq!(halves.len(), len);
-    let (lap, flow, pass) = (Lap::Training, Flow::Backward, Pass::new(1, 3));
-    let tensor = Parcel::Here(Numbers::Halves(halves.clone()));
-    let sent = frames(PeerBody::Frame(Frame { turn: turn(), lap, flow, pass, tensor }));
+    let (lap, flow, pass) = (PassMode::Training, Flow::Backward, Pass::new(1, 3));
+    let tensor = TensorHandle::OnHost(HostTensor::Halves(halves.clone()));
+    let sent = frames(PeerBody::Frame(Frame { turn: turn(), mode: lap, flow, pass, tensor }));
     assert_eq!(sent[0].parts()[0].len(), len / 2);
-    let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
+    let Ok(IncomingFrame::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
         panic!("a whole frame")
     };
     let PeerBody::Frame(found) = found.body else { panic!("a boundary tensor") };
-    assert_eq!((found.lap, found.flow, found.pass), (lap, flow, pass));
-    assert_eq!(found.tensor.into_numbers(), Numbers::Halves(halves));
+    assert_eq!((found.mode, found.flow, found.pass), (lap, flow, pass));
+    assert_eq!(found.tensor.into_host(), HostTensor::Halves(halves));
     let odd = [7u16, 8, 9];
     assert_eq!(unpaired(&paired(&odd), 3), odd);
     let mut forged = arrive(&sent[0], &rules);
@@ -256,18 +267,18 @@ fn what_twins_exchange_arrives_to_the_bit_at_the_length_of_its_chunk() {
         let floats: Vec<f32> = (0..floats_of(layers)).map(|i| i as f32 + 0.5).collect();
         let losses: Vec<f64> = (0..losses).map(|i| f64::from(i) + 1.0 / 3.0).collect();
         let chunk = ChunkIndex(chunk);
-        let partial = Partial { turn: turn(), chunk, floats, losses };
+        let partial = PartialGradient { turn: turn(), chunk, floats, losses };
         let sent = frames(PeerBody::Partial(partial.clone()));
         assert_eq!(sent.len(), 1);
-        let Ok(Incoming::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
+        let Ok(IncomingFrame::Whole(found)) = incoming(arrive(&sent[0], &rules)) else {
             panic!("a worker's frame")
         };
         let PeerBody::Partial(found) = found.body else { panic!("a partial gradient") };
         assert_eq!(found, partial);
-        let name = FrameName(sent[0].class()).to_string();
+        let name = FrameClassName(sent[0].class()).to_string();
         assert_eq!(name, format!("piece 0 of a twin's gradient for chunk {chunk} of plan 368"));
     }
-    let strange = Kind::Partial(ChunkIndex(0), 0).of(GENERATION);
+    let strange = TensorFrameKind::Partial(ChunkIndex(0), 0).of(GENERATION);
     assert_eq!(rules.parts(NodeId(1), strange), None, "chunk 0 is node 1's own");
 }
 
@@ -277,20 +288,27 @@ fn every_frame_of_a_large_plan_has_a_class_of_its_own() {
     let chunks = 2 * zbelastic_consensus::plan::STAGES_MAX as u32;
     let layers = zbelastic_consensus::job::LAYERS_MAX as u32;
     let partials = (0..chunks).flat_map(|chunk| {
-        (0..PARTIAL_PIECES_MAX).map(move |piece| Kind::Partial(ChunkIndex(chunk), piece))
+        (0..PARTIAL_PIECES_MAX).map(move |piece| TensorFrameKind::Partial(ChunkIndex(chunk), piece))
     });
     let updates = (0..layers).flat_map(|layer| {
-        (0..LAYER_PIECES_MAX).map(move |piece| Kind::Update(LayerId(layer), piece))
+        (0..LAYER_PIECES_MAX).map(move |piece| TensorFrameKind::Update(LayerId(layer), piece))
     });
-    let gradients = (0..GRADIENT_FRAMES_MAX).map(Kind::Gradients);
-    let slices = (0..BOUNDARIES_MAX)
-        .flat_map(|slice| [Kind::Boundary(SliceIndex(slice)), Kind::Halves(SliceIndex(slice))]);
-    let others = [Kind::Prefix, Kind::Receipt].into_iter();
+    let gradients = (0..GRADIENT_FRAMES_MAX).map(TensorFrameKind::Gradients);
+    let slices = (0..BOUNDARIES_MAX).flat_map(|slice| {
+        [TensorFrameKind::Boundary(SliceIndex(slice)), TensorFrameKind::Halves(SliceIndex(slice))]
+    });
+    let others = [TensorFrameKind::Prefix, TensorFrameKind::Receipt].into_iter();
     let kinds = partials.chain(updates).chain(gradients).chain(slices).chain(others);
     let classes: Vec<u32> = kinds.map(|kind| kind.of(Generation(1)).0).collect();
     let distinct: std::collections::BTreeSet<u32> = classes.iter().copied().collect();
     assert_eq!(distinct.len(), classes.len());
     assert!(distinct.iter().all(|class| class >> KIND_BITS == 1), "none is another plan's");
-    assert_ne!(Kind::Prefix.of(Generation(1 << 11)), Kind::Prefix.of(Generation(0)));
-    assert_eq!(Kind::Prefix.of(Generation(1 << 12)), Kind::Prefix.of(Generation(0)));
+    assert_ne!(
+        TensorFrameKind::Prefix.of(Generation(1 << 11)),
+        TensorFrameKind::Prefix.of(Generation(0))
+    );
+    assert_eq!(
+        TensorFrameKind::Prefix.of(Generation(1 << 12)),
+        TensorFrameKind::Prefix.of(Generation(0))
+    );
 }

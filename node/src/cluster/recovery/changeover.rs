@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::checked_json::{self, CheckedError, Read};
-use crate::data_folder::DataFolder;
-use crate::failure::{Failure, FailureCode, cannot_write};
+use crate::checked_json::{self, CheckedError, CheckedObject};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode, cannot_write};
 
 /// Where the new files are written.
 const PART: &str = "recovery.part";
@@ -34,14 +34,14 @@ const PARTS: [&str; 3] = ["log", "admin", "identity"];
 const KEPT_MAX: u32 = 16;
 
 #[derive(Serialize, Deserialize)]
-struct Order {
+struct ChangeoverRecord {
     /// The name of the folder for what was of the old cluster.
     kept: String,
 }
 
 /// A folder whose files are renamed into another's place.
 #[derive(Debug, PartialEq, Eq)]
-struct Move {
+struct FolderMove {
     from: PathBuf,
     to: PathBuf,
 }
@@ -52,23 +52,23 @@ struct Move {
 /// # Errors
 /// If something cannot be written. Nothing was changed then, or [`finish`] makes the rest.
 pub(super) fn change_over(
-    folder: &DataFolder,
+    folder: &NodeDataFolder,
     before: &str,
-    write: impl FnOnce(&DataFolder) -> Result<(), Failure>,
-) -> Result<PathBuf, Failure> {
-    stage(folder, before, write)?;
+    write: impl FnOnce(&NodeDataFolder) -> Result<(), CommandFailure>,
+) -> Result<PathBuf, CommandFailure> {
+    prepare(folder, before, write)?;
     finish(folder)?.ok_or_else(|| {
         let what = format!("{} is gone", folder.root().join(WHOLE).display());
-        Failure::new(FailureCode::Internal, what)
+        CommandFailure::new(FailureCode::Internal, what)
     })
 }
 
 /// Writes what the new cluster begins with, up to where there is no way back.
-fn stage(
-    folder: &DataFolder,
+fn prepare(
+    folder: &NodeDataFolder,
     before: &str,
-    write: impl FnOnce(&DataFolder) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    write: impl FnOnce(&NodeDataFolder) -> Result<(), CommandFailure>,
+) -> Result<(), CommandFailure> {
     let root = folder.root();
     let (part, whole) = (root.join(PART), root.join(WHOLE));
     let failed = |error: io::Error| cannot_write(&part, &error);
@@ -79,9 +79,10 @@ fn stage(
     };
     let kept = (1..=KEPT_MAX).map(named).find(|name| !root.join(name).exists());
     let kept = kept.ok_or_else(|| failed(io::ErrorKind::AlreadyExists.into()))?;
-    write(&DataFolder::new(part.clone()))?;
+    write(&NodeDataFolder::new(part.clone()))?;
     let order = part.join(ORDER);
-    checked_json::write(&order, &Order { kept }).map_err(|error| wrong(&order, error))?;
+    checked_json::write(&order, &ChangeoverRecord { kept })
+        .map_err(|error| changeover_failure(&order, error))?;
     let synced = sync(&part).and_then(|()| fs::rename(&part, &whole)).and_then(|()| sync(root));
     synced.map_err(failed)
 }
@@ -91,7 +92,7 @@ fn stage(
 ///
 /// # Errors
 /// If files cannot be moved, or what is there is not what a recovery leaves.
-pub fn finish(folder: &DataFolder) -> Result<Option<PathBuf>, Failure> {
+pub fn finish(folder: &NodeDataFolder) -> Result<Option<PathBuf>, CommandFailure> {
     let root = folder.root();
     let (part, whole) = (root.join(PART), root.join(WHOLE));
     match fs::remove_dir_all(&part) {
@@ -105,8 +106,10 @@ pub fn finish(folder: &DataFolder) -> Result<Option<PathBuf>, Failure> {
     }
     let order = whole.join(ORDER);
     let read = checked_json::read(&order, ORDER_BYTES_MAX);
-    let read = read.and_then(|read| read.map(Read::checked::<Order>).transpose());
-    let kept = read.map_err(|error| wrong(&order, error))?.map(|order| root.join(order.kept));
+    let read =
+        read.and_then(|read| read.map(CheckedObject::checked::<ChangeoverRecord>).transpose());
+    let kept =
+        read.map_err(|error| changeover_failure(&order, error))?.map(|order| root.join(order.kept));
     if let Some(kept) = &kept {
         move_all(root, kept).map_err(|error| cannot_write(kept, &error))?;
         fs::remove_file(&order).map_err(|error| cannot_write(&order, &error))?;
@@ -122,7 +125,7 @@ fn move_all(root: &Path, kept: &Path) -> io::Result<()> {
     sync(root)?;
     // Each part is moved away once, and comes once.
     for _ in 0..2 * PARTS.len() {
-        let Some(Move { from, to }) = next_move(root, kept, &Path::exists) else { break };
+        let Some(FolderMove { from, to }) = next_move(root, kept, &Path::exists) else { break };
         fs::rename(&from, &to)?;
         // Where it is before where it was: a power cut must not lose both names.
         for folder in [to.parent(), from.parent()].into_iter().flatten() {
@@ -133,14 +136,14 @@ fn move_all(root: &Path, kept: &Path) -> io::Result<()> {
 }
 
 /// The next step, by what is there.
-fn next_move(root: &Path, kept: &Path, is_there: &dyn Fn(&Path) -> bool) -> Option<Move> {
+fn next_move(root: &Path, kept: &Path, is_there: &dyn Fn(&Path) -> bool) -> Option<FolderMove> {
     PARTS.iter().find_map(|name| {
         let (here, new) = (root.join(name), root.join(WHOLE).join(name));
         let aside = kept.join(name);
         let is_due = is_there(&new) || *name == "log";
         match (is_there(&here), is_there(&aside)) {
-            (true, false) if is_due => Some(Move { from: here, to: aside }),
-            (false, _) if is_there(&new) => Some(Move { from: new, to: here }),
+            (true, false) if is_due => Some(FolderMove { from: here, to: aside }),
+            (false, _) if is_there(&new) => Some(FolderMove { from: new, to: here }),
             (true | false, true | false) => None,
         }
     })
@@ -150,12 +153,12 @@ fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-fn wrong(path: &Path, error: CheckedError) -> Failure {
+fn changeover_failure(path: &Path, error: CheckedError) -> CommandFailure {
     match error {
         CheckedError::File(error) => cannot_write(path, &error),
         error @ (CheckedError::Form(_) | CheckedError::Check { .. }) => {
             let what = format!("{} {error}", path.display());
-            Failure::new(FailureCode::VerificationFailed, what)
+            CommandFailure::new(FailureCode::VerificationFailed, what)
         }
     }
 }
@@ -164,9 +167,9 @@ fn wrong(path: &Path, error: CheckedError) -> Failure {
 mod tests {
     use super::*;
 
-    fn old() -> (tempfile::TempDir, DataFolder) {
+    fn old() -> (tempfile::TempDir, NodeDataFolder) {
         let site = tempfile::tempdir().expect("a folder");
-        let folder = DataFolder::new(site.path().to_owned());
+        let folder = NodeDataFolder::new(site.path().to_owned());
         for name in PARTS {
             put(&folder.root().join(name), "old");
         }
@@ -178,14 +181,17 @@ mod tests {
         fs::write(folder.join("text"), text).expect("room");
     }
 
-    fn write_new(folder: &DataFolder) -> Result<(), Failure> {
+    fn write_new(folder: &NodeDataFolder) -> Result<(), CommandFailure> {
         put(&folder.identity(), "new");
         put(&folder.admin(), "new");
         Ok(())
     }
 
     /// What lies where: of the parts, of what is kept of them, and whether anything else is left.
-    fn found(folder: &DataFolder, kept: &str) -> (Vec<Option<String>>, Vec<Option<String>>, bool) {
+    fn found(
+        folder: &NodeDataFolder,
+        kept: &str,
+    ) -> (Vec<Option<String>>, Vec<Option<String>>, bool) {
         let texts = |root: &Path| {
             let text = |name: &&str| fs::read_to_string(root.join(name).join("text")).ok();
             PARTS.iter().map(text).collect::<Vec<_>>()
@@ -205,11 +211,12 @@ mod tests {
         let whole = (texts([None, Some("new"), Some("new")]), texts([Some("old"); 3]), false);
         for steps in 0..=2 * PARTS.len() {
             let (_site, folder) = old();
-            stage(&folder, "before-1", write_new).expect("room");
+            prepare(&folder, "before-1", write_new).expect("room");
             let kept = folder.root().join("before-1");
             fs::create_dir_all(&kept).expect("room");
             for _ in 0..steps {
-                let Some(Move { from, to }) = next_move(folder.root(), &kept, &Path::exists) else {
+                let Some(FolderMove { from, to }) = next_move(folder.root(), &kept, &Path::exists)
+                else {
                     break;
                 };
                 fs::rename(from, to).expect("room");
@@ -223,9 +230,9 @@ mod tests {
     #[test]
     fn a_recovery_that_is_cut_short_while_it_writes_has_changed_nothing() {
         let (_site, folder) = old();
-        let fails = |folder: &DataFolder| {
+        let fails = |folder: &NodeDataFolder| {
             write_new(folder).expect("room");
-            Err(Failure::new(FailureCode::OutOfResource, "no room"))
+            Err(CommandFailure::new(FailureCode::OutOfResource, "no room"))
         };
         assert!(change_over(&folder, "before-1", fails).is_err());
         assert_eq!(finish(&folder), Ok(None));

@@ -5,44 +5,44 @@ use std::sync::Arc;
 use zbelastic_consensus::job::JobSpec;
 use zbelastic_consensus::plan::PlanRecord;
 use zbelastic_schedule::Window;
-use zbelastic_trainer::plan::{Judgement, Plan, Stakes, judge};
+use zbelastic_trainer::plan::{DriftJudgement, Plan, ReplanStakes, judge};
 use zbelastic_types::Generation;
 
-use super::{Question, choice};
+use super::{PlanQuery, choice};
 use crate::cluster::document::JobDocument;
-use crate::cluster::pace::{Known, Seated};
+use crate::cluster::pace::{NodeResources, PaceEstimate};
 
 /// What is to be judged.
-pub struct Review {
+pub struct PlanReview {
     /// The job that the plan is for.
     pub spec: Arc<JobSpec>,
     /// The plan in force.
     pub plan: Arc<PlanRecord>,
     /// The nodes at its stages, with what they brought.
-    pub nodes: Vec<Seated>,
+    pub nodes: Vec<NodeResources>,
     /// What it was made with.
-    pub planned: Known,
+    pub planned: PaceEstimate,
     /// The pace as it is found to be now.
-    pub found: Known,
+    pub found: PaceEstimate,
     /// What is left to be gained, in microseconds.
-    pub stakes: Stakes,
+    pub stakes: ReplanStakes,
 }
 
 /// The outcome of a review.
-pub struct Reviewed {
+pub struct ReviewedPlan {
     /// On the plan of this generation.
     pub generation: Generation,
     /// The nodes at its stages, with what they brought.
-    pub nodes: Vec<Seated>,
+    pub nodes: Vec<NodeResources>,
     /// The pace as it was found to be.
-    pub found: Known,
+    pub found: PaceEstimate,
     /// Whether the plan fits, or another one is wanted.
-    pub judgement: Judgement,
+    pub judgement: DriftJudgement,
 }
 
-impl Review {
+impl PlanReview {
     /// Judges the plan of a job.
-    pub(super) fn judge(self, document: &JobDocument) -> Reviewed {
+    pub(super) fn judge(self, document: &JobDocument) -> ReviewedPlan {
         let Self { plan: record, nodes, planned, found, stakes, .. } = self;
         let config = &document.config;
         let (before, now) = (planned.seated(&nodes), found.seated(&nodes));
@@ -57,16 +57,16 @@ impl Review {
         let window = record.window().unwrap_or(Window::One);
         let best = || {
             // Others that could be had with as many stages.
-            let resorts = config.resorts(now.len() as u32).ok()?;
+            let resorts = config.plan_fallbacks(now.len() as u32).ok()?;
             let here = resorts.into_iter().filter(|resort| resort.stage_count == now.len() as u32);
             let found = here.map(|resort| {
                 let most = config.stage_bytes_max;
-                let question = Question::new(resort, (&now, window), (&pace, most));
+                let question = PlanQuery::new(resort, (&now, window), (&pace, most));
                 choice(document, resort, &question, &pace)
             });
             found.flatten().next().map(|best| best.prediction.period)
         };
         let judgement = judge(&plan, (&assumed, &pace), stakes, best);
-        Reviewed { generation: record.generation, nodes, found, judgement }
+        ReviewedPlan { generation: record.generation, nodes, found, judgement }
     }
 }

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 
 use zbelastic_consensus::plan::PlanRecord;
-use zbelastic_consensus::seat::News;
+use zbelastic_consensus::session::WorkerEvent;
 use zbelastic_consensus::state::copied_layers;
 use zbelastic_trainer::elastic::image_bytes;
 use zbelastic_types::{Bytes, LayerId, NodeId, Step};
 
-use super::Worker;
+use super::WorkerNode;
+use crate::cluster::activity::{LongActivity, WorkCounter};
 use crate::cluster::tick::ticks_of_seconds;
 use crate::cluster::wire::{NodeMessage, PieceRef};
-use crate::cluster::work::{Activity, WorkCount};
 
 /// Ticks between two reports of an activity: people read no faster, and heartbeats carry the count of
 /// work in between.
@@ -19,15 +19,15 @@ const REPORT_TICKS: u32 = 50;
 
 /// An order is taken for work that gets on while it takes no longer than this many times what its bytes
 /// should: machines share cores and memory.
-const ORDER_PATIENCE: f64 = 10.0;
+const COMMAND_PATIENCE: f64 = 10.0;
 /// An order may take so long however little it is about, in seconds.
-const ORDER_SECONDS_MIN: f64 = 10.0;
+const COMMAND_SECONDS_MIN: f64 = 10.0;
 /// How often an order passes over each byte that is held: it draws or restores a layer, hashes it, and
 /// gives its memory back.
-const ORDER_PASSES: f64 = 4.0;
+const COMMAND_PASSES: f64 = 4.0;
 /// Bytes that one thread passes over in a second at least. It was chosen, and nobody has measured it: memory
 /// of machines that are rented gives several times as much.
-const ORDER_BYTES_PER_S: f64 = 1e9;
+const COMMAND_BYTES_PER_S: f64 = 1e9;
 
 /// Ticks for which an evaluation waits once a controller sent that layers are being read: several times those
 /// between two such messages.
@@ -39,19 +39,19 @@ const EXPORT_PATIENCE: u32 = 6_000;
 #[derive(Default)]
 pub(super) struct WorkLog {
     /// Bytes of layers that were verified on their way here.
-    received: WorkCount,
+    received: WorkCounter,
     /// Of them, those before the fetches that are under way.
     received_before: u64,
     /// Bytes of the layers that are on their way, or came with them.
     receiving: u64,
     /// Bytes of pieces of checkpoints that were verified on their way here.
-    pieces: WorkCount,
-    writing: Option<Writing>,
-    reported: Option<(u64, Option<Activity>)>,
+    pieces: WorkCounter,
+    writing: Option<CheckpointWriteProgress>,
+    reported: Option<(u64, Option<LongActivity>)>,
     /// The count of work that the seat was given last.
     progress: u64,
     ticks: u32,
-    order: OrderWatch,
+    command: CommandWatch,
     /// Ticks for which clients are taken to read layers of a checkpoint.
     export_ticks: u32,
     /// Ticks for which the evaluation under way may yet wait for clients that read layers.
@@ -62,7 +62,7 @@ pub(super) struct WorkLog {
 
 /// The order that the device thread carries out.
 #[derive(Default)]
-struct OrderWatch {
+struct CommandWatch {
     /// The gauge's count of orders as it was seen last.
     seen: u64,
     ticks: u32,
@@ -70,25 +70,25 @@ struct OrderWatch {
     held: u64,
 }
 
-impl OrderWatch {
+impl CommandWatch {
     /// Whether an order is under way that may take longer yet.
     fn gets_on(&mut self, orders: u64) -> bool {
         let is_same = orders == self.seen && !orders.is_multiple_of(2);
         self.ticks = if is_same { self.ticks + 1 } else { 0 };
         self.seen = orders;
-        is_same && self.ticks <= order_ticks_max(self.held)
+        is_same && self.ticks <= command_ticks_max(self.held)
     }
 }
 
 /// Ticks that an order may take which passes over so many bytes.
-fn order_ticks_max(held: u64) -> u32 {
-    let seconds = ORDER_PASSES * held as f64 / ORDER_BYTES_PER_S;
-    ticks_of_seconds(ORDER_SECONDS_MIN + ORDER_PATIENCE * seconds)
+fn command_ticks_max(held: u64) -> u32 {
+    let seconds = COMMAND_PASSES * held as f64 / COMMAND_BYTES_PER_S;
+    ticks_of_seconds(COMMAND_SECONDS_MIN + COMMAND_PATIENCE * seconds)
 }
 
 /// Layers of a version on their way to disks. One that is sealed again under another plan is written again,
 /// and is still one piece.
-struct Writing {
+struct CheckpointWriteProgress {
     version: Step,
     under_way: BTreeSet<PieceRef>,
     done: u64,
@@ -96,13 +96,13 @@ struct Writing {
 
 impl WorkLog {
     /// A layer of so many bytes is fetched. Yields what its bytes are counted by.
-    pub(super) fn begin_receiving(&mut self, length: u64) -> WorkCount {
+    pub(super) fn begin_receiving(&mut self, length: u64) -> WorkCounter {
         self.receiving += length;
         self.received.clone()
     }
 
     /// What the bytes of pieces that are fetched are counted by.
-    pub(super) fn pieces(&self) -> &WorkCount {
+    pub(super) fn pieces(&self) -> &WorkCounter {
         &self.pieces
     }
 
@@ -115,7 +115,7 @@ impl WorkLog {
     pub(super) fn begin_writing(&mut self, piece: PieceRef) {
         let version = piece.version;
         let writing = self.writing.take().filter(|writing| writing.version == version);
-        let new = || Writing { version, under_way: BTreeSet::new(), done: 0 };
+        let new = || CheckpointWriteProgress { version, under_way: BTreeSet::new(), done: 0 };
         self.writing.insert(writing.unwrap_or_else(new)).under_way.insert(piece);
     }
 
@@ -142,7 +142,7 @@ impl WorkLog {
     /// A tick. Whether an evaluation behind the last step waits for what makes the run last: a checkpoint on
     /// its way to disks, or a model that is written. `is_keeping`: whether pieces are hashed, written,
     /// or kept for others.
-    fn look_at_evaluation(&mut self, is_evaluating: bool, is_keeping: bool) -> bool {
+    fn update_evaluation_wait(&mut self, is_evaluating: bool, is_keeping: bool) -> bool {
         self.export_ticks = self.export_ticks.saturating_sub(1);
         if !is_evaluating {
             self.export_patience = EXPORT_PATIENCE;
@@ -155,22 +155,22 @@ impl WorkLog {
         is_keeping || is_read
     }
 
-    fn activity(&self, evaluated: Option<(u32, u32)>) -> Option<Activity> {
+    fn activity(&self, evaluated: Option<(u32, u32)>) -> Option<LongActivity> {
         let received = self.received.total() - self.received_before;
         if received < self.receiving {
             let (done, total) = (Bytes(received), Bytes(self.receiving));
-            return Some(Activity::Receiving { done, total });
+            return Some(LongActivity::Receiving { done, total });
         }
         if let Some((done, total)) = evaluated {
-            return Some(Activity::Evaluating { done, total });
+            return Some(LongActivity::Evaluating { done, total });
         }
-        let Writing { version, under_way, done } = self.writing.as_ref()?;
+        let CheckpointWriteProgress { version, under_way, done } = self.writing.as_ref()?;
         let total = done + under_way.iter().map(|piece| piece.length).sum::<u64>();
-        Some(Activity::Writing { version: *version, done: Bytes(*done), total: Bytes(total) })
+        Some(LongActivity::Writing { version: *version, done: Bytes(*done), total: Bytes(total) })
     }
 }
 
-impl Worker {
+impl WorkerNode {
     /// Another plan: what is held under it.
     pub(super) fn note_held(&mut self, plan: &PlanRecord, me: NodeId) {
         let Some(stage) = plan.stage_indices().zip(&plan.stages).find(|(_, at)| at.node == me)
@@ -180,36 +180,38 @@ impl Worker {
         let held: Vec<LayerId> =
             plan.layers_of(stage.0).chain(copied_layers(plan, stage.0)).collect();
         let bytes = held.into_iter().filter_map(|layer| self.layer_floats(layer)).map(image_bytes);
-        self.work.order.held = bytes.sum();
+        self.work_log.command.held = bytes.sum();
     }
 
     /// Reports work that was done since the last report, if it is time for one.
     pub(super) fn report_work(&mut self) {
         let gauge = self.device.gauge();
-        if self.work.order.gets_on(gauge.orders()) {
+        if self.work_log.command.gets_on(gauge.command_edges()) {
             gauge.work().add(1);
         }
         let is_keeping = self.unhashed.is_busy() || self.copies.is_busy() || self.keeping.is_busy();
         let is_evaluating = gauge.evaluation().get().is_some();
-        gauge.evaluation().set_waiting(self.work.look_at_evaluation(is_evaluating, is_keeping));
-        let pieces = self.work.pieces.total() + self.keeper.moved().total();
-        let done = gauge.work().total() + self.work.received.total() + pieces;
-        let reported = done + self.work.export_waits;
-        if self.work.progress != reported {
-            self.work.progress = reported;
-            self.tell_seat(News::Progress { done: reported });
+        gauge
+            .evaluation()
+            .set_waiting(self.work_log.update_evaluation_wait(is_evaluating, is_keeping));
+        let pieces = self.work_log.pieces.total() + self.checkpoint_thread.moved().total();
+        let done = gauge.work().total() + self.work_log.received.total() + pieces;
+        let reported = done + self.work_log.export_waits;
+        if self.work_log.progress != reported {
+            self.work_log.progress = reported;
+            self.send_to_session(WorkerEvent::Progress { done: reported });
         }
-        self.look_at_pieces(pieces);
+        self.report_piece_progress(pieces);
         let gauge = self.device.gauge();
-        self.work.ticks += 1;
-        if self.work.ticks < REPORT_TICKS {
+        self.work_log.ticks += 1;
+        if self.work_log.ticks < REPORT_TICKS {
             return;
         }
-        self.work.ticks = 0;
-        let activity = self.work.activity(gauge.evaluation().get());
-        if self.work.reported != Some((done, activity)) {
-            self.work.reported = Some((done, activity));
-            self.tell_controllers(&NodeMessage::Working { done, activity });
+        self.work_log.ticks = 0;
+        let activity = self.work_log.activity(gauge.evaluation().get());
+        if self.work_log.reported != Some((done, activity)) {
+            self.work_log.reported = Some((done, activity));
+            self.send_to_controllers(&NodeMessage::Working { done, activity });
         }
     }
 }
@@ -237,22 +239,25 @@ mod tests {
         let count = log.begin_receiving(30);
         let _same = log.begin_receiving(10);
         count.add(25);
-        let receiving = |done| Activity::Receiving { done: Bytes(done), total: Bytes(40) };
+        let receiving = |done| LongActivity::Receiving { done: Bytes(done), total: Bytes(40) };
         assert_eq!(log.activity(Some((1, 2))), Some(receiving(25)), "everybody waits for it");
         count.add(15);
-        assert_eq!(log.activity(Some((1, 2))), Some(Activity::Evaluating { done: 1, total: 2 }));
+        assert_eq!(
+            log.activity(Some((1, 2))),
+            Some(LongActivity::Evaluating { done: 1, total: 2 })
+        );
         log.end_receiving();
         let _next = log.begin_receiving(10);
-        let expected = Activity::Receiving { done: Bytes(0), total: Bytes(10) };
+        let expected = LongActivity::Receiving { done: Bytes(0), total: Bytes(10) };
         assert_eq!(log.activity(None), Some(expected), "what came before is not counted again");
     }
 
     #[test]
     fn an_order_gets_on_for_as_long_as_its_bytes_may_take_and_no_longer() {
-        let gigabyte = OrderWatch { held: 1 << 30, ..OrderWatch::default() };
+        let gigabyte = CommandWatch { held: 1 << 30, ..CommandWatch::default() };
         let mut watch = gigabyte;
-        let ticks_max = order_ticks_max(1 << 30);
-        assert!(ticks_max > 3 * order_ticks_max(1 << 20));
+        let ticks_max = command_ticks_max(1 << 30);
+        assert!(ticks_max > 3 * command_ticks_max(1 << 20));
         assert!(!watch.gets_on(2), "none is under way");
         assert!(!watch.gets_on(3), "it has just begun");
         assert!((0..ticks_max).all(|_| watch.gets_on(3)));
@@ -266,7 +271,7 @@ mod tests {
         let mut log = WorkLog::default();
         let writing = |version, done, total| {
             let (done, total) = (Bytes(done), Bytes(total));
-            Some(Activity::Writing { version: Step(version), done, total })
+            Some(LongActivity::Writing { version: Step(version), done, total })
         };
         log.begin_writing(piece(4, 0));
         log.begin_writing(piece(4, 1));
@@ -289,12 +294,12 @@ mod tests {
     #[test]
     fn an_evaluation_waits_for_what_makes_a_run_last() {
         let mut log = WorkLog::default();
-        assert!(!log.look_at_evaluation(false, false), "steps are trained");
-        assert!(!log.look_at_evaluation(true, false));
-        assert!(log.look_at_evaluation(true, true), "pieces are written, or kept for others");
-        assert!(!log.look_at_evaluation(true, false));
+        assert!(!log.update_evaluation_wait(false, false), "steps are trained");
+        assert!(!log.update_evaluation_wait(true, false));
+        assert!(log.update_evaluation_wait(true, true), "pieces are written, or kept for others");
+        assert!(!log.update_evaluation_wait(true, false));
         log.note_export();
-        let waits = |log: &mut WorkLog| log.look_at_evaluation(true, false);
+        let waits = |log: &mut WorkLog| log.update_evaluation_wait(true, false);
         let waited = (0..3 * EXPORT_TICKS).filter(|_| waits(&mut log)).count();
         assert_eq!(waited as u32, EXPORT_TICKS - 1, "and not for ever for whoever asked last");
         assert_eq!(log.export_waits, u64::from(EXPORT_TICKS) - 1, "the run gets on meanwhile");
@@ -305,9 +310,9 @@ mod tests {
         let patience = EXPORT_PATIENCE - (EXPORT_TICKS - 1);
         assert_eq!(slow.count() as u32, patience, "nor for a reader that never ends");
         let before = log.export_waits;
-        log.look_at_evaluation(false, false);
+        log.update_evaluation_wait(false, false);
         log.note_export();
-        log.look_at_evaluation(false, false);
+        log.update_evaluation_wait(false, false);
         assert_eq!(log.export_waits, before, "nobody waits: that others read is no progress");
     }
 }

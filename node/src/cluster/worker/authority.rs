@@ -1,20 +1,20 @@
 //! A worker believes whom the cluster agreed to believe, and reports how far it is with that.
 
-use super::Worker;
-use crate::cluster::authority::{LOOK_TICKS, followed, is_certified, report};
+use super::WorkerNode;
+use crate::cluster::authority::{LOOK_TICKS, is_certified, report, updated_credentials};
 use crate::cluster::wire::NodeMessage;
 
-impl Worker {
+impl WorkerNode {
     /// Follows a change of authority: what was agreed travels with where members are reached.
-    pub(super) fn look_at_authority(&mut self) {
+    pub(super) fn follow_rotation(&mut self) {
         self.authority_ticks += 1;
         if self.authority_ticks < LOOK_TICKS {
             return;
         }
         self.authority_ticks = 0;
-        let contacts = self.seat.contacts().clone();
+        let contacts = self.session.contacts().clone();
         let Some(rotation) = &contacts.rotation else { return };
-        if let Some(followed) = followed(rotation, &self.setup.credentials) {
+        if let Some(followed) = updated_credentials(rotation, &self.setup.credentials) {
             let followed = followed.map_err(|error| error.to_string());
             match followed.and_then(|credentials| self.use_credentials(credentials)) {
                 Ok(()) => self.journal.log("whom this node believes has changed".to_owned()),
@@ -24,11 +24,11 @@ impl Worker {
         self.wants_certificate =
             rotation.is_issuing() && !is_certified(rotation, &self.setup.credentials);
         if self.wants_certificate {
-            self.renewal.look_soon();
+            self.renewal.check_soon();
         }
         if rotation.is_under_way() {
             let report = report(rotation, &self.setup.credentials, false);
-            self.tell_controllers(&NodeMessage::Authority(report));
+            self.send_to_controllers(&NodeMessage::Authority(report));
         }
     }
 }

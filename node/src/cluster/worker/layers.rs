@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use zbelastic_consensus::member::Holder;
 use zbelastic_consensus::validation::Turn;
 use zbelastic_trainer::elastic::{LayerImage, ScatteredLayer, image_bytes};
-use zbelastic_trainer::host::{HostInput, PeerBody, PeerFrame};
+use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput};
 use zbelastic_transport::{BulkFetch, ChunkSink, PeerIdentity, Transport};
 use zbelastic_types::{Generation, LayerId, NodeId};
 
-use super::{Arrived, Worker};
+use super::{WorkerCompletion, WorkerNode};
+use crate::cluster::blob_registry::LayerBody;
 use crate::cluster::frames::LayerOffer;
-use crate::cluster::shelf::LayerBody;
 use crate::cluster::wire::{self, BulkKey, LayerMessage, NodeMessage};
 
 /// A layer that can be fetched.
 #[derive(Clone, Copy)]
-struct Offered {
+struct OfferedLayer {
     key: BulkKey,
     generation: Generation,
     sender: Holder,
@@ -27,20 +27,20 @@ struct Offered {
 }
 
 /// A layer that was fetched, or not.
-pub(super) struct LayerArrived {
-    offered: Offered,
+pub(super) struct LayerFetchResult {
+    offered: OfferedLayer,
     /// Decoded already: a layer may be gigabytes, and the event loop sends heartbeats.
     image: Result<LayerImage, String>,
     took: Duration,
 }
 
-impl Worker {
+impl WorkerNode {
     /// Another worker wants a layer, and the host has it.
     pub(super) fn offer(&mut self, to: NodeId, offer: LayerOffer) {
         let LayerOffer { generation, sender, image, open } = offer;
         let (layer, version) = (image.layer, image.version);
         let key = BulkKey::Layer { generation, layer, version };
-        self.shelf.offer(key, Arc::new(LayerBody::new(image)));
+        self.blob_registry.offer(key, Arc::new(LayerBody::new(image)));
         let offer = LayerMessage::Offer { generation, sender, layer, version, open };
         self.send_node(to, &NodeMessage::Layer(offer));
     }
@@ -51,60 +51,62 @@ impl Worker {
                 (generation, sender, PeerBody::Fetch { layer, version })
             }
             LayerMessage::Follow { generation, sender, layer } => {
-                (generation, sender, PeerBody::Follow { layer })
+                (generation, sender, PeerBody::StandbyRequest { layer })
             }
             LayerMessage::Offer { generation, sender, layer, version, open } => {
                 let key = BulkKey::Layer { generation, layer, version };
-                let offered = Offered { key, generation, sender, open };
+                let offered = OfferedLayer { key, generation, sender, open };
                 return self.fetch_layer(from, offered, layer);
             }
         };
         if sender.node == from.node {
-            self.tell_device(HostInput::Peer(PeerFrame { generation, sender, body }));
+            self.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
         }
     }
 
-    fn fetch_layer(&mut self, from: PeerIdentity, offered: Offered, layer: LayerId) {
+    fn fetch_layer(&mut self, from: PeerIdentity, offered: OfferedLayer, layer: LayerId) {
         let Some(float_count) = self.layer_floats(layer) else { return };
-        if offered.sender.node != from.node || !self.arriving.insert(offered.key) {
+        if offered.sender.node != from.node || !self.layers_fetching.insert(offered.key) {
             return;
         }
         let length = image_bytes(float_count);
-        let progress = Some(self.work.begin_receiving(length).shared());
+        let progress = Some(self.work_log.begin_receiving(length).shared());
         let key = wire::encode(&offered.key);
         let fetch = BulkFetch { holders: vec![from.node], key, length, progress };
-        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
         tokio::spawn(async move {
             let asked = Instant::now();
             let image = fetch_image(&transport, fetch, float_count).await;
             let took = asked.elapsed();
-            let _ = arrivals.send(Arrived::Layer(LayerArrived { offered, image, took })).await;
+            let _ = arrivals
+                .send(WorkerCompletion::Layer(LayerFetchResult { offered, image, took }))
+                .await;
         });
     }
 
-    pub(super) fn handle_layer(&mut self, arrived: LayerArrived) {
-        let LayerArrived { offered, image, took } = arrived;
-        let Offered { key, generation, sender, open } = offered;
-        if !self.arriving.remove(&key) {
+    pub(super) fn handle_layer(&mut self, arrived: LayerFetchResult) {
+        let LayerFetchResult { offered, image, took } = arrived;
+        let OfferedLayer { key, generation, sender, open } = offered;
+        if !self.layers_fetching.remove(&key) {
             return;
         }
-        if self.arriving.is_empty() {
-            self.work.end_receiving();
+        if self.layers_fetching.is_empty() {
+            self.work_log.end_receiving();
         }
         if let Ok(image) = &image {
             // What is wanted ahead is for the plan after this one.
             let plan = if open.is_some() { generation.next() } else { generation };
             let (bytes, took_us) = (image_bytes(image.w.len()), took.as_micros() as u64);
-            self.tell_controllers(&NodeMessage::Moved { plan, bytes, took_us });
+            self.send_to_controllers(&NodeMessage::Moved { plan, bytes, took_us });
         }
         match image {
             Ok(image) => {
                 let image = Arc::new(image);
                 let body = match open {
-                    Some(open) => PeerBody::Ahead { open, image },
+                    Some(open) => PeerBody::StandbyLayer { open, image },
                     None => PeerBody::Layer(image),
                 };
-                self.tell_device(HostInput::Peer(PeerFrame { generation, sender, body }));
+                self.send_to_device(RuntimeInput::Peer(PeerFrame { generation, sender, body }));
             }
             // The host requests it again, from another worker.
             Err(error) => {

@@ -5,31 +5,31 @@ use std::sync::Arc;
 
 use zbelastic_consensus::class::DeviceClass;
 use zbelastic_consensus::member::Resources;
-use zbelastic_policy::data::wanted_name;
-use zbelastic_trainer::elastic::{LayerImage, ReadLayer, image_bytes, layer_digest};
-use zbelastic_trainer::host::HostInput;
-use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, Reply};
+use zbelastic_policy::data::expected_name;
+use zbelastic_trainer::elastic::{LayerImage, LoadedLayer, image_bytes, layer_digest};
+use zbelastic_trainer::runtime::RuntimeInput;
+use zbelastic_transport::{BulkFetch, PeerIdentity, PeerRole, RequestReply};
 use zbelastic_types::{Bytes, Digest, Generation, LayerId, NodeId, RunId, Step};
 
 use super::layers::fetch_image;
-use super::{Arrived, Readiness, Worker};
-use crate::cluster::copies::CopyNext;
-use crate::cluster::data::damaged_words;
+use super::{JobReadiness, WorkerCompletion, WorkerNode};
+use crate::cluster::blob_registry::LayerBody;
+use crate::cluster::checkpoint_thread::{StoreEvent, collect_now};
+use crate::cluster::data::damaged_text;
+use crate::cluster::disk_space::{DiskSpace, DiskSpaceChange};
+use crate::cluster::keep_queue::KeepQueueFull;
 use crate::cluster::keep_rule::check_keep;
-use crate::cluster::keeper::{Kept, collect_now};
-use crate::cluster::keeping::QueueFull;
-use crate::cluster::means::SPEED_OF_A_THREAD;
-use crate::cluster::piece_keep::{KeepError, keep};
-use crate::cluster::room::{DiskRoom, RoomChange};
-use crate::cluster::scrub::{mend, mended_words, rotten_words};
-use crate::cluster::shelf::LayerBody;
+use crate::cluster::piece_copies::PieceCopyAction;
+use crate::cluster::piece_fetch::{PieceFetchError, fetch_piece};
+use crate::cluster::scrub::{damaged_piece_text, repair, repair_text};
 use crate::cluster::tick::milliticks;
 use crate::cluster::wire::{
-    self, BulkKey, Freed, NodeMessage, NodeRequest, PieceRef, Referred, SaveFailed,
+    self, BulkKey, FreedSpace, NodeMessage, NodeRequest, PieceRef, SaveFailed, StoreReferences,
 };
+use crate::cluster::worker_profile::SPEED_OF_A_THREAD;
 
 /// A layer of a checkpoint, the plan under which it was sealed, and the run that was loaded then.
-pub(super) struct Sealed {
+pub(super) struct SealedLayer {
     image: Arc<LayerImage>,
     generation: Generation,
     run: RunId,
@@ -40,20 +40,21 @@ pub(super) struct Sealed {
 /// more than a host writes at once, the layers of two versions.
 #[derive(Default)]
 pub(super) struct HashQueue {
-    waiting: VecDeque<Sealed>,
+    waiting: VecDeque<SealedLayer>,
     is_busy: bool,
 }
 
 impl HashQueue {
     /// A layer is to be hashed.
-    fn push(&mut self, sealed: Sealed) {
-        let is_of = |old: &Sealed| (old.run, old.generation) == (sealed.run, sealed.generation);
+    fn push(&mut self, sealed: SealedLayer) {
+        let is_of =
+            |old: &SealedLayer| (old.run, old.generation) == (sealed.run, sealed.generation);
         self.waiting.retain(is_of);
         self.waiting.push_back(sealed);
     }
 
     /// The next layer to be hashed, unless one is.
-    fn poll(&mut self) -> Option<Sealed> {
+    fn poll(&mut self) -> Option<SealedLayer> {
         let next = if self.is_busy { None } else { self.waiting.pop_front() };
         self.is_busy |= next.is_some();
         next
@@ -71,27 +72,27 @@ impl HashQueue {
 }
 
 /// A piece that was fetched or hashed, or not.
-pub(super) enum PieceArrived {
+pub(super) enum PieceTaskResult {
     /// To become durable.
-    Hashed { sealed: Sealed, digest: Option<Digest> },
+    Hashed { sealed: SealedLayer, digest: Option<Digest> },
     /// To go on from.
-    Read { piece: PieceRef, read: Result<Box<ReadLayer>, String> },
+    Read { piece: PieceRef, read: Result<Box<LoadedLayer>, String> },
     /// To be kept for another node.
-    Kept { piece: PieceRef, node: NodeId, outcome: Result<(), KeepError> },
+    Kept { piece: PieceRef, node: NodeId, outcome: Result<(), PieceFetchError> },
 }
 
-impl Worker {
+impl WorkerNode {
     /// The host wants a layer to become durable.
     pub(super) fn write(&mut self, image: LayerImage, generation: Generation) {
         let Some(run) = self.run() else { return };
-        self.unhashed.push(Sealed { image: Arc::new(image), generation, run });
+        self.unhashed.push(SealedLayer { image: Arc::new(image), generation, run });
         self.hash_next();
     }
 
     fn hash_next(&mut self) {
         let Some(sealed) = self.unhashed.poll() else { return };
-        let (arrivals, progress) = (self.arrivals.clone(), self.work.pieces().clone());
-        let (image, time) = (sealed.image.clone(), self.keeper.time().clone());
+        let (arrivals, progress) = (self.completions.clone(), self.work_log.pieces().clone());
+        let (image, time) = (sealed.image.clone(), self.checkpoint_thread.time().clone());
         let hash = tokio::task::spawn_blocking(move || {
             let digest = time.meter(|| layer_digest(&image));
             progress.add(image_bytes(image.w.len()));
@@ -99,32 +100,32 @@ impl Worker {
         });
         tokio::spawn(async move {
             // Of a thread that panicked there is no digest, and the layer cannot be written.
-            let arrived = PieceArrived::Hashed { sealed, digest: hash.await.ok() };
-            let _ = arrivals.send(Arrived::Piece(arrived)).await;
+            let arrived = PieceTaskResult::Hashed { sealed, digest: hash.await.ok() };
+            let _ = arrivals.send(WorkerCompletion::Piece(arrived)).await;
         });
     }
 
     /// A layer was hashed, and has a name now under which it is kept.
-    fn keep_own(&mut self, sealed: Sealed, digest: Option<Digest>) {
+    fn keep_own(&mut self, sealed: SealedLayer, digest: Option<Digest>) {
         self.unhashed.note_done();
         self.hash_next();
-        let Sealed { image, generation, run } = sealed;
+        let SealedLayer { image, generation, run } = sealed;
         let LayerImage { version, layer, .. } = *image;
         let Some(digest) = digest else {
             self.journal.warn(format!("layer {layer} of checkpoint {version} cannot be hashed"));
-            let written = HostInput::Written { version, layer, generation, durable: None };
-            return self.tell_device(written);
+            let written = RuntimeInput::Written { version, layer, generation, durable: None };
+            return self.send_to_device(written);
         };
         let piece = PieceRef { run, version, layer, digest, length: image_bytes(image.w.len()) };
         let wanted = match &self.readiness {
-            Readiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
-            Readiness::Idle | Readiness::Fetching(_) => 0,
+            JobReadiness::Ready(job) => job.document.job.config.checkpoint.copies as usize,
+            JobReadiness::Idle | JobReadiness::Fetching(_) => 0,
         };
-        let others = self.peers.roster().keepers(self.seat.contacts(), layer);
+        let others = self.peers.roster().keepers(self.session.contacts(), layer);
         self.copies.begin((piece, generation), wanted, others);
-        self.work.begin_writing(piece);
+        self.work_log.begin_writing(piece);
         let body = Arc::new(LayerBody::new(image));
-        if self.keeper.put(piece, body.clone()).is_err() {
+        if self.checkpoint_thread.put(piece, body.clone()).is_err() {
             self.journal.warn(format!("layer {layer} is not kept: too much waits for the disk"));
             self.note_own(piece, Some(body));
         }
@@ -132,13 +133,13 @@ impl Worker {
 
     pub(super) fn note_copy(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) {
         let next = self.copies.note_kept(piece, node, is_kept);
-        self.go_on_copying(piece, next);
+        self.continue_copying(piece, next);
     }
 
     /// A node is not connected any more.
     pub(super) fn note_keeper_down(&mut self, node: NodeId) {
         for (piece, next) in self.copies.note_down(node) {
-            self.go_on_copying(piece, next);
+            self.continue_copying(piece, next);
         }
     }
 
@@ -146,25 +147,25 @@ impl Worker {
     fn note_own(&mut self, piece: PieceRef, refused: Option<Arc<LayerBody>>) {
         let is_here = refused.is_none();
         if let Some(body) = refused {
-            self.shelf.offer(BulkKey::Piece(piece), body);
+            self.blob_registry.offer(BulkKey::Piece(piece), body);
         }
-        let next = self.copies.note_here(piece, is_here);
-        self.go_on_copying(piece, next);
+        let next = self.copies.note_local(piece, is_here);
+        self.continue_copying(piece, next);
     }
 
-    fn go_on_copying(&mut self, piece: PieceRef, next: CopyNext) {
+    fn continue_copying(&mut self, piece: PieceRef, next: PieceCopyAction) {
         match next {
-            CopyNext::Wait => {}
-            CopyNext::Ask(nodes) => {
+            PieceCopyAction::Wait => {}
+            PieceCopyAction::Request(nodes) => {
                 nodes.into_iter().for_each(|n| self.send_node(n, &NodeMessage::Keep(piece)));
             }
-            CopyNext::Durable { generation, copies, wanted } => {
+            PieceCopyAction::Durable { generation, copies, wanted } => {
                 if copies < wanted {
                     self.report_missing_copies(piece, (copies, wanted));
                 }
                 self.end_copying((piece, generation), true);
             }
-            CopyNext::Failed { generation, wanted } => {
+            PieceCopyAction::Failed { generation, wanted } => {
                 self.report_missing_copies(piece, (0, wanted));
                 self.end_copying((piece, generation), false);
             }
@@ -177,104 +178,104 @@ impl Worker {
         self.journal.warn(format!("{what}: {copies} of {wanted} copies could be written"));
         let (copies, wanted) = (copies as u32, wanted as u32);
         let failed = SaveFailed { version, layer, copies, wanted };
-        self.tell_controllers(&NodeMessage::SaveFailed(failed));
+        self.send_to_controllers(&NodeMessage::SaveFailed(failed));
     }
 
     fn end_copying(&mut self, (piece, generation): (PieceRef, Generation), is_durable: bool) {
-        self.shelf.take_back(&BulkKey::Piece(piece));
-        self.work.note_written(piece, is_durable);
+        self.blob_registry.withdraw(&BulkKey::Piece(piece));
+        self.work_log.note_written(piece, is_durable);
         let PieceRef { version, layer, digest, .. } = piece;
         let durable = is_durable.then_some(digest);
         self.report_checkpoint_time(version);
-        self.tell_device(HostInput::Written { version, layer, generation, durable });
+        self.send_to_device(RuntimeInput::Written { version, layer, generation, durable });
     }
 
     /// Processors that hash and write layers, own ones and those that are kept for others, do not compute
     /// meanwhile: it counts as if the device had stood still for what each of its threads lost.
     fn report_checkpoint_time(&mut self, version: Step) {
         let Resources { class, speed_permille, .. } = &self.setup.resources;
-        let took = self.keeper.time().take();
+        let took = self.checkpoint_thread.time().take();
         if *class == DeviceClass::Processors {
             let threads = (speed_permille / SPEED_OF_A_THREAD).max(1);
             let busy_milliticks = milliticks(took / threads);
-            self.tell_device(HostInput::Exported { version, busy_milliticks });
+            self.send_to_device(RuntimeInput::Exported { version, busy_milliticks });
         }
     }
 
     /// Looks at the disk now and then, beside the loop.
-    pub(super) fn look_at_room(&mut self) {
-        if !self.room.handle_tick() {
+    pub(super) fn check_disk_space(&mut self) {
+        if !self.disk_watch.handle_tick() {
             return;
         }
-        let (keeper, arrivals) = (self.keeper.clone(), self.arrivals.clone());
+        let (keeper, arrivals) = (self.checkpoint_thread.clone(), self.completions.clone());
         tokio::spawn(async move {
-            let _ = arrivals.send(Arrived::Room(keeper.room().await)).await;
+            let _ = arrivals.send(WorkerCompletion::DiskSpace(keeper.disk_space().await)).await;
         });
     }
 
-    pub(super) fn handle_room(&mut self, found: Option<DiskRoom>) {
+    pub(super) fn handle_disk_space(&mut self, found: Option<DiskSpace>) {
         let checkpoint = match &self.readiness {
-            Readiness::Ready(job) => job.layer_bytes().iter().sum(),
-            Readiness::Idle | Readiness::Fetching(_) => 0,
+            JobReadiness::Ready(job) => job.layer_bytes().iter().sum(),
+            JobReadiness::Idle | JobReadiness::Fetching(_) => 0,
         };
-        match self.room.note(found, Bytes(checkpoint)) {
-            Some(RoomChange::Low(no_room)) => {
+        match self.disk_watch.note(found, Bytes(checkpoint)) {
+            Some(DiskSpaceChange::Low(no_room)) => {
                 self.journal.warn(format!(
                     "{no_room}: pieces of checkpoints that find no room go elsewhere"
                 ));
             }
-            Some(RoomChange::Ample) => self.journal.log("the disk has room again".to_owned()),
+            Some(DiskSpaceChange::Ample) => self.journal.log("the disk has room again".to_owned()),
             None => {}
         }
         if let Some(room) = found {
-            self.tell_controllers(&NodeMessage::Room { room, low: self.room.low() });
+            self.send_to_controllers(&NodeMessage::Room { room, low: self.disk_watch.low() });
         }
     }
 
     /// The host wants to go on from a layer of a checkpoint.
     pub(super) fn read(&mut self, version: Step, layer: LayerId, digest: Digest) {
         let length = self.layer_floats(layer).map(image_bytes);
-        let (Readiness::Ready(job), Some(length)) = (&self.readiness, length) else { return };
+        let (JobReadiness::Ready(job), Some(length)) = (&self.readiness, length) else { return };
         let run = job.document.run_of(version);
         let piece = PieceRef { run, version, layer, digest, length };
-        self.reading.insert((version, layer), piece);
-        if self.keeper.get(piece).is_err() {
+        self.pieces_reading.insert((version, layer), piece);
+        if self.checkpoint_thread.get(piece).is_err() {
             self.answer_read(piece, None);
         }
     }
 
-    fn answer_read(&mut self, piece: PieceRef, read: Option<Box<ReadLayer>>) {
+    fn answer_read(&mut self, piece: PieceRef, read: Option<Box<LoadedLayer>>) {
         let PieceRef { version, layer, .. } = piece;
-        if self.reading.remove(&(version, layer)).is_some() {
-            self.tell_device(HostInput::Read { version, layer, read });
+        if self.pieces_reading.remove(&(version, layer)).is_some() {
+            self.send_to_device(RuntimeInput::Read { version, layer, read });
         }
     }
 
     /// Another node wants a piece to be kept here too.
     pub(super) fn keep_for(&mut self, node: NodeId, piece: PieceRef) {
         let job = match &self.readiness {
-            Readiness::Ready(job) => Some((job.document.run, job.layer_bytes())),
-            Readiness::Idle | Readiness::Fetching(_) => None,
+            JobReadiness::Ready(job) => Some((job.document.run, job.layer_bytes())),
+            JobReadiness::Idle | JobReadiness::Fetching(_) => None,
         };
         let job = job.as_ref().map(|(run, layer_bytes)| (*run, layer_bytes.as_slice()));
-        if let Err(refusal) = check_keep(piece, job, self.newest) {
+        if let Err(refusal) = check_keep(piece, job, self.newest_sealed) {
             self.journal.log(format!("nothing is kept for node {node}: {refusal}"));
             return self.send_node(node, &NodeMessage::NotKept(piece));
         }
         match self.keeping.push(piece, node) {
             Ok(()) => self.keep_next(),
-            Err(QueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
+            Err(KeepQueueFull) => self.send_node(node, &NodeMessage::NotKept(piece)),
         }
     }
 
     fn keep_next(&mut self) {
         let Some((piece, node)) = self.keeping.poll() else { return };
-        let (transport, keeper) = (self.transport.clone(), self.keeper.clone());
-        let (progress, arrivals) = (self.work.pieces().clone(), self.arrivals.clone());
+        let (transport, keeper) = (self.transport.clone(), self.checkpoint_thread.clone());
+        let (progress, arrivals) = (self.work_log.pieces().clone(), self.completions.clone());
         tokio::spawn(async move {
-            let outcome = keep(&transport, &keeper, piece, node, progress).await;
-            let arrived = PieceArrived::Kept { piece, node, outcome };
-            let _ = arrivals.send(Arrived::Piece(arrived)).await;
+            let outcome = fetch_piece(&transport, &keeper, piece, node, progress).await;
+            let arrived = PieceTaskResult::Kept { piece, node, outcome };
+            let _ = arrivals.send(WorkerCompletion::Piece(arrived)).await;
         });
     }
 
@@ -288,16 +289,16 @@ impl Worker {
     /// Reports to the nodes whose pieces wait here that they get on, if pieces do and not only passes; and
     /// gives up own ones that do not. `moved` are the bytes of pieces that came here, or went to or from the
     /// disk.
-    pub(super) fn look_at_pieces(&mut self, moved: u64) {
+    pub(super) fn report_piece_progress(&mut self, moved: u64) {
         for (piece, node) in self.keeping.handle_tick(moved) {
             self.send_node(node, &NodeMessage::Keeping(piece));
         }
-        let written = self.keeper.moved().total();
+        let written = self.checkpoint_thread.moved().total();
         if std::mem::replace(&mut self.written_seen, written) != written {
             self.copies.note_written();
         }
         for (piece, next) in self.copies.handle_tick() {
-            self.go_on_copying(piece, next);
+            self.continue_copying(piece, next);
         }
     }
 
@@ -305,70 +306,71 @@ impl Worker {
         let Some(float_count) = self.layer_floats(piece.layer) else {
             return self.answer_read(piece, None);
         };
-        let holders = self.peers.roster().holders(self.seat.contacts());
-        let progress = Some(self.work.pieces().shared());
+        let holders = self.peers.roster().holders(self.session.contacts());
+        let progress = Some(self.work_log.pieces().shared());
         let key = wire::encode(&BulkKey::Piece(piece));
         let fetch = BulkFetch { holders, key, length: piece.length, progress };
-        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
         tokio::spawn(async move {
             let read = match fetch_image(&transport, fetch, float_count).await {
                 Ok(image) => with_digest(image).await,
                 Err(error) => Err(error),
             };
-            let _ = arrivals.send(Arrived::Piece(PieceArrived::Read { piece, read })).await;
+            let _ =
+                arrivals.send(WorkerCompletion::Piece(PieceTaskResult::Read { piece, read })).await;
         });
     }
 
-    pub(super) fn handle_piece(&mut self, arrived: PieceArrived) {
+    pub(super) fn handle_piece(&mut self, arrived: PieceTaskResult) {
         match arrived {
-            PieceArrived::Hashed { sealed, digest } => self.keep_own(sealed, digest),
-            PieceArrived::Read { piece, read: Ok(read) } => self.answer_read(piece, Some(read)),
-            PieceArrived::Read { piece, read: Err(error) } => {
+            PieceTaskResult::Hashed { sealed, digest } => self.keep_own(sealed, digest),
+            PieceTaskResult::Read { piece, read: Ok(read) } => self.answer_read(piece, Some(read)),
+            PieceTaskResult::Read { piece, read: Err(error) } => {
                 let PieceRef { version, layer, .. } = piece;
                 self.journal.warn(format!("nobody has layer {layer} of {version}: {error}"));
                 self.answer_read(piece, None);
             }
-            PieceArrived::Kept { piece, node, outcome: Ok(()) } => {
+            PieceTaskResult::Kept { piece, node, outcome: Ok(()) } => {
                 self.answer_keep(node, piece, &NodeMessage::Kept(piece));
             }
-            PieceArrived::Kept { piece, node, outcome: Err(error) } => {
+            PieceTaskResult::Kept { piece, node, outcome: Err(error) } => {
                 self.journal.warn(format!("nothing is kept for node {node}: {error}"));
                 self.answer_keep(node, piece, &NodeMessage::NotKept(piece));
             }
         }
     }
 
-    pub(super) fn handle_kept(&mut self, kept: Kept) {
+    pub(super) fn handle_kept(&mut self, kept: StoreEvent) {
         match kept {
-            Kept::Put { piece, outcome: Ok(()) } => self.note_own(piece, None),
-            Kept::Put { piece, outcome: Err((failure, body)) } => {
+            StoreEvent::Put { piece, outcome: Ok(()) } => self.note_own(piece, None),
+            StoreEvent::Put { piece, outcome: Err((failure, body)) } => {
                 self.journal.warn(format!("layer {} is not kept: {failure}", piece.layer));
                 self.note_own(piece, Some(body));
             }
-            Kept::Got { piece, read: Some(read) } => self.answer_read(piece, Some(read)),
-            Kept::Got { piece, read: None } => self.fetch_piece(piece),
-            Kept::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
-            Kept::Rotten { piece, why } => {
-                self.journal.warn(rotten_words(piece, &why));
-                let others = self.peers.roster().holders(self.seat.contacts());
-                let parts = (self.transport.clone(), self.keeper.clone());
-                mend(piece, parts, others, self.work.pieces().clone());
+            StoreEvent::Got { piece, read: Some(read) } => self.answer_read(piece, Some(read)),
+            StoreEvent::Got { piece, read: None } => self.fetch_piece(piece),
+            StoreEvent::Failed { failure } => self.journal.warn(format!("the store: {failure}")),
+            StoreEvent::Rotten { piece, why } => {
+                self.journal.warn(damaged_piece_text(piece, &why));
+                let others = self.peers.roster().holders(self.session.contacts());
+                let parts = (self.transport.clone(), self.checkpoint_thread.clone());
+                repair(piece, parts, others, self.work_log.pieces().clone());
             }
-            Kept::RottenData(found) => {
+            StoreEvent::RottenData(found) => {
                 let wanted = match &self.readiness {
-                    Readiness::Ready(job) => job.document.job.data(),
-                    Readiness::Idle | Readiness::Fetching(_) => Vec::new(),
+                    JobReadiness::Ready(job) => job.document.job.data(),
+                    JobReadiness::Idle | JobReadiness::Fetching(_) => Vec::new(),
                 };
-                let name = wanted_name(found, &wanted);
-                self.journal.warn(damaged_words(self.setup.node, name));
-                self.fetch_again(name, self.peers.roster().holders(self.seat.contacts()));
+                let name = expected_name(found, &wanted);
+                self.journal.warn(damaged_text(self.setup.node, name));
+                self.fetch_again(name, self.peers.roster().holders(self.session.contacts()));
             }
-            Kept::Mended { piece, outcome } => match mended_words(piece, outcome) {
+            StoreEvent::Mended { piece, outcome } => match repair_text(piece, outcome) {
                 Ok(what) => self.journal.log(what),
                 Err(what) => self.journal.warn(what),
             },
-            Kept::Collected(Freed { chunks: 0, .. }) => {}
-            Kept::Collected(Freed { chunks, bytes }) => {
+            StoreEvent::Collected(FreedSpace { chunks: 0, .. }) => {}
+            StoreEvent::Collected(FreedSpace { chunks, bytes }) => {
                 let bytes = Bytes(bytes);
                 self.journal.log(format!("old checkpoints: {chunks} chunks removed, {bytes}"));
             }
@@ -376,10 +378,10 @@ impl Worker {
     }
 
     /// A request arrived, from a controller or from a client.
-    pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: Reply) {
+    pub(super) fn handle_request(&mut self, from: PeerIdentity, bytes: &[u8], reply: RequestReply) {
         match NodeRequest::decode(bytes) {
             Some(NodeRequest::Collect(referred)) if from.role == PeerRole::Controller => {
-                let keeper = self.keeper.clone();
+                let keeper = self.checkpoint_thread.clone();
                 tokio::spawn(async move {
                     reply.answer(wire::encode(&collect_now(keeper, referred).await))
                 });
@@ -394,29 +396,29 @@ impl Worker {
     }
 
     /// A controller sent what is referred to; the rest goes.
-    pub(super) fn collect(&mut self, referred: Referred) {
+    pub(super) fn collect(&mut self, referred: StoreReferences) {
         let run = self.run();
         let of_run = referred.versions.iter().filter(|version| Some(version.run) == run);
         let newest = of_run.map(|found| found.version).max().unwrap_or_default();
-        self.newest = self.newest.max(newest);
+        self.newest_sealed = self.newest_sealed.max(newest);
         // If there is no room now, the next checkpoint brings the message again.
-        let _ = self.keeper.collect(referred);
+        let _ = self.checkpoint_thread.collect(referred);
     }
 
     /// The run that is loaded here.
     fn run(&self) -> Option<RunId> {
         match &self.readiness {
-            Readiness::Ready(job) => Some(job.document.run),
-            Readiness::Idle | Readiness::Fetching(_) => None,
+            JobReadiness::Ready(job) => Some(job.document.run),
+            JobReadiness::Idle | JobReadiness::Fetching(_) => None,
         }
     }
 }
 
 /// Computes the digest of a layer beside the event loop and the device.
-async fn with_digest(image: LayerImage) -> Result<Box<ReadLayer>, String> {
+async fn with_digest(image: LayerImage) -> Result<Box<LoadedLayer>, String> {
     let hash = move || {
         let digest = layer_digest(&image);
-        Box::new(ReadLayer { image, digest })
+        Box::new(LoadedLayer { image, digest })
     };
     tokio::task::spawn_blocking(hash).await.map_err(|error| error.to_string())
 }

@@ -1,39 +1,39 @@
 //! A worker's certificate is renewed long before it ends, over the connection that it vouches for.
 
-use zbelastic_policy::renewal::{CertificateLook, RenewalNext};
+use zbelastic_policy::renewal::{CertificateStatus, RenewalAction};
 use zbelastic_transport::Credentials;
 use zbelastic_transport::identity::UnixSeconds;
 
-use super::{Arrived, Worker};
-use crate::cluster::renewal::renewed;
+use super::{WorkerCompletion, WorkerNode};
+use crate::cluster::renewal::request_renewal;
 use crate::cluster::wire::{self, NodeAnswer, NodeRequest};
 
-impl Worker {
+impl WorkerNode {
     /// Requests a certificate that holds for longer, if two thirds of this one's time are over, or one by the
     /// authority that issues now.
-    pub(super) fn look_at_certificate(&mut self) {
+    pub(super) fn renew_certificate_if_due(&mut self) {
         let (credentials, is_replaced) = (&self.setup.credentials, self.wants_certificate);
-        let is_shut_out = self.is_shut_out && !self.peers.roster().hears_controller();
+        let is_shut_out = self.is_shut_out && !self.peers.roster().is_controller_connected();
         let look = || {
             let (now, window) = (UnixSeconds::now(), credentials.window());
-            CertificateLook { now, window, is_replaced, is_shut_out }
+            CertificateStatus { now, window, is_replaced, is_untrusted: is_shut_out }
         };
         match self.renewal.handle_tick(look) {
-            RenewalNext::Wait => {}
-            RenewalNext::AskAtTheDoor => self.ask_at_the_door(),
-            RenewalNext::AskController => self.ask_controller(),
+            RenewalAction::Wait => {}
+            RenewalAction::RequestAsJoiner => self.request_renewal_by_key(),
+            RenewalAction::RequestFromController => self.request_renewal(),
         }
     }
 
-    fn ask_controller(&self) {
+    fn request_renewal(&self) {
         let Some(controller) =
-            self.seat.controllers().into_iter().find(|n| self.peers.roster().is_up(*n))
+            self.session.controllers().into_iter().find(|n| self.peers.roster().is_up(*n))
         else {
             return;
         };
         let request =
             NodeRequest::Renew { request: self.setup.credentials.key().signing_request() };
-        let (transport, arrivals) = (self.transport.clone(), self.arrivals.clone());
+        let (transport, arrivals) = (self.transport.clone(), self.completions.clone());
         tokio::spawn(async move {
             let answer = transport.request(controller, request.encode()).await;
             let chain = match answer.map(|bytes| wire::decode(&bytes)) {
@@ -45,24 +45,25 @@ impl Worker {
                 Ok(Err(error)) => Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
-            let _ = arrivals.send(Arrived::Certificate(chain)).await;
+            let _ = arrivals.send(WorkerCompletion::Certificate(chain)).await;
         });
     }
 
     /// No controller takes a connection with a certificate that ended, or that an authority made which is retired:
     /// it was cut off for so long. They know its key.
-    fn ask_at_the_door(&self) {
-        let (ended, name) = (self.setup.credentials.clone(), self.setup.home.name.clone());
-        let controllers: Vec<_> = self.setup.home.controllers.values().flatten().copied().collect();
-        let arrivals = self.arrivals.clone();
+    fn request_renewal_by_key(&self) {
+        let (ended, name) = (self.setup.credentials.clone(), self.setup.node_record.name.clone());
+        let controllers: Vec<_> =
+            self.setup.node_record.controllers.values().flatten().copied().collect();
+        let arrivals = self.completions.clone();
         tokio::spawn(async move {
-            let arrived = match renewed(&ended, &name, controllers.into_iter()).await {
+            let arrived = match request_renewal(&ended, &name, controllers.into_iter()).await {
                 Ok(renewed) => {
                     let chain = renewed.chain().iter().map(|part| part.to_vec());
-                    Arrived::Certificate(Ok(chain.collect()))
+                    WorkerCompletion::Certificate(Ok(chain.collect()))
                 }
-                Err(not) if not.is_no_member => Arrived::NoMember,
-                Err(not) => Arrived::Certificate(Err(not.failure.what)),
+                Err(not) if not.is_no_member => WorkerCompletion::NoMember,
+                Err(not) => WorkerCompletion::Certificate(Err(not.failure.what)),
             };
             let _ = arrivals.send(arrived).await;
         });

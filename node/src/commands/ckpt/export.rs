@@ -12,7 +12,7 @@ use std::thread;
 
 use zbelastic_kernels::HostFloats;
 use zbelastic_trainer::elastic::{
-    ChainingValue, LayerAssembler, ReadWeights, image_bytes, moment_subtrees, weights_end,
+    ChainingValue, LayerAssembler, LoadedWeights, image_bytes, moment_subtrees, weights_end,
 };
 use zbelastic_trainer::hf::{config_json, write_safetensors};
 use zbelastic_trainer::model::{LayerSpec, ModelConfig, model_layers};
@@ -20,11 +20,11 @@ use zbelastic_types::{Bytes, LayerId, Step};
 
 use crate::api::client::ApiClient;
 use crate::api::{
-    CheckpointDetail, HexDigest, LAYERS_READ_MAX, LayerDetail, PIECE_BYTES_MAX, Refusal, Thing,
-    escape,
+    ApiRefusal, CheckpointDetail, HexDigest, LAYERS_READ_MAX, LayerDetail, PIECE_BYTES_MAX,
+    ResourceKind, escape,
 };
 use crate::config::load_document;
-use crate::failure::{Detail, Failure, FailureCode, Stop, cannot_write};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail, cannot_write};
 use crate::whole_file;
 
 /// File of the model's description.
@@ -40,16 +40,16 @@ const WEIGHTS: &str = "model.safetensors";
 pub fn export<'a>(
     folder: &Path,
     step: Option<u64>,
-    connect: impl Fn() -> Result<ApiClient<'a>, Failure> + Sync,
+    connect: impl Fn() -> Result<ApiClient<'a>, CommandFailure> + Sync,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     check_free(folder)?;
     let mut client = connect()?;
     let step = match step {
         Some(step) => step,
         None => newest(&mut client)?,
     };
-    let detail = client.checkpoint(step).map_err(Failure::from)?;
+    let detail = client.checkpoint(step).map_err(CommandFailure::from)?;
     let model = model_of(&detail)?;
     let layers = weights(&detail, &model, connect)?;
     fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
@@ -72,12 +72,12 @@ pub fn export<'a>(
 pub fn weights<'a>(
     detail: &CheckpointDetail,
     model: &ModelConfig,
-    connect: impl Fn() -> Result<ApiClient<'a>, Failure> + Sync,
-) -> Result<Vec<HostFloats>, Failure> {
+    connect: impl Fn() -> Result<ApiClient<'a>, CommandFailure> + Sync,
+) -> Result<Vec<HostFloats>, CommandFailure> {
     let specs = model_layers(model);
     let layers: Vec<_> = detail.layers.iter().zip(&specs).collect();
     let next = AtomicUsize::new(0);
-    let read = || -> Result<Vec<(usize, HostFloats)>, Failure> {
+    let read = || -> Result<Vec<(usize, HostFloats)>, CommandFailure> {
         let (mut client, mut found) = (connect()?, Vec::new());
         while let at = next.fetch_add(1, Ordering::Relaxed)
             && let Some((layer, spec)) = layers.get(at)
@@ -91,33 +91,34 @@ pub fn weights<'a>(
     let found = thread::scope(|scope| {
         let readers: Vec<_> = (0..LAYERS_READ_MAX).map(|_| scope.spawn(read)).collect();
         let found = readers.into_iter().map(|reader| reader.join().expect("it does not panic"));
-        found.collect::<Result<Vec<_>, Failure>>()
+        found.collect::<Result<Vec<_>, CommandFailure>>()
     });
     let mut found: Vec<_> = found?.into_iter().flatten().collect();
     found.sort_unstable_by_key(|(at, _)| *at);
     Ok(found.into_iter().map(|(_, weights)| weights).collect())
 }
 
-fn check_free(folder: &Path) -> Result<(), Failure> {
+fn check_free(folder: &Path) -> Result<(), CommandFailure> {
     let held = [CONFIG, WEIGHTS].into_iter().find(|name| folder.join(name).exists());
     let Some(held) = held else { return Ok(()) };
     let what = format!("{} holds a model already", folder.display());
-    let mut failure = Failure::new(FailureCode::WrongState, what);
-    let detail = Detail::new(format!("there is {held}"));
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    let detail = FailureDetail::new(format!("there is {held}"));
     failure.details = vec![detail.hint("another folder, or remove what is in this one")];
     Err(failure)
 }
 
-fn newest(client: &mut ApiClient<'_>) -> Result<u64, Failure> {
+fn newest(client: &mut ApiClient<'_>) -> Result<u64, CommandFailure> {
     let checkpoints = client.checkpoints()?;
     let newest = checkpoints.iter().map(|checkpoint| checkpoint.step).max();
     newest.ok_or_else(|| {
-        Refusal::NotFound { thing: Thing::Checkpoint, name: "of this run".to_owned() }.failure()
+        ApiRefusal::NotFound { thing: ResourceKind::Checkpoint, name: "of this run".to_owned() }
+            .failure()
     })
 }
 
 /// The model, as the checkpoint's configuration describes it.
-fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, Failure> {
+fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, CommandFailure> {
     let step = detail.summary.step;
     let loaded = load_document(&format!("checkpoint {step}"), &detail.document)?;
     let expected = model_layers(&loaded.config.model).len();
@@ -127,7 +128,7 @@ fn model_of(detail: &CheckpointDetail) -> Result<ModelConfig, Failure> {
         return Ok(loaded.config.model);
     }
     let what = format!("checkpoint {step} has {found} layers, expected {expected} in their order");
-    Err(Failure::new(FailureCode::VerificationFailed, what))
+    Err(CommandFailure::new(FailureCode::VerificationFailed, what))
 }
 
 /// The weights of a layer.
@@ -136,7 +137,7 @@ fn fetch(
     layer: &LayerDetail,
     spec: &LayerSpec,
     client: &mut ApiClient<'_>,
-) -> Result<HostFloats, Failure> {
+) -> Result<HostFloats, CommandFailure> {
     let name = format!("layer {} of checkpoint {step}", layer.layer);
     let read = fetch_weights(step, layer.layer, image_bytes(spec.len()), client)?;
     if read.layer != LayerId(layer.layer) || read.version != Step(step) {
@@ -147,7 +148,7 @@ fn fetch(
     if found == layer.digest {
         return Ok(read.w);
     }
-    Err(Refusal::Damaged { what: name, expected: layer.digest, found }.failure())
+    Err(ApiRefusal::Damaged { what: name, expected: layer.digest, found }.failure())
 }
 
 /// The weights of a layer, and the digest of all of it: put together and hashed as its pieces come. For
@@ -157,7 +158,7 @@ fn fetch_weights(
     layer: u32,
     expected: u64,
     client: &mut ApiClient<'_>,
-) -> Result<ReadWeights, Failure> {
+) -> Result<LoadedWeights, CommandFailure> {
     let name = format!("layer {layer} of checkpoint {step}");
     let mut image = LayerAssembler::of_weights(expected);
     let weights_end = weights_end(expected);
@@ -184,9 +185,9 @@ fn fetch_weights(
     image.finish_weights(&values).map_err(|error| wrong(&name, &error.to_string()))
 }
 
-fn wrong(name: &str, what: &str) -> Failure {
+fn wrong(name: &str, what: &str) -> CommandFailure {
     let what = format!("{name} cannot be used: {}", escape(what));
-    Failure::new(FailureCode::VerificationFailed, what)
+    CommandFailure::new(FailureCode::VerificationFailed, what)
 }
 
 #[cfg(test)]
@@ -197,7 +198,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, digest, scripted};
-    use crate::api::{Answer, LayerPiece, Request, decode_request, encode_answer};
+    use crate::api::{ApiAnswer, ApiRequest, LayerPiece, decode_request, encode_answer};
 
     const DOCUMENT: &str = "[model]\nfamily = \"llama\"\nlayers = 1\nwidth = 8\nheads = 2\n\
                             mlp_width = 16\n[train]\nseq_len = 16\n";
@@ -231,8 +232,8 @@ mod tests {
         }
     }
 
-    fn piece(bytes: Vec<u8>, total: usize, offset: u64) -> Answer {
-        Answer::Layer(LayerPiece { total: total as u64, offset, bytes })
+    fn piece(bytes: Vec<u8>, total: usize, offset: u64) -> ApiAnswer {
+        ApiAnswer::Layer(LayerPiece { total: total as u64, offset, bytes })
     }
 
     /// A client of a controller that has this checkpoint, and these layers of it.
@@ -241,15 +242,15 @@ mod tests {
         let bodies: Vec<Vec<u8>> = images.iter().map(LayerImage::encode).collect();
         let exchange = move |_: &[String], message: &[u8]| {
             let request = decode_request(message).expect("a request");
-            let answer = if let Request::CheckpointExport { layer, offset, .. } = request {
+            let answer = if let ApiRequest::CheckpointExport { layer, offset, .. } = request {
                 let body = &bodies[layer as usize];
                 let bytes = body[offset as usize..].iter().take(PIECE_BYTES_MAX);
                 piece(bytes.copied().collect(), body.len(), offset)
-            } else if let Request::CheckpointSubtree { layer, subtree, .. } = request {
+            } else if let ApiRequest::CheckpointSubtree { layer, subtree, .. } = request {
                 subtrees(&bodies[layer as usize]).swap_remove(subtree as usize)
             } else {
-                assert!(matches!(request, Request::CheckpointShow { .. }), "{request:?}");
-                Answer::Checkpoint(detail.clone())
+                assert!(matches!(request, ApiRequest::CheckpointShow { .. }), "{request:?}");
+                ApiAnswer::Checkpoint(detail.clone())
             };
             Ok(encode_answer(&answer).expect("small"))
         };
@@ -264,19 +265,19 @@ mod tests {
         let mut out = Vec::new();
         match export(folder, Some(100), || Ok(client(detail, images)), &mut out) {
             Ok(()) => Ok(String::from_utf8(out).expect("UTF-8")),
-            Err(Stop::Failed(failure)) => Err(failure.code),
-            Err(Stop::Output(error)) => panic!("{error}"),
+            Err(CommandError::Failed(failure)) => Err(failure.code),
+            Err(CommandError::Output(error)) => panic!("{error}"),
         }
     }
 
-    fn subtrees(bytes: &[u8]) -> Vec<Answer> {
+    fn subtrees(bytes: &[u8]) -> Vec<ApiAnswer> {
         let read = |at: u64, into: &mut [u8]| {
             into.copy_from_slice(&bytes[at as usize..][..into.len()]);
             Ok(())
         };
         let values = moment_subtrees(bytes.len() as u64).into_iter();
         let values = values.map(|subtree| moment_value(subtree, read).expect("it is read"));
-        values.map(|value| Answer::Subtree(HexDigest(Digest(value.0)))).collect()
+        values.map(|value| ApiAnswer::Subtree(HexDigest(Digest(value.0)))).collect()
     }
 
     #[test]

@@ -8,23 +8,23 @@ use super::check_exists;
 use crate::api::client::ApiClient;
 use crate::api::{CopyState, LayerVerified, escape};
 use crate::commands::reach::write_json;
-use crate::failure::{Detail, Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode, FailureDetail};
 
 /// What was found in a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-struct Verified {
+struct CheckpointVerification {
     step: u64,
     layers: usize,
     copies_sound: usize,
     bytes_read: u64,
     /// Copies that are damaged or missing.
-    problems: Vec<Problem>,
+    problems: Vec<DamagedLayerCopy>,
     /// Layers of which no copy is sound.
     layers_lost: Vec<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Problem {
+struct DamagedLayerCopy {
     layer: u32,
     node: u64,
     what: String,
@@ -39,8 +39,8 @@ pub fn verify(
     is_json: bool,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
-    let checkpoints = client.checkpoints().map_err(Failure::from)?;
+) -> Result<(), CommandError> {
+    let checkpoints = client.checkpoints().map_err(CommandFailure::from)?;
     if let Some(step) = step {
         check_exists(step, &checkpoints)?;
     }
@@ -51,7 +51,7 @@ pub fn verify(
         }
         let verified = verify_one(checkpoint.step, client)?;
         if !is_json {
-            tell(&verified, out)?;
+            print_verification(&verified, out)?;
         }
         all.push(verified);
     }
@@ -63,16 +63,23 @@ pub fn verify(
     if is_sound { Ok(()) } else { Err(failure(problems, &all).into()) }
 }
 
-fn verify_one(step: u64, client: &mut ApiClient<'_>) -> Result<Verified, Failure> {
+fn verify_one(
+    step: u64,
+    client: &mut ApiClient<'_>,
+) -> Result<CheckpointVerification, CommandFailure> {
     let detail = client.checkpoint(step)?;
-    let mut verified = Verified { step, layers: detail.layers.len(), ..Verified::default() };
+    let mut verified = CheckpointVerification {
+        step,
+        layers: detail.layers.len(),
+        ..CheckpointVerification::default()
+    };
     for layer in &detail.layers {
         verified.count(&client.verify(step, layer.layer)?);
     }
     Ok(verified)
 }
 
-impl Verified {
+impl CheckpointVerification {
     fn count(&mut self, found: &LayerVerified) {
         let sound = self.copies_sound;
         for copy in &found.copies {
@@ -85,7 +92,7 @@ impl Verified {
                 CopyState::Damaged { what } => format!("damaged: {what}"),
                 CopyState::Missing { what } => format!("missing: {what}"),
             };
-            self.problems.push(Problem { layer: found.layer, node: copy.node.0, what });
+            self.problems.push(DamagedLayerCopy { layer: found.layer, node: copy.node.0, what });
         }
         if self.copies_sound == sound {
             self.layers_lost.push(found.layer);
@@ -93,12 +100,15 @@ impl Verified {
     }
 }
 
-fn tell(verified: &Verified, out: &mut dyn Write) -> Result<(), Stop> {
-    let Verified { step, layers, copies_sound, problems, .. } = verified;
+fn print_verification(
+    verified: &CheckpointVerification,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let CheckpointVerification { step, layers, copies_sound, problems, .. } = verified;
     let mark = if problems.is_empty() && verified.layers_lost.is_empty() { "✔" } else { "✘" };
     writeln!(out, "{mark} step {step}: {layers} layers, {copies_sound} copies sound")?;
     for problem in problems {
-        let Problem { layer, node, what } = problem;
+        let DamagedLayerCopy { layer, node, what } = problem;
         writeln!(out, "  layer {layer} on node {node} {}", escape(what))?;
     }
     for layer in &verified.layers_lost {
@@ -108,7 +118,7 @@ fn tell(verified: &Verified, out: &mut dyn Write) -> Result<(), Stop> {
     Ok(())
 }
 
-fn failure(problems: usize, all: &[Verified]) -> Failure {
+fn failure(problems: usize, all: &[CheckpointVerification]) -> CommandFailure {
     let lost: Vec<String> = all
         .iter()
         .filter(|verified| !verified.layers_lost.is_empty())
@@ -119,10 +129,13 @@ fn failure(problems: usize, all: &[Verified]) -> Failure {
         1 => "1 copy is".to_owned(),
         several => format!("{several} copies are"),
     };
-    let mut failure = Failure::new(FailureCode::VerificationFailed, format!("{copies} not sound"));
+    let mut failure =
+        CommandFailure::new(FailureCode::VerificationFailed, format!("{copies} not sound"));
     let detail = match lost.is_empty() {
-        true => Detail::new("every layer has a sound copy elsewhere: every checkpoint can be read"),
-        false => Detail::new(format!("cannot be read any more: step {}", lost.join(", ")))
+        true => FailureDetail::new(
+            "every layer has a sound copy elsewhere: every checkpoint can be read",
+        ),
+        false => FailureDetail::new(format!("cannot be read any more: step {}", lost.join(", ")))
             .hint("`zbelastic ckpt restore` with another step, if the run must go back"),
     };
     failure.details = vec![detail];
@@ -135,7 +148,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{self, digest, scripted};
-    use crate::api::{Answer, CheckpointDetail, LayerCopy, LayerDetail};
+    use crate::api::{ApiAnswer, CheckpointDetail, LayerCopyStatus, LayerDetail};
 
     fn sound() -> CopyState {
         CopyState::Sound { bytes: Bytes(10) }
@@ -160,20 +173,21 @@ mod tests {
             layers: vec![layer(0), layer(1)],
         };
         let mut answers = vec![
-            Ok(Answer::Checkpoints(vec![sample::checkpoint(100)])),
-            Ok(Answer::Checkpoint(detail)),
+            Ok(ApiAnswer::Checkpoints(vec![sample::checkpoint(100)])),
+            Ok(ApiAnswer::Checkpoint(detail)),
         ];
         for (layer, states) in (0..).zip(copies) {
             let numbered = (2..).zip(states.iter().cloned());
-            let copies = numbered.map(|(node, state)| LayerCopy { node: NodeId(node), state });
+            let copies =
+                numbered.map(|(node, state)| LayerCopyStatus { node: NodeId(node), state });
             let verified = LayerVerified { step: 100, layer, copies: copies.collect() };
-            answers.push(Ok(Answer::Verified(verified)));
+            answers.push(Ok(ApiAnswer::Verified(verified)));
         }
         let (mut client, _) = scripted(answers);
         let mut out = Vec::new();
         let ended = verify(None, is_json, &mut client, &mut out).map_err(|stop| match stop {
-            Stop::Failed(failure) => failure.code,
-            Stop::Output(error) => panic!("{error}"),
+            CommandError::Failed(failure) => failure.code,
+            CommandError::Output(error) => panic!("{error}"),
         });
         (ended, String::from_utf8(out).expect("UTF-8"))
     }

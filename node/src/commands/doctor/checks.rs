@@ -6,13 +6,14 @@ mod disk;
 mod limits;
 mod network;
 
-use super::facts::Facts;
-use super::finding::Finding;
+use super::facts::MachineFacts;
+use super::finding::DoctorFinding;
 
 /// All findings, in the order in which they are printed.
 #[must_use]
-pub fn findings(facts: &Facts) -> Vec<Finding> {
-    let Facts { cores, memory, limits, network, clock, disk, permissions, gpu, cluster } = facts;
+pub fn findings(facts: &MachineFacts) -> Vec<DoctorFinding> {
+    let MachineFacts { cores, memory, limits, network, clock, disk, permissions, gpu, cluster } =
+        facts;
     let mut found = vec![
         compute::check_cores(*cores),
         compute::check_memory(memory),

@@ -8,7 +8,7 @@ use zbelastic_types::Bytes;
 
 /// Everything that checks look at.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct MachineFacts {
     /// Cores that this process may use.
     pub cores: usize,
     /// Memory of the machine and of its control group.
@@ -94,7 +94,7 @@ pub struct DiskFacts {
     /// Whether the folder exists, can be made, or is something else.
     pub state: FolderState,
     /// Room where it is or would be.
-    pub room: Result<Room, io::ErrorKind>,
+    pub space: Result<FilesystemSpace, io::ErrorKind>,
     /// The type of the file system there.
     pub filesystem: Option<String>,
     /// How long writes took to be on the disk there, each.
@@ -114,7 +114,7 @@ pub enum FolderState {
 
 /// Room of a file system.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct FilesystemSpace {
     /// Bytes that this user can still write.
     pub free: Bytes,
     /// Files that can still be made.
@@ -131,12 +131,12 @@ pub struct GpuFacts {
     /// Devices of the system that this process can see, as in `/dev/nvidia0`.
     pub visible: Vec<String>,
     /// What the driver finds, or why it cannot be used. No driver finds nothing.
-    pub cards: Result<Vec<Card>, String>,
+    pub cards: Result<Vec<GpuCard>, String>,
 }
 
 /// A card as the driver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct GpuCard {
     /// As a person names it: `cuda:0`.
     pub name: String,
     /// Class of the card and free bytes of its memory, or why nothing can be computed on it.

@@ -4,7 +4,7 @@ use crate::failure::FailureCode;
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum DoctorCheck {
     /// Cores to compute on.
     Cores,
     /// Memory to train in.
@@ -37,7 +37,7 @@ pub enum Check {
     Cluster,
 }
 
-impl Check {
+impl DoctorCheck {
     /// Its name, for people and scripts.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -63,7 +63,7 @@ impl Check {
 
 /// How grave it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
+pub enum Severity {
     /// As it should be.
     Fine,
     /// Worth knowing; a node works all the same.
@@ -83,7 +83,7 @@ pub enum Obstacle {
     WrongState,
 }
 
-impl Level {
+impl Severity {
     /// Its name, for people and scripts.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -109,11 +109,11 @@ impl Obstacle {
 
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct DoctorFinding {
     /// What was looked at.
-    pub check: Check,
+    pub check: DoctorCheck,
     /// How grave it is.
-    pub level: Level,
+    pub level: Severity,
     /// What was found, with numbers.
     pub what: String,
     /// What follows from it for a node.
@@ -122,13 +122,13 @@ pub struct Finding {
     pub hint: Option<String>,
 }
 
-impl Finding {
+impl DoctorFinding {
     /// Something as it should be.
-    pub(super) fn fine(check: Check, what: impl Into<String>) -> Self {
-        Self::new(check, Level::Fine, what)
+    pub(super) fn fine(check: DoctorCheck, what: impl Into<String>) -> Self {
+        Self::new(check, Severity::Fine, what)
     }
 
-    pub(super) fn new(check: Check, level: Level, what: impl Into<String>) -> Self {
+    pub(super) fn new(check: DoctorCheck, level: Severity, what: impl Into<String>) -> Self {
         Self { check, level, what: what.into(), why: None, hint: None }
     }
 
@@ -143,12 +143,12 @@ impl Finding {
 
 /// The level of an amount that should be at least `enough`, and of which less than `least` does not
 /// do at all.
-pub(super) fn level_of<T: PartialOrd>(found: T, least: T, enough: T) -> Level {
+pub(super) fn level_of<T: PartialOrd>(found: T, least: T, enough: T) -> Severity {
     if found < least {
-        Level::Error(Obstacle::TooLittle)
+        Severity::Error(Obstacle::TooLittle)
     } else if found < enough {
-        Level::Warning
+        Severity::Warning
     } else {
-        Level::Fine
+        Severity::Fine
     }
 }

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::{Resource, getrlimit};
-use zbelastic_kernels::cuda::{self, DeviceInfo, Probe, probe};
+use zbelastic_kernels::cuda::{self, DeviceProbe, DeviceProperties, probe};
 use zbelastic_types::Bytes;
 
 use super::facts::{
-    Card, ClockFacts, DiskFacts, FolderState, GpuFacts, Ipv6, LimitFacts, MemoryFacts,
-    NetworkFacts, Room,
+    ClockFacts, DiskFacts, FilesystemSpace, FolderState, GpuCard, GpuFacts, Ipv6, LimitFacts,
+    MemoryFacts, NetworkFacts,
 };
-use crate::args::Device;
+use crate::args::DeviceSelector;
 
 use super::parse::{filesystem_of, group_limit_files, is_card, is_routable, value_of};
 
@@ -114,10 +114,10 @@ pub(super) fn gpu() -> GpuFacts {
     let devices = entries("/dev")
         .into_iter()
         .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_card));
-    let card = |device: DeviceInfo| {
+    let card = |device: DeviceProperties| {
         let found = probe(device.index).map_err(|error| error.to_string());
-        let told = |probe: Probe| (probe.class(), Bytes(probe.free_bytes));
-        Card { name: Device::Cuda(device.index).to_string(), found: found.map(told) }
+        let told = |probe: DeviceProbe| (probe.class(), Bytes(probe.free_bytes));
+        GpuCard { name: DeviceSelector::Cuda(device.index).to_string(), found: found.map(told) }
     };
     let cards = cuda::devices().map(|found| found.into_iter().map(card).collect());
     GpuFacts {
@@ -141,7 +141,7 @@ pub(super) fn disk(folder: &Path) -> DiskFacts {
     DiskFacts {
         folder: folder.to_owned(),
         state,
-        room: room(&place).map_err(kind),
+        space: filesystem_space(&place).map_err(kind),
         filesystem,
         sync_times: sync_times(&place).map_err(kind),
     }
@@ -154,9 +154,9 @@ fn nearest_folder(folder: &Path) -> PathBuf {
     there.unwrap_or(Path::new("/")).to_owned()
 }
 
-fn room(place: &Path) -> io::Result<Room> {
+fn filesystem_space(place: &Path) -> io::Result<FilesystemSpace> {
     let found = statvfs(place)?;
-    Ok(Room {
+    Ok(FilesystemSpace {
         free: Bytes(found.f_bavail.saturating_mul(found.f_frsize)),
         files_free: found.f_favail,
         files: found.f_files,
@@ -165,12 +165,12 @@ fn room(place: &Path) -> io::Result<Room> {
 }
 
 /// A file that is removed in the end.
-struct Trial {
+struct TemporaryFile {
     path: PathBuf,
     file: File,
 }
 
-impl Drop for Trial {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         // A process that could make it can remove it, unless the disk is gone meanwhile.
         let _ = fs::remove_file(&self.path);
@@ -180,7 +180,7 @@ impl Drop for Trial {
 fn sync_times(place: &Path) -> io::Result<Vec<Duration>> {
     let path = place.join(format!(".zbelastic-doctor-{}", process::id()));
     let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
-    let mut trial = Trial { path, file };
+    let mut trial = TemporaryFile { path, file };
     let began = Instant::now();
     let mut times = Vec::with_capacity(SYNC_COUNT);
     while times.len() < SYNC_COUNT && began.elapsed() < SYNC_TIME_MAX {
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(facts.state, FolderState::Exists);
         let count = facts.sync_times.expect("it can be written").len();
         assert!((1..=SYNC_COUNT).contains(&count));
-        assert!(facts.room.is_ok());
+        assert!(facts.space.is_ok());
         assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
     }
 

@@ -5,25 +5,25 @@ use std::fmt::Write;
 use serde::Serialize;
 use serde_json::json;
 
-use super::finding::{Finding, Level, Obstacle};
+use super::finding::{DoctorFinding, Obstacle, Severity};
 
 /// How many findings are of which level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-struct Counts {
+struct FindingCounts {
     errors: usize,
     warnings: usize,
     notes: usize,
 }
 
-impl Counts {
-    fn of(findings: &[Finding]) -> Self {
+impl FindingCounts {
+    fn of(findings: &[DoctorFinding]) -> Self {
         let mut counts = Self::default();
         for finding in findings {
             match finding.level {
-                Level::Fine => {}
-                Level::Note => counts.notes += 1,
-                Level::Warning => counts.warnings += 1,
-                Level::Error(_) => counts.errors += 1,
+                Severity::Fine => {}
+                Severity::Note => counts.notes += 1,
+                Severity::Warning => counts.warnings += 1,
+                Severity::Error(_) => counts.errors += 1,
             }
         }
         counts
@@ -32,16 +32,16 @@ impl Counts {
 
 /// What stands in the way, if anything does. Too little of something, if there is that and more.
 #[must_use]
-pub fn obstacle(findings: &[Finding]) -> Option<Obstacle> {
-    let is = |wanted: Obstacle| findings.iter().any(|found| found.level == Level::Error(wanted));
+pub fn obstacle(findings: &[DoctorFinding]) -> Option<Obstacle> {
+    let is = |wanted: Obstacle| findings.iter().any(|found| found.level == Severity::Error(wanted));
     [Obstacle::TooLittle, Obstacle::WrongState].into_iter().find(|wanted| is(*wanted))
 }
 
 /// A line for each finding, with why and what to do below it, and a line that counts them.
 #[must_use]
-pub fn text(findings: &[Finding]) -> String {
+pub fn text(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
-    for Finding { check, level, what, why, hint } in findings {
+    for DoctorFinding { check, level, what, why, hint } in findings {
         let (level, check) = (level.name(), check.name());
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{level:<8} {check:<14} {what}");
@@ -51,11 +51,11 @@ pub fn text(findings: &[Finding]) -> String {
             }
         }
     }
-    text + "\n" + &summary(Counts::of(findings)) + "\n"
+    text + "\n" + &summary(FindingCounts::of(findings)) + "\n"
 }
 
-fn summary(counts: Counts) -> String {
-    let Counts { errors, warnings, notes } = counts;
+fn summary(counts: FindingCounts) -> String {
+    let FindingCounts { errors, warnings, notes } = counts;
     let lead =
         if errors == 0 { "this machine can be a node" } else { "this machine cannot be a node" };
     format!(
@@ -76,10 +76,10 @@ fn counted(count: usize, name: &str) -> String {
 
 /// The findings as one JSON object.
 #[must_use]
-pub fn json(findings: &[Finding]) -> String {
-    let counts = Counts::of(findings);
-    let row = |finding: &Finding| {
-        let Finding { check, level, what, why, hint } = finding;
+pub fn json(findings: &[DoctorFinding]) -> String {
+    let counts = FindingCounts::of(findings);
+    let row = |finding: &DoctorFinding| {
+        let DoctorFinding { check, level, what, why, hint } = finding;
         json!({
             "check": check.name(),
             "level": level.name(),

@@ -8,17 +8,21 @@ use std::time::{Duration, UNIX_EPOCH};
 use zbelastic_types::Bytes;
 
 use super::{
-    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, Facts, FolderState, GpuFacts, Ipv6,
-    LimitFacts, MemoryFacts, NetworkFacts, Outside, Room, findings, run, text,
+    ClockFacts, ClusterFacts, DialOutcome, DiskFacts, DoctorProbes, FilesystemSpace, FolderState,
+    GpuFacts, Ipv6, LimitFacts, MachineFacts, MemoryFacts, NetworkFacts, findings, run, text,
 };
 use crate::args::DoctorArgs;
 
 /// A machine on which every check is fine.
-fn good() -> Facts {
+fn good() -> MachineFacts {
     let now = UNIX_EPOCH + Duration::from_secs(1_795_262_463);
-    let room =
-        Room { free: Bytes(100 << 30), files_free: 1 << 20, files: 1 << 21, is_read_only: false };
-    Facts {
+    let room = FilesystemSpace {
+        free: Bytes(100 << 30),
+        files_free: 1 << 20,
+        files: 1 << 21,
+        is_read_only: false,
+    };
+    MachineFacts {
         cores: 8,
         memory: MemoryFacts {
             machine: Some(Bytes(32 << 30)),
@@ -40,7 +44,7 @@ fn good() -> Facts {
         disk: DiskFacts {
             folder: ".zbelastic".into(),
             state: FolderState::Absent,
-            room: Ok(room),
+            space: Ok(room),
             filesystem: Some("ext4".into()),
             sync_times: Ok(vec![Duration::from_micros(300); 20]),
         },
@@ -127,7 +131,7 @@ fn examine(outcome: DialOutcome, fault: Option<&str>) -> (ExitCode, String, Vec<
         assert_eq!(address, "a:7000");
         outcome.clone()
     };
-    let outside = Outside { folder: folder.path(), dial: &dial, permissions: &permissions };
+    let outside = DoctorProbes { folder: folder.path(), dial: &dial, permissions: &permissions };
     let mut out = Vec::new();
     let code = run(&args, &outside, &mut out).expect("a vector takes everything");
     (code, String::from_utf8(out).expect("text"), asked.into_inner())

@@ -5,29 +5,29 @@ use zbelastic_consensus::plan::copies_at;
 use zbelastic_schedule::{GenerateError, ScheduleKind, Timeline, Window, simulate};
 use zbelastic_trainer::model::{LayerSpec, model_layers};
 use zbelastic_trainer::plan::{
-    Choice, ChooseRequest, Pace, PlanError, Refusal, choose, span_lower_bound,
+    ChooseRequest, Pace, PlanChoice, PlanError, ScheduleRefusal, choose, span_lower_bound,
 };
 use zbelastic_types::Bytes;
 
-use crate::config::{NodeSpec, NodesSpec, RunConfig};
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::config::{NetworkSpec, NodeSpec, RunConfig};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// What a forecast is made from.
 #[derive(Clone, Copy)]
-pub struct Outlook<'a> {
+pub struct ForecastInput<'a> {
     /// Configuration of the run.
     pub config: &'a RunConfig,
     /// The schedules that the run may have.
     pub kinds: &'a [ScheduleKind],
     /// The nodes to plan for: their speeds and memory, and the network between them.
-    pub machines: &'a NodesSpec,
+    pub machines: &'a NetworkSpec,
     /// Times measured on this machine.
     pub pace: &'a Pace,
 }
 
 /// A schedule on the machines.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ForecastRow {
     /// Name of the schedule.
     pub schedule: &'static str,
     /// Time of a step, in milliseconds.
@@ -46,18 +46,18 @@ pub struct Row {
 
 /// What is left when machines are lost.
 #[derive(Clone, Debug, Serialize)]
-pub struct Loss {
+pub struct NodeLossForecast {
     /// Number of machines that are lost.
     pub lost: usize,
     /// Names of the machines whose loss is worst.
     pub nodes: Vec<String>,
     /// What runs then; `None` if nothing fits, and training waits.
-    pub then: Option<AfterLoss>,
+    pub then: Option<PlanAfterLoss>,
 }
 
 /// What runs on the machines that are left.
 #[derive(Clone, Debug, Serialize)]
-pub struct AfterLoss {
+pub struct PlanAfterLoss {
     /// Stages of the pipeline.
     pub stages: u32,
     /// Name of the schedule.
@@ -71,18 +71,18 @@ pub struct AfterLoss {
 /// What is to be expected.
 pub struct Forecast<'a> {
     /// What it was made from.
-    pub outlook: Outlook<'a>,
+    pub outlook: ForecastInput<'a>,
     /// The machines that hold a stage.
     pub nodes: Vec<NodeSpec>,
     /// One row a schedule.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ForecastRow>,
     /// Schedules that do not exist for this size, with the reason.
     pub left_out: Vec<(&'static str, String)>,
     /// By how much the chosen step may be above the best one, as a share.
     pub gap: Option<f64>,
     /// When one machine is lost, and when two are.
-    pub losses: Vec<Loss>,
-    choice: Choice,
+    pub losses: Vec<NodeLossForecast>,
+    choice: PlanChoice,
     pace: Pace,
 }
 
@@ -91,12 +91,15 @@ impl<'a> Forecast<'a> {
     ///
     /// # Errors
     /// If none fits.
-    pub fn new(outlook: Outlook<'a>, compared: &[ScheduleKind]) -> Result<Self, Failure> {
+    pub fn new(
+        outlook: ForecastInput<'a>,
+        compared: &[ScheduleKind],
+    ) -> Result<Self, CommandFailure> {
         let most = outlook.config.model.blocks as usize;
         let nodes: Vec<NodeSpec> = outlook.machines.nodes.iter().take(most).cloned().collect();
-        let site = Site::new(outlook, nodes.clone());
+        let site = StageMachines::new(outlook, nodes.clone());
         let chunks = outlook.config.chunks_per_stage;
-        let chosen = site.choose((outlook.kinds, chunks), Limits::Kept);
+        let chosen = site.choose((outlook.kinds, chunks), MemoryLimitPolicy::Enforced);
         let choice = chosen.map_err(|refusals| does_not_fit(&refusals, &nodes))?;
         let (mut rows, mut left_out) = (Vec::new(), Vec::new());
         let chosen = choice.plan.program.kind;
@@ -106,8 +109,8 @@ impl<'a> Forecast<'a> {
             let found = match is_chosen {
                 true => Ok(choice.clone()),
                 false => site
-                    .choose((&[kind], chunks), Limits::Kept)
-                    .or_else(|_| site.choose((&[kind], chunks), Limits::Ignored)),
+                    .choose((&[kind], chunks), MemoryLimitPolicy::Enforced)
+                    .or_else(|_| site.choose((&[kind], chunks), MemoryLimitPolicy::Ignored)),
             };
             match found {
                 Ok(found) => rows.push(site.row(&found, is_chosen)),
@@ -148,24 +151,24 @@ const PAIRS_OF_MAX: usize = 12;
 
 /// Whether a stage must fit into its node.
 #[derive(Clone, Copy, PartialEq)]
-enum Limits {
-    Kept,
+enum MemoryLimitPolicy {
+    Enforced,
     Ignored,
 }
 
 /// Machines that hold a stage each.
-struct Site<'a> {
+struct StageMachines<'a> {
     config: &'a RunConfig,
     kinds: &'a [ScheduleKind],
     nodes: Vec<NodeSpec>,
-    machines: &'a NodesSpec,
+    machines: &'a NetworkSpec,
     local: &'a Pace,
     pace: Pace,
 }
 
-impl<'a> Site<'a> {
-    fn new(outlook: Outlook<'a>, nodes: Vec<NodeSpec>) -> Self {
-        let Outlook { config, kinds, machines, pace } = outlook;
+impl<'a> StageMachines<'a> {
+    fn new(outlook: ForecastInput<'a>, nodes: Vec<NodeSpec>) -> Self {
+        let ForecastInput { config, kinds, machines, pace } = outlook;
         let width = config.model.width as usize;
         let frame = Bytes::of_f32(config.batch.microbatch.rows() * width);
         let carried_s = machines.gbit_per_s.map_or(0.0, |rate| frame.0 as f64 * 8.0 / (rate * 1e9));
@@ -185,13 +188,13 @@ impl<'a> Site<'a> {
     fn choose(
         &self,
         (kinds, chunks_per_stage): (&[ScheduleKind], Option<u32>),
-        limits: Limits,
-    ) -> Result<Choice, Vec<(ScheduleKind, Refusal)>> {
+        limits: MemoryLimitPolicy,
+    ) -> Result<PlanChoice, Vec<(ScheduleKind, ScheduleRefusal)>> {
         let config = self.config;
         let stage_count = self.nodes.len() as u32;
         let stage_bytes_max = match limits {
-            Limits::Ignored => Vec::new(),
-            Limits::Kept => self.nodes.iter().map(|node| self.limit(node)).collect(),
+            MemoryLimitPolicy::Ignored => Vec::new(),
+            MemoryLimitPolicy::Enforced => self.nodes.iter().map(|node| self.limit(node)).collect(),
         };
         let request = ChooseRequest {
             model: &config.model,
@@ -214,11 +217,11 @@ impl<'a> Site<'a> {
         limits.min().unwrap_or(Bytes(u64::MAX))
     }
 
-    fn row(&self, choice: &Choice, is_chosen: bool) -> Row {
+    fn row(&self, choice: &PlanChoice, is_chosen: bool) -> ForecastRow {
         let step_s = choice.prediction.period;
         let sizes: Vec<Bytes> = choice.memory.iter().map(|memory| memory.total()).collect();
         let small = self.nodes.iter().zip(&sizes).filter(|(node, size)| **size > self.limit(node));
-        Row {
+        ForecastRow {
             schedule: choice.plan.program.kind.name(),
             step_ms: step_s * 1e3,
             bubble: choice.prediction.bubble,
@@ -230,19 +233,19 @@ impl<'a> Site<'a> {
     }
 
     /// The loss of so many machines that costs most.
-    fn worst_loss(&self, lost: usize) -> Option<Loss> {
+    fn worst_loss(&self, lost: usize) -> Option<NodeLossForecast> {
         if self.nodes.len() <= lost {
             return None;
         }
-        let mut worst: Option<Loss> = None;
+        let mut worst: Option<NodeLossForecast> = None;
         for gone in self.ways_to_lose(lost) {
             let left = |(index, _): &(usize, &NodeSpec)| !gone.contains(index);
             let nodes = self.nodes.iter().enumerate().filter(left).map(|(_, node)| node.clone());
             let Self { config, kinds, machines, local: pace, .. } = *self;
-            let outlook = Outlook { config, kinds, machines, pace };
+            let outlook = ForecastInput { config, kinds, machines, pace };
             let then = after_loss(outlook, &nodes.collect::<Vec<_>>());
             let nodes = gone.iter().map(|index| self.nodes[*index].name.clone()).collect();
-            let loss = Loss { lost, nodes, then };
+            let loss = NodeLossForecast { lost, nodes, then };
             if worst.as_ref().is_none_or(|worst| loss.is_worse_than(worst)) {
                 worst = Some(loss);
             }
@@ -274,13 +277,13 @@ impl<'a> Site<'a> {
 }
 
 /// What a cluster goes on with on these nodes.
-fn after_loss(outlook: Outlook<'_>, left: &[NodeSpec]) -> Option<AfterLoss> {
+fn after_loss(outlook: ForecastInput<'_>, left: &[NodeSpec]) -> Option<PlanAfterLoss> {
     let mut because = None;
-    for resort in outlook.config.resorts(left.len() as u32).ok()? {
-        let site = Site::new(outlook, left[..resort.stage_count as usize].to_vec());
-        match site.choose((resort.kinds, resort.chunks_per_stage), Limits::Kept) {
+    for resort in outlook.config.plan_fallbacks(left.len() as u32).ok()? {
+        let site = StageMachines::new(outlook, left[..resort.stage_count as usize].to_vec());
+        match site.choose((resort.kinds, resort.chunks_per_stage), MemoryLimitPolicy::Enforced) {
             Ok(choice) => {
-                return Some(AfterLoss {
+                return Some(PlanAfterLoss {
                     stages: resort.stage_count,
                     schedule: choice.plan.program.kind.name(),
                     step_ms: choice.prediction.period * 1e3,
@@ -296,7 +299,7 @@ fn after_loss(outlook: Outlook<'_>, left: &[NodeSpec]) -> Option<AfterLoss> {
     None
 }
 
-impl Loss {
+impl NodeLossForecast {
     fn is_worse_than(&self, other: &Self) -> bool {
         match (&self.then, &other.then) {
             (None, Some(_)) => true,
@@ -306,29 +309,32 @@ impl Loss {
     }
 }
 
-fn does_not_fit(refusals: &[(ScheduleKind, Refusal)], nodes: &[NodeSpec]) -> Failure {
-    let detail = |(kind, refusal): &(ScheduleKind, Refusal)| match refusal {
-        Refusal::Plan(error) => Detail::new(format!("{kind}: {error}")),
-        Refusal::Memory { stage, needed, limit } => {
+fn does_not_fit(
+    refusals: &[(ScheduleKind, ScheduleRefusal)],
+    nodes: &[NodeSpec],
+) -> CommandFailure {
+    let detail = |(kind, refusal): &(ScheduleKind, ScheduleRefusal)| match refusal {
+        ScheduleRefusal::Plan(error) => FailureDetail::new(format!("{kind}: {error}")),
+        ScheduleRefusal::Memory { stage, needed, limit } => {
             let node = &nodes[stage.index()].name;
             let what = format!("stage {stage} on {node} needs {needed}, limit is {limit} ({kind})");
-            Detail::new(what)
+            FailureDetail::new(what)
         }
     };
     // Too little memory is a matter of the nodes, any other refusal one of the arguments.
-    let lacks_memory = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
-        Refusal::Plan(_) => false,
-        Refusal::Memory { .. } => true,
+    let lacks_memory = |(_, refusal): &(ScheduleKind, ScheduleRefusal)| match refusal {
+        ScheduleRefusal::Plan(_) => false,
+        ScheduleRefusal::Memory { .. } => true,
     };
     let code = match refusals.iter().any(lacks_memory) {
         true => FailureCode::OutOfResource,
         false => FailureCode::Usage,
     };
-    let mut failure = Failure::new(code, "no schedule fits these nodes");
+    let mut failure = CommandFailure::new(code, "no schedule fits these nodes");
     failure.details = refusals.iter().map(detail).collect();
-    let is_odd = |(_, refusal): &(ScheduleKind, Refusal)| match refusal {
-        Refusal::Plan(PlanError::Generate(GenerateError::OddStages { .. })) => true,
-        Refusal::Plan(_) | Refusal::Memory { .. } => false,
+    let is_odd = |(_, refusal): &(ScheduleKind, ScheduleRefusal)| match refusal {
+        ScheduleRefusal::Plan(PlanError::Generate(GenerateError::OddStages { .. })) => true,
+        ScheduleRefusal::Plan(_) | ScheduleRefusal::Memory { .. } => false,
     };
     if let Some(last) = failure.details.pop() {
         let hint = match refusals.iter().all(is_odd) {

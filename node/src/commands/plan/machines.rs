@@ -2,14 +2,14 @@
 
 use zbelastic_types::Bytes;
 
-use crate::api::{MemberRole, MemberStanding, Status};
+use crate::api::{MemberRole, MemberState, StatusReport};
 use crate::args::PlanArgs;
 use crate::commands::reach::connect;
-use crate::config::{NODES_MAX, NodeSpec, NodesSpec, read_nodes};
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::config::{NODES_MAX, NetworkSpec, NodeSpec, read_nodes};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 
 /// The machines that were named.
-pub fn machines(args: &PlanArgs, threads: usize) -> Result<NodesSpec, Failure> {
+pub fn machines(args: &PlanArgs, threads: usize) -> Result<NetworkSpec, CommandFailure> {
     let named = args.nodes.as_str();
     if named == "live" {
         let status = connect(&args.client)?.status()?;
@@ -18,11 +18,14 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NodesSpec, Failure> {
     if let Ok(count) = named.parse::<usize>() {
         if !(1..=NODES_MAX).contains(&count) {
             let what = format!("expected 1 to {NODES_MAX} nodes, found {count}");
-            return Err(Failure::usage("the list of nodes", vec![Detail::new(what).at("--nodes")]));
+            return Err(CommandFailure::usage(
+                "the list of nodes",
+                vec![FailureDetail::new(what).at("--nodes")],
+            ));
         }
         let node = |index| NodeSpec { name: format!("n{index}"), speed: 1.0, memory: None };
         let nodes = (0..count).map(node).collect();
-        return Ok(NodesSpec { nodes, latency_s: 0.0, gbit_per_s: None });
+        return Ok(NetworkSpec { nodes, latency_s: 0.0, gbit_per_s: None });
     }
     read_nodes(named.as_ref())
 }
@@ -31,10 +34,10 @@ pub fn machines(args: &PlanArgs, threads: usize) -> Result<NodesSpec, Failure> {
 const CORE_PERMILLE: f64 = 1000.0;
 
 /// The workers there are: those of the pipeline in its order, then those without a stage.
-fn live(status: &Status, threads: usize) -> Result<NodesSpec, Failure> {
-    let is_there = |standing: &MemberStanding| match standing {
-        MemberStanding::Present => true,
-        MemberStanding::Draining | MemberStanding::Lost { .. } => false,
+fn live(status: &StatusReport, threads: usize) -> Result<NetworkSpec, CommandFailure> {
+    let is_there = |standing: &MemberState| match standing {
+        MemberState::Present => true,
+        MemberState::Draining | MemberState::Lost { .. } => false,
     };
     let workers = status.members.iter();
     // A worker whose device class is not the job's has no stage of it.
@@ -43,9 +46,9 @@ fn live(status: &Status, threads: usize) -> Result<NodesSpec, Failure> {
     let mut workers: Vec<_> = workers.filter(|member| is_there(&member.standing)).collect();
     workers.sort_by_key(|member| (member.stage.is_none(), member.stage, member.id));
     if workers.is_empty() {
-        let mut failure = Failure::new(FailureCode::WrongState, "the cluster has no worker");
+        let mut failure = CommandFailure::new(FailureCode::WrongState, "the cluster has no worker");
         let hint = "`zbelastic token create --print-join`, or --nodes with a number";
-        failure.details = vec![Detail::new("there is nothing to plan for").hint(hint)];
+        failure.details = vec![FailureDetail::new("there is nothing to plan for").hint(hint)];
         return Err(failure);
     }
     let here = CORE_PERMILLE * threads as f64;
@@ -54,5 +57,5 @@ fn live(status: &Status, threads: usize) -> Result<NodesSpec, Failure> {
         speed: f64::from(member.speed_permille.max(1)) / here,
         memory: (member.memory > Bytes(0)).then_some(member.memory),
     };
-    Ok(NodesSpec { nodes: workers.iter().map(node).collect(), latency_s: 0.0, gbit_per_s: None })
+    Ok(NetworkSpec { nodes: workers.iter().map(node).collect(), latency_s: 0.0, gbit_per_s: None })
 }

@@ -6,35 +6,35 @@ use serde::Serialize;
 use zbelastic_trainer::model::model_size;
 use zbelastic_types::Bytes;
 
-use super::forecast::{Forecast, Loss, Row};
-use crate::commands::table::{Align, Table};
+use super::forecast::{Forecast, ForecastRow, NodeLossForecast};
+use crate::commands::table::{ColumnAlign, TextTable};
 use crate::config::NodeSpec;
-use crate::failure::Stop;
-use crate::train::line::{grouped, three_digits};
+use crate::failure::CommandError;
+use crate::train::progress_line::{grouped, three_digits};
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct ForecastJson<'a> {
     parameters: u64,
     tokens_per_step: u64,
     microbatches: u32,
     window: String,
-    nodes: Vec<JsonNode<'a>>,
-    schedules: &'a [Row],
-    left_out: Vec<JsonLeftOut<'a>>,
+    nodes: Vec<ForecastNodeJson<'a>>,
+    schedules: &'a [ForecastRow],
+    left_out: Vec<OmittedScheduleJson<'a>>,
     gap: Option<f64>,
-    losses: &'a [Loss],
+    losses: &'a [NodeLossForecast],
     assumptions: Vec<String>,
 }
 
 #[derive(Serialize)]
-struct JsonNode<'a> {
+struct ForecastNodeJson<'a> {
     name: &'a str,
     speed: f64,
     memory_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
-struct JsonLeftOut<'a> {
+struct OmittedScheduleJson<'a> {
     schedule: &'a str,
     why: &'a str,
 }
@@ -44,13 +44,13 @@ pub fn write_json<'a>(
     forecast: &'a Forecast<'_>,
     threads: usize,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let config = forecast.outlook.config;
     let node = |node: &'a NodeSpec| {
         let NodeSpec { name, speed, memory } = node;
-        JsonNode { name, speed: *speed, memory_bytes: memory.map(|memory| memory.0) }
+        ForecastNodeJson { name, speed: *speed, memory_bytes: memory.map(|memory| memory.0) }
     };
-    let json = Json {
+    let json = ForecastJson {
         parameters: model_size(&config.model).1,
         tokens_per_step: config.batch.tokens(),
         microbatches: config.batch.microbatch_count,
@@ -60,7 +60,7 @@ pub fn write_json<'a>(
         left_out: forecast
             .left_out
             .iter()
-            .map(|(schedule, why)| JsonLeftOut { schedule, why })
+            .map(|(schedule, why)| OmittedScheduleJson { schedule, why })
             .collect(),
         gap: forecast.gap,
         losses: &forecast.losses,
@@ -76,7 +76,7 @@ pub fn write_text(
     forecast: &Forecast<'_>,
     threads: usize,
     out: &mut dyn Write,
-) -> Result<(), Stop> {
+) -> Result<(), CommandError> {
     let config = forecast.outlook.config;
     let batch = config.batch;
     let names: Vec<&str> = forecast.nodes.iter().map(|node| node.name.as_str()).collect();
@@ -91,13 +91,13 @@ pub fn write_text(
         forecast.nodes.len(),
         shown(&names)
     )?;
-    let mut table = Table::new(&[
-        ("Schedule", Align::Left),
-        ("step time", Align::Right),
-        ("bubble", Align::Right),
-        ("tok/s", Align::Right),
-        ("peak memory per stage", Align::Left),
-        ("fits", Align::Left),
+    let mut table = TextTable::new(&[
+        ("Schedule", ColumnAlign::Left),
+        ("step time", ColumnAlign::Right),
+        ("bubble", ColumnAlign::Right),
+        ("tok/s", ColumnAlign::Right),
+        ("peak memory per stage", ColumnAlign::Left),
+        ("fits", ColumnAlign::Left),
     ]);
     for row in &forecast.rows {
         let sizes: Vec<String> =
@@ -141,7 +141,7 @@ fn peaks(sizes: &[String]) -> String {
     }
 }
 
-fn fits(row: &Row, gap: Option<f64>) -> String {
+fn fits(row: &ForecastRow, gap: Option<f64>) -> String {
     if !row.too_small.is_empty() {
         let names: Vec<&str> = row.too_small.iter().map(String::as_str).collect();
         return format!("no: {}", shown(&names));
@@ -170,7 +170,7 @@ fn assumptions(forecast: &Forecast<'_>, threads: usize) -> Vec<String> {
     vec![measured, speeds, link]
 }
 
-fn loss_line(loss: &Loss) -> String {
+fn loss_line(loss: &NodeLossForecast) -> String {
     let who = match loss.lost {
         1 => "one node leaves",
         _ => "two leave",

@@ -3,15 +3,15 @@ use zbelastic_trainer::plan::Pace;
 use zbelastic_types::Bytes;
 
 use super::compared;
-use super::forecast::{Forecast, Outlook, Row};
+use super::forecast::{Forecast, ForecastInput, ForecastRow};
 use super::report::{write_json, write_text};
-use crate::config::{Flag, NodeSpec, NodesSpec, RunConfig, Sources, load};
+use crate::config::{ConfigFlag, ConfigSources, NetworkSpec, NodeSpec, RunConfig, load};
 use zbelastic_schedule::ScheduleKind;
 
 fn config(keys: &[&str]) -> RunConfig {
     let flags = ["model.preset=tiny"].iter().chain(keys);
-    let flags = flags.map(|key| Flag::Set((*key).to_owned())).collect();
-    load(&Sources { file: None, flags }).expect("legal").config
+    let flags = flags.map(|key| ConfigFlag::Set((*key).to_owned())).collect();
+    load(&ConfigSources { file: None, flags }).expect("legal").config
 }
 
 fn node(name: &str, speed: f64, memory: Option<Bytes>) -> NodeSpec {
@@ -35,19 +35,19 @@ fn pace(model: &ModelConfig, shape: MicrobatchShape) -> Pace {
 
 fn forecast<T>(
     config: &RunConfig,
-    machines: &NodesSpec,
+    machines: &NetworkSpec,
     kinds: &[ScheduleKind],
     look: impl FnOnce(&Forecast<'_>) -> T,
 ) -> Result<T, String> {
     let pace = pace(&config.model, config.batch.microbatch);
     let auto = config.schedule.kinds().expect("a schedule with steps");
-    let outlook = Outlook { config, kinds: auto, machines, pace: &pace };
+    let outlook = ForecastInput { config, kinds: auto, machines, pace: &pace };
     let forecast = Forecast::new(outlook, kinds);
     forecast.map(|forecast| look(&forecast)).map_err(|failure| failure.to_string())
 }
 
-fn machines(nodes: Vec<NodeSpec>) -> NodesSpec {
-    NodesSpec { nodes, latency_s: 0.0, gbit_per_s: None }
+fn machines(nodes: Vec<NodeSpec>) -> NetworkSpec {
+    NetworkSpec { nodes, latency_s: 0.0, gbit_per_s: None }
 }
 
 #[test]
@@ -108,16 +108,16 @@ fn the_loss_of_the_fastest_is_the_worst_and_of_all_but_one_is_told() {
 #[test]
 fn slow_links_and_slow_nodes_cost_time() {
     let config = config(&[]);
-    let chosen_ms = |machines: &NodesSpec| {
+    let chosen_ms = |machines: &NetworkSpec| {
         let of_chosen = |found: &Forecast<'_>| {
             found.rows.iter().find(|row| row.is_chosen).expect("one is chosen").step_ms
         };
         forecast(&config, machines, &[], of_chosen).expect("it fits")
     };
     let quick = chosen_ms(&machines(alike(2)));
-    let far = NodesSpec { latency_s: 1.0, ..machines(alike(2)) };
+    let far = NetworkSpec { latency_s: 1.0, ..machines(alike(2)) };
     assert!(chosen_ms(&far) > quick + 500.0);
-    let narrow = NodesSpec { gbit_per_s: Some(1e-4), ..machines(alike(2)) };
+    let narrow = NetworkSpec { gbit_per_s: Some(1e-4), ..machines(alike(2)) };
     assert!(chosen_ms(&narrow) > quick + 500.0);
     let slow = machines(vec![node("a", 0.5, None), node("b", 0.5, None)]);
     assert!((chosen_ms(&slow) / quick - 2.0).abs() < 1e-3);
@@ -127,7 +127,7 @@ fn slow_links_and_slow_nodes_cost_time() {
 fn a_forecast_is_told_as_text_and_as_json() {
     let config = config(&[]);
     let kinds = [ScheduleKind::Interleaved, ScheduleKind::ZbH1];
-    let three = NodesSpec { latency_s: 1e-4, ..machines(alike(3)) };
+    let three = NetworkSpec { latency_s: 1e-4, ..machines(alike(3)) };
     let told = forecast(&config, &three, &kinds, |found| {
         let (mut text, mut json) = (Vec::new(), Vec::new());
         write_text(found, 2, &mut text).expect("memory");
@@ -178,7 +178,7 @@ fn replicas_stand_beside_the_others_with_both_states_and_are_told_what_runs_on_f
     let (once, gems, chimera) = (row("1f1b"), row("gems"), row("chimera"));
     assert!(chimera.is_chosen && chimera.step_ms < gems.step_ms, "{rows:?}");
     assert!(chimera.bubble < gems.bubble);
-    let total = |row: &Row| row.stage_bytes.iter().sum::<u64>();
+    let total = |row: &ForecastRow| row.stage_bytes.iter().sum::<u64>();
     assert!(total(chimera) > total(once) && total(gems) > total(once), "{rows:?}");
     let then: Vec<_> = losses.iter().filter_map(|loss| loss.then.as_ref()).collect();
     assert_eq!((then[0].stages, then[0].schedule), (2, "chimera"));
@@ -195,7 +195,7 @@ fn replicas_stand_beside_the_others_with_both_states_and_are_told_what_runs_on_f
 fn gradients_of_replicas_take_their_time_on_a_narrow_link() {
     let config = config(&["schedule.kind=chimera"]);
     let step_ms = |gbit_per_s| {
-        let machines = NodesSpec { gbit_per_s, ..machines(alike(2)) };
+        let machines = NetworkSpec { gbit_per_s, ..machines(alike(2)) };
         let found = forecast(&config, &machines, &[], |found| found.rows[0].step_ms);
         found.expect("it fits")
     };

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use crate::api::client::{ApiClient, ApiError, ClientError};
-use crate::api::{Event, EventKind, JobPhaseStatus, JobStatus, escape};
+use crate::api::{ClusterEvent, EventKind, JobPhaseStatus, JobStatus, escape};
+use crate::commands::event_poller::{EventPoller, PolledEvents};
 use crate::commands::events::run_line;
-use crate::commands::follow::{Follower, Polled};
 use crate::commands::reach::write_json_line;
-use crate::failure::{Failure, FailureCode, Stop};
+use crate::failure::{CommandError, CommandFailure, FailureCode};
 
 /// Polls in a row that may stay without an answer: a minute, with the pause between two polls.
 const SILENCES_MAX: u32 = 240;
@@ -20,7 +20,7 @@ const LOOKS_PER_LINE: u32 = 12;
 
 /// The reader that events are printed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunView {
+pub enum RunOutputMode {
     /// A script: one event a line.
     Json,
     /// A person at a terminal: the newest step of those that come together.
@@ -35,18 +35,18 @@ pub enum RunView {
 /// If it ends otherwise than done, if no answer comes for too long, or if `out` cannot be written.
 pub fn follow(
     from: u64,
-    view: RunView,
+    view: RunOutputMode,
     client: &mut ApiClient<'_>,
     out: &mut dyn Write,
     pause: &mut dyn FnMut(),
-) -> Result<(), Stop> {
-    let mut follower = Follower::starting_at(from);
+) -> Result<(), CommandError> {
+    let mut follower = EventPoller::starting_at(from);
     let (mut silences, mut quiet, mut waited) = (0, 0, 0);
     loop {
         let polled = match follower.poll(client) {
             Ok(polled) => polled,
             Err(error) if is_passing(&error) && silences < SILENCES_MAX => {
-                if silences == 0 && view != RunView::Json {
+                if silences == 0 && view != RunOutputMode::Json {
                     writeln!(out, "▲ {}; asking again", escape(&error.to_string()))?;
                     out.flush()?;
                 }
@@ -54,21 +54,21 @@ pub fn follow(
                 pause();
                 continue;
             }
-            Err(error) => return Err(Failure::from(error).into()),
+            Err(error) => return Err(CommandFailure::from(error).into()),
         };
         quiet = if silences == 0 && polled.events.is_empty() { quiet + 1 } else { 0 };
         silences = 0;
-        tell(&polled, view, out)?;
+        print_events(&polled, view, out)?;
         if let Some(ended) = polled.events.iter().find_map(|event| ending_of(&event.kind)) {
-            return ended.map_err(Stop::from);
+            return ended.map_err(CommandError::from);
         }
         if quiet >= QUIET_MAX || polled.missed > 0 || polled.is_other_log {
             quiet = 0;
-            if let Some(job) = client.status().map_err(Failure::from)?.job {
+            if let Some(job) = client.status().map_err(CommandFailure::from)?.job {
                 if job.phase.is_over() {
                     return ending(&job);
                 }
-                waited = tell_wait(&job, waited, view, out)?;
+                waited = print_wait(&job, waited, view, out)?;
             }
         }
         if polled.events.is_empty() {
@@ -79,14 +79,14 @@ pub fn follow(
 
 /// Prints what a run waits for, once a minute: it may be for something that never comes. Returns the status
 /// requests in a row that found it waiting.
-fn tell_wait(
+fn print_wait(
     job: &JobStatus,
     waited: u32,
-    view: RunView,
+    view: RunOutputMode,
     out: &mut dyn Write,
-) -> Result<u32, Stop> {
+) -> Result<u32, CommandError> {
     let JobPhaseStatus::Waiting { reason } = &job.phase else { return Ok(0) };
-    if waited.is_multiple_of(LOOKS_PER_LINE) && view != RunView::Json {
+    if waited.is_multiple_of(LOOKS_PER_LINE) && view != RunOutputMode::Json {
         writeln!(out, "▲ waits: {}; `zbelastic stop --yes` gives it up", escape(reason))?;
         out.flush()?;
     }
@@ -106,29 +106,33 @@ fn is_passing(error: &ApiError) -> bool {
     }
 }
 
-fn tell(polled: &Polled, view: RunView, out: &mut dyn Write) -> Result<(), Stop> {
-    if polled.missed > 0 && view != RunView::Json {
+fn print_events(
+    polled: &PolledEvents,
+    view: RunOutputMode,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    if polled.missed > 0 && view != RunOutputMode::Json {
         writeln!(out, "▲ {} events were forgotten before they could be told", polled.missed)?;
     }
     let newest = polled.events.iter().rposition(|event| event.kind.is_step());
     for (index, event) in polled.events.iter().enumerate() {
         match view {
-            RunView::Json => write_json_line(out, event)?,
-            RunView::Terminal if event.kind.is_step() && Some(index) != newest => {}
-            RunView::Terminal | RunView::File => tell_line(event, out)?,
+            RunOutputMode::Json => write_json_line(out, event)?,
+            RunOutputMode::Terminal if event.kind.is_step() && Some(index) != newest => {}
+            RunOutputMode::Terminal | RunOutputMode::File => print_event_line(event, out)?,
         }
     }
     out.flush()?;
     Ok(())
 }
 
-fn tell_line(event: &Event, out: &mut dyn Write) -> Result<(), Stop> {
+fn print_event_line(event: &ClusterEvent, out: &mut dyn Write) -> Result<(), CommandError> {
     writeln!(out, "{}", run_line(event))?;
     Ok(())
 }
 
 /// How the run ended, if this is its end.
-fn ending_of(kind: &EventKind) -> Option<Result<(), Failure>> {
+fn ending_of(kind: &EventKind) -> Option<Result<(), CommandFailure>> {
     match kind {
         EventKind::Done { .. } => Some(Ok(())),
         EventKind::Stopped { step } => Some(Err(stopped(*step))),
@@ -163,7 +167,7 @@ fn ending_of(kind: &EventKind) -> Option<Result<(), Failure>> {
 ///
 /// # Errors
 /// If it is stopped or halted.
-pub fn ending(job: &JobStatus) -> Result<(), Stop> {
+pub fn ending(job: &JobStatus) -> Result<(), CommandError> {
     match &job.phase {
         JobPhaseStatus::Stopped => Err(stopped(job.step).into()),
         JobPhaseStatus::Halted { reason } => Err(halted(job.step, reason).into()),
@@ -174,30 +178,31 @@ pub fn ending(job: &JobStatus) -> Result<(), Stop> {
     }
 }
 
-fn stopped(step: u64) -> Failure {
+fn stopped(step: u64) -> CommandFailure {
     let what = format!("the run was stopped after step {step}");
-    Failure::new(FailureCode::WrongState, what)
+    CommandFailure::new(FailureCode::WrongState, what)
 }
 
-fn halted(step: u64, reason: &str) -> Failure {
+fn halted(step: u64, reason: &str) -> CommandFailure {
     let what = format!("the run is halted after step {step}: {}", escape(reason));
-    Failure::new(FailureCode::WrongState, what)
+    CommandFailure::new(FailureCode::WrongState, what)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::sample::{self, scripted};
-    use crate::api::{Answer, Events};
+    use crate::api::{ApiAnswer, EventPage};
 
-    type Scripted = Result<Answer, ClientError>;
+    type Scripted = Result<ApiAnswer, ClientError>;
 
     fn page(log: u64, from: u64, kinds: Vec<EventKind>) -> Scripted {
         let numbered = kinds.into_iter().zip(from..);
-        let events: Vec<Event> =
-            numbered.map(|(kind, sequence)| Event::new(sequence, 1 + sequence, kind)).collect();
+        let events: Vec<ClusterEvent> = numbered
+            .map(|(kind, sequence)| ClusterEvent::new(sequence, 1 + sequence, kind))
+            .collect();
         let next_sequence = from + events.len() as u64;
-        Ok(Answer::Events(Events { log, first_sequence: 0, next_sequence, events }))
+        Ok(ApiAnswer::Events(EventPage { log, first_sequence: 0, next_sequence, events }))
     }
 
     fn step(step: u64) -> EventKind {
@@ -225,13 +230,16 @@ mod tests {
         EventKind::Done { step: 9, digest: None }
     }
 
-    fn followed(view: RunView, answers: Vec<Scripted>) -> (Result<(), FailureCode>, String, u32) {
+    fn followed(
+        view: RunOutputMode,
+        answers: Vec<Scripted>,
+    ) -> (Result<(), FailureCode>, String, u32) {
         let (mut client, _) = scripted(answers);
         let (mut out, mut pauses) = (Vec::new(), 0);
         let ended = follow(0, view, &mut client, &mut out, &mut || pauses += 1);
         let ended = ended.map_err(|stop| match stop {
-            Stop::Failed(failure) => failure.code,
-            Stop::Output(error) => panic!("{error}"),
+            CommandError::Failed(failure) => failure.code,
+            CommandError::Output(error) => panic!("{error}"),
         });
         (ended, String::from_utf8(out).expect("UTF-8"), pauses)
     }
@@ -242,14 +250,14 @@ mod tests {
             let kinds = vec![step(1), step(2), EventKind::QuorumHeld, step(3)];
             vec![page(1, 0, kinds), page(1, 4, vec![]), page(1, 4, vec![step(4), done()])]
         };
-        let (ended, text, pauses) = followed(RunView::File, answers());
+        let (ended, text, pauses) = followed(RunOutputMode::File, answers());
         assert_eq!((ended, text.matches("step ").count(), pauses), (Ok(()), 4, 1));
         assert!(text.ends_with("✔ all 9 steps are sealed\n"), "{text}");
-        let (_, text, _) = followed(RunView::Terminal, answers());
+        let (_, text, _) = followed(RunOutputMode::Terminal, answers());
         let firsts: Vec<&str> = text.lines().map(|line| &line[..line.len().min(8)]).collect();
         assert_eq!(firsts.len(), 4);
         assert!(text.contains("step 3/9") && text.contains("step 4/9"), "{text}");
-        let (_, text, _) = followed(RunView::Json, answers());
+        let (_, text, _) = followed(RunOutputMode::Json, answers());
         assert_eq!(text.lines().count(), 6);
     }
 
@@ -257,7 +265,7 @@ mod tests {
     fn a_run_that_does_not_get_done_ends_with_6() {
         let reason = "no checkpoint can be read".to_owned();
         for kind in [EventKind::Stopped { step: 3 }, EventKind::Halted { step: 3, reason }] {
-            let (ended, _, _) = followed(RunView::File, vec![page(1, 0, vec![kind])]);
+            let (ended, _, _) = followed(RunOutputMode::File, vec![page(1, 0, vec![kind])]);
             assert_eq!(ended, Err(FailureCode::WrongState));
         }
     }
@@ -271,21 +279,21 @@ mod tests {
         let mut answers = vec![page(1, 0, vec![step(1)])];
         answers.extend((0..SILENCES_MAX).map(|_| silence()));
         answers.push(page(1, 1, vec![done()]));
-        let (ended, text, pauses) = followed(RunView::File, answers);
+        let (ended, text, pauses) = followed(RunOutputMode::File, answers);
         assert_eq!((ended, pauses), (Ok(()), SILENCES_MAX));
         assert_eq!(text.matches("asking again").count(), 1);
         let answers = (0..=SILENCES_MAX).map(|_| silence()).collect();
-        let (ended, _, _) = followed(RunView::File, answers);
+        let (ended, _, _) = followed(RunOutputMode::File, answers);
         assert_eq!(ended, Err(FailureCode::Unreachable));
         let denied = Err(ClientError::Denied { reason: "revoked".to_owned() });
-        let (ended, _, pauses) = followed(RunView::File, vec![denied]);
+        let (ended, _, pauses) = followed(RunOutputMode::File, vec![denied]);
         assert_eq!((ended, pauses), (Err(FailureCode::NotAuthorised), 0));
     }
 
     fn status(phase: JobPhaseStatus) -> Scripted {
         let mut status = sample::status();
         status.job = Some(JobStatus { phase, ..sample::job() });
-        Ok(Answer::Status(Box::new(status)))
+        Ok(ApiAnswer::Status(Box::new(status)))
     }
 
     #[test]
@@ -299,7 +307,7 @@ mod tests {
             answers.push(if look == 3 { status(JobPhaseStatus::Running) } else { waiting() });
         }
         answers.push(page(1, 0, vec![done()]));
-        let (ended, text, _) = followed(RunView::File, answers);
+        let (ended, text, _) = followed(RunOutputMode::File, answers);
         assert_eq!(ended, Ok(()));
         let said = text.matches("▲ waits: waiting for workers; `zbelastic stop --yes`").count();
         assert_eq!(
@@ -314,7 +322,7 @@ mod tests {
         answers.push(status(JobPhaseStatus::Running));
         answers.extend((0..QUIET_MAX).map(|_| page(1, 0, vec![])));
         answers.push(status(JobPhaseStatus::Done));
-        let (ended, _, _) = followed(RunView::File, answers);
+        let (ended, _, _) = followed(RunOutputMode::File, answers);
         assert_eq!(ended, Ok(()));
         // Another node answers, that never logged the end.
         let answers = vec![
@@ -323,7 +331,7 @@ mod tests {
             page(2, 0, vec![]),
             status(JobPhaseStatus::Stopped),
         ];
-        let (ended, _, _) = followed(RunView::File, answers);
+        let (ended, _, _) = followed(RunOutputMode::File, answers);
         assert_eq!(ended, Err(FailureCode::WrongState));
     }
 }

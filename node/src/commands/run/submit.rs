@@ -6,13 +6,14 @@ use zbelastic_types::Bytes;
 
 use crate::api::client::{ApiClient, ApiError};
 use crate::api::{
-    Answer, CorpusDescription, DataHeld, HexDigest, PIECE_BYTES_MAX, Request, RunAccepted,
+    ApiAnswer, ApiRequest, CorpusDescription, HexDigest, PIECE_BYTES_MAX, RunAccepted,
+    UploadProgress,
 };
-use crate::failure::{Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode};
 
 /// What is submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Submission {
+pub struct RunSubmission {
     /// The effective configuration, as TOML.
     pub document: String,
     /// Hash and length of the text.
@@ -28,21 +29,21 @@ pub struct Submission {
 }
 
 /// Bytes that the cluster requests.
-struct Wanted<'a> {
+struct RequestedBlob<'a> {
     what: &'static str,
     hash: HexDigest,
     bytes: &'a [u8],
 }
 
-impl Submission {
+impl RunSubmission {
     /// What has this hash, or else the text: the answer is checked against it.
-    fn wanted(&self, hash: HexDigest) -> Wanted<'_> {
+    fn blob_of(&self, hash: HexDigest) -> RequestedBlob<'_> {
         match &self.weights {
             Some((name, bytes)) if name.hash == hash => {
-                Wanted { what: "weights", hash, bytes: bytes.as_slice() }
+                RequestedBlob { what: "weights", hash, bytes: bytes.as_slice() }
             }
             Some(_) | None => {
-                Wanted { what: "text", hash: self.corpus.hash, bytes: self.text.as_slice() }
+                RequestedBlob { what: "text", hash: self.corpus.hash, bytes: self.text.as_slice() }
             }
         }
     }
@@ -57,40 +58,44 @@ const UPLOADS_MAX: u32 = 6;
 /// # Errors
 /// If the cluster refuses, or requests them too often.
 pub fn submit(
-    submission: &Submission,
+    submission: &RunSubmission,
     client: &mut ApiClient<'_>,
     told: &mut dyn Write,
-) -> Result<RunAccepted, Failure> {
-    let Submission { document, corpus, weights, name, from, .. } = submission;
+) -> Result<RunAccepted, CommandFailure> {
+    let RunSubmission { document, corpus, weights, name, from, .. } = submission;
     let weights = weights.as_ref().map(|(name, _)| *name);
     let (document, name, from) = (document.clone(), name.clone(), from.clone());
-    let request = Request::Run { document, corpus: *corpus, weights, name, from };
+    let request = ApiRequest::Run { document, corpus: *corpus, weights, name, from };
     for _ in 0..=UPLOADS_MAX {
-        let answer = client.ask(&request)?;
+        let answer = client.send(&request)?;
         let found = answer.name();
-        if let Answer::Run(accepted) = answer {
+        if let ApiAnswer::Run(accepted) = answer {
             return Ok(accepted);
         }
-        let Answer::DataWanted(held) = answer else {
+        let ApiAnswer::DataWanted(held) = answer else {
             return Err(ApiError::Unexpected { request: request.name(), found }.into());
         };
         // With standard error closed there is nowhere to print it.
-        let wanted = submission.wanted(held.hash);
+        let wanted = submission.blob_of(held.hash);
         let length = Bytes(wanted.bytes.len() as u64);
         let _ = writeln!(told, "sent: {length} of {}", wanted.what);
         upload(&wanted, held, client)?;
     }
     let what = format!("the cluster has lost what it was sent {UPLOADS_MAX} times");
-    Err(Failure::new(FailureCode::Internal, what))
+    Err(CommandFailure::new(FailureCode::Internal, what))
 }
 
-fn upload(wanted: &Wanted<'_>, held: DataHeld, client: &mut ApiClient<'_>) -> Result<(), Failure> {
-    let Wanted { hash, bytes: all, .. } = *wanted;
+fn upload(
+    wanted: &RequestedBlob<'_>,
+    held: UploadProgress,
+    client: &mut ApiClient<'_>,
+) -> Result<(), CommandFailure> {
+    let RequestedBlob { hash, bytes: all, .. } = *wanted;
     let mut begin = check_held(held, hash, 0, all.len())?;
     while begin < all.len() {
         let end = all.len().min(begin + PIECE_BYTES_MAX);
         let bytes = all[begin..end].to_vec();
-        let piece = Request::PutData { hash, offset: begin as u64, bytes };
+        let piece = ApiRequest::PutData { hash, offset: begin as u64, bytes };
         let held = client.put_data(piece)?;
         // Each piece must get further, so this ends.
         begin = check_held(held, hash, begin + 1, all.len())?;
@@ -99,12 +104,17 @@ fn upload(wanted: &Wanted<'_>, held: DataHeld, client: &mut ApiClient<'_>) -> Re
 }
 
 /// Where the next piece begins, if that makes sense.
-fn check_held(held: DataHeld, hash: HexDigest, min: usize, max: usize) -> Result<usize, Failure> {
+fn check_held(
+    held: UploadProgress,
+    hash: HexDigest,
+    min: usize,
+    max: usize,
+) -> Result<usize, CommandFailure> {
     let begin = usize::try_from(held.held).ok().filter(|begin| (min..=max).contains(begin));
     begin.filter(|_| held.hash == hash).ok_or_else(|| {
         let (found, length) = (Bytes(held.held), Bytes(max as u64));
         let what = format!("the cluster says it has {found} of {length}: out of order");
-        Failure::new(FailureCode::Internal, what)
+        CommandFailure::new(FailureCode::Internal, what)
     })
 }
 
@@ -112,25 +122,28 @@ fn check_held(held: DataHeld, hash: HexDigest, min: usize, max: usize) -> Result
 mod tests {
     use super::*;
     use crate::api::sample::{self, digest, scripted};
-    use crate::api::{Refusal, RunDisposition, WrongState};
+    use crate::api::{ApiRefusal, RunDisposition, WrongState};
 
-    fn submission(length: usize) -> Submission {
+    fn submission(length: usize) -> RunSubmission {
         let corpus = CorpusDescription { hash: digest(1), length: Bytes(length as u64) };
         let text = (0..length).map(|index| index as u8).collect();
         let document = "[train]\n".to_owned();
-        Submission { document, corpus, text, weights: None, name: None, from: None }
+        RunSubmission { document, corpus, text, weights: None, name: None, from: None }
     }
 
-    fn held(held: u64) -> Answer {
-        Answer::DataWanted(DataHeld { hash: digest(1), held })
+    fn held(held: u64) -> ApiAnswer {
+        ApiAnswer::DataWanted(UploadProgress { hash: digest(1), held })
     }
 
-    fn accepted() -> Answer {
+    fn accepted() -> ApiAnswer {
         let disposition = RunDisposition::Started;
-        Answer::Run(RunAccepted { disposition, events_from: 3, job: sample::job() })
+        ApiAnswer::Run(RunAccepted { disposition, events_from: 3, job: sample::job() })
     }
 
-    fn submitted(answers: Vec<Answer>, length: usize) -> (Result<u64, FailureCode>, Vec<Request>) {
+    fn submitted(
+        answers: Vec<ApiAnswer>,
+        length: usize,
+    ) -> (Result<u64, FailureCode>, Vec<ApiRequest>) {
         let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
         let ended = submit(&submission(length), &mut client, &mut Vec::new());
         let ended = ended.map(|accepted| accepted.events_from).map_err(|failure| failure.code);
@@ -139,9 +152,9 @@ mod tests {
     }
 
     /// Offset and length of every piece.
-    fn pieces(asked: &[Request]) -> Vec<(u64, usize)> {
-        let piece = |request: &Request| {
-            let Request::PutData { offset, bytes, .. } = request else { return None };
+    fn pieces(asked: &[ApiRequest]) -> Vec<(u64, usize)> {
+        let piece = |request: &ApiRequest| {
+            let ApiRequest::PutData { offset, bytes, .. } = request else { return None };
             assert_eq!(bytes[0], *offset as u8);
             Some((*offset, bytes.len()))
         };
@@ -173,20 +186,20 @@ mod tests {
     fn weights_travel_like_the_text_and_are_named_by_their_own_hash() {
         let named = CorpusDescription { hash: digest(7), length: Bytes(5) };
         let weights = Some((named, vec![0, 1, 2, 3, 4]));
-        let submission = Submission { weights, ..submission(10) };
-        let of_weights = |held| Answer::DataWanted(DataHeld { hash: digest(7), held });
+        let submission = RunSubmission { weights, ..submission(10) };
+        let of_weights = |held| ApiAnswer::DataWanted(UploadProgress { hash: digest(7), held });
         let answers = [held(0), held(10), of_weights(0), of_weights(5), accepted()];
         let (mut client, asked) = scripted(answers.into_iter().map(Ok).collect());
         let mut told = Vec::new();
         submit(&submission, &mut client, &mut told).expect("taken");
         let asked = asked.borrow().clone();
-        let is_run = |request: &&Request| {
-            let Request::Run { weights, .. } = request else { return false };
+        let is_run = |request: &&ApiRequest| {
+            let ApiRequest::Run { weights, .. } = request else { return false };
             *weights == Some(named)
         };
         assert_eq!(asked.iter().filter(is_run).count(), 3, "asked before and after each");
-        let piece = |request: &Request| {
-            let Request::PutData { hash, bytes, .. } = request else { return None };
+        let piece = |request: &ApiRequest| {
+            let ApiRequest::PutData { hash, bytes, .. } = request else { return None };
             Some((*hash, bytes.len()))
         };
         let sent: Vec<_> = asked.iter().filter_map(piece).collect();
@@ -207,7 +220,7 @@ mod tests {
         assert_eq!(ended, Err(FailureCode::Internal));
         let (ended, _) = submitted(vec![held(11)], 10);
         assert_eq!(ended, Err(FailureCode::Internal));
-        let other = Answer::DataWanted(DataHeld { hash: digest(2), held: 0 });
+        let other = ApiAnswer::DataWanted(UploadProgress { hash: digest(2), held: 0 });
         let (ended, _) = submitted(vec![other], 10);
         assert_eq!(ended, Err(FailureCode::Internal));
         let forgetful = [held(0), held(10)].into_iter().cycle().take(14).collect();
@@ -218,7 +231,7 @@ mod tests {
     #[test]
     fn another_run_is_in_the_way() {
         let state = WrongState::OtherRun { config: digest(9), step: 5, step_count: 10 };
-        let (ended, _) = submitted(vec![Answer::Refused(Refusal::WrongState(state))], 10);
+        let (ended, _) = submitted(vec![ApiAnswer::Refused(ApiRefusal::WrongState(state))], 10);
         assert_eq!(ended, Err(FailureCode::WrongState));
     }
 }

@@ -8,32 +8,36 @@ mod report;
 use std::io::Write;
 
 use zbelastic_schedule::asynchronous::{
-    AsyncKind, AsyncProgram, AsyncRequest, AsyncSimulation, AsyncVariant, Dynamic, DynamicRule,
-    check_async, generate_async, simulate_async,
+    AsyncKind, AsyncProgram, AsyncRequest, AsyncSimulation, AsyncVariant, DynamicOptions,
+    DynamicRule, check_async, generate_async, simulate_async,
 };
 use zbelastic_schedule::render::{ascii, chrome_trace, svg};
 use zbelastic_schedule::{ChunkMemory, Costs, MemoryCosts};
 
 use super::input_error::{self, InputError};
-use super::inputs::{StageTimes, read_memory, read_times};
-use super::reading::{Numbers, Reading};
+use super::input_parser::{AllowedNumbers, InputParser};
+use super::inputs::{StageTimesInput, read_memory, read_times};
 use super::{TRACE_UNIT_US, write_to};
 use crate::args::{AsyncArgs, ProgramArgs, RenderArgs, SimulateArgs};
 use crate::config::AsyncConfig;
-use crate::failure::Stop;
-use report::Report;
+use crate::failure::CommandError;
+use report::AsyncScheduleReport;
 
 /// Whether an asynchronous schedule was requested by name, or is what was read.
-pub fn is_asked(args: &ProgramArgs, text: Option<&str>) -> bool {
+pub fn is_requested(args: &ProgramArgs, text: Option<&str>) -> bool {
     let is_kind = |kind: &String| kind.parse::<AsyncKind>().is_ok();
     args.kind.as_ref().is_some_and(is_kind)
         || text.is_some_and(|text| text.trim_start().starts_with("asynchronous"))
 }
 
 /// Draws the timeline of an asynchronous program.
-pub fn render(args: &RenderArgs, text: Option<&str>, out: &mut dyn Write) -> Result<(), Stop> {
-    let mut reading = Reading::default();
-    let replay = read_replay(&args.program, (text, Length::Drawing), &mut reading);
+pub fn render(
+    args: &RenderArgs,
+    text: Option<&str>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
+    let mut reading = InputParser::default();
+    let replay = read_replay(&args.program, (text, DefaultRunLength::Drawing), &mut reading);
     let forms = [("--pytorch", &args.pytorch), ("--pytorch-comms", &args.pytorch_comms)];
     for (flag, _) in forms.into_iter().filter(|(_, path)| path.is_some()) {
         reading.refuse(flag, SYNCHRONOUS);
@@ -54,19 +58,23 @@ pub fn render(args: &RenderArgs, text: Option<&str>, out: &mut dyn Write) -> Res
 }
 
 /// Simulates an asynchronous program, and prints its times and memory.
-pub fn time(args: &SimulateArgs, text: Option<&str>, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn time(
+    args: &SimulateArgs,
+    text: Option<&str>,
+    out: &mut dyn Write,
+) -> Result<(), CommandError> {
     let (replay, memory) = replay_with_memory(args, text).map_err(input_error::failure)?;
-    let report = Report::new(&replay.simulate(), &memory, args.program_text);
+    let report = AsyncScheduleReport::new(&replay.simulate(), &memory, args.program_text);
     if args.json { report.write_json(out) } else { report.write_table(out) }
 }
 
 /// A legal program and its costs.
-struct Replay {
+struct AsyncSimulationInput {
     program: AsyncProgram,
     costs: Costs,
 }
 
-impl Replay {
+impl AsyncSimulationInput {
     fn simulate(&self) -> AsyncSimulation {
         simulate_async(&self.program, &self.costs)
             .expect("a checked program with checked costs runs to its end")
@@ -74,7 +82,7 @@ impl Replay {
 }
 
 /// What passes and versions take.
-struct Memory {
+struct AsyncMemoryCosts {
     chunks: Vec<ChunkMemory>,
     /// One version of the weights of each stage.
     weights: Vec<f64>,
@@ -82,7 +90,7 @@ struct Memory {
 
 /// What a run is made for, if no number of steps is given.
 #[derive(Clone, Copy)]
-enum Length {
+enum DefaultRunLength {
     /// The pipeline is filled and emptied.
     Drawing,
     /// It is full for some steps as well.
@@ -95,35 +103,35 @@ const SYNCHRONOUS: &str = "synchronous schedules";
 fn replay_with_memory(
     args: &SimulateArgs,
     text: Option<&str>,
-) -> Result<(Replay, Memory), Vec<InputError>> {
-    let mut reading = Reading::default();
-    let replay = read_replay(&args.program, (text, Length::Timing), &mut reading);
+) -> Result<(AsyncSimulationInput, AsyncMemoryCosts), Vec<InputError>> {
+    let mut reading = InputParser::default();
+    let replay = read_replay(&args.program, (text, DefaultRunLength::Timing), &mut reading);
     let memory = read_memory(&args.memory, &mut reading);
     let weights = args.weights.as_deref().unwrap_or("0");
-    let weights = reading.list("--weights", weights, Numbers::FromZero);
+    let weights = reading.list("--weights", weights, AllowedNumbers::FromZero);
     if args.mem_limit.is_some() {
         reading.refuse("--mem-limit", SYNCHRONOUS);
     }
     let all = replay.zip(memory).zip(weights).map(|((replay, memory), weights)| {
         let chunks = memory.of_chunks(&replay.program.placement);
-        (replay, Memory { chunks, weights })
+        (replay, AsyncMemoryCosts { chunks, weights })
     });
     reading.finish(all)
 }
 
 fn read_replay(
     args: &ProgramArgs,
-    (text, length): (Option<&str>, Length),
-    reading: &mut Reading,
-) -> Option<Replay> {
+    (text, length): (Option<&str>, DefaultRunLength),
+    reading: &mut InputParser,
+) -> Option<AsyncSimulationInput> {
     let program = read_program(args, (text, length), reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
     refuse_synchronous(args, reading);
     let times = read_times(&args.times, reading);
-    let step = reading.number("--step", &args.step, Numbers::FromZero);
+    let step = reading.number("--step", &args.step, AllowedNumbers::FromZero);
     let (program, times, step) = (program?, times?, step?);
     let chunks = times.of_chunks(&program.placement);
-    let StageTimes { link, occupancy, .. } = times;
+    let StageTimesInput { link, occupancy, .. } = times;
     let (slice_shares, memory) = (Vec::new(), MemoryCosts::default());
     let costs = Costs {
         chunks,
@@ -135,11 +143,11 @@ fn read_replay(
         memory,
         gradients: Vec::new(),
     };
-    Some(Replay { program, costs })
+    Some(AsyncSimulationInput { program, costs })
 }
 
 /// What only schedules with steps take.
-fn refuse_synchronous(args: &ProgramArgs, reading: &mut Reading) {
+fn refuse_synchronous(args: &ProgramArgs, reading: &mut InputParser) {
     let flags = [
         ("--chunks", args.chunks.is_some()),
         ("--slices", args.slices.is_some()),
@@ -157,8 +165,8 @@ fn refuse_synchronous(args: &ProgramArgs, reading: &mut Reading) {
 
 fn read_program(
     args: &ProgramArgs,
-    (text, length): (Option<&str>, Length),
-    reading: &mut Reading,
+    (text, length): (Option<&str>, DefaultRunLength),
+    reading: &mut InputParser,
 ) -> Option<AsyncProgram> {
     if let Some((path, text)) = args.program.as_ref().zip(text) {
         let parsed = text.parse::<AsyncProgram>();
@@ -172,7 +180,11 @@ fn read_program(
 }
 
 /// The program that was requested by name. What no flag sets is as it is trained with.
-fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRequest {
+fn request(
+    args: &ProgramArgs,
+    length: DefaultRunLength,
+    reading: &mut InputParser,
+) -> AsyncRequest {
     let kind = args.kind.as_ref().expect("required without --program");
     let kind: AsyncKind = kind.parse().expect("looked at before");
     let size = args.stages.zip(args.microbatches);
@@ -186,7 +198,7 @@ fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRe
         minibatch_count: 1,
         microbatch_count,
         replica_count: asked.pipelines.unwrap_or(usual.avgpipe_pipelines),
-        dynamic: Dynamic {
+        dynamic: DynamicOptions {
             rule: DynamicRule::Oldest,
             cap: asked.cap.unwrap_or(usual.ampnet_cap),
             update_every: asked.update_every.unwrap_or(usual.ampnet_update_every),
@@ -198,7 +210,7 @@ fn request(args: &ProgramArgs, length: Length, reading: &mut Reading) -> AsyncRe
 }
 
 /// What only another schedule takes.
-fn refuse_of_others(kind: AsyncKind, asked: &AsyncArgs, reading: &mut Reading) {
+fn refuse_of_others(kind: AsyncKind, asked: &AsyncArgs, reading: &mut InputParser) {
     let flags = [
         ("--pipelines", AsyncKind::AvgPipe, asked.pipelines.is_some()),
         ("--cap", AsyncKind::AmpNet, asked.cap.is_some()),
@@ -226,7 +238,7 @@ const FULL_STEPS: u32 = 4;
 
 /// As many steps as it takes to fill the pipeline and to empty it, and those that it is full; of each
 /// pipeline if there are several.
-fn usual_steps(request: AsyncRequest, length: Length) -> u32 {
+fn usual_steps(request: AsyncRequest, length: DefaultRunLength) -> u32 {
     let under_way = match request.kind {
         AsyncKind::AmpNet => request.stage_count.max(request.dynamic.cap),
         AsyncKind::PipeDream
@@ -239,8 +251,8 @@ fn usual_steps(request: AsyncRequest, length: Length) -> u32 {
     };
     let filling = under_way.div_ceil(request.microbatch_count.max(1));
     let steps = match length {
-        Length::Drawing => filling.saturating_add(1),
-        Length::Timing => filling.saturating_mul(2).saturating_add(FULL_STEPS),
+        DefaultRunLength::Drawing => filling.saturating_add(1),
+        DefaultRunLength::Timing => filling.saturating_mul(2).saturating_add(FULL_STEPS),
     };
     let pipelines = if request.kind == AsyncKind::AvgPipe { request.replica_count } else { 1 };
     steps.saturating_mul(pipelines).saturating_add(request.variant.warm_up())

@@ -6,11 +6,11 @@ use serde::Serialize;
 use zbelastic_schedule::ScheduleKind;
 use zbelastic_schedule::asynchronous::AsyncKind;
 
-use crate::failure::Stop;
+use crate::failure::CommandError;
 
 /// What a person chooses a schedule by.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Entry {
+struct CatalogueEntry {
     name: &'static str,
     /// Time in which the stage with the longest span idles.
     idle: &'static str,
@@ -30,7 +30,7 @@ struct Entry {
     source: &'static str,
 }
 
-fn entry(kind: ScheduleKind) -> Entry {
+fn entry(kind: ScheduleKind) -> CatalogueEntry {
     let (idle, peak_activations, source) = match kind {
         ScheduleKind::GPipe => ("(p-1)(F+B+W)", "m", "Huang et al., NeurIPS 2019"),
         ScheduleKind::OneFOneB => {
@@ -62,7 +62,7 @@ fn entry(kind: ScheduleKind) -> Entry {
         }
     };
     let chunks_per_stage = kind.chunk_counts().least();
-    Entry {
+    CatalogueEntry {
         name: kind.name(),
         idle,
         peak_activations,
@@ -77,7 +77,7 @@ fn entry(kind: ScheduleKind) -> Entry {
 }
 
 /// Those without steps: once the pipeline is full, no stage waits by plan.
-fn async_entry(kind: AsyncKind) -> Entry {
+fn async_entry(kind: AsyncKind) -> CatalogueEntry {
     let (idle, peak_activations, weight_versions, source) = match kind {
         AsyncKind::PipeDream => ("0", "p", "p", "Narayanan et al., SOSP 2019"),
         AsyncKind::PipeDream2Bw => ("0", "p", "2", "Narayanan et al., ICML 2021"),
@@ -88,7 +88,7 @@ fn async_entry(kind: AsyncKind) -> Entry {
         AsyncKind::AvgPipe => ("below 1F1B's", "n(p+1)", "n+1", "Chen et al., PPoPP 2023"),
         AsyncKind::AmpNet => ("0", "cap", "1", "Gaunt et al., arXiv 1705.09786"),
     };
-    Entry {
+    CatalogueEntry {
         name: kind.name(),
         idle,
         peak_activations,
@@ -103,9 +103,9 @@ fn async_entry(kind: AsyncKind) -> Entry {
 }
 
 /// Lists every schedule.
-pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn write(json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let without_steps = AsyncKind::ALL.into_iter().map(async_entry);
-    let entries: Vec<Entry> =
+    let entries: Vec<CatalogueEntry> =
         ScheduleKind::ALL.into_iter().map(entry).chain(without_steps).collect();
     if json {
         let text = serde_json::to_string_pretty(&entries).expect("plain data is JSON");
@@ -144,7 +144,7 @@ pub fn write(json: bool, out: &mut dyn Write) -> Result<(), Stop> {
 #[cfg(test)]
 mod tests {
     use zbelastic_schedule::asynchronous::{
-        AsyncKind, AsyncRequest, AsyncVariant, Dynamic, DynamicRule, generate_async,
+        AsyncKind, AsyncRequest, AsyncVariant, DynamicOptions, DynamicRule, generate_async,
         peak_memory_async, simulate_async,
     };
     use zbelastic_schedule::{ChunkMemory, Costs, ScheduleKind, generate, peak_memory, simulate};
@@ -234,7 +234,7 @@ mod tests {
                 minibatch_count: 8,
                 microbatch_count: 8,
                 replica_count: 2,
-                dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 4, update_every: 4 },
+                dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 4, update_every: 4 },
                 variant: AsyncVariant::Usual,
             };
             let program = generate_async(request).expect("legal");

@@ -8,12 +8,12 @@ use zbelastic_schedule::asynchronous::{
 };
 use zbelastic_schedule::pytorch;
 use zbelastic_schedule::{
-    GenerateError, ProgramParseError, ScheduleKind, SolveError, TEXT_COUNT_MAX, UnknownKind,
-    Violation,
+    GenerateError, ProgramParseError, ScheduleKind, ScheduleViolation, SolveError, TEXT_COUNT_MAX,
+    UnknownScheduleKind,
 };
 
 use crate::config::nearest;
-use crate::failure::{Detail, Failure};
+use crate::failure::{CommandFailure, FailureDetail};
 
 /// Broken rules that are listed at most; a program that breaks one breaks it often.
 const VIOLATIONS_SHOWN: usize = 20;
@@ -23,7 +23,7 @@ const VIOLATIONS_SHOWN: usize = 20;
 pub enum InputError {
     /// No schedule of that name.
     #[error(transparent)]
-    Kind(#[from] UnknownKind),
+    Kind(#[from] UnknownScheduleKind),
     /// The schedule does not exist in that size.
     #[error(transparent)]
     Generate(#[from] GenerateError),
@@ -60,7 +60,7 @@ pub enum InputError {
         /// Path of the program's file.
         path: PathBuf,
         /// The rules that it breaks.
-        violations: Vec<Violation>,
+        violations: Vec<ScheduleViolation>,
     },
     /// The asynchronous schedule does not exist in that size.
     #[error(transparent)]
@@ -155,16 +155,16 @@ pub enum InputError {
 }
 
 /// The failure that lists all of `errors`.
-pub fn failure(errors: Vec<InputError>) -> Failure {
+pub fn failure(errors: Vec<InputError>) -> CommandFailure {
     let details = errors.iter().flat_map(InputError::details).collect();
-    Failure::usage("the schedule", details)
+    CommandFailure::usage("the schedule", details)
 }
 
 impl InputError {
-    fn details(&self) -> Vec<Detail> {
-        let detail = Detail::new(self.to_string());
+    fn details(&self) -> Vec<FailureDetail> {
+        let detail = FailureDetail::new(self.to_string());
         let detail = match self {
-            Self::Kind(UnknownKind { found }) => kind_hint(detail.at("--kind"), found),
+            Self::Kind(UnknownScheduleKind { found }) => kind_hint(detail.at("--kind"), found),
             Self::Generate(error) => size_hint(detail, error),
             Self::Unreadable { path, .. }
             | Self::Parse { path, .. }
@@ -208,7 +208,7 @@ impl InputError {
     }
 }
 
-fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
+fn solve_hint(detail: FailureDetail, error: &SolveError) -> FailureDetail {
     match error {
         SolveError::Limit { needed, .. } => detail
             .at("--mem-limit")
@@ -226,7 +226,7 @@ fn solve_hint(detail: Detail, error: &SolveError) -> Detail {
     }
 }
 
-fn kind_hint(detail: Detail, found: &str) -> Detail {
+fn kind_hint(detail: FailureDetail, found: &str) -> FailureDetail {
     if found.parse::<AsyncKind>().is_ok() {
         let why = "it is asynchronous: it has no step to solve";
         return detail.why(why).hint(format!("zbelastic schedule simulate --kind {found}"));
@@ -238,7 +238,7 @@ fn kind_hint(detail: Detail, found: &str) -> Detail {
     }
 }
 
-fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
+fn size_hint(detail: FailureDetail, error: &GenerateError) -> FailureDetail {
     match error {
         GenerateError::StageCount { max, .. } => {
             detail.at("--stages").hint(format!("--stages 1 to {max}"))
@@ -277,7 +277,7 @@ fn size_hint(detail: Detail, error: &GenerateError) -> Detail {
     }
 }
 
-fn async_size_hint(detail: Detail, error: &AsyncGenerateError) -> Detail {
+fn async_size_hint(detail: FailureDetail, error: &AsyncGenerateError) -> FailureDetail {
     match error {
         AsyncGenerateError::Count { what, max, .. } => {
             let flag = match *what {
@@ -311,13 +311,13 @@ fn async_size_hint(detail: Detail, error: &AsyncGenerateError) -> Detail {
     }
 }
 
-fn violation_details(place: &str, violations: &[impl ToString]) -> Vec<Detail> {
+fn violation_details(place: &str, violations: &[impl ToString]) -> Vec<FailureDetail> {
     let shown = violations.iter().take(VIOLATIONS_SHOWN);
-    let mut details: Vec<Detail> =
-        shown.map(|violation| Detail::new(violation.to_string()).at(place)).collect();
+    let mut details: Vec<FailureDetail> =
+        shown.map(|violation| FailureDetail::new(violation.to_string()).at(place)).collect();
     let more = violations.len().saturating_sub(VIOLATIONS_SHOWN);
     if more > 0 {
-        details.push(Detail::new(format!("{more} more of the kind")).at(place));
+        details.push(FailureDetail::new(format!("{more} more of the kind")).at(place));
     }
     details
 }

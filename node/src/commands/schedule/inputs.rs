@@ -5,22 +5,23 @@ use std::io;
 use std::path::Path;
 
 use zbelastic_schedule::{
-    ChunkCosts, ChunkMemory, ChunkTimes, Costs, Ending, LowerOptions, MemoryCosts, MemoryTimes,
-    OffloadChunks, OffloadRequest, PipelineSize, Placement, Problem, Program, Relief, Remake,
-    ScheduleKind, StageCosts, Trip, Window, check, check_size, generate_sized, lower, offload,
-    recompute,
+    ChunkCosts, ChunkMemory, ChunkTimes, Costs, LowerOptions, MemoryCosts, MemorySavings,
+    MemoryTimes, OffloadChunks, OffloadRequest, OffloadTransfer, PipelineSize, Placement, Program,
+    RecomputeCost, ScheduleKind, ScheduleProblem, StageCosts, StepEnding, Window, check,
+    check_size, generate_sized, lower, offload, recompute,
 };
 use zbelastic_types::ChunkIndex;
 
 use super::input_error::InputError;
-use super::reading::{Numbers, Reading};
+use super::input_parser::{AllowedNumbers, InputParser};
 use crate::args::{
-    AS_FORWARD, AsyncArgs, EndingArgs, MemoryArgs, ProgramArgs, ReliefArgs, SimulateArgs, TimesArgs,
+    AS_FORWARD, AsyncArgs, MemoryArgs, MemorySavingsArgs, PassTimesArgs, ProgramArgs, SimulateArgs,
+    StepEndingArgs,
 };
 use zbelastic_schedule::pytorch;
 
 /// A legal program, its costs, and how it is replayed.
-pub struct Replay {
+pub struct SimulationInput {
     /// The program that is simulated.
     pub program: Program,
     /// What its operations take.
@@ -41,8 +42,8 @@ pub fn program_text(args: &ProgramArgs) -> Result<Option<String>, Vec<InputError
 }
 
 /// The replay that the flags describe, of the program in `text` if there is one.
-pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<Replay, Vec<InputError>> {
-    let mut reading = Reading::default();
+pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<SimulationInput, Vec<InputError>> {
+    let mut reading = InputParser::default();
     let replay = read_replay(args, text, None, &mut reading);
     reading.finish(replay)
 }
@@ -51,9 +52,9 @@ pub fn replay(args: &ProgramArgs, text: Option<&str>) -> Result<Replay, Vec<Inpu
 pub fn replay_with_memory(
     args: &SimulateArgs,
     text: Option<&str>,
-) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
-    let mut reading = Reading::default();
-    let kept = Kept { memory: &args.memory, limit: args.mem_limit.as_deref() };
+) -> Result<(SimulationInput, Vec<ChunkMemory>), Vec<InputError>> {
+    let mut reading = InputParser::default();
+    let kept = MemoryInput { memory: &args.memory, limit: args.mem_limit.as_deref() };
     let replay = read_replay(&args.program, text, Some(kept), &mut reading);
     let memory = read_memory(&args.memory, &mut reading);
     if args.weights.is_some() {
@@ -67,7 +68,7 @@ pub fn replay_with_memory(
 }
 
 /// What passes keep, and what there is for it.
-struct Kept<'a> {
+struct MemoryInput<'a> {
     memory: &'a MemoryArgs,
     limit: Option<&'a str>,
 }
@@ -75,18 +76,19 @@ struct Kept<'a> {
 fn read_replay(
     args: &ProgramArgs,
     text: Option<&str>,
-    kept: Option<Kept<'_>>,
-    reading: &mut Reading,
-) -> Option<Replay> {
+    kept: Option<MemoryInput<'_>>,
+    reading: &mut InputParser,
+) -> Option<SimulationInput> {
     let program = read_program(args, text, reading);
     refuse_asynchronous(&args.asynchronous, reading);
     reading.stage_count = program.as_ref().map(|program| program.placement.stage_count());
     let times = read_times(&args.times, reading);
-    let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
-    let step = reading.number("--step", &args.step, Numbers::FromZero);
+    let verdict = reading.number("--verdict", &args.verdict, AllowedNumbers::FromZero);
+    let step = reading.number("--step", &args.step, AllowedNumbers::FromZero);
     let window = args.window.as_ref().and_then(|text| reading.keep(parse_window(text)));
     let round_trip = args.offload.as_ref();
-    let round_trip = round_trip.map(|text| reading.list("--offload", text, Numbers::FromZero));
+    let round_trip =
+        round_trip.map(|text| reading.list("--offload", text, AllowedNumbers::FromZero));
     let (program, times) = (program?, times?);
     let slice_shares = read_slice_shares(args, program.slice_count, reading)?;
     let round_trip = match round_trip {
@@ -98,7 +100,7 @@ fn read_replay(
         chunks: memory_times(&program.placement, &chunks, &round_trip),
         ..Default::default()
     };
-    let StageTimes { link, occupancy, .. } = times;
+    let StageTimesInput { link, occupancy, .. } = times;
     let (verdict, step) = (verdict?, step?);
     let costs = Costs {
         chunks,
@@ -119,11 +121,11 @@ fn read_replay(
     // In the first of several steps no stage waits for a verdict on the one before, and the last is
     // followed by none; the middle one is what a run repeats.
     let (step_count, step) = if program.window.is_some() { (3, 1) } else { (1, 0) };
-    Some(Replay { program, costs, step_count, step })
+    Some(SimulationInput { program, costs, step_count, step })
 }
 
 /// What only schedules without steps take.
-fn refuse_asynchronous(args: &AsyncArgs, reading: &mut Reading) {
+fn refuse_asynchronous(args: &AsyncArgs, reading: &mut InputParser) {
     let AsyncArgs { steps, pipelines, cap, update_every, warm_up, vertical_sync } = args;
     let flags = [
         ("--steps", steps.is_some()),
@@ -142,10 +144,10 @@ fn refuse_asynchronous(args: &AsyncArgs, reading: &mut Reading) {
 fn read_slice_shares(
     args: &ProgramArgs,
     slice_count: u32,
-    reading: &mut Reading,
+    reading: &mut InputParser,
 ) -> Option<Vec<f64>> {
     let Some(text) = &args.slice_times else { return Some(Vec::new()) };
-    let times = reading.numbers("--slice-times", text, Numbers::FromZero)?;
+    let times = reading.numbers("--slice-times", text, AllowedNumbers::FromZero)?;
     let sum: f64 = times.iter().sum();
     if times.len() != slice_count as usize || sum == 0.0 {
         let found = text.clone();
@@ -179,8 +181,8 @@ fn offloaded(
     args: &ProgramArgs,
     program: Program,
     costs: &Costs,
-    kept: Option<Kept<'_>>,
-    reading: &mut Reading,
+    kept: Option<MemoryInput<'_>>,
+    reading: &mut InputParser,
 ) -> Option<Program> {
     let of_kind = || program.kind.offload_chunks(program.placement.chunks_per_stage());
     let chunks = match args.offload_chunks {
@@ -193,10 +195,10 @@ fn offloaded(
     };
     let stage_count = program.placement.stage_count() as usize;
     let (memory, limits) = match kept {
-        None => (StageMemory::even(stage_count), None),
-        Some(Kept { memory, limit }) => {
-            let limits = reading.optional_list("--mem-limit", limit, Numbers::FromZero);
-            let memory = read_memory(memory, &mut Reading::of(reading.stage_count));
+        None => (StageMemoryInput::even(stage_count), None),
+        Some(MemoryInput { memory, limit }) => {
+            let limits = reading.optional_list("--mem-limit", limit, AllowedNumbers::FromZero);
+            let memory = read_memory(memory, &mut InputParser::of(reading.stage_count));
             (memory?, limits?)
         }
     };
@@ -207,17 +209,20 @@ fn offloaded(
 }
 
 /// What passes take on each stage, and the way from one to another.
-pub(super) fn read_times(args: &TimesArgs, reading: &mut Reading) -> Option<StageTimes> {
-    let f = reading.list("--f", &args.f, Numbers::FromZero);
-    let b = reading.list("--b", &args.b, Numbers::FromZero);
-    let w = reading.list("--w", &args.w, Numbers::FromZero);
-    let link = reading.number("--comm", &args.comm, Numbers::FromZero);
-    let occupancy = reading.number("--occupancy", &args.occupancy, Numbers::FromZero);
-    Some(StageTimes { f: f?, b: b?, w: w?, link: link?, occupancy: occupancy? })
+pub(super) fn read_times(
+    args: &PassTimesArgs,
+    reading: &mut InputParser,
+) -> Option<StageTimesInput> {
+    let f = reading.list("--f", &args.f, AllowedNumbers::FromZero);
+    let b = reading.list("--b", &args.b, AllowedNumbers::FromZero);
+    let w = reading.list("--w", &args.w, AllowedNumbers::FromZero);
+    let link = reading.number("--comm", &args.comm, AllowedNumbers::FromZero);
+    let occupancy = reading.number("--occupancy", &args.occupancy, AllowedNumbers::FromZero);
+    Some(StageTimesInput { f: f?, b: b?, w: w?, link: link?, occupancy: occupancy? })
 }
 
 /// A problem as flags or the row of a table describe it.
-pub struct ProblemText<'a> {
+pub struct ProblemInput<'a> {
     /// Stages of the pipeline.
     pub stages: u32,
     /// Microbatches of a step, of all copies of the pipeline together.
@@ -225,60 +230,65 @@ pub struct ProblemText<'a> {
     /// Slices of each microbatch; `None` for as many as the schedule has by default.
     pub slices: Option<u32>,
     /// Times of passes and of messages between stages.
-    pub times: &'a TimesArgs,
+    pub times: &'a PassTimesArgs,
     /// Memory that a microbatch keeps on a stage after F, DROP and B.
     pub memory: &'a MemoryArgs,
     /// Memory of each stage; `None` is unlimited.
     pub mem_limit: Option<&'a str>,
     /// What stages may do where that is short.
-    pub relief: &'a ReliefArgs,
+    pub memory_savings: &'a MemorySavingsArgs,
     /// What ends a step.
-    pub ending: &'a EndingArgs,
+    pub ending: &'a StepEndingArgs,
 }
 
 /// Stages and what they take, whatever chunks they hold.
-pub struct Stages {
+pub struct PipelineCosts {
     costs: Vec<StageCosts>,
     link: f64,
     occupancy: f64,
     /// Of one copy of the pipeline.
     microbatch_count: u32,
-    ending: Ending,
+    ending: StepEnding,
     /// By stage: what making everything again takes, and what is kept meanwhile.
-    remakes: Option<Vec<Remake>>,
+    remakes: Option<Vec<RecomputeCost>>,
     /// By stage: what it takes everything to leave and come back.
     round_trips: Option<Vec<f64>>,
     /// Whether a window was given.
     has_window: bool,
 }
 
-impl Stages {
+impl PipelineCosts {
     /// The problem over a placement of these stages.
-    pub fn over(&self, placement: Placement) -> Problem {
+    pub fn over(&self, placement: Placement) -> ScheduleProblem {
         let Self { link, occupancy, microbatch_count, ending, .. } = self;
-        let problem = Problem::of_stages(placement, &self.costs, *link, *microbatch_count);
-        let relief = self.relief_over(&problem.placement);
-        Problem { occupancy: *occupancy, ending: ending.clone(), relief, ..problem }
+        let problem = ScheduleProblem::of_stages(placement, &self.costs, *link, *microbatch_count);
+        let relief = self.memory_savings_over(&problem.placement);
+        ScheduleProblem {
+            occupancy: *occupancy,
+            ending: ending.clone(),
+            memory_savings: relief,
+            ..problem
+        }
     }
 
-    fn relief_over(&self, placement: &Placement) -> Relief {
+    fn memory_savings_over(&self, placement: &Placement) -> MemorySavings {
         let remakes = self.remakes.as_ref().map(|remakes| {
-            of_chunks(placement, |stage, share| Remake {
+            of_chunks(placement, |stage, share| RecomputeCost {
                 time: remakes[stage].time * share,
                 after_drop: remakes[stage].after_drop * share,
             })
         });
-        let trip = |one_way| Trip { offload: one_way, reload: one_way };
+        let trip = |one_way| OffloadTransfer { offload: one_way, reload: one_way };
         let trips = self
             .round_trips
             .as_ref()
             .map(|times| one_ways(placement, times).into_iter().map(trip).collect::<Vec<_>>());
         let (remakes, trips) = (remakes.unwrap_or_default(), trips.unwrap_or_default());
-        Relief { remakes, trips, ..Relief::default() }
+        MemorySavings { recomputes: remakes, offloads: trips, ..MemorySavings::default() }
     }
 
     /// Whether stages may do anything where memory is short.
-    pub fn has_relief(&self) -> bool {
+    pub fn has_memory_savings(&self) -> bool {
         self.remakes.is_some() || self.round_trips.is_some()
     }
 
@@ -294,8 +304,8 @@ impl Stages {
 }
 
 /// The stages that `text` describes.
-pub fn stages(text: &ProblemText<'_>) -> Result<Stages, Vec<InputError>> {
-    let mut reading = Reading::default();
+pub fn stages(text: &ProblemInput<'_>) -> Result<PipelineCosts, Vec<InputError>> {
+    let mut reading = InputParser::default();
     let kind = ScheduleKind::ZbAuto;
     let size = check_size(kind, PipelineSize::of(kind, text.stages, text.microbatches));
     // Of a pipeline whose size is refused nothing else is read.
@@ -305,18 +315,19 @@ pub fn stages(text: &ProblemText<'_>) -> Result<Stages, Vec<InputError>> {
     reading.finish(stages)
 }
 
-fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> {
+fn read_stages(args: &ProblemInput<'_>, reading: &mut InputParser) -> Option<PipelineCosts> {
     let times = read_times(args.times, reading);
     let memory = read_memory(args.memory, reading);
     let limits = match args.mem_limit {
-        Some(text) => reading.list("--mem-limit", text, Numbers::FromZero),
+        Some(text) => reading.list("--mem-limit", text, AllowedNumbers::FromZero),
         None => Some(vec![f64::INFINITY; args.stages as usize]),
     };
     let (ending, copies) = (read_ending(args.ending, reading), args.ending.data_parallel);
-    let ReliefArgs { recompute, offload } = args.relief;
-    let round_trips = reading.optional_list("--offload", offload.as_deref(), Numbers::FromZero);
+    let MemorySavingsArgs { recompute, offload } = args.memory_savings;
+    let round_trips =
+        reading.optional_list("--offload", offload.as_deref(), AllowedNumbers::FromZero);
     let again = recompute.as_deref().filter(|text| *text != AS_FORWARD);
-    let again = reading.optional_list("--recompute", again, Numbers::FromZero);
+    let again = reading.optional_list("--recompute", again, AllowedNumbers::FromZero);
     if !args.microbatches.is_multiple_of(copies) {
         let found = args.microbatches;
         return reading.keep(Err(InputError::Copies { copies, found }));
@@ -326,7 +337,9 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
     let remakes = recompute.as_ref().map(|_| {
         let times = again.as_ref().unwrap_or(&times.f);
         let remakes = times.iter().zip(&memory.after_d);
-        remakes.map(|(time, after_drop)| Remake { time: *time, after_drop: *after_drop }).collect()
+        remakes
+            .map(|(time, after_drop)| RecomputeCost { time: *time, after_drop: *after_drop })
+            .collect()
     });
     let stage = |i: usize| StageCosts {
         chunks: ChunkCosts {
@@ -339,10 +352,10 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
         limit: limits[i],
     };
     let costs = (0..args.stages as usize).map(stage).collect();
-    let StageTimes { link, occupancy, .. } = times;
+    let StageTimesInput { link, occupancy, .. } = times;
     let microbatch_count = args.microbatches / copies;
     let has_window = args.ending.window.is_some();
-    Some(Stages {
+    Some(PipelineCosts {
         costs,
         link,
         occupancy,
@@ -356,32 +369,36 @@ fn read_stages(args: &ProblemText<'_>, reading: &mut Reading) -> Option<Stages> 
 
 /// What ends a step. Copies of a pipeline add up in a ring: each sends all of its gradient but one
 /// part, as many parts as there are copies, to get the sum, and as much again to hand it on.
-fn read_ending(args: &EndingArgs, reading: &mut Reading) -> Option<Ending> {
+fn read_ending(args: &StepEndingArgs, reading: &mut InputParser) -> Option<StepEnding> {
     let window = args.window.as_ref().map(|text| reading.keep(parse_window(text)));
-    let verdict = reading.number("--verdict", &args.verdict, Numbers::FromZero);
-    let after = reading.list("--after", &args.after, Numbers::FromZero);
-    let gradient = reading.list("--gradient", &args.gradient, Numbers::FromZero);
+    let verdict = reading.number("--verdict", &args.verdict, AllowedNumbers::FromZero);
+    let after = reading.list("--after", &args.after, AllowedNumbers::FromZero);
+    let gradient = reading.list("--gradient", &args.gradient, AllowedNumbers::FromZero);
     let copies = f64::from(args.data_parallel);
     let ring = 2.0 * (copies - 1.0) / copies;
     let sums = after?.into_iter().zip(gradient?).map(|(after, once)| after + ring * once);
     let after: Vec<f64> = sums.collect();
     let window = window.unwrap_or(Some(Window::One))?;
-    Some(Ending { window, verdict: verdict?, after })
+    Some(StepEnding { window, verdict: verdict?, after })
 }
 
 /// A solution as a replay of it, and what each chunk keeps.
-pub fn solved(problem: &Problem, program: Program) -> (Replay, Vec<ChunkMemory>) {
-    (Replay { program, costs: problem.costs(), step_count: 1, step: 0 }, problem.memory())
+pub fn solved(problem: &ScheduleProblem, program: Program) -> (SimulationInput, Vec<ChunkMemory>) {
+    (SimulationInput { program, costs: problem.costs(), step_count: 1, step: 0 }, problem.memory())
 }
 
 /// The same lowered, in the middle of a run.
-pub fn solved_in_run(problem: &Problem, program: Program, window: Window) -> Replay {
-    let Ending { verdict, after, .. } = &problem.ending;
+pub fn solved_in_run(
+    problem: &ScheduleProblem,
+    program: Program,
+    window: Window,
+) -> SimulationInput {
+    let StepEnding { verdict, after, .. } = &problem.ending;
     let step = after.iter().copied().fold(0.0, f64::max);
     let costs = Costs { verdict: *verdict, step, ..problem.costs() };
     // A problem's W is one piece: a part of it that runs early would open the gate before its time.
     let program = lower(&program, LowerOptions { window, early_head_weights: false });
-    Replay { program, costs, step_count: 3, step: 1 }
+    SimulationInput { program, costs, step_count: 3, step: 1 }
 }
 
 /// As a plan lowers it.
@@ -391,7 +408,11 @@ fn lowered(program: Program, window: Option<Window>) -> Program {
     lower(&program, LowerOptions { window, early_head_weights })
 }
 
-fn read_program(args: &ProgramArgs, text: Option<&str>, reading: &mut Reading) -> Option<Program> {
+fn read_program(
+    args: &ProgramArgs,
+    text: Option<&str>,
+    reading: &mut InputParser,
+) -> Option<Program> {
     if let Some((path, text)) = args.program.as_ref().zip(text) {
         let program = reading.keep(parse_program(path, text))?;
         let broken = |violations| InputError::Violations { path: path.clone(), violations };
@@ -424,7 +445,7 @@ fn parse_window(text: &str) -> Result<Window, InputError> {
 }
 
 /// By stage, and between stages.
-pub(super) struct StageTimes {
+pub(super) struct StageTimesInput {
     f: Vec<f64>,
     b: Vec<f64>,
     w: Vec<f64>,
@@ -432,7 +453,7 @@ pub(super) struct StageTimes {
     pub(super) occupancy: f64,
 }
 
-impl StageTimes {
+impl StageTimesInput {
     /// F, B and W of each stage.
     fn sums(&self) -> Vec<f64> {
         let both = self.f.iter().zip(&self.b).map(|(f, b)| f + b);
@@ -450,13 +471,13 @@ impl StageTimes {
 }
 
 /// What a microbatch keeps, by stage.
-pub(super) struct StageMemory {
+pub(super) struct StageMemoryInput {
     after_f: Vec<f64>,
     after_d: Vec<f64>,
     after_b: Vec<f64>,
 }
 
-impl StageMemory {
+impl StageMemoryInput {
     /// One for each microbatch, from F to W.
     fn even(stage_count: usize) -> Self {
         let (one, none) = (vec![1.0; stage_count], vec![0.0; stage_count]);
@@ -480,22 +501,25 @@ fn of_chunks<T>(placement: &Placement, make: impl Fn(usize, f64) -> T) -> Vec<T>
     (0..placement.chunk_count()).map(|chunk| make(stage_of(ChunkIndex(chunk)), share)).collect()
 }
 
-pub(super) fn read_memory(args: &MemoryArgs, reading: &mut Reading) -> Option<StageMemory> {
+pub(super) fn read_memory(
+    args: &MemoryArgs,
+    reading: &mut InputParser,
+) -> Option<StageMemoryInput> {
     let errors = reading.error_count();
-    let after_f = reading.list("--mf", &args.mf, Numbers::FromZero);
+    let after_f = reading.list("--mf", &args.mf, AllowedNumbers::FromZero);
     let mut optional = |flag, text: &Option<String>| {
-        text.as_ref().and_then(|text| reading.list(flag, text, Numbers::Any))
+        text.as_ref().and_then(|text| reading.list(flag, text, AllowedNumbers::Any))
     };
     let change = optional("--mb", &args.mb);
     let after_b = optional("--mw", &args.mw);
-    let after_d = args.md.as_ref().map(|text| reading.list("--md", text, Numbers::FromZero));
+    let after_d = args.md.as_ref().map(|text| reading.list("--md", text, AllowedNumbers::FromZero));
     if reading.error_count() > errors {
         return None;
     }
     let after_f = after_f?;
     let after_b = reading.keep(kept_after_b(&after_f, change, after_b))?;
     let after_d = after_d.unwrap_or_else(|| Some(vec![0.0; after_f.len()]))?;
-    Some(StageMemory { after_f, after_d, after_b })
+    Some(StageMemoryInput { after_f, after_d, after_b })
 }
 
 /// What each stage keeps from B to W. What W gives back, written as a negative number, is the same.

@@ -5,14 +5,14 @@ use std::io::Write;
 use std::time::Duration;
 
 use serde::Serialize;
-use zbelastic_schedule::{ChunkMemory, Memory, Program, Solution, Timeline, peak_memory};
+use zbelastic_schedule::{ChunkMemory, MemoryOp, Program, ScheduleSolution, Timeline, peak_memory};
 
-use super::inputs::Replay;
-use crate::failure::Stop;
+use super::inputs::SimulationInput;
+use crate::failure::CommandError;
 
 /// The figures of one step.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct ScheduleReport {
     kind: &'static str,
     p: u32,
     m: u32,
@@ -33,7 +33,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     left: Vec<usize>,
     #[serde(flatten)]
-    found: Option<Found>,
+    found: Option<SolutionQuality>,
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<String>,
     #[serde(skip)]
@@ -44,7 +44,7 @@ pub struct Report {
 
 /// How good a solution is.
 #[derive(Debug, Serialize)]
-pub struct Found {
+pub struct SolutionQuality {
     /// What the step costs, by what ends it: the longest span of a stage and what comes behind it,
     /// or the time until all have the verdict.
     step_time: f64,
@@ -54,9 +54,9 @@ pub struct Found {
     solve_ms: f64,
 }
 
-impl Found {
+impl SolutionQuality {
     /// Of a solution that took so long.
-    pub fn new(solution: &Solution, took: Duration) -> Self {
+    pub fn new(solution: &ScheduleSolution, took: Duration) -> Self {
         Self {
             step_time: solution.cost,
             lower_bound: solution.lower_bound,
@@ -67,7 +67,7 @@ impl Found {
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for SolutionQuality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step_time, lower_bound, gap, proven_optimal, solve_ms } = self;
         write!(f, "step time {}, ", short(*step_time))?;
@@ -80,15 +80,15 @@ impl fmt::Display for Found {
     }
 }
 
-impl Report {
+impl ScheduleReport {
     /// The figures of `replay`.
     pub fn new(
-        replay: &Replay,
+        replay: &SimulationInput,
         timeline: &Timeline,
         memory: &[ChunkMemory],
         with_program: bool,
     ) -> Self {
-        let Replay { program, step, step_count, .. } = replay;
+        let SimulationInput { program, step, step_count, .. } = replay;
         Self {
             kind: program.kind.name(),
             p: program.placement.stage_count(),
@@ -100,8 +100,8 @@ impl Report {
             bubble_sync: timeline.bubble_sync(*step),
             period: period(timeline, *step),
             peak_mem: peak_memory(program, memory),
-            remade: count(program, Memory::Drop),
-            left: count(program, Memory::Offload),
+            remade: count(program, MemoryOp::Drop),
+            left: count(program, MemoryOp::Offload),
             found: None,
             program: with_program.then(|| program.to_string()),
             step: *step,
@@ -110,25 +110,29 @@ impl Report {
     }
 
     /// The same, with how good a solution it is, if that is known.
-    pub fn with(self, found: Option<Found>) -> Self {
+    pub fn with(self, found: Option<SolutionQuality>) -> Self {
         Self { found, ..self }
     }
 
     /// The same, with how steps follow each other in a run.
-    pub fn in_run(self, replay: &Replay, timeline: &Timeline) -> Self {
+    pub fn in_run(self, replay: &SimulationInput, timeline: &Timeline) -> Self {
         let window = replay.program.window.map(|window| window.to_string());
         Self { window, period: period(timeline, replay.step), ..self }
     }
 
     /// Writes the report as one JSON object.
-    pub fn write_json(&self, out: &mut dyn Write) -> Result<(), Stop> {
+    pub fn write_json(&self, out: &mut dyn Write) -> Result<(), CommandError> {
         let text = serde_json::to_string_pretty(self).expect("finite numbers are JSON");
         writeln!(out, "{text}")?;
         Ok(())
     }
 
     /// A headline and a row a stage.
-    pub fn write_table(&self, timeline: &Timeline, out: &mut dyn Write) -> Result<(), Stop> {
+    pub fn write_table(
+        &self,
+        timeline: &Timeline,
+        out: &mut dyn Write,
+    ) -> Result<(), CommandError> {
         let window = match &self.window {
             Some(window) if self.step_count > 1 => {
                 format!(", window {window}, step {} of {}", self.step + 1, self.step_count)
@@ -172,7 +176,7 @@ impl Report {
 }
 
 /// By stage, how many passes have this done to them; nothing at all if none has.
-fn count(program: &Program, memory: Memory) -> Vec<usize> {
+fn count(program: &Program, memory: MemoryOp) -> Vec<usize> {
     let mut counts = Vec::new();
     for (stage, _) in program.passes_with(memory) {
         counts.resize(program.stages.len(), 0);

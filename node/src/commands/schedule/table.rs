@@ -9,13 +9,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use zbelastic_schedule::{Solution, peak_memory};
+use zbelastic_schedule::{ScheduleSolution, peak_memory};
 
 use super::input_error;
-use super::inputs::{self, ProblemText};
-use super::task::{Answer, Task, Wanted};
-use crate::args::{EndingArgs, MemoryArgs, ReliefArgs, TimesArgs};
-use crate::failure::{Detail, Failure, Stop};
+use super::inputs::{self, ProblemInput};
+use super::solve_task::{SolveMode, SolveResult, SolveTask};
+use crate::args::{MemoryArgs, MemorySavingsArgs, PassTimesArgs, StepEndingArgs};
+use crate::failure::{CommandError, CommandFailure, FailureDetail};
 
 /// Columns that a table may have.
 const COLUMNS: [&str; 22] = [
@@ -57,9 +57,9 @@ const DETAILS_MAX: usize = 20;
 
 /// Answers every row of a table, and prints it with what was found. If rows are wrong, they are returned
 /// as a failure before anything is printed.
-pub fn answer(path: &Path, wanted: Wanted, out: &mut dyn Write) -> Result<(), Stop> {
+pub fn answer(path: &Path, wanted: SolveMode, out: &mut dyn Write) -> Result<(), CommandError> {
     let text = read(path)?;
-    let table = Table::parse(path, &text)?;
+    let table = ProblemTable::parse(path, &text)?;
     let mut details = Vec::new();
     let (mut rows, mut tasks) = (Vec::new(), Vec::new());
     for row in &table.rows {
@@ -81,16 +81,16 @@ pub fn answer(path: &Path, wanted: Wanted, out: &mut dyn Write) -> Result<(), St
     Ok(())
 }
 
-fn refused(mut details: Vec<Detail>) -> Failure {
+fn refused(mut details: Vec<FailureDetail>) -> CommandFailure {
     let more = details.len().saturating_sub(DETAILS_MAX);
     details.truncate(DETAILS_MAX);
     if more > 0 {
-        details.push(Detail::new(format!("{more} more of the kind")));
+        details.push(FailureDetail::new(format!("{more} more of the kind")));
     }
-    Failure::usage("the table", details)
+    CommandFailure::usage("the table", details)
 }
 
-fn read(path: &Path) -> Result<String, Failure> {
+fn read(path: &Path) -> Result<String, CommandFailure> {
     let text = if path == Path::new("-") {
         io::read_to_string(io::stdin())
     } else {
@@ -98,21 +98,21 @@ fn read(path: &Path) -> Result<String, Failure> {
     };
     let place = path.display().to_string();
     let text = text.map_err(|error| {
-        refused(vec![Detail::new(format!("cannot be read: {error}")).at(place.clone())])
+        refused(vec![FailureDetail::new(format!("cannot be read: {error}")).at(place.clone())])
     })?;
     if text.len() > BYTES_MAX {
         let what = format!("{} bytes, at most {BYTES_MAX}", text.len());
-        return Err(refused(vec![Detail::new(what).at(place)]));
+        return Err(refused(vec![FailureDetail::new(what).at(place)]));
     }
     Ok(text)
 }
 
-struct Table<'a> {
+struct ProblemTable<'a> {
     names: Vec<&'a str>,
-    rows: Vec<Row<'a>>,
+    rows: Vec<ProblemRow<'a>>,
 }
 
-struct Row<'a> {
+struct ProblemRow<'a> {
     /// Counted from 1, as editors do.
     number: usize,
     line: &'a str,
@@ -120,24 +120,26 @@ struct Row<'a> {
     cells: [Option<&'a str>; COLUMNS.len()],
 }
 
-impl<'a> Table<'a> {
-    fn parse(path: &Path, text: &'a str) -> Result<Self, Failure> {
+impl<'a> ProblemTable<'a> {
+    fn parse(path: &Path, text: &'a str) -> Result<Self, CommandFailure> {
         let lines = (1..).zip(text.lines()).map(|(number, line)| (number, line.trim()));
         let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let place = |number: usize| format!("{}: line {number}", path.display());
         let Some((first, header)) = lines.next() else {
-            let detail = Detail::new("there is no line of names").at(path.display().to_string());
+            let detail =
+                FailureDetail::new("there is no line of names").at(path.display().to_string());
             return Err(refused(vec![detail.hint(COLUMNS.join(","))]));
         };
         let names: Vec<&str> = header.split(',').map(str::trim).collect();
         let mut details = Vec::new();
         for name in NEEDED.into_iter().filter(|name| !names.contains(name)) {
-            details.push(Detail::new(format!("column `{name}` is missing")).at(place(first)));
+            details
+                .push(FailureDetail::new(format!("column `{name}` is missing")).at(place(first)));
         }
         for (index, name) in names.iter().enumerate() {
             if !COLUMNS.contains(name) || names[..index].contains(name) {
                 let what = format!("column `{name}` is unknown, or there twice");
-                details.push(Detail::new(what).at(place(first)).hint(COLUMNS.join(",")));
+                details.push(FailureDetail::new(what).at(place(first)).hint(COLUMNS.join(",")));
             }
         }
         if !details.is_empty() {
@@ -148,44 +150,44 @@ impl<'a> Table<'a> {
             let found: Vec<&str> = line.split(',').map(str::trim).collect();
             if found.len() != names.len() {
                 let what = format!("expected {} cells, found {}", names.len(), found.len());
-                details.push(Detail::new(what).at(place(number)));
+                details.push(FailureDetail::new(what).at(place(number)));
                 continue;
             }
             for (name, _) in names.iter().zip(&found).filter(|(_, cell)| cell.is_empty()) {
                 if TIMES.contains(name) {
                     let at = format!("{}, {name}", place(number));
                     let hint = "a time, or a table without this column: then it is 1 for all rows";
-                    details.push(Detail::new("a time is missing").at(at).hint(hint));
+                    details.push(FailureDetail::new("a time is missing").at(at).hint(hint));
                 }
             }
             let cell = |column: &str| {
                 let index = names.iter().position(|name| *name == column)?;
                 Some(found[index]).filter(|cell| !cell.is_empty())
             };
-            rows.push(Row { number, line, cells: COLUMNS.map(cell) });
+            rows.push(ProblemRow { number, line, cells: COLUMNS.map(cell) });
         }
         if details.is_empty() { Ok(Self { names, rows }) } else { Err(refused(details)) }
     }
 }
 
-impl Row<'_> {
+impl ProblemRow<'_> {
     fn cell(&self, column: &str) -> Option<&str> {
         let index = COLUMNS.iter().position(|name| *name == column).expect("a column");
         self.cells[index]
     }
 
     /// A detail of this row, with the name of its column in place of a flag's.
-    fn place(&self, path: &Path, detail: Detail) -> Detail {
+    fn place(&self, path: &Path, detail: FailureDetail) -> FailureDetail {
         let column =
             detail.place.as_deref().map(|place| place.trim_start_matches("--").replace('-', "_"));
         let column = column.map_or_else(String::new, |column| format!(", {column}"));
         detail.at(format!("{}: line {}{column}", path.display(), self.number))
     }
 
-    fn task(&self, wanted: Wanted) -> Result<Task, Vec<Detail>> {
+    fn task(&self, wanted: SolveMode) -> Result<SolveTask, Vec<FailureDetail>> {
         let list = |column: &str| self.cell(column).map(|cell| cell.replace(';', ","));
         let or = |column: &str, other: &str| list(column).unwrap_or_else(|| other.to_owned());
-        let times = TimesArgs {
+        let times = PassTimesArgs {
             f: or("f", "1"),
             b: or("b", "1"),
             w: or("w", "1"),
@@ -194,20 +196,22 @@ impl Row<'_> {
         };
         let memory =
             MemoryArgs { mf: or("mf", "1"), mb: list("mb"), mw: list("mw"), md: list("md") };
-        let relief = ReliefArgs { recompute: list("recompute"), offload: list("offload") };
+        let relief = MemorySavingsArgs { recompute: list("recompute"), offload: list("offload") };
         let count = |column: &'static str| {
             let text = self.cell(column).unwrap_or_default();
             text.parse::<u32>().map_err(|_| {
-                vec![Detail::new(format!("expected a count, found `{text}`")).at(column)]
+                vec![FailureDetail::new(format!("expected a count, found `{text}`")).at(column)]
             })
         };
         let mem_limit = list("mem_limit");
         let chunks = self.cell("chunks").map(|_| count("chunks")).transpose()?;
         let copies = self.cell("data_parallel").map(|_| count("data_parallel")).transpose()?;
         if copies == Some(0) {
-            return Err(vec![Detail::new("expected 1 copy or more, found 0").at("data_parallel")]);
+            return Err(vec![
+                FailureDetail::new("expected 1 copy or more, found 0").at("data_parallel"),
+            ]);
         }
-        let ending = EndingArgs {
+        let ending = StepEndingArgs {
             window: list("window"),
             verdict: or("verdict", "0"),
             after: or("after", "0"),
@@ -215,26 +219,26 @@ impl Row<'_> {
             gradient: or("gradient", "0"),
         };
         let kind = self.cell("kind");
-        if wanted == Wanted::Replay && kind.is_none() {
-            return Err(vec![Detail::new("expected a schedule, found none").at("kind")]);
+        if wanted == SolveMode::Replay && kind.is_none() {
+            return Err(vec![FailureDetail::new("expected a schedule, found none").at("kind")]);
         }
-        let text = ProblemText {
+        let text = ProblemInput {
             stages: count("p")?,
             microbatches: count("m")?,
             slices: None,
             times: &times,
             memory: &memory,
             mem_limit: mem_limit.as_deref(),
-            relief: &relief,
+            memory_savings: &relief,
             ending: &ending,
         };
-        Task::new(&text, (wanted, kind), chunks)
+        SolveTask::new(&text, (wanted, kind), chunks)
             .map_err(|errors| input_error::failure(errors).details)
     }
 }
 
 /// What is found for each task, in their order.
-fn answer_all(tasks: &[Task]) -> Vec<String> {
+fn answer_all(tasks: &[SolveTask]) -> Vec<String> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
     // A thread that is done takes the next row: one may take a hundred times as long as another.
     let next = AtomicUsize::new(0);
@@ -257,13 +261,13 @@ fn answer_all(tasks: &[Task]) -> Vec<String> {
 }
 
 /// The cells of a task's results.
-fn cells(task: &Task) -> String {
-    let Ok(Answer { problem, solution, fits, took }) = task.answer() else {
+fn cells(task: &SolveTask) -> String {
+    let Ok(SolveResult { problem, solution, fits, took }) = task.answer() else {
         // No order was found: the row stands without results.
         return ",".repeat(RESULTS.matches(',').count());
     };
     let quality = if fits {
-        let Solution { cost, lower_bound, .. } = solution;
+        let ScheduleSolution { cost, lower_bound, .. } = solution;
         format!("{cost},{lower_bound},{},{}", solution.gap(), solution.is_proven_optimal())
     } else {
         format!("{},,,", solution.cost)
@@ -289,10 +293,10 @@ mod tests {
     use super::*;
 
     fn solved(text: &str) -> Result<Vec<String>, Vec<String>> {
-        answered(text, Wanted::Order)
+        answered(text, SolveMode::Order)
     }
 
-    fn answered(text: &str, wanted: Wanted) -> Result<Vec<String>, Vec<String>> {
+    fn answered(text: &str, wanted: SolveMode) -> Result<Vec<String>, Vec<String>> {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.csv");
         fs::write(&path, text).expect("room");
@@ -301,12 +305,12 @@ mod tests {
             Ok(()) => {
                 Ok(String::from_utf8(out).expect("text").lines().map(str::to_owned).collect())
             }
-            Err(Stop::Failed(failure)) => {
+            Err(CommandError::Failed(failure)) => {
                 let name = path.display().to_string();
-                let text = |detail: &Detail| detail.to_string().replace(&name, "FILE");
+                let text = |detail: &FailureDetail| detail.to_string().replace(&name, "FILE");
                 Err(failure.details.iter().map(text).collect())
             }
-            Err(Stop::Output(error)) => panic!("{error}"),
+            Err(CommandError::Output(error)) => panic!("{error}"),
         }
     }
 
@@ -357,12 +361,13 @@ mod tests {
             let at = names.iter().position(|name| *name == "cost").expect("a column");
             lines[row].split(',').nth(at).expect("a cell").parse().expect("a time")
         };
-        let [timed, best] =
-            [Wanted::Replay, Wanted::Order].map(|wanted| answered(text, wanted).expect("legal"));
+        let [timed, best] = [SolveMode::Replay, SolveMode::Order]
+            .map(|wanted| answered(text, wanted).expect("legal"));
         assert_eq!(cost(&timed, 1), cost(&best, 1), "this one is not solved for either");
         assert!(cost(&timed, 2) > cost(&best, 2), "{timed:#?} {best:#?}");
         assert_eq!(timed.len(), 4);
-        let wrong = answered("p,m,kind\n2,4,\n2,4,auto\n", Wanted::Replay).expect_err("no names");
+        let wrong =
+            answered("p,m,kind\n2,4,\n2,4,auto\n", SolveMode::Replay).expect_err("no names");
         assert!(wrong[0].contains("line 2, kind: expected a schedule"), "{wrong:?}");
         assert!(wrong[1].contains("line 3, kind: unknown schedule `auto`"), "{wrong:?}");
     }

@@ -7,18 +7,18 @@ use zbelastic_types::NodeId;
 
 use crate::api::{
     CheckpointStatus, FailureStatus, JobPhaseStatus, JobStatus, LayerPace, LinkPace, PaceStatus,
-    PlanStatus, PromiseStatus, QuorumStatus, Status, VerdictWait, escape,
+    PlanStatus, PromiseStatus, QuorumStatus, StatusReport, VerdictWait, escape,
 };
 use crate::commands::node::render_members;
 use crate::commands::table::fit;
-use crate::train::line::{duration_text, grouped, scientific, three_digits};
+use crate::train::progress_line::{duration_text, grouped, scientific, three_digits};
 
 /// Checkpoints that are shown; `ckpt list` shows all.
 const CHECKPOINTS_SHOWN: usize = 3;
 
 /// The status as text, no line longer than `width`.
 #[must_use]
-pub fn render_status(status: &Status, width: usize) -> String {
+pub fn render_status(status: &StatusReport, width: usize) -> String {
     let mut lines = vec![cluster_line(status)];
     lines.extend(job_lines(status.job.as_ref()));
     lines.extend(status.plan.as_ref().map(|plan| plan_line(plan, status)));
@@ -46,14 +46,14 @@ fn section(title: &str, lines: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// Name and number of a node, as far as it is known.
-fn node_text(node: NodeId, status: &Status) -> String {
+fn node_text(node: NodeId, status: &StatusReport) -> String {
     match status.members.iter().find(|member| member.id == node) {
         Some(member) => format!("{} ({node})", escape(&member.name)),
         None => format!("node {node}"),
     }
 }
 
-fn cluster_line(status: &Status) -> String {
+fn cluster_line(status: &StatusReport) -> String {
     let name = escape(&status.cluster.name);
     let leader = match status.leader {
         Some(leader) => format!("{} leads term {}", node_text(leader, status), status.term),
@@ -62,7 +62,7 @@ fn cluster_line(status: &Status) -> String {
     format!("cluster     {name}: {leader}, {}", quorum_text(&status.quorum, status))
 }
 
-fn quorum_text(quorum: &QuorumStatus, status: &Status) -> String {
+fn quorum_text(quorum: &QuorumStatus, status: &StatusReport) -> String {
     let (reachable, all) = (quorum.reachable.len(), quorum.voters.len());
     let missing = quorum.voters.iter().filter(|voter| !quorum.reachable.contains(voter));
     let missing: Vec<String> = missing.map(|voter| node_text(*voter, status)).collect();
@@ -118,7 +118,7 @@ fn phase_text(phase: &JobPhaseStatus) -> String {
     }
 }
 
-fn plan_line(plan: &PlanStatus, status: &Status) -> String {
+fn plan_line(plan: &PlanStatus, status: &StatusReport) -> String {
     let stages: Vec<String> = plan.stages.iter().map(|node| node_text(*node, status)).collect();
     let mut line = format!("plan        g{}: {}", plan.generation, stages.join(" > "));
     let _ = write!(line, ", {}, window {}", escape(&plan.schedule), plan.window);
@@ -191,12 +191,12 @@ fn pace_line(pace: &PaceStatus) -> String {
     format!("pace        {}", parts.join("  "))
 }
 
-fn ago(at_ms: u64, status: &Status) -> String {
+fn ago(at_ms: u64, status: &StatusReport) -> String {
     let since = Duration::from_millis(status.at_ms.saturating_sub(at_ms));
     format!("{} ago", duration_text(since))
 }
 
-fn failure_line(failure: &FailureStatus, status: &Status) -> String {
+fn failure_line(failure: &FailureStatus, status: &StatusReport) -> String {
     let seconds = |ms: f64| format!("{} s", three_digits(ms / 1e3));
     let (name, reason) = (escape(&failure.name), escape(&failure.reason));
     let mut line =
@@ -219,7 +219,7 @@ fn failure_line(failure: &FailureStatus, status: &Status) -> String {
     line
 }
 
-fn checkpoint_line(checkpoint: &CheckpointStatus, status: &Status) -> String {
+fn checkpoint_line(checkpoint: &CheckpointStatus, status: &StatusReport) -> String {
     let age = checkpoint.at_ms.map_or_else(String::new, |at| format!(", {}", ago(at, status)));
     let CheckpointStatus { step, bytes, copies, .. } = checkpoint;
     let holders: Vec<String> =
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::api::sample;
 
-    fn check(status: &Status, width: usize, expected: &str) {
+    fn check(status: &StatusReport, width: usize, expected: &str) {
         let found = render_status(status, width);
         assert_eq!(found, expected, "found:\n{found}");
     }
@@ -266,7 +266,7 @@ checkpoints step 1200, 3m07 ago, 1.49 GiB, each layer 2 times or more on gpu-a (
     }
 
     /// A cluster of one, with nothing to do.
-    fn idle() -> Status {
+    fn idle() -> StatusReport {
         let mut status = sample::status();
         status.members.truncate(1);
         status.quorum.voters.truncate(1);
@@ -275,7 +275,7 @@ checkpoints step 1200, 3m07 ago, 1.49 GiB, each layer 2 times or more on gpu-a (
         status.checkpoints.clear();
         status.counters.clear();
         let verdict_wait = None;
-        Status { job: None, plan: None, promise: None, verdict_wait, pace: None, ..status }
+        StatusReport { job: None, plan: None, promise: None, verdict_wait, pace: None, ..status }
     }
 
     #[test]

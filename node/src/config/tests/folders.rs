@@ -1,15 +1,15 @@
 //! Models whose shape is read from a folder.
 
 use super::{check_round_trip, set, without_folder};
-use crate::config::{Note, Sources, WeightSource, load};
+use crate::config::{ConfigNote, ConfigSources, WeightSource, load};
 
 /// A folder with this `config.json`, and the sources that name it.
-fn folder_model(config: &str, flags: &[&str]) -> (tempfile::TempDir, Sources) {
+fn folder_model(config: &str, flags: &[&str]) -> (tempfile::TempDir, ConfigSources) {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("config.json"), config).expect("a file");
     let from = format!("model.from_hf={}", folder.path().display());
     let flags = std::iter::once(from.as_str()).chain(flags.iter().copied()).map(set).collect();
-    (folder, Sources { file: None, flags })
+    (folder, ConfigSources { file: None, flags })
 }
 
 const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 32, "intermediate_size": 56,
@@ -27,7 +27,7 @@ fn a_folder_says_what_the_model_is() {
     let expected = WeightSource::HuggingFace { folder: folder.path().to_owned() };
     assert_eq!(loaded.config.weights, expected);
     assert_eq!(loaded.config.batch.microbatch.sequence_len, 128);
-    assert_eq!(loaded.notes, [Note::FewTokens { vocabulary: 101 }]);
+    assert_eq!(loaded.notes, [ConfigNote::FewTokens { vocabulary: 101 }]);
     check_round_trip(&loaded);
 }
 
@@ -55,7 +55,7 @@ fn a_folder_that_cannot_be_used_is_named() {
     let (_folder, sources) = folder_model("{\"model_type\": \"bert\"}", &[]);
     let failure = load(&sources).expect_err("bert");
     assert!(failure.details[0].what.contains("`model_type` is \"bert\""), "{failure}");
-    let missing = Sources { file: None, flags: vec![set("model.from_hf=no/such")] };
+    let missing = ConfigSources { file: None, flags: vec![set("model.from_hf=no/such")] };
     let failure = load(&missing).expect_err("missing");
     let what = "model.from_hf: no/such/config.json cannot be read: ";
     assert!(failure.details[0].what.starts_with(what), "{failure}");
@@ -75,7 +75,7 @@ fn a_model_that_reads_tokens_is_refused() {
         .replace("\"n_head\": 5", "\"n_head\": 4, \"tie_word_embeddings\": false")
         .replace("\"vocab_size\": 256", "\"vocab_size\": 257");
     let (folder, sources) = folder_model(&wide, &["train.seq_len=64"]);
-    assert_eq!(load(&sources).expect("legal").notes, [Note::ManyTokens { vocabulary: 257 }]);
+    assert_eq!(load(&sources).expect("legal").notes, [ConfigNote::ManyTokens { vocabulary: 257 }]);
     std::fs::write(folder.path().join("tokenizer.json"), "{}").expect("a file");
     let failure = load(&sources).expect_err("it reads tokens");
     let what = "model.from_hf: the model has 257 tokens of its own tokenizer";

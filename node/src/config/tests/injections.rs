@@ -1,7 +1,9 @@
 //! Injections beside a configuration.
 
 use super::set;
-use crate::config::{Sources, check_injections, load, load_with_injections, parse_injections};
+use crate::config::{
+    ConfigSources, check_injections, load, load_with_injections, parse_injections,
+};
 
 fn injections(specs: &[&str]) -> Vec<String> {
     specs.iter().map(|spec| (*spec).to_owned()).collect()
@@ -9,7 +11,7 @@ fn injections(specs: &[&str]) -> Vec<String> {
 
 #[test]
 fn injections_are_read_with_the_configuration() {
-    let sources = Sources { file: None, flags: vec![set("train.steps=300")] };
+    let sources = ConfigSources { file: None, flags: vec![set("train.steps=300")] };
     let specs =
         injections(&["step=7,tensor=layers.2.mlp.up,value=nan", "step=300,tensor=head,bit=3"]);
     let (loaded, read) = load_with_injections(&sources, &specs).expect("legal");
@@ -19,7 +21,7 @@ fn injections_are_read_with_the_configuration() {
 #[test]
 fn injections_that_cannot_be_are_refused() {
     let check = |specs: &[&str], expected: &str| {
-        let sources = Sources { file: None, flags: vec![set("train.steps=300")] };
+        let sources = ConfigSources { file: None, flags: vec![set("train.steps=300")] };
         let failure = load_with_injections(&sources, &injections(specs));
         assert_eq!(failure.expect_err("wrong").to_string(), expected);
     };
@@ -44,7 +46,7 @@ fn injections_that_cannot_be_are_refused() {
   why: the family and the number of layers decide which tensors there are
   try: layers.2.mlp.up",
     );
-    let config = load(&Sources::default()).expect("legal").config;
+    let config = load(&ConfigSources::default()).expect("legal").config;
     let other = parse_injections(&injections(&["step=1,tensor=weights,value=inf"])).expect("legal");
     let hint = check_injections(&config, &other)[0].hint.clone();
     let expected = "one of embed.tokens, layers.0.norm1, layers.0.attn.q, layers.0.attn.k, \
@@ -55,7 +57,7 @@ fn injections_that_cannot_be_are_refused() {
 
 #[test]
 fn errors_of_the_configuration_and_of_injections_are_told_together() {
-    let sources = Sources { file: None, flags: vec![set("train.steps=0")] };
+    let sources = ConfigSources { file: None, flags: vec![set("train.steps=0")] };
     let failure = load_with_injections(&sources, &injections(&["step"])).expect_err("wrong");
     assert_eq!(failure.what, "the configuration has 2 errors");
 }

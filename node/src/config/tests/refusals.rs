@@ -3,7 +3,7 @@
 use zbelastic_kernels::{DeviceSizes, Precision};
 
 use super::{TINY, check_tiny, check_wrong, load_text, load_with, set};
-use crate::config::{Sources, load};
+use crate::config::{ConfigSources, load};
 use crate::failure::FailureCode;
 
 #[test]
@@ -249,7 +249,7 @@ fn a_file_that_is_not_toml_is_all_there_is_to_say() {
     assert!(failure.details[0].what.starts_with("not TOML: "), "{failure}");
     let twice = load_text("[train]\nsteps = 1\nsteps = 2\n").expect_err("twice");
     assert_eq!(twice.details[0].place.as_deref(), Some("run.toml:3"), "{twice}");
-    let sources = Sources { file: Some("no/such.toml".into()), flags: vec![] };
+    let sources = ConfigSources { file: Some("no/such.toml".into()), flags: vec![] };
     let missing = load(&sources).expect_err("missing");
     assert_eq!(missing.code, FailureCode::Usage);
     assert_eq!(missing.details[0].place.as_deref(), Some("no/such.toml"));

@@ -5,10 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::json;
 
 use super::{
-    ACKNOWLEDGE_TRIES, ACKNOWLEDGEMENTS_MAX, Answer, AskFault, AzureWatch, Cause, EVENTS_MAX,
-    EventId, Next, Pace, Turn, is_azure, parse_http, read_azure, read_name,
+    ACKNOWLEDGE_TRIES, ACKNOWLEDGEMENTS_MAX, AzureWatch, EVENTS_MAX, EventId, MetadataFault,
+    MetadataResponse, NextPoll, NoticeCause, PollOutcome, PollTimings, is_azure, parse_http,
+    read_azure, read_name,
 };
-use crate::notice::question::Method;
+use crate::notice::metadata_request::HttpMethod;
 
 const NOW: SystemTime = UNIX_EPOCH;
 const TIME: &str = "Sat, 21 Nov 2026 12:01:03 GMT";
@@ -29,7 +30,7 @@ fn document(events: &[serde_json::Value]) -> String {
     json!({ "DocumentIncarnation": 3, "Events": events }).to_string()
 }
 
-fn causes(events: &[serde_json::Value]) -> Vec<Cause> {
+fn causes(events: &[serde_json::Value]) -> Vec<NoticeCause> {
     let notices = read_azure("spot-7", 200, &document(events), NOW).expect("a document");
     notices.iter().map(|notice| notice.cause).collect()
 }
@@ -37,10 +38,10 @@ fn causes(events: &[serde_json::Value]) -> Vec<Cause> {
 #[test]
 fn events_mean_what_the_cloud_says_they_mean() {
     let cause = |kind| causes(&[event("1", kind, "spot-7")]);
-    assert_eq!(cause("Preempt"), [Cause::Preempted]);
-    assert_eq!(cause("Terminate"), [Cause::Preempted]);
-    assert_eq!(cause("Reboot"), [Cause::Maintenance]);
-    assert_eq!(cause("Redeploy"), [Cause::Maintenance]);
+    assert_eq!(cause("Preempt"), [NoticeCause::Preempted]);
+    assert_eq!(cause("Terminate"), [NoticeCause::Preempted]);
+    assert_eq!(cause("Reboot"), [NoticeCause::Maintenance]);
+    assert_eq!(cause("Redeploy"), [NoticeCause::Maintenance]);
     assert_eq!(cause("Freeze"), []);
     assert_eq!(cause("Unheard"), []);
 }
@@ -49,7 +50,7 @@ fn events_mean_what_the_cloud_says_they_mean() {
 fn events_of_other_machines_are_left_alone() {
     assert_eq!(causes(&[event("1", "Preempt", "spot-8")]), []);
     assert_eq!(causes(&[event("1", "Preempt", "spot-77")]), []);
-    assert_eq!(causes(&[event("1", "Preempt", "SPOT-7")]), [Cause::Preempted]);
+    assert_eq!(causes(&[event("1", "Preempt", "SPOT-7")]), [NoticeCause::Preempted]);
     let mut nameless = event("1", "Preempt", "spot-7");
     nameless["Resources"] = json!([]);
     assert_eq!(causes(&[nameless]), []);
@@ -75,14 +76,14 @@ fn what_is_no_list_is_a_fault() {
     let most = vec![event("1", "Preempt", "spot-7"); EVENTS_MAX];
     assert_eq!(causes(&most).len(), EVENTS_MAX);
     let more = document(&vec![event("1", "Preempt", "spot-7"); EVENTS_MAX + 1]);
-    let senseless = Err(AskFault::Senseless { expected: "scheduled events" });
+    let senseless = Err(MetadataFault::Senseless { expected: "scheduled events" });
     for body in ["", "[]", "{}", "<html>", r#"{"Events": [{}]}"#, r#"{"Events": 7}"#, &more] {
         assert_eq!(read_azure("spot-7", 200, body, NOW), senseless, "{body}");
     }
-    let fault = Err(AskFault::Status { found: 429 });
+    let fault = Err(MetadataFault::Status { found: 429 });
     assert_eq!(read_azure("spot-7", 429, &document(&[]), NOW), fault);
     assert_eq!(read_name(200, "spot-7\n"), Ok("spot-7"));
-    let nameless = Err(AskFault::Senseless { expected: "a machine's name" });
+    let nameless = Err(MetadataFault::Senseless { expected: "a machine's name" });
     assert_eq!(read_name(200, ""), nameless);
     assert_eq!(read_name(200, "a b"), nameless);
     assert_eq!(read_name(200, &"n".repeat(257)), nameless);
@@ -91,29 +92,33 @@ fn what_is_no_list_is_a_fault() {
 
 #[test]
 fn the_cloud_is_known_by_its_versions() {
-    let check =
-        |status, body: &str| is_azure(&Answer { status, body: body.into(), ..Answer::default() });
+    let check = |status, body: &str| {
+        is_azure(&MetadataResponse { status, body: body.into(), ..MetadataResponse::default() })
+    };
     assert!(check(200, r#"{"apiVersions": ["2017-03-01"]}"#));
     assert!(!check(200, r#"{"apiVersions": []}"#));
     assert!(!check(200, "ok"));
     assert!(!check(404, r#"{"apiVersions": ["2017-03-01"]}"#));
 }
 
-fn answer(status: u16, body: &str) -> Result<Answer, AskFault> {
-    Ok(Answer { status, body: body.to_owned(), ..Answer::default() })
+fn answer(status: u16, body: &str) -> Result<MetadataResponse, MetadataFault> {
+    Ok(MetadataResponse { status, body: body.to_owned(), ..MetadataResponse::default() })
 }
 
 /// A machine that knows its name and whose events are on.
 fn listening() -> AzureWatch {
-    let mut watch = AzureWatch::new(Pace::default());
-    assert_eq!(watch.handle(answer(200, "spot-7"), NOW), Turn::at_once());
-    assert_eq!(watch.handle(answer(200, &document(&[])), NOW), Turn::silent(Next::AfterPoll));
+    let mut watch = AzureWatch::new(PollTimings::default());
+    assert_eq!(watch.handle(answer(200, "spot-7"), NOW), PollOutcome::at_once());
+    assert_eq!(
+        watch.handle(answer(200, &document(&[])), NOW),
+        PollOutcome::silent(NextPoll::AfterPoll)
+    );
     watch
 }
 
 #[test]
 fn the_first_list_may_take_long() {
-    let pace = Pace::default();
+    let pace = PollTimings::default();
     let mut watch = AzureWatch::new(pace);
     assert!(watch.question().path.contains("/compute/name?"));
     assert_eq!(watch.question().patience, pace.patience);
@@ -144,16 +149,16 @@ fn an_acknowledgement_is_sent_once_it_is_taken_or_given_up() {
     watch.acknowledge(EventId::new("a"));
     let json = r#"{"StartRequests":[{"EventId":"a"}]}"#.to_owned();
     for _ in 1..ACKNOWLEDGE_TRIES {
-        assert_eq!(watch.question().method, Method::Post(json.clone()));
+        assert_eq!(watch.question().method, HttpMethod::Post(json.clone()));
         watch.handle(answer(500, ""), NOW);
     }
-    assert_eq!(watch.question().method, Method::Post(json.clone()));
+    assert_eq!(watch.question().method, HttpMethod::Post(json.clone()));
     watch.handle(answer(500, ""), NOW);
-    assert_eq!(watch.question().method, Method::Get, "given up");
+    assert_eq!(watch.question().method, HttpMethod::Get, "given up");
     watch.acknowledge(EventId::new("a"));
-    assert_eq!(watch.question().method, Method::Post(json));
-    assert_eq!(watch.handle(answer(200, ""), NOW), Turn::at_once());
-    assert_eq!(watch.question().method, Method::Get, "taken");
+    assert_eq!(watch.question().method, HttpMethod::Post(json));
+    assert_eq!(watch.handle(answer(200, ""), NOW), PollOutcome::at_once());
+    assert_eq!(watch.question().method, HttpMethod::Get, "taken");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use zbelastic_schedule::asynchronous::{
     AsyncGenerateError, AsyncKind, AsyncProgram, AsyncProgramParseError, AsyncRequest,
-    AsyncVariant, Dynamic, DynamicRule, generate_async,
+    AsyncVariant, DynamicOptions, DynamicRule, generate_async,
 };
 use zbelastic_schedule::{Costs, MemoryCosts, simulate};
 use zbelastic_trainer::asynchronous::{AsyncPlan, AsyncPlanError};
@@ -14,11 +14,11 @@ use zbelastic_trainer::plan::{Pace, StageMemory};
 use zbelastic_types::{Bytes, StageIndex};
 
 use crate::config::RunConfig;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::train::prepare::stage_memory_detail;
 
 /// A plan without steps.
-pub struct AsyncChoice {
+pub struct AsyncPlanChoice {
     /// The plan that stages follow.
     pub plan: AsyncPlan,
     /// What its stages take.
@@ -28,7 +28,7 @@ pub struct AsyncChoice {
     pub bubble: f64,
 }
 
-impl fmt::Display for AsyncChoice {
+impl fmt::Display for AsyncPlanChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let largest = self.memory.iter().map(StageMemory::total).max().unwrap_or(Bytes(0));
         let (kind, bubble) = (self.plan.program.kind, 100.0 * self.bubble);
@@ -44,7 +44,7 @@ pub fn choose_async(
     config: &RunConfig,
     kind: AsyncKind,
     worker_count: u32,
-) -> Result<AsyncChoice, Failure> {
+) -> Result<AsyncPlanChoice, CommandFailure> {
     let request = request(config, kind, worker_count);
     let plan = AsyncPlan::new(&config.model, config.batch, request)
         .map_err(|error| plan_failure(&error, kind))?;
@@ -59,20 +59,21 @@ pub fn choose_async(
     let sizes = stages().zip(memory.iter().map(StageMemory::total));
     let (stage, needed) = sizes.max_by_key(|(_, size)| *size).expect("there is a stage");
     if let Some(limit) = config.stage_bytes_max.filter(|limit| needed > *limit) {
-        let mut failure = Failure::new(FailureCode::OutOfResource, "stage memory does not fit");
+        let mut failure =
+            CommandFailure::new(FailureCode::OutOfResource, "stage memory does not fit");
         failure.details = vec![stage_memory_detail(kind.name(), stage, (needed, limit))];
         return Err(failure);
     }
     let bubble = planned_bubble(config, &plan, request);
-    Ok(AsyncChoice { plan, memory, bubble })
+    Ok(AsyncPlanChoice { plan, memory, bubble })
 }
 
 /// The plan with an order that another run found.
-fn with_order(plan: AsyncPlan, path: &Path) -> Result<AsyncPlan, Failure> {
+fn with_order(plan: AsyncPlan, path: &Path) -> Result<AsyncPlan, CommandFailure> {
     let refused = |what: String| {
         let place = format!("schedule.ampnet_order: {}", path.display());
         let hint = "the order.txt of an ampnet run with these workers, steps and microbatches";
-        Failure::usage("the run", vec![Detail::new(what).at(place).hint(hint)])
+        CommandFailure::usage("the run", vec![FailureDetail::new(what).at(place).hint(hint)])
     };
     let text = fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
     let order: AsyncProgram =
@@ -89,7 +90,7 @@ fn request(config: &RunConfig, kind: AsyncKind, stage_count: u32) -> AsyncReques
         minibatch_count: u32::try_from(config.steps).unwrap_or(u32::MAX),
         microbatch_count: config.batch.microbatch_count,
         replica_count: asynchronous.avgpipe_pipelines,
-        dynamic: Dynamic {
+        dynamic: DynamicOptions {
             rule: DynamicRule::Oldest,
             cap: asynchronous.ampnet_cap,
             update_every: asynchronous.ampnet_update_every,
@@ -130,8 +131,8 @@ fn planned_bubble(config: &RunConfig, plan: &AsyncPlan, request: AsyncRequest) -
     timeline.bubble_span(0)
 }
 
-fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
-    let detail = Detail::new(error.to_string());
+fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> CommandFailure {
+    let detail = FailureDetail::new(error.to_string());
     let detail = match error {
         AsyncPlanError::Chunks { blocks, .. } => {
             let most = blocks / kind.chunks_per_stage();
@@ -157,7 +158,7 @@ fn plan_failure(error: &AsyncPlanError, kind: AsyncKind) -> Failure {
             }
         },
     };
-    Failure {
+    CommandFailure {
         code: FailureCode::Usage,
         what: "the run has no plan".to_owned(),
         details: vec![detail],

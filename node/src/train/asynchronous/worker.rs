@@ -13,39 +13,39 @@ use zbelastic_trainer::asynchronous::{
 use zbelastic_trainer::data::Corpus;
 use zbelastic_types::StageIndex;
 
-use super::Told;
-use crate::train::outfit::BackendOutfit;
+use super::AsyncStageMessage;
+use crate::train::executor_factory::StageBackendFactory;
 
 /// How long a stage that waits for a frame goes without looking whether the run should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What a stage begins with.
-pub struct Worker<'a, O: BackendOutfit> {
+pub struct AsyncStageWorker<'a, O: StageBackendFactory> {
     pub stage: StageIndex,
     pub setup: Arc<AsyncSetup>,
     pub corpus: Arc<Corpus>,
     /// What makes its backend.
-    pub outfit: &'a O,
+    pub factory: &'a O,
     pub mailbox: Receiver<AsyncFrame>,
     /// The mail of every stage.
     pub mailboxes: Vec<SyncSender<AsyncFrame>>,
-    pub conductor: SyncSender<Told>,
+    pub coordinator: SyncSender<AsyncStageMessage>,
     /// Whether the run should stop. One writer, and no order to keep with anything else.
     pub stop: &'a AtomicBool,
 }
 
-type Stage<O> = AsyncStage<<O as BackendOutfit>::Backend, Arc<Corpus>>;
+type WorkerStage<O> = AsyncStage<<O as StageBackendFactory>::Backend, Arc<Corpus>>;
 
-impl<O: BackendOutfit> Worker<'_, O> {
+impl<O: StageBackendFactory> AsyncStageWorker<'_, O> {
     /// Trains to the end of the program, or until the conductor stops it.
     pub fn run(self) {
-        let notice = DeathNotice { stage: self.stage, conductor: self.conductor.clone() };
-        let made = self.outfit.backend(self.stage).and_then(|backend| {
+        let notice = AsyncUnwindGuard { stage: self.stage, coordinator: self.coordinator.clone() };
+        let made = self.factory.backend(self.stage).and_then(|backend| {
             AsyncStage::new(self.setup.clone(), self.stage, backend, self.corpus.clone())
         });
         match made {
             Ok(mut stage) => {
-                self.tell(Told::Ready);
+                self.report(AsyncStageMessage::Ready);
                 self.drive(&mut stage);
                 let (stage_index, state) = (self.stage, stage.state());
                 let (found, fault) = (stage.found().map(<[_]>::to_vec), stage.fault());
@@ -53,19 +53,26 @@ impl<O: BackendOutfit> Worker<'_, O> {
                 drop(stage);
                 match fault {
                     // What was read of it is no result.
-                    Some(fault) => self.tell_fault(fault),
-                    None => self.tell(Told::Finished { stage: stage_index, state, found }),
+                    Some(fault) => self.report_fault(fault),
+                    None => self.report(AsyncStageMessage::Finished {
+                        stage: stage_index,
+                        state,
+                        found,
+                    }),
                 }
             }
             Err(error) => {
-                self.tell(Told::OutOfMemory { stage: self.stage, error: error.to_string() });
+                self.report(AsyncStageMessage::OutOfMemory {
+                    stage: self.stage,
+                    error: error.to_string(),
+                });
             }
         }
         drop(notice);
     }
 
     /// Runs a stage until it has finished, should stop, or has no device any more.
-    fn drive(&self, stage: &mut Stage<O>) {
+    fn drive(&self, stage: &mut WorkerStage<O>) {
         let mut busy = Duration::ZERO;
         while !stage.is_finished() && !self.stop.load(Ordering::Relaxed) {
             self.mailbox.try_iter().for_each(|frame| stage.handle(frame));
@@ -89,7 +96,7 @@ impl<O: BackendOutfit> Worker<'_, O> {
         }
     }
 
-    fn deliver(&self, stage: &mut Stage<O>, busy: Duration) {
+    fn deliver(&self, stage: &mut WorkerStage<O>, busy: Duration) {
         while let Some(output) = stage.poll_output() {
             match output {
                 AsyncOutput::Frame { to, frame } => {
@@ -105,34 +112,34 @@ impl<O: BackendOutfit> Worker<'_, O> {
                         }
                     }
                 }
-                output @ (AsyncOutput::Loss { .. } | AsyncOutput::Updated(_)) => {
-                    self.tell(Told::Output { stage: self.stage, output, busy });
+                output @ (AsyncOutput::Loss { .. } | AsyncOutput::Update(_)) => {
+                    self.report(AsyncStageMessage::Output { stage: self.stage, output, busy });
                 }
             }
         }
     }
 
-    fn tell_fault(&self, fault: DeviceFault) {
-        let device = self.outfit.name(self.stage);
-        self.tell(Told::Faulted { stage: self.stage, device, fault });
+    fn report_fault(&self, fault: DeviceFault) {
+        let device = self.factory.name(self.stage);
+        self.report(AsyncStageMessage::Faulted { stage: self.stage, device, fault });
     }
 
     /// Sends to the conductor. If it has left, the stage is about to be stopped.
-    fn tell(&self, told: Told) {
-        let _ = self.conductor.send(told);
+    fn report(&self, told: AsyncStageMessage) {
+        let _ = self.coordinator.send(told);
     }
 }
 
-/// Sends [`Told::Died`] to the conductor when the thread unwinds.
-struct DeathNotice {
+/// Sends [`AsyncStageMessage::Died`] to the conductor when the thread unwinds.
+struct AsyncUnwindGuard {
     stage: StageIndex,
-    conductor: SyncSender<Told>,
+    coordinator: SyncSender<AsyncStageMessage>,
 }
 
-impl Drop for DeathNotice {
+impl Drop for AsyncUnwindGuard {
     fn drop(&mut self) {
         if thread::panicking() {
-            let _ = self.conductor.send(Told::Died { stage: self.stage });
+            let _ = self.coordinator.send(AsyncStageMessage::Died { stage: self.stage });
         }
     }
 }

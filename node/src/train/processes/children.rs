@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use zbelastic_types::Bytes;
 
-use crate::args::Device;
-use crate::cluster::home::Home;
+use crate::args::DeviceSelector;
+use crate::cluster::node_record::NodeRecord;
 use crate::cluster::signals::LIFELINE_VARIABLE;
 use crate::commands::token::TOKEN_VARIABLE;
 use crate::config::size_text;
-use crate::data_folder::DataFolder;
-use crate::failure::{Detail, Failure, FailureCode};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
 use crate::train::folder::CLUSTER;
 use crate::whole_file;
 
@@ -34,16 +34,16 @@ const PORT_PAUSE: Duration = Duration::from_millis(50);
 /// Lines of a log that a failure quotes.
 const LAST_LINES: usize = 6;
 
-struct Process {
+struct ChildProcess {
     child: Child,
     /// How often it ended by itself since a step was sealed.
     deaths: u32,
-    program: Program,
+    program: LaunchSpec,
 }
 
 /// What a process is started with.
 #[derive(Clone)]
-struct Program {
+struct LaunchSpec {
     arguments: Vec<String>,
     /// What lets it join.
     token: Option<String>,
@@ -54,7 +54,7 @@ fn worker_name(number: u32) -> String {
 }
 
 /// What workers compute on.
-pub struct WorkerMachines {
+pub struct WorkerDevices {
     /// Threads that compute, in each.
     pub threads: usize,
     /// NVIDIA devices, dealt out in turn; none if processors are meant.
@@ -63,13 +63,13 @@ pub struct WorkerMachines {
     pub memory: Option<Bytes>,
 }
 
-impl WorkerMachines {
+impl WorkerDevices {
     /// Arguments that give the worker of this number, counted from 0, its device and its part of it.
     fn device_arguments(&self, number: usize) -> Vec<String> {
         if self.devices.is_empty() {
             return Vec::new();
         }
-        let device = Device::Cuda(self.devices[number % self.devices.len()]);
+        let device = DeviceSelector::Cuda(self.devices[number % self.devices.len()]);
         let mut arguments = vec!["--device".to_owned(), device.to_string()];
         if let Some(memory) = self.memory {
             arguments.extend(["--memory".to_owned(), size_text(memory)]);
@@ -79,32 +79,35 @@ impl WorkerMachines {
 }
 
 /// The processes of a run.
-pub struct Children {
+pub struct ChildProcesses {
     program: PathBuf,
     folder: PathBuf,
     address: String,
-    workers: WorkerMachines,
-    processes: BTreeMap<String, Process>,
+    workers: WorkerDevices,
+    processes: BTreeMap<String, ChildProcess>,
 }
 
-impl Children {
+impl ChildProcesses {
     /// No processes yet; their folders will lie in `folder`.
     ///
     /// # Errors
     /// If there is no place or no port for them.
-    pub fn new(folder: &Path, workers: WorkerMachines) -> Result<Self, Failure> {
+    pub fn new(folder: &Path, workers: WorkerDevices) -> Result<Self, CommandFailure> {
         let folder = folder.join(CLUSTER);
-        let wrong = |error: io::Error| Failure::new(FailureCode::OutOfResource, error.to_string());
+        let wrong =
+            |error: io::Error| CommandFailure::new(FailureCode::OutOfResource, error.to_string());
         fs::create_dir_all(&folder).map_err(wrong)?;
         let program = std::env::current_exe().map_err(wrong)?;
         // Processes that were interrupted know their controller by the address it had.
-        let held = DataFolder::new(folder.join(CONTROLLER)).identity();
-        let address = match Home::load(&held) {
+        let held = NodeDataFolder::new(folder.join(CONTROLLER)).identity();
+        let address = match NodeRecord::load(&held) {
             Ok(Some(home)) => await_port(home.bind)?,
             Ok(None) => UdpSocket::bind("127.0.0.1:0")
                 .and_then(|socket| socket.local_addr())
                 .map_err(wrong)?,
-            Err(error) => return Err(Failure::new(FailureCode::WrongState, error.to_string())),
+            Err(error) => {
+                return Err(CommandFailure::new(FailureCode::WrongState, error.to_string()));
+            }
         };
         let address = address.to_string();
         Ok(Self { program, folder, address, workers, processes: BTreeMap::new() })
@@ -118,8 +121,8 @@ impl Children {
 
     /// Data folder of the controller.
     #[must_use]
-    pub fn controller(&self) -> DataFolder {
-        DataFolder::new(self.folder.join(CONTROLLER))
+    pub fn controller(&self) -> NodeDataFolder {
+        NodeDataFolder::new(self.folder.join(CONTROLLER))
     }
 
     /// The folder of the run.
@@ -132,18 +135,18 @@ impl Children {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start_controller(&mut self) -> Result<(), Failure> {
+    pub fn start_controller(&mut self) -> Result<(), CommandFailure> {
         let address = self.address.clone();
         let arguments = ["init", "--name", "train", "--bind", &address, "--advertise", &address];
         let arguments = arguments.map(str::to_owned).to_vec();
-        self.start(CONTROLLER, Program { arguments, token: None })
+        self.start(CONTROLLER, LaunchSpec { arguments, token: None })
     }
 
     /// Whether a worker has not joined yet, and needs a token.
     #[must_use]
     pub fn is_new(&self, number: u32) -> bool {
-        let held = DataFolder::new(self.folder.join(worker_name(number))).identity();
-        !matches!(Home::load(&held), Ok(Some(_)))
+        let held = NodeDataFolder::new(self.folder.join(worker_name(number))).identity();
+        !matches!(NodeRecord::load(&held), Ok(Some(_)))
     }
 
     /// Starts a worker, with a token if it is new. The token is in its environment, which no other user of
@@ -151,7 +154,11 @@ impl Children {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start_worker(&mut self, number: u32, token: Option<String>) -> Result<(), Failure> {
+    pub fn start_worker(
+        &mut self,
+        number: u32,
+        token: Option<String>,
+    ) -> Result<(), CommandFailure> {
         let (address, threads) = (self.address.clone(), self.workers.threads.to_string());
         let name = worker_name(number);
         let arguments = [
@@ -169,20 +176,20 @@ impl Children {
         ];
         let mut arguments = arguments.map(str::to_owned).to_vec();
         arguments.extend(self.workers.device_arguments(number as usize - 1));
-        self.start(&name, Program { arguments, token })
+        self.start(&name, LaunchSpec { arguments, token })
     }
 
-    fn start(&mut self, name: &str, program: Program) -> Result<(), Failure> {
+    fn start(&mut self, name: &str, program: LaunchSpec) -> Result<(), CommandFailure> {
         let child = self.spawn(name, &program)?;
-        let process = Process { child, deaths: 0, program };
+        let process = ChildProcess { child, deaths: 0, program };
         self.processes.insert(name.to_owned(), process);
         Ok(())
     }
 
-    fn spawn(&self, name: &str, program: &Program) -> Result<Child, Failure> {
+    fn spawn(&self, name: &str, program: &LaunchSpec) -> Result<Child, CommandFailure> {
         let wrong = |error: io::Error| {
             let what = format!("cannot start the process of {name}: {error}");
-            Failure::new(FailureCode::OutOfResource, what)
+            CommandFailure::new(FailureCode::OutOfResource, what)
         };
         let log = self.log_path(name);
         let log = whole_file::open_to_append(&log).map_err(wrong)?;
@@ -210,7 +217,7 @@ impl Children {
     ///
     /// # Errors
     /// If one ends again and again.
-    pub fn look_after(&mut self) -> Result<(), Failure> {
+    pub fn restart_ended(&mut self) -> Result<(), CommandFailure> {
         let names: Vec<String> = self.processes.keys().cloned().collect();
         for name in names {
             let process = self.processes.get_mut(&name).expect("it was listed");
@@ -219,13 +226,13 @@ impl Children {
             let deaths = process.deaths + u32::from(status.signal().is_none());
             if deaths > DEATHS_MAX {
                 let what = format!("the process of {name} ends again and again ({status})");
-                let mut failure = Failure::new(FailureCode::Internal, what);
-                failure.details = self.words_of(&name);
+                let mut failure = CommandFailure::new(FailureCode::Internal, what);
+                failure.details = self.log_lines_of(&name);
                 return Err(failure);
             }
             let program = process.program.clone();
             let child = self.spawn(&name, &program)?;
-            self.processes.insert(name, Process { child, deaths, program });
+            self.processes.insert(name, ChildProcess { child, deaths, program });
         }
         Ok(())
     }
@@ -237,15 +244,15 @@ impl Children {
 
     /// The last log lines of the processes.
     #[must_use]
-    pub fn last_words(&self) -> Vec<Detail> {
-        self.processes.keys().flat_map(|name| self.words_of(name)).collect()
+    pub fn last_log_lines(&self) -> Vec<FailureDetail> {
+        self.processes.keys().flat_map(|name| self.log_lines_of(name)).collect()
     }
 
-    fn words_of(&self, name: &str) -> Vec<Detail> {
+    fn log_lines_of(&self, name: &str) -> Vec<FailureDetail> {
         let log = fs::read_to_string(self.log_path(name)).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let last = lines.len().saturating_sub(LAST_LINES);
-        lines[last..].iter().map(|line| Detail::new((*line).to_owned()).at(name)).collect()
+        lines[last..].iter().map(|line| FailureDetail::new((*line).to_owned()).at(name)).collect()
     }
 
     /// Ends all of them. What they have sealed is on their disks.
@@ -262,15 +269,15 @@ impl Children {
 }
 
 /// Waits until the port that a run's processes know its controller by can be had.
-fn await_port(address: SocketAddr) -> Result<SocketAddr, Failure> {
+fn await_port(address: SocketAddr) -> Result<SocketAddr, CommandFailure> {
     let began = Instant::now();
     loop {
         match UdpSocket::bind(address) {
             Ok(_) => return Ok(address),
             Err(error) if began.elapsed() > PORT_WITHIN => {
                 let what = format!("the run cannot go on at {address}, where it was: {error}");
-                let mut failure = Failure::new(FailureCode::WrongState, what);
-                let detail = Detail::new("its processes know each other by that address");
+                let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+                let detail = FailureDetail::new("its processes know each other by that address");
                 failure.details = vec![detail.hint("end whoever has the port; or another --out")];
                 return Err(failure);
             }
@@ -279,7 +286,7 @@ fn await_port(address: SocketAddr) -> Result<SocketAddr, Failure> {
     }
 }
 
-impl Drop for Children {
+impl Drop for ChildProcesses {
     fn drop(&mut self) {
         self.end();
     }

@@ -13,8 +13,8 @@ use super::connect;
 use crate::api::CheckpointDetail;
 use crate::api::client::ApiClient;
 use crate::commands::ckpt::export::weights;
-use crate::data_folder::DataFolder;
-use crate::failure::{Failure, FailureCode};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode};
 use crate::train::folder::write_model;
 
 /// The last checkpoint, and its weights, which the run folder holds as a model.
@@ -32,7 +32,7 @@ pub struct ModelSource {
     /// Address of a controller.
     pub address: String,
     /// The data folder with an administrator's certificate.
-    pub controller: DataFolder,
+    pub controller: NodeDataFolder,
     /// Shape of the model that is written.
     pub model: ModelConfig,
     /// Run folder that the model is written into.
@@ -44,7 +44,11 @@ impl ModelSource {
     ///
     /// # Errors
     /// If there is no such checkpoint, it cannot be read whole, or the model cannot be written.
-    pub fn write(&self, step: u64, client: &mut ApiClient<'_>) -> Result<WrittenModel, Failure> {
+    pub fn write(
+        &self,
+        step: u64,
+        client: &mut ApiClient<'_>,
+    ) -> Result<WrittenModel, CommandFailure> {
         let detail = client.checkpoint(step)?;
         let connect = || connect(&self.controller, self.address.clone());
         let layers = weights(&detail, &self.model, connect)?;
@@ -58,7 +62,7 @@ impl ModelSource {
 #[derive(Debug)]
 pub struct ModelWriter {
     source: ModelSource,
-    begun: Option<(u64, JoinHandle<Result<WrittenModel, Failure>>)>,
+    begun: Option<(u64, JoinHandle<Result<WrittenModel, CommandFailure>>)>,
 }
 
 impl ModelWriter {
@@ -88,11 +92,15 @@ impl ModelWriter {
     ///
     /// # Errors
     /// As [`ModelSource::write`].
-    pub fn finish(self, step: u64, client: &mut ApiClient<'_>) -> Result<WrittenModel, Failure> {
+    pub fn finish(
+        self,
+        step: u64,
+        client: &mut ApiClient<'_>,
+    ) -> Result<WrittenModel, CommandFailure> {
         let Self { source, begun } = self;
         match begun.filter(|(begun, _)| *begun == step).map(|(_, thread)| thread.join()) {
             Some(Ok(Ok(written))) => Ok(written),
-            Some(Err(_)) => Err(Failure::new(
+            Some(Err(_)) => Err(CommandFailure::new(
                 FailureCode::Internal,
                 "the thread that writes the model panicked",
             )),
@@ -105,7 +113,7 @@ impl ModelWriter {
 mod tests {
     use super::*;
     use crate::api::sample::scripted;
-    use crate::api::{Answer, Refusal, Thing};
+    use crate::api::{ApiAnswer, ApiRefusal, ResourceKind};
     use crate::config::load_document;
 
     #[test]
@@ -115,15 +123,16 @@ mod tests {
             load_document("test", "[model]\npreset = \"tiny\"\n").expect("legal").config.model;
         let source = ModelSource {
             address: "127.0.0.1:1".to_owned(),
-            controller: DataFolder::new(home.path().join("nobody")),
+            controller: NodeDataFolder::new(home.path().join("nobody")),
             model,
             folder: home.path().to_owned(),
         };
         let mut writer = ModelWriter::new(source);
         writer.begin(3);
         writer.begin(3);
-        let refusal = Refusal::NotFound { thing: Thing::Checkpoint, name: "3".to_owned() };
-        let (mut client, asked) = scripted(vec![Ok(Answer::Refused(refusal))]);
+        let refusal =
+            ApiRefusal::NotFound { thing: ResourceKind::Checkpoint, name: "3".to_owned() };
+        let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Refused(refusal))]);
         let failure = writer.finish(3, &mut client).expect_err("there is none");
         assert_eq!(failure.code, FailureCode::NotFound, "{failure}");
         assert_eq!(asked.borrow().len(), 1, "what the thread asked went nowhere");

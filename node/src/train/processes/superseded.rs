@@ -1,7 +1,7 @@
 //! Runs of a folder that others went on from.
 
 use crate::api::client::ApiClient;
-use crate::api::{JobPhaseStatus, Request, RunStatus};
+use crate::api::{ApiRequest, JobPhaseStatus, RunStatus};
 
 /// Removes them, but for the parent of the run under way: a cluster keeps only so many runs that are over, and each
 /// time a run is started again with other workers leaves one. A run that came to its end stays until a person
@@ -11,7 +11,7 @@ pub fn remove_superseded(parent: &str, client: &mut ApiClient<'_>) {
     let superseded =
         runs.into_iter().filter(|run| run.phase == JobPhaseStatus::Stopped && run.name != parent);
     for RunStatus { name, run, .. } in superseded {
-        let _ = client.order(Request::RunRemove { name, run });
+        let _ = client.change(ApiRequest::RunRemove { name, run });
     }
 }
 
@@ -21,7 +21,7 @@ mod tests {
 
     use super::*;
     use crate::api::sample::{digest, scripted};
-    use crate::api::{Answer, NodeSaid};
+    use crate::api::{ApiAnswer, ChangeSummary};
 
     fn run(number: u64, name: &str, phase: JobPhaseStatus) -> RunStatus {
         RunStatus {
@@ -46,10 +46,12 @@ mod tests {
             run(3, "tiny-2", JobPhaseStatus::Stopped),
             run(4, "tiny-3", JobPhaseStatus::Running),
         ];
-        let removed = Answer::Done(NodeSaid { what: "removed".to_owned(), nodes: Vec::new() });
-        let (mut client, asked) = scripted(vec![Ok(Answer::Runs(runs)), Ok(removed)]);
+        let removed =
+            ApiAnswer::Done(ChangeSummary { what: "removed".to_owned(), nodes: Vec::new() });
+        let (mut client, asked) = scripted(vec![Ok(ApiAnswer::Runs(runs)), Ok(removed)]);
         remove_superseded("tiny-2", &mut client);
-        let expected = [Request::RunList, Request::RunRemove { name: "tiny".to_owned(), run: 2 }];
+        let expected =
+            [ApiRequest::RunList, ApiRequest::RunRemove { name: "tiny".to_owned(), run: 2 }];
         assert_eq!(*asked.borrow(), expected);
     }
 }

@@ -11,25 +11,25 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use zbelastic_consensus::validation::Turn;
-use zbelastic_schedule::{Compute, Flow, Op, Pass, Update};
+use zbelastic_schedule::{Compute, Flow, Op, Pass, UpdateOp};
 use zbelastic_trainer::elastic::GradientPart;
-use zbelastic_trainer::host::{MessageNumber, PeerBody};
-use zbelastic_trainer::stage::{Activity, Lap};
+use zbelastic_trainer::runtime::{MessageNumber, PeerBody};
+use zbelastic_trainer::stage::{EngineActivity, PassMode};
 use zbelastic_types::{Bytes, StageIndex};
 
 use super::causes::{made, passes_of};
-use super::{Doing, Samples, Slice, Timing, US_MAX};
+use super::{DurationSamples, MeasuredSlice, RunTiming, SliceActivity, US_MAX};
 
 /// Arrivals that a stage reports at once, and that are kept of it: a step has two of each microbatch and
 /// chunk, and few others.
-pub const ARRIVALS_TOLD_MAX: usize = 1024;
-const ARRIVALS_KEPT_MAX: usize = 4 * ARRIVALS_TOLD_MAX;
+pub const ARRIVALS_REPORTED_MAX: usize = 1024;
+const ARRIVALS_STORED_MAX: usize = 4 * ARRIVALS_REPORTED_MAX;
 /// How many times longer one message has to be for the two lengths to separate latency and rate.
 const LENGTHS_APART: u64 = 2;
 
 /// Kind of a message that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Arrived {
+pub enum ArrivalKind {
     /// A boundary tensor of a pass.
     Boundary {
         /// Turn that the pass belongs to.
@@ -55,38 +55,38 @@ pub enum Arrived {
 
 /// A message that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Arrival {
+pub struct MessageArrival {
     /// Kind of the message.
-    pub what: Arrived,
+    pub what: ArrivalKind,
     /// Bytes of its floats.
     pub bytes: u64,
     /// When all of it was here, on the receiver's clock.
     pub at_us: f64,
 }
 
-impl Arrival {
+impl MessageArrival {
     /// The arrival of a message, if it is one whose way is timed.
     pub fn of(body: &PeerBody, at_us: f64) -> Option<Self> {
         let (what, floats) = match body {
-            PeerBody::Frame(frame) => match frame.lap {
-                Lap::Training => {
+            PeerBody::Frame(frame) => match frame.mode {
+                PassMode::Training => {
                     let (turn, flow, pass) = (frame.turn, frame.flow, frame.pass);
-                    (Arrived::Boundary { turn, flow, pass }, frame.tensor.len())
+                    (ArrivalKind::Boundary { turn, flow, pass }, frame.tensor.len())
                 }
-                Lap::Evaluation => return None,
+                PassMode::Evaluation => return None,
             },
-            PeerBody::Prefix(prefix) => (Arrived::Prefix { turn: prefix.turn }, 0),
+            PeerBody::Prefix(prefix) => (ArrivalKind::Prefix { turn: prefix.turn }, 0),
             // Of more than one message, those behind the first wait for those before them.
             PeerBody::Gradients { turn, of, number: MessageNumber { count: 1, .. }, parts } => {
                 let floats = parts.iter().map(GradientPart::len).sum();
-                (Arrived::Gradients { turn: *turn, of: *of }, floats)
+                (ArrivalKind::Gradients { turn: *turn, of: *of }, floats)
             }
             PeerBody::Gradients { .. } => return None,
             PeerBody::Fetch { .. }
             | PeerBody::Layer(_)
-            | PeerBody::Follow { .. }
-            | PeerBody::Ahead { .. }
-            | PeerBody::Update { .. }
+            | PeerBody::StandbyRequest { .. }
+            | PeerBody::StandbyLayer { .. }
+            | PeerBody::StandbyUpdate { .. }
             | PeerBody::Partial(_) => return None,
         };
         Some(Self { what, bytes: Bytes::of_f32(floats).0, at_us })
@@ -100,13 +100,13 @@ impl Arrival {
 
 /// Times from sending to arrival by the length of the message, of one direction.
 #[derive(Default)]
-struct Ways {
-    lags: BTreeMap<u64, Samples>,
+struct MessageLags {
+    lags: BTreeMap<u64, DurationSamples>,
     /// Bytes of a boundary tensor.
     boundary: Option<u64>,
 }
 
-impl Ways {
+impl MessageLags {
     /// What a boundary tensor occupies, from the shortest and the longest messages.
     fn occupied_us(&self) -> Option<f64> {
         let (short, long) = (self.lags.first_key_value()?, self.lags.last_key_value()?);
@@ -118,12 +118,12 @@ impl Ways {
     }
 }
 
-impl Timing {
+impl RunTiming {
     /// Records what arrived at a stage; the oldest arrivals beyond the limit are dropped.
-    pub fn record_arrivals(&mut self, stage: StageIndex, arrivals: &[Arrival]) {
+    pub fn record_arrivals(&mut self, stage: StageIndex, arrivals: &[MessageArrival]) {
         let kept = &mut self.arrivals[stage.index()];
         kept.extend(arrivals);
-        kept.drain(..kept.len().saturating_sub(ARRIVALS_KEPT_MAX));
+        kept.drain(..kept.len().saturating_sub(ARRIVALS_STORED_MAX));
     }
 
     /// What a microbatch's boundary tensors occupy of the way between two stages, the lower one first,
@@ -142,30 +142,30 @@ impl Timing {
 
     /// By sender and receiver. Boundary tensors are those of `turn`; what is sent when a step ends is
     /// that of all steps that are kept, for what `turn` has of it may not be reported yet.
-    fn ways(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), Ways> {
+    fn ways(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), MessageLags> {
         let placement = self.setup.plan.placement();
         let passes = passes_of(&self.slices, turn);
-        let mut ways: BTreeMap<(StageIndex, StageIndex), Ways> = BTreeMap::new();
+        let mut ways: BTreeMap<(StageIndex, StageIndex), MessageLags> = BTreeMap::new();
         for (to, arrivals) in (0..).map(StageIndex).zip(&self.arrivals) {
-            for Arrival { what, bytes, at_us } in arrivals {
+            for MessageArrival { what, bytes, at_us } in arrivals {
                 let sent = match *what {
-                    Arrived::Boundary { turn: of, .. } if of != turn => None,
-                    Arrived::Boundary { flow, pass, .. } => {
+                    ArrivalKind::Boundary { turn: of, .. } if of != turn => None,
+                    ArrivalKind::Boundary { flow, pass, .. } => {
                         let reader = match flow {
                             Flow::Forward => Compute::F,
                             Flow::Backward => Compute::B,
                         };
                         made(placement, &passes, (reader, pass), to)
                     }
-                    Arrived::Prefix { turn } => self.prefix_sent(turn, to),
-                    Arrived::Gradients { turn, of } => {
-                        self.update_ended(of, turn, Update::Report).map(|(_, end)| (of, end))
+                    ArrivalKind::Prefix { turn } => self.prefix_sent(turn, to),
+                    ArrivalKind::Gradients { turn, of } => {
+                        self.update_ended(of, turn, UpdateOp::Report).map(|(_, end)| (of, end))
                     }
                 };
                 let Some((from, sent_us)) = sent else { continue };
                 let way = ways.entry((from, to)).or_default();
                 way.lags.entry(*bytes).or_default().push(at_us - sent_us);
-                if let Arrived::Boundary { .. } = what {
+                if let ArrivalKind::Boundary { .. } = what {
                     way.boundary = Some(*bytes);
                 }
             }
@@ -178,9 +178,11 @@ impl Timing {
     /// would have waited for.
     fn prefix_sent(&self, turn: Turn, to: StageIndex) -> Option<(StageIndex, f64)> {
         let from = StageIndex(to.0.checked_sub(1)?);
-        let (before, end_us) = self.update_ended(from, turn, Update::Step)?;
-        let has_waited = before.is_some_and(|before| matches!(before.doing, Doing::Waited(_)));
-        let is_behind = |arrival: &Arrival| arrival.what == Arrived::Gradients { turn, of: from };
+        let (before, end_us) = self.update_ended(from, turn, UpdateOp::Step)?;
+        let has_waited =
+            before.is_some_and(|before| matches!(before.doing, SliceActivity::Waited(_)));
+        let is_behind =
+            |arrival: &MessageArrival| arrival.what == ArrivalKind::Gradients { turn, of: from };
         let is_free = !has_waited && !self.arrivals[to.index()].iter().any(is_behind);
         is_free.then_some((from, end_us))
     }
@@ -190,10 +192,10 @@ impl Timing {
         &self,
         stage: StageIndex,
         turn: Turn,
-        update: Update,
-    ) -> Option<(Option<&Slice>, f64)> {
+        update: UpdateOp,
+    ) -> Option<(Option<&MeasuredSlice>, f64)> {
         let slices = self.slices.get(stage.index())?;
-        let wanted = Doing::Ran(Activity::Op { turn, op: Op::Update(update) });
+        let wanted = SliceActivity::Ran(EngineActivity::Op { turn, op: Op::Update(update) });
         let position = slices.iter().rposition(|slice| slice.doing == wanted)?;
         let before = position.checked_sub(1).and_then(|before| slices.get(before));
         Some((before, slices[position].end_us))

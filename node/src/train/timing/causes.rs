@@ -14,11 +14,11 @@ use zbelastic_schedule::{
 };
 use zbelastic_types::StageIndex;
 
-use super::{Doing, Extent, PLANNED_STEPS, Slice, longest, total_us};
+use super::{MeasuredSlice, MeasuredSpan, PLANNED_STEPS, SliceActivity, longest, total_us};
 
 /// Where the time of a step goes, in milliseconds: the sum is what it took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Causes {
+pub struct StepTimeBreakdown {
     /// The time that the plan predicts.
     pub planned_ms: f64,
     /// What passes took more or less than in the first steps.
@@ -31,7 +31,7 @@ pub struct Causes {
     pub rest_ms: f64,
 }
 
-impl Causes {
+impl StepTimeBreakdown {
     /// The step's time: the sum of all parts.
     #[must_use]
     pub fn total_ms(&self) -> f64 {
@@ -54,13 +54,13 @@ impl Causes {
 }
 
 /// What later steps are held against.
-pub(super) struct Profile {
+pub(super) struct BaselineProfile {
     costs: Costs,
     /// What a step takes by them.
     planned_us: f64,
 }
 
-impl Profile {
+impl BaselineProfile {
     /// The profile of a program that runs to its end.
     pub(super) fn new(program: &Program, costs: Costs) -> Option<Self> {
         let planned_us = span_us(program, &costs, &|_, _| None)?;
@@ -71,14 +71,14 @@ impl Profile {
     pub(super) fn causes(
         &self,
         program: &Program,
-        (stages, extents): (&[VecDeque<Slice>], &[Extent]),
+        (stages, extents): (&[VecDeque<MeasuredSlice>], &[MeasuredSpan]),
         turn: Turn,
-    ) -> Option<Causes> {
+    ) -> Option<StepTimeBreakdown> {
         if extents.len() != stages.len() {
             return None;
         }
         let passes = passes_of(stages, turn);
-        let span = |extent: &Extent| extent.end_us - extent.start_us;
+        let span = |extent: &MeasuredSpan| extent.end_us - extent.start_us;
         let critical = extents.iter().position(|extent| span(extent) >= longest(extents, span))?;
         let lag_us = lag_us(&program.placement, &passes);
         let took = |stage: StageIndex, op: Op| match op {
@@ -94,7 +94,7 @@ impl Profile {
         let carried_us = span_us(program, &slow, &took)?;
         let verdicts_us = waited_us(&stages[critical], &extents[critical]);
         let rest_us = total_us(extents, program.window?) - carried_us - verdicts_us;
-        Some(Causes {
+        Some(StepTimeBreakdown {
             planned_ms: planned_us / 1e3,
             computation_ms: (computed_us - planned_us) / 1e3,
             messages_ms: (carried_us - computed_us) / 1e3,
@@ -123,10 +123,10 @@ fn span_of(timeline: &Timeline, window: Window) -> f64 {
 }
 
 /// When each pass of the turn began and ended.
-pub(super) type Passes = BTreeMap<(StageIndex, Compute, Pass), (f64, f64)>;
+pub(super) type PassIntervals = BTreeMap<(StageIndex, Compute, Pass), (f64, f64)>;
 
-pub(super) fn passes_of(stages: &[VecDeque<Slice>], turn: Turn) -> Passes {
-    let mut passes = Passes::new();
+pub(super) fn passes_of(stages: &[VecDeque<MeasuredSlice>], turn: Turn) -> PassIntervals {
+    let mut passes = PassIntervals::new();
     for (stage, slices) in (0..).map(StageIndex).zip(stages) {
         for slice in slices {
             if let Some((of, compute, pass)) = slice.pass()
@@ -141,7 +141,7 @@ pub(super) fn passes_of(stages: &[VecDeque<Slice>], turn: Turn) -> Passes {
 
 /// The median time from the end of a pass to the begin of the one that waited for its result on another
 /// stage. Where no pass waited, nothing is known.
-fn lag_us(placement: &Placement, passes: &Passes) -> f64 {
+fn lag_us(placement: &Placement, passes: &PassIntervals) -> f64 {
     let mut ends_before: BTreeMap<StageIndex, Vec<f64>> = BTreeMap::new();
     for ((stage, ..), (_, end)) in passes {
         ends_before.entry(*stage).or_default().push(*end);
@@ -165,7 +165,7 @@ fn lag_us(placement: &Placement, passes: &Passes) -> f64 {
 /// Where and when what a pass reads was made, if that was on another stage.
 pub(super) fn made(
     placement: &Placement,
-    passes: &Passes,
+    passes: &PassIntervals,
     (compute, pass): (Compute, Pass),
     stage: StageIndex,
 ) -> Option<(StageIndex, f64)> {
@@ -181,10 +181,12 @@ pub(super) fn made(
     end.map(|end| (maker, end))
 }
 
-fn waited_us(slices: &VecDeque<Slice>, extent: &Extent) -> f64 {
+fn waited_us(slices: &VecDeque<MeasuredSlice>, extent: &MeasuredSpan) -> f64 {
     let within = slices.iter().filter(|slice| match slice.doing {
-        Doing::Waited(_) => slice.start_us >= extent.start_us && slice.end_us <= extent.end_us,
-        Doing::Ran(_) => false,
+        SliceActivity::Waited(_) => {
+            slice.start_us >= extent.start_us && slice.end_us <= extent.end_us
+        }
+        SliceActivity::Ran(_) => false,
     });
     within.map(|slice| slice.end_us - slice.start_us).sum()
 }

@@ -9,13 +9,13 @@
 use std::collections::BTreeMap;
 
 use zbelastic_consensus::validation::Turn;
-use zbelastic_schedule::{Compute, Op, Update};
+use zbelastic_schedule::{Compute, Op, UpdateOp};
 use zbelastic_trainer::plan::{ClassCosts, StageTimes};
-use zbelastic_trainer::stage::Activity;
+use zbelastic_trainer::stage::EngineActivity;
 use zbelastic_types::StageIndex;
 
 use super::causes::{made, passes_of};
-use super::{Doing, Samples, Slice, Timing};
+use super::{DurationSamples, MeasuredSlice, RunTiming, SliceActivity};
 
 /// A stage waited if so long nothing was done. Between two operations that could both run lie a few
 /// microseconds.
@@ -23,7 +23,7 @@ const WAITED_US_MIN: f64 = 50.0;
 
 /// What a step took.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StepMeasure {
+pub struct StepMeasurement {
     /// Times of the stages, by stage.
     pub stages: Vec<StageTimes>,
     /// Of a boundary tensor between two stages, the lower one first, in microseconds. Pairs of which
@@ -36,13 +36,13 @@ pub struct StepMeasure {
     pub verdict: Option<f64>,
 }
 
-impl Timing {
+impl RunTiming {
     /// What the step that `turn` brought to its end took, if every stage reported all its passes.
-    pub fn measure(&self, turn: Turn) -> Option<StepMeasure> {
+    pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
         let stages = (0..self.slices.len() as u32).map(StageIndex);
         let stages = stages.map(|stage| self.stage_times(stage, turn)).collect::<Option<_>>()?;
         let (hops, occupied) = (self.hops(turn), self.occupied(turn));
-        Some(StepMeasure { stages, hops, occupied, verdict: self.verdict(turn) })
+        Some(StepMeasurement { stages, hops, occupied, verdict: self.verdict(turn) })
     }
 
     fn stage_times(&self, stage: StageIndex, turn: Turn) -> Option<StageTimes> {
@@ -81,11 +81,11 @@ impl Timing {
 
     /// What a stage copied to its second store and back.
     fn copies_us(&self, stage: StageIndex, turn: Turn) -> f64 {
-        let is_copy = |slice: &&Slice| match slice.doing {
-            Doing::Ran(Activity::Op { turn: of, op: Op::Memory(..) }) => of == turn,
-            Doing::Ran(_) | Doing::Waited(_) => false,
+        let is_copy = |slice: &&MeasuredSlice| match slice.doing {
+            SliceActivity::Ran(EngineActivity::Op { turn: of, op: Op::Memory(..) }) => of == turn,
+            SliceActivity::Ran(_) | SliceActivity::Waited(_) => false,
         };
-        self.slices[stage.index()].iter().filter(is_copy).map(Slice::duration_us).sum()
+        self.slices[stage.index()].iter().filter(is_copy).map(MeasuredSlice::duration_us).sum()
     }
 
     /// From the last report of the step before `turn` to its verdict, as the stage saw it that reported
@@ -93,11 +93,12 @@ impl Timing {
     /// get the verdict at about the same time, so it is the one that had it soonest after its own
     /// report. If that one did not wait, the verdict was there before, and it is unknown since when.
     pub(super) fn verdict(&self, turn: Turn) -> Option<f64> {
-        let before = |slice: &Slice| match slice.doing {
-            Doing::Ran(Activity::Op { turn: of, op: Op::Update(Update::Report) }) => {
-                (of.step.next() == turn.step).then_some(of)
-            }
-            Doing::Ran(_) | Doing::Waited(_) => None,
+        let before = |slice: &MeasuredSlice| match slice.doing {
+            SliceActivity::Ran(EngineActivity::Op {
+                turn: of,
+                op: Op::Update(UpdateOp::Report),
+            }) => (of.step.next() == turn.step).then_some(of),
+            SliceActivity::Ran(_) | SliceActivity::Waited(_) => None,
         };
         let reported = self.slices[0].iter().rev().find_map(before)?;
         let stages = (0..self.slices.len() as u32).map(StageIndex);
@@ -112,16 +113,18 @@ impl Timing {
 
     /// From a stage's report to the end of the gate that it waited for, or did not.
     fn verdict_seen(&self, stage: StageIndex, reported: Turn) -> Option<(f64, bool)> {
-        let (_, end_us) = self.update_ended(stage, reported, Update::Report)?;
+        let (_, end_us) = self.update_ended(stage, reported, UpdateOp::Report)?;
         let mut later = self.slices[stage.index()].iter().filter(|s| s.start_us >= end_us);
         let (gate, has_waited) = later.find_map(|slice| match slice.doing {
-            Doing::Waited(turn) => (turn == reported).then_some((slice, true)),
-            Doing::Ran(Activity::Op { op: Op::Update(update), .. }) => match update {
-                Update::GatePrevious | Update::GateThis => Some((slice, false)),
-                Update::Report | Update::Step | Update::Commit => None,
+            SliceActivity::Waited(turn) => (turn == reported).then_some((slice, true)),
+            SliceActivity::Ran(EngineActivity::Op { op: Op::Update(update), .. }) => match update {
+                UpdateOp::GatePrevious | UpdateOp::GateThis => Some((slice, false)),
+                UpdateOp::Report | UpdateOp::Step | UpdateOp::Commit => None,
             },
-            Doing::Ran(Activity::Settled { .. }) => Some((slice, false)),
-            Doing::Ran(Activity::Op { .. } | Activity::Evaluation { .. }) => None,
+            SliceActivity::Ran(EngineActivity::Settled { .. }) => Some((slice, false)),
+            SliceActivity::Ran(EngineActivity::Op { .. } | EngineActivity::Evaluation { .. }) => {
+                None
+            }
         })?;
         Some((gate.end_us - end_us, has_waited))
     }
@@ -129,7 +132,7 @@ impl Timing {
     /// Medians of both directions, and their mean.
     fn hops(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), f64> {
         let lags = self.lags(turn);
-        let both = |((from, to), there): (&(StageIndex, StageIndex), &Samples)| {
+        let both = |((from, to), there): (&(StageIndex, StageIndex), &DurationSamples)| {
             let back = lags.get(&(*to, *from)).filter(|_| from < to)?;
             // What is left below nothing is what clocks drift within a step.
             let hop = (there.median() + back.median()) / 2.0;
@@ -139,10 +142,10 @@ impl Timing {
     }
 
     /// By maker and reader: from the end of a pass to the begin of one that waited for it.
-    fn lags(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), Samples> {
+    fn lags(&self, turn: Turn) -> BTreeMap<(StageIndex, StageIndex), DurationSamples> {
         let placement = self.setup.plan.placement();
         let passes = passes_of(&self.slices, turn);
-        let mut lags: BTreeMap<(StageIndex, StageIndex), Samples> = BTreeMap::new();
+        let mut lags: BTreeMap<(StageIndex, StageIndex), DurationSamples> = BTreeMap::new();
         for (reader, slices) in (0..).map(StageIndex).zip(&self.slices) {
             for (before, slice) in slices.iter().zip(slices.iter().skip(1)) {
                 let Some((of, compute, pass)) = slice.pass() else { continue };
@@ -159,6 +162,6 @@ impl Timing {
 }
 
 /// Whether a stage waited between two slices, by its own clock.
-fn waited(before: &Slice, slice: &Slice) -> bool {
+fn waited(before: &MeasuredSlice, slice: &MeasuredSlice) -> bool {
     slice.start_us - before.end_us > WAITED_US_MIN
 }

@@ -4,14 +4,14 @@
 //! the device's times when they are taken, moved by what the two clocks are apart.
 
 use zbelastic_trainer::model::Span;
-use zbelastic_trainer::stage::Workbench;
+use zbelastic_trainer::stage::StageExecutor;
 
-use super::{Clock, Slice};
+use super::{MeasuredSlice, RunClock};
 
 /// What a stage did since this was last taken.
 #[derive(Debug, Default)]
 pub struct SliceLog {
-    slices: Vec<Slice>,
+    slices: Vec<MeasuredSlice>,
     /// Which of them the device's spans belong to, in order; none for what is not drawn.
     of_spans: Vec<Option<usize>>,
     /// What the host's clock is ahead of the device's, once it is known.
@@ -20,9 +20,9 @@ pub struct SliceLog {
 
 /// The slices that were taken out of the log.
 #[derive(Debug, Default)]
-pub struct Sliced {
+pub struct TakenSlices {
     /// Slices in the order in which the engine reported them.
-    pub slices: Vec<Slice>,
+    pub slices: Vec<MeasuredSlice>,
     /// What all of it took on a device that has a clock of its own.
     pub device_us: Option<f64>,
 }
@@ -34,8 +34,8 @@ impl SliceLog {
     }
 
     /// Adds a slice, if what was done is drawn, by the host's clock for now.
-    pub fn push<W: Workbench>(&mut self, bench: &W, slice: Option<Slice>) {
-        let noted = bench.spans_noted();
+    pub fn push<W: StageExecutor>(&mut self, bench: &W, slice: Option<MeasuredSlice>) {
+        let noted = bench.spans_recorded();
         if noted < self.of_spans.len() {
             // Another bench has taken the place of the one that noted these.
             self.of_spans.clear();
@@ -47,11 +47,16 @@ impl SliceLog {
     }
 
     /// All of it, with the spans that `bench` noted.
-    pub fn take<W: Workbench>(&mut self, bench: &W, spans: &[Span], clock: &Clock) -> Sliced {
+    pub fn take<W: StageExecutor>(
+        &mut self,
+        bench: &W,
+        spans: &[Span],
+        clock: &RunClock,
+    ) -> TakenSlices {
         let of_spans = std::mem::take(&mut self.of_spans);
         let mut slices = std::mem::take(&mut self.slices);
         if spans.is_empty() {
-            return Sliced { slices, device_us: None };
+            return TakenSlices { slices, device_us: None };
         }
         if self.ahead_us.is_none() {
             self.ahead_us = bench.device_now_us().map(|device_us| clock.now_us() - device_us);
@@ -63,6 +68,6 @@ impl SliceLog {
             }
         }
         let device_us = spans.iter().map(|span| span.end_us - span.start_us).sum();
-        Sliced { slices, device_us: Some(device_us) }
+        TakenSlices { slices, device_us: Some(device_us) }
     }
 }

@@ -1,27 +1,27 @@
 use zbelastic_schedule::Flow;
 use zbelastic_types::{Attempt, Generation};
 
-use super::arrivals::Arrived;
+use super::arrivals::ArrivalKind;
 use super::*;
 
 fn turn(step: u64, attempt: u32) -> Turn {
     Turn { generation: Generation(0), step: Step(step), attempt: Attempt(attempt) }
 }
 
-fn pass(turn: Turn, compute: Compute, start_us: f64, end_us: f64) -> Slice {
+fn pass(turn: Turn, compute: Compute, start_us: f64, end_us: f64) -> MeasuredSlice {
     let pass = Pass::new(0, 0);
     let op = Op::Compute(compute, pass);
-    Slice { doing: Doing::Ran(Activity::Op { turn, op }), start_us, end_us }
+    MeasuredSlice { doing: SliceActivity::Ran(EngineActivity::Op { turn, op }), start_us, end_us }
 }
 
-fn update(turn: Turn, update: Update, start_us: f64, end_us: f64) -> Slice {
+fn update(turn: Turn, update: UpdateOp, start_us: f64, end_us: f64) -> MeasuredSlice {
     let op = Op::Update(update);
-    Slice { doing: Doing::Ran(Activity::Op { turn, op }), start_us, end_us }
+    MeasuredSlice { doing: SliceActivity::Ran(EngineActivity::Op { turn, op }), start_us, end_us }
 }
 
 /// The extent of step 1, whose second attempt counts.
-fn extent(slices: &[Slice]) -> Option<Extent> {
-    Extent::of_step(&slices.iter().copied().collect(), turn(1, 1))
+fn extent(slices: &[MeasuredSlice]) -> Option<MeasuredSpan> {
+    MeasuredSpan::of_step(&slices.iter().copied().collect(), turn(1, 1))
 }
 
 #[test]
@@ -30,10 +30,10 @@ fn an_extent_goes_from_the_first_pass_to_the_last() {
         pass(turn(0, 0), Compute::W, 0.0, 5.0),
         pass(turn(1, 1), Compute::F, 6.0, 8.0),
         pass(turn(1, 1), Compute::B, 9.0, 12.0),
-        update(turn(1, 1), Update::Report, 12.0, 13.0),
+        update(turn(1, 1), UpdateOp::Report, 12.0, 13.0),
         pass(turn(2, 1), Compute::F, 13.0, 15.0),
     ];
-    let expected = Extent { start_us: 6.0, end_us: 12.0, work_us: 5.0 };
+    let expected = MeasuredSpan { start_us: 6.0, end_us: 12.0, work_us: 5.0 };
     assert_eq!(extent(&slices), Some(expected));
     assert_eq!(extent(&slices[..1]), None);
 }
@@ -42,15 +42,15 @@ fn an_extent_goes_from_the_first_pass_to_the_last() {
 fn what_was_dropped_takes_time_and_is_no_work() {
     let slices = [
         pass(turn(1, 0), Compute::F, 0.0, 4.0),
-        Slice {
-            doing: Doing::Ran(Activity::Settled { turn: turn(0, 0) }),
+        MeasuredSlice {
+            doing: SliceActivity::Ran(EngineActivity::Settled { turn: turn(0, 0) }),
             start_us: 4.0,
             end_us: 5.0,
         },
         pass(turn(1, 1), Compute::F, 5.0, 9.0),
         pass(turn(1, 1), Compute::BW, 9.0, 10.0),
     ];
-    let expected = Extent { start_us: 0.0, end_us: 10.0, work_us: 6.0 };
+    let expected = MeasuredSpan { start_us: 0.0, end_us: 10.0, work_us: 6.0 };
     assert_eq!(extent(&slices), Some(expected));
 }
 
@@ -58,20 +58,20 @@ fn what_was_dropped_takes_time_and_is_no_work() {
 fn updates_within_a_step_are_work_and_gates_are_not() {
     let slices = [
         pass(turn(1, 1), Compute::F, 0.0, 2.0),
-        update(turn(1, 1), Update::GatePrevious, 2.0, 3.0),
-        update(turn(1, 1), Update::Commit, 3.0, 5.0),
-        Slice { doing: Doing::Waited(turn(0, 0)), start_us: 5.0, end_us: 7.0 },
+        update(turn(1, 1), UpdateOp::GatePrevious, 2.0, 3.0),
+        update(turn(1, 1), UpdateOp::Commit, 3.0, 5.0),
+        MeasuredSlice { doing: SliceActivity::Waited(turn(0, 0)), start_us: 5.0, end_us: 7.0 },
         pass(turn(1, 1), Compute::W, 7.0, 8.0),
     ];
-    let expected = Extent { start_us: 0.0, end_us: 8.0, work_us: 5.0 };
+    let expected = MeasuredSpan { start_us: 0.0, end_us: 8.0, work_us: 5.0 };
     assert_eq!(extent(&slices), Some(expected));
 }
 
 #[test]
 fn the_bubble_is_what_the_busiest_stage_does_not_work() {
     let stages = [
-        Extent { start_us: 0.0, end_us: 8.0, work_us: 6.0 },
-        Extent { start_us: 2.0, end_us: 10.0, work_us: 7.0 },
+        MeasuredSpan { start_us: 0.0, end_us: 8.0, work_us: 6.0 },
+        MeasuredSpan { start_us: 2.0, end_us: 10.0, work_us: 7.0 },
     ];
     assert_eq!(measured_bubble(&stages, Window::One), 0.125);
     assert_eq!(measured_bubble(&stages, Window::Zero), 0.3);
@@ -80,7 +80,7 @@ fn the_bubble_is_what_the_busiest_stage_does_not_work() {
 
 #[test]
 fn medians_are_of_the_latest() {
-    let mut samples = Samples::default();
+    let mut samples = DurationSamples::default();
     assert_eq!(samples.median(), 0.0);
     (0..10).for_each(|_| samples.push(1e9));
     (0..SAMPLES_MAX).for_each(|index| samples.push(index as f64));
@@ -93,11 +93,11 @@ mod planned {
     use zbelastic_trainer::stage::InitialWeights;
 
     use super::*;
-    use crate::config::{Flag, Sources, load};
+    use crate::config::{ConfigFlag, ConfigSources, load};
 
-    pub fn timing(kind: ScheduleKind, window: Window) -> Timing {
-        let flags = vec![Flag::Set("model.preset=tiny".to_owned())];
-        let config = load(&Sources { file: None, flags }).expect("legal").config;
+    pub fn timing(kind: ScheduleKind, window: Window) -> RunTiming {
+        let flags = vec![ConfigFlag::Set("model.preset=tiny".to_owned())];
+        let config = load(&ConfigSources { file: None, flags }).expect("legal").config;
         let (model, batch) = (&config.model, config.batch);
         let plan = Plan::new(PlanRequest {
             model,
@@ -108,7 +108,7 @@ mod planned {
             stage_count: 2,
             window,
         });
-        Timing::new(Arc::new(StageSetup {
+        RunTiming::new(Arc::new(StageSetup {
             plan: plan.expect("legal"),
             model: config.model,
             optimizer: config.optimizer,
@@ -123,13 +123,13 @@ mod planned {
     }
 
     /// Passes of `chunk`, each with its duration.
-    fn record(timing: &mut Timing, chunk: u32, passes: &[(Compute, f64)]) {
+    fn record(timing: &mut RunTiming, chunk: u32, passes: &[(Compute, f64)]) {
         let mut start_us = 0.0;
         let slices = passes.iter().map(|(compute, duration_us)| {
             let pass = Pass::new(chunk, 0);
             let op = Op::Compute(*compute, pass);
-            let doing = Doing::Ran(Activity::Op { turn: turn(0, 0), op });
-            let slice = Slice { doing, start_us, end_us: start_us + duration_us };
+            let doing = SliceActivity::Ran(EngineActivity::Op { turn: turn(0, 0), op });
+            let slice = MeasuredSlice { doing, start_us, end_us: start_us + duration_us };
             start_us += duration_us;
             slice
         });
@@ -165,15 +165,15 @@ mod explained {
 
     /// What a step is like beside the profiled ones.
     #[derive(Clone, Copy)]
-    struct Step {
+    struct StepScenario {
         slower: f64,
         link_us: f64,
         verdict_us: f64,
     }
 
-    const AS_PROFILED: Step = Step { slower: 1.0, link_us: 0.0, verdict_us: 0.0 };
+    const AS_PROFILED: StepScenario = StepScenario { slower: 1.0, link_us: 0.0, verdict_us: 0.0 };
 
-    fn slices_of(program: &Program, turn: Turn, step: Step) -> Vec<Vec<Slice>> {
+    fn slices_of(program: &Program, turn: Turn, step: StepScenario) -> Vec<Vec<MeasuredSlice>> {
         let costs = Costs {
             link: step.link_us,
             verdict: step.verdict_us,
@@ -195,12 +195,12 @@ mod explained {
             let (mut told, mut clock_us) = (Vec::new(), f64::NAN);
             for slice in timeline.slices(stage).iter().filter(|slice| slice.step == 1) {
                 let (start_us, end_us) = (slice.start + offset_us, slice.end + offset_us);
-                if slice.op == Op::Update(Update::GatePrevious) && start_us > clock_us {
-                    let doing = Doing::Waited(turn);
-                    told.push(Slice { doing, start_us: clock_us, end_us: start_us });
+                if slice.op == Op::Update(UpdateOp::GatePrevious) && start_us > clock_us {
+                    let doing = SliceActivity::Waited(turn);
+                    told.push(MeasuredSlice { doing, start_us: clock_us, end_us: start_us });
                 }
-                let doing = Doing::Ran(Activity::Op { turn, op: slice.op });
-                told.push(Slice { doing, start_us, end_us });
+                let doing = SliceActivity::Ran(EngineActivity::Op { turn, op: slice.op });
+                told.push(MeasuredSlice { doing, start_us, end_us });
                 clock_us = end_us;
             }
             told
@@ -209,7 +209,7 @@ mod explained {
     }
 
     /// The mean causes of three steps of this kind, after the profiled ones.
-    fn causes(step: Step) -> Causes {
+    fn causes(step: StepScenario) -> StepTimeBreakdown {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         let program = timing.setup.plan.program.clone();
         let mut found = None;
@@ -242,36 +242,36 @@ mod explained {
 
     #[test]
     fn longer_passes_are_computation() {
-        let found = causes(Step { slower: 1.5, ..AS_PROFILED });
+        let found = causes(StepScenario { slower: 1.5, ..AS_PROFILED });
         near(found.computation_ms, 0.5 * found.planned_ms);
         near(found.messages_ms + found.verdicts_ms + found.rest_ms, 0.0);
     }
 
     #[test]
     fn slow_links_are_messages() {
-        let found = causes(Step { link_us: 70.0, ..AS_PROFILED });
+        let found = causes(StepScenario { link_us: 70.0, ..AS_PROFILED });
         assert!(found.messages_ms > 0.05, "{found:?}");
         near(found.computation_ms + found.verdicts_ms + found.rest_ms, 0.0);
     }
 
     #[test]
     fn late_verdicts_are_verdicts() {
-        let found = causes(Step { verdict_us: 2000.0, ..AS_PROFILED });
+        let found = causes(StepScenario { verdict_us: 2000.0, ..AS_PROFILED });
         assert!(found.verdicts_ms > 1.0, "{found:?}");
         near(found.computation_ms, 0.0);
         assert!(found.rest_ms.abs() + found.messages_ms < 0.4, "{found:?}");
     }
 
     /// A step as it is measured where the second stage's clock is ahead by so much.
-    fn measured(step: Step, ahead_us: f64) -> Option<StepMeasure> {
+    fn measured(step: StepScenario, ahead_us: f64) -> Option<StepMeasurement> {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         let program = timing.setup.plan.program.clone();
         let told = slices_of(&program, turn(1, 0), step);
         for (stage, mut slices) in (0..).map(StageIndex).zip(told) {
             // Transfers are not reported.
-            let is_transfer = |slice: &Slice| match slice.doing {
-                Doing::Ran(Activity::Op { op, .. }) => matches!(op, Op::Transfer(..)),
-                Doing::Ran(_) | Doing::Waited(_) => false,
+            let is_transfer = |slice: &MeasuredSlice| match slice.doing {
+                SliceActivity::Ran(EngineActivity::Op { op, .. }) => matches!(op, Op::Transfer(..)),
+                SliceActivity::Ran(_) | SliceActivity::Waited(_) => false,
             };
             slices.retain(|slice| !is_transfer(slice));
             for slice in slices.iter_mut().filter(|_| stage.0 == 1) {
@@ -285,7 +285,8 @@ mod explained {
 
     #[test]
     fn a_step_is_measured_stage_by_stage() {
-        let found = measured(Step { slower: 1.5, ..AS_PROFILED }, 0.0).expect("all was told");
+        let found =
+            measured(StepScenario { slower: 1.5, ..AS_PROFILED }, 0.0).expect("all was told");
         assert_eq!(found.stages.len(), 2);
         for stage in &found.stages {
             near(stage.f, 150.0);
@@ -299,7 +300,8 @@ mod explained {
     #[test]
     fn a_hop_is_measured_whatever_clocks_say() {
         for (link_us, ahead_us) in [(300.0, 0.0), (300.0, 40_000.0), (75.0, -8_000.0)] {
-            let found = measured(Step { link_us, ..AS_PROFILED }, ahead_us).expect("all was told");
+            let found =
+                measured(StepScenario { link_us, ..AS_PROFILED }, ahead_us).expect("all was told");
             let [((one, other), hop)] = found.hops.into_iter().collect::<Vec<_>>()[..] else {
                 panic!("one pair of stages")
             };
@@ -315,7 +317,7 @@ mod explained {
 
     /// What else than boundary tensors goes from the first stage to the second.
     #[derive(Clone, Copy)]
-    enum Beside {
+    enum ExtraTraffic {
         Nothing,
         Prefix,
         Gradient,
@@ -324,37 +326,37 @@ mod explained {
     }
 
     /// Arrivals at the second stage, whose clock is ahead by so much.
-    fn arrivals(timing: &Timing, ahead_us: f64, beside: Beside) -> Vec<Arrival> {
+    fn arrivals(timing: &RunTiming, ahead_us: f64, beside: ExtraTraffic) -> Vec<MessageArrival> {
         let turn = turn(1, 0);
         let way_us = |bytes: u64| LATENCY_US + bytes as f64 * BYTE_US;
-        let arrival = |what, bytes: u64, sent_us: f64| Arrival {
+        let arrival = |what, bytes: u64, sent_us: f64| MessageArrival {
             what,
             bytes,
             at_us: sent_us + way_us(bytes) + ahead_us,
         };
-        let boundary = |slice: &Slice| match slice.pass()? {
+        let boundary = |slice: &MeasuredSlice| match slice.pass()? {
             (_, Compute::F, pass) => {
                 let pass = Pass { chunk: ChunkIndex(1), ..pass };
-                let what = Arrived::Boundary { turn, flow: Flow::Forward, pass };
+                let what = ArrivalKind::Boundary { turn, flow: Flow::Forward, pass };
                 Some(arrival(what, BOUNDARY_BYTES, slice.end_us))
             }
             (..) => None,
         };
-        let mut all: Vec<Arrival> = timing.slices[0].iter().filter_map(boundary).collect();
+        let mut all: Vec<MessageArrival> = timing.slices[0].iter().filter_map(boundary).collect();
         let ended = |update| timing.update_ended(StageIndex(0), turn, update).expect("it ran").1;
-        let gradients = Arrived::Gradients { turn, of: StageIndex(0) };
-        let gradients = arrival(gradients, GRADIENT_BYTES, ended(Update::Report));
-        let prefix = |us| arrival(Arrived::Prefix { turn }, 0, ended(Update::Step) + us);
+        let gradients = ArrivalKind::Gradients { turn, of: StageIndex(0) };
+        let gradients = arrival(gradients, GRADIENT_BYTES, ended(UpdateOp::Report));
+        let prefix = |us| arrival(ArrivalKind::Prefix { turn }, 0, ended(UpdateOp::Step) + us);
         match beside {
-            Beside::Nothing => {}
-            Beside::Prefix => all.push(prefix(0.0)),
-            Beside::Gradient => all.push(gradients),
-            Beside::Both => all.extend([gradients, prefix(5_000.0)]),
+            ExtraTraffic::Nothing => {}
+            ExtraTraffic::Prefix => all.push(prefix(0.0)),
+            ExtraTraffic::Gradient => all.push(gradients),
+            ExtraTraffic::Both => all.extend([gradients, prefix(5_000.0)]),
         }
         all
     }
 
-    fn occupied(ahead_us: f64, beside: Beside) -> Option<f64> {
+    fn occupied(ahead_us: f64, beside: ExtraTraffic) -> Option<f64> {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         let program = timing.setup.plan.program.clone();
         for (stage, slices) in
@@ -372,18 +374,18 @@ mod explained {
     #[test]
     fn what_a_message_occupies_is_told_from_messages_of_two_lengths_whatever_clocks_say() {
         for ahead_us in [0.0, 40_000.0, -8_000.0] {
-            for beside in [Beside::Prefix, Beside::Gradient, Beside::Both] {
+            for beside in [ExtraTraffic::Prefix, ExtraTraffic::Gradient, ExtraTraffic::Both] {
                 let found = occupied(ahead_us, beside).expect("two lengths came");
                 near(found, BOUNDARY_BYTES as f64 * BYTE_US);
             }
-            assert_eq!(occupied(ahead_us, Beside::Nothing), None, "one length came");
+            assert_eq!(occupied(ahead_us, ExtraTraffic::Nothing), None, "one length came");
         }
     }
 
     #[test]
     fn times_of_arrival_that_cannot_be_are_not_sound() {
-        let what = Arrived::Prefix { turn: turn(1, 0) };
-        let told = |at_us| Arrival { what, bytes: 0, at_us }.is_sound();
+        let what = ArrivalKind::Prefix { turn: turn(1, 0) };
+        let told = |at_us| MessageArrival { what, bytes: 0, at_us }.is_sound();
         assert!(told(0.0) && told(5.0));
         assert!(!told(-1.0) && !told(f64::NAN) && !told(f64::INFINITY) && !told(f64::MAX));
     }
@@ -409,21 +411,21 @@ mod verdicts {
     use super::*;
 
     /// A stage that reported and came to its gate then, by its own clock, and waited there or not.
-    fn stage(reported_us: f64, gate_us: (f64, f64), has_waited: bool) -> Vec<Slice> {
+    fn stage(reported_us: f64, gate_us: (f64, f64), has_waited: bool) -> Vec<MeasuredSlice> {
         let (before, after) = (turn(1, 0), turn(2, 0));
         let (start_us, end_us) = gate_us;
-        let waited = Slice { doing: Doing::Waited(before), start_us, end_us };
+        let waited = MeasuredSlice { doing: SliceActivity::Waited(before), start_us, end_us };
         let mut slices = vec![
-            update(before, Update::Report, reported_us - 5.0, reported_us),
-            update(before, Update::Step, reported_us, reported_us + 1.0),
+            update(before, UpdateOp::Report, reported_us - 5.0, reported_us),
+            update(before, UpdateOp::Step, reported_us, reported_us + 1.0),
             pass(after, Compute::F, reported_us + 1.0, start_us),
         ];
         slices.extend(has_waited.then_some(waited));
-        slices.push(update(after, Update::GatePrevious, end_us, end_us));
+        slices.push(update(after, UpdateOp::GatePrevious, end_us, end_us));
         slices
     }
 
-    fn verdict(stages: [Vec<Slice>; 2]) -> Option<f64> {
+    fn verdict(stages: [Vec<MeasuredSlice>; 2]) -> Option<f64> {
         let mut timing = timing(ScheduleKind::ZbH1, Window::One);
         for (index, slices) in (0..).map(StageIndex).zip(stages) {
             timing.record(index, slices);

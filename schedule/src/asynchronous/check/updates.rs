@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 
 use zbelastic_types::ChunkIndex;
 
-use super::AsyncFindings;
+use super::AsyncViolationList;
 use crate::asynchronous::kind::AsyncKind;
-use crate::asynchronous::op::{AsyncOp, Shift, Version};
+use crate::asynchronous::op::{AsyncOp, VersionShift, WeightVersion};
 use crate::asynchronous::program::AsyncProgram;
 use crate::asynchronous::violation::AsyncViolation;
 use crate::op::Compute;
 
 /// Each pipeline's microbatches go backward through a chunk in their order. An order that was
 /// found while it ran is excepted: to take what comes is its method.
-pub(super) fn microbatch_order(program: &AsyncProgram, findings: &mut AsyncFindings) {
+pub(super) fn microbatch_order(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     if program.kind == AsyncKind::AmpNet {
         return;
     }
@@ -44,9 +44,9 @@ fn nth_microbatch(program: &AsyncProgram, replica: u32, n: u64) -> u64 {
 /// Directly after the gradient that completes it there is the update, but for what keeps the old
 /// version and passes results on, and nowhere else; an average directly after its update. A
 /// gradient left over at the end of an order that was found makes an update as well.
-pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncFindings) {
+pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     for (stage, ops) in program.lists() {
-        let mut lines: BTreeMap<(ChunkIndex, u32), Line> = BTreeMap::new();
+        let mut lines: BTreeMap<(ChunkIndex, u32), UpdateProgress> = BTreeMap::new();
         // What must come before anything else happens on the stage.
         let mut due: Option<AsyncOp> = None;
         for &op in ops {
@@ -67,13 +67,16 @@ pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncFindings)
                     line.accumulated += 1;
                     if line.accumulated == program.update_every {
                         let base = line.newest + 1;
-                        let version = Version { replica, base, shift: Shift::None };
+                        let version = WeightVersion { replica, base, shift: VersionShift::None };
                         due = Some(AsyncOp::Step(pass.chunk, version));
                     }
                 }
                 AsyncOp::Step(chunk, version) => {
                     let newest = version.base;
-                    lines.insert((chunk, version.replica), Line { newest, accumulated: 0 });
+                    lines.insert(
+                        (chunk, version.replica),
+                        UpdateProgress { newest, accumulated: 0 },
+                    );
                     let averages = program.kind == AsyncKind::AvgPipe;
                     due = averages.then_some(AsyncOp::Average(chunk, version));
                 }
@@ -94,7 +97,7 @@ pub(super) fn update_place(program: &AsyncProgram, findings: &mut AsyncFindings)
 }
 
 /// The averages of a chunk come in the order of minibatches, which are dealt round.
-pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncFindings) {
+pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     for (stage, ops) in program.lists() {
         let mut averaged: BTreeMap<ChunkIndex, u32> = BTreeMap::new();
         for &op in ops {
@@ -102,7 +105,7 @@ pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncFindings
             let minibatch = averaged.entry(chunk).or_default();
             let replica = *minibatch % program.replica_count;
             let base = *minibatch / program.replica_count + 1;
-            let expected = Version { replica, base, shift: Shift::None };
+            let expected = WeightVersion { replica, base, shift: VersionShift::None };
             *minibatch += 1;
             if version != expected {
                 findings.add(AsyncViolation::AverageOrder { stage, op, expected });
@@ -113,22 +116,25 @@ pub(super) fn average_order(program: &AsyncProgram, findings: &mut AsyncFindings
 
 /// What has happened to a chunk's weights in one pipeline.
 #[derive(Clone, Copy, Default)]
-struct Line {
+struct UpdateProgress {
     newest: u32,
     accumulated: u32,
 }
 
 /// The update that an order which was found still owes when its list ends.
-fn left_over(program: &AsyncProgram, lines: &BTreeMap<(ChunkIndex, u32), Line>) -> Option<AsyncOp> {
+fn left_over(
+    program: &AsyncProgram,
+    lines: &BTreeMap<(ChunkIndex, u32), UpdateProgress>,
+) -> Option<AsyncOp> {
     let (&(chunk, replica), line) = lines.iter().find(|(_, line)| line.accumulated > 0)?;
-    let version = Version { replica, base: line.newest + 1, shift: Shift::None };
+    let version = WeightVersion { replica, base: line.newest + 1, shift: VersionShift::None };
     (program.kind == AsyncKind::AmpNet).then_some(AsyncOp::Step(chunk, version))
 }
 
 /// Whether `op` is an update of gradients that are fewer than usual because no more come.
 fn is_left_over(
     program: &AsyncProgram,
-    lines: &mut BTreeMap<(ChunkIndex, u32), Line>,
+    lines: &mut BTreeMap<(ChunkIndex, u32), UpdateProgress>,
     op: AsyncOp,
 ) -> bool {
     let AsyncOp::Step(chunk, version) = op else { return false };

@@ -4,42 +4,44 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use zbelastic_types::{ChunkIndex, StageIndex};
 
-use super::AsyncFindings;
-use crate::asynchronous::op::{AsyncOp, Shift, Version};
+use super::AsyncViolationList;
+use crate::asynchronous::op::{AsyncOp, VersionShift, WeightVersion};
 use crate::asynchronous::program::AsyncProgram;
-use crate::asynchronous::versions::{Reads, backward_reads, forward_reads, kept_max};
+use crate::asynchronous::versions::{VersionRead, backward_reads, forward_reads, kept_max};
 use crate::asynchronous::violation::AsyncViolation;
 use crate::op::{Compute, Pass};
 
 /// The versions of the chunks of one stage while its list is read.
 #[derive(Default)]
-struct Shelf {
+struct LiveVersions {
     newest: BTreeMap<(ChunkIndex, u32), u32>,
-    kept: BTreeSet<(ChunkIndex, Version)>,
+    kept: BTreeSet<(ChunkIndex, WeightVersion)>,
 }
 
-impl Shelf {
-    fn newest(&self, chunk: ChunkIndex, replica: u32) -> Version {
+impl LiveVersions {
+    fn newest(&self, chunk: ChunkIndex, replica: u32) -> WeightVersion {
         let base = self.newest.get(&(chunk, replica)).copied().unwrap_or(0);
-        Version { replica, base, shift: Shift::None }
+        WeightVersion { replica, base, shift: VersionShift::None }
     }
 
-    fn has(&self, chunk: ChunkIndex, version: Version) -> bool {
+    fn has(&self, chunk: ChunkIndex, version: WeightVersion) -> bool {
         version == self.newest(chunk, version.replica) || self.kept.contains(&(chunk, version))
     }
 
     /// Whether what `op` names is there, or may be made now.
     fn allows(&self, op: AsyncOp) -> bool {
-        let is_newest = |chunk, version: Version| version == self.newest(chunk, version.replica);
+        let is_newest =
+            |chunk, version: WeightVersion| version == self.newest(chunk, version.replica);
         match op {
             AsyncOp::Compute(_, pass, version) => self.has(pass.chunk, version),
             AsyncOp::Transfer(..) | AsyncOp::Dynamic(..) => true,
             AsyncOp::Step(chunk, version) => {
                 let newest = self.newest(chunk, version.replica);
-                version.shift == Shift::None && Some(version.base) == newest.base.checked_add(1)
+                version.shift == VersionShift::None
+                    && Some(version.base) == newest.base.checked_add(1)
             }
             AsyncOp::Predict(chunk, _, version) => {
-                version.shift != Shift::None && is_newest(chunk, version.origin())
+                version.shift != VersionShift::None && is_newest(chunk, version.origin())
             }
             AsyncOp::Stash(chunk, version) | AsyncOp::Average(chunk, version) => {
                 is_newest(chunk, version)
@@ -68,9 +70,12 @@ impl Shelf {
 }
 
 /// Calls `visit` with every operation and the versions that are there before it.
-fn walk_shelves(program: &AsyncProgram, mut visit: impl FnMut(StageIndex, AsyncOp, &Shelf)) {
+fn walk_live_versions(
+    program: &AsyncProgram,
+    mut visit: impl FnMut(StageIndex, AsyncOp, &LiveVersions),
+) {
     for (stage, ops) in program.lists() {
-        let mut shelf = Shelf::default();
+        let mut shelf = LiveVersions::default();
         for &op in ops {
             visit(stage, op, &shelf);
             shelf.apply(op);
@@ -80,8 +85,8 @@ fn walk_shelves(program: &AsyncProgram, mut visit: impl FnMut(StageIndex, AsyncO
 
 /// A version that is named is there: made by an update or kept beside, and not freed. An update
 /// makes the next one; a stash and a prediction are made of the newest.
-pub(super) fn missing(program: &AsyncProgram, findings: &mut AsyncFindings) {
-    walk_shelves(program, |stage, op, shelf| {
+pub(super) fn missing(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+    walk_live_versions(program, |stage, op, shelf| {
         if !shelf.allows(op) {
             let replica = version_of(op).map_or(0, |version| version.replica);
             let newest = shelf.newest(op.chunk(), replica);
@@ -91,8 +96,8 @@ pub(super) fn missing(program: &AsyncProgram, findings: &mut AsyncFindings) {
 }
 
 /// What is kept already is not made again.
-pub(super) fn twice(program: &AsyncProgram, findings: &mut AsyncFindings) {
-    walk_shelves(program, |stage, op, shelf| {
+pub(super) fn made_twice(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+    walk_live_versions(program, |stage, op, shelf| {
         if let AsyncOp::Predict(chunk, _, version) | AsyncOp::Stash(chunk, version) = op
             && shelf.kept.contains(&(chunk, version))
         {
@@ -102,10 +107,10 @@ pub(super) fn twice(program: &AsyncProgram, findings: &mut AsyncFindings) {
 }
 
 /// F and BW read the version that the kind declares for them.
-pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncFindings) {
-    let mut forward: BTreeMap<Pass, Version> = BTreeMap::new();
-    let mut first: BTreeMap<(ChunkIndex, u32, Compute), Version> = BTreeMap::new();
-    walk_shelves(program, |stage, op, shelf| {
+pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+    let mut forward: BTreeMap<Pass, WeightVersion> = BTreeMap::new();
+    let mut first: BTreeMap<(ChunkIndex, u32, Compute), WeightVersion> = BTreeMap::new();
+    walk_live_versions(program, |stage, op, shelf| {
         let AsyncOp::Compute(compute, pass, version) = op else { return };
         let Pass { chunk, microbatch, .. } = pass;
         let reads = match compute {
@@ -117,10 +122,14 @@ pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncFindings) {
         let replica = program.replica_of(microbatch);
         let at_first = (chunk, program.minibatch_of(microbatch), compute);
         let expected = match reads {
-            Reads::Newest(shift) => Some(Version { shift, ..shelf.newest(chunk, replica) }),
-            Reads::Number(base) => Some(Version { replica, base, shift: Shift::None }),
-            Reads::AsFirst => first.get(&at_first).copied(),
-            Reads::AsForward => forward.remove(&pass),
+            VersionRead::Newest(shift) => {
+                Some(WeightVersion { shift, ..shelf.newest(chunk, replica) })
+            }
+            VersionRead::Number(base) => {
+                Some(WeightVersion { replica, base, shift: VersionShift::None })
+            }
+            VersionRead::AsFirst => first.get(&at_first).copied(),
+            VersionRead::AsForward => forward.remove(&pass),
         };
         first.entry(at_first).or_insert(version);
         if compute == Compute::F {
@@ -133,8 +142,8 @@ pub(super) fn semantics(program: &AsyncProgram, findings: &mut AsyncFindings) {
 }
 
 /// No more versions are kept beside the newest than the kind needs.
-pub(super) fn kept(program: &AsyncProgram, findings: &mut AsyncFindings) {
-    walk_shelves(program, |stage, op, shelf| {
+pub(super) fn kept(program: &AsyncProgram, findings: &mut AsyncViolationList) {
+    walk_live_versions(program, |stage, op, shelf| {
         let (AsyncOp::Predict(chunk, _, version) | AsyncOp::Stash(chunk, version)) = op else {
             return;
         };
@@ -147,9 +156,9 @@ pub(super) fn kept(program: &AsyncProgram, findings: &mut AsyncFindings) {
 }
 
 /// At the end nothing is kept.
-pub(super) fn never_freed(program: &AsyncProgram, findings: &mut AsyncFindings) {
+pub(super) fn never_freed(program: &AsyncProgram, findings: &mut AsyncViolationList) {
     for (stage, ops) in program.lists() {
-        let mut shelf = Shelf::default();
+        let mut shelf = LiveVersions::default();
         ops.iter().for_each(|op| shelf.apply(*op));
         for (chunk, version) in shelf.kept {
             findings.add(AsyncViolation::NeverFreed { stage, chunk, version });
@@ -157,7 +166,7 @@ pub(super) fn never_freed(program: &AsyncProgram, findings: &mut AsyncFindings) 
     }
 }
 
-fn version_of(op: AsyncOp) -> Option<Version> {
+fn version_of(op: AsyncOp) -> Option<WeightVersion> {
     match op {
         AsyncOp::Compute(_, _, version)
         | AsyncOp::Step(_, version)

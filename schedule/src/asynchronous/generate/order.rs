@@ -24,7 +24,7 @@ pub(super) fn orders(program: &AsyncProgram) -> Vec<Vec<Op>> {
         | AsyncKind::XPipe
         | AsyncKind::SpecTrain => stages.map(|stage| one_by_one(program, stage, total)).collect(),
         AsyncKind::WPipe => stages.map(|stage| folded(program, stage)).collect(),
-        AsyncKind::AvgPipe => side_by_side(program),
+        AsyncKind::AvgPipe => interleaved_replicas(program),
         AsyncKind::AmpNet => unreachable!("its order is found while it runs"),
     }
 }
@@ -69,9 +69,9 @@ fn folded(program: &AsyncProgram, stage: u32) -> Vec<Op> {
 /// pipeline can go on first, if a backward pass takes twice as long as a forward one. So one works
 /// while another fills or drains. Minibatches end in their order on every stage, because the
 /// reference model meets them in that order.
-fn side_by_side(program: &AsyncProgram) -> Vec<Vec<Op>> {
+fn interleaved_replicas(program: &AsyncProgram) -> Vec<Vec<Op>> {
     let stages = program.placement.stage_count();
-    let mut board = Board::new(program);
+    let mut board = ReplicaInterleaver::new(program);
     for _ in 0..2 * program.pass_count() {
         let next = (0..stages)
             .flat_map(|stage| (0..program.replica_count).map(move |replica| (stage, replica)))
@@ -87,7 +87,7 @@ fn side_by_side(program: &AsyncProgram) -> Vec<Vec<Op>> {
 }
 
 /// Who has come how far, and when.
-struct Board<'a> {
+struct ReplicaInterleaver<'a> {
     program: &'a AsyncProgram,
     /// Of every stage and pipeline: what it runs, and how much of it has run.
     lists: BTreeMap<(u32, u32), (Vec<Op>, usize)>,
@@ -99,7 +99,7 @@ struct Board<'a> {
     orders: Vec<Vec<Op>>,
 }
 
-impl<'a> Board<'a> {
+impl<'a> ReplicaInterleaver<'a> {
     fn new(program: &'a AsyncProgram) -> Self {
         let stages = program.placement.stage_count();
         let (microbatches, replicas) = (program.microbatch_count, program.replica_count);

@@ -2,7 +2,7 @@ use super::{AsyncSimulation, simulate_async};
 use crate::asynchronous::check::check_async;
 use crate::asynchronous::generate::{AsyncRequest, generate_async};
 use crate::asynchronous::kind::AsyncKind;
-use crate::asynchronous::op::{Dynamic, DynamicRule};
+use crate::asynchronous::op::{DynamicOptions, DynamicRule};
 use crate::asynchronous::program::AsyncProgram;
 use crate::asynchronous::variant::AsyncVariant;
 use crate::cost::{CostError, Costs};
@@ -20,7 +20,7 @@ fn request(kind: AsyncKind) -> AsyncRequest {
         minibatch_count: STEPS,
         microbatch_count: MICROBATCHES,
         replica_count: 2,
-        dynamic: Dynamic { rule: DynamicRule::Oldest, cap: 4, update_every: 3 },
+        dynamic: DynamicOptions { rule: DynamicRule::Oldest, cap: 4, update_every: 3 },
         variant: AsyncVariant::Usual,
     }
 }

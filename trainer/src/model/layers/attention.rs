@@ -1,12 +1,12 @@
 //! Attention with the normalisation before it.
 
 use zbelastic_kernels::{
-    Accumulate, Backend, BackwardEpilogue, EarlierSlice, ForwardEpilogue, Turn,
+    Accumulate, Backend, BackwardEpilogue, EarlierSlice, ForwardEpilogue, RotaryDirection,
 };
 
 use super::{
-    AttentionStash, Context, Projections, Scratch, linear_weights, norm_backward, norm_forward,
-    norm_weights,
+    AttentionStash, PassContext, PassScratch, Projections, linear_weights, norm_backward,
+    norm_forward, norm_weights,
 };
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -26,7 +26,7 @@ impl<T> AttentionStash<T> {
     /// F, with the queries, keys and values of earlier slices.
     pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         (projections, earlier): (Projections, &[&T]),
         x: &T,
@@ -46,21 +46,30 @@ impl<T> AttentionStash<T> {
     }
 
     /// Queries, keys and values of what was normalised.
-    fn project<B: Backend<Buffer = T>>(&mut self, context: &Context<'_, B>, state: &LayerState<B>) {
+    fn project<B: Backend<Buffer = T>>(
+        &mut self,
+        context: &PassContext<'_, B>,
+        state: &LayerState<B>,
+    ) {
         let LayerParts::Attention { qkv, .. } = &state.parts else { unreachable!() };
         let (backend, rows) = (context.backend, context.shape.rows());
         let bias = qkv.bias.as_ref().map(|bias| state.view(bias));
         let plain = ForwardEpilogue::Plain;
         backend.linear_forward(rows, &self.normed.y, state.matrix(0), bias, plain, &mut self.qkv);
         if let Some(angles) = context.angles {
-            backend.rotate(context.attention_shape(), angles, Turn::Forward, &mut self.qkv);
+            backend.rotate(
+                context.attention_shape(),
+                angles,
+                RotaryDirection::Forward,
+                &mut self.qkv,
+            );
         }
     }
 
     /// Attention itself, to earlier slices as well.
     pub(super) fn attend<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         earlier: &[&T],
     ) {
         let Self { qkv, out, log_sums, .. } = self;
@@ -71,12 +80,12 @@ impl<T> AttentionStash<T> {
     /// B, which adds to the gradients of earlier slices.
     pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         earlier: &mut [EarlierSlice<'_, T>],
         gradient: &T,
         x_then_gradient: &mut T,
-        scratch: &mut Scratch<T>,
+        scratch: &mut PassScratch<T>,
     ) {
         let LayerParts::Attention { norm, .. } = &state.parts else { unreachable!() };
         let (backend, rows) = (context.backend, context.shape.rows());
@@ -94,7 +103,7 @@ impl<T> AttentionStash<T> {
             &mut self.qkv,
         );
         if let Some(angles) = context.angles {
-            backend.rotate(shape, angles, Turn::Backward, &mut self.qkv);
+            backend.rotate(shape, angles, RotaryDirection::Backward, &mut self.qkv);
         }
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
         backend.linear_backward_input(rows, &self.qkv, state.matrix(0), to);
@@ -104,7 +113,7 @@ impl<T> AttentionStash<T> {
 
     pub(in crate::model) fn backward_weights<B: Backend<Buffer = T>>(
         &self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &mut LayerState<B>,
         gradient: &T,
         accumulate: Accumulate,

@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use zbelastic_kernels::{Accumulate, Backend, EmbedGradient, ViewMut};
+use zbelastic_kernels::{Accumulate, Backend, BufferViewMut, EmbedGradient};
 
-use super::Context;
-use crate::data::Batch;
+use super::PassContext;
+use crate::data::TokenBatch;
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
 
 /// F of the embedding.
 pub(in crate::model) fn embed_forward<B: Backend>(
-    context: &Context<'_, B>,
+    context: &PassContext<'_, B>,
     state: &LayerState<B>,
-    batch: &Batch,
+    batch: &TokenBatch,
     y: &mut B::Buffer,
 ) {
     let LayerParts::Embed { tokens, positions } = &state.parts else { unreachable!() };
@@ -24,9 +24,9 @@ pub(in crate::model) fn embed_forward<B: Backend>(
 
 /// W of the embedding.
 pub(in crate::model) fn embed_weights<B: Backend>(
-    context: &Context<'_, B>,
+    context: &PassContext<'_, B>,
     state: &mut LayerState<B>,
-    batch: &Batch,
+    batch: &TokenBatch,
     gradient: &B::Buffer,
     accumulate: Accumulate,
 ) {
@@ -37,7 +37,7 @@ pub(in crate::model) fn embed_weights<B: Backend>(
     {
         // The operation begins the gradient of this slice's positions only.
         let zeros = vec![0.0; table.len()];
-        context.backend.upload(&zeros, ViewMut::new(&mut state.g, table.clone()));
+        context.backend.upload(&zeros, BufferViewMut::new(&mut state.g, table.clone()));
     }
     let to = EmbedGradient {
         buffer: &mut state.g,
@@ -49,7 +49,7 @@ pub(in crate::model) fn embed_weights<B: Backend>(
 }
 
 /// The part of a table of positions from where the slice begins on.
-fn of_slice<B: Backend>(context: &Context<'_, B>, table: &Range<usize>) -> Range<usize> {
+fn of_slice<B: Backend>(context: &PassContext<'_, B>, table: &Range<usize>) -> Range<usize> {
     let first = context.place.first_position * context.model.width as usize;
     table.start + first..table.end
 }

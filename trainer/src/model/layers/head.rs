@@ -3,7 +3,8 @@
 use zbelastic_kernels::{Accumulate, Backend, Loss};
 
 use super::{
-    Context, HeadStash, Logits, Scratch, linear_weights, norm_backward, norm_forward, norm_weights,
+    HeadStash, Logits, PassContext, PassScratch, linear_weights, norm_backward, norm_forward,
+    norm_weights,
 };
 use crate::model::parts::LayerParts;
 use crate::model::state::LayerState;
@@ -12,7 +13,7 @@ impl<T> HeadStash<T> {
     /// F: the sum of cross-entropies over the microbatch.
     pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         x: &T,
         targets: &[u32],
@@ -21,18 +22,18 @@ impl<T> HeadStash<T> {
         let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
         norm_forward(context, state, norm, x, &mut self.0);
         let Logits { logits, log_sums } = logits;
-        context.backend.head_forward_later(&self.0.y, state.matrix(0), targets, logits, log_sums)
+        context.backend.head_forward_pending(&self.0.y, state.matrix(0), targets, logits, log_sums)
     }
 
     /// B, of `scale` times the loss.
     pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         (targets, scale): (&[u32], f32),
         logits: &mut Logits<T>,
         x_then_gradient: &mut T,
-        scratch: &mut Scratch<T>,
+        scratch: &mut PassScratch<T>,
     ) {
         let LayerParts::Head { norm, .. } = &state.parts else { unreachable!() };
         context.backend.head_backward_input(
@@ -49,7 +50,7 @@ impl<T> HeadStash<T> {
     /// W of the head's matrix, which reads the logits' gradient for the last time.
     pub(in crate::model) fn matrix_weights<B: Backend<Buffer = T>>(
         &self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &mut LayerState<B>,
         logits: &Logits<T>,
         accumulate: Accumulate,
@@ -62,7 +63,7 @@ impl<T> HeadStash<T> {
     /// W of the final normalisation.
     pub(in crate::model) fn norm_weights<B: Backend<Buffer = T>>(
         &self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &mut LayerState<B>,
         accumulate: Accumulate,
     ) {

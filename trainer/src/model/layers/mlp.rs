@@ -3,7 +3,7 @@
 use zbelastic_kernels::{Accumulate, Backend, BackwardEpilogue, ForwardEpilogue};
 
 use super::{
-    Context, MlpStash, Scratch, linear_weights, norm_backward, norm_forward, norm_weights,
+    MlpStash, PassContext, PassScratch, linear_weights, norm_backward, norm_forward, norm_weights,
 };
 use crate::model::config::Family;
 use crate::model::parts::LayerParts;
@@ -12,7 +12,7 @@ use crate::model::state::LayerState;
 impl<T> MlpStash<T> {
     pub(in crate::model) fn forward<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         x: &T,
         y: &mut T,
@@ -40,11 +40,11 @@ impl<T> MlpStash<T> {
 
     pub(in crate::model) fn backward_input<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         gradient: &T,
         x_then_gradient: &mut T,
-        scratch: &mut Scratch<T>,
+        scratch: &mut PassScratch<T>,
     ) {
         let LayerParts::Mlp { norm, .. } = &state.parts else { unreachable!() };
         let (backend, rows) = (context.backend, context.shape.rows());
@@ -69,7 +69,7 @@ impl<T> MlpStash<T> {
 
     pub(in crate::model) fn backward_weights<B: Backend<Buffer = T>>(
         &self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &mut LayerState<B>,
         gradient: &T,
         accumulate: Accumulate,

@@ -2,32 +2,32 @@
 
 use zbelastic_kernels::Backend;
 
-use super::{AttentionStash, Context, HeadStash, Logits, MlpStash, NormedStash, norm_forward};
+use super::{AttentionStash, HeadStash, Logits, MlpStash, NormedStash, PassContext, norm_forward};
 use crate::model::config::Family;
 use crate::model::parts::LayerParts;
-use crate::model::recompute::{Part, RecomputedOps};
+use crate::model::recompute::{RecomputedOps, StashPart};
 use crate::model::state::LayerState;
 
 /// Parts by name, to be written.
-pub(in crate::model) type PartsMut<'a, T> = Vec<(Part, &'a mut T)>;
+pub(in crate::model) type StashPartsMut<'a, T> = Vec<(StashPart, &'a mut T)>;
 
 impl<T> NormedStash<T> {
     fn try_map<U, E>(
         self,
-        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+        make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
     ) -> Result<NormedStash<U>, E> {
         Ok(NormedStash {
-            y: make(Part::Norm, self.y)?,
-            statistics: make(Part::Statistics, self.statistics)?,
-            partials: make(Part::Partials, self.partials)?,
+            y: make(StashPart::Norm, self.y)?,
+            statistics: make(StashPart::Statistics, self.statistics)?,
+            partials: make(StashPart::Partials, self.partials)?,
         })
     }
 
-    fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+    fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         parts.extend([
-            (Part::Norm, &mut self.y),
-            (Part::Statistics, &mut self.statistics),
-            (Part::Partials, &mut self.partials),
+            (StashPart::Norm, &mut self.y),
+            (StashPart::Statistics, &mut self.statistics),
+            (StashPart::Partials, &mut self.partials),
         ]);
     }
 }
@@ -35,31 +35,31 @@ impl<T> NormedStash<T> {
 impl<T> AttentionStash<T> {
     pub(in crate::model) fn try_map<U, E>(
         self,
-        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+        make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
     ) -> Result<AttentionStash<U>, E> {
         Ok(AttentionStash {
             normed: self.normed.try_map(make)?,
-            qkv: make(Part::Qkv, self.qkv)?,
-            out: make(Part::Attention, self.out)?,
-            log_sums: make(Part::LogSums, self.log_sums)?,
-            key_value_gradient: make(Part::LaterGradient, self.key_value_gradient)?,
+            qkv: make(StashPart::Qkv, self.qkv)?,
+            out: make(StashPart::Attention, self.out)?,
+            log_sums: make(StashPart::LogSums, self.log_sums)?,
+            key_value_gradient: make(StashPart::LaterGradient, self.key_value_gradient)?,
         })
     }
 
-    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         self.normed.list(parts);
         parts.extend([
-            (Part::Qkv, &mut self.qkv),
-            (Part::Attention, &mut self.out),
-            (Part::LogSums, &mut self.log_sums),
-            (Part::LaterGradient, &mut self.key_value_gradient),
+            (StashPart::Qkv, &mut self.qkv),
+            (StashPart::Attention, &mut self.out),
+            (StashPart::LogSums, &mut self.log_sums),
+            (StashPart::LaterGradient, &mut self.key_value_gradient),
         ]);
     }
 
     /// R of these operations, with what earlier slices left. Queries and keys are turned already.
     pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         earlier: &[&T],
         x: &T,
@@ -78,24 +78,25 @@ impl<T> AttentionStash<T> {
 impl<T> MlpStash<T> {
     pub(in crate::model) fn try_map<U, E>(
         self,
-        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+        make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
     ) -> Result<MlpStash<U>, E> {
         Ok(MlpStash {
             normed: self.normed.try_map(make)?,
-            before: make(Part::Before, self.before)?,
-            hidden: make(Part::Hidden, self.hidden)?,
+            before: make(StashPart::Before, self.before)?,
+            hidden: make(StashPart::Hidden, self.hidden)?,
         })
     }
 
-    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         self.normed.list(parts);
-        parts.extend([(Part::Before, &mut self.before), (Part::Hidden, &mut self.hidden)]);
+        parts
+            .extend([(StashPart::Before, &mut self.before), (StashPart::Hidden, &mut self.hidden)]);
     }
 
     /// R of these operations.
     pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         x: &T,
         ops: RecomputedOps,
@@ -117,19 +118,19 @@ impl<T> MlpStash<T> {
 impl<T> HeadStash<T> {
     pub(in crate::model) fn try_map<U, E>(
         self,
-        make: &mut impl FnMut(Part, T) -> Result<U, E>,
+        make: &mut impl FnMut(StashPart, T) -> Result<U, E>,
     ) -> Result<HeadStash<U>, E> {
         self.0.try_map(make).map(HeadStash)
     }
 
-    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut PartsMut<'a, T>) {
+    pub(in crate::model) fn list<'a>(&'a mut self, parts: &mut StashPartsMut<'a, T>) {
         self.0.list(parts);
     }
 
     /// R of these operations.
     pub(in crate::model) fn recompute<B: Backend<Buffer = T>>(
         &mut self,
-        context: &Context<'_, B>,
+        context: &PassContext<'_, B>,
         state: &LayerState<B>,
         x: &T,
         ops: RecomputedOps,

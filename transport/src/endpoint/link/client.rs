@@ -7,27 +7,27 @@ use tokio::time::timeout;
 use super::LaneEnd;
 use super::streams::accept_two_way;
 use crate::endpoint::close::CloseCode;
-use crate::endpoint::context::Context;
-use crate::endpoint::greeting::Greeted;
-use crate::endpoint::hello::Hello;
+use crate::endpoint::context::TransportContext;
+use crate::endpoint::greeting::PeerConnection;
+use crate::endpoint::hello::PeerHello;
 use crate::endpoint::version::VERSIONS;
-use crate::event::{DownReason, Violation};
+use crate::event::{DownReason, PeerViolation};
 
 /// Answers a client until its connection ends.
-pub(crate) async fn run_client(context: Arc<Context>, greeted: Greeted) {
-    let open = context.tallies.open.hold();
+pub(crate) async fn run_client(context: Arc<TransportContext>, greeted: PeerConnection) {
+    let open = context.counters.open.hold();
     let closer = greeted.closer();
-    let Greeted { peer, connection, mut send, .. } = greeted;
-    let ours = Hello { start: context.start, ..Hello::of_nobody(VERSIONS) };
+    let PeerConnection { peer, connection, mut send, .. } = greeted;
+    let ours = PeerHello { start: context.start, ..PeerHello::anonymous(VERSIONS) };
     let told = timeout(context.limits.handshake_within, ours.write(&mut send)).await;
     if !matches!(told, Ok(Ok(()))) {
-        closer.close(DownReason::Violation(Violation::Other(CloseCode::Late)));
+        closer.close(DownReason::Violation(PeerViolation::Other(CloseCode::Late)));
         return;
     }
     let _ = send.finish();
     let end = accept_two_way(Arc::clone(&context), connection, peer, None).await;
     if let LaneEnd::Violation(violation) = end {
-        context.tallies.violations.one();
+        context.counters.violations.increment();
         closer.close(DownReason::Violation(violation));
     }
     drop(open);

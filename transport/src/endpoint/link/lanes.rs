@@ -5,15 +5,15 @@ use std::sync::Arc;
 use quinn::{SendStream, VarInt, WriteError};
 use tokio::task::JoinSet;
 
+use super::establish::EstablishedLink;
 use super::local::{carry_sockets, serve_arrivals};
-use super::settle::Settled;
 use super::streams::{CONTROL_STREAM, LONG_STREAM, TENSOR_STREAM, accept_one_way, accept_two_way};
-use super::{LaneEnd, Link};
+use super::{LaneEnd, PeerLink};
 use crate::control::{write_long, write_short};
-use crate::endpoint::context::Context;
-use crate::event::Road;
+use crate::endpoint::context::TransportContext;
+use crate::event::TransportPath;
 use crate::frame::FrameOutlet;
-use crate::peers::{ControlKind, MessageKind, may};
+use crate::peers::{ControlKind, MessageKind, may_send};
 
 /// How often a control stream that broke is opened again on one connection.
 const CONTROL_REOPENS_MAX: u32 = 16;
@@ -23,14 +23,14 @@ const CONTROL_PRIORITY: i32 = 2;
 const LONG_PRIORITY: i32 = -1;
 
 /// Starts the lanes of a connection.
-pub(super) fn spawn(context: &Arc<Context>, settled: Settled) -> JoinSet<LaneEnd> {
-    let Settled { link, outlet, sockets, arrivals } = settled;
+pub(super) fn spawn(context: &Arc<TransportContext>, settled: EstablishedLink) -> JoinSet<LaneEnd> {
+    let EstablishedLink { link, outlet, sockets, arrivals } = settled;
     let mut lanes = JoinSet::new();
     let both = || (Arc::clone(context), Arc::clone(&link));
     let (shared, own) = both();
     lanes.spawn(accept_one_way(shared, own));
     let (shared, own) = both();
-    lanes.spawn(accept_two_way(shared, own.connection.clone(), own.peer, Some(own.road)));
+    lanes.spawn(accept_two_way(shared, own.connection.clone(), own.peer, Some(own.path)));
     if let Some((arrivals, leave)) = arrivals {
         let (shared, own) = both();
         lanes.spawn(serve_arrivals(shared, own, arrivals, leave));
@@ -43,7 +43,7 @@ pub(super) fn spawn(context: &Arc<Context>, settled: Settled) -> JoinSet<LaneEnd
     lanes.spawn(send_short(shared, own));
     let (shared, own) = both();
     lanes.spawn(send_long(shared, own));
-    if may(context.own.role, MessageKind::Tensor) {
+    if may_send(context.own.role, MessageKind::Tensor) {
         let (shared, own) = both();
         lanes.spawn(send_frames(shared, own, outlet));
     }
@@ -51,18 +51,18 @@ pub(super) fn spawn(context: &Arc<Context>, settled: Settled) -> JoinSet<LaneEnd
 }
 
 /// Whether this process sends control messages at all.
-fn has_control(context: &Context) -> bool {
-    may(context.own.role, MessageKind::Control(ControlKind::Member))
+fn has_control(context: &TransportContext) -> bool {
+    may_send(context.own.role, MessageKind::Control(ControlKind::Member))
 }
 
-async fn open(link: &Link, tag: u8, priority: i32) -> Result<SendStream, WriteError> {
+async fn open(link: &PeerLink, tag: u8, priority: i32) -> Result<SendStream, WriteError> {
     let mut stream = link.connection.open_uni().await?;
     stream.set_priority(priority)?;
     stream.write_all(&[tag]).await?;
     Ok(stream)
 }
 
-async fn send_short(context: Arc<Context>, link: Arc<Link>) -> LaneEnd {
+async fn send_short(context: Arc<TransportContext>, link: Arc<PeerLink>) -> LaneEnd {
     for _ in 0..=CONTROL_REOPENS_MAX {
         if !has_control(&context) {
             break;
@@ -70,14 +70,14 @@ async fn send_short(context: Arc<Context>, link: Arc<Link>) -> LaneEnd {
         let Ok(mut stream) = open(&link, CONTROL_STREAM, CONTROL_PRIORITY).await else {
             break;
         };
-        let count = |units, bytes| context.tallies.control.sent(Road::Quic, units, bytes);
+        let count = |units, bytes| context.counters.control.sent(TransportPath::Quic, units, bytes);
         // It returns only when the stream breaks; what was in it is lost, as this lane may.
         let _ = write_short(&link.control, &mut stream, count).await;
     }
     LaneEnd::Over
 }
 
-async fn send_long(context: Arc<Context>, link: Arc<Link>) -> LaneEnd {
+async fn send_long(context: Arc<TransportContext>, link: Arc<PeerLink>) -> LaneEnd {
     for _ in 0..=CONTROL_REOPENS_MAX {
         if !has_control(&context) {
             break;
@@ -85,17 +85,21 @@ async fn send_long(context: Arc<Context>, link: Arc<Link>) -> LaneEnd {
         let Ok(mut stream) = open(&link, LONG_STREAM, LONG_PRIORITY).await else {
             break;
         };
-        let count = |units, bytes| context.tallies.control.sent(Road::Quic, units, bytes);
+        let count = |units, bytes| context.counters.control.sent(TransportPath::Quic, units, bytes);
         let _ = write_long(&link.control, &mut stream, count).await;
     }
     LaneEnd::Over
 }
 
-async fn send_frames(context: Arc<Context>, link: Arc<Link>, mut outlet: FrameOutlet) -> LaneEnd {
+async fn send_frames(
+    context: Arc<TransportContext>,
+    link: Arc<PeerLink>,
+    mut outlet: FrameOutlet,
+) -> LaneEnd {
     let Ok(mut stream) = open(&link, TENSOR_STREAM, 0).await else {
         return LaneEnd::Over;
     };
-    let count = |bytes| context.tallies.frames.sent(Road::Quic, 1, bytes);
+    let count = |bytes| context.counters.frames.sent(TransportPath::Quic, 1, bytes);
     let written = outlet.write_to(&mut stream, count).await;
     if written.is_err() && link.connection.close_reason().is_none() {
         // A frame is lost and the peer waits for it: better a connection that is seen to break.

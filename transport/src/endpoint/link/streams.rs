@@ -6,12 +6,12 @@ use quinn::{Connection, RecvStream, SendStream};
 use tokio::task::JoinSet;
 
 use super::receive::{receive_control, receive_frames, serve_bulk};
-use super::{LaneEnd, Link};
+use super::{LaneEnd, PeerLink};
 use crate::endpoint::close::CloseCode;
-use crate::endpoint::context::Context;
-use crate::event::{Road, Violation};
+use crate::endpoint::context::TransportContext;
+use crate::event::{PeerViolation, TransportPath};
 use crate::identity::PeerIdentity;
-use crate::peers::{ControlKind, MessageKind, may};
+use crate::peers::{ControlKind, MessageKind, may_send};
 use crate::request::serve_request;
 
 /// Short control messages, one way.
@@ -26,13 +26,13 @@ pub(crate) const REQUEST_STREAM: u8 = 0x20;
 pub(in crate::endpoint) const BULK_STREAM: u8 = 0x21;
 
 /// Takes streams that come one way, until the connection ends or one of them breaks the rules.
-pub(super) async fn accept_one_way(context: Arc<Context>, link: Arc<Link>) -> LaneEnd {
+pub(super) async fn accept_one_way(context: Arc<TransportContext>, link: Arc<PeerLink>) -> LaneEnd {
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
             stream = link.connection.accept_uni() => {
                 let Ok(stream) = stream else { return LaneEnd::Over };
-                streams.spawn(take_one_way(Arc::clone(&context), Arc::clone(&link), stream));
+                streams.spawn(handle_one_way(Arc::clone(&context), Arc::clone(&link), stream));
             }
             Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
                 return LaneEnd::Violation(violation);
@@ -41,7 +41,11 @@ pub(super) async fn accept_one_way(context: Arc<Context>, link: Arc<Link>) -> La
     }
 }
 
-async fn take_one_way(context: Arc<Context>, link: Arc<Link>, mut stream: RecvStream) -> LaneEnd {
+async fn handle_one_way(
+    context: Arc<TransportContext>,
+    link: Arc<PeerLink>,
+    mut stream: RecvStream,
+) -> LaneEnd {
     let mut tag = [0];
     if stream.read_exact(&mut tag).await.is_err() {
         return LaneEnd::Over;
@@ -50,31 +54,33 @@ async fn take_one_way(context: Arc<Context>, link: Arc<Link>, mut stream: RecvSt
     let kind = match tag {
         [CONTROL_STREAM | LONG_STREAM] => MessageKind::Control(ControlKind::Member),
         [TENSOR_STREAM] => MessageKind::Tensor,
-        [_] => return LaneEnd::Violation(Violation::Other(CloseCode::Malformed)),
+        [_] => return LaneEnd::Violation(PeerViolation::Other(CloseCode::Malformed)),
     };
-    if !may(role, kind) {
-        return LaneEnd::Violation(Violation::Other(CloseCode::Forbidden));
+    if !may_send(role, kind) {
+        return LaneEnd::Violation(PeerViolation::Other(CloseCode::Forbidden));
     }
     match kind {
-        MessageKind::Control(_) => receive_control(&context, &link, Road::Quic, stream).await,
-        MessageKind::Tensor => receive_frames(&context, &link, Road::Quic, stream).await,
+        MessageKind::Control(_) => {
+            receive_control(&context, &link, TransportPath::Quic, stream).await
+        }
+        MessageKind::Tensor => receive_frames(&context, &link, TransportPath::Quic, stream).await,
         MessageKind::Bulk | MessageKind::Request => unreachable!("these go both ways"),
     }
 }
 
 /// Takes streams that go both ways. `road` is that of a member; a client has none, and only sends requests.
 pub(super) async fn accept_two_way(
-    context: Arc<Context>,
+    context: Arc<TransportContext>,
     connection: Connection,
     peer: PeerIdentity,
-    road: Option<Road>,
+    road: Option<TransportPath>,
 ) -> LaneEnd {
     let mut streams = JoinSet::new();
     loop {
         tokio::select! {
             stream = connection.accept_bi() => {
                 let Ok((send, receive)) = stream else { return LaneEnd::Over };
-                streams.spawn(take_two_way(Arc::clone(&context), peer, road, send, receive));
+                streams.spawn(handle_two_way(Arc::clone(&context), peer, road, send, receive));
             }
             Some(Ok(LaneEnd::Violation(violation))) = streams.join_next() => {
                 return LaneEnd::Violation(violation);
@@ -83,10 +89,10 @@ pub(super) async fn accept_two_way(
     }
 }
 
-async fn take_two_way(
-    context: Arc<Context>,
+async fn handle_two_way(
+    context: Arc<TransportContext>,
     peer: PeerIdentity,
-    road: Option<Road>,
+    road: Option<TransportPath>,
     send: SendStream,
     mut receive: RecvStream,
 ) -> LaneEnd {
@@ -95,18 +101,18 @@ async fn take_two_way(
         return LaneEnd::Over;
     }
     match tag {
-        [REQUEST_STREAM] if may(peer.role, MessageKind::Request) => {
+        [REQUEST_STREAM] if may_send(peer.role, MessageKind::Request) => {
             match serve_request(&context, peer, send, receive).await {
                 Ok(()) => LaneEnd::Over,
-                Err(code) => LaneEnd::Violation(Violation::Other(code)),
+                Err(code) => LaneEnd::Violation(PeerViolation::Other(code)),
             }
         }
-        [BULK_STREAM] if road.is_some() && may(peer.role, MessageKind::Bulk) => {
-            serve_bulk(&context, peer, Road::Quic, receive, send).await
+        [BULK_STREAM] if road.is_some() && may_send(peer.role, MessageKind::Bulk) => {
+            serve_bulk(&context, peer, TransportPath::Quic, receive, send).await
         }
         [REQUEST_STREAM | BULK_STREAM] => {
-            LaneEnd::Violation(Violation::Other(CloseCode::Forbidden))
+            LaneEnd::Violation(PeerViolation::Other(CloseCode::Forbidden))
         }
-        [_] => LaneEnd::Violation(Violation::Other(CloseCode::Malformed)),
+        [_] => LaneEnd::Violation(PeerViolation::Other(CloseCode::Malformed)),
     }
 }

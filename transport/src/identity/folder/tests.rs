@@ -7,12 +7,12 @@ const CLUSTER: ClusterId = ClusterId(7);
 const NOW: UnixSeconds = UnixSeconds(1_800_000_000);
 const DAY_SECONDS: u64 = 24 * 60 * 60;
 
-struct Home {
+struct IdentityFixture {
     _kept: tempfile::TempDir,
     folder: PathBuf,
 }
 
-impl Home {
+impl IdentityFixture {
     fn empty() -> Self {
         let kept = tempfile::tempdir().unwrap();
         let folder = kept.path().join("node").join("identity");
@@ -31,11 +31,11 @@ impl Home {
         self.folder.join(name)
     }
 
-    fn load(&self) -> Result<Credentials, FolderFault> {
+    fn load(&self) -> Result<Credentials, IdentityFolderFault> {
         Credentials::load(&self.folder, Some(CLUSTER), NOW)
     }
 
-    fn fault(&self) -> FolderFault {
+    fn fault(&self) -> IdentityFolderFault {
         self.load().unwrap_err()
     }
 }
@@ -54,7 +54,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 #[test]
 fn an_identity_is_read_as_it_was_written() {
-    let home = Home::empty();
+    let home = IdentityFixture::empty();
     let authority = ClusterAuthority::create(CLUSTER, NOW).unwrap();
     let written = credentials(&authority);
     written.save(&home.folder).unwrap();
@@ -68,7 +68,7 @@ fn an_identity_is_read_as_it_was_written() {
 
 #[test]
 fn an_authority_is_read_as_it_was_written_and_still_issues() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let authority = ClusterAuthority::load(&home.folder, Some(CLUSTER)).unwrap();
     let issued = credentials(&authority);
     issued.check_own(NOW).unwrap();
@@ -77,7 +77,7 @@ fn an_authority_is_read_as_it_was_written_and_still_issues() {
 
 #[test]
 fn keys_and_folder_are_closed_to_others_and_nothing_is_left_lying() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     assert_eq!(mode(&home.folder), 0o700);
     let mut names: Vec<_> = fs::read_dir(&home.folder)
         .unwrap()
@@ -93,12 +93,12 @@ fn keys_and_folder_are_closed_to_others_and_nothing_is_left_lying() {
 
 #[test]
 fn a_key_or_folder_that_others_may_open_is_refused_and_named() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     for path in [home.folder.clone(), home.file(KEY_FILE)] {
         let closed = mode(&path);
         for open in [0o040, 0o004, 0o020, 0o001] {
             set_mode(&path, closed | open);
-            let FolderFault::TooOpen { path: named, found, expected } = home.fault() else {
+            let IdentityFolderFault::TooOpen { path: named, found, expected } = home.fault() else {
                 panic!("{}", home.fault());
             };
             assert_eq!((named, found, expected), (path.clone(), closed | open, closed));
@@ -109,30 +109,32 @@ fn a_key_or_folder_that_others_may_open_is_refused_and_named() {
     }
     set_mode(&home.file(AUTHORITY_KEY_FILE), 0o644);
     let fault = ClusterAuthority::load(&home.folder, None).unwrap_err();
-    assert!(matches!(fault, FolderFault::TooOpen { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::TooOpen { .. }), "{fault}");
     assert_eq!(check_permissions(&home.folder).len(), 1);
 }
 
 #[test]
 fn what_is_missing_is_named() {
-    let home = Home::empty();
-    assert!(matches!(home.fault(), FolderFault::Missing { path } if path == home.folder));
+    let home = IdentityFixture::empty();
+    assert!(matches!(home.fault(), IdentityFolderFault::Missing { path } if path == home.folder));
     assert!(check_permissions(&home.folder).is_empty());
     for name in [KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE] {
-        let home = Home::of_controller();
+        let home = IdentityFixture::of_controller();
         fs::remove_file(home.file(name)).unwrap();
-        assert!(matches!(home.fault(), FolderFault::Missing { path } if path == home.file(name)));
+        assert!(
+            matches!(home.fault(), IdentityFolderFault::Missing { path } if path == home.file(name))
+        );
     }
 }
 
 #[test]
 fn what_is_no_file_is_unreadable() {
     for name in [KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE] {
-        let home = Home::of_controller();
+        let home = IdentityFixture::of_controller();
         fs::remove_file(home.file(name)).unwrap();
         fs::create_dir(home.file(name)).unwrap();
         let fault = home.fault();
-        assert!(matches!(fault, FolderFault::Unreadable { .. }), "{fault}");
+        assert!(matches!(fault, IdentityFolderFault::Unreadable { .. }), "{fault}");
     }
 }
 
@@ -142,50 +144,53 @@ fn what_is_damaged_is_named() {
     let long = "x".repeat(FILE_BYTES_MAX as usize + 1);
     for name in [KEY_FILE, ROOTS_FILE, CERTIFICATE_FILE] {
         for text in texts.into_iter().chain([long.as_str()]) {
-            let home = Home::of_controller();
+            let home = IdentityFixture::of_controller();
             fs::write(home.file(name), text).unwrap();
             let fault = home.fault();
-            assert!(matches!(fault, FolderFault::Damaged { .. }), "{name}: {fault}");
+            assert!(matches!(fault, IdentityFolderFault::Damaged { .. }), "{name}: {fault}");
         }
     }
 }
 
 #[test]
 fn a_certificate_cut_short_anywhere_is_damage_and_never_a_panic() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let whole = fs::read(home.file(CERTIFICATE_FILE)).unwrap();
     let first = whole.windows(9).position(|part| part == b"-----END ").unwrap();
     for length in (0..first).step_by(7) {
         fs::write(home.file(CERTIFICATE_FILE), &whole[..length]).unwrap();
-        assert!(matches!(home.fault(), FolderFault::Damaged { .. }), "{length}");
+        assert!(matches!(home.fault(), IdentityFolderFault::Damaged { .. }), "{length}");
     }
 }
 
 #[test]
 fn a_key_of_someone_else_is_damage() {
-    let (home, other) = (Home::of_controller(), Home::of_controller());
+    let (home, other) = (IdentityFixture::of_controller(), IdentityFixture::of_controller());
     fs::copy(other.file(KEY_FILE), home.file(KEY_FILE)).unwrap();
-    let FolderFault::Damaged { why, .. } = home.fault() else { panic!("{}", home.fault()) };
-    assert_eq!(why, Damage::Parts(CredentialsFault::OtherKey));
+    let IdentityFolderFault::Damaged { why, .. } = home.fault() else { panic!("{}", home.fault()) };
+    assert_eq!(why, IdentityFileDamage::Parts(CredentialsFault::OtherKey));
     fs::copy(other.file(AUTHORITY_KEY_FILE), home.file(AUTHORITY_KEY_FILE)).unwrap();
     let fault = ClusterAuthority::load(&home.folder, None).unwrap_err();
-    assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::Damaged { .. }), "{fault}");
 }
 
 #[test]
 fn a_certificate_of_another_authority_for_the_same_cluster_is_damage() {
-    let (home, other) = (Home::of_controller(), Home::of_controller());
+    let (home, other) = (IdentityFixture::of_controller(), IdentityFixture::of_controller());
     fs::copy(other.file(ROOTS_FILE), home.file(ROOTS_FILE)).unwrap();
-    let FolderFault::Damaged { why, .. } = home.fault() else { panic!("{}", home.fault()) };
-    assert!(matches!(why, Damage::Untrusted(PeerRefusal::Untrusted(_))), "{why}");
+    let IdentityFolderFault::Damaged { why, .. } = home.fault() else { panic!("{}", home.fault()) };
+    assert!(
+        matches!(why, IdentityFileDamage::Untrusted(PeerIdentityRefusal::Untrusted(_))),
+        "{why}"
+    );
 }
 
 #[test]
 fn an_identity_of_another_cluster_is_told_apart() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let expected = ClusterId(8);
-    let check = |fault: FolderFault| {
-        let FolderFault::OtherCluster { expected: wanted, found, .. } = fault else {
+    let check = |fault: IdentityFolderFault| {
+        let IdentityFolderFault::OtherCluster { expected: wanted, found, .. } = fault else {
             panic!("{fault}");
         };
         assert_eq!((wanted, found), (expected, CLUSTER));
@@ -197,11 +202,11 @@ fn an_identity_of_another_cluster_is_told_apart() {
 
 #[test]
 fn an_identity_is_loaded_until_five_minutes_after_its_end() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let end = NOW.plus(30 * DAY_SECONDS + 300);
     assert!(Credentials::load(&home.folder, None, end).is_ok());
     let fault = Credentials::load(&home.folder, None, end.plus(1)).unwrap_err();
-    assert!(matches!(fault, FolderFault::Clock { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::Clock { .. }), "{fault}");
     let early = NOW.minus(301);
     let fault = Credentials::load(&home.folder, None, early).unwrap_err().to_string();
     assert!(fault.contains("E2010") && fault.contains(&early.to_string()), "{fault}");
@@ -210,7 +215,7 @@ fn an_identity_is_loaded_until_five_minutes_after_its_end() {
 
 #[test]
 fn a_renewed_certificate_takes_the_place_of_the_old_one() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let authority = ClusterAuthority::load(&home.folder, None).unwrap();
     let old = home.load().unwrap();
     let later = old.window().renew_after();
@@ -227,36 +232,38 @@ fn a_renewed_certificate_takes_the_place_of_the_old_one() {
 
 #[test]
 fn another_identity_is_never_replaced() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let stranger = ClusterAuthority::create(CLUSTER, NOW).unwrap();
     let fault = credentials(&stranger).save(&home.folder).unwrap_err();
-    assert!(matches!(fault, FolderFault::Occupied { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::Occupied { .. }), "{fault}");
     let fault = stranger.save(&home.folder).unwrap_err();
-    assert!(matches!(fault, FolderFault::Occupied { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::Occupied { .. }), "{fault}");
     fs::write(home.file(KEY_FILE), "damaged").unwrap();
     let fault = credentials(&stranger).save(&home.folder).unwrap_err();
-    assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::Damaged { .. }), "{fault}");
 }
 
 #[test]
 fn a_joiners_key_outlives_its_process() {
-    let home = Home::empty();
+    let home = IdentityFixture::empty();
     let key = NodeKey::load_or_create(&home.folder).unwrap();
     let again = NodeKey::load_or_create(&home.folder).unwrap();
     assert_eq!(key.digest(), again.digest());
-    assert!(matches!(home.fault(), FolderFault::Missing { path } if path == home.file(ROOTS_FILE)));
+    assert!(
+        matches!(home.fault(), IdentityFolderFault::Missing { path } if path == home.file(ROOTS_FILE))
+    );
     fs::write(home.file(KEY_FILE), "damaged").unwrap();
     let fault = NodeKey::load_or_create(&home.folder).unwrap_err();
-    assert!(matches!(fault, FolderFault::Damaged { .. }), "{fault}");
+    assert!(matches!(fault, IdentityFolderFault::Damaged { .. }), "{fault}");
 }
 
 #[test]
 fn the_authority_that_follows_takes_the_place_of_the_one_before_whenever_the_machine_dies() {
-    let home = Home::of_controller();
+    let home = IdentityFixture::of_controller();
     let load = || ClusterAuthority::load(&home.folder, Some(CLUSTER));
     let load_next = || ClusterAuthority::load_next(&home.folder, Some(CLUSTER));
     let old = load().unwrap();
-    assert!(matches!(load_next(), Err(FolderFault::Missing { .. })));
+    assert!(matches!(load_next(), Err(IdentityFolderFault::Missing { .. })));
     // One that is announced anew, because nobody had the key of the first, takes its place.
     let first = old.successor(NOW).unwrap();
     first.save_next(&home.folder).unwrap();
@@ -266,7 +273,7 @@ fn the_authority_that_follows_takes_the_place_of_the_one_before_whenever_the_mac
     next.save_next(&home.folder).unwrap();
     let new_key = fs::read(home.file(NEXT_KEY_FILE)).unwrap();
     fs::write(home.file(NEXT_KEY_FILE), key).unwrap();
-    assert!(matches!(load_next(), Err(FolderFault::Damaged { .. })));
+    assert!(matches!(load_next(), Err(IdentityFolderFault::Damaged { .. })));
     assert_eq!(load().unwrap().pin(), old.pin());
     fs::write(home.file(NEXT_KEY_FILE), new_key).unwrap();
     assert_eq!((load().unwrap().pin(), load_next().unwrap().pin()), (old.pin(), next.pin()));
@@ -275,9 +282,9 @@ fn the_authority_that_follows_takes_the_place_of_the_one_before_whenever_the_mac
     ClusterAuthority::succeed(&home.folder).unwrap();
     let succeeded = load().unwrap();
     assert_eq!((succeeded.pin(), succeeded.bridge()), (next.pin(), next.bridge()));
-    assert!(matches!(load_next(), Err(FolderFault::Missing { .. })));
+    assert!(matches!(load_next(), Err(IdentityFolderFault::Missing { .. })));
     succeeded.save(&home.folder).unwrap();
-    assert!(matches!(old.save(&home.folder), Err(FolderFault::Occupied { .. })));
+    assert!(matches!(old.save(&home.folder), Err(IdentityFolderFault::Occupied { .. })));
     // It follows the one that stands there, and no other.
-    assert!(matches!(first.save_next(&home.folder), Err(FolderFault::Occupied { .. })));
+    assert!(matches!(first.save_next(&home.folder), Err(IdentityFolderFault::Occupied { .. })));
 }

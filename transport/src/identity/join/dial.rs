@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use quinn::Endpoint;
 
-use super::ask::{JoinError, JoinSetup, Joined, request_certificate};
+use super::requester::{JoinError, JoinSetup, JoinedMember, request_certificate};
 use crate::identity::UnixSeconds;
 
 /// Requests to be let into a cluster, with a token.
 ///
 /// # Errors
 /// If there is no certificate. What passes with time may be tried again with the same key.
-pub async fn join_cluster(setup: &JoinSetup) -> Result<Joined, JoinError> {
+pub async fn join_cluster(setup: &JoinSetup) -> Result<JoinedMember, JoinError> {
     let is_v6 = !setup.cluster.is_empty() && setup.cluster.iter().all(SocketAddr::is_ipv6);
     let any: IpAddr =
         if is_v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };

@@ -15,10 +15,10 @@ use zbelastic_types::{ClusterId, NodeId};
 use super::super::authority::{AuthoritySecret, IssuedCertificate};
 use super::super::certificate::CHAIN_CERTIFICATES_MAX;
 use super::super::clock::{ClockFault, UnixSeconds};
-use super::super::key::RequestFault;
-use super::super::name::NameFault;
+use super::super::key::SigningRequestFault;
+use super::super::name::NodeNameFault;
 use super::super::role::PeerRole;
-use super::super::token::TokenId;
+use super::super::token::JoinTokenId;
 
 /// The longest request: a signing request of 8 KiB, a name, eight addresses, and room.
 pub const JOIN_REQUEST_BYTES_MAX: usize = 10 << 10;
@@ -33,7 +33,7 @@ pub const CONTROLLERS_MAX: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinRequest<'a> {
     /// Id of the token that the joiner claims to hold.
-    pub token: TokenId,
+    pub token: JoinTokenId,
     /// The role that it requests.
     pub role: PeerRole,
     /// The name that its owner gave the node.
@@ -146,7 +146,7 @@ pub enum JoinRefusal {
     #[error("E2002 token {token} expired at {at}")]
     TokenExpired {
         /// Id of the token.
-        token: TokenId,
+        token: JoinTokenId,
         /// When it expired.
         at: UnixSeconds,
     },
@@ -154,13 +154,13 @@ pub enum JoinRefusal {
     #[error("E2003 token {token} was revoked")]
     TokenRevoked {
         /// Id of the token.
-        token: TokenId,
+        token: JoinTokenId,
     },
     /// The token was used as often as it may be.
     #[error("E2004 token {token} is spent: all of its {uses} uses are taken, the last at {at}")]
     TokenSpent {
         /// Id of the token.
-        token: TokenId,
+        token: JoinTokenId,
         /// How often it may be used.
         uses: u64,
         /// When the last use was.
@@ -170,13 +170,13 @@ pub enum JoinRefusal {
     #[error("E2005 token {token} is not known here")]
     TokenUnknown {
         /// Id of the token.
-        token: TokenId,
+        token: JoinTokenId,
     },
     /// The token is for another role.
     #[error("E2006 token {token} is for the role {expected}, and {found} was asked for")]
     WrongRole {
         /// Id of the token.
-        token: TokenId,
+        token: JoinTokenId,
         /// The role that the token is for.
         expected: PeerRole,
         /// The role that was requested.
@@ -186,7 +186,7 @@ pub enum JoinRefusal {
     #[error("E2007 the proof for token {token} is wrong")]
     WrongProof {
         /// Id of the token.
-        token: TokenId,
+        token: JoinTokenId,
     },
     /// The attempt failed, and so did too many others lately, of the same address or of all.
     #[error("E2009 too many attempts to join, try again in {seconds} seconds")]
@@ -202,7 +202,7 @@ pub enum JoinRefusal {
     WrongName(NameRefusal),
     /// The signing request is refused.
     #[error("E2012 {0}")]
-    WrongRequest(RequestFault),
+    WrongRequest(SigningRequestFault),
     /// The message is none, or there are too many addresses in it.
     #[error("E2013 the join request cannot be read by the other side: are the versions the same?")]
     Unreadable,
@@ -228,7 +228,7 @@ pub enum JoinRefusal {
 pub enum NameRefusal {
     /// It is no name.
     #[error(transparent)]
-    Form(#[from] NameFault),
+    Form(#[from] NodeNameFault),
     /// Another member has it.
     #[error("another member has it")]
     Taken,

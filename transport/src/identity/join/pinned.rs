@@ -12,8 +12,8 @@ use thiserror::Error as ThisError;
 use super::super::certificate::{CHAIN_CERTIFICATES_MAX, SpkiPin, read_authority};
 use super::super::clock::UnixSeconds;
 use super::super::role::PeerRole;
-use super::super::tls::{self, Protocol};
-use super::super::verify::{PeerCheck, PeerRefusal, Wanted};
+use super::super::tls::{self, AlpnProtocol};
+use super::super::verify::{ExpectedPeer, PeerCheck, PeerIdentityRefusal};
 
 /// Why a joiner hangs up before it sends anything.
 #[derive(Clone, Debug, PartialEq, ThisError)]
@@ -23,7 +23,7 @@ pub enum JoinServerFault {
     OtherAuthority,
     /// The server is no controller of that cluster, or the clocks differ.
     #[error("the server cannot be joined: {0}")]
-    Peer(PeerRefusal),
+    Peer(PeerIdentityRefusal),
 }
 
 /// The authority that the token names, found among the certificates a server shows.
@@ -48,12 +48,12 @@ pub(super) fn check_server(
 ) -> Result<(), JoinServerFault> {
     let root = pinned_authority(pin, others)?;
     let read = read_authority(&root).map_err(|fault| JoinServerFault::Peer(fault.into()))?;
-    let untrusted = |error| JoinServerFault::Peer(PeerRefusal::Untrusted(error));
+    let untrusted = |error| JoinServerFault::Peer(PeerIdentityRefusal::Untrusted(error));
     let check = PeerCheck::new(read.cluster, &[root]).map_err(untrusted)?;
-    match check.check_dialled(own, others, now, Wanted::Role(PeerRole::Controller)) {
+    match check.check_dialled(own, others, now, ExpectedPeer::Role(PeerRole::Controller)) {
         Ok(_) => Ok(()),
         // It shows the authority's certificate, which is public, and has none from it.
-        Err(PeerRefusal::Untrusted(_) | PeerRefusal::OtherCluster { .. }) => {
+        Err(PeerIdentityRefusal::Untrusted(_) | PeerIdentityRefusal::OtherCluster { .. }) => {
             Err(JoinServerFault::OtherAuthority)
         }
         Err(refusal) => Err(JoinServerFault::Peer(refusal)),
@@ -72,7 +72,7 @@ pub(super) fn client_config(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(verifier))
         .with_no_client_auth();
-    config.alpn_protocols = vec![Protocol::Join.name().to_vec()];
+    config.alpn_protocols = vec![AlpnProtocol::Join.name().to_vec()];
     tls::harden_client(&mut config);
     Ok((config, fault))
 }

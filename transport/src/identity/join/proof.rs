@@ -45,7 +45,7 @@ impl fmt::Debug for ChannelBinding {
 
 /// What a proof is about.
 #[derive(Clone, Copy)]
-pub(super) struct Claim<'a> {
+pub(super) struct ProofClaim<'a> {
     pub channel: &'a ChannelBinding,
     /// The digest of the signing request.
     pub request: &'a [u8; 32],
@@ -58,7 +58,7 @@ pub(super) fn request_digest(request: &[u8]) -> [u8; 32] {
     digest(&SHA256, request).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-impl Claim<'_> {
+impl ProofClaim<'_> {
     /// The bytes of the claim. Only the last part has no fixed length, so no two claims share them.
     fn bytes(&self) -> Vec<u8> {
         let role = [self.role.letter() as u8];
@@ -81,28 +81,32 @@ impl Claim<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::super::certificate::SpkiPin;
-    use super::super::super::token::Token;
+    use super::super::super::token::JoinToken;
     use super::*;
 
     #[test]
     fn a_proof_is_of_one_channel_one_request_one_role_and_one_name() {
-        let verifier = Token::create(PeerRole::Worker, SpkiPin([0; 32])).verifier();
+        let verifier = JoinToken::create(PeerRole::Worker, SpkiPin([0; 32])).verifier();
         let (channel, request) = (ChannelBinding([1; 32]), [2; 32]);
-        let claim =
-            Claim { channel: &channel, request: &request, role: PeerRole::Worker, name: "gpu-7" };
+        let claim = ProofClaim {
+            channel: &channel,
+            request: &request,
+            role: PeerRole::Worker,
+            name: "gpu-7",
+        };
         let proof = claim.prove(&verifier);
         assert!(claim.is_proved_by(&verifier, &proof));
 
         let others = [
-            Claim { channel: &ChannelBinding([9; 32]), ..claim },
-            Claim { request: &[9; 32], ..claim },
-            Claim { role: PeerRole::Controller, ..claim },
-            Claim { name: "gpu-8", ..claim },
+            ProofClaim { channel: &ChannelBinding([9; 32]), ..claim },
+            ProofClaim { request: &[9; 32], ..claim },
+            ProofClaim { role: PeerRole::Controller, ..claim },
+            ProofClaim { name: "gpu-8", ..claim },
         ];
         for other in others {
             assert!(!other.is_proved_by(&verifier, &proof));
         }
-        let another = Token::create(PeerRole::Worker, SpkiPin([0; 32])).verifier();
+        let another = JoinToken::create(PeerRole::Worker, SpkiPin([0; 32])).verifier();
         assert!(!claim.is_proved_by(&another, &proof));
         for position in 0..proof.len() {
             let mut wrong = proof;

@@ -14,11 +14,11 @@ use super::super::clock::{UnixSeconds, check_apart};
 use super::super::key::{KeyDigest, RequestedKey};
 use super::super::name::NodeName;
 use super::super::role::PeerRole;
-use super::super::token::{TokenId, TokenVerifier};
+use super::super::token::{JoinTokenId, TokenVerifier};
 use super::message::{
     JOIN_REQUEST_BYTES_MAX, JoinAnswer, JoinMessageFault, JoinRefusal, JoinRequest, NameRefusal,
 };
-use super::proof::{BindingFault, ChannelBinding, Claim, request_digest};
+use super::proof::{BindingFault, ChannelBinding, ProofClaim, request_digest};
 
 /// How long a joiner may take to open its stream, and again to send its request.
 pub const READ_SECONDS_MAX: u64 = 5;
@@ -31,7 +31,7 @@ const GOODBYE_SECONDS_MAX: u64 = 5;
 #[derive(Clone, Debug)]
 pub struct JoinAttempt {
     /// Id of the token that the joiner claims to hold.
-    pub token: TokenId,
+    pub token: JoinTokenId,
     /// The role that it requests.
     pub role: PeerRole,
     /// The name that its owner gave the node.
@@ -55,7 +55,7 @@ impl JoinAttempt {
     /// # Errors
     /// If the proof is wrong: another token, another connection, or something was changed.
     pub fn check_proof(&self, verifier: &TokenVerifier) -> Result<(), JoinRefusal> {
-        let claim = Claim {
+        let claim = ProofClaim {
             channel: &self.channel,
             request: &self.request,
             role: self.role,
@@ -71,7 +71,7 @@ impl JoinAttempt {
     /// request; a certificate for it is of use to nobody else.
     #[must_use]
     pub fn is_of_member(&self) -> bool {
-        self.token == TokenId::MEMBER
+        self.token == JoinTokenId::MEMBER
     }
 
     /// The digest of the key, by which a repeated attempt is recognised.
@@ -196,7 +196,7 @@ pub enum JoinServeFault {
 }
 
 /// Serves the joiner at the other end of an accepted connection: reads its request, gives it to
-/// `hand_on`, waits for the answer, sends it, and closes. One request a connection. Every wait ends.
+/// `replicate_data`, waits for the answer, sends it, and closes. One request a connection. Every wait ends.
 ///
 /// # Errors
 /// If there was no request, or nobody to answer.

@@ -13,12 +13,12 @@ use super::bench::{DAY_SECONDS, authority_today, client, client_config, member, 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What became of one dial at both ends: the text of an error, or the connection.
-pub(super) struct Meeting {
+pub(super) struct HandshakeResults {
     pub(super) accepted: Result<Connection, String>,
     pub(super) dialled: Result<Connection, String>,
 }
 
-impl Meeting {
+impl HandshakeResults {
     pub(super) fn texts(&self) -> String {
         let text = |end: &Result<Connection, String>| match end {
             Ok(connection) => connection.close_reason().map_or("open".into(), |e| e.to_string()),
@@ -30,7 +30,7 @@ impl Meeting {
 
 /// Dials, and waits until both ends know: a server of TLS 1.3 judges the client's certificate after
 /// the client believes it is through, so a dialler that got through waits for a close or for a stream.
-async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> Meeting {
+async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> HandshakeResults {
     let (server, client) = (server(own), client());
     let address = server.local_addr().unwrap();
     let dial = client.connect_with(client_config(other), address, "zbelastic.invalid").unwrap();
@@ -47,15 +47,19 @@ async fn meet(own: rustls::ServerConfig, other: ClientConfig) -> Meeting {
     };
     let both = async { tokio::join!(accept, dialled) };
     let (accepted, dialled) = tokio::time::timeout(PATIENCE, both).await.expect("no hang");
-    Meeting { accepted, dialled }
+    HandshakeResults { accepted, dialled }
 }
 
 pub(super) async fn meet_members(
     own: &Credentials,
     other: &Credentials,
-    wanted: Wanted,
-) -> Meeting {
-    meet(own.server_config(Doors::Members).unwrap(), other.client_config(wanted).unwrap()).await
+    wanted: ExpectedPeer,
+) -> HandshakeResults {
+    meet(
+        own.server_config(AcceptedDiallers::Members).unwrap(),
+        other.client_config(wanted).unwrap(),
+    )
+    .await
 }
 
 #[tokio::test]
@@ -63,15 +67,15 @@ async fn members_of_a_cluster_meet_and_know_each_other() {
     let authority = authority_today();
     let (controller, worker) =
         (member(&authority, PeerRole::Controller, 1), member(&authority, PeerRole::Worker, 2));
-    for doors in [Doors::Members, Doors::MembersAndJoiners] {
+    for doors in [AcceptedDiallers::Members, AcceptedDiallers::MembersAndJoiners] {
         let meeting = meet(
             controller.server_config(doors).unwrap(),
-            worker.client_config(Wanted::Node(NodeId(1))).unwrap(),
+            worker.client_config(ExpectedPeer::Node(NodeId(1))).unwrap(),
         )
         .await;
         let (accepted, dialled) = (meeting.accepted.unwrap(), meeting.dialled.unwrap());
-        assert_eq!(Accepted::of(&accepted), Ok(Accepted::Member(worker.identity())));
-        assert_eq!(Accepted::member(&dialled), Ok(controller.identity()));
+        assert_eq!(AcceptedPeer::of(&accepted), Ok(AcceptedPeer::Member(worker.identity())));
+        assert_eq!(AcceptedPeer::member(&dialled), Ok(controller.identity()));
     }
 }
 
@@ -81,7 +85,7 @@ async fn a_member_of_another_cluster_is_refused_at_either_end() {
         (authority_today(), ClusterAuthority::create(ClusterId(8), UnixSeconds::now()).unwrap());
     let (own, other) =
         (member(&ours, PeerRole::Controller, 1), member(&theirs, PeerRole::Controller, 1));
-    let meeting = meet_members(&own, &other, Wanted::AnyMember).await;
+    let meeting = meet_members(&own, &other, ExpectedPeer::AnyMember).await;
     assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
     assert!(meeting.texts().contains("a certificate of cluster"), "{}", meeting.texts());
 }
@@ -94,7 +98,7 @@ async fn a_forged_authority_with_the_clusters_name_is_refused() {
     );
     let trusting =
         Credentials::new(forged.chain().to_vec(), forged.key().clone(), own.roots().to_vec());
-    let meeting = meet_members(&own, &trusting.unwrap(), Wanted::AnyMember).await;
+    let meeting = meet_members(&own, &trusting.unwrap(), ExpectedPeer::AnyMember).await;
     assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
 }
 
@@ -105,11 +109,11 @@ async fn certificates_of_the_past_and_of_the_future_are_refused_with_both_clocks
     let now = UnixSeconds::now();
     for issued in [now.minus(2 * DAY_SECONDS), now.plus(3600)] {
         let worker = authority.credentials(PeerRole::Worker, NodeId(2), issued).unwrap();
-        let meeting = meet_members(&controller, &worker, Wanted::AnyMember).await;
+        let meeting = meet_members(&controller, &worker, ExpectedPeer::AnyMember).await;
         let texts = meeting.texts();
         assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{texts}");
         assert!(texts.contains("E2010") && texts.contains(&issued.to_string()), "{texts}");
-        let meeting = meet_members(&worker, &controller, Wanted::AnyMember).await;
+        let meeting = meet_members(&worker, &controller, ExpectedPeer::AnyMember).await;
         assert!(meeting.dialled.is_err(), "{}", meeting.texts());
         assert!(meeting.texts().contains("E2010"), "{}", meeting.texts());
     }
@@ -122,7 +126,7 @@ async fn a_clock_four_minutes_wrong_is_tolerated() {
     let now = UnixSeconds::now();
     for issued in [now.plus(240), now.minus(DAY_SECONDS + 240)] {
         let worker = authority.credentials(PeerRole::Worker, NodeId(2), issued).unwrap();
-        let meeting = meet_members(&controller, &worker, Wanted::AnyMember).await;
+        let meeting = meet_members(&controller, &worker, ExpectedPeer::AnyMember).await;
         assert!(meeting.accepted.is_ok() && meeting.dialled.is_ok(), "{}", meeting.texts());
     }
 }
@@ -132,7 +136,7 @@ async fn another_node_than_the_one_dialled_is_refused() {
     let authority = authority_today();
     let (own, other) =
         (member(&authority, PeerRole::Worker, 1), member(&authority, PeerRole::Worker, 2));
-    let meeting = meet_members(&own, &other, Wanted::Node(NodeId(9))).await;
+    let meeting = meet_members(&own, &other, ExpectedPeer::Node(NodeId(9))).await;
     assert!(meeting.dialled.is_err(), "{}", meeting.texts());
 }
 
@@ -140,39 +144,41 @@ async fn another_node_than_the_one_dialled_is_refused() {
 async fn a_client_without_a_certificate_is_no_member_at_either_kind_of_door() {
     let controller = member(&authority_today(), PeerRole::Controller, 1);
     let anonymous = || {
-        let verifier = controller.client_config(Wanted::AnyMember).unwrap();
+        let verifier = controller.client_config(ExpectedPeer::AnyMember).unwrap();
         let mut config = ClientConfig::builder_with_provider(verifier.crypto_provider().clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .dangerous()
             .with_custom_certificate_verifier(trusting())
             .with_no_client_auth();
-        config.alpn_protocols = vec![Protocol::Member.name().to_vec()];
+        config.alpn_protocols = vec![AlpnProtocol::Member.name().to_vec()];
         config
     };
-    let meeting = meet(controller.server_config(Doors::Members).unwrap(), anonymous()).await;
+    let meeting =
+        meet(controller.server_config(AcceptedDiallers::Members).unwrap(), anonymous()).await;
     assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
 
-    let both = controller.server_config(Doors::MembersAndJoiners).unwrap();
+    let both = controller.server_config(AcceptedDiallers::MembersAndJoiners).unwrap();
     let accepted = meet(both, anonymous()).await.accepted.unwrap();
     let fault = AcceptFault::NoMember(CertificateFault::Missing);
-    assert_eq!(Accepted::of(&accepted), Err(fault));
+    assert_eq!(AcceptedPeer::of(&accepted), Err(fault));
 }
 
 #[tokio::test]
 async fn a_joiner_is_only_let_in_where_joiners_are() {
     let controller = member(&authority_today(), PeerRole::Controller, 1);
     let joining = || {
-        let mut config = controller.client_config(Wanted::AnyMember).unwrap();
-        config.alpn_protocols = vec![Protocol::Join.name().to_vec()];
+        let mut config = controller.client_config(ExpectedPeer::AnyMember).unwrap();
+        config.alpn_protocols = vec![AlpnProtocol::Join.name().to_vec()];
         config
     };
-    let meeting = meet(controller.server_config(Doors::Members).unwrap(), joining()).await;
+    let meeting =
+        meet(controller.server_config(AcceptedDiallers::Members).unwrap(), joining()).await;
     assert!(meeting.accepted.is_err() && meeting.dialled.is_err(), "{}", meeting.texts());
     // A member that speaks the join protocol is a joiner, whatever it shows.
-    let both = controller.server_config(Doors::MembersAndJoiners).unwrap();
+    let both = controller.server_config(AcceptedDiallers::MembersAndJoiners).unwrap();
     let accepted = meet(both, joining()).await.accepted.unwrap();
-    assert_eq!(Accepted::of(&accepted), Ok(Accepted::Joiner));
+    assert_eq!(AcceptedPeer::of(&accepted), Ok(AcceptedPeer::Joiner));
 }
 
 #[tokio::test]
@@ -180,21 +186,21 @@ async fn a_session_is_never_resumed() {
     let authority = authority_today();
     let (own, other) =
         (member(&authority, PeerRole::Controller, 1), member(&authority, PeerRole::Worker, 2));
-    let config = own.server_config(Doors::Members).unwrap();
+    let config = own.server_config(AcceptedDiallers::Members).unwrap();
     assert_eq!((config.send_tls13_tickets, config.max_early_data_size), (0, 0));
     assert!(!config.session_storage.can_cache());
-    assert!(!other.client_config(Wanted::AnyMember).unwrap().enable_early_data);
+    assert!(!other.client_config(ExpectedPeer::AnyMember).unwrap().enable_early_data);
 }
 
 /// A client that believes any certificate.
 fn trusting() -> std::sync::Arc<dyn rustls::client::danger::ServerCertVerifier> {
-    std::sync::Arc::new(Trusting)
+    std::sync::Arc::new(TrustingVerifier)
 }
 
 #[derive(Debug)]
-struct Trusting;
+struct TrustingVerifier;
 
-impl rustls::client::danger::ServerCertVerifier for Trusting {
+impl rustls::client::danger::ServerCertVerifier for TrustingVerifier {
     fn verify_server_cert(
         &self,
         _end_entity: &rustls::pki_types::CertificateDer<'_>,

@@ -17,7 +17,7 @@ fn check(
     check: &PeerCheck,
     chain: &[CertificateDer<'static>],
     now: UnixSeconds,
-) -> Result<PeerIdentity, PeerRefusal> {
+) -> Result<PeerIdentity, PeerIdentityRefusal> {
     check.check(&chain[0], &chain[1..], now)
 }
 
@@ -73,7 +73,10 @@ fn an_expired_certificate_is_refused_with_both_clocks() {
     assert!(check(&check_of(&authority), &chain, ended.plus(300)).is_ok());
     let now = ended.plus(301);
     let refusal = check(&check_of(&authority), &chain, now).unwrap_err();
-    assert_eq!(refusal, PeerRefusal::Clock(ClockFault::Expired { now, issued: NOW, ended }));
+    assert_eq!(
+        refusal,
+        PeerIdentityRefusal::Clock(ClockFault::Expired { now, issued: NOW, ended })
+    );
     let text = refusal.to_string();
     assert!(text.contains("E2010") && text.contains(&now.to_string()), "{text}");
     assert!(text.contains(&ended.to_string()), "{text}");
@@ -86,7 +89,7 @@ fn a_clock_an_hour_behind_sees_a_certificate_of_the_future() {
     assert!(check(&check_of(&authority), &chain, NOW.minus(300)).is_ok());
     let now = NOW.minus(HOUR_SECONDS);
     let refusal = check(&check_of(&authority), &chain, now).unwrap_err();
-    assert_eq!(refusal, PeerRefusal::Clock(ClockFault::NotValidYet { now, issued: NOW }));
+    assert_eq!(refusal, PeerIdentityRefusal::Clock(ClockFault::NotValidYet { now, issued: NOW }));
 }
 
 #[test]
@@ -95,7 +98,7 @@ fn a_certificate_of_another_cluster_is_refused() {
     let chain = issued(&theirs, PeerRole::Controller, 1).chain;
     let refusal = check(&check_of(&ours), &chain, NOW).unwrap_err();
     let (expected, found) = (CLUSTER, ClusterId(8));
-    assert_eq!(refusal, PeerRefusal::OtherCluster { expected, found });
+    assert_eq!(refusal, PeerIdentityRefusal::OtherCluster { expected, found });
 }
 
 #[test]
@@ -105,7 +108,7 @@ fn a_certificate_of_an_authority_that_took_our_name_is_refused() {
     let mixed = [chain[0].clone(), ours.certificate().clone()];
     for chain in [&chain[..], &chain[..1], &mixed] {
         let refusal = check(&check_of(&ours), chain, NOW).unwrap_err();
-        assert!(matches!(refusal, PeerRefusal::Untrusted(_)), "{refusal}");
+        assert!(matches!(refusal, PeerIdentityRefusal::Untrusted(_)), "{refusal}");
     }
 }
 
@@ -120,7 +123,7 @@ fn a_member_is_no_authority() {
     let forged = issued(&forger, PeerRole::Controller, 1).chain[0].clone();
     let chain = [forged, worker.chain()[0].clone(), authority.certificate().clone()];
     let refusal = check(&check_of(&authority), &chain, NOW).unwrap_err();
-    assert!(matches!(refusal, PeerRefusal::Untrusted(_)), "{refusal}");
+    assert!(matches!(refusal, PeerIdentityRefusal::Untrusted(_)), "{refusal}");
 }
 
 /// An authority of the same cluster whose key is a member's.
@@ -144,16 +147,20 @@ fn whom_one_dials_is_whom_one_meets() {
         let chain = issued(&authority, role, 3).chain;
         check_of(&authority).check_dialled(&chain[0], &chain[1..], NOW, wanted)
     };
-    for wanted in [Wanted::AnyMember, Wanted::Role(PeerRole::Worker), Wanted::Node(NodeId(3))] {
+    for wanted in [
+        ExpectedPeer::AnyMember,
+        ExpectedPeer::Role(PeerRole::Worker),
+        ExpectedPeer::Node(NodeId(3)),
+    ] {
         assert!(dial(PeerRole::Worker, wanted).is_ok());
         for role in [PeerRole::Admin, PeerRole::Viewer, PeerRole::Operator] {
             let refusal = dial(role, wanted).unwrap_err();
-            assert!(matches!(refusal, PeerRefusal::ServesNobody { .. }), "{refusal}");
+            assert!(matches!(refusal, PeerIdentityRefusal::ServesNobody { .. }), "{refusal}");
         }
     }
-    for wanted in [Wanted::Role(PeerRole::Controller), Wanted::Node(NodeId(4))] {
+    for wanted in [ExpectedPeer::Role(PeerRole::Controller), ExpectedPeer::Node(NodeId(4))] {
         let refusal = dial(PeerRole::Worker, wanted).unwrap_err();
-        assert!(matches!(refusal, PeerRefusal::OtherPeer { .. }), "{refusal}");
+        assert!(matches!(refusal, PeerIdentityRefusal::OtherPeer { .. }), "{refusal}");
     }
 }
 
@@ -167,7 +174,7 @@ fn five_certificates_are_too_many_and_four_are_not() {
     chain.push(authority.certificate().clone());
     let refusal = check(&check_of(&authority), &chain, NOW).unwrap_err();
     let fault = CertificateFault::TooMany { found: 5 };
-    assert_eq!(refusal, PeerRefusal::Certificate(fault));
+    assert_eq!(refusal, PeerIdentityRefusal::Certificate(fault));
     assert_eq!(peer_of(&chain), Err(fault));
     assert_eq!(peer_of(&[]), Err(CertificateFault::Missing));
 }

@@ -8,7 +8,7 @@ use super::super::*;
 use super::bench::{CLUSTER, DAY_SECONDS, NOW, authority, authority_today, member};
 use super::handshakes::meet_members;
 
-type Roots = Vec<CertificateDer<'static>>;
+type RootCertificates = Vec<CertificateDer<'static>>;
 
 /// An authority and the one that follows it.
 fn succession() -> (ClusterAuthority, ClusterAuthority) {
@@ -17,7 +17,7 @@ fn succession() -> (ClusterAuthority, ClusterAuthority) {
     (old, new)
 }
 
-fn roots(authorities: &[&ClusterAuthority]) -> Roots {
+fn roots(authorities: &[&ClusterAuthority]) -> RootCertificates {
     authorities.iter().map(|authority| authority.certificate().clone()).collect()
 }
 
@@ -59,7 +59,7 @@ fn clocks_are_tolerated_through_the_bridge_as_without_it() {
         assert!(at(now).is_ok(), "{now}");
     }
     for now in [issued_at.minus(3600), issued_at.plus(DAY_SECONDS + 3600)] {
-        assert!(matches!(at(now), Err(PeerRefusal::Clock(_))), "{now}");
+        assert!(matches!(at(now), Err(PeerIdentityRefusal::Clock(_))), "{now}");
     }
     // The old authority vouches for no longer than it is good itself.
     let end = NOW.plus(3650 * DAY_SECONDS);
@@ -94,18 +94,18 @@ async fn old_and_new_members_meet_while_both_are_believed_and_not_once_one_is_re
     let away = believing(&old, 3, &[&old]);
     for (one, other) in [(&renewed, &not_yet), (&not_yet, &renewed), (&renewed, &away)] {
         for (own, other) in [(one, other), (other, one)] {
-            let meeting = meet_members(own, other, Wanted::AnyMember).await;
+            let meeting = meet_members(own, other, ExpectedPeer::AnyMember).await;
             assert!(meeting.accepted.is_ok() && meeting.dialled.is_ok(), "{}", meeting.texts());
         }
     }
     let retired = believing(&new, 1, &[&new]);
     for old_one in [&not_yet, &away] {
         for (own, other) in [(&retired, old_one), (old_one, &retired)] {
-            let meeting = meet_members(own, other, Wanted::AnyMember).await;
+            let meeting = meet_members(own, other, ExpectedPeer::AnyMember).await;
             assert!(meeting.accepted.is_err() || meeting.dialled.is_err(), "{}", meeting.texts());
             assert!(meeting.texts().contains("E2015"), "{}", meeting.texts());
         }
     }
-    let meeting = meet_members(&retired, &renewed, Wanted::AnyMember).await;
+    let meeting = meet_members(&retired, &renewed, ExpectedPeer::AnyMember).await;
     assert!(meeting.accepted.is_ok() && meeting.dialled.is_ok(), "{}", meeting.texts());
 }

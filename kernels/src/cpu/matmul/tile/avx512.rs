@@ -17,7 +17,7 @@ use std::arch::x86_64::{
 };
 
 use super::super::super::lanes::{Avx512, LANES};
-use super::fetch::fetch_product;
+use super::prefetch::fetch_product;
 use super::{ROWS, STRIP, Tile, TileKernel};
 
 impl TileKernel for Avx512 {

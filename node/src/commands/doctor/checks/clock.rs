@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::commands::doctor::facts::ClockFacts;
-use crate::commands::doctor::finding::{Check, Finding, Level, Obstacle};
+use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Obstacle, Severity};
 
 /// The beginning of 2026: this program is younger.
 const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
@@ -16,10 +16,10 @@ const DIFFERENCE_MAX: Duration = Duration::from_secs(5 * 60);
 const SYNC_AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const SET_IT: &str = "set the clock, and keep it set: timedatectl set-ntp true";
 
-pub(super) fn check_clock(facts: &ClockFacts) -> Finding {
+pub(super) fn check_clock(facts: &ClockFacts) -> DoctorFinding {
     let ClockFacts { now, synced, newest_file } = *facts;
     let wrong = |what: String| {
-        Finding::new(Check::Clock, Level::Error(Obstacle::WrongState), what)
+        DoctorFinding::new(DoctorCheck::Clock, Severity::Error(Obstacle::WrongState), what)
             .why("certificates are not valid then, and nodes refuse each other")
             .hint(SET_IT)
     };
@@ -37,11 +37,11 @@ pub(super) fn check_clock(facts: &ClockFacts) -> Finding {
     check_sync(now, synced)
 }
 
-fn check_sync(now: SystemTime, synced: Option<SystemTime>) -> Finding {
+fn check_sync(now: SystemTime, synced: Option<SystemTime>) -> DoctorFinding {
     let Some(synced) = synced else {
-        return Finding::new(
-            Check::Clock,
-            Level::Note,
+        return DoctorFinding::new(
+            DoctorCheck::Clock,
+            Severity::Note,
             "plausible; who keeps it set is not visible",
         )
         .why(format!("clocks of two nodes may differ by {}", age_text(DIFFERENCE_MAX)));
@@ -50,11 +50,11 @@ fn check_sync(now: SystemTime, synced: Option<SystemTime>) -> Finding {
     let age = now.duration_since(synced).unwrap_or_default();
     let what = format!("set {} ago", age_text(age));
     if age > SYNC_AGE_MAX {
-        return Finding::new(Check::Clock, Level::Warning, what)
+        return DoctorFinding::new(DoctorCheck::Clock, Severity::Warning, what)
             .why(format!("clocks of two nodes may differ by {}", age_text(DIFFERENCE_MAX)))
             .hint(SET_IT);
     }
-    Finding::fine(Check::Clock, what)
+    DoctorFinding::fine(DoctorCheck::Clock, what)
 }
 
 /// In the largest unit of which there are two.
@@ -71,14 +71,14 @@ mod tests {
     use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
     use super::{
-        ClockFacts, DIFFERENCE_MAX, EARLIEST, LATEST, Level, Obstacle, SYNC_AGE_MAX, age_text,
+        ClockFacts, DIFFERENCE_MAX, EARLIEST, LATEST, Obstacle, SYNC_AGE_MAX, Severity, age_text,
         check_clock,
     };
 
     const NOW: Duration = Duration::from_secs(1_795_262_463);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn level(now: Duration, synced: Option<Duration>, newest_file: Option<Duration>) -> Level {
+    fn level(now: Duration, synced: Option<Duration>, newest_file: Option<Duration>) -> Severity {
         let time = |since: Duration| -> SystemTime { UNIX_EPOCH + since };
         let (synced, newest_file) = (synced.map(time), newest_file.map(time));
         check_clock(&ClockFacts { now: time(now), synced, newest_file }).level
@@ -86,28 +86,28 @@ mod tests {
 
     #[test]
     fn a_clock_tells_a_time_of_this_century() {
-        let error = Level::Error(Obstacle::WrongState);
+        let error = Severity::Error(Obstacle::WrongState);
         assert_eq!(level(EARLIEST - SECOND, None, None), error);
-        assert_eq!(level(EARLIEST, None, None), Level::Note);
-        assert_eq!(level(LATEST - SECOND, None, None), Level::Note);
+        assert_eq!(level(EARLIEST, None, None), Severity::Note);
+        assert_eq!(level(LATEST - SECOND, None, None), Severity::Note);
         assert_eq!(level(LATEST, None, None), error);
     }
 
     #[test]
     fn files_are_not_from_the_future() {
         let synced = Some(NOW);
-        let error = Level::Error(Obstacle::WrongState);
-        assert_eq!(level(NOW, synced, Some(NOW - SECOND)), Level::Fine);
-        assert_eq!(level(NOW, synced, Some(NOW + DIFFERENCE_MAX)), Level::Fine);
+        let error = Severity::Error(Obstacle::WrongState);
+        assert_eq!(level(NOW, synced, Some(NOW - SECOND)), Severity::Fine);
+        assert_eq!(level(NOW, synced, Some(NOW + DIFFERENCE_MAX)), Severity::Fine);
         assert_eq!(level(NOW, synced, Some(NOW + DIFFERENCE_MAX + SECOND)), error);
     }
 
     #[test]
     fn a_clock_should_be_set_every_day() {
-        assert_eq!(level(NOW, Some(NOW - SYNC_AGE_MAX), None), Level::Fine);
-        assert_eq!(level(NOW, Some(NOW - SYNC_AGE_MAX - SECOND), None), Level::Warning);
-        assert_eq!(level(NOW, Some(NOW + SECOND), None), Level::Fine);
-        assert_eq!(level(NOW, None, None), Level::Note);
+        assert_eq!(level(NOW, Some(NOW - SYNC_AGE_MAX), None), Severity::Fine);
+        assert_eq!(level(NOW, Some(NOW - SYNC_AGE_MAX - SECOND), None), Severity::Warning);
+        assert_eq!(level(NOW, Some(NOW + SECOND), None), Severity::Fine);
+        assert_eq!(level(NOW, None, None), Severity::Note);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use zbelastic_types::Bytes;
 
-use crate::commands::doctor::facts::{DiskFacts, FolderState, Room};
-use crate::commands::doctor::finding::{Check, Finding, Level, Obstacle, level_of};
+use crate::commands::doctor::facts::{DiskFacts, FilesystemSpace, FolderState};
+use crate::commands::doctor::finding::{DoctorCheck, DoctorFinding, Obstacle, Severity, level_of};
 
 /// With less not even the log of a small run has room.
 const FREE_LEAST: Bytes = Bytes(256 << 20);
@@ -29,17 +29,21 @@ const LAYERED: [&str; 3] = ["overlay", "aufs", "fuse-overlayfs"];
 const REMOTE: [&str; 9] =
     ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "fuse.sshfs", "fuse.gcsfuse"];
 
-pub(super) fn check_disk(facts: &DiskFacts) -> Vec<Finding> {
+pub(super) fn check_disk(facts: &DiskFacts) -> Vec<DoctorFinding> {
     let folder = check_folder(facts);
-    if folder.level != Level::Fine && facts.state == FolderState::NoFolder {
+    if folder.level != Severity::Fine && facts.state == FolderState::NoFolder {
         return vec![folder];
     }
     let mut found = vec![folder];
-    match &facts.room {
+    match &facts.space {
         Ok(room) => found.extend([check_space(room), check_files(room)]),
         Err(kind) => found.push(
-            Finding::new(Check::DiskSpace, Level::Note, format!("cannot be seen: {kind}"))
-                .why("a full disk ends a node"),
+            DoctorFinding::new(
+                DoctorCheck::DiskSpace,
+                Severity::Note,
+                format!("cannot be seen: {kind}"),
+            )
+            .why("a full disk ends a node"),
         ),
     }
     let is_in_memory = has_type(facts, &IN_MEMORY);
@@ -54,7 +58,7 @@ fn has_type(facts: &DiskFacts, names: &[&str]) -> bool {
     facts.filesystem.as_deref().is_some_and(|found| names.contains(&found))
 }
 
-fn check_folder(facts: &DiskFacts) -> Finding {
+fn check_folder(facts: &DiskFacts) -> DoctorFinding {
     let place = facts.folder.display();
     let kind = facts.filesystem.as_deref().unwrap_or("a file system that is not told");
     let what = match facts.state {
@@ -62,12 +66,16 @@ fn check_folder(facts: &DiskFacts) -> Finding {
         FolderState::Absent => format!("{place} would be made, on {kind}"),
         FolderState::NoFolder => {
             let what = format!("{place} is no folder");
-            return Finding::new(Check::DataFolder, Level::Error(Obstacle::WrongState), what)
-                .hint("another --data-dir");
+            return DoctorFinding::new(
+                DoctorCheck::DataFolder,
+                Severity::Error(Obstacle::WrongState),
+                what,
+            )
+            .hint("another --data-dir");
         }
     };
     let warning = |why: &str| {
-        Finding::new(Check::DataFolder, Level::Warning, &what)
+        DoctorFinding::new(DoctorCheck::DataFolder, Severity::Warning, &what)
             .why(why)
             .hint("a --data-dir on a disk of this machine")
     };
@@ -78,71 +86,79 @@ fn check_folder(facts: &DiskFacts) -> Finding {
     } else if has_type(facts, &REMOTE) {
         warning("locks and what is written behave differently on a file system of another machine")
     } else {
-        Finding::fine(Check::DataFolder, what)
+        DoctorFinding::fine(DoctorCheck::DataFolder, what)
     }
 }
 
-fn check_space(room: &Room) -> Finding {
+fn check_space(room: &FilesystemSpace) -> DoctorFinding {
     if room.is_read_only {
-        let level = Level::Error(Obstacle::WrongState);
-        return Finding::new(Check::DiskSpace, level, "the file system is read-only")
+        let level = Severity::Error(Obstacle::WrongState);
+        return DoctorFinding::new(DoctorCheck::DiskSpace, level, "the file system is read-only")
             .hint("mount it to be written, or another --data-dir");
     }
     let level = level_of(room.free, FREE_LEAST, FREE_ENOUGH);
     let what = format!("{} free", room.free);
-    if level == Level::Fine {
-        return Finding::fine(Check::DiskSpace, what);
+    if level == Severity::Fine {
+        return DoctorFinding::fine(DoctorCheck::DiskSpace, what);
     }
-    Finding::new(Check::DiskSpace, level, what)
+    DoctorFinding::new(DoctorCheck::DiskSpace, level, what)
         .why(format!(
             "checkpoints of a model of 124 million parameters take {FREE_ENOUGH}, and a full disk ends a node"
         ))
         .hint("free some, or another --data-dir")
 }
 
-fn check_files(room: &Room) -> Finding {
+fn check_files(room: &FilesystemSpace) -> DoctorFinding {
     if room.files == 0 {
-        return Finding::fine(Check::DiskFiles, "not counted by the file system");
+        return DoctorFinding::fine(DoctorCheck::DiskFiles, "not counted by the file system");
     }
     let level = level_of(room.files_free, FILES_LEAST, FILES_ENOUGH);
     let what = format!("{} more can be made", room.files_free);
-    if level == Level::Fine {
-        return Finding::fine(Check::DiskFiles, what);
+    if level == Severity::Fine {
+        return DoctorFinding::fine(DoctorCheck::DiskFiles, what);
     }
-    Finding::new(Check::DiskFiles, level, what)
+    DoctorFinding::new(DoctorCheck::DiskFiles, level, what)
         .why("checkpoints are kept in pieces, each a file, and a disk may be full of files")
         .hint("remove some, or another --data-dir")
 }
 
-fn cannot_write(kind: io::ErrorKind) -> Finding {
+fn cannot_write(kind: io::ErrorKind) -> DoctorFinding {
     let is_full = matches!(kind, io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
     let obstacle = if is_full { Obstacle::TooLittle } else { Obstacle::WrongState };
-    Finding::new(Check::DiskSync, Level::Error(obstacle), format!("cannot write there: {kind}"))
-        .hint("make it writable for this user, or another --data-dir")
+    DoctorFinding::new(
+        DoctorCheck::DiskSync,
+        Severity::Error(obstacle),
+        format!("cannot write there: {kind}"),
+    )
+    .hint("make it writable for this user, or another --data-dir")
 }
 
 /// `times` are those of single writes.
-fn check_sync(times: &[Duration], is_in_memory: bool) -> Finding {
+fn check_sync(times: &[Duration], is_in_memory: bool) -> DoctorFinding {
     let mut sorted = times.to_vec();
     sorted.sort();
     let Some(median) = sorted.get(sorted.len() / 2).copied() else {
-        return Finding::new(Check::DiskSync, Level::Warning, "no write was done in seconds")
-            .why("a controller waits for one before each answer")
-            .hint("another disk");
+        return DoctorFinding::new(
+            DoctorCheck::DiskSync,
+            Severity::Warning,
+            "no write was done in seconds",
+        )
+        .why("a controller waits for one before each answer")
+        .hint("another disk");
     };
     let what = format!("half of {} writes took up to {}", times.len(), time_text(median));
     // In memory there is nothing to wait for; the finding about the folder reports that it is in memory.
     if median < SYNC_UNREAL && !is_in_memory {
-        return Finding::new(Check::DiskSync, Level::Warning, what)
+        return DoctorFinding::new(DoctorCheck::DiskSync, Severity::Warning, what)
             .why("no disk is that quick: what is said to be written may be lost with the power")
             .hint("mount without nobarrier, and run without eatmydata");
     }
     if median > SYNC_SLOW {
-        return Finding::new(Check::DiskSync, Level::Warning, what)
+        return DoctorFinding::new(DoctorCheck::DiskSync, Severity::Warning, what)
             .why("a controller waits for one before each answer")
             .hint("a quicker disk for controllers");
     }
-    Finding::fine(Check::DiskSync, what)
+    DoctorFinding::fine(DoctorCheck::DiskSync, what)
 }
 
 fn time_text(time: Duration) -> String {
@@ -153,13 +169,13 @@ fn time_text(time: Duration) -> String {
     }
 }
 
-pub(super) fn check_permissions(faults: &[String]) -> Vec<Finding> {
+pub(super) fn check_permissions(faults: &[String]) -> Vec<DoctorFinding> {
     if faults.is_empty() {
-        return vec![Finding::fine(Check::Permissions, "nothing is open to others")];
+        return vec![DoctorFinding::fine(DoctorCheck::Permissions, "nothing is open to others")];
     }
-    let level = Level::Error(Obstacle::WrongState);
+    let level = Severity::Error(Obstacle::WrongState);
     let finding = |fault: &String| {
-        Finding::new(Check::Permissions, level, fault)
+        DoctorFinding::new(DoctorCheck::Permissions, level, fault)
             .why("whoever reads the key is this node, and a node with such a key does not start")
             .hint("chmod go-rwx, and make the identity anew if others were on this machine")
     };

@@ -1,18 +1,26 @@
 //! The text and the object of a machine, whole.
 
-use super::{Finding, Level, Obstacle, json, obstacle, text};
-use crate::commands::doctor::Check;
+use super::{DoctorFinding, Obstacle, Severity, json, obstacle, text};
+use crate::commands::doctor::DoctorCheck;
 
-fn mixed() -> Vec<Finding> {
+fn mixed() -> Vec<DoctorFinding> {
     vec![
-        Finding::fine(Check::Cores, "8 cores"),
-        Finding::new(Check::Gpu, Level::Note, "/dev/nvidia0 visible, and no driver finds it")
-            .why("libcuda.so belongs to the driver"),
-        Finding::new(Check::OpenFiles, Level::Warning, "256 may be open at once")
+        DoctorFinding::fine(DoctorCheck::Cores, "8 cores"),
+        DoctorFinding::new(
+            DoctorCheck::Gpu,
+            Severity::Note,
+            "/dev/nvidia0 visible, and no driver finds it",
+        )
+        .why("libcuda.so belongs to the driver"),
+        DoctorFinding::new(DoctorCheck::OpenFiles, Severity::Warning, "256 may be open at once")
             .why("log, checkpoints and connections need up to 1024")
             .hint("ulimit -n 1024"),
-        Finding::new(Check::DiskSpace, Level::Error(Obstacle::TooLittle), "12.0 MiB free")
-            .hint("free some, or another --data-dir"),
+        DoctorFinding::new(
+            DoctorCheck::DiskSpace,
+            Severity::Error(Obstacle::TooLittle),
+            "12.0 MiB free",
+        )
+        .hint("free some, or another --data-dir"),
     ]
 }
 
@@ -68,7 +76,8 @@ fn a_script_reads_the_same() {
 
 #[test]
 fn only_errors_stand_in_the_way_and_too_little_comes_first() {
-    let error = |obstacle| Finding::new(Check::Clock, Level::Error(obstacle), "wrong");
+    let error =
+        |obstacle| DoctorFinding::new(DoctorCheck::Clock, Severity::Error(obstacle), "wrong");
     assert_eq!(obstacle(&mixed()[..3]), None);
     assert_eq!(obstacle(&[error(Obstacle::WrongState)]), Some(Obstacle::WrongState));
     let both = [error(Obstacle::WrongState), error(Obstacle::TooLittle)];

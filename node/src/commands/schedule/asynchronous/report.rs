@@ -4,12 +4,12 @@ use std::io::Write;
 
 use serde::Serialize;
 use zbelastic_schedule::asynchronous::{
-    AsyncPeak, AsyncProgram, AsyncSimulation, Steady, peak_memory_async,
+    AsyncPeakMemory, AsyncProgram, AsyncSimulation, SteadyPipeline, peak_memory_async,
 };
 
-use super::Memory;
+use super::AsyncMemoryCosts;
 use crate::commands::schedule::report::short;
-use crate::failure::Stop;
+use crate::failure::CommandError;
 
 /// What the figures of the whole run are of, and what those of the rhythm are of.
 const MEASURED: &str = "the whole run, from its first pass to its last; period and steady while the \
@@ -17,7 +17,7 @@ const MEASURED: &str = "the whole run, from its first pass to its last; period a
 
 /// The figures of a run.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct AsyncScheduleReport {
     kind: &'static str,
     p: u32,
     /// Microbatches of a step.
@@ -31,7 +31,7 @@ pub struct Report {
     bubble_sync: f64,
     /// From the end of a step to the end of the next one.
     period: Option<f64>,
-    steady: Option<Rhythm>,
+    steady: Option<SteadyState>,
     /// By stage, of activations and versions together.
     peak_mem: Vec<f64>,
     peak_activations: Vec<f64>,
@@ -40,12 +40,12 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     program: Option<String>,
     #[serde(skip)]
-    rows: Vec<Row>,
+    rows: Vec<AsyncStageRow>,
 }
 
 /// A pipeline that is full.
 #[derive(Debug, Serialize)]
-struct Rhythm {
+struct SteadyState {
     /// Steps that are over when it is measured from, and until.
     from_step: u32,
     to_step: u32,
@@ -56,28 +56,33 @@ struct Rhythm {
 
 /// A stage in the whole run.
 #[derive(Debug)]
-struct Row {
+struct AsyncStageRow {
     work: f64,
     span: f64,
 }
 
-impl Rhythm {
-    fn new(steady: &Steady) -> Self {
-        let Steady { from, to, period, work } = steady;
+impl SteadyState {
+    fn new(steady: &SteadyPipeline) -> Self {
+        let SteadyPipeline { from, to, period, work } = steady;
         let idle = work.iter().map(|work| period - work).collect();
         Self { from_step: *from, to_step: *to, bubble: steady.bubble(), idle }
     }
 }
 
-impl Report {
+impl AsyncScheduleReport {
     /// The figures of `simulation`.
-    pub fn new(simulation: &AsyncSimulation, memory: &Memory, with_program: bool) -> Self {
+    pub fn new(
+        simulation: &AsyncSimulation,
+        memory: &AsyncMemoryCosts,
+        with_program: bool,
+    ) -> Self {
         let AsyncSimulation { program, timeline } = simulation;
         let AsyncProgram { replica_count, minibatch_count, microbatch_count, .. } = *program;
         let peaks = peak_memory_async(program, &memory.chunks, &memory.weights);
-        let peak = |of: fn(&AsyncPeak) -> f64| peaks.iter().map(of).collect();
+        let peak = |of: fn(&AsyncPeakMemory) -> f64| peaks.iter().map(of).collect();
         let steady = simulation.steady();
-        let row = |stage| Row { work: timeline.work(stage, 0), span: timeline.span(stage, 0) };
+        let row =
+            |stage| AsyncStageRow { work: timeline.work(stage, 0), span: timeline.span(stage, 0) };
         Self {
             kind: program.kind.name(),
             p: program.placement.stage_count(),
@@ -90,7 +95,7 @@ impl Report {
             bubble_span: timeline.bubble_span(0),
             bubble_sync: timeline.bubble_sync(0),
             period: steady.as_ref().map(|steady| steady.period),
-            steady: steady.as_ref().map(Rhythm::new),
+            steady: steady.as_ref().map(SteadyState::new),
             peak_mem: peak(|peak| peak.both),
             peak_activations: peak(|peak| peak.activations),
             peak_versions: peak(|peak| peak.versions),
@@ -100,14 +105,14 @@ impl Report {
     }
 
     /// Writes the report as one JSON object.
-    pub fn write_json(&self, out: &mut dyn Write) -> Result<(), Stop> {
+    pub fn write_json(&self, out: &mut dyn Write) -> Result<(), CommandError> {
         let text = serde_json::to_string_pretty(self).expect("finite numbers are JSON");
         writeln!(out, "{text}")?;
         Ok(())
     }
 
     /// What was measured, and a row a stage.
-    pub fn write_table(&self, out: &mut dyn Write) -> Result<(), Stop> {
+    pub fn write_table(&self, out: &mut dyn Write) -> Result<(), CommandError> {
         let pipelines = match self.pipelines {
             1 => String::new(),
             pipelines => format!(", in turn through {pipelines} pipelines"),
@@ -128,7 +133,7 @@ impl Report {
             "\n{:<6} {:>10} {:>10} {:>10} {:>12} {:>12} {:>10} {:>10}",
             "stage", "work", "idle", "span", "idle/step", "activations", "versions", "peak"
         )?;
-        for (stage, Row { work, span }) in self.rows.iter().enumerate() {
+        for (stage, AsyncStageRow { work, span }) in self.rows.iter().enumerate() {
             let idle = self.steady.as_ref().map(|steady| short(steady.idle[stage]));
             writeln!(
                 out,
@@ -150,7 +155,7 @@ impl Report {
 
     fn rhythm_line(&self) -> String {
         match self.period.zip(self.steady.as_ref()) {
-            Some((period, Rhythm { from_step, to_step, bubble, .. })) => format!(
+            Some((period, SteadyState { from_step, to_step, bubble, .. })) => format!(
                 "full pipeline, from the end of step {from_step} to that of step {to_step}: a step \
                  every {}, bubble {:.2} %",
                 short(period),

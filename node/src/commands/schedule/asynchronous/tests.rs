@@ -6,21 +6,21 @@ use zbelastic_schedule::ChunkTimes;
 use zbelastic_schedule::asynchronous::{AsyncKind, AsyncOp};
 
 use super::super::inputs::program_text;
-use super::{Memory, Replay, replay_with_memory};
-use crate::args::{Cli, Command, ScheduleCommand};
+use super::{AsyncMemoryCosts, AsyncSimulationInput, replay_with_memory};
+use crate::args::{Cli, CliCommand, ScheduleCommand};
 use crate::commands::schedule;
 use crate::commands::schedule::input_error::{InputError, failure};
-use crate::failure::Stop;
+use crate::failure::CommandError;
 
 fn command(line: &str) -> ScheduleCommand {
     let words = ["zbelastic", "schedule"].into_iter().chain(line.split_whitespace());
     let command = Cli::try_parse_from(words).expect("legal").command;
-    let Command::Schedule(command) = command else { panic!("{line}") };
+    let CliCommand::Schedule(command) = command else { panic!("{line}") };
     command
 }
 
 /// `schedule simulate` with these flags.
-fn read(flags: &str) -> Result<(Replay, Memory), Vec<InputError>> {
+fn read(flags: &str) -> Result<(AsyncSimulationInput, AsyncMemoryCosts), Vec<InputError>> {
     let ScheduleCommand::Simulate(args) = command(&format!("simulate {flags}")) else {
         panic!("simulate")
     };
@@ -41,7 +41,7 @@ fn json(line: &str) -> Value {
 
 fn refused(line: &str) -> String {
     let stop = schedule::run(&command(line), &mut Vec::new()).expect_err("it is wrong");
-    let Stop::Failed(failure) = stop else { panic!("{line}: {stop:?}") };
+    let CommandError::Failed(failure) = stop else { panic!("{line}: {stop:?}") };
     failure.details.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 

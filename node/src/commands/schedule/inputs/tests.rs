@@ -3,15 +3,15 @@ use std::fs;
 use clap::Parser;
 use zbelastic_schedule::{ChunkMemory, ChunkTimes, Window};
 
-use super::{Replay, program_text, replay_with_memory};
-use crate::args::{Cli, Command, ScheduleCommand};
+use super::{SimulationInput, program_text, replay_with_memory};
+use crate::args::{Cli, CliCommand, ScheduleCommand};
 use crate::commands::schedule::input_error::{InputError, failure};
 
 /// `schedule simulate` with these flags.
-fn read(flags: &str) -> Result<(Replay, Vec<ChunkMemory>), Vec<InputError>> {
+fn read(flags: &str) -> Result<(SimulationInput, Vec<ChunkMemory>), Vec<InputError>> {
     let line = format!("zbelastic schedule simulate {flags}");
     let command = Cli::try_parse_from(line.split_whitespace()).expect("legal").command;
-    let Command::Schedule(ScheduleCommand::Simulate(args)) = command else { panic!("simulate") };
+    let CliCommand::Schedule(ScheduleCommand::Simulate(args)) = command else { panic!("simulate") };
     let text = program_text(&args.program)?;
     replay_with_memory(&args, text.as_deref())
 }

@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use super::super::super::tests::bench::{client, client_config, loopback, server};
 use super::super::super::*;
-use super::super::ask::request_bytes;
 use super::super::pinned;
+use super::super::requester::request_bytes;
 use super::stage::{cluster, setup};
 
 /// A hang is a failure that says so. No test waits for it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Both ends of one connection between a joiner and a controller.
-async fn connection(own: &Credentials, token: &Token) -> [(quinn::Connection, quinn::Endpoint); 2] {
-    let server = server(own.server_config(Doors::MembersAndJoiners).unwrap());
+async fn connection(
+    own: &Credentials,
+    token: &JoinToken,
+) -> [(quinn::Connection, quinn::Endpoint); 2] {
+    let server = server(own.server_config(AcceptedDiallers::MembersAndJoiners).unwrap());
     let client = client();
     let (config, _) = pinned::client_config(token.pin()).unwrap();
     let address = server.local_addr().unwrap();
@@ -26,7 +29,7 @@ async fn connection(own: &Credentials, token: &Token) -> [(quinn::Connection, qu
 #[tokio::test]
 async fn both_ends_of_a_connection_know_its_value_and_another_has_another() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let [first, second] = connection(&own, &token).await;
     let [third, _] = connection(&own, &token).await;
     let value = ChannelBinding::of(&first.0).unwrap();
@@ -38,7 +41,7 @@ async fn both_ends_of_a_connection_know_its_value_and_another_has_another() {
 #[tokio::test]
 async fn a_proof_replayed_on_another_connection_is_refused() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let [joiner, controller] = connection(&own, &token).await;
     let [thief, again] = connection(&own, &token).await;
 

@@ -7,14 +7,14 @@ use zbelastic_types::{ClusterId, NodeId};
 
 use super::super::super::*;
 use super::stage::{
-    NODE, Note, believing, cluster, contact, controller, first_controller, grant, join,
+    JoinServerNote, NODE, believing, cluster, contact, controller, first_controller, grant, join,
     other_cluster, setup,
 };
 
 #[tokio::test]
 async fn a_worker_joins_with_nothing_but_a_token() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let mut controller = believing(&authority, &own, &token);
     let setup = setup(token, PeerRole::Worker, vec![controller.address]);
     let joined = join(&setup).await.unwrap();
@@ -27,7 +27,7 @@ async fn a_worker_joins_with_nothing_but_a_token() {
     assert_eq!(joined.controllers, [contact("10.0.0.4:7000".parse().unwrap())]);
     assert!(joined.authority.is_none());
 
-    let Some(Note::Attempt(attempt)) = controller.notes.recv().await else { panic!() };
+    let Some(JoinServerNote::Attempt(attempt)) = controller.notes.recv().await else { panic!() };
     assert_eq!((attempt.role, attempt.name.as_str()), (PeerRole::Worker, "gpu-7"));
     assert_eq!(attempt.key_digest(), setup.key.digest());
     assert_eq!(attempt.addresses, setup.advertised);
@@ -37,7 +37,7 @@ async fn a_worker_joins_with_nothing_but_a_token() {
 #[tokio::test]
 async fn a_controller_that_joins_gets_the_authority() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Controller, authority.pin());
+    let token = JoinToken::create(PeerRole::Controller, authority.pin());
     let controller = believing(&authority, &own, &token);
     let joined = join(&setup(token, PeerRole::Controller, vec![controller.address])).await.unwrap();
     let arrived = joined.authority.unwrap();
@@ -52,11 +52,11 @@ async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_
     let own = first_controller(&new);
     for pin in [old.pin(), new.pin()] {
         for role in [PeerRole::Worker, PeerRole::Controller] {
-            let token = Token::create(role, pin);
+            let token = JoinToken::create(role, pin);
             let controller = believing(&new, &own, &token);
             let joined = join(&setup(token, role, vec![controller.address])).await.unwrap();
             assert!(joined.credentials.is_by(new.certificate()));
-            assert!(joined.credentials.believes(pin));
+            assert!(joined.credentials.trusts(pin));
             let pins = joined.authority.map(|authority| authority.pin());
             assert_eq!(pins, (role == PeerRole::Controller).then(|| new.pin()));
         }
@@ -66,7 +66,7 @@ async fn tokens_of_the_old_authority_and_of_the_new_one_let_in_once_the_new_one_
 #[tokio::test]
 async fn the_same_joiner_asking_again_is_recognised_by_its_key() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let mut controller = believing(&authority, &own, &token);
     let again = setup(token.clone(), PeerRole::Worker, vec![controller.address]);
     let other = setup(token, PeerRole::Worker, vec![controller.address]);
@@ -74,7 +74,7 @@ async fn the_same_joiner_asking_again_is_recognised_by_its_key() {
         join(setup).await.unwrap();
     }
     let mut digests = Vec::new();
-    while let Ok(Note::Attempt(attempt)) = controller.notes.try_recv() {
+    while let Ok(JoinServerNote::Attempt(attempt)) = controller.notes.try_recv() {
         digests.push(attempt.key_digest());
     }
     assert_eq!(digests, [again.key.digest(), again.key.digest(), other.key.digest()]);
@@ -83,7 +83,7 @@ async fn the_same_joiner_asking_again_is_recognised_by_its_key() {
 #[tokio::test]
 async fn a_joiner_follows_to_the_controller_that_leads() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let leader = believing(&authority, &own, &token);
     let known = vec![leader.address];
     let follower = controller(&own, move |_| {
@@ -117,14 +117,14 @@ async fn a_member_whose_certificate_ended_asks_with_its_key_and_no_token() {
     let mut elsewhere = believing(&authority, &stranger, &setup.token);
     let setup = JoinSetup { cluster: vec![elsewhere.address], ..setup };
     assert!(join(&setup).await.is_err());
-    assert!(matches!(controller.notes.recv().await, Some(Note::Attempt(_))));
-    assert!(!matches!(elsewhere.notes.recv().await, Some(Note::Attempt(_))));
+    assert!(matches!(controller.notes.recv().await, Some(JoinServerNote::Attempt(_))));
+    assert!(!matches!(elsewhere.notes.recv().await, Some(JoinServerNote::Attempt(_))));
 }
 
 #[tokio::test]
 async fn addresses_that_do_not_help_are_passed_over() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let leader = believing(&authority, &own, &token);
     let electing = controller(&own, |_| Some(JoinAnswer::Refused(JoinRefusal::NotReady)));
     let silent = controller(&own, |_| None);
@@ -136,7 +136,7 @@ async fn addresses_that_do_not_help_are_passed_over() {
 #[tokio::test]
 async fn controllers_that_point_at_each_other_end_the_attempt() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let other = Arc::new(OnceLock::new());
     let known = Arc::clone(&other);
     let first = controller(&own, move |_| {
@@ -160,7 +160,7 @@ async fn fault_of(
     change: fn(&ClusterAuthority, &JoinAttempt, JoinGrant) -> JoinGrant,
 ) -> GrantFault {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let granting = authority.clone();
     let controller = controller(&own, move |attempt| {
         let good = grant(&granting, attempt);
@@ -226,7 +226,10 @@ async fn a_grant_by_another_authority_is_not_believed() {
         regrant(&forged, &attempt.key, attempt.role, UnixSeconds::now())
     });
     let fault = fault.await;
-    assert!(matches!(fault, GrantFault::Unbelievable(PeerRefusal::Untrusted(_))), "{fault}");
+    assert!(
+        matches!(fault, GrantFault::Unbelievable(PeerIdentityRefusal::Untrusted(_))),
+        "{fault}"
+    );
 }
 
 #[tokio::test]
@@ -235,7 +238,7 @@ async fn a_grant_from_a_clock_an_hour_ahead_names_both_clocks() {
         regrant(authority, &attempt.key, attempt.role, UnixSeconds::now().plus(3600))
     });
     let fault = fault.await;
-    assert!(matches!(fault, GrantFault::Unbelievable(PeerRefusal::Clock(_))), "{fault}");
+    assert!(matches!(fault, GrantFault::Unbelievable(PeerIdentityRefusal::Clock(_))), "{fault}");
     assert!(fault.to_string().contains("E2010"), "{fault}");
 }
 

@@ -14,7 +14,7 @@ const HERE: ChannelBinding = ChannelBinding([5; 32]);
 fn request<'a>(name: &'a str, request: &'a [u8], addresses: usize) -> JoinRequest<'a> {
     let address: SocketAddr = "[2001:db8::1]:65535".parse().unwrap();
     JoinRequest {
-        token: TokenId(7),
+        token: JoinTokenId(7),
         role: PeerRole::Worker,
         name,
         request,
@@ -59,7 +59,7 @@ async fn a_name_that_is_none_is_refused_as_such() {
     for name in ["", "GPU", "a\x1b[31m", "<script>", &"x".repeat(64)] {
         let fault = read(&request(name, &key, 0)).await.unwrap_err();
         let JoinReadFault::Refused(refusal) = fault else { panic!("{fault}") };
-        assert_eq!(refusal, JoinRefusal::WrongName(NameRefusal::Form(NameFault)));
+        assert_eq!(refusal, JoinRefusal::WrongName(NameRefusal::Form(NodeNameFault)));
     }
 }
 
@@ -67,7 +67,7 @@ async fn a_name_that_is_none_is_refused_as_such() {
 async fn a_signing_request_that_is_none_is_refused_as_such() {
     let fault = read(&request("gpu-7", b"none", 0)).await.unwrap_err();
     let JoinReadFault::Refused(refusal) = fault else { panic!("{fault}") };
-    assert_eq!(refusal, JoinRefusal::WrongRequest(RequestFault::Damaged));
+    assert_eq!(refusal, JoinRefusal::WrongRequest(SigningRequestFault::Damaged));
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use super::super::super::tests::bench::{DAY_SECONDS, client, member};
 use super::super::super::*;
 use super::stage::{
-    Note, believing, cluster, controller, first_controller, join, other_cluster, setup,
+    JoinServerNote, believing, cluster, controller, first_controller, join, other_cluster, setup,
 };
 
 async fn refusal_of(refusal: JoinRefusal) -> JoinRefusal {
@@ -11,7 +11,7 @@ async fn refusal_of(refusal: JoinRefusal) -> JoinRefusal {
     let told = refusal.clone();
     let controller = controller(&own, move |_| Some(JoinAnswer::Refused(told.clone())));
     let address = controller.address;
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let error = join(&setup(token, PeerRole::Worker, vec![controller.address])).await.unwrap_err();
     let JoinError::Refused { address: from, refusal } = error else { panic!("{error}") };
     assert_eq!(from, address);
@@ -20,7 +20,7 @@ async fn refusal_of(refusal: JoinRefusal) -> JoinRefusal {
 
 #[tokio::test]
 async fn a_refused_token_is_told_with_its_code_its_id_and_the_time() {
-    let (token, at) = (TokenId(0xc0ffee), UnixSeconds(1_800_000_000));
+    let (token, at) = (JoinTokenId(0xc0ffee), UnixSeconds(1_800_000_000));
     let refusals = [
         ("E2002", JoinRefusal::TokenExpired { token, at }),
         ("E2004", JoinRefusal::TokenSpent { token, uses: 1, at }),
@@ -36,7 +36,7 @@ async fn a_refused_token_is_told_with_its_code_its_id_and_the_time() {
 
 #[tokio::test]
 async fn every_other_refusal_arrives_as_it_was_said() {
-    let token = TokenId(7);
+    let token = JoinTokenId(7);
     let (expected, found) = (PeerRole::Worker, PeerRole::Controller);
     let refusals = [
         JoinRefusal::TokenRevoked { token },
@@ -55,13 +55,13 @@ async fn every_other_refusal_arrives_as_it_was_said() {
 #[tokio::test]
 async fn a_token_with_another_secret_is_refused() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let verifier = token.verifier();
     let controller = controller(&own, move |attempt| {
         let refusal = attempt.check_proof(&verifier).unwrap_err();
         Some(JoinAnswer::Refused(refusal))
     });
-    let other = Token::create(PeerRole::Worker, authority.pin());
+    let other = JoinToken::create(PeerRole::Worker, authority.pin());
     let setup = setup(other.clone(), PeerRole::Worker, vec![controller.address]);
     let JoinError::Refused { refusal, .. } = join(&setup).await.unwrap_err() else { panic!() };
     assert_eq!(refusal, JoinRefusal::WrongProof { token: other.id() });
@@ -71,13 +71,13 @@ async fn a_token_with_another_secret_is_refused() {
 /// nothing but a failed handshake.
 async fn hangs_up(authority: &ClusterAuthority, server: &Credentials) -> JoinServerFault {
     let mut controller = controller(server, |_| panic!("nothing may arrive"));
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let setup = setup(token, PeerRole::Worker, vec![controller.address]);
     let error = join(&setup).await.unwrap_err();
     let JoinError::WrongServer { address, fault } = error else { panic!("{error}") };
     assert_eq!(address, controller.address);
     let note = controller.notes.recv().await;
-    let Some(Note::HungUp(text)) = note else { panic!("{note:?}") };
+    let Some(JoinServerNote::HungUp(text)) = note else { panic!("{note:?}") };
     // TLS reports to the server that the handshake failed, and the reason.
     assert!(text.contains(&fault.to_string()), "{text}");
     assert!(controller.notes.try_recv().is_err());
@@ -127,7 +127,7 @@ async fn a_joiner_whose_clock_differs_from_the_servers_certificate_hangs_up_with
         let node = zbelastic_types::NodeId(1);
         let own = authority.credentials(PeerRole::Controller, node, issued).unwrap();
         let fault = hangs_up(&authority, &own).await;
-        assert!(matches!(fault, JoinServerFault::Peer(PeerRefusal::Clock(_))), "{fault}");
+        assert!(matches!(fault, JoinServerFault::Peer(PeerIdentityRefusal::Clock(_))), "{fault}");
         let text = fault.to_string();
         assert!(text.contains("E2010") && text.contains(&issued.to_string()), "{text}");
     }
@@ -136,7 +136,7 @@ async fn a_joiner_whose_clock_differs_from_the_servers_certificate_hangs_up_with
 #[tokio::test]
 async fn a_joiner_whose_clock_is_an_hour_off_spends_no_token_and_is_told_both_clocks() {
     let (authority, own) = cluster();
-    let token = Token::create(PeerRole::Worker, authority.pin());
+    let token = JoinToken::create(PeerRole::Worker, authority.pin());
     let mut controller = believing(&authority, &own, &token);
     let setup = setup(token, PeerRole::Worker, vec![controller.address]);
     let now = UnixSeconds::now();
@@ -147,7 +147,7 @@ async fn a_joiner_whose_clock_is_an_hour_off_spends_no_token_and_is_told_both_cl
         let text = error.to_string();
         assert!(text.contains("E2010") && text.contains(&theirs.to_string()), "{text}");
         let note = controller.notes.recv().await;
-        let Some(Note::Fault(fault)) = note else { panic!("{note:?}") };
+        let Some(JoinServerNote::Fault(fault)) = note else { panic!("{note:?}") };
         assert!(fault.to_string().contains("E2010"), "{fault}");
     }
 }

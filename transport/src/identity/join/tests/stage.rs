@@ -16,7 +16,7 @@ const NOTES_MAX: usize = 64;
 
 /// What came to a controller.
 #[derive(Debug)]
-pub(super) enum Note {
+pub(super) enum JoinServerNote {
     /// No attempt: the handshake failed, with this text.
     HungUp(String),
     /// An attempt, as it was decided about.
@@ -25,54 +25,62 @@ pub(super) enum Note {
     Fault(JoinServeFault),
 }
 
-pub(super) struct Controller {
+pub(super) struct JoinServer {
     pub address: SocketAddr,
-    pub notes: mpsc::Receiver<Note>,
+    pub notes: mpsc::Receiver<JoinServerNote>,
     // An endpoint that is dropped closes what runs on it.
     _endpoint: quinn::Endpoint,
 }
 
 /// What a controller answers.
-type Decision = Arc<dyn Fn(&JoinAttempt) -> Option<JoinAnswer> + Send + Sync>;
+type JoinDecision = Arc<dyn Fn(&JoinAttempt) -> Option<JoinAnswer> + Send + Sync>;
 
 /// A controller with these credentials that answers what `decide` returns, or not at all.
 pub(super) fn controller(
     own: &Credentials,
     decide: impl Fn(&JoinAttempt) -> Option<JoinAnswer> + Send + Sync + 'static,
-) -> Controller {
-    let endpoint = server(own.server_config(Doors::MembersAndJoiners).unwrap());
+) -> JoinServer {
+    let endpoint = server(own.server_config(AcceptedDiallers::MembersAndJoiners).unwrap());
     let address = endpoint.local_addr().unwrap();
     let (sender, notes) = mpsc::channel(NOTES_MAX);
     tokio::spawn(accept_all(endpoint.clone(), sender, Arc::new(decide)));
-    Controller { address, notes, _endpoint: endpoint }
+    JoinServer { address, notes, _endpoint: endpoint }
 }
 
-async fn accept_all(endpoint: quinn::Endpoint, notes: mpsc::Sender<Note>, decide: Decision) {
+async fn accept_all(
+    endpoint: quinn::Endpoint,
+    notes: mpsc::Sender<JoinServerNote>,
+    decide: JoinDecision,
+) {
     while let Some(incoming) = endpoint.accept().await {
         tokio::spawn(accept_one(incoming, notes.clone(), Arc::clone(&decide)));
     }
 }
 
-async fn accept_one(incoming: quinn::Incoming, notes: mpsc::Sender<Note>, decide: Decision) {
+async fn accept_one(
+    incoming: quinn::Incoming,
+    notes: mpsc::Sender<JoinServerNote>,
+    decide: JoinDecision,
+) {
     let connection = match incoming.await {
         Ok(connection) => connection,
-        Err(error) => return notes.try_send(Note::HungUp(error.to_string())).unwrap(),
+        Err(error) => return notes.try_send(JoinServerNote::HungUp(error.to_string())).unwrap(),
     };
-    assert_eq!(Accepted::of(&connection), Ok(Accepted::Joiner));
+    assert_eq!(AcceptedPeer::of(&connection), Ok(AcceptedPeer::Joiner));
     let noted = notes.clone();
     let served = serve_join(&connection, UnixSeconds::now(), move |attempt, reply| {
         let answer = decide(&attempt);
-        noted.try_send(Note::Attempt(attempt)).unwrap();
+        noted.try_send(JoinServerNote::Attempt(attempt)).unwrap();
         if let Some(answer) = answer {
             reply.answer(answer);
         }
     });
     if let Err(fault) = served.await {
-        notes.try_send(Note::Fault(fault)).unwrap();
+        notes.try_send(JoinServerNote::Fault(fault)).unwrap();
     }
 }
 
-pub(super) fn setup(token: Token, role: PeerRole, cluster: Vec<SocketAddr>) -> JoinSetup {
+pub(super) fn setup(token: JoinToken, role: PeerRole, cluster: Vec<SocketAddr>) -> JoinSetup {
     JoinSetup {
         token,
         role,
@@ -83,7 +91,7 @@ pub(super) fn setup(token: Token, role: PeerRole, cluster: Vec<SocketAddr>) -> J
     }
 }
 
-pub(super) async fn join(setup: &JoinSetup) -> Result<Joined, JoinError> {
+pub(super) async fn join(setup: &JoinSetup) -> Result<JoinedMember, JoinError> {
     request_certificate(&client(), setup, UnixSeconds::now()).await
 }
 
@@ -114,8 +122,8 @@ pub(super) fn grant(authority: &ClusterAuthority, attempt: &JoinAttempt) -> Join
 pub(super) fn believing(
     authority: &ClusterAuthority,
     own: &Credentials,
-    token: &Token,
-) -> Controller {
+    token: &JoinToken,
+) -> JoinServer {
     let (authority, token) = (authority.clone(), token.clone());
     controller(own, move |attempt| {
         assert_eq!(attempt.token, token.id());

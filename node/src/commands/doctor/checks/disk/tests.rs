@@ -4,70 +4,72 @@ use std::io;
 use std::time::Duration;
 
 use super::{
-    Bytes, Check, DiskFacts, FILES_ENOUGH, FILES_LEAST, FREE_ENOUGH, FREE_LEAST, Finding,
-    FolderState, Level, Obstacle, Room, SYNC_SLOW, SYNC_UNREAL, check_disk, check_permissions,
-    check_sync, time_text,
+    Bytes, DiskFacts, DoctorCheck, DoctorFinding, FILES_ENOUGH, FILES_LEAST, FREE_ENOUGH,
+    FREE_LEAST, FilesystemSpace, FolderState, Obstacle, SYNC_SLOW, SYNC_UNREAL, Severity,
+    check_disk, check_permissions, check_sync, time_text,
 };
 
-const ROOM: Room =
-    Room { free: FREE_ENOUGH, files_free: 1 << 20, files: 1 << 21, is_read_only: false };
-const TOO_LITTLE: Level = Level::Error(Obstacle::TooLittle);
-const WRONG_STATE: Level = Level::Error(Obstacle::WrongState);
+const ROOM: FilesystemSpace =
+    FilesystemSpace { free: FREE_ENOUGH, files_free: 1 << 20, files: 1 << 21, is_read_only: false };
+const TOO_LITTLE: Severity = Severity::Error(Obstacle::TooLittle);
+const WRONG_STATE: Severity = Severity::Error(Obstacle::WrongState);
 
-fn disk(room: Room) -> DiskFacts {
+fn disk(room: FilesystemSpace) -> DiskFacts {
     DiskFacts {
         folder: "data".into(),
         state: FolderState::Exists,
-        room: Ok(room),
+        space: Ok(room),
         filesystem: Some("ext4".to_owned()),
         sync_times: Ok(vec![Duration::from_millis(1)]),
     }
 }
 
-fn finding(facts: &DiskFacts, check: Check) -> Finding {
+fn finding(facts: &DiskFacts, check: DoctorCheck) -> DoctorFinding {
     let found = check_disk(facts).into_iter().find(|finding| finding.check == check);
     found.expect("it was looked at")
 }
 
 #[test]
 fn space_is_judged_by_what_checkpoints_take() {
-    let level = |bytes| finding(&disk(Room { free: Bytes(bytes), ..ROOM }), Check::DiskSpace).level;
+    let level = |bytes| {
+        finding(&disk(FilesystemSpace { free: Bytes(bytes), ..ROOM }), DoctorCheck::DiskSpace).level
+    };
     assert_eq!(level(FREE_LEAST.0 - 1), TOO_LITTLE);
-    assert_eq!(level(FREE_LEAST.0), Level::Warning);
-    assert_eq!(level(FREE_ENOUGH.0 - 1), Level::Warning);
-    assert_eq!(level(FREE_ENOUGH.0), Level::Fine);
-    let read_only = Room { is_read_only: true, ..ROOM };
-    assert_eq!(finding(&disk(read_only), Check::DiskSpace).level, WRONG_STATE);
+    assert_eq!(level(FREE_LEAST.0), Severity::Warning);
+    assert_eq!(level(FREE_ENOUGH.0 - 1), Severity::Warning);
+    assert_eq!(level(FREE_ENOUGH.0), Severity::Fine);
+    let read_only = FilesystemSpace { is_read_only: true, ..ROOM };
+    assert_eq!(finding(&disk(read_only), DoctorCheck::DiskSpace).level, WRONG_STATE);
 }
 
 #[test]
 fn files_are_judged_where_they_are_counted() {
     let level = |files_free, files| {
-        finding(&disk(Room { files_free, files, ..ROOM }), Check::DiskFiles).level
+        finding(&disk(FilesystemSpace { files_free, files, ..ROOM }), DoctorCheck::DiskFiles).level
     };
     assert_eq!(level(FILES_LEAST - 1, 1 << 20), TOO_LITTLE);
-    assert_eq!(level(FILES_LEAST, 1 << 20), Level::Warning);
-    assert_eq!(level(FILES_ENOUGH - 1, 1 << 20), Level::Warning);
-    assert_eq!(level(FILES_ENOUGH, 1 << 20), Level::Fine);
-    assert_eq!(level(0, 0), Level::Fine);
+    assert_eq!(level(FILES_LEAST, 1 << 20), Severity::Warning);
+    assert_eq!(level(FILES_ENOUGH - 1, 1 << 20), Severity::Warning);
+    assert_eq!(level(FILES_ENOUGH, 1 << 20), Severity::Fine);
+    assert_eq!(level(0, 0), Severity::Fine);
 }
 
 #[test]
 fn room_that_cannot_be_seen_is_worth_a_note() {
-    let hidden = DiskFacts { room: Err(io::ErrorKind::PermissionDenied), ..disk(ROOM) };
-    assert_eq!(finding(&hidden, Check::DiskSpace).level, Level::Note);
+    let hidden = DiskFacts { space: Err(io::ErrorKind::PermissionDenied), ..disk(ROOM) };
+    assert_eq!(finding(&hidden, DoctorCheck::DiskSpace).level, Severity::Note);
 }
 
 #[test]
 fn writes_are_neither_too_slow_nor_too_quick_to_be_true() {
     let level = |time, is_in_memory| check_sync(&[time], is_in_memory).level;
     let tick = Duration::from_nanos(1);
-    assert_eq!(level(SYNC_UNREAL - tick, false), Level::Warning);
-    assert_eq!(level(SYNC_UNREAL - tick, true), Level::Fine);
-    assert_eq!(level(SYNC_UNREAL, false), Level::Fine);
-    assert_eq!(level(SYNC_SLOW, false), Level::Fine);
-    assert_eq!(level(SYNC_SLOW + tick, false), Level::Warning);
-    assert_eq!(check_sync(&[], false).level, Level::Warning);
+    assert_eq!(level(SYNC_UNREAL - tick, false), Severity::Warning);
+    assert_eq!(level(SYNC_UNREAL - tick, true), Severity::Fine);
+    assert_eq!(level(SYNC_UNREAL, false), Severity::Fine);
+    assert_eq!(level(SYNC_SLOW, false), Severity::Fine);
+    assert_eq!(level(SYNC_SLOW + tick, false), Severity::Warning);
+    assert_eq!(check_sync(&[], false).level, Severity::Warning);
 }
 
 #[test]
@@ -75,7 +77,7 @@ fn one_slow_write_is_not_what_half_of_them_take() {
     let mut times = vec![Duration::from_micros(300); 19];
     times.insert(0, Duration::from_secs(2));
     let finding = check_sync(&times, false);
-    assert_eq!(finding.level, Level::Fine);
+    assert_eq!(finding.level, Severity::Fine);
     assert_eq!(finding.what, "half of 20 writes took up to 300 us");
     assert_eq!(time_text(Duration::from_micros(9999)), "9999 us");
     assert_eq!(time_text(Duration::from_millis(10)), "10 ms");
@@ -83,8 +85,9 @@ fn one_slow_write_is_not_what_half_of_them_take() {
 
 #[test]
 fn a_disk_that_takes_nothing_is_full_or_not_ours() {
-    let level =
-        |kind| finding(&DiskFacts { sync_times: Err(kind), ..disk(ROOM) }, Check::DiskSync).level;
+    let level = |kind| {
+        finding(&DiskFacts { sync_times: Err(kind), ..disk(ROOM) }, DoctorCheck::DiskSync).level
+    };
     assert_eq!(level(io::ErrorKind::StorageFull), TOO_LITTLE);
     assert_eq!(level(io::ErrorKind::QuotaExceeded), TOO_LITTLE);
     assert_eq!(level(io::ErrorKind::PermissionDenied), WRONG_STATE);
@@ -95,19 +98,19 @@ fn a_disk_that_takes_nothing_is_full_or_not_ours() {
 fn what_does_not_stay_is_warned_of() {
     let level = |kind: Option<&str>| {
         let filesystem = kind.map(str::to_owned);
-        finding(&DiskFacts { filesystem, ..disk(ROOM) }, Check::DataFolder).level
+        finding(&DiskFacts { filesystem, ..disk(ROOM) }, DoctorCheck::DataFolder).level
     };
-    assert_eq!(level(Some("ext4")), Level::Fine);
-    assert_eq!(level(Some("xfs")), Level::Fine);
-    assert_eq!(level(None), Level::Fine);
+    assert_eq!(level(Some("ext4")), Severity::Fine);
+    assert_eq!(level(Some("xfs")), Severity::Fine);
+    assert_eq!(level(None), Severity::Fine);
     for kind in ["tmpfs", "overlay", "nfs4"] {
-        assert_eq!(level(Some(kind)), Level::Warning, "{kind}");
+        assert_eq!(level(Some(kind)), Severity::Warning, "{kind}");
     }
 }
 
 #[test]
 fn a_folder_is_there_or_will_be_and_is_nothing_else() {
-    let finding = |state| finding(&DiskFacts { state, ..disk(ROOM) }, Check::DataFolder);
+    let finding = |state| finding(&DiskFacts { state, ..disk(ROOM) }, DoctorCheck::DataFolder);
     assert_eq!(finding(FolderState::Exists).what, "data, on ext4");
     assert_eq!(finding(FolderState::Absent).what, "data would be made, on ext4");
     assert_eq!(finding(FolderState::NoFolder).level, WRONG_STATE);
@@ -117,7 +120,7 @@ fn a_folder_is_there_or_will_be_and_is_nothing_else() {
 
 #[test]
 fn each_open_key_is_an_error() {
-    assert_eq!(check_permissions(&[])[0].level, Level::Fine);
+    assert_eq!(check_permissions(&[])[0].level, Severity::Fine);
     let found = check_permissions(&["key.pem is open".to_owned(), "identity is open".to_owned()]);
     assert_eq!(found.iter().map(|finding| finding.level).collect::<Vec<_>>(), [WRONG_STATE; 2]);
 }

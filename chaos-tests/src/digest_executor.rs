@@ -1,0 +1,538 @@
+//! The digest model's workbench and copies.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use zbelastic_consensus::validation::{Seal, TensorSum, Turn};
+use zbelastic_kernels::{AllocateError, HostFloats, Loss, TensorHandle};
+use zbelastic_schedule::{Flow, Pass, Placement};
+use zbelastic_trainer::data::TokenBatch;
+use zbelastic_trainer::elastic::{
+    CopyRefusal, GradientPart, GradientProgress, LayerCopy, LayerImage, StageFactory, layer_digest,
+};
+use zbelastic_trainer::stage::{
+    Injection, StageExecutor, StageSetup, StashStoreError, UpdateRequest,
+};
+use zbelastic_types::{ChunkIndex, Digest, LayerId, MicrobatchIndex, SliceIndex, StageIndex, Step};
+
+use crate::bug::{self, Bug};
+use crate::digest_model::{
+    DigestGradient, DigestLayerState, DigestShape, FRAME_LEN, mix, pack, passes, tokens, unpack,
+};
+use crate::numeric_faults::NumericFaults;
+
+/// A layer on a workbench.
+#[derive(Clone, Debug)]
+struct DigestLayer {
+    id: LayerId,
+    version: Step,
+    state: DigestLayerState,
+    candidate: Option<u64>,
+    g: DigestGradient,
+}
+
+impl DigestLayer {
+    fn of_image(image: &LayerImage) -> Self {
+        let state = DigestLayerState::of_image(image);
+        let (id, version) = (image.layer, image.version);
+        Self { id, version, state, candidate: None, g: DigestGradient::default() }
+    }
+
+    fn live(&self) -> u64 {
+        self.candidate.unwrap_or(self.state.weights())
+    }
+
+    fn commit(&mut self, order: UpdateRequest) {
+        assert_eq!(self.version, order.step, "R8: a verdict is applied once");
+        let candidate = self.candidate.take().expect("a candidate is committed");
+        self.state = self.state.committed(candidate, self.g, order.clip);
+        self.version = order.step.next();
+    }
+
+    fn skip(&mut self, step: Step) {
+        assert_eq!(self.version, step, "R8: a verdict is applied once");
+        (self.candidate, self.version) = (None, step.next());
+    }
+}
+
+/// What a pass keeps from F until W.
+#[derive(Clone, Debug, Default)]
+struct DigestStash {
+    inputs: Vec<u64>,
+    gradients: Vec<u64>,
+    target: u64,
+    end: u64,
+    /// What later slices add to each layer's gradient.
+    added: Vec<u64>,
+}
+
+/// A stage on hashes.
+pub struct DigestStageExecutor {
+    shape: DigestShape,
+    chunks: BTreeMap<ChunkIndex, Vec<DigestLayer>>,
+    stashes: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), DigestStash>,
+    /// What passes keep while it is away.
+    offloaded: BTreeMap<(ChunkIndex, MicrobatchIndex, SliceIndex), DigestStash>,
+    slice_count: u32,
+    placement: Placement,
+    accumulated: BTreeMap<ChunkIndex, u32>,
+    result: Option<(Flow, Pass, u64)>,
+    faults: NumericFaults,
+    /// Whether another node keeps a copy, and would notice a wrong number.
+    is_copied: bool,
+    /// Passes run and turns dropped: what only a known bug looks at.
+    passes_run: u64,
+    turns_dropped: u64,
+    dropped: u64,
+    leftovers: Rc<RefCell<BTreeMap<LayerId, DigestGradient>>>,
+    is_first_turn: bool,
+}
+
+impl DigestStageExecutor {
+    /// The layers that this stage speaks for.
+    fn layers(&self) -> impl Iterator<Item = &DigestLayer> {
+        self.layers_of_replica(|replica| replica == 0)
+    }
+
+    fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &DigestLayer> {
+        let chunks =
+            self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
+        chunks.flat_map(|(_, layers)| layers)
+    }
+
+    fn layers_mut(&mut self) -> impl Iterator<Item = &mut DigestLayer> {
+        self.chunks.values_mut().flatten()
+    }
+
+    fn has_end(&self, chunk: ChunkIndex) -> bool {
+        let last = self.chunks[&chunk].last().expect("a chunk has layers");
+        last.id.0 + 1 == self.shape.layer_count()
+    }
+
+    /// What earlier slices of a pass left at a layer, in order.
+    fn earlier(&self, pass: Pass, layer: usize) -> impl Iterator<Item = u64> + '_ {
+        let Pass { chunk, microbatch, slice } = pass;
+        let before = (chunk, microbatch, SliceIndex(0))..(chunk, microbatch, slice);
+        self.stashes.range(before).map(move |(_, stash)| stash.inputs[layer])
+    }
+
+    fn draw(&self, step: Step, microbatch: MicrobatchIndex, layer: LayerId) -> u64 {
+        let draw = passes::draw(self.shape.seed, step, microbatch, layer);
+        if bug::is(Bug::M13DrawsNotRolledBack) { mix(draw, self.turns_dropped) } else { draw }
+    }
+}
+
+impl DigestStageExecutor {
+    /// What F keeps that begins with `x`.
+    fn run_forward(&mut self, pass: Pass, batch: &TokenBatch, mut x: u64) -> DigestStash {
+        let Pass { chunk, microbatch, slice } = pass;
+        let step = Step(u64::from(batch.inputs[2]));
+        let mut inputs = Vec::with_capacity(self.chunks[&chunk].len());
+        for (index, layer) in self.chunks[&chunk].iter().enumerate() {
+            inputs.push(x);
+            x = passes::attend(x, self.earlier(pass, index));
+            x = passes::forward(x, layer.live(), layer.id, self.draw(step, microbatch, layer.id));
+        }
+        self.passes_run += 1;
+        let target = passes::slice(u64::from(batch.targets[0]), slice);
+        let added = vec![0; inputs.len()];
+        DigestStash { inputs, gradients: Vec::new(), target, end: x, added }
+    }
+}
+
+impl StageExecutor for DigestStageExecutor {
+    fn chunk_indices(&self) -> Vec<ChunkIndex> {
+        self.chunks.keys().copied().collect()
+    }
+
+    fn has_chunk(&self, chunk: ChunkIndex) -> bool {
+        self.chunks.contains_key(&chunk)
+    }
+
+    fn frame_len(&self, _slice: SliceIndex) -> usize {
+        FRAME_LEN
+    }
+
+    fn slots_in_use(&self) -> usize {
+        self.stashes.len() + self.offloaded.len()
+    }
+
+    fn drop_passes(&mut self) {
+        self.stashes.clear();
+        self.offloaded.clear();
+        self.result = None;
+        self.turns_dropped += 1;
+        if bug::is(Bug::M4GradientsKept) {
+            let kept = self.layers().map(|layer| (layer.id, layer.g)).collect();
+            *self.leftovers.borrow_mut() = kept;
+        }
+        self.accumulated.values_mut().for_each(|count| *count = 0);
+    }
+
+    fn forward(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss> {
+        let Pass { chunk, microbatch, slice } = pass;
+        let tokens = || passes::slice(tokens(batch), slice);
+        let x = input.map_or_else(tokens, |tensor| unpack(&tensor.into_floats()));
+        let stash = self.run_forward(pass, batch, x);
+        let (x, target) = (stash.end, stash.target);
+        let before = self.stashes.insert((chunk, microbatch, slice), stash);
+        assert!(before.is_none(), "a microbatch passes once");
+        if self.has_end(chunk) {
+            return Some(passes::loss(x, target).0.into());
+        }
+        self.result = Some((Flow::Forward, pass, x));
+        None
+    }
+
+    fn forward_only(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss> {
+        let loss = self.forward(pass, batch, input);
+        if pass.slice.0 + 1 == self.slice_count {
+            let Pass { chunk, microbatch, .. } = pass;
+            self.stashes.retain(|(c, m, _), _| (*c, *m) != (chunk, microbatch));
+        }
+        loss
+    }
+
+    fn backward_input(&mut self, pass: Pass, _batch: &TokenBatch, gradient: Option<TensorHandle>) {
+        let Pass { chunk, microbatch, slice } = pass;
+        let key = |slice| (chunk, microbatch, slice);
+        let stash = self.stashes.get_mut(&key(slice)).expect("F came first");
+        let start = || passes::loss(stash.end, stash.target).1;
+        let mut gradient = gradient.map_or_else(start, |tensor| unpack(&tensor.into_floats()));
+        let layers = &self.chunks[&chunk];
+        stash.gradients = vec![0; layers.len()];
+        for (index, layer) in layers.iter().enumerate().rev() {
+            gradient = passes::gather(gradient, stash.added[index]);
+            stash.gradients[index] = gradient;
+            gradient = passes::backward(gradient, layer.live(), stash.inputs[index]);
+        }
+        let shares = stash.gradients.clone();
+        for (_, earlier) in self.stashes.range_mut(key(SliceIndex(0))..key(slice)) {
+            for (added, share) in earlier.added.iter_mut().zip(&shares) {
+                *added = passes::add(*added, *share);
+            }
+        }
+        self.passes_run += 1;
+        if layers[0].id.0 > 0 {
+            self.result = Some((Flow::Backward, pass, gradient));
+        }
+    }
+
+    fn head_weights(&mut self, _pass: Pass) {}
+
+    fn backward_weights(&mut self, pass: Pass, _batch: &TokenBatch) {
+        let Pass { chunk, microbatch, slice } = pass;
+        let stash = self.stashes.remove(&(chunk, microbatch, slice)).expect("B came first");
+        let count = self.accumulated.entry(chunk).or_default();
+        let turn = self.placement.turn_of_microbatch(microbatch);
+        let place = turn * self.slice_count + self.slice_count - 1 - slice.0;
+        assert_eq!(*count, place, "W adds microbatches in order, and slices in reverse");
+        *count += 1;
+        self.passes_run += 1;
+        let order = if bug::is(Bug::M15OrderDependsOnSchedule) { self.passes_run } else { 0 };
+        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let shares = stash.gradients.iter().zip(&stash.inputs);
+        for (layer, (gradient, input)) in layers.iter_mut().zip(shares) {
+            let is_kept = bug::is(Bug::M4GradientsKept) && self.is_first_turn;
+            if place == 0 && !is_kept {
+                layer.g = DigestGradient::default();
+            }
+            let share = passes::weights(*gradient, *input);
+            layer.g = layer.g.plus(if order > 0 { mix(share, order) } else { share });
+        }
+    }
+
+    /// Everything but the chunk's input is made again; of slices, everything but what they read of
+    /// each other.
+    fn drop_activations(&mut self, pass: Pass) {
+        let is_cut = self.slice_count > 1;
+        let stash =
+            self.stashes.get_mut(&(pass.chunk, pass.microbatch, pass.slice)).expect("F came first");
+        if !is_cut {
+            stash.inputs.truncate(1);
+        }
+        (stash.target, stash.end) = (0, 0);
+    }
+
+    fn recompute(&mut self, pass: Pass, batch: &TokenBatch) {
+        let place = (pass.chunk, pass.microbatch, pass.slice);
+        let DigestStash { inputs, added, .. } = self.stashes.remove(&place).expect("F came first");
+        let stash = self.run_forward(pass, batch, inputs[0]);
+        self.stashes.insert(place, DigestStash { added, ..stash });
+    }
+
+    fn offload(&mut self, pass: Pass) -> Result<(), StashStoreError> {
+        let place = (pass.chunk, pass.microbatch, pass.slice);
+        let stash = self.stashes.remove(&place).expect("F came first");
+        self.offloaded.insert(place, stash);
+        Ok(())
+    }
+
+    fn reload(&mut self, pass: Pass) -> Result<(), StashStoreError> {
+        let place = (pass.chunk, pass.microbatch, pass.slice);
+        let stash = self.offloaded.remove(&place).ok_or(StashStoreError::Missing { pass })?;
+        self.stashes.insert(place, stash);
+        Ok(())
+    }
+
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle {
+        let (of_flow, of_pass, hash) = self.result.take().expect("a result is there");
+        assert_eq!((of_flow, of_pass), (flow, pass), "a result is passed on at once");
+        pack(hash, 0.0).into()
+    }
+
+    fn partial_len(&self, chunk: ChunkIndex) -> usize {
+        self.chunks[&chunk].len() * FRAME_LEN
+    }
+
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32> {
+        self.chunks[&chunk].iter().flat_map(|layer| layer.g.floats()).collect()
+    }
+
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]) {
+        let is_first = self.placement.replica_of(chunk) == 0;
+        let layers = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        for (layer, twin) in layers.iter_mut().zip(twin.chunks(FRAME_LEN)) {
+            let (own, twin) = (layer.g, DigestGradient::of_floats(twin));
+            layer.g = if is_first { own.reduced(twin) } else { twin.reduced(own) };
+        }
+    }
+
+    fn freeze(&mut self, microbatch_count: u32) {
+        for (chunk, count) in &mut self.accumulated {
+            let replica = self.placement.replica_of(*chunk);
+            let parts =
+                self.placement.microbatches_of(replica, microbatch_count) * self.slice_count;
+            assert_eq!(*count, parts, "every microbatch is in the gradient");
+            *count = 0;
+        }
+        self.is_first_turn = false;
+        let mark = self.faults.borrow_mut().gradient_mark();
+        if let Some(mark) = mark {
+            let layer = self.layers_mut().next().expect("a stage has layers");
+            layer.g = layer.g.marked(mark);
+        }
+        let first = self.layers().next().expect("a stage has layers").id;
+        let bits = self.is_copied.then(|| self.faults.borrow_mut().state_flip(first)).flatten();
+        if let Some(bits) = bits {
+            let layer = self.layers_mut().next().expect("a stage has layers");
+            layer.state = layer.state.flipped(bits);
+        }
+    }
+
+    fn inject(&mut self, _injection: &Injection) {}
+
+    fn square_sums(&mut self) -> Vec<TensorSum> {
+        let shape = &self.shape;
+        let sums = self.layers().flat_map(|layer| shape.sums(layer.id, layer.g));
+        let mut sums: Vec<_> = sums.collect();
+        let factor = self.is_copied.then(|| self.faults.borrow_mut().sum_factor()).flatten();
+        if let Some(factor) = factor {
+            sums[0].square_sum *= factor;
+        }
+        sums
+    }
+
+    fn compute_candidate(&mut self, order: UpdateRequest) {
+        let ahead = if bug::is(Bug::M14UpdatesNotRolledBack) { self.dropped } else { 0 };
+        let number = order.number + ahead;
+        let order = UpdateRequest { number, ..order };
+        for layer in self.layers_mut() {
+            layer.candidate = Some(layer.state.candidate(layer.g, order));
+        }
+    }
+
+    fn drop_candidate(&mut self) {
+        let has_candidate = self.layers().any(|layer| layer.candidate.is_some());
+        self.dropped += u64::from(has_candidate);
+        let is_replaying = std::mem::take(&mut self.faults.borrow_mut().is_replaying);
+        for layer in self.layers_mut() {
+            let is_dropped = layer.candidate.take().is_some();
+            if is_replaying && bug::is(Bug::M17ReplayFromOtherState) {
+                layer.state = layer.state.flipped(1);
+            }
+            if is_dropped && bug::is(Bug::M3MomentsNotRestored) {
+                layer.state = layer.state.with_second_moment(layer.g, 1.0);
+            }
+        }
+    }
+
+    fn commit(&mut self, order: UpdateRequest) {
+        self.layers_mut().for_each(|layer| layer.commit(order));
+    }
+
+    fn skip(&mut self, step: Step) {
+        self.layers_mut().for_each(|layer| layer.skip(step));
+    }
+
+    fn version(&self) -> Step {
+        self.layers().next().expect("a stage has layers").version
+    }
+
+    fn images(&self) -> Vec<LayerImage> {
+        self.layers().map(|layer| layer.state.image(layer.id, layer.version)).collect()
+    }
+
+    fn twin_images(&self) -> Vec<LayerImage> {
+        let twins = self.layers_of_replica(|replica| replica > 0);
+        twins.map(|layer| layer.state.image(layer.id, layer.version)).collect()
+    }
+
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
+        self.layers().map(|layer| (layer.id, layer.g.floats().into())).collect()
+    }
+}
+
+/// The digest model of one node.
+#[derive(Clone, Debug)]
+pub struct DigestModel {
+    /// How the model is cut out.
+    pub shape: DigestShape,
+    /// What goes wrong on this node.
+    pub faults: NumericFaults,
+    /// Gradients that a known bug leaves behind.
+    pub leftovers: Rc<RefCell<BTreeMap<LayerId, DigestGradient>>>,
+}
+
+impl StageFactory for DigestModel {
+    type Executor = DigestStageExecutor;
+    type Copy = DigestLayerCopy;
+
+    fn initial(&self, layer: LayerId) -> LayerImage {
+        self.shape.initial(layer).image(layer, Step(0))
+    }
+
+    fn fits(&self, image: &LayerImage) -> bool {
+        let model = self.shape.initial(image.layer).image(image.layer, image.version);
+        [(&image.w, &model.w), (&image.m, &model.m), (&image.v, &model.v)]
+            .iter()
+            .all(|(found, expected)| found.len() == expected.len())
+    }
+
+    fn executor(
+        &self,
+        setup: &StageSetup,
+        stage: StageIndex,
+        layers: &[Arc<LayerImage>],
+    ) -> Result<DigestStageExecutor, AllocateError> {
+        let mut images = layers.iter();
+        let mut chunks = BTreeMap::new();
+        for (chunk, range) in setup.plan.chunks_of(stage) {
+            let own = images.by_ref().take(range.ids().len());
+            let layer = |image: &Arc<LayerImage>| {
+                let leftover = self.leftovers.borrow().get(&image.layer).copied();
+                DigestLayer { g: leftover.unwrap_or_default(), ..DigestLayer::of_image(image) }
+            };
+            chunks.insert(chunk, own.map(layer).collect::<Vec<_>>());
+        }
+        Ok(DigestStageExecutor {
+            shape: self.shape.clone(),
+            accumulated: chunks.keys().map(|chunk| (*chunk, 0)).collect(),
+            chunks,
+            stashes: BTreeMap::new(),
+            slice_count: setup.plan.program.slice_count,
+            placement: setup.plan.placement().clone(),
+            offloaded: BTreeMap::new(),
+            result: None,
+            faults: self.faults.clone(),
+            is_copied: setup.copies_wanted,
+            passes_run: 0,
+            turns_dropped: 0,
+            dropped: 0,
+            leftovers: self.leftovers.clone(),
+            is_first_turn: true,
+        })
+    }
+
+    fn copy(&self, image: &LayerImage) -> Result<DigestLayerCopy, AllocateError> {
+        Ok(DigestLayerCopy {
+            shape: self.shape.clone(),
+            layer: DigestLayer::of_image(image),
+            floats: [0.0; FRAME_LEN],
+            held: GradientProgress::default(),
+        })
+    }
+}
+
+/// A copy of a layer on hashes.
+pub struct DigestLayerCopy {
+    shape: DigestShape,
+    layer: DigestLayer,
+    /// The floats of a gradient, as far as they came.
+    floats: [f32; FRAME_LEN],
+    held: GradientProgress,
+}
+
+impl LayerCopy for DigestLayerCopy {
+    fn layer(&self) -> LayerId {
+        self.layer.id
+    }
+
+    fn version(&self) -> Step {
+        self.layer.version
+    }
+
+    fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal> {
+        let (expected, found) = (self.layer.version, part.turn().step);
+        if expected != found {
+            return Err(CopyRefusal::OtherStep { expected, found });
+        }
+        if part.layer() != self.layer.id {
+            return Err(CopyRefusal::OtherLayer);
+        }
+        self.held.count(part, FRAME_LEN)?;
+        self.floats[part.first()..][..part.len()].copy_from_slice(part.floats());
+        if self.held().is_some() {
+            self.layer.g = DigestGradient::of_floats(&self.floats);
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> Option<Turn> {
+        self.held.whole(FRAME_LEN)
+    }
+
+    fn sums(&self) -> Vec<TensorSum> {
+        self.shape.sums(self.layer.id, self.layer.g)
+    }
+
+    fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
+        let (step, turn) = (seal.turn.step, seal.turn);
+        let (expected, found) = (self.layer.version, step);
+        if expected != found {
+            return Err(CopyRefusal::OtherStep { expected, found });
+        }
+        match seal.verdict.coefficient() {
+            Some(_) if self.held() != Some(turn) => return Err(CopyRefusal::NoGradient { turn }),
+            Some(clip) => {
+                let order = UpdateRequest { step, number: seal.updates_after, clip };
+                self.layer.candidate = Some(self.layer.state.candidate(self.layer.g, order));
+                self.layer.commit(order);
+            }
+            None if seal.verdict.is_final() => self.layer.skip(step),
+            None => {}
+        }
+        self.held.clear();
+        Ok(())
+    }
+
+    fn image(&self) -> LayerImage {
+        self.layer.state.image(self.layer.id, self.layer.version)
+    }
+
+    fn digest(&self) -> Digest {
+        layer_digest(&self.image())
+    }
+}

@@ -1,0 +1,103 @@
+//! Lives whose work takes long: from a tenth of a heartbeat to a thousand of them.
+//!
+//! In most lives work is quick beside heartbeats, as it is for a small model. In some it is not: each
+//! kind of work has a length of its own there, and now and then a piece of it takes that long. Nothing
+//! that is agreed on may depend on it (rules R9 and R10).
+
+use serde::{Deserialize, Serialize};
+
+use crate::random::{DrawPurpose, Draws};
+
+/// A heartbeat of a worker whose clock is right, in microseconds.
+pub const BEAT_US: u64 = 200_000;
+/// Share of lives whose work takes long.
+const SHARE: f64 = 0.12;
+/// The shortest and the longest work, in tenths of heartbeats, as powers of ten.
+const TENTHS_EXPONENTS: (f64, f64) = (0.0, 4.0);
+/// What all the long work of a life takes together, at most: a life is to end.
+pub const LONG_US_MAX: u64 = 600_000_000;
+/// Share of a kind of work that takes as long as the options of the life demand: operations are many.
+const LONG_OPS: f64 = 0.01;
+const LONG_TRANSFERS: f64 = 0.2;
+const LONG_ANSWERS: f64 = 0.6;
+/// Share of long answers that never come, because the process that owes them gets no further.
+pub const STUCK_SHARE: f64 = 0.12;
+
+/// Work that may take long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LongWork {
+    /// An operation of a stage.
+    Op,
+    /// Layers are hashed for an inventory.
+    Hash,
+    /// Layers that have come are brought to where they are used.
+    Load,
+    /// A layer is given to another node.
+    Serve,
+    /// A layer of a checkpoint is read.
+    Read,
+    /// A layer of a checkpoint is written.
+    Write,
+}
+
+/// How long long work takes, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkDurations {
+    /// How long an operation of a stage takes.
+    pub op_us: u64,
+    /// How long it takes to hash the layers of an inventory.
+    pub hash_us: u64,
+    /// How long it takes to load a plan.
+    pub load_us: u64,
+    /// A layer on its way.
+    pub serve_us: u64,
+    /// How long it takes to read or write a layer of a checkpoint.
+    pub disk_us: u64,
+}
+
+impl WorkDurations {
+    /// The pace of a seed, if its life has one.
+    #[must_use]
+    pub fn draw(seed: u64) -> Option<Self> {
+        let mut draws = Draws::new(seed, DrawPurpose::Pace);
+        if !draws.chance(SHARE) {
+            return None;
+        }
+        let (low, high) = TENTHS_EXPONENTS;
+        let mut us = || {
+            let tenths = 10f64.powf(low + (high - low) * draws.share());
+            (tenths * BEAT_US as f64 / 10.0) as u64
+        };
+        let (op_us, hash_us, load_us, serve_us, disk_us) = (us(), us(), us(), us(), us());
+        Some(Self { op_us, hash_us, load_us, serve_us, disk_us })
+    }
+
+    /// How long work of a kind takes when it takes long, and how often it does.
+    #[must_use]
+    pub fn of(&self, work: LongWork) -> (u64, f64) {
+        match work {
+            LongWork::Op => (self.op_us, LONG_OPS),
+            LongWork::Hash => (self.hash_us, LONG_ANSWERS),
+            LongWork::Load => (self.load_us, LONG_ANSWERS),
+            LongWork::Serve => (self.serve_us, LONG_TRANSFERS),
+            LongWork::Read | LongWork::Write => (self.disk_us, LONG_TRANSFERS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BEAT_US, WorkDurations};
+
+    #[test]
+    fn work_takes_from_a_tenth_of_a_heartbeat_to_a_thousand() {
+        let paces: Vec<WorkDurations> = (0..2_000).filter_map(WorkDurations::draw).collect();
+        assert!((120..400).contains(&paces.len()), "{}", paces.len());
+        let hashes: Vec<u64> = paces.iter().map(|pace| pace.hash_us).collect();
+        assert!(hashes.iter().all(|us| (BEAT_US / 10..=1000 * BEAT_US).contains(us)));
+        for (low, high) in [(BEAT_US / 10, BEAT_US), (BEAT_US, 100 * BEAT_US)] {
+            assert!(hashes.iter().any(|us| (low..high).contains(us)));
+        }
+        assert!(hashes.iter().any(|us| *us > 900 * BEAT_US));
+    }
+}

@@ -1,0 +1,371 @@
+//! Hosts: operations that take time, frames, layers read and written.
+
+use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
+use zbelastic_schedule::Op;
+use zbelastic_trainer::data::BatchSource;
+use zbelastic_trainer::elastic::{LayerCopy, LoadedLayer, StageFactory, layer_digest};
+use zbelastic_trainer::runtime::{PeerBody, PeerFrame, RuntimeInput, RuntimeOutput};
+use zbelastic_trainer::stage::{EngineActivity, EngineProgress, StageExecutor};
+use zbelastic_types::{Generation, NodeId};
+
+use super::{SimulatedPacket, World, WorldEvent};
+use crate::bug::{self, Bug};
+use crate::crash_points::CrashPoint;
+use crate::failure::Invariant;
+use crate::markers::Marker;
+use crate::network::NetworkLane;
+use crate::store::PieceKey;
+use crate::work_durations::LongWork;
+
+impl<M: StageFactory, S: BatchSource + Clone> World<'_, M, S> {
+    pub(super) fn peer_frame(&mut self, to: NodeId, frame: PeerFrame) {
+        let point = match &frame.body {
+            PeerBody::Layer(_) => Some(CrashPoint::TransferHalf),
+            PeerBody::StandbyLayer { .. } => Some(CrashPoint::AheadHalf),
+            PeerBody::StandbyRequest { .. } => Some(CrashPoint::AskedAhead),
+            PeerBody::Frame(_)
+            | PeerBody::Prefix(_)
+            | PeerBody::Partial(_)
+            | PeerBody::Gradients { .. }
+            | PeerBody::Fetch { .. }
+            | PeerBody::StandbyUpdate { .. } => None,
+        };
+        if point.is_some_and(|point| self.hits(point)) {
+            self.crash_here(to);
+            return;
+        }
+        let Some(machine) = self.workers.get(&to) else { return };
+        let life = machine.life;
+        self.runtime_input(to, life, RuntimeInput::Peer(frame));
+    }
+
+    /// Hands something to a host, now or when its operation is over.
+    pub(super) fn runtime_input(&mut self, node: NodeId, life: u64, input: RuntimeInput) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        if machine.life != life {
+            return;
+        }
+        let Some(process) = &mut machine.process else { return };
+        if process.busy.is_some() {
+            process.backlog.push(input);
+            return;
+        }
+        self.apply_runtime_input(node, input);
+        self.run_runtime(node);
+    }
+
+    fn apply_runtime_input(&mut self, node: NodeId, input: RuntimeInput) {
+        let moves = match &input {
+            RuntimeInput::Peer(frame) => {
+                matches!(frame.body, PeerBody::Layer(_) | PeerBody::StandbyLayer { .. })
+            }
+            RuntimeInput::Tick
+            | RuntimeInput::Command(_)
+            | RuntimeInput::Read { .. }
+            | RuntimeInput::Exported { .. }
+            | RuntimeInput::Written { .. } => false,
+        };
+        let frame = match &input {
+            RuntimeInput::Peer(frame) => {
+                Some((frame.generation, frame.sender, is_work(&frame.body)))
+            }
+            RuntimeInput::Tick
+            | RuntimeInput::Command(_)
+            | RuntimeInput::Read { .. }
+            | RuntimeInput::Exported { .. }
+            | RuntimeInput::Written { .. } => None,
+        };
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        let Some(process) = &mut machine.process else { return };
+        let plan = process.runtime.active_stage().map(|station| station.plan());
+        let plan = plan.map(|plan| (plan.generation, plan.stages.clone()));
+        let taken = process.runtime.handle(input);
+        process.done += u64::from(moves && taken.is_ok());
+        if let Some((generation, sender, true)) = frame {
+            match taken {
+                Ok(()) => self.checker.processed(generation, sender, plan),
+                Err(_) => {
+                    let is_old = plan.is_some_and(|(now, _)| generation.0 + 2 <= now.0);
+                    if is_old {
+                        self.mark(Marker::FrameTwoGenerationsOld);
+                    }
+                }
+            }
+        }
+        self.drive_runtime(node);
+        self.check_runtime(node);
+        self.check_standby_layers(node);
+    }
+
+    /// Runs operations until one takes time or none can run.
+    pub(super) fn run_runtime(&mut self, node: NodeId) {
+        loop {
+            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(process) = &mut machine.process else { return };
+            if process.busy.is_some() {
+                return;
+            }
+            let activity = match process.runtime.run_next() {
+                Some(EngineProgress::Ran(activity)) => activity,
+                Some(EngineProgress::Failed(error)) => panic!("memory does not fail: {error}"),
+                Some(EngineProgress::Faulted(fault)) => {
+                    panic!("processors do not give up: {fault}")
+                }
+                Some(EngineProgress::Blocked(_) | EngineProgress::Finished) | None => return,
+            };
+            process.done += 1;
+            let takes_time = match activity {
+                EngineActivity::Op { op, .. } => matches!(op, Op::Compute(..)),
+                EngineActivity::Evaluation { .. } => true,
+                EngineActivity::Settled { .. } => false,
+            };
+            if takes_time {
+                self.begin_op(node);
+                return;
+            }
+            self.drive_runtime(node);
+            self.check_runtime(node);
+        }
+    }
+
+    fn begin_op(&mut self, node: NodeId) {
+        let op_us = self.draws_work.between(1_000, self.case.options.op_us_max);
+        let (now, long) = (self.now, self.long_us(LongWork::Op));
+        if let Some(us) = long {
+            self.note_long(LongWork::Op, us);
+        }
+        let machine = self.workers.get_mut(&node).expect("a worker");
+        let life = machine.life;
+        let factor = if machine.slow_until > now { machine.slow_factor } else { 1 };
+        let hangs = std::mem::take(&mut machine.hangs_next);
+        let process = machine.process.as_mut().expect("it runs");
+        let outputs = std::iter::from_fn(|| process.runtime.poll_output()).collect();
+        process.op_number += 1;
+        let number = process.op_number;
+        process.busy = Some((number, outputs));
+        process.is_hung = hangs;
+        if hangs {
+            self.checker.disturbed(node, now);
+            self.note(|| format!("w{node}: an operation hangs"));
+        } else {
+            let op_us = long.unwrap_or(op_us * factor);
+            self.queue.push(now.after(op_us), WorldEvent::OpDone { node, life, number });
+        }
+        self.report_to_session(node, WorkerEvent::Busy { is_busy: true });
+    }
+
+    pub(super) fn handle_op_done(&mut self, node: NodeId, life: u64, number: u64) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        if machine.life != life {
+            return;
+        }
+        let Some(process) = &mut machine.process else { return };
+        if process.busy.as_ref().is_none_or(|(of, _)| *of != number) {
+            return;
+        }
+        let (_, outputs) = process.busy.take().expect("looked at above");
+        process.done += 1;
+        self.report_to_session(node, WorkerEvent::Busy { is_busy: false });
+        for output in outputs {
+            self.perform_runtime_output(node, output);
+        }
+        self.check_runtime(node);
+        loop {
+            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(process) = &mut machine.process else { return };
+            if process.busy.is_some() || process.backlog.is_empty() {
+                break;
+            }
+            let input = process.backlog.remove(0);
+            self.apply_runtime_input(node, input);
+        }
+        self.run_runtime(node);
+    }
+
+    fn drive_runtime(&mut self, node: NodeId) {
+        loop {
+            let Some(machine) = self.workers.get_mut(&node) else { return };
+            let Some(process) = &mut machine.process else { return };
+            if process.busy.is_some() {
+                return;
+            }
+            let Some(output) = process.runtime.poll_output() else { return };
+            match self.long_answer(&output) {
+                Some(long) => self.begin_answer(node, output, long),
+                None => self.perform_runtime_output(node, output),
+            }
+        }
+    }
+
+    fn perform_runtime_output(&mut self, node: NodeId, output: RuntimeOutput) {
+        let Some(machine) = self.workers.get(&node) else { return };
+        let Some(process) = &machine.process else { return };
+        let life = machine.life;
+        match output {
+            RuntimeOutput::Event(news) => {
+                if let WorkerEvent::Inventory { layers, .. } = &news {
+                    assert_eq!(
+                        *layers,
+                        process.runtime.inventory(),
+                        "it is hashed once, and not stale"
+                    );
+                }
+                self.note_numeric_faults(node, &news);
+                self.report_to_session(node, news);
+            }
+            RuntimeOutput::Peer { to, frame } => {
+                self.send_frame(node, to, frame);
+            }
+            RuntimeOutput::Read { version, layer, digest } => {
+                let usual_us = self.draws_store.between(1_000, 60_000);
+                let at = self.transfer_ends(node, LongWork::Read, usual_us);
+                self.queue
+                    .push(at, WorldEvent::ReadDone { node, life, key: (version, layer, digest) });
+            }
+            RuntimeOutput::Write { image, generation } => {
+                let key = (image.version, image.layer, layer_digest(&image));
+                self.begin_write((node, life), (key, generation), image.encode());
+            }
+            RuntimeOutput::Evaluated { .. } => {}
+        }
+    }
+
+    pub(super) fn send_peer(&mut self, node: NodeId, to: NodeId, frame: PeerFrame) {
+        self.send(node, to, NetworkLane::Tensor, SimulatedPacket::Peer(Box::new(frame)));
+    }
+
+    fn begin_write(
+        &mut self,
+        (node, life): (NodeId, u64),
+        (key, generation): (PieceKey, Generation),
+        bytes: Vec<u8>,
+    ) {
+        let (version, layer, digest) = key;
+        self.store.put(key, bytes, node);
+        if self.hits(CrashPoint::PiecesHalf) {
+            self.crash_here(node);
+            return;
+        }
+        if bug::is(Bug::M18RemovedTooEarly) {
+            self.store.versions().into_iter().filter(|old| *old < version).for_each(|old| {
+                self.store.remove(old);
+            });
+        }
+        let usual_us = self.draws_store.between(5_000, 900_000);
+        let at = self.transfer_ends(node, LongWork::Write, usual_us);
+        self.queue.push(at, WorldEvent::WriteDone { node, life, key, generation });
+        if bug::is(Bug::M8ToldBeforeDurable) {
+            let told = RuntimeInput::Written { version, layer, generation, durable: Some(digest) };
+            let machine = self.workers.get_mut(&node).expect("a worker");
+            if let Some(process) = &mut machine.process {
+                process.backlog.push(told);
+            }
+        }
+    }
+
+    pub(super) fn handle_read_done(&mut self, node: NodeId, life: u64, key: PieceKey) {
+        let fails = !self.is_calm && self.draws_store.chance(self.case.options.read_failures);
+        let bytes = if fails { None } else { self.store.get(key) };
+        let (version, layer, _) = key;
+        self.transfer_ended(node, life);
+        if fails {
+            self.checker.read_failed();
+            self.note(|| format!("w{node} cannot read layer {layer} of checkpoint {version}"));
+        }
+        let read = bytes.and_then(|bytes| LoadedLayer::decode(&bytes).ok()).map(Box::new);
+        self.runtime_input(node, life, RuntimeInput::Read { version, layer, read });
+    }
+
+    pub(super) fn handle_write_done(
+        &mut self,
+        (node, life): (NodeId, u64),
+        (key, generation): (PieceKey, Generation),
+    ) {
+        if self.workers.get(&node).is_none_or(|machine| machine.life != life) {
+            return;
+        }
+        self.transfer_ended(node, life);
+        let (version, layer, digest) = key;
+        let durable = self.store.finish(key).then_some(digest);
+        self.runtime_input(
+            node,
+            life,
+            RuntimeInput::Written { version, layer, generation, durable },
+        );
+    }
+
+    /// Compares what a host follows with the reference. While a bit of a state is flipped anywhere,
+    /// that is what is followed; it is found out before the next seal, and given up.
+    fn check_standby_layers(&mut self, node: NodeId) {
+        let is_flipped = |m: &super::WorkerMachine<M, S>| m.faults.borrow().flipped().is_some();
+        if self.workers.values().any(is_flipped) {
+            return;
+        }
+        let process = self.workers.get(&node).and_then(|machine| machine.process.as_ref());
+        let process = process.filter(|process| {
+            process.session.cluster() == self.cluster && !process.may_follow_flipped
+        });
+        for copy in process.iter().flat_map(|process| process.runtime.standby_copies()) {
+            let layers = [(copy.layer(), copy.digest())];
+            self.checker.holds(Invariant::N1, node, copy.version(), &layers);
+        }
+    }
+
+    /// Notes which faults of numbers are in a report.
+    fn note_numeric_faults(&mut self, node: NodeId, news: &WorkerEvent) {
+        let WorkerEvent::Reported { report, .. } = news else { return };
+        let effects = self.workers[&node].faults.borrow_mut().take_effects();
+        for fault in effects {
+            self.checker.spoiled(node, self.now, report.turn, fault);
+        }
+    }
+
+    /// Compares what a host holds with the reference, whenever that changed or a step is run again.
+    fn check_runtime(&mut self, node: NodeId) {
+        let Some(machine) = self.workers.get_mut(&node) else { return };
+        let Some(process) = &mut machine.process else { return };
+        // A worker that does not know yet that there is a new cluster holds what the old one sealed.
+        let forgets =
+            |input: &RuntimeInput| matches!(input, RuntimeInput::Command(WorkerCommand::Forget));
+        if process.session.cluster() != self.cluster || process.backlog.iter().any(forgets) {
+            return;
+        }
+        // What was loaded and does not run yet is compared by the log itself.
+        let station = process.runtime.active_stage().filter(|station| station.is_running());
+        let Some(station) = station else { return };
+        let (bench, open) = (station.engine().executor(), station.engine().open_turn());
+        let found = (open, bench.version());
+        if process.checked == Some(found) {
+            return;
+        }
+        let before = process.checked.replace(found);
+        let before = before.filter(|(turn, _)| turn.generation == open.generation);
+        let is_rolled_back = before.is_some_and(|(_, version)| version == bench.version());
+        let invariant = if is_rolled_back { Invariant::N2 } else { Invariant::N1 };
+        self.checker.holds(invariant, node, bench.version(), &bench.digests());
+        self.checker.holds(invariant, node, bench.version(), &bench.twin_digests());
+        for copy in station.copies() {
+            let layers = [(copy.layer(), copy.digest())];
+            self.checker.holds(invariant, node, copy.version(), &layers);
+        }
+        self.checker.runs(station.plan(), station.engine().plan());
+        if before.is_some() && self.hits(CrashPoint::AfterStageApply) {
+            self.crash_here(node);
+        }
+    }
+}
+
+/// Whether a frame is part of a step, and not of moving layers.
+fn is_work(body: &PeerBody) -> bool {
+    match body {
+        PeerBody::Frame(_)
+        | PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Gradients { .. } => true,
+        PeerBody::Fetch { .. }
+        | PeerBody::Layer(_)
+        | PeerBody::StandbyRequest { .. }
+        | PeerBody::StandbyLayer { .. }
+        | PeerBody::StandbyUpdate { .. } => false,
+    }
+}

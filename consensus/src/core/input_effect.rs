@@ -1,0 +1,47 @@
+//! What there is to look at after an input.
+
+use super::Input;
+use crate::message::Message;
+
+/// What an input may lead to. With a look at all members for each report of a step, a leader's work
+/// for a step would grow with the square of the workers; each tick looks at everything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum InputEffect {
+    /// For nothing until the next tick: it shows that a worker is there.
+    Nothing,
+    /// For the seal of the open turn.
+    Seal,
+    /// For everything.
+    All,
+}
+
+impl InputEffect {
+    /// What this one may lead to.
+    pub(super) const fn of(input: &Input) -> Self {
+        let message = match input {
+            Input::Message { message, .. } => &message.message,
+            Input::Tick
+            | Input::Solved { .. }
+            | Input::Connected { .. }
+            | Input::Closed { .. }
+            | Input::Measured(_)
+            | Input::Command(_) => return InputEffect::All,
+        };
+        match message {
+            Message::Beat { .. } => InputEffect::Nothing,
+            Message::Report { .. } | Message::Held { .. } => InputEffect::Seal,
+            Message::Raft(_)
+            | Message::Join { .. }
+            | Message::Inventory { .. }
+            | Message::Ready(_)
+            | Message::LoadFailed { .. }
+            | Message::Saved { .. }
+            | Message::Following { .. }
+            | Message::Drain { .. }
+            | Message::Leave { .. }
+            | Message::Briefing(_)
+            | Message::Spent { .. }
+            | Message::Moved { .. } => InputEffect::All,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Answers that members owe, and whether they get on with them (rule R10): an answer is waited for
+//! as long as the member that owes it does some work, however long that takes, and no longer.
+
+use std::fmt;
+
+use zbelastic_types::NodeId;
+
+use super::Duties;
+use crate::member::{Holder, LossReason};
+use crate::mutant::{self, Mutant};
+use crate::state::{PlanPhase, State};
+
+/// An answer that a leader waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AwaitedAnswer {
+    /// Which layers the worker holds.
+    Inventory,
+    /// That the layers of its stage and copies are there.
+    Ready,
+}
+
+impl fmt::Display for AwaitedAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inventory => write!(f, "has not said which layers it holds"),
+            Self::Ready => write!(f, "has not loaded its layers"),
+        }
+    }
+}
+
+/// A member whose answer a leader waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AwaitedMember {
+    /// The member that owes the answer.
+    pub node: NodeId,
+    /// The answer that it owes.
+    pub answer: AwaitedAnswer,
+    /// Ticks since its last progress, or since the wait began if that is later.
+    pub still_ticks: u32,
+}
+
+impl fmt::Display for AwaitedMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, answer: owed, still_ticks } = self;
+        write!(f, "node {node}: {owed}, its last progress was {still_ticks} ticks ago")
+    }
+}
+
+/// An answer that is owed, and since when: the begin of the wait, or the last progress seen.
+struct OutstandingAnswer {
+    holder: Holder,
+    answer: AwaitedAnswer,
+    since: u64,
+}
+
+impl Duties {
+    /// The members whose answers are waited for.
+    #[must_use]
+    pub fn awaited_members(&self, state: &State) -> Vec<AwaitedMember> {
+        let awaited = |OutstandingAnswer { holder, answer: owed, since }| {
+            let still_ticks = (self.now - since) as u32;
+            AwaitedMember { node: holder.node, answer: owed, still_ticks }
+        };
+        self.outstanding_answers(state).into_iter().map(awaited).collect()
+    }
+
+    /// R10: members that owe an answer and get no further.
+    pub(super) fn without_progress(&self, state: &State) -> Vec<(Holder, LossReason)> {
+        let lost = self.outstanding_answers(state).into_iter().filter_map(
+            |OutstandingAnswer { holder, since, .. }| {
+                let ticks = (self.now - since) as u32;
+                let is_lost = ticks > self.timing.progress_ticks && state.is_live(holder);
+                is_lost.then_some((holder, LossReason::NoProgress { ticks }))
+            },
+        );
+        lost.collect()
+    }
+
+    /// Whether none of these was seen to get on for so long that nothing is to be expected of them.
+    pub(super) fn are_stalled(&self, nodes: impl IntoIterator<Item = NodeId>) -> bool {
+        let ticks_max = u64::from(self.timing.progress_ticks);
+        let stands = |node| self.now - self.heartbeats.progress_at(node) > ticks_max;
+        nodes.into_iter().all(stands)
+    }
+
+    fn outstanding_answers(&self, state: &State) -> Vec<OutstandingAnswer> {
+        if state.running_spec().is_none() {
+            return Vec::new();
+        }
+        let debt = |holder: Holder, owed, asked_at: u64| {
+            let since = asked_at.max(self.heartbeats.progress_at(holder.node));
+            OutstandingAnswer { holder, answer: owed, since }
+        };
+        if let Some(draft) = &self.planning.draft {
+            let missing = draft.missing();
+            return missing
+                .map(|holder| debt(holder, AwaitedAnswer::Inventory, draft.since))
+                .collect();
+        }
+        let is_limited = !mutant::is(Mutant::M21WaitsForTheDead);
+        let loading = state.plan().filter(|_| self.trouble.is_none() && is_limited);
+        let Some((plan, PlanPhase::Loading(slots))) = loading.map(|plan| (plan, &plan.phase))
+        else {
+            return Vec::new();
+        };
+        let holders = plan.record.stage_indices().zip(&plan.record.stages);
+        // A holder that reported that a layer does not come has answered: it cannot get on by itself.
+        let owes = holders.filter(|(stage, holder)| {
+            let is_heard = self.ready.contains_key(stage) || self.load_failures.contains(holder);
+            slots[stage.index()].is_none() && !is_heard
+        });
+        owes.map(|(_, holder)| debt(*holder, AwaitedAnswer::Ready, self.progress_at)).collect()
+    }
+}

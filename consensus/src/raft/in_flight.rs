@@ -1,0 +1,103 @@
+//! What was handed out for persisting and is not reported yet.
+
+use std::collections::VecDeque;
+
+use zbelastic_types::NodeId;
+
+use super::message::RaftMessage;
+use super::output::{PersistToken, RecordNumber};
+use super::record::HardVote;
+
+/// One [`super::RaftOutput::Persist`] under way.
+#[derive(Debug)]
+pub(super) struct InFlightWrite {
+    pub token: PersistToken,
+    /// The number of its first record.
+    pub first_record: RecordNumber,
+    /// The last of raft-rs's readies that is durable with it; 0 for none.
+    pub ready: u64,
+    pub hard: Option<HardVote>,
+    pub has_entries: bool,
+    /// A leader's snapshot that is handed out once it is durable.
+    pub snapshot: Option<SnapshotInstall>,
+    /// Whether all records before are replaced by its records.
+    pub replaces: bool,
+    /// What may be sent once it is durable (P1).
+    pub held: Vec<(NodeId, RaftMessage)>,
+}
+
+/// A leader's snapshot on its way to the disk.
+#[derive(Debug)]
+pub(super) struct SnapshotInstall {
+    pub index: u64,
+    pub term: u64,
+    pub data: Vec<u8>,
+}
+
+/// All that is under way, in the order in which it becomes durable.
+#[derive(Debug, Default)]
+pub(super) struct InFlightWrites {
+    queue: VecDeque<InFlightWrite>,
+    next_token: u64,
+    next_record: u64,
+    /// Ticks since the oldest became the oldest.
+    age_ticks: u32,
+}
+
+impl InFlightWrites {
+    pub(super) fn new(next_record: RecordNumber) -> Self {
+        Self { next_record: next_record.0, ..Self::default() }
+    }
+
+    /// Begins a flight of `records` records. Its particulars are the caller's to fill in.
+    pub(super) fn begin(&mut self, records: usize) -> &mut InFlightWrite {
+        let token = PersistToken(self.next_token);
+        let first_record = RecordNumber(self.next_record);
+        self.next_token += 1;
+        self.next_record += records as u64;
+        self.queue.push_back(InFlightWrite {
+            token,
+            first_record,
+            ready: 0,
+            hard: None,
+            has_entries: false,
+            snapshot: None,
+            replaces: false,
+            held: Vec::new(),
+        });
+        self.queue.back_mut().expect("it was pushed")
+    }
+
+    pub(super) fn last(&mut self) -> Option<&mut InFlightWrite> {
+        self.queue.back_mut()
+    }
+
+    /// Ends the flight of `token`.
+    ///
+    /// # Panics
+    /// If it is not the oldest under way: the shell reports out of order.
+    pub(super) fn end(&mut self, token: PersistToken) -> InFlightWrite {
+        let flight = self.queue.pop_front().expect("a reported token is under way");
+        assert_eq!(flight.token, token, "tokens are reported in order");
+        self.age_ticks = 0;
+        flight
+    }
+
+    /// Time passes; for how many ticks the oldest has been under way.
+    pub(super) fn tick(&mut self) -> u32 {
+        self.age_ticks = if self.queue.is_empty() { 0 } else { self.age_ticks + 1 };
+        self.age_ticks
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    pub(super) fn is_installing(&self) -> bool {
+        self.queue.iter().any(|flight| flight.snapshot.is_some())
+    }
+
+    pub(super) fn has_log(&self) -> bool {
+        self.queue.iter().any(|flight| flight.has_entries || flight.snapshot.is_some())
+    }
+}

@@ -1,0 +1,357 @@
+//! Briefings: what is agreed, turned into orders.
+
+use std::sync::Arc;
+
+use zbelastic_types::{ClusterId, Generation, NodeId, Step};
+
+use super::{
+    LoadCommand, Membership, PlanPart, SessionStatus, UnconfirmedMessages, WorkerCommand,
+    WorkerSession,
+};
+use crate::member::Holder;
+use crate::message::{Briefing, Envelope, Message};
+use crate::mutant::{self, Mutant};
+use crate::plan::PlanRecord;
+use crate::pre_copy::PreCopyPlan;
+
+/// Why a message to a worker was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BriefingRefusal {
+    /// It is of another cluster.
+    #[error("of cluster {found}, expected {expected}")]
+    OtherCluster {
+        /// The cluster that this worker belongs to.
+        expected: ClusterId,
+        /// The cluster that the message belongs to.
+        found: ClusterId,
+    },
+    /// It does not come from a controller.
+    #[error("node {from} is no controller")]
+    NotAController {
+        /// The node that sent the message.
+        from: NodeId,
+    },
+    /// Controllers send workers briefings and `TimeTotal` only; this is another kind of message.
+    #[error("not a message for a worker")]
+    NotForWorkers,
+    /// A later briefing was applied already.
+    #[error("a briefing at {found}, known is {known}")]
+    Old {
+        /// Index of the last briefing applied.
+        known: u64,
+        /// Index of the refused briefing.
+        found: u64,
+    },
+    /// It is about another life of the node, or none.
+    #[error("a briefing for somebody else")]
+    NotMine,
+    /// It names a plan that this worker does not know and that is not in it.
+    #[error("generation {found} is not known here")]
+    UnknownPlan {
+        /// Generation of the plan that the briefing names.
+        found: Generation,
+    },
+}
+
+impl WorkerSession {
+    pub(super) fn handle_message(
+        &mut self,
+        from: NodeId,
+        envelope: Envelope,
+    ) -> Result<(), BriefingRefusal> {
+        let (expected, found) = (self.setup.cluster, envelope.cluster);
+        if expected != found {
+            return Err(BriefingRefusal::OtherCluster { expected, found });
+        }
+        let is_known = self.setup.controllers.contains(&from);
+        if !is_known && !self.contacts.controllers().any(|node| node == from) {
+            return Err(BriefingRefusal::NotAController { from });
+        }
+        match envelope.message {
+            Message::Briefing(briefing) => self.handle_briefing(from, *briefing),
+            Message::Spent { boot } => self.handle_spent(boot),
+            Message::Raft(_)
+            | Message::Join { .. }
+            | Message::Beat { .. }
+            | Message::Report { .. }
+            | Message::Held { .. }
+            | Message::Inventory { .. }
+            | Message::Ready(_)
+            | Message::LoadFailed { .. }
+            | Message::Saved { .. }
+            | Message::Following { .. }
+            | Message::Drain { .. }
+            | Message::Leave { .. }
+            | Message::Moved { .. } => Err(BriefingRefusal::NotForWorkers),
+        }
+    }
+
+    /// Its request cannot be granted: it was, and that life is over before it began.
+    fn handle_spent(&mut self, boot: u64) -> Result<(), BriefingRefusal> {
+        match &self.status {
+            SessionStatus::Outside if boot >= self.setup.boot => {
+                self.setup.boot = boot + 1;
+                Ok(())
+            }
+            SessionStatus::Outside | SessionStatus::Member(_) => Err(BriefingRefusal::NotMine),
+        }
+    }
+
+    fn handle_briefing(&mut self, from: NodeId, briefing: Briefing) -> Result<(), BriefingRefusal> {
+        let node = self.setup.node;
+        let mine = briefing.you.filter(|(boot, _)| *boot == self.setup.boot);
+        let mine = mine.map(|(_, incarnation)| Holder { node, incarnation });
+        let known = match &self.status {
+            SessionStatus::Outside => 0,
+            SessionStatus::Member(member) => member.briefing_index,
+        };
+        if briefing.index < known {
+            return Err(BriefingRefusal::Old { known, found: briefing.index });
+        }
+        match (&self.status, mine) {
+            (SessionStatus::Outside, None) => return Err(BriefingRefusal::NotMine),
+            (SessionStatus::Outside, Some(holder)) => {
+                self.check_plan(Generation(0), &briefing)?;
+                self.join_membership(holder, briefing.rewinds);
+            }
+            (SessionStatus::Member(member), Some(holder)) if member.holder == holder => {
+                self.check_plan(member.generation, &briefing)?;
+            }
+            (SessionStatus::Member(_), _) => {
+                self.leave_membership();
+                return Ok(());
+            }
+        }
+        self.leader = briefing.leader;
+        if let Some(contacts) = briefing.contacts.as_ref().filter(|c| c.index > self.contacts.index)
+        {
+            self.contacts = Arc::clone(contacts.value());
+        }
+        if let Some(spec) = &briefing.spec {
+            self.spec = Some(Arc::clone(spec.value()));
+        }
+        self.apply_briefing(&briefing);
+        self.update_pre_copy(from, &briefing);
+        Ok(())
+    }
+
+    /// A plan later than the one known, and the configuration it is for, are in the briefing.
+    fn check_plan(&self, known: Generation, briefing: &Briefing) -> Result<(), BriefingRefusal> {
+        let found = briefing.generation;
+        let has_spec = briefing.spec.is_some() || self.spec.is_some();
+        if found <= known || (briefing.plan.is_some() && has_spec) {
+            Ok(())
+        } else {
+            Err(BriefingRefusal::UnknownPlan { found })
+        }
+    }
+
+    fn join_membership(&mut self, holder: Holder, rewinds: u64) {
+        let generation = Generation(0);
+        let (work, untold) = (PlanPart::Idle, UnconfirmedMessages::default());
+        let member = Membership {
+            holder,
+            briefing_index: 0,
+            generation,
+            rewinds,
+            part: work,
+            applied_seal: None,
+            inventory_due: None,
+            pre_copy: None,
+            save_ordered: None,
+            unconfirmed: untold,
+        };
+        self.status = SessionStatus::Member(Box::new(member));
+        if self.is_draining {
+            self.send_to_controllers(&Message::Drain { holder });
+        }
+    }
+
+    /// This life is over: whatever it held is not the cluster's any more.
+    pub(super) fn leave_membership(&mut self) {
+        if let SessionStatus::Member(_) = &self.status {
+            self.status = SessionStatus::Outside;
+            self.setup.boot += 1;
+            self.push_command(WorkerCommand::Forget);
+        }
+    }
+
+    fn apply_briefing(&mut self, briefing: &Briefing) {
+        self.rewind(briefing);
+        self.apply_seal(briefing);
+        self.change_plan(briefing);
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        member.briefing_index = briefing.index;
+        member.unconfirmed.forget_before(briefing.open, &briefing.pending);
+        if briefing.is_running {
+            member.unconfirmed.ready = None;
+            match &member.part {
+                PlanPart::Loading { plan } if plan.generation == briefing.generation => {
+                    member.part = PlanPart::Running { plan: plan.clone() };
+                    self.push_command(WorkerCommand::Run { generation: briefing.generation });
+                }
+                PlanPart::Left => {
+                    member.part = PlanPart::Idle;
+                    self.push_command(WorkerCommand::Release);
+                }
+                PlanPart::Idle | PlanPart::Loading { .. } | PlanPart::Running { .. } => {}
+            }
+        }
+        self.command_save(briefing);
+        if briefing.requests_inventory {
+            self.take_inventory(briefing.index);
+        }
+    }
+
+    /// Orders a version to be written, once, if it is to become a checkpoint although the configuration
+    /// does not make it one. Versions of the configuration the host knows, and a host that loads gets the
+    /// order with the plan. It is the open version, or one that follows: a worker that runs writes that as
+    /// soon as it is sealed.
+    fn command_save(&mut self, briefing: &Briefing) {
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        let open = briefing.open.step;
+        let is_told = |version| self.spec.as_ref().is_none_or(|spec| spec.checkpoints(version));
+        let (generation, is_running) = match &member.part {
+            PlanPart::Loading { plan } => (plan.generation, false),
+            PlanPart::Running { plan } => (plan.generation, true),
+            PlanPart::Idle | PlanPart::Left => return,
+        };
+        let is_its = |version: &Step| *version == open || (is_running && *version > open);
+        let pending = briefing.pending.iter().copied();
+        let mut asked = pending.filter(|version| is_its(version) && !is_told(*version));
+        let Some(version) = asked.next() else { return };
+        let order = Some((generation, version));
+        if generation == briefing.generation && member.save_ordered != order {
+            member.save_ordered = order;
+            self.push_command(WorkerCommand::Save { generation, version });
+        }
+    }
+
+    /// Lets go of what was held before the run went back, however long ago that was.
+    fn rewind(&mut self, briefing: &Briefing) {
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        if member.rewinds == briefing.rewinds {
+            return;
+        }
+        member.rewinds = briefing.rewinds;
+        member.part = PlanPart::Idle;
+        member.unconfirmed.inventory = None;
+        member.end_pre_copy();
+        self.push_command(WorkerCommand::Rewind);
+    }
+
+    /// Orders an inventory, unless one is being taken or was taken since: that one is resent until it is
+    /// known, and each beat until then is answered with the same request.
+    fn take_inventory(&mut self, index: u64) {
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        let is_taken =
+            member.unconfirmed.inventory.as_ref().is_some_and(|(taken, _)| *taken >= index);
+        if member.inventory_due.is_none() && !is_taken {
+            member.inventory_due = Some(index);
+            member.end_pre_copy();
+            self.push_command(WorkerCommand::TakeInventory { index });
+        }
+    }
+
+    /// Passes the last seal on, once, if it is of the plan that runs or is followed here.
+    fn apply_seal(&mut self, briefing: &Briefing) {
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        let generation = match &member.part {
+            PlanPart::Running { plan } => Some(plan.generation),
+            PlanPart::Idle | PlanPart::Left | PlanPart::Loading { .. } => {
+                member.pre_copy.as_ref().map(|rehearsal| rehearsal.generation)
+            }
+        };
+        let (Some(generation), Some(seal)) = (generation, briefing.seal) else { return };
+        let is_new = member.applied_seal.is_none_or(|settled| settled < seal.turn);
+        if seal.turn.generation == generation && (is_new || mutant::is(Mutant::M6AppliedTwice)) {
+            member.applied_seal = Some(seal.turn);
+            self.push_command(WorkerCommand::ApplySeal(seal));
+        }
+    }
+
+    /// Takes up the part that a new plan gives, if there is a new plan.
+    fn change_plan(&mut self, briefing: &Briefing) {
+        let found = briefing.generation;
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        let plan = briefing.plan.as_ref().map(|plan| Arc::clone(plan.value()));
+        let (Some(plan), Some(spec)) = (plan, self.spec.clone()) else { return };
+        if found <= member.generation {
+            return;
+        }
+        let was_at_work = match member.part {
+            PlanPart::Loading { .. } | PlanPart::Running { .. } => true,
+            PlanPart::Idle | PlanPart::Left => false,
+        };
+        member.generation = found;
+        self.op_ticks_max = Some(plan.op_ticks_max);
+        member.unconfirmed.forget_plan();
+        let (me, was_rehearsing) = (member.holder, member.end_pre_copy());
+        member.inventory_due = None;
+        // A plan that was closed before this worker received it has nothing to load any more.
+        let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
+        member.part = match stage {
+            Some(_) => PlanPart::Loading { plan: plan.clone() },
+            None if was_at_work => PlanPart::Left,
+            None => std::mem::replace(&mut member.part, PlanPart::Idle),
+        };
+        if stage.is_some() && briefing.pending.contains(&briefing.open.step) {
+            member.save_ordered = Some((found, briefing.open.step));
+        }
+        if was_at_work {
+            self.push_command(WorkerCommand::Stop);
+        }
+        match stage {
+            // What was followed is loaded.
+            Some(stage) => self.push_command(load_command(plan, stage, spec, briefing)),
+            None if was_rehearsing => {
+                self.push_command(WorkerCommand::PreCopy { holder: me, pre_copy: None })
+            }
+            None => {}
+        }
+    }
+
+    /// Takes up what is to be copied ahead, if it concerns this worker. Only the leader can end it: other
+    /// controllers do not know what the leader plans.
+    fn update_pre_copy(&mut self, from: NodeId, briefing: &Briefing) {
+        let SessionStatus::Member(member) = &mut self.status else { return };
+        let me = member.holder;
+        let is_mine = |r: &&Arc<PreCopyPlan>| r.generation == member.generation && r.names(me);
+        let rehearsal = briefing.pre_copy.as_ref().filter(is_mine).cloned();
+        let is_told = rehearsal.is_some() || briefing.leader == Some(from);
+        if member.pre_copy == rehearsal || !is_told || briefing.requests_inventory {
+            return;
+        }
+        member.pre_copy.clone_from(&rehearsal);
+        member.unconfirmed.following = None;
+        self.push_command(WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal });
+    }
+}
+
+impl Membership {
+    /// Forgets what was rehearsed. Yields whether anything was.
+    fn end_pre_copy(&mut self) -> bool {
+        self.unconfirmed.following = None;
+        self.pre_copy.take().is_some()
+    }
+}
+
+fn load_command(
+    plan: Arc<PlanRecord>,
+    stage: zbelastic_types::StageIndex,
+    spec: Arc<crate::job::JobSpec>,
+    briefing: &Briefing,
+) -> WorkerCommand {
+    let (turn, updates) = (briefing.open, briefing.updates);
+    let is_pending = briefing.pending.contains(&turn.step);
+    WorkerCommand::Load(Box::new(LoadCommand { plan, stage, spec, turn, updates, is_pending }))
+}
+
+impl UnconfirmedMessages {
+    /// Forgets what was about the plan before.
+    fn forget_plan(&mut self) {
+        let Self { report, held, ready, load_failed, saved: _, inventory, following: _ } = self;
+        (*report, *ready, *load_failed, *inventory) = (None, None, None, None);
+        held.clear();
+    }
+}

@@ -1,0 +1,88 @@
+//! Floats that leave for the host: gradients for the holders of copies, and states of layers.
+//!
+//! ```text
+//!   compute  ... W ─fence─┐              ┌─follow─ the next that writes them
+//!   out                   └─▶ copy ─fence┤
+//!   a thread that sends or writes them   └─reach─ read
+//! ```
+//!
+//! The stage goes on at once. A buffer holds the copy that still reads it: it may be read meanwhile, and
+//! the caller that writes it has the device wait first ([`super::offload::order_after_copies`]).
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::backend::CudaBackend;
+use super::device::{Device, Stream};
+use super::error::DeviceFault;
+use super::memory::{CudaBuffer, ElementType};
+use super::offload::CopyGuard;
+use super::pinned_buffers::{PendingCopy, PinnedBufferPool};
+use super::source::Precision;
+use super::transfer::numbers_of;
+use crate::host_floats::{HostFloats, PendingFloats};
+
+/// Buffers of a backend that are on their way: gradient, weights and both moments of 1,024 layers.
+pub const DOWNLOADS_MAX: usize = 1 << 12;
+/// Memory of the host for all of them. What would take more is waited for at once.
+pub const DOWNLOAD_BYTES_MAX: u64 = 4 << 30;
+
+/// The limits of what is on its way.
+pub(super) const LIMITS: (usize, u64) = (DOWNLOADS_MAX, DOWNLOAD_BYTES_MAX);
+
+/// A buffer on its way.
+struct PendingDownload<D: Device> {
+    precision: Precision,
+    /// The fault of the backend that the buffer is of.
+    fault: Arc<OnceLock<DeviceFault>>,
+    /// The bytes of the buffer, until they have been read. Locked by the reader that takes them.
+    copied: Mutex<Option<PendingCopy<D>>>,
+    len: usize,
+    element: ElementType,
+    floats: OnceLock<Vec<f32>>,
+}
+
+impl<D: Device> PendingDownload<D> {
+    fn read(&self) -> Vec<f32> {
+        let copied = self.copied.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match copied.expect("it is read once").bytes() {
+            Some(bytes) => numbers_of(&bytes, self.element, self.precision).into_floats(),
+            None => vec![f32::NAN; self.len],
+        }
+    }
+}
+
+impl<D: Device> PendingFloats for PendingDownload<D> {
+    fn count(&self) -> usize {
+        self.len
+    }
+
+    fn floats(&self) -> &[f32] {
+        self.floats.get_or_init(|| self.read())
+    }
+
+    fn fault(&self) -> Option<DeviceFault> {
+        self.fault.get().cloned()
+    }
+}
+
+/// Sends a buffer's floats to the host; none if there is no room for them there.
+pub(super) fn begin_download<D: Device>(
+    backend: &CudaBackend<D>,
+    sheets: &PinnedBufferPool<D>,
+    from: &mut CudaBuffer<D>,
+) -> Result<Option<HostFloats>, DeviceFault> {
+    let (device, element, len) = (backend.shared_device(), from.element(), from.len());
+    if len == 0 {
+        return Ok(Some(Vec::new().into()));
+    }
+    let bytes = element.bytes(device.precision()) * len as u64;
+    device.stream_wait(Stream::Download, &device.record_fence(Stream::Compute)?)?;
+    let Some(copied) = sheets.enqueue_copy(backend, Stream::Download, (from.at(0), bytes))? else {
+        return Ok(None);
+    };
+    from.set_reader(CopyGuard::new(copied.arrived().clone(), backend.next_copy()));
+    let (precision, fault) = (device.precision(), backend.shared_fault());
+    let (copied, floats) = (Mutex::new(Some(copied)), OnceLock::new());
+    let leaving = PendingDownload { precision, fault, copied, len, element, floats };
+    Ok(Some(HostFloats::pending(Arc::new(leaving))))
+}

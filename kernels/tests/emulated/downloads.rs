@@ -1,0 +1,125 @@
+//! Buffers on their way to the host beside the work.
+
+use zbelastic_kernels::cuda::DOWNLOADS_MAX;
+use zbelastic_kernels::cuda::device::Stream;
+use zbelastic_kernels::cuda::source::Precision;
+use zbelastic_kernels::{Backend, BufferView, BufferViewMut, DeviceFault};
+
+use crate::device::{EmulatedDevice, LaneOrder};
+use crate::races::{DeviceCall, first_race, waits};
+use crate::tensor_handles::{LoggedBackend, two};
+
+fn floats<B: Backend>(backend: &B, floats: &[f32]) -> B::Buffer {
+    let mut buffer = backend.allocate(floats.len()).expect("memory for a test");
+    backend.upload(floats, BufferViewMut::new(&mut buffer, 0..floats.len()));
+    buffer
+}
+
+fn write(backend: &LoggedBackend, buffer: &mut <LoggedBackend as Backend>::Buffer, value: f32) {
+    let len = backend.len(buffer);
+    let other = floats(backend, &vec![value; len]);
+    backend.order_after_copies(buffer);
+    backend.copy(BufferView::new(&other, 0..len), BufferViewMut::new(buffer, 0..len));
+}
+
+/// The copy follows what was computed, what overwrites it follows the copy, and the host waits when it
+/// reads and no sooner.
+#[test]
+fn a_download_holds_the_floats_of_its_time_and_waits_only_when_read() {
+    for precision in Precision::ALL {
+        let Some(([one, _], log)) = two(precision) else { return };
+        let mut buffer = floats(&one, &[1.0; 300]);
+        let mut carried = Vec::new();
+        for round in 0..4 {
+            write(&one, &mut buffer, round as f32);
+            let begin = log.calls().len();
+            carried.push(one.begin_download(&mut buffer));
+            // Reading it meanwhile does no harm.
+            let _sum = one.sum_squares(BufferView::new(&buffer, 0..300));
+            let is_wait = |call: &&DeviceCall| matches!(call, DeviceCall::HostWait { .. });
+            assert_eq!(log.calls()[begin..].iter().filter(is_wait).count(), 0, "nothing waits");
+        }
+        for (round, floats) in carried.iter().enumerate() {
+            assert!(floats.is_pending() && floats.len() == 300);
+            assert!(floats.iter().all(|x| *x == round as f32), "round {round}");
+            assert_eq!(floats.fault(), None);
+        }
+        let calls = log.calls();
+        if let Some(race) = first_race(&calls, |_| false) {
+            panic!("{race}");
+        }
+        let needed = [
+            (Some(Stream::Download), Stream::Compute, false),
+            (Some(Stream::Compute), Stream::Download, false),
+            (None, Stream::Download, false),
+        ];
+        for kind in needed {
+            let found: Vec<usize> =
+                waits(&calls).into_iter().filter(|(_, it)| *it == kind).map(|(at, _)| at).collect();
+            assert!(found.len() >= 3, "{} waits of {kind:?}", found.len());
+            let race = first_race(&calls, |at| found.contains(&at));
+            assert!(race.is_some(), "waits of {kind:?} may be left out");
+        }
+    }
+}
+
+/// A reader that has read gives memory back, and so does one that never reads: there is as much for the next.
+#[test]
+fn memory_of_downloads_is_reused() {
+    let Some(([one, _], log)) = two(Precision::Bf16) else { return };
+    let mut buffer = floats(&one, &[1.0; 300]);
+    let mut first = None;
+    for round in 0..8 {
+        write(&one, &mut buffer, round as f32);
+        let carried = one.begin_download(&mut buffer);
+        let is_read = round % 2 == 0;
+        assert!(!is_read || carried[7] == round as f32);
+        let _kept = first.get_or_insert(carried);
+    }
+    let kept = first.expect("there was a first");
+    assert!(kept.iter().all(|x| *x == 0.0), "what was read is nobody else's");
+    let mut places = Vec::new();
+    for call in log.calls() {
+        if let DeviceCall::Work { what: "copy_out", writes, .. } = call {
+            places.extend(writes.iter().map(|bytes| bytes.start));
+        }
+    }
+    assert_eq!(places.len(), 8);
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 1, "one sheet does for all of them");
+    assert_eq!(first_race(&log.calls(), |_| false), None);
+}
+
+/// A stage whose gradients are not read does not fill the host: what is too much is waited for.
+#[test]
+fn a_download_without_a_buffer_is_read_at_once() {
+    let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 8 << 30) else {
+        return;
+    };
+    let backend = zbelastic_kernels::cuda::CudaBackend::new(device);
+    let mut empty = floats(&backend, &[]);
+    assert!(backend.begin_download(&mut empty).is_empty());
+    let mut buffer = floats(&backend, &[2.0; 5]);
+    let all: Vec<_> = (0..=DOWNLOADS_MAX).map(|_| backend.begin_download(&mut buffer)).collect();
+    let held = all.iter().filter(|floats| floats.is_pending()).count();
+    assert_eq!(held, DOWNLOADS_MAX, "as many as there may be");
+    assert!(all.iter().all(|floats| floats[4] == 2.0));
+    assert!(backend.begin_download(&mut buffer).is_pending(), "it has come back");
+}
+
+/// Floats of a device that gave up are none, and the reader gets the fault from them.
+#[test]
+fn floats_of_a_failed_download_carry_a_fault() {
+    let Some(device) = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, 1 << 30) else {
+        return;
+    };
+    let backend = zbelastic_kernels::cuda::CudaBackend::new(device.clone());
+    let mut buffer = floats(&backend, &[1.0; 5]);
+    let carried = backend.begin_download(&mut buffer);
+    device.fail();
+    assert_eq!((carried.fault(), backend.fault()), (None, None), "nobody has asked the device");
+    assert!(carried.iter().all(|x| x.is_nan()));
+    assert!(matches!(carried.fault(), Some(DeviceFault::Sticky { .. })), "{:?}", carried.fault());
+    assert_eq!(backend.fault(), carried.fault(), "its backend knows before it says anything else");
+}

@@ -1,0 +1,157 @@
+//! How much work a worker process has done, and what takes it long just now. Counted where the work is
+//! done, read by the event loop, and reported to controllers: it distinguishes slow nodes from stuck ones
+//! (rule of progress, docs/validation.md), and people see how far a load, an evaluation or a checkpoint is.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::{Bytes, Step};
+
+pub use zbelastic_policy::WorkCounter;
+
+/// What takes a worker long beside the passes of steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LongActivity {
+    /// Layers are received from other workers.
+    Receiving {
+        /// Bytes verified.
+        done: Bytes,
+        /// Bytes of all layers that were requested.
+        total: Bytes,
+    },
+    /// Held-out text is evaluated.
+    Evaluating {
+        /// Passes of this stage that ran.
+        done: u32,
+        /// Passes of this stage.
+        total: u32,
+    },
+    /// Layers of a checkpoint are written, here and where copies of them are kept.
+    Writing {
+        /// The checkpoint's version.
+        version: Step,
+        /// Bytes that are durable.
+        done: Bytes,
+        /// Bytes of all layers of this stage.
+        total: Bytes,
+    },
+}
+
+impl std::fmt::Display for LongActivity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Receiving { done, total } => write!(f, "receives layers, {done} of {total}"),
+            Self::Evaluating { done, total } => {
+                write!(f, "evaluates held-out text, {done} of {total} passes")
+            }
+            Self::Writing { version, done, total } => {
+                write!(f, "writes checkpoint {version}, {done} of {total}")
+            }
+        }
+    }
+}
+
+/// How far an evaluation is, as the device thread sets it and the event loop reads it; and whether it waits,
+/// as the event loop sets it and the device thread reads it.
+#[derive(Debug, Default)]
+pub struct EvaluationGauge {
+    packed: AtomicU64,
+    waits: AtomicBool,
+}
+
+impl EvaluationGauge {
+    /// Passes that ran, and all of them; none if no evaluation is under way.
+    pub fn set(&self, passes: Option<(u32, u32)>) {
+        let packed = passes.map_or(0, |(done, total)| u64::from(done) << 32 | u64::from(total));
+        self.packed.store(packed, Ordering::Relaxed);
+    }
+
+    /// As it was set last.
+    #[must_use]
+    pub fn get(&self) -> Option<(u32, u32)> {
+        let packed = self.packed.load(Ordering::Relaxed);
+        (packed != 0).then_some(((packed >> 32) as u32, packed as u32))
+    }
+
+    /// Lets its passes wait, or go on.
+    pub fn set_waiting(&self, waits: bool) {
+        self.waits.store(waits, Ordering::Relaxed);
+    }
+
+    /// Whether its passes wait: the processor is needed for a checkpoint or for a model that is written.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.waits.load(Ordering::Relaxed)
+    }
+}
+
+/// What the event loop sees of the device without asking it.
+#[derive(Debug, Default)]
+pub struct DeviceGauge {
+    /// Operations begun and ended: odd while one is under way.
+    edges: AtomicU64,
+    /// Operations that ran, and orders that were carried out.
+    work: WorkCounter,
+    /// Orders begun and carried out: odd while one is under way.
+    command_edges: AtomicU64,
+    evaluation: EvaluationGauge,
+}
+
+impl DeviceGauge {
+    /// Counts each begin and end; odd while an operation is under way.
+    #[must_use]
+    pub fn edges(&self) -> u64 {
+        self.edges.load(Ordering::Acquire)
+    }
+
+    /// What the device has done.
+    #[must_use]
+    pub fn work(&self) -> &WorkCounter {
+        &self.work
+    }
+
+    /// Counts each begin and end of an order; odd while one is carried out.
+    #[must_use]
+    pub fn command_edges(&self) -> u64 {
+        self.command_edges.load(Ordering::Acquire)
+    }
+
+    /// How far the evaluation under way is.
+    #[must_use]
+    pub fn evaluation(&self) -> &EvaluationGauge {
+        &self.evaluation
+    }
+
+    /// An operation begins, or ends.
+    pub fn mark_edge(&self) {
+        self.edges.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// An order begins to be carried out, or was.
+    pub fn mark_command_edge(&self) {
+        self.command_edges.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_is_read_as_it_was_set() {
+        let gauge = EvaluationGauge::default();
+        for passes in [None, Some((0, 7)), Some((7, 7)), None] {
+            gauge.set(passes);
+            assert_eq!(gauge.get(), passes);
+        }
+    }
+
+    #[test]
+    fn clones_of_a_count_count_together() {
+        let count = WorkCounter::default();
+        count.clone().add(3);
+        count.shared().fetch_add(4, Ordering::Relaxed);
+        assert_eq!(count.total(), 7);
+    }
+}

@@ -1,0 +1,180 @@
+//! What this process offers to others over the bulk lane: layers for a plan, pieces of checkpoints,
+//! text. The event loop puts things on it, transport's tasks read them; that is all its lock is for.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, RwLock};
+
+use zbelastic_trainer::elastic::LayerImage;
+use zbelastic_transport::BulkBody;
+use zbelastic_types::Generation;
+
+use super::wire::BulkKey;
+
+/// Layers offered at once: as many as a model may have, for the plan under way and the one before.
+const LAYERS_MAX: usize = 2048;
+
+/// Finds what is not on the shelf itself, by name: pieces of checkpoints in the store.
+pub type FindStoredBlob = Box<dyn Fn(&BulkKey) -> Option<Arc<dyn BulkBody>> + Send + Sync>;
+
+/// What is offered. Cheap to clone.
+#[derive(Clone)]
+pub struct BlobRegistry {
+    layers: Arc<RwLock<BTreeMap<BulkKey, Arc<dyn BulkBody>>>>,
+    stored: Arc<FindStoredBlob>,
+}
+
+impl BlobRegistry {
+    /// A shelf with nothing on it, in front of a store.
+    #[must_use]
+    pub fn new(stored: FindStoredBlob) -> Self {
+        Self { layers: Arc::default(), stored: Arc::new(stored) }
+    }
+
+    /// Offers something. Beyond the limit the oldest plan's layers go first.
+    ///
+    /// # Panics
+    /// If a thread that held the lock panicked.
+    pub fn offer(&self, key: BulkKey, body: Arc<dyn BulkBody>) {
+        let mut layers = self.layers.write().expect("nobody panics with the shelf in hand");
+        layers.insert(key, body);
+        while layers.len() > LAYERS_MAX {
+            layers.pop_first();
+        }
+    }
+
+    /// Takes back what was offered for plans before this one.
+    ///
+    /// # Panics
+    /// If a thread that held the lock panicked.
+    pub fn clear_before(&self, now: Generation) {
+        let mut layers = self.layers.write().expect("nobody panics with the shelf in hand");
+        layers.retain(|key, _| match key {
+            BulkKey::Layer { generation, .. } => *generation >= now,
+            BulkKey::Piece(_) | BulkKey::Data(_) => true,
+        });
+    }
+
+    /// Takes back what was offered under this name.
+    ///
+    /// # Panics
+    /// If a thread that held the lock panicked.
+    pub fn withdraw(&self, key: &BulkKey) {
+        self.layers.write().expect("nobody panics with the shelf in hand").remove(key);
+    }
+
+    /// What is offered under this name.
+    ///
+    /// # Panics
+    /// If a thread that held the lock panicked.
+    #[must_use]
+    pub fn find(&self, key: &BulkKey) -> Option<Arc<dyn BulkBody>> {
+        let layers = self.layers.read().expect("nobody panics with the shelf in hand");
+        let found = layers.get(key).cloned();
+        drop(layers);
+        found.or_else(|| (self.stored)(key))
+    }
+}
+
+/// A layer as it travels, read where it lies.
+#[derive(Debug)]
+pub struct LayerBody {
+    image: Arc<LayerImage>,
+    header: Vec<u8>,
+}
+
+impl LayerBody {
+    /// The body of a layer.
+    #[must_use]
+    pub fn new(image: Arc<LayerImage>) -> Self {
+        Self { header: image.header().to_vec(), image }
+    }
+}
+
+impl BulkBody for LayerBody {
+    fn len(&self) -> u64 {
+        self.header.len() as u64 + 12 * self.image.w.len() as u64
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let LayerImage { w, m, v, .. } = &*self.image;
+        let mut at = offset as usize;
+        let mut left = into;
+        for part in [self.header.as_slice(), floats(w), floats(m), floats(v)] {
+            if at >= part.len() {
+                at -= part.len();
+                continue;
+            }
+            let count = left.len().min(part.len() - at);
+            let (now, later) = left.split_at_mut(count);
+            now.copy_from_slice(&part[at..at + count]);
+            (left, at) = (later, 0);
+        }
+        if left.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+}
+
+/// Reads a body from its beginning to its end.
+pub struct BodyReader<'a> {
+    body: &'a dyn BulkBody,
+    at: u64,
+}
+
+impl<'a> BodyReader<'a> {
+    /// A reader that stands at the beginning.
+    #[must_use]
+    pub const fn new(body: &'a dyn BulkBody) -> Self {
+        Self { body, at: 0 }
+    }
+}
+
+impl io::Read for BodyReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.body.len() - self.at;
+        let count = usize::try_from(left).map_or(into.len(), |left| left.min(into.len()));
+        self.body.read(self.at, &mut into[..count])?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+fn floats(floats: &[f32]) -> &[u8] {
+    bytemuck::cast_slice(floats)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zbelastic_types::{LayerId, Step};
+
+    #[test]
+    fn layer_is_read_anywhere_as_it_is_encoded() {
+        let floats = |start: u32| (start..start + 5).map(|i| i as f32 * 0.5).collect();
+        let (w, m, v) = (floats(1), floats(100), floats(1000));
+        let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
+        let bytes = image.encode();
+        let body = LayerBody::new(Arc::new(image));
+        assert_eq!(body.len(), bytes.len() as u64);
+        for start in 0..bytes.len() {
+            for end in start..=bytes.len() {
+                let mut found = vec![0; end - start];
+                body.read(start as u64, &mut found).expect("within the body");
+                assert_eq!(found, bytes[start..end], "{start}..{end}");
+            }
+        }
+        for piece in 1..=bytes.len() + 1 {
+            let (mut reader, mut found) = (BodyReader::new(&body), Vec::new());
+            let mut into = vec![0; piece];
+            loop {
+                let count = io::Read::read(&mut reader, &mut into).expect("within the body");
+                if count == 0 {
+                    break;
+                }
+                found.extend_from_slice(&into[..count]);
+            }
+            assert_eq!(found, bytes, "read by {piece} bytes");
+        }
+        assert!(body.read(bytes.len() as u64, &mut [0]).is_err());
+        assert!(body.read(0, &mut vec![0; bytes.len() + 1]).is_err());
+    }
+}

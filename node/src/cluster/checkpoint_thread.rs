@@ -1,0 +1,524 @@
+//! What a node keeps on its disk for the cluster: pieces of checkpoints, their manifests, text.
+//!
+//! Disks are slow, so a thread does the work and reports the outcome to the event loop. A piece
+//! that a worker wrote is reported to be durable only when as many other nodes have it as the
+//! configuration wants: a machine that is preempted takes its disk with it.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+use std::{io, thread};
+
+use tokio::sync::{mpsc, watch};
+use zbelastic_checkpoint::{
+    CHUNK_BYTES, CheckpointStore, CheckpointStoreError, Manifest, PieceRecord, SledStore,
+};
+use zbelastic_policy::collect::collect_garbage as collect_pieces;
+use zbelastic_trainer::elastic::{LayerAssembler, LoadedLayer};
+use zbelastic_transport::BulkBody;
+use zbelastic_transport::identity::random_number;
+use zbelastic_types::{Bytes, Digest};
+
+use super::activity::WorkCounter;
+use super::blob_registry::{BodyReader, LayerBody};
+use super::data::FileBody;
+use super::disk_space::{DiskSpace, DiskSpaceShortage};
+use super::document::DataName;
+use super::scrub::scrub;
+use super::stores::{OpenStores, StoreOpenError};
+use super::threads::{CheckpointTime, raise_niceness};
+use super::unused_data::collect_data;
+use super::wire::{BulkKey, FreedSpace, NodeAnswer, PieceRef, StoreReferences};
+use crate::machine::disk_usage;
+
+/// Orders that wait for the disk at once: the pieces of two checkpoints of the largest model.
+const COMMANDS_MAX: usize = 4096;
+/// What the disk is to do.
+enum StoreCommand {
+    Put {
+        piece: PieceRef,
+        body: Arc<LayerBody>,
+    },
+    Get {
+        piece: PieceRef,
+    },
+    Manifest(Box<Manifest>),
+    Collect {
+        referred: StoreReferences,
+    },
+    /// From here on, use the store in this folder.
+    Use {
+        folder: PathBuf,
+    },
+}
+
+/// Counts what a store takes.
+struct CountingReader<'a, R> {
+    reader: R,
+    moved: &'a WorkCounter,
+}
+
+impl<R: io::Read> io::Read for CountingReader<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(into)?;
+        self.moved.add(count as u64);
+        Ok(count)
+    }
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub enum StoreEvent {
+    /// A piece was written, or could not be.
+    Put {
+        /// The piece that was to be written.
+        piece: PieceRef,
+        /// Why it was not written, and the body that others may fetch instead.
+        outcome: Result<(), (StoreWriteError, Arc<LayerBody>)>,
+    },
+    /// A piece was read; `None` if it is not here or not whole.
+    Got {
+        /// The piece that was to be read.
+        piece: PieceRef,
+        /// The layer's state and its digest.
+        read: Option<Box<LoadedLayer>>,
+    },
+    /// A manifest could not be written, or something that is not needed not removed.
+    Failed {
+        /// Why it failed.
+        failure: StoreWriteError,
+    },
+    /// What nobody needs any more is gone.
+    Collected(FreedSpace),
+    /// A piece was read again and is not whole.
+    Rotten {
+        /// The damaged piece.
+        piece: PieceRef,
+        /// What was found to be wrong, in words.
+        why: String,
+    },
+    /// A text, or weights, was read again and is another one.
+    RottenData(DataName),
+    /// A piece that was damaged was fetched again, or not.
+    Mended {
+        /// The piece that was damaged.
+        piece: PieceRef,
+        /// Why it is still damaged, in words.
+        outcome: Result<(), String>,
+    },
+}
+
+/// Why something is not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreWriteError {
+    /// The store does not take it.
+    #[error(transparent)]
+    Store(#[from] CheckpointStoreError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Place(#[from] StoreOpenError),
+    /// The disk is low.
+    #[error(transparent)]
+    Room(#[from] DiskSpaceShortage),
+    /// It could not be opened before, which was reported then.
+    #[error("there is no store")]
+    NoStore,
+}
+
+/// The store in use; none if it could not be opened.
+pub type StoreInUse = Option<Arc<SledStore>>;
+
+/// The disk has too much to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{COMMANDS_MAX} orders wait for the disk of the store")]
+pub struct CheckpointThreadBusy;
+
+/// The way to the store; cheap to clone.
+#[derive(Clone)]
+pub struct CheckpointThread {
+    commands: SyncSender<StoreCommand>,
+    reports: mpsc::Sender<StoreEvent>,
+    store: watch::Receiver<StoreInUse>,
+    data: PathBuf,
+    moved: WorkCounter,
+    time: CheckpointTime,
+}
+
+impl CheckpointThread {
+    /// Starts the thread of a node's stores, of which `store` is used; text lies in the folder
+    /// `data`; and one that reads all of it again now and then. They stand back for passes.
+    ///
+    /// # Errors
+    /// If they cannot be started.
+    pub fn start(
+        stores: OpenStores,
+        store: StoreInUse,
+        data: PathBuf,
+    ) -> io::Result<(Self, mpsc::Receiver<StoreEvent>)> {
+        let (orders, inbox) = sync_channel(COMMANDS_MAX);
+        let (reports, outbox) = mpsc::channel(COMMANDS_MAX);
+        let (in_use, store) = watch::channel(store);
+        let moved = WorkCounter::default();
+        let count = moved.clone();
+        let time = CheckpointTime::default();
+        let metered = time.clone();
+        let (folder, to) = (data.clone(), reports.clone());
+        let work = move || {
+            raise_niceness();
+            run_thread(stores, (&in_use, &folder), &inbox, &to, (&count, &metered));
+        };
+        thread::Builder::new().name("store".to_owned()).spawn(work)?;
+        let (read, folder, to) = (store.clone(), data.clone(), reports.clone());
+        let work = move || scrub(&read, &folder, &to, random_number());
+        thread::Builder::new().name("scrub".to_owned()).spawn(work)?;
+        Ok((Self { commands: orders, reports, store, data, moved, time }, outbox))
+    }
+
+    /// Reports what was done beside the store's thread.
+    pub async fn report(&self, kept: StoreEvent) {
+        // Without a receiver of reports the node ends.
+        let _ = self.reports.send(kept).await;
+    }
+
+    /// Bytes that the store has written and read.
+    #[must_use]
+    pub fn moved(&self) -> &WorkCounter {
+        &self.moved
+    }
+
+    /// The processor time that checkpoints take beside the device.
+    #[must_use]
+    pub fn time(&self) -> &CheckpointTime {
+        &self.time
+    }
+
+    /// Has a piece written.
+    ///
+    /// # Errors
+    /// If too many orders wait.
+    pub fn put(&self, piece: PieceRef, body: Arc<LayerBody>) -> Result<(), CheckpointThreadBusy> {
+        self.send(StoreCommand::Put { piece, body })
+    }
+
+    /// Has a piece read.
+    ///
+    /// # Errors
+    /// If too many orders wait.
+    pub fn get(&self, piece: PieceRef) -> Result<(), CheckpointThreadBusy> {
+        self.send(StoreCommand::Get { piece })
+    }
+
+    /// Writes what a checkpoint consists of.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn put_manifest(&self, manifest: Manifest) -> Result<(), CheckpointThreadBusy> {
+        self.send(StoreCommand::Manifest(Box::new(manifest)))
+    }
+
+    /// Removes what nobody refers to.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn collect(&self, referred: StoreReferences) -> Result<(), CheckpointThreadBusy> {
+        self.send(StoreCommand::Collect { referred })
+    }
+
+    /// Uses another store for all that is ordered from now on.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn use_store(&self, folder: PathBuf) -> Result<(), CheckpointThreadBusy> {
+        self.send(StoreCommand::Use { folder })
+    }
+
+    fn send(&self, order: StoreCommand) -> Result<(), CheckpointThreadBusy> {
+        match self.commands.try_send(order) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(CheckpointThreadBusy),
+        }
+    }
+
+    /// The store itself, for callers that may wait for the disk; none if it cannot be opened.
+    #[must_use]
+    pub fn store(&self) -> Option<Arc<SledStore>> {
+        self.store.borrow().clone()
+    }
+
+    /// The room on the store's disk, looked up beside the event loop; none if that is not known.
+    pub async fn disk_space(&self) -> Option<DiskSpace> {
+        let store = self.store()?;
+        let ask = move || disk_usage(store.folder()).ok();
+        tokio::task::spawn_blocking(ask).await.ok().flatten()
+    }
+
+    /// What others may fetch from here, by name; read when it is fetched, chunk by chunk.
+    #[must_use]
+    pub fn find(&self, key: &BulkKey) -> Option<Arc<dyn BulkBody>> {
+        match key {
+            BulkKey::Layer { .. } => None,
+            BulkKey::Piece(piece) => {
+                let store = self.store()?;
+                let record = store.record(piece.name()).ok()??;
+                Some(Arc::new(PieceBody::new(store, record)))
+            }
+            BulkKey::Data(hash) => Some(Arc::new(FileBody::open(&self.data_path(*hash)).ok()?)),
+        }
+    }
+
+    /// Where a text lies or will.
+    #[must_use]
+    pub fn data_path(&self, hash: Digest) -> PathBuf {
+        self.data.join(format!("{}.data", hex(&hash.0)))
+    }
+}
+
+/// A piece as others fetch it: checked chunk by chunk as it is read.
+struct PieceBody {
+    store: Arc<SledStore>,
+    record: PieceRecord,
+    /// The chunk that was read last: readers go through a piece in order.
+    last: Mutex<Option<(usize, Vec<u8>)>>,
+}
+
+impl PieceBody {
+    fn new(store: Arc<SledStore>, record: PieceRecord) -> Self {
+        Self { store, record, last: Mutex::new(None) }
+    }
+
+    /// Copies from the chunk at `index`, from `start` on, as much as there is and fits.
+    fn copy(&self, index: usize, start: usize, into: &mut [u8]) -> io::Result<usize> {
+        let mut last = self.last.lock().map_err(|_| io::Error::other("a reader panicked"))?;
+        if last.as_ref().is_none_or(|(of, _)| *of != index) {
+            let hash = self.record.chunks.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let bytes = self.store.chunk(*hash).map_err(io::Error::other)?;
+            *last = Some((index, bytes));
+        }
+        let (_, bytes) = last.as_ref().expect("read above");
+        let count = into.len().min(bytes.len().saturating_sub(start));
+        into[..count].copy_from_slice(&bytes[start..start + count]);
+        Ok(count)
+    }
+}
+
+impl BulkBody for PieceBody {
+    fn len(&self) -> u64 {
+        self.record.length
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (mut at, mut done) = (offset as usize, 0);
+        while done < into.len() {
+            let count = self.copy(at / CHUNK_BYTES, at % CHUNK_BYTES, &mut into[done..])?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            (at, done) = (at + count, done + count);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes as people write them.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn run_thread(
+    mut stores: OpenStores,
+    (in_use, data): (&watch::Sender<StoreInUse>, &Path),
+    orders: &Receiver<StoreCommand>,
+    reports: &mpsc::Sender<StoreEvent>,
+    (moved, time): (&WorkCounter, &CheckpointTime),
+) {
+    while let Ok(order) = orders.recv() {
+        let store = in_use.borrow().clone();
+        let report = match (order, store) {
+            (StoreCommand::Use { folder }, _) => {
+                let (store, failure) = match stores.get(&folder) {
+                    Ok(store) => (Some(store), None),
+                    Err(error) => (None, Some(StoreEvent::Failed { failure: error.into() })),
+                };
+                in_use.send_replace(store);
+                failure
+            }
+            (order, Some(store)) => execute((&*store, data), order, (moved, time)),
+            (order, None) => fail_without_store(order),
+        };
+        if let Some(report) = report
+            && reports.blocking_send(report).is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn execute(
+    (store, data): (&SledStore, &Path),
+    order: StoreCommand,
+    (moved, time): (&WorkCounter, &CheckpointTime),
+) -> Option<StoreEvent> {
+    match order {
+        StoreCommand::Put { piece, body } => {
+            let outcome = time.meter(|| put(store, piece, &body, moved));
+            let outcome = outcome.map_err(|failure| (failure, body));
+            Some(StoreEvent::Put { piece, outcome })
+        }
+        StoreCommand::Get { piece } => {
+            Some(StoreEvent::Got { piece, read: read(store, piece, moved).map(Box::new) })
+        }
+        StoreCommand::Manifest(manifest) => {
+            let failure = store.put_manifest(&manifest).err()?;
+            Some(StoreEvent::Failed { failure: failure.into() })
+        }
+        StoreCommand::Collect { referred } => Some(match collect(store, data, &referred) {
+            Ok(freed) => StoreEvent::Collected(freed),
+            Err(failure) => StoreEvent::Failed { failure: failure.into() },
+        }),
+        StoreCommand::Use { .. } => unreachable!("another store is no order to a store"),
+    }
+}
+
+/// Whether so many bytes find room where a store lies. A disk that does not report its room is tried.
+///
+/// # Errors
+/// If they do not.
+pub fn check_disk_space(store: &SledStore, length: u64) -> Result<(), DiskSpaceShortage> {
+    disk_usage(store.folder()).map_or(Ok(()), |room| room.check(Bytes(length)))
+}
+
+fn put(
+    store: &SledStore,
+    piece: PieceRef,
+    body: &LayerBody,
+    moved: &WorkCounter,
+) -> Result<(), StoreWriteError> {
+    check_disk_space(store, piece.length)?;
+    let mut reader = CountingReader { reader: BodyReader::new(body), moved };
+    store.put_from(piece.name(), body.len(), &mut reader)?;
+    Ok(())
+}
+
+/// Nothing is kept somewhere else instead: nobody would look for it there.
+fn fail_without_store(order: StoreCommand) -> Option<StoreEvent> {
+    match order {
+        StoreCommand::Put { piece, body } => {
+            Some(StoreEvent::Put { piece, outcome: Err((StoreWriteError::NoStore, body)) })
+        }
+        StoreCommand::Get { piece } => Some(StoreEvent::Got { piece, read: None }),
+        StoreCommand::Manifest(_) => Some(StoreEvent::Failed { failure: StoreWriteError::NoStore }),
+        StoreCommand::Collect { .. } | StoreCommand::Use { .. } => None,
+    }
+}
+
+/// Reads a piece chunk by chunk to where it will lie, and computes its digest on the way.
+fn read(store: &impl CheckpointStore, piece: PieceRef, moved: &WorkCounter) -> Option<LoadedLayer> {
+    let record = store.record(piece.name()).ok()??;
+    let mut assembler = LayerAssembler::new(record.length);
+    for hash in &record.chunks {
+        let bytes = store.chunk(*hash).ok()?;
+        assembler.push(&bytes).ok()?;
+        moved.add(bytes.len() as u64);
+    }
+    let (image, digest) = assembler.finish().ok()?;
+    Some(LoadedLayer { image, digest })
+}
+
+/// Removes what nobody refers to, and returns how much that was.
+///
+/// # Errors
+/// If the medium fails.
+fn collect(
+    store: &impl CheckpointStore,
+    data: &Path,
+    referred: &StoreReferences,
+) -> Result<FreedSpace, CheckpointStoreError> {
+    let mut freed = collect_pieces(store, referred)?;
+    if let Some(referred) = &referred.data {
+        freed.bytes += collect_data(data, referred, SystemTime::now());
+    }
+    Ok(freed)
+}
+
+/// The same beside the event loop, as it is answered to the node that requested it.
+pub async fn collect_now(keeper: CheckpointThread, referred: StoreReferences) -> NodeAnswer {
+    let Some(store) = keeper.store() else {
+        return NodeAnswer::Refused { why: StoreWriteError::NoStore.to_string() };
+    };
+    let collect = move || collect(&*store, &keeper.data, &referred);
+    match tokio::task::spawn_blocking(collect).await {
+        Ok(Ok(freed)) => NodeAnswer::Collected(freed),
+        Ok(Err(error)) => NodeAnswer::Refused { why: error.to_string() },
+        Err(error) => NodeAnswer::Refused { why: error.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::stores::StoreLocations;
+    use crate::data_folder::NodeDataFolder;
+    use zbelastic_trainer::elastic::LayerImage;
+    use zbelastic_types::{LayerId, RunId, Step};
+
+    fn piece(layer: u32) -> PieceRef {
+        let digest = Digest([layer as u8; 32]);
+        PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
+    }
+
+    fn put(
+        keeper: &CheckpointThread,
+        kept: &mut mpsc::Receiver<StoreEvent>,
+        layer: u32,
+    ) -> Option<String> {
+        let floats = || vec![layer as f32; 5].into();
+        let (w, m, v) = (floats(), floats(), floats());
+        let image = LayerImage { layer: LayerId(layer), version: Step(4), w, m, v };
+        keeper.put(piece(layer), Arc::new(LayerBody::new(Arc::new(image)))).expect("room");
+        let reported = kept.blocking_recv().expect("the thread lives");
+        let StoreEvent::Put { outcome, .. } = reported else { panic!("{reported:?}") };
+        outcome.err().map(|(failure, _)| failure.to_string())
+    }
+
+    #[test]
+    fn what_is_ordered_after_another_store_is_in_that_one() {
+        let data = tempfile::tempdir().expect("a folder");
+        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let mut stores = OpenStores::new(places);
+        let first = stores.get(&data.path().join("store")).expect("made");
+        let (keeper, mut kept) =
+            CheckpointThread::start(stores, Some(first.clone()), data.path().to_owned())
+                .expect("a thread");
+        assert_eq!(put(&keeper, &mut kept, 0), None);
+        keeper.use_store(data.path().join("disk/one")).expect("room");
+        assert_eq!(put(&keeper, &mut kept, 1), None);
+        let second = keeper.store().expect("in use");
+        let has = |store: &SledStore, layer| store.get(piece(layer).name()).is_ok();
+        assert_eq!((has(&first, 0), has(&first, 1)), (true, false));
+        assert_eq!((has(&second, 0), has(&second, 1)), (false, true));
+        assert!(keeper.find(&BulkKey::Piece(piece(1))).is_some());
+        assert!(keeper.find(&BulkKey::Piece(piece(0))).is_none());
+    }
+
+    #[test]
+    fn without_its_store_a_node_keeps_nothing_and_says_so() {
+        let data = tempfile::tempdir().expect("a folder");
+        std::fs::write(data.path().join("file"), "in the way").expect("writable");
+        let places = StoreLocations::new(NodeDataFolder::new(data.path().to_owned()));
+        let mut stores = OpenStores::new(places);
+        let first = stores.get(&data.path().join("store")).expect("made");
+        let (keeper, mut kept) =
+            CheckpointThread::start(stores, Some(first), data.path().to_owned()).expect("a thread");
+        keeper.use_store(data.path().join("file/one")).expect("room");
+        let told = kept.blocking_recv().expect("the thread lives");
+        assert!(
+            matches!(told, StoreEvent::Failed { failure: StoreWriteError::Place(_) }),
+            "{told:?}"
+        );
+        assert_eq!(put(&keeper, &mut kept, 1).as_deref(), Some("there is no store"));
+        assert!(keeper.find(&BulkKey::Piece(piece(1))).is_none());
+        keeper.use_store(data.path().join("store")).expect("room");
+        assert_eq!(put(&keeper, &mut kept, 1), None, "another job, another store");
+    }
+}

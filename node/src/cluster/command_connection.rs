@@ -1,0 +1,168 @@
+//! The connection of a command line to its cluster, with the administrator's certificate, which is
+//! renewed while it is used.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use zbelastic_transport::identity::{ClusterAuthority, PeerRole, UnixSeconds, random_number};
+use zbelastic_transport::{AdminClient, ConnectError, Credentials, DialProblem, RequestError};
+use zbelastic_types::ClusterId;
+
+use super::ADMIN_NODE;
+use super::threads::runtime;
+use super::wire::{self, NodeAnswer, NodeRequest};
+use crate::api::client::{ClientError, Exchange};
+use crate::data_folder::NodeDataFolder;
+use crate::failure::CommandFailure;
+
+/// Between two attempts of a command to renew its certificate. It was begun days before the end.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
+
+/// The road to the cluster that `folder` has an administrator's certificate of.
+///
+/// # Errors
+/// If the system gives no threads.
+pub fn exchange(folder: &NodeDataFolder) -> Result<Exchange<'static>, CommandFailure> {
+    let mut line = CommandConnection {
+        runtime: runtime()?,
+        folder: folder.admin(),
+        open: None,
+        renewal_requested: None,
+    };
+    Ok(Box::new(move |addresses, bytes| line.send(addresses, bytes)))
+}
+
+/// Tries whether anybody answers at an address. Without a certificate of its own, as on a machine that is yet to join,
+/// one that no cluster knows will do: a node that turns it away has been reached.
+///
+/// # Errors
+/// With the reason, if nobody answers.
+pub fn reach(folder: &NodeDataFolder, address: &str) -> Result<(), String> {
+    let now = UnixSeconds::now();
+    let stranger = || {
+        let authority = ClusterAuthority::create(ClusterId(random_number()), now);
+        let authority = authority.map_err(|error| error.to_string())?;
+        let own = authority.credentials(PeerRole::Viewer, ADMIN_NODE, now);
+        own.map_err(|error| error.to_string())
+    };
+    let credentials = Credentials::load(&folder.admin(), None, now).or_else(|_| stranger())?;
+    let runtime = runtime().map_err(|failure| failure.what)?;
+    runtime.block_on(async {
+        match AdminClient::connect(&[address.to_owned()], credentials).await {
+            Ok(client) => {
+                client.close().await;
+                Ok(())
+            }
+            Err(error) => match client_error(&error) {
+                ClientError::Stranger { .. } | ClientError::Denied { .. } => Ok(()),
+                ClientError::Unreachable { tried } => {
+                    Err(tried.into_iter().map(|(_, why)| why).collect::<Vec<_>>().join("; "))
+                }
+                ClientError::Broken { reason } => Err(reason),
+            },
+        }
+    })
+}
+
+/// A command line's connection, which stays open between two questions.
+struct CommandConnection {
+    runtime: Runtime,
+    /// The folder of the administrator's certificate. A line that is never used needs none.
+    folder: PathBuf,
+    open: Option<OpenConnection>,
+    /// When a certificate for longer was requested last.
+    renewal_requested: Option<Instant>,
+}
+
+/// An open connection, and what it was opened with.
+struct OpenConnection {
+    addresses: Vec<String>,
+    client: AdminClient,
+    credentials: Credentials,
+}
+
+impl CommandConnection {
+    fn send(&mut self, addresses: &[String], bytes: &[u8]) -> Result<Vec<u8>, ClientError> {
+        let Self { runtime, folder, open, renewal_requested: renewal_asked } = self;
+        runtime.block_on(async {
+            if let Some(found) = open.as_mut().filter(|open| open.addresses == addresses) {
+                renew_if_due(folder, found, renewal_asked).await;
+                match found.client.request(bytes.to_vec()).await {
+                    Ok(answer) => return Ok(answer),
+                    // The node may have ended since: another one is tried.
+                    Err(RequestError::Broken | RequestError::NoPath) => *open = None,
+                    Err(error) => return Err(ClientError::Broken { reason: error.to_string() }),
+                }
+            }
+            let credentials = Credentials::load(folder, None, UnixSeconds::now());
+            let credentials =
+                credentials.map_err(|error| ClientError::Denied { reason: error.to_string() })?;
+            let client = AdminClient::connect(addresses, credentials.clone()).await;
+            let client = client.map_err(|error| client_error(&error))?;
+            let mut new = OpenConnection { addresses: addresses.to_vec(), client, credentials };
+            renew_if_due(folder, &mut new, renewal_asked).await;
+            let answer = new.client.request(bytes.to_vec()).await;
+            if let Some(before) = open.replace(new) {
+                before.client.close().await;
+            }
+            answer.map_err(|error| ClientError::Broken { reason: error.to_string() })
+        })
+    }
+}
+
+/// Requests a certificate that holds for longer, once two thirds of this one's time are over or the
+/// controller shows that another authority issues now, and keeps it in the folder. Without it the command
+/// goes on: the next one tries again.
+async fn renew_if_due(folder: &Path, open: &mut OpenConnection, asked: &mut Option<Instant>) {
+    let is_late = UnixSeconds::now() >= open.credentials.window().renew_after();
+    let issues = open.client.authority();
+    let is_due = is_late || issues.is_some_and(|issues| !open.credentials.is_by(&issues));
+    if !is_due || asked.is_some_and(|asked| asked.elapsed() < RENEWAL_PAUSE) {
+        return;
+    }
+    *asked = Some(Instant::now());
+    let request = NodeRequest::Renew { request: open.credentials.key().signing_request() };
+    let Ok(answer) = open.client.request(request.encode()).await else { return };
+    let Ok(NodeAnswer::Renewed { chain, roots }) = wire::decode(&answer) else { return };
+    let renewed = open.credentials.renewed(chain.into_iter().map(Into::into).collect());
+    let renewed =
+        renewed.and_then(|renewed| renewed.with_roots(roots.into_iter().map(Into::into).collect()));
+    if let Ok(renewed) = renewed
+        && renewed.save(folder).is_ok()
+    {
+        open.credentials = renewed;
+    }
+}
+
+impl Drop for CommandConnection {
+    /// Closes the connection, so that the node keeps none of a client that is gone.
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.runtime.block_on(open.client.close());
+        }
+    }
+}
+
+fn client_error(error: &ConnectError) -> ClientError {
+    for attempt in &error.tried {
+        let (address, reason) = (attempt.address.clone(), attempt.problem.to_string());
+        match attempt.problem {
+            DialProblem::NotThisCluster => return ClientError::Stranger { address, reason },
+            DialProblem::CertificateExpired { .. }
+            | DialProblem::AuthorityRetired
+            | DialProblem::Refused(_) => {
+                return ClientError::Denied { reason };
+            }
+            DialProblem::NotAnAddress
+            | DialProblem::NoSuchHost
+            | DialProblem::NobodyAnswers
+            | DialProblem::AnotherNode
+            | DialProblem::Version { .. }
+            | DialProblem::Other(_) => {}
+        }
+    }
+    let tried = error.tried.iter();
+    let tried = tried.map(|attempt| (attempt.address.clone(), attempt.problem.to_string()));
+    ClientError::Unreachable { tried: tried.collect() }
+}

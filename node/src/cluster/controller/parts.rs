@@ -1,0 +1,71 @@
+//! What a controller is started with, and the parts that it is made of.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use zbelastic_consensus::core::Core;
+use zbelastic_transport::identity::ClusterAuthority;
+use zbelastic_transport::{Credentials, EventQueue, Transport};
+use zbelastic_types::NodeId;
+
+use crate::cluster::checkpoint_thread::{CheckpointThread, StoreEvent};
+use crate::cluster::journal::Journal;
+use crate::cluster::node_record::{NodeRecord, NodeRecordWriter};
+use crate::cluster::process_exit::NodeSignal;
+use crate::cluster::record_writer::{RecordWriteReport, RecordWriter};
+use crate::cluster::solver::{SolverAnswer, SolverThread};
+use crate::cluster::stores::StoreLocations;
+
+/// What a controller is started with.
+pub struct ControllerSetup {
+    /// This controller's number in the cluster.
+    pub node: NodeId,
+    /// Name of the cluster.
+    pub cluster_name: String,
+    /// When the cluster was founded, in milliseconds since 1970, if that is known here.
+    pub founded_ms: Option<u64>,
+    /// Controllers known so far, and where they are reached.
+    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// What it knows of itself.
+    pub node_record: NodeRecord,
+    /// Writes changes of that to disk.
+    pub writer: NodeRecordWriter,
+    /// Its certificate and key.
+    pub credentials: Credentials,
+    /// Where checkpoints are kept.
+    pub store_locations: StoreLocations,
+}
+
+/// The parts that a controller is made of.
+pub struct ControllerParts {
+    /// The consensus core of this controller.
+    pub core: Core,
+    /// Writes the core's records to the log.
+    pub record_writer: RecordWriter,
+    /// Finds plans off the event loop.
+    pub solver: SolverThread,
+    /// Issues and renews certificates.
+    pub authority: Arc<ClusterAuthority>,
+    /// The lanes to the other nodes.
+    pub transport: Transport,
+    /// The store of checkpoints and its thread.
+    pub checkpoint_thread: CheckpointThread,
+    /// Events and log lines.
+    pub journal: Journal,
+}
+
+/// Where things come from that happen to a controller.
+pub struct ControllerInbox {
+    /// What becomes of its records.
+    pub write_reports: mpsc::Receiver<RecordWriteReport>,
+    /// Plans that were found, and reviews of those in force.
+    pub solver_answers: mpsc::Receiver<SolverAnswer>,
+    /// What happens on the lanes.
+    pub events: EventQueue,
+    /// What becomes of what is stored.
+    pub store_events: mpsc::Receiver<StoreEvent>,
+    /// What the system or a person wants of the process.
+    pub signals: mpsc::Receiver<NodeSignal>,
+}

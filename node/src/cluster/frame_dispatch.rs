@@ -1,0 +1,187 @@
+//! Sends what the device thread hands out. A boundary tensor that a device holds and a layer that it copies to
+//! the host have to be waited for; from the first one on that is done by a thread of its own, and the device
+//! thread goes on enqueuing work. Boundary tensors and sums of a worker go the same way, so that they
+//! keep their order.
+//!
+//! Gradients for copies go by another thread: nobody's pass waits for them, there may be more of them than
+//! the queue to a peer takes, and none may be dropped. Those for followers may: a follower that is too far
+//! behind requests its layer anew.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use tokio::sync::mpsc;
+use zbelastic_trainer::elastic::GradientPart;
+use zbelastic_trainer::runtime::{PeerBody, PeerFrame};
+use zbelastic_transport::{FrameSender, OutgoingFrame};
+use zbelastic_types::NodeId;
+
+use super::device::{DeviceOutput, OutputsClosed, WorkerDeviceError};
+use super::frames::{OutgoingMessage, outgoing};
+
+/// Frames that wait for the courier. When there are more the device thread waits for it: a device that
+/// is so far ahead of its network has nothing to gain.
+const FRAMES_QUEUED_MAX: usize = 64;
+/// Messages of gradients that wait for their thread, each of at most 16 MiB: the gradient of a stage of
+/// 2^32 floats for four receivers. They share the memory of the gradient.
+const GRADIENTS_MAX: usize = 4096;
+
+/// Takes frames to other workers.
+pub(super) trait FrameCarrier: Clone + Send + 'static {
+    /// Takes a frame, or drops it: a receiver that cannot be reached is lost, or will be; its plan ends with
+    /// it.
+    fn submit(&self, to: NodeId, frame: OutgoingFrame);
+
+    /// The same, but waits until there is room for it.
+    fn submit_blocking(&self, to: NodeId, frame: OutgoingFrame);
+}
+
+impl FrameCarrier for FrameSender {
+    fn submit(&self, to: NodeId, frame: OutgoingFrame) {
+        let _queued_or_lost = self.send(to, frame);
+    }
+
+    fn submit_blocking(&self, to: NodeId, frame: OutgoingFrame) {
+        let _queued_or_lost = self.send_blocking(to, frame);
+    }
+}
+
+/// Frames on their way to a thread that sends them.
+type DispatchQueue = SyncSender<(NodeId, PeerFrame)>;
+
+/// The way out of a worker.
+pub(super) struct FrameDispatcher<R: FrameCarrier = FrameSender> {
+    forwarder: FrameForwarder<R>,
+    /// The thread's, once there is one.
+    queue: Option<DispatchQueue>,
+    /// Of the thread for gradients, once there is one.
+    gradients: Option<DispatchQueue>,
+}
+
+/// Where frames go to.
+#[derive(Clone)]
+struct FrameForwarder<R> {
+    carrier: R,
+    outbox: mpsc::Sender<DeviceOutput>,
+    /// What the device is called.
+    device: String,
+}
+
+impl<R: FrameCarrier> FrameDispatcher<R> {
+    /// A courier that has started no thread yet.
+    pub(super) const fn new(frames: R, outbox: mpsc::Sender<DeviceOutput>, device: String) -> Self {
+        Self {
+            forwarder: FrameForwarder { carrier: frames, outbox, device },
+            queue: None,
+            gradients: None,
+        }
+    }
+
+    /// Sends a frame, or has it sent.
+    ///
+    /// # Errors
+    /// If the receiver of outputs is gone.
+    pub(super) fn send(&mut self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
+        let is_gradient = is_gradient(&frame.body);
+        if is_gradient && self.gradients.is_none() {
+            self.gradients = self.start("gradients", GRADIENTS_MAX);
+        } else if !is_gradient && self.queue.is_none() && is_pending(&frame.body) {
+            self.queue = self.start("courier", FRAMES_QUEUED_MAX);
+        }
+        match if is_gradient { &self.gradients } else { &self.queue } {
+            Some(bag) => bag.send((to, frame)).map_err(|_| OutputsClosed),
+            None => self.forwarder.send(to, frame),
+        }
+    }
+
+    /// The bag of a new thread. Without one the device thread waits itself.
+    fn start(&self, name: &str, frames_max: usize) -> Option<DispatchQueue> {
+        let (bag, frames) = sync_channel(frames_max);
+        let way = self.forwarder.clone();
+        let carry = move || {
+            while let Ok((to, frame)) = frames.recv() {
+                if way.send(to, frame).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name(name.to_owned()).spawn(carry).ok().map(|_| bag)
+    }
+}
+
+/// Whether it is a gradient for a copy, which no pass waits for.
+fn is_gradient(body: &PeerBody) -> bool {
+    match body {
+        PeerBody::Gradients { .. } => true,
+        PeerBody::StandbyUpdate { .. }
+        | PeerBody::Frame(_)
+        | PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Layer(_)
+        | PeerBody::StandbyLayer { .. }
+        | PeerBody::Fetch { .. }
+        | PeerBody::StandbyRequest { .. } => false,
+    }
+}
+
+/// Whether the numbers of a frame may have to be waited for.
+fn is_pending(body: &PeerBody) -> bool {
+    match body {
+        PeerBody::Frame(frame) => frame.tensor.is_on_device(),
+        PeerBody::Gradients { parts, .. } => parts.iter().any(GradientPart::is_held),
+        PeerBody::StandbyUpdate { gradients, .. } => {
+            gradients.iter().any(|gradient| gradient.g.is_pending())
+        }
+        PeerBody::Layer(image) | PeerBody::StandbyLayer { image, .. } => image.is_held(),
+        PeerBody::Prefix(_)
+        | PeerBody::Partial(_)
+        | PeerBody::Fetch { .. }
+        | PeerBody::StandbyRequest { .. } => false,
+    }
+}
+
+impl<R: FrameCarrier> FrameForwarder<R> {
+    fn send(&self, to: NodeId, frame: PeerFrame) -> Result<(), OutputsClosed> {
+        let (held, fault) = match &frame.body {
+            PeerBody::Frame(frame) => (frame.tensor.device_tensor(), None),
+            PeerBody::Gradients { parts, .. } => (None, parts.iter().find_map(GradientPart::wait)),
+            PeerBody::StandbyUpdate { gradients, .. } => {
+                (None, gradients.iter().find_map(|gradient| gradient.wait()))
+            }
+            PeerBody::Layer(image) | PeerBody::StandbyLayer { image, .. } => (None, image.wait()),
+            PeerBody::Prefix(_)
+            | PeerBody::Partial(_)
+            | PeerBody::Fetch { .. }
+            | PeerBody::StandbyRequest { .. } => (None, None),
+        };
+        let is_gradient = is_gradient(&frame.body);
+        let sent = outgoing(frame);
+        if let Some(fault) = fault.or_else(|| held.and_then(|held| held.fault())) {
+            // What a device that gave up was read as is no result: nobody may take it for one.
+            let device = self.device.clone();
+            self.report(DeviceOutput::Failed(WorkerDeviceError::Fault { device, fault }))?;
+            return Err(OutputsClosed);
+        }
+        match sent {
+            Ok(OutgoingMessage::Frames(frames)) => {
+                frames.into_iter().for_each(|frame| match is_gradient {
+                    true => self.carrier.submit_blocking(to, frame),
+                    false => self.carrier.submit(to, frame),
+                });
+                Ok(())
+            }
+            Ok(OutgoingMessage::Request(message)) => {
+                self.report(DeviceOutput::Request { to, message })
+            }
+            Ok(OutgoingMessage::Layer(offer)) => self.report(DeviceOutput::Offer { to, offer }),
+            Err(error) => self.report(DeviceOutput::Failed(error.into())),
+        }
+    }
+
+    fn report(&self, output: DeviceOutput) -> Result<(), OutputsClosed> {
+        self.outbox.blocking_send(output).map_err(|_| OutputsClosed)
+    }
+}

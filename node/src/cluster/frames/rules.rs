@@ -1,0 +1,135 @@
+//! Which frames each sender of a plan may send to a worker, and how long each is.
+
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_trainer::elastic::{GRADIENT_FRAME_LIMITS, split_into_frames};
+use zbelastic_trainer::model::{ModelConfig, model_layers};
+use zbelastic_trainer::plan::{BatchShape, TokenWork};
+use zbelastic_transport::FrameRules;
+use zbelastic_transport::frame::RuleError;
+use zbelastic_types::{NodeId, SliceIndex, StageIndex};
+
+use super::{
+    BOUNDARIES_MAX, GRADIENT_FRAMES_MAX, LAYER_PIECES_MAX, PARTIAL_PIECES_MAX, TensorFrameKind,
+    piece_limits,
+};
+
+/// What may be sent to a worker: by the others of its plan, and by those whose layers it follows.
+/// Longer or shorter frames close the connection before a byte is allocated.
+pub struct FrameExpectations<'a> {
+    /// The node that receives.
+    pub me: NodeId,
+    /// The model that is trained.
+    pub model: &'a ModelConfig,
+    /// The shape of the job's batches.
+    pub batch: BatchShape,
+    /// The plan that was loaded last.
+    pub plan: Option<&'a PlanRecord>,
+    /// What is copied ahead.
+    pub precopy: Option<&'a PreCopyPlan>,
+}
+
+impl FrameExpectations<'_> {
+    /// The rules of it: from every stage of the plan boundary tensors and sums, its gradient if this
+    /// node keeps a copy of it, and its part of one if this node trains the same layers; from every
+    /// owner that is followed the gradients of its layers.
+    ///
+    /// # Errors
+    /// If a plan has longer frames than the lane takes.
+    pub fn rules(&self) -> Result<FrameRules, RuleError> {
+        let specs = model_layers(self.model);
+        let mut rules = FrameRules::new();
+        if let Some(plan) = self.plan {
+            let now = plan.generation;
+            let boundaries = self.boundaries(plan);
+            let own = plan.stages.iter().position(|holder| holder.node == self.me);
+            let own = own.map(|stage| StageIndex(stage as u32));
+            let stages = plan.stages.iter().zip(plan.stage_indices());
+            for (holder, of) in stages.filter(|(holder, _)| holder.node != self.me) {
+                let lengths = plan.layers_of(of).map(|layer| specs[layer.index()].len());
+                let lengths: Vec<usize> = lengths.collect();
+                for (slice, floats) in &boundaries {
+                    rules.allow(
+                        holder.node,
+                        TensorFrameKind::Boundary(*slice).of(now),
+                        vec![*floats],
+                    )?;
+                    let pairs = floats.div_ceil(2);
+                    rules.allow(
+                        holder.node,
+                        TensorFrameKind::Halves(*slice).of(now),
+                        vec![pairs],
+                    )?;
+                }
+                rules.allow(holder.node, TensorFrameKind::Prefix.of(now), Vec::new())?;
+                rules.allow(holder.node, TensorFrameKind::Receipt.of(now), Vec::new())?;
+                if let Some(own) = own.filter(|own| plan.twin_of(*own) == Some(of)) {
+                    self.allow_partials(&mut rules, (plan, own), holder.node)?;
+                }
+                if !plan.copy_holders(of).any(|keeper| keeper.node == self.me) {
+                    continue;
+                }
+                for (piece, parts) in (0..).zip(split_into_frames(&lengths, GRADIENT_FRAME_LIMITS))
+                {
+                    let class = TensorFrameKind::Gradients(piece).of(now);
+                    if piece >= GRADIENT_FRAMES_MAX {
+                        return Err(RuleError::TooLong { class });
+                    }
+                    let parts = parts.iter().map(|part| part.floats.len()).collect();
+                    rules.allow(holder.node, class, parts)?;
+                }
+            }
+        }
+        if let Some(rehearsal) = self.precopy {
+            let own = rehearsal.layers.iter().filter(|follow| follow.follower.node == self.me);
+            for follow in own {
+                let length = specs[follow.layer.index()].len();
+                for (piece, parts) in
+                    (0..).zip(split_into_frames(&[length], piece_limits(length, LAYER_PIECES_MAX)))
+                {
+                    let class =
+                        TensorFrameKind::Update(follow.layer, piece).of(rehearsal.generation);
+                    let parts = parts.iter().map(|part| part.floats.len()).collect();
+                    rules.allow(follow.owner.node, class, parts)?;
+                }
+            }
+        }
+        Ok(rules)
+    }
+
+    /// What a stage gets from the node with the twins of its chunks.
+    fn allow_partials(
+        &self,
+        rules: &mut FrameRules,
+        (plan, stage): (&PlanRecord, StageIndex),
+        from: NodeId,
+    ) -> Result<(), RuleError> {
+        let (specs, placement) = (model_layers(self.model), &plan.program.placement);
+        for chunk in placement.chunks_of(stage) {
+            let twin = placement.twin_of(chunk).filter(|twin| placement.is_last(*twin));
+            let told = twin.map_or(0, |twin| {
+                placement.microbatches_of(placement.replica_of(twin), plan.program.microbatch_count)
+            });
+            let layers = plan.chunks[chunk.index()].layers();
+            let floats: usize = layers.map(|layer| specs[layer.index()].len()).sum();
+            let len = floats + 2 * told as usize;
+            let frames = split_into_frames(&[len], piece_limits(len, PARTIAL_PIECES_MAX));
+            for (piece, parts) in (0..).zip(frames) {
+                let class = TensorFrameKind::Partial(chunk, piece).of(plan.generation);
+                rules.allow(from, class, parts.iter().map(|part| part.floats.len()).collect())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Floats of the boundary tensors of each slice that has a kind of its own. A plan whose slices the
+    /// job's sequences cannot be cut into has none: its stage refuses to load it.
+    fn boundaries(&self, plan: &PlanRecord) -> Vec<(SliceIndex, usize)> {
+        let work = TokenWork::new(self.model);
+        let Ok(cut) = self.batch.cut(work, plan.program.slice_count) else { return Vec::new() };
+        let floats =
+            |slice| cut.shape_of(self.batch.microbatch, slice).rows() * self.model.width as usize;
+        let slices = cut.slices().take(BOUNDARIES_MAX as usize);
+        slices.map(|slice| (slice, floats(slice))).collect()
+    }
+}

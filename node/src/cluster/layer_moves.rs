@@ -1,0 +1,90 @@
+//! Which layers really moved for each plan, as the workers that received them reported.
+//!
+//! Pure: the caller passes arrivals and moments, and reads sums.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use zbelastic_types::Generation;
+
+/// Plans that are remembered, the newest ones.
+const PLANS_MAX: usize = 16;
+
+/// What moved for a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MovedLayers {
+    /// Layers that arrived somewhere.
+    pub layers: u32,
+    /// Their bytes, as they travelled.
+    pub bytes: u64,
+    /// From the first question to the last arrival.
+    span: Option<(Instant, Instant)>,
+}
+
+impl MovedLayers {
+    /// From the first question to the last arrival.
+    #[must_use]
+    pub fn time(&self) -> Option<Duration> {
+        self.span.map(|(from, to)| to - from)
+    }
+}
+
+/// What moved for the last plans.
+#[derive(Debug, Default)]
+pub struct LayerMoves {
+    plans: BTreeMap<Generation, MovedLayers>,
+}
+
+impl LayerMoves {
+    /// A layer of so many bytes arrived now for a plan, and was so long on its way.
+    pub fn note(&mut self, plan: Generation, bytes: u64, took: Duration, now: Instant) {
+        let asked = now.checked_sub(took).unwrap_or(now);
+        let moved = self.plans.entry(plan).or_default();
+        moved.layers += 1;
+        moved.bytes += bytes;
+        let (from, to) = moved.span.unwrap_or((asked, now));
+        moved.span = Some((from.min(asked), to.max(now)));
+        while self.plans.len() > PLANS_MAX {
+            self.plans.pop_first();
+        }
+    }
+
+    /// What moved for a plan so far.
+    #[must_use]
+    pub fn of(&self, plan: Generation) -> MovedLayers {
+        self.plans.get(&plan).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use zbelastic_types::Generation;
+
+    use super::{LayerMoves, MovedLayers, PLANS_MAX};
+
+    #[test]
+    fn time_is_from_the_first_question_to_the_last_arrival() {
+        let (mut moves, began) = (LayerMoves::default(), Instant::now());
+        let at = |ms| began + Duration::from_millis(ms);
+        moves.note(Generation(2), 100, Duration::from_millis(30), at(50));
+        moves.note(Generation(2), 20, Duration::from_millis(60), at(70));
+        moves.note(Generation(3), 7, Duration::ZERO, at(90));
+        let moved = moves.of(Generation(2));
+        assert_eq!((moved.layers, moved.bytes), (2, 120));
+        assert_eq!(moved.time(), Some(Duration::from_millis(60)));
+        assert_eq!(moves.of(Generation(3)).time(), Some(Duration::ZERO));
+        assert_eq!(moves.of(Generation(4)), MovedLayers::default());
+        assert_eq!(MovedLayers::default().time(), None);
+    }
+
+    #[test]
+    fn old_plans_are_forgotten() {
+        let mut moves = LayerMoves::default();
+        for plan in 0..PLANS_MAX as u64 + 1 {
+            moves.note(Generation(plan), 1, Duration::ZERO, Instant::now());
+        }
+        assert_eq!((moves.of(Generation(0)).layers, moves.of(Generation(1)).layers), (0, 1));
+    }
+}

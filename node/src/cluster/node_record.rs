@@ -1,0 +1,254 @@
+//! What a node knows of itself between two starts: which node of which cluster it is, how often it
+//! has started, and where it found controllers last.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use zbelastic_types::{ClusterId, NodeId};
+
+use crate::api::{ADDRESSES_MAX, MemberRole};
+use crate::checked_json::{self, CheckedError};
+use crate::data_folder::{AdminFile, NodeDataFolder};
+
+/// The file, beside the certificates.
+const FILE: &str = "node.json";
+/// The version of its form.
+const VERSION: u32 = 1;
+/// Bytes of it at most.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// A node's knowledge of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    version: u32,
+    /// Id of the cluster, as in its certificates.
+    pub cluster: ClusterId,
+    /// The cluster's name.
+    pub cluster_name: String,
+    /// When it was founded, in milliseconds since 1970, if that is known here.
+    pub founded_ms: Option<u64>,
+    /// The node's number in the cluster.
+    pub node: NodeId,
+    /// What people call it.
+    pub name: String,
+    /// What it is for.
+    pub role: MemberRole,
+    /// How often it has started.
+    pub boot: u64,
+    /// The address at which it listens.
+    pub bind: SocketAddr,
+    /// Where others reach it.
+    pub advertised: Vec<String>,
+    /// Where controllers were found last.
+    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    /// The zone that it stands in; empty if none was configured.
+    #[serde(default)]
+    pub zone: String,
+}
+
+/// Why a node does not know itself.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeRecordError {
+    /// The file cannot be read or written, or is not what was written.
+    #[error("{FILE} {0}")]
+    File(#[from] CheckedError),
+    /// Another version of this program wrote it.
+    #[error("{FILE} is of version {found}, this program reads version {VERSION}")]
+    Version {
+        /// The version that the file names.
+        found: u32,
+    },
+}
+
+/// What a node is when it begins.
+pub struct NewNode {
+    /// Id of the cluster, as in its certificates.
+    pub cluster: ClusterId,
+    /// The cluster's name.
+    pub cluster_name: String,
+    /// When it was founded, if that is known.
+    pub founded_ms: Option<u64>,
+    /// The node's number in the cluster.
+    pub node: NodeId,
+    /// What people call it.
+    pub name: String,
+    /// What it is for.
+    pub role: MemberRole,
+    /// The address at which it listens.
+    pub bind: SocketAddr,
+    /// Where others reach it.
+    pub advertised: Vec<String>,
+    /// Controllers known so far, and where they are reached.
+    pub controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+}
+
+impl NodeRecord {
+    /// A node that has not started yet.
+    #[must_use]
+    pub fn new(beginning: NewNode) -> Self {
+        let NewNode { cluster, cluster_name, founded_ms, node, name, role, .. } = beginning;
+        let NewNode { bind, advertised, controllers, .. } = beginning;
+        Self {
+            version: VERSION,
+            cluster,
+            cluster_name,
+            founded_ms,
+            node,
+            name,
+            role,
+            boot: 0,
+            bind,
+            advertised,
+            controllers,
+            zone: String::new(),
+        }
+    }
+
+    /// Reads what is in `folder`; `None` if nothing is there.
+    ///
+    /// # Errors
+    /// If something is there that cannot be read.
+    pub fn load(folder: &Path) -> Result<Option<Self>, NodeRecordError> {
+        let Some(read) = checked_json::read(&folder.join(FILE), BYTES_MAX)? else {
+            return Ok(None);
+        };
+        // First: what a later version checks, and how, is its own affair.
+        let version = read.field("version").and_then(serde_json::Value::as_u64);
+        match version.and_then(|version| u32::try_from(version).ok()) {
+            Some(found) if found != VERSION => Err(NodeRecordError::Version { found }),
+            Some(_) | None => Ok(Some(read.checked()?)),
+        }
+    }
+
+    /// Writes it to `folder`, durably, whole or not at all.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), NodeRecordError> {
+        Ok(checked_json::write(&folder.join(FILE), self)?)
+    }
+
+    /// Remembers where controllers are, for the next start: those of the first start may be gone.
+    pub fn save_controllers(
+        &mut self,
+        writer: &NodeRecordWriter,
+        controllers: BTreeMap<NodeId, Vec<SocketAddr>>,
+    ) {
+        self.controllers = controllers;
+        writer.latest.send_replace(Some(self.clone()));
+    }
+
+    /// The node starts once more: no two starts have the same number, whatever happens next.
+    ///
+    /// # Errors
+    /// If that cannot be written down.
+    pub fn count_boot(&mut self, folder: &Path) -> Result<(), NodeRecordError> {
+        self.boot += 1;
+        self.save(folder)
+    }
+}
+
+/// Writes what a running node finds out, one save after the other and the newest last.
+pub struct NodeRecordWriter {
+    latest: watch::Sender<Option<NodeRecord>>,
+}
+
+impl NodeRecordWriter {
+    /// Writes to `folder`, beside the event loop: disks take their time, and nobody waits for this. What cannot be
+    /// written is written with the next change; a start with what is there finds those that are left of it.
+    #[must_use]
+    pub fn start(folder: NodeDataFolder) -> Self {
+        let (latest, mut homes) = watch::channel(None::<NodeRecord>);
+        tokio::spawn(async move {
+            while homes.changed().await.is_ok() {
+                let home = homes.borrow_and_update().clone();
+                let folder = folder.clone();
+                let save = move || {
+                    let Some(home) = home else { return };
+                    let _ = home.save(&folder.identity());
+                    update_admin_file(&folder, &home);
+                };
+                let _ = tokio::task::spawn_blocking(save).await;
+            }
+        });
+        Self { latest }
+    }
+}
+
+/// The administrator's commands on this machine use the other controllers as well, once this one is gone.
+fn update_admin_file(folder: &NodeDataFolder, home: &NodeRecord) {
+    let Ok(admin) = folder.read_admin() else { return };
+    let told = with_controllers(&admin, home);
+    if told != admin {
+        let _ = folder.write_admin(&told);
+    }
+}
+
+/// The same, with the other controllers that a node knows behind its own address.
+#[must_use]
+pub fn with_controllers(admin: &AdminFile, home: &NodeRecord) -> AdminFile {
+    let others = home.controllers.iter().filter(|(node, _)| **node != home.node);
+    let others = others.flat_map(|(_, addresses)| addresses).map(SocketAddr::to_string);
+    let mut addresses: Vec<String> = admin.addresses.iter().take(1).cloned().collect();
+    for address in others {
+        if addresses.len() < ADDRESSES_MAX && !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    AdminFile { addresses, ..admin.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn home() -> NodeRecord {
+        NodeRecord::new(NewNode {
+            cluster: ClusterId(7),
+            cluster_name: "test".to_owned(),
+            founded_ms: None,
+            node: NodeId(1),
+            name: "first".to_owned(),
+            role: MemberRole::Worker,
+            bind: "127.0.0.1:7000".parse().expect("an address"),
+            advertised: Vec::new(),
+            controllers: BTreeMap::new(),
+        })
+    }
+
+    /// Changes come faster than disks: two saves at once would write over each other's file.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_was_learnt_last_is_what_is_there_in_the_end() {
+        let site = tempfile::tempdir().expect("a folder");
+        let folder = NodeDataFolder::new(site.path().to_owned());
+        std::fs::create_dir(folder.identity()).expect("room");
+        let addresses = vec!["10.0.0.9:7000".to_owned(), "10.0.0.8:7000".to_owned()];
+        let admin = AdminFile { name: "wiki".to_owned(), id: "0a".repeat(16), addresses };
+        folder.write_admin(&admin).expect("room");
+        let writer = NodeRecordWriter::start(folder.clone());
+        let mut home = home();
+        for port in 1..200 {
+            let address = SocketAddr::from(([10, 0, 0, 1], port));
+            home.save_controllers(&writer, BTreeMap::from([(NodeId(2), vec![address])]));
+            if port % 20 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        let expected = ["10.0.0.9:7000", "10.0.0.1:199"];
+        loop {
+            let found = NodeRecord::load(&folder.identity()).expect("never half of it");
+            let admin = folder.read_admin().expect("never half of it");
+            if found.as_ref() == Some(&home) && admin.addresses == expected {
+                break;
+            }
+            assert!(Instant::now() < end, "the last one is not written: {found:?}, {admin:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A piece of a checkpoint that another node has, fetched into the store here and checked.
+
+use std::io;
+use std::sync::Arc;
+
+use zbelastic_checkpoint::{CheckpointStore, SledStore};
+use zbelastic_policy::piece_sink::{PieceError, PieceSink};
+use zbelastic_transport::{BulkError, BulkFetch, ChunkSink, Transport};
+use zbelastic_types::NodeId;
+
+use super::activity::WorkCounter;
+use super::checkpoint_thread::{CheckpointThread, check_disk_space};
+use super::disk_space::DiskSpaceShortage;
+use super::threads::CheckpointTime;
+use super::wire::{self, BulkKey, PieceRef};
+
+/// Why a piece is not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum PieceFetchError {
+    /// The store cannot be opened.
+    #[error("there is no store")]
+    NoStore,
+    /// The disk is low.
+    #[error(transparent)]
+    Room(#[from] DiskSpaceShortage),
+    /// The holder does not give it, or the store does not take it.
+    #[error("it does not come: {0}")]
+    Fetch(#[from] BulkError),
+    /// What came is not it, or the store does not take it.
+    #[error(transparent)]
+    Piece(#[from] PieceError),
+    /// The thread that wrote it panicked.
+    #[error("the thread that checked it ended")]
+    Interrupted,
+}
+
+/// Fetches a piece from a node into the store here, and checks it.
+///
+/// # Errors
+/// If it does not come, is another one, or the store does not take it.
+pub async fn fetch_piece(
+    transport: &Transport,
+    keeper: &CheckpointThread,
+    piece: PieceRef,
+    holder: NodeId,
+    progress: WorkCounter,
+) -> Result<(), PieceFetchError> {
+    let is_here = |store: Arc<SledStore>| matches!(store.record(piece.name()), Ok(Some(_)));
+    if keeper.store().is_some_and(is_here) {
+        return Ok(());
+    }
+    refetch_piece(transport, keeper, piece, holder, progress).await
+}
+
+/// The same for a piece of which something is here already: what is damaged of it is replaced.
+///
+/// # Errors
+/// As [`fetch_piece`].
+pub async fn refetch_piece(
+    transport: &Transport,
+    keeper: &CheckpointThread,
+    piece: PieceRef,
+    holder: NodeId,
+    progress: WorkCounter,
+) -> Result<(), PieceFetchError> {
+    let store = keeper.store().ok_or(PieceFetchError::NoStore)?;
+    let disk = store.clone();
+    let room = tokio::task::spawn_blocking(move || check_disk_space(&disk, piece.length)).await;
+    room.map_err(|_| PieceFetchError::Interrupted)??;
+    let sink = PieceSink::new(store, piece, keeper.moved().clone());
+    let (time, sink) = (keeper.time().clone(), MeteredSink { sink, time: keeper.time().clone() });
+    let key = wire::encode(&BulkKey::Piece(piece));
+    let (holders, progress) = (vec![holder], Some(progress.shared()));
+    let fetch = BulkFetch { holders, key, length: piece.length, progress };
+    let MeteredSink { sink, .. } = transport.fetch_bulk_into(fetch, sink).await?;
+    let finished = tokio::task::spawn_blocking(move || time.meter(|| sink.finish())).await;
+    Ok(finished.map_err(|_| PieceFetchError::Interrupted)??)
+}
+
+/// A sink whose processor time is counted.
+struct MeteredSink<S> {
+    sink: S,
+    time: CheckpointTime,
+}
+
+impl<S: ChunkSink> ChunkSink for MeteredSink<S> {
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let Self { sink, time } = self;
+        time.meter(|| sink.write(offset, bytes))
+    }
+}

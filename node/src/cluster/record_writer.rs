@@ -1,0 +1,118 @@
+//! The thread that writes a controller's records. What waits while a write is under way is written
+//! with the next one, so that a busy controller pays for one synchronisation, not for many.
+
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread;
+
+use tokio::sync::mpsc;
+use zbelastic_checkpoint::{LogError, RecordLog};
+use zbelastic_consensus::raft::{PersistToken, RaftRecord, RecordNumber, encode_record};
+
+/// Writes that wait at once: more than a controller has under way before it steps down.
+const WRITES_MAX: usize = 1024;
+
+/// What is to be done.
+enum RecordCommand {
+    Persist { token: PersistToken, records: Vec<RaftRecord> },
+    Trim { before: RecordNumber },
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub enum RecordWriteReport {
+    /// The records are durable, and those before them.
+    Durable(PersistToken),
+    /// The log takes no more. What was not reported is not durable.
+    Failed(LogError),
+}
+
+/// The records of a controller.
+pub struct RecordWriter {
+    commands: SyncSender<RecordCommand>,
+}
+
+/// The writes that wait are too many: the disk stands still.
+#[derive(Debug, thiserror::Error)]
+#[error("{WRITES_MAX} writes to the log wait for the disk")]
+pub struct RecordWriterBusy;
+
+impl RecordWriter {
+    /// Starts the thread that writes records.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(
+        log: impl RecordLog + 'static,
+    ) -> std::io::Result<(Self, mpsc::Receiver<RecordWriteReport>)> {
+        let (orders, inbox) = sync_channel(WRITES_MAX);
+        let (reports, outbox) = mpsc::channel(WRITES_MAX);
+        // The core counts from the oldest record it was given, the log from the first ever written.
+        let base = log.first();
+        let work = move || run_writer(log, base, &inbox, &reports);
+        thread::Builder::new().name("log".to_owned()).spawn(work)?;
+        Ok((Self { commands: orders }, outbox))
+    }
+
+    /// Makes records durable, behind those before.
+    ///
+    /// # Errors
+    /// If too many wait.
+    pub fn persist(
+        &self,
+        token: PersistToken,
+        records: Vec<RaftRecord>,
+    ) -> Result<(), RecordWriterBusy> {
+        self.send(RecordCommand::Persist { token, records })
+    }
+
+    /// Lets go of records before this one.
+    ///
+    /// # Errors
+    /// If too many wait.
+    pub fn trim(&self, before: RecordNumber) -> Result<(), RecordWriterBusy> {
+        self.send(RecordCommand::Trim { before })
+    }
+
+    fn send(&self, order: RecordCommand) -> Result<(), RecordWriterBusy> {
+        match self.commands.try_send(order) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => Err(RecordWriterBusy),
+        }
+    }
+}
+
+fn run_writer(
+    mut log: impl RecordLog,
+    base: u64,
+    orders: &Receiver<RecordCommand>,
+    reports: &mpsc::Sender<RecordWriteReport>,
+) {
+    while let Ok(first) = orders.recv() {
+        let (mut tokens, mut bytes, mut trim) = (Vec::new(), Vec::new(), None);
+        for order in std::iter::once(first).chain(orders.try_iter()) {
+            match order {
+                RecordCommand::Persist { token, records } => {
+                    tokens.push(token);
+                    bytes.extend(records.iter().map(encode_record));
+                }
+                RecordCommand::Trim { before } => trim = Some(before),
+            }
+        }
+        let written = if bytes.is_empty() { Ok(()) } else { log.append(&bytes) };
+        let written =
+            written.and_then(|()| trim.map_or(Ok(()), |before| log.trim(base + before.0)));
+        let reports_due = match written {
+            Ok(()) => tokens.into_iter().map(RecordWriteReport::Durable).collect(),
+            Err(error) => vec![RecordWriteReport::Failed(error)],
+        };
+        let is_over = matches!(reports_due.first(), Some(RecordWriteReport::Failed(_)));
+        for report in reports_due {
+            if reports.blocking_send(report).is_err() {
+                return;
+            }
+        }
+        if is_over {
+            return;
+        }
+    }
+}

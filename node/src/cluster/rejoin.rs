@@ -1,0 +1,191 @@
+//! A node that comes back: what its folder holds of it, compared with what was typed, and with
+//! what else is in the folder. Nothing is made anew in the place of something that was lost, and
+//! what was typed is never silently without effect.
+
+use zbelastic_transport::Credentials;
+use zbelastic_transport::identity::{JoinToken, UnixSeconds};
+
+use super::node_record::{NodeRecord, NodeRecordError};
+use crate::api::MemberRole;
+use crate::args::{InitArgs, JoinArgs};
+use crate::checked_json::CheckedError;
+use crate::data_folder::NodeDataFolder;
+use crate::failure::{CommandFailure, FailureCode, FailureDetail};
+
+/// What a folder holds only after a node began in it.
+const TRACES_OF_INIT: [&str; 3] = ["identity/cert.pem", "admin", "log"];
+/// The same, for a node that joins: it may have died between its certificate and its `node.json`,
+/// and requests another with the same key then.
+const TRACES_OF_JOIN: [&str; 2] = ["admin", "log"];
+
+/// Checks that a folder without `node.json` is one in which nothing began.
+///
+/// # Errors
+/// If something did: which node began there is not known any more.
+pub fn check_is_new(folder: &NodeDataFolder, role: StartRole) -> Result<(), CommandFailure> {
+    let traces: &[&str] = match role {
+        StartRole::Founder => &TRACES_OF_INIT,
+        StartRole::Joiner => &TRACES_OF_JOIN,
+    };
+    let Some(trace) = traces.iter().find(|trace| folder.root().join(trace).exists()) else {
+        return Ok(());
+    };
+    let path = folder.root().display();
+    let what = format!("{path} holds {trace} of a node, and does not say of which");
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    failure.details = vec![
+        FailureDetail::new("identity/node.json is missing; nothing was changed")
+            .why("it was removed, or the node's very first start was cut short")
+            .hint("the folder from a backup, or another --data-dir"),
+    ];
+    Err(failure)
+}
+
+/// Who begins in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartRole {
+    /// The node that begins a cluster.
+    Founder,
+    /// The node that joins a cluster.
+    Joiner,
+}
+
+/// Checks that `init` means the controller that is in the folder, and takes over where it is to
+/// listen and to be reached.
+///
+/// # Errors
+/// If it is a worker's, or of a cluster with another name.
+pub fn rejoin_as_founder(
+    args: &InitArgs,
+    folder: &NodeDataFolder,
+    home: &mut NodeRecord,
+) -> Result<(), CommandFailure> {
+    if home.role != MemberRole::Controller {
+        let hint = "`zbelastic join` goes on with it; `init` needs another --data-dir";
+        return Err(other_node_failure(folder, home, "no controller's", hint));
+    }
+    if let Some(name) = args.name.as_ref().filter(|name| **name != home.cluster_name) {
+        let hint = "without --name it goes on; a new cluster needs another --data-dir";
+        let what = format!("of cluster {}, not {name}", home.cluster_name);
+        return Err(other_node_failure(folder, home, &what, hint));
+    }
+    if let Some(bind) = args.bind {
+        home.bind = bind;
+    }
+    if let Some(advertise) = &args.advertise {
+        home.advertised = vec![advertise.to_string()];
+    }
+    Ok(())
+}
+
+/// Checks that `join` means the node that is in the folder, and takes over where it is to listen
+/// and to be reached.
+///
+/// # Errors
+/// If another name, another role or another cluster's token was typed.
+pub fn rejoin_as_member(
+    args: &JoinArgs,
+    folder: &NodeDataFolder,
+    home: &mut NodeRecord,
+) -> Result<(), CommandFailure> {
+    let hint = "without these flags it comes back as who it is; another node needs another \
+                --data-dir";
+    if let Some(role) = args.role.map(MemberRole::from).filter(|role| *role != home.role) {
+        return Err(other_node_failure(folder, home, &format!("no {role}'s"), hint));
+    }
+    if let Some(name) = args.name.as_ref().filter(|name| **name != home.name) {
+        return Err(other_node_failure(folder, home, &format!("not {name}'s"), hint));
+    }
+    if let Some(typed) = &args.token.token {
+        check_token(typed, folder, home, hint)?;
+    }
+    if let Some(bind) = args.bind {
+        home.bind = bind;
+    }
+    if let Some(advertise) = &args.advertise {
+        home.advertised = vec![advertise.to_string()];
+    }
+    if let Some(zone) = &args.zone {
+        home.zone.clone_from(zone);
+    }
+    Ok(())
+}
+
+/// A token that is not needed any more may be of the node's own cluster, and of no other.
+fn check_token(
+    typed: &str,
+    folder: &NodeDataFolder,
+    home: &NodeRecord,
+    hint: &str,
+) -> Result<(), CommandFailure> {
+    let Ok(token) = JoinToken::parse(typed) else { return Ok(()) };
+    // A faulty certificate is reported where it is used.
+    let own = Credentials::load(&folder.identity(), Some(home.cluster), UnixSeconds::now());
+    match own {
+        Ok(own) if !own.trusts(token.pin()) => {
+            Err(other_node_failure(folder, home, "of another cluster than the token", hint))
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn other_node_failure(
+    folder: &NodeDataFolder,
+    home: &NodeRecord,
+    difference: &str,
+    hint: &str,
+) -> CommandFailure {
+    let path = folder.root().display();
+    let what = format!("{path} is the folder of {} {}, {difference}", home.role, home.name);
+    let mut failure = CommandFailure::new(FailureCode::WrongState, what);
+    failure.details = vec![FailureDetail::new("nothing was changed").hint(hint)];
+    failure
+}
+
+/// Checks that a controller which started before still has its log: without it, it would vote again
+/// on what it has voted on.
+///
+/// # Errors
+/// If the log is gone.
+pub fn check_has_log(folder: &NodeDataFolder, home: &NodeRecord) -> Result<(), CommandFailure> {
+    // The folder of the log is made before the first start is counted.
+    if home.boot == 0 || folder.log().exists() {
+        return Ok(());
+    }
+    let what =
+        format!("the log of this controller is gone: there is no {}", folder.log().display());
+    let mut failure = CommandFailure::new(FailureCode::VerificationFailed, what);
+    failure.details = vec![
+        FailureDetail::new("nothing was changed")
+            .why("a controller that forgot what it promised could let two leaders decide")
+            .hint(
+                "the folder from where it was moved to; else `zbelastic node remove` this \
+                 controller, and join a new one with an empty --data-dir",
+            ),
+    ];
+    Err(failure)
+}
+
+/// What cannot be read of a node's knowledge of itself.
+#[must_use]
+pub fn unreadable(error: &NodeRecordError) -> CommandFailure {
+    let (code, hint) = match error {
+        NodeRecordError::Version { .. } => {
+            (FailureCode::WrongState, "the program that wrote it, or another --data-dir")
+        }
+        NodeRecordError::File(CheckedError::Form(_)) => (
+            FailureCode::VerificationFailed,
+            "the folder from a backup; else another --data-dir, and a new token",
+        ),
+        NodeRecordError::File(CheckedError::Check { .. }) => (
+            FailureCode::VerificationFailed,
+            "the file from a backup; or look at what it says, mend it, and remove its line \"check\"",
+        ),
+        NodeRecordError::File(CheckedError::File(_)) => {
+            (FailureCode::OutOfResource, "room and rights for this user")
+        }
+    };
+    let mut failure = CommandFailure::new(code, error.to_string());
+    failure.details = vec![FailureDetail::new("the data is untouched").hint(hint)];
+    failure
+}

@@ -1,0 +1,92 @@
+//! Requests that nodes answer: which role may send which, and what every node answers alike.
+
+use zbelastic_transport::{PeerIdentity, PeerRole, RequestReply};
+use zbelastic_types::NodeId;
+
+use super::journal::Journal;
+use crate::api::{ApiAnswer, ApiRefusal, ApiRequest, LOG_LINES_MAX, LogPage, encode_answer};
+
+/// Whether a client with this role may send this request: a viewer reads, an operator gives orders about runs
+/// and checkpoints, and membership is an administrator's matter.
+fn is_allowed(role: PeerRole, request: &ApiRequest) -> bool {
+    match request {
+        ApiRequest::Status
+        | ApiRequest::Events { .. }
+        | ApiRequest::RunList
+        | ApiRequest::CheckpointList { .. }
+        | ApiRequest::CheckpointShow { .. }
+        | ApiRequest::Trace { .. }
+        | ApiRequest::ClusterInfo => match role {
+            PeerRole::Admin
+            | PeerRole::Operator
+            | PeerRole::Viewer
+            | PeerRole::Controller
+            | PeerRole::Worker => true,
+        },
+        ApiRequest::Logs { .. }
+        | ApiRequest::Run { .. }
+        | ApiRequest::RunRemove { .. }
+        | ApiRequest::PutData { .. }
+        | ApiRequest::Pause
+        | ApiRequest::Resume
+        | ApiRequest::Stop
+        | ApiRequest::CheckpointVerify { .. }
+        | ApiRequest::CheckpointRestore { .. }
+        | ApiRequest::CheckpointCollect
+        | ApiRequest::CheckpointExport { .. }
+        | ApiRequest::CheckpointSubtree { .. } => match role {
+            PeerRole::Admin | PeerRole::Operator => true,
+            PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => false,
+        },
+        // A backup holds the keys that tokens are checked with.
+        ApiRequest::TokenCreate(_)
+        | ApiRequest::TokenList
+        | ApiRequest::TokenRevoke { .. }
+        | ApiRequest::NodeDrain { .. }
+        | ApiRequest::NodeRemove { .. }
+        | ApiRequest::ClusterRotateCa { .. }
+        | ApiRequest::ClusterBackup { .. } => match role {
+            PeerRole::Admin => true,
+            PeerRole::Operator | PeerRole::Viewer | PeerRole::Controller | PeerRole::Worker => {
+                false
+            }
+        },
+    }
+}
+
+/// Whether the sender may send this request. If not, the node logs that.
+///
+/// # Errors
+/// If that is not for its role.
+pub fn authorize(
+    journal: &mut Journal,
+    from: PeerIdentity,
+    request: &ApiRequest,
+) -> Result<(), ApiRefusal> {
+    if is_allowed(from.role, request) {
+        return Ok(());
+    }
+    let what = format!("a certificate of a {} may not ask {}", from.role, request.name());
+    journal.log(format!("refused node {}: {what}", from.node));
+    Err(ApiRefusal::NotAuthorised { what })
+}
+
+/// What a node logged, so many lines from a number on.
+#[must_use]
+pub fn logs(journal: &Journal, node: NodeId, (from, max): (u64, u32)) -> ApiAnswer {
+    let max = max.min(LOG_LINES_MAX) as usize;
+    let (first_sequence, next_sequence, lines) = journal.lines(from, max);
+    ApiAnswer::Logs(LogPage { node, first_sequence, next_sequence, lines })
+}
+
+/// Sends an answer.
+pub fn reply(reply: RequestReply, answer: &ApiAnswer) {
+    // An answer that is too large is a mistake of ours, and is answered as one.
+    let bytes = encode_answer(answer).or_else(|error| {
+        let what = error.to_string();
+        encode_answer(&ApiAnswer::Refused(ApiRefusal::Internal { what }))
+    });
+    if let Ok(bytes) = bytes {
+        reply.answer(bytes);
+    }
+}

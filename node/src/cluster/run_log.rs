@@ -1,0 +1,574 @@
+//! What is reported of a run, from what was agreed: events, the line of a step, what a failure
+//! cost. Pure but for the time, which is an argument; nothing of it decides anything.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use zbelastic_consensus::duty::least_moved;
+use zbelastic_consensus::entry::RewindReason;
+use zbelastic_consensus::job::JobPhase;
+use zbelastic_consensus::member::{LossReason, MemberChange, Role};
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::state::{State, StateChange};
+use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_schedule::Window;
+use zbelastic_trainer::model::LayerTimes;
+use zbelastic_types::{Bytes, Generation, NodeId, RunId, StageIndex, Step, TensorIndex};
+
+use super::document::NamedJob;
+use super::layer_moves::LayerMoves;
+use super::step_timings::StepTimings;
+use super::wire::layer_bytes;
+use crate::api::{EventKind, FAILURES_MAX, FailureStatus, HexDigest, MemberRole, VerdictWait};
+use crate::train::progress_line::{reason_text, tokens_per_s};
+use crate::train::timing::{BubbleShares, MeasuredSlice, MessageArrival, StepMeasurement};
+
+/// Seals over which speed and waits are averaged.
+const SEALS_MEASURED: usize = 32;
+
+/// What is known of a run's pace.
+#[derive(Debug, Default)]
+pub struct RunLog {
+    job: Option<RunFacts>,
+    sealed_at: Option<Instant>,
+    /// From seal to seal, the newest last.
+    step_times: VecDeque<Duration>,
+    /// The last seal that moved the run on.
+    last: Option<Seal>,
+    failures: VecDeque<FailureStatus>,
+    /// Failures that wait for the next seal, with when they were agreed on.
+    open_failures: Vec<(u64, Instant)>,
+    /// When a checkpoint's step was sealed.
+    checkpoint_due_at: BTreeMap<Step, Instant>,
+    /// When checkpoints came to be, in milliseconds since 1970.
+    pub checkpoint_times: BTreeMap<Step, u64>,
+    /// Stages of the plan in force: how long their last step took, and how much of it they worked.
+    stage_times: BTreeMap<StageIndex, (u64, u64)>,
+    stopwatch: StepTimings,
+    generation: Generation,
+    loads_since: Option<Instant>,
+    /// The plan that was adopted last.
+    plan: Option<PlanRecord>,
+    /// The one before it: what its stages sent may arrive late.
+    plan_before: Option<PlanRecord>,
+    /// The fewest bytes that had to move for it.
+    bytes_floor: Bytes,
+    /// The layers that workers fetched, by plan.
+    pub moves: LayerMoves,
+    /// Since when the plan in force runs.
+    runs_since: Option<Instant>,
+    /// What was waited for it.
+    last_pause: Option<Duration>,
+    /// How long stages had nothing to run before a verdict, step by step, the newest last.
+    verdict_waits: VecDeque<Duration>,
+    held_out: Option<(u64, f64)>,
+    /// Verdicts by which the open step is run again.
+    replays: u32,
+}
+
+/// What of a job matters here.
+#[derive(Debug)]
+struct RunFacts {
+    tokens: u64,
+    step_count: u64,
+    layer_bytes: Vec<u64>,
+    tensor_names: Vec<String>,
+    job: NamedJob,
+}
+
+impl RunLog {
+    /// A job is under way, or another one.
+    pub fn set_job(&mut self, job: NamedJob) {
+        if self
+            .job
+            .as_ref()
+            .is_some_and(|about| (about.job.run, about.job.name) == (job.run, job.name))
+        {
+            return;
+        }
+        let config = &job.job.config;
+        let specs = zbelastic_trainer::model::model_layers(&config.model);
+        let about = RunFacts {
+            tokens: config.batch.tokens(),
+            step_count: config.steps,
+            layer_bytes: specs.iter().map(layer_bytes).collect(),
+            tensor_names: specs.iter().flat_map(|s| &s.tensors).map(|t| t.name.clone()).collect(),
+            job,
+        };
+        *self = Self { job: Some(about), ..Self::default() };
+    }
+
+    /// The job that the chronicle is about.
+    #[must_use]
+    pub fn job(&self) -> Option<&NamedJob> {
+        self.job.as_ref().map(|about| &about.job)
+    }
+
+    /// The run, and bytes of each of its layers as it travels.
+    #[must_use]
+    pub fn layers_of_run(&self) -> Option<(RunId, &[u64])> {
+        self.job.as_ref().map(|about| (about.job.run, about.layer_bytes.as_slice()))
+    }
+
+    /// Bytes of one copy of a checkpoint.
+    #[must_use]
+    pub fn checkpoint_bytes(&self) -> Bytes {
+        Bytes(self.job.as_ref().map_or(0, |about| about.layer_bytes.iter().sum()))
+    }
+
+    /// The last seal of the run.
+    #[must_use]
+    pub const fn last(&self) -> Option<&Seal> {
+        self.last.as_ref()
+    }
+
+    /// The mean loss of a seal, in nats a token, if it is finite.
+    #[must_use]
+    pub fn loss(&self, seal: &Seal) -> Option<f64> {
+        let about = self.job.as_ref()?;
+        Some(seal.loss_sum() / about.tokens as f64).filter(|loss| loss.is_finite())
+    }
+
+    /// The learning rate of a step.
+    #[must_use]
+    pub fn lr(&self, step: Step) -> Option<f64> {
+        let about = self.job.as_ref()?;
+        Some(about.job.job.config.optimizer.lr_at(step, about.step_count))
+    }
+
+    /// From seal to seal, as the median of the last ones.
+    #[must_use]
+    pub fn step_time(&self) -> Option<Duration> {
+        median(self.step_times.iter().copied().collect())
+    }
+
+    /// Tokens a second over the last seals.
+    #[must_use]
+    pub fn speed(&self) -> Option<f64> {
+        let about = self.job.as_ref()?;
+        let count = self.step_times.len() as u64;
+        let total: Duration = self.step_times.iter().sum();
+        (count > 0).then(|| tokens_per_s(about.tokens * count, total))
+    }
+
+    /// The time left, at the pace of the last seals.
+    #[must_use]
+    pub fn time_left(&self, sealed: u64) -> Option<Duration> {
+        let about = self.job.as_ref()?;
+        let left = about.step_count.saturating_sub(sealed);
+        Some(self.step_time()? * u32::try_from(left).ok()?)
+    }
+
+    /// Failures, the newest last.
+    #[must_use]
+    pub fn failures(&self) -> Vec<FailureStatus> {
+        self.failures.iter().cloned().collect()
+    }
+
+    /// How long verdicts were waited for lately.
+    #[must_use]
+    pub fn verdict_wait(&self) -> Option<VerdictWait> {
+        let all: Vec<Duration> = self.verdict_waits.iter().copied().collect();
+        let (max, steps) = (all.iter().max().copied()?, all.len() as u64);
+        let p50 = median(all)?;
+        Some(VerdictWait { p50_ms: milliseconds(p50), max_ms: milliseconds(max), steps })
+    }
+
+    /// The share of a step in which the busiest stage waited.
+    #[must_use]
+    pub fn bubble(&self) -> Option<f64> {
+        let shares = self.stage_times.values().filter(|(span, _)| *span > 0);
+        let idle = shares.map(|(span, busy)| 1.0 - (*busy as f64 / *span as f64).min(1.0));
+        idle.min_by(f64::total_cmp)
+    }
+
+    /// A stage reported how it spent its last step.
+    pub fn note_stage_time(
+        &mut self,
+        (generation, stage): (Generation, StageIndex),
+        times_us: (u64, u64),
+        waited_us: u64,
+    ) {
+        if generation == self.generation {
+            self.stage_times.insert(stage, times_us);
+            push(&mut self.verdict_waits, Duration::from_micros(waited_us));
+        }
+    }
+
+    /// A stage reported what it did when.
+    pub fn note_stage_slices(&mut self, of: (Generation, StageIndex), slices: Vec<MeasuredSlice>) {
+        self.stopwatch.record(of, slices);
+    }
+
+    /// A stage reported what arrived when.
+    pub fn note_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[MessageArrival]) {
+        self.stopwatch.record_arrivals(of, arrivals);
+    }
+
+    /// A stage reported what its layers took up to its report of a turn.
+    pub fn note_layers(&mut self, of: (Turn, StageIndex), times: LayerTimes) {
+        self.stopwatch.record_layers(of, times);
+    }
+
+    /// What the step took that a turn brought to its end, if all stages reported it.
+    #[must_use]
+    pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
+        self.stopwatch.measure(turn)
+    }
+
+    /// From the last seal before the plan in force to when it ran.
+    #[must_use]
+    pub const fn last_pause(&self) -> Option<Duration> {
+        self.last_pause
+    }
+
+    /// The last steps as the text of a trace file, if there is something to draw.
+    #[must_use]
+    pub fn trace(&self) -> Option<String> {
+        self.stopwatch.trace()
+    }
+
+    /// Whether a node computes the loss: it has the head under the plan in force, or had it under the one
+    /// before.
+    #[must_use]
+    pub fn knows_loss(&self, node: NodeId) -> bool {
+        self.plan.iter().chain(&self.plan_before).any(|plan| plan.has_head(node))
+    }
+
+    /// The loss on held-out text, which may be reported twice at a change of plans. Yields whether it is new.
+    pub fn note_held_out(&mut self, steps_done: u64, loss: f64) -> bool {
+        let is_new = self.held_out.is_none_or(|(steps, _)| steps != steps_done);
+        self.held_out = Some((steps_done, loss));
+        is_new
+    }
+
+    /// The last loss on held-out text, and after how many steps.
+    #[must_use]
+    pub const fn held_out(&self) -> Option<(u64, f64)> {
+        self.held_out
+    }
+
+    /// The events to report of an entry that was applied.
+    pub fn note_change(
+        &mut self,
+        change: &StateChange,
+        state: &State,
+        (now, now_ms): (Instant, u64),
+    ) -> Vec<EventKind> {
+        match change {
+            StateChange::Members(changes) => {
+                changes.iter().filter_map(|c| self.note_member(c, state, (now, now_ms))).collect()
+            }
+            StateChange::Adopted(plan) => self.note_plan(plan, state, now),
+            StateChange::Planned(_)
+            | StateChange::Ready(_)
+            | StateChange::Durable { .. }
+            | StateChange::Kept { .. }
+            | StateChange::Removed { .. } => Vec::new(),
+            StateChange::Resumed(generation) => self.note_resumed(*generation, now),
+            StateChange::Sealed { seal, adopted, .. } => {
+                let mut told = self.note_seal(seal, state, now);
+                told.extend(adopted.iter().flat_map(|plan| self.note_plan(plan, state, now)));
+                told
+            }
+            StateChange::Checkpoint { version, dropped } => {
+                self.checkpoint_times.retain(|step, _| !dropped.contains(step));
+                self.checkpoint_times.insert(*version, now_ms);
+                let since = self.checkpoint_due_at.remove(version);
+                self.checkpoint_due_at.retain(|step, _| step > version);
+                let ms = since.map(|since| milliseconds(now - since));
+                let (step, bytes) = (version.0, self.checkpoint_bytes());
+                let mut told = vec![EventKind::Checkpoint { step, bytes, ms }];
+                // Only now the state can be named, and the model be exported.
+                if Some(step) == self.job.as_ref().map(|about| about.step_count) {
+                    told.push(EventKind::Done { step, digest: None });
+                }
+                told
+            }
+            StateChange::Rewound { to, reason, .. } => {
+                self.checkpoint_due_at.clear();
+                self.note_rewind(*to);
+                vec![EventKind::Rewound { to_step: to.0, reason: rewind_text(*reason) }]
+            }
+            StateChange::Job { phase, .. } => self.note_job(*phase, state),
+            StateChange::Access(_) => Vec::new(),
+            StateChange::Format(format) => {
+                vec![EventKind::FormatRaised { format: format.number() }]
+            }
+        }
+    }
+
+    fn note_job(&mut self, phase: JobPhase, state: &State) -> Vec<EventKind> {
+        let step = state.open_turn().step.0;
+        let Some(job) = state.job() else { return Vec::new() };
+        let first = job.spec.from.map_or(0, |from| from.version.0);
+        vec![match phase {
+            JobPhase::Running if step == first && state.plan().is_none() => EventKind::RunStarted {
+                config: HexDigest(job.spec.config),
+                step,
+                step_count: job.spec.step_count,
+            },
+            JobPhase::Running => EventKind::Resumed { step },
+            JobPhase::Paused => EventKind::Paused { step },
+            JobPhase::Stopped => EventKind::Stopped { step },
+            JobPhase::Done => EventKind::Done { step, digest: None },
+            JobPhase::Halted(reason) => EventKind::Halted { step, reason: reason.to_string() },
+        }]
+    }
+
+    fn note_member(
+        &mut self,
+        change: &MemberChange,
+        state: &State,
+        (now, now_ms): (Instant, u64),
+    ) -> Option<EventKind> {
+        match change {
+            MemberChange::Admit { node, role, contact, .. } => Some(EventKind::Joined {
+                node: *node,
+                name: contact.name.clone(),
+                role: member_role(*role),
+            }),
+            MemberChange::Drain { holder } => {
+                Some(EventKind::Draining { node: holder.node, name: name_of(state, holder.node) })
+            }
+            MemberChange::Moved { .. } => None,
+            MemberChange::Lost { holder, reason } => {
+                let (node, name) = (holder.node, name_of(state, holder.node));
+                let is_at_stage = state.plan().is_some_and(|p| p.record.stages.contains(holder));
+                let detected_ms = detected_ms(*reason);
+                let reason = reason.to_string();
+                if is_at_stage {
+                    self.note_failure(
+                        now,
+                        FailureStatus {
+                            at_ms: now_ms,
+                            node,
+                            name: name.clone(),
+                            reason: reason.clone(),
+                            detected_ms,
+                            next_seal_ms: None,
+                            generation: None,
+                            layers_moved: 0,
+                            bytes_moved: Bytes(0),
+                            bytes_floor: Bytes(0),
+                            steps_lost: 0,
+                        },
+                    );
+                }
+                Some(EventKind::Lost { node, name, reason, detected_ms })
+            }
+        }
+    }
+
+    fn note_failure(&mut self, now: Instant, failure: FailureStatus) {
+        self.open_failures.push((failure.at_ms, now));
+        self.failures.push_back(failure);
+        while self.failures.len() > FAILURES_MAX {
+            self.failures.pop_front();
+        }
+    }
+
+    fn note_plan(&mut self, plan: &PlanRecord, state: &State, now: Instant) -> Vec<EventKind> {
+        let before = self.plan.replace(plan.clone());
+        let least = before.as_ref().zip(state.running_spec());
+        let least = least.map_or(0, |(before, spec)| least_moved(before, plan, spec));
+        self.plan_before = before;
+        self.bytes_floor = Bytes(least);
+        self.generation = plan.generation;
+        self.stage_times.clear();
+        self.loads_since = Some(now);
+        if let Some(about) = &self.job {
+            self.stopwatch.begin(&about.job, plan);
+        }
+        for failure in self.open_failures() {
+            failure.generation = Some(plan.generation.0);
+            failure.bytes_floor = Bytes(least);
+        }
+        vec![EventKind::Plan {
+            generation: plan.generation.0,
+            stages: plan.stages.iter().map(|holder| holder.node).collect(),
+            schedule: plan.program.kind.name().to_owned(),
+            window: window_number(plan.window()),
+            reason: plan.reason.to_string(),
+        }]
+    }
+
+    fn note_resumed(&mut self, now_runs: Generation, now: Instant) -> Vec<EventKind> {
+        let since = self.sealed_at.or(self.loads_since);
+        let moved = self.moves.of(now_runs);
+        let is_after = |failure: &&mut FailureStatus| failure.generation == Some(now_runs.0);
+        for failure in self.failures.iter_mut().filter(is_after) {
+            (failure.layers_moved, failure.bytes_moved) = (moved.layers, Bytes(moved.bytes));
+        }
+        self.runs_since = Some(now);
+        self.last_pause = since.map(|since| now - since);
+        vec![EventKind::Running {
+            generation: now_runs.0,
+            layers_moved: moved.layers,
+            bytes_moved: Bytes(moved.bytes),
+            bytes_floor: self.bytes_floor,
+            moved_ms: moved.time().map(milliseconds),
+            pause_ms: self.last_pause.map(milliseconds),
+        }]
+    }
+
+    fn note_seal(&mut self, seal: &Seal, state: &State, now: Instant) -> Vec<EventKind> {
+        if !seal.verdict.is_final() {
+            self.replays += 1;
+            return vec![self.rollback(seal)];
+        }
+        // The first step is taken from when everybody was ready.
+        let took = self.sealed_at.or(self.runs_since).map(|before| now - before);
+        self.sealed_at = Some(now);
+        self.last = Some(*seal);
+        if let Some(took) = took {
+            push(&mut self.step_times, took);
+        }
+        self.close_failures(now);
+        let version = seal.turn.step.next();
+        if state.job().is_some_and(|job| job.spec.checkpoints(version)) {
+            self.checkpoint_due_at.insert(version, now);
+        }
+        let mut told = Vec::new();
+        if seal.verdict.coefficient().is_none() {
+            told.push(self.rollback(seal));
+        }
+        let bubbles = self.stopwatch.end_step(seal.turn);
+        told.push(self.step(seal, (took.unwrap_or_default(), bubbles), state));
+        self.replays = 0;
+        told
+    }
+
+    /// Steps behind `to` are computed again, as a cost of each failure that has no seal after it yet.
+    fn note_rewind(&mut self, to: Step) {
+        let sealed = self.last.map_or(0, |seal| seal.turn.step.next().0);
+        let lost = sealed.saturating_sub(to.0);
+        for failure in self.open_failures() {
+            failure.steps_lost = failure.steps_lost.max(lost);
+        }
+    }
+
+    /// Failures that wait for the next seal.
+    fn open_failures(&mut self) -> impl Iterator<Item = &mut FailureStatus> {
+        let open = &self.open_failures;
+        let is_open =
+            |failure: &&mut FailureStatus| open.iter().any(|(at_ms, _)| *at_ms == failure.at_ms);
+        self.failures.iter_mut().filter(is_open)
+    }
+
+    fn close_failures(&mut self, now: Instant) {
+        for (at_ms, since) in self.open_failures.drain(..) {
+            for failure in self.failures.iter_mut().filter(|failure| failure.at_ms == at_ms) {
+                let since = milliseconds(now - since);
+                failure.next_seal_ms.get_or_insert(since + failure.detected_ms.unwrap_or(0.0));
+            }
+        }
+    }
+
+    fn rollback(&self, seal: &Seal) -> EventKind {
+        let names = self.job.as_ref().map_or(&[][..], |about| &about.tensor_names);
+        let name = |tensor: TensorIndex| {
+            names.get(tensor.index()).cloned().unwrap_or_else(|| format!("tensor {}", tensor.0))
+        };
+        EventKind::Rollback {
+            step: seal.turn.step.next().0,
+            verdict: seal.verdict.name().to_owned(),
+            reason: reason_text(&seal.reason, &name),
+        }
+    }
+
+    fn step(
+        &self,
+        seal: &Seal,
+        (took, bubbles): (Duration, Option<BubbleShares>),
+        state: &State,
+    ) -> EventKind {
+        let step = seal.turn.step.next().0;
+        let (step_count, tokens) =
+            self.job.as_ref().map_or((0, 0), |about| (about.step_count, about.tokens));
+        EventKind::Step {
+            step,
+            step_count,
+            loss: self.loss(seal),
+            gnorm: Some(seal.norm()).filter(|norm| norm.is_finite()),
+            verdict: seal.verdict.name().to_owned(),
+            clip: seal.verdict.coefficient().map(f64::from),
+            lr: self.lr(seal.turn.step).unwrap_or(0.0),
+            ms: milliseconds(took),
+            tokens_per_s: if took.is_zero() { 0.0 } else { tokens_per_s(tokens, took) },
+            attempts: self.replays + 1,
+            bubble: bubbles.map(|bubbles| bubbles.measured).or_else(|| self.bubble()),
+            bubble_planned: bubbles.map(|bubbles| bubbles.planned),
+            causes: bubbles.and_then(|bubbles| bubbles.causes),
+            generation: seal.turn.generation.0,
+            stages: state.plan().map_or(0, |plan| plan.record.stages.len() as u32),
+            eta_s: self.time_left(step).map(|left| left.as_secs_f64()),
+        }
+    }
+}
+
+/// From the last sign of life to the decision, as far as the reason holds it.
+fn detected_ms(reason: LossReason) -> Option<f64> {
+    let tick_ms = super::tick::TICK.as_secs_f64() * 1e3;
+    match reason {
+        LossReason::Silent { ticks }
+        | LossReason::OpOverdue { ticks, .. }
+        | LossReason::NoProgress { ticks } => Some(f64::from(ticks) * tick_ms),
+        LossReason::Closed
+        | LossReason::Superseded
+        | LossReason::Drained
+        | LossReason::Untrusted { .. }
+        | LossReason::Removed
+        | LossReason::OutOfMemory => None,
+    }
+}
+
+fn name_of(state: &State, node: NodeId) -> String {
+    let member = state.members().get(&node);
+    member.map_or_else(|| format!("node-{node}"), |member| member.contact.name.clone())
+}
+
+/// A member's role as the API names it.
+#[must_use]
+pub const fn member_role(role: Role) -> MemberRole {
+    match role {
+        Role::Controller => MemberRole::Controller,
+        Role::Worker => MemberRole::Worker,
+    }
+}
+
+/// Steps that run ahead.
+#[must_use]
+pub const fn window_number(window: Option<Window>) -> u32 {
+    match window {
+        Some(Window::One) => 1,
+        Some(Window::Zero) | None => 0,
+    }
+}
+
+fn push(times: &mut VecDeque<Duration>, time: Duration) {
+    times.push_back(time);
+    while times.len() > SEALS_MEASURED {
+        times.pop_front();
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Option<Duration> {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+fn rewind_text(reason: RewindReason) -> String {
+    match reason {
+        RewindReason::LayerLost { layer } => {
+            format!("no copy and no newer checkpoint of layer {layer} survives")
+        }
+        RewindReason::StateDiffers { layer } => {
+            format!("owner and copy of layer {layer} differ, and only a checkpoint can tell")
+        }
+        RewindReason::Ordered => "ordered".to_owned(),
+    }
+}

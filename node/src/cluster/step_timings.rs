@@ -1,0 +1,202 @@
+//! Where the time of a plan's steps goes: what stages report of their work, measured in the way of a
+//! run in one process, and drawn as its trace. A plan is reviewed by it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::validation::Turn;
+use zbelastic_trainer::model::LayerTimes;
+use zbelastic_trainer::plan::{Plan, class_costs};
+use zbelastic_trainer::stage::{InitialWeights, StageSetup};
+use zbelastic_types::{Generation, StageIndex};
+
+use super::document::NamedJob;
+use crate::train::timing::{
+    ARRIVALS_REPORTED_MAX, BubbleShares, MeasuredSlice, MessageArrival, RunTiming,
+    SLICES_REPORTED_MAX, StepMeasurement,
+};
+use crate::train::trace::trace;
+
+/// Operations of a program, over all stages, up to which its bubble is planned anew at each step:
+/// to simulate so many takes a few milliseconds, and a leader has other things to do.
+const PLANNED_OPS_MAX: usize = 20_000;
+
+/// The times of the plan in force.
+#[derive(Default)]
+pub struct StepTimings {
+    plan: Option<(Generation, RunTiming)>,
+    stage_count: u32,
+    is_small: bool,
+    /// By stage: what its layers took up to a report, and of which turn that was.
+    layers: BTreeMap<StageIndex, (Turn, LayerTimes)>,
+}
+
+impl StepTimings {
+    /// A plan begins: what was measured of the one before is forgotten.
+    pub fn begin(&mut self, job: &NamedJob, plan: &PlanRecord) {
+        let timing = RunTiming::new(Arc::new(setup(job, plan)));
+        self.plan = Some((plan.generation, timing));
+        self.stage_count = plan.stages.len() as u32;
+        let op_count: usize = plan.program.stages.iter().map(Vec::len).sum();
+        self.is_small = op_count <= PLANNED_OPS_MAX;
+        self.layers.clear();
+    }
+
+    /// A stage of this plan reports what it did. What cannot have been is dropped.
+    pub fn record(&mut self, (of, stage): (Generation, StageIndex), slices: Vec<MeasuredSlice>) {
+        let Some((generation, timing)) = &mut self.plan else { return };
+        let is_known = of == *generation && stage.0 < self.stage_count;
+        if is_known && slices.len() <= SLICES_REPORTED_MAX && timing.takes(&slices) {
+            timing.record(stage, slices);
+        }
+    }
+
+    /// A stage of this plan reports what arrived when. What cannot have been is dropped.
+    pub fn record_arrivals(&mut self, of: (Generation, StageIndex), arrivals: &[MessageArrival]) {
+        if !self.takes(of, arrivals) {
+            return;
+        }
+        if let Some((_, timing)) = &mut self.plan {
+            timing.record_arrivals(of.1, arrivals);
+        }
+    }
+
+    fn takes(&self, (of, stage): (Generation, StageIndex), arrivals: &[MessageArrival]) -> bool {
+        let is_known = self.plan.as_ref().is_some_and(|(generation, _)| of == *generation)
+            && stage.0 < self.stage_count;
+        is_known
+            && arrivals.len() <= ARRIVALS_REPORTED_MAX
+            && arrivals.iter().all(MessageArrival::is_sound)
+    }
+
+    /// A stage of this plan reports what its layers took. What cannot have been is dropped.
+    pub fn record_layers(&mut self, (turn, stage): (Turn, StageIndex), times: LayerTimes) {
+        let Some((generation, _)) = &self.plan else { return };
+        if turn.generation == *generation && stage.0 < self.stage_count && times.is_sound() {
+            self.layers.insert(stage, (turn, times));
+        }
+    }
+
+    /// A turn is sealed for good. The bubbles of its step, if all stages reported it.
+    pub fn end_step(&mut self, turn: Turn) -> Option<BubbleShares> {
+        let (generation, timing) = self.plan.as_mut()?;
+        (turn.generation == *generation && self.is_small && timing.has_all_of(turn))
+            .then(|| timing.end_step(turn))
+    }
+
+    /// What the step took that a turn brought to its end, if all stages reported it.
+    #[must_use]
+    pub fn measure(&self, turn: Turn) -> Option<StepMeasurement> {
+        let (generation, timing) = self.plan.as_ref()?;
+        if turn.generation != *generation {
+            return None;
+        }
+        let mut measure = timing.measure(turn)?;
+        for (stage, times) in (0..).map(StageIndex).zip(&mut measure.stages) {
+            if let Some((_, layers)) = self.layers.get(&stage).filter(|(of, _)| *of == turn) {
+                times.classes = class_costs(layers, timing.slice_count());
+            }
+        }
+        Some(measure)
+    }
+
+    /// The last steps of the plan as the text of a trace file.
+    #[must_use]
+    pub fn trace(&self) -> Option<String> {
+        let (_, timing) = self.plan.as_ref().filter(|_| self.is_small)?;
+        Some(trace(timing, self.stage_count))
+    }
+}
+
+impl std::fmt::Debug for StepTimings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let generation = self.plan.as_ref().map(|(generation, _)| generation);
+        f.debug_struct("Stopwatch").field("generation", &generation).finish_non_exhaustive()
+    }
+}
+
+/// The run under a plan, as far as its times depend on it.
+fn setup(job: &NamedJob, plan: &PlanRecord) -> StageSetup {
+    let config = &job.job.config;
+    StageSetup {
+        model: config.model.clone(),
+        plan: Plan {
+            generation: plan.generation,
+            program: plan.program.clone(),
+            chunks: plan.chunks.clone(),
+            batch: config.batch,
+            recompute: config.memory.recomputed(),
+        },
+        optimizer: config.optimizer.clone(),
+        clip_norm: config.guard.clip_norm,
+        step_count: config.steps,
+        evaluate_every: config.evaluate_every,
+        weights: InitialWeights::Drawn { seed: config.seed },
+        injections: Vec::new(),
+        copies_wanted: false,
+        attest_every: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_trainer::model::{LayerClass, LayerOp};
+    use zbelastic_types::{Attempt, RunId, Step};
+
+    use super::*;
+    use crate::cluster::document::{DataName, JobDocument};
+    use crate::cluster::pace::history::tests::{config, plan};
+    use crate::train::timing::ArrivalKind;
+
+    fn begun() -> (StepTimings, PlanRecord) {
+        let (config, text) = (config(), DataName::of(b"text"));
+        let plan = plan(&config);
+        let job = JobDocument::new("test".to_owned(), config, String::new(), text);
+        let mut stopwatch = StepTimings::default();
+        stopwatch.begin(&NamedJob { run: RunId(1), name: text.hash, job }, &plan);
+        (stopwatch, plan)
+    }
+
+    fn turn(generation: Generation) -> Turn {
+        Turn { generation, step: Step(1), attempt: Attempt(0) }
+    }
+
+    #[test]
+    fn times_of_layers_that_cannot_be_or_belong_elsewhere_are_dropped() {
+        let told = |generation: Generation, stage: u32, us: f64| {
+            let (mut stopwatch, plan) = begun();
+            let mut times = LayerTimes::default();
+            times.add(LayerClass::Mlp, LayerOp::Forward, us);
+            stopwatch.record_layers((turn(generation), StageIndex(stage)), times);
+            assert_eq!(plan.generation, Generation(1));
+            stopwatch.layers.len()
+        };
+        assert_eq!(told(Generation(1), 2, 5.0), 1);
+        assert_eq!(told(Generation(2), 2, 5.0), 0, "another plan");
+        assert_eq!(told(Generation(1), 3, 5.0), 0, "no such stage");
+        for us in [f64::NAN, -1.0, f64::INFINITY] {
+            assert_eq!(told(Generation(1), 2, us), 0, "{us}");
+        }
+    }
+
+    #[test]
+    fn arrivals_that_cannot_be_or_belong_elsewhere_are_dropped() {
+        let arrival = |at_us| {
+            let what = ArrivalKind::Prefix { turn: turn(Generation(1)) };
+            MessageArrival { what, bytes: 0, at_us }
+        };
+        let (stopwatch, _) = begun();
+        let takes = |generation, stage, arrivals: &[MessageArrival]| {
+            stopwatch.takes((Generation(generation), StageIndex(stage)), arrivals)
+        };
+        let many = |count| vec![arrival(1.0); count];
+        assert!(takes(1, 2, &many(ARRIVALS_REPORTED_MAX)));
+        assert!(!takes(1, 2, &many(ARRIVALS_REPORTED_MAX + 1)), "more than one may tell");
+        assert!(!takes(2, 2, &many(1)), "another plan");
+        assert!(!takes(1, 3, &many(1)), "no such stage");
+        for at_us in [f64::NAN, -1.0, f64::INFINITY] {
+            assert!(!takes(1, 2, &[arrival(1.0), arrival(at_us)]), "{at_us}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The training line, and what else a person reads of a run.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use zbelastic_consensus::validation::{Reason, Verdict};
+use zbelastic_types::{Bytes, StageIndex, TensorIndex};
+
+use super::events::RollbackEvent;
+use super::progress_event::StepRecord;
+
+/// What a line shows beside a step, the same for all steps of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepLineContext {
+    /// Steps of the run.
+    pub step_count: u64,
+    /// Arithmetic of a token.
+    pub flop_per_token: f64,
+    /// Peak rate of the cores in use; none for devices.
+    pub peak_flop_per_s: Option<f64>,
+    /// The fullest stage and what it takes.
+    pub fullest: (StageIndex, Bytes),
+    /// What it may take, if that is known.
+    pub bytes_max: Option<Bytes>,
+}
+
+/// The line of a step, `eta` before the end.
+pub fn step_line(record: &StepRecord, context: &StepLineContext, eta: Duration) -> String {
+    let (step_count, StepRecord { generation, stage_count, .. }) = (context.step_count, record);
+    let width = step_count.to_string().len();
+    let step = record.step.0 + 1;
+    let mut line = format!("step {step:>width$}/{step_count}  loss {:.4}", record.loss);
+    let _ = write!(line, "  gnorm {}", three_digits(record.norm));
+    let tokens_per_s = tokens_per_s(record.tokens, record.elapsed);
+    let _ = write!(line, "  lr {}", scientific(record.lr));
+    let _ = write!(line, "  {} ms", three_digits(record.elapsed.as_secs_f64() * 1e3));
+    let _ = write!(line, "  {} tok/s", grouped(tokens_per_s.round() as u64));
+    if let Some(peak) = context.peak_flop_per_s {
+        let _ = write!(line, "  mfu {:.1}%", 100.0 * tokens_per_s * context.flop_per_token / peak);
+    }
+    let (measured, planned) = (record.bubbles.measured, record.bubbles.planned);
+    let _ = write!(line, "  bubble {:.1}% (plan {:.1}%)", 100.0 * measured, 100.0 * planned);
+    let (stage, bytes) = context.fullest;
+    let memory = context.bytes_max.map_or_else(|| bytes.to_string(), |max| share(bytes, max));
+    let _ = write!(line, "  mem {memory} @s{stage}  g{generation} {stage_count} stages");
+    // Behind what every step has, so that nothing moves for it.
+    match record.verdict {
+        Verdict::Keep => {}
+        Verdict::Clip { coefficient } => {
+            let _ = write!(line, "  clip {}", three_digits(f64::from(coefficient)));
+        }
+        Verdict::Skip | Verdict::Replay => {
+            let _ = write!(line, "  {}", record.verdict.name());
+        }
+    }
+    let _ = write!(line, "  eta {}", duration_text(eta));
+    line
+}
+
+/// The line of work that was dropped.
+pub fn rollback_line(rollback: &RollbackEvent) -> String {
+    let RollbackEvent { step, verdict, reason } = rollback;
+    let (does, next) = match *verdict == Verdict::Replay.name() {
+        true => ("rolled back", "it runs again"),
+        false => ("skipped", "its batch is left out"),
+    };
+    format!("▲ step {step} {does}: {reason}; {next}")
+}
+
+/// A reason with the name of the tensor it is about.
+pub fn reason_text(reason: &Reason, name: &dyn Fn(TensorIndex) -> String) -> String {
+    let Reason::NonfiniteGradient { tensor, values, tensor_count, .. } = reason else {
+        return reason.to_string();
+    };
+    let values = match values {
+        0 => return format!("the sum of squares overflows at {}", name(*tensor)),
+        1 => "1 value".to_owned(),
+        count => format!("{count} values"),
+    };
+    let more = match tensor_count {
+        0 | 1 => String::new(),
+        count => format!(", first of {count} tensors"),
+    };
+    format!("non-finite gradient in {} ({values}{more})", name(*tensor))
+}
+
+/// Tokens a second, for `tokens` in `elapsed`.
+pub fn tokens_per_s(tokens: u64, elapsed: Duration) -> f64 {
+    tokens as f64 / elapsed.as_secs_f64().max(1e-9)
+}
+
+/// A number with three digits that count, as in 412, 38.1 and 0.812.
+pub fn three_digits(number: f64) -> String {
+    match number.abs() {
+        _ if !number.is_finite() => format!("{number}"),
+        large if large >= 1e6 => format!("{number:.2e}"),
+        large if large >= 99.95 => format!("{number:.0}"),
+        middle if middle >= 9.995 => format!("{number:.1}"),
+        middle if middle >= 0.9995 => format!("{number:.2}"),
+        small if small >= 1e-3 || small == 0.0 => format!("{number:.3}"),
+        _ => format!("{number:.2e}"),
+    }
+}
+
+/// A number as in 5.9e-4.
+pub fn scientific(number: f64) -> String {
+    format!("{number:.1e}")
+}
+
+/// With a comma between thousands.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// As in 42s, 3m07 and 1h02.
+pub fn duration_text(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64().round() as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds:02}"),
+        (hours, minutes, _) => format!("{hours}h{minutes:02}"),
+    }
+}
+
+/// `part` of `whole`, with one unit if both have the same.
+fn share(part: Bytes, whole: Bytes) -> String {
+    let (part, whole) = (part.to_string(), whole.to_string());
+    match (part.split_once(' '), whole.split_once(' ')) {
+        (Some((amount, unit)), Some((_, of_unit))) if unit == of_unit => {
+            format!("{amount}/{whole}")
+        }
+        (_, _) => format!("{part}/{whole}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::progress_event::Rollback;
+    use crate::train::timing::BubbleShares;
+    use zbelastic_types::Step;
+
+    fn record() -> StepRecord {
+        StepRecord {
+            step: Step(1279),
+            loss: 3.214_53,
+            norm: 0.812_4,
+            verdict: Verdict::Keep,
+            lr: 5.9e-4,
+            elapsed: Duration::from_millis(412),
+            tokens: 52_400,
+            bubbles: BubbleShares { measured: 0.021, planned: 0.018, causes: None },
+            attempts: 1,
+            generation: 7,
+            stage_count: 4,
+        }
+    }
+
+    fn context() -> StepLineContext {
+        StepLineContext {
+            step_count: 10_000,
+            flop_per_token: 1e6,
+            peak_flop_per_s: Some(333.8e9),
+            fullest: (StageIndex(2), Bytes(12_025_908_429)),
+            bytes_max: Some(Bytes(24 << 30)),
+        }
+    }
+
+    #[test]
+    fn a_line_tells_all_about_a_step() {
+        assert_eq!(
+            step_line(&record(), &context(), Duration::from_secs(3_733)),
+            "step  1280/10000  loss 3.2145  gnorm 0.812  lr 5.9e-4  412 ms  127,184 tok/s  \
+             mfu 38.1%  bubble 2.1% (plan 1.8%)  mem 11.2/24.0 GiB @s2  g7 4 stages  eta 1h02"
+        );
+    }
+
+    #[test]
+    fn a_verdict_that_is_not_keep_moves_no_other_column() {
+        let check = |norm, verdict, expected: &str| {
+            let record = StepRecord { norm, verdict, ..record() };
+            let line = step_line(&record, &context(), Duration::ZERO);
+            assert!(line.contains(expected), "{line}");
+        };
+        check(1.414, Verdict::Clip { coefficient: 0.707 }, "  g7 4 stages  clip 0.707  eta");
+        check(f64::NAN, Verdict::Skip, "  g7 4 stages  skip  eta");
+        check(f64::INFINITY, Verdict::Skip, "  gnorm inf  lr");
+    }
+
+    #[test]
+    fn memory_without_a_limit_is_told_alone() {
+        let fullest = (StageIndex(0), Bytes(3 << 20));
+        let check = |bytes_max, expected: &str| {
+            let context = StepLineContext { fullest, bytes_max, ..context() };
+            let line = step_line(&record(), &context, Duration::ZERO);
+            assert!(line.contains(expected), "{line}");
+        };
+        check(None, "  mem 3.00 MiB @s0");
+        check(Some(Bytes(1 << 30)), "  mem 3.00 MiB/1.00 GiB @s0");
+    }
+
+    #[test]
+    fn a_rollback_names_the_tensor_and_what_follows() {
+        let reason = |tensor_count| Reason::NonfiniteGradient {
+            tensor: TensorIndex(3),
+            values: 3,
+            tensor_count,
+            replays: 0,
+        };
+        let check = |verdict, reason, expected: &str| {
+            let rollback = Rollback { step: Step(6), verdict, reason };
+            let event = RollbackEvent::new(&rollback, &|tensor| format!("tensor{tensor}"));
+            assert_eq!(rollback_line(&event), expected);
+        };
+        check(
+            Verdict::Replay,
+            reason(1),
+            "▲ step 7 rolled back: non-finite gradient in tensor3 (3 values); it runs again",
+        );
+        check(
+            Verdict::Skip,
+            reason(4),
+            "▲ step 7 skipped: non-finite gradient in tensor3 (3 values, first of 4 tensors); \
+             its batch is left out",
+        );
+        let (tensor, values, tensor_count) = (TensorIndex(3), 0, 1);
+        let overflow = Reason::NonfiniteGradient { tensor, values, tensor_count, replays: 0 };
+        check(
+            Verdict::Skip,
+            overflow,
+            "▲ step 7 skipped: the sum of squares overflows at tensor3; its batch is left out",
+        );
+    }
+
+    #[test]
+    fn numbers_keep_three_digits() {
+        let check = |number, expected: &str| assert_eq!(three_digits(number), expected);
+        check(0.0, "0.000");
+        check(0.000_12, "1.20e-4");
+        check(0.0512, "0.051");
+        check(0.9999, "1.00");
+        check(9.994, "9.99");
+        check(9.996, "10.0");
+        check(99.94, "99.9");
+        check(99.96, "100");
+        check(12_345.0, "12345");
+        check(3.2e7, "3.20e7");
+    }
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        let check = |seconds, expected: &str| {
+            assert_eq!(duration_text(Duration::from_secs(seconds)), expected);
+        };
+        check(0, "0s");
+        check(59, "59s");
+        check(60, "1m00");
+        check(3_599, "59m59");
+        check(3_600, "1h00");
+    }
+
+    #[test]
+    fn thousands_are_grouped() {
+        let check = |number, expected: &str| assert_eq!(grouped(number), expected);
+        check(0, "0");
+        check(999, "999");
+        check(1_000, "1,000");
+        check(1_234_567, "1,234,567");
+    }
+}

@@ -1,0 +1,156 @@
+//! Room on the disk that a node's store lies on: which pieces of checkpoints find some, and when the disk counts
+//! as low, which is reported before it is full.
+//!
+//! A controller's log, its events and files that are replaced as a whole grow on the same disk. So pieces leave a
+//! part of it free: a full store costs a checkpoint, a full log a voter.
+
+use serde::{Deserialize, Serialize};
+use zbelastic_types::Bytes;
+
+/// The part of a disk that pieces leave free: one of so many. As much as ext4 keeps for its owner.
+const RESERVE_PARTS: u64 = 20;
+/// The most that they leave free: many times what a log of the largest cluster holds between two snapshots.
+const RESERVE_MAX: Bytes = Bytes(512 << 20);
+/// Ticks from one look to the next. What may be written meanwhile is checked piece by piece.
+const LOOK_TICKS: u32 = 500;
+/// A disk that was low is so until a checkpoint and one of so many parts of it find room.
+const AMPLE_PARTS: u64 = 4;
+
+/// How much room a disk has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSpace {
+    /// Bytes that this process may still write.
+    pub free: Bytes,
+    /// Bytes of the whole disk.
+    pub total: Bytes,
+}
+
+/// A piece finds no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("the disk is low: {wanted} are wanted, {free} are free, of which {reserve} stay free")]
+pub struct DiskSpaceShortage {
+    /// Bytes of the piece.
+    pub wanted: Bytes,
+    /// Bytes that are free.
+    pub free: Bytes,
+    /// Bytes that pieces leave.
+    pub reserve: Bytes,
+}
+
+impl DiskSpace {
+    fn reserve(self) -> Bytes {
+        RESERVE_MAX.min(Bytes(self.total.0 / RESERVE_PARTS))
+    }
+
+    /// Whether so many bytes of a piece find room.
+    ///
+    /// # Errors
+    /// If they do not.
+    pub fn check(self, wanted: Bytes) -> Result<(), DiskSpaceShortage> {
+        let (free, reserve) = (self.free, self.reserve());
+        if free.0.saturating_sub(wanted.0) >= reserve.0 && free >= wanted {
+            return Ok(());
+        }
+        Err(DiskSpaceShortage { wanted, free, reserve })
+    }
+}
+
+/// What a look at the disk found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskSpaceChange {
+    /// Less is free than a checkpoint takes, which was not so before.
+    Low(DiskSpaceShortage),
+    /// It was low, and has room again.
+    Ample,
+}
+
+/// A node's looks at its own disk.
+#[derive(Debug, Default)]
+pub struct DiskSpaceWatch {
+    ticks: u32,
+    is_measuring: bool,
+    low: Option<DiskSpaceShortage>,
+}
+
+impl DiskSpaceWatch {
+    /// A tick. Yields whether the disk is to be looked at now: never twice at once, for a disk may hang.
+    pub fn handle_tick(&mut self) -> bool {
+        self.ticks += 1;
+        if self.ticks < LOOK_TICKS || self.is_measuring {
+            return false;
+        }
+        (self.ticks, self.is_measuring) = (0, true);
+        true
+    }
+
+    /// What it lacked when it became low, if it is.
+    #[must_use]
+    pub const fn low(&self) -> Option<DiskSpaceShortage> {
+        self.low
+    }
+
+    /// What was found; `None` if the disk could not be read. `checkpoint` are the bytes of all layers, the
+    /// most of one checkpoint that a node is requested to keep.
+    pub fn note(&mut self, found: Option<DiskSpace>, checkpoint: Bytes) -> Option<DiskSpaceChange> {
+        self.is_measuring = false;
+        let found = found?;
+        if self.low.is_none() {
+            self.low = found.check(checkpoint).err();
+            return self.low.map(DiskSpaceChange::Low);
+        }
+        let ample = Bytes(checkpoint.0.saturating_add(checkpoint.0 / AMPLE_PARTS));
+        found.check(ample).ok()?;
+        self.low = None;
+        Some(DiskSpaceChange::Ample)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn disk_space(free: u64, total: u64) -> DiskSpace {
+        DiskSpace { free: Bytes(free * MIB), total: Bytes(total * MIB) }
+    }
+
+    #[test]
+    fn pieces_leave_a_part_of_the_disk_free() {
+        let check =
+            |free, total, wanted| disk_space(free, total).check(Bytes(wanted * MIB)).is_ok();
+        assert!(check(100, 1000, 50));
+        assert!(!check(100, 1000, 51), "a twentieth stays free");
+        assert!(check(600, 1 << 20, 88));
+        assert!(!check(600, 1 << 20, 89), "of a large disk 512 MiB");
+        assert!(!check(10, 1000, 0), "it was full before");
+        assert!(!check(10, 20, u64::MAX >> 20));
+    }
+
+    #[test]
+    fn a_disk_is_low_once_and_ample_only_with_more_than_a_checkpoint() {
+        let mut watch = DiskSpaceWatch::default();
+        let mut note = |free| watch.note(Some(disk_space(free, 1000)), Bytes(100 * MIB));
+        assert_eq!(note(150), None);
+        let (wanted, free, reserve) = (Bytes(100 * MIB), Bytes(149 * MIB), Bytes(50 * MIB));
+        assert_eq!(
+            note(149),
+            Some(DiskSpaceChange::Low(DiskSpaceShortage { wanted, free, reserve }))
+        );
+        assert_eq!(note(140), None, "it is known");
+        assert_eq!(note(174), None, "it would be low again at once");
+        assert_eq!(note(175), Some(DiskSpaceChange::Ample));
+        assert_eq!(note(175), None);
+    }
+
+    #[test]
+    fn a_disk_that_hangs_is_not_measured_again() {
+        let mut watch = DiskSpaceWatch::default();
+        let looks = |watch: &mut DiskSpaceWatch| {
+            (0..3 * LOOK_TICKS).filter(|_| watch.handle_tick()).count()
+        };
+        assert_eq!(looks(&mut watch), 1);
+        assert_eq!(watch.note(None, Bytes(1)), None);
+        assert_eq!(looks(&mut watch), 1, "it did not say, and is asked again");
+    }
+}

@@ -1,0 +1,127 @@
+//! Pieces of checkpoints that other nodes request this node to keep: fetched and written one after the
+//! other, so that no more than one layer is in memory for it, while the requesters receive progress reports.
+
+use std::collections::VecDeque;
+
+use zbelastic_types::NodeId;
+
+use crate::piece::PieceRef;
+
+/// Pieces that wait at once: the layers of two checkpoints of the largest model. Another one is refused.
+const WAITING_MAX: usize = 2048;
+/// Ticks between two progress reports to the requesters.
+const REPORT_TICKS: u32 = 100;
+
+/// Pieces to be kept, and for whom.
+#[derive(Debug, Default)]
+pub struct KeepQueue {
+    waiting: VecDeque<(PieceRef, NodeId)>,
+    under_way: Option<(PieceRef, NodeId)>,
+    /// What this node had moved when it was reported last.
+    reported: u64,
+    ticks: u32,
+}
+
+/// There is no room for another piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepQueueFull;
+
+impl KeepQueue {
+    /// A piece is to be kept for a node. What is there already is kept once.
+    ///
+    /// # Errors
+    /// If too much waits.
+    pub fn push(&mut self, piece: PieceRef, node: NodeId) -> Result<(), KeepQueueFull> {
+        let entry = (piece, node);
+        if self.under_way == Some(entry) || self.waiting.contains(&entry) {
+            return Ok(());
+        }
+        if self.waiting.len() >= WAITING_MAX {
+            return Err(KeepQueueFull);
+        }
+        self.waiting.push_back(entry);
+        Ok(())
+    }
+
+    /// The next piece to fetch, if none is under way.
+    pub fn poll(&mut self) -> Option<(PieceRef, NodeId)> {
+        if self.under_way.is_some() {
+            return None;
+        }
+        self.under_way = self.waiting.pop_front();
+        self.under_way
+    }
+
+    /// Whether a piece is under way.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// A piece is kept, or will not be.
+    pub fn note_done(&mut self, piece: PieceRef, node: NodeId) {
+        self.under_way.take_if(|under_way| *under_way == (piece, node));
+    }
+
+    /// A tick, and the bytes of pieces that this node has moved by now: of nothing else, or a piece that
+    /// never comes would be waited for as long as anything does. Returns each piece whose progress is to be
+    /// reported, with the node that requested it.
+    pub fn handle_tick(&mut self, done: u64) -> Vec<(PieceRef, NodeId)> {
+        self.ticks += 1;
+        if self.ticks < REPORT_TICKS || done == self.reported {
+            return Vec::new();
+        }
+        (self.ticks, self.reported) = (0, done);
+        self.under_way.iter().chain(&self.waiting).copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{Digest, LayerId, RunId, Step};
+
+    use super::*;
+
+    fn piece(layer: u32) -> PieceRef {
+        let digest = Digest([layer as u8; 32]);
+        PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
+    }
+
+    #[test]
+    fn pieces_are_kept_one_after_the_other_and_each_once() {
+        let mut queue = KeepQueue::default();
+        for layer in [1, 2, 1] {
+            assert_eq!(queue.push(piece(layer), NodeId(7)), Ok(()));
+        }
+        assert_eq!(queue.poll(), Some((piece(1), NodeId(7))));
+        assert_eq!(queue.push(piece(1), NodeId(7)), Ok(()));
+        assert_eq!(queue.poll(), None, "one is under way");
+        queue.note_done(piece(2), NodeId(7));
+        assert_eq!(queue.poll(), None, "another one is");
+        queue.note_done(piece(1), NodeId(7));
+        assert_eq!(queue.poll(), Some((piece(2), NodeId(7))));
+        queue.note_done(piece(2), NodeId(7));
+        assert_eq!(queue.poll(), None);
+    }
+
+    #[test]
+    fn the_requester_gets_reports_while_work_proceeds_and_none_otherwise() {
+        let mut queue = KeepQueue::default();
+        queue.push(piece(1), NodeId(7)).expect("room");
+        queue.push(piece(2), NodeId(8)).expect("room");
+        queue.poll();
+        assert!((1..REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()));
+        assert_eq!(queue.handle_tick(5), [(piece(1), NodeId(7)), (piece(2), NodeId(8))]);
+        assert!((0..3 * REPORT_TICKS).all(|_| queue.handle_tick(5).is_empty()), "nothing moves");
+        assert_eq!(queue.handle_tick(6).len(), 2);
+    }
+
+    #[test]
+    fn a_full_queue_refuses() {
+        let mut queue = KeepQueue::default();
+        for layer in 0..WAITING_MAX as u32 {
+            queue.push(PieceRef { layer: LayerId(layer), ..piece(0) }, NodeId(7)).expect("room");
+        }
+        assert_eq!(queue.push(piece(0), NodeId(8)), Err(KeepQueueFull));
+    }
+}

@@ -1,0 +1,109 @@
+//! Which nodes a plan is tried on, and what the stage of each may take. A node with little memory is left out
+//! where others suffice, wherever it stands, and limits nobody else's stage.
+
+use std::cmp::Reverse;
+
+use zbelastic_consensus::member::Resources;
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_types::{Bytes, NodeId};
+
+/// A node with what it brings.
+pub type NodeResources = (NodeId, Resources);
+
+/// The limit of a stage that has none: more than any node has, and as much can be added to it.
+const UNLIMITED: Bytes = Bytes(1 << 60);
+
+/// What the stage of each node may take: what its node brings, and the configuration allows. None if nobody
+/// has a limit.
+#[must_use]
+pub fn memory_limits(most: Option<Bytes>, nodes: &[NodeResources]) -> Vec<Bytes> {
+    let own = |(_, brought): &NodeResources| Some(brought.memory).filter(|memory| memory.0 > 0);
+    let limits: Vec<Option<Bytes>> =
+        nodes.iter().map(|node| own(node).into_iter().chain(most).min()).collect();
+    if limits.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    limits.into_iter().map(|limit| limit.unwrap_or(UNLIMITED)).collect()
+}
+
+/// Places among the nodes of those to try for so many stages: the first ones, as they hold what they hold,
+/// and then those with the most memory.
+#[must_use]
+pub fn node_choices(nodes: &[NodeResources], stage_count: usize) -> Vec<Vec<usize>> {
+    let memory = |at: &usize| match nodes[*at].1.memory {
+        Bytes(0) => UNLIMITED,
+        limited => limited,
+    };
+    let mut largest: Vec<usize> = (0..nodes.len()).collect();
+    largest.sort_by_key(|at| Reverse(memory(at)));
+    largest.truncate(stage_count);
+    largest.sort_unstable();
+    let mut choices = vec![(0..stage_count).collect()];
+    if !mutant::is(Mutant::M34FirstNodesOnly) {
+        choices.push(largest);
+    }
+    choices.dedup();
+    choices
+}
+
+/// The first plan that can be had on some of the nodes, with their places: of what is tried, each with its
+/// number of stages, in order; for each number on the nodes that stand first, or on those with the most memory.
+///
+/// # Errors
+/// Why the last that was tried cannot be had.
+pub fn first_plan<R: Copy, P>(
+    nodes: &[NodeResources],
+    tried: impl IntoIterator<Item = (R, u32)>,
+    mut plan: impl FnMut(R, &[usize]) -> Result<P, String>,
+) -> Result<(P, Vec<usize>), String> {
+    let mut reason = "nobody is there".to_owned();
+    for (what, stage_count) in tried {
+        for seats in node_choices(nodes, stage_count as usize) {
+            match plan(what, &seats) {
+                Ok(plan) => return Ok((plan, seats)),
+                Err(why) => reason = why,
+            }
+        }
+    }
+    Err(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_consensus::class::DeviceClass;
+
+    use super::*;
+
+    fn nodes(memory: &[u64]) -> Vec<NodeResources> {
+        let brought = |memory| Resources {
+            memory: Bytes(memory),
+            speed_permille: 1000,
+            class: DeviceClass::Processors,
+        };
+        (1..).map(NodeId).zip(memory.iter().map(|memory| brought(*memory))).collect()
+    }
+
+    #[test]
+    fn each_stage_has_its_nodes_own_limit() {
+        assert_eq!(memory_limits(None, &nodes(&[0, 0])), []);
+        assert_eq!(memory_limits(None, &nodes(&[0, 5])), [UNLIMITED, Bytes(5)]);
+        assert_eq!(memory_limits(Some(Bytes(3)), &nodes(&[0, 5, 2])), [3, 3, 2].map(Bytes));
+    }
+
+    #[test]
+    fn a_small_node_is_left_out_wherever_it_stands() {
+        let needs = |nodes: &[NodeResources], seats: &[usize]| {
+            let has_room = |at: &usize| nodes[*at].1.memory >= Bytes(10);
+            if seats.iter().all(has_room) { Ok(()) } else { Err("no room".to_owned()) }
+        };
+        for (memory, expected) in [([1, 10, 10], vec![1, 2]), ([10, 10, 1], vec![0, 1])] {
+            let nodes = nodes(&memory);
+            let tried = (1..=3).rev().map(|count| ((), count));
+            let found = first_plan(&nodes, tried, |(), seats| needs(&nodes, seats));
+            assert_eq!(found.expect("two suffice").1, expected);
+        }
+        let none = nodes(&[1]);
+        let found = first_plan(&none, [((), 1)], |(), seats| needs(&none, seats));
+        assert_eq!(found.expect_err("no room"), "no room");
+    }
+}

@@ -1,0 +1,308 @@
+//! Pieces of checkpoints that were written here, until as many nodes keep them as are wanted. A node that
+//! cannot keep one, or reports no progress of it, is replaced by the next; so is the store here.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_types::{Generation, NodeId};
+
+use crate::piece::PieceRef;
+
+/// Ticks without any progress of a piece, here or where it is to be kept, until the nodes that write it are
+/// given up: half of what a plan stands still before it is (rule R10), so that another node gets the request
+/// first.
+const STILL_TICKS_MAX: u32 = 1000;
+
+/// Pieces that were written here and are to be kept elsewhere too before they count as durable.
+#[derive(Debug, Default)]
+pub struct PieceCopies {
+    under_way: BTreeMap<PieceRef, PieceCopyState>,
+}
+
+#[derive(Debug)]
+struct PieceCopyState {
+    /// The plan under which it was sealed.
+    generation: Generation,
+    /// Whether the store here has it; none while it is written.
+    is_local: Option<bool>,
+    /// Copies that make it durable, here and elsewhere.
+    wanted: usize,
+    /// Nodes that were sent the request and have not answered.
+    requested: BTreeSet<NodeId>,
+    kept: BTreeSet<NodeId>,
+    /// Nodes that were not sent the request yet, the best first.
+    others: VecDeque<NodeId>,
+    ticks: u32,
+}
+
+/// What is to be done for a piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PieceCopyAction {
+    /// Nothing: a store is still writing it, or it is not one of this node's any more.
+    Wait,
+    /// Send these nodes the request to keep it.
+    Request(Vec<NodeId>),
+    /// As many have it as are wanted; or fewer, at least one, and nobody else can have it: a checkpoint on
+    /// one disk is worth more than none.
+    Durable {
+        /// The plan under which it was sealed.
+        generation: Generation,
+        /// Copies that were written, here and elsewhere.
+        copies: usize,
+        /// Copies that are wanted.
+        wanted: usize,
+    },
+    /// Nobody can have it.
+    Failed {
+        /// The plan under which it was sealed.
+        generation: Generation,
+        /// Copies that are wanted.
+        wanted: usize,
+    },
+}
+
+impl PieceCopyState {
+    fn copies(&self) -> usize {
+        self.kept.len() + usize::from(self.is_local == Some(true))
+    }
+
+    /// Other nodes fetch it from here, so no request is sent before it was written, or could not be.
+    fn next(&mut self) -> PieceCopyAction {
+        if self.is_local.is_none() {
+            return PieceCopyAction::Wait;
+        }
+        let (copies, wanted, generation) = (self.copies(), self.wanted, self.generation);
+        let missing = wanted.saturating_sub(copies);
+        let open = missing.saturating_sub(self.requested.len());
+        let now: Vec<_> = self.others.drain(..open.min(self.others.len())).collect();
+        self.requested.extend(&now);
+        if !now.is_empty() {
+            PieceCopyAction::Request(now)
+        } else if missing > 0 && !self.requested.is_empty() {
+            PieceCopyAction::Wait
+        } else if copies > 0 {
+            PieceCopyAction::Durable { generation, copies, wanted }
+        } else {
+            PieceCopyAction::Failed { generation, wanted }
+        }
+    }
+}
+
+impl PieceCopies {
+    /// A piece that was sealed under this plan is being written here; `others` may keep it too, the best
+    /// first. As many are to as are wanted, or all if there are fewer.
+    pub fn begin(
+        &mut self,
+        (piece, generation): (PieceRef, Generation),
+        wanted: usize,
+        others: Vec<NodeId>,
+    ) {
+        let wanted = 1 + wanted.min(others.len());
+        let (asked, kept) = (BTreeSet::new(), BTreeSet::new());
+        let others = others.into();
+        let copying = PieceCopyState {
+            generation,
+            is_local: None,
+            wanted,
+            requested: asked,
+            kept,
+            others,
+            ticks: 0,
+        };
+        self.under_way.insert(piece, copying);
+    }
+
+    /// The store here has it, or cannot take it.
+    pub fn note_local(&mut self, piece: PieceRef, is_durable: bool) -> PieceCopyAction {
+        self.note(piece, |copying| copying.is_local = Some(is_durable))
+    }
+
+    /// Another node keeps it, or cannot.
+    pub fn note_kept(&mut self, piece: PieceRef, node: NodeId, is_kept: bool) -> PieceCopyAction {
+        self.note(piece, |copying| {
+            if copying.requested.remove(&node) && is_kept {
+                copying.kept.insert(node);
+            } else if mutant::is(Mutant::M31FirstRefusalFails) {
+                copying.others.clear();
+            }
+        })
+    }
+
+    /// A node is gone, or its connection: it is not waited for. What it kept it still has on its disk.
+    pub fn note_down(&mut self, node: NodeId) -> Vec<(PieceRef, PieceCopyAction)> {
+        let asked = self.under_way.iter().filter(|(_, copying)| copying.requested.contains(&node));
+        let pieces: Vec<PieceRef> = asked.map(|(piece, _)| *piece).collect();
+        pieces.into_iter().map(|piece| (piece, self.note_kept(piece, node, false))).collect()
+    }
+
+    /// Whether a piece is on its way to disks.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    fn note(&mut self, piece: PieceRef, what: impl FnOnce(&mut PieceCopyState)) -> PieceCopyAction {
+        let Some(copying) = self.under_way.get_mut(&piece) else { return PieceCopyAction::Wait };
+        what(copying);
+        copying.ticks = 0;
+        let next = copying.next();
+        if matches!(next, PieceCopyAction::Durable { .. } | PieceCopyAction::Failed { .. }) {
+            self.under_way.remove(&piece);
+        }
+        next
+    }
+
+    /// A node that was sent the request reports progress of a piece.
+    pub fn note_progress(&mut self, piece: PieceRef, node: NodeId) {
+        let copying = self.under_way.get_mut(&piece);
+        if let Some(copying) = copying.filter(|copying| copying.requested.contains(&node)) {
+            copying.ticks = 0;
+        }
+    }
+
+    /// The store here gets on: with a piece, or with those that are written before it.
+    pub fn note_written(&mut self) {
+        let here = self.under_way.values_mut().filter(|copying| copying.is_local.is_none());
+        here.for_each(|copying| copying.ticks = 0);
+    }
+
+    /// A tick. For a piece without progress, all nodes that have not answered the request are given up, and the store
+    /// here, if it is still writing.
+    pub fn handle_tick(&mut self) -> Vec<(PieceRef, PieceCopyAction)> {
+        self.under_way.values_mut().for_each(|copying| copying.ticks += 1);
+        let late = self.under_way.iter().filter(|(_, copying)| copying.ticks > STILL_TICKS_MAX);
+        let late: Vec<PieceRef> = late.map(|(piece, _)| *piece).collect();
+        let give_up = |copying: &mut PieceCopyState| {
+            copying.is_local.get_or_insert(false);
+            copying.requested.clear();
+        };
+        late.into_iter().map(|piece| (piece, self.note(piece, give_up))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zbelastic_types::{Digest, LayerId, RunId, Step};
+
+    use super::*;
+
+    const GENERATION: Generation = Generation(3);
+
+    fn piece(layer: u32) -> PieceRef {
+        let digest = Digest([layer as u8; 32]);
+        PieceRef { run: RunId(1), version: Step(4), layer: LayerId(layer), digest, length: 10 }
+    }
+
+    fn request(nodes: &[u64]) -> PieceCopyAction {
+        PieceCopyAction::Request(nodes.iter().copied().map(NodeId).collect())
+    }
+
+    const fn durable(copies: usize, wanted: usize) -> PieceCopyAction {
+        PieceCopyAction::Durable { generation: GENERATION, copies, wanted }
+    }
+
+    /// A piece of which `wanted` copies are to be kept elsewhere, with nodes 1 to `others` as candidates.
+    fn begun(wanted: usize, others: u64) -> PieceCopies {
+        let mut copies = PieceCopies::default();
+        copies.begin((piece(0), GENERATION), wanted, (1..=others).map(NodeId).collect());
+        copies
+    }
+
+    #[test]
+    fn piece_is_durable_when_it_is_here_and_elsewhere() {
+        let mut copies = begun(1, 2);
+        assert_eq!(copies.note_local(piece(0), true), request(&[1]));
+        assert_eq!(
+            copies.note_kept(piece(0), NodeId(2), true),
+            PieceCopyAction::Wait,
+            "nobody asked it"
+        );
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), PieceCopyAction::Wait, "once");
+    }
+
+    #[test]
+    fn piece_without_others_is_durable_here() {
+        let mut copies = begun(2, 0);
+        assert_eq!(copies.note_local(piece(0), true), durable(1, 1));
+    }
+
+    #[test]
+    fn a_node_that_cannot_keep_it_is_replaced_by_the_next() {
+        let mut copies = begun(2, 4);
+        assert_eq!(copies.note_local(piece(0), true), request(&[1, 2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), request(&[3]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), PieceCopyAction::Wait);
+        assert_eq!(copies.note_down(NodeId(3)), [(piece(0), request(&[4]))]);
+        assert_eq!(copies.note_down(NodeId(2)), [], "it has it on its disk");
+        assert_eq!(copies.note_kept(piece(0), NodeId(4), true), durable(3, 3));
+    }
+
+    #[test]
+    fn a_store_here_that_takes_no_more_is_replaced_by_another_node() {
+        let mut copies = begun(1, 3);
+        assert_eq!(copies.note_local(piece(0), false), request(&[1, 2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), PieceCopyAction::Wait);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), durable(2, 2));
+    }
+
+    #[test]
+    fn a_piece_that_too_few_can_keep_is_durable_where_it_is() {
+        let mut copies = begun(1, 1);
+        assert_eq!(copies.note_local(piece(0), false), request(&[1]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(1, 2));
+        let mut copies = begun(1, 2);
+        assert_eq!(copies.note_local(piece(0), true), request(&[1]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), request(&[2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), false), durable(1, 2));
+        let mut copies = begun(2, 2);
+        assert_eq!(copies.note_local(piece(0), true), request(&[1, 2]));
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), false), PieceCopyAction::Wait);
+        assert_eq!(copies.note_kept(piece(0), NodeId(2), true), durable(2, 3));
+    }
+
+    #[test]
+    fn a_piece_that_nobody_can_keep_fails() {
+        let mut copies = begun(1, 1);
+        assert_eq!(copies.note_local(piece(0), false), request(&[1]));
+        assert_eq!(
+            copies.note_kept(piece(0), NodeId(1), false),
+            PieceCopyAction::Failed { generation: GENERATION, wanted: 2 }
+        );
+        let mut copies = begun(1, 0);
+        assert_eq!(
+            copies.note_local(piece(0), false),
+            PieceCopyAction::Failed { generation: GENERATION, wanted: 1 }
+        );
+    }
+
+    #[test]
+    fn a_piece_may_take_as_long_as_somebody_gets_on_with_it() {
+        let mut copies = begun(1, 1);
+        for _ in 0..3 {
+            assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
+            copies.note_written();
+        }
+        assert_eq!(copies.note_local(piece(0), true), request(&[1]));
+        for _ in 0..3 {
+            assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
+            copies.note_progress(piece(0), NodeId(2));
+            copies.note_progress(piece(0), NodeId(1));
+            copies.note_written();
+        }
+        assert_eq!(copies.note_kept(piece(0), NodeId(1), true), durable(2, 2));
+    }
+
+    #[test]
+    fn a_node_that_gets_no_further_with_a_piece_is_given_up() {
+        let mut copies = begun(1, 2);
+        let late = |copies: &mut PieceCopies| {
+            assert!((0..STILL_TICKS_MAX).all(|_| copies.handle_tick().is_empty()));
+            copies.handle_tick()
+        };
+        assert_eq!(copies.note_local(piece(0), true), request(&[1]));
+        assert_eq!(late(&mut copies), [(piece(0), request(&[2]))]);
+        assert_eq!(late(&mut copies), [(piece(0), durable(1, 2))]);
+        assert_eq!(copies.handle_tick(), []);
+    }
+}

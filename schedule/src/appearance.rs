@@ -1,0 +1,113 @@
+//! What figures and drawings see of an operation.
+//!
+//! Timelines are drawn alike whether their program has steps or versions of weights: a drawing reads
+//! from an operation what it is to look at, and its text, and nothing else.
+
+use crate::asynchronous::AsyncOp;
+use crate::op::{Compute, MemoryOp, Op, Pass, Reduction, UpdateOp};
+
+/// What an operation is to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpAppearance {
+    /// Arithmetic, in the pipeline of this number.
+    Pass(Compute, Pass, u32),
+    /// What a pass keeps leaves.
+    CopyOut(Pass),
+    /// What a pass keeps comes back.
+    CopyBack(Pass),
+    /// Something else than a pass, at a place in time.
+    Mark(TimelineMark),
+    /// Part of an update that is no place to mark: REPORT and COMMIT.
+    Bookkeeping,
+    /// Operations inside of it have no order before it runs.
+    Region,
+    /// Transfers, and what only counts memory.
+    Nothing,
+}
+
+/// What is marked below a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimelineMark {
+    /// A verdict is waited for.
+    Gate,
+    /// Gradients of replicas are added.
+    Reduce,
+    /// New weights are made.
+    Step,
+    /// A version of the weights is kept beside.
+    Stash,
+    /// A temporary version is made.
+    Predict,
+    /// A version is given up.
+    Free,
+    /// A model and the reference model pull each other.
+    Average,
+}
+
+/// An operation that has a place in a [`crate::Timeline`].
+pub trait TimelineOp: Copy {
+    /// What it is to look at.
+    fn appearance(self) -> OpAppearance;
+
+    /// Its text in a program with `slice_count` slices.
+    fn text(self, slice_count: u32) -> String;
+
+    /// What is computed, if something is.
+    fn computed(self) -> Option<(Compute, Pass)> {
+        match self.appearance() {
+            OpAppearance::Pass(compute, pass, _) => Some((compute, pass)),
+            OpAppearance::CopyOut(_)
+            | OpAppearance::CopyBack(_)
+            | OpAppearance::Mark(_)
+            | OpAppearance::Bookkeeping
+            | OpAppearance::Region
+            | OpAppearance::Nothing => None,
+        }
+    }
+}
+
+impl TimelineOp for Op {
+    fn appearance(self) -> OpAppearance {
+        match self {
+            Self::Compute(compute, pass) => OpAppearance::Pass(compute, pass, 0),
+            Self::Memory(MemoryOp::Offload, pass) => OpAppearance::CopyOut(pass),
+            Self::Memory(MemoryOp::Reload, pass) => OpAppearance::CopyBack(pass),
+            Self::Update(UpdateOp::GatePrevious | UpdateOp::GateThis) => {
+                OpAppearance::Mark(TimelineMark::Gate)
+            }
+            Self::Update(UpdateOp::Step) => OpAppearance::Mark(TimelineMark::Step),
+            Self::Update(UpdateOp::Report | UpdateOp::Commit) => OpAppearance::Bookkeeping,
+            Self::Reduce(Reduction::Add, _) => OpAppearance::Mark(TimelineMark::Reduce),
+            Self::Transfer(..)
+            | Self::Memory(MemoryOp::Drop, _)
+            | Self::Reduce(Reduction::Send | Reduction::Receive | Reduction::Local, _) => {
+                OpAppearance::Nothing
+            }
+        }
+    }
+
+    fn text(self, slice_count: u32) -> String {
+        Self::text(self, slice_count)
+    }
+}
+
+impl TimelineOp for AsyncOp {
+    fn appearance(self) -> OpAppearance {
+        match self {
+            Self::Compute(compute, pass, version) => {
+                OpAppearance::Pass(compute, pass, version.replica)
+            }
+            Self::Transfer(..) => OpAppearance::Nothing,
+            Self::Step(..) => OpAppearance::Mark(TimelineMark::Step),
+            Self::Predict(..) => OpAppearance::Mark(TimelineMark::Predict),
+            Self::Stash(..) => OpAppearance::Mark(TimelineMark::Stash),
+            Self::Free(..) => OpAppearance::Mark(TimelineMark::Free),
+            Self::Average(..) => OpAppearance::Mark(TimelineMark::Average),
+            Self::Dynamic(..) => OpAppearance::Region,
+        }
+    }
+
+    fn text(self, _: u32) -> String {
+        self.to_string()
+    }
+}

@@ -1,0 +1,118 @@
+//! Better rules from good ones: one stage, or all behind or before it, goes by another rule, and what
+//! is no worse stays. Draws come from a fixed seed, so that one problem has one solution.
+
+use super::pipeline::PipelineIndex;
+use super::policy::{IdleAllowance, NEVER_FILLS, PassPreference, StageRule, by_rules};
+use super::{BestOrder, is_small};
+
+/// Most rules that are tried.
+const TRIES_MAX: usize = 2_000;
+/// Passes that are put on boards at most for a small problem: some milliseconds.
+const SMALL_PASSES_MAX: usize = 50_000;
+/// Tries for a small problem, at least and at most.
+const SMALL_TRIES: (usize, usize) = (100, 2_000);
+/// Tries without a better order after which it goes on from the best rules again.
+const PLATEAU_MAX: usize = 150;
+
+/// Looks for an order better than the best one.
+pub(super) fn hill_climb<'a>(
+    pipeline: &'a PipelineIndex<'a>,
+    best: &mut BestOrder<'a>,
+    allowance: &mut IdleAllowance<'_>,
+) {
+    let tries = if is_small(pipeline) {
+        (SMALL_PASSES_MAX / pipeline.pass_count()).clamp(SMALL_TRIES.0, SMALL_TRIES.1)
+    } else {
+        best.tries(pipeline).min(TRIES_MAX)
+    };
+    let Some((mut cost, mut rules)) = best.rules.clone() else { return };
+    let mut draws = RuleRandom(0x9e37_79b9_7f4a_7c15);
+    let mut since = 0;
+    for _ in 0..tries {
+        if best.is_optimal() {
+            return;
+        }
+        allowance.lower_to(cost);
+        let changed = draws.change(pipeline, &rules);
+        if changed == rules {
+            since += 1;
+            continue;
+        }
+        let board = by_rules(pipeline, &changed, allowance);
+        let found = board.as_ref().map_or(f64::INFINITY, |board| board.cost());
+        if found <= cost {
+            since = if found < cost { 0 } else { since + 1 };
+            (cost, rules) = (found, changed.clone());
+        } else {
+            since += 1;
+        }
+        best.offer(board, Some(changed));
+        if since > PLATEAU_MAX {
+            (cost, rules) = best.rules.clone().expect("it was there before");
+            since = 0;
+        }
+    }
+}
+
+/// Multiples of the verdict's time for which a stage holds its first W back.
+const HOLD_FACTORS: [f64; 8] = [0.0, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, f64::INFINITY];
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+struct RuleRandom(u64);
+
+impl RuleRandom {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        (self.next() % count as u64) as usize
+    }
+
+    fn change(&mut self, pipeline: &PipelineIndex<'_>, rules: &[StageRule]) -> Vec<StageRule> {
+        let mut changed = rules.to_vec();
+        let stage = self.below(rules.len());
+        let range = match self.below(4) {
+            0 => 0..stage + 1,
+            1 => stage..rules.len(),
+            _ => stage..stage + 1,
+        };
+        let has_several = pipeline.chunk_count() > pipeline.stage_count();
+        let plain = if has_several { 10 } else { 8 };
+        let is_gated = pipeline.problem.ending.is_gated();
+        let what = self.below(plain + usize::from(is_gated));
+        let draw = self.next();
+        for rule in &mut changed[range] {
+            if what == plain {
+                rule.hold_factor = HOLD_FACTORS[draw as usize % HOLD_FACTORS.len()];
+            } else {
+                change_rule(rule, what, draw, pipeline.microbatch_count());
+            }
+        }
+        changed
+    }
+}
+
+fn change_rule(rule: &mut StageRule, what: usize, draw: u64, microbatch_count: u32) {
+    const SHARES: [f64; 7] = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, NEVER_FILLS];
+    let stepped = |count: u32| {
+        let by = 1 + (draw >> 8) as u32 % 2;
+        let count = if draw & 1 == 0 { count + by } else { count.saturating_sub(by) };
+        count.clamp(1, microbatch_count)
+    };
+    match what {
+        0 => rule.first_max = stepped(rule.first_max),
+        1 | 2 => rule.ahead_max = stepped(rule.ahead_max),
+        3 => rule.preference = PassPreference::ALL[draw as usize % PassPreference::ALL.len()],
+        4 => rule.saves_w = !rule.saves_w,
+        5 => rule.awaits_arrivals = !rule.awaits_arrivals,
+        6 => rule.yields_to_backward = !rule.yields_to_backward,
+        7 => rule.fill_share = SHARES[draw as usize % SHARES.len()],
+        8 => rule.upper_f_first = !rule.upper_f_first,
+        _ => rule.upper_b_first = !rule.upper_b_first,
+    }
+}

@@ -1,0 +1,60 @@
+//! What a part of a pass takes on a device.
+
+use zbelastic_kernels::{AllocateError, Backend, ByteCounts};
+
+/// So many numbers, and what they are: a device may hold activations in a smaller type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BufferSize {
+    /// Activations and their gradients: rows, a token each ([`Backend::allocate_rows`]).
+    Rows(usize),
+    /// Sums and statistics, floats everywhere ([`Backend::allocate`]).
+    Sums(usize),
+}
+
+impl BufferSize {
+    /// How many numbers it takes, of whichever type.
+    #[must_use]
+    pub const fn count(self) -> usize {
+        match self {
+            Self::Rows(count) | Self::Sums(count) => count,
+        }
+    }
+
+    /// Bytes of as much that is away, where an activation takes `row_bytes`.
+    #[must_use]
+    pub const fn offloaded_bytes(self, row_bytes: u64) -> u64 {
+        match self {
+            Self::Rows(count) => count as u64 * row_bytes,
+            Self::Sums(count) => count as u64 * 4,
+        }
+    }
+
+    /// Room for none of the same.
+    #[must_use]
+    pub const fn emptied(self) -> Self {
+        match self {
+            Self::Rows(_) => Self::Rows(0),
+            Self::Sums(_) => Self::Sums(0),
+        }
+    }
+
+    /// A buffer for it, filled with zeros.
+    ///
+    /// # Errors
+    /// If the device's memory does not hold it.
+    pub fn allocate<B: Backend>(self, backend: &B) -> Result<B::Buffer, AllocateError> {
+        match self {
+            Self::Rows(count) => backend.allocate_rows(count),
+            Self::Sums(count) => backend.allocate(count),
+        }
+    }
+
+    /// Bytes of that buffer.
+    #[must_use]
+    pub fn bytes<B: ByteCounts>(self, backend: &B) -> u64 {
+        match self {
+            Self::Rows(count) => backend.rows_bytes(count),
+            Self::Sums(count) => backend.buffer_bytes(count),
+        }
+    }
+}

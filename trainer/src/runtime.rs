@@ -1,0 +1,492 @@
+//! What a worker does between two orders: it holds layers, loads a stage, runs it, keeps copies.
+//!
+//! A host carries out the orders of its [`Seat`](zbelastic_consensus::WorkerSession) and reports the results to
+//! it. It owns the compute model and the layers; threads, sockets, files and clocks are its owner's.
+//! Layers are named by id and version everywhere, never by stage, so that any worker that holds the
+//! right version can send it to any worker that needs it.
+//!
+//! ```text
+//!           Load                all there                Run
+//!   Idle ---------> Loading ----------------> Loaded ---------> running
+//!    ^                 |                          |                |
+//!    +------ Stop -----+---------- Stop ----------+------ Stop ----+     layers go to the shelf
+//! ```
+
+mod active_stage;
+mod copies;
+mod loading_stage;
+mod peers;
+mod standby;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::session::{WorkerCommand, WorkerEvent};
+use zbelastic_kernels::{AllocateError, DeviceFault};
+use zbelastic_types::{Digest, Generation, LayerId, Step};
+
+use crate::data::BatchSource;
+use crate::elastic::{FrameLimits, LayerImage, LoadedLayer, StageFactory};
+use crate::stage::{EngineProgress, StageSetup};
+
+pub use active_stage::ActiveStage;
+pub use peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
+
+use loading_stage::LoadingStage;
+use standby::StandbyLayers;
+
+/// Checkpoints being written at once; another one is left out, unless its version is still the sealed
+/// one when there is room again.
+const WRITES_MAX: usize = 2;
+
+/// An event that the host handles.
+#[derive(Clone, Debug)]
+pub enum RuntimeInput {
+    /// A tick of the node's clock.
+    Tick,
+    /// The seat orders something.
+    Command(WorkerCommand),
+    /// A frame from another worker.
+    Peer(PeerFrame),
+    /// A layer of a checkpoint was read, or could not be.
+    Read {
+        /// Version that was read.
+        version: Step,
+        /// Id of the layer in model order.
+        layer: LayerId,
+        /// What was read; none if it could not be.
+        read: Option<Box<LoadedLayer>>,
+    },
+    /// Reading the layers of a version that is being written kept the device from computing for so
+    /// long; or the threads that write them took so much of the processors that it computes on. Added up.
+    Exported {
+        /// Version that is being written.
+        version: Step,
+        /// In thousandths of a tick.
+        busy_milliticks: u32,
+    },
+    /// A layer of a checkpoint is durable, or could not be written.
+    Written {
+        /// Version that was written.
+        version: Step,
+        /// Id of the layer in model order.
+        layer: LayerId,
+        /// The plan that the order to write it named.
+        generation: Generation,
+        /// The digest of its state; none if it is not durable.
+        durable: Option<Digest>,
+    },
+}
+
+/// An action that the host's owner carries out.
+#[derive(Clone, Debug)]
+pub enum RuntimeOutput {
+    /// Pass this news to the seat.
+    Event(WorkerEvent),
+    /// Send a frame to another worker.
+    Peer {
+        /// Node that the frame is sent to.
+        to: zbelastic_types::NodeId,
+        /// The frame, with the sender and the plan that it belongs to.
+        frame: PeerFrame,
+    },
+    /// Read a layer of a checkpoint; answered by [`RuntimeInput::Read`].
+    Read {
+        /// Version to read.
+        version: Step,
+        /// Id of the layer in model order.
+        layer: LayerId,
+        /// The digest of its state.
+        digest: Digest,
+    },
+    /// Hash a layer of a checkpoint and make it durable; answered by [`RuntimeInput::Written`].
+    Write {
+        /// The layer's sealed state. The writer brings it into form: it is as large as it was in training.
+        image: LayerImage,
+        /// The plan under which the version was sealed. Two states of one version are two things: a
+        /// run that went back may leave out other steps than before, under another plan.
+        generation: Generation,
+    },
+    /// The loss on held-out text. After a change of plans it may be reported twice, with the same bits.
+    Evaluated {
+        /// After so many steps.
+        steps_done: u64,
+        /// Sum of cross-entropies.
+        loss_sum: f64,
+        /// Over so many tokens.
+        token_count: u64,
+    },
+}
+
+/// The configuration of a host, given once when it is made.
+#[derive(Clone, Debug)]
+pub struct RuntimeSetup {
+    /// The run; its plan is replaced by each plan that is loaded.
+    pub stage: StageSetup,
+    /// What gradients for copies travel in, the same on all workers.
+    pub gradient_limits: FrameLimits,
+}
+
+/// Where a host is.
+enum RuntimePhase<M: StageFactory, S> {
+    Idle,
+    Loading(Box<LoadingStage>),
+    /// At a stage, running or about to.
+    Active(Box<ActiveStage<M, S>>),
+}
+
+/// Layers of a version that are being made durable.
+struct LayerWrites {
+    version: Step,
+    generation: Generation,
+    /// The layers, and the digest of each that is durable.
+    layers: Vec<(LayerId, Option<Digest>)>,
+    busy_milliticks: u32,
+}
+
+impl LayerWrites {
+    /// The digests of all layers, if all are durable.
+    fn digests(&self) -> Option<Vec<LayerDigest>> {
+        self.layers.iter().map(|(layer, durable)| Some((*layer, (*durable)?))).collect()
+    }
+}
+
+/// An inventory that was reported, and the versions of all layers and copies then.
+struct ReportedInventory {
+    versions: Vec<(LayerId, Step)>,
+    layers: Vec<HeldLayer>,
+}
+
+impl ReportedInventory {
+    /// The digest of a layer, unless it is not in the inventory, or is there twice with different bits.
+    fn digest(&self, image: &LayerImage) -> Option<Digest> {
+        let is_it = |held: &&HeldLayer| (held.layer, held.version) == (image.layer, image.version);
+        let mut found = self.layers.iter().filter(is_it).map(|held| held.digest);
+        let digest = found.next()?;
+        found.next().is_none().then_some(digest)
+    }
+}
+
+/// The host of a worker.
+pub struct WorkerRuntime<M: StageFactory, S> {
+    setup: RuntimeSetup,
+    model: M,
+    source: S,
+    /// The node and its life, as named by the last plan that it has a part in.
+    me: Option<Holder>,
+    /// Layers that no stage uses now, as sealed.
+    idle_layers: BTreeMap<LayerId, Arc<LayerImage>>,
+    phase: RuntimePhase<M, S>,
+    /// What is copied ahead of a planned change.
+    standby: Option<StandbyLayers<M::Copy>>,
+    writing: VecDeque<LayerWrites>,
+    /// The version that there was no room to write.
+    deferred_write: Option<Step>,
+    /// The inventory that was reported last, while no update is computed: a plan that is begun anew requests
+    /// it again, and the plan that follows is loaded with the same layers (docs/decisions/0061).
+    inventory: Option<ReportedInventory>,
+    /// The step whose gradient was reported last.
+    reported: Option<Step>,
+    /// Why there was no room for the stage of the last plan, until [`WorkerRuntime::take_refusal`] returns it.
+    refusal: Option<AllocateError>,
+    outbox: VecDeque<RuntimeOutput>,
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
+    /// A host that holds nothing.
+    #[must_use]
+    pub fn new(setup: RuntimeSetup, model: M, source: S) -> Self {
+        Self {
+            setup,
+            model,
+            source,
+            me: None,
+            idle_layers: BTreeMap::new(),
+            phase: RuntimePhase::Idle,
+            standby: None,
+            writing: VecDeque::new(),
+            deferred_write: None,
+            inventory: None,
+            reported: None,
+            refusal: None,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// Handles an event.
+    ///
+    /// # Errors
+    /// If a frame does not belong: it is dropped, and the host stays as it was.
+    pub fn handle(&mut self, input: RuntimeInput) -> Result<(), PeerFrameRefusal> {
+        match input {
+            RuntimeInput::Tick => self.handle_tick(),
+            RuntimeInput::Command(order) => self.handle_command(order),
+            RuntimeInput::Peer(frame) => return self.handle_peer(frame),
+            RuntimeInput::Read { version, layer, read } => self.handle_read(version, layer, read),
+            RuntimeInput::Exported { version, busy_milliticks } => {
+                let writing = self.writing.iter_mut().find(|writing| writing.version == version);
+                if let Some(writing) = writing {
+                    writing.busy_milliticks =
+                        writing.busy_milliticks.saturating_add(busy_milliticks);
+                }
+            }
+            RuntimeInput::Written { version, layer, generation, durable } => {
+                self.handle_written((version, generation), layer, durable);
+            }
+        }
+        Ok(())
+    }
+
+    /// What to do, in order, until nothing is left. Everything that leaves a worker leaves here, and
+    /// nothing does once its device has given up: what is read then is no result.
+    pub fn poll_output(&mut self) -> Option<RuntimeOutput> {
+        if self.fault().is_some() {
+            self.outbox.clear();
+        }
+        self.outbox.pop_front()
+    }
+
+    /// Why there was no room for a stage, if there was none since the last call. The cluster gets the
+    /// failure as news; this is for the operator of the machine.
+    pub fn take_refusal(&mut self) -> Option<AllocateError> {
+        self.refusal.take()
+    }
+
+    /// What ended the device, if anything did. Only another process may go on.
+    #[must_use]
+    pub fn fault(&self) -> Option<DeviceFault> {
+        self.model.fault()
+    }
+
+    /// Runs the next operation of the stage, if there is one that can run.
+    pub fn run_next(&mut self) -> Option<EngineProgress> {
+        let RuntimePhase::Active(station) = &mut self.phase else { return None };
+        let progress = station.run_next()?;
+        self.collect();
+        Some(progress)
+    }
+
+    /// The stage it stands at, if it does.
+    #[must_use]
+    pub fn active_stage(&self) -> Option<&ActiveStage<M, S>> {
+        match &self.phase {
+            RuntimePhase::Active(station) => Some(station),
+            RuntimePhase::Idle | RuntimePhase::Loading(_) => None,
+        }
+    }
+
+    /// Layers that no stage uses now, as sealed.
+    #[must_use]
+    pub fn idle_layers(&self) -> &BTreeMap<LayerId, Arc<LayerImage>> {
+        &self.idle_layers
+    }
+
+    fn handle_command(&mut self, order: WorkerCommand) {
+        match order {
+            WorkerCommand::ApplySeal(seal) => {
+                if let RuntimePhase::Active(station) = &mut self.phase {
+                    station.settle(&seal);
+                    self.collect();
+                }
+                self.settle_standby(&seal);
+            }
+            WorkerCommand::Stop => self.stop(),
+            WorkerCommand::Load(order) => self.begin_loading(*order),
+            WorkerCommand::Run { generation } => {
+                if let RuntimePhase::Active(station) = &mut self.phase
+                    && station.plan().generation == generation
+                {
+                    station.start();
+                    self.idle_layers.clear();
+                }
+            }
+            WorkerCommand::Save { generation, version } => self.save(generation, version),
+            WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal } => {
+                self.begin_pre_copy(me, rehearsal)
+            }
+            WorkerCommand::Rewind => {
+                self.phase = RuntimePhase::Idle;
+                self.standby = None;
+                (self.inventory, self.reported) = (None, None);
+                self.idle_layers.clear();
+            }
+            WorkerCommand::Release => {
+                if let RuntimePhase::Idle = self.phase {
+                    self.idle_layers.clear();
+                }
+            }
+            WorkerCommand::TakeInventory { index } => {
+                // A plan that is needed at once is not the one that was rehearsed.
+                self.standby = None;
+                if let RuntimePhase::Active(station) = &mut self.phase {
+                    station.settle_for_inventory();
+                    self.collect();
+                }
+                self.report_inventory(index);
+            }
+            WorkerCommand::Forget => {
+                self.phase = RuntimePhase::Idle;
+                self.standby = None;
+                (self.inventory, self.reported) = (None, None);
+                self.me = None;
+                self.idle_layers.clear();
+                self.writing.clear();
+            }
+        }
+    }
+
+    /// Gives up what is not sealed; what is stays, under the names of layers.
+    fn stop(&mut self) {
+        if let RuntimePhase::Active(station) = &mut self.phase {
+            station.abandon_unsealed();
+            self.collect();
+        }
+        match std::mem::replace(&mut self.phase, RuntimePhase::Idle) {
+            RuntimePhase::Idle => {}
+            RuntimePhase::Loading(loading) => self.idle_layers.extend(loading.into_images()),
+            RuntimePhase::Active(station) => {
+                let images = station.into_images();
+                self.idle_layers.extend(images.into_iter().map(|image| (image.layer, image)));
+            }
+        }
+    }
+
+    /// Reports what is held. If no version was sealed since the last time, and no update computed, nothing is
+    /// hashed again.
+    fn report_inventory(&mut self, index: u64) {
+        let shelved = self.idle_layers.values().map(|image| (image.layer, image.version));
+        let stationed = self.active_stage().map_or(Vec::new(), ActiveStage::versions);
+        let is_stationed = !stationed.is_empty();
+        let versions: Vec<_> = shelved.chain(stationed).collect();
+        let reported = self.inventory.take();
+        let reported = reported.filter(|old| is_stationed && old.versions == versions);
+        let layers = reported.map_or_else(|| self.inventory(), |reported| reported.layers);
+        // The candidate of a gradient that was reported may yet be taken back.
+        let is_updating = versions.iter().any(|(_, version)| Some(*version) <= self.reported);
+        self.inventory =
+            (!is_updating).then(|| ReportedInventory { versions, layers: layers.clone() });
+        self.report(WorkerEvent::Inventory { index, layers });
+    }
+
+    /// The layers that are held here, each with its version and digest: what an inventory reports.
+    #[must_use]
+    pub fn inventory(&self) -> Vec<HeldLayer> {
+        let held = |image: &Arc<LayerImage>| HeldLayer {
+            layer: image.layer,
+            version: image.version,
+            digest: self.model.digest(image),
+        };
+        let mut layers: Vec<_> = self.idle_layers.values().map(held).collect();
+        match &self.phase {
+            RuntimePhase::Idle => {}
+            RuntimePhase::Loading(loading) => layers.extend(loading.images().map(held)),
+            RuntimePhase::Active(station) => layers.extend(station.inventory()),
+        }
+        layers.sort_unstable_by_key(|held| (held.layer, held.version));
+        layers.dedup();
+        layers
+    }
+
+    fn handle_tick(&mut self) {
+        match &mut self.phase {
+            RuntimePhase::Idle => {}
+            RuntimePhase::Loading(loading) => {
+                let outputs = loading.retry_requests();
+                self.outbox.extend(outputs);
+            }
+            RuntimePhase::Active(station) => station.count_tick(),
+        }
+        self.tick_standby();
+    }
+
+    fn report(&mut self, news: WorkerEvent) {
+        self.outbox.push_back(RuntimeOutput::Event(news));
+    }
+
+    /// Moves the outputs of the station to the outbox, and writes what it sealed.
+    fn collect(&mut self) {
+        let RuntimePhase::Active(station) = &mut self.phase else { return };
+        let before = self.outbox.len();
+        let sealed = station.collect(&mut self.outbox);
+        for output in self.outbox.range(before..) {
+            if let RuntimeOutput::Event(WorkerEvent::Reported { report, .. }) = output {
+                (self.reported, self.inventory) = (Some(report.turn.step), None);
+            }
+        }
+        if let Some(version) = sealed {
+            self.write(version);
+        }
+    }
+
+    /// Writes a version that was ordered, or will when it is the sealed one.
+    fn save(&mut self, generation: Generation, version: Step) {
+        match &mut self.phase {
+            RuntimePhase::Idle => {}
+            RuntimePhase::Loading(loading) => loading.save(generation, version),
+            RuntimePhase::Active(station) => {
+                if station.plan().generation == generation && station.save(version) {
+                    self.write(version);
+                }
+            }
+        }
+    }
+
+    /// Writes a sealed version; rule R5: nothing else ever is.
+    fn write(&mut self, version: Step) {
+        let RuntimePhase::Active(station) = &mut self.phase else { return };
+        // What was under way before a rewind came to this version again is not reported any more.
+        self.writing.retain(|writing| writing.version != version);
+        if self.writing.len() >= WRITES_MAX {
+            self.deferred_write = Some(version);
+            return;
+        }
+        let (images, generation) = (station.export(version), station.plan().generation);
+        let layers = images.iter().map(|image| (image.layer, None)).collect();
+        let write = |image| RuntimeOutput::Write { image, generation };
+        self.outbox.extend(images.into_iter().map(write));
+        self.writing.push_back(LayerWrites { version, generation, layers, busy_milliticks: 0 });
+    }
+
+    fn handle_written(
+        &mut self,
+        written: (Step, Generation),
+        layer: LayerId,
+        durable: Option<Digest>,
+    ) {
+        // What was written before a rewind came to this version again is of another plan.
+        let is_it = |writing: &LayerWrites| (writing.version, writing.generation) == written;
+        let Some(position) = self.writing.iter().position(is_it) else { return };
+        let writing = &mut self.writing[position];
+        let Some(found) = writing.layers.iter_mut().find(|(of, _)| *of == layer) else { return };
+        found.1 = durable;
+        let digests = writing.digests();
+        if durable.is_some() && digests.is_none() {
+            return;
+        }
+        let LayerWrites { version, generation, busy_milliticks, .. } =
+            self.writing.remove(position).expect("found above");
+        if let Some(layers) = digests {
+            self.report(WorkerEvent::Saved { version, generation, layers, busy_milliticks });
+        }
+        self.write_deferred();
+    }
+
+    /// Writes what there was no room for, if nothing was sealed since: the last version of a run, or
+    /// the one that it is held at, stays to be written.
+    fn write_deferred(&mut self) {
+        let Some(version) = self.deferred_write.take() else { return };
+        let RuntimePhase::Active(station) = &self.phase else { return };
+        if station.is_at(version) {
+            self.write(version);
+        }
+    }
+
+    fn handle_read(&mut self, version: Step, layer: LayerId, read: Option<Box<LoadedLayer>>) {
+        let RuntimePhase::Loading(loading) = &mut self.phase else { return };
+        let outcome = loading.handle_read(version, layer, read);
+        self.after_loading(outcome);
+    }
+}

@@ -1,0 +1,412 @@
+//! A stage of a plan: the engine, and the copies kept of other stages.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use zbelastic_consensus::job::JobSpec;
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::HeldLayer;
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_consensus::plan::PlanRecord;
+use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_consensus::session::{LoadCommand, WorkerEvent};
+use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_kernels::AllocateError;
+use zbelastic_schedule::Program;
+use zbelastic_types::{Generation, LayerId, NodeId, StageIndex, Step};
+
+use super::copies::StageCopy;
+use super::peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
+use super::standby::StandbyPeers;
+use super::{RuntimeOutput, RuntimeSetup};
+use crate::data::BatchSource;
+use crate::elastic::{
+    FrameLimits, GradientPart, LayerCopy, LayerGradient, LayerImage, StageFactory,
+};
+use crate::plan::Plan;
+use crate::stage::{
+    EngineProgress, Event, Output, StageEngine, StageExecutor, StageSetup, WaitReason,
+};
+
+/// A stage with everything that runs there.
+pub struct ActiveStage<M: StageFactory, S> {
+    plan: Arc<PlanRecord>,
+    spec: Arc<JobSpec>,
+    stage: StageIndex,
+    engine: StageEngine<M::Executor, S>,
+    copies: Vec<StageCopy<M::Copy>>,
+    gradient_limits: FrameLimits,
+    standby_peers: StandbyPeers,
+    /// The seal that was passed to the engine last.
+    settled: Option<Seal>,
+    is_running: bool,
+    /// Ticks the verdict has been waited for.
+    waited_ticks: u32,
+    is_waiting: bool,
+    /// A version that is written when it is sealed, by order.
+    save_at: Option<Step>,
+    /// News for the seat that was not passed on yet.
+    events: VecDeque<WorkerEvent>,
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
+    pub(super) fn new(
+        (setup, model, source): (&RuntimeSetup, &M, S),
+        order: LoadCommand,
+        images: &BTreeMap<LayerId, Arc<LayerImage>>,
+    ) -> Result<Self, AllocateError> {
+        let LoadCommand { plan, stage, spec, turn, updates, is_pending: _ } = order;
+        let image = |layer: LayerId| Arc::clone(&images[&layer]);
+        let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
+        let trained: Vec<_> = plan.layers_at(stage).map(image).collect();
+        let bench = model.executor(&stage_setup, stage, &trained)?;
+        let engine = StageEngine::resume(stage_setup, stage, bench, source, turn, updates);
+        let mut copies = Vec::new();
+        for of in plan.copied_by(stage) {
+            let layers = plan.layers_of(of).map(|layer| model.copy(&image(layer)));
+            copies.push(StageCopy::new(of, layers.collect::<Result<_, _>>()?, turn));
+        }
+        Ok(Self {
+            plan,
+            spec,
+            stage,
+            engine,
+            copies,
+            gradient_limits: setup.gradient_limits,
+            standby_peers: StandbyPeers::default(),
+            settled: None,
+            is_running: false,
+            waited_ticks: 0,
+            is_waiting: false,
+            save_at: None,
+            events: VecDeque::new(),
+        })
+    }
+
+    /// The plan that this stage belongs to.
+    #[must_use]
+    pub fn plan(&self) -> &PlanRecord {
+        &self.plan
+    }
+
+    /// The node and its life, as the plan names them for this stage.
+    #[must_use]
+    pub fn holder(&self) -> Holder {
+        self.plan.stages[self.stage.index()]
+    }
+
+    /// Index of this stage in the pipeline.
+    #[must_use]
+    pub fn stage(&self) -> StageIndex {
+        self.stage
+    }
+
+    /// The engine that runs this stage's program.
+    #[must_use]
+    pub fn engine(&self) -> &StageEngine<M::Executor, S> {
+        &self.engine
+    }
+
+    /// The copies kept here, layer by layer.
+    pub fn copies(&self) -> impl Iterator<Item = &M::Copy> {
+        self.copies.iter().flat_map(|copy| copy.layers())
+    }
+
+    /// Whether the program runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.is_running
+    }
+
+    pub(super) fn start(&mut self) {
+        self.is_running = true;
+    }
+
+    pub(super) fn count_tick(&mut self) {
+        if self.is_waiting {
+            self.waited_ticks += 1;
+        }
+    }
+
+    pub(super) fn run_next(&mut self) -> Option<EngineProgress> {
+        if !self.is_running {
+            return None;
+        }
+        let progress = self.engine.run_next();
+        self.is_waiting = matches!(progress, EngineProgress::Blocked(WaitReason::Seal(_)));
+        Some(progress)
+    }
+
+    pub(super) fn settle(&mut self, seal: &Seal) {
+        self.settled = Some(*seal);
+        let seal = &match mutant::is(Mutant::M6AppliedTwice) {
+            true => Seal { turn: self.engine.open_turn(), ..*seal },
+            false => *seal,
+        };
+        // A seal that arrives twice is refused by the engine (rule R8) and that is all.
+        let _ = self.engine.handle(Event::Seal(*seal));
+        let attests = self.spec.attests(seal.next_turn().step);
+        for index in 0..self.copies.len() {
+            if let Some(update) = self.copies[index].settle(seal, attests) {
+                self.events.push_back(WorkerEvent::UpdateHeld(update));
+            }
+        }
+    }
+
+    pub(super) fn handle_peer(&mut self, body: PeerBody) -> Result<(), PeerFrameRefusal> {
+        match body {
+            PeerBody::Frame(mut frame) => {
+                if mutant::is(Mutant::M2TurnUnchecked) {
+                    frame.turn = self.engine.turn();
+                }
+                Ok(self.engine.handle(Event::Frame(frame))?)
+            }
+            PeerBody::Prefix(prefix) => Ok(self.engine.handle(Event::Prefix(prefix))?),
+            PeerBody::Partial(partial) => Ok(self.engine.handle(Event::Partial(partial))?),
+            PeerBody::Gradients { turn, of, number, parts } => {
+                let attests = self.spec.attests(turn.step);
+                let copy = self.copies.iter_mut().find(|copy| copy.of() == of);
+                let copy = copy.ok_or(PeerFrameRefusal::Gradient { of, turn })?;
+                let held = copy.handle_gradients((turn, number), parts, attests)?;
+                self.events.extend(held.map(WorkerEvent::UpdateHeld));
+                Ok(())
+            }
+            PeerBody::Fetch { .. }
+            | PeerBody::Layer(_)
+            | PeerBody::StandbyRequest { .. }
+            | PeerBody::StandbyLayer { .. }
+            | PeerBody::StandbyUpdate { .. } => Err(PeerFrameRefusal::NoStage),
+        }
+    }
+
+    /// Moves outputs and news to the outbox. Yields a version that was sealed and is to be written.
+    pub(super) fn collect(&mut self, outbox: &mut VecDeque<RuntimeOutput>) -> Option<Step> {
+        let mut written = None;
+        while let Some(output) = self.engine.poll_output() {
+            match output {
+                Output::Frame { to, frame } => {
+                    outbox.push_back(self.to_stage(to, PeerBody::Frame(frame)));
+                }
+                Output::Prefix { to, prefix } => {
+                    outbox.push_back(self.to_stage(to, PeerBody::Prefix(prefix)));
+                }
+                Output::Report { report, state } => {
+                    let next = report.turn.step.next();
+                    if mutant::is(Mutant::R5CheckpointBeforeSeal) && self.spec.checkpoints(next) {
+                        written = Some(next);
+                    }
+                    self.events.push_back(WorkerEvent::Reported { report, state });
+                }
+                Output::Gradients { turn, gradients } => {
+                    let gradients: Vec<_> = gradients.into_iter().map(Arc::new).collect();
+                    self.update_standby_peers(turn, &gradients, outbox);
+                    self.send_gradients(turn, &gradients, outbox);
+                }
+                Output::Sealed { version } => {
+                    let ticks = std::mem::take(&mut self.waited_ticks);
+                    self.events.push_back(WorkerEvent::VerdictWaited { ticks });
+                    let is_ordered = self.save_at.take_if(|at| *at <= version) == Some(version);
+                    let is_wanted = self.spec.checkpoints(version) || is_ordered;
+                    written = is_wanted.then_some(version);
+                }
+                Output::Partial { to, partial } => {
+                    outbox.push_back(self.to_stage(to, PeerBody::Partial(partial)));
+                }
+                Output::Evaluated { steps_done, loss_sum, token_count } => {
+                    outbox.push_back(RuntimeOutput::Evaluated {
+                        steps_done,
+                        loss_sum,
+                        token_count,
+                    });
+                }
+            }
+        }
+        self.serve_standby_peers(outbox);
+        outbox.extend(self.events.drain(..).map(RuntimeOutput::Event));
+        written
+    }
+
+    /// A version is to be written. Yields whether it can be now; if it is not sealed here yet, it
+    /// is when it is.
+    pub(super) fn save(&mut self, version: Step) -> bool {
+        let is_here = self.is_at(version);
+        self.save_at = Some(version).filter(|_| !is_here);
+        is_here
+    }
+
+    /// Whether a version is the sealed one.
+    pub(super) fn is_at(&self, version: Step) -> bool {
+        self.engine.executor().version() == version && !self.engine.is_committing()
+    }
+
+    /// Stores which layers are to be copied ahead from here.
+    pub(super) fn set_pre_copy(&mut self, rehearsal: Option<Arc<PreCopyPlan>>) {
+        self.standby_peers.set_pre_copy(rehearsal);
+        self.engine.set_sends_gradients(!self.standby_peers.is_empty());
+    }
+
+    /// A worker requests to follow a layer.
+    pub(super) fn admit_standby(
+        &mut self,
+        found: Generation,
+        sender: Holder,
+        layer: LayerId,
+    ) -> Result<(), PeerFrameRefusal> {
+        let expected = self.plan.generation;
+        if expected != found {
+            return Err(PeerFrameRefusal::OtherGeneration { expected, found });
+        }
+        if !self.plan.layers_of(self.stage).any(|own| own == layer) {
+            let version = self.engine.executor().version();
+            return Err(PeerFrameRefusal::Lacking { layer, version });
+        }
+        self.standby_peers.admit(sender, layer)?;
+        self.engine.set_sends_gradients(true);
+        Ok(())
+    }
+
+    /// Sends layers to the workers that wait for them, as they are sealed now; and with them the gradient
+    /// that is frozen, if one is, because it was sent before they requested the layer.
+    fn serve_standby_peers(&mut self, outbox: &mut VecDeque<RuntimeOutput>) {
+        if self.standby_peers.is_empty() || !self.is_running || self.engine.is_committing() {
+            return;
+        }
+        let open = self.engine.open_turn();
+        for (holder, layer) in self.standby_peers.take_waiting() {
+            let Some((image, frozen)) = self.engine.pending_layer(layer) else { continue };
+            let image = Arc::new(image);
+            outbox.push_back(self.to_node(holder.node, PeerBody::StandbyLayer { open, image }));
+            if let Some(g) = frozen {
+                let own = vec![Arc::new(LayerGradient { layer, turn: open, g })];
+                outbox.push_back(self.update(holder.node, open, own));
+            }
+        }
+    }
+
+    /// Sends the stage's gradient to the stages that keep its copies.
+    fn send_gradients(
+        &self,
+        turn: Turn,
+        gradients: &[Arc<LayerGradient>],
+        outbox: &mut VecDeque<RuntimeOutput>,
+    ) {
+        let (of, messages) = (self.stage, GradientPart::messages(gradients, self.gradient_limits));
+        let count = messages.len() as u32;
+        for (index, parts) in (0..).zip(messages) {
+            for to in &self.plan.copies[of.index()] {
+                let (number, parts) = (MessageNumber { index, count }, parts.clone());
+                let body = PeerBody::Gradients { turn, of, number, parts };
+                outbox.push_back(self.to_stage(*to, body));
+            }
+        }
+    }
+
+    fn update_standby_peers(
+        &self,
+        turn: Turn,
+        gradients: &[Arc<LayerGradient>],
+        outbox: &mut VecDeque<RuntimeOutput>,
+    ) {
+        for (node, layers) in self.standby_peers.served() {
+            let of_node = |gradient: &&Arc<LayerGradient>| layers.contains(&gradient.layer);
+            let own = gradients.iter().filter(of_node).cloned().collect();
+            outbox.push_back(self.update(node, turn, own));
+        }
+    }
+
+    fn update(&self, to: NodeId, turn: Turn, gradients: Vec<Arc<LayerGradient>>) -> RuntimeOutput {
+        let before = self.settled.filter(|seal| seal.next_turn() == turn);
+        self.to_node(to, PeerBody::StandbyUpdate { turn, before, gradients })
+    }
+
+    fn to_stage(&self, to: StageIndex, body: PeerBody) -> RuntimeOutput {
+        self.to_node(self.plan.stages[to.index()].node, body)
+    }
+
+    fn to_node(&self, to: NodeId, body: PeerBody) -> RuntimeOutput {
+        let (generation, sender) = (self.plan.generation, self.holder());
+        RuntimeOutput::Peer { to, frame: PeerFrame { generation, sender, body } }
+    }
+
+    /// The layers of a version that is sealed and in force.
+    ///
+    /// # Panics
+    /// If the state has another version (rule R5).
+    pub(super) fn export(&self, version: Step) -> Vec<LayerImage> {
+        let images = self.engine.executor().images();
+        if mutant::is(Mutant::R5CheckpointBeforeSeal) {
+            return images.into_iter().map(|image| LayerImage { version, ..image }).collect();
+        }
+        let is_sealed = images.iter().all(|image| image.version == version);
+        assert!(is_sealed, "R5: only what is sealed is written");
+        images
+    }
+
+    /// Carries out a seal that waits for its gate, so that what is sealed is counted as held. What
+    /// ran ahead of it is given up: a request for an inventory precedes a change of plans. Without such
+    /// a seal the program runs on, because its own report may be sealed yet.
+    pub(super) fn settle_for_inventory(&mut self) {
+        if self.engine.has_seal_waiting() {
+            self.abandon_unsealed();
+        }
+    }
+
+    /// Carries out what is sealed and gives up what is not. The program cannot go on after this.
+    pub(super) fn abandon_unsealed(&mut self) {
+        self.engine.abandon_unsealed();
+        self.is_running = false;
+    }
+
+    /// The version of each layer that the plan gives to this stage, and of each copy.
+    pub(super) fn versions(&self) -> Vec<(LayerId, Step)> {
+        let version = self.engine.executor().version();
+        let own = self.plan().layers_of(self.stage()).map(|layer| (layer, version));
+        own.chain(self.copies().map(|copy| (copy.layer(), copy.version()))).collect()
+    }
+
+    pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
+        let bench = self.engine.executor();
+        let version = bench.version();
+        let trained = bench.digests().into_iter().chain(bench.twin_digests());
+        let own = trained.map(move |(layer, digest)| (layer, version, digest));
+        let copied = self.copies().map(|copy| (copy.layer(), copy.version(), copy.digest()));
+        own.chain(copied).map(|(layer, version, digest)| HeldLayer { layer, version, digest })
+    }
+
+    /// Gives up what is not sealed. A layer that is here twice, as a copy and trained, is left at its
+    /// newest version: a copy that lacks a gradient stays behind.
+    pub(super) fn into_images(self) -> Vec<Arc<LayerImage>> {
+        let copies: Vec<_> = self.copies.iter().flat_map(StageCopy::images).collect();
+        let bench = self.engine.into_executor();
+        let mut newest = BTreeMap::new();
+        for image in bench.images().into_iter().chain(bench.twin_images()).chain(copies) {
+            let known = newest.get(&image.layer).map(|known: &Arc<LayerImage>| known.version);
+            if known.is_none_or(|known| known < image.version) {
+                newest.insert(image.layer, Arc::new(image));
+            }
+        }
+        newest.into_values().collect()
+    }
+}
+
+/// The run's setup under a plan of the log.
+fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
+    let (batch, recompute) = (base.plan.batch, base.plan.recompute);
+    let (slices, expected) = (plan.program.slice_count, base.plan.program.slice_count);
+    assert_eq!(slices, expected, "a plan cuts sequences as the job does: it is arithmetic");
+    let replicas = |of: &Program| of.placement.replica_count();
+    let (found, expected) = (replicas(&plan.program), replicas(&base.plan.program));
+    assert_eq!(found, expected, "a plan has as many replicas as the job: they are arithmetic");
+    let plan_of_run = Plan {
+        generation: plan.generation,
+        program: plan.program.clone(),
+        chunks: plan.chunks.clone(),
+        batch,
+        recompute,
+    };
+    // Without copies, the stage that trains a second replica is one to compare with.
+    let is_held_twice = spec.copies > 0 || found > 1;
+    let attest_every = if is_held_twice { spec.attest_every } else { 0 };
+    let copies_wanted = plan.promise.is_given();
+    StageSetup { plan: plan_of_run, copies_wanted, attest_every, ..base.clone() }
+}

@@ -1,0 +1,374 @@
+//! Getting the layers of a plan: from the shelf, from others, from a checkpoint, from the seed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::message::LoadFault;
+use zbelastic_consensus::plan::{LayerSource, SOURCES_MAX};
+use zbelastic_consensus::session::{LoadCommand, WorkerEvent};
+use zbelastic_consensus::state::copied_layers;
+use zbelastic_types::{Digest, Generation, LayerId, NodeId, Step};
+
+use super::active_stage::ActiveStage;
+use super::peers::{PeerBody, PeerFrame, PeerFrameRefusal};
+use super::{RuntimeOutput, RuntimePhase, WorkerRuntime};
+use crate::data::BatchSource;
+use crate::elastic::{LayerImage, LoadedLayer, StageFactory};
+
+/// Ticks until a layer that does not come is requested again; twice as many each time.
+const RETRY_TICKS: u32 = 3;
+/// How often they are doubled.
+const RETRY_DOUBLINGS: u32 = 3;
+/// How often a layer is requested, with none coming, until the host reports that it does not come: each
+/// node that a plan names for it gets one request.
+const REQUESTS_IN_VAIN: u32 = SOURCES_MAX as u32;
+/// Ticks that so many requests take. A host is given no tick while an operation runs or a layer is on its
+/// way. That no layer came in these is reported to the leader, which sees whether the nodes that are
+/// requested to send it get on: only where none does is the layer given up (rule R10), and until then
+/// it is requested again.
+const SILENCE_TICKS_MAX: u32 = ticks_of_requests(REQUESTS_IN_VAIN);
+
+/// Ticks until a layer that was requested so often is requested again.
+const fn ticks_after(asks: u32) -> u32 {
+    RETRY_TICKS << if asks < RETRY_DOUBLINGS { asks } else { RETRY_DOUBLINGS }
+}
+
+const fn ticks_of_requests(count: u32) -> u32 {
+    let (mut ticks, mut asks) = (0, 0);
+    while asks < count {
+        ticks += ticks_after(asks);
+        asks += 1;
+    }
+    ticks
+}
+
+/// A layer on its way.
+struct AwaitedLayer {
+    source: LayerSource,
+    attempts: u32,
+    /// Tick at which it is requested again.
+    due: u32,
+}
+
+/// A plan whose layers are on their way.
+pub(super) struct LoadingStage {
+    command: LoadCommand,
+    me: Holder,
+    images: BTreeMap<LayerId, Arc<LayerImage>>,
+    /// The digests of those that arrived, hashed while others were on their way, and of those that were here and
+    /// hashed for the plan.
+    digests: BTreeMap<LayerId, Digest>,
+    awaited: BTreeMap<LayerId, AwaitedLayer>,
+    tick: u32,
+    /// Tick at which a layer came last.
+    arrived: u32,
+    /// What was here before: other workers may request it until all are ready.
+    offered: BTreeMap<LayerId, Arc<LayerImage>>,
+}
+
+/// What came of a layer that arrived.
+pub(super) enum LoadProgress {
+    /// Others are missing.
+    Waiting,
+    /// All are there.
+    Complete,
+    /// It cannot be had.
+    Failed(LayerId),
+}
+
+impl LoadingStage {
+    /// The version that it begins with is to be written.
+    pub(super) fn save(&mut self, generation: Generation, version: Step) {
+        let LoadCommand { plan, turn, is_pending, .. } = &mut self.command;
+        *is_pending |= plan.generation == generation && turn.step == version;
+    }
+
+    fn version(&self) -> Step {
+        self.command.plan.from_step
+    }
+
+    /// What has come, and what was here before, whether the plan gives it to this node or not.
+    pub(super) fn images(&self) -> impl Iterator<Item = &Arc<LayerImage>> {
+        self.images.values().chain(self.offered.values())
+    }
+
+    pub(super) fn into_images(self) -> BTreeMap<LayerId, Arc<LayerImage>> {
+        let mut images = self.offered;
+        images.extend(self.images);
+        images
+    }
+
+    /// The layer, if it is here at this version, for a worker that requests it.
+    pub(super) fn offer(&self, layer: LayerId, version: Step) -> Option<Arc<LayerImage>> {
+        let found = self.images.get(&layer).or_else(|| self.offered.get(&layer));
+        found.filter(|image| image.version == version).cloned()
+    }
+
+    fn request(&mut self, layer: LayerId) -> Option<RuntimeOutput> {
+        let version = self.version();
+        let awaited = self.awaited.get_mut(&layer)?;
+        awaited.due = self.tick + ticks_after(awaited.attempts);
+        awaited.attempts += 1;
+        match &awaited.source {
+            LayerSource::Nodes(nodes) => {
+                let others: Vec<NodeId> =
+                    nodes.iter().copied().filter(|node| *node != self.me.node).collect();
+                let to = *others.get(awaited.attempts as usize % others.len().max(1))?;
+                let (generation, sender) = (self.command.plan.generation, self.me);
+                let body = PeerBody::Fetch { layer, version };
+                Some(RuntimeOutput::Peer { to, frame: PeerFrame { generation, sender, body } })
+            }
+            LayerSource::Checkpoint { version, digest } => {
+                Some(RuntimeOutput::Read { version: *version, layer, digest: *digest })
+            }
+            LayerSource::Initial => None,
+        }
+    }
+
+    /// Requests again what has not come from other nodes, and reports it if nothing does. A read is answered,
+    /// so it is requested once, and waited for however long a layer takes to be read.
+    pub(super) fn retry_requests(&mut self) -> Vec<RuntimeOutput> {
+        self.tick += 1;
+        let is_asked = |(_, awaited): &(&LayerId, &AwaitedLayer)| match awaited.source {
+            LayerSource::Nodes(_) => true,
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let asked = self.awaited.iter().find(is_asked).map(|(layer, _)| *layer);
+        if self.tick - self.arrived >= SILENCE_TICKS_MAX
+            && let Some(layer) = asked
+        {
+            let generation = self.command.plan.generation;
+            self.arrived = self.tick;
+            let cause = LoadFault::Source;
+            return vec![RuntimeOutput::Event(WorkerEvent::LoadFailed {
+                generation,
+                layer,
+                cause,
+            })];
+        }
+        let is_due = |awaited: &AwaitedLayer| match awaited.source {
+            LayerSource::Nodes(_) => awaited.due <= self.tick,
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let due = self.awaited.iter().filter(|(_, awaited)| is_due(awaited));
+        let layers: Vec<LayerId> = due.map(|(layer, _)| *layer).collect();
+        layers.into_iter().filter_map(|layer| self.request(layer)).collect()
+    }
+
+    /// S3: a layer is accepted for the plan that requested it, from the nodes that it names. Whether its bits
+    /// are the right ones is decided from the log, when all have reported what they loaded.
+    pub(super) fn check_sent(
+        &self,
+        found: Generation,
+        sender: Holder,
+        image: &LayerImage,
+    ) -> Result<(), PeerFrameRefusal> {
+        let expected = self.command.plan.generation;
+        if expected != found {
+            return Err(PeerFrameRefusal::OtherGeneration { expected, found });
+        }
+        let (layer, version) = (image.layer, image.version);
+        let is_from = |awaited: &AwaitedLayer| match &awaited.source {
+            LayerSource::Nodes(nodes) => nodes.contains(&sender.node),
+            LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+        };
+        let is_awaited = self.awaited.get(&layer).is_some_and(is_from);
+        if is_awaited && version == self.version() {
+            Ok(())
+        } else {
+            Err(PeerFrameRefusal::Unrequested { layer, version, sender })
+        }
+    }
+
+    /// A layer arrived, and what it was hashed to, if it was.
+    pub(super) fn handle_image(
+        &mut self,
+        image: Arc<LayerImage>,
+        digest: Option<Digest>,
+    ) -> LoadProgress {
+        let is_wanted = image.version == self.version();
+        if !is_wanted || self.awaited.remove(&image.layer).is_none() {
+            return LoadProgress::Waiting;
+        }
+        self.arrived = self.tick;
+        self.digests.extend(digest.map(|digest| (image.layer, digest)));
+        self.images.insert(image.layer, image);
+        if self.awaited.is_empty() { LoadProgress::Complete } else { LoadProgress::Waiting }
+    }
+
+    pub(super) fn handle_read(
+        &mut self,
+        version: Step,
+        layer: LayerId,
+        read: Option<Box<LoadedLayer>>,
+    ) -> LoadProgress {
+        let expected: Digest = match self.awaited.get(&layer).map(|awaited| &awaited.source) {
+            Some(LayerSource::Checkpoint { version: of, digest }) if *of == version => *digest,
+            Some(_) | None => return LoadProgress::Waiting,
+        };
+        let read = read.filter(|read| {
+            let LoadedLayer { image, digest } = &**read;
+            image.layer == layer && image.version == version && *digest == expected
+        });
+        match read {
+            Some(read) => self.handle_image(Arc::new(read.image), Some(expected)),
+            None => LoadProgress::Failed(layer),
+        }
+    }
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
+    pub(super) fn begin_loading(&mut self, order: LoadCommand) {
+        self.stop();
+        let plan = order.plan.clone();
+        let me = plan.stages[order.stage.index()];
+        self.me = Some(me);
+        let mut layers: Vec<LayerId> = plan.layers_of(order.stage).collect();
+        layers.extend(copied_layers(&plan, order.stage));
+        let mut loading = LoadingStage {
+            command: order,
+            me,
+            images: BTreeMap::new(),
+            digests: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            tick: 0,
+            arrived: 0,
+            offered: std::mem::take(&mut self.idle_layers),
+        };
+        for layer in layers {
+            self.begin_layer(&mut loading, layer, &plan.sources[layer.index()]);
+        }
+        let is_complete = loading.awaited.is_empty();
+        self.phase = RuntimePhase::Loading(Box::new(loading));
+        if is_complete {
+            self.after_loading(LoadProgress::Complete);
+        }
+    }
+
+    /// A layer that was followed, or is at hand, is there; another one is requested.
+    fn begin_layer(&mut self, loading: &mut LoadingStage, layer: LayerId, source: &LayerSource) {
+        if let Some(image) = self.take_standby(loading, layer, source) {
+            loading.images.insert(layer, image);
+        } else if let Some(image) = self.local_image(loading, layer, source) {
+            let inventory = self.inventory.as_ref().filter(|_| names(source, loading.me.node));
+            let reported = inventory.and_then(|inventory| inventory.digest(&image));
+            loading.digests.extend(reported.map(|digest| (layer, digest)));
+            loading.images.insert(layer, image);
+        } else {
+            // What is followed needs no request unless its last update does not come.
+            let is_near = self.is_on_standby(loading, layer, source);
+            let due = if is_near { RETRY_TICKS } else { 0 };
+            let awaited = AwaitedLayer { source: source.clone(), attempts: 0, due };
+            loading.awaited.insert(layer, awaited);
+            self.outbox.extend((!is_near).then(|| loading.request(layer)).flatten());
+        }
+    }
+
+    /// A layer that was followed for this plan, if it is where the plan begins: a plan names the nodes
+    /// that followed it.
+    fn take_standby(
+        &mut self,
+        loading: &LoadingStage,
+        layer: LayerId,
+        source: &LayerSource,
+    ) -> Option<Arc<LayerImage>> {
+        let following = self.standby.as_mut().filter(|_| names(source, loading.me.node))?;
+        following.take(layer, loading.version()).map(Arc::new)
+    }
+
+    fn is_on_standby(&self, loading: &LoadingStage, layer: LayerId, source: &LayerSource) -> bool {
+        let following = self.standby.as_ref().filter(|_| names(source, loading.me.node));
+        following.is_some_and(|following| following.is_near(layer, loading.version()))
+    }
+
+    /// Moves to the plan that loads those followed layers that have reached its first version since.
+    pub(super) fn load_standby(&mut self) {
+        let (RuntimePhase::Loading(loading), Some(following)) =
+            (&mut self.phase, &mut self.standby)
+        else {
+            return;
+        };
+        let (me, version) = (loading.me.node, loading.version());
+        let awaited = loading.awaited.iter().filter(|(_, awaited)| names(&awaited.source, me));
+        let layers: Vec<LayerId> = awaited.map(|(layer, _)| *layer).collect();
+        let mut arrival = LoadProgress::Waiting;
+        for image in layers.into_iter().filter_map(|layer| following.take(layer, version)) {
+            arrival = loading.handle_image(Arc::new(image), None);
+        }
+        self.after_loading(arrival);
+    }
+
+    /// A layer that needs no request: its own if the plan names this node, or from the seed.
+    fn local_image(
+        &self,
+        loading: &LoadingStage,
+        layer: LayerId,
+        source: &LayerSource,
+    ) -> Option<Arc<LayerImage>> {
+        match source {
+            LayerSource::Nodes(nodes) if nodes.contains(&loading.me.node) => {
+                loading.offer(layer, loading.version())
+            }
+            LayerSource::Nodes(_) | LayerSource::Checkpoint { .. } => None,
+            LayerSource::Initial => Some(Arc::new(self.model.initial(layer))),
+        }
+    }
+
+    pub(super) fn after_loading(&mut self, arrival: LoadProgress) {
+        let RuntimePhase::Loading(loading) = &self.phase else { return };
+        let generation = loading.command.plan.generation;
+        match arrival {
+            LoadProgress::Waiting => {}
+            LoadProgress::Failed(layer) => {
+                let cause = LoadFault::Source;
+                self.report(WorkerEvent::LoadFailed { generation, layer, cause });
+            }
+            LoadProgress::Complete => self.activate_stage(),
+        }
+    }
+
+    fn activate_stage(&mut self) {
+        let RuntimePhase::Loading(loading) = std::mem::replace(&mut self.phase, RuntimePhase::Idle)
+        else {
+            return;
+        };
+        let LoadingStage { command: order, images, digests, offered, .. } = *loading;
+        // It has served, and the station needs the memory.
+        self.standby = None;
+        let (generation, version, is_pending) =
+            (order.plan.generation, order.turn.step, order.is_pending);
+        let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
+        let digest = |image: &Arc<LayerImage>| {
+            let known = digests.get(&image.layer).copied();
+            (image.layer, known.unwrap_or_else(|| self.model.digest(image)))
+        };
+        let (layers, copies) =
+            images.values().map(digest).partition(|(layer, _)| own.contains(layer));
+        self.idle_layers = offered;
+        self.idle_layers.extend(images.iter().map(|(layer, image)| (*layer, image.clone())));
+        let parts = (&self.setup, &self.model, self.source.clone());
+        match ActiveStage::new(parts, order, &images) {
+            Ok(station) => {
+                self.phase = RuntimePhase::Active(Box::new(station));
+                self.report(WorkerEvent::Loaded { generation, layers, copies });
+                if is_pending {
+                    self.write(version);
+                }
+            }
+            Err(error) => {
+                self.refusal = Some(error);
+                let (layer, cause) = (own[0], LoadFault::Memory);
+                self.report(WorkerEvent::LoadFailed { generation, layer, cause });
+            }
+        }
+    }
+}
+
+/// Whether a source names this node, so that it is to use what it holds.
+fn names(source: &LayerSource, node: NodeId) -> bool {
+    match source {
+        LayerSource::Nodes(nodes) => nodes.contains(&node),
+        LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
+    }
+}

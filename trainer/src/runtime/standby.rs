@@ -1,0 +1,334 @@
+//! Layers that a planned change will need here, copied ahead while others train them.
+//!
+//! A layer comes once, as its owner has sealed it. From then on its owner sends the gradient of
+//! each turn, and with it the seal that led to that turn, so that no other message is needed for
+//! the layer to stay one step behind. What is followed is used by the plan that it was followed
+//! for and by no other; if it is not there in time, the layer is fetched as always.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_consensus::member::Holder;
+use zbelastic_consensus::mutant::{self, Mutant};
+use zbelastic_consensus::pre_copy::PreCopyPlan;
+use zbelastic_consensus::session::WorkerEvent;
+use zbelastic_consensus::validation::{Seal, Turn};
+use zbelastic_types::{LayerId, NodeId, Step};
+
+use super::peers::{PeerBody, PeerFrame, PeerFrameRefusal};
+use super::{RuntimeOutput, RuntimePhase, WorkerRuntime};
+use crate::data::BatchSource;
+use crate::elastic::{GradientPart, LayerCopy, LayerGradient, LayerImage, StageFactory};
+
+/// Layers that are requested and have not come, at once: a stage that exports is not training.
+const REQUESTS_MAX: usize = 2;
+/// Ticks until a layer that does not come is requested again; twice as many each time.
+const RETRY_TICKS: u32 = 3;
+/// How often they are doubled.
+const RETRY_DOUBLINGS: u32 = 6;
+/// Updates of a layer that wait for the layer, or for what came before them. With one more it is
+/// too far behind, and is requested anew.
+const UPDATES_MAX: usize = 4;
+/// Seals that wait for gradients; the oldest goes.
+const SEALS_MAX: usize = 8;
+
+/// A layer that is followed.
+struct StandbyLayer<C> {
+    owner: Holder,
+    /// The layer, and the turn whose seal it applies next.
+    copy: Option<(C, Turn)>,
+    /// Memory does not hold it: it is fetched when the plan begins.
+    is_given_up: bool,
+    attempts: u32,
+    /// Tick at which it is requested again.
+    due: u32,
+    updates: BTreeMap<Turn, Vec<Arc<LayerGradient>>>,
+}
+
+impl<C: LayerCopy> StandbyLayer<C> {
+    fn new(owner: Holder) -> Self {
+        let (copy, updates) = (None, BTreeMap::new());
+        Self { owner, copy, is_given_up: false, attempts: 0, due: 0, updates }
+    }
+
+    fn is_missing(&self) -> bool {
+        self.copy.is_none() && !self.is_given_up
+    }
+
+    fn hold(&mut self, turn: Turn, gradients: &[Arc<LayerGradient>]) {
+        self.updates.insert(turn, gradients.to_vec());
+        if self.updates.len() > UPDATES_MAX {
+            if self.copy.take().is_some() {
+                (self.attempts, self.due) = (0, 0);
+            }
+            self.updates.pop_first();
+        }
+    }
+
+    /// Applies the seals whose gradients are here. A layer whose gradient does not fit is requested anew.
+    fn advance(&mut self, seals: &BTreeMap<Turn, Seal>) {
+        let Some((mut copy, mut open)) = self.copy.take() else { return };
+        while let Some(seal) = seals.get(&open) {
+            if seal.verdict.coefficient().is_some() {
+                let Some(gradients) = self.updates.get(&open) else { break };
+                let own = gradients.iter().find(|gradient| gradient.layer == copy.layer());
+                let own = own.cloned().map(GradientPart::whole);
+                if own.is_none_or(|gradient| copy.hold(&gradient).is_err()) {
+                    return;
+                }
+            }
+            if copy.apply(seal).is_err() {
+                return;
+            }
+            open = seal.next_turn();
+        }
+        self.updates = self.updates.split_off(&open);
+        self.copy = Some((copy, open));
+    }
+}
+
+/// What is followed during a plan.
+pub(super) struct StandbyLayers<C> {
+    pre_copy: Arc<PreCopyPlan>,
+    me: Holder,
+    layers: BTreeMap<LayerId, StandbyLayer<C>>,
+    seals: BTreeMap<Turn, Seal>,
+    tick: u32,
+    is_reported: bool,
+}
+
+impl<C: LayerCopy> StandbyLayers<C> {
+    /// What `me` is to follow, if anything; what was followed `before` is not fetched again.
+    fn new(me: Holder, rehearsal: Arc<PreCopyPlan>, before: Option<Self>) -> Option<Self> {
+        let before = before.filter(|before| before.pre_copy.generation == rehearsal.generation);
+        let (mut known, seals, tick) = match before {
+            Some(before) => (before.layers, before.seals, before.tick),
+            None => (BTreeMap::new(), BTreeMap::new(), 0),
+        };
+        let mut layers = BTreeMap::new();
+        for follow in rehearsal.followed_by(me) {
+            let kept = known.remove(&follow.layer).filter(|kept| kept.owner == follow.owner);
+            layers.insert(follow.layer, kept.unwrap_or_else(|| StandbyLayer::new(follow.owner)));
+        }
+        let is_told = false;
+        (!layers.is_empty()).then_some(Self {
+            pre_copy: rehearsal,
+            me,
+            layers,
+            seals,
+            tick,
+            is_reported: is_told,
+        })
+    }
+
+    /// The layers, as far as they are here.
+    pub(super) fn copies(&self) -> impl Iterator<Item = &C> {
+        self.layers.values().filter_map(|followed| Some(&followed.copy.as_ref()?.0))
+    }
+
+    /// A layer at this version, taken out.
+    pub(super) fn take(&mut self, layer: LayerId, version: Step) -> Option<LayerImage> {
+        let (copy, _) = self.layers.get(&layer)?.copy.as_ref()?;
+        if copy.version() != version && !mutant::is(Mutant::M28FollowedTooOld) {
+            return None;
+        }
+        let image = copy.image();
+        self.layers.remove(&layer);
+        Some(LayerImage { version, ..image })
+    }
+
+    /// Whether a layer is about to be at this version: what is missing is on its way.
+    pub(super) fn is_near(&self, layer: LayerId, version: Step) -> bool {
+        let copy = self.layers.get(&layer).and_then(|followed| followed.copy.as_ref());
+        copy.is_some_and(|(copy, _)| copy.version().next() == version)
+    }
+
+    pub(super) fn settle(&mut self, seal: &Seal) {
+        self.seals.insert(seal.turn, *seal);
+        if self.seals.len() > SEALS_MAX {
+            self.seals.pop_first();
+        }
+        self.layers.values_mut().for_each(|followed| followed.advance(&self.seals));
+    }
+
+    /// Requests the layers that have not come, few at a time.
+    fn request_missing(&mut self) -> Vec<RuntimeOutput> {
+        let (generation, sender, now) = (self.pre_copy.generation, self.me, self.tick);
+        let wanted = self.layers.iter_mut().filter(|(_, followed)| followed.is_missing());
+        let due = wanted.take(REQUESTS_MAX).filter(|(_, followed)| followed.due <= now);
+        let ask = |(layer, followed): (&LayerId, &mut StandbyLayer<C>)| {
+            followed.due = now + (RETRY_TICKS << followed.attempts.min(RETRY_DOUBLINGS));
+            followed.attempts += 1;
+            let body = PeerBody::StandbyRequest { layer: *layer };
+            let frame = PeerFrame { generation, sender, body };
+            RuntimeOutput::Peer { to: followed.owner.node, frame }
+        };
+        due.map(ask).collect()
+    }
+
+    /// The news what is followed, once nothing more is to come: what memory does not hold is left out.
+    fn take_event(&mut self) -> Option<WorkerEvent> {
+        let is_over = self.layers.values().all(|followed| !followed.is_missing());
+        if !is_over || self.is_reported {
+            return None;
+        }
+        self.is_reported = true;
+        let here = self.layers.iter().filter(|(_, followed)| followed.copy.is_some());
+        let layers = here.map(|(layer, _)| *layer).collect();
+        Some(WorkerEvent::Following { generation: self.pre_copy.generation, layers })
+    }
+
+    /// S3: what is followed comes from the worker that trains it, under the plan in force.
+    fn check_sender(&self, frame: &PeerFrame, layer: LayerId) -> Result<(), PeerFrameRefusal> {
+        let (expected, found) = (self.pre_copy.generation, frame.generation);
+        if expected != found {
+            return Err(PeerFrameRefusal::OtherGeneration { expected, found });
+        }
+        let sender = frame.sender;
+        let is_owner = self.layers.get(&layer).is_some_and(|followed| followed.owner == sender);
+        if is_owner { Ok(()) } else { Err(PeerFrameRefusal::Stranger { sender }) }
+    }
+}
+
+impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
+    /// Layers that are followed, as far as they are here.
+    pub fn standby_copies(&self) -> impl Iterator<Item = &M::Copy> {
+        self.standby.iter().flat_map(StandbyLayers::copies)
+    }
+
+    pub(super) fn begin_pre_copy(&mut self, me: Holder, rehearsal: Option<Arc<PreCopyPlan>>) {
+        if let RuntimePhase::Active(station) = &mut self.phase {
+            station.set_pre_copy(rehearsal.clone());
+        }
+        let before = self.standby.take();
+        self.standby = rehearsal.and_then(|rehearsal| StandbyLayers::new(me, rehearsal, before));
+        self.drive_standby();
+    }
+
+    pub(super) fn tick_standby(&mut self) {
+        if let Some(following) = &mut self.standby {
+            following.tick += 1;
+        }
+        self.drive_standby();
+    }
+
+    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads them.
+    fn drive_standby(&mut self) {
+        match &self.phase {
+            RuntimePhase::Idle | RuntimePhase::Active(_) => {
+                let Some(following) = &mut self.standby else { return };
+                self.outbox.extend(following.request_missing());
+                let news = following.take_event();
+                self.outbox.extend(news.map(RuntimeOutput::Event));
+            }
+            RuntimePhase::Loading(_) => self.load_standby(),
+        }
+    }
+
+    pub(super) fn settle_standby(&mut self, seal: &Seal) {
+        if let Some(following) = &mut self.standby {
+            following.settle(seal);
+        }
+    }
+
+    /// A layer that was requested ahead.
+    pub(super) fn handle_standby_layer(
+        &mut self,
+        frame: &PeerFrame,
+        open: Turn,
+        image: &Arc<LayerImage>,
+    ) -> Result<(), PeerFrameRefusal> {
+        let following = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+        let (layer, version) = (image.layer, image.version);
+        following.check_sender(frame, layer)?;
+        if !self.model.fits(image) {
+            return Err(PeerFrameRefusal::WrongShape { layer });
+        }
+        let followed = following.layers.get_mut(&layer).expect("its owner was looked up");
+        if !followed.is_missing() || version != open.step {
+            return Err(PeerFrameRefusal::Unrequested { layer, version, sender: frame.sender });
+        }
+        match self.model.copy(image) {
+            Ok(copy) => followed.copy = Some((copy, open)),
+            Err(_) => followed.is_given_up = true,
+        }
+        followed.advance(&following.seals);
+        self.drive_standby();
+        Ok(())
+    }
+
+    /// The gradient of a turn, and the seal that led to it.
+    pub(super) fn handle_standby_update(
+        &mut self,
+        frame: &PeerFrame,
+        (turn, before): (Turn, Option<Seal>),
+        gradients: &[Arc<LayerGradient>],
+    ) -> Result<(), PeerFrameRefusal> {
+        let following = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+        for gradient in gradients.iter() {
+            following.check_sender(frame, gradient.layer)?;
+        }
+        for gradient in gradients.iter() {
+            let followed = following.layers.get_mut(&gradient.layer);
+            followed.expect("its owner was looked up").hold(turn, gradients);
+        }
+        match before {
+            Some(seal) => following.settle(&seal),
+            None => following.layers.values_mut().for_each(|f| f.advance(&following.seals)),
+        }
+        self.drive_standby();
+        Ok(())
+    }
+}
+
+/// The workers that follow layers of a stage, and whether each layer was sent.
+#[derive(Default)]
+pub(super) struct StandbyPeers {
+    pre_copy: Option<Arc<PreCopyPlan>>,
+    served: BTreeMap<(Holder, LayerId), bool>,
+}
+
+impl StandbyPeers {
+    pub(super) fn set_pre_copy(&mut self, rehearsal: Option<Arc<PreCopyPlan>>) {
+        self.pre_copy = rehearsal;
+        let Self { pre_copy: rehearsal, served } = self;
+        served.retain(|(holder, layer), _| is_named(rehearsal.as_deref(), *holder, *layer));
+    }
+
+    /// A worker requests to follow a layer. If it requests it again, the layer is sent again.
+    pub(super) fn admit(&mut self, holder: Holder, layer: LayerId) -> Result<(), PeerFrameRefusal> {
+        if !is_named(self.pre_copy.as_deref(), holder, layer) {
+            return Err(PeerFrameRefusal::Stranger { sender: holder });
+        }
+        self.served.insert((holder, layer), false);
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.served.is_empty()
+    }
+
+    /// The workers that wait for their layer; from now on they do not.
+    pub(super) fn take_waiting(&mut self) -> Vec<(Holder, LayerId)> {
+        let waiting = self.served.iter_mut().filter(|(_, is_served)| !**is_served);
+        let served = waiting.map(|(key, is_served)| {
+            *is_served = true;
+            *key
+        });
+        served.collect()
+    }
+
+    /// For each node that follows, its layers.
+    pub(super) fn served(&self) -> BTreeMap<NodeId, Vec<LayerId>> {
+        let mut nodes: BTreeMap<NodeId, Vec<LayerId>> = BTreeMap::new();
+        for ((holder, layer), _) in self.served.iter().filter(|(_, is_served)| **is_served) {
+            nodes.entry(holder.node).or_default().push(*layer);
+        }
+        nodes
+    }
+}
+
+fn is_named(rehearsal: Option<&PreCopyPlan>, holder: Holder, layer: LayerId) -> bool {
+    let mut follows = rehearsal.into_iter().flat_map(|rehearsal| rehearsal.followed_by(holder));
+    follows.any(|follow| follow.layer == layer)
+}

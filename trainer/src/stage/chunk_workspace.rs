@@ -1,0 +1,222 @@
+//! A chunk with the memory its passes work in, taken and given back where the program says. Slices of
+//! one length share a pool of slots; where sequences are cut evenly or not at all there is one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use zbelastic_kernels::{Accumulate, AllocateError, Backend, HostThreads};
+use zbelastic_types::{LayerRange, SliceIndex};
+
+use super::initial_weights::InitialWeights;
+pub(super) use super::pass_pool::MicrobatchSlice;
+use super::pass_pool::PassPool;
+use crate::elastic::LayerImage;
+use crate::model::{
+    Chunk, LayerState, Logits, ModelConfig, PassStash, model_layers, offload_parts, settle,
+};
+use crate::plan::SliceCut;
+
+/// What of a pass is away.
+#[derive(Clone, Copy, Debug)]
+struct OffloadedPass {
+    has_remade: bool,
+    has_logits: bool,
+}
+
+/// The chunk, and what a pass works in.
+pub(super) struct PassWorkingSet<'a, B: Backend> {
+    pub(super) chunk: &'a mut Chunk<B>,
+    pub(super) stash: &'a mut PassStash<B::Buffer>,
+    /// Those of the slices before, in order.
+    pub(super) earlier: Vec<&'a mut PassStash<B::Buffer>>,
+    pub(super) logits: Option<&'a mut Logits<B::Buffer>>,
+}
+
+/// A chunk with the memory its passes work in.
+pub(super) struct ChunkWorkspace<B: Backend> {
+    pub(super) chunk: Chunk<B>,
+    /// By the length of slices.
+    pools: BTreeMap<usize, PassPool<B>>,
+    cut: SliceCut,
+    offloaded: BTreeMap<MicrobatchSlice, OffloadedPass>,
+    /// Whether a copy may still use memory of passes.
+    has_left: bool,
+    /// Weight gradients added so far this step: the order rule.
+    pub(super) accumulated: u32,
+    pub(super) head_accumulated: u32,
+}
+
+impl<B: Backend> ChunkWorkspace<B> {
+    /// A chunk with pools for each length of `cut`.
+    pub(super) fn new(chunk: Chunk<B>, pools: BTreeMap<usize, PassPool<B>>, cut: SliceCut) -> Self {
+        let away = BTreeMap::new();
+        let has_left = false;
+        Self { chunk, pools, cut, offloaded: away, has_left, accumulated: 0, head_accumulated: 0 }
+    }
+
+    fn pool(&mut self, part: MicrobatchSlice) -> &mut PassPool<B> {
+        self.pools.get_mut(&self.cut.len_of(part.1)).expect("each length has a pool")
+    }
+
+    /// Slots that passes hold, here and elsewhere.
+    pub(super) fn slots_in_use(&self) -> usize {
+        self.pools.values().map(PassPool::slots_in_use).sum::<usize>() + self.offloaded.len()
+    }
+
+    /// The chunk, and what a pass works in, once no copy uses that any more.
+    pub(super) fn working(&mut self, backend: &B, part: MicrobatchSlice) -> PassWorkingSet<'_, B> {
+        let has_left = self.has_left;
+        let mut working = self.held(part);
+        if has_left {
+            let PassWorkingSet { stash, earlier, logits, .. } = &mut working;
+            earlier.iter_mut().for_each(|stash| settle(backend, stash, None));
+            settle(backend, stash, logits.as_deref_mut());
+        }
+        working
+    }
+
+    fn held(&mut self, part: MicrobatchSlice) -> PassWorkingSet<'_, B> {
+        let (first, mut held, mut logits) = ((part.0, SliceIndex(0)), Vec::new(), None);
+        for PassPool { stashes, logits: of_pool, .. } in self.pools.values_mut() {
+            held.extend(stashes.held(first..=part));
+            logits = logits.or_else(|| of_pool.find(part));
+        }
+        held.sort_unstable_by_key(|(holder, _)| *holder);
+        assert_eq!(held.len(), part.1.index() + 1, "earlier slices have their slots");
+        let mut earlier: Vec<&mut PassStash<B::Buffer>> =
+            held.into_iter().map(|(_, stash)| stash).collect();
+        let stash = earlier.pop().expect("a slot a slice");
+        PassWorkingSet { chunk: &mut self.chunk, stash, earlier, logits }
+    }
+
+    /// F begins.
+    pub(super) fn open(&mut self, part: MicrobatchSlice) {
+        self.pool(part).open(part);
+    }
+
+    /// W is done.
+    pub(super) fn close(&mut self, part: MicrobatchSlice) {
+        self.pool(part).close(part);
+    }
+
+    /// The logits are not read any more: their slot is free.
+    pub(super) fn close_logits(&mut self, part: MicrobatchSlice) {
+        self.pool(part).logits.release(part);
+    }
+
+    /// What can be made again is not read any more: its memory is free.
+    pub(super) fn release_recomputed(&mut self, part: MicrobatchSlice) {
+        self.pool(part).release_recomputed(part);
+    }
+
+    /// What R makes again is given up.
+    pub(super) fn drop_recomputed(&mut self, part: MicrobatchSlice) {
+        self.pool(part).drop_recomputed(part);
+    }
+
+    /// R begins.
+    pub(super) fn reopen(&mut self, part: MicrobatchSlice) {
+        self.pool(part).reopen(part);
+    }
+
+    /// What leaves with a pass, or has left, part by part.
+    pub(super) fn offload_parts(
+        &mut self,
+        backend: &B,
+        part: MicrobatchSlice,
+    ) -> Vec<&mut B::Buffer> {
+        let PassWorkingSet { stash, logits, .. } = self.held(part);
+        offload_parts(backend, stash, logits)
+    }
+
+    /// A pass has left: its slots are free.
+    pub(super) fn release_offloaded(&mut self, part: MicrobatchSlice) {
+        let pool = self.pool(part);
+        let has_remade = pool.release_recomputed(part);
+        let has_logits = pool.logits.find(part).is_some();
+        if has_logits {
+            pool.logits.release(part);
+        }
+        pool.stashes.release(part);
+        self.offloaded.insert(part, OffloadedPass { has_remade, has_logits });
+        self.has_left = true;
+    }
+
+    /// A pass takes slots again for what left.
+    pub(super) fn acquire_reloaded(&mut self, part: MicrobatchSlice) {
+        let left = self.offloaded.remove(&part);
+        let OffloadedPass { has_remade, has_logits } = left.expect("what comes back was away");
+        let pool = self.pool(part);
+        pool.stashes.acquire(part);
+        if has_remade {
+            pool.acquire_recomputed(part);
+        }
+        if has_logits {
+            pool.logits.acquire(part);
+        }
+    }
+
+    /// The turn was dropped: all slots are free.
+    pub(super) fn release_all(&mut self) {
+        self.pools.values_mut().for_each(PassPool::release_all);
+        self.offloaded.clear();
+        (self.accumulated, self.head_accumulated) = (0, 0);
+    }
+}
+
+/// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last to
+/// the first, whenever W runs. `place` counts them, those of one replica.
+pub(super) fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
+    assert_eq!(place, *accumulated, "W adds microbatches in order, and slices in reverse");
+    *accumulated += 1;
+    if place == 0 { Accumulate::Start } else { Accumulate::Add }
+}
+
+/// Where the layers of a stage come from.
+#[derive(Clone, Copy)]
+pub(super) enum StageLayers<'a> {
+    /// Made anew, as they are before the first step.
+    Initial(&'a InitialWeights),
+    /// As they travelled here, in the order of chunks.
+    Images(&'a [Arc<LayerImage>]),
+}
+
+impl StageLayers<'_> {
+    /// Those of the next chunk, taken out of what is left.
+    ///
+    /// # Panics
+    /// If what travelled here is not of this stage.
+    pub(super) fn build<B: Backend>(
+        &mut self,
+        backend: &B,
+        model: &ModelConfig,
+        layers: LayerRange,
+    ) -> Result<Vec<LayerState<B>>, AllocateError> {
+        let specs = model_layers(model);
+        let build = |layer: u32| {
+            let spec = specs[layer as usize].clone();
+            match self {
+                Self::Initial(weights) => {
+                    let image = weights.image_of(&HostThreads::one(), &spec);
+                    LayerState::of_image(backend, model, spec, &image)
+                }
+                Self::Images(images) => {
+                    let image = images.split_off_first().expect("as many layers as the stage has");
+                    LayerState::of_image(backend, model, spec, image)
+                }
+            }
+        };
+        layers.ids().map(build).collect()
+    }
+
+    /// All chunks have theirs.
+    ///
+    /// # Panics
+    /// If more travelled here.
+    pub(super) fn finish(self) {
+        match self {
+            Self::Initial(_) => {}
+            Self::Images(left) => assert!(left.is_empty(), "as many layers as the stage has"),
+        }
+    }
+}

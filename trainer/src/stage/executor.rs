@@ -1,0 +1,227 @@
+//! The operations that a stage engine computes with.
+
+use zbelastic_consensus::checkpoint::LayerDigest;
+use zbelastic_consensus::validation::{LayerFingerprint, TensorSum};
+use zbelastic_kernels::{DeviceFault, HostFloats, Loss, TensorHandle};
+use zbelastic_schedule::{Flow, Pass};
+use zbelastic_types::{ChunkIndex, LayerId, SliceIndex, Step};
+
+use super::injection::Injection;
+use super::stash_store::StashStoreError;
+use crate::data::TokenBatch;
+use crate::elastic::{LayerImage, layer_digest, layer_fingerprint};
+use crate::model::Span;
+
+/// One optimizer update: what its numbers depend on besides the settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateRequest {
+    /// Step that the update belongs to.
+    pub step: Step,
+    /// The update's number, counted from 1.
+    pub number: u64,
+    /// Coefficient that gradients are multiplied with to clip their norm.
+    pub clip: f32,
+}
+
+/// The passes and updates of one stage. [`super::BackendExecutor`] does them on a device; a simulation may do
+/// them on hashes. The engine decides what runs when.
+///
+/// Weights that passes read are those of the state, or the candidate's between
+/// [`Self::compute_candidate`] and [`Self::drop_candidate`] or [`Self::commit`].
+pub trait StageExecutor {
+    /// What ended the device, if anything did. What was computed since is not a result.
+    fn fault(&self) -> Option<DeviceFault> {
+        None
+    }
+
+    /// The chunks of this stage.
+    fn chunk_indices(&self) -> Vec<ChunkIndex>;
+
+    /// Whether a chunk is here.
+    fn has_chunk(&self, chunk: ChunkIndex) -> bool;
+
+    /// Floats of a boundary tensor of this slice.
+    fn frame_len(&self, slice: SliceIndex) -> usize;
+
+    /// Slots that passes under way hold.
+    fn slots_in_use(&self) -> usize;
+
+    /// The end of an operation: what was put off to be enqueued on a device at once is enqueued.
+    fn flush(&mut self) {}
+
+    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is enqueued, and
+    /// is timed by its own clock.
+    fn spans_recorded(&self) -> usize {
+        0
+    }
+
+    /// Their times since the last call, in order. Waits for them.
+    fn spans(&self) -> Vec<Span> {
+        Vec::new()
+    }
+
+    /// What the device's clock shows once all that was enqueued is done, if there is one. There must be
+    /// nothing left for [`Self::spans`] to return.
+    fn device_now_us(&self) -> Option<f64> {
+        None
+    }
+
+    /// Frees what a dropped turn left.
+    fn drop_passes(&mut self);
+
+    /// F; yields the loss if the chunk has the head.
+    fn forward(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss>;
+
+    /// F whose stash is not read afterwards.
+    fn forward_only(
+        &mut self,
+        pass: Pass,
+        batch: &TokenBatch,
+        input: Option<TensorHandle>,
+    ) -> Option<Loss>;
+
+    /// B: computes the gradient of the chunk's input.
+    fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>);
+
+    /// W of the head's matrix, after which the logits are not read any more.
+    fn head_weights(&mut self, pass: Pass);
+
+    /// W of what is left, after which the stash is not read any more. Microbatches add up in their order.
+    fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch);
+
+    /// DROP: what R makes again is given up.
+    fn drop_activations(&mut self, pass: Pass);
+
+    /// R: makes it again. The batch is that of F.
+    fn recompute(&mut self, pass: Pass, batch: &TokenBatch);
+
+    /// OFFLOAD: what the pass keeps goes to the second store, and its slots are free.
+    ///
+    /// # Errors
+    /// If the store refuses it: then it is still here.
+    fn offload(&mut self, pass: Pass) -> Result<(), StashStoreError>;
+
+    /// RELOAD: it takes slots and is back, to the same bits.
+    ///
+    /// # Errors
+    /// If the store does not give it back: then it is still away.
+    fn reload(&mut self, pass: Pass) -> Result<(), StashStoreError>;
+
+    /// Begins to bring a boundary tensor that arrived to where it is computed with.
+    fn receive(&mut self, tensor: TensorHandle) -> TensorHandle {
+        tensor
+    }
+
+    /// What the last F or B left.
+    fn take_result(&mut self, flow: Flow, pass: Pass) -> TensorHandle;
+
+    /// Floats of a chunk's gradient.
+    fn partial_len(&self, chunk: ChunkIndex) -> usize;
+
+    /// A chunk's gradient over the microbatches of its replica, layer after layer.
+    ///
+    /// # Panics
+    /// If a microbatch of the replica is missing.
+    fn partial(&self, chunk: ChunkIndex) -> Vec<f32>;
+
+    /// Makes the gradient of `chunk` the sum of both replicas', the first replica's first, where
+    /// `twin` is the other one's.
+    fn reduce(&mut self, chunk: ChunkIndex, twin: &[f32]);
+
+    /// The gradient is complete: the next step's begins anew.
+    ///
+    /// # Panics
+    /// If a microbatch is missing.
+    fn freeze(&mut self, microbatch_count: u32);
+
+    /// Corrupts a gradient on purpose, if its tensor is here.
+    fn inject(&mut self, injection: &Injection);
+
+    /// The sum of squares of each tensor's gradient, in model order within each chunk. Of two
+    /// replicas of a layer the first one's counts, here and in what is read of the state.
+    fn square_sums(&mut self) -> Vec<TensorSum>;
+
+    /// The same, where an open gate would compute the candidate of `order` next: a device that gains by it
+    /// computes it as well. It is in force from [`Self::compute_candidate`] on, and not before.
+    fn square_sums_ahead(&mut self, _order: UpdateRequest) -> Vec<TensorSum> {
+        self.square_sums()
+    }
+
+    /// Computes candidate weights from the untouched state and puts them in force.
+    fn compute_candidate(&mut self, order: UpdateRequest);
+
+    /// Puts the state's weights back in force.
+    fn drop_candidate(&mut self);
+
+    /// Makes the candidate the state: moments, then weights; one version on.
+    fn commit(&mut self, order: UpdateRequest);
+
+    /// The same, where [`Self::attested`] reports the state that it leaves in the next step.
+    fn commit_to_attest(&mut self, order: UpdateRequest) {
+        self.commit(order);
+    }
+
+    /// Leaves the state as it is, one version on.
+    fn skip(&mut self, step: Step);
+
+    /// Steps sealed before the state.
+    fn version(&self) -> Step;
+
+    /// The sealed state of each layer; never the candidate.
+    fn images(&self) -> Vec<LayerImage>;
+
+    /// The sealed state of one layer, if it is here, on its way: the first reader waits for it.
+    fn pending_image(&mut self, layer: LayerId) -> Option<LayerImage> {
+        self.images().into_iter().find(|image| image.layer == layer)
+    }
+
+    /// The sealed state of the layers of second replicas on this stage.
+    fn twin_images(&self) -> Vec<LayerImage> {
+        Vec::new()
+    }
+
+    /// The frozen gradient of each layer, on its way: the first reader waits for it.
+    fn gradients(&mut self) -> Vec<(LayerId, HostFloats)>;
+
+    /// That of one layer, if it is here.
+    fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
+        self.gradients().into_iter().find_map(|(of, g)| (of == layer).then_some(g))
+    }
+
+    /// The digest of each layer's sealed state, in the order of layers.
+    fn digests(&self) -> Vec<LayerDigest> {
+        digests_of(&self.images())
+    }
+
+    /// The digest of the sealed state of each layer of a second replica, in the order of layers.
+    fn twin_digests(&self) -> Vec<LayerDigest> {
+        digests_of(&self.twin_images())
+    }
+
+    /// The fingerprints of the state that a report carries now and then: of the layers of first replicas,
+    /// then of those of second ones, each in the order of layers.
+    fn attested(&self) -> Vec<LayerFingerprint> {
+        let mut attested = fingerprints_of(&self.images());
+        attested.extend(fingerprints_of(&self.twin_images()));
+        attested
+    }
+}
+
+fn fingerprints_of(images: &[LayerImage]) -> Vec<LayerFingerprint> {
+    let mut fingerprints: Vec<LayerFingerprint> =
+        images.iter().map(|image| (image.layer, layer_fingerprint(image))).collect();
+    fingerprints.sort_unstable_by_key(|(layer, _)| *layer);
+    fingerprints
+}
+
+fn digests_of(images: &[LayerImage]) -> Vec<LayerDigest> {
+    let mut digests: Vec<LayerDigest> =
+        images.iter().map(|image| (image.layer, layer_digest(image))).collect();
+    digests.sort_unstable_by_key(|(layer, _)| *layer);
+    digests
+}

@@ -1,0 +1,55 @@
+//! The weights that a run begins with.
+
+use std::sync::Arc;
+
+use zbelastic_kernels::{HostFloats, HostThreads};
+use zbelastic_types::Step;
+
+use crate::elastic::LayerImage;
+use crate::model::{LayerSpec, draw_weights};
+
+/// The weights of a run before its first step.
+#[derive(Clone, Debug)]
+pub enum InitialWeights {
+    /// Drawn from a seed.
+    Drawn {
+        /// Seed of the random numbers that weights are drawn from.
+        seed: u64,
+    },
+    /// Given, layer by layer, in the order in which a layer's tensors lie.
+    Given(Arc<Vec<Vec<f32>>>),
+}
+
+impl InitialWeights {
+    /// The weights of a layer.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
+    #[must_use]
+    pub fn of_layer(&self, spec: &LayerSpec) -> HostFloats {
+        self.of_layer_on(&HostThreads::one(), spec)
+    }
+
+    fn of_layer_on(&self, host: &HostThreads, spec: &LayerSpec) -> HostFloats {
+        let mut weights =
+            HostFloats::zeroed(spec.len()).expect("memory for the weights of a layer");
+        match self {
+            Self::Drawn { seed } => draw_weights(host, spec, *seed, weights.as_mut_slice()),
+            Self::Given(layers) => {
+                weights.as_mut_slice().copy_from_slice(&layers[spec.layer.index()]);
+            }
+        }
+        weights
+    }
+
+    /// A layer before the first step, drawn on the host's threads. Its moments are zeros that take no memory until they are written.
+    ///
+    /// # Panics
+    /// If there is no memory for it.
+    #[must_use]
+    pub fn image_of(&self, host: &HostThreads, spec: &LayerSpec) -> LayerImage {
+        let zeros = || HostFloats::zeroed(spec.len()).expect("pages that nobody has written");
+        let (layer, version, w) = (spec.layer, Step(0), self.of_layer_on(host, spec));
+        LayerImage { layer, version, w, m: zeros(), v: zeros() }
+    }
+}

@@ -1,0 +1,127 @@
+//! Where passes lie while they are away: in memory that the device copies by itself, beside its
+//! work, or in a second store that takes and gives floats while the stage waits.
+
+use std::collections::BTreeMap;
+
+use zbelastic_kernels::{AllocateError, Backend};
+use zbelastic_schedule::Pass;
+use zbelastic_types::{Bytes, ChunkIndex};
+
+use super::chunk_workspace::{ChunkWorkspace, MicrobatchSlice};
+use super::slots::SlotPool;
+use super::stash_store::{MemoryStashStore, StashStore, StashStoreError};
+use crate::model::{download_parts, upload_parts};
+use crate::plan::OffloadClaim;
+
+/// Places for passes of one length over a chunk, each known by its first byte.
+pub(super) struct OffloadSlots {
+    slots: SlotPool<u64, MicrobatchSlice>,
+    /// Numbers that one of them holds.
+    len: usize,
+}
+
+/// Where passes lie while they are away.
+pub(super) enum OffloadTarget<B: Backend> {
+    /// The device's own way. Places are as many as the plan claims, and do not move.
+    Device { away: B::OffloadBuffer, places: BTreeMap<(ChunkIndex, usize), OffloadSlots> },
+    /// Anything else.
+    Store(Box<dyn StashStore>),
+}
+
+impl<B: Backend> OffloadTarget<B> {
+    /// The device's own way, if it has one and something leaves; else the host's memory.
+    pub(super) fn of_device(backend: &B, claimed: &[OffloadClaim]) -> Result<Self, AllocateError> {
+        let bytes = claimed.iter().map(OffloadClaim::bytes).sum::<Bytes>();
+        let away = if bytes > Bytes(0) { backend.reserve_offload(bytes.0)? } else { None };
+        let Some(away) = away else {
+            return Ok(Self::Store(Box::new(MemoryStashStore::new(floats_of(claimed)))));
+        };
+        let (mut places, mut start) = (BTreeMap::new(), 0);
+        for claim in claimed {
+            let starts = (0..u64::from(claim.count)).map(|i| start + i * claim.pass_bytes.0);
+            let slots = SlotPool::new(starts.collect());
+            places.insert(
+                (claim.chunk, claim.slice_len),
+                OffloadSlots { slots, len: claim.pass_len },
+            );
+            start += claim.bytes().0;
+        }
+        assert_eq!(start, bytes.0, "as many bytes as the plan claims");
+        Ok(Self::Device { away, places })
+    }
+
+    /// A second store made for what the plan claims, as floats.
+    pub(super) fn in_store(
+        make: impl FnOnce(Bytes) -> Box<dyn StashStore>,
+        claimed: &[OffloadClaim],
+    ) -> Self {
+        Self::Store(make(floats_of(claimed)))
+    }
+
+    /// OFFLOAD of a pass over slices of this length.
+    pub(super) fn offload(
+        &mut self,
+        backend: &B,
+        bench: &mut ChunkWorkspace<B>,
+        (pass, slice_len): (Pass, usize),
+    ) -> Result<(), StashStoreError> {
+        let part = (pass.microbatch, pass.slice);
+        match self {
+            Self::Device { away, places } => {
+                let mut left = bench.offload_parts(backend, part);
+                let places = places.get_mut(&(pass.chunk, slice_len)).expect("claimed by the plan");
+                let len: usize = left.iter().map(|buffer| backend.len(buffer)).sum();
+                assert!(len <= places.len, "{len} numbers leave, the plan claims {}", places.len);
+                let start = *places.slots.acquire(part);
+                backend.offload(&mut left, away, start);
+            }
+            Self::Store(store) => {
+                let floats = download_parts(backend, &mut bench.offload_parts(backend, part));
+                store.put(pass, &floats)?;
+            }
+        }
+        bench.release_offloaded(part);
+        Ok(())
+    }
+
+    /// RELOAD of such a pass.
+    pub(super) fn reload(
+        &mut self,
+        backend: &B,
+        bench: &mut ChunkWorkspace<B>,
+        (pass, slice_len): (Pass, usize),
+    ) -> Result<(), StashStoreError> {
+        let part = (pass.microbatch, pass.slice);
+        match self {
+            Self::Device { away, places } => {
+                let places = places.get_mut(&(pass.chunk, slice_len)).expect("claimed by the plan");
+                let start = *places.slots.get(part);
+                bench.acquire_reloaded(part);
+                backend.reload(away, start, &mut bench.offload_parts(backend, part));
+                // What leaves next for this place comes after this copy: the device sees to it.
+                places.slots.release(part);
+            }
+            Self::Store(store) => {
+                let floats = store.take(pass)?;
+                bench.acquire_reloaded(part);
+                upload_parts(backend, &floats, &mut bench.offload_parts(backend, part));
+            }
+        }
+        Ok(())
+    }
+
+    /// The turn was dropped: nothing is away.
+    pub(super) fn clear(&mut self) {
+        match self {
+            Self::Device { places, .. } => {
+                places.values_mut().for_each(|places| places.slots.release_all());
+            }
+            Self::Store(store) => store.clear(),
+        }
+    }
+}
+
+/// What a store of floats takes.
+fn floats_of(claimed: &[OffloadClaim]) -> Bytes {
+    claimed.iter().map(|claim| Bytes::of_f32(claim.pass_len) * u64::from(claim.count)).sum()
+}

@@ -1,0 +1,124 @@
+//! One holder's stream: a task that requests chunks and reads them. Requests go out as orders come in,
+//! while earlier answers are still read.
+
+use std::io;
+use std::ops::Range;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::error::HolderError;
+use super::sink::VerifiedChunk;
+use super::spare::SpareChunks;
+use super::streams::{ChunkReader, RequestWriter};
+use super::wire::ChunkRequest;
+
+/// How long a stream to a holder may take to open. A liveness bound of the network: a connection
+/// whose peer is silent ends after as long, and a local socket is accepted at once.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+/// How long a holder that owes chunks may send no byte at all. A rule about progress: however slow
+/// a road is, bytes keep arriving on it. Covers that the holder looks for what was requested.
+const SILENT_WITHIN: Duration = Duration::from_secs(30);
+
+/// A range of chunks to request.
+pub(super) type ChunkRange = Range<u64>;
+
+/// What a task reports of its holder.
+#[derive(Debug)]
+pub(super) enum HolderTaskReport {
+    /// A chunk came whole.
+    Chunk { holder: usize, verified: VerifiedChunk },
+    /// The last report: why the task ended.
+    Ended { holder: usize, error: HolderError },
+}
+
+/// What a task needs to know.
+pub(super) struct HolderTaskSetup {
+    pub(super) holder: usize,
+    pub(super) key: Vec<u8>,
+    pub(super) length: u64,
+    pub(super) orders: mpsc::Receiver<ChunkRange>,
+    pub(super) reports: mpsc::Sender<HolderTaskReport>,
+    pub(super) spare: SpareChunks,
+    /// Resolves when another holder should take over.
+    pub(super) overtaken: oneshot::Receiver<()>,
+}
+
+/// Serves orders on the stream that `opening` gives, until something fails or the fetch is over.
+pub(super) async fn run<F, R, W>(mut errand: HolderTaskSetup, opening: F)
+where
+    F: Future<Output = io::Result<(R, W)>>,
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let error = match errand.open(opening).await {
+        Ok((reader, writer)) => errand.work(reader, writer).await,
+        Err(error) => error,
+    };
+    let ended = HolderTaskReport::Ended { holder: errand.holder, error };
+    // Without a receiver the fetch is over.
+    let _ = errand.reports.send(ended).await;
+}
+
+impl HolderTaskSetup {
+    async fn open<F, S>(&mut self, opening: F) -> Result<S, HolderError>
+    where
+        F: Future<Output = io::Result<S>>,
+    {
+        tokio::select! {
+            opened = timeout(OPEN_WITHIN, opening) => {
+                opened.map_err(|_| HolderError::Stalled)?.map_err(HolderError::Unreachable)
+            }
+            _ = &mut self.overtaken => Err(HolderError::Overtaken),
+        }
+    }
+
+    /// Works until something fails, and returns the failure.
+    async fn work<R, W>(&mut self, reader: R, writer: W) -> HolderError
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let mut inbox = ChunkReader::new(reader, self.length, self.spare.clone());
+        let mut outbox = RequestWriter::new(writer);
+        let mut silent_until = Instant::now() + SILENT_WITHIN;
+        loop {
+            tokio::select! {
+                _ = &mut self.overtaken => return HolderError::Overtaken,
+                order = self.orders.recv() => {
+                    // Without a sender the fetch is over, and nobody reads what this returns.
+                    let Some(order) = order else { return HolderError::Overtaken };
+                    if !inbox.is_waiting() {
+                        silent_until = Instant::now() + SILENT_WITHIN;
+                    }
+                    let (first, count) = (order.start, order.end - order.start);
+                    outbox.push(&ChunkRequest { key: self.key.clone(), first, count });
+                    inbox.expect(order);
+                }
+                sent = outbox.send(), if outbox.is_waiting() => {
+                    if let Err(error) = sent { return HolderError::Stream(error) }
+                }
+                read = inbox.read(), if inbox.is_waiting() => {
+                    let verified = match read {
+                        Ok(verified) => verified,
+                        Err(error) => return error,
+                    };
+                    if let Some(verified) = verified {
+                        self.report(verified).await;
+                    }
+                    // Behind the report, since a sink that is slow is not the holder's silence.
+                    silent_until = Instant::now() + SILENT_WITHIN;
+                }
+                () = sleep_until(silent_until), if inbox.is_waiting() => return HolderError::Stalled,
+            }
+        }
+    }
+
+    async fn report(&self, verified: VerifiedChunk) {
+        let report = HolderTaskReport::Chunk { holder: self.holder, verified };
+        // Without a receiver the fetch is over.
+        let _ = self.reports.send(report).await;
+    }
+}

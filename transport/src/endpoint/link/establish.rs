@@ -1,0 +1,115 @@
+//! From a hello to a road: the end that was dialled answers, the dialler tries the same-host road
+//! and sends which one it is.
+
+use std::sync::Arc;
+
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+
+use super::PeerLink;
+use crate::control::ControlQueue;
+use crate::endpoint::context::TransportContext;
+use crate::endpoint::greeting::{DialSide, PeerConnection, hello_to_member};
+use crate::endpoint::hello::{PeerHello, read_path, write_path};
+use crate::endpoint::hub::{AdmissionHandle, LocalHub};
+use crate::event::TransportPath;
+use crate::frame::{FrameOutlet, frame_queue};
+use crate::local::{LocalAdmission, LocalArrival, LocalLane, LocalOffer, dial};
+
+/// A connection whose road is known, and what its lanes need.
+pub(super) struct EstablishedLink {
+    pub(super) link: Arc<PeerLink>,
+    pub(super) outlet: FrameOutlet,
+    pub(super) sockets: Option<LocalSockets>,
+    /// What comes to our same-host socket by this connection's leave, and the leave.
+    pub(super) arrivals: Option<(mpsc::Receiver<LocalArrival>, LocalAdmission)>,
+}
+
+/// The sockets of the same-host road that last as long as the connection.
+pub(super) struct LocalSockets {
+    pub(super) control: UnixStream,
+    pub(super) tensor: UnixStream,
+}
+
+/// None if the peer went away or made no sense meanwhile.
+pub(super) async fn establish(
+    context: &TransportContext,
+    greeted: PeerConnection,
+) -> Option<EstablishedLink> {
+    let PeerConnection { peer, connection, hello, side, mut send, mut receive, .. } = greeted;
+    let (sockets, leave) = match side {
+        DialSide::Dialled { admission: leave, .. } => {
+            let sockets = dial_sockets(context.local_hub.as_ref(), hello.offer.as_ref()).await;
+            let road =
+                if sockets.is_some() { TransportPath::SameHost } else { TransportPath::Quic };
+            write_path(&mut send, road).await.ok()?;
+            (sockets, leave)
+        }
+        DialSide::Accepted => {
+            let mut leave = admission_for(context.local_hub.as_ref(), &hello, peer.node).await;
+            let ours = hello_to_member(context, 0, leave.as_ref());
+            ours.write(&mut send).await.ok()?;
+            let sockets = match read_path(&mut receive).await.ok()? {
+                TransportPath::Quic => None,
+                TransportPath::SameHost => Some(await_sockets(leave.as_mut()?).await?),
+            };
+            (sockets, leave)
+        }
+    };
+    // Both ends have sent all that this stream carries.
+    let _ = send.finish();
+    let (queue, outlet) = frame_queue(context.limits.frame_queue_max);
+    let limits = &context.limits;
+    let control =
+        ControlQueue::new(limits.control_queue_messages_max, limits.control_queue_bytes_max);
+    let road = if sockets.is_some() { TransportPath::SameHost } else { TransportPath::Quic };
+    let offer = hello.offer.filter(|_| road == TransportPath::SameHost);
+    let link = Arc::new(PeerLink {
+        peer,
+        versions: hello.versions,
+        path: road,
+        connection,
+        control,
+        frames: queue,
+        offer,
+    });
+    let arrivals = leave.map(|AdmissionHandle { admission, arrivals }| (arrivals, admission));
+    Some(EstablishedLink { link, outlet, sockets, arrivals })
+}
+
+/// Leave for a dialler whose hello names this host.
+async fn admission_for(
+    hub: Option<&LocalHub>,
+    hello: &PeerHello,
+    node: zbelastic_types::NodeId,
+) -> Option<AdmissionHandle> {
+    let hub = hub.filter(|hub| hello.host.as_ref() == Some(hub.host()))?;
+    hub.admit(node).await
+}
+
+/// The sockets, if the peer is on this host and everything works. Else QUIC serves.
+async fn dial_sockets(hub: Option<&LocalHub>, offer: Option<&LocalOffer>) -> Option<LocalSockets> {
+    let (hub, offer) = (hub?, offer?);
+    if !offer.is_reachable_from(hub.host()) {
+        return None;
+    }
+    let control = dial(offer, hub.host(), LocalLane::Control);
+    let tensor = dial(offer, hub.host(), LocalLane::Tensor);
+    let (control, tensor) = tokio::try_join!(control, tensor).ok()?;
+    Some(LocalSockets { control, tensor })
+}
+
+/// Waits for the two sockets that the dialler has announced by its choice of road.
+async fn await_sockets(leave: &mut AdmissionHandle) -> Option<LocalSockets> {
+    let (mut control, mut tensor) = (None, None);
+    while control.is_none() || tensor.is_none() {
+        let LocalArrival { lane, stream, .. } = leave.arrivals.recv().await?;
+        match lane {
+            LocalLane::Control => control = Some(stream),
+            LocalLane::Tensor => tensor = Some(stream),
+            // Bodies are not requested before the road is known.
+            LocalLane::Bulk => drop(stream),
+        }
+    }
+    Some(LocalSockets { control: control?, tensor: tensor? })
+}

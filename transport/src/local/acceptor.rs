@@ -1,0 +1,117 @@
+//! Where connections come in: a task that lets in those that show a secret.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+use zbelastic_types::NodeId;
+
+use super::listener::{AdmittedSecrets, LocalAdmissionId, LocalArrival};
+use super::offer::{LocalLane, LocalSecret, SECRET_BYTES};
+
+/// The most connections that have not shown a secret yet. One more, and the oldest is closed: one
+/// that is silent cannot keep others out.
+pub const UNAUTHENTICATED_MAX: usize = 16;
+/// How long a connection may take to show a secret.
+pub const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+/// The most connections that wait to be taken from a listener. Those after them count as strangers
+/// until there is room.
+pub(super) const ARRIVALS_MAX: usize = 32;
+/// The pause after a failure to accept, as for lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// What is requested of the system as room between writer and reader. It may give less.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// What a connection is held against.
+#[derive(Clone)]
+pub(super) struct LocalAcceptor {
+    user: u32,
+    secrets: watch::Receiver<AdmittedSecrets>,
+    arrivals: mpsc::Sender<LocalArrival>,
+    refused: Arc<AtomicU64>,
+}
+
+impl LocalAcceptor {
+    pub(super) fn new(
+        user: u32,
+        secrets: watch::Receiver<AdmittedSecrets>,
+        arrivals: mpsc::Sender<LocalArrival>,
+        refused: Arc<AtomicU64>,
+    ) -> Self {
+        Self { user, secrets, arrivals, refused }
+    }
+
+    /// Lets in the connections that may come, until it is aborted.
+    pub(super) async fn run(self, socket: UnixListener) {
+        let mut strangers = JoinSet::new();
+        let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            let accepted = socket.accept().await;
+            while strangers.try_join_next().is_some() {}
+            oldest.retain(|stranger| !stranger.is_finished());
+            let Ok((stream, _)) = accepted else {
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            if oldest.len() == UNAUTHENTICATED_MAX {
+                let stranger = oldest.pop_front().expect("it is full");
+                stranger.abort();
+                self.refused.fetch_add(1, Ordering::Relaxed);
+            }
+            oldest.push_back(strangers.spawn(self.clone().receive(stream)));
+        }
+    }
+
+    /// Hands the connection on if it is greeted right and in time, and closes it otherwise.
+    async fn receive(self, mut stream: UnixStream) {
+        let greeted = timeout(GREETING_DEADLINE, self.authenticate(&mut stream)).await;
+        let Ok(Some((admission, peer, lane))) = greeted else {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        // Without a receiver the listener is gone, and the connection with it.
+        let _ = self.arrivals.send(LocalArrival { admission, peer, lane, stream }).await;
+    }
+
+    async fn authenticate(
+        &self,
+        stream: &mut UnixStream,
+    ) -> Option<(LocalAdmissionId, NodeId, LocalLane)> {
+        if stream.peer_cred().ok()?.uid() != self.user {
+            return None;
+        }
+        let mut greeting = [0; 1 + SECRET_BYTES];
+        stream.read_exact(&mut greeting).await.ok()?;
+        let [lane, secret @ ..] = greeting;
+        let lane = LocalLane::from_byte(lane)?;
+        let secret = LocalSecret::from_bytes(secret);
+        let (admission, peer) = self.find_admission(&secret)?;
+        stream.write_all(secret.proof().as_bytes()).await.ok()?;
+        enlarge_send_buffer(stream).ok()?;
+        Some((admission, peer, lane))
+    }
+
+    /// The admission and the peer of the secret. Looks at all of them, so that the time reveals nothing.
+    fn find_admission(&self, secret: &LocalSecret) -> Option<(LocalAdmissionId, NodeId)> {
+        let secrets = self.secrets.borrow();
+        secrets.iter().fold(
+            None,
+            |found, (&admission, (peer, known))| {
+                if known == secret { Some((admission, *peer)) } else { found }
+            },
+        )
+    }
+}
+
+/// Requests more room between writer and reader than the system gives by itself.
+pub(super) fn enlarge_send_buffer(stream: &UnixStream) -> io::Result<()> {
+    SockRef::from(stream).set_send_buffer_size(SOCKET_BUFFER_BYTES)
+}
