@@ -1,7 +1,8 @@
-//! What a leader does for each step of a cluster of so many workers: processor time, and bytes that it
-//! sends. Workers are what they send: a report of each stage, the copies' updates, and heartbeats. Each
-//! message is encoded as the shell would, and each write is durable at once. There is one voter, so what
-//! the log sends to the others is left out: it does not depend on the workers.
+//! What a leader does for each step of a cluster of so many workers: processor time, and bytes that
+//! it sends. Workers are what they send: a report of each stage, the copies' updates, and
+//! heartbeats. Each message is encoded as the shell would, and each write is durable at once. There
+//! is one voter, so what the log sends to the others is left out: it does not depend on the
+//! workers.
 //!
 //! ```text
 //! cargo run --release -p zbelastic-consensus --example leader_load [steps]
@@ -50,7 +51,8 @@ struct LeaderLoad {
     busy: Duration,
     sent: u64,
     bytes: u64,
-    /// Plans that it requested, and workers whose inventory it requested, with the index of the request.
+    /// Plans that it requested, and workers whose inventory it requested, with the index of the
+    /// request.
     solves: Vec<SolveRequest>,
     inventory_requests: Vec<(NodeId, u64)>,
 }
@@ -77,8 +79,14 @@ impl LeaderLoad {
         let state = State::new(CLUSTER).with_controllers(first).with_credentials(credentials);
         let start = CoreStart::Create { voters: vec![VOTER], state: Box::new(state) };
         let core = Core::new(setup, start).expect("the setup is usual");
-        let (solves, asked) = (Vec::new(), Vec::new());
-        Self { core, busy: Duration::ZERO, sent: 0, bytes: 0, solves, inventory_requests: asked }
+        Self {
+            core,
+            busy: Duration::ZERO,
+            sent: 0,
+            bytes: 0,
+            solves: Vec::new(),
+            inventory_requests: Vec::new(),
+        }
     }
 
     fn handle(&mut self, input: Input) {
@@ -141,21 +149,25 @@ impl LeaderLoad {
         for holder in &plan.stages {
             let known = self.core.state().applied();
             let contacts = self.core.state().contacts_index();
-            let (holder, generation, pulse) = (*holder, plan.generation, WorkerActivity::default());
+            let holder = *holder;
+            let generation = plan.generation;
+            let pulse = WorkerActivity::default();
             let beat = Message::Beat { holder, known, generation, contacts, pulse };
             self.send(holder.node, beat);
         }
     }
 
     fn step(&mut self, plan: &PlanRecord) {
-        let (turn, spec) = (self.core.state().open_turn(), self.core.state().job());
+        let turn = self.core.state().open_turn();
+        let spec = self.core.state().job();
         let spec = Arc::clone(&spec.expect("there is a job").spec);
         (0..TICKS).for_each(|_| self.handle(Input::Tick));
         (0..BEATS).for_each(|_| self.beat(plan));
         for stage in plan.stage_indices() {
             let sums = sums(&spec, plan, stage);
             let is_head = stage.index() + 1 == plan.stages.len();
-            let (loss_sum, state) = (is_head.then_some(2.0), Vec::new());
+            let loss_sum = is_head.then_some(2.0);
+            let state = Vec::new();
             let report = GradientReport { turn, stage, sums: sums.clone(), loss_sum };
             let holder = plan.stages[stage.index()];
             self.send(holder.node, Message::Report { holder, report, state });
@@ -188,7 +200,8 @@ fn ready(plan: &PlanRecord, stage: StageIndex) -> ReadyRecord {
     let mut layers: Vec<_> = plan.layers_of(stage).map(digest).collect();
     layers.sort_unstable_by_key(|(layer, _)| *layer);
     let copies = copied_layers(plan, stage).into_iter().map(digest).collect();
-    let (generation, holder) = (plan.generation, plan.stages[stage.index()]);
+    let generation = plan.generation;
+    let holder = plan.stages[stage.index()];
     ReadyRecord { generation, holder, layers, copies }
 }
 
@@ -254,13 +267,15 @@ fn main() {
     println!("workers  us a step  us a worker  bytes a step  messages   to begin: ms     bytes");
     for workers in [16, 64, 256] {
         let nodes: Vec<NodeId> = (0..u64::from(workers)).map(|at| NodeId(100 + at)).collect();
-        let mut bench = LeaderLoad::new(&nodes);
-        let plan = bench.begin(&nodes, spec(workers, 2 * steps));
-        let (begin_ms, begin_bytes) = (bench.busy.as_secs_f64() * 1e3, bench.bytes);
-        (bench.busy, bench.sent, bench.bytes) = (Duration::ZERO, 0, 0);
-        (0..steps).for_each(|_| bench.step(&plan));
-        let us = bench.busy.as_secs_f64() * 1e6 / steps as f64;
-        let (bytes, sent) = (bench.bytes / steps, bench.sent / steps);
+        let mut load = LeaderLoad::new(&nodes);
+        let plan = load.begin(&nodes, spec(workers, 2 * steps));
+        let begin_ms = load.busy.as_secs_f64() * 1e3;
+        let begin_bytes = load.bytes;
+        (load.busy, load.sent, load.bytes) = (Duration::ZERO, 0, 0);
+        (0..steps).for_each(|_| load.step(&plan));
+        let us = load.busy.as_secs_f64() * 1e6 / steps as f64;
+        let bytes = load.bytes / steps;
+        let sent = load.sent / steps;
         let each = us / f64::from(workers);
         println!(
             "{workers:>7}  {us:>9.0}  {each:>11.2}  {bytes:>12}  {sent:>8}  {begin_ms:>13.1}  \

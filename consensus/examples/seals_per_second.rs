@@ -228,15 +228,15 @@ fn plan(holder: Holder) -> PlanRecord {
 fn main() {
     let seals: u64 =
         std::env::args().nth(1).and_then(|count| count.parse().ok()).unwrap_or(100_000);
-    let mut trio = VoterGroup::new(4 * seals);
-    let leader = trio.elect();
+    let mut group = VoterGroup::new(4 * seals);
+    let leader = group.elect();
     for in_flight in [1, 64] {
         let start = Instant::now();
-        trio.run(leader, seals, in_flight);
+        group.run(leader, seals, in_flight);
         let seconds = start.elapsed().as_secs_f64();
         let rate = seals as f64 / seconds;
         println!("{seals} seals, {in_flight} in flight: {seconds:.2} s, {rate:.0} seals a second");
     }
-    trio.deliver();
-    assert!(trio.states.windows(2).all(|pair| pair[0].history() == pair[1].history()));
+    group.deliver();
+    assert!(group.states.windows(2).all(|pair| pair[0].history() == pair[1].history()));
 }

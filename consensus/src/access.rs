@@ -1,10 +1,10 @@
-//! Who may take part: tokens, and the credentials that were given for them.
+//! Access to the cluster: tokens, and the credentials that were issued for them.
 //!
-//! A *token* admits a person or node that is not known yet; a *credential* is what a node has once it was
-//! let in. Both are part of what is agreed, so a token that may be used once is used once, whichever node
-//! leads. There is no cryptography here: a verifier and a key are 32 bytes that code outside this package
-//! makes and compares. There is no clock either: an entry carries the time of the leader that proposed it,
-//! and every node applies that.
+//! A *token* admits a person or node that is not known yet; a *credential* is what a node has once
+//! it was let in. Both are part of what is agreed, so a token that may be used once is used once,
+//! whichever node leads. There is no cryptography here: a verifier and a key are 32 bytes that code
+//! outside this package makes and compares. There is no clock either: an entry carries the time of
+//! the leader that proposed it, and every node applies that.
 //!
 //! A `NodeId` is given when a token's use is agreed on, and never twice.
 
@@ -29,17 +29,17 @@ pub use rotation::{
 
 /// The most tokens remembered. For a new one the oldest that cannot be used any more is forgotten.
 pub const TOKENS_MAX: usize = 64;
-/// Times that one token may be used: one that machines are started with stays for as long as they come
-/// and go, and each that comes uses it once.
+/// Times that one token may be used: one that machines are started with stays for as long as they
+/// come and go, and each that comes uses it once.
 pub const TOKEN_USES_MAX: u32 = 1 << 16;
-/// Uses of a token that are remembered, for a node that lost the answer and repeats its request: so many
-/// may come at once.
+/// Uses of a token that are remembered, for a node that lost the answer and repeats its request: so
+/// many may come at once.
 pub const USES_KEPT_MAX: usize = MEMBERS_MAX;
 /// Bytes of a token's note.
 pub const NOTE_BYTES_MAX: usize = 128;
-/// Credentials remembered: eight for each member there may be. For a new one the first to have expired
-/// of a node that is no member that is counted on is forgotten; else that of the worker that was away
-/// longest, which needs a token to come again.
+/// Credentials remembered: eight for each member there may be. For a new one the first to have
+/// expired of a node that is no member that is counted on is forgotten; else that of the worker
+/// that was away longest, which needs a token to come again.
 pub const CREDENTIALS_MAX: usize = 8 * MEMBERS_MAX;
 /// Seconds that a credential holds at most, from one renewal to the next: 400 days.
 pub const CREDENTIAL_S_MAX: u64 = 400 * 24 * 3600;
@@ -58,15 +58,15 @@ impl fmt::Display for TokenId {
 /// Role that a token or credential gives a person or node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AccessRole {
-    /// A person who gives orders.
+    /// An operator who may give every command.
     Admin,
     /// A node that votes.
     Controller,
     /// A node that runs a stage.
     Worker,
-    /// A person who reads, and does nothing else.
+    /// An operator who may read, and give no command.
     Viewer,
-    /// A person who gives orders about runs and checkpoints.
+    /// An operator who may give commands about runs and checkpoints.
     Operator,
 }
 
@@ -107,7 +107,7 @@ pub struct TokenTerms {
     pub expires_at_s: u64,
     /// How often it may be used.
     pub uses_max: u32,
-    /// Whether the node is forgotten once it is gone for good.
+    /// Whether the node is forgotten once it is lost for good.
     pub is_ephemeral: bool,
     /// Note for people, at most [`NOTE_BYTES_MAX`] bytes.
     pub note: String,
@@ -148,10 +148,10 @@ impl TokenRecord {
     }
 }
 
-/// What a node shows to be let in.
+/// The credential with which a node is admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credential {
-    /// What it is let in for.
+    /// The role that it authorizes.
     pub role: AccessRole,
     /// Name that people call the node by.
     pub name: String,
@@ -163,7 +163,7 @@ pub struct Credential {
     pub issued_at_s: u64,
     /// From this second of the Unix clock on it does not hold any more, unless it is renewed.
     pub expires_at_s: u64,
-    /// Whether it is forgotten once the node is gone for good and was not removed.
+    /// Whether it is forgotten once the node is lost for good and was not removed.
     pub is_ephemeral: bool,
     /// Whether it was revoked.
     pub is_revoked: bool,
@@ -186,11 +186,11 @@ pub enum AccessChange {
         /// The token that is revoked.
         token: TokenId,
     },
-    /// A person or node that proved to know a token's secret is let in, and becomes a node.
+    /// A person or node that proved to know a token's secret is admitted, and becomes a node.
     TokenUsed {
         /// The token that is used.
         token: TokenId,
-        /// Digest of the key that is let in.
+        /// Digest of the key that is admitted.
         key: Digest,
         /// Name requested for the node.
         name: String,
@@ -212,12 +212,12 @@ pub enum AccessChange {
         /// Second of the Unix clock at which the credential ends.
         expires_at_s: u64,
     },
-    /// A node is not let in any more. If it is a member, it is lost.
+    /// A node is not admitted any more. If it is a member, it is lost.
     Revoked {
         /// The node whose credential is revoked.
         node: NodeId,
     },
-    /// An ephemeral node is gone for so long that it is forgotten.
+    /// An ephemeral node is absent for so long that it is forgotten.
     Forgotten {
         /// The ephemeral node that is forgotten.
         node: NodeId,
@@ -239,15 +239,15 @@ pub enum AccessOutcome {
         /// The token that was revoked.
         token: TokenId,
     },
-    /// A person or node is let in.
+    /// A person or node is admitted.
     LetIn {
         /// The token that was used.
         token: TokenId,
         /// The key, as a digest.
         key: Digest,
-        /// Number of the node that is let in.
+        /// Number of the node that is admitted.
         node: NodeId,
-        /// Whether it was let in before with this token and key; then nothing changed.
+        /// Whether it was admitted before with this token and key; then nothing changed.
         is_repeated: bool,
     },
     /// A credential holds for longer.
@@ -255,7 +255,7 @@ pub enum AccessOutcome {
         /// The node whose credential was renewed.
         node: NodeId,
     },
-    /// A node is not let in any more.
+    /// A node is not admitted any more.
     Revoked {
         /// The node whose credential was revoked.
         node: NodeId,

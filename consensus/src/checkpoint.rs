@@ -33,7 +33,7 @@ pub struct PendingCheckpoint {
     pub version: Step,
     /// Layers that are durable so far.
     pub layers: BTreeMap<LayerId, Digest>,
-    /// The ledger as it stands.
+    /// The ledger at this version.
     pub ledger: Ledger,
 }
 
@@ -51,7 +51,8 @@ impl PendingCheckpoint {
         if self.layers.len() != layer_count as usize {
             return None;
         }
-        let (version, ledger) = (self.version, self.ledger.clone());
+        let version = self.version;
+        let ledger = self.ledger.clone();
         Some(CheckpointRecord { version, layers: self.layers.values().copied().collect(), ledger })
     }
 }

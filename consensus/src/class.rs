@@ -45,8 +45,8 @@ impl fmt::Display for DeviceClass {
     }
 }
 
-/// The model of a device with the versions that bits depend on: 1 to [`DEVICE_NAME_BYTES_MAX`] printable
-/// letters of ASCII.
+/// The model of a device with the versions that bits depend on: 1 to [`DEVICE_NAME_BYTES_MAX`]
+/// printable letters of ASCII.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct DeviceName {

@@ -110,8 +110,8 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8], limit: usize) -> Result<T, Deco
     decode_up_to(Format::NEWEST, bytes, limit).map(|(_, value)| value)
 }
 
-/// The value in `bytes` with the format it was written in, for a program that reads no newer one than
-/// `newest`.
+/// The value in `bytes` with the format it was written in, for a program that reads no newer one
+/// than `newest`.
 ///
 /// # Errors
 /// As [`decode`].

@@ -1,7 +1,7 @@
 //! Under which name and at which addresses a node is reached.
 //!
-//! An address is text here: the node that connects parses it. Only sizes are checked, so that whatever is
-//! agreed on stays small.
+//! An address is text here: the node that connects parses it. Only sizes are checked, so that
+//! whatever is agreed on stays small.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +18,12 @@ pub const ADDRESSES_MAX: usize = 8;
 /// The most bytes of one address.
 pub const ADDRESS_BYTES_MAX: usize = 64;
 
-/// Where a machine stands, as far as that is known: what stands in one place may be lost at once.
+/// The failure domain of a machine, as far as it is known: machines of one domain may be lost at
+/// once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureDomain {
-    /// The zone, as a cloud or a person calls it: up to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`. Empty
-    /// if it was not given.
+    /// The zone, as a cloud or a person calls it: up to [`NAME_BYTES_MAX`] of `a-z`, `0-9` and `-`.
+    /// Empty if it was not given.
     pub zone: String,
     /// A number that all processes of one machine have, and hardly another; 0 if it is not known.
     pub host: u64,
@@ -187,7 +188,8 @@ mod tests {
 
     #[test]
     fn names_and_addresses_have_their_sizes() {
-        let (longest, longer) = ("n".repeat(NAME_BYTES_MAX), "n".repeat(NAME_BYTES_MAX + 1));
+        let longest = "n".repeat(NAME_BYTES_MAX);
+        let longer = "n".repeat(NAME_BYTES_MAX + 1);
         check("a-9", vec![], Ok(()));
         check(&longest, vec![], Ok(()));
         check(&longer, vec![], Err(ContactRefusal::NameSize { found: NAME_BYTES_MAX + 1 }));
@@ -216,7 +218,8 @@ mod tests {
         let place = |zone: &str, host| FailureDomain { zone: zone.to_owned(), host };
         let unknown = place("", 0);
         assert!(!unknown.shares_zone(&unknown) && !unknown.shares_host(&unknown));
-        let (one, other) = (place("a", 1), place("a", 2));
+        let one = place("a", 1);
+        let other = place("a", 2);
         assert!(one.shares_zone(&other) && !one.shares_host(&other) && one.shares_host(&one));
     }
 }

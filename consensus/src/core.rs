@@ -1,4 +1,5 @@
-//! A controller: one voter's view of the log, the state that follows from it, and a leader's duties.
+//! A controller: one voter's view of the log, the state that follows from it, and a leader's
+//! duties.
 //!
 //! `handle` takes one thing that happened and never blocks; `poll_output` returns the next thing to
 //! do, until there is none. Outputs come in the order in which they must be begun. A message that
@@ -217,10 +218,10 @@ pub enum Event {
 pub enum FatalCause {
     /// Its log cannot be that of the voter whose id it has. It may come back as a new one only.
     Log(FatalReason),
-    /// An entry or snapshot that is agreed on and that this program cannot read: of another version,
-    /// or not of the form that this program knows. It must not be left out, or this node would
-    /// apply something else than the others. The log is intact: the node may come back with the
-    /// program that wrote it, or with a newer one.
+    /// An entry or snapshot that is agreed on and that this program cannot read: of another
+    /// version, or not of the form that this program knows. It must not be left out, or this node
+    /// would apply something else than the others. The log is intact: the node may come back with
+    /// the program that wrote it, or with a newer one.
     Version(DecodeError),
     /// A snapshot of another cluster. What is on disk now is not this cluster's: the node may come
     /// back as a new one only.
@@ -240,7 +241,8 @@ struct AdmissionRequests {
     tick: u64,
 }
 
-/// A controller: one node of the Raft log, the state at its last applied entry, and a leader's duties.
+/// A controller: one node of the Raft log, the state at its last applied entry, and a leader's
+/// duties.
 pub struct Core {
     setup: CoreSetup,
     raft: RaftNode,
@@ -277,7 +279,7 @@ impl Core {
     pub fn new(setup: CoreSetup, start: CoreStart) -> Result<Self, StartError> {
         let cluster = setup.cluster;
         let newest = setup.newest_format;
-        let (raft, state, waiting) = match start {
+        let (raft, state, admission) = match start {
             CoreStart::Create { voters, state } => {
                 let raft = RaftNode::create(setup.raft.clone(), &voters, state.encode())?;
                 (raft, *state, None)
@@ -292,9 +294,9 @@ impl Core {
                 let state = state.map_err(StartError::Snapshot)?;
                 let raft = RaftNode::recover(setup.raft.clone(), *log)?;
                 let is_known = !raft.status().members.voters.is_empty();
-                let waiting =
+                let admission =
                     (!is_known).then_some(AdmissionRequests { controllers, boot, tick: 0 });
-                (raft, state, waiting)
+                (raft, state, admission)
             }
         };
         let found = state.cluster();
@@ -315,7 +317,7 @@ impl Core {
             formats: BTreeMap::new(),
             state,
             duties: None,
-            admission: waiting,
+            admission,
             is_stopped: false,
             refusals: BTreeMap::new(),
             outbox: VecDeque::new(),
@@ -332,13 +334,13 @@ impl Core {
         if self.is_stopped {
             return Err(CoreRefusal::Stopped);
         }
-        let matters = InputEffect::of(&input);
+        let effect = InputEffect::of(&input);
         let result = self.dispatch(input);
         if let Err(refusal) = &result {
             self.count(refusal);
         }
-        self.looks_at_plan |= matters == InputEffect::All;
-        if matters != InputEffect::Nothing {
+        self.looks_at_plan |= effect == InputEffect::All;
+        if effect != InputEffect::Nothing {
             self.advance();
         }
         result
@@ -373,7 +375,7 @@ impl Core {
         self.raft.status()
     }
 
-    /// The duties, while this node leads.
+    /// The duties of a leader, while this node leads.
     #[must_use]
     pub fn duties(&self) -> Option<&Duties> {
         self.duties.as_ref()
@@ -509,7 +511,8 @@ impl Core {
     fn install(&mut self, index: u64, data: &[u8]) {
         match State::decode(self.setup.newest_format, data) {
             Ok(state) if state.cluster() != self.setup.cluster => {
-                let (expected, found) = (self.setup.cluster, state.cluster());
+                let expected = self.setup.cluster;
+                let found = state.cluster();
                 self.stop(FatalCause::OtherCluster { expected, found });
             }
             Ok(state) => {
@@ -525,7 +528,8 @@ impl Core {
         }
     }
 
-    /// Duties begin from nothing once everything before this leadership is applied, and end with it.
+    /// Duties begin from nothing once everything before this leadership is applied, and end with
+    /// it.
     fn follow_leadership(&mut self) {
         let leads = self.raft.status().leads_applied;
         if leads != self.duties.is_some() {
@@ -538,7 +542,7 @@ impl Core {
         }
     }
 
-    /// Does one thing that is due. Yields whether there was one.
+    /// Executes one action that is due. Yields whether there was one.
     fn act(&mut self) -> bool {
         let Some(duties) = &mut self.duties else { return false };
         let action = match self.looks_at_plan {

@@ -1,7 +1,7 @@
 //! What a leader does about the state: pure decisions over what it received since its election.
 //!
-//! Nothing here is agreed on, and nothing is kept: a new leader begins without any reports. Workers repeat
-//! what matters until it is sealed, so a new leader receives it again.
+//! Nothing here is agreed on, and nothing is kept: a new leader begins without any reports. Workers
+//! resend their reports until they are agreed, so a new leader receives them too.
 
 mod awaited;
 mod blame;
@@ -49,18 +49,18 @@ pub use sealing::{Contradiction, OpenTurnReports, RECOMPUTE_REPLAYS_MAX, Withhel
 pub use seating::least_moved;
 pub use window::{STEPS_BEFORE_SWITCH, switched_window};
 
-/// How long a leader waits for what, in its own ticks.
+/// Times for which a leader waits, in its own ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct DutyTiming {
     /// Ticks without a heartbeat until a member is lost, as long as no job sets its own number.
     pub lost_after_ticks: u32,
-    /// Ticks without any progress until what does not get on is given up: a plan, a member that owes an
-    /// answer, copying ahead (rule R10). It does not limit how long work may take; it is long beside the
-    /// time between heartbeats, which report progress.
+    /// Ticks without progress until a plan, an awaited answer or copying ahead is given up (rule
+    /// R10). It does not limit how long work may take; it is long beside the time between
+    /// heartbeats, which report progress.
     pub progress_ticks: u32,
     /// Ticks for which an inventory waits for all workers though each layer is held by one that has
-    /// answered: with more answers there are more sources. A layer that none of them holds is waited for as
-    /// long as it takes (rule R9).
+    /// answered: with more answers there are more sources. A layer that none of them holds is
+    /// waited for as long as it takes (rule R9).
     pub inventory_ticks: u32,
 }
 
@@ -71,7 +71,7 @@ pub struct SolveRequest {
     pub number: u64,
     /// Configuration of the job that the plan is for.
     pub spec: Arc<JobSpec>,
-    /// The nodes that may stand at a stage, in the order of stages: the first ones are used before others.
+    /// The nodes that may hold a stage, in the order of stages, preferred ones first.
     pub nodes: Vec<(NodeId, Resources)>,
     /// Whether steps run ahead of the verdict on the one before.
     pub window: Window,
@@ -84,8 +84,8 @@ pub struct PlanSolution {
     pub program: Program,
     /// The layers of each chunk.
     pub chunks: Vec<LayerRange>,
-    /// The node at each stage, as its index among the nodes of the request. Not always the first ones: a
-    /// node whose memory does not hold a stage is left out.
+    /// The node at each stage, as its index among the nodes of the request. Not always the first
+    /// ones: a node whose memory does not hold a stage is left out.
     pub stage_nodes: Vec<usize>,
     /// Ticks after which one of its operations hangs.
     pub op_ticks_max: u32,
@@ -101,8 +101,8 @@ pub struct PlanUnsolvable {
     pub reason: String,
 }
 
-/// Why a plan that is needed is not proposed. None is requested again until members, the open step or
-/// the plan in force change.
+/// Why a plan that is needed is not proposed. None is requested again until members, the open step
+/// or the plan in force change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlan {
     /// The solver found none.
@@ -122,7 +122,7 @@ pub enum NoPlan {
 }
 
 impl NoPlan {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -189,7 +189,7 @@ pub struct Duties {
     /// Checkpoints that could not be read, and in which plans.
     unread: BTreeMap<Step, BTreeSet<Generation>>,
     blame: blame::Blame,
-    /// The plan in which two holders contradicted each other. They repeat it until there is another.
+    /// The plan in which two holders contradicted each other; they do so until there is another.
     contradicted: Option<Generation>,
     in_flight: BTreeMap<u64, ProposalLane>,
     /// When something last moved: a seal, or a plan.
@@ -325,8 +325,8 @@ impl Duties {
         self.decide_entry(state).or_else(|| self.decide_plan(state))
     }
 
-    /// The next thing to do that is no plan. Whether one is needed does not follow from reports of a step,
-    /// and takes a look at all members.
+    /// The next thing to do that is no plan. Whether one is needed does not follow from reports of
+    /// a step, and takes a look at all members.
     pub fn decide_entry(&mut self, state: &State) -> Option<LeaderAction> {
         if let Some(entry) = self.decide_members(state) {
             return Some(LeaderAction::Propose(entry));
@@ -427,8 +427,8 @@ impl Duties {
         }
     }
 
-    /// A node that contradicts several others is at fault. If one pair contradicts each other again and
-    /// again, it cannot be known which of the two is.
+    /// A node that contradicts several others is at fault. If one pair contradicts each other again
+    /// and again, it cannot be known which of the two is.
     fn decide_blame(&mut self, state: &State, pairs: &[(Holder, Holder)]) -> Option<Entry> {
         self.contradicted = Some(state.generation());
         let (one, other) = self.blame.mark_one(pairs.iter().map(|(a, b)| (a.node, b.node)))?;
@@ -528,8 +528,8 @@ impl Duties {
         failed.map(|(version, _)| *version).collect()
     }
 
-    /// What was read, or is written anew, can be read; and the operator who orders the run to go on may
-    /// have repaired what could not be.
+    /// What was read, or is written anew, can be read; and the operator who orders the run to go on
+    /// may have repaired what could not be.
     fn forgive_checkpoints(&mut self, state: &State, entry: &Entry) {
         match entry {
             Entry::Checkpoint { version } => {

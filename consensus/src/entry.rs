@@ -11,8 +11,8 @@ use crate::member::{Holder, MEMBERS_MAX, MemberChange};
 use crate::plan::PlanRecord;
 use crate::validation::Seal;
 
-/// Changes of members in one entry: all that a cluster may have come at once. With the longest names
-/// and the most addresses that is less than an entry holds.
+/// Changes of members in one entry: all that a cluster may have come at once. With the longest
+/// names and the most addresses that is less than an entry holds.
 pub const CHANGES_MAX: usize = MEMBERS_MAX;
 
 /// That a holder has loaded what a plan gives it.
@@ -31,7 +31,7 @@ pub struct ReadyRecord {
 /// Why a run goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RewindReason {
-    /// Nobody holds this layer at a newer version.
+    /// No node holds this layer at a newer version.
     LayerLost {
         /// Index in the model of the first such layer.
         layer: LayerId,
@@ -41,7 +41,7 @@ pub enum RewindReason {
         /// Index of the layer in the model.
         layer: LayerId,
     },
-    /// A person wants to go on from there. What was sealed since does not bind the run any more.
+    /// An operator continues from there. What was sealed since does not bind the run any more.
     Ordered,
 }
 
@@ -72,8 +72,8 @@ pub enum Entry {
         /// The durable layers, each with the digest of its state.
         layers: Vec<LayerDigest>,
     },
-    /// The version that follows the open one becomes a checkpoint: so much time has passed since the last
-    /// one.
+    /// The version that follows the open one becomes a checkpoint: so much time has passed since
+    /// the last one.
     Keep {
         /// The version that follows the open one.
         version: Step,
@@ -92,11 +92,13 @@ pub enum Entry {
         /// Whether state was lost, two copies differ, or a person ordered it.
         reason: RewindReason,
     },
-    /// A change of the job: it starts, is paused, continues, halts, stops, or an ended run is removed.
+    /// A change of the job: it starts, is paused, continues, halts, stops, or an ended run is
+    /// removed.
     Job(JobChange),
     /// A change of tokens, credentials or the certificate authority.
     Access(AccessChange),
-    /// Entries and snapshots are written in a newer format from here on. Format 9 does not have this entry.
+    /// Entries and snapshots are written in a newer format from here on. Format 9 does not have
+    /// this entry.
     Format(Format),
 }
 
@@ -120,8 +122,8 @@ impl Entry {
         }
     }
 
-    /// Encodes this entry for a log whose format is `agreed`. The entry that raises the format is written
-    /// in the format it names: a node that does not read that format stops at this entry.
+    /// Encodes this entry for a log whose format is `agreed`. The entry that raises the format is
+    /// written in the format it names: a node that does not read that format stops at this entry.
     #[must_use]
     pub fn encode(&self, agreed: Format) -> Vec<u8> {
         match self {

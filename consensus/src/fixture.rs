@@ -1,6 +1,7 @@
 //! A small cluster for tests: a model of four layers with a tensor each, and few nodes.
 //!
-//! [`Log`] applies entries as they come and knows the usual ones; a test names only what is unusual.
+//! [`Log`] applies entries as they come and knows the usual ones; a test names only what is
+//! unusual.
 
 use std::sync::Arc;
 
@@ -93,9 +94,10 @@ pub(crate) fn crossed(plan: &mut PlanRecord) {
 
 /// What a solver answers for so many nodes.
 pub(crate) fn solution(stage_count: u32, window: Window) -> PlanSolution {
-    let (program, chunks) = (program(stage_count, window), chunks(stage_count));
-    let seats = (0..stage_count as usize).collect();
-    PlanSolution { program, chunks, stage_nodes: seats, op_ticks_max: 50 }
+    let program = program(stage_count, window);
+    let chunks = chunks(stage_count);
+    let stage_nodes = (0..stage_count as usize).collect();
+    PlanSolution { program, chunks, stage_nodes, op_ticks_max: 50 }
 }
 
 /// The state of a layer at a version, as a digest.
@@ -129,7 +131,9 @@ pub(crate) fn sum(layer: LayerId, square_sum: f64) -> TensorSum {
 }
 
 pub(crate) fn admit(node: u64, boot: u64) -> MemberChange {
-    let (node, role, resources) = (NodeId(node), Role::Worker, RESOURCES);
+    let node = NodeId(node);
+    let role = Role::Worker;
+    let resources = RESOURCES;
     MemberChange::Admit { node, boot, role, resources, contact: contact(node.0) }
 }
 
@@ -144,7 +148,7 @@ pub(crate) fn controllers(nodes: &[NodeId]) -> impl Iterator<Item = (NodeId, Con
     nodes.iter().map(|node| (*node, contact(node.0)))
 }
 
-/// What a node shows to be let in.
+/// The credential with which a node is admitted.
 pub(crate) fn credential(node: u64, role: AccessRole) -> (NodeId, Credential) {
     let credential = Credential {
         role,
@@ -170,7 +174,7 @@ pub(crate) struct FixtureLog {
 }
 
 impl FixtureLog {
-    /// A cluster with nobody in it and nothing to do.
+    /// A cluster without members and without a job.
     pub fn empty() -> Self {
         Self { state: State::new(CLUSTER) }
     }
@@ -192,7 +196,7 @@ impl FixtureLog {
         log
     }
 
-    /// These nodes are let in as workers.
+    /// Issues credentials to these nodes as workers.
     pub fn vouch(&mut self, nodes: impl IntoIterator<Item = u64>) {
         let state = std::mem::replace(&mut self.state, State::new(CLUSTER));
         let workers = nodes.into_iter().map(|node| credential(node, AccessRole::Worker));
@@ -229,7 +233,8 @@ impl FixtureLog {
     /// Applies an entry that does not fit: nothing changes but the index.
     pub fn refuse(&mut self, entry: Entry, expected: impl Into<EntryRefusal>) {
         self.vouch_for(&entry);
-        let (text, mut before) = (format!("{entry:?}"), self.state.clone());
+        let text = format!("{entry:?}");
+        let mut before = self.state.clone();
         assert_eq!(self.try_apply(entry), Err(expected.into()), "{text}");
         before.pass(self.state.applied());
         assert_eq!(self.state, before, "{text}");
@@ -320,7 +325,8 @@ impl FixtureLog {
 
     /// The seal of the open turn. Its bits name the step.
     pub fn seal(&self, verdict: Verdict) -> Seal {
-        let (turn, updates) = (self.state.open_turn(), self.state.ledger().updates());
+        let turn = self.state.open_turn();
+        let updates = self.state.ledger().updates();
         seal_at(turn, verdict, updates + u64::from(verdict.coefficient().is_some()))
     }
 
@@ -341,7 +347,8 @@ impl FixtureLog {
 
     /// Makes all layers of `version` durable.
     pub fn save(&mut self, version: u64, by: u64) {
-        let (holder, layers) = (self.holder(by), digests(all_layers(), version));
+        let holder = self.holder(by);
+        let layers = digests(all_layers(), version);
         let entry = self.durable(version, holder, layers);
         self.apply(entry);
     }

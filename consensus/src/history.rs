@@ -125,7 +125,8 @@ impl SealHistory {
         }
     }
 
-    /// Forgets what was sealed from `head` on. What lies before what is remembered begins anew there.
+    /// Forgets what was sealed from `head` on. What lies before what is remembered begins anew
+    /// there.
     pub(crate) fn forget_from(&mut self, head: Step) {
         match head.0.checked_sub(self.base.0) {
             Some(count) => self.seals.truncate(count as usize),

@@ -21,7 +21,8 @@ pub const LAYERS_MAX: usize = 1024;
 pub const TENSORS_MAX: u32 = 1 << 16;
 /// The most bytes of the document that describes a job.
 pub const DOCUMENT_BYTES_MAX: usize = 64 << 10;
-/// The most replays of one step that a job may allow: what does not come out finite by then never will.
+/// The most replays of one step that a job may allow: what does not come out finite by then never
+/// will.
 pub const REPLAYS_MAX: u32 = 1000;
 /// The most copies of each layer beside its owner's.
 pub const COPIES_MAX: u32 = 2;
@@ -45,22 +46,22 @@ pub struct RunOrigin {
     pub run: RunId,
     /// The version of its checkpoint, and the branch's first.
     pub version: Step,
-    /// The digest of the state there, as people compare it. It is not checked here: the layers' digests
-    /// stand in the checkpoint.
+    /// The digest of the state there, as people compare it. It is not checked here: the layers'
+    /// digests stand in the checkpoint.
     pub state: Digest,
 }
 
 impl RunOrigin {
-    /// The run whose checkpoint a version of `run` is, which begins at `from`: what a branch begins with was
-    /// written by another.
+    /// The run whose checkpoint a version of `run` is, which begins at `from`: what a branch begins
+    /// with was written by another.
     #[must_use]
     pub fn run_of(run: RunId, from: Option<Self>, version: Step) -> RunId {
         from.filter(|from| from.version == version).map_or(run, |from| from.run)
     }
 }
 
-/// The configuration of a run that decisions depend on. Batch and microbatches are here, and in no plan:
-/// they do not depend on which nodes are there.
+/// The configuration of a run that decisions depend on. Batch and microbatches are here, and in no
+/// plan: they do not depend on which nodes are there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// Which run of the cluster it is. The log gives it when the run begins, whatever was proposed.
@@ -96,15 +97,15 @@ pub struct JobSpec {
     pub checkpoints_kept: u32,
     /// Owners and copies compare their state's fingerprints at every so many steps; 0 never.
     pub attest_every: u64,
-    /// The kind of devices that it computes on. Its class is that of the first node that has a part in
-    /// it, until it ends.
+    /// The kind of devices that it computes on. Its class is that of the first node that has a part
+    /// in it, until it ends.
     pub device: DeviceKind,
     /// The most stages that a plan may have.
     pub stages_max: u32,
     /// Workers without which no plan is made.
     pub workers_min: u32,
-    /// Ticks without a heartbeat, until a member is lost. Here, because the next leader must wait as long
-    /// as the present one.
+    /// Ticks without a heartbeat, until a member is lost. Here, because the next leader must wait
+    /// as long as the present one.
     pub lost_after_ticks: u32,
     /// Ticks after the last change of members, until new members get a part in a plan.
     pub settle_ticks: u32,
@@ -211,10 +212,10 @@ pub enum JobRefusal {
         stages_max: u32,
     },
     /// A count that must not be zero is.
-    #[error("{what} is zero")]
+    #[error("{field} is zero")]
     Zero {
         /// Name of the field that is zero.
-        what: &'static str,
+        field: &'static str,
     },
     /// No such number of stages can be planned.
     #[error("up to {found} stages, a plan has up to {STAGES_MAX}")]
@@ -252,7 +253,7 @@ pub enum JobRefusal {
 }
 
 impl JobRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -359,7 +360,8 @@ impl JobSpec {
         }
         let fewest = self.layer_tensors.iter().copied().min().unwrap_or(0);
         let counts = [
-            // A stage without tensors would have nothing to report, and the leader would not wait for it.
+            // A stage without tensors would have nothing to report, and the leader would not wait
+            // for it.
             ("layer_tensors", u64::from(fewest)),
             ("microbatch_count", u64::from(self.microbatch_count)),
             ("step_count", self.step_count),
@@ -368,8 +370,8 @@ impl JobSpec {
             ("checkpoints_kept", u64::from(self.checkpoints_kept)),
             ("lost_after_ticks", u64::from(self.lost_after_ticks)),
         ];
-        if let Some((what, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
-            return Err(JobRefusal::Zero { what });
+        if let Some((field, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(JobRefusal::Zero { field });
         }
         let version = self.from.map_or(Step(0), |from| from.version);
         if version.0 >= self.step_count {
@@ -383,7 +385,8 @@ impl JobSpec {
         if self.stages_max as usize > STAGES_MAX {
             return Err(JobRefusal::Stages { found: self.stages_max });
         }
-        let (found, stages_max) = (self.workers_min, self.stages_max);
+        let found = self.workers_min;
+        let stages_max = self.stages_max;
         if found > stages_max {
             return Err(JobRefusal::Workers { found, stages_max });
         }

@@ -1,9 +1,10 @@
 //! What the cluster agrees on, and how.
 //!
-//! Two pure cores: [`Core`] is a controller, a voter of the Raft group that decides; [`WorkerSession`] is
-//! the part of a worker that talks to it. Both take what happened and return what to do. They know
-//! no tensor, device, socket or clock, draw nothing at random, and solve no schedule: a leader requests
-//! a plan and gets it as an input, and every node only checks it.
+//! Two pure cores: [`Core`] is a controller, a voter of the Raft group that decides;
+//! [`WorkerSession`] is the part of a worker that exchanges messages with it. Both take what
+//! happened and return what to do. They know no tensor, device, socket or clock, draw nothing at
+//! random, and solve no schedule: a leader requests a plan and gets it as an input, and every node
+//! only checks it.
 //!
 //! [`validation`] is how a step that was applied optimistically is kept, clipped, skipped or
 //! replayed; [`State`] is what follows from the log; [`duty`] is what a leader does about it.

@@ -1,4 +1,4 @@
-//! Who belongs to the cluster.
+//! Members of the cluster: nodes, their lives and why they are lost.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use zbelastic_types::{Bytes, Incarnation, NodeId};
 use crate::class::DeviceClass;
 use crate::contact::Contact;
 
-/// Members there may be, lost ones included: all that a plan can have stages for, as many spare ones,
-/// and twice as many that were lost and may come back.
+/// Members there may be, lost ones included: all that a plan can have stages for, as many spare
+/// ones, and twice as many that were lost and may come back.
 pub const MEMBERS_MAX: usize = 1024;
 
 /// A node in one of its lives. What an earlier life left under way is not this one's.
@@ -70,7 +70,7 @@ pub enum LossReason {
         /// Ticks that the plan allows an operation.
         ticks_max: u32,
     },
-    /// Its heartbeats arrive, but it made no progress with what it owes (rule R10).
+    /// Its heartbeats arrive, but it made no progress with its awaited answer (rule R10).
     NoProgress {
         /// Ticks since its last progress.
         ticks: u32,

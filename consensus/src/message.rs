@@ -29,9 +29,9 @@ pub struct WorkerActivity {
     pub busy_ticks: u32,
     /// Ticks the last verdict was waited for.
     pub wait_ticks: u32,
-    /// Work that its process has done so far: operations that ran, pieces of layers that were hashed,
-    /// loaded, drawn, received or written. It only grows, and its growth shows that the worker makes
-    /// progress (rule R10).
+    /// Work that its process has done so far: operations that ran, pieces of layers that were
+    /// hashed, loaded, drawn, received or written. It only grows, and its growth shows that the
+    /// worker makes progress (rule R10).
     pub progress: u64,
 }
 
@@ -49,7 +49,8 @@ pub struct HeldLayer {
 /// Why a layer cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadFault {
-    /// None of the named source nodes provides it, or what was read from the checkpoint does not match.
+    /// None of the named source nodes provides it, or what was read from the checkpoint does not
+    /// match.
     Source,
     /// Memory does not hold the stage.
     Memory,
@@ -97,8 +98,8 @@ pub struct Briefing {
     pub requests_inventory: bool,
     /// How often the run went back.
     pub rewinds: u64,
-    /// Versions that become checkpoints once all their layers are durable. One that is not open yet may be
-    /// among them.
+    /// Versions that become checkpoints once all their layers are durable. One that is not open yet
+    /// may be among them.
     pub pending: Vec<Step>,
     /// Where members are reached, if the receiver does not know the newest contacts yet.
     pub contacts: Option<PreEncoded<Contacts>>,
@@ -207,8 +208,8 @@ pub enum Message {
     },
     /// The part of the agreed state that a worker needs, sent by a controller.
     Briefing(Box<Briefing>),
-    /// The start named in an admission request is used up: the member admitted with it is lost. A request
-    /// with a later start is accepted.
+    /// The start named in an admission request is used up: the member admitted with it is lost. A
+    /// request with a later start is accepted.
     Spent {
         /// The last start that was admitted.
         boot: u64,

@@ -3,7 +3,8 @@
 //! Without the feature `mutants` every question here is answered with a constant `false`. A switch
 //! holds for the thread it is thrown on, which is where a simulated cluster lives.
 
-/// A known bug in this package, in the trainer or in what a node decides beside the protocol. Names are those of `docs/chaos.md`.
+/// A known bug in this package, in the trainer or in what a node decides beside the protocol. Names
+/// are those of `docs/chaos.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mutant {
     /// R1 off, which is m24: what undoes a step is given up when its seal is proposed.
@@ -66,7 +67,8 @@ pub enum Mutant {
     M40RemovalForgotten,
     /// m41: workers close no connection to a removed node.
     M41WorkersIgnoreBans,
-    /// m42: a node whose certificate expired requests a new one over connections that no peer accepts.
+    /// m42: a node whose certificate expired requests a new one over connections that no peer
+    /// accepts.
     M42NeverAtTheDoor,
     /// m43: the format is raised for the nodes that are connected, whatever the others read.
     M43RaisedForTheConnected,

@@ -1,4 +1,5 @@
-//! A plan as it stands in the log: which worker holds what, and the program that all workers run.
+//! A plan as it is in the log: which worker holds which stage and copies, and the program that all
+//! workers run.
 
 use std::fmt;
 
@@ -11,8 +12,8 @@ use zbelastic_types::{
 use crate::job::{JobSpec, WindowPolicy};
 use crate::member::{Holder, LossReason};
 
-/// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as many
-/// microbatches takes less than half of an entry.
+/// Stages a plan may have: 32 machines of eight devices. A program of so many stages with twice as
+/// many microbatches takes less than half of an entry.
 pub const STAGES_MAX: usize = 256;
 /// Nodes named as the source of a layer.
 pub const SOURCES_MAX: usize = 8;
@@ -251,7 +252,8 @@ pub struct PlanRecord {
     pub from_step: Step,
     /// Where each layer comes from.
     pub sources: Vec<LayerSource>,
-    /// Digest that each layer must be loaded with, in model order; none where no inventory reported it.
+    /// Digest that each layer must be loaded with, in model order; none where no inventory reported
+    /// it.
     pub expected: Vec<Option<Digest>>,
     /// Ticks after which an operation of this plan hangs.
     pub op_ticks_max: u32,
@@ -270,7 +272,7 @@ pub enum PlanRefusal {
         /// Number of the refused plan.
         found: Generation,
     },
-    /// It begins elsewhere than the ledger stands.
+    /// It begins at another step than the ledger.
     #[error("a plan from step {found}, the ledger is open at {open}")]
     FromStep {
         /// The step that waits for its seal.
@@ -294,7 +296,7 @@ pub enum PlanRefusal {
         /// The first such holder.
         holder: Holder,
     },
-    /// A holder is not a live worker, or stands at two stages.
+    /// A holder is not a live worker, or holds two stages.
     #[error("{holder} cannot stand at a stage")]
     Holder {
         /// The first such holder.
@@ -426,8 +428,8 @@ impl PlanRecord {
         self.copies[of.index()].iter().map(|stage| self.stages[stage.index()])
     }
 
-    /// The nodes that hold a stage's layers, each once: its owner, then the keepers of copies, then the
-    /// holder that trains them too.
+    /// The nodes that hold a stage's layers, each once: its owner, then the keepers of copies, then
+    /// the holder that trains them too.
     pub fn holders_of(&self, stage: StageIndex) -> impl Iterator<Item = Holder> + '_ {
         let copies = &self.copies[stage.index()];
         let twin = self.twin_of(stage).filter(|twin| !copies.contains(twin));
@@ -454,7 +456,8 @@ impl PlanRecord {
 
     fn check_sizes(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
         let expected = self.program.placement.stage_count();
-        let (found, copies) = (self.stages.len(), self.copies.len());
+        let found = self.stages.len();
+        let copies = self.copies.len();
         let is_fit = found == expected as usize && copies == found && found <= STAGES_MAX;
         if !is_fit || found > spec.stages_max as usize {
             return Err(PlanRefusal::Stages { expected, found, copies });
@@ -489,7 +492,8 @@ impl PlanRecord {
                 end = chunk.ids().end;
             }
         }
-        let (expected, found) = (placement.chunk_count(), self.chunks.len());
+        let expected = placement.chunk_count();
+        let found = self.chunks.len();
         let layer_count = spec.layer_count();
         let follows = |pair: &[LayerRange]| pair[0].ids().end == pair[1].ids().start;
         let is_whole = found == expected as usize && end == layer_count;
@@ -522,7 +526,8 @@ impl PlanRecord {
     }
 
     fn check_program(&self, spec: &JobSpec) -> Result<(), PlanRefusal> {
-        let (expected, found) = (spec.microbatch_count, self.program.microbatch_count);
+        let expected = spec.microbatch_count;
+        let found = self.program.microbatch_count;
         if expected != found {
             return Err(PlanRefusal::Microbatches { expected, found });
         }

@@ -1,8 +1,8 @@
-//! Who copies which layers ahead of a planned change.
+//! Which worker copies which layers ahead of a planned change.
 //!
-//! A rehearsal follows from two plans: the one in force and the one to come. It is not agreed on and binds
-//! no node. A named follower may fetch its layers while training goes on; if it does not, the layers are
-//! fetched when the plan begins.
+//! A pre-copy plan follows from two plans: the one in force and the one to come. It is not agreed
+//! on and binds no node. A named follower may fetch its layers while training goes on; if it does
+//! not, the layers are fetched when the plan begins.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ impl PreCopyPlan {
             plan.layers_of(stage).map(move |layer| (layer, owner))
         });
         let owners: BTreeMap<LayerId, Holder> = owned.collect();
-        let mut follows = Vec::new();
+        let mut layers = Vec::new();
         for stage in next.stage_indices() {
             let follower = next.stages[stage.index()];
             let held = held_layers(plan, follower);
@@ -51,10 +51,10 @@ impl PreCopyPlan {
                 let owner = *owners.get(&layer)?;
                 Some(FollowedLayer { layer, follower, owner })
             });
-            follows.extend(named);
+            layers.extend(named);
         }
         let generation = plan.generation;
-        (!follows.is_empty()).then_some(Self { generation, layers: follows })
+        (!layers.is_empty()).then_some(Self { generation, layers })
     }
 
     /// Whether a holder follows, or is followed.
@@ -87,9 +87,9 @@ mod tests {
     use crate::fixture::{FixtureLog, spec};
     use crate::job::JobSpec;
 
-    fn moves(rehearsal: Option<PreCopyPlan>) -> Vec<(u32, u64, u64)> {
-        let follows = rehearsal.into_iter().flat_map(|rehearsal| rehearsal.layers);
-        follows.map(|f| (f.layer.0, f.follower.node.0, f.owner.node.0)).collect()
+    fn moves(pre_copy: Option<PreCopyPlan>) -> Vec<(u32, u64, u64)> {
+        let layers = pre_copy.into_iter().flat_map(|pre_copy| pre_copy.layers);
+        layers.map(|f| (f.layer.0, f.follower.node.0, f.owner.node.0)).collect()
     }
 
     /// Layers 0 and 1 are node 1's, and 2 and 3 node 2's.
@@ -111,12 +111,12 @@ mod tests {
         let mut log = FixtureLog::running(spec(), &[1, 2]);
         log.join(3);
         let plan = log.state.plan().expect("it runs").record.clone();
-        let rehearsal = PreCopyPlan::of(&plan, &log.plan(&[2, 1, 3])).expect("layers move");
+        let pre_copy = PreCopyPlan::of(&plan, &log.plan(&[2, 1, 3])).expect("layers move");
         let follower = log.holder(3);
-        assert!(rehearsal.layers.iter().all(|follow| follow.follower == follower));
-        assert!(rehearsal.names(log.holder(1)) && rehearsal.names(follower));
+        assert!(pre_copy.layers.iter().all(|follow| follow.follower == follower));
+        assert!(pre_copy.names(log.holder(1)) && pre_copy.names(follower));
         let first = FollowedLayer { layer: LayerId(1), follower, owner: log.holder(1) };
-        assert_eq!(rehearsal.followed_by(follower).next(), Some(&first), "a copy");
-        assert_eq!(rehearsal.followed_by(log.holder(2)).next(), None);
+        assert_eq!(pre_copy.followed_by(follower).next(), Some(&first), "a copy");
+        assert_eq!(pre_copy.followed_by(log.holder(2)).next(), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Values that many nodes are sent alike: the bytes are made once, however many they are sent to.
 //!
-//! A plan of many stages goes to as many workers, and so does the list of where members are reached.
-//! Encoded anew for each, what a change of plan costs a leader would grow with the square of the
-//! cluster.
+//! A plan of many stages goes to as many workers, and so does the list of where members are
+//! reached. Encoded anew for each, what a change of plan costs a leader would grow with the square
+//! of the cluster.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -78,10 +78,12 @@ mod tests {
 
     #[test]
     fn what_is_told_comes_out_as_it_went_in() {
-        let told = PreEncoded::from(Arc::new(vec![1_u64, 300]));
-        let bytes = encode(&told);
-        assert_eq!(decode(&bytes, 100), Ok(told.clone()));
-        assert!(told.is_same_value(told.value()) && !told.is_same_value(&Arc::new(vec![1, 300])));
+        let value = PreEncoded::from(Arc::new(vec![1_u64, 300]));
+        let bytes = encode(&value);
+        assert_eq!(decode(&bytes, 100), Ok(value.clone()));
+        assert!(
+            value.is_same_value(value.value()) && !value.is_same_value(&Arc::new(vec![1, 300]))
+        );
         let length = bytes.len();
         for cut in 0..length {
             assert!(

@@ -9,8 +9,8 @@ use crate::checkpoint::CheckpointRecord;
 use crate::class::DeviceClass;
 use crate::job::{JobPhase, JobSpec};
 
-/// Ended runs kept at most. Each has its document and the digests of its layers in every snapshot: a quarter of the
-/// largest, if all are as large as can be.
+/// Ended runs kept at most. Each has its document and the digests of its layers in every snapshot:
+/// a quarter of the largest, if all are as large as can be.
 pub const RUNS_MAX: usize = 32;
 /// Bytes of a run's name at most.
 pub const RUN_NAME_BYTES_MAX: usize = 63;
@@ -36,8 +36,8 @@ impl RunRecord {
     }
 }
 
-/// What a run may be called: 1 to 63 of `a-z`, `0-9`, `-`, `_` and `.`, the first a letter or a digit. It is
-/// safe in a path and on a command line.
+/// What a run may be called: 1 to 63 of `a-z`, `0-9`, `-`, `_` and `.`, the first a letter or a
+/// digit. It is safe in a path and on a command line.
 #[must_use]
 pub fn is_run_name(name: &str) -> bool {
     let is_first = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -48,8 +48,8 @@ pub fn is_run_name(name: &str) -> bool {
         && bytes.iter().all(is_legal)
 }
 
-/// What a run is called whose name comes from elsewhere, as from a file: what cannot stand in a name becomes
-/// a dash.
+/// What a run is called whose name comes from elsewhere, as from a file: what cannot stand in a
+/// name becomes a dash.
 #[must_use]
 pub fn run_name_of(text: &str) -> String {
     let legal = |letter: char| match letter.to_ascii_lowercase() {

@@ -1,16 +1,17 @@
 //! The part of a worker that takes part in what is agreed.
 //!
-//! A seat stands between the controllers and the *host*, which holds layers and runs the stage. It requests
-//! admission, sends heartbeats, resends what the host reports until a briefing shows that it is agreed, and
-//! turns briefings into orders. It takes no decision: what it does follows from the last briefing.
+//! A session connects the controllers with the worker's *runtime*, which holds layers and runs the
+//! stage. It requests admission, sends heartbeats, resends what the runtime reports until a
+//! briefing shows that it is agreed, and turns briefings into commands. It takes no decision: what
+//! it does follows from the last briefing.
 //!
 //! ```text
-//! controllers  -- Briefing -->  Seat  -- Order -->  host
-//!              <-- Report ---         <-- News ---
+//! controllers  -- Briefing -->  WorkerSession  -- WorkerCommand -->  runtime
+//!              <-- Message --                  <-- WorkerEvent ----
 //! ```
 //!
-//! Orders come in the sequence in which the host must carry them out. Nothing a seat holds is worth
-//! keeping across a restart: a worker that restarts is a new life and begins with nothing.
+//! Commands come in the sequence in which the runtime must execute them. Nothing a session holds is
+//! worth keeping across a restart: a worker that restarts is a new life and begins with nothing.
 
 mod briefing;
 mod command;
@@ -37,7 +38,7 @@ pub use command::{LoadCommand, WorkerCommand, WorkerEvent};
 /// The most versions whose `Saved` message is resent. For a new one the oldest is forgotten.
 const SAVED_MAX: usize = 4;
 
-/// How often a seat sends, in ticks.
+/// How often a session sends, in ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionTiming {
     /// Ticks between two heartbeats.
@@ -46,27 +47,28 @@ pub struct SessionTiming {
     pub resend_ticks: u32,
 }
 
-/// The configuration that a seat is started with.
+/// The configuration that a session is started with.
 #[derive(Clone, Debug)]
 pub struct SessionSetup {
-    /// The cluster that the seat requests admission to.
+    /// The cluster that the session requests admission to.
     pub cluster: ClusterId,
     /// The node that the worker runs as.
     pub node: NodeId,
-    /// Grows with each start of the node, by more than the seat counts on in between: it counts one
-    /// further each time it was fenced off. The microseconds of a clock will do.
+    /// Grows with each start of the node, by more than the session counts on in between: it counts
+    /// one further each time it was fenced off. The microseconds of a clock will do.
     pub boot: u64,
     /// Memory, speed and device class of the node.
     pub resources: Resources,
     /// Where the node is reached.
     pub contact: Contact,
-    /// Controllers to request admission from. A member takes the controllers from the contacts it received.
+    /// Controllers to request admission from. A member takes the controllers from the contacts it
+    /// received.
     pub controllers: Vec<NodeId>,
     /// Ticks between heartbeats and between resends.
     pub timing: SessionTiming,
 }
 
-/// An event that a seat handles.
+/// An input that a session handles.
 #[derive(Clone, Debug)]
 pub enum SessionInput {
     /// A tick of the node's clock.
@@ -78,7 +80,7 @@ pub enum SessionInput {
         /// The message with the cluster that it belongs to.
         message: Box<Envelope>,
     },
-    /// News that the host reports.
+    /// An event that the runtime reports.
     Event(WorkerEvent),
     /// The machine is about to go.
     Drain,
@@ -93,7 +95,7 @@ pub enum SessionInput {
     },
 }
 
-/// An action for the owner of the seat to carry out.
+/// An action that the owner of the session executes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SessionOutput {
     /// Send a message; it may be lost.
@@ -103,11 +105,11 @@ pub enum SessionOutput {
         /// The message with the cluster that it belongs to.
         message: Box<Envelope>,
     },
-    /// Pass an order to the host.
+    /// Pass a command to the runtime.
     Command(WorkerCommand),
 }
 
-/// Where a seat stands with the cluster.
+/// Whether a session is a member of the cluster.
 #[derive(Debug)]
 enum SessionStatus {
     /// Not admitted yet, or not any more.
@@ -122,17 +124,17 @@ struct Membership {
     /// Index of the last briefing applied.
     briefing_index: u64,
     generation: Generation,
-    /// How often the run went back, as far as it is known here.
+    /// Number of rewinds of the run, as far as it is known here.
     rewinds: u64,
     part: PlanPart,
-    /// The seal that was passed on last.
+    /// The turn of the seal that the runtime was commanded to apply last.
     applied_seal: Option<Turn>,
-    /// The order to take an inventory that the host has not answered.
+    /// Index of the `TakeInventory` command that the runtime has not answered.
     inventory_due: Option<u64>,
-    /// What the host copies ahead, or helps others to.
+    /// The layers that the runtime copies ahead, or sends to those that do.
     pre_copy: Option<Arc<PreCopyPlan>>,
-    /// The version that was ordered to be written last, and in which plan.
-    save_ordered: Option<(Generation, Step)>,
+    /// The plan and the version of the last `Save` command.
+    last_save: Option<(Generation, Step)>,
     unconfirmed: UnconfirmedMessages,
 }
 
@@ -148,7 +150,7 @@ struct UnconfirmedMessages {
     following: Option<Message>,
 }
 
-/// Its part in the plan in force.
+/// The worker's part in the plan in force.
 #[derive(Debug)]
 enum PlanPart {
     /// No part in the plan.
@@ -161,7 +163,7 @@ enum PlanPart {
     Running { plan: Arc<PlanRecord> },
 }
 
-/// The seat of a worker.
+/// The session of a worker with the controllers of its cluster.
 #[derive(Debug)]
 pub struct WorkerSession {
     setup: SessionSetup,
@@ -180,7 +182,7 @@ pub struct WorkerSession {
 }
 
 impl WorkerSession {
-    /// The seat of a node that has just started.
+    /// The session of a node that has just started.
     #[must_use]
     pub fn new(setup: SessionSetup) -> Self {
         Self {
@@ -197,15 +199,15 @@ impl WorkerSession {
         }
     }
 
-    /// Handles one event.
+    /// Handles one input.
     ///
     /// # Errors
-    /// If a message does not belong: it is dropped, and the seat stays as it was.
+    /// If a message is refused: it is dropped, and the session stays as it was.
     pub fn handle(&mut self, input: SessionInput) -> Result<(), BriefingRefusal> {
         match input {
             SessionInput::Tick => self.handle_tick(),
             SessionInput::Message { from, message } => return self.handle_message(from, *message),
-            SessionInput::Event(news) => self.handle_event(news),
+            SessionInput::Event(event) => self.handle_event(event),
             SessionInput::Drain => self.handle_drain(),
             SessionInput::Leave => self.handle_leave(),
             SessionInput::Controllers { cluster, controllers } => {
@@ -249,24 +251,25 @@ impl WorkerSession {
         }
     }
 
-    /// Where members are reached, from the newest contacts received: its peers, and all controllers. The
-    /// caller that connects to them looks again when the index has grown.
+    /// Where members are reached, from the newest contacts received: its peers, and all
+    /// controllers. The caller that connects to them looks again when the index has grown.
     #[must_use]
     pub fn contacts(&self) -> &Arc<Contacts> {
         &self.contacts
     }
 
-    /// Where messages go: the controllers that are counted on. While the seat is no member, or has received
-    /// no contacts, the controllers of the setup as well, since all those it knows may be gone.
+    /// The controllers that messages are sent to: those that are counted on. While the session is
+    /// no member, or has received no contacts, the controllers of the setup as well, since all
+    /// those it knows may be gone.
     #[must_use]
     pub fn controllers(&self) -> BTreeSet<NodeId> {
-        let told = self.contacts.controllers();
+        let agreed = self.contacts.controllers();
         let is_outside = match &self.status {
             SessionStatus::Outside => true,
             SessionStatus::Member(_) => self.contacts.index == 0,
         };
-        let first = self.setup.controllers.iter().copied().filter(|_| is_outside);
-        told.chain(first).collect()
+        let configured = self.setup.controllers.iter().copied().filter(|_| is_outside);
+        agreed.chain(configured).collect()
     }
 
     /// The plan it has a part in, and its stage there.
@@ -281,10 +284,10 @@ impl WorkerSession {
         }
     }
 
-    /// Whether the operation under way has taken longer than the newest plan allows, in ticks of this
-    /// process: the rule by which a leader declares a member lost
-    /// ([`LossReason::OpOverdue`](crate::member::LossReason)). Only the end of the process ends such an
-    /// operation.
+    /// Whether the operation under way has taken longer than the newest plan allows, in ticks of
+    /// this process: the rule by which a leader declares a member lost
+    /// ([`LossReason::OpOverdue`](crate::member::LossReason)). Only the end of the process ends
+    /// such an operation.
     #[must_use]
     pub fn has_hung_operation(&self) -> bool {
         self.op_ticks_max.is_some_and(|ticks_max| self.pulse.busy_ticks > ticks_max)
@@ -303,25 +306,28 @@ impl WorkerSession {
         }
         let SessionTiming { beat_ticks, resend_ticks } = self.setup.timing;
         let is_due = |ticks: u32| self.tick.is_multiple_of(u64::from(ticks));
-        let (beats, resends) = (is_due(beat_ticks), is_due(resend_ticks));
-        let (beat, untold) = match &self.status {
+        let sends_beat = is_due(beat_ticks);
+        let resends = is_due(resend_ticks);
+        let (beat, unconfirmed) = match &self.status {
             // A node that is about to go does not request admission: it would be sent away at once.
             SessionStatus::Outside if self.is_draining => (None, Vec::new()),
             SessionStatus::Outside => (None, vec![self.join_request()]),
             SessionStatus::Member(member) => {
-                let (holder, known) = (member.holder, member.briefing_index);
-                let (generation, pulse) = (member.generation, self.pulse);
+                let holder = member.holder;
+                let known = member.briefing_index;
+                let generation = member.generation;
+                let pulse = self.pulse;
                 let contacts = self.contacts.index;
                 let beat = Message::Beat { holder, known, generation, contacts, pulse };
                 let drain = self.is_draining.then_some(Message::Drain { holder });
                 (Some(beat), drain.into_iter().chain(member.unconfirmed.messages(holder)).collect())
             }
         };
-        if let Some(beat) = beat.filter(|_| beats) {
+        if let Some(beat) = beat.filter(|_| sends_beat) {
             self.send_to_controllers(&beat);
         }
         if resends {
-            untold.iter().for_each(|message| self.send_to_controllers(message));
+            unconfirmed.iter().for_each(|message| self.send_to_controllers(message));
         }
     }
 
@@ -344,22 +350,22 @@ impl WorkerSession {
         }
     }
 
-    fn handle_event(&mut self, news: WorkerEvent) {
-        if let WorkerEvent::Busy { is_busy } = news {
+    fn handle_event(&mut self, event: WorkerEvent) {
+        if let WorkerEvent::Busy { is_busy } = event {
             self.pulse.busy_ticks = u32::from(is_busy);
             return;
         }
-        if let WorkerEvent::VerdictWaited { ticks } = news {
+        if let WorkerEvent::VerdictWaited { ticks } = event {
             self.pulse.wait_ticks = ticks;
             return;
         }
-        if let WorkerEvent::Progress { done } = news {
+        if let WorkerEvent::Progress { done } = event {
             self.pulse.progress = done;
             return;
         }
         let SessionStatus::Member(member) = &mut self.status else { return };
         let holder = member.holder;
-        let Some(message) = member.message_of(holder, news) else { return };
+        let Some(message) = member.message_of(holder, event) else { return };
         self.send_to_leader(&message);
     }
 
@@ -383,27 +389,27 @@ impl WorkerSession {
         self.outbox.push_back(SessionOutput::Send { to, message });
     }
 
-    fn push_command(&mut self, order: WorkerCommand) {
-        self.outbox.push_back(SessionOutput::Command(order));
+    fn push_command(&mut self, command: WorkerCommand) {
+        self.outbox.push_back(SessionOutput::Command(command));
     }
 }
 
 impl Membership {
-    /// The message to send for news. It is stored until it is known to be agreed.
-    fn message_of(&mut self, holder: Holder, news: WorkerEvent) -> Option<Message> {
-        if plan_of(&news).is_some_and(|generation| generation != self.generation) {
+    /// The message to send for an event. It is stored until it is known to be agreed.
+    fn message_of(&mut self, holder: Holder, event: WorkerEvent) -> Option<Message> {
+        if plan_of(&event).is_some_and(|generation| generation != self.generation) {
             return None;
         }
-        if let WorkerEvent::Inventory { index, .. } = news {
+        if let WorkerEvent::Inventory { index, .. } = event {
             self.inventory_due.take_if(|due| *due == index);
         }
-        self.unconfirmed.record(holder, news)
+        self.unconfirmed.record(holder, event)
     }
 }
 
-/// The plan that news are about, if they are about one only.
-fn plan_of(news: &WorkerEvent) -> Option<Generation> {
-    match news {
+/// The plan that an event is about, if it is about one only.
+fn plan_of(event: &WorkerEvent) -> Option<Generation> {
+    match event {
         WorkerEvent::Reported { report, .. } => Some(report.turn.generation),
         WorkerEvent::UpdateHeld(update) => Some(update.turn.generation),
         WorkerEvent::Loaded { generation, .. }
@@ -418,8 +424,8 @@ fn plan_of(news: &WorkerEvent) -> Option<Generation> {
 }
 
 impl UnconfirmedMessages {
-    fn record(&mut self, holder: Holder, news: WorkerEvent) -> Option<Message> {
-        let message = match news {
+    fn record(&mut self, holder: Holder, event: WorkerEvent) -> Option<Message> {
+        let message = match event {
             WorkerEvent::Busy { .. }
             | WorkerEvent::Progress { .. }
             | WorkerEvent::VerdictWaited { .. } => return None,

@@ -173,7 +173,7 @@ impl State {
     }
 
     /// The state of a new cluster that goes on from a checkpoint of another one, whose voters are
-    /// gone for good. Members and plans are not taken over.
+    /// gone for good. Members and plans are not kept.
     #[must_use]
     pub fn recovered(cluster: ClusterId, spec: Arc<JobSpec>, checkpoint: CheckpointRecord) -> Self {
         let mut state = Self::new(cluster);
@@ -200,8 +200,8 @@ impl State {
         self
     }
 
-    /// The same with a job that has computed on this class of devices, as far as that is known: its bits
-    /// are of no other.
+    /// The same with a job that has computed on this class of devices, as far as that is known: its
+    /// bits are of no other.
     #[must_use]
     pub fn of_class(mut self, class: Option<DeviceClass>) -> Self {
         let kind = self.job().map(|job| job.spec.device);
@@ -209,7 +209,8 @@ impl State {
         self
     }
 
-    /// The same with the runs that ended before the job began, and the last number that a run was given.
+    /// The same with the runs that ended before the job began, and the last number that a run was
+    /// given.
     #[must_use]
     pub fn with_ended(mut self, ended: Vec<RunRecord>, last: RunId) -> Self {
         self.run_last = self.run_last.max(last);
@@ -247,7 +248,7 @@ impl State {
         &self.quarantined
     }
 
-    /// Whether a node that is let in and requests admission with this start would be admitted.
+    /// Whether a node that is authorized and requests admission with this start would be admitted.
     #[must_use]
     pub fn admits(&self, node: NodeId, boot: u64) -> bool {
         let is_new = self.members.get(&node).is_none_or(|member| boot > member.boot);
@@ -362,7 +363,8 @@ impl State {
         &self.pending
     }
 
-    /// The version that becomes a checkpoint when it is the open one, whatever the configuration says.
+    /// The version that becomes a checkpoint when it is the open one, whatever the configuration
+    /// says.
     #[must_use]
     pub fn due(&self) -> Option<Step> {
         self.due
@@ -428,12 +430,13 @@ impl State {
         plan.record.stages.iter().filter(is_draining).count() as u32
     }
 
-    /// Whether a worker is about to go, and too few stay to go on without: unless it is written, what is
-    /// sealed here would be lost with the workers that hold it.
+    /// Whether a worker is about to go, and too few stay to go on without: unless it is written,
+    /// what is sealed here would be lost with the workers that hold it.
     #[must_use]
     pub fn is_left_alone(&self) -> bool {
         let Some(spec) = self.running_spec() else { return false };
-        let (mut staying, mut leaving) = (0, 0);
+        let mut staying = 0;
+        let mut leaving = 0;
         for (_, member) in self.fitting_workers() {
             match member.status {
                 MembershipStatus::Present => staying += 1,
@@ -444,8 +447,8 @@ impl State {
         leaving > 0 && staying < spec.workers_min
     }
 
-    /// Whether a holder in the plan in force went after what it held was saved: no node holds what it
-    /// reported since.
+    /// Whether a holder in the plan in force went after what it held was saved: no node holds what
+    /// it reported since.
     #[must_use]
     pub fn has_drained_holder(&self) -> bool {
         let Some(plan) = &self.plan else { return false };

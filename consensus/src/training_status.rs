@@ -8,11 +8,11 @@ use crate::duty::{AwaitedMember, NoPlan, WithheldReason};
 use crate::job::{HaltReason, JobPhase};
 use crate::state::{PlanPhase, State};
 
-/// Where the run stands, as a controller sees it.
+/// The status of the training, as a controller knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrainingStatus {
-    /// No leader is known: nothing is agreed on, and nothing sealed. What is reported of the run otherwise
-    /// may be old.
+    /// No leader is known: nothing is agreed on, and nothing sealed. What is reported of the run
+    /// otherwise may be old.
     NoQuorum {
         /// Ticks since a leader was last known.
         ticks: u32,
@@ -90,7 +90,7 @@ impl TrainingStatus {
         }
     }
 
-    /// The standing that follows from the state, if a plan needs so many workers.
+    /// The status that follows from the state, if a plan needs so many workers.
     pub(crate) fn of(state: &State, needed: u32) -> Self {
         match state.job().map(|job| job.phase) {
             None => return Self::NoJob,
@@ -108,7 +108,8 @@ impl TrainingStatus {
             Some((generation, PlanPhase::Running)) => Self::Running { generation, withheld: None },
             Some((generation, PlanPhase::Loading(slots))) => {
                 let ready = slots.iter().filter(|slot| slot.is_some()).count() as u32;
-                let (stages, awaited) = (slots.len() as u32, Vec::new());
+                let stages = slots.len() as u32;
+                let awaited = Vec::new();
                 Self::Loading { generation, ready, stages, awaited }
             }
             Some((_, PlanPhase::Closed)) | None if present < needed => {

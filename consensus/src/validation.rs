@@ -11,8 +11,8 @@
 //! leader             +--> Tally --> decide --> Seal -- agreed on ---------+
 //! ```
 //!
-//! The stage's part is [`StageHalf`], the leader's [`LeaderHalf`]; [`Ledger`] is what is agreed. The
-//! rules R1, R2, R4 and R8 are asserted where they are named.
+//! The stage's part is [`StageHalf`], the leader's [`LeaderHalf`]; [`Ledger`] is what is agreed.
+//! The rules R1, R2, R4 and R8 are asserted where they are named.
 
 mod leader;
 mod ledger;

@@ -73,7 +73,7 @@ id! {
     Attempt(u32)
 }
 id! {
-    /// A number for plans: who holds what from which step on.
+    /// Number of a plan: which worker holds which stage from which step on.
     Generation(u64)
 }
 id! {

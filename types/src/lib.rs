@@ -1,7 +1,7 @@
-//! The words every package shares: ids and units, and nothing that decides.
+//! The types that every package shares: ids and units, without decisions.
 //!
-//! An id is a newtype, so a step cannot be passed where a microbatch is meant. What the words
-//! mean is written in `docs/glossary.md`; a word that is not there does not belong here.
+//! An id is a newtype, so a step cannot be passed where a microbatch is meant. The terms are
+//! defined in `docs/glossary.md`; a term that is not there does not belong here.
 
 mod digest;
 mod fingerprint;

@@ -1,4 +1,4 @@
-//! Why a node or person is not let in, or a token not made.
+//! Why a node or person is not admitted, or a token is not made.
 
 use zbelastic_types::{Digest, NodeId};
 
@@ -47,7 +47,7 @@ pub enum AccessRefusal {
         /// Number of the revoked token.
         token: TokenId,
     },
-    /// It lets in for something else.
+    /// The token authorizes another role.
     #[error("token {token} is for role {expected}, not for {found}")]
     TokenRole {
         /// Number of the token that gives another role.
@@ -116,7 +116,8 @@ pub enum AccessRefusal {
         /// Length of the certificate in bytes.
         found: usize,
     },
-    /// It is about another authority than the one that is to follow, or follows another than the one that issues.
+    /// It is about another authority than the one that is to follow, or follows another than the
+    /// one that issues.
     #[error("authority {found} does not follow the one that issues now")]
     OtherAuthority {
         /// The key of the one named, as a digest.
@@ -131,7 +132,7 @@ pub enum AccessRefusal {
 }
 
 impl AccessRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

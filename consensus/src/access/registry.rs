@@ -27,7 +27,8 @@ pub struct AccessRegistry {
 
 impl Default for AccessRegistry {
     fn default() -> Self {
-        let (tokens, credentials) = (BTreeMap::new(), BTreeMap::new());
+        let tokens = BTreeMap::new();
+        let credentials = BTreeMap::new();
         Self { tokens, credentials, node_next: NodeId(1), rotation: None }
     }
 }
@@ -51,14 +52,14 @@ impl AccessRegistry {
         self.node_next
     }
 
-    /// The credential of a node, unless it was revoked. The caller, which has a clock, checks whether it
-    /// has expired.
+    /// The credential of a node, unless it was revoked. The caller, which has a clock, checks
+    /// whether it has expired.
     #[must_use]
     pub fn credential(&self, node: NodeId) -> Option<&Credential> {
         self.credentials.get(&node).filter(|credential| !credential.is_revoked)
     }
 
-    /// Whether a node is let in as a member of this role.
+    /// Whether a node is authorized as a member of this role.
     #[must_use]
     pub fn authorizes(&self, node: NodeId, role: Role) -> bool {
         let credential = self.credential(node);
@@ -170,7 +171,7 @@ impl AccessRegistry {
         }
     }
 
-    /// Lets in the sender of a use that was checked. Yields the node it becomes.
+    /// Admits the sender of a use that was checked. Yields the node it becomes.
     pub(crate) fn redeem_token(
         &mut self,
         (token, key): (TokenId, Digest),
@@ -205,8 +206,8 @@ impl AccessRegistry {
         node
     }
 
-    /// Of the credentials that are not of members, the first to have expired; if none has, that of the
-    /// worker whose credential was issued longest ago. A revoked one is known until it expires.
+    /// Of the credentials that are not of members, the first to have expired; if none has, that of
+    /// the worker whose credential was issued longest ago. A revoked one is known until it expires.
     fn first_to_forget(&self, at_s: u64, is_member: impl Fn(NodeId) -> bool) -> Option<NodeId> {
         let free = || self.credentials.iter().filter(|(node, _)| !is_member(**node));
         let expired = free().filter(|(_, found)| found.expires_at_s <= at_s);
@@ -239,8 +240,8 @@ impl AccessRegistry {
         (found.key, found.issued_at_s, found.expires_at_s) = (key, at_s, expires_at_s);
     }
 
-    /// Revokes a credential, if there is one. It is known until its time is over, ephemeral or not: so long
-    /// the certificate holds that the node has.
+    /// Revokes a credential, if there is one. It is known until its time is over, ephemeral or not:
+    /// so long the certificate holds that the node has.
     pub(crate) fn revoke(&mut self, node: NodeId) {
         if let Some(found) = self.credentials.get_mut(&node) {
             found.is_revoked = true;

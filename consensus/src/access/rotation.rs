@@ -5,9 +5,9 @@
 //!   issuing ──all there have certificates by the new one, and the rest had time──▶ retired
 //! ```
 //!
-//! The certificates and the phase are agreed on; each member reports its progress to the leader, and
-//! reports it anew to the next one. There is no cryptography here: certificates are bytes that members
-//! read.
+//! The certificates and the phase are agreed on; each member reports its progress to the leader,
+//! and reports it anew to the next one. There is no cryptography here: certificates are bytes that
+//! members read.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,8 +28,8 @@ pub struct Succession {
     pub key: Digest,
     /// The new authority's certificate.
     pub certificate: Vec<u8>,
-    /// What the old authority made for the new one's key: a member that believes only the old one believes
-    /// the new one by it.
+    /// What the old authority made for the new one's key: a member that believes only the old one
+    /// believes the new one by it.
     pub bridge: Vec<u8>,
     /// The old authority's certificate.
     pub old: Vec<u8>,
@@ -42,7 +42,8 @@ pub enum RotationPhase {
     Announced,
     /// Both are believed, the new one issues.
     Issuing {
-        /// Members that are away have until this second of the Unix clock to get a certificate by it.
+        /// Members that are away have until this second of the Unix clock to get a certificate by
+        /// it.
         until_s: u64,
     },
     /// The new one alone is believed.
@@ -66,7 +67,7 @@ pub struct Rotation {
     pub succession: Succession,
     /// How far it is.
     pub phase: RotationPhase,
-    /// Whether a person wants the old one retired without waiting for members that are away.
+    /// Whether an operator forces the old one to be retired without waiting for absent members.
     pub is_forced: bool,
 }
 
@@ -90,8 +91,8 @@ impl Rotation {
 /// A step of a change of authority.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AuthorityChange {
-    /// Another authority is to follow the one that issues; or, while none issued, one that is announced
-    /// already, whose key is lost.
+    /// Another authority is to follow the one that issues; or, while none issued, one that is
+    /// announced already, whose key is lost.
     Announced {
         /// The new authority, the old one, and the bridge between them.
         succession: Box<Succession>,
@@ -139,7 +140,8 @@ pub enum RotationStep {
     Wait {
         /// Members that lack what the phase requires.
         nodes: Vec<NodeId>,
-        /// Second of the Unix clock until which those that are away have time; none if it does not run.
+        /// Second of the Unix clock until which those that are away have time; none if it does not
+        /// run.
         until_s: Option<u64>,
     },
     /// The key is lost: another authority is to be announced.
@@ -151,8 +153,8 @@ pub enum RotationStep {
 }
 
 impl Rotation {
-    /// What is to be done next, as far as members reported. A member that is there is always waited for; one
-    /// that is away until its time is over, unless a person does not want to.
+    /// What is to be done next, as far as members reported. A member that is there is always waited
+    /// for; one that is away until its time is over, unless a person does not want to.
     #[must_use]
     pub fn next_step(
         &self,
@@ -189,7 +191,8 @@ impl Rotation {
                 if nodes.is_empty() && is_over {
                     return RotationStep::Retire;
                 }
-                // Workers that are away come back by their key; a controller has its certificate from nobody else.
+                // Workers that are away come back by their key; a controller has its certificate
+                // from nobody else.
                 let is_away = |(node, member): &(&NodeId, &Member)| {
                     member.role == Role::Controller && !member.is_live() && is_let_in(**node)
                 };
@@ -264,12 +267,15 @@ impl AccessRegistry {
         found.ok_or(AccessRefusal::OtherAuthority { found: key })
     }
 
-    /// Takes a step that was checked. Yields how far the change is now, and the tokens that are revoked by it.
+    /// Takes a step that was checked. Yields how far the change is now, and the tokens that are
+    /// revoked by it.
     pub(crate) fn rotate(&mut self, change: AuthorityChange) -> (RotationPhase, Vec<TokenId>) {
         let phase = match change {
             AuthorityChange::Announced { succession, is_forced } => {
-                let (succession, phase) = (*succession, RotationPhase::Announced);
-                // What a person wants of the change holds for the authority that is announced anew.
+                let succession = *succession;
+                let phase = RotationPhase::Announced;
+                // What an operator requires of the change holds for the authority that is announced
+                // anew.
                 let is_forced = is_forced
                     || self.rotation.as_ref().is_some_and(|last| {
                         last.phase == RotationPhase::Announced && last.is_forced

@@ -15,7 +15,7 @@ use crate::pre_encoded::PreEncoded;
 use crate::state::{PlanPhase, StateChange};
 use crate::validation::Seal;
 
-/// What the receiver has already, and its briefing leaves out.
+/// The parts that a briefing leaves out, because its receiver has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BriefingOmissions {
     /// Whether it has the plan in force.
@@ -32,10 +32,10 @@ impl BriefingOmissions {
 }
 
 impl Core {
-    /// Sends workers a briefing after an entry that matters to them, if this node leads. Other
+    /// Sends workers a briefing after an entry that concerns them, if this node leads. Other
     /// controllers only answer heartbeats and requests to be admitted.
     pub(super) fn brief_on_change(&mut self, index: u64, change: &StateChange) {
-        let (matters, knows) = match change {
+        let (is_relevant, omissions) = match change {
             StateChange::Members(_)
             | StateChange::Access(
                 AccessOutcome::Revoked { .. } | AccessOutcome::Authority { .. },
@@ -64,12 +64,12 @@ impl Core {
                 | AccessOutcome::Forgotten { .. },
             ) => (false, BriefingOmissions::ALL),
         };
-        if !matters {
+        if !is_relevant {
             return;
         }
         self.briefing_due_index = index;
         if self.duties.is_some() {
-            self.brief_workers(knows);
+            self.brief_workers(omissions);
         }
     }
 
@@ -84,20 +84,20 @@ impl Core {
         self.brief_workers(BriefingOmissions::ALL);
     }
 
-    fn brief_workers(&mut self, knows: BriefingOmissions) {
+    fn brief_workers(&mut self, omissions: BriefingOmissions) {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
-            self.brief_node(node, knows);
+            self.brief_node(node, omissions);
         }
     }
 
-    fn brief_node(&mut self, node: NodeId, knows: BriefingOmissions) {
-        let briefing = self.briefing(node, knows);
+    fn brief_node(&mut self, node: NodeId, omissions: BriefingOmissions) {
+        let briefing = self.briefing(node, omissions);
         self.send(node, Message::Briefing(Box::new(briefing)));
     }
 
     /// Answers a worker's heartbeat with a briefing if the worker lacks something, is fenced off,
-    /// or is asked for its inventory.
+    /// or its inventory is requested.
     pub(super) fn answer_heartbeat(
         &mut self,
         holder: Holder,
@@ -111,13 +111,19 @@ impl Core {
         if is_fenced && holder.incarnation.0 > self.state.applied() {
             return;
         }
-        let asks = self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(holder.node));
+        let is_inventory_due =
+            self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(holder.node));
         let plan = self.state.plan().map(|plan| plan.record.generation);
         let lacks_plan = plan.is_some_and(|found| generation < found);
         let lacks_contacts = contacts < self.state.contacts_index();
-        if is_fenced || known < self.briefing_due_index || lacks_plan || lacks_contacts || asks {
-            let knows = BriefingOmissions { plan: !lacks_plan, contacts: !lacks_contacts };
-            self.brief_node(holder.node, knows);
+        if is_fenced
+            || known < self.briefing_due_index
+            || lacks_plan
+            || lacks_contacts
+            || is_inventory_due
+        {
+            let omissions = BriefingOmissions { plan: !lacks_plan, contacts: !lacks_contacts };
+            self.brief_node(holder.node, omissions);
         }
     }
 
@@ -125,8 +131,9 @@ impl Core {
     /// [`Message::Spent`] if this start or a later one was admitted and is lost.
     pub(super) fn answer_join(&mut self, node: NodeId, boot: u64) {
         let Some(member) = self.state.members().get(&node) else { return };
-        let (is_live, is_worker, last) =
-            (member.is_live(), member.role == Role::Worker, member.boot);
+        let is_live = member.is_live();
+        let is_worker = member.role == Role::Worker;
+        let last = member.boot;
         if is_live && is_worker && last == boot {
             self.brief_node(node, BriefingOmissions::NOTHING);
         } else if !is_live && is_worker && last >= boot {
@@ -134,12 +141,12 @@ impl Core {
         }
     }
 
-    fn briefing(&mut self, node: NodeId, knows: BriefingOmissions) -> Briefing {
-        let is_told = !knows.plan;
-        let (spec, told) = if is_told { self.encoded_plan() } else { (None, None) };
+    fn briefing(&mut self, node: NodeId, omissions: BriefingOmissions) -> Briefing {
+        let (spec, encoded_plan) = if omissions.plan { (None, None) } else { self.encoded_plan() };
         let state = &self.state;
         let member = state.members().get(&node).filter(|member| member.is_live());
-        let (plan, pending) = (state.plan(), state.pending().iter());
+        let plan = state.plan();
+        let pending = state.pending().iter();
         Briefing {
             index: state.applied(),
             leader: self.raft.status().leader,
@@ -147,7 +154,7 @@ impl Core {
             spec,
             job: state.job().map(|job| job.phase),
             generation: plan.map_or(Generation(0), |plan| plan.record.generation),
-            plan: told,
+            plan: encoded_plan,
             is_running: plan.is_some_and(|plan| plan.phase == PlanPhase::Running),
             open: state.open_turn(),
             updates: state.ledger().updates(),
@@ -155,7 +162,7 @@ impl Core {
             requests_inventory: self.duties.as_ref().is_some_and(|d| d.requests_inventory_of(node)),
             rewinds: state.rewinds(),
             pending: pending.map(|pending| pending.version).chain(state.due()).collect(),
-            contacts: (!knows.contacts).then(|| self.contacts.clone()),
+            contacts: (!omissions.contacts).then(|| self.contacts.clone()),
             pre_copy: self.pre_copy(),
         }
     }
@@ -183,20 +190,20 @@ impl Core {
         let workers: Vec<_> = self.state.live_workers().map(|(holder, _)| holder.node).collect();
         for node in workers {
             let briefing = self.briefing(node, BriefingOmissions::ALL);
-            let told = Briefing { seal: Some(seal), ..briefing };
-            self.send(node, Message::Briefing(Box::new(told)));
+            let proposal = Briefing { seal: Some(seal), ..briefing };
+            self.send(node, Message::Briefing(Box::new(proposal)));
         }
     }
 }
 
 /// Encodes `value`, unless it is what was encoded last.
-fn refresh<T: serde::Serialize>(told: &mut Option<PreEncoded<T>>, value: Option<&Arc<T>>) {
-    let is_known = match (&*told, value) {
-        (Some(told), Some(value)) => told.is_same_value(value),
+fn refresh<T: serde::Serialize>(encoded: &mut Option<PreEncoded<T>>, value: Option<&Arc<T>>) {
+    let is_known = match (&*encoded, value) {
+        (Some(encoded), Some(value)) => encoded.is_same_value(value),
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     };
     if !is_known {
-        *told = value.map(|value| Arc::clone(value).into());
+        *encoded = value.map(|value| Arc::clone(value).into());
     }
 }

@@ -31,7 +31,7 @@ pub enum OperatorCommand {
     TransferLeader(NodeId),
 }
 
-/// What came of a command that was taken.
+/// How a command that was accepted is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandOutcome {
     /// It was proposed. When the entry of this index is applied, and was proposed in this term, it
@@ -128,7 +128,7 @@ impl Core {
                 let reason = LossReason::Removed;
                 self.note_change(MemberChange::Lost { holder, reason })
             }
-            // A node that is lost already, or was let in and never came, is kept out from now on.
+            // A node that is lost already, or was admitted and never came, is banned from now on.
             Err(refusal) => match self.state.access().credential(node) {
                 Some(_) => self.propose_command(Entry::Access(AccessChange::Revoked { node })),
                 None => Err(refusal),
@@ -141,7 +141,7 @@ impl Core {
     }
 
     fn note_change(&mut self, change: MemberChange) -> Result<CommandOutcome, CoreRefusal> {
-        let duties = self.duties.as_mut().expect("only a leader takes orders");
+        let duties = self.duties.as_mut().expect("only a leader handles commands");
         duties.handle_change(&self.state, change)?;
         Ok(CommandOutcome::Noted)
     }
@@ -154,9 +154,9 @@ impl Core {
         }
         let duties = self.duties.as_ref();
         let needed = duties.map_or(0, |duties| duties.workers_needed(&self.state));
-        let standing = TrainingStatus::of(&self.state, needed);
+        let status = TrainingStatus::of(&self.state, needed);
         let awaited = || duties.map_or_else(Vec::new, |duties| duties.awaited_members(&self.state));
-        match standing {
+        match status {
             TrainingStatus::Running { generation, withheld: None } => {
                 let withheld = duties.and_then(|duties| duties.withheld(&self.state));
                 TrainingStatus::Running { generation, withheld }
@@ -177,7 +177,7 @@ impl Core {
             | TrainingStatus::Saving { .. }
             | TrainingStatus::Done
             | TrainingStatus::Stopped
-            | TrainingStatus::WaitingForWorkers { .. } => standing,
+            | TrainingStatus::WaitingForWorkers { .. } => status,
         }
     }
 }

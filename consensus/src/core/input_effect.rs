@@ -1,4 +1,4 @@
-//! What there is to look at after an input.
+//! Which decisions a leader must look at after an input.
 
 use super::Input;
 use crate::message::Message;
@@ -7,16 +7,16 @@ use crate::message::Message;
 /// for a step would grow with the square of the workers; each tick looks at everything.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum InputEffect {
-    /// For nothing until the next tick: it shows that a worker is there.
+    /// Nothing is due until the next tick: the input shows that a worker is present.
     Nothing,
-    /// For the seal of the open turn.
+    /// The seal of the open turn may be due.
     Seal,
-    /// For everything.
+    /// Any decision may change.
     All,
 }
 
 impl InputEffect {
-    /// What this one may lead to.
+    /// The effect of an input, by its kind.
     pub(super) const fn of(input: &Input) -> Self {
         let message = match input {
             Input::Message { message, .. } => &message.message,

@@ -20,20 +20,21 @@ impl Core {
     }
 
     fn request_admission(&mut self) {
-        let Some(waiting) = &mut self.admission else { return };
+        let Some(admission) = &mut self.admission else { return };
         let status = self.raft.status();
         if status.members.voters.contains(&status.node) {
             self.admission = None;
             return;
         }
-        waiting.tick += 1;
-        if waiting.tick % REQUEST_TICKS != 1 {
+        admission.tick += 1;
+        if admission.tick % REQUEST_TICKS != 1 {
             return;
         }
         let resources = Resources::NONE;
-        let (boot, contact) = (waiting.boot, self.setup.contact.clone());
+        let boot = admission.boot;
+        let contact = self.setup.contact.clone();
         let join = Message::Join { boot, role: Role::Controller, resources, contact };
-        for to in waiting.controllers.clone() {
+        for to in admission.controllers.clone() {
             self.send(to, join.clone());
         }
     }

@@ -19,7 +19,7 @@ pub enum CoreRefusal {
         /// The cluster named in the message.
         found: ClusterId,
     },
-    /// The log does not take it.
+    /// The log refuses it.
     #[error(transparent)]
     Raft(#[from] RaftRefusal),
     /// It cannot be proposed.
@@ -28,7 +28,7 @@ pub enum CoreRefusal {
     /// It does not fit what is agreed.
     #[error(transparent)]
     Worker(#[from] InputRefusal),
-    /// Only a leader takes it.
+    /// Only a leader accepts it.
     #[error("node {leader:?} leads, not this one")]
     NotLeader {
         /// The leader, if this node knows one.
@@ -45,13 +45,13 @@ pub enum CoreRefusal {
         /// The node that the message is about.
         found: NodeId,
     },
-    /// The job does not take it.
+    /// The job refuses it.
     #[error(transparent)]
     Job(#[from] JobRefusal),
     /// It does not fit the tokens, credentials or authority that are agreed on.
     #[error(transparent)]
     Access(#[from] AccessRefusal),
-    /// The run cannot go back to where it is to.
+    /// The run cannot be rewound to this version.
     #[error(transparent)]
     Restore(#[from] EntryRefusal),
     /// Only a worker can be drained: a controller is removed.
@@ -79,7 +79,7 @@ pub enum CoreRefusal {
         node: NodeId,
     },
     /// This node does not wait for that plan any more.
-    #[error("nobody waits for plan {number}")]
+    #[error("plan {number} is not awaited")]
     PlanNotRequested {
         /// The number in the request that was answered.
         number: u64,
@@ -90,7 +90,7 @@ pub enum CoreRefusal {
 }
 
 impl CoreRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

@@ -17,11 +17,11 @@ impl Core {
         }
         let is_wanted = |node: &NodeId| self.state.is_controller(*node);
         if voters.contains(&status.node) && !is_wanted(&status.node) {
-            // A leader does not take itself away: another one does.
-            let heir = status.matched.iter().filter(|(node, _)| {
+            // A leader does not remove itself: another one does.
+            let successors = status.matched.iter().filter(|(node, _)| {
                 *node != status.node && voters.contains(node) && is_wanted(node)
             });
-            if let Some((node, _)) = heir.max_by_key(|(_, matched)| *matched) {
+            if let Some((node, _)) = successors.max_by_key(|(_, matched)| *matched) {
                 self.raft.transfer_leader(*node);
                 return false;
             }

@@ -13,7 +13,8 @@ impl Core {
         from: NodeId,
         envelope: Envelope,
     ) -> Result<(), CoreRefusal> {
-        let (expected, found) = (self.setup.cluster, envelope.cluster);
+        let expected = self.setup.cluster;
+        let found = envelope.cluster;
         if expected != found {
             return Err(CoreRefusal::OtherCluster { expected, found });
         }
@@ -21,12 +22,12 @@ impl Core {
             Message::Raft(message) => Ok(self.raft.handle(from, message)?),
             Message::Beat { holder, known, generation, contacts, pulse } => {
                 check_sender(from, holder.node)?;
-                let heard = match &mut self.duties {
+                let recorded = match &mut self.duties {
                     Some(duties) => duties.handle_beat(&self.state, holder, pulse),
                     None => Ok(()),
                 };
                 self.answer_heartbeat(holder, known, generation, contacts);
-                Ok(heard?)
+                Ok(recorded?)
             }
             Message::Join { boot, role, resources, contact } => {
                 self.answer_join(from, boot);
@@ -67,8 +68,8 @@ impl Core {
                     duties.handle_load_failed(state, holder, generation, (layer, cause))
                 }
                 Message::Saved { holder, version, generation, layers, busy_milliticks } => {
-                    let told = (layers, busy_milliticks);
-                    duties.handle_saved(state, holder, (version, generation), told)
+                    let saved = (layers, busy_milliticks);
+                    duties.handle_saved(state, holder, (version, generation), saved)
                 }
                 Message::Following { holder, generation, layers } => {
                     duties.handle_following(state, holder, generation, layers)
@@ -87,7 +88,7 @@ impl Core {
                 | Message::Join { .. }
                 | Message::Beat { .. }
                 | Message::Briefing(_)
-                | Message::Spent { .. } => unreachable!("taken in before"),
+                | Message::Spent { .. } => unreachable!("handled before"),
             }
         })
     }

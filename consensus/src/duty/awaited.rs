@@ -1,5 +1,5 @@
-//! Answers that members owe, and whether they get on with them (rule R10): an answer is waited for
-//! as long as the member that owes it does some work, however long that takes, and no longer.
+//! Answers that a leader awaits from members, and their progress (rule R10): an answer is waited
+//! for as long as the member makes some progress, however long that takes, and no longer.
 
 use std::fmt;
 
@@ -31,9 +31,9 @@ impl fmt::Display for AwaitedAnswer {
 /// A member whose answer a leader waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedMember {
-    /// The member that owes the answer.
+    /// The member whose answer is awaited.
     pub node: NodeId,
-    /// The answer that it owes.
+    /// The answer that the leader waits for.
     pub answer: AwaitedAnswer,
     /// Ticks since its last progress, or since the wait began if that is later.
     pub still_ticks: u32,
@@ -41,12 +41,12 @@ pub struct AwaitedMember {
 
 impl fmt::Display for AwaitedMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, answer: owed, still_ticks } = self;
-        write!(f, "node {node}: {owed}, its last progress was {still_ticks} ticks ago")
+        let Self { node, answer, still_ticks } = self;
+        write!(f, "node {node}: {answer}, its last progress was {still_ticks} ticks ago")
     }
 }
 
-/// An answer that is owed, and since when: the begin of the wait, or the last progress seen.
+/// An awaited answer, and since when: the begin of the wait, or the last progress seen.
 struct OutstandingAnswer {
     holder: Holder,
     answer: AwaitedAnswer,
@@ -57,14 +57,14 @@ impl Duties {
     /// The members whose answers are waited for.
     #[must_use]
     pub fn awaited_members(&self, state: &State) -> Vec<AwaitedMember> {
-        let awaited = |OutstandingAnswer { holder, answer: owed, since }| {
+        let awaited = |OutstandingAnswer { holder, answer, since }| {
             let still_ticks = (self.now - since) as u32;
-            AwaitedMember { node: holder.node, answer: owed, still_ticks }
+            AwaitedMember { node: holder.node, answer, still_ticks }
         };
         self.outstanding_answers(state).into_iter().map(awaited).collect()
     }
 
-    /// R10: members that owe an answer and get no further.
+    /// R10: members whose answer is awaited and that make no progress.
     pub(super) fn without_progress(&self, state: &State) -> Vec<(Holder, LossReason)> {
         let lost = self.outstanding_answers(state).into_iter().filter_map(
             |OutstandingAnswer { holder, since, .. }| {
@@ -76,25 +76,25 @@ impl Duties {
         lost.collect()
     }
 
-    /// Whether none of these was seen to get on for so long that nothing is to be expected of them.
+    /// Whether none of these made progress for so long that nothing is to be expected of them.
     pub(super) fn are_stalled(&self, nodes: impl IntoIterator<Item = NodeId>) -> bool {
         let ticks_max = u64::from(self.timing.progress_ticks);
-        let stands = |node| self.now - self.heartbeats.progress_at(node) > ticks_max;
-        nodes.into_iter().all(stands)
+        let is_stalled = |node| self.now - self.heartbeats.progress_at(node) > ticks_max;
+        nodes.into_iter().all(is_stalled)
     }
 
     fn outstanding_answers(&self, state: &State) -> Vec<OutstandingAnswer> {
         if state.running_spec().is_none() {
             return Vec::new();
         }
-        let debt = |holder: Holder, owed, asked_at: u64| {
-            let since = asked_at.max(self.heartbeats.progress_at(holder.node));
-            OutstandingAnswer { holder, answer: owed, since }
+        let outstanding = |holder: Holder, answer, requested_at: u64| {
+            let since = requested_at.max(self.heartbeats.progress_at(holder.node));
+            OutstandingAnswer { holder, answer, since }
         };
         if let Some(draft) = &self.planning.draft {
             let missing = draft.missing();
             return missing
-                .map(|holder| debt(holder, AwaitedAnswer::Inventory, draft.since))
+                .map(|holder| outstanding(holder, AwaitedAnswer::Inventory, draft.since))
                 .collect();
         }
         let is_limited = !mutant::is(Mutant::M21WaitsForTheDead);
@@ -104,11 +104,15 @@ impl Duties {
             return Vec::new();
         };
         let holders = plan.record.stage_indices().zip(&plan.record.stages);
-        // A holder that reported that a layer does not come has answered: it cannot get on by itself.
-        let owes = holders.filter(|(stage, holder)| {
-            let is_heard = self.ready.contains_key(stage) || self.load_failures.contains(holder);
-            slots[stage.index()].is_none() && !is_heard
+        // A holder that reported that a layer does not come has answered: it cannot make progress
+        // by itself.
+        let awaited = holders.filter(|(stage, holder)| {
+            let has_answered =
+                self.ready.contains_key(stage) || self.load_failures.contains(holder);
+            slots[stage.index()].is_none() && !has_answered
         });
-        owes.map(|(_, holder)| debt(*holder, AwaitedAnswer::Ready, self.progress_at)).collect()
+        awaited
+            .map(|(_, holder)| outstanding(*holder, AwaitedAnswer::Ready, self.progress_at))
+            .collect()
     }
 }

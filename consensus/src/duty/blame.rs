@@ -8,8 +8,9 @@ use zbelastic_types::NodeId;
 pub const PAIR_CONTRADICTIONS_MAX: u32 = 6;
 /// Partners that a node must have contradicted to be the one at fault.
 const PARTNERS_AT_FAULT: usize = 2;
-/// Seals after which a contradiction is forgotten. A device that is broken shows it with every other
-/// partner within a few; two bits that flipped so far apart have nothing to do with each other.
+/// Seals after which a contradiction is forgotten. A device that is broken shows it with every
+/// other partner within a few; two bits that flipped so far apart have nothing to do with each
+/// other.
 pub const DOUBT_SEALS_MAX: u64 = 1024;
 
 /// The contradictions between two nodes.
@@ -21,7 +22,7 @@ struct PairContradictions {
     at: u64,
 }
 
-/// Doubts about nodes that contradicted each other, by pair, the lower id first.
+/// The contradictions between nodes, by pair, the lower id first.
 #[derive(Debug, Default)]
 pub(super) struct Blame {
     pairs: BTreeMap<(NodeId, NodeId), PairContradictions>,
@@ -33,9 +34,9 @@ pub(super) struct Blame {
 impl Blame {
     /// Two nodes contradicted each other.
     pub(super) fn mark(&mut self, one: NodeId, other: NodeId) {
-        let doubt =
+        let known =
             self.pairs.entry(pair(one, other)).or_insert(PairContradictions { count: 0, at: 0 });
-        *doubt = PairContradictions { count: doubt.count + 1, at: self.seals };
+        *known = PairContradictions { count: known.count + 1, at: self.seals };
         self.total += 1;
     }
 
@@ -57,10 +58,10 @@ impl Blame {
     pub(super) fn on_sealed(&mut self) {
         self.seals += 1;
         let seals = self.seals;
-        self.pairs.retain(|_, doubt| seals - doubt.at < DOUBT_SEALS_MAX);
+        self.pairs.retain(|_, known| seals - known.at < DOUBT_SEALS_MAX);
     }
 
-    /// Whether a node is in doubt.
+    /// Whether a contradiction is not forgotten yet.
     pub(super) fn has_doubts(&self) -> bool {
         !self.pairs.is_empty()
     }
@@ -84,10 +85,11 @@ impl Blame {
         Some((node, with.len() as u32))
     }
 
-    /// Whether two contradict each other again and again, so that it cannot be known which is right.
+    /// Whether two contradict each other again and again, so that it cannot be known which is
+    /// right.
     pub(super) fn is_stuck(&self, one: NodeId, other: NodeId) -> bool {
-        let doubt = self.pairs.get(&pair(one, other));
-        doubt.is_some_and(|doubt| doubt.count > PAIR_CONTRADICTIONS_MAX)
+        let known = self.pairs.get(&pair(one, other));
+        known.is_some_and(|known| known.count > PAIR_CONTRADICTIONS_MAX)
     }
 
     /// The node that was at fault is gone: its contradictions count against no other node.
@@ -131,12 +133,13 @@ mod tests {
 
     #[test]
     fn of_several_who_contradict_each_other_about_one_thing_one_pair_is_marked_anew() {
-        let (mut blame, told) = (Blame::default(), [(A, B), (B, C)]);
-        assert_eq!(blame.mark_one(told.into_iter()), Some((A, B)));
+        let mut blame = Blame::default();
+        let pairs = [(A, B), (B, C)];
+        assert_eq!(blame.mark_one(pairs.into_iter()), Some((A, B)));
         assert_eq!(blame.at_fault(|_| true), None, "it happened once");
-        assert_eq!(blame.mark_one(told.into_iter()), Some((B, C)));
+        assert_eq!(blame.mark_one(pairs.into_iter()), Some((B, C)));
         assert_eq!(blame.at_fault(|_| true), Some((B, 2)));
-        assert_eq!(blame.mark_one(told.into_iter()), Some((A, B)), "again");
+        assert_eq!(blame.mark_one(pairs.into_iter()), Some((A, B)), "again");
         assert_eq!(blame.mark_one(std::iter::empty()), None);
     }
 

@@ -1,8 +1,9 @@
 //! When a version becomes a checkpoint because time has passed.
 //!
-//! What a run loses when no node holds a layer any more is what it sealed since its last checkpoint. A
-//! number of steps says little of how long that is, so a leader counts ticks as well. It never spends
-//! more than 2 % of the time on it: workers report how long writing kept their devices from computing.
+//! What a run loses when no node holds a layer any more is what it sealed since its last
+//! checkpoint. A number of steps says little of how long that is, so a leader counts ticks as well.
+//! It never spends more than 2 % of the time on it: workers report how long writing kept their
+//! devices from computing.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +14,8 @@ use crate::entry::Entry;
 use crate::job::JobSpec;
 use crate::state::State;
 
-/// How many times longer than what a checkpoint takes of the devices' time the next one is waited for:
-/// 2 % of the time.
+/// How many times longer than what a checkpoint takes of the devices' time the next one is waited
+/// for: 2 % of the time.
 pub const COST_SHARE: u64 = 50;
 
 /// What a leader knows of the checkpoints that there were.
@@ -22,8 +23,8 @@ pub const COST_SHARE: u64 = 50;
 pub(super) struct CheckpointTimer {
     /// When the last one was complete, or one under way came closer to it.
     since: u64,
-    /// For how long each that is under way kept a device from computing, the longest of all workers' times,
-    /// in thousandths of a tick.
+    /// For how long each that is under way kept a device from computing, the longest of all
+    /// workers' times, in thousandths of a tick.
     busy: BTreeMap<Step, u32>,
     /// The same of the last one that was complete.
     cost: u32,
@@ -68,8 +69,8 @@ impl Duties {
         if is_late { self.keep_next(state, spec) } else { None }
     }
 
-    /// That the next version becomes a checkpoint, unless it does anyway. While a seal is under way it is not
-    /// known which one is next.
+    /// That the next version becomes a checkpoint, unless it does anyway. While a seal is under way
+    /// it is not known which one is next.
     pub(super) fn keep_next(&self, state: &State, spec: &JobSpec) -> Option<Entry> {
         if state.due().is_some() || self.is_changing() {
             return None;

@@ -1,5 +1,5 @@
-//! A plan under way: what it was begun for, which workers were asked for an inventory, and what
-//! they answered.
+//! A plan under way: what it was begun for, from which workers an inventory was requested, and
+//! their answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::plan::PlanReason;
 use crate::pre_copy::PreCopyPlan;
 use crate::state::State;
 
-/// What a plan under way was begun for. If it is not so any more, the plan is begun anew.
+/// What a plan under way was begun for. If that has changed, the plan is begun anew.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PlanBasis {
     pub(super) generation: Generation,
@@ -61,16 +61,16 @@ pub(super) struct PreCopyProgress {
     pub(super) reported: BTreeSet<Holder>,
 }
 
-/// That the cluster stands still for want of a plan.
+/// That the cluster does not train because a plan is missing.
 #[derive(Debug)]
 pub(super) struct PlanStandstill {
     pub(super) since: u64,
-    /// Workers that were there when it began.
+    /// Workers that were present when it began.
     pub(super) workers: BTreeSet<Holder>,
 }
 
 impl PlanDraft {
-    /// Whether what it was begun for is so still. A cluster that has stood still for long lets
+    /// Whether the basis of the draft still holds. A cluster that has not trained for long lets
     /// workers come and go that have no stage in it.
     pub(super) fn is_still_valid(&mut self, now: &PlanBasis, is_late: bool) -> bool {
         let has_all = self.nodes.iter().all(|holder| now.workers.contains(holder));
@@ -84,8 +84,8 @@ impl PlanDraft {
         self.basis == *now
     }
 
-    /// The nodes that a solution seats come first from here on, in the order of their stages. A plan for more
-    /// nodes than were offered is refused when it is checked.
+    /// The nodes that a solution assigns to stages come first from here on, in the order of their
+    /// stages. A plan for more nodes than were offered is refused when it is checked.
     fn order_by_stage(&mut self, solution: PlanSolution) -> Result<PlanSolution, PlanUnsolvable> {
         let nodes = self.nodes.len();
         let stage_count = solution.program.placement.stage_count() as usize;
@@ -95,17 +95,17 @@ impl PlanDraft {
             let reason = format!("seats {:?} for {stage_count} stages", solution.stage_nodes);
             return Err(PlanUnsolvable { nodes, reason });
         }
-        let seated = solution.stage_nodes.iter().copied().filter(|at| *at < nodes);
+        let assigned = solution.stage_nodes.iter().copied().filter(|at| *at < nodes);
         let others = (0..nodes).filter(|at| !solution.stage_nodes.contains(at));
-        self.nodes = seated.chain(others).map(|at| self.nodes[at]).collect();
+        self.nodes = assigned.chain(others).map(|at| self.nodes[at]).collect();
         Ok(solution)
     }
 
-    /// Workers that were asked which layers they hold, and have not answered.
+    /// Workers whose inventory was requested, and that have not answered.
     pub(super) fn missing(&self) -> impl Iterator<Item = Holder> + '_ {
-        let is_asked = self.inventory_request.is_some() && self.basis.is_now;
+        let is_requested = self.inventory_request.is_some() && self.basis.is_now;
         let is_missing = |holder: &&Holder| !self.inventory.contains_key(&holder.node);
-        self.basis.workers.iter().filter(move |_| is_asked).filter(is_missing).copied()
+        self.basis.workers.iter().filter(move |_| is_requested).filter(is_missing).copied()
     }
 }
 
@@ -115,8 +115,8 @@ pub(super) struct Planning {
     pub(super) number: u64,
     pub(super) draft: Option<PlanDraft>,
     pub(super) standstill: Option<PlanStandstill>,
-    /// What no better plan was found for.
-    pub(super) settled: Option<PlanBasis>,
+    /// The basis for which no better plan was found.
+    pub(super) last_basis: Option<PlanBasis>,
     /// The workers that are there, if those without a stage were found to be of no use: other needs
     /// are looked at then.
     unused: Option<BTreeSet<Holder>>,
@@ -128,7 +128,7 @@ pub(super) struct Planning {
 impl Planning {
     pub(super) fn on_plan_changed(&mut self) {
         self.draft = None;
-        self.settled = None;
+        self.last_basis = None;
         self.unused = None;
         self.standstill = None;
         self.pre_copy = None;
@@ -151,8 +151,8 @@ impl Planning {
 
     /// Nothing better than what there is was found, and nothing will be as things stand.
     pub(super) fn settle(&mut self) {
-        self.settled = self.draft.take().map(|draft| draft.basis);
-        if let Some(basis) = self.settled.as_ref().filter(|basis| basis.is_for_spares()) {
+        self.last_basis = self.draft.take().map(|draft| draft.basis);
+        if let Some(basis) = self.last_basis.as_ref().filter(|basis| basis.is_for_spares()) {
             self.unused = Some(basis.workers.clone());
         }
         self.pre_copy = None;
@@ -167,7 +167,7 @@ impl Planning {
         self.unused.as_ref().is_some_and(is_there)
     }
 
-    /// Whether this node is asked which layers it holds, and has not answered.
+    /// Whether the inventory of this node was requested, and is not answered.
     pub(super) fn requests_inventory_of(&self, node: NodeId) -> bool {
         self.draft.iter().flat_map(PlanDraft::missing).any(|holder| holder.node == node)
     }
@@ -179,25 +179,26 @@ impl Planning {
         layers: Vec<HeldLayer>,
     ) -> bool {
         let Some(draft) = &mut self.draft else { return false };
-        let is_asked = draft.inventory_request.is_some_and(|asked| index >= asked)
-            && draft.basis.workers.contains(&holder);
-        if is_asked {
+        let is_requested =
+            draft.inventory_request.is_some_and(|requested_at| index >= requested_at)
+                && draft.basis.workers.contains(&holder);
+        if is_requested {
             draft.inventory.insert(holder.node, layers);
         }
-        is_asked
+        is_requested
     }
 
     /// A worker reported which layers it follows. Yields whether that is waited for.
     pub(super) fn handle_following(&mut self, holder: Holder, layers: &[LayerId]) -> bool {
-        let Some(rehearsed) = self.draft.as_mut().and_then(|d| d.pre_copy.as_mut()) else {
+        let Some(progress) = self.draft.as_mut().and_then(|d| d.pre_copy.as_mut()) else {
             return false;
         };
-        let Some(rehearsal) = &self.pre_copy else { return false };
-        let followed: BTreeSet<_> = rehearsal.followed_by(holder).map(|f| f.layer).collect();
+        let Some(pre_copy) = &self.pre_copy else { return false };
+        let followed: BTreeSet<_> = pre_copy.followed_by(holder).map(|f| f.layer).collect();
         let known = layers.iter().filter(|layer| followed.contains(layer));
-        rehearsed.following.extend(known.map(|layer| (holder, *layer)));
+        progress.following.extend(known.map(|layer| (holder, *layer)));
         if !followed.is_empty() {
-            rehearsed.reported.insert(holder);
+            progress.reported.insert(holder);
         }
         !followed.is_empty()
     }

@@ -1,4 +1,5 @@
-//! Nodes that were let in for as long as they are there: one that is gone for long is forgotten.
+//! Nodes that were admitted for as long as they are present: one that is absent for long is
+//! forgotten.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +9,11 @@ use crate::access::AccessChange;
 use crate::entry::Entry;
 use crate::state::State;
 
-/// Ticks for which an ephemeral node may be gone before it is forgotten: a minute of ticks of
-/// 10 ms, so that a process that was ended and starts again is let in as who it was.
+/// Ticks for which an ephemeral node may be absent before it is forgotten: a minute of ticks of 10
+/// ms, so that a process that was ended and starts again is admitted as the same node.
 pub const EPHEMERAL_TICKS_MAX: u64 = 6_000;
 
-/// Since when ephemeral nodes are gone, as far as this leader knows.
+/// Since when ephemeral nodes are absent, as far as this leader knows.
 #[derive(Debug, Default)]
 pub(super) struct EphemeralAbsences {
     since: BTreeMap<NodeId, u64>,
@@ -30,7 +31,7 @@ impl EphemeralAbsences {
         self.since = gone.map(since).collect();
     }
 
-    /// The entry that forgets a node which is gone for long, if there is one.
+    /// The entry that forgets a node which is absent for long, if there is one.
     pub fn decide(&self, now: u64) -> Option<Entry> {
         let is_late = |since: u64| now - since >= EPHEMERAL_TICKS_MAX;
         let (node, _) = self.since.iter().find(|(_, since)| is_late(**since))?;

@@ -9,16 +9,17 @@ use crate::message::WorkerActivity;
 use crate::mutant::{self, Mutant};
 use crate::state::{PlanPhase, State};
 
-/// A member counts as lost when it is silent for so many times as long as its longest silence lately, if
-/// that is more than the configured time; and for never more than so many times the configured time.
-/// Heartbeats of a machine that computes on all cores, or whose hypervisor takes it from it, come late by
-/// what they came late by before: the bound follows what was measured, as that of an accrual failure
-/// detector does (Hayashibara et al., SRDS 2004, section 4), and stays a bound.
+/// A member counts as lost when it is silent for so many times as long as its longest silence
+/// lately, if that is more than the configured time; and for never more than so many times the
+/// configured time. Heartbeats of a machine that computes on all cores, or whose hypervisor takes
+/// it from it, come late by what they came late by before: the bound follows what was measured, as
+/// that of an accrual failure detector does (Hayashibara et al., SRDS 2004, section 4), and stays a
+/// bound.
 pub(super) const GAP_FACTOR: u32 = 3;
 /// Silences of the last one to two minutes of ticks of 10 ms count.
 const LATELY_TICKS: u64 = 6_000;
 
-/// The longest silences of a member between two heartbeats.
+/// The longest gaps of a member between two heartbeats, in ticks.
 #[derive(Clone, Copy, Debug, Default)]
 struct HeartbeatGaps {
     /// When the present window began.
@@ -49,9 +50,9 @@ struct HeartbeatRecord {
     holder: Holder,
     at: u64,
     pulse: WorkerActivity,
-    /// When it was last seen to get on: its count of work changed, or an operation was under way.
+    /// When it last made progress: its count of work changed, or an operation was under way.
     progress_at: u64,
-    silences: HeartbeatGaps,
+    gaps: HeartbeatGaps,
 }
 
 /// What the heartbeats of the workers reported.
@@ -61,43 +62,42 @@ pub(super) struct HeartbeatMonitor {
 }
 
 impl HeartbeatMonitor {
-    /// All workers count as having sent a heartbeat when the watch begins.
+    /// All workers count as having sent a heartbeat when monitoring begins.
     pub(super) fn begin(&mut self, state: &State, now: u64) {
         self.records.clear();
         self.track_members(state, now);
     }
 
-    /// Members changed: watches the live workers, and no others.
+    /// Members changed: monitors the live workers, and no others.
     pub(super) fn track_members(&mut self, state: &State, now: u64) {
-        self.records.retain(|_, heard| state.is_live(heard.holder));
+        self.records.retain(|_, record| state.is_live(record.holder));
         for (holder, _) in state.live_workers() {
-            let silences = HeartbeatGaps { since: now, ..HeartbeatGaps::default() };
+            let gaps = HeartbeatGaps { since: now, ..HeartbeatGaps::default() };
             let pulse = WorkerActivity::default();
-            let heard = HeartbeatRecord { holder, at: now, pulse, progress_at: now, silences };
-            self.records.entry(holder.node).or_insert(heard);
+            let record = HeartbeatRecord { holder, at: now, pulse, progress_at: now, gaps };
+            self.records.entry(holder.node).or_insert(record);
         }
     }
 
     pub(super) fn record_heartbeat(&mut self, holder: Holder, now: u64, pulse: WorkerActivity) {
         let before = self.records.get(&holder.node).filter(|before| before.holder == holder);
         let is_same = |before: &&HeartbeatRecord| before.pulse.progress == pulse.progress;
-        let stands = before.filter(is_same).filter(|_| pulse.busy_ticks == 0);
-        let progress_at = stands.map_or(now, |before| before.progress_at);
-        let mut silences = before.map_or_else(HeartbeatGaps::default, |before| before.silences);
-        silences.record_gap(before.map_or(0, |before| (now - before.at) as u32), now);
+        let unchanged = before.filter(is_same).filter(|_| pulse.busy_ticks == 0);
+        let progress_at = unchanged.map_or(now, |before| before.progress_at);
+        let mut gaps = before.map_or_else(HeartbeatGaps::default, |before| before.gaps);
+        gaps.record_gap(before.map_or(0, |before| (now - before.at) as u32), now);
         self.records
-            .insert(holder.node, HeartbeatRecord { holder, at: now, pulse, progress_at, silences });
+            .insert(holder.node, HeartbeatRecord { holder, at: now, pulse, progress_at, gaps });
     }
 
-    /// When a member was last seen to get on with anything; the beginning of the watch if it is
-    /// watched no more.
+    /// When a member last made progress; 0 if it is not monitored any more.
     pub(super) fn progress_at(&self, node: NodeId) -> u64 {
-        self.records.get(&node).map_or(0, |heard| heard.progress_at)
+        self.records.get(&node).map_or(0, |record| record.progress_at)
     }
 
     /// The longest wait for a verdict that a worker reported.
     pub(super) fn wait_ticks(&self) -> u32 {
-        self.records.values().map(|heard| heard.pulse.wait_ticks).max().unwrap_or(0)
+        self.records.values().map(|record| record.pulse.wait_ticks).max().unwrap_or(0)
     }
 
     /// Members that are silent, or whose work hangs.
@@ -109,19 +109,19 @@ impl HeartbeatMonitor {
     ) -> Vec<(Holder, LossReason)> {
         let loading = state.plan().filter(|plan| matches!(plan.phase, PlanPhase::Loading(_)));
         let ticks_max = state.plan().map_or(u32::MAX, |plan| plan.record.op_ticks_max);
-        let is_waited_for = |heard: &HeartbeatRecord| {
-            let is_holder = loading.is_some_and(|plan| plan.record.stages.contains(&heard.holder));
+        let is_waited_for = |record: &HeartbeatRecord| {
+            let is_holder = loading.is_some_and(|plan| plan.record.stages.contains(&record.holder));
             is_holder && mutant::is(Mutant::M21WaitsForTheDead)
         };
-        let overdue = self.records.values().filter_map(|heard| {
-            let silent = (now - heard.at) as u32;
-            let ticks = heard.pulse.busy_ticks;
-            if is_waited_for(heard) {
+        let overdue = self.records.values().filter_map(|record| {
+            let silent = (now - record.at) as u32;
+            let ticks = record.pulse.busy_ticks;
+            if is_waited_for(record) {
                 None
-            } else if silent > heard.silences.bound(lost_after_ticks) {
-                Some((heard.holder, LossReason::Silent { ticks: silent }))
+            } else if silent > record.gaps.bound(lost_after_ticks) {
+                Some((record.holder, LossReason::Silent { ticks: silent }))
             } else if ticks > ticks_max {
-                Some((heard.holder, LossReason::OpOverdue { ticks, ticks_max }))
+                Some((record.holder, LossReason::OpOverdue { ticks, ticks_max }))
             } else {
                 None
             }
@@ -136,15 +136,15 @@ mod tests {
 
     #[test]
     fn silences_are_forgotten_after_a_while() {
-        let mut silences = HeartbeatGaps::default();
-        assert_eq!(silences.bound(70), 70);
-        silences.record_gap(40, 100);
-        assert_eq!(silences.bound(70), 120);
-        silences.record_gap(6, LATELY_TICKS);
-        assert_eq!(silences.bound(70), 120, "it was in the window before");
-        silences.record_gap(6, 2 * LATELY_TICKS);
-        assert_eq!(silences.bound(70), 70);
-        silences.record_gap(u32::MAX, 3 * LATELY_TICKS);
-        assert_eq!(silences.bound(70), 210, "never for more");
+        let mut gaps = HeartbeatGaps::default();
+        assert_eq!(gaps.bound(70), 70);
+        gaps.record_gap(40, 100);
+        assert_eq!(gaps.bound(70), 120);
+        gaps.record_gap(6, LATELY_TICKS);
+        assert_eq!(gaps.bound(70), 120, "it was in the window before");
+        gaps.record_gap(6, 2 * LATELY_TICKS);
+        assert_eq!(gaps.bound(70), 70);
+        gaps.record_gap(u32::MAX, 3 * LATELY_TICKS);
+        assert_eq!(gaps.bound(70), 210, "never for more");
     }
 }

@@ -17,8 +17,8 @@ use crate::plan::{LayerSource, PlanReason};
 use crate::state::{PlanPhase, State};
 use crate::validation::{GradientReport, LayerFingerprint, TensorSum, Turn};
 
-/// Versions of one layer that a worker may hold: at its stage, as a copy and on the shelf there is
-/// one each, and one more is on its way.
+/// Versions of one layer that a worker may hold: one each at its stage, as a copy and kept from a
+/// former plan, and one more in transfer.
 pub const HELD_VERSIONS_MAX: usize = 4;
 
 impl Duties {
@@ -144,7 +144,7 @@ impl Duties {
     /// A worker reported which layers it holds.
     ///
     /// # Errors
-    /// If this worker was not asked, it names too many layers, or one is unknown.
+    /// If no inventory of this worker was requested, it names too many layers, or one is unknown.
     pub fn handle_inventory(
         &mut self,
         state: &State,
@@ -153,7 +153,8 @@ impl Duties {
         layers: Vec<HeldLayer>,
     ) -> Result<(), InputRefusal> {
         check_live(state, holder)?;
-        let (found, held_max) = (layers.len(), layer_count(state) as usize * HELD_VERSIONS_MAX);
+        let found = layers.len();
+        let held_max = layer_count(state) as usize * HELD_VERSIONS_MAX;
         if found > held_max {
             return Err(InputRefusal::TooManyHeld { found, held_max });
         }
@@ -168,7 +169,7 @@ impl Duties {
     /// A worker reported which of the layers that it will need it follows.
     ///
     /// # Errors
-    /// If it is about another plan, a layer is unknown, or it was not asked for.
+    /// If it is about another plan, a layer is unknown, or it was not requested.
     pub fn handle_following(
         &mut self,
         state: &State,
@@ -182,7 +183,8 @@ impl Duties {
         if in_force != Some(found) {
             return Err(InputRefusal::OtherGeneration { expected, found });
         }
-        let (found, layer_count) = (layers.len(), layer_count(state));
+        let found = layers.len();
+        let layer_count = layer_count(state);
         if found > layer_count as usize {
             return Err(InputRefusal::TooManyLayers { found, layer_count });
         }
@@ -304,11 +306,13 @@ fn check_sums(state: &State, stage: StageIndex, sums: &[TensorSum]) -> Result<()
             return Err(InputRefusal::TensorTwice { tensor });
         }
         if !sum.may_be() {
-            let (square_sum, nonfinite) = (sum.square_sum, sum.nonfinite);
+            let square_sum = sum.square_sum;
+            let nonfinite = sum.nonfinite;
             return Err(InputRefusal::BadSum { tensor, square_sum, nonfinite });
         }
     }
-    let (expected, found) = (tensors.iter().map(Range::len).sum(), sums.len());
+    let expected = tensors.iter().map(Range::len).sum();
+    let found = sums.len();
     if found == expected {
         Ok(())
     } else {
@@ -334,7 +338,8 @@ fn layer_count(state: &State) -> u32 {
 
 /// What is to be proposed fits into an entry, and does not contradict itself.
 fn check_record(state: &State, layers: &[LayerDigest]) -> Result<(), InputRefusal> {
-    let (layer_count, found) = (layer_count(state), layers.len());
+    let layer_count = layer_count(state);
+    let found = layers.len();
     if found > layer_count as usize {
         return Err(InputRefusal::TooManyLayers { found, layer_count });
     }

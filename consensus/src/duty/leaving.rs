@@ -1,4 +1,4 @@
-//! A worker that is about to go is let go of once nothing would be lost with it.
+//! A worker that drains is removed from the plan once nothing would be lost with it.
 
 use super::{Duties, ProposalLane};
 use crate::entry::Entry;
@@ -15,8 +15,9 @@ impl Duties {
         if is_needed { self.keep_next(state, spec) } else { None }
     }
 
-    /// A worker that was to go and has no part in the plan any more is gone. Where there is no run, or none
-    /// that has steps left, or one that is held or left at a checkpoint, no worker has a part in anything.
+    /// A worker that was to go and has no part in the plan any more is gone. Where there is no run,
+    /// or none that has steps left, or one that is held or left at a checkpoint, no worker has a
+    /// part in anything.
     pub(super) fn decide_drained(&self, state: &State) -> Option<MemberChange> {
         let is_saved = is_saved(state);
         let plan = state.plan().filter(|_| !is_over(state) && !is_saved);

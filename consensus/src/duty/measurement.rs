@@ -1,8 +1,9 @@
 //! How fast nodes were found to be, and that the plan in force does not fit them any more.
 //!
 //! Nothing is measured here: the program that runs a leader times the work, compares it with the
-//! plan and passes the result in. Only that counts, so a leader that gets none plans with what nodes
-//! brought when they were admitted. Nothing of it is agreed on: a plan that is made for it is.
+//! plan and passes the result in. Only that counts, so a leader that gets none plans with what
+//! nodes brought when they were admitted. Nothing of it is agreed on: a plan that is made for it
+//! is.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +64,8 @@ impl Duties {
         state: &State,
         measured: PlanMeasurement,
     ) -> Result<(), InputRefusal> {
-        let (expected, found) = (state.generation(), measured.generation);
+        let expected = state.generation();
+        let found = measured.generation;
         if expected != found {
             return Err(InputRefusal::OtherGeneration { expected, found });
         }

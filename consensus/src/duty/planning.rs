@@ -1,4 +1,5 @@
-//! When a plan is needed, and the way to it: ask workers which layers they hold, request a plan, propose it.
+//! When a plan is needed, and the way to it: request the workers' inventories, request a plan,
+//! propose it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::state::{PlanPhase, State};
 /// and one more, so that nothing that ran ahead crosses the change.
 const PLANNED_AHEAD: u64 = 2;
 
-/// How many times longer than for inventories a cluster that stands still waits for workers that
+/// How many times longer than for inventories a cluster that does not train waits for workers that
 /// come and go, before it goes on with those that were there when it began. Nothing that a worker
 /// holds is given up for it.
 const PATIENCE: u32 = 4;
@@ -51,7 +52,7 @@ impl Duties {
         self.planning.handle_solution(number, solution)
     }
 
-    /// Whether a worker is to be asked which layers it holds.
+    /// Whether a worker's inventory is to be requested.
     #[must_use]
     pub fn requests_inventory_of(&self, node: NodeId) -> bool {
         self.planning.requests_inventory_of(node)
@@ -157,7 +158,7 @@ impl Duties {
         self.planning.note_need(state, need.as_ref(), self.now);
         let need = need?;
         let basis = basis_of(state, &need);
-        if self.planning.settled.as_ref() == Some(&basis) {
+        if self.planning.last_basis.as_ref() == Some(&basis) {
             return None;
         }
         let is_late = self.long_standstill().is_some();
@@ -240,7 +241,8 @@ impl Duties {
             && draft.inventory_request.is_none()
         {
             draft.inventory_request = Some(state.applied());
-            // A worker that answers may have given up what ran ahead: there is no way back from here.
+            // A worker that answers may have given up what ran ahead: there is no way back from
+            // here.
             self.note_trouble(state, reason.clone());
             return Some(LeaderAction::RequestInventory);
         }
@@ -295,12 +297,14 @@ impl Duties {
         match restored {
             RestorePoint::Back { .. } | RestorePoint::Nowhere if is_waited_for => None,
             RestorePoint::Here(sources) => {
-                let (nodes, from_step) = (draft.nodes.clone(), state.open_turn().step);
+                let nodes = draft.nodes.clone();
+                let from_step = state.open_turn().step;
                 let from = PlanStart { nodes, sources, expected, from_step };
                 Some(self.adopt(state, reason, solution, from))
             }
             RestorePoint::Back { to, layer } => {
-                let (generation, reason) = (state.generation(), RewindReason::LayerLost { layer });
+                let generation = state.generation();
+                let reason = RewindReason::LayerLost { layer };
                 Some(LeaderAction::Propose(Entry::Rewind { generation, to, reason }))
             }
             RestorePoint::Differs { layer } => {
@@ -346,7 +350,7 @@ impl Duties {
         }
     }
 
-    /// Where a planned change has its layers from, and which node stands where: as few bytes as
+    /// The sources of a planned change's layers, and the node of each stage: as few bytes as
     /// possible move.
     fn plan_start(
         &self,
@@ -368,8 +372,8 @@ impl Duties {
     }
 
     /// Has layers copied ahead of a planned change. Nothing while that is waited for, which is as
-    /// long as any follower that has not reported gets on (rule R10); one that has not caught up by
-    /// then fetches layers when the plan begins.
+    /// long as any follower that has not reported makes progress (rule R10); one that has not
+    /// caught up by then fetches layers when the plan begins.
     fn advance_pre_copy(
         &mut self,
         state: &State,
@@ -378,38 +382,42 @@ impl Duties {
         from: Step,
     ) -> Option<PreCopyState> {
         let draft = self.planning.draft.as_ref()?;
-        if let (Some(rehearsed), Some(rehearsal)) = (&draft.pre_copy, &self.planning.pre_copy) {
-            let followers = rehearsal.layers.iter().map(|follow: &FollowedLayer| follow.follower);
-            let mut owing =
-                followers.filter(|holder| !rehearsed.reported.contains(holder)).peekable();
-            let is_complete = owing.peek().is_none();
-            let has_waited = self.now - rehearsed.since > u64::from(self.timing.progress_ticks);
+        if let (Some(progress), Some(pre_copy)) = (&draft.pre_copy, &self.planning.pre_copy) {
+            let followers = pre_copy.layers.iter().map(|follow: &FollowedLayer| follow.follower);
+            let mut missing =
+                followers.filter(|holder| !progress.reported.contains(holder)).peekable();
+            let is_complete = missing.peek().is_none();
+            let has_waited = self.now - progress.since > u64::from(self.timing.progress_ticks);
             let is_over =
-                is_complete || has_waited && self.are_stalled(owing.map(|holder| holder.node));
-            return is_over.then(|| PreCopyState::Ends(rehearsed.following.clone()));
+                is_complete || has_waited && self.are_stalled(missing.map(|holder| holder.node));
+            return is_over.then(|| PreCopyState::Ends(progress.following.clone()));
         }
         let plan = &state.plan()?.record;
         let from = self.plan_start(state, solution, &BTreeSet::new(), from)?;
         let record = self.record(state, reason.clone(), solution.clone(), from);
-        let rehearsal =
+        let pre_copy =
             PreCopyPlan::of(plan, &record).filter(|_| state.check_adopt(&record).is_ok());
-        let Some(rehearsal) = rehearsal else { return Some(PreCopyState::Ends(BTreeSet::new())) };
-        self.planning.pre_copy = Some(Arc::new(rehearsal));
-        let (since, following, told) = (self.now, BTreeSet::new(), BTreeSet::new());
+        let Some(pre_copy) = pre_copy else { return Some(PreCopyState::Ends(BTreeSet::new())) };
+        self.planning.pre_copy = Some(Arc::new(pre_copy));
         let draft = self.planning.draft.as_mut()?;
-        draft.pre_copy = Some(PreCopyProgress { since, following, reported: told });
+        draft.pre_copy = Some(PreCopyProgress {
+            since: self.now,
+            following: BTreeSet::new(),
+            reported: BTreeSet::new(),
+        });
         Some(PreCopyState::Begins)
     }
 
-    /// For each stage, the stages that keep copies of its layers. As long as nodes are in doubt that
-    /// does not depend on where they stand: others must be paired until it is known which is at fault.
+    /// For each stage, the stages that keep copies of its layers. As long as nodes are in doubt
+    /// that does not depend on their stages: others must be paired until it is known which is at
+    /// fault.
     fn copies_of(&self, state: &State, stages: &[Holder]) -> Vec<Vec<StageIndex>> {
-        let place = |holder: &Holder| match state.members().get(&holder.node) {
+        let domain = |holder: &Holder| match state.members().get(&holder.node) {
             Some(member) if !self.blame.has_doubts() => member.contact.place.clone(),
             Some(_) | None => FailureDomain::default(),
         };
-        let places: Vec<FailureDomain> = stages.iter().map(place).collect();
-        copies(&places, copies_wanted(state), self.blame.total())
+        let domains: Vec<FailureDomain> = stages.iter().map(domain).collect();
+        copies(&domains, copies_wanted(state), self.blame.total())
     }
 
     fn adopt(
@@ -453,7 +461,8 @@ impl Duties {
     fn proposal(&mut self, state: &State, record: PlanRecord) -> LeaderAction {
         let refusal = state.check_adopt(&record).err().map(NoPlan::Refused);
         let entry = Entry::Adopt(Box::new(record));
-        let (found, bytes_max) = (entry.encode(state.format()).len(), ENTRY_BYTES_MAX);
+        let found = entry.encode(state.format()).len();
+        let bytes_max = ENTRY_BYTES_MAX;
         let is_too_large = found > bytes_max;
         match refusal.or(is_too_large.then_some(NoPlan::TooLarge { found, bytes_max })) {
             Some(none) => {
@@ -472,18 +481,18 @@ fn copies_wanted(state: &State) -> u32 {
     state.job().map_or(0, |job| job.spec.copies)
 }
 
-/// What a plan begins with.
+/// The nodes, layer sources and first step that a plan begins with.
 struct PlanStart {
-    /// The nodes that may stand at a stage, in the order of stages.
+    /// The nodes that may hold a stage, in the order of stages.
     nodes: Vec<Holder>,
     sources: Vec<LayerSource>,
     expected: Vec<Option<Digest>>,
     from_step: Step,
 }
 
-/// Where copying ahead stands.
+/// The state of copying ahead.
 enum PreCopyState {
-    /// It begins now.
+    /// Copying begins now.
     Begins,
     /// It is over; these are the workers that follow, each with a layer.
     Ends(BTreeSet<(Holder, LayerId)>),

@@ -10,7 +10,7 @@ use crate::validation::{ReportRefusal, Turn};
 /// Why a report or request of a node is dropped. Nothing changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InputRefusal {
-    /// It is a stranger, or was fenced off.
+    /// It is no member, or was fenced off.
     #[error("{holder} is no member that is counted on")]
     Fenced {
         /// The member that the report names as its sender.
@@ -111,7 +111,7 @@ pub enum InputRefusal {
         layer_count: u32,
     },
     /// It names more layers than a node may hold: few versions of each.
-    #[error("{found} layers are told, {held_max} may be held")]
+    #[error("{found} layers are reported, at most {held_max} may be held")]
     TooManyHeld {
         /// Number of layers in the report.
         found: usize,
@@ -121,10 +121,11 @@ pub enum InputRefusal {
     /// The report is not counted.
     #[error(transparent)]
     Report(#[from] ReportRefusal),
-    /// It was not asked for, or there is no plan or job that it could be about.
-    #[error("nobody asked for it")]
+    /// It was not requested, or there is no plan or job that it could be about.
+    #[error("it was not requested")]
     NotRequested,
-    /// An entry holds no more changes of members than wait already: this one comes when it is reported again.
+    /// An entry holds no more changes of members than wait already: this one comes when it is
+    /// reported again.
     #[error("{CHANGES_MAX} changes of members wait already")]
     TooManyChanges,
     /// The node has no credential for that role, or it was revoked.
@@ -145,7 +146,7 @@ pub enum InputRefusal {
 }
 
 impl InputRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

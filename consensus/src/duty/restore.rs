@@ -37,7 +37,8 @@ pub enum RestorePoint {
         /// The first layer that is lost.
         layer: LayerId,
     },
-    /// Not from memory: this layer is held with different bits, and it cannot be known which are right.
+    /// Not from memory: this layer is held with different bits, and it cannot be known which are
+    /// right.
     Differs {
         /// The first such layer.
         layer: LayerId,
@@ -74,8 +75,8 @@ pub fn restore_point(inventory: &LayerInventory<'_>) -> RestorePoint {
 #[must_use]
 pub fn expected_digests(inventory: &LayerInventory<'_>) -> Vec<Option<Digest>> {
     let LayerInventory { open, held, .. } = *inventory;
-    let told = |layer| holders(held, layer, open).map(|(_, digest)| digest).next();
-    (0..inventory.layer_count).map(LayerId).map(told).collect()
+    let reported = |layer| holders(held, layer, open).map(|(_, digest)| digest).next();
+    (0..inventory.layer_count).map(LayerId).map(reported).collect()
 }
 
 /// The nodes that hold a layer at a version, each with the digest of its bits.

@@ -40,8 +40,9 @@ pub enum WithheldReason {
     },
     /// As many steps as can be remembered were sealed since the last checkpoint.
     CheckpointOverdue,
-    /// The workers that hold the layers are about to go, no others are there to hand them over to, and the
-    /// open version is a checkpoint or becomes one: the run goes on from it with the workers that come.
+    /// The workers that hold the layers are about to go, no others are there to hand them over to,
+    /// and the open version is a checkpoint or becomes one: the run goes on from it with the
+    /// workers that come.
     Leaving,
     /// Holders of one stage computed different sums from the same gradient.
     Sums(Contradiction),
@@ -111,7 +112,8 @@ pub struct OpenTurnReports {
     /// The result of comparing the reports of all holders of a stage's layers, for each stage with
     /// a report: computed anew at each report of one of them, and not at those of other stages.
     compared: BTreeMap<StageIndex, Result<(), WithheldReason>>,
-    /// The first stage whose holders have not all reported the same: those before it need no other look.
+    /// The first stage whose holders have not all reported the same: those before it need no other
+    /// look.
     first_open: StageIndex,
 }
 
@@ -238,31 +240,32 @@ impl OpenTurnReports {
         plan: &PlanRecord,
         stage: StageIndex,
     ) -> Result<(), WithheldReason> {
-        let told = self.update_reports(plan, stage)?;
+        let reported = self.update_reports(plan, stage)?;
         let sums = |one: HeldUpdateReport<'_>, other: HeldUpdateReport<'_>| {
             differing_sum(spec, one, other)
         };
-        if let Some(found) = contradiction(&told, sums) {
+        if let Some(found) = contradiction(&reported, sums) {
             return Err(WithheldReason::Sums(found));
         }
-        if spec.attests(self.turn.step) { check_states(plan, stage, &told) } else { Ok(()) }
+        if spec.attests(self.turn.step) { check_states(plan, stage, &reported) } else { Ok(()) }
     }
 
-    /// The stage that trains a layer's second replica reports its state too, with copies and without. It
-    /// is compared with the owner alone: copies follow the owner's gradient, and are no witnesses of it.
+    /// The stage that trains a layer's second replica reports its state too, with copies and
+    /// without. It is compared with the owner alone: copies follow the owner's gradient, and do not
+    /// check it.
     fn check_twins(&self, spec: &JobSpec, plan: &PlanRecord) -> Result<(), WithheldReason> {
         if !spec.is_attesting(self.turn.step) {
             return Ok(());
         }
         let twins = plan.stage_indices().filter_map(|stage| Some((stage, plan.twin_of(stage)?)));
         for (stage, twin) in twins {
-            let telling = |at: StageIndex| {
+            let report_of = |at: StageIndex| {
                 let (_, state) = self.reports.get(&at).ok_or(WithheldReason::Reports)?;
                 let (own, second) = attested(plan, at, state);
                 let state = if at == stage { own } else { second };
                 Ok(HeldUpdateReport { by: plan.stages[at.index()], sums: &[], state })
             };
-            check_states(plan, stage, &[telling(stage)?, telling(twin)?])?;
+            check_states(plan, stage, &[report_of(stage)?, report_of(twin)?])?;
         }
         Ok(())
     }
@@ -273,11 +276,11 @@ impl OpenTurnReports {
         plan: &PlanRecord,
         stage: StageIndex,
     ) -> Result<Vec<HeldUpdateReport<'_>>, WithheldReason> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for by in plan.copy_holders(stage) {
             match self.held.get(&(stage, by)) {
                 Some(held) => {
-                    told.push(HeldUpdateReport { by, sums: &held.sums, state: &held.state })
+                    reported.push(HeldUpdateReport { by, sums: &held.sums, state: &held.state })
                 }
                 None if mutant::is(Mutant::R3SealedBeforeHeld) => {}
                 None => return Err(WithheldReason::NotHeld { stage }),
@@ -286,8 +289,8 @@ impl OpenTurnReports {
         let (report, state) = self.reports.get(&stage).ok_or(WithheldReason::Reports)?;
         let by = plan.stages[stage.index()];
         let (state, _) = attested(plan, stage, state);
-        told.insert(0, HeldUpdateReport { by, sums: &report.sums, state });
-        Ok(told)
+        reported.insert(0, HeldUpdateReport { by, sums: &report.sums, state });
+        Ok(reported)
     }
 }
 
@@ -295,13 +298,14 @@ impl OpenTurnReports {
 fn check_states(
     plan: &PlanRecord,
     stage: StageIndex,
-    told: &[HeldUpdateReport<'_>],
+    reported: &[HeldUpdateReport<'_>],
 ) -> Result<(), WithheldReason> {
     let layers = plan.layers_of(stage).count();
-    if told.iter().any(|telling| telling.state.len() != layers) {
+    if reported.iter().any(|report| report.state.len() != layers) {
         return Err(WithheldReason::NotAttested { stage });
     }
-    contradiction(told, differing_state).map_or(Ok(()), |found| Err(WithheldReason::State(found)))
+    contradiction(reported, differing_state)
+        .map_or(Ok(()), |found| Err(WithheldReason::State(found)))
 }
 
 /// What a stage attests of its own layers, and then of a second replica's.
@@ -315,12 +319,12 @@ fn attested<'a>(
 
 /// The pairs that contradict each other, and the first layer in which one does.
 fn contradiction(
-    told: &[HeldUpdateReport<'_>],
+    reported: &[HeldUpdateReport<'_>],
     differing: impl Fn(HeldUpdateReport<'_>, HeldUpdateReport<'_>) -> Option<LayerId>,
 ) -> Option<Contradiction> {
     let mut found: Option<Contradiction> = None;
-    for (index, one) in told.iter().enumerate() {
-        for other in &told[index + 1..] {
+    for (index, one) in reported.iter().enumerate() {
+        for other in &reported[index + 1..] {
             let Some(layer) = differing(*one, *other) else { continue };
             let known = found.get_or_insert(Contradiction { layer, pairs: Vec::new() });
             known.pairs.push((one.by, other.by));
@@ -337,8 +341,8 @@ fn differing_sum(
     other: HeldUpdateReport<'_>,
 ) -> Option<LayerId> {
     let differs = one.sums.iter().find(|sum| {
-        let told = other.sums.iter().find(|told| told.tensor == sum.tensor);
-        told.is_none_or(|told| !told.same_bits(sum))
+        let same = other.sums.iter().find(|other| other.tensor == sum.tensor);
+        same.is_none_or(|other| !other.same_bits(sum))
     });
     differs.and_then(|sum| spec.layer_of(sum.tensor))
 }
@@ -346,7 +350,7 @@ fn differing_sum(
 /// The first layer whose states differ.
 fn differing_state(one: HeldUpdateReport<'_>, other: HeldUpdateReport<'_>) -> Option<LayerId> {
     let mut pairs = one.state.iter().zip(other.state);
-    pairs.find(|(found, told)| found != told).map(|(found, _)| found.0)
+    pairs.find(|(found, expected)| found != expected).map(|(found, _)| found.0)
 }
 
 /// What becomes of a step that was sealed before a rewind: the same, if it comes out the same. A

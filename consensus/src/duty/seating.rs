@@ -1,4 +1,4 @@
-//! Which node stands at which stage: as few bytes as possible move between nodes.
+//! Assignment of nodes to stages: as few bytes as possible move between nodes.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::member::{Holder, Resources};
 use crate::plan::{LayerSource, PlanRecord, copies_at};
 use crate::pre_copy::{held_layers, needed_layers};
 
-/// The cost of a seat that no holder may take. Those of all stages together are below 2^62.
+/// The cost of a stage that no holder may take. Those of all stages together are below 2^62.
 const FORBIDDEN: u64 = 1 << 55;
 
 /// Holders in the order of stages. A holder that stays keeps its place in the order, a new one
@@ -22,10 +22,10 @@ pub(super) fn seating(before: Option<&PlanRecord>, available: &[Holder]) -> Vec<
     let is_new = |holder: &&Holder| !stages.contains(holder);
     let mut newcomers = available.iter().filter(is_new).copied();
     let stays = |holder: &Holder| available.contains(holder).then_some(*holder);
-    let mut seated: Vec<Holder> =
+    let mut ordered: Vec<Holder> =
         stages.iter().filter_map(|holder| stays(holder).or_else(|| newcomers.next())).collect();
-    seated.extend(newcomers);
-    seated
+    ordered.extend(newcomers);
+    ordered
 }
 
 /// Holders in the order of stages, those of the same resources exchanged so that as few bytes as
@@ -52,8 +52,12 @@ pub(super) fn reseated(
         // No number of holders that change places is worth a byte.
         (moved * (stage_count as u64 + 1) + u64::from(from != stage)).min(FORBIDDEN)
     };
-    let seats = assignment(stage_count, cost);
-    seats.into_iter().map(|from| used[from]).chain(nodes[stage_count..].iter().copied()).collect()
+    let assigned = assignment(stage_count, cost);
+    assigned
+        .into_iter()
+        .map(|from| used[from])
+        .chain(nodes[stage_count..].iter().copied())
+        .collect()
 }
 
 /// The fewest bytes that had to move between nodes from one plan to the next, whichever of its
@@ -72,8 +76,8 @@ pub fn least_moved(before: &PlanRecord, plan: &PlanRecord, spec: &JobSpec) -> u6
     let cost = |stage: usize, from: usize| {
         bytes_of(spec, needed[stage].difference(&held[from])).min(FORBIDDEN)
     };
-    let seats = assignment(needed.len(), cost);
-    seats.into_iter().enumerate().map(|(stage, from)| cost(stage, from)).sum()
+    let assigned = assignment(needed.len(), cost);
+    assigned.into_iter().enumerate().map(|(stage, from)| cost(stage, from)).sum()
 }
 
 fn bytes_of<'a>(spec: &JobSpec, layers: impl Iterator<Item = &'a LayerId>) -> u64 {
@@ -99,21 +103,24 @@ fn needed_at(
 /// with potentials, rows added one after the other.
 fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     // Each is computed once: a search looks at them again and again.
-    let places = (0..count).flat_map(|row| (0..count).map(move |column| (row, column)));
-    let costs: Vec<i64> = places.map(|(row, column)| cost(row, column) as i64).collect();
+    let cells = (0..count).flat_map(|row| (0..count).map(move |column| (row, column)));
+    let costs: Vec<i64> = cells.map(|(row, column)| cost(row, column) as i64).collect();
     let cost = |row: usize, column: usize| costs[row * count + column];
     // Row and column 0 stand for none; others are counted from 1.
-    let (mut rows, mut columns) = (vec![0_i64; count + 1], vec![0_i64; count + 1]);
+    let mut rows = vec![0_i64; count + 1];
+    let mut columns = vec![0_i64; count + 1];
     let mut row_of = vec![0; count + 1];
     for row in 1..=count {
         row_of[0] = row;
-        let (mut least, mut before) = (vec![i64::MAX; count + 1], vec![0; count + 1]);
+        let mut least = vec![i64::MAX; count + 1];
+        let mut before = vec![0; count + 1];
         let mut is_used = vec![false; count + 1];
         let mut column = 0;
         while row_of[column] != 0 {
             is_used[column] = true;
             let from = row_of[column];
-            let (mut delta, mut next) = (i64::MAX, 0);
+            let mut delta = i64::MAX;
+            let mut next = 0;
             for to in (1..=count).filter(|to| !is_used[*to]) {
                 let reduced = cost(from - 1, to - 1) - rows[from] - columns[to];
                 if reduced < least[to] {
@@ -143,15 +150,16 @@ fn assignment(count: usize, cost: impl Fn(usize, usize) -> u64) -> Vec<usize> {
     given
 }
 
-/// For each stage the stages that keep copies of it, each of whose machines has a place here. They stand in
-/// other zones and on other machines than the stages that have it already, as far as there are such and none
-/// of them keeps more than one copy more than its share; of several the next ones behind `offset`, in a
-/// ring of the others. Another offset makes other pairs.
+/// For each stage the stages that keep copies of it, each of whose failure domains is given. They
+/// are in other zones and on other machines than the stages that have it already, as far as there
+/// are such and none of them keeps more than one copy more than its share; of several the next ones
+/// behind `offset`, in a ring of the others. Another offset makes other pairs.
 #[must_use]
-pub(super) fn copies(places: &[FailureDomain], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
-    let stage_count = places.len() as u32;
-    let (others, count) = (stage_count.saturating_sub(1), copies_at(wanted, stage_count));
-    let mut kept = vec![0; places.len()];
+pub(super) fn copies(domains: &[FailureDomain], wanted: u32, offset: u32) -> Vec<Vec<StageIndex>> {
+    let stage_count = domains.len() as u32;
+    let others = stage_count.saturating_sub(1);
+    let count = copies_at(wanted, stage_count);
+    let mut kept = vec![0; domains.len()];
     let choose = |stage: u32| {
         let mut has = vec![stage as usize];
         for _ in 0..count {
@@ -159,7 +167,7 @@ pub(super) fn copies(places: &[FailureDomain], wanted: u32, offset: u32) -> Vec<
             let free = ring.map(|at| (at % stage_count) as usize).filter(|at| !has.contains(at));
             let cost = |at: &usize| {
                 let shared = |is: fn(&FailureDomain, &FailureDomain) -> bool| {
-                    has.iter().filter(|other| is(&places[*at], &places[**other])).count()
+                    has.iter().filter(|other| is(&domains[*at], &domains[**other])).count()
                 };
                 let load: u32 = kept[*at];
                 let crowded = (load > count, shared(FailureDomain::shares_host));
@@ -189,7 +197,7 @@ mod tests {
     }
 
     /// Places of as many stages: the letters are zones, two stages to a machine if they are paired.
-    fn places(zones: &str, is_paired: bool) -> Vec<FailureDomain> {
+    fn domains(zones: &str, is_paired: bool) -> Vec<FailureDomain> {
         let host = |at: usize| if is_paired { at / 2 + 1 } else { at + 1 } as u64;
         let place =
             |(at, zone): (usize, char)| FailureDomain { zone: zone.to_string(), host: host(at) };
@@ -243,10 +251,10 @@ mod tests {
             for (stage_count, offset) in (2..6).flat_map(|count| (0..6).map(move |o| (count, o))) {
                 for (stage, by) in copies(stage_count, wanted, offset).into_iter().enumerate() {
                     assert_eq!(by.len() as u32, wanted.min(stage_count - 1));
-                    let places: BTreeSet<_> = by.iter().map(|by| by.index()).collect();
-                    assert_eq!(places.len(), by.len(), "each another one");
-                    assert!(!places.contains(&stage));
-                    assert!(places.iter().all(|place| *place < stage_count as usize));
+                    let keepers: BTreeSet<_> = by.iter().map(|by| by.index()).collect();
+                    assert_eq!(keepers.len(), by.len(), "each another one");
+                    assert!(!keepers.contains(&stage));
+                    assert!(keepers.iter().all(|keeper| *keeper < stage_count as usize));
                 }
             }
         }
@@ -256,16 +264,19 @@ mod tests {
 
     /// Stages whose layers two nodes of one zone have, stages whose layers two on one machine have,
     /// and the most copies that one node keeps.
-    fn shared(places: &[FailureDomain], wanted: u32, offset: u32) -> (usize, usize, usize) {
-        let found = super::copies(places, wanted, offset);
-        let (mut zones, mut hosts, mut kept) = (0, 0, vec![0; places.len()]);
+    fn shared(domains: &[FailureDomain], wanted: u32, offset: u32) -> (usize, usize, usize) {
+        let found = super::copies(domains, wanted, offset);
+        let mut zones = 0;
+        let mut hosts = 0;
+        let mut kept = vec![0; domains.len()];
         for (stage, by) in found.iter().enumerate() {
             by.iter().for_each(|by| kept[by.index()] += 1);
             let mut has: Vec<usize> = by.iter().map(|by| by.index()).collect();
             has.push(stage);
             let of = |is: fn(&FailureDomain, &FailureDomain) -> bool| {
-                let differ =
-                    |one: &usize, other: &usize| one != other && is(&places[*one], &places[*other]);
+                let differ = |one: &usize, other: &usize| {
+                    one != other && is(&domains[*one], &domains[*other])
+                };
                 has.iter().any(|one| has.iter().any(|other| differ(one, other)))
             };
             zones += usize::from(of(FailureDomain::shares_zone));
@@ -280,13 +291,13 @@ mod tests {
             for (zones, is_paired, wanted) in
                 [("aaaabbbb", false, 1), ("abababab", false, 1), ("aabbcc", false, 2)]
             {
-                let (zones, hosts, most) = shared(&places(zones, is_paired), wanted, offset);
+                let (zones, hosts, most) = shared(&domains(zones, is_paired), wanted, offset);
                 assert_eq!((zones, hosts), (0, 0), "offset {offset}");
                 assert!(most <= wanted as usize + 1, "{most} copies at one");
             }
-            let (_, hosts, most) = shared(&places("aaaaaaaa", true), 1, offset);
+            let (_, hosts, most) = shared(&domains("aaaaaaaa", true), 1, offset);
             assert!(hosts == 0 && most <= 2, "one zone, four machines");
-            let (zones, hosts, most) = shared(&places("aaaaaaab", false), 1, offset);
+            let (zones, hosts, most) = shared(&domains("aaaaaaab", false), 1, offset);
             assert!(hosts == 0 && most <= 2, "one is not to keep all copies");
             assert_eq!(zones, 5, "the one in the other zone keeps two, and its own go elsewhere");
         }

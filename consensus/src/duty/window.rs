@@ -18,7 +18,8 @@ pub const WAIT_TICKS_SHORT: u32 = 1;
 /// Ticks of waiting for a verdict from which on going ahead pays whatever the rate. Far from
 /// [`WAIT_TICKS_SHORT`]: a wait is measured in whole ticks, and one more or less says nothing.
 pub const WAIT_TICKS_LONG: u32 = 5;
-/// Steps that a plan runs before its window is switched: the seals that are looked at must be its own.
+/// Steps that a plan runs before its window is switched: the seals that are looked at must be its
+/// own.
 pub const STEPS_BEFORE_SWITCH: u64 = ROLLBACK_WINDOW as u64;
 
 /// The window to switch to, if any, from the last seals and the wait for verdicts.

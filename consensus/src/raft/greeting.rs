@@ -1,4 +1,4 @@
-//! A node that started asks whether its disk remembers what it should (P5).
+//! A node that started verifies with its peers that its disk has lost nothing (P5).
 //!
 //! A disk can be set back: a virtual machine returns to yesterday, a folder is copied back. Such
 //! a node has forgotten votes and entries that others count on, and would break agreement by
@@ -15,12 +15,13 @@
 //!   anyone says stale: stop for good
 //! ```
 //!
-//! The node that counted on what was forgotten may be one voter alone, so all are asked. Some may be gone
-//! for good: after [`GREET_TICKS`] a majority will do.
+//! The node that counted on what was forgotten may be one voter alone, so all are greeted. Some may
+//! be lost for good: after [`GREET_TICKS`] a majority will do.
 //!
 //! Boots are remembered on disk, terms and acknowledgements in memory. A disk that was set back to
-//! its present boot is therefore found out only if one of the peers that answer is still the process
-//! that saw the rest. A node that is greeting answers greetings, so a whole cluster can start at once.
+//! its present boot is therefore found out only if one of the peers that answer is still the
+//! process that saw the rest. A node that is greeting answers greetings, so a whole cluster can
+//! start at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +32,7 @@ use zbelastic_types::NodeId;
 use super::members::Members;
 use super::setup::NODES_MAX;
 
-/// Nodes whose boots are remembered. Beyond, strangers get no answer until some are removed.
+/// Nodes whose boots are remembered. Beyond, unknown nodes get no answer until some are removed.
 pub(super) const PEERS_MAX: usize = 4 * NODES_MAX;
 
 /// Ticks that a greeting waits for voters that do not answer.
@@ -42,7 +43,7 @@ pub(super) const GREET_TICKS: u32 = 60;
 pub struct RaftHello {
     /// How often it has started, this start included.
     pub boot: u64,
-    /// Tells this start from one with a copy of the disk.
+    /// Distinguishes this start from one with a copy of the disk.
     pub life: u64,
     /// The term that the node is in.
     pub term: u64,
@@ -119,7 +120,7 @@ pub(super) struct PeerTable {
     observations: BTreeMap<NodeId, PeerObservation>,
 }
 
-/// What to do about a greeting.
+/// How a peer judges a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GreetingJudgement {
     /// It is the greeting that was remembered before.
@@ -148,12 +149,12 @@ impl PeerTable {
 
     /// `node` has written down `term`.
     pub(super) fn saw_term(&mut self, node: NodeId, term: u64) {
-        if let Some(witness) = self.observation(node) {
-            witness.term = witness.term.max(term);
+        if let Some(seen) = self.observation(node) {
+            seen.term = seen.term.max(term);
         }
     }
 
-    /// What was seen of `node`. Beyond the limit strangers are not watched.
+    /// The observations of `node`. Beyond the limit unknown nodes are not observed.
     fn observation(&mut self, node: NodeId) -> Option<&mut PeerObservation> {
         if self.observations.len() >= PEERS_MAX && !self.observations.contains_key(&node) {
             return None;
@@ -163,21 +164,21 @@ impl PeerTable {
 
     /// `node` acknowledged the log of this node, which leads in `term`, up to `index`.
     pub(super) fn saw_ack(&mut self, node: NodeId, term: u64, index: u64) {
-        let Some(witness) = self.observation(node) else { return };
-        if witness.ack_term < term {
-            (witness.ack_term, witness.ack_index) = (term, 0);
+        let Some(seen) = self.observation(node) else { return };
+        if seen.ack_term < term {
+            (seen.ack_term, seen.ack_index) = (term, 0);
         }
-        witness.ack_index = witness.ack_index.max(index);
+        seen.ack_index = seen.ack_index.max(index);
     }
 
     /// Acknowledged entries up to `commit` can no longer be replaced.
     pub(super) fn saw_commit(&mut self, commit: u64) {
-        for witness in self.observations.values_mut() {
-            witness.committed = witness.committed.max(witness.ack_index.min(commit));
+        for seen in self.observations.values_mut() {
+            seen.committed = seen.committed.max(seen.ack_index.min(commit));
         }
     }
 
-    /// Judges a greeting, and remembers it if it is new.
+    /// Judges a greeting, and records it if it is new.
     pub(super) fn judge(&mut self, node: NodeId, hello: &RaftHello) -> GreetingJudgement {
         let known = self.boots.get(&node).copied();
         if let Some((seen, life)) = known
@@ -244,8 +245,8 @@ impl Greeting {
 
     /// The nodes that a greeting is sent to, or sent again.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = NodeId> + '_ {
-        let asked: BTreeSet<_> = self.members.all_voters().chain(self.callers.clone()).collect();
-        asked.into_iter().filter(|node| !self.welcomes.contains(node))
+        let greeted: BTreeSet<_> = self.members.all_voters().chain(self.callers.clone()).collect();
+        greeted.into_iter().filter(|node| !self.welcomes.contains(node))
     }
 
     /// A tick. Yields whether it is time to greet again.

@@ -76,7 +76,8 @@ impl MessageGuard<'_> {
 
     fn check_leader(&self, message: &WireMessage) -> Result<(), RaftRefusal> {
         let raft = &self.raw.raft;
-        let (expected, found) = (NodeId(raft.leader_id), message.from);
+        let expected = NodeId(raft.leader_id);
+        let found = message.from;
         if message.term == raft.term && expected.0 != ::raft::INVALID_ID && expected != found {
             return Err(RaftRefusal::TwoLeaders { term: raft.term, expected, found });
         }
@@ -154,9 +155,9 @@ impl MessageGuard<'_> {
     }
 }
 
-fn check_number(what: &'static str, found: u64, least: u64) -> Result<(), RaftRefusal> {
+fn check_number(quantity: &'static str, found: u64, least: u64) -> Result<(), RaftRefusal> {
     if found < least || found > NUMBER_MAX {
-        return Err(RaftRefusal::BadNumber { what, found });
+        return Err(RaftRefusal::BadNumber { quantity, found });
     }
     Ok(())
 }
@@ -204,7 +205,8 @@ fn check_entries(
     entries: &[LogEntry],
 ) -> Result<(), RaftRefusal> {
     for entry in entries {
-        let (found, found_term) = (entry.index, entry.term);
+        let found = entry.index;
+        let found_term = entry.term;
         let follows = found == before + 1 && found_term >= before_term;
         if !follows || found_term > term {
             return Err(RaftRefusal::BadEntries { before, before_term, found, found_term });
@@ -215,7 +217,7 @@ fn check_entries(
         (before, before_term) = (found, found_term);
     }
     if before_term > term {
-        return Err(RaftRefusal::BadNumber { what: "the term of the log", found: before_term });
+        return Err(RaftRefusal::BadNumber { quantity: "the term of the log", found: before_term });
     }
     Ok(())
 }
@@ -224,7 +226,10 @@ fn check_image(term: u64, image: &SnapshotImage) -> Result<(), RaftRefusal> {
     check_number("the index of the snapshot", image.index, 1)?;
     check_number("the term of the snapshot", image.term, 1)?;
     if image.term > term {
-        return Err(RaftRefusal::BadNumber { what: "the term of the snapshot", found: image.term });
+        return Err(RaftRefusal::BadNumber {
+            quantity: "the term of the snapshot",
+            found: image.term,
+        });
     }
     if image.data.len() > SNAPSHOT_BYTES_MAX {
         return Err(RaftRefusal::SnapshotTooLarge { found: image.data.len() });

@@ -8,7 +8,7 @@ use super::message::RaftMessage;
 use super::output::{PersistToken, RecordNumber};
 use super::record::HardVote;
 
-/// One [`super::RaftOutput::Persist`] under way.
+/// A [`super::RaftOutput::Persist`] in flight.
 #[derive(Debug)]
 pub(super) struct InFlightWrite {
     pub token: PersistToken,
@@ -34,7 +34,7 @@ pub(super) struct SnapshotInstall {
     pub data: Vec<u8>,
 }
 
-/// All that is under way, in the order in which it becomes durable.
+/// All writes in flight, in the order in which they become durable.
 #[derive(Debug, Default)]
 pub(super) struct InFlightWrites {
     queue: VecDeque<InFlightWrite>,
@@ -49,7 +49,7 @@ impl InFlightWrites {
         Self { next_record: next_record.0, ..Self::default() }
     }
 
-    /// Begins a flight of `records` records. Its particulars are the caller's to fill in.
+    /// Begins a write of `records` records. The caller sets the other fields.
     pub(super) fn begin(&mut self, records: usize) -> &mut InFlightWrite {
         let token = PersistToken(self.next_token);
         let first_record = RecordNumber(self.next_record);
@@ -72,18 +72,18 @@ impl InFlightWrites {
         self.queue.back_mut()
     }
 
-    /// Ends the flight of `token`.
+    /// Ends the write of `token`.
     ///
     /// # Panics
-    /// If it is not the oldest under way: the shell reports out of order.
+    /// If it is not the oldest in flight: the shell reports out of order.
     pub(super) fn end(&mut self, token: PersistToken) -> InFlightWrite {
-        let flight = self.queue.pop_front().expect("a reported token is under way");
-        assert_eq!(flight.token, token, "tokens are reported in order");
+        let write = self.queue.pop_front().expect("a reported token is in flight");
+        assert_eq!(write.token, token, "tokens are reported in order");
         self.age_ticks = 0;
-        flight
+        write
     }
 
-    /// Time passes; for how many ticks the oldest has been under way.
+    /// Counts a tick; yields for how many ticks the oldest write has been in flight.
     pub(super) fn tick(&mut self) -> u32 {
         self.age_ticks = if self.queue.is_empty() { 0 } else { self.age_ticks + 1 };
         self.age_ticks
@@ -94,10 +94,10 @@ impl InFlightWrites {
     }
 
     pub(super) fn is_installing(&self) -> bool {
-        self.queue.iter().any(|flight| flight.snapshot.is_some())
+        self.queue.iter().any(|write| write.snapshot.is_some())
     }
 
     pub(super) fn has_log(&self) -> bool {
-        self.queue.iter().any(|flight| flight.has_entries || flight.snapshot.is_some())
+        self.queue.iter().any(|write| write.has_entries || write.snapshot.is_some())
     }
 }

@@ -12,7 +12,7 @@ use super::greeting::{RaftHello, RaftHelloAnswer};
 pub enum RaftMessage {
     /// Raft's own traffic. The bytes mean something to [`super::RaftNode::handle`] alone.
     Raft(#[serde(with = "super::bytes")] Vec<u8>),
-    /// A node that started asks whether its disk remembers what it should.
+    /// A node that started verifies with a peer that its disk has lost nothing.
     Hello(RaftHello),
     /// The answer to a [`RaftHello`]: whether the node may take part.
     HelloAnswer(RaftHelloAnswer),
@@ -74,12 +74,15 @@ impl WireMessage {
     }
 
     pub(super) fn from_raft(message: &Message, durable: u64) -> Self {
-        let (to, from, term) = (NodeId(message.to), NodeId(message.from), message.term);
+        let to = NodeId(message.to);
+        let from = NodeId(message.from);
+        let term = message.term;
         Self { to, from, term, durable, body: RaftMessageBody::from_raft(message) }
     }
 
     pub(super) fn into_raft(self) -> Message {
-        let (to, from) = (self.to.0, self.from.0);
+        let to = self.to.0;
+        let from = self.from.0;
         let mut message = Message { to, from, term: self.term, ..Message::default() };
         message.set_msg_type(self.body.message_type());
         self.body.fill(&mut message);
@@ -99,8 +102,10 @@ fn vote_kind(message: &Message) -> VoteKind {
 
 impl RaftMessageBody {
     fn from_raft(message: &Message) -> Self {
-        let (index, commit) = (message.index, message.commit);
-        let (log_term, commit_term) = (message.log_term, message.commit_term);
+        let index = message.index;
+        let commit = message.commit;
+        let log_term = message.log_term;
+        let commit_term = message.commit_term;
         match message.get_msg_type() {
             MessageType::MsgAppend => {
                 let entries = message.entries.iter().map(LogEntry::from_raft).collect();

@@ -95,12 +95,14 @@ impl RaftNode {
     /// # Errors
     /// If the setup or the records cannot be used.
     pub fn recover(setup: RaftSetup, recovered: RecoveredLog) -> Result<Self, RaftStartError> {
-        let (expected, hard) = (setup.node, recovered.promise());
+        let expected = setup.node;
+        let hard = recovered.promise();
         let (found, boot) = recovered.boot.ok_or(RaftStartError::NeverStarted)?;
         if expected != found {
             return Err(RaftStartError::OtherNode { expected, found });
         }
-        let (commit, last_index) = (hard.commit, recovered.last_index());
+        let commit = hard.commit;
+        let last_index = recovered.last_index();
         if commit > last_index {
             return Err(RaftStartError::CommitBeyondLog { commit, last_index });
         }
@@ -201,12 +203,12 @@ impl RaftNode {
     /// raft-rs waits for ever for the answer to a snapshot unless its loss is reported to it.
     fn retry_snapshots(&mut self) {
         let is_leader = self.raw.raft.state == StateRole::Leader;
-        let waiting: BTreeSet<u64> = (self.raw.raft.prs().iter())
+        let snapshot_nodes: BTreeSet<u64> = (self.raw.raft.prs().iter())
             .filter(|(_, progress)| progress.state == ::raft::ProgressState::Snapshot && is_leader)
             .map(|(&node, _)| node)
             .collect();
-        self.snapshot_waits.retain(|node, _| waiting.contains(node));
-        for node in waiting {
+        self.snapshot_waits.retain(|node, _| snapshot_nodes.contains(node));
+        for node in snapshot_nodes {
             let ticks = self.snapshot_waits.entry(node).or_default();
             *ticks += 1;
             if *ticks >= self.setup.snapshot_retry_ticks {
@@ -267,7 +269,8 @@ impl RaftNode {
             return Err(RaftRefusal::WrongSender { expected: from, found: message.from });
         }
         if message.to != self.setup.node {
-            let (expected, found) = (self.setup.node, message.to);
+            let expected = self.setup.node;
+            let found = message.to;
             return Err(RaftRefusal::WrongReceiver { expected, found });
         }
         if self.removed.contains(&from) {

@@ -1,4 +1,4 @@
-//! What a node wants done.
+//! Actions that a Raft node hands out.
 //!
 //! The order: [`RaftOutput::LeaderChanged`], then what may be sent before anything is durable,
 //! then what is to be persisted, then what is agreed. When a token is reported: first

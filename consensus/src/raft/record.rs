@@ -43,7 +43,7 @@ pub enum RaftRecord {
         node: NodeId,
         /// How often it has started, counted from 1.
         boot: u64,
-        /// What tells this start from one with a copy of the disk.
+        /// A number that distinguishes this start from one with a copy of the disk.
         life: u64,
     },
 }
@@ -135,11 +135,13 @@ pub fn decode_record(bytes: &[u8]) -> Result<RaftRecord, RaftRecordFault> {
     if version != RECORD_VERSION && version != 0 {
         return Err(RaftRecordFault::UnknownVersion { found: version });
     }
-    let (expected, found) = (u64::from(word(bytes, 1)), (bytes.len() - HEADER_BYTES) as u64);
+    let expected = u64::from(word(bytes, 1));
+    let found = (bytes.len() - HEADER_BYTES) as u64;
     if expected != found {
         return Err(RaftRecordFault::WrongLength { expected, found });
     }
-    let (expected, found) = (word(bytes, 5), checksum(bytes));
+    let expected = word(bytes, 5);
+    let found = checksum(bytes);
     if expected != found || version == 0 {
         return Err(RaftRecordFault::WrongChecksum { expected, found });
     }

@@ -56,12 +56,12 @@ pub enum RecoverError {
         found: u64,
     },
     /// A number that only grows went back.
-    #[error("record {number}: {what} goes back from {before} to {found}")]
+    #[error("record {number}: {quantity} goes back from {before} to {found}")]
     WentBack {
         /// Number of the record, counted from 0.
         number: u64,
         /// What the number counts.
-        what: &'static str,
+        quantity: &'static str,
         /// The number before this record.
         before: u64,
         /// The number in this record.
@@ -110,8 +110,8 @@ impl RecoveredLog {
         self.snapshot.as_ref().map(|image| image.data.as_slice())
     }
 
-    /// What was proposed in the entries behind the snapshot, by index, whether it is known to be agreed
-    /// or not. Empty for an entry that begins a term or changes members.
+    /// What was proposed in the entries behind the snapshot, by index, whether it is known to be
+    /// agreed or not. Empty for an entry that begins a term or changes members.
     pub fn proposals(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.entries.iter().map(|entry| match &entry.payload {
             Payload::Data(data) => (entry.index, data.as_slice()),
@@ -160,7 +160,8 @@ impl RecoveredLog {
     fn append(&mut self, number: u64, entries: Vec<LogEntry>) -> Result<(), RecoverError> {
         let base = self.snapshot.as_ref().map_or(0, |image| image.index);
         for entry in entries {
-            let (expected, found) = (self.last_index() + 1, entry.index);
+            let expected = self.last_index() + 1;
+            let found = entry.index;
             if found > expected {
                 return Err(RecoverError::Gap { number, expected, found });
             }
@@ -214,12 +215,12 @@ impl RecoveredLog {
 
 fn check_forward(
     number: u64,
-    what: &'static str,
+    quantity: &'static str,
     before: u64,
     found: u64,
 ) -> Result<(), RecoverError> {
     if found < before {
-        return Err(RecoverError::WentBack { number, what, before, found });
+        return Err(RecoverError::WentBack { number, quantity, before, found });
     }
     Ok(())
 }

@@ -6,13 +6,14 @@ use zbelastic_types::NodeId;
 use super::members::MembersFault;
 use super::setup::{ENTRY_BYTES_MAX, MESSAGE_BYTES_MAX, SNAPSHOT_BYTES_MAX};
 
-/// Why a message is refused. The node is as it was before, unless it stops for [`RaftRefusal::BeyondLog`].
+/// Why a message is refused. The node is as it was before, unless it stops for
+/// [`RaftRefusal::BeyondLog`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RaftRefusal {
     /// The node has stopped for good.
     #[error("this node has stopped")]
     Stopped,
-    /// The node still asks the others whether its disk is stale.
+    /// The node still greets the others to find whether its disk is stale.
     #[error("this node is greeting")]
     Greeting,
     /// A leader's snapshot is being written; what else comes is lost and will be sent again.
@@ -43,7 +44,7 @@ pub enum RaftRefusal {
         /// The receiver that the message names.
         found: NodeId,
     },
-    /// An answer from a node that was never asked.
+    /// An answer from a node that was never greeted.
     #[error("node {from} is no member")]
     UnknownNode {
         /// The node that sent the answer.
@@ -62,10 +63,10 @@ pub enum RaftRefusal {
         from: NodeId,
     },
     /// A number that no honest node reaches, or 0 where none can be.
-    #[error("{what} is {found}")]
+    #[error("{quantity} is {found}")]
     BadNumber {
         /// What the number is.
-        what: &'static str,
+        quantity: &'static str,
         /// The number in the message.
         found: u64,
     },
@@ -134,7 +135,7 @@ pub enum RaftRefusal {
         last_index: u64,
     },
     /// A vote that was not requested yet: the request waits for what is being written.
-    #[error("a vote that was not asked for")]
+    #[error("a vote that was not requested")]
     EarlyVote,
     /// A node without any log has nothing to vote by.
     #[error("this node is no member yet")]
@@ -157,7 +158,7 @@ pub enum RaftRefusal {
 }
 
 impl RaftRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {

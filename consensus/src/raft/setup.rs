@@ -7,9 +7,10 @@ use super::members::MembersFault;
 
 /// Bytes of one proposal. A larger one is refused.
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a state machine's snapshot. A larger one is refused, and the log keeps growing. It follows
-/// from the limits of what is agreed on: 3.3 MB of tokens' uses, two plans of an entry each, 1.2 MB of
-/// credentials, 0.8 MB of members, 0.6 MB of checkpoints, and less than 1 MB of all else.
+/// Bytes of a state machine's snapshot. A larger one is refused, and the log keeps growing. It
+/// follows from the limits of what is agreed on: 3.3 MB of tokens' uses, two plans of an entry
+/// each, 1.2 MB of credentials, 0.8 MB of members, 0.6 MB of checkpoints, and less than 1 MB of all
+/// else.
 pub const SNAPSHOT_BYTES_MAX: usize = 12 << 20;
 /// Bytes of one message: a snapshot and what surrounds it. A larger one is refused.
 pub const MESSAGE_BYTES_MAX: usize = SNAPSHOT_BYTES_MAX + (64 << 10);
@@ -73,7 +74,8 @@ impl RaftSetup {
             return Err(RaftStartError::BadNode { found: self.node });
         }
         if self.heartbeat_ticks == 0 || self.election_ticks <= self.heartbeat_ticks {
-            let (election, heartbeat) = (self.election_ticks, self.heartbeat_ticks);
+            let election = self.election_ticks;
+            let heartbeat = self.heartbeat_ticks;
             return Err(RaftStartError::BadTicks { election, heartbeat });
         }
         if self.appends_max == 0 || self.uncommitted_max == 0 || self.compact_after == 0 {

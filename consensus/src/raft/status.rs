@@ -19,7 +19,7 @@ pub struct RaftStatus {
     /// Whether it leads and has handed out an entry of its own term: it knows all that was agreed
     /// before, and only then may it decide.
     pub leads_applied: bool,
-    /// Whether it still asks the others if its disk is stale, and takes no part.
+    /// Whether it still greets the others to find whether its disk is stale, and takes no part.
     pub is_greeting: bool,
     /// Why it stopped, if it did.
     pub fatal: Option<FatalReason>,

@@ -1,4 +1,4 @@
-//! Briefings: what is agreed, turned into orders.
+//! Briefings: what is agreed, turned into commands for the runtime.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub enum BriefingRefusal {
         found: u64,
     },
     /// It is about another life of the node, or none.
-    #[error("a briefing for somebody else")]
+    #[error("a briefing for another node or another life of this one")]
     NotMine,
     /// It names a plan that this worker does not know and that is not in it.
     #[error("generation {found} is not known here")]
@@ -59,7 +59,8 @@ impl WorkerSession {
         from: NodeId,
         envelope: Envelope,
     ) -> Result<(), BriefingRefusal> {
-        let (expected, found) = (self.setup.cluster, envelope.cluster);
+        let expected = self.setup.cluster;
+        let found = envelope.cluster;
         if expected != found {
             return Err(BriefingRefusal::OtherCluster { expected, found });
         }
@@ -86,7 +87,7 @@ impl WorkerSession {
         }
     }
 
-    /// Its request cannot be granted: it was, and that life is over before it began.
+    /// The request cannot be granted: it was, and that life is over before it began.
     fn handle_spent(&mut self, boot: u64) -> Result<(), BriefingRefusal> {
         match &self.status {
             SessionStatus::Outside if boot >= self.setup.boot => {
@@ -135,7 +136,7 @@ impl WorkerSession {
         Ok(())
     }
 
-    /// A plan later than the one known, and the configuration it is for, are in the briefing.
+    /// Checks that a plan later than the one known, and its configuration, are in the briefing.
     fn check_plan(&self, known: Generation, briefing: &Briefing) -> Result<(), BriefingRefusal> {
         let found = briefing.generation;
         let has_spec = briefing.spec.is_some() || self.spec.is_some();
@@ -148,18 +149,17 @@ impl WorkerSession {
 
     fn join_membership(&mut self, holder: Holder, rewinds: u64) {
         let generation = Generation(0);
-        let (work, untold) = (PlanPart::Idle, UnconfirmedMessages::default());
         let member = Membership {
             holder,
             briefing_index: 0,
             generation,
             rewinds,
-            part: work,
+            part: PlanPart::Idle,
             applied_seal: None,
             inventory_due: None,
             pre_copy: None,
-            save_ordered: None,
-            unconfirmed: untold,
+            last_save: None,
+            unconfirmed: UnconfirmedMessages::default(),
         };
         self.status = SessionStatus::Member(Box::new(member));
         if self.is_draining {
@@ -203,14 +203,15 @@ impl WorkerSession {
         }
     }
 
-    /// Orders a version to be written, once, if it is to become a checkpoint although the configuration
-    /// does not make it one. Versions of the configuration the host knows, and a host that loads gets the
-    /// order with the plan. It is the open version, or one that follows: a worker that runs writes that as
-    /// soon as it is sealed.
+    /// Commands a version to be written, once, if it is to become a checkpoint although the
+    /// configuration does not make it one. The runtime knows the versions of the configuration, and
+    /// a runtime that loads gets the version with the plan. It is the open version, or one that
+    /// follows: a worker that runs writes that as soon as it is sealed.
     fn command_save(&mut self, briefing: &Briefing) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         let open = briefing.open.step;
-        let is_told = |version| self.spec.as_ref().is_none_or(|spec| spec.checkpoints(version));
+        let is_configured =
+            |version| self.spec.as_ref().is_none_or(|spec| spec.checkpoints(version));
         let (generation, is_running) = match &member.part {
             PlanPart::Loading { plan } => (plan.generation, false),
             PlanPart::Running { plan } => (plan.generation, true),
@@ -218,16 +219,16 @@ impl WorkerSession {
         };
         let is_its = |version: &Step| *version == open || (is_running && *version > open);
         let pending = briefing.pending.iter().copied();
-        let mut asked = pending.filter(|version| is_its(version) && !is_told(*version));
-        let Some(version) = asked.next() else { return };
-        let order = Some((generation, version));
-        if generation == briefing.generation && member.save_ordered != order {
-            member.save_ordered = order;
+        let mut requested = pending.filter(|version| is_its(version) && !is_configured(*version));
+        let Some(version) = requested.next() else { return };
+        let save = Some((generation, version));
+        if generation == briefing.generation && member.last_save != save {
+            member.last_save = save;
             self.push_command(WorkerCommand::Save { generation, version });
         }
     }
 
-    /// Lets go of what was held before the run went back, however long ago that was.
+    /// Gives up what was held before the rewind, however long ago that was.
     fn rewind(&mut self, briefing: &Briefing) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         if member.rewinds == briefing.rewinds {
@@ -240,8 +241,8 @@ impl WorkerSession {
         self.push_command(WorkerCommand::Rewind);
     }
 
-    /// Orders an inventory, unless one is being taken or was taken since: that one is resent until it is
-    /// known, and each beat until then is answered with the same request.
+    /// Commands an inventory, unless one is being taken or was taken since: that one is resent
+    /// until it is known, and each beat until then is answered with the same request.
     fn take_inventory(&mut self, index: u64) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         let is_taken =
@@ -253,24 +254,25 @@ impl WorkerSession {
         }
     }
 
-    /// Passes the last seal on, once, if it is of the plan that runs or is followed here.
+    /// Commands the runtime to apply the last seal, once, if it is of the plan that runs or is
+    /// followed here.
     fn apply_seal(&mut self, briefing: &Briefing) {
         let SessionStatus::Member(member) = &mut self.status else { return };
         let generation = match &member.part {
             PlanPart::Running { plan } => Some(plan.generation),
             PlanPart::Idle | PlanPart::Left | PlanPart::Loading { .. } => {
-                member.pre_copy.as_ref().map(|rehearsal| rehearsal.generation)
+                member.pre_copy.as_ref().map(|pre_copy| pre_copy.generation)
             }
         };
         let (Some(generation), Some(seal)) = (generation, briefing.seal) else { return };
-        let is_new = member.applied_seal.is_none_or(|settled| settled < seal.turn);
+        let is_new = member.applied_seal.is_none_or(|applied| applied < seal.turn);
         if seal.turn.generation == generation && (is_new || mutant::is(Mutant::M6AppliedTwice)) {
             member.applied_seal = Some(seal.turn);
             self.push_command(WorkerCommand::ApplySeal(seal));
         }
     }
 
-    /// Takes up the part that a new plan gives, if there is a new plan.
+    /// Applies the worker's part in a new plan, if there is a new plan.
     fn change_plan(&mut self, briefing: &Briefing) {
         let found = briefing.generation;
         let SessionStatus::Member(member) = &mut self.status else { return };
@@ -279,57 +281,59 @@ impl WorkerSession {
         if found <= member.generation {
             return;
         }
-        let was_at_work = match member.part {
+        let had_stage = match member.part {
             PlanPart::Loading { .. } | PlanPart::Running { .. } => true,
             PlanPart::Idle | PlanPart::Left => false,
         };
         member.generation = found;
         self.op_ticks_max = Some(plan.op_ticks_max);
         member.unconfirmed.forget_plan();
-        let (me, was_rehearsing) = (member.holder, member.end_pre_copy());
+        let holder = member.holder;
+        let had_pre_copy = member.end_pre_copy();
         member.inventory_due = None;
         // A plan that was closed before this worker received it has nothing to load any more.
         let stage = plan.stage_of(member.holder).filter(|_| plan.from_step == briefing.open.step);
         member.part = match stage {
             Some(_) => PlanPart::Loading { plan: plan.clone() },
-            None if was_at_work => PlanPart::Left,
+            None if had_stage => PlanPart::Left,
             None => std::mem::replace(&mut member.part, PlanPart::Idle),
         };
         if stage.is_some() && briefing.pending.contains(&briefing.open.step) {
-            member.save_ordered = Some((found, briefing.open.step));
+            member.last_save = Some((found, briefing.open.step));
         }
-        if was_at_work {
+        if had_stage {
             self.push_command(WorkerCommand::Stop);
         }
         match stage {
-            // What was followed is loaded.
+            // The layers that were followed are loaded.
             Some(stage) => self.push_command(load_command(plan, stage, spec, briefing)),
-            None if was_rehearsing => {
-                self.push_command(WorkerCommand::PreCopy { holder: me, pre_copy: None })
+            None if had_pre_copy => {
+                self.push_command(WorkerCommand::PreCopy { holder, pre_copy: None })
             }
             None => {}
         }
     }
 
-    /// Takes up what is to be copied ahead, if it concerns this worker. Only the leader can end it: other
-    /// controllers do not know what the leader plans.
+    /// Applies the plan of what is to be copied ahead, if it names this worker. Only the leader can
+    /// end it: other controllers do not know what the leader plans.
     fn update_pre_copy(&mut self, from: NodeId, briefing: &Briefing) {
         let SessionStatus::Member(member) = &mut self.status else { return };
-        let me = member.holder;
-        let is_mine = |r: &&Arc<PreCopyPlan>| r.generation == member.generation && r.names(me);
-        let rehearsal = briefing.pre_copy.as_ref().filter(is_mine).cloned();
-        let is_told = rehearsal.is_some() || briefing.leader == Some(from);
-        if member.pre_copy == rehearsal || !is_told || briefing.requests_inventory {
+        let holder = member.holder;
+        let is_own =
+            |plan: &&Arc<PreCopyPlan>| plan.generation == member.generation && plan.names(holder);
+        let pre_copy = briefing.pre_copy.as_ref().filter(is_own).cloned();
+        let is_authoritative = pre_copy.is_some() || briefing.leader == Some(from);
+        if member.pre_copy == pre_copy || !is_authoritative || briefing.requests_inventory {
             return;
         }
-        member.pre_copy.clone_from(&rehearsal);
+        member.pre_copy.clone_from(&pre_copy);
         member.unconfirmed.following = None;
-        self.push_command(WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal });
+        self.push_command(WorkerCommand::PreCopy { holder, pre_copy });
     }
 }
 
 impl Membership {
-    /// Forgets what was rehearsed. Yields whether anything was.
+    /// Forgets what was copied ahead. Yields whether anything was.
     fn end_pre_copy(&mut self) -> bool {
         self.unconfirmed.following = None;
         self.pre_copy.take().is_some()
@@ -342,13 +346,14 @@ fn load_command(
     spec: Arc<crate::job::JobSpec>,
     briefing: &Briefing,
 ) -> WorkerCommand {
-    let (turn, updates) = (briefing.open, briefing.updates);
+    let turn = briefing.open;
+    let updates = briefing.updates;
     let is_pending = briefing.pending.contains(&turn.step);
     WorkerCommand::Load(Box::new(LoadCommand { plan, stage, spec, turn, updates, is_pending }))
 }
 
 impl UnconfirmedMessages {
-    /// Forgets what was about the plan before.
+    /// Forgets messages about the plan before.
     fn forget_plan(&mut self) {
         let Self { report, held, ready, load_failed, saved: _, inventory, following: _ } = self;
         (*report, *ready, *load_failed, *inventory) = (None, None, None, None);

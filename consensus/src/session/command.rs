@@ -1,4 +1,4 @@
-//! Orders that a seat gives its host, and news that the host reports.
+//! Commands of a session to the worker's runtime, and events that the runtime reports.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub struct LoadCommand {
     pub is_pending: bool,
 }
 
-/// What the host must do, in this order.
+/// A command that the runtime must execute, in the sequence in which it was issued.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerCommand {
     /// Apply a seal that is agreed on.
@@ -44,7 +44,8 @@ pub enum WorkerCommand {
         generation: Generation,
     },
     /// Write a version as soon as it is the sealed one, if it still can be; answered by
-    /// [`WorkerEvent::Saved`]. What the configuration makes a checkpoint is written without an order.
+    /// [`WorkerEvent::Saved`]. What the configuration makes a checkpoint is written without a
+    /// command.
     Save {
         /// Generation of the plan under which the version is sealed.
         generation: Generation,
@@ -52,20 +53,21 @@ pub enum WorkerCommand {
         version: Step,
     },
     /// Copy ahead what a planned change will need here, and help others to; answered by
-    /// [`WorkerEvent::Following`] if anything is to be followed here. Replaces what was rehearsed before.
+    /// [`WorkerEvent::Following`] if anything is to be followed here. Replaces what was copied
+    /// ahead before.
     PreCopy {
         /// This worker, in its current life.
         holder: Holder,
-        /// The layers to follow, each with its follower and owner; `None` ends the rehearsal.
+        /// The layers to follow, each with its follower and owner; `None` ends copying ahead.
         pre_copy: Option<Arc<PreCopyPlan>>,
     },
-    /// Give up the attempt under way and all layers: the run went back, and what was held before
-    /// that is not believed.
+    /// Give up the attempt under way and all layers: the run was rewound, and what was held before
+    /// is not trusted.
     Rewind,
-    /// Let go of layers that no stage here uses: every holder has what the plan gives it.
+    /// Drop layers that no stage here uses: every holder has the layers of its stage and copies.
     Release,
-    /// Report the layers that are held; answered by [`WorkerEvent::Inventory`]. The plan is about to change, so
-    /// what ran ahead of a seal that waits for its gate may be given up.
+    /// Report the layers that are held; answered by [`WorkerEvent::Inventory`]. The plan is about
+    /// to change, so what ran ahead of a seal that waits for its gate may be given up.
     TakeInventory {
         /// Index of the briefing that requested the inventory, returned with the answer.
         index: u64,
@@ -74,7 +76,7 @@ pub enum WorkerCommand {
     Forget,
 }
 
-/// What the host reports to its seat.
+/// An event that the runtime reports to its session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerEvent {
     /// An operation began or ended.
@@ -82,8 +84,9 @@ pub enum WorkerEvent {
         /// Whether one is under way.
         is_busy: bool,
     },
-    /// How much work the process has done so far, as [`WorkerActivity::progress`](crate::message::WorkerActivity) counts
-    /// it. The next heartbeats carry it.
+    /// How much work the process has done so far, as
+    /// [`WorkerActivity::progress`](crate::message::WorkerActivity) counts it. The next heartbeats
+    /// carry it.
     Progress {
         /// All of it, since the process began.
         done: u64,
@@ -102,9 +105,9 @@ pub enum WorkerEvent {
     },
     /// An update of another stage is held.
     UpdateHeld(HeldUpdate),
-    /// The layers that are held, as ordered by [`WorkerCommand::TakeInventory`].
+    /// The layers that are held, as requested by [`WorkerCommand::TakeInventory`].
     Inventory {
-        /// The index given with the order.
+        /// The index given with the command.
         index: u64,
         /// Each layer with its version and digest.
         layers: Vec<HeldLayer>,

@@ -1,4 +1,4 @@
-//! A seat between the controllers and its host.
+//! A session between the controllers and its runtime.
 
 mod commands;
 mod harness;

@@ -91,7 +91,8 @@ impl State {
                 AccessOutcome::TokenRevoked { token }
             }
             AccessChange::TokenUsed { token, key, name, role, at_s, expires_at_s } => {
-                let (by, term) = ((token, key), (at_s, expires_at_s));
+                let by = (token, key);
+                let term = (at_s, expires_at_s);
                 let live = |node: NodeId| self.members.get(&node).is_some_and(|m| m.is_live());
                 let known = self.access.check_used(by, &name, role, term, live)?;
                 let node = match known {
@@ -142,7 +143,7 @@ impl State {
         rotation.next_step(&self.members, is_let_in, reports, now_s)
     }
 
-    /// Whether this node is let in as a member of this role, with this contact.
+    /// Whether this node is authorized as a member of this role, with this contact.
     #[must_use]
     pub fn authorizes(&self, node: NodeId, role: Role, contact: &Contact) -> bool {
         self.access.authorizes(node, role) && contact.check().is_ok()

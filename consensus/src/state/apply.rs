@@ -70,7 +70,8 @@ pub enum StateChange {
     Job {
         /// The phase that the job is in now.
         phase: JobPhase,
-        /// Versions of checkpoints of the job before that are not needed any more: all but its last.
+        /// Versions of checkpoints of the job before that are not needed any more: all but its
+        /// last.
         dropped: Vec<Step>,
     },
     /// A run that ended is forgotten.
@@ -209,10 +210,10 @@ impl State {
         is_new
     }
 
-    pub(super) fn set_status(&mut self, node: NodeId, standing: MembershipStatus) -> bool {
+    pub(super) fn set_status(&mut self, node: NodeId, status: MembershipStatus) -> bool {
         let member = self.members.get_mut(&node).expect("looked up before");
-        let is_new = member.status != standing;
-        member.status = standing;
+        let is_new = member.status != status;
+        member.status = status;
         is_new
     }
 
@@ -229,8 +230,8 @@ impl State {
         }
     }
 
-    /// A member that is lost and stands in no plan is not known any more. If it was let in for as
-    /// long as it is there, it is a stranger from now on.
+    /// A member that is lost and stands in no plan is not known any more. If it is ephemeral, its
+    /// credential is forgotten too.
     pub(super) fn forget_member(&mut self, node: NodeId) {
         self.members.remove(&node);
         self.access.forget_ephemeral(node);
@@ -263,7 +264,8 @@ impl State {
         } else if plan.phase != PlanPhase::Running {
             // A seal of the plan before is distinguished from one that comes too early (rule R2).
             if seal.turn.generation != generation {
-                let (expected, found) = (generation, seal.turn.generation);
+                let expected = generation;
+                let found = seal.turn.generation;
                 return Err(EntryRefusal::OtherGeneration { expected, found });
             }
             return Err(EntryRefusal::NotRunning { generation });
@@ -331,7 +333,8 @@ impl State {
         if self.pending.len() == PENDING_MAX {
             self.pending.remove(0);
         }
-        let (layers, ledger) = (Default::default(), self.ledger.clone());
+        let layers = Default::default();
+        let ledger = self.ledger.clone();
         self.pending.push(PendingCheckpoint { version, layers, ledger });
     }
 
@@ -362,9 +365,9 @@ impl State {
         Ok(StateChange::Durable { version })
     }
 
-    /// The version that follows the open one becomes a checkpoint. It is not the open one: a worker may
-    /// have left that behind when it receives this. A worker that learns that the next version is sealed
-    /// has been sent this entry before, or is with the same briefing.
+    /// The version that follows the open one becomes a checkpoint. It is not the open one: a worker
+    /// may have left that behind when it receives this. A worker that learns that the next version
+    /// is sealed has been sent this entry before, or is with the same briefing.
     fn apply_keep(&mut self, version: Step) -> Result<StateChange, EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
         if spec.checkpoint_ticks == 0 && !self.is_left_alone() {
@@ -403,8 +406,8 @@ impl State {
         Ok(StateChange::Checkpoint { version, dropped })
     }
 
-    /// The job is done with the checkpoint behind its last step: without it no node would have what was
-    /// trained once its workers are gone.
+    /// The job is done with the checkpoint behind its last step: without it no node would have what
+    /// was trained once its workers are gone.
     fn end_if_kept(&mut self) {
         let is_kept = self.checkpoints.last().is_some_and(|c| c.version == self.open_turn().step);
         if let Some(job) = self.job.as_mut().filter(|job| job.under_way().is_ok())

@@ -1,5 +1,5 @@
-//! The class of devices that a job computes on: agreed on with its first plan, kept until it ends. Bits
-//! differ between classes, so workers of another class have no part in it.
+//! The class of devices that a job computes on: agreed on with its first plan, kept until it ends.
+//! Bits differ between classes, so workers of another class have no part in it.
 
 use super::State;
 use crate::class::DeviceClass;
@@ -13,8 +13,8 @@ impl State {
         self.class
     }
 
-    /// The class that a plan made now is for: the job's, or that of the first worker with devices of
-    /// the job's kind, one that stays if there is one.
+    /// The class that a plan made now is for: the job's, or that of the first worker with devices
+    /// of the job's kind, one that stays if there is one.
     #[must_use]
     pub fn class_for_plan(&self) -> Option<DeviceClass> {
         let kind = self.job()?.spec.device;
@@ -37,7 +37,8 @@ impl State {
     /// The class that all stages of a plan compute on.
     ///
     /// # Errors
-    /// With the first stage's holder that is not of the job's class: of its kind, if it has none yet.
+    /// With the first stage's holder that is not of the job's class: of its kind, if it has none
+    /// yet.
     pub(super) fn class_of_plan(&self, record: &PlanRecord) -> Result<DeviceClass, PlanRefusal> {
         let refusal = |holder: &Holder| PlanRefusal::Class { holder: *holder };
         let class_of = |holder: &Holder| {

@@ -1,4 +1,4 @@
-//! The job: it begins, is held, goes back and ends.
+//! The job: start, hold, rewind and end.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ impl State {
         }
     }
 
-    /// Another job may begin when there is none, or when the last one ended, under a name that no run
-    /// has: what is kept of a run stays.
+    /// Another job may begin when there is none, or when the last one ended, under a name that no
+    /// run has: what is kept of a run stays.
     fn check_start(&self, spec: &JobSpec) -> Result<(), JobRefusal> {
         let name = &spec.name;
         let taken = || JobRefusal::NameTaken { name: name.clone() };
@@ -86,7 +86,8 @@ impl State {
         known.or_else(|| Some((&job?.spec, self.own_checkpoint()?)))
     }
 
-    /// The last checkpoint of the job that it wrote itself: what a branch begins with is its parent's.
+    /// The last checkpoint of the job that it wrote itself: what a branch begins with is its
+    /// parent's.
     fn own_checkpoint(&self) -> Option<&CheckpointRecord> {
         let spec = &self.job.as_ref()?.spec;
         self.checkpoints.last().filter(|last| spec.run_of(last.version) == spec.run)
@@ -124,7 +125,7 @@ impl State {
         }
         let (phase, dropped) = match change {
             JobChange::Start(spec) => (JobPhase::Running, self.start(spec)),
-            // The person who pauses a run may switch all of its nodes off.
+            // The operator who pauses a run may switch all of its nodes off.
             JobChange::Pause => {
                 self.keep_open_version();
                 (JobPhase::Paused, Vec::new())
@@ -141,8 +142,8 @@ impl State {
         Ok(StateChange::Job { phase, dropped })
     }
 
-    /// What is left of the job before is its last checkpoint, and the numbers of its plans, which are
-    /// never given again. Yields the versions of its other checkpoints.
+    /// What is left of the job before is its last checkpoint, and the numbers of its plans, which
+    /// are never given again. Yields the versions of its other checkpoints.
     fn start(&mut self, mut spec: Arc<JobSpec>) -> Vec<Step> {
         self.run_last = self.run_next();
         Arc::make_mut(&mut spec).run = self.run_last;
@@ -204,11 +205,11 @@ impl State {
         }
     }
 
-    /// Whether the run may be sent back by order, to this version.
+    /// Checks that the run may be rewound by an operator, to this version.
     ///
     /// # Errors
-    /// If the job is not held, or has no such checkpoint; the beginning can always be gone back to, which of a
-    /// branch is its parent's checkpoint.
+    /// If the job is not held, or has no such checkpoint; the beginning can always be gone back to,
+    /// which of a branch is its parent's checkpoint.
     pub fn check_restore(&self, to: Step) -> Result<(), EntryRefusal> {
         self.check_held()?;
         self.ledger_at(self.generation(), to).map(|_| ())
@@ -251,7 +252,7 @@ impl State {
                     return Err(EntryRefusal::Forgotten { to, base });
                 }
             }
-            // The person who orders it wants to go on from there, whatever was sealed since.
+            // The operator who commands it wants to go on from there, whatever was sealed since.
             RewindReason::Ordered => {
                 self.check_restore(to)?;
                 self.history.forget_from(to);

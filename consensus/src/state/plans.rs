@@ -33,11 +33,13 @@ impl State {
     /// The first thing that is wrong.
     pub fn check_adopt(&self, record: &PlanRecord) -> Result<(), EntryRefusal> {
         let spec = self.job.as_ref().ok_or(JobRefusal::Missing)?.under_way()?;
-        let (expected, found) = (self.generation_next(), record.generation);
+        let expected = self.generation_next();
+        let found = record.generation;
         if found != expected {
             return Err(PlanRefusal::Generation { expected, found }.into());
         }
-        let (open, found) = (self.open_turn().step, record.from_step);
+        let open = self.open_turn().step;
+        let found = record.from_step;
         let is_ahead = found > open && found.0 <= open.0 + PLANNED_AHEAD_MAX;
         let is_planned = is_ahead && self.is_running() && self.next.is_none();
         if found != open && !is_planned {
@@ -127,8 +129,8 @@ impl State {
     }
 }
 
-/// The layers a stage holds beside its own, in model order: those it keeps copies of, and those that
-/// it trains as a second replica's.
+/// The layers a stage holds beside its own, in model order: those it keeps copies of, and those
+/// that it trains as a second replica's.
 #[must_use]
 pub fn copied_layers(record: &PlanRecord, stage: StageIndex) -> Vec<LayerId> {
     let kept = record.copied_by(stage).flat_map(|of| record.layers_of(of).collect::<Vec<_>>());
@@ -143,8 +145,8 @@ fn names(found: &[LayerDigest], expected: impl Iterator<Item = LayerId>) -> bool
     found.iter().map(|(layer, _)| *layer).eq(expected)
 }
 
-/// The first layer that a holder loaded with other bits than another holder, or than its checkpoint or an
-/// inventory has.
+/// The first layer that a holder loaded with other bits than another holder, or than its checkpoint
+/// or an inventory has.
 #[must_use]
 pub fn differing_layer(record: &PlanRecord, ready: &[Option<ReadyRecord>]) -> Option<LayerId> {
     let loaded = || ready.iter().flatten();

@@ -19,7 +19,7 @@ pub enum EntryRefusal {
     /// There is no job, or one already.
     #[error(transparent)]
     Job(#[from] JobRefusal),
-    /// Nobody is let in or kept out by it.
+    /// No node is admitted or banned by it.
     #[error(transparent)]
     Access(#[from] AccessRefusal),
     /// The plan is not accepted.

@@ -106,7 +106,8 @@ pub enum SealRefusal {
         /// The turn that the seal is about.
         found: Turn,
     },
-    /// Its counters do not follow from the ledger's: the leader that proposed it had another ledger.
+    /// Its counters do not follow from the ledger's: the leader that proposed it had another
+    /// ledger.
     #[error("the seal leads to {found} updates and step {cursor}, expected {expected} updates")]
     Counters {
         /// Updates that follow from the ledger and the verdict.
@@ -129,7 +130,8 @@ pub enum SealRefusal {
 /// Checks a seal against the turn that is open.
 pub(super) fn check_turn(expected: Turn, found: Turn) -> Result<(), SealRefusal> {
     if expected.generation != found.generation {
-        let (expected, found) = (expected.generation, found.generation);
+        let expected = expected.generation;
+        let found = found.generation;
         return Err(SealRefusal::OtherGeneration { expected, found });
     }
     match found.cmp(&expected) {

@@ -37,7 +37,7 @@ pub struct SealApplication {
     pub next: Turn,
 }
 
-/// Where a stage stands with the open step.
+/// The phase of a stage in the open step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum StepPhase {
     /// Its gradient is not complete yet.
@@ -140,7 +140,7 @@ impl StageHalf {
             StepPhase::Reported { candidate } => candidate,
             StepPhase::Accumulating => panic!("{} was sealed before it was reported", self.open),
         };
-        let order = match (seal.verdict.coefficient(), candidate) {
+        let action = match (seal.verdict.coefficient(), candidate) {
             (Some(sealed), Some(computed)) if sealed.to_bits() == computed.to_bits() => {
                 CandidateAction::Stay
             }
@@ -156,7 +156,7 @@ impl StageHalf {
         self.open = seal.next_turn();
         self.phase = StepPhase::Accumulating;
         Ok(SealApplication {
-            candidate: order,
+            candidate: action,
             commit: seal.verdict.coefficient(),
             drops_ahead: !keeps_ahead,
             next: self.open,

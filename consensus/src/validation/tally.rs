@@ -52,7 +52,7 @@ pub enum ReportRefusal {
 }
 
 impl ReportRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -120,7 +120,8 @@ impl Tally {
                 return Err(ReportRefusal::UnknownTensor { stage, tensor, tensor_count });
             };
             if let Some(counted) = slot.filter(|counted| !counted.same_bits(sum)) {
-                let (counted, found) = (counted.square_sum, sum.square_sum);
+                let counted = counted.square_sum;
+                let found = sum.square_sum;
                 return Err(ReportRefusal::Contradiction { stage, tensor, counted, found });
             }
         }
@@ -180,15 +181,17 @@ impl TallySummary {
                 replays,
             });
         }
-        // Each may be finite and all together not: a norm of infinity would be clipped to nothing, and blind the
-        // guard against spikes for as long as it is remembered.
+        // Each may be finite and all together not: a norm of infinity would be clipped to nothing,
+        // and blind the guard against spikes for as long as it is remembered.
         let mut total = 0.0;
         let overflow = self.sums.iter().find(|sum| {
             total += sum.square_sum;
             !f64::is_finite(total)
         });
         if let Some(TensorSum { tensor, .. }) = overflow {
-            let (tensor, values, tensor_count) = (*tensor, 0, 1);
+            let tensor = *tensor;
+            let values = 0;
+            let tensor_count = 1;
             return Some(Reason::NonfiniteGradient { tensor, values, tensor_count, replays });
         }
         (!self.loss_sum.is_finite()).then_some(Reason::NonfiniteLoss { replays })

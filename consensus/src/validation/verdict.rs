@@ -94,16 +94,16 @@ impl Verdict {
 pub enum Reason {
     /// Finite, and not above the clip norm.
     Sound,
-    /// The norm is above the clip norm; so far above, if the step is not taken, that no `f32` scales the
-    /// gradient to it.
+    /// The norm is above the clip norm; so far above, if the step is not taken, that no `f32`
+    /// scales the gradient to it.
     LargeNorm {
         /// The largest norm that is applied as it is.
         clip_norm: f64,
     },
     /// Some gradient is not finite, or the norm of all is not.
     NonfiniteGradient {
-        /// The first such tensor in canonical order; the one at which the sum of squares overflows, if each is
-        /// finite.
+        /// The first such tensor in canonical order; the one at which the sum of squares overflows,
+        /// if each is finite.
         tensor: TensorIndex,
         /// Its values that are not finite; none if only sums are not.
         values: u64,

@@ -77,8 +77,8 @@ fn a_snapshot_has_these_bytes() {
     check("state.txt", &block("state", &state().encode()));
 }
 
-/// The golden files are those of the oldest format: what the program before wrote is read, and what it
-/// reads is written, until all nodes read a newer one.
+/// The golden files are those of the oldest format: what the program before wrote is read, and what
+/// it reads is written, until all nodes read a newer one.
 #[test]
 fn only_the_first_byte_tells_the_formats_of_snapshots_and_entries_apart() {
     for format in [Format::OLDEST, Format::NEWEST] {

@@ -21,7 +21,7 @@ use crate::raft::{RaftHello, RaftMessage};
 use crate::state::State;
 use crate::validation::{GradientReport, Verdict};
 
-/// Messages by name. Whoever adds one gives it an example here.
+/// Messages by name. A new kind of message needs an example here.
 pub(super) const MESSAGES: [&str; 15] = [
     "raft",
     "join",
@@ -141,7 +141,7 @@ pub(super) fn used(token: TokenId) -> AccessChange {
     }
 }
 
-/// A token for two workers that nobody misses.
+/// A token for two ephemeral workers.
 pub(super) fn made(token: TokenId) -> AccessChange {
     let terms = TokenTerms {
         role: AccessRole::Worker,
@@ -174,11 +174,11 @@ pub(super) fn briefing() -> Briefing {
         rewinds: 2,
         pending: vec![Step(3), Step(8)],
         contacts: Some(Arc::new(log.state.contacts()).into()),
-        pre_copy: Some(Arc::new(rehearsal())),
+        pre_copy: Some(Arc::new(pre_copy_plan())),
     }
 }
 
-fn rehearsal() -> PreCopyPlan {
+fn pre_copy_plan() -> PreCopyPlan {
     let log = running();
     let (follower, owner) = (log.holder(1), log.holder(2));
     PreCopyPlan {

@@ -90,7 +90,7 @@ fn leader_that_requested_plan() -> (Core, u64) {
         let message = Message::Inventory { holder, index, layers: Vec::new() };
         let message = Envelope { cluster: core.state().cluster(), message };
         let input = Input::Message { from: n(worker), message: Box::new(message) };
-        core.handle(input).expect("it was asked");
+        core.handle(input).expect("it was requested");
     }
     persist(&mut core);
     (core, number)
@@ -108,7 +108,7 @@ fn check_refused(solution: PlanSolution, is_expected: impl Fn(&PlanRefusal) -> b
     let (mut core, number) = leader_that_requested_plan();
     let before = codec::encode(core.state());
     let solution = Box::new(Ok(solution));
-    core.handle(Input::Solved { number, solution }).expect("it was asked for");
+    core.handle(Input::Solved { number, solution }).expect("it was requested");
     let mut outputs = persist(&mut core);
     for _ in 0..TICKS_WITHOUT_A_PLAN {
         core.handle(Input::Tick).expect("a tick is taken");
@@ -174,7 +174,8 @@ fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
             let message =
                 Message::Beat { holder, known, generation, contacts: 0, pulse: Default::default() };
             let message = Box::new(Envelope { cluster: core.state().cluster(), message });
-            core.handle(Input::Message { from: n(worker), message }).expect("a beat is heard");
+            core.handle(Input::Message { from: n(worker), message })
+                .expect("a heartbeat is accepted");
         }
         core.handle(Input::Tick).expect("a tick is taken");
         outputs.extend(persist(&mut core));
@@ -182,7 +183,7 @@ fn a_planned_solution_for_more_nodes_than_were_offered_changes_nothing() {
     let number = requested_number(&outputs).expect("a plan with both is asked for");
     let solution = Box::new(Ok(solution(3, Window::One)));
     let before = codec::encode(core.state());
-    core.handle(Input::Solved { number, solution }).expect("it was asked for");
+    core.handle(Input::Solved { number, solution }).expect("it was requested");
     let outputs = persist(&mut core);
     assert_eq!((requested_number(&outputs), core.refusals()["plan-refused"]), (None, 1));
     assert_eq!(codec::encode(core.state()), before);

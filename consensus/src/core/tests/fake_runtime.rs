@@ -1,4 +1,4 @@
-//! A worker's host without a model: what it reports follows from the turn, at once.
+//! A worker's runtime without a model: what it reports follows from the turn, at once.
 
 use zbelastic_types::{LayerId, StageIndex};
 
@@ -17,14 +17,14 @@ pub struct FakeRuntime {
 }
 
 impl FakeRuntime {
-    pub fn carry_out(&mut self, order: WorkerCommand) -> Vec<WorkerEvent> {
-        match order {
-            WorkerCommand::ApplySeal(seal) => self.settle(&seal),
+    pub fn carry_out(&mut self, command: WorkerCommand) -> Vec<WorkerEvent> {
+        match command {
+            WorkerCommand::ApplySeal(seal) => self.apply_seal(&seal),
             WorkerCommand::Stop => {
                 self.is_running = false;
                 Vec::new()
             }
-            WorkerCommand::Load(order) => self.load(*order),
+            WorkerCommand::Load(command) => self.load(*command),
             WorkerCommand::Run { .. } => {
                 self.is_running = true;
                 self.reports()
@@ -32,10 +32,11 @@ impl FakeRuntime {
             WorkerCommand::TakeInventory { index } => {
                 vec![WorkerEvent::Inventory { index, layers: self.held.clone() }]
             }
-            WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal } => {
-                let followed = rehearsal.iter().flat_map(|r| r.followed_by(me).map(|f| f.layer));
+            WorkerCommand::PreCopy { holder, pre_copy } => {
+                let followed =
+                    pre_copy.iter().flat_map(|plan| plan.followed_by(holder).map(|f| f.layer));
                 let layers: Vec<LayerId> = followed.collect();
-                let generation = rehearsal.as_ref().map(|rehearsal| rehearsal.generation);
+                let generation = pre_copy.as_ref().map(|plan| plan.generation);
                 let generation = generation.filter(|_| !layers.is_empty());
                 generation
                     .map(|generation| WorkerEvent::Following { generation, layers })
@@ -65,14 +66,14 @@ impl FakeRuntime {
         }
     }
 
-    fn load(&mut self, order: LoadCommand) -> Vec<WorkerEvent> {
-        let LoadCommand { plan, stage, turn, .. } = &order;
+    fn load(&mut self, command: LoadCommand) -> Vec<WorkerEvent> {
+        let LoadCommand { plan, stage, turn, .. } = &command;
         let (own, copied) = (plan.layers_of(*stage).collect(), copied_layers(plan, *stage));
         let layers = digests(Vec::clone(&own), turn.step.0);
         let copies = digests(copied.iter().copied(), turn.step.0);
         let generation = plan.generation;
         self.hold(&[own, copied].concat(), *turn);
-        self.part = Some(order);
+        self.part = Some(command);
         vec![WorkerEvent::Loaded { generation, layers, copies }]
     }
 
@@ -85,7 +86,7 @@ impl FakeRuntime {
         self.held = layers.iter().map(held).collect();
     }
 
-    fn settle(&mut self, seal: &Seal) -> Vec<WorkerEvent> {
+    fn apply_seal(&mut self, seal: &Seal) -> Vec<WorkerEvent> {
         let Some(part) = &mut self.part else { return Vec::new() };
         part.turn = seal.next_turn();
         let (turn, is_checkpoint) = (part.turn, part.spec.checkpoints(part.turn.step));

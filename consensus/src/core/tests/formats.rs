@@ -8,66 +8,66 @@ use crate::state::{State, StateChange};
 
 /// A cluster of the format before, led by a program that reads the newest.
 fn old_cluster(controllers: u64, workers: u64) -> InProcessCluster {
-    let mut pump = InProcessCluster::in_format(Format::OLDEST, controllers, workers);
-    pump.until("all workers are in", |pump| {
-        pump.leader().is_some() && pump.state().live_workers().count() == workers as usize
+    let mut cluster = InProcessCluster::in_format(Format::OLDEST, controllers, workers);
+    cluster.until("all workers are in", |cluster| {
+        cluster.leader().is_some() && cluster.state().live_workers().count() == workers as usize
     });
-    pump
+    cluster
 }
 
 /// Node `node` is connected to all other controllers, and reads up to this.
-fn connect(pump: &mut InProcessCluster, node: u64, reads: Format) {
-    let controllers: Vec<_> = pump.controllers.keys().copied().collect();
+fn connect(cluster: &mut InProcessCluster, node: u64, reads: Format) {
+    let controllers: Vec<_> = cluster.controllers.keys().copied().collect();
     for controller in controllers.into_iter().filter(|controller| *controller != n(node)) {
-        pump.input(controller, Input::Connected { node: n(node), reads }).expect("it is noted");
+        cluster.input(controller, Input::Connected { node: n(node), reads }).expect("it is noted");
     }
 }
 
-fn formats(pump: &InProcessCluster) -> Vec<u8> {
-    pump.controllers.values().map(|core| core.state().format().number()).collect()
+fn formats(cluster: &InProcessCluster) -> Vec<u8> {
+    cluster.controllers.values().map(|core| core.state().format().number()).collect()
 }
 
 #[test]
 fn the_format_is_raised_once_when_the_last_member_reads_it() {
-    let mut pump = old_cluster(3, 2);
+    let mut cluster = old_cluster(3, 2);
     let all: Vec<u64> = (CONTROLLER..CONTROLLER + 3).chain([1, 2]).collect();
     for (count, node) in all.iter().enumerate() {
-        assert!(pump.core().holding_format_back().count() > 0, "{count} are connected");
+        assert!(cluster.core().holding_format_back().count() > 0, "{count} are connected");
         let newest = if *node == 2 { Format::OLDEST } else { Format::NEWEST };
-        connect(&mut pump, *node, newest);
-        pump.rounds(20);
-        assert_eq!(formats(&pump), [9; 3], "{count}");
+        connect(&mut cluster, *node, newest);
+        cluster.rounds(20);
+        assert_eq!(formats(&cluster), [9; 3], "{count}");
     }
-    let holding: Vec<_> = pump.core().holding_format_back().collect();
+    let holding: Vec<_> = cluster.core().holding_format_back().collect();
     assert_eq!(holding, [n(2)], "it has the program before");
-    connect(&mut pump, 2, Format::NEWEST);
-    pump.rounds(20);
-    assert_eq!(formats(&pump), [10; 3]);
-    assert_eq!(pump.core().holding_format_back().count(), 0);
+    connect(&mut cluster, 2, Format::NEWEST);
+    cluster.rounds(20);
+    assert_eq!(formats(&cluster), [10; 3]);
+    assert_eq!(cluster.core().holding_format_back().count(), 0);
     let is_raised = |(_, event): &&(_, Event)| {
         let Event::Applied { change, .. } = event else { return false };
         **change == StateChange::Format(Format::NEWEST)
     };
-    assert_eq!(pump.events.iter().filter(is_raised).count(), 3, "once on each");
+    assert_eq!(cluster.events.iter().filter(is_raised).count(), 3, "once on each");
 }
 
 /// A node that is not connected may have either program, whatever it had when it was.
 #[test]
 fn the_format_waits_for_who_is_away() {
-    let mut pump = old_cluster(3, 1);
+    let mut cluster = old_cluster(3, 1);
     let away = CONTROLLER + 2;
-    connect(&mut pump, away, Format::NEWEST);
+    connect(&mut cluster, away, Format::NEWEST);
     for controller in [CONTROLLER, CONTROLLER + 1].map(n) {
-        pump.input(controller, Input::Closed { node: n(away) }).expect("it is noted");
+        cluster.input(controller, Input::Closed { node: n(away) }).expect("it is noted");
     }
     for node in [CONTROLLER, CONTROLLER + 1, 1] {
-        connect(&mut pump, node, Format::NEWEST);
+        connect(&mut cluster, node, Format::NEWEST);
     }
-    pump.rounds(40);
-    assert_eq!((formats(&pump), pump.leader()), (vec![9; 3], Some(n(CONTROLLER))));
-    connect(&mut pump, away, Format::NEWEST);
-    pump.rounds(40);
-    assert_eq!(formats(&pump), [10; 3]);
+    cluster.rounds(40);
+    assert_eq!((formats(&cluster), cluster.leader()), (vec![9; 3], Some(n(CONTROLLER))));
+    connect(&mut cluster, away, Format::NEWEST);
+    cluster.rounds(40);
+    assert_eq!(formats(&cluster), [10; 3]);
 }
 
 /// A snapshot that is taken before, and one that is taken after, are read by a program that reads

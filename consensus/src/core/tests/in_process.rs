@@ -105,7 +105,7 @@ pub fn persist(core: &mut Core) -> Vec<Output> {
 pub struct InProcessWorker {
     pub session: WorkerSession,
     pub runtime: FakeRuntime,
-    /// What was ordered, by name.
+    /// All commands of the session so far, oldest first.
     pub commands: Vec<WorkerCommand>,
 }
 
@@ -140,7 +140,7 @@ impl InProcessCluster {
             .in_format(format)
             .with_controllers(crate::fixture::controllers(&nodes))
             .with_credentials(nodes_of_workers.chain(voters));
-        let mut pump = Self {
+        let mut cluster = Self {
             controllers: BTreeMap::new(),
             workers: BTreeMap::new(),
             network: Vec::new(),
@@ -154,10 +154,10 @@ impl InProcessCluster {
         };
         for node in &nodes {
             let start = CoreStart::Create { voters: nodes.clone(), state: Box::new(state.clone()) };
-            pump.start(*node, start);
+            cluster.start(*node, start);
         }
-        (1..=workers).for_each(|worker| pump.add_worker(worker));
-        pump
+        (1..=workers).for_each(|worker| cluster.add_worker(worker));
+        cluster
     }
 
     pub fn start(&mut self, node: NodeId, start: CoreStart) {
@@ -258,10 +258,13 @@ impl InProcessCluster {
         while let Some(output) = worker.session.poll_output() {
             match output {
                 SessionOutput::Send { to, message } => self.network.push((node, to, *message)),
-                SessionOutput::Command(order) => {
-                    worker.commands.push(order.clone());
-                    for news in worker.runtime.carry_out(order) {
-                        worker.session.handle(SessionInput::Event(news)).expect("news are taken");
+                SessionOutput::Command(command) => {
+                    worker.commands.push(command.clone());
+                    for event in worker.runtime.carry_out(command) {
+                        worker
+                            .session
+                            .handle(SessionInput::Event(event))
+                            .expect("the event is accepted");
                     }
                 }
             }
@@ -284,7 +287,7 @@ impl InProcessCluster {
     }
 
     /// Rounds until something holds. Panics with its name if it takes too long.
-    pub fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) {
+    pub fn until(&mut self, condition: &str, holds: impl Fn(&Self) -> bool) {
         const ROUNDS_MAX: u32 = 2_000;
         for _ in 0..ROUNDS_MAX {
             if holds(self) {
@@ -292,11 +295,11 @@ impl InProcessCluster {
             }
             self.rounds(1);
         }
-        panic!("not within {ROUNDS_MAX} rounds: {what}");
+        panic!("not within {ROUNDS_MAX} rounds: {condition}");
     }
 
     pub fn command(&mut self, command: super::super::OperatorCommand) {
-        self.until("somebody leads", |pump| pump.leader().is_some());
+        self.until("somebody leads", |cluster| cluster.leader().is_some());
         let leader = self.leader().expect("somebody leads");
         self.input(leader, Input::Command(command)).expect("a leader takes commands");
     }

@@ -251,7 +251,7 @@ fn a_report_that_contradicts_one_that_was_counted_is_refused() {
     let mut core = leader(&log.state);
     let (first, last) = (log.holder(1), log.holder(2));
     core.handle(from(1, reported(first, report()))).expect("it is counted");
-    core.handle(from(1, reported(first, report()))).expect("told again it changes nothing");
+    core.handle(from(1, reported(first, report()))).expect("a repeated report changes nothing");
     let other =
         GradientReport { sums: vec![sum(LayerId(1), 0.5), sum(LayerId(0), 0.125)], ..report() };
     check(&mut core, from(1, reported(first, other)), "contradicting-report");
@@ -389,7 +389,7 @@ fn a_follower_takes_no_commands_and_no_news() {
     let number = 1;
     let solution = Box::new(Ok(crate::fixture::solution(2, zbelastic_schedule::Window::One)));
     check(&mut core, Input::Solved { number, solution }, "unasked-plan");
-    core.handle(Input::Closed { node: n(1) }).expect("a follower knows nothing to do about it");
+    core.handle(Input::Closed { node: n(1) }).expect("a follower ignores it");
     assert_eq!(persist(&mut core), []);
 }
 
@@ -400,12 +400,12 @@ fn beat(holder: Holder, known: u64) -> Message {
 
 /// The receivers of briefings, each with the boot and incarnation that its briefing names.
 fn briefed(outputs: &[Output]) -> Vec<(NodeId, Option<(u64, Incarnation)>)> {
-    let told = outputs.iter().filter_map(|output| {
+    let briefed = outputs.iter().filter_map(|output| {
         let Output::Send { to, message } = output else { return None };
         let Message::Briefing(briefing) = &message.message else { return None };
         Some((*to, briefing.you))
     });
-    told.collect()
+    briefed.collect()
 }
 
 /// A node that was fenced off learns it from the answer, or it would never request to come back.

@@ -10,21 +10,21 @@ use crate::message::{Envelope, Message};
 
 /// A run with losses, a worker that goes, and a leader that is cut off for a while.
 fn run(loss_permille: u64, between: impl Fn(&mut InProcessCluster)) -> InProcessCluster {
-    let mut pump = InProcessCluster::new(3, 3);
-    pump.loss_permille = loss_permille;
+    let mut cluster = InProcessCluster::new(3, 3);
+    cluster.loss_permille = loss_permille;
     let spec = JobSpec { step_count: 1000, ..spec() };
-    pump.command(OperatorCommand::Job(JobChange::Start(Arc::new(spec))));
+    cluster.command(OperatorCommand::Job(JobChange::Start(Arc::new(spec))));
     for round in 0..240 {
-        between(&mut pump);
+        between(&mut cluster);
         match round {
-            80 => pump.cut.extend(pump.leader()),
-            140 => pump.cut.clear(),
-            160 => pump.cut.extend([n(3)]),
+            80 => cluster.cut.extend(cluster.leader()),
+            140 => cluster.cut.clear(),
+            160 => cluster.cut.extend([n(3)]),
             _ => {}
         }
-        pump.rounds(1);
+        cluster.rounds(1);
     }
-    pump
+    cluster
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn the_same_inputs_give_the_same_outputs() {
 /// else comes out the same.
 #[test]
 fn what_is_refused_changes_no_later_output() {
-    let disturbed = run(0, |pump| {
+    let disturbed = run(0, |cluster| {
         for node in [CONTROLLER, CONTROLLER + 1, CONTROLLER + 2].map(n) {
             let other =
                 crate::member::Holder { node: n(9), incarnation: zbelastic_types::Incarnation(1) };
@@ -58,10 +58,10 @@ fn what_is_refused_changes_no_later_output() {
                 contact: crate::fixture::contact(9),
             };
             let foreign = zbelastic_types::ClusterId(CLUSTER.0 + 1);
-            for (cluster, message) in [(foreign, join), (CLUSTER, Message::Leave { holder: other })]
-            {
-                let message = Box::new(Envelope { cluster, message });
-                let refused = pump.input(node, Input::Message { from: n(9), message });
+            let leave = Message::Leave { holder: other };
+            for (named, message) in [(foreign, join), (CLUSTER, leave)] {
+                let message = Box::new(Envelope { cluster: named, message });
+                let refused = cluster.input(node, Input::Message { from: n(9), message });
                 assert!(refused.is_err());
             }
         }

@@ -15,18 +15,21 @@ use crate::access::{
 const NEW: Digest = Digest([2; 32]);
 const NOW_S: u64 = 1000;
 
-fn order(change: AuthorityChange) -> OperatorCommand {
+fn authority_command(change: AuthorityChange) -> OperatorCommand {
     OperatorCommand::Access(AccessChange::Authority(change))
 }
 
 fn announced() -> OperatorCommand {
     let succession = Succession { key: NEW, certificate: vec![2], bridge: vec![3], old: vec![1] };
-    order(AuthorityChange::Announced { succession: Box::new(succession), is_forced: true })
+    authority_command(AuthorityChange::Announced {
+        succession: Box::new(succession),
+        is_forced: true,
+    })
 }
 
-fn phase(pump: &InProcessCluster) -> Option<RotationPhase> {
-    let leader = pump.leader()?;
-    let rotation = pump.controllers[&leader].state().access().rotation();
+fn phase(cluster: &InProcessCluster) -> Option<RotationPhase> {
+    let leader = cluster.leader()?;
+    let rotation = cluster.controllers[&leader].state().access().rotation();
     rotation.map(|rotation| rotation.phase)
 }
 
@@ -38,12 +41,12 @@ fn report(rotation: Option<&Rotation>) -> Option<AuthorityReport> {
 }
 
 /// What members know, as they would report it to the leader.
-fn reports(pump: &InProcessCluster) -> BTreeMap<NodeId, AuthorityReport> {
-    let there = |node: &NodeId| !pump.cut.contains(node);
-    let controllers = pump.controllers.iter().filter(|(node, _)| there(node));
+fn reports(cluster: &InProcessCluster) -> BTreeMap<NodeId, AuthorityReport> {
+    let there = |node: &NodeId| !cluster.cut.contains(node);
+    let controllers = cluster.controllers.iter().filter(|(node, _)| there(node));
     let controllers = controllers
         .filter_map(|(node, core)| Some((*node, report(core.state().access().rotation())?)));
-    let workers = pump.workers.iter().filter(|(node, _)| there(node));
+    let workers = cluster.workers.iter().filter(|(node, _)| there(node));
     let workers = workers.filter_map(|(node, worker)| {
         Some((*node, report(worker.session.contacts().rotation.as_ref())?))
     });
@@ -51,50 +54,51 @@ fn reports(pump: &InProcessCluster) -> BTreeMap<NodeId, AuthorityReport> {
 }
 
 /// What the process of the leader does each time it looks.
-fn advance_rotation(pump: &mut InProcessCluster) {
-    let Some(leader) = pump.leader() else { return };
-    let reports = reports(pump);
-    let change = match pump.controllers[&leader].state().rotation_step(&reports, NOW_S) {
+fn advance_rotation(cluster: &mut InProcessCluster) {
+    let Some(leader) = cluster.leader() else { return };
+    let reports = reports(cluster);
+    let change = match cluster.controllers[&leader].state().rotation_step(&reports, NOW_S) {
         RotationStep::Issue => AuthorityChange::Issues { key: NEW, until_s: NOW_S + 1 },
         RotationStep::Retire => AuthorityChange::Retired { key: NEW },
         RotationStep::Nothing | RotationStep::Wait { .. } => return,
         RotationStep::AnnounceAnew => panic!("somebody has the key"),
     };
     // A leader that is not one any more is refused, and the next one looks.
-    let _ = pump.input(leader, Input::Command(order(change)));
+    let _ = cluster.input(leader, Input::Command(authority_command(change)));
 }
 
-fn run_until_phase(pump: &mut InProcessCluster, expected: RotationPhase) {
+fn run_until_phase(cluster: &mut InProcessCluster, expected: RotationPhase) {
     for _ in 0..2000 {
-        advance_rotation(pump);
-        pump.rounds(1);
-        if phase(pump) == Some(expected) {
+        advance_rotation(cluster);
+        cluster.rounds(1);
+        if phase(cluster) == Some(expected) {
             return;
         }
     }
-    panic!("{:?} instead of {expected:?}", phase(pump));
+    panic!("{:?} instead of {expected:?}", phase(cluster));
 }
 
 #[test]
 fn the_next_leader_goes_on_where_the_last_one_stopped() {
-    let mut pump = InProcessCluster::new(3, 2);
-    pump.until("workers are there", |pump| {
-        pump.leader().is_some() && pump.state().live_workers().count() == 2
+    let mut cluster = InProcessCluster::new(3, 2);
+    cluster.until("workers are there", |cluster| {
+        cluster.leader().is_some() && cluster.state().live_workers().count() == 2
     });
-    pump.command(announced());
-    pump.until("it is announced", |pump| phase(pump).is_some());
+    cluster.command(announced());
+    cluster.until("it is announced", |cluster| phase(cluster).is_some());
     let issuing = RotationPhase::Issuing { until_s: NOW_S + 1 };
     for expected in [issuing, RotationPhase::Retired] {
-        let leader = pump.leader().expect("it leads");
-        pump.cut.insert(leader);
-        pump.until("another leads", |pump| pump.leader().is_some_and(|next| next != leader));
+        let leader = cluster.leader().expect("it leads");
+        cluster.cut.insert(leader);
+        cluster
+            .until("another leads", |cluster| cluster.leader().is_some_and(|next| next != leader));
         // A worker that is away is called lost by the next leader before anything is decided
         // without it, or comes back.
-        pump.cut.remove(&leader);
-        run_until_phase(&mut pump, expected);
+        cluster.cut.remove(&leader);
+        run_until_phase(&mut cluster, expected);
     }
-    pump.until("workers know", |pump| {
-        pump.workers.values().all(|worker| {
+    cluster.until("workers know", |cluster| {
+        cluster.workers.values().all(|worker| {
             let rotation = worker.session.contacts().rotation.as_ref();
             rotation.is_some_and(|rotation| rotation.phase == RotationPhase::Retired)
         })

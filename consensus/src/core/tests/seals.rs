@@ -77,7 +77,7 @@ fn workers_are_told_that_a_checkpoint_is_there() {
     let before = core.state().applied();
     let message = Message::Saved { holder, version, generation, layers, busy_milliticks: 0 };
     let message = Box::new(Envelope { cluster: CLUSTER, message });
-    core.handle(Input::Message { from: holder.node, message }).expect("it is asked for");
+    core.handle(Input::Message { from: holder.node, message }).expect("it is awaited");
     let briefings = |core: &mut Core| -> Vec<Vec<Step>> {
         let pending = |output: &Output| {
             let Output::Send { message, .. } = output else { return None };
@@ -92,5 +92,5 @@ fn workers_are_told_that_a_checkpoint_is_there() {
     let message = Message::Beat { holder, known, generation, contacts: u64::MAX, pulse };
     let message = Box::new(Envelope { cluster: CLUSTER, message });
     core.handle(Input::Message { from: holder.node, message }).expect("it is a member");
-    assert_eq!(briefings(&mut core), [vec![]], "who missed it is told again");
+    assert_eq!(briefings(&mut core), [vec![]], "a worker that missed it gets it again");
 }

@@ -86,22 +86,22 @@ impl ForeignLeader {
 fn install(data: Vec<u8>) -> (Core, Vec<Output>) {
     let (first, second) = (n(CONTROLLER), n(CONTROLLER + 1));
     let raft = RaftNode::create(setup(first).raft, &[first], data.clone()).expect("it starts");
-    let mut stranger = ForeignLeader(raft, data);
+    let mut foreign = ForeignLeader(raft, data);
     let start = CoreStart::Wait { controllers: vec![first], boot: 1 };
     let mut core = Core::new(setup(second), start).expect("it starts");
     let mut outputs = Vec::new();
     for _ in 0..100 {
-        stranger.0.tick();
+        foreign.0.tick();
         // Requested until it is done; what is done is refused.
-        let _ = stranger.0.change_voters(VoterChange::AddLearner(second));
-        for envelope in stranger.outputs() {
+        let _ = foreign.0.change_voters(VoterChange::AddLearner(second));
+        for envelope in foreign.outputs() {
             // What comes while the snapshot is written is refused, and sent again.
             let _ = core.handle(Input::Message { from: first, message: Box::new(envelope) });
             for output in persist(&mut core) {
                 if let Output::Send { message, .. } = &output
                     && let Message::Raft(message) = &message.message
                 {
-                    stranger.0.handle(second, message.clone()).expect("an answer is taken");
+                    foreign.0.handle(second, message.clone()).expect("an answer is accepted");
                 }
                 outputs.push(output);
             }

@@ -13,26 +13,26 @@ use crate::validation::Verdict;
 use super::harness::DutiesHarness;
 
 /// Whatever node `liar` computes of other stages is wrong.
-fn report_all(bench: &mut DutiesHarness, liar: u64) {
-    for stage in 0..bench.plan().stages.len() {
-        bench.report(stage);
+fn report_all(harness: &mut DutiesHarness, liar: u64) {
+    for stage in 0..harness.plan().stages.len() {
+        harness.report(stage);
     }
-    for stage in 0..bench.plan().stages.len() {
-        let copies: Vec<_> = bench.plan().copy_holders(StageIndex(stage as u32)).collect();
+    for stage in 0..harness.plan().stages.len() {
+        let copies: Vec<_> = harness.plan().copy_holders(StageIndex(stage as u32)).collect();
         for copy in copies {
             let scale = if copy.node == NodeId(liar) { 0.5 } else { 1.0 };
-            bench.hold_at(copy, stage, scale, bench.log.state.open_turn().step.0);
+            harness.hold_at(copy, stage, scale, harness.log.state.open_turn().step.0);
         }
     }
 }
 
-fn partner_of(bench: &DutiesHarness, liar: u64) -> NodeId {
-    let stages = bench.plan().stage_indices();
+fn partner_of(harness: &DutiesHarness, liar: u64) -> NodeId {
+    let stages = harness.plan().stage_indices();
     let copies = |stage: &StageIndex| {
-        bench.plan().copy_holders(*stage).any(|holder| holder.node == NodeId(liar))
+        harness.plan().copy_holders(*stage).any(|holder| holder.node == NodeId(liar))
     };
     let of = stages.into_iter().find(copies).expect("it keeps a copy");
-    bench.plan().stages[of.index()].node
+    harness.plan().stages[of.index()].node
 }
 
 fn running(nodes: &[u64]) -> DutiesHarness {
@@ -41,56 +41,55 @@ fn running(nodes: &[u64]) -> DutiesHarness {
 
 #[test]
 fn a_contradiction_of_sums_leads_to_other_pairs() {
-    let mut bench = running(&[1, 2, 3]);
-    let first = partner_of(&bench, 2);
-    report_all(&mut bench, 2);
-    let plan = bench.replan_now();
+    let mut harness = running(&[1, 2, 3]);
+    let first = partner_of(&harness, 2);
+    report_all(&mut harness, 2);
+    let plan = harness.replan_now();
     assert!(matches!(plan.reason, PlanReason::Contradiction { .. }), "{}", plan.reason);
-    assert_eq!(plan.from_step, bench.log.state.open_turn().step, "nothing is lost");
-    bench.load();
-    assert_ne!(partner_of(&bench, 2), first);
-    assert_eq!(DutiesHarness::nodes(bench.plan()).len(), 3, "nobody is at fault yet");
+    assert_eq!(plan.from_step, harness.log.state.open_turn().step, "nothing is lost");
+    harness.load();
+    assert_ne!(partner_of(&harness, 2), first);
+    assert_eq!(DutiesHarness::nodes(harness.plan()).len(), 3, "nobody is at fault yet");
 }
 
 /// Workers report again what is not sealed. That is the same contradiction, not another: counted
 /// again it would turn the pairs back, or hold the run.
 #[test]
 fn a_contradiction_that_is_told_again_is_the_same_one() {
-    let mut bench = running(&[1, 2, 3]);
-    let first = partner_of(&bench, 2);
+    let mut harness = running(&[1, 2, 3]);
+    let first = partner_of(&harness, 2);
     for _ in 0..2 {
-        report_all(&mut bench, 2);
-        bench.act();
+        report_all(&mut harness, 2);
+        harness.act();
     }
-    bench.replan_now();
-    bench.load();
-    assert_ne!(partner_of(&bench, 2), first);
-    let mut bench = running(&[1, 2]);
+    harness.replan_now();
+    harness.load();
+    assert_ne!(partner_of(&harness, 2), first);
+    let mut harness = running(&[1, 2]);
     for _ in 0..=PAIR_CONTRADICTIONS_MAX {
-        report_all(&mut bench, 2);
-        assert_eq!(bench.act(), [], "a plan is asked for, and the run is not held");
+        report_all(&mut harness, 2);
+        assert_eq!(harness.act(), [], "a plan is asked for, and the run is not held");
     }
 }
 
 #[test]
 fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
-    let mut bench = running(&[1, 2, 3]);
-    let liar = bench.log.holder(2);
-    report_all(&mut bench, 2);
-    bench.replan_now();
-    bench.load();
-    report_all(&mut bench, 2);
-    let proposed = bench.act();
+    let mut harness = running(&[1, 2, 3]);
+    let liar = harness.log.holder(2);
+    report_all(&mut harness, 2);
+    harness.replan_now();
+    harness.load();
+    report_all(&mut harness, 2);
+    let proposed = harness.act();
     let reason = LossReason::Untrusted { partners: 2 };
     assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
-    assert!(bench.log.state.quarantined().contains(&NodeId(2)));
-    assert!(
-        matches!(bench.need(), Some(PlanNeed::Now(PlanReason::Lost { holder, .. })) if holder == liar)
-    );
-    bench.replan_now();
-    bench.load();
-    bench.report_all();
-    assert!(matches!(bench.act()[..], [Entry::Seal(_)]), "the others go on");
+    assert!(harness.log.state.quarantined().contains(&NodeId(2)));
+    let need = harness.need();
+    assert!(matches!(need, Some(PlanNeed::Now(PlanReason::Lost { holder, .. })) if holder == liar));
+    harness.replan_now();
+    harness.load();
+    harness.report_all();
+    assert!(matches!(harness.act()[..], [Entry::Seal(_)]), "the others go on");
 }
 
 /// With two copies each node holds everything of three stages, and no other pairs can be made: the
@@ -98,33 +97,33 @@ fn after_two_partners_the_node_at_fault_is_sent_away_for_good() {
 #[test]
 fn with_two_copies_the_third_holder_tells_who_is_at_fault() {
     let job = JobSpec { attest_every: 0, copies: 2, ..spec() };
-    let mut bench = DutiesHarness::running(job, &[1, 2, 3]);
-    let liar = bench.log.holder(2);
-    report_all(&mut bench, 2);
-    bench.replan_now();
-    assert!(bench.log.state.quarantined().is_empty(), "once is nobody's fault");
-    bench.load();
-    report_all(&mut bench, 2);
-    let proposed = bench.act();
+    let mut harness = DutiesHarness::running(job, &[1, 2, 3]);
+    let liar = harness.log.holder(2);
+    report_all(&mut harness, 2);
+    harness.replan_now();
+    assert!(harness.log.state.quarantined().is_empty(), "once is nobody's fault");
+    harness.load();
+    report_all(&mut harness, 2);
+    let proposed = harness.act();
     let reason = LossReason::Untrusted { partners: 2 };
     assert_eq!(proposed[0], Entry::Members(vec![MemberChange::Lost { holder: liar, reason }]));
 }
 
-/// Two bits that flip long after one another are nobody's fault.
+/// Two bits that flip long after one another are no node's fault.
 #[test]
 fn a_contradiction_of_long_ago_speaks_against_nobody() {
     let job = JobSpec { attest_every: 0, checkpoint_every: 0, step_count: 9_999, ..spec() };
     let check = |seals: u64, is_at_fault: bool| {
-        let mut bench = DutiesHarness::running(job.clone(), &[1, 2, 3]);
-        report_all(&mut bench, 2);
-        bench.replan_now();
-        bench.load();
+        let mut harness = DutiesHarness::running(job.clone(), &[1, 2, 3]);
+        report_all(&mut harness, 2);
+        harness.replan_now();
+        harness.load();
         for _ in 0..seals {
-            bench.agree(Entry::Seal(bench.log.seal(Verdict::Keep)));
+            harness.agree(Entry::Seal(harness.log.seal(Verdict::Keep)));
         }
-        report_all(&mut bench, 2);
-        bench.act();
-        assert_eq!(bench.log.state.quarantined().contains(&NodeId(2)), is_at_fault, "{seals}");
+        report_all(&mut harness, 2);
+        harness.act();
+        assert_eq!(harness.log.state.quarantined().contains(&NodeId(2)), is_at_fault, "{seals}");
     };
     check(DOUBT_SEALS_MAX - 1, true);
     check(DOUBT_SEALS_MAX, false);
@@ -133,25 +132,25 @@ fn a_contradiction_of_long_ago_speaks_against_nobody() {
 /// With two nodes it cannot be known which is right: after so many contradictions the run is held.
 #[test]
 fn a_pair_that_contradicts_itself_again_and_again_is_held() {
-    let mut bench = running(&[1, 2]);
+    let mut harness = running(&[1, 2]);
     for _ in 0..PAIR_CONTRADICTIONS_MAX {
-        report_all(&mut bench, 2);
-        bench.replan_now();
-        bench.load();
+        report_all(&mut harness, 2);
+        harness.replan_now();
+        harness.load();
     }
-    report_all(&mut bench, 2);
-    let proposed = bench.act();
+    report_all(&mut harness, 2);
+    let proposed = harness.act();
     assert_eq!(proposed, [Entry::Job(JobChange::Halt(HaltReason::Untrusted))]);
 }
 
 #[test]
 fn the_first_layer_that_differs_is_named() {
-    let mut bench = running(&[1, 2]);
-    bench.report(0);
-    bench.report(1);
-    bench.hold(0);
-    bench.hold_with(1, 0.5, 0);
-    bench.act();
+    let mut harness = running(&[1, 2]);
+    harness.report(0);
+    harness.report(1);
+    harness.hold(0);
+    harness.hold_with(1, 0.5, 0);
+    harness.act();
     let layer = LayerId(2);
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Contradiction { layer })));
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::Contradiction { layer })));
 }

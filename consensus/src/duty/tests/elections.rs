@@ -8,29 +8,33 @@ use crate::validation::{Seal, Verdict};
 use super::harness::DutiesHarness;
 
 /// The seal that is proposed once all stages have reported in this order.
-fn sealed(bench: &mut DutiesHarness, order: &[usize]) -> Seal {
+fn sealed(harness: &mut DutiesHarness, order: &[usize]) -> Seal {
     for stage in order {
-        bench.report(*stage);
-        bench.hold(*stage);
+        harness.report(*stage);
+        harness.hold(*stage);
     }
-    let proposed = bench.act();
+    let proposed = harness.act();
     let [Entry::Seal(seal)] = proposed[..] else { panic!("{proposed:?}") };
     seal
 }
 
 #[test]
 fn a_leader_elected_anew_knows_nothing_until_it_is_told_again() {
-    let mut bench = DutiesHarness::running(spec(), &[1, 2]);
-    bench.report(0);
-    bench.hold(0);
-    bench.report(1);
-    bench.elect_anew();
-    assert_eq!(bench.duties.withheld(&bench.log.state), None, "it does not know that there is any");
-    bench.hold(1);
-    assert_eq!(bench.act(), [], "what was told to the leader before does not count");
-    bench.report(1);
-    assert_eq!(bench.act(), []);
-    let seal = sealed(&mut bench, &[0]);
+    let mut harness = DutiesHarness::running(spec(), &[1, 2]);
+    harness.report(0);
+    harness.hold(0);
+    harness.report(1);
+    harness.elect_anew();
+    assert_eq!(
+        harness.duties.withheld(&harness.log.state),
+        None,
+        "it does not know that there is any"
+    );
+    harness.hold(1);
+    assert_eq!(harness.act(), [], "what was told to the leader before does not count");
+    harness.report(1);
+    assert_eq!(harness.act(), []);
+    let seal = sealed(&mut harness, &[0]);
     assert_eq!(seal.verdict, Verdict::Keep);
 }
 
@@ -47,20 +51,20 @@ fn whoever_leads_proposes_the_same_seal() {
 /// once.
 #[test]
 fn r8_a_seal_that_two_leaders_proposed_is_applied_once() {
-    let mut bench = DutiesHarness::running(spec(), &[1, 2]);
-    bench.report_all();
-    let Some(LeaderAction::Propose(Entry::Seal(seal))) = bench.decide() else {
+    let mut harness = DutiesHarness::running(spec(), &[1, 2]);
+    harness.report_all();
+    let Some(LeaderAction::Propose(Entry::Seal(seal))) = harness.decide() else {
         panic!("all is told")
     };
-    bench.elect_anew();
-    bench.report_all();
-    assert_eq!(bench.act(), [Entry::Seal(seal)]);
-    let (open, applied) = (bench.log.state.open_turn(), bench.log.state.applied());
-    bench.agree(Entry::Seal(seal));
-    assert_eq!(bench.log.state.open_turn(), open, "the proposal of the first comes late");
-    assert_eq!(bench.log.state.applied(), applied + 1);
-    bench.report_all();
-    assert_eq!(bench.act().len(), 1, "and the next step goes on");
+    harness.elect_anew();
+    harness.report_all();
+    assert_eq!(harness.act(), [Entry::Seal(seal)]);
+    let (open, applied) = (harness.log.state.open_turn(), harness.log.state.applied());
+    harness.agree(Entry::Seal(seal));
+    assert_eq!(harness.log.state.open_turn(), open, "the proposal of the first comes late");
+    assert_eq!(harness.log.state.applied(), applied + 1);
+    harness.report_all();
+    assert_eq!(harness.act().len(), 1, "and the next step goes on");
 }
 
 #[test]
@@ -68,10 +72,10 @@ fn a_new_leader_takes_a_plan_up_where_it_stands() {
     let mut log = crate::fixture::FixtureLog::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
     log.apply(Entry::Ready(log.ready(0)));
-    let mut bench = DutiesHarness::new(log);
-    assert_eq!(bench.act(), [], "it waits for the other");
-    let ready = bench.log.ready(1);
-    bench.duties.handle_ready(&bench.log.state, ready.clone()).expect("it loads");
+    let mut harness = DutiesHarness::new(log);
+    assert_eq!(harness.act(), [], "it waits for the other");
+    let ready = harness.log.ready(1);
+    harness.duties.handle_ready(&harness.log.state, ready.clone()).expect("it loads");
     let generation = ready.generation;
-    assert_eq!(bench.act(), [Entry::Ready(ready), Entry::Resume { generation }]);
+    assert_eq!(harness.act(), [Entry::Ready(ready), Entry::Resume { generation }]);
 }

@@ -1,4 +1,4 @@
-//! Nodes that were let in for as long as they are there.
+//! Nodes that were admitted for as long as they are present.
 
 use zbelastic_types::NodeId;
 
@@ -9,7 +9,7 @@ use crate::entry::Entry;
 use crate::fixture::{FixtureLog, credential};
 
 /// Nodes 1 and 2 are ephemeral, 3 is not; all are lost.
-fn bench() -> DutiesHarness {
+fn harness() -> DutiesHarness {
     let mut log = FixtureLog::empty();
     let ephemeral = [1, 2].map(|node| {
         let (node, mut credential) = credential(node, AccessRole::Worker);
@@ -30,26 +30,26 @@ fn forgotten(node: u64) -> Entry {
 
 #[test]
 fn who_is_gone_for_long_is_forgotten_and_not_one_tick_earlier() {
-    let mut bench = bench();
-    bench.tick(EPHEMERAL_TICKS_MAX as u32, &[]);
-    assert_eq!(bench.act(), []);
-    bench.tick(1, &[]);
-    assert_eq!(bench.act(), [forgotten(1), forgotten(2)]);
-    bench.tick(9, &[]);
-    assert_eq!(bench.act(), []);
-    assert!(bench.log.state.members().keys().eq([&NodeId(3)]));
+    let mut harness = harness();
+    harness.tick(EPHEMERAL_TICKS_MAX as u32, &[]);
+    assert_eq!(harness.act(), []);
+    harness.tick(1, &[]);
+    assert_eq!(harness.act(), [forgotten(1), forgotten(2)]);
+    harness.tick(9, &[]);
+    assert_eq!(harness.act(), []);
+    assert!(harness.log.state.members().keys().eq([&NodeId(3)]));
 }
 
 #[test]
 fn who_comes_back_is_not_forgotten() {
-    let mut bench = bench();
-    bench.tick(EPHEMERAL_TICKS_MAX as u32, &[]);
-    bench.log.join(1);
-    bench.tick(1, &[1]);
-    assert_eq!(bench.act(), [forgotten(2)]);
-    bench.log.lose(1);
-    bench.tick(EPHEMERAL_TICKS_MAX as u32, &[]);
-    assert_eq!(bench.act(), [], "it is counted anew");
-    bench.tick(1, &[]);
-    assert_eq!(bench.act(), [forgotten(1)]);
+    let mut harness = harness();
+    harness.tick(EPHEMERAL_TICKS_MAX as u32, &[]);
+    harness.log.join(1);
+    harness.tick(1, &[1]);
+    assert_eq!(harness.act(), [forgotten(2)]);
+    harness.log.lose(1);
+    harness.tick(EPHEMERAL_TICKS_MAX as u32, &[]);
+    assert_eq!(harness.act(), [], "it is counted anew");
+    harness.tick(1, &[]);
+    assert_eq!(harness.act(), [forgotten(1)]);
 }

@@ -41,18 +41,15 @@ impl DutiesHarness {
     /// A leader elected just now.
     pub fn new(log: FixtureLog) -> Self {
         let duties = Duties::new(&log.state, TIMING);
-        let (asked, given_up) = (None, Vec::new());
-        let (asks_inventory, follows, twin_version) = (false, true, None);
-        let progress = 0;
         Self {
             log,
             duties,
-            solve_request: asked,
-            requests_inventory: asks_inventory,
-            given_up,
-            follows,
-            twin_version,
-            progress,
+            solve_request: None,
+            requests_inventory: false,
+            given_up: Vec::new(),
+            follows: true,
+            twin_version: None,
+            progress: 0,
         }
     }
 
@@ -101,10 +98,10 @@ impl DutiesHarness {
 
     /// All workers that are to follow layers report that they do.
     pub fn follow_all(&mut self) {
-        let rehearsal = self.duties.pre_copy().cloned().expect("something is to be followed");
-        let followers: BTreeSet<Holder> = rehearsal.layers.iter().map(|f| f.follower).collect();
+        let pre_copy = self.duties.pre_copy().cloned().expect("something is to be followed");
+        let followers: BTreeSet<Holder> = pre_copy.layers.iter().map(|f| f.follower).collect();
         for holder in followers {
-            let layers = rehearsal.followed_by(holder).map(|follow| follow.layer).collect();
+            let layers = pre_copy.followed_by(holder).map(|followed| followed.layer).collect();
             self.follow(holder, layers);
         }
     }
@@ -112,8 +109,8 @@ impl DutiesHarness {
     /// A worker reports that it follows these layers, and no others.
     pub fn follow(&mut self, holder: Holder, layers: Vec<LayerId>) {
         let (state, generation) = (&self.log.state, self.plan().generation);
-        let told = self.duties.handle_following(state, holder, generation, layers);
-        told.expect("it was told to");
+        let result = self.duties.handle_following(state, holder, generation, layers);
+        result.expect("it was requested to");
     }
 
     /// Ticks, all of these nodes beating in each.
@@ -228,14 +225,14 @@ impl DutiesHarness {
         };
         let layers = layers.iter().map(held).collect();
         let (holder, index) = (self.log.holder(node), self.log.state.applied());
-        let told = self.duties.handle_inventory(&self.log.state, holder, index, layers);
-        told.expect("it was asked");
+        let result = self.duties.handle_inventory(&self.log.state, holder, index, layers);
+        result.expect("it was requested");
     }
 
     /// A plan that is needed now comes about: all nodes hold everything, and are ready.
     pub fn replan_now(&mut self) -> PlanRecord {
         self.act();
-        assert!(self.requests_inventory, "nobody knows yet who holds what");
+        assert!(self.requests_inventory, "the inventories are not known yet");
         let version = self.log.state.open_turn().step.0;
         let nodes: Vec<u64> =
             self.log.state.live_workers().map(|(holder, _)| holder.node.0).collect();

@@ -1,4 +1,5 @@
-//! Which members are lost: closed, silent, or hanging. The last tick allowed, and the first that is not.
+//! Which members are lost: closed, silent, or hanging. The last tick allowed, and the first that is
+//! not.
 
 use crate::duty::heartbeats::GAP_FACTOR;
 use crate::duty::{Duties, InputRefusal, LeaderAction, PlanNeed};
@@ -22,14 +23,14 @@ fn running() -> DutiesHarness {
 
 #[test]
 fn a_member_is_lost_after_so_many_ticks_of_silence_and_not_one_earlier() {
-    let mut bench = running();
-    bench.tick(LOST_AFTER_TICKS, &[1, 3]);
-    assert_eq!(bench.decide(), None);
-    bench.tick(1, &[1, 3]);
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS, &[1, 3]);
+    assert_eq!(harness.decide(), None);
+    harness.tick(1, &[1, 3]);
     let reason = LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 };
-    let expected = Entry::Members(vec![lost(bench.log.holder(2), reason)]);
-    assert_eq!(bench.act(), [expected]);
-    assert!(bench.log.state.holder_of(NodeId(2)).is_none());
+    let expected = Entry::Members(vec![lost(harness.log.holder(2), reason)]);
+    assert_eq!(harness.act(), [expected]);
+    assert!(harness.log.state.holder_of(NodeId(2)).is_none());
 }
 
 /// Two jobs on one cluster: each sets how long silence may last and more are waited for.
@@ -37,106 +38,106 @@ fn a_member_is_lost_after_so_many_ticks_of_silence_and_not_one_earlier() {
 fn silence_and_company_are_waited_for_as_long_as_the_job_says() {
     let (lost_after_ticks, settle_ticks) = (3 * LOST_AFTER_TICKS, 2);
     let patient = JobSpec { lost_after_ticks, settle_ticks, step_count: 1000, ..spec() };
-    let mut bench = DutiesHarness::running(patient, &[1, 2]);
-    bench.tick(lost_after_ticks, &[1]);
-    assert_eq!(bench.decide(), None);
-    bench.beat(2, 0, 0);
-    bench.agree(Entry::Members(vec![admit(3, 1)]));
-    bench.tick(settle_ticks - 1, &[1, 2, 3]);
-    assert_eq!(bench.need(), None);
-    bench.tick(1, &[1, 2, 3]);
-    assert_eq!(bench.need(), Some(PlanNeed::Planned(PlanReason::Joined { count: 1 })));
-    let mut bench = running();
-    bench.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
-    assert_eq!(bench.act().len(), 1, "another job, another limit");
+    let mut harness = DutiesHarness::running(patient, &[1, 2]);
+    harness.tick(lost_after_ticks, &[1]);
+    assert_eq!(harness.decide(), None);
+    harness.beat(2, 0, 0);
+    harness.agree(Entry::Members(vec![admit(3, 1)]));
+    harness.tick(settle_ticks - 1, &[1, 2, 3]);
+    assert_eq!(harness.need(), None);
+    harness.tick(1, &[1, 2, 3]);
+    assert_eq!(harness.need(), Some(PlanNeed::Planned(PlanReason::Joined { count: 1 })));
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
+    assert_eq!(harness.act().len(), 1, "another job, another limit");
 }
 
 #[test]
 fn a_pause_below_the_limit_changes_nothing() {
-    let mut bench = running();
+    let mut harness = running();
     for _ in 0..4 {
-        bench.tick(LOST_AFTER_TICKS, &[1, 3]);
-        bench.beat(2, 0, 0);
-        assert_eq!(bench.decide(), None);
+        harness.tick(LOST_AFTER_TICKS, &[1, 3]);
+        harness.beat(2, 0, 0);
+        assert_eq!(harness.decide(), None);
     }
 }
 
 /// A busy machine beats late by what it beat late by before; a dead one is found for all that.
 #[test]
 fn who_was_silent_for_long_and_came_back_may_be_silent_for_longer_for_a_while() {
-    let lost_after = |bench: &mut DutiesHarness, ticks: u32| {
-        bench.tick(ticks, &[1, 3]);
-        assert_eq!(bench.decide(), None, "not before {ticks} ticks are over");
-        bench.tick(1, &[1, 3]);
-        let expected = lost(bench.log.holder(2), LossReason::Silent { ticks: ticks + 1 });
-        assert_eq!(bench.act(), [Entry::Members(vec![expected])]);
+    let lost_after = |harness: &mut DutiesHarness, ticks: u32| {
+        harness.tick(ticks, &[1, 3]);
+        assert_eq!(harness.decide(), None, "not before {ticks} ticks are over");
+        harness.tick(1, &[1, 3]);
+        let expected = lost(harness.log.holder(2), LossReason::Silent { ticks: ticks + 1 });
+        assert_eq!(harness.act(), [Entry::Members(vec![expected])]);
     };
-    let mut bench = running();
-    bench.tick(LOST_AFTER_TICKS / 2, &[1, 3]);
-    bench.beat(2, 0, 0);
-    lost_after(&mut bench, LOST_AFTER_TICKS / 2 * GAP_FACTOR);
-    let mut bench = running();
-    bench.tick(LOST_AFTER_TICKS, &[1, 3]);
-    bench.beat(2, 0, 0);
-    lost_after(&mut bench, LOST_AFTER_TICKS * GAP_FACTOR);
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS / 2, &[1, 3]);
+    harness.beat(2, 0, 0);
+    lost_after(&mut harness, LOST_AFTER_TICKS / 2 * GAP_FACTOR);
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS, &[1, 3]);
+    harness.beat(2, 0, 0);
+    lost_after(&mut harness, LOST_AFTER_TICKS * GAP_FACTOR);
 }
 
 #[test]
 fn an_operation_far_past_its_planned_time_is_a_loss_though_the_heart_beats() {
-    let mut bench = running();
-    let ticks_max = bench.plan().op_ticks_max;
-    bench.beat(2, ticks_max, 0);
-    bench.tick(1, &[1, 3]);
-    assert_eq!(bench.decide(), None);
-    bench.beat(2, ticks_max + 1, 0);
-    bench.tick(1, &[1, 3]);
+    let mut harness = running();
+    let ticks_max = harness.plan().op_ticks_max;
+    harness.beat(2, ticks_max, 0);
+    harness.tick(1, &[1, 3]);
+    assert_eq!(harness.decide(), None);
+    harness.beat(2, ticks_max + 1, 0);
+    harness.tick(1, &[1, 3]);
     let reason = LossReason::OpOverdue { ticks: ticks_max + 1, ticks_max };
-    let expected = Entry::Members(vec![lost(bench.log.holder(2), reason)]);
-    assert_eq!(bench.act(), [expected]);
+    let expected = Entry::Members(vec![lost(harness.log.holder(2), reason)]);
+    assert_eq!(harness.act(), [expected]);
 }
 
 #[test]
 fn an_operation_that_ends_in_time_is_forgotten() {
-    let mut bench = running();
-    bench.beat(2, bench.plan().op_ticks_max + 1, 0);
-    bench.beat(2, 0, 0);
-    bench.tick(1, &[1, 2, 3]);
-    assert_eq!(bench.decide(), None);
+    let mut harness = running();
+    harness.beat(2, harness.plan().op_ticks_max + 1, 0);
+    harness.beat(2, 0, 0);
+    harness.tick(1, &[1, 2, 3]);
+    assert_eq!(harness.decide(), None);
 }
 
 #[test]
 fn a_closed_connection_is_a_loss_at_once() {
-    let mut bench = running();
-    bench.duties.handle_closed(&bench.log.state, NodeId(2));
-    let expected = Entry::Members(vec![lost(bench.log.holder(2), LossReason::Closed)]);
-    assert_eq!(bench.act(), [expected]);
-    bench.duties.handle_closed(&bench.log.state, NodeId(2));
-    bench.duties.handle_closed(&bench.log.state, NodeId(9));
-    assert_eq!(bench.act(), [], "whoever is gone is not lost again");
+    let mut harness = running();
+    harness.duties.handle_closed(&harness.log.state, NodeId(2));
+    let expected = Entry::Members(vec![lost(harness.log.holder(2), LossReason::Closed)]);
+    assert_eq!(harness.act(), [expected]);
+    harness.duties.handle_closed(&harness.log.state, NodeId(2));
+    harness.duties.handle_closed(&harness.log.state, NodeId(9));
+    assert_eq!(harness.act(), [], "whoever is gone is not lost again");
 }
 
 #[test]
 fn those_who_go_together_go_in_one_entry_proposed_once() {
-    let mut bench = running();
-    bench.tick(LOST_AFTER_TICKS + 1, &[1]);
-    let Some(LeaderAction::Propose(entry)) = bench.decide() else { panic!("two are lost") };
+    let mut harness = running();
+    harness.tick(LOST_AFTER_TICKS + 1, &[1]);
+    let Some(LeaderAction::Propose(entry)) = harness.decide() else { panic!("two are lost") };
     let Entry::Members(changes) = &entry else { panic!("{entry:?}") };
     assert_eq!(changes.len(), 2);
-    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
-    bench.tick(5, &[1]);
-    assert_eq!(bench.decide(), None, "it is under way");
+    harness.duties.on_proposed(harness.log.state.applied() + 1, &entry);
+    harness.tick(5, &[1]);
+    assert_eq!(harness.decide(), None, "it is under way");
 }
 
 #[test]
 fn a_proposal_that_was_lost_with_the_lead_is_made_again_by_whoever_leads_next() {
-    let mut bench = running();
-    bench.duties.handle_closed(&bench.log.state, NodeId(2));
-    let Some(LeaderAction::Propose(entry)) = bench.decide() else { panic!("one is lost") };
-    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
-    bench.elect_anew();
-    assert_eq!(bench.decide(), None, "empty hands");
-    bench.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
-    let proposed = bench.act();
+    let mut harness = running();
+    harness.duties.handle_closed(&harness.log.state, NodeId(2));
+    let Some(LeaderAction::Propose(entry)) = harness.decide() else { panic!("one is lost") };
+    harness.duties.on_proposed(harness.log.state.applied() + 1, &entry);
+    harness.elect_anew();
+    assert_eq!(harness.decide(), None, "empty hands");
+    harness.tick(LOST_AFTER_TICKS + 1, &[1, 3]);
+    let proposed = harness.act();
     let reason = LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 };
     let Entry::Members(changes) = &proposed[0] else { panic!("{proposed:?}") };
     assert!(matches!(changes[..], [MemberChange::Lost { reason: found, .. }] if found == reason));
@@ -144,13 +145,13 @@ fn a_proposal_that_was_lost_with_the_lead_is_made_again_by_whoever_leads_next() 
 
 #[test]
 fn whoever_comes_is_watched_from_then_on() {
-    let mut bench = running();
-    bench.tick(9, &[1, 2, 3]);
-    bench.agree(Entry::Members(vec![admit(4, 1)]));
-    bench.tick(LOST_AFTER_TICKS, &[1, 2, 3]);
-    assert!(bench.act().iter().all(|entry| !matches!(entry, Entry::Members(_))));
-    bench.tick(1, &[1, 2, 3]);
-    let proposed = bench.act();
+    let mut harness = running();
+    harness.tick(9, &[1, 2, 3]);
+    harness.agree(Entry::Members(vec![admit(4, 1)]));
+    harness.tick(LOST_AFTER_TICKS, &[1, 2, 3]);
+    assert!(harness.act().iter().all(|entry| !matches!(entry, Entry::Members(_))));
+    harness.tick(1, &[1, 2, 3]);
+    let proposed = harness.act();
     assert!(proposed.iter().any(|entry| matches!(entry, Entry::Members(_))), "{proposed:?}");
 }
 
@@ -170,21 +171,21 @@ fn the_heart_of_an_earlier_life_does_not_count() {
 fn who_is_silent_while_a_plan_loads_is_lost_as_at_any_time() {
     let mut log = FixtureLog::with_job(spec(), &[1, 2]);
     log.adopt(log.plan(&[1, 2]));
-    let mut bench = DutiesHarness::new(log);
-    bench.tick(LOST_AFTER_TICKS + 1, &[1]);
-    bench.act();
-    assert!(bench.log.state.holder_of(NodeId(2)).is_none());
+    let mut harness = DutiesHarness::new(log);
+    harness.tick(LOST_AFTER_TICKS + 1, &[1]);
+    harness.act();
+    assert!(harness.log.state.holder_of(NodeId(2)).is_none());
     let is_lost = |need: &PlanNeed| matches!(need, PlanNeed::Now(PlanReason::Lost { .. }));
-    assert!(bench.need().is_some_and(|need| is_lost(&need)));
+    assert!(harness.need().is_some_and(|need| is_lost(&need)));
 }
 
 #[test]
 fn controllers_are_nobody_to_be_watched() {
     let mut log = FixtureLog::running(spec(), &[1]);
     log.state = log.state.with_controllers(crate::fixture::controllers(&[NodeId(100)]));
-    let mut bench = DutiesHarness::new(log);
-    bench.tick(3 * LOST_AFTER_TICKS, &[1]);
-    assert_eq!(bench.decide(), None);
+    let mut harness = DutiesHarness::new(log);
+    harness.tick(3 * LOST_AFTER_TICKS, &[1]);
+    assert_eq!(harness.decide(), None);
 }
 
 /// With so many members that none can be forgotten, no other is admitted, and nothing is
@@ -192,46 +193,49 @@ fn controllers_are_nobody_to_be_watched() {
 #[test]
 fn nobody_is_admitted_where_there_is_no_room() {
     let nodes: Vec<u64> = (1..=crate::member::MEMBERS_MAX as u64).collect();
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &nodes));
-    bench.agree(Entry::Job(crate::job::JobChange::Pause));
-    bench.log.vouch([9999]);
-    let (state, node) = (&bench.log.state, NodeId(9999));
-    let refused = bench.duties.handle_change(state, crate::fixture::admit(node.0, 1));
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &nodes));
+    harness.agree(Entry::Job(crate::job::JobChange::Pause));
+    harness.log.vouch([9999]);
+    let (state, node) = (&harness.log.state, NodeId(9999));
+    let refused = harness.duties.handle_change(state, crate::fixture::admit(node.0, 1));
     assert_eq!(refused, Err(InputRefusal::NotAdmitted { node }));
-    assert_eq!(bench.act(), []);
+    assert_eq!(harness.act(), []);
 }
 
 /// However long the entry under way takes: a member that is lost for longer is lost once.
 #[test]
 fn a_loss_is_noted_once_however_often_it_is_found() {
-    let mut bench = running();
-    bench.log.vouch([9]);
-    let [second, third] = [2, 3].map(|node| bench.log.holder(node));
-    bench.duties.handle_closed(&bench.log.state, NodeId(3));
-    let Some(LeaderAction::Propose(entry)) = bench.decide() else { panic!("one is lost") };
-    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
-    bench.tick(LOST_AFTER_TICKS + CHANGES_MAX as u32, &[1]);
-    let again = bench.duties.handle_change(&bench.log.state, lost(second, LossReason::Drained));
+    let mut harness = running();
+    harness.log.vouch([9]);
+    let [second, third] = [2, 3].map(|node| harness.log.holder(node));
+    harness.duties.handle_closed(&harness.log.state, NodeId(3));
+    let Some(LeaderAction::Propose(entry)) = harness.decide() else { panic!("one is lost") };
+    harness.duties.on_proposed(harness.log.state.applied() + 1, &entry);
+    harness.tick(LOST_AFTER_TICKS + CHANGES_MAX as u32, &[1]);
+    let again = harness.duties.handle_change(&harness.log.state, lost(second, LossReason::Drained));
     assert_eq!(again, Ok(()), "it is noted");
-    let coming = bench.duties.handle_change(&bench.log.state, admit(9, 1));
+    let coming = harness.duties.handle_change(&harness.log.state, admit(9, 1));
     assert_eq!(coming, Ok(()), "there is room");
-    bench.agree(entry);
-    let proposed = bench.act();
+    harness.agree(entry);
+    let proposed = harness.act();
     let Entry::Members(changes) = &proposed[0] else { panic!("{proposed:?}") };
     let reason = LossReason::Silent { ticks: LOST_AFTER_TICKS + 1 };
     assert_eq!(changes[..], [lost(second, reason), admit(9, 1)]);
-    assert!(!bench.log.state.is_live(third));
+    assert!(!harness.log.state.is_live(third));
 }
 
 /// Of two reasons the one that keeps a node away counts, whichever was found first.
 #[test]
 fn who_is_not_trusted_is_lost_for_that_reason() {
-    let mut bench = running();
-    let holder = bench.log.holder(2);
+    let mut harness = running();
+    let holder = harness.log.holder(2);
     let untrusted = LossReason::Untrusted { partners: 2 };
     for reason in [LossReason::Closed, untrusted, LossReason::Removed] {
-        bench.duties.handle_change(&bench.log.state, lost(holder, reason)).expect("it is noted");
+        harness
+            .duties
+            .handle_change(&harness.log.state, lost(holder, reason))
+            .expect("it is noted");
     }
-    let proposed = bench.act();
+    let proposed = harness.act();
     assert_eq!(proposed[0], Entry::Members(vec![lost(holder, untrusted)]));
 }

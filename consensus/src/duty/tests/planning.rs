@@ -28,75 +28,76 @@ pub(super) fn adopted(proposed: &[Entry]) -> PlanRecord {
 
 #[test]
 fn the_first_plan_waits_for_a_solution_and_for_what_everybody_holds() {
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::First)));
-    assert_eq!(bench.act(), []);
-    assert!(bench.requests_inventory && bench.solve_request.is_some());
-    bench.solve();
-    assert_eq!(bench.act(), []);
-    bench.report_held(1, &[], 0);
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::First)));
+    assert_eq!(harness.act(), []);
+    assert!(harness.requests_inventory && harness.solve_request.is_some());
+    harness.solve();
+    assert_eq!(harness.act(), []);
+    harness.report_held(1, &[], 0);
     assert!(
-        bench.duties.requests_inventory_of(NodeId(2))
-            && !bench.duties.requests_inventory_of(NodeId(1))
+        harness.duties.requests_inventory_of(NodeId(2))
+            && !harness.duties.requests_inventory_of(NodeId(1))
     );
-    assert_eq!(bench.act(), []);
-    bench.report_held(2, &[], 0);
-    let plan = adopted(&bench.act());
+    assert_eq!(harness.act(), []);
+    harness.report_held(2, &[], 0);
+    let plan = adopted(&harness.act());
     assert_eq!((plan.reason, plan.from_step), (PlanReason::First, Step(0)));
     assert!(plan.sources.iter().all(|source| *source == LayerSource::Initial));
 }
 
 #[test]
 fn an_inventory_goes_on_without_those_who_do_not_answer_in_time() {
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
-    bench.act();
-    bench.solve();
-    bench.report_held(1, &[], 0);
-    bench.tick(TIMING.inventory_ticks, &[1, 2]);
-    assert_eq!(bench.act(), []);
-    bench.tick(1, &[1, 2]);
-    adopted(&bench.act());
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
+    harness.act();
+    harness.solve();
+    harness.report_held(1, &[], 0);
+    harness.tick(TIMING.inventory_ticks, &[1, 2]);
+    assert_eq!(harness.act(), []);
+    harness.tick(1, &[1, 2]);
+    adopted(&harness.act());
 }
 
-/// A worker that came after the question is not waited for, and its report is not taken for an answer.
+/// A worker that came after the question is not waited for, and its report is not taken for an
+/// answer.
 #[test]
 fn only_who_is_asked_answers() {
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
-    bench.act();
-    bench.agree(Entry::Members(vec![admit(3, 1)]));
-    let (holder, index) = (bench.log.holder(3), bench.log.state.applied());
-    let tell = |bench: &mut DutiesHarness| {
-        bench.duties.handle_inventory(&bench.log.state, holder, index, Vec::new())
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1, 2]));
+    harness.act();
+    harness.agree(Entry::Members(vec![admit(3, 1)]));
+    let (holder, index) = (harness.log.holder(3), harness.log.state.applied());
+    let tell = |harness: &mut DutiesHarness| {
+        harness.duties.handle_inventory(&harness.log.state, holder, index, Vec::new())
     };
-    assert_eq!(tell(&mut bench), Err(InputRefusal::NotRequested));
-    bench.act();
-    assert_eq!(tell(&mut bench), Ok(()), "a plan with it is under way");
+    assert_eq!(tell(&mut harness), Err(InputRefusal::NotRequested));
+    harness.act();
+    assert_eq!(tell(&mut harness), Ok(()), "a plan with it is under way");
 }
 
 #[test]
 fn nothing_is_planned_without_a_job_or_workers_or_while_the_job_is_held() {
     assert_eq!(DutiesHarness::new(FixtureLog::empty()).decide(), None);
     assert_eq!(DutiesHarness::new(FixtureLog::with_job(spec(), &[])).decide(), None);
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
-    bench.agree(Entry::Job(JobChange::Pause));
-    assert_eq!((bench.need(), bench.decide()), (None, None));
-    bench.agree(Entry::Job(JobChange::Continue));
-    assert!(matches!(bench.decide(), Some(LeaderAction::Solve(_))));
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
+    harness.agree(Entry::Job(JobChange::Pause));
+    assert_eq!((harness.need(), harness.decide()), (None, None));
+    harness.agree(Entry::Job(JobChange::Continue));
+    assert!(matches!(harness.decide(), Some(LeaderAction::Solve(_))));
 }
 
 #[test]
 fn a_loss_is_planned_at_once_from_the_open_step() {
-    let mut bench = DutiesHarness::running(long(), &[1, 2, 3]);
-    bench.log.keep(5);
-    let holder = bench.log.holder(2);
-    bench.agree(Entry::Members(vec![lost(holder)]));
+    let mut harness = DutiesHarness::running(long(), &[1, 2, 3]);
+    harness.log.keep(5);
+    let holder = harness.log.holder(2);
+    harness.agree(Entry::Members(vec![lost(holder)]));
     let reason = PlanReason::Lost { holder, reason: LossReason::Closed };
-    assert_eq!(bench.need(), Some(PlanNeed::Now(reason.clone())));
-    let plan = bench.replan_now();
+    assert_eq!(harness.need(), Some(PlanNeed::Now(reason.clone())));
+    let plan = harness.replan_now();
     assert_eq!((plan.reason, plan.from_step), (reason, Step(5)));
     let nodes = [NodeId(1), NodeId(3)];
     assert!(plan.sources.iter().all(|source| *source == LayerSource::Nodes(nodes.to_vec())));
-    assert_eq!(bench.log.state.generation(), plan.generation, "it loads now");
+    assert_eq!(harness.log.state.generation(), plan.generation, "it loads now");
 }
 
 #[test]
@@ -105,18 +106,18 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
     log.keep(4);
     log.checkpoint(4, 1);
     log.keep(2);
-    let mut bench = DutiesHarness::new(log);
-    bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
-    bench.act();
-    bench.solve();
-    bench.report_held(1, &[0, 1], 6);
-    let (generation, to) = (bench.log.state.generation(), Step(4));
+    let mut harness = DutiesHarness::new(log);
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2))]));
+    harness.act();
+    harness.solve();
+    harness.report_held(1, &[0, 1], 6);
+    let (generation, to) = (harness.log.state.generation(), Step(4));
     let reason = RewindReason::LayerLost { layer: LayerId(2) };
-    assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Rewound)));
-    bench.solve();
-    bench.report_held(1, &[0, 1], 6);
-    let plan = adopted(&bench.act());
+    assert_eq!(harness.act(), [Entry::Rewind { generation, to, reason }]);
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::Rewound)));
+    harness.solve();
+    harness.report_held(1, &[0, 1], 6);
+    let plan = adopted(&harness.act());
     assert_eq!(plan.from_step, Step(4));
     let is_saved =
         |source: &LayerSource| matches!(source, LayerSource::Checkpoint { version: Step(4), .. });
@@ -124,18 +125,18 @@ fn a_layer_that_is_lost_takes_the_run_back_before_it_goes_on() {
 }
 
 /// These nodes hold nothing, and a plan is found.
-fn find_sources(bench: &mut DutiesHarness, nodes: &[u64]) -> Vec<Entry> {
-    bench.act();
-    nodes.iter().for_each(|node| bench.report_held(*node, &[], 0));
-    bench.solve();
-    bench.act()
+fn find_sources(harness: &mut DutiesHarness, nodes: &[u64]) -> Vec<Entry> {
+    harness.act();
+    nodes.iter().for_each(|node| harness.report_held(*node, &[], 0));
+    harness.solve();
+    harness.act()
 }
 
-fn fail_to_load(bench: &mut DutiesHarness, version: u64) {
+fn fail_to_load(harness: &mut DutiesHarness, version: u64) {
     let is_it = |source: &LayerSource| source.is_checkpoint(Step(version));
-    assert!(bench.plan().sources.iter().all(is_it), "{:?}", bench.plan().sources);
-    let (state, holder) = (&bench.log.state, bench.log.holder(2));
-    let failed = bench.duties.handle_load_failed(
+    assert!(harness.plan().sources.iter().all(is_it), "{:?}", harness.plan().sources);
+    let (state, holder) = (&harness.log.state, harness.log.holder(2));
+    let failed = harness.duties.handle_load_failed(
         state,
         holder,
         state.generation(),
@@ -145,10 +146,10 @@ fn fail_to_load(bench: &mut DutiesHarness, version: u64) {
 }
 
 /// So often that another checkpoint is gone back to.
-fn fail_to_load_often(bench: &mut DutiesHarness, version: u64) {
+fn fail_to_load_often(harness: &mut DutiesHarness, version: u64) {
     for _ in 0..PLANS_FAILED_MAX {
-        adopted(&find_sources(bench, &[2]));
-        fail_to_load(bench, version);
+        adopted(&find_sources(harness, &[2]));
+        fail_to_load(harness, version);
     }
 }
 
@@ -163,15 +164,15 @@ fn a_run_with_nowhere_to_go_back_to_is_held() {
     assert_eq!(log.state.history().base(), Step(8));
     log.lose(1);
     log.join(2);
-    let mut bench = DutiesHarness::new(log);
-    fail_to_load_often(&mut bench, 12);
-    let proposed = find_sources(&mut bench, &[2]);
+    let mut harness = DutiesHarness::new(log);
+    fail_to_load_often(&mut harness, 12);
+    let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(8), .. }]), "{proposed:?}");
-    fail_to_load_often(&mut bench, 8);
+    fail_to_load_often(&mut harness, 8);
     let halt = Entry::Job(JobChange::Halt(HaltReason::NothingToRestore));
-    assert_eq!(find_sources(&mut bench, &[2]), [halt]);
-    bench.agree(Entry::Job(JobChange::Continue));
-    let plan = adopted(&find_sources(&mut bench, &[2]));
+    assert_eq!(find_sources(&mut harness, &[2]), [halt]);
+    harness.agree(Entry::Job(JobChange::Continue));
+    let plan = adopted(&find_sources(&mut harness, &[2]));
     assert_eq!(plan.from_step, Step(8), "whoever has it go on may have repaired it");
 }
 
@@ -183,21 +184,21 @@ fn a_checkpoint_that_was_read_is_believed_again() {
     log.checkpoint(4, 1);
     log.lose(1);
     log.join(2);
-    let mut bench = DutiesHarness::new(log);
+    let mut harness = DutiesHarness::new(log);
     for _ in 1..PLANS_FAILED_MAX {
-        adopted(&find_sources(&mut bench, &[2]));
-        fail_to_load(&mut bench, 4);
+        adopted(&find_sources(&mut harness, &[2]));
+        fail_to_load(&mut harness, 4);
     }
-    adopted(&find_sources(&mut bench, &[2]));
-    let ready = bench.log.ready(0);
-    bench.duties.handle_ready(&bench.log.state, ready).expect("it is awaited");
-    bench.act();
-    bench.agree(Entry::Members(vec![lost(bench.log.holder(2)), admit(3, 1)]));
-    adopted(&find_sources(&mut bench, &[3]));
-    let (state, holder) = (&bench.log.state, bench.log.holder(3));
+    adopted(&find_sources(&mut harness, &[2]));
+    let ready = harness.log.ready(0);
+    harness.duties.handle_ready(&harness.log.state, ready).expect("it is awaited");
+    harness.act();
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), admit(3, 1)]));
+    adopted(&find_sources(&mut harness, &[3]));
+    let (state, holder) = (&harness.log.state, harness.log.holder(3));
     let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Source));
-    bench.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
-    assert_eq!(adopted(&find_sources(&mut bench, &[3])).from_step, Step(4));
+    harness.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
+    assert_eq!(adopted(&find_sources(&mut harness, &[3])).from_step, Step(4));
 }
 
 /// A checkpoint that was written anew is another one.
@@ -210,17 +211,17 @@ fn a_checkpoint_that_is_made_again_is_believed_again() {
     }
     log.lose(1);
     log.join(2);
-    let mut bench = DutiesHarness::new(log);
-    fail_to_load_often(&mut bench, 8);
-    let proposed = find_sources(&mut bench, &[2]);
+    let mut harness = DutiesHarness::new(log);
+    fail_to_load_often(&mut harness, 8);
+    let proposed = find_sources(&mut harness, &[2]);
     assert!(matches!(proposed[..], [Entry::Rewind { to: Step(4), .. }]), "{proposed:?}");
-    adopted(&find_sources(&mut bench, &[2]));
-    bench.log.load();
-    bench.log.keep(4);
-    bench.log.save(8, 2);
-    bench.agree(Entry::Checkpoint { version: Step(8) });
-    bench.agree(Entry::Members(vec![lost(bench.log.holder(2)), crate::fixture::admit(3, 1)]));
-    assert_eq!(adopted(&find_sources(&mut bench, &[3])).from_step, Step(8));
+    adopted(&find_sources(&mut harness, &[2]));
+    harness.log.load();
+    harness.log.keep(4);
+    harness.log.save(8, 2);
+    harness.agree(Entry::Checkpoint { version: Step(8) });
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2)), crate::fixture::admit(3, 1)]));
+    assert_eq!(adopted(&find_sources(&mut harness, &[3])).from_step, Step(8));
 }
 
 #[test]
@@ -231,20 +232,20 @@ fn who_lacks_the_memory_for_its_stage_is_done_without_and_no_checkpoint_is_blame
     log.lose(1);
     log.join(2);
     log.join(3);
-    let mut bench = DutiesHarness::new(log);
-    adopted(&find_sources(&mut bench, &[2, 3]));
+    let mut harness = DutiesHarness::new(log);
+    adopted(&find_sources(&mut harness, &[2, 3]));
     for node in [2, 3] {
-        let (state, holder) = (&bench.log.state, bench.log.holder(node));
+        let (state, holder) = (&harness.log.state, harness.log.holder(node));
         let (generation, fault) = (state.generation(), (LayerId(0), LoadFault::Memory));
-        bench.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
+        harness.duties.handle_load_failed(state, holder, generation, fault).expect("it loads");
     }
     let changes = [2, 3].map(|node| {
-        let (holder, reason) = (bench.log.holder(node), LossReason::OutOfMemory);
+        let (holder, reason) = (harness.log.holder(node), LossReason::OutOfMemory);
         MemberChange::Lost { holder, reason }
     });
-    assert_eq!(bench.act(), [Entry::Members(changes.to_vec())]);
-    bench.agree(Entry::Members(vec![crate::fixture::admit(4, 1)]));
-    assert_eq!(adopted(&find_sources(&mut bench, &[4])).from_step, Step(4));
+    assert_eq!(harness.act(), [Entry::Members(changes.to_vec())]);
+    harness.agree(Entry::Members(vec![crate::fixture::admit(4, 1)]));
+    assert_eq!(adopted(&find_sources(&mut harness, &[4])).from_step, Step(4));
 }
 
 /// Owner and copy loaded different bits: the run goes back, whatever else could be proposed.
@@ -257,15 +258,15 @@ fn a_plan_whose_holders_loaded_different_bits_goes_back() {
     let plan = log.plan(&[2, 1]);
     let expected = vec![None; plan.sources.len()];
     log.adopt(PlanRecord { expected, ..plan });
-    let mut bench = DutiesHarness::new(log);
-    let mut records = [0, 1].map(|stage| bench.log.ready(stage));
+    let mut harness = DutiesHarness::new(log);
+    let mut records = [0, 1].map(|stage| harness.log.ready(stage));
     records[0].layers[0].1 = digest(99, 99);
     for ready in records {
-        let (state, duties) = (&bench.log.state, &mut bench.duties);
+        let (state, duties) = (&harness.log.state, &mut harness.duties);
         duties.handle_ready(state, ready).expect("it is awaited");
     }
-    let proposed = bench.act();
-    let generation = bench.log.state.generation();
+    let proposed = harness.act();
+    let generation = harness.log.state.generation();
     let reason = RewindReason::StateDiffers { layer: LayerId(0) };
     let rewind = Entry::Rewind { generation, to: Step(4), reason };
     assert_eq!(proposed[2..], [Entry::Resume { generation }, rewind], "{proposed:?}");
@@ -273,25 +274,25 @@ fn a_plan_whose_holders_loaded_different_bits_goes_back() {
 
 #[test]
 fn who_comes_and_goes_holds_a_plan_up_for_so_long_only() {
-    let mut bench = DutiesHarness::running(long(), &[1, 2, 3]);
-    bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
+    let mut harness = DutiesHarness::running(long(), &[1, 2, 3]);
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2))]));
     let mut boot = 0;
     let mut requests = 0;
     for _ in 0..8 * TIMING.inventory_ticks {
         boot += 1;
-        bench.agree(Entry::Members(vec![crate::fixture::admit(9, boot)]));
-        bench.tick(1, &[1, 3, 9]);
-        bench.act();
-        requests += u32::from(bench.solve_request.is_some());
-        if bench.solve_request.is_some() {
-            bench.solve();
+        harness.agree(Entry::Members(vec![crate::fixture::admit(9, boot)]));
+        harness.tick(1, &[1, 3, 9]);
+        harness.act();
+        requests += u32::from(harness.solve_request.is_some());
+        if harness.solve_request.is_some() {
+            harness.solve();
         }
         for node in [1, 3] {
-            if bench.duties.requests_inventory_of(NodeId(node)) {
-                bench.report_held(node, &[0, 1, 2, 3], 0);
+            if harness.duties.requests_inventory_of(NodeId(node)) {
+                harness.report_held(node, &[0, 1, 2, 3], 0);
             }
         }
-        if bench.plan().generation == Generation(2) {
+        if harness.plan().generation == Generation(2) {
             assert!(requests > 4 * TIMING.inventory_ticks, "newcomers are waited for at first");
             return;
         }
@@ -302,112 +303,116 @@ fn who_comes_and_goes_holds_a_plan_up_for_so_long_only() {
 /// The solver runs on the leader's node: it answers, however long it looks.
 #[test]
 fn the_solvers_answer_is_waited_for_however_long_it_takes() {
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
-    bench.act();
-    bench.report_held(1, &[], 0);
-    bench.tick(100 * TIMING.progress_ticks, &[1]);
-    assert_eq!((bench.act(), bench.given_up.len()), (Vec::new(), 0));
-    bench.solve();
-    adopted(&bench.act());
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
+    harness.act();
+    harness.report_held(1, &[], 0);
+    harness.tick(100 * TIMING.progress_ticks, &[1]);
+    assert_eq!((harness.act(), harness.given_up.len()), (Vec::new(), 0));
+    harness.solve();
+    adopted(&harness.act());
 }
 
 #[test]
 fn a_plan_that_no_entry_holds_is_not_proposed() {
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
-    bench.act();
-    bench.report_held(1, &[], 0);
-    let SolveRequest { number, window, .. } = bench.solve_request.take().expect("one is asked for");
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
+    harness.act();
+    harness.report_held(1, &[], 0);
+    let SolveRequest { number, window, .. } =
+        harness.solve_request.take().expect("one is asked for");
     let mut large = crate::fixture::solution(1, window);
     large.op_ticks_max = u32::MAX;
     let op = large.program.stages[0][0];
     large.program.stages[0].extend(std::iter::repeat_n(op, 1 << 20));
-    assert!(bench.duties.handle_solution(number, Ok(large)));
-    assert_eq!(bench.act(), []);
-    assert!(matches!(bench.given_up[..], [NoPlan::Refused(_) | NoPlan::TooLarge { .. }]));
-    assert_eq!((bench.act(), bench.solve_request.is_some()), (Vec::new(), false));
+    assert!(harness.duties.handle_solution(number, Ok(large)));
+    assert_eq!(harness.act(), []);
+    assert!(matches!(harness.given_up[..], [NoPlan::Refused(_) | NoPlan::TooLarge { .. }]));
+    assert_eq!((harness.act(), harness.solve_request.is_some()), (Vec::new(), false));
 }
 
 #[test]
 fn those_who_join_are_planned_in_ahead_once_no_more_come() {
-    let mut bench = DutiesHarness::running(long(), &[1]);
-    bench.log.keep(5);
-    bench.tick(3, &[1]);
-    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.tick(SETTLE_TICKS - 1, &[1, 2]);
-    assert_eq!(bench.need(), None);
-    bench.tick(1, &[1, 2]);
+    let mut harness = DutiesHarness::running(long(), &[1]);
+    harness.log.keep(5);
+    harness.tick(3, &[1]);
+    harness.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    harness.tick(SETTLE_TICKS - 1, &[1, 2]);
+    assert_eq!(harness.need(), None);
+    harness.tick(1, &[1, 2]);
     let reason = PlanReason::Joined { count: 1 };
-    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason.clone())));
-    bench.act();
-    assert!(!bench.requests_inventory, "the plan in force says who holds what");
-    bench.solve();
-    let plan = adopted(&bench.act());
+    assert_eq!(harness.need(), Some(PlanNeed::Planned(reason.clone())));
+    harness.act();
+    assert!(!harness.requests_inventory, "the plan in force says who holds what");
+    harness.solve();
+    let plan = adopted(&harness.act());
     assert_eq!((&plan.reason, DutiesHarness::nodes(&plan)), (&reason, vec![NodeId(1), NodeId(2)]));
     assert!((6..=5 + PLANNED_AHEAD_MAX).contains(&plan.from_step.0), "the open step is finished");
     let both = LayerSource::Nodes(vec![NodeId(1), NodeId(2)]);
     assert_eq!(plan.sources, vec![both; 4], "who follows a layer has it");
-    let state = &bench.log.state;
+    let state = &harness.log.state;
     assert!(state.is_running() && state.next_plan().is_some(), "training goes on meanwhile");
     for _ in 5..plan.from_step.0 {
-        bench.report_all();
-        assert!(matches!(bench.act()[..], [Entry::Seal(_)]));
+        harness.report_all();
+        assert!(matches!(harness.act()[..], [Entry::Seal(_)]));
     }
-    assert_eq!(bench.plan().generation, plan.generation);
-    assert!(matches!(bench.log.state.plan().map(|p| &p.phase), Some(PlanPhase::Loading(_))));
+    assert_eq!(harness.plan().generation, plan.generation);
+    assert!(matches!(harness.log.state.plan().map(|p| &p.phase), Some(PlanPhase::Loading(_))));
 }
 
 #[test]
 fn a_plan_with_as_many_stages_as_may_be_takes_in_nobody() {
-    let mut bench = DutiesHarness::running(JobSpec { stages_max: 1, ..long() }, &[1]);
-    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.tick(3 * SETTLE_TICKS, &[1, 2]);
-    assert_eq!((bench.need(), bench.decide()), (None, None));
+    let mut harness = DutiesHarness::running(JobSpec { stages_max: 1, ..long() }, &[1]);
+    harness.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    harness.tick(3 * SETTLE_TICKS, &[1, 2]);
+    assert_eq!((harness.need(), harness.decide()), (None, None));
 }
 
 /// A loss comes first while new workers are to be planned in.
 #[test]
 fn a_loss_comes_before_a_join() {
-    let mut bench = DutiesHarness::running(long(), &[1, 2]);
-    bench.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
-    bench.tick(SETTLE_TICKS, &[1, 2, 3]);
-    bench.act();
-    let first = bench.solve_request.take().expect("a plan with three");
-    bench.agree(Entry::Members(vec![lost(bench.log.holder(2))]));
-    bench.act();
-    let second = bench.solve_request.as_ref().expect("a plan with two");
+    let mut harness = DutiesHarness::running(long(), &[1, 2]);
+    harness.agree(Entry::Members(vec![crate::fixture::admit(3, 1)]));
+    harness.tick(SETTLE_TICKS, &[1, 2, 3]);
+    harness.act();
+    let first = harness.solve_request.take().expect("a plan with three");
+    harness.agree(Entry::Members(vec![lost(harness.log.holder(2))]));
+    harness.act();
+    let second = harness.solve_request.as_ref().expect("a plan with two");
     assert_eq!(second.nodes.iter().map(|(node, _)| node.0).collect::<Vec<_>>(), [1, 3]);
     let late = Ok(solution(3, Window::One));
-    assert!(!bench.duties.handle_solution(first.number, late), "nobody waits for it any more");
+    assert!(!harness.duties.handle_solution(first.number, late), "nobody waits for it any more");
 }
 
 #[test]
 fn who_is_about_to_go_is_planned_out_and_then_gone() {
-    let mut bench = DutiesHarness::running(long(), &[1, 2]);
-    let holder = bench.log.holder(2);
-    bench.duties.handle_change(&bench.log.state, MemberChange::Drain { holder }).expect("it may");
-    assert_eq!(bench.act(), [Entry::Members(vec![MemberChange::Drain { holder }])]);
+    let mut harness = DutiesHarness::running(long(), &[1, 2]);
+    let holder = harness.log.holder(2);
+    harness
+        .duties
+        .handle_change(&harness.log.state, MemberChange::Drain { holder })
+        .expect("it may");
+    assert_eq!(harness.act(), [Entry::Members(vec![MemberChange::Drain { holder }])]);
     let reason = PlanReason::Draining { count: 1 };
-    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason.clone())));
-    bench.solve();
-    let plan = adopted(&bench.act());
+    assert_eq!(harness.need(), Some(PlanNeed::Planned(reason.clone())));
+    harness.solve();
+    let plan = adopted(&harness.act());
     assert_eq!((&plan.reason, DutiesHarness::nodes(&plan)), (&reason, vec![NodeId(1)]));
     for _ in 0..plan.from_step.0 {
-        bench.report_all();
-        bench.act();
+        harness.report_all();
+        harness.act();
     }
-    assert!(bench.log.state.is_live(holder), "it is a source of layers still");
-    bench.duties.handle_ready(&bench.log.state, bench.log.ready(0)).expect("it loads");
-    let proposed = bench.act();
+    assert!(harness.log.state.is_live(holder), "it is a source of layers still");
+    harness.duties.handle_ready(&harness.log.state, harness.log.ready(0)).expect("it loads");
+    let proposed = harness.act();
     let gone = MemberChange::Lost { holder, reason: LossReason::Drained };
     assert_eq!(proposed.last(), Some(&Entry::Members(vec![gone])));
 }
 
-/// A worker drains: whether it is let go of at once.
-fn is_let_go(mut bench: DutiesHarness, node: u64) -> bool {
-    let holder = bench.log.holder(node);
-    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+/// A worker drains: whether it is removed at once.
+fn is_let_go(mut harness: DutiesHarness, node: u64) -> bool {
+    let holder = harness.log.holder(node);
+    harness.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
     let gone = MemberChange::Lost { holder, reason: LossReason::Drained };
-    bench.act().contains(&Entry::Members(vec![gone]))
+    harness.act().contains(&Entry::Members(vec![gone]))
 }
 
 #[test]
@@ -438,13 +443,13 @@ fn who_is_about_to_go_waits_for_the_checkpoint_that_a_run_is_held_at() {
     assert!(!is_let_go(held_at(4, false), 2), "it is being written");
     assert!(!is_let_go(held_at(5, true), 2), "a step was sealed since");
     assert!(is_let_go(held_at(4, true), 2));
-    let mut bench = held_at(4, true);
-    let holder = bench.log.holder(2);
-    bench.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
+    let mut harness = held_at(4, true);
+    let holder = harness.log.holder(2);
+    harness.agree(Entry::Members(vec![MemberChange::Drain { holder }]));
     let reason = LossReason::Drained;
-    bench.agree(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
-    bench.agree(Entry::Job(JobChange::Continue));
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Lost { holder, reason })));
+    harness.agree(Entry::Members(vec![MemberChange::Lost { holder, reason }]));
+    harness.agree(Entry::Job(JobChange::Continue));
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::Lost { holder, reason })));
 }
 
 /// A cluster whose last seals were so often no plain keeps.
@@ -463,46 +468,46 @@ fn the_window_is_switched_when_going_ahead_does_not_pay_and_the_plan_says_why() 
     let seals = ROLLBACK_WINDOW as u32;
     let below = with_rollbacks(ROLLBACKS_TO_WAIT - 1, seals);
     assert_eq!(below.need(), None);
-    let mut bench = with_rollbacks(ROLLBACKS_TO_WAIT, seals);
+    let mut harness = with_rollbacks(ROLLBACKS_TO_WAIT, seals);
     let (window, rollbacks, wait_ticks) = (Window::Zero, ROLLBACKS_TO_WAIT, 0);
     let reason = PlanReason::WindowSwitched { window, rollbacks, seals, wait_ticks };
-    assert_eq!(bench.need(), Some(PlanNeed::Planned(reason.clone())));
-    bench.act();
-    assert_eq!(bench.requested_window(), Window::Zero);
-    bench.solve();
-    let plan = adopted(&bench.act());
+    assert_eq!(harness.need(), Some(PlanNeed::Planned(reason.clone())));
+    harness.act();
+    assert_eq!(harness.requested_window(), Window::Zero);
+    harness.solve();
+    let plan = adopted(&harness.act());
     assert_eq!((plan.window(), plan.reason), (Some(Window::Zero), reason));
 }
 
 #[test]
 fn long_waits_for_verdicts_are_a_reason_to_go_ahead_whatever_is_rolled_back() {
-    let mut bench = with_rollbacks(ROLLBACK_WINDOW as u32, ROLLBACK_WINDOW as u32);
-    bench.beat(1, 0, 2);
-    assert_eq!(bench.need(), None);
-    bench.beat(1, 0, 1);
-    assert!(bench.need().is_some());
+    let mut harness = with_rollbacks(ROLLBACK_WINDOW as u32, ROLLBACK_WINDOW as u32);
+    harness.beat(1, 0, 2);
+    assert_eq!(harness.need(), None);
+    harness.beat(1, 0, 1);
+    assert!(harness.need().is_some());
 }
 
 #[test]
 fn a_plan_that_stands_still_is_given_up_after_so_many_ticks() {
-    let mut bench = DutiesHarness::running(long(), &[1, 2]);
-    bench.tick(TIMING.progress_ticks, &[1, 2]);
-    assert_eq!(bench.need(), None);
-    bench.tick(1, &[1, 2]);
+    let mut harness = DutiesHarness::running(long(), &[1, 2]);
+    harness.tick(TIMING.progress_ticks, &[1, 2]);
+    assert_eq!(harness.need(), None);
+    harness.tick(1, &[1, 2]);
     let ticks = TIMING.progress_ticks + 1;
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
-    let plan = bench.replan_now();
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
+    let plan = harness.replan_now();
     assert_eq!(plan.reason, PlanReason::Stalled { ticks });
 }
 
 #[test]
 fn a_seal_shows_that_a_plan_moves() {
-    let mut bench = DutiesHarness::running(long(), &[1, 2]);
-    bench.tick(TIMING.progress_ticks, &[1, 2]);
-    bench.report_all();
-    bench.act();
-    bench.tick(TIMING.progress_ticks, &[1, 2]);
-    assert_eq!(bench.need(), None);
+    let mut harness = DutiesHarness::running(long(), &[1, 2]);
+    harness.tick(TIMING.progress_ticks, &[1, 2]);
+    harness.report_all();
+    harness.act();
+    harness.tick(TIMING.progress_ticks, &[1, 2]);
+    assert_eq!(harness.need(), None);
 }
 
 pub(super) fn loading() -> DutiesHarness {
@@ -513,66 +518,67 @@ pub(super) fn loading() -> DutiesHarness {
 
 #[test]
 fn a_plan_that_does_not_load_is_given_up_after_so_many_ticks() {
-    let mut bench = loading();
-    bench.tick(TIMING.progress_ticks, &[1, 2]);
-    assert_eq!(bench.need(), None);
-    bench.tick(1, &[1, 2]);
+    let mut harness = loading();
+    harness.tick(TIMING.progress_ticks, &[1, 2]);
+    assert_eq!(harness.need(), None);
+    harness.tick(1, &[1, 2]);
     let ticks = TIMING.progress_ticks + 1;
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::Stalled { ticks })));
 }
 
-/// A worker that reports again and again that it has loaded something else does not hold the limit off.
+/// A worker that reports again and again that it has loaded something else does not hold the limit
+/// off.
 #[test]
 fn a_record_that_is_refused_does_not_show_that_a_plan_moves() {
-    let mut bench = loading();
-    let wrong = crate::entry::ReadyRecord { layers: Vec::new(), ..bench.log.ready(0) };
+    let mut harness = loading();
+    let wrong = crate::entry::ReadyRecord { layers: Vec::new(), ..harness.log.ready(0) };
     for _ in 0..=TIMING.progress_ticks {
-        bench.tick(1, &[1, 2]);
-        bench.duties.handle_ready(&bench.log.state, wrong.clone()).expect("it has a stage");
-        bench.act();
+        harness.tick(1, &[1, 2]);
+        harness.duties.handle_ready(&harness.log.state, wrong.clone()).expect("it has a stage");
+        harness.act();
     }
-    assert!(matches!(bench.need(), Some(PlanNeed::Now(PlanReason::Lost { .. }))));
+    assert!(matches!(harness.need(), Some(PlanNeed::Now(PlanReason::Lost { .. }))));
 }
 
 #[test]
 fn a_layer_that_cannot_be_loaded_ends_the_plan_at_once() {
-    let mut bench = loading();
-    let (state, layer) = (&bench.log.state, LayerId(1));
-    let holder = bench.log.holder(1);
-    let failed = bench.duties.handle_load_failed(
+    let mut harness = loading();
+    let (state, layer) = (&harness.log.state, LayerId(1));
+    let holder = harness.log.holder(1);
+    let failed = harness.duties.handle_load_failed(
         state,
         holder,
         state.generation(),
         (layer, LoadFault::Source),
     );
     failed.expect("it loads");
-    assert_eq!(bench.need(), Some(PlanNeed::Now(PlanReason::LoadFailed { layer })));
-    assert_eq!(bench.replan_now().reason, PlanReason::LoadFailed { layer });
+    assert_eq!(harness.need(), Some(PlanNeed::Now(PlanReason::LoadFailed { layer })));
+    assert_eq!(harness.replan_now().reason, PlanReason::LoadFailed { layer });
 }
 
 #[test]
 fn where_there_is_no_plan_none_is_asked_for_again_until_something_changes() {
-    let mut bench = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
-    bench.act();
-    bench.report_held(1, &[], 0);
-    bench.solve_not();
+    let mut harness = DutiesHarness::new(FixtureLog::with_job(spec(), &[1]));
+    harness.act();
+    harness.report_held(1, &[], 0);
+    harness.solve_not();
     for _ in 0..20 {
-        bench.tick(1, &[1]);
-        assert_eq!((bench.act(), bench.solve_request.is_some()), (Vec::new(), false));
+        harness.tick(1, &[1]);
+        assert_eq!((harness.act(), harness.solve_request.is_some()), (Vec::new(), false));
     }
-    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.act();
-    assert!(bench.solve_request.is_some(), "with another node there may be one");
+    harness.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    harness.act();
+    assert!(harness.solve_request.is_some(), "with another node there may be one");
 }
 
 #[test]
 fn no_change_is_planned_for_after_the_last_step() {
     let mut log = FixtureLog::running(spec(), &[1]);
     log.keep(10);
-    let mut bench = DutiesHarness::new(log);
-    bench.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
-    bench.tick(SETTLE_TICKS, &[1, 2]);
-    bench.act();
-    bench.solve();
-    assert_eq!(bench.act(), []);
+    let mut harness = DutiesHarness::new(log);
+    harness.agree(Entry::Members(vec![crate::fixture::admit(2, 1)]));
+    harness.tick(SETTLE_TICKS, &[1, 2]);
+    harness.act();
+    harness.solve();
+    assert_eq!(harness.act(), []);
 }

@@ -159,7 +159,8 @@ fn memory_that_differs_from_its_checkpoint_is_not_believed() {
     case.check(RestorePoint::Differs { layer: LayerId(0) });
 }
 
-/// What the node at a stage holds, with one layer for each stage: its own, and those it keeps copies of.
+/// What the node at a stage holds, with one layer for each stage: its own, and those it keeps
+/// copies of.
 fn held_by(stage: u32, copies: &[Vec<zbelastic_types::StageIndex>]) -> Vec<HeldLayer> {
     let keeps = |of: &u32| copies[*of as usize].iter().any(|by| by.0 == stage);
     let kept = (0..copies.len() as u32).filter(keeps);
@@ -176,8 +177,8 @@ fn with_two_copies_any_two_may_be_lost_at_once() {
         let zone = |at: u32| zones.chars().cycle().nth(at as usize).map(String::from);
         let place =
             |at: u32| FailureDomain { zone: zone(at).unwrap_or_default(), host: 1 + at as u64 / 2 };
-        let places: Vec<FailureDomain> = (0..stages).map(place).collect();
-        let copies = copies(&places, 2, stages % 5);
+        let domains: Vec<FailureDomain> = (0..stages).map(place).collect();
+        let copies = copies(&domains, 2, stages % 5);
         for (one, other) in (0..stages).flat_map(|one| (0..one).map(move |other| (one, other))) {
             let left = (0..stages).filter(|stage| ![one, other].contains(stage));
             let held = left.map(|stage| (NodeId(stage.into()), held_by(stage, &copies)));

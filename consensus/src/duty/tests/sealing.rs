@@ -16,13 +16,13 @@ use crate::validation::{Reason, Seal, Verdict};
 
 use super::harness::DutiesHarness;
 
-fn withheld(bench: &mut DutiesHarness, expected: WithheldReason) {
-    assert_eq!(bench.decide(), None);
-    assert_eq!(bench.duties.withheld(&bench.log.state), Some(expected));
+fn withheld(harness: &mut DutiesHarness, expected: WithheldReason) {
+    assert_eq!(harness.decide(), None);
+    assert_eq!(harness.duties.withheld(&harness.log.state), Some(expected));
 }
 
-fn sealed(bench: &mut DutiesHarness) -> Seal {
-    let proposed = bench.act();
+fn sealed(harness: &mut DutiesHarness) -> Seal {
+    let proposed = harness.act();
     let [Entry::Seal(seal)] = proposed[..] else { panic!("{proposed:?}") };
     seal
 }
@@ -37,127 +37,128 @@ fn running(count: u64) -> DutiesHarness {
 /// R3: what is promised to survive the loss of a node is elsewhere before it is sealed.
 #[test]
 fn r3_no_seal_is_proposed_before_every_stages_update_is_held() {
-    let mut bench = running(1);
-    assert_eq!(bench.plan().promise, Promise::Kept);
-    bench.report(0);
-    withheld(&mut bench, WithheldReason::Reports);
-    bench.report(1);
-    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
-    bench.hold(0);
-    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(1) });
-    bench.hold(1);
-    assert_eq!(sealed(&mut bench).verdict, Verdict::Keep);
+    let mut harness = running(1);
+    assert_eq!(harness.plan().promise, Promise::Kept);
+    harness.report(0);
+    withheld(&mut harness, WithheldReason::Reports);
+    harness.report(1);
+    withheld(&mut harness, WithheldReason::NotHeld { stage: StageIndex(0) });
+    harness.hold(0);
+    withheld(&mut harness, WithheldReason::NotHeld { stage: StageIndex(1) });
+    harness.hold(1);
+    assert_eq!(sealed(&mut harness).verdict, Verdict::Keep);
 }
 
 /// The order of reports does not matter: an update may be held before it is reported.
 #[test]
 fn r3_an_update_that_is_held_but_not_reported_is_not_sealed() {
-    let mut bench = running(1);
-    bench.hold(0);
-    bench.hold(1);
-    bench.report(0);
-    withheld(&mut bench, WithheldReason::Reports);
-    bench.report(1);
-    sealed(&mut bench);
+    let mut harness = running(1);
+    harness.hold(0);
+    harness.hold(1);
+    harness.report(0);
+    withheld(&mut harness, WithheldReason::Reports);
+    harness.report(1);
+    sealed(&mut harness);
 }
 
 /// R3: if no update is held elsewhere the plan in the log says so, and nothing is waited for.
 #[test]
 fn r3_with_the_promise_off_reports_are_enough() {
     let check = |spec: JobSpec, nodes: &[u64], expected: PromiseOff| {
-        let mut bench = DutiesHarness::running(spec, nodes);
-        assert_eq!(bench.plan().promise, Promise::Off(expected));
-        (0..nodes.len()).for_each(|stage| bench.report(stage));
-        sealed(&mut bench);
+        let mut harness = DutiesHarness::running(spec, nodes);
+        assert_eq!(harness.plan().promise, Promise::Off(expected));
+        (0..nodes.len()).for_each(|stage| harness.report(stage));
+        sealed(&mut harness);
     };
     check(JobSpec { copies: 0, ..spec() }, &[1, 2], PromiseOff::Configured);
     check(spec(), &[1], PromiseOff::OneStage);
 }
 
-/// R3: with two copies both hold an update before it is sealed, and where only one can be, that one.
+/// R3: with two copies both hold an update before it is sealed, and where only one can be, that
+/// one.
 #[test]
 fn r3_an_update_is_held_by_everybody_who_keeps_a_copy_before_it_is_sealed() {
     let job = JobSpec { copies: 2, ..spec() };
-    let mut bench = DutiesHarness::running(job.clone(), &[1, 2, 3]);
-    assert_eq!(bench.plan().promise, Promise::Kept);
-    (0..3).for_each(|stage| bench.report(stage));
-    (1..3).for_each(|stage| bench.hold(stage));
-    let holders: Vec<_> = bench.plan().copy_holders(StageIndex(0)).collect();
+    let mut harness = DutiesHarness::running(job.clone(), &[1, 2, 3]);
+    assert_eq!(harness.plan().promise, Promise::Kept);
+    (0..3).for_each(|stage| harness.report(stage));
+    (1..3).for_each(|stage| harness.hold(stage));
+    let holders: Vec<_> = harness.plan().copy_holders(StageIndex(0)).collect();
     assert_eq!(holders.len(), 2);
-    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
-    bench.hold_at(holders[0], 0, 1.0, 0);
-    bench.hold_at(holders[0], 0, 1.0, 0);
-    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
-    bench.hold_at(holders[1], 0, 1.0, 0);
-    sealed(&mut bench);
-    let mut bench = DutiesHarness::running(job, &[1, 2]);
-    assert_eq!(bench.plan().promise, Promise::Fewer { copies: 1 });
-    (0..2).for_each(|stage| bench.report(stage));
-    bench.hold(0);
-    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(1) });
-    bench.hold(1);
-    sealed(&mut bench);
+    withheld(&mut harness, WithheldReason::NotHeld { stage: StageIndex(0) });
+    harness.hold_at(holders[0], 0, 1.0, 0);
+    harness.hold_at(holders[0], 0, 1.0, 0);
+    withheld(&mut harness, WithheldReason::NotHeld { stage: StageIndex(0) });
+    harness.hold_at(holders[1], 0, 1.0, 0);
+    sealed(&mut harness);
+    let mut harness = DutiesHarness::running(job, &[1, 2]);
+    assert_eq!(harness.plan().promise, Promise::Fewer { copies: 1 });
+    (0..2).for_each(|stage| harness.report(stage));
+    harness.hold(0);
+    withheld(&mut harness, WithheldReason::NotHeld { stage: StageIndex(1) });
+    harness.hold(1);
+    sealed(&mut harness);
 }
 
 #[test]
 fn what_was_held_of_an_earlier_step_does_not_count() {
-    let mut bench = running(1);
-    bench.report_all();
-    sealed(&mut bench);
-    bench.report(0);
-    bench.report(1);
-    withheld(&mut bench, WithheldReason::NotHeld { stage: StageIndex(0) });
+    let mut harness = running(1);
+    harness.report_all();
+    sealed(&mut harness);
+    harness.report(0);
+    harness.report(1);
+    withheld(&mut harness, WithheldReason::NotHeld { stage: StageIndex(0) });
 }
 
 #[test]
 fn a_seal_is_proposed_once() {
-    let mut bench = running(1);
-    bench.report_all();
-    let Some(LeaderAction::Propose(entry)) = bench.decide() else { panic!("all is told") };
-    bench.duties.on_proposed(bench.log.state.applied() + 1, &entry);
-    bench.report(0);
-    assert_eq!(bench.decide(), None, "it is under way");
+    let mut harness = running(1);
+    harness.report_all();
+    let Some(LeaderAction::Propose(entry)) = harness.decide() else { panic!("all is told") };
+    harness.duties.on_proposed(harness.log.state.applied() + 1, &entry);
+    harness.report(0);
+    assert_eq!(harness.decide(), None, "it is under way");
 }
 
 /// The other half of R2: a seal that is under way when a plan is adopted is not proposed again, for
 /// the turn it is about is not open any more.
 #[test]
 fn r2_what_was_told_under_the_plan_before_is_not_sealed_under_the_next() {
-    let mut bench = running(1);
-    bench.report_all();
-    let plan = bench.log.plan(&[1, 2]);
-    bench.agree(Entry::Adopt(Box::new(plan)));
-    assert_eq!(bench.act(), []);
-    bench.load();
-    assert_eq!(bench.act(), []);
-    bench.report_all();
-    assert_eq!(sealed(&mut bench).turn, bench.log.state.last_seal().expect("sealed").turn);
+    let mut harness = running(1);
+    harness.report_all();
+    let plan = harness.log.plan(&[1, 2]);
+    harness.agree(Entry::Adopt(Box::new(plan)));
+    assert_eq!(harness.act(), []);
+    harness.load();
+    assert_eq!(harness.act(), []);
+    harness.report_all();
+    assert_eq!(sealed(&mut harness).turn, harness.log.state.last_seal().expect("sealed").turn);
 }
 
 #[test]
 fn nothing_is_sealed_while_the_job_is_held() {
-    let mut bench = running(1);
-    bench.report_all();
-    bench.agree(Entry::Job(JobChange::Pause));
-    withheld(&mut bench, WithheldReason::NotRunning);
-    bench.agree(Entry::Job(JobChange::Continue));
-    sealed(&mut bench);
+    let mut harness = running(1);
+    harness.report_all();
+    harness.agree(Entry::Job(JobChange::Pause));
+    withheld(&mut harness, WithheldReason::NotRunning);
+    harness.agree(Entry::Job(JobChange::Continue));
+    sealed(&mut harness);
 }
 
 #[test]
 fn a_step_that_attests_is_not_sealed_before_owner_and_copy_told_their_state() {
-    let mut bench = running(3);
-    bench.report(0);
-    bench.report(1);
-    bench.hold(1);
-    let (turn, sums) = (bench.log.state.open_turn(), bench.sums(0, 1.0));
+    let mut harness = running(3);
+    harness.report(0);
+    harness.report(1);
+    harness.hold(1);
+    let (turn, sums) = (harness.log.state.open_turn(), harness.sums(0, 1.0));
     let of = StageIndex(0);
-    let holder = bench.plan().copy_holders(of).next().expect("somebody keeps it");
+    let holder = harness.plan().copy_holders(of).next().expect("somebody keeps it");
     let update = HeldUpdate { turn, of, sums, state: Vec::new() };
-    bench.duties.handle_held(&bench.log.state, holder, update).expect("it is counted");
-    withheld(&mut bench, WithheldReason::NotAttested { stage: of });
-    bench.hold(0);
-    sealed(&mut bench);
+    harness.duties.handle_held(&harness.log.state, holder, update).expect("it is counted");
+    withheld(&mut harness, WithheldReason::NotAttested { stage: of });
+    harness.hold(0);
+    sealed(&mut harness);
 }
 
 /// It cannot be known which of two states is right: the run goes back to where both were the same.
@@ -167,19 +168,20 @@ fn states_that_differ_take_the_run_back_to_a_checkpoint() {
     log.keep(4);
     log.checkpoint(4, 1);
     log.keep(2);
-    let mut bench = DutiesHarness::new(log);
-    bench.report(0);
-    bench.report(1);
-    bench.hold(0);
-    bench.hold_with(1, 1.0, 99);
+    let mut harness = DutiesHarness::new(log);
+    harness.report(0);
+    harness.report(1);
+    harness.hold(0);
+    harness.hold_with(1, 1.0, 99);
     let reason = RewindReason::StateDiffers { layer: LayerId(2) };
-    let (generation, to) = (bench.log.state.generation(), Step(4));
-    let proposed = bench.act();
+    let (generation, to) = (harness.log.state.generation(), Step(4));
+    let proposed = harness.act();
     assert_eq!(proposed, [Entry::Rewind { generation, to, reason }]);
-    assert_eq!(bench.log.state.open_turn().step, to);
+    assert_eq!(harness.log.state.open_turn().step, to);
 }
 
-/// The stage that trains a second replica reports its state too, though only the owner reports sums of it.
+/// The stage that trains a second replica reports its state too, though only the owner reports sums
+/// of it.
 #[test]
 fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
     let mut log = FixtureLog::with_job(JobSpec { attest_every: 1, ..spec() }, &[1, 2]);
@@ -187,42 +189,43 @@ fn a_second_replica_that_differs_takes_the_run_back_to_a_checkpoint() {
     crossed(&mut plan);
     log.adopt(plan);
     log.load();
-    let mut bench = DutiesHarness::new(log);
-    bench.report_all();
-    sealed(&mut bench);
-    bench.twin_version = Some(99);
-    bench.report_all();
+    let mut harness = DutiesHarness::new(log);
+    harness.report_all();
+    sealed(&mut harness);
+    harness.twin_version = Some(99);
+    harness.report_all();
     let reason = RewindReason::StateDiffers { layer: LayerId(0) };
-    let (generation, to) = (bench.log.state.generation(), Step(0));
-    assert_eq!(bench.act(), [Entry::Rewind { generation, to, reason }]);
+    let (generation, to) = (harness.log.state.generation(), Step(0));
+    assert_eq!(harness.act(), [Entry::Rewind { generation, to, reason }]);
 }
 
 /// It cannot be known which of two replicas is wrong, and the keeper of a copy follows the owner:
-/// however often they differ, no node is sent away for it. They are compared without copies as well.
+/// however often they differ, no node is sent away for it. They are compared without copies as
+/// well.
 #[test]
 fn replicas_that_differ_again_speak_against_nobody() {
     for copies in [0, 1] {
-        let mut bench =
+        let mut harness =
             DutiesHarness::running(JobSpec { attest_every: 1, copies, ..spec() }, &[1, 2]);
         for round in 0..3 {
-            bench.agree(bench.log.rewind(0));
-            let mut plan = bench.log.plan(&[1, 2]);
+            harness.agree(harness.log.rewind(0));
+            let mut plan = harness.log.plan(&[1, 2]);
             crossed(&mut plan);
-            bench.agree(Entry::Adopt(Box::new(plan)));
+            harness.agree(Entry::Adopt(Box::new(plan)));
             for stage in 0..2 {
-                bench.agree(Entry::Ready(bench.log.ready(stage)));
+                harness.agree(Entry::Ready(harness.log.ready(stage)));
             }
-            bench.agree(Entry::Resume { generation: bench.log.state.generation() });
-            bench.report_all();
-            sealed(&mut bench);
-            bench.twin_version = Some(99);
-            bench.report_all();
-            let proposed = bench.act();
+            harness.agree(Entry::Resume { generation: harness.log.state.generation() });
+            harness.report_all();
+            sealed(&mut harness);
+            harness.twin_version = Some(99);
+            harness.report_all();
+            let proposed = harness.act();
             let is_back = matches!(proposed[..], [Entry::Rewind { .. }]);
             assert!(is_back, "copies {copies}, round {round}: {proposed:#?}");
-            bench.twin_version = None;
+            harness.twin_version = None;
         }
-        assert!(bench.log.state.quarantined().is_empty());
+        assert!(harness.log.state.quarantined().is_empty());
     }
 }
 
@@ -232,58 +235,58 @@ fn no_more_is_sealed_than_can_be_remembered_without_a_checkpoint() {
     let spec = JobSpec { step_count: 2 * kept, checkpoint_every: kept / 2, ..spec() };
     let mut log = FixtureLog::running(spec, &[1, 2]);
     log.keep(kept - 1);
-    let mut bench = DutiesHarness::new(log);
-    bench.report_all();
-    sealed(&mut bench);
-    bench.report_all();
-    withheld(&mut bench, WithheldReason::CheckpointOverdue);
-    bench.log.checkpoint(kept, 1);
-    sealed(&mut bench);
+    let mut harness = DutiesHarness::new(log);
+    harness.report_all();
+    sealed(&mut harness);
+    harness.report_all();
+    withheld(&mut harness, WithheldReason::CheckpointOverdue);
+    harness.log.checkpoint(kept, 1);
+    sealed(&mut harness);
 }
 
 /// A run that went back over one step, which was sealed with these sums.
 fn recomputing() -> (DutiesHarness, Seal) {
-    let mut bench = DutiesHarness::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
-    bench.report_all();
-    let logged = sealed(&mut bench);
-    bench.agree(bench.log.rewind(0));
-    bench.log.run_plan(&[1, 2]);
-    bench.elect_anew();
-    (bench, logged)
+    let mut harness = DutiesHarness::running(JobSpec { attest_every: 0, ..spec() }, &[1, 2]);
+    harness.report_all();
+    let logged = sealed(&mut harness);
+    harness.agree(harness.log.rewind(0));
+    harness.log.run_plan(&[1, 2]);
+    harness.elect_anew();
+    (harness, logged)
 }
 
 #[test]
 fn a_step_that_comes_out_as_it_was_sealed_is_sealed_again() {
-    let (mut bench, logged) = recomputing();
-    bench.report_all();
-    let turn = bench.log.state.open_turn();
-    assert_eq!(sealed(&mut bench), Seal { turn, ..logged });
+    let (mut harness, logged) = recomputing();
+    harness.report_all();
+    let turn = harness.log.state.open_turn();
+    assert_eq!(sealed(&mut harness), Seal { turn, ..logged });
 }
 
 /// It is run again a few times; then the run is held, for it is not the run that was sealed.
 #[test]
 fn a_step_that_comes_out_otherwise_is_replayed_and_then_the_run_is_held() {
-    let (mut bench, logged) = recomputing();
-    let tell_otherwise = |bench: &mut DutiesHarness| {
+    let (mut harness, logged) = recomputing();
+    let tell_otherwise = |harness: &mut DutiesHarness| {
         for stage in 0..2 {
-            bench.try_report(stage, 0.5).expect("it is counted");
-            bench.hold_with(stage, 0.5, 0);
+            harness.try_report(stage, 0.5).expect("it is counted");
+            harness.hold_with(stage, 0.5, 0);
         }
     };
     for replays in 0..RECOMPUTE_REPLAYS_MAX {
-        tell_otherwise(&mut bench);
-        let seal = sealed(&mut bench);
+        tell_otherwise(&mut harness);
+        let seal = sealed(&mut harness);
         assert_eq!(
             (seal.verdict, seal.reason),
             (Verdict::Replay, Reason::DiffersFromLog { replays })
         );
     }
-    tell_otherwise(&mut bench);
+    tell_otherwise(&mut harness);
     let step = logged.turn.step;
     let halt = Entry::Job(JobChange::Halt(HaltReason::DiffersFromLog { step }));
-    assert_eq!(bench.act(), [halt]);
-    tell_otherwise(&mut bench);
-    assert_eq!(bench.act(), [], "nothing more until a person says so");
+    assert_eq!(harness.act(), [halt]);
+    tell_otherwise(&mut harness);
+    assert_eq!(harness.act(), [], "nothing more until a person says so");
 }
 
 /// What spoiled a step that was left out need not come again: it is left out again.
@@ -294,10 +297,10 @@ fn a_step_that_was_left_out_is_left_out_again_whatever_comes_out() {
     log.apply(Entry::Seal(skipped));
     log.apply(log.rewind(0));
     log.run_plan(&[1, 2]);
-    let mut bench = DutiesHarness::new(log);
-    bench.report_all();
-    let turn = bench.log.state.open_turn();
-    assert_eq!(sealed(&mut bench), Seal { turn, ..skipped });
+    let mut harness = DutiesHarness::new(log);
+    harness.report_all();
+    let turn = harness.log.state.open_turn();
+    assert_eq!(sealed(&mut harness), Seal { turn, ..skipped });
 }
 
 #[test]
@@ -307,10 +310,10 @@ fn a_job_of_another_size_counts_its_own_tensors() {
     log.apply(Entry::Job(JobChange::Start(Arc::new(spec))));
     [1, 2].into_iter().for_each(|node| _ = log.join(node));
     log.run_plan(&[1, 2]);
-    let mut bench = DutiesHarness::new(log);
-    bench.report(0);
+    let mut harness = DutiesHarness::new(log);
+    harness.report(0);
     let (stage, expected, found) = (StageIndex(1), 3, 2);
     let refusal = InputRefusal::MissingTensors { stage, expected, found };
-    assert_eq!(bench.try_report(1, 1.0), Err(refusal));
-    withheld(&mut bench, WithheldReason::Reports);
+    assert_eq!(harness.try_report(1, 1.0), Err(refusal));
+    withheld(&mut harness, WithheldReason::Reports);
 }

@@ -35,7 +35,8 @@ impl RaftNode {
         messages.append(&mut ready.take_persisted_messages());
         let durable = self.durable_index();
         let messages: Vec<_> = messages.iter().map(|each| envelope(each, durable)).collect();
-        let (entries, snapshot) = (ready.take_entries(), ready.snapshot().clone());
+        let entries = ready.take_entries();
+        let snapshot = ready.snapshot().clone();
         let committed = ready.take_committed_entries();
         // Leaders may send before they have written. But one that was elected by itself alone has
         // not written its term yet, and after a crash it would lead in that term again.
@@ -52,7 +53,7 @@ impl RaftNode {
         let number = ready.number();
         self.raw.advance_append_async(ready);
         match self.writes.last() {
-            Some(flight) => flight.ready = number,
+            Some(write) => write.ready = number,
             None => self.raw.on_persist_ready(number),
         }
         self.apply(committed);
@@ -78,7 +79,7 @@ impl RaftNode {
     /// Sends once all that was handed out so far is durable (P1).
     pub(super) fn hold(&mut self, messages: impl IntoIterator<Item = (NodeId, RaftMessage)>) {
         match self.writes.last() {
-            Some(flight) => flight.held.extend(messages),
+            Some(write) => write.held.extend(messages),
             None => self
                 .outputs
                 .extend(messages.into_iter().map(|(to, message)| RaftOutput::Send { to, message })),
@@ -120,17 +121,17 @@ impl RaftNode {
             data,
         });
         let hard = self.written;
-        let flight = self.persist(records);
-        (flight.has_entries, flight.hard) = (!entries.is_empty(), Some(hard));
-        (flight.snapshot, flight.replaces) = (installs, replaces);
+        let write = self.persist(records);
+        (write.has_entries, write.hard) = (!entries.is_empty(), Some(hard));
+        (write.snapshot, write.replaces) = (installs, replaces);
     }
 
     /// Hands records out for persisting.
     pub(super) fn persist(&mut self, records: Vec<RaftRecord>) -> &mut InFlightWrite {
-        let flight = self.writes.begin(records.len());
-        let token = flight.token;
+        let write = self.writes.begin(records.len());
+        let token = write.token;
         self.outputs.push_back(RaftOutput::Persist { token, records });
-        flight
+        write
     }
 
     /// What must follow a snapshot that replaces all earlier records.
@@ -151,7 +152,8 @@ impl RaftNode {
         let Some(applied) = committed.last().map(|entry| entry.index) else { return };
         let members = self.members().clone();
         for entry in committed {
-            let (index, term) = (entry.index, entry.term);
+            let index = entry.index;
+            let term = entry.term;
             let data = match entry.get_entry_type() {
                 EntryType::EntryNormal => entry.data.to_vec(),
                 EntryType::EntryConfChange | EntryType::EntryConfChangeV2 => {
@@ -212,19 +214,19 @@ impl RaftNode {
 
     /// What was handed out with `token` is durable.
     pub(super) fn finish_write(&mut self, token: PersistToken) {
-        let flight = self.writes.end(token);
-        self.durable = flight.hard.unwrap_or(self.durable);
-        if flight.ready > 0 {
-            self.raw.on_persist_ready(flight.ready);
+        let write = self.writes.end(token);
+        self.durable = write.hard.unwrap_or(self.durable);
+        if write.ready > 0 {
+            self.raw.on_persist_ready(write.ready);
         }
-        if let Some(SnapshotInstall { index, term, data }) = flight.snapshot {
+        if let Some(SnapshotInstall { index, term, data }) = write.snapshot {
             self.raw.advance_apply_to(index);
             self.outputs.push_back(RaftOutput::Installed { index, term, data });
         }
-        if flight.replaces {
-            self.outputs.push_back(RaftOutput::Trim { before: flight.first_record });
+        if write.replaces {
+            self.outputs.push_back(RaftOutput::Trim { before: write.first_record });
         }
-        let held = flight.held.into_iter();
+        let held = write.held.into_iter();
         self.outputs.extend(held.map(|(to, message)| RaftOutput::Send { to, message }));
         if !self.is_boot_durable {
             self.is_boot_durable = true;

@@ -1,4 +1,4 @@
-//! Greetings, from both sides. See [`super::super::greeting`].
+//! Greetings, as sender and as receiver. See [`super::super::greeting`].
 
 use ::raft::INVALID_ID;
 use zbelastic_types::NodeId;
@@ -14,7 +14,8 @@ use super::{RaftNode, RaftPhase};
 impl RaftNode {
     /// A voter that is not the only one greets the others before it takes part.
     pub(super) fn greet(&mut self) {
-        let (node, applied) = (self.setup.node, self.raw.raft.raft_log.applied);
+        let node = self.setup.node;
+        let applied = self.raw.raft.raft_log.applied;
         if self.members().is_voter(node) {
             let greeting = Greeting::new(node, self.members().clone(), applied);
             if !greeting.is_over() {
@@ -23,7 +24,8 @@ impl RaftNode {
         }
     }
 
-    /// Sends a greeting to all nodes that have not answered it with a welcome, once this start is durable.
+    /// Sends a greeting to all nodes that have not answered it with a welcome, once this start is
+    /// durable.
     pub(super) fn send_hellos(&mut self) {
         let RaftPhase::Greeting(greeting) = &self.phase else { return };
         if !self.is_boot_durable {
@@ -49,9 +51,10 @@ impl RaftNode {
     ) -> Result<(), RaftRefusal> {
         let RaftHello { boot, life, term, last_index } = hello;
         self.check_greeter(from)?;
-        for (what, found) in [("the boot", boot), ("the term", term), ("the index", last_index)] {
-            if found > NUMBER_MAX || (found == 0 && what == "the boot") {
-                return Err(RaftRefusal::BadNumber { what, found });
+        for (quantity, found) in [("the boot", boot), ("the term", term), ("the index", last_index)]
+        {
+            if found > NUMBER_MAX || (found == 0 && quantity == "the boot") {
+                return Err(RaftRefusal::BadNumber { quantity, found });
             }
         }
         let verdict = match self.peers.judge(from, &hello) {

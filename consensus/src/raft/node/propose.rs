@@ -46,7 +46,7 @@ pub enum ProposeRefusal {
 }
 
 impl ProposeRefusal {
-    /// The word under which it is counted.
+    /// The name under which the refusal is counted.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -203,8 +203,8 @@ impl RaftNode {
         records.push(RaftRecord::HardState(self.written));
         records.extend(self.identity());
         let hard = self.written;
-        let flight = self.persist(records);
-        (flight.replaces, flight.hard) = (true, Some(hard));
+        let write = self.persist(records);
+        (write.replaces, write.hard) = (true, Some(hard));
         self.snapshot_due_at = applied + self.setup.compact_after;
         Ok(())
     }

@@ -43,9 +43,9 @@ impl RecordDisk {
     }
 
     fn trim(&mut self, before: RecordNumber) {
-        let gone = before.0.saturating_sub(self.base).min(self.records.len() as u64);
-        self.records.drain(..gone as usize);
-        self.base += gone;
+        let trimmed = before.0.saturating_sub(self.base).min(self.records.len() as u64);
+        self.records.drain(..trimmed as usize);
+        self.base += trimmed;
     }
 }
 

@@ -47,7 +47,11 @@ fn entry_durable_on_two_of_three_survives_the_loss_of_the_leaders_write() {
     }
     let status = cluster.status(leader);
     assert_eq!(status.commit, status.last_index, "two of three have it");
-    assert_eq!(status.applied + 1, status.last_index, "and who has not does not hand it out");
+    assert_eq!(
+        status.applied + 1,
+        status.last_index,
+        "and a follower that has not does not hand it out"
+    );
     cluster.crash(leader, None);
     cluster.disk_speed = 100;
     cluster.restart(leader);

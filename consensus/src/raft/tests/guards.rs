@@ -65,7 +65,7 @@ fn messages_of_the_wrong_form_are_refused() {
     check(&mut cluster, to, to, beat(to, to, 2), refusal);
     let refusal = RaftRefusal::WrongReceiver { expected: n(to), found: n(9) };
     check(&mut cluster, leader, to, beat(leader, 9, 2), refusal);
-    let term = |found| RaftRefusal::BadNumber { what: "the term", found };
+    let term = |found| RaftRefusal::BadNumber { quantity: "the term", found };
     check(&mut cluster, leader, to, beat(leader, to, 0), term(0));
     let far = NUMBER_MAX + 1;
     check(&mut cluster, leader, to, beat(leader, to, far), term(far));
@@ -73,7 +73,7 @@ fn messages_of_the_wrong_form_are_refused() {
     let refusal = RaftRefusal::UnknownNode { from: n(9) };
     check(&mut cluster, 9, to, message(9, to, 2, ack), refusal);
     let hello = RaftMessage::Hello(RaftHello { boot: 0, life: 0, term: 1, last_index: 1 });
-    let refusal = RaftRefusal::BadNumber { what: "the boot", found: 0 };
+    let refusal = RaftRefusal::BadNumber { quantity: "the boot", found: 0 };
     check(&mut cluster, leader, to, hello, refusal);
 }
 
@@ -86,7 +86,7 @@ fn entries_that_would_end_raft_rs_are_refused() {
     let mut check = |body, refusal| {
         check(&mut cluster, leader, to, message(leader, to, term, body), refusal);
     };
-    let bad = |what, found| RaftRefusal::BadNumber { what, found };
+    let bad = |quantity, found| RaftRefusal::BadNumber { quantity, found };
     check(append(last + 5, 0, vec![]), bad("the term of the log", 0));
     check(append(0, 0, vec![]), bad("the index", 0));
     check(append(last + 1, term + 1, vec![]), bad("the term of the log", term + 1));
@@ -142,7 +142,7 @@ fn snapshots_that_would_end_raft_rs_are_refused() {
     };
     let members =
         |voters: &[u64]| Members::first(&voters.iter().map(|&node| n(node)).collect::<Vec<_>>());
-    let bad = |what, found| RaftRefusal::BadNumber { what, found };
+    let bad = |quantity, found| RaftRefusal::BadNumber { quantity, found };
     check(image(0, members(&[1, 2, 3])), bad("the index of the snapshot", 0));
     let later = SnapshotImage { term: term + 1, ..image(last + 9, members(&[1, 2, 3])) };
     check(later, bad("the term of the snapshot", term + 1));
@@ -312,7 +312,7 @@ fn among_liars(receiver: u64, events: Vec<NodeInput>) {
     let mut tokens = std::collections::VecDeque::new();
     for event in events {
         let before = node.status();
-        let heard = match event {
+        let result = match event {
             NodeInput::Tick(count) => {
                 (0..count).for_each(|_| node.tick());
                 Ok(())
@@ -328,7 +328,7 @@ fn among_liars(receiver: u64, events: Vec<NodeInput>) {
                 Ok(())
             }
         };
-        if let Err(refusal) = heard
+        if let Err(refusal) = result
             && !matches!(refusal, RaftRefusal::BeyondLog { .. })
         {
             assert_eq!(node.status(), before, "{refusal}");

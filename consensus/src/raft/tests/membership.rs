@@ -79,19 +79,19 @@ fn removed_voter_is_refused_and_disturbs_nobody() {
     let mut cluster = RaftCluster::new(52, 4);
     cluster.commit_on(b"one", &[n(1), n(2), n(3), n(4)]);
     let leader = cluster.leader().unwrap();
-    let gone = *cluster.live().iter().find(|&&node| node != leader).unwrap();
-    cluster.part(&[gone.0], &[1, 2, 3, 4]);
-    change(&mut cluster, VoterChange::Remove(gone));
+    let removed = *cluster.live().iter().find(|&&node| node != leader).unwrap();
+    cluster.part(&[removed.0], &[1, 2, 3, 4]);
+    change(&mut cluster, VoterChange::Remove(removed));
     let term = cluster.status(leader).term;
     cluster.rounds(40);
     cluster.cut.clear();
     cluster.rounds(60);
     assert_eq!((cluster.leader(), cluster.status(leader).term), (Some(leader), term));
     assert!(cluster.trace.contains("RemovedNode"));
-    cluster.crash(gone, None);
-    cluster.restart(gone);
+    cluster.crash(removed, None);
+    cluster.restart(removed);
     cluster.rounds(20);
-    assert!(cluster.status(gone).is_greeting, "nobody welcomes who has left");
+    assert!(cluster.status(removed).is_greeting, "nobody welcomes who has left");
 }
 
 #[test]

@@ -103,19 +103,19 @@ fn records_that_do_not_add_up_are_refused() {
     let hard = |term, commit| RaftRecord::HardState(HardVote { term, vote: None, commit });
     let number = 1;
     check_refusal(&[entry(1, 1), entry(3, 1)], RecoverError::Gap { number, expected: 2, found: 3 });
-    let what = "the term of an entry";
-    let back = RecoverError::WentBack { number, what, before: 5, found: 4 };
+    let quantity = "the term of an entry";
+    let back = RecoverError::WentBack { number, quantity, before: 5, found: 4 };
     check_refusal(&[entry(1, 5), entry(2, 4)], back);
-    let back = RecoverError::WentBack { number, what: "the term", before: 5, found: 4 };
+    let back = RecoverError::WentBack { number, quantity: "the term", before: 5, found: 4 };
     check_refusal(&[hard(5, 0), hard(4, 0)], back);
-    let back = RecoverError::WentBack { number, what: "the commit index", before: 3, found: 2 };
+    let back = RecoverError::WentBack { number, quantity: "the commit index", before: 3, found: 2 };
     check_refusal(&[hard(5, 3), hard(5, 2)], back);
     let replaces = RecoverError::ReplacesCommitted { number: 2, commit: 1, found: 1 };
     check_refusal(&[entry(1, 1), hard(1, 1), entry(1, 2)], replaces);
     let boot = |node, boot| RaftRecord::Boot { node: n(node), boot };
     let two = RecoverError::TwoNodes { number, expected: n(1), found: n(2) };
     check_refusal(&[boot(1, 1), boot(2, 2)], two);
-    let back = RecoverError::WentBack { number, what: "the boot", before: 2, found: 1 };
+    let back = RecoverError::WentBack { number, quantity: "the boot", before: 2, found: 1 };
     check_refusal(&[boot(1, 2), boot(1, 1)], back);
 }
 

@@ -1,4 +1,4 @@
-//! What is agreed, turned into orders: each once, in the sequence in which they must be done.
+//! What is agreed, turned into commands: each once, in the sequence in which they must be executed.
 
 use zbelastic_types::{StageIndex, Step};
 
@@ -10,7 +10,7 @@ use crate::message::{Briefing, Message};
 use crate::session::{BriefingRefusal, LoadCommand, WorkerCommand, WorkerEvent};
 use crate::validation::Verdict;
 
-/// The order to load what the plan in force gives node 1.
+/// The command to load the part of node 1 in the plan in force.
 fn load(log: &FixtureLog, stage: u32) -> WorkerCommand {
     load_and_write(log, stage, false)
 }
@@ -42,108 +42,111 @@ fn loading() -> FixtureLog {
 #[test]
 fn a_plan_is_loaded_once_and_run_once() {
     let mut log = loading();
-    let mut bench = SessionHarness::briefed(&log);
-    assert_eq!(bench.take_commands(), [load(&log, 1)]);
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), []);
+    let mut harness = SessionHarness::briefed(&log);
+    assert_eq!(harness.take_commands(), [load(&log, 1)]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), []);
     log.load();
-    bench.brief(&log, BriefingContent::Changes);
-    assert_eq!(bench.take_commands(), [run(&log)]);
-    for told in [BriefingContent::Changes, BriefingContent::All] {
-        bench.brief(&log, told);
-        assert_eq!(bench.take_commands(), []);
+    harness.brief(&log, BriefingContent::Changes);
+    assert_eq!(harness.take_commands(), [run(&log)]);
+    for content in [BriefingContent::Changes, BriefingContent::All] {
+        harness.brief(&log, content);
+        assert_eq!(harness.take_commands(), []);
     }
 }
 
-/// A seat that comes late, or lost every briefing but the last, gives the same orders in the same order.
+/// A session that comes late, or lost every briefing but the last, issues the same commands in the
+/// same order.
 #[test]
 fn one_briefing_is_enough_to_load_and_run() {
     let mut log = loading();
     log.load();
-    let mut bench = SessionHarness::briefed(&log);
-    assert_eq!(bench.take_commands(), [load(&log, 1), run(&log)]);
+    let mut harness = SessionHarness::briefed(&log);
+    assert_eq!(harness.take_commands(), [load(&log, 1), run(&log)]);
 }
 
 #[test]
 fn a_new_plan_stops_the_work_and_then_loads() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     log.keep(1);
-    bench.brief(&log, BriefingContent::Changes);
-    bench.take_commands();
+    harness.brief(&log, BriefingContent::Changes);
+    harness.take_commands();
     log.adopt(log.plan(&[2, 1]));
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [WorkerCommand::Stop, load(&log, 1)]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Stop, load(&log, 1)]);
     log.load();
-    bench.brief(&log, BriefingContent::Changes);
-    assert_eq!(bench.take_commands(), [run(&log)]);
+    harness.brief(&log, BriefingContent::Changes);
+    assert_eq!(harness.take_commands(), [run(&log)]);
 }
 
 #[test]
 fn who_has_no_part_in_a_new_plan_stops_and_has_nothing_to_load() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     log.adopt(log.plan(&[2]));
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [WorkerCommand::Stop]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Stop]);
     log.load();
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [WorkerCommand::Release]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Release]);
     log.adopt(log.plan(&[2]));
-    bench.brief(&log, BriefingContent::All);
+    harness.brief(&log, BriefingContent::All);
     log.load();
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [], "there is no work to stop");
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [], "there is no work to stop");
 }
 
-/// R8: however often a seal is sent, and by whichever controller, the host applies it once.
+/// R8: however often a seal is sent, and by whichever controller, the runtime applies it once.
 #[test]
 fn r8_a_seal_is_settled_once_however_often_it_is_told() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     for verdict in [Verdict::Keep, Verdict::Replay, Verdict::Skip, Verdict::Keep] {
         let seal = log.seal(verdict);
         log.apply(Entry::Seal(seal));
-        bench.brief(&log, BriefingContent::Changes);
-        assert_eq!(bench.take_commands(), [WorkerCommand::ApplySeal(seal)]);
-        bench.brief(&log, BriefingContent::Changes);
-        bench.try_brief(CONTROLLERS[1], briefing(&log, BriefingContent::All)).expect("it belongs");
-        assert_eq!(bench.take_commands(), []);
+        harness.brief(&log, BriefingContent::Changes);
+        assert_eq!(harness.take_commands(), [WorkerCommand::ApplySeal(seal)]);
+        harness.brief(&log, BriefingContent::Changes);
+        harness
+            .try_brief(CONTROLLERS[1], briefing(&log, BriefingContent::All))
+            .expect("it belongs");
+        assert_eq!(harness.take_commands(), []);
     }
 }
 
-/// R2: a seal of the plan before is not passed to a host that runs the next one.
+/// R2: a seal of the plan before is not passed to a runtime that runs the next one.
 #[test]
 fn r2_a_seal_of_the_plan_before_is_not_settled_under_the_next() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
     log.keep(2);
     log.run_plan(&[2, 1]);
-    let mut bench = SessionHarness::briefed(&log);
+    let mut harness = SessionHarness::briefed(&log);
     assert!(log.state.last_seal().is_some());
-    assert_eq!(bench.take_commands(), [load(&log, 1), run(&log)]);
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), []);
+    assert_eq!(harness.take_commands(), [load(&log, 1), run(&log)]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), []);
 }
 
-/// The step under way when a plan was to follow is finished first: settle, stop, load.
+/// The step under way when a plan was to follow is finished first: apply its seal, stop, load.
 #[test]
 fn the_seal_before_a_planned_change_is_settled_before_the_work_stops() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     let next = log.plan(&[2, 1]);
     let from_step = log.state.open_turn().step.next();
     log.adopt(crate::plan::PlanRecord { from_step, ..next });
-    bench.brief(&log, BriefingContent::Changes);
-    assert_eq!(bench.take_commands(), [], "training goes on");
+    harness.brief(&log, BriefingContent::Changes);
+    assert_eq!(harness.take_commands(), [], "training goes on");
     let seal = log.seal(Verdict::Keep);
     log.apply(Entry::Seal(seal));
-    bench.brief(&log, BriefingContent::All);
+    harness.brief(&log, BriefingContent::All);
     assert_eq!(
-        bench.take_commands(),
+        harness.take_commands(),
         [WorkerCommand::ApplySeal(seal), WorkerCommand::Stop, load(&log, 1)]
     );
 }
@@ -151,217 +154,225 @@ fn the_seal_before_a_planned_change_is_settled_before_the_work_stops() {
 #[test]
 fn a_plan_that_is_named_but_not_told_is_asked_for_and_nothing_is_done() {
     let mut log = loading();
-    let mut bench = SessionHarness::new();
+    let mut harness = SessionHarness::new();
     let found = log.state.generation();
     let named = briefing(&log, BriefingContent::Changes);
     let refusal = BriefingRefusal::UnknownPlan { found };
-    assert_eq!(bench.try_brief(CONTROLLERS[0], named), Err(refusal.clone()));
+    assert_eq!(harness.try_brief(CONTROLLERS[0], named), Err(refusal.clone()));
     let without_job = Briefing { spec: None, ..briefing(&log, BriefingContent::All) };
-    assert_eq!(bench.try_brief(CONTROLLERS[0], without_job), Err(refusal));
-    assert_eq!(bench.take_commands(), []);
+    assert_eq!(harness.try_brief(CONTROLLERS[0], without_job), Err(refusal));
+    assert_eq!(harness.take_commands(), []);
     assert_eq!(
-        (bench.session.holder(), bench.session.spec()),
+        (harness.session.holder(), harness.session.spec()),
         (None, None),
         "nothing of it is taken in"
     );
     log.load();
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [load(&log, 1), run(&log)]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [load(&log, 1), run(&log)]);
 }
 
-/// Requests an inventory at this index, and yields what is ordered.
+/// Requests an inventory at this index, and yields the commands.
 fn request_inventory(
-    bench: &mut SessionHarness,
+    harness: &mut SessionHarness,
     log: &FixtureLog,
     index: u64,
-    told: BriefingContent,
+    content: BriefingContent,
 ) -> Vec<WorkerCommand> {
-    let asked = Briefing { requests_inventory: true, index, ..briefing(log, told) };
-    bench.try_brief(CONTROLLERS[0], asked).expect("it belongs");
-    bench.take_commands()
+    let requested = Briefing { requests_inventory: true, index, ..briefing(log, content) };
+    harness.try_brief(CONTROLLERS[0], requested).expect("it belongs");
+    harness.take_commands()
 }
 
-/// Each beat is answered with the request until the inventory is there. One at a time is taken, and none
-/// again at an index at which one was: that answer is resent until it is known.
+/// Each beat is answered with the request until the inventory is there. One at a time is taken, and
+/// none again at an index at which one was: that answer is resent until it is known.
 #[test]
 fn an_inventory_is_taken_once_however_often_it_is_asked_for() {
     let log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     let first = log.state.applied();
     let take = |index| vec![WorkerCommand::TakeInventory { index }];
-    assert_eq!(request_inventory(&mut bench, &log, first, BriefingContent::Changes), take(first));
-    assert_eq!(request_inventory(&mut bench, &log, first, BriefingContent::Changes), []);
+    assert_eq!(request_inventory(&mut harness, &log, first, BriefingContent::Changes), take(first));
+    assert_eq!(request_inventory(&mut harness, &log, first, BriefingContent::Changes), []);
     assert_eq!(
-        request_inventory(&mut bench, &log, first + 1, BriefingContent::Changes),
+        request_inventory(&mut harness, &log, first + 1, BriefingContent::Changes),
         [],
         "one is being taken"
     );
-    bench.event(WorkerEvent::Inventory { index: first, layers: Vec::new() });
+    harness.event(WorkerEvent::Inventory { index: first, layers: Vec::new() });
     assert_eq!(
-        request_inventory(&mut bench, &log, first + 1, BriefingContent::Changes),
+        request_inventory(&mut harness, &log, first + 1, BriefingContent::Changes),
         take(first + 1),
-        "asked anew"
+        "requested anew"
     );
-    bench.event(WorkerEvent::Inventory { index: first + 1, layers: Vec::new() });
-    assert_eq!(request_inventory(&mut bench, &log, first + 1, BriefingContent::Changes), []);
+    harness.event(WorkerEvent::Inventory { index: first + 1, layers: Vec::new() });
+    assert_eq!(request_inventory(&mut harness, &log, first + 1, BriefingContent::Changes), []);
     let (holder, index, layers) = (log.holder(1), first + 1, Vec::new());
     let answer = Message::Inventory { holder, index, layers };
-    assert_eq!(bench.resent_messages(), [answer], "what was lost is told again");
+    assert_eq!(harness.resent_messages(), [answer], "a lost answer is sent again");
 }
 
 /// What was requested under the plan before is not waited for under the next.
 #[test]
 fn an_inventory_is_taken_anew_under_another_plan() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     let index = log.state.applied();
-    assert_eq!(request_inventory(&mut bench, &log, index, BriefingContent::Changes).len(), 1);
+    assert_eq!(request_inventory(&mut harness, &log, index, BriefingContent::Changes).len(), 1);
     log.adopt(log.plan(&[2, 1]));
     let index = log.state.applied();
     let expected = [WorkerCommand::Stop, load(&log, 1), WorkerCommand::TakeInventory { index }];
-    assert_eq!(request_inventory(&mut bench, &log, index, BriefingContent::All), expected);
+    assert_eq!(request_inventory(&mut harness, &log, index, BriefingContent::All), expected);
 }
 
-/// After a rewind the seat waits for the plan that follows; what it settled is not settled again, and
-/// nothing that was held before is reported or given away.
+/// After a rewind the session waits for the plan that follows; a seal that it applied is not
+/// applied again, and nothing that was held before is reported or given away.
 #[test]
 fn a_rewind_takes_away_what_is_held_and_orders_nothing_until_the_next_plan() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
+    let mut harness = SessionHarness::briefed(&log);
     log.keep(2);
-    bench.brief(&log, BriefingContent::Changes);
-    bench.take_commands();
+    harness.brief(&log, BriefingContent::Changes);
+    harness.take_commands();
     log.apply(log.rewind(0));
-    bench.brief(&log, BriefingContent::Changes);
-    assert_eq!(bench.take_commands(), [WorkerCommand::Rewind]);
+    harness.brief(&log, BriefingContent::Changes);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Rewind]);
     log.adopt(log.plan(&[1, 2]));
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [load(&log, 0)]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [load(&log, 0)]);
 }
 
-/// A worker that received nothing while the plan that names it was adopted and given up learns of it late.
+/// A worker that received nothing while the plan that names it was adopted and given up learns of
+/// it late.
 #[test]
 fn a_plan_that_a_rewind_has_closed_is_not_loaded() {
     let mut log = FixtureLog::running(spec(), &[2, 3]);
     log.join(1);
-    let mut bench = SessionHarness::briefed(&log);
+    let mut harness = SessionHarness::briefed(&log);
     log.keep(2);
     log.adopt(log.plan(&[1, 2]));
     log.apply(log.rewind(0));
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [WorkerCommand::Rewind]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Rewind]);
     log.run_plan(&[1, 2]);
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [load(&log, 0), run(&log)]);
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [load(&log, 0), run(&log)]);
 }
 
 #[test]
 fn who_has_no_part_in_a_plan_lets_go_of_its_layers_once_it_runs() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     log.join(3);
     log.adopt(log.plan(&[2, 3]));
-    bench.brief(&log, BriefingContent::All);
-    assert_eq!(bench.take_commands(), [WorkerCommand::Stop], "the others may ask for them");
+    harness.brief(&log, BriefingContent::All);
+    assert_eq!(harness.take_commands(), [WorkerCommand::Stop], "the others may ask for them");
     log.load();
     for expected in [vec![WorkerCommand::Release], vec![]] {
-        bench.brief(&log, BriefingContent::Changes);
-        assert_eq!(bench.take_commands(), expected);
+        harness.brief(&log, BriefingContent::Changes);
+        assert_eq!(harness.take_commands(), expected);
     }
 }
 
 #[test]
 fn a_plan_that_begins_with_a_version_to_be_saved_says_so() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
+    let mut harness = SessionHarness::briefed(&log);
     log.keep(4);
     assert_eq!(log.pending_versions(), [4]);
     log.adopt(log.plan(&[1, 2]));
-    bench.take_commands();
-    bench.brief(&log, BriefingContent::All);
-    let orders = bench.take_commands();
-    let Some(WorkerCommand::Load(order)) = orders.last() else { panic!("{orders:?}") };
-    assert!(order.is_pending);
+    harness.take_commands();
+    harness.brief(&log, BriefingContent::All);
+    let commands = harness.take_commands();
+    let Some(WorkerCommand::Load(command)) = commands.last() else { panic!("{commands:?}") };
+    assert!(command.is_pending);
 }
 
-/// The configuration does not make version 2 a checkpoint: it is written because the run is held there.
+/// The configuration does not make version 2 a checkpoint: it is written because the run is held
+/// there.
 #[test]
 fn a_version_that_is_kept_by_order_is_written_once() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
+    let mut harness = SessionHarness::briefed(&log);
     log.keep(2);
-    bench.brief(&log, BriefingContent::Changes);
-    bench.take_commands();
+    harness.brief(&log, BriefingContent::Changes);
+    harness.take_commands();
     log.apply(Entry::Job(JobChange::Pause));
     let (generation, version) = (log.state.generation(), Step(2));
     for expected in [vec![WorkerCommand::Save { generation, version }], vec![]] {
-        bench.brief(&log, BriefingContent::Changes);
-        assert_eq!(bench.take_commands(), expected);
+        harness.brief(&log, BriefingContent::Changes);
+        assert_eq!(harness.take_commands(), expected);
     }
-    // A host that loads it meanwhile gets the order with the plan.
+    // A runtime that loads it meanwhile gets the version with the plan.
     log.apply(Entry::Job(JobChange::Continue));
     log.run_plan(&[1, 2]);
-    bench.brief(&log, BriefingContent::All);
+    harness.brief(&log, BriefingContent::All);
     assert_eq!(
-        bench.take_commands(),
+        harness.take_commands(),
         [WorkerCommand::Stop, load_and_write(&log, 0, true), run(&log)]
     );
 }
 
-/// A worker that runs gets the order before the version is sealed, and one that loads gets it when it runs.
+/// A worker that runs gets the command before the version is sealed, and one that loads gets it
+/// when it runs.
 #[test]
 fn a_version_that_follows_is_ordered_to_be_written_by_who_runs() {
     let mut log = FixtureLog::running(JobSpec { checkpoint_ticks: 1, ..spec() }, &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     log.apply(Entry::Keep { version: Step(1) });
-    let due = |log: &FixtureLog, told| Briefing { pending: vec![Step(1)], ..briefing(log, told) };
+    let due =
+        |log: &FixtureLog, content| Briefing { pending: vec![Step(1)], ..briefing(log, content) };
     let (generation, version) = (log.state.generation(), Step(1));
     for expected in [vec![WorkerCommand::Save { generation, version }], vec![]] {
-        bench.receive(due(&log, BriefingContent::Changes));
-        assert_eq!(bench.take_commands(), expected);
+        harness.receive(due(&log, BriefingContent::Changes));
+        assert_eq!(harness.take_commands(), expected);
     }
-    // A plan that loads is none that seals it; as soon as it runs it is ordered again.
+    // A plan that loads is none that seals it; as soon as it runs the command is issued again.
     log.adopt(log.plan(&[1, 2]));
-    bench.receive(due(&log, BriefingContent::All));
-    let is_save = |order: &WorkerCommand| matches!(order, WorkerCommand::Save { .. });
-    assert!(!bench.take_commands().iter().any(is_save), "it cannot be kept in mind there");
+    harness.receive(due(&log, BriefingContent::All));
+    let is_save = |command: &WorkerCommand| matches!(command, WorkerCommand::Save { .. });
+    assert!(!harness.take_commands().iter().any(is_save), "it cannot be kept in mind there");
     log.load();
-    bench.receive(due(&log, BriefingContent::Changes));
+    harness.receive(due(&log, BriefingContent::Changes));
     let generation = log.state.generation();
-    assert_eq!(bench.take_commands().last(), Some(&WorkerCommand::Save { generation, version }));
+    assert_eq!(harness.take_commands().last(), Some(&WorkerCommand::Save { generation, version }));
 }
 
 #[test]
 fn what_the_configuration_makes_a_checkpoint_is_written_without_an_order() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
+    let mut harness = SessionHarness::briefed(&log);
     log.keep(4);
     log.apply(Entry::Job(JobChange::Pause));
     assert_eq!(log.pending_versions(), [4]);
-    bench.take_commands();
-    bench.brief(&log, BriefingContent::Changes);
-    let orders = bench.take_commands();
-    assert!(!orders.iter().any(|order| matches!(order, WorkerCommand::Save { .. })), "{orders:?}");
+    harness.take_commands();
+    harness.brief(&log, BriefingContent::Changes);
+    let commands = harness.take_commands();
+    assert!(
+        !commands.iter().any(|command| matches!(command, WorkerCommand::Save { .. })),
+        "{commands:?}"
+    );
 }
 
-/// A worker that received nothing meanwhile learns of it with the next briefing, before the request in it.
+/// A worker that received nothing meanwhile learns of it with the next briefing, before the request
+/// in it.
 #[test]
 fn a_rewind_of_long_ago_takes_away_what_is_held_before_it_is_told() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
     log.apply(log.rewind(0));
     log.run_plan(&[2]);
     log.keep(3);
-    let asked = Briefing { requests_inventory: true, ..briefing(&log, BriefingContent::All) };
-    bench.try_brief(CONTROLLERS[0], asked).expect("it belongs");
+    let requested = Briefing { requests_inventory: true, ..briefing(&log, BriefingContent::All) };
+    harness.try_brief(CONTROLLERS[0], requested).expect("it belongs");
     let index = log.state.applied();
     assert_eq!(
-        bench.take_commands(),
+        harness.take_commands(),
         [WorkerCommand::Rewind, WorkerCommand::TakeInventory { index }]
     );
 }

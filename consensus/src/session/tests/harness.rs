@@ -1,4 +1,4 @@
-//! A seat whose controllers are a state, and whose host is the test.
+//! A session whose controllers are a state, and whose runtime is the test.
 
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ pub enum BriefingContent {
 }
 
 /// The briefing that a controller sends node 1.
-pub fn briefing(log: &FixtureLog, told: BriefingContent) -> Briefing {
+pub fn briefing(log: &FixtureLog, content: BriefingContent) -> Briefing {
     let state = &log.state;
     let member = state.members().get(&NODE).filter(|member| member.is_live());
     let plan = state.plan();
-    let is_all = told == BriefingContent::All;
+    let is_all = content == BriefingContent::All;
     Briefing {
         index: state.applied(),
         leader: Some(CONTROLLERS[0]),
@@ -72,11 +72,11 @@ impl SessionHarness {
         Self { session: WorkerSession::new(setup), commands: Vec::new(), sent: Vec::new() }
     }
 
-    /// A seat that knows everything `log` has.
+    /// A session that knows everything `log` has.
     pub fn briefed(log: &FixtureLog) -> Self {
-        let mut bench = Self::new();
-        bench.brief(log, BriefingContent::All);
-        bench
+        let mut harness = Self::new();
+        harness.brief(log, BriefingContent::All);
+        harness
     }
 
     pub fn input(&mut self, input: SessionInput) -> Result<(), BriefingRefusal> {
@@ -87,7 +87,7 @@ impl SessionHarness {
                     assert_eq!(message.cluster, CLUSTER);
                     self.sent.push((to, message.message));
                 }
-                SessionOutput::Command(order) => self.commands.push(order),
+                SessionOutput::Command(command) => self.commands.push(command),
             }
         }
         result
@@ -111,16 +111,16 @@ impl SessionHarness {
         self.try_brief(CONTROLLERS[0], briefing).expect("the briefing belongs");
     }
 
-    pub fn brief(&mut self, log: &FixtureLog, told: BriefingContent) {
-        self.try_brief(CONTROLLERS[0], briefing(log, told)).expect("the briefing belongs");
+    pub fn brief(&mut self, log: &FixtureLog, content: BriefingContent) {
+        self.try_brief(CONTROLLERS[0], briefing(log, content)).expect("the briefing belongs");
     }
 
-    pub fn event(&mut self, news: WorkerEvent) {
-        self.input(SessionInput::Event(news)).expect("news are taken");
+    pub fn event(&mut self, event: WorkerEvent) {
+        self.input(SessionInput::Event(event)).expect("the event is accepted");
     }
 
     pub fn tick(&mut self, count: u32) {
-        (0..count).for_each(|_| self.input(SessionInput::Tick).expect("a tick is taken"));
+        (0..count).for_each(|_| self.input(SessionInput::Tick).expect("a tick is accepted"));
     }
 
     pub fn take_commands(&mut self) -> Vec<WorkerCommand> {
@@ -139,11 +139,12 @@ impl SessionHarness {
         self.sent.clear();
         self.tick(TIMING.resend_ticks);
         let sent = self.take_messages();
-        let to =
-            |node| sent.iter().filter(move |(to, _)| *to == node).map(|(_, told)| told.clone());
-        let (first, second): (Vec<_>, Vec<_>) =
-            (to(CONTROLLERS[0]).collect(), to(CONTROLLERS[1]).collect());
-        assert_eq!(first, second, "every controller is told");
+        let to = |node| {
+            sent.iter().filter(move |(to, _)| *to == node).map(|(_, message)| message.clone())
+        };
+        let first: Vec<_> = to(CONTROLLERS[0]).collect();
+        let second: Vec<_> = to(CONTROLLERS[1]).collect();
+        assert_eq!(first, second, "every controller receives the same");
         first
     }
 }

@@ -1,4 +1,4 @@
-//! What a seat does about layers that are copied ahead of a planned change.
+//! Commands of a session about layers that are copied ahead of a planned change.
 
 use std::sync::Arc;
 
@@ -22,124 +22,127 @@ fn joined() -> FixtureLog {
 }
 
 /// Node 1 is to follow a layer of node 2.
-fn rehearsal(log: &FixtureLog) -> Arc<PreCopyPlan> {
+fn pre_copy_plan(log: &FixtureLog) -> Arc<PreCopyPlan> {
     let (follower, owner) = (log.holder(1), log.holder(2));
-    let follows = vec![FollowedLayer { layer: LayerId(0), follower, owner }];
-    Arc::new(PreCopyPlan { generation: log.state.generation(), layers: follows })
+    let layers = vec![FollowedLayer { layer: LayerId(0), follower, owner }];
+    Arc::new(PreCopyPlan { generation: log.state.generation(), layers })
 }
 
-fn pre_copy_briefing(log: &FixtureLog, rehearsal: Option<&Arc<PreCopyPlan>>) -> Briefing {
-    Briefing { pre_copy: rehearsal.cloned(), ..briefing(log, BriefingContent::Changes) }
+fn pre_copy_briefing(log: &FixtureLog, pre_copy_plan: Option<&Arc<PreCopyPlan>>) -> Briefing {
+    Briefing { pre_copy: pre_copy_plan.cloned(), ..briefing(log, BriefingContent::Changes) }
 }
 
-/// A seat that follows a layer.
+/// A session whose worker follows a layer.
 fn following(log: &FixtureLog) -> SessionHarness {
-    let mut bench = SessionHarness::briefed(log);
-    bench.take_commands();
-    bench
-        .try_brief(CONTROLLERS[0], pre_copy_briefing(log, Some(&rehearsal(log))))
+    let mut harness = SessionHarness::briefed(log);
+    harness.take_commands();
+    harness
+        .try_brief(CONTROLLERS[0], pre_copy_briefing(log, Some(&pre_copy_plan(log))))
         .expect("it belongs");
-    let (holder, pre_copy) = (log.holder(1), Some(rehearsal(log)));
-    assert_eq!(bench.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy }]);
-    // The seal before is one that nobody waits for any more.
-    bench
-        .try_brief(CONTROLLERS[0], pre_copy_briefing(log, Some(&self::rehearsal(log))))
+    let (holder, pre_copy) = (log.holder(1), Some(pre_copy_plan(log)));
+    assert_eq!(harness.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy }]);
+    // The seal before is one that no worker waits for any more.
+    harness
+        .try_brief(CONTROLLERS[0], pre_copy_briefing(log, Some(&self::pre_copy_plan(log))))
         .expect("it belongs");
-    assert!(matches!(bench.take_commands()[..], [WorkerCommand::ApplySeal(_)]));
-    bench
+    assert!(matches!(harness.take_commands()[..], [WorkerCommand::ApplySeal(_)]));
+    harness
 }
 
 #[test]
 fn what_is_copied_ahead_is_ordered_once() {
     let log = joined();
-    let mut bench = following(&log);
-    bench
-        .try_brief(CONTROLLERS[1], pre_copy_briefing(&log, Some(&rehearsal(&log))))
+    let mut harness = following(&log);
+    harness
+        .try_brief(CONTROLLERS[1], pre_copy_briefing(&log, Some(&pre_copy_plan(&log))))
         .expect("it belongs");
-    assert_eq!(bench.take_commands(), []);
+    assert_eq!(harness.take_commands(), []);
 }
 
 #[test]
 fn who_is_not_named_is_ordered_nothing_nor_is_what_is_of_another_plan() {
     let log = joined();
-    let mut bench = SessionHarness::briefed(&log);
-    bench.take_commands();
-    let mut other = (*rehearsal(&log)).clone();
+    let mut harness = SessionHarness::briefed(&log);
+    harness.take_commands();
+    let mut other = (*pre_copy_plan(&log)).clone();
     other.layers[0].follower = log.holder(3);
-    bench
+    harness
         .try_brief(CONTROLLERS[0], pre_copy_briefing(&log, Some(&Arc::new(other))))
         .expect("it belongs");
-    let mut later = (*rehearsal(&log)).clone();
+    let mut later = (*pre_copy_plan(&log)).clone();
     later.generation = Generation(9);
-    bench
+    harness
         .try_brief(CONTROLLERS[0], pre_copy_briefing(&log, Some(&Arc::new(later))))
         .expect("it belongs");
-    assert_eq!(bench.take_commands(), []);
+    assert_eq!(harness.take_commands(), []);
 }
 
 /// A controller that does not lead does not know what is planned.
 #[test]
 fn only_who_leads_ends_it() {
     let log = joined();
-    let mut bench = following(&log);
-    bench.try_brief(CONTROLLERS[1], pre_copy_briefing(&log, None)).expect("it belongs");
-    assert_eq!(bench.take_commands(), []);
-    bench.try_brief(CONTROLLERS[0], pre_copy_briefing(&log, None)).expect("it belongs");
+    let mut harness = following(&log);
+    harness.try_brief(CONTROLLERS[1], pre_copy_briefing(&log, None)).expect("it belongs");
+    assert_eq!(harness.take_commands(), []);
+    harness.try_brief(CONTROLLERS[0], pre_copy_briefing(&log, None)).expect("it belongs");
     let holder = log.holder(1);
-    assert_eq!(bench.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy: None }]);
+    assert_eq!(harness.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy: None }]);
 }
 
 #[test]
 fn who_follows_learns_of_seals_once_though_it_has_no_stage() {
     let mut log = joined();
-    let mut bench = following(&log);
+    let mut harness = following(&log);
     let seal = log.seal(Verdict::Keep);
     log.apply(Entry::Seal(seal));
     for _ in 0..2 {
-        bench
-            .try_brief(CONTROLLERS[0], pre_copy_briefing(&log, Some(&rehearsal(&log))))
+        harness
+            .try_brief(CONTROLLERS[0], pre_copy_briefing(&log, Some(&pre_copy_plan(&log))))
             .expect("it belongs");
     }
-    assert_eq!(bench.take_commands(), [WorkerCommand::ApplySeal(seal)]);
+    assert_eq!(harness.take_commands(), [WorkerCommand::ApplySeal(seal)]);
 }
 
 #[test]
 fn that_it_follows_is_told_until_nothing_is_followed() {
     let log = joined();
-    let mut bench = following(&log);
+    let mut harness = following(&log);
     let (generation, layers) = (log.state.generation(), vec![LayerId(0)]);
-    bench.sent.clear();
-    bench.event(WorkerEvent::Following { generation, layers: layers.clone() });
+    harness.sent.clear();
+    harness.event(WorkerEvent::Following { generation, layers: layers.clone() });
     let holder = log.holder(1);
     let message = Message::Following { holder, generation, layers };
-    assert_eq!(bench.take_messages(), [(CONTROLLERS[0], message.clone())]);
-    assert_eq!(bench.resent_messages(), [message]);
-    bench.try_brief(CONTROLLERS[0], pre_copy_briefing(&log, None)).expect("it belongs");
-    assert_eq!(bench.resent_messages(), []);
+    assert_eq!(harness.take_messages(), [(CONTROLLERS[0], message.clone())]);
+    assert_eq!(harness.resent_messages(), [message]);
+    harness.try_brief(CONTROLLERS[0], pre_copy_briefing(&log, None)).expect("it belongs");
+    assert_eq!(harness.resent_messages(), []);
 }
 
-/// The last seal comes before the order to load: what is followed is then where the layers begin.
+/// The last seal comes before the command to load: what is followed is then where the layers begin.
 #[test]
 fn a_plan_that_begins_is_loaded_behind_its_last_seal() {
     let mut log = joined();
-    let mut bench = following(&log);
+    let mut harness = following(&log);
     let seal = log.seal(Verdict::Keep);
     log.apply(Entry::Seal(seal));
     log.adopt(log.plan(&[2, 1]));
-    bench.brief(&log, BriefingContent::All);
-    let orders = bench.take_commands();
+    harness.brief(&log, BriefingContent::All);
+    let commands = harness.take_commands();
     assert!(
-        matches!(&orders[..], [WorkerCommand::ApplySeal(of), WorkerCommand::Load(_)] if *of == seal),
-        "{orders:?}"
+        matches!(
+            &commands[..],
+            [WorkerCommand::ApplySeal(of), WorkerCommand::Load(_)] if *of == seal
+        ),
+        "{commands:?}"
     );
 }
 
 #[test]
 fn a_plan_without_it_ends_what_it_follows() {
     let mut log = joined();
-    let mut bench = following(&log);
+    let mut harness = following(&log);
     log.adopt(log.plan(&[3, 2]));
-    bench.brief(&log, BriefingContent::All);
+    harness.brief(&log, BriefingContent::All);
     let holder = log.holder(1);
-    assert_eq!(bench.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy: None }]);
+    assert_eq!(harness.take_commands(), [WorkerCommand::PreCopy { holder, pre_copy: None }]);
 }

@@ -63,12 +63,12 @@ fn used_at(by: u8, at: u64, until: u64) -> AccessChange {
 
 fn apply(log: &mut FixtureLog, change: AccessChange) -> AccessOutcome {
     let StateChange::Access(outcome) = log.apply(Entry::Access(change)) else {
-        panic!("it changes who is let in")
+        panic!("it changes which nodes are admitted")
     };
     outcome
 }
 
-/// What is refused when it is applied is refused before, with the same words.
+/// A change that is refused when it is applied is refused before, with the same refusal.
 fn refuse(log: &mut FixtureLog, change: AccessChange, expected: AccessRefusal) {
     assert_eq!(log.state.check_access(&change), Err(expected.clone()));
     log.refuse(Entry::Access(change), expected);
@@ -93,7 +93,11 @@ fn a_token_lets_in_as_often_as_it_may_and_each_key_once() {
     let before = log.state.access().clone();
     assert_eq!(apply(&mut log, used(1)), redeem(1, 1, true));
     let late = used_at(2, NOW_S + 500, NOW_S + 900);
-    assert_eq!(apply(&mut log, late), redeem(2, 2, true), "who was let in is told so for ever");
+    assert_eq!(
+        apply(&mut log, late),
+        redeem(2, 2, true),
+        "a key that was admitted gets the same answer for ever"
+    );
     assert_eq!(*log.state.access(), before, "no use is spent, nothing is given anew");
     let credential = log.state.access().credential(NodeId(1)).expect("it was let in");
     assert_eq!((credential.key, credential.token), (key(1), Some(TOKEN)));
@@ -206,12 +210,12 @@ fn a_credential_has_a_name_and_an_end() {
     let credential = log.state.access().credential(node).expect("it has one");
     assert_eq!((credential.key, credential.expires_at_s), (key(9), at_s + 50));
     let node = NodeId(77);
-    let stranger = AccessChange::Renewed { node, key: key(9), at_s, expires_at_s: at_s + 1 };
-    refuse(&mut log, stranger, AccessRefusal::NoCredential { node });
+    let renewal = AccessChange::Renewed { node, key: key(9), at_s, expires_at_s: at_s + 1 };
+    refuse(&mut log, renewal, AccessRefusal::NoCredential { node });
 }
 
-/// The number of the first controllers, of nodes whose credential the cluster begins with and of nodes
-/// that were forgotten is not given again.
+/// The number of the first controllers, of nodes whose credential the cluster begins with and of
+/// nodes that were forgotten is not given again.
 #[test]
 fn a_number_is_given_once() {
     let first = [NodeId(1), NodeId(4)];
@@ -270,8 +274,9 @@ fn a_full_cluster_forgets_the_first_credential_to_end_that_is_no_members() {
     assert!(known.contains_key(&NodeId(1)) && !known.contains_key(&NodeId(2)));
 }
 
-/// Machines that come and go for months each leave a credential that has not expired: the next node takes
-/// the place of the worker whose credential was issued longest ago, and of none that was kept out.
+/// Machines that come and go for months each leave a credential that has not expired: the next node
+/// takes the place of the worker whose credential was issued longest ago, and of none that was
+/// banned.
 #[test]
 fn a_full_cluster_forgets_the_worker_that_was_away_longest() {
     let mut log = FixtureLog::empty();
@@ -321,7 +326,7 @@ fn a_token_that_many_use_is_used_up_in_the_end() {
     assert_eq!(
         log.state.access().tokens()[&TOKEN].used,
         uses as u32,
-        "who asks again spends nothing"
+        "a repeated use spends nothing"
     );
 }
 
@@ -342,8 +347,8 @@ fn only_who_has_a_credential_is_admitted() {
     assert_eq!(made, Ok(StateChange::Members(vec![admit(1, 1)])));
     let node = NodeId(1);
     assert_eq!(apply(&mut log, AccessChange::Revoked { node }), AccessOutcome::Revoked { node });
-    let standing = log.state.members()[&node].status;
-    assert_eq!(standing, MembershipStatus::Lost(LossReason::Removed));
+    let status = log.state.members()[&node].status;
+    assert_eq!(status, MembershipStatus::Lost(LossReason::Removed));
     log.refuse(Entry::Members(vec![admit(1, 2)]), EntryRefusal::Members);
     refuse(&mut log, AccessChange::Revoked { node }, AccessRefusal::Revoked { node });
     let renewed = AccessChange::Renewed { node, key: key(1), at_s: 1, expires_at_s: 2 };

@@ -57,15 +57,15 @@ fn a_plan_seats_workers_of_the_first_class_of_the_jobs_kind() {
 #[test]
 fn who_waits_for_workers_is_told_of_those_that_are_left_out() {
     let log = log(DeviceKind::Cuda, &[DeviceClass::Processors, DeviceClass::Processors]);
-    let standing = TrainingStatus::of(&log.state, 1);
+    let status = TrainingStatus::of(&log.state, 1);
     let (present, left_out, needed) = (0, 2, 1);
-    assert_eq!(standing, TrainingStatus::WaitingForWorkers { present, left_out, needed });
-    let said = standing.to_string();
-    assert!(said.contains("0 of 1 are there, 2 on devices that give other bits"), "{said}");
+    assert_eq!(status, TrainingStatus::WaitingForWorkers { present, left_out, needed });
+    let text = status.to_string();
+    assert!(text.contains("0 of 1 are there, 2 on devices that give other bits"), "{text}");
 }
 
-/// A new cluster out of an old one's checkpoint makes plans for what the old one computed on, whichever
-/// node joins first.
+/// A new cluster out of an old one's checkpoint makes plans for what the old one computed on,
+/// whichever node joins first.
 #[test]
 fn a_recovered_job_keeps_its_class() {
     let mut log = log(DeviceKind::Cuda, &[cuda("H200")]);

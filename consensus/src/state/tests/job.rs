@@ -49,11 +49,11 @@ fn a_job_is_of_a_size_that_a_cluster_can_live_with() {
         check(layer_bytes(found), Err(JobRefusal::LayerBytes { expected, found }));
     }
     let empty = JobSpec { layer_tensors: vec![1, 0, 1], ..spec() };
-    check(empty, Err(JobRefusal::Zero { what: "layer_tensors" }));
+    check(empty, Err(JobRefusal::Zero { field: "layer_tensors" }));
     let tensors = [TENSORS_MAX, 1].to_vec();
     check(JobSpec { layer_tensors: tensors, ..spec() }, size(2, u64::from(TENSORS_MAX) + 1));
     check(JobSpec { layer_tensors: vec![u32::MAX; 2], ..spec() }, size(2, 2 * u64::from(u32::MAX)));
-    let zero = |what| Err(JobRefusal::Zero { what });
+    let zero = |field| Err(JobRefusal::Zero { field });
     check(JobSpec { microbatch_count: 0, ..spec() }, zero("microbatch_count"));
     check(JobSpec { step_count: 0, ..spec() }, zero("step_count"));
     check(JobSpec { stages_max: 0, ..spec() }, zero("stages_max"));
@@ -222,8 +222,8 @@ fn a_run_that_is_held_keeps_the_version_it_is_held_at() {
     assert_eq!(log.pending_versions(), [0; 0], "it is one already");
 }
 
-/// A job that is held behind the last step has only to write, and a checkpoint of an earlier step does not
-/// end a job.
+/// A job that is held behind the last step has only to write, and a checkpoint of an earlier step
+/// does not end a job.
 #[test]
 fn a_job_that_is_held_gets_done_and_an_older_checkpoint_ends_nothing() {
     let mut log = FixtureLog::running(spec(), &[1]);

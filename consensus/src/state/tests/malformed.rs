@@ -1,5 +1,5 @@
-//! Plans whose parts contradict each other in ways no solver makes: every node that applies them refuses
-//! them, all the same way, and none panics.
+//! Plans whose parts contradict each other in ways no solver makes: every node that applies them
+//! refuses them, all the same way, and none panics.
 
 use proptest::prelude::*;
 use zbelastic_schedule::{
@@ -259,8 +259,8 @@ proptest! {
     }
 }
 
-/// The job sets how many microbatches there are, and it may be wrong as well: a program so large that no
-/// node could hold it is refused, and nothing is laid out for it.
+/// The job sets how many microbatches there are, and it may be wrong as well: a program so large
+/// that no node could hold it is refused, and nothing is laid out for it.
 #[test]
 fn a_program_larger_than_anybody_can_hold_is_refused() {
     let microbatch_count = u32::MAX;

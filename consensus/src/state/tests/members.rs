@@ -11,7 +11,7 @@ fn refuse(log: &mut FixtureLog, change: MemberChange) {
     log.refuse(Entry::Members(vec![change]), EntryRefusal::Members);
 }
 
-fn standing(log: &FixtureLog, node: u64) -> MembershipStatus {
+fn membership_status(log: &FixtureLog, node: u64) -> MembershipStatus {
     log.state.members()[&NodeId(node)].status
 }
 
@@ -46,7 +46,7 @@ fn a_later_start_supersedes_the_life_before() {
     assert!(!log.state.is_live(old) && log.state.is_live(new));
     refuse(&mut log, lost(old));
     refuse(&mut log, MemberChange::Drain { holder: old });
-    assert_eq!(standing(&log, 5), MembershipStatus::Present);
+    assert_eq!(membership_status(&log, 5), MembershipStatus::Present);
 }
 
 #[test]
@@ -54,12 +54,12 @@ fn who_is_lost_is_lost_once() {
     let mut log = FixtureLog::empty();
     let holder = log.join(5);
     log.lose(5);
-    assert_eq!(standing(&log, 5), MembershipStatus::Lost(LossReason::Closed));
+    assert_eq!(membership_status(&log, 5), MembershipStatus::Lost(LossReason::Closed));
     assert_eq!(log.state.holder_of(NodeId(5)), None);
     refuse(&mut log, lost(holder));
     refuse(&mut log, MemberChange::Drain { holder });
-    let stranger = Holder { node: NodeId(9), incarnation: Incarnation(1) };
-    refuse(&mut log, lost(stranger));
+    let unknown = Holder { node: NodeId(9), incarnation: Incarnation(1) };
+    refuse(&mut log, lost(unknown));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn who_drains_is_counted_on_until_it_is_lost() {
     let mut log = FixtureLog::empty();
     let holder = log.join(5);
     log.apply(Entry::Members(vec![MemberChange::Drain { holder }]));
-    assert_eq!(standing(&log, 5), MembershipStatus::Draining);
+    assert_eq!(membership_status(&log, 5), MembershipStatus::Draining);
     assert!(log.state.is_live(holder));
     refuse(&mut log, MemberChange::Drain { holder });
     let reason = LossReason::Drained;

@@ -296,7 +296,8 @@ fn a_change_is_planned_so_far_ahead_and_only_once_and_only_while_it_runs() {
     log.refuse(Entry::Adopt(Box::new(plan)), from_step(1, 3));
 }
 
-/// A node that breaks down before the change is no reason to lose the step: a plan for now replaces it.
+/// A node that breaks down before the change is no reason to lose the step: a plan for now replaces
+/// it.
 #[test]
 fn a_plan_for_now_replaces_a_planned_one() {
     let (mut log, plan) = planned(2);
@@ -323,8 +324,8 @@ fn who_is_ready_names_its_layers_and_its_copies_once() {
     let (expected, found) = (Generation(1), Generation(2));
     refuse(&mut log, other, EntryRefusal::OtherGeneration { expected, found });
     let spare = log.holder(3);
-    let stranger = ReadyRecord { holder: spare, ..ready.clone() };
-    refuse(&mut log, stranger, EntryRefusal::NotAHolder { holder: spare });
+    let unknown = ReadyRecord { holder: spare, ..ready.clone() };
+    refuse(&mut log, unknown, EntryRefusal::NotAHolder { holder: spare });
     let swapped = ReadyRecord { layers: ready.copies.clone(), ..ready.clone() };
     let reversed =
         ReadyRecord { layers: ready.layers.iter().rev().copied().collect(), ..ready.clone() };

@@ -51,7 +51,8 @@ fn a_run_goes_back_to_its_beginning() {
     assert!(log.checkpoint_versions().is_empty());
 }
 
-/// Where two nodes report the open version differently and a checkpoint has it, nothing sealed is lost.
+/// Where two nodes report the open version differently and a checkpoint has it, nothing sealed is
+/// lost.
 #[test]
 fn a_run_may_go_back_to_where_it_stands() {
     let mut log = FixtureLog::running(spec(), &[1, 2]);
@@ -112,7 +113,7 @@ fn checkpoints_on_the_way_forward_are_made_again() {
     assert_eq!((log.checkpoint_versions(), log.pending_versions()), (vec![4, 8], vec![12]));
 }
 
-fn ordered(log: &FixtureLog, to: u64) -> Entry {
+fn rewind_to(log: &FixtureLog, to: u64) -> Entry {
     let reason = RewindReason::Ordered;
     Entry::Rewind { generation: log.state.generation(), to: Step(to), reason }
 }
@@ -123,7 +124,7 @@ fn whoever_goes_back_by_order_is_free_from_there() {
     let mut log = log();
     log.apply(Entry::Job(JobChange::Pause));
     let (to, reason, dropped) = (Step(4), RewindReason::Ordered, vec![Step(8)]);
-    let entry = ordered(&log, 4);
+    let entry = rewind_to(&log, 4);
     assert_eq!(log.apply(entry), StateChange::Rewound { to, reason, dropped });
     let state = &log.state;
     assert_eq!((state.open_turn().step, state.history().head()), (Step(4), Step(4)));
@@ -141,22 +142,22 @@ fn whoever_goes_back_by_order_is_free_from_there() {
 #[test]
 fn only_a_job_that_is_held_goes_back_by_order() {
     let mut log = log();
-    log.refuse(ordered(&log, 4), JobRefusal::NotHeld);
+    log.refuse(rewind_to(&log, 4), JobRefusal::NotHeld);
     let halt = JobChange::Halt(HaltReason::NothingToRestore);
     for (held, to) in [(JobChange::Pause, 8), (halt, 4)] {
         log.apply(Entry::Job(held));
-        log.refuse(ordered(&log, 3), EntryRefusal::NoCheckpoint { version: Step(3) });
+        log.refuse(rewind_to(&log, 3), EntryRefusal::NoCheckpoint { version: Step(3) });
         let open = log.state.open_turn().step;
         let to_later = Step(open.0 + 1);
         let ahead = EntryRefusal::AheadOfLedger { to: to_later, open };
-        log.refuse(ordered(&log, to_later.0), ahead);
-        let entry = ordered(&log, to);
+        log.refuse(rewind_to(&log, to_later.0), ahead);
+        let entry = rewind_to(&log, to);
         log.apply(entry);
     }
-    log.apply(ordered(&log, 0));
+    log.apply(rewind_to(&log, 0));
     assert_eq!((log.state.open_turn().step, log.state.history().head()), (Step(0), Step(0)));
     let mut empty = FixtureLog::empty();
-    empty.refuse(ordered(&empty, 0), JobRefusal::Missing);
+    empty.refuse(rewind_to(&empty, 0), JobRefusal::Missing);
 }
 
 /// The beginning can be had from the seed, though what was sealed first is forgotten.
@@ -168,6 +169,6 @@ fn the_beginning_is_gone_back_to_by_order_however_far_it_is() {
     assert_eq!(log.state.history().base(), Step(8));
     log.apply(Entry::Job(JobChange::Pause));
     log.refuse(log.rewind(0), EntryRefusal::Forgotten { to: Step(0), base: Step(8) });
-    log.apply(ordered(&log, 0));
+    log.apply(rewind_to(&log, 0));
     assert_eq!((log.state.history().base(), log.state.history().head()), (Step(0), Step(0)));
 }

@@ -1,4 +1,5 @@
-//! One authority follows another: what is waited for, what each step changes, and what does not fit.
+//! One authority follows another: what is waited for, what each step changes, and what does not
+//! fit.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +57,8 @@ fn refuse(log: &mut FixtureLog, change: AuthorityChange, expected: AccessRefusal
     log.refuse(Entry::Access(change), expected);
 }
 
-/// Members in the first list believe the new authority, those in the second have a certificate by it.
+/// Members in the first list believe the new authority, those in the second have a certificate by
+/// it.
 fn reports(believing: &[u64], certified: &[u64]) -> AuthorityReports {
     let report = |node: &u64| {
         let (is_certified, has_key) = (certified.contains(node), *node < 3);
@@ -99,8 +101,8 @@ fn the_new_authority_issues_once_all_who_are_there_believe_it_and_controllers_ha
     of_another.get_mut(&NodeId(3)).expect("it reported").key = OLD;
     assert_eq!(step(&log, &of_another), wait(&[3], None));
     assert_eq!(step(&log, &reports(&[1, 2, 3], &[])), RotationStep::Issue);
-    // A member that is away is not waited for: it believes the new one by what leads there from the old
-    // one.
+    // A member that is away is not waited for: it believes the new one by what leads there from the
+    // old one.
     lose(&mut log, 3, LossReason::Closed);
     assert_eq!(step(&log, &reports(&[1, 2], &[])), RotationStep::Issue);
 }
@@ -139,7 +141,8 @@ fn a_controller_that_is_away_is_waited_for_and_one_that_is_removed_is_not() {
     assert_eq!(log.state.rotation_step(&all, NOW_S), wait(&[2], Some(UNTIL_S)));
     log.apply(Entry::Access(AccessChange::Revoked { node: NodeId(2) }));
     assert_eq!(log.state.rotation_step(&all, NOW_S), wait(&[], Some(UNTIL_S)));
-    // A worker that is away comes back by its key, and one that is there and cannot go on can be removed.
+    // A worker that is away comes back by its key, and one that is there and cannot go on can be
+    // removed.
     let some = reports(&[1, 3], &[1]);
     lose(&mut log, 3, LossReason::Removed);
     assert_eq!(log.state.rotation_step(&some, UNTIL_S), RotationStep::Retire);
