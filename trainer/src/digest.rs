@@ -58,7 +58,7 @@ impl LayerHasher {
         Self(hasher)
     }
 
-    /// Takes the bytes of floats that follow, as they travel.
+    /// Hashes the bytes of floats that follow, as they travel.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -97,9 +97,10 @@ pub(crate) fn image_digest_on(host: &HostThreads, image: &LayerImage) -> Digest 
     tree.root(values)
 }
 
-/// The subtrees that a BLAKE3 tree over `len` bytes is cut into, so that each is hashed apart from the others (the
-/// specification of BLAKE3, section 2.1, and what the Bao format calls a slice). None lies on both sides of
-/// byte `cut`, a multiple of [`HASHED_CHUNK_LEN`]; none has more than `max` bytes.
+/// The subtrees that a BLAKE3 tree over `len` bytes is cut into, so that each is hashed apart from
+/// the others (the specification of BLAKE3, section 2.1, and what the Bao format calls a slice).
+/// None lies on both sides of byte `cut`, a multiple of [`HASHED_CHUNK_LEN`]; none has more than
+/// `max` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HashSubtrees {
     pub(crate) len: u64,
@@ -115,7 +116,8 @@ impl HashSubtrees {
         ranges
     }
 
-    /// The digest of all bytes, from the chaining values of [`Self::ranges`], of which there are at least two.
+    /// The digest of all bytes, from the chaining values of [`Self::ranges`], of which there are at
+    /// least two.
     ///
     /// # Panics
     /// If there are fewer values than subtrees, or the tree is not cut.
@@ -168,7 +170,7 @@ impl SubtreeHasher {
         Self(hasher)
     }
 
-    /// Takes the bytes that follow.
+    /// Hashes the bytes that follow.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -184,18 +186,19 @@ fn subtree_value(parts: &[&[u8]], range: Range<u64>) -> ChainingValue {
     let mut start = 0;
     for part in parts {
         let end = start + part.len() as u64;
-        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
+        let from = range.start.clamp(start, end);
+        let to = range.end.clamp(start, end);
         hasher.update(&part[(from - start) as usize..(to - start) as usize]);
         start = end;
     }
     hasher.finish()
 }
 
-/// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats each:
-/// wherever those were added up.
+/// The fingerprint of a layer's state, from the sums over its weights and moments, `len` floats
+/// each: wherever those were added up.
 ///
-/// Layer, version and length give a number, and each sum is mixed with it. So of one layer at one version
-/// equal fingerprints mean equal sums.
+/// Layer, version and length give a number, and each sum is mixed with it. So of one layer at one
+/// version equal fingerprints mean equal sums.
 pub(crate) fn fingerprint(
     layer: LayerId,
     version: Step,
@@ -247,7 +250,9 @@ mod tests {
         let hosts = [1, 2, 3].map(|count| HostThreads::new(count).expect("threads"));
         for len in [0, 1, leaf - 1, leaf, leaf + 1, 3 * leaf + 7, 8 * leaf + 2] {
             let part = |scale: f32| (0..len).map(|i| scale * i as f32).collect();
-            let (w, m, v) = (part(1.0), part(-0.5), part(0.25));
+            let w = part(1.0);
+            let m = part(-0.5);
+            let v = part(0.25);
             let image = LayerImage { layer: LayerId(5), version: Step(1 << 40), w, m, v };
             for host in &hosts {
                 assert_eq!(image_digest_on(host, &image), image_digest(&image), "{len} floats");

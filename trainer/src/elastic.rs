@@ -48,7 +48,7 @@ pub enum CopyRefusal {
     /// Floats of a gradient that do not follow on those before them.
     #[error("floats from {found} on, {expected} are held")]
     Gap {
-        /// Floats held.
+        /// Number of floats of the gradient that are held.
         expected: usize,
         /// The first float of the part.
         found: usize,
@@ -69,8 +69,8 @@ pub trait LayerCopy {
     /// Steps sealed before the state of the copy.
     fn version(&self) -> Step;
 
-    /// Keeps some floats of a gradient, which come in order; the first take the place of a gradient that
-    /// was held before.
+    /// Keeps some floats of a gradient, which come in order; the first take the place of a gradient
+    /// that was held before.
     ///
     /// # Errors
     /// If they do not follow on those before, or are of another step.
@@ -123,7 +123,7 @@ pub trait StageFactory {
     /// Whether a layer has the size that the model gives it.
     fn fits(&self, image: &LayerImage) -> bool;
 
-    /// The workbench of a stage with these layers, in the order of its chunks.
+    /// The executor of a stage with these layers, in the order of its chunks.
     ///
     /// # Errors
     /// If memory does not hold it.

@@ -50,7 +50,7 @@ use crate::model::{LayerRange, MicrobatchShape, ModelConfig, Recompute};
 pub struct BatchShape {
     /// Sequences of a microbatch, and tokens of each.
     pub microbatch: MicrobatchShape,
-    /// Microbatches a step.
+    /// Microbatches of a step, over all replicas.
     pub microbatch_count: u32,
     /// In what slices are alike, where a schedule cuts sequences.
     #[serde(default)]
@@ -66,7 +66,7 @@ impl BatchShape {
         SliceCut::new(self.cut_by, work, self.microbatch.sequence_len, slice_count)
     }
 
-    /// Tokens a step.
+    /// Tokens of a step: all microbatches together.
     #[must_use]
     pub const fn tokens(&self) -> u64 {
         self.microbatch.rows() as u64 * self.microbatch_count as u64
@@ -79,7 +79,7 @@ pub enum PlanError {
     /// More stages than the model has blocks.
     #[error("{stage_count} stages for {blocks} layers")]
     Stages {
-        /// Stages requested.
+        /// Number of stages that was requested.
         stage_count: u32,
         /// Transformer blocks of the model.
         blocks: u32,
@@ -87,7 +87,7 @@ pub enum PlanError {
     /// More chunks than the model has layers.
     #[error("{stage_count} stages of {chunks_per_stage} chunks for {layer_count} parts of a model")]
     Chunks {
-        /// Stages requested.
+        /// Number of stages that was requested.
         stage_count: u32,
         /// Chunks of each stage.
         chunks_per_stage: u32,
@@ -102,7 +102,7 @@ pub enum PlanError {
     Slices {
         /// In what they should be alike.
         by: SliceBalance,
-        /// Slices requested.
+        /// Number of slices that was requested.
         slice_count: u32,
         /// Tokens of a sequence.
         sequence_len: usize,
@@ -142,7 +142,7 @@ pub struct Plan {
     pub chunks: Vec<LayerRange>,
     /// Shape of the microbatches and how many a step has.
     pub batch: BatchShape,
-    /// What DROP gives up and R makes again.
+    /// What DROP frees and R recomputes.
     pub recompute: Recompute,
 }
 
@@ -178,7 +178,8 @@ impl PlanRequest<'_> {
     /// # Errors
     /// As [`Plan::new`].
     fn placement(&self) -> Result<Placement, PlanError> {
-        let (blocks, layer_count) = (self.model.blocks, self.model.layer_count());
+        let blocks = self.model.blocks;
+        let layer_count = self.model.layer_count();
         if self.stage_count > blocks {
             return Err(PlanError::Stages { stage_count: self.stage_count, blocks });
         }
@@ -194,7 +195,8 @@ impl PlanRequest<'_> {
     }
 }
 
-/// The layers of each chunk of one replica, so that the stage that takes longest takes as short as can be.
+/// The layers of each chunk of one replica, so that the stage that takes longest takes as short as
+/// can be.
 fn cut(placement: &Placement, pace: &Pace) -> Vec<LayerRange> {
     let work: Vec<f64> = pace.layers.iter().map(LayerWork::total).collect();
     let stages = (0..placement.stage_count()).map(StageIndex);
@@ -206,8 +208,8 @@ impl Plan {
     /// A plan with layers spread so that the busiest stage has as little to do as can be.
     ///
     /// # Errors
-    /// If there are more stages than blocks or more chunks than layers, or the schedule does not exist
-    /// for this size.
+    /// If there are more stages than blocks or more chunks than layers, or the schedule does not
+    /// exist for this size.
     pub fn new(request: PlanRequest<'_>) -> Result<Self, PlanError> {
         let pace = Pace::estimated(request.model, request.batch.microbatch);
         let chunks = cut(&request.placement()?, &pace);
@@ -235,7 +237,8 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let PlanRequest { model, batch, kind, window, .. } = request;
         let placement = &compute.placement;
-        let (expected, layer_count) = (placement.chunks_per_replica(), model.layer_count());
+        let expected = placement.chunks_per_replica();
+        let layer_count = model.layer_count();
         let mut end = 0;
         for chunk in &chunks {
             if chunk.ids().start == end {
@@ -255,7 +258,7 @@ impl Plan {
         Ok(Self { generation: Generation(0), program, chunks, batch, recompute })
     }
 
-    /// The same with activations made again: DROP and R in the program, whatever the schedule is.
+    /// The same with activations recomputed: DROP and R in the program, whatever the schedule is.
     #[must_use]
     pub fn with_recompute(self, recompute: Recompute) -> Self {
         if !recompute.is_any() {

@@ -1,9 +1,9 @@
-//! Measures how long the passes, the update, and the way to another store and back of each kind of layer
-//! take on a device.
+//! Measures how long the passes, the update, and the way to another store and back of each kind of
+//! layer take on a device.
 //!
-//! Layers of one kind do the same work, so one of each kind is measured: alone, over one microbatch,
-//! with weights and inputs drawn, several times. What disturbs a measure makes it longer, so the
-//! shortest counts. The clock is the caller's.
+//! Layers of one kind do the same work, so one of each kind is measured: alone, over one
+//! microbatch, with weights and inputs drawn, several times. What disturbs a measure makes it
+//! longer, so the shortest counts. The clock is the caller's.
 
 use zbelastic_kernels::{Accumulate, AllocateError, Backend};
 use zbelastic_types::Step;
@@ -42,9 +42,9 @@ pub fn measure_pace<B: Backend>(
         let found = match measured[kind] {
             Some(found) => found,
             None => {
-                let mut bench = LayerProfiler::new(backend, model, shape, specs[index].clone())?;
+                let mut profiler = LayerProfiler::new(backend, model, shape, specs[index].clone())?;
                 (0..MEASURES)
-                    .map(|turn| (turn, bench.measure(optimizer, turn, now)))
+                    .map(|turn| (turn, profiler.measure(optimizer, turn, now)))
                     .filter(|(turn, _)| *turn > 0)
                     .map(|(_, found)| found)
                     .reduce(MeasuredLayer::shorter)
@@ -63,13 +63,14 @@ pub fn measure_pace<B: Backend>(
 struct MeasuredLayer {
     work: LayerWork,
     update: f64,
-    /// One way.
+    /// The time of one copy, to the store or back.
     copy: f64,
 }
 
 impl MeasuredLayer {
     fn shorter(self, other: Self) -> Self {
-        let (a, b) = (self.work, other.work);
+        let a = self.work;
+        let b = other.work;
         let work = LayerWork {
             f: a.f.min(b.f),
             b: a.b.min(b.b),
@@ -102,7 +103,7 @@ impl<'a, B: Backend> LayerProfiler<'a, B> {
         spec: LayerSpec,
     ) -> Result<Self, AllocateError> {
         let sizes = PassSizes::whole(model, shape);
-        let mut make = |space: BufferSize| space.allocate(backend);
+        let mut make = |size: BufferSize| size.allocate(backend);
         let layer = spec.layer.0;
         let has_head = spec.kind == LayerKind::Head;
         let tokens: Vec<u32> = (0..shape.rows() as u32).map(|at| at % model.vocabulary).collect();
@@ -130,7 +131,8 @@ impl<'a, B: Backend> LayerProfiler<'a, B> {
     ) -> MeasuredLayer {
         let Self { backend, model, shape, chunk, stash, logits, scratch, angles, batch, drawn } =
             self;
-        let (place, angles) = (SlicePosition::WHOLE, angles.as_ref());
+        let place = SlicePosition::WHOLE;
+        let angles = angles.as_ref();
         let context =
             PassContext { backend: *backend, model, shape: *shape, place, angles, timer: None };
         let mut timed = |work: &mut dyn FnMut()| {
@@ -204,8 +206,8 @@ mod tests {
         decay_on: WeightDecayScope::Matrices,
     };
 
-    /// A clock that goes on by one whenever it is read, and by a thousand in the first measure of each
-    /// kind of layer.
+    /// A clock that goes on by one whenever it is read, and by a thousand in the first measure of
+    /// each kind of layer.
     #[test]
     fn every_layer_gets_the_shortest_measure_of_its_kind() {
         for family in [Family::Gpt2, Family::Llama] {
@@ -225,7 +227,8 @@ mod tests {
             };
             let backend = CpuBackend::new(1).expect("one thread");
             let shape = MicrobatchShape { sequences: 2, sequence_len: 8 };
-            let (mut time, mut reads) = (0.0, 0);
+            let mut time = 0.0;
+            let mut reads = 0;
             let mut clock = || {
                 reads += 1;
                 time += if reads <= 10 { 1000.0 } else { 1.0 };

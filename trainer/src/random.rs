@@ -1,14 +1,14 @@
 //! Random numbers as a pure function of what they are for.
 //!
-//! Philox4x32-10 (Salmon et al., SC 2011, section 3.2): the key is the run's seed, the counter names
-//! which draw is meant. There is no state to save, move or replay, and a draw does not depend on
-//! which node makes it or when (rule R7).
+//! Philox4x32-10 (Salmon et al., SC 2011, section 3.2): the key is the run's seed, the counter
+//! names which draw is meant. There is no state to save, move or replay, and a draw does not depend
+//! on which node makes it or when (rule R7).
 
 /// What draws are for. Each purpose has its own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum RandomPurpose {
-    /// Initial weights.
+    /// The initial weights of a layer.
     Weights = 1,
     /// The order in which windows of text are read.
     Windows = 2,
@@ -31,7 +31,7 @@ impl RandomStream {
         Self { seed, purpose, subject }
     }
 
-    /// Philox's key.
+    /// The key of Philox's counter-based generator.
     pub(crate) const fn key(&self) -> [u32; 2] {
         [self.seed as u32, (self.seed >> 32) as u32]
     }

@@ -61,8 +61,9 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
     /// # Errors
     /// If the device's memory does not hold it.
     pub fn new(setup: &StageSetup, backend: B, source: S) -> Result<Self, AllocateError> {
-        let (cut, microbatch) = (setup.plan.cut(&setup.model), setup.plan.batch.microbatch);
-        let mut make = |space: BufferSize| space.allocate(&backend);
+        let cut = setup.plan.cut(&setup.model);
+        let microbatch = setup.plan.batch.microbatch;
+        let mut make = |size: BufferSize| size.allocate(&backend);
         let all = LayerRange::new(0, setup.model.layer_count());
         let mut slices = Vec::new();
         for slice in cut.slices() {
@@ -110,7 +111,8 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         self.updates += 1;
         self.version = step.next();
         let StageSetup { optimizer, clip_norm, step_count, .. } = &self.setup;
-        let (lr, clip) = (optimizer.lr_at(step, *step_count), clip_coefficient(*clip_norm, norm));
+        let lr = optimizer.lr_at(step, *step_count);
+        let clip = clip_coefficient(*clip_norm, norm);
         let update = OptimizerUpdate { config: optimizer, lr, number: self.updates, clip };
         for layer in self.model.layers_mut() {
             update_in_place(&self.backend, layer, &update);
@@ -118,8 +120,8 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         ReferenceStep { loss: loss_sum / batch.tokens() as f64, norm, square_sum, loss_sum }
     }
 
-    /// The gradient of a step, and the sum of its losses in microbatch order. Each replica sums over
-    /// its own microbatches in order; then the first one's sum and the second one's are added.
+    /// The gradient of a step, and the sum of its losses in microbatch order. Each replica sums
+    /// over its own microbatches in order; then the first one's sum and the second one's are added.
     fn accumulate(&mut self, step: Step, order: PassOrder) -> f64 {
         let replica_count = self.setup.plan.placement().replica_count();
         let microbatch_count = self.setup.plan.batch.microbatch_count;
@@ -141,7 +143,7 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         losses.into_iter().flatten().fold(0.0, |sum, loss| sum + loss)
     }
 
-    /// By layer.
+    /// The gradient of each layer, in model order.
     fn gradients(&self) -> Vec<Vec<f32>> {
         let read = |layer: &LayerState<B>| {
             self.backend.download(BufferView::new(&layer.g, 0..layer.spec.len()))
@@ -177,10 +179,12 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
             let SliceMemory { stash, logits, scratch, angles } = &mut own[0];
             let context = context(&self.setup, &self.backend, (&self.cut, slice), angles);
             let accumulate = if context.place.is_last() { accumulate } else { Accumulate::Add };
-            let (model, scaled) = (&mut self.model, (&tokens, scale));
+            let model = &mut self.model;
+            let scaled = (&tokens, scale);
             match order {
                 PassOrder::Apart => {
-                    let (earlier, with_logits) = (&mut earlier, Some(&mut *logits));
+                    let earlier = &mut earlier;
+                    let with_logits = Some(&mut *logits);
                     model.backward_input_slice(
                         &context,
                         scaled,
@@ -257,7 +261,8 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
 
     /// The mean cross-entropy over held-out text, or `None` if there is none.
     pub fn held_out_loss(&mut self, microbatches_max: u32) -> Option<f64> {
-        let (mut loss_sum, mut tokens) = (0.0, 0);
+        let mut loss_sum = 0.0;
+        let mut tokens = 0;
         for index in 0..microbatches_max {
             let Some(batch) = self.source.held_out(index) else { break };
             loss_sum = self.forward(&batch).into_iter().fold(loss_sum, |sum, loss| sum + loss);
@@ -275,7 +280,8 @@ impl<B: Backend, S: BatchSource> SerialReference<B, S> {
         };
         let slices: Vec<Vec<f32>> = self.slices.iter().map(read).collect();
         let vocabulary = self.setup.model.vocabulary as usize;
-        let (cut, sequences) = (&self.cut, 0..self.setup.plan.batch.microbatch.sequences);
+        let cut = &self.cut;
+        let sequences = 0..self.setup.plan.batch.microbatch.sequences;
         let rows = sequences.flat_map(|sequence| {
             cut.slices().zip(&slices).flat_map(move |(slice, logits)| {
                 let len = cut.len_of(slice) * vocabulary;
@@ -323,7 +329,8 @@ fn context<'c, B: Backend>(
     angles: &'c Option<B::Buffer>,
 ) -> PassContext<'c, B> {
     let slice = SliceIndex(slice as u32);
-    let (model, shape) = (&setup.model, cut.shape_of(setup.plan.batch.microbatch, slice));
+    let model = &setup.model;
+    let shape = cut.shape_of(setup.plan.batch.microbatch, slice);
     PassContext {
         backend,
         model,

@@ -1,7 +1,8 @@
-//! What a worker does between two orders: it holds layers, loads a stage, runs it, keeps copies.
+//! The runtime of a worker: it holds layers, loads a stage, runs it, and keeps copies.
 //!
-//! A host carries out the orders of its [`Seat`](zbelastic_consensus::WorkerSession) and reports the results to
-//! it. It owns the compute model and the layers; threads, sockets, files and clocks are its owner's.
+//! A runtime carries out the commands of its
+//! [`WorkerSession`](zbelastic_consensus::WorkerSession) and reports the results to it. It owns the
+//! stage factory and the layers; threads, sockets, files and clocks are its owner's.
 //! Layers are named by id and version everywhere, never by stage, so that any worker that holds the
 //! right version can send it to any worker that needs it.
 //!
@@ -9,7 +10,7 @@
 //!           Load                all there                Run
 //!   Idle ---------> Loading ----------------> Loaded ---------> running
 //!    ^                 |                          |                |
-//!    +------ Stop -----+---------- Stop ----------+------ Stop ----+     layers go to the shelf
+//!    +------ Stop -----+---------- Stop ----------+------ Stop ----+     layers become idle
 //! ```
 
 mod active_stage;
@@ -38,16 +39,16 @@ pub use peers::{MessageNumber, PeerBody, PeerFrame, PeerFrameRefusal};
 use loading_stage::LoadingStage;
 use standby::StandbyLayers;
 
-/// Checkpoints being written at once; another one is left out, unless its version is still the sealed
-/// one when there is room again.
+/// Checkpoints being written at once; another one is left out, unless its version is still the
+/// sealed one when a write has ended.
 const WRITES_MAX: usize = 2;
 
-/// An event that the host handles.
+/// An event that the runtime handles.
 #[derive(Clone, Debug)]
 pub enum RuntimeInput {
     /// A tick of the node's clock.
     Tick,
-    /// The seat orders something.
+    /// A command of the worker session.
     Command(WorkerCommand),
     /// A frame from another worker.
     Peer(PeerFrame),
@@ -61,11 +62,12 @@ pub enum RuntimeInput {
         read: Option<Box<LoadedLayer>>,
     },
     /// Reading the layers of a version that is being written kept the device from computing for so
-    /// long; or the threads that write them took so much of the processors that it computes on. Added up.
+    /// long; or the threads that write them took so much of the processors that it computes on.
+    /// Added up.
     Exported {
         /// Version that is being written.
         version: Step,
-        /// In thousandths of a tick.
+        /// Time that the device was kept from computing, in thousandths of a tick.
         busy_milliticks: u32,
     },
     /// A layer of a checkpoint is durable, or could not be written.
@@ -74,17 +76,17 @@ pub enum RuntimeInput {
         version: Step,
         /// Id of the layer in model order.
         layer: LayerId,
-        /// The plan that the order to write it named.
+        /// The plan that the command to write it named.
         generation: Generation,
         /// The digest of its state; none if it is not durable.
         durable: Option<Digest>,
     },
 }
 
-/// An action that the host's owner carries out.
+/// An action that the runtime's owner carries out.
 #[derive(Clone, Debug)]
 pub enum RuntimeOutput {
-    /// Pass this news to the seat.
+    /// Pass this event to the worker session.
     Event(WorkerEvent),
     /// Send a frame to another worker.
     Peer {
@@ -95,7 +97,7 @@ pub enum RuntimeOutput {
     },
     /// Read a layer of a checkpoint; answered by [`RuntimeInput::Read`].
     Read {
-        /// Version to read.
+        /// Version that is to be read: the steps sealed before it.
         version: Step,
         /// Id of the layer in model order.
         layer: LayerId,
@@ -104,37 +106,38 @@ pub enum RuntimeOutput {
     },
     /// Hash a layer of a checkpoint and make it durable; answered by [`RuntimeInput::Written`].
     Write {
-        /// The layer's sealed state. The writer brings it into form: it is as large as it was in training.
+        /// The layer's sealed state. The writer encodes it: it is as large as it was in training.
         image: LayerImage,
         /// The plan under which the version was sealed. Two states of one version are two things: a
         /// run that went back may leave out other steps than before, under another plan.
         generation: Generation,
     },
-    /// The loss on held-out text. After a change of plans it may be reported twice, with the same bits.
+    /// The loss on held-out text. After a change of plans it may be reported twice, with the same
+    /// bits.
     Evaluated {
-        /// After so many steps.
+        /// Steps done before the evaluation.
         steps_done: u64,
-        /// Sum of cross-entropies.
+        /// Sum of the cross-entropies of all held-out tokens, in nats.
         loss_sum: f64,
-        /// Over so many tokens.
+        /// Number of held-out tokens that the sum is over.
         token_count: u64,
     },
 }
 
-/// The configuration of a host, given once when it is made.
+/// The configuration of a runtime, given once when it is made.
 #[derive(Clone, Debug)]
 pub struct RuntimeSetup {
     /// The run; its plan is replaced by each plan that is loaded.
     pub stage: StageSetup,
-    /// What gradients for copies travel in, the same on all workers.
+    /// How gradients for copies are cut into messages, the same on all workers.
     pub gradient_limits: FrameLimits,
 }
 
-/// Where a host is.
+/// The phase that a runtime is in.
 enum RuntimePhase<M: StageFactory, S> {
     Idle,
     Loading(Box<LoadingStage>),
-    /// At a stage, running or about to.
+    /// With a stage that runs or is about to.
     Active(Box<ActiveStage<M, S>>),
 }
 
@@ -161,7 +164,8 @@ struct ReportedInventory {
 }
 
 impl ReportedInventory {
-    /// The digest of a layer, unless it is not in the inventory, or is there twice with different bits.
+    /// The digest of a layer, unless it is not in the inventory, or is there twice with different
+    /// bits.
     fn digest(&self, image: &LayerImage) -> Option<Digest> {
         let is_it = |held: &&HeldLayer| (held.layer, held.version) == (image.layer, image.version);
         let mut found = self.layers.iter().filter(is_it).map(|held| held.digest);
@@ -170,7 +174,7 @@ impl ReportedInventory {
     }
 }
 
-/// The host of a worker.
+/// The runtime of a worker.
 pub struct WorkerRuntime<M: StageFactory, S> {
     setup: RuntimeSetup,
     model: M,
@@ -183,20 +187,22 @@ pub struct WorkerRuntime<M: StageFactory, S> {
     /// What is copied ahead of a planned change.
     standby: Option<StandbyLayers<M::Copy>>,
     writing: VecDeque<LayerWrites>,
-    /// The version that there was no room to write.
+    /// The version whose write was deferred, because as many were under way as may be.
     deferred_write: Option<Step>,
-    /// The inventory that was reported last, while no update is computed: a plan that is begun anew requests
-    /// it again, and the plan that follows is loaded with the same layers (docs/decisions/0061).
+    /// The inventory that was reported last, while no update is computed: a plan that is begun anew
+    /// requests it again, and the plan that follows is loaded with the same layers
+    /// (docs/decisions/0061).
     inventory: Option<ReportedInventory>,
     /// The step whose gradient was reported last.
     reported: Option<Step>,
-    /// Why there was no room for the stage of the last plan, until [`WorkerRuntime::take_refusal`] returns it.
+    /// Why memory did not hold the stage of the last plan, until [`WorkerRuntime::take_refusal`]
+    /// returns it.
     refusal: Option<AllocateError>,
     outbox: VecDeque<RuntimeOutput>,
 }
 
 impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
-    /// A host that holds nothing.
+    /// A runtime that holds nothing.
     #[must_use]
     pub fn new(setup: RuntimeSetup, model: M, source: S) -> Self {
         Self {
@@ -219,11 +225,11 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
     /// Handles an event.
     ///
     /// # Errors
-    /// If a frame does not belong: it is dropped, and the host stays as it was.
+    /// If a frame does not belong: it is dropped, and the runtime stays as it was.
     pub fn handle(&mut self, input: RuntimeInput) -> Result<(), PeerFrameRefusal> {
         match input {
             RuntimeInput::Tick => self.handle_tick(),
-            RuntimeInput::Command(order) => self.handle_command(order),
+            RuntimeInput::Command(command) => self.handle_command(command),
             RuntimeInput::Peer(frame) => return self.handle_peer(frame),
             RuntimeInput::Read { version, layer, read } => self.handle_read(version, layer, read),
             RuntimeInput::Exported { version, busy_milliticks } => {
@@ -240,8 +246,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         Ok(())
     }
 
-    /// What to do, in order, until nothing is left. Everything that leaves a worker leaves here, and
-    /// nothing does once its device has given up: what is read then is no result.
+    /// The next output, in order, until nothing is left. Everything that leaves a worker leaves
+    /// here, and nothing does once its device has given up: what is read then is no result.
     pub fn poll_output(&mut self) -> Option<RuntimeOutput> {
         if self.fault().is_some() {
             self.outbox.clear();
@@ -249,8 +255,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.outbox.pop_front()
     }
 
-    /// Why there was no room for a stage, if there was none since the last call. The cluster gets the
-    /// failure as news; this is for the operator of the machine.
+    /// Why memory did not hold a stage, if that happened since the last call. The cluster receives
+    /// the failure as an event; this is for the operator of the machine.
     pub fn take_refusal(&mut self) -> Option<AllocateError> {
         self.refusal.take()
     }
@@ -263,17 +269,17 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
 
     /// Runs the next operation of the stage, if there is one that can run.
     pub fn run_next(&mut self) -> Option<EngineProgress> {
-        let RuntimePhase::Active(station) = &mut self.phase else { return None };
-        let progress = station.run_next()?;
+        let RuntimePhase::Active(active) = &mut self.phase else { return None };
+        let progress = active.run_next()?;
         self.collect();
         Some(progress)
     }
 
-    /// The stage it stands at, if it does.
+    /// The stage that it runs or is about to run, if it has one.
     #[must_use]
     pub fn active_stage(&self) -> Option<&ActiveStage<M, S>> {
         match &self.phase {
-            RuntimePhase::Active(station) => Some(station),
+            RuntimePhase::Active(active) => Some(active),
             RuntimePhase::Idle | RuntimePhase::Loading(_) => None,
         }
     }
@@ -284,29 +290,27 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         &self.idle_layers
     }
 
-    fn handle_command(&mut self, order: WorkerCommand) {
-        match order {
+    fn handle_command(&mut self, command: WorkerCommand) {
+        match command {
             WorkerCommand::ApplySeal(seal) => {
-                if let RuntimePhase::Active(station) = &mut self.phase {
-                    station.settle(&seal);
+                if let RuntimePhase::Active(active) = &mut self.phase {
+                    active.settle(&seal);
                     self.collect();
                 }
                 self.settle_standby(&seal);
             }
             WorkerCommand::Stop => self.stop(),
-            WorkerCommand::Load(order) => self.begin_loading(*order),
+            WorkerCommand::Load(command) => self.begin_loading(*command),
             WorkerCommand::Run { generation } => {
-                if let RuntimePhase::Active(station) = &mut self.phase
-                    && station.plan().generation == generation
+                if let RuntimePhase::Active(active) = &mut self.phase
+                    && active.plan().generation == generation
                 {
-                    station.start();
+                    active.start();
                     self.idle_layers.clear();
                 }
             }
             WorkerCommand::Save { generation, version } => self.save(generation, version),
-            WorkerCommand::PreCopy { holder: me, pre_copy: rehearsal } => {
-                self.begin_pre_copy(me, rehearsal)
-            }
+            WorkerCommand::PreCopy { holder, pre_copy } => self.begin_pre_copy(holder, pre_copy),
             WorkerCommand::Rewind => {
                 self.phase = RuntimePhase::Idle;
                 self.standby = None;
@@ -319,10 +323,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 }
             }
             WorkerCommand::TakeInventory { index } => {
-                // A plan that is needed at once is not the one that was rehearsed.
+                // A plan that is needed at once is not the one whose layers were copied ahead.
                 self.standby = None;
-                if let RuntimePhase::Active(station) = &mut self.phase {
-                    station.settle_for_inventory();
+                if let RuntimePhase::Active(active) = &mut self.phase {
+                    active.settle_for_inventory();
                     self.collect();
                 }
                 self.report_inventory(index);
@@ -338,31 +342,31 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// Gives up what is not sealed; what is stays, under the names of layers.
+    /// Drops what is not sealed; the sealed layers become idle.
     fn stop(&mut self) {
-        if let RuntimePhase::Active(station) = &mut self.phase {
-            station.abandon_unsealed();
+        if let RuntimePhase::Active(active) = &mut self.phase {
+            active.abandon_unsealed();
             self.collect();
         }
         match std::mem::replace(&mut self.phase, RuntimePhase::Idle) {
             RuntimePhase::Idle => {}
             RuntimePhase::Loading(loading) => self.idle_layers.extend(loading.into_images()),
-            RuntimePhase::Active(station) => {
-                let images = station.into_images();
+            RuntimePhase::Active(active) => {
+                let images = active.into_images();
                 self.idle_layers.extend(images.into_iter().map(|image| (image.layer, image)));
             }
         }
     }
 
-    /// Reports what is held. If no version was sealed since the last time, and no update computed, nothing is
-    /// hashed again.
+    /// Reports what is held. If no version was sealed since the last time, and no update computed,
+    /// nothing is hashed again.
     fn report_inventory(&mut self, index: u64) {
-        let shelved = self.idle_layers.values().map(|image| (image.layer, image.version));
-        let stationed = self.active_stage().map_or(Vec::new(), ActiveStage::versions);
-        let is_stationed = !stationed.is_empty();
-        let versions: Vec<_> = shelved.chain(stationed).collect();
+        let idle = self.idle_layers.values().map(|image| (image.layer, image.version));
+        let active = self.active_stage().map_or(Vec::new(), ActiveStage::versions);
+        let has_active = !active.is_empty();
+        let versions: Vec<_> = idle.chain(active).collect();
         let reported = self.inventory.take();
-        let reported = reported.filter(|old| is_stationed && old.versions == versions);
+        let reported = reported.filter(|old| has_active && old.versions == versions);
         let layers = reported.map_or_else(|| self.inventory(), |reported| reported.layers);
         // The candidate of a gradient that was reported may yet be taken back.
         let is_updating = versions.iter().any(|(_, version)| Some(*version) <= self.reported);
@@ -383,7 +387,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         match &self.phase {
             RuntimePhase::Idle => {}
             RuntimePhase::Loading(loading) => layers.extend(loading.images().map(held)),
-            RuntimePhase::Active(station) => layers.extend(station.inventory()),
+            RuntimePhase::Active(active) => layers.extend(active.inventory()),
         }
         layers.sort_unstable_by_key(|held| (held.layer, held.version));
         layers.dedup();
@@ -397,20 +401,20 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                 let outputs = loading.retry_requests();
                 self.outbox.extend(outputs);
             }
-            RuntimePhase::Active(station) => station.count_tick(),
+            RuntimePhase::Active(active) => active.count_tick(),
         }
         self.tick_standby();
     }
 
-    fn report(&mut self, news: WorkerEvent) {
-        self.outbox.push_back(RuntimeOutput::Event(news));
+    fn report(&mut self, event: WorkerEvent) {
+        self.outbox.push_back(RuntimeOutput::Event(event));
     }
 
-    /// Moves the outputs of the station to the outbox, and writes what it sealed.
+    /// Moves the outputs of the active stage to the outbox, and writes what it sealed.
     fn collect(&mut self) {
-        let RuntimePhase::Active(station) = &mut self.phase else { return };
+        let RuntimePhase::Active(active) = &mut self.phase else { return };
         let before = self.outbox.len();
-        let sealed = station.collect(&mut self.outbox);
+        let sealed = active.collect(&mut self.outbox);
         for output in self.outbox.range(before..) {
             if let RuntimeOutput::Event(WorkerEvent::Reported { report, .. }) = output {
                 (self.reported, self.inventory) = (Some(report.turn.step), None);
@@ -421,13 +425,13 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// Writes a version that was ordered, or will when it is the sealed one.
+    /// Writes a version that a command names, at once or when it is the sealed one.
     fn save(&mut self, generation: Generation, version: Step) {
         match &mut self.phase {
             RuntimePhase::Idle => {}
             RuntimePhase::Loading(loading) => loading.save(generation, version),
-            RuntimePhase::Active(station) => {
-                if station.plan().generation == generation && station.save(version) {
+            RuntimePhase::Active(active) => {
+                if active.plan().generation == generation && active.save(version) {
                     self.write(version);
                 }
             }
@@ -436,14 +440,15 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
 
     /// Writes a sealed version; rule R5: nothing else ever is.
     fn write(&mut self, version: Step) {
-        let RuntimePhase::Active(station) = &mut self.phase else { return };
+        let RuntimePhase::Active(active) = &mut self.phase else { return };
         // What was under way before a rewind came to this version again is not reported any more.
         self.writing.retain(|writing| writing.version != version);
         if self.writing.len() >= WRITES_MAX {
             self.deferred_write = Some(version);
             return;
         }
-        let (images, generation) = (station.export(version), station.plan().generation);
+        let images = active.export(version);
+        let generation = active.plan().generation;
         let layers = images.iter().map(|image| (image.layer, None)).collect();
         let write = |image| RuntimeOutput::Write { image, generation };
         self.outbox.extend(images.into_iter().map(write));
@@ -474,12 +479,12 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.write_deferred();
     }
 
-    /// Writes what there was no room for, if nothing was sealed since: the last version of a run, or
-    /// the one that it is held at, stays to be written.
+    /// Writes the version that was deferred, if nothing was sealed since: the last version of a
+    /// run, or the one that it is held at, stays to be written.
     fn write_deferred(&mut self) {
         let Some(version) = self.deferred_write.take() else { return };
-        let RuntimePhase::Active(station) = &self.phase else { return };
-        if station.is_at(version) {
+        let RuntimePhase::Active(active) = &self.phase else { return };
+        if active.is_at(version) {
             self.write(version);
         }
     }

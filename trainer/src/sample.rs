@@ -46,7 +46,7 @@ impl<'a, B: Backend> Sampler<'a, B> {
     ) -> Result<Self, AllocateError> {
         let shape = MicrobatchShape { sequences: 1, sequence_len: context_len };
         let sizes = PassSizes::whole(model, shape);
-        let mut make = |space: BufferSize| space.allocate(&backend);
+        let mut make = |size: BufferSize| size.allocate(&backend);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
         let logits = sizes.logits(&mut make)?;
         let angles = rotary_angles(&backend, model, shape)?;

@@ -71,7 +71,8 @@ fn the_shortest_step_is_chosen() {
         let other = considered.outcome.as_ref().expect("fits");
         assert!(choice.prediction.period <= other.period * 1.001, "{}", considered.kind);
     }
-    let (gpipe, zb_h1) = (ScheduleKind::GPipe, ScheduleKind::ZbH1);
+    let gpipe = ScheduleKind::GPipe;
+    let zb_h1 = ScheduleKind::ZbH1;
     assert!(choice.prediction.period < prediction_of(&choice, gpipe).period);
     assert!(prediction_of(&choice, zb_h1).period < prediction_of(&choice, gpipe).period);
 }
@@ -123,7 +124,8 @@ fn what_fits_alone_may_not_fit_with_copies_of_others() {
         let largest = others.map(len_of).max().expect("three others");
         assert!(memory[stage.index()].copies.0 >= 16 * largest as u64, "{memory:?}");
     }
-    let refusals = attempt_with_copies(&model, &kinds, 4, 1, Some(alone)).expect_err("no room");
+    let refusals = attempt_with_copies(&model, &kinds, 4, 1, Some(alone))
+        .expect_err("memory does not hold it");
     assert!(matches!(refusals[..], [(_, ScheduleRefusal::Memory { limit, .. })] if limit == alone));
 }
 
@@ -152,7 +154,7 @@ fn a_schedule_that_does_not_exist_for_a_size_is_passed_over() {
 }
 
 #[test]
-fn with_nothing_to_choose_from_every_reason_is_told() {
+fn with_nothing_to_choose_from_every_reason_is_returned() {
     let model = tiny_model(Family::Gpt2);
     let refusals = attempt(&model, &ScheduleKind::ALL, 5, None).expect_err("four blocks");
     assert_eq!(refusals.len(), ScheduleKind::ALL.len());
@@ -174,17 +176,20 @@ fn a_solved_order_is_never_slower_than_the_one_for_equal_stages() {
         let limit = &[by_hand.prediction.stage_bytes; 4];
         let request = ChooseRequest { kinds: &kinds[1..], stage_bytes_max: limit, ..request };
         let solved = choose(&backend, request).expect("fits as well");
-        let (solved, by_hand) = (solved.prediction, by_hand.prediction);
+        let solved = solved.prediction;
+        let by_hand = by_hand.prediction;
         assert!(solved.period <= by_hand.period * (1.0 + 1e-9), "{solved:?} {by_hand:?} {pace:?}");
         assert!(solved.stage_bytes <= by_hand.stage_bytes, "{solved:?} {by_hand:?}");
     }
 }
 
 #[test]
-fn as_many_chunks_as_asked_for_are_cut_and_no_more_than_there_are_layers() {
+fn as_many_chunks_as_requested_are_cut_and_no_more_than_there_are_layers() {
     let model = tiny_model(Family::Gpt2);
     let plan = |kind, chunks_per_stage, stage_count| {
-        let (model, batch, window) = (&model, BATCH, Window::One);
+        let model = &model;
+        let batch = BATCH;
+        let window = Window::One;
         Plan::new(PlanRequest {
             model,
             batch,
@@ -197,15 +202,16 @@ fn as_many_chunks_as_asked_for_are_cut_and_no_more_than_there_are_layers() {
     };
     let count = |chunks| plan(ScheduleKind::Gis, chunks, 2).expect("ten layers").chunks.len();
     assert_eq!([count(None), count(Some(2)), count(Some(5))], [4, 4, 10]);
-    let (stage_count, layer_count) = (2, 10);
+    let stage_count = 2;
+    let layer_count = 10;
     let many = PlanError::Chunks { stage_count, chunks_per_stage: 6, layer_count };
     assert_eq!(plan(ScheduleKind::Gis, Some(6), 2), Err(many));
     let fixed = plan(ScheduleKind::ZbV, Some(3), 2).expect_err("a vee has two");
     assert!(matches!(fixed, PlanError::Generate(GenerateError::ChunkCount { .. })), "{fixed}");
 }
 
-/// Where the verdict takes longer than forward passes of the next step do, its first weight gradients
-/// wait for it. They can come later, as far as there is memory.
+/// Where the verdict takes longer than forward passes of the next step do, its first weight
+/// gradients wait for it. They can come later, as far as there is memory.
 #[test]
 fn an_order_is_made_for_the_verdict_that_it_waits_for() {
     let model = tiny_model(Family::Llama);
@@ -221,13 +227,14 @@ fn an_order_is_made_for_the_verdict_that_it_waits_for() {
     let (heedless, _) = attempt(0.0);
     for (share, gain) in [(0.2, 0.02), (0.4, 0.0), (0.6, 0.0), (1.2, 0.0)] {
         let (plan, pace) = attempt(share * step);
-        let (waits, would_wait) = (plan_period(&plan, &pace), plan_period(&heedless, &pace));
+        let waits = plan_period(&plan, &pace);
+        let would_wait = plan_period(&heedless, &pace);
         assert!(waits <= would_wait * (1.0 - gain) * (1.0 + 1e-9), "{share}: {waits} {would_wait}");
     }
 }
 
-/// Bytes are counted where no device is: halves take less of what passes keep and hand on, and as much of
-/// the state but for the matrices that products read.
+/// Bytes are counted where no device is: halves take less of what passes keep and hand on, and as
+/// much of the state but for the matrices that products read.
 #[test]
 fn plans_count_the_bytes_of_a_device_without_one() {
     let model = tiny_model(Family::Llama);

@@ -64,7 +64,8 @@ fn a_machine_half_as_fast_leads_to_another_plan_that_names_it() {
     for slow in 0..4_u32 {
         let mut speeds = vec![1.0; 4];
         speeds[slow as usize] = 0.5;
-        let (planned, found) = (pace(&[], 0.0), pace(&speeds, 0.0));
+        let planned = pace(&[], 0.0);
+        let found = pace(&speeds, 0.0);
         let judgement = judged(&planned, &found, 4, STAKES);
         let DriftJudgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
         assert_eq!(drift.part, DriftSource::Stage(StageIndex(slow)));
@@ -116,7 +117,8 @@ fn a_stage_may_grow_by_the_slack_and_not_by_more() {
             (plan_period(&plan, &found), is_within)
         };
         let limit = plan_period(&plan, &planned) * (1.0 + PERIOD_GROWTH);
-        let (within, beyond) = (period_at(*slack), period_at(slack + 0.01));
+        let within = period_at(*slack);
+        let beyond = period_at(slack + 0.01);
         assert!(within.0 <= limit && within.1, "stage {stage} grows by {slack}");
         assert!(beyond.0 > limit && !beyond.1, "stage {stage} grows by more than {slack}");
     }
@@ -124,7 +126,8 @@ fn a_stage_may_grow_by_the_slack_and_not_by_more() {
 
 #[test]
 fn without_a_better_plan_or_time_for_it_nothing_is_changed() {
-    let (planned, found) = (pace(&[], 0.0), pace(&[1.0, 0.5, 1.0, 1.0], 0.0));
+    let planned = pace(&[], 0.0);
+    let found = pace(&[1.0, 0.5, 1.0, 1.0], 0.0);
     let plan = best(&planned, 4).plan;
     let now = plan_period(&plan, &found);
     let judged = |best: Option<f64>, stakes| judge(&plan, (&planned, &found), stakes, || best);
@@ -134,7 +137,8 @@ fn without_a_better_plan_or_time_for_it_nothing_is_changed() {
     }
     let better = now * (0.999 - GAIN_MIN);
     assert!(matches!(judged(Some(better), STAKES), DriftJudgement::Replan(_)));
-    let (gain, steps_left) = (now - better, 10);
+    let gain = now - better;
+    let steps_left = 10;
     let stakes = |steps: f64| ReplanStakes { steps_left, change: steps * gain };
     assert!(matches!(judged(Some(better), stakes(9.99)), DriftJudgement::Replan(_)));
     let late = judged(Some(better), stakes(10.01));
@@ -143,11 +147,11 @@ fn without_a_better_plan_or_time_for_it_nothing_is_changed() {
 
 /// A stage that would wait anyway: its times may grow, and no other plan is searched for.
 #[test]
-fn what_a_stage_waits_anyway_is_asked_of_nobody() {
+fn what_a_stage_waits_anyway_starts_no_search() {
     let planned = pace(&[1.0, 4.0], 0.0);
     let plan = best(&pace(&[1.0, 1.0], 0.0), 2).plan;
     let found = pace(&[1.0, 3.0], 0.0);
-    let judgement = judge(&plan, (&planned, &found), STAKES, || panic!("nobody is to search"));
+    let judgement = judge(&plan, (&planned, &found), STAKES, || panic!("no search is to be made"));
     assert_eq!(judgement, DriftJudgement::Within);
 }
 
@@ -157,8 +161,10 @@ fn a_measured_link_changes_the_chosen_schedule_and_is_named() {
         let work: f64 = pace(&[], 0.0).layers.iter().map(|layer| layer.total()).sum();
         work / 4.0
     };
-    let (near, far) = (pace(&[], 0.0), pace(&[], 2.0 * slowest));
-    let (at_once, late) = (best(&near, 4).plan, best(&far, 4).plan);
+    let near = pace(&[], 0.0);
+    let far = pace(&[], 2.0 * slowest);
+    let at_once = best(&near, 4).plan;
+    let late = best(&far, 4).plan;
     assert_ne!(at_once.program, late.program, "hops that take long call for another order");
     let judgement = judged(&near, &far, 4, STAKES);
     let DriftJudgement::Replan(drift) = judgement else { panic!("{judgement:?}") };
@@ -166,14 +172,17 @@ fn a_measured_link_changes_the_chosen_schedule_and_is_named() {
     assert_eq!(drift.found, far.link);
 }
 
-/// What is late can be planned around, what keeps a way occupied cannot: so much of it takes longer.
+/// What is late can be planned around, what keeps a way occupied cannot: so much of it takes
+/// longer.
 #[test]
 fn an_occupied_way_is_another_thing_than_a_late_one() {
     let work: f64 = pace(&[], 0.0).layers.iter().map(|layer| layer.total()).sum();
-    let (near, far) = (pace(&[], 0.0), pace(&[], work));
+    let near = pace(&[], 0.0);
+    let far = pace(&[], work);
     let occupied = Pace { link: 0.0, occupancy: work, ..near.clone() };
     let period = |pace: &Pace| best(pace, 4).prediction.period;
-    let (late, occupied_long) = (period(&far), period(&occupied));
+    let late = period(&far);
+    let occupied_long = period(&occupied);
     assert!(occupied_long > 1.5 * late, "{occupied_long} occupied, {late} late");
     let judgement = judged(&near, &occupied, 4, STAKES);
     let drift = judgement.drift().expect("it is no longer what it was");
@@ -201,8 +210,8 @@ fn what_a_verdict_takes_is_no_drift_and_makes_steps_that_wait_for_it_longer() {
     assert!((longer / work - 1.0).abs() < 1e-6, "{longer} longer, a verdict takes {work}");
 }
 
-/// From what stages report of their passes to a plan, and from that plan to the next: the second one
-/// fits, so there is no third.
+/// From what stages report of their passes to a plan, and from that plan to the next: the second
+/// one fits, so there is no third.
 #[test]
 fn what_is_measured_under_the_new_plan_asks_for_no_other() {
     let truth = [1.0, 0.4, 1.0, 0.9];
@@ -228,8 +237,11 @@ fn what_is_measured_under_the_new_plan_asks_for_no_other() {
             StageSample::of_layers(&model(), BATCH.microbatch, layers.into_iter(), (1.0, times))
         };
         let samples: Vec<StageSample> = (0..4).map(sample).collect();
-        let (calibration, speeds) = calibrate(&samples).expect("they tell something");
-        let speeds = speeds.iter().map(|speed| rounded_speed(speed.expect("it tells"))).collect();
+        let (calibration, speeds) = calibrate(&samples).expect("the samples can be used");
+        let speeds = speeds
+            .iter()
+            .map(|speed| rounded_speed(speed.expect("the sample can be used")))
+            .collect();
         let found = Pace::calibrated(&model(), BATCH.microbatch, &calibration, (speeds, 0.0));
         judgements.push(judge(&plan, (&planned, &found), STAKES, || {
             Some(best(&found, 4).prediction.period)

@@ -156,7 +156,8 @@ fn other_orders_equal_the_reference() {
             }
             run.digest()
         };
-        let (straight, skipping) = (serial(&[]), serial(&[STRUCK]));
+        let straight = serial(&[]);
+        let skipping = serial(&[STRUCK]);
         for (request, chunks) in other_orders(&model, batch) {
             runs += 1;
             let mut setup = setup(model.clone(), Plan::new(request).expect("it exists"), STEPS);
@@ -224,7 +225,9 @@ fn uneven_splits_equal_the_reference() {
     let check = |kind, stage_count, ends: &[u32]| {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let chunks = starts.zip(ends).map(|(start, end)| LayerRange::new(start, *end)).collect();
-        let (model, window, chunks_per_stage) = (&model, Window::One, None);
+        let model = &model;
+        let window = Window::One;
+        let chunks_per_stage = None;
         let request = PlanRequest {
             model,
             batch: BATCH,
@@ -280,7 +283,7 @@ fn held_out_loss_is_the_references_and_changes_nothing() {
 }
 
 #[test]
-fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
+fn a_halted_run_ends_sealed_at_the_requested_step() {
     let model = tiny_model(Family::Gpt2);
     let mut serial_setup = base(&model);
     serial_setup.clip_norm = Some(0.5);
@@ -330,8 +333,10 @@ fn held_out_text_is_read_with_few_microbatches_under_way() {
         let batch = BatchShape { microbatch_count, ..BATCH };
         let corpus = corpus_for(batch, 0.3);
         for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1, ScheduleKind::ZbV] {
-            let (stage_count, window) = (3, Window::One);
-            let (model, chunks_per_stage) = (&model, None);
+            let stage_count = 3;
+            let window = Window::One;
+            let model = &model;
+            let chunks_per_stage = None;
             let request = PlanRequest {
                 model,
                 batch,

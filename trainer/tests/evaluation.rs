@@ -1,4 +1,4 @@
-//! Held-out text is read after every so many steps, whoever comes and goes in between.
+//! Held-out text is read after every so many steps, whichever workers come and go in between.
 
 mod common;
 
@@ -67,10 +67,11 @@ fn a_plan_that_begins_where_text_is_read_begins_with_that() {
 
     let (mut engine, mut ledger) = begin();
     assert_eq!(run(&mut engine, &mut ledger, Some(Step(EVERY - 1))), None);
-    let bench = engine.into_executor();
-    let (turn, updates) = (ledger.open_turn(), ledger.updates());
+    let executor = engine.into_executor();
+    let turn = ledger.open_turn();
+    let updates = ledger.updates();
     let source = common::corpus();
-    let mut engine = StageEngine::resume(setup(), StageIndex(0), bench, source, turn, updates);
+    let mut engine = StageEngine::resume(setup(), StageIndex(0), executor, source, turn, updates);
     assert_eq!(run(&mut engine, &mut ledger, None), Some(expected));
     let next = run(&mut engine, &mut ledger, None).expect("it goes on");
     assert_eq!(next.0, 2 * EVERY);

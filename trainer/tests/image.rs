@@ -10,7 +10,9 @@ use zbelastic_types::{LayerId, Step};
 mod common;
 
 fn image() -> LayerImage {
-    let (w, m, v) = (vec![1.0, -2.5], vec![0.0, f32::MIN_POSITIVE], vec![0.25, 3e38]);
+    let w = vec![1.0, -2.5];
+    let m = vec![0.0, f32::MIN_POSITIVE];
+    let v = vec![0.25, 3e38];
     let [w, m, v] = [w, m, v].map(HostFloats::from);
     LayerImage { layer: LayerId(258), version: Step(77), w, m, v }
 }
@@ -42,7 +44,8 @@ fn bytes_that_are_cut_or_go_on_are_refused() {
         assert!(matches!(refused, Err(ImageError::Length { found, .. }) if found == len as u64));
     }
     let longer = [&bytes[..], &[0]].concat();
-    let (expected, found) = (bytes.len() as u64, longer.len() as u64);
+    let expected = bytes.len() as u64;
+    let found = longer.len() as u64;
     assert_eq!(LayerImage::decode(&longer), Err(ImageError::Length { expected, found }));
 }
 

@@ -166,7 +166,8 @@ fn what_leaves_comes_back_to_the_same_bits() {
                 let kept = plan(&model, kind, 2, window).with_recompute(recompute);
                 let moved = offloaded(&kept, 0.0);
                 assert!(copies(&moved) > 0, "{kind}");
-                let (before, after) = (memory_of(&model, &kept), memory_of(&model, &moved));
+                let before = memory_of(&model, &kept);
+                let after = memory_of(&model, &moved);
                 let pairs = before.iter().zip(&after);
                 assert!(pairs.clone().all(|(before, after)| after.stash <= before.stash), "{kind}");
                 // The first chunk reads tokens: of that nothing is kept if all is made again.
@@ -188,8 +189,9 @@ fn pipe_offload_takes_less_memory_than_its_order() {
         let plan = plan_of_chunks(&model, kind, Some(2), 4, Window::One);
         memory_of(&model, &plan)[0].stash
     };
-    let (order, half, full) =
-        (stash(ScheduleKind::Po), stash(ScheduleKind::PoHalf), stash(ScheduleKind::PoFull));
+    let order = stash(ScheduleKind::Po);
+    let half = stash(ScheduleKind::PoHalf);
+    let full = stash(ScheduleKind::PoFull);
     assert!(half < order && full < order, "{order} {half} {full}");
     assert!(stash(ScheduleKind::PoSelective) <= full);
 }
@@ -218,7 +220,7 @@ impl StashStore for FailingStore {
 }
 
 #[test]
-fn a_store_that_fails_is_told_and_asked_again() {
+fn a_store_that_fails_is_reported_and_called_again() {
     let model = tiny_model(Family::Gpt2);
     let plan = offloaded(&plan(&model, ScheduleKind::GPipe, 1, Window::Zero), 0.0);
     let setup = Arc::new(of_plan(&model, plan));
@@ -228,8 +230,9 @@ fn a_store_that_fails_is_told_and_asked_again() {
     let failing = |bytes| {
         Box::new(FailingStore { inner: MemoryStashStore::new(bytes), fails }) as Box<dyn StashStore>
     };
-    let bench = BackendExecutor::storing(&setup, StageIndex(0), backend, failing).expect("memory");
-    let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
+    let executor =
+        BackendExecutor::storing(&setup, StageIndex(0), backend, failing).expect("memory");
+    let mut engine = StageEngine::begin_run(setup, StageIndex(0), executor, corpus());
     let mut failures = Vec::new();
     for _ in 0..40 {
         match engine.run_next() {
@@ -276,8 +279,8 @@ const NEEDED: MemoryPolicy = MemoryPolicy {
     offloaded: PassExtent::Everywhere,
 };
 
-/// Each kind with a limit between what it takes and what it takes if all passes are made again, by one
-/// means, the other, and both.
+/// Each kind with a limit between what it takes and what it takes if all passes are made again, by
+/// one means, the other, and both.
 #[test]
 fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
     let model = tiny_model(Family::Gpt2);
@@ -308,7 +311,8 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
             assert!(size(&choice) <= limit, "{kind}");
             let PlanChoice { plan, memory, .. } = choice;
             assert_eq!(memory_of(&model, &plan), memory, "{kind}");
-            let (dropped, left) = (drops(&plan), copies(&plan));
+            let dropped = drops(&plan);
+            let left = copies(&plan);
             if policy == NEEDED {
                 assert!(dropped < drops(&all.plan) && left == 0, "{kind}: {dropped}");
             }
@@ -321,8 +325,8 @@ fn no_more_is_made_again_or_leaves_than_a_limit_asks_for_and_the_bits_stay() {
     }
 }
 
-/// A limit a little below what all passes take that are made again: some leave, and all are made again
-/// still, also in an order that was solved for.
+/// A limit a little below what all passes take that are made again: some leave, and all are made
+/// again still, also in an order that was solved for.
 #[test]
 fn what_is_made_again_everywhere_is_so_where_passes_leave_as_well() {
     let model = tiny_model(Family::Gpt2);
@@ -331,8 +335,8 @@ fn what_is_made_again_everywhere_is_so_where_passes_leave_as_well() {
     for (seed, kind) in
         [ScheduleKind::GPipe, ScheduleKind::ZbAuto, ScheduleKind::ZbV].into_iter().enumerate()
     {
-        let roomy = chosen(&model, (kind, 4), all, None).expect("no limit");
-        let limit = Bytes(roomy.prediction.stage_bytes.0 - 1);
+        let ample = chosen(&model, (kind, 4), all, None).expect("no limit");
+        let limit = Bytes(ample.prediction.stage_bytes.0 - 1);
         let also_leaves = MemoryPolicy { offloaded: PassExtent::WhereNeeded, ..all };
         let PlanChoice { plan, .. } =
             chosen(&model, (kind, 4), also_leaves, Some(limit)).expect("it can be met");
@@ -349,7 +353,8 @@ fn slices_are_made_again_where_a_limit_asks_for_it() {
     let expected = serial(&model, of_kind);
     let all = MemoryPolicy { recomputed: PassExtent::Everywhere, ..NEEDED };
     let [free, all] = [NEEDED, all].map(|policy| chosen(&model, of_kind, policy, None));
-    let (free, all) = (free.expect("no limit"), all.expect("no limit"));
+    let free = free.expect("no limit");
+    let all = all.expect("no limit");
     let size = |choice: &PlanChoice| choice.prediction.stage_bytes.0;
     for part in 1..4 {
         let limit = Bytes(size(&all) + part * (size(&free) - size(&all)) / 4);
@@ -372,7 +377,7 @@ fn passes_that_are_made_again_where_needed_make_an_order_possible_that_is_faster
         gains.push(with(MemoryPolicy::default()) / with(NEEDED));
     }
     assert!(gains.iter().all(|gain| *gain > 1.0 - 1e-9), "{gains:?}");
-    assert!(gains[0] > 1.5, "there is hardly room for one microbatch: {gains:?}");
+    assert!(gains[0] > 1.5, "memory hardly holds one microbatch: {gains:?}");
 }
 
 /// PipeOffload's selective schedule copies what the limit requires, and nothing if that is nothing.
@@ -385,8 +390,8 @@ fn selective_offload_follows_the_limit() {
     assert!(copies(&free.plan) > 0, "it is planned for equal times");
     let order =
         chosen(&model, (ScheduleKind::Po, 4), MemoryPolicy::default(), None).expect("no limit");
-    let roomy = with(Some(order.prediction.stage_bytes)).expect("it fits");
-    assert_eq!(copies(&roomy.plan), 0);
+    let ample = with(Some(order.prediction.stage_bytes)).expect("it fits");
+    assert_eq!(copies(&ample.plan), 0);
     let few = Bytes(order.prediction.stage_bytes.0 - 1);
     let few = with(Some(few)).expect("a byte less");
     assert!((1..copies(&free.plan)).contains(&copies(&few.plan)), "{}", copies(&few.plan));

@@ -160,7 +160,7 @@ fn strike(setup: &mut StageSetup, injected: StruckStepFate) -> NonfinitePolicy {
 }
 
 #[test]
-fn norms_and_losses_are_told_once_and_are_the_references_to_the_bit() {
+fn norms_and_losses_are_reported_once_and_are_the_references_to_the_bit() {
     let model = tiny_model(Family::Gpt2);
     let corpus = corpus_for(BATCH, 0.05);
     let (_, steps) = serial(&serial_setup(&model, BATCH), &corpus, &[]);
@@ -169,11 +169,11 @@ fn norms_and_losses_are_told_once_and_are_the_references_to_the_bit() {
         let setup = setup(model.clone(), Plan::new(request).expect("legal"), STEPS);
         let policy = policy(setup.clip_norm, NonfinitePolicy::Skip);
         let outcome = StageCluster::with_corpus(&setup, policy, 1, 3, corpus.clone()).run();
-        let told: Vec<(u64, u64)> =
+        let reported: Vec<(u64, u64)> =
             outcome.seals.iter().map(|seal| (seal.square_sum_bits, seal.loss_sum_bits)).collect();
         let expected: Vec<(u64, u64)> =
             steps.iter().map(|s| (s.square_sum.to_bits(), s.loss_sum.to_bits())).collect();
-        assert_eq!(told, expected, "{kind} {stage_count}");
+        assert_eq!(reported, expected, "{kind} {stage_count}");
     }
 }
 
@@ -245,7 +245,7 @@ fn candidates_of_both_replicas_are_dropped_together() {
 }
 
 #[test]
-fn a_halted_run_ends_sealed_at_the_step_it_was_told() {
+fn a_halted_run_ends_sealed_at_the_requested_step() {
     let model = tiny_model(Family::Gpt2);
     let corpus = corpus_for(BATCH, 0.05);
     let serial_setup = serial_setup(&model, BATCH);
@@ -283,7 +283,8 @@ fn uneven_splits_equal_the_reference() {
     check(ScheduleKind::Gems, 3, &[2, 9, 10]);
 }
 
-/// The stage in the middle of three holds the middle of the model twice; the ends hold one end each.
+/// The stage in the middle of three holds the middle of the model twice; the ends hold one end
+/// each.
 #[test]
 fn a_stage_claims_the_state_of_both_replicas() {
     let model = tiny_model(Family::Gpt2);
@@ -296,7 +297,8 @@ fn a_stage_claims_the_state_of_both_replicas() {
         let stages = (0..3).map(StageIndex);
         stages.map(|stage| stage_memory(&backend, &model, &plan, stage)).collect::<Vec<_>>()
     };
-    let (once, twice) = (of(ScheduleKind::GPipe), of(ScheduleKind::Gems));
+    let once = of(ScheduleKind::GPipe);
+    let twice = of(ScheduleKind::Gems);
     let state = |a: usize, b: usize| once[a].state + once[b].state;
     let found: Vec<Bytes> = twice.iter().map(|claim| claim.state).collect();
     assert_eq!(found, [state(0, 2), state(1, 1), state(2, 0)]);

@@ -116,7 +116,8 @@ fn pipelines_over_slices_equal_their_reference() {
         for (batch, slices) in even.into_iter().chain(uneven) {
             let BatchShape { microbatch_count: microbatches, cut_by, .. } = batch;
             let base = sliced(&model, batch, slices);
-            let (straight, skipping) = (serial(&base, &[]), serial(&base, &[STRUCK]));
+            let straight = serial(&base, &[]);
+            let skipping = serial(&base, &[STRUCK]);
             assert_ne!(straight, skipping);
             for stage_count in 1..=4 {
                 for window in [Window::Zero, Window::One] {
@@ -191,7 +192,8 @@ fn what_slices_make_again_has_the_bits_it_had() {
         for (batch, slices) in [(batch(12), 2), (batch(5), 4), (batch(1), 8), (by_time(3), 5)] {
             let BatchShape { microbatch_count: microbatches, cut_by, .. } = batch;
             let base = sliced(&model, batch, slices);
-            let (straight, skipping) = (serial(&base, &[]), serial(&base, &[STRUCK]));
+            let straight = serial(&base, &[]);
+            let skipping = serial(&base, &[STRUCK]);
             for (stage_count, recompute) in
                 (1..=4).flat_map(|p| CHOICES[1..].iter().map(move |r| (p, *r)))
             {
@@ -380,7 +382,8 @@ fn slices_are_equally_long_or_take_equally_long() {
     check(SliceBalance::Time, SLICES_OF_EQUAL_TIME_MAX + 1, 4096, false);
 }
 
-/// Where attention is much of the work, slices of equal length wait for the last one of each microbatch.
+/// Where attention is much of the work, slices of equal length wait for the last one of each
+/// microbatch.
 #[test]
 fn slices_of_equal_time_make_a_shorter_step() {
     let model = ModelConfig { positions: 4096, ..tiny_model(Family::Gpt2) };
@@ -446,7 +449,8 @@ fn slices_that_are_made_again_take_less_and_what_they_claim() {
                 }
                 assert!(full[stage] < all[stage], "{family:?}: {full:?}, {all:?}");
             }
-            // Five slices wait on the first stage, and each keeps keys and values with their gradients.
+            // Five slices wait on the first stage, and each keeps keys and values with their
+            // gradients.
             assert!(full[0] > none[0] / 5, "{family:?}: {full:?} of {none:?}");
         }
     }

@@ -46,7 +46,8 @@ fn samples(speeds: [f64; 3], vary: impl Fn(LayerClass) -> f64) -> Vec<StageSampl
         for layer in layers.clone() {
             let class = LayerClass::of(model.layer_kind(LayerId(layer)));
             let LayerCost { work, update, .. } = PLANTED[class.index()];
-            let (work, update) = (work.scaled(vary(class) / speed), update / speed);
+            let work = work.scaled(vary(class) / speed);
+            let update = update / speed;
             (times.f, times.bw) = (times.f + work.f, times.bw + work.b + work.w);
             times.update += update;
             times.classes[class.index()] = Some(LayerCost { work, update, recompute: None });
@@ -63,9 +64,10 @@ fn near(found: f64, expected: f64, what: &str) {
 #[test]
 fn what_layers_take_is_found_where_it_is_not_what_is_counted() {
     for speeds in [[1.0, 1.0, 1.0], [1.0, 1.0, 0.5], [0.25, 1.0, 1.0]] {
-        let (found, found_speeds) = calibrate(&samples(speeds, |_| 1.0)).expect("they tell");
+        let (found, found_speeds) =
+            calibrate(&samples(speeds, |_| 1.0)).expect("the samples can be used");
         for (found, speed) in found_speeds.iter().zip(speeds) {
-            near(found.expect("it tells"), speed, "a speed");
+            near(found.expect("the sample can be used"), speed, "a speed");
         }
         for (class, expected) in LayerClass::ALL.into_iter().zip(PLANTED) {
             let found = found.classes[class.index()].expect("it was timed");
@@ -92,8 +94,9 @@ fn what_is_made_again_and_copied_counts_as_long_as_it_took() {
         }
         (sample.copied, sample.times.copies) = (1e6, 3e6 / speed);
     }
-    let (model, shape) = (model(), BATCH.microbatch);
-    let found = calibrate(&samples).expect("they tell").0;
+    let model = model();
+    let shape = BATCH.microbatch;
+    let found = calibrate(&samples).expect("the samples can be used").0;
     let pace = Pace::calibrated(&model, shape, &found, (SPEEDS.to_vec(), 0.0));
     let plan = common::plan(&model, ScheduleKind::ZbH1, 3, Window::One);
     let plan = plan.with_recompute(Recompute::Full);
@@ -115,9 +118,9 @@ fn what_is_made_again_and_copied_counts_as_long_as_it_took() {
 fn stages_that_did_not_time_their_layers_are_read_as_their_work_is_counted() {
     let mut samples = samples([1.0; 3], |_| 1.0);
     samples[1].times.classes = [None; LayerClass::COUNT];
-    let (found, speeds) = calibrate(&samples).expect("they tell");
+    let (found, speeds) = calibrate(&samples).expect("the samples can be used");
     assert_eq!(found.classes, [None; LayerClass::COUNT]);
-    let last = speeds[2].expect("it tells");
+    let last = speeds[2].expect("the sample can be used");
     assert!(last < 0.8, "the head's stage looks slow: {last}");
 }
 
@@ -140,11 +143,11 @@ fn layers_with_the_head(pace: &Pace) -> usize {
 
 #[test]
 fn a_head_that_takes_longer_than_counted_leaves_its_stage_fewer_layers() {
-    let (found, _) = calibrate(&samples([1.0; 3], |_| 1.0)).expect("they tell");
+    let (found, _) = calibrate(&samples([1.0; 3], |_| 1.0)).expect("the samples can be used");
     let measured = Pace::calibrated(&model(), BATCH.microbatch, &found, (Vec::new(), 0.0));
     let counted = Pace::estimated(&model(), BATCH.microbatch);
-    let (with_found, with_counted) =
-        (layers_with_the_head(&measured), layers_with_the_head(&counted));
+    let with_found = layers_with_the_head(&measured);
+    let with_counted = layers_with_the_head(&counted);
     assert!(with_found < with_counted, "{with_found} layers measured, {with_counted} counted");
 }
 
@@ -170,14 +173,14 @@ fn shares_that_vary_as_machines_do_stay_as_they_were_known() {
 }
 
 /// A step of a stage that holds the whole model, up to its verdict.
-fn bench_after_a_step(kind: ScheduleKind, timer: LayerTimer) -> BackendExecutor<CpuBackend> {
+fn executor_after_a_step(kind: ScheduleKind, timer: LayerTimer) -> BackendExecutor<CpuBackend> {
     let model = tiny_model(Family::Llama);
     let plan = common::plan(&model, kind, 1, Window::Zero);
     let setup = Arc::new(common::setup(model, plan, 2));
     let backend = CpuBackend::new(1).expect("one thread");
-    let bench =
+    let executor =
         BackendExecutor::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
-    let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, common::corpus());
+    let mut engine = StageEngine::begin_run(setup, StageIndex(0), executor, common::corpus());
     let is_run = |progress: &EngineProgress| matches!(progress, EngineProgress::Ran(_));
     let stopped = std::iter::repeat_with(|| engine.run_next()).find(|progress| !is_run(progress));
     assert!(matches!(stopped, Some(EngineProgress::Blocked(WaitReason::Seal(_)))), "{stopped:?}");
@@ -192,19 +195,20 @@ fn counting() -> LayerTimer {
 
 #[test]
 fn every_part_of_every_layer_is_timed_once_and_no_bit_is_another() {
-    let order = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
+    let request = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
     for kind in [ScheduleKind::OneFOneB, ScheduleKind::ZbH1] {
-        let mut bench = bench_after_a_step(kind, counting());
-        let mut untimed = bench_after_a_step(kind, LayerTimer::default());
-        assert_eq!(bench.gradients(), untimed.gradients(), "{kind}");
-        for bench in [&mut bench, &mut untimed] {
-            bench.compute_candidate(order);
-            bench.commit(order);
+        let mut executor = executor_after_a_step(kind, counting());
+        let mut untimed = executor_after_a_step(kind, LayerTimer::default());
+        assert_eq!(executor.gradients(), untimed.gradients(), "{kind}");
+        for executor in [&mut executor, &mut untimed] {
+            executor.compute_candidate(request);
+            executor.commit(request);
         }
-        assert!(bench.images() == untimed.images(), "{kind}");
+        assert!(executor.images() == untimed.images(), "{kind}");
         assert_eq!(untimed.times().layers, None);
-        let times = bench.times().layers.expect("there is a clock");
-        let (model, count) = (tiny_model(Family::Llama), BATCH.microbatch_count);
+        let times = executor.times().layers.expect("there is a clock");
+        let model = tiny_model(Family::Llama);
+        let count = BATCH.microbatch_count;
         for class in LayerClass::ALL {
             let is_it = |spec: &&LayerSpec| LayerClass::of(spec.kind) == class;
             let layers = model_layers(&model).iter().filter(is_it).count() as u32;

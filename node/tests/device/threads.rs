@@ -102,7 +102,7 @@ fn a_device_without_room_says_what_helps() {
     for word in [
         "error: stage ",
         " bytes left for what is kept and computed there (",
-        " for weights, their forms, gradients and moments, ",
+        " for weights, packed weights, gradients and moments, ",
         " for what passes keep, ",
         " for boundary tensors, ",
         " for scratch of operations), ",

@@ -97,7 +97,9 @@ impl ChunkFloats {
                 let numbers = setup.optimizer.numbers(lr, next.updates, clip, is_decayed);
                 let g = backend.download(BufferView::new(&layer.g, range.clone()));
                 let cut = |floats: &[f32]| floats[range.clone()].to_vec();
-                let (w, m, v) = (cut(&floats.w), cut(&floats.m), cut(&floats.v));
+                let w = cut(&floats.w);
+                let m = cut(&floats.m);
+                let v = cut(&floats.v);
                 let mut state = AdamWState { w, m, v };
                 adamw(&mut state, &g, numbers);
                 floats.w[range.clone()].copy_from_slice(&state.w);
@@ -128,7 +130,7 @@ pub struct AsyncReference<B: Backend, S> {
     reference: Vec<Vec<Vec<f32>>>,
 }
 
-/// A place in the formulas.
+/// The coordinates of a pass in the formulas.
 #[derive(Clone, Copy)]
 struct PassCoordinates {
     chunk: usize,
@@ -158,11 +160,13 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     /// If the schedule is AMPNet.
     pub fn new(setup: Arc<AsyncSetup>, backend: B, source: S) -> Result<Self, AllocateError> {
         assert_ne!(setup.plan.program.kind, AsyncKind::AmpNet, "AMPNet has no formula");
-        let (model, shape) = (&setup.model, setup.plan.batch.microbatch);
+        let model = &setup.model;
+        let shape = setup.plan.batch.microbatch;
         let sizes = PassSizes::whole(model, shape);
-        let mut make = |space: BufferSize| space.allocate(&backend);
+        let mut make = |size: BufferSize| size.allocate(&backend);
         let stash = PassStash::build(&sizes, LayerRange::new(0, model.layer_count()), &mut make)?;
-        let (logits, scratch) = (sizes.logits(&mut make)?, sizes.scratch(&mut make)?);
+        let logits = sizes.logits(&mut make)?;
+        let scratch = sizes.scratch(&mut make)?;
         let angles = rotary_angles(&backend, model, shape)?;
         let first: Vec<Vec<f32>> = model_layers(model)
             .iter()
@@ -205,7 +209,8 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     fn microbatch(&mut self, k: u32) -> f64 {
         let setup = self.setup.clone();
         let program = &setup.plan.program;
-        let (minibatch, within) = (k / program.microbatch_count, k % program.microbatch_count);
+        let minibatch = k / program.microbatch_count;
+        let within = k % program.microbatch_count;
         let replica = minibatch % program.replica_count;
         let batch = self.source.training(Step(minibatch.into()), MicrobatchIndex(within));
         let update_every = program.update_every;
@@ -214,12 +219,15 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
 
         self.load(k, replica, PassDirection::Forward);
         let forward = context(&setup, &self.backend, &self.angles, None);
-        let (stash, logits) = (&mut self.stash, &mut self.logits);
+        let stash = &mut self.stash;
+        let logits = &mut self.logits;
         let loss = self.model.forward(&forward, &batch, stash, Some(logits));
 
         self.load(k, replica, PassDirection::Backward);
         let context = context(&setup, &self.backend, &self.angles, None);
-        let (stash, logits, scratch) = (&mut self.stash, &mut self.logits, &mut self.scratch);
+        let stash = &mut self.stash;
+        let logits = &mut self.logits;
+        let scratch = &mut self.scratch;
         let scaled = (&batch, setup.loss_scale());
         self.model.backward_input(&context, scaled, stash, Some(logits), scratch);
         self.model.head_weights(&context, stash, logits, accumulate);
@@ -227,24 +235,25 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
 
         if (k + 1).is_multiple_of(update_every) {
             (0..setup.plan.chunks.len())
-                .for_each(|chunk| self.update(replica, self.place(chunk, k)));
+                .for_each(|chunk| self.update(replica, self.coordinates(chunk, k)));
         }
         loss.expect("the whole model has a loss")
     }
 
-    fn place(&self, chunk: usize, k: u32) -> PassCoordinates {
+    fn coordinates(&self, chunk: usize, k: u32) -> PassCoordinates {
         let program = &self.setup.plan.program;
         let stages = program.placement.stage_count();
         let stage = chunk as u32 % stages;
         let microbatches = program.microbatch_count;
-        let (ahead, minibatch) = (stages - 1 - stage, k / microbatches);
+        let ahead = stages - 1 - stage;
+        let minibatch = k / microbatches;
         PassCoordinates { chunk, stage, stages, ahead, k, microbatches, minibatch }
     }
 
     /// Puts into the model what each chunk reads.
-    fn load(&mut self, k: u32, replica: u32, side: PassDirection) {
+    fn load(&mut self, k: u32, replica: u32, direction: PassDirection) {
         for chunk in 0..self.setup.plan.chunks.len() {
-            let weights = self.weights_read(replica, self.place(chunk, k), side);
+            let weights = self.weights_read(replica, self.coordinates(chunk, k), direction);
             let range = indices(self.setup.plan.chunks[chunk]);
             for (layer, weights) in self.model.layers_mut()[range].iter_mut().zip(&weights) {
                 layer.set_weights(&self.backend, weights);
@@ -256,21 +265,23 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
     fn weights_read(
         &self,
         replica: u32,
-        place: PassCoordinates,
-        side: PassDirection,
+        at: PassCoordinates,
+        direction: PassDirection,
     ) -> Vec<Vec<f32>> {
-        let PassCoordinates { stage, stages, ahead, k, microbatches, minibatch, .. } = place;
-        let version = |number| self.version(replica, place.chunk, number);
-        let (p, m, s) = (f64::from(stages), f64::from(microbatches), f64::from(stage));
+        let PassCoordinates { stage, stages, ahead, k, microbatches, minibatch, .. } = at;
+        let version = |number| self.version(replica, at.chunk, number);
+        let p = f64::from(stages);
+        let m = f64::from(microbatches);
+        let s = f64::from(stage);
         let plain = |number| version(number).layers.iter().map(|layer| layer.w.clone()).collect();
         let warm_up = self.setup.plan.program.variant.warm_up();
-        match (self.setup.plan.program.kind, side) {
+        match (self.setup.plan.program.kind, direction) {
             (AsyncKind::PipeDream, _) => match self.setup.plan.program.variant {
                 AsyncVariant::VerticalSync => plain(k.saturating_sub(stages - 1)),
                 AsyncVariant::Usual | AsyncVariant::WarmUp(_) => plain(k.saturating_sub(ahead)),
             },
             (AsyncKind::PipeDream2Bw, _) => plain(minibatch.saturating_sub(1)),
-            (AsyncKind::WPipe, _) if place.chunk < stages as usize => {
+            (AsyncKind::WPipe, _) if at.chunk < stages as usize => {
                 plain(minibatch.saturating_sub(1))
             }
             (AsyncKind::WPipe, _) => plain(minibatch),
@@ -288,18 +299,18 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
             }
             (AsyncKind::SpecTrain, PassDirection::Forward) => {
                 let distance = (s / 2.0).floor() + p - s - 1.0;
-                self.momentum(replica, place.chunk, k.saturating_sub(ahead), distance)
+                self.momentum(replica, at.chunk, k.saturating_sub(ahead), distance)
             }
             (AsyncKind::SpecTrain, PassDirection::Backward) => {
-                self.momentum(replica, place.chunk, k, (s / 2.0).floor())
+                self.momentum(replica, at.chunk, k, (s / 2.0).floor())
             }
             (AsyncKind::XPipe, PassDirection::Forward) => {
                 let base = (minibatch * microbatches).saturating_sub(ahead) / microbatches;
-                self.adam(replica, place.chunk, base, ((p + m - s / 2.0 - 2.0) / m).round())
+                self.adam(replica, at.chunk, base, ((p + m - s / 2.0 - 2.0) / m).round())
             }
             (AsyncKind::XPipe, PassDirection::Backward) => {
                 let distance = ((m + (s / 2.0).floor() - 1.0) / m).round();
-                self.adam(replica, place.chunk, minibatch, distance)
+                self.adam(replica, at.chunk, minibatch, distance)
             }
             (AsyncKind::AmpNet, _) => unreachable!("refused at the beginning"),
         }
@@ -335,15 +346,15 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
         from.layers.iter().map(read).collect()
     }
 
-    fn update(&mut self, replica: u32, place: PassCoordinates) {
+    fn update(&mut self, replica: u32, at: PassCoordinates) {
         let setup = self.setup.clone();
-        let range = indices(setup.plan.chunks[place.chunk]);
+        let range = indices(setup.plan.chunks[at.chunk]);
         let histories = &mut self.histories[replica as usize];
-        let history = &mut histories[place.chunk];
+        let history = &mut histories[at.chunk];
         let (&base, newest) = history.last_key_value().expect("there is a version");
         let is_pipemare = setup.plan.program.kind == AsyncKind::PipeMare;
         let delay =
-            if is_pipemare { f64::from(place.ahead) / f64::from(place.microbatches) } else { 0.0 };
+            if is_pipemare { f64::from(at.ahead) / f64::from(at.microbatches) } else { 0.0 };
         // A gradient of the warm-up is not late, and K counts from its end.
         let since = base.checked_sub(setup.plan.program.variant.warm_up());
         let anneal = setup.knobs.anneal_updates;
@@ -357,14 +368,14 @@ impl<B: Backend, S: BatchSource> AsyncReference<B, S> {
                 track_change(&mut after.delta, &before.w, &after.w, delta_decay(delay));
             }
         }
-        if let Some(reference) = self.reference.get_mut(place.chunk) {
+        if let Some(reference) = self.reference.get_mut(at.chunk) {
             for (layer, reference) in next.layers.iter_mut().zip(reference) {
                 pull_together(&mut layer.w, reference, setup.knobs.elastic_alpha);
             }
         }
         history.insert(base + 1, next);
         // No stage is further behind than there are stages.
-        history.retain(|number, _| number + place.stages > base);
+        history.retain(|number, _| number + at.stages > base);
     }
 
     /// What the run has come to.

@@ -71,7 +71,7 @@ struct AsyncReplay<'a, B: Backend, S> {
     setup: &'a AsyncSetup,
     backend: &'a B,
     source: &'a S,
-    parts: Vec<ReplayedChunk<B>>,
+    chunks: Vec<ReplayedChunk<B>>,
     /// What passes left for the next, by the pass that reads it.
     inputs: BTreeMap<Pass, Vec<f32>>,
     gradients: BTreeMap<Pass, Vec<f32>>,
@@ -83,9 +83,10 @@ impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
     fn new(setup: &'a AsyncSetup, backend: &'a B, source: &'a S) -> Result<Self, AllocateError> {
         let model = &setup.model;
         let specs = model_layers(model);
-        let mut parts = Vec::new();
+        let mut chunks = Vec::new();
         for range in &setup.plan.chunks {
-            let (mut layers, mut floats) = (Vec::new(), Vec::new());
+            let mut layers = Vec::new();
+            let mut floats = Vec::new();
             for layer in range.ids() {
                 let spec = specs[layer as usize].clone();
                 let weights = setup.weights.of_layer(&spec).into_floats();
@@ -93,15 +94,16 @@ impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
                 floats.push(LayerFloats::new(weights));
             }
             let floats = ChunkFloats { layers: floats, updates: 0 };
-            let (chunk, stashes) = (Chunk::new(layers), BTreeMap::new());
-            parts.push(ReplayedChunk { chunk, floats, number: 0, accumulated: 0, stashes });
+            let chunk = Chunk::new(layers);
+            let stashes = BTreeMap::new();
+            chunks.push(ReplayedChunk { chunk, floats, number: 0, accumulated: 0, stashes });
         }
         let shape = setup.plan.batch.microbatch;
-        let scratch =
-            PassSizes::whole(model, shape).scratch(&mut |space| space.allocate(backend))?;
+        let scratch = PassSizes::whole(model, shape).scratch(&mut |size| size.allocate(backend))?;
         let angles = rotary_angles(backend, model, shape)?;
-        let (inputs, gradients) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { setup, backend, source, parts, inputs, gradients, scratch, angles })
+        let inputs = BTreeMap::new();
+        let gradients = BTreeMap::new();
+        Ok(Self { setup, backend, source, chunks, inputs, gradients, scratch, angles })
     }
 
     /// Runs an operation; returns false if its operand is not there yet.
@@ -135,70 +137,80 @@ impl<'a, B: Backend, S: BatchSource> AsyncReplay<'a, B, S> {
         }
         let batch = self.batch(pass);
         let sizes = PassSizes::whole(&self.setup.model, self.setup.plan.batch.microbatch);
-        let mut make = |space: BufferSize| space.allocate(self.backend);
+        let mut make = |size: BufferSize| size.allocate(self.backend);
         let range = self.setup.plan.chunks[pass.chunk.index()];
         let mut stash = PassStash::build(&sizes, range, &mut make)?;
-        let part = &mut self.parts[pass.chunk.index()];
-        let mut logits = part.chunk.has_head().then(|| sizes.logits(&mut make)).transpose()?;
+        let replayed = &mut self.chunks[pass.chunk.index()];
+        let mut logits = replayed.chunk.has_head().then(|| sizes.logits(&mut make)).transpose()?;
         if let Some(input) = input {
-            part.chunk.set_input(self.backend, &input, &mut stash);
+            replayed.chunk.set_input(self.backend, &input, &mut stash);
         }
         let context = context(self.setup, self.backend, &self.angles, None);
-        part.chunk.forward(&context, &batch, &mut stash, logits.as_mut());
+        replayed.chunk.forward(&context, &batch, &mut stash, logits.as_mut());
         let next = Pass::new(pass.chunk.0 + 1, pass.microbatch.0);
         if logits.is_none() {
-            self.inputs.insert(next, part.chunk.output(self.backend, &stash));
+            self.inputs.insert(next, replayed.chunk.output(self.backend, &stash));
         }
-        part.stashes.insert(pass.microbatch, (stash, logits));
+        replayed.stashes.insert(pass.microbatch, (stash, logits));
         Ok(true)
     }
 
     fn backward(&mut self, pass: Pass) -> bool {
         let gradient = self.gradients.remove(&pass);
         let batch = self.batch(pass);
-        let part = &mut self.parts[pass.chunk.index()];
-        if gradient.is_none() && !part.chunk.has_head() {
+        let replayed = &mut self.chunks[pass.chunk.index()];
+        if gradient.is_none() && !replayed.chunk.has_head() {
             return false;
         }
         let (mut stash, mut logits) =
-            part.stashes.remove(&pass.microbatch).expect("F comes before B");
+            replayed.stashes.remove(&pass.microbatch).expect("F comes before B");
         if let Some(gradient) = gradient {
-            part.chunk.set_gradient(self.backend, &gradient, &mut stash);
+            replayed.chunk.set_gradient(self.backend, &gradient, &mut stash);
         }
         let context = context(self.setup, self.backend, &self.angles, None);
         let loss = (&batch, self.setup.loss_scale());
-        part.chunk.backward_input(&context, loss, &mut stash, logits.as_mut(), &mut self.scratch);
+        replayed.chunk.backward_input(
+            &context,
+            loss,
+            &mut stash,
+            logits.as_mut(),
+            &mut self.scratch,
+        );
         if let Some(before) = pass.chunk.0.checked_sub(1) {
             let reader = Pass::new(before, pass.microbatch.0);
-            self.gradients.insert(reader, part.chunk.input_gradient(self.backend, &stash));
+            self.gradients.insert(reader, replayed.chunk.input_gradient(self.backend, &stash));
         }
-        let accumulate = if part.accumulated == 0 { Accumulate::Start } else { Accumulate::Add };
-        part.accumulated += 1;
+        let accumulate =
+            if replayed.accumulated == 0 { Accumulate::Start } else { Accumulate::Add };
+        replayed.accumulated += 1;
         if let Some(logits) = &logits {
-            part.chunk.head_weights(&context, &stash, logits, accumulate);
+            replayed.chunk.head_weights(&context, &stash, logits, accumulate);
         }
-        part.chunk.backward_weights(&context, &batch, &stash, accumulate);
+        replayed.chunk.backward_weights(&context, &batch, &stash, accumulate);
         true
     }
 
     fn step(&mut self, chunk: usize) {
-        let part = &mut self.parts[chunk];
-        let (setup, base) = (self.setup, part.number);
+        let replayed = &mut self.chunks[chunk];
+        let setup = self.setup;
+        let base = replayed.number;
         let update = SerialUpdate { setup, replica: 0, base, lr: setup.lr_of_update(0, base) };
-        part.floats = part.floats.updated(self.backend, part.chunk.layers_mut(), &update);
-        for (layer, floats) in part.chunk.layers_mut().iter_mut().zip(&part.floats.layers) {
+        replayed.floats =
+            replayed.floats.updated(self.backend, replayed.chunk.layers_mut(), &update);
+        for (layer, floats) in replayed.chunk.layers_mut().iter_mut().zip(&replayed.floats.layers) {
             layer.set_weights(self.backend, &floats.w);
         }
-        (part.number, part.accumulated) = (part.number + 1, 0);
+        (replayed.number, replayed.accumulated) = (replayed.number + 1, 0);
     }
 
     fn state(&self) -> AsyncState {
         let mut state = AsyncState::default();
-        for part in &self.parts {
-            state.updates += part.floats.updates;
-            for (layer, floats) in part.chunk.layers().iter().zip(&part.floats.layers) {
+        for replayed in &self.chunks {
+            state.updates += replayed.floats.updates;
+            for (layer, floats) in replayed.chunk.layers().iter().zip(&replayed.floats.layers) {
                 let LayerFloats { w, m, v, .. } = floats.clone();
-                let (layer, version) = (layer.spec.layer, Step(part.number.into()));
+                let layer = layer.spec.layer;
+                let version = Step(replayed.number.into());
                 let [w, m, v] = [w, m, v].map(HostFloats::from);
                 state.layers.push((0, LayerImage { layer, version, w, m, v }));
             }

@@ -1,5 +1,6 @@
 //! The numbers that asynchronous methods add to the optimizer's. What is done with them, element by
-//! element, are operations of a backend ([`zbelastic_kernels::Backend::adam_ahead`] and those behind it).
+//! element, are operations of a backend ([`zbelastic_kernels::Backend::adam_ahead`] and those
+//! behind it).
 
 /// How long a change is remembered that the correction spreads over `updates` updates: D to the
 /// power of one over them, with the D of PipeMare's section 3.2.

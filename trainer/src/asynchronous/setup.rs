@@ -79,7 +79,8 @@ impl AsyncPlan {
         batch: BatchShape,
         request: AsyncRequest,
     ) -> Result<Self, AsyncPlanError> {
-        let (blocks, placement) = (model.blocks, request.kind.placement(request.stage_count));
+        let blocks = model.blocks;
+        let placement = request.kind.placement(request.stage_count);
         let chunk_count = placement.chunk_count();
         if chunk_count > blocks {
             return Err(AsyncPlanError::Chunks { chunk_count, blocks });
@@ -98,10 +99,12 @@ impl AsyncPlan {
     /// If the order is not of such a run, or breaks a rule.
     pub fn with_order(self, order: AsyncProgram) -> Result<Self, AsyncPlanError> {
         let empty = |program: &AsyncProgram| AsyncProgram { stages: Vec::new(), ..program.clone() };
-        let (expected, found) = (empty(&self.program), empty(&order));
+        let expected = empty(&self.program);
+        let found = empty(&order);
         if expected != found {
             let header = |program: AsyncProgram| program.to_string().trim_end().to_owned();
-            let (expected, found) = (header(expected), header(found));
+            let expected = header(expected);
+            let found = header(found);
             return Err(AsyncPlanError::OtherRun { expected, found });
         }
         match check_async(&order) {
@@ -133,7 +136,9 @@ impl AsyncPlan {
     ) -> StageMemory {
         let sizes = PassSizes::whole(model, self.batch.microbatch);
         let live = self.program.live_passes();
-        let (mut state, mut stash, mut messages) = (Bytes(0), Bytes(0), Bytes(0));
+        let mut state = Bytes(0);
+        let mut stash = Bytes(0);
+        let mut messages = Bytes(0);
         for (chunk, layers) in self.chunks_of(stage) {
             state += self.chunk_state(backend, model, chunk, layers);
             let mut pass =
@@ -169,11 +174,13 @@ impl AsyncPlan {
     /// What `stage` takes of a device beside buffers.
     #[must_use]
     pub fn device_claim(&self, model: &ModelConfig, stage: StageIndex) -> DeviceClaim {
-        let (specs, live) = (model_layers(model), self.program.live_passes());
-        let (mut layers, mut unread) = (Vec::new(), 0);
+        let specs = model_layers(model);
+        let live = self.program.live_passes();
+        let mut layers = Vec::new();
+        let mut unread = 0;
         for (chunk, range) in self.chunks_of(stage) {
             layers.extend(range.ids().map(|layer| &specs[layer as usize]));
-            // Where a tensor waits, the pass that made it or wants it is alive.
+            // Where a tensor waits, the pass that made it or reads it is alive.
             let before = (range.ids().start > 0).then(|| live[chunk.index() - 1]);
             let after = (range.ids().end < model.layer_count()).then(|| live[chunk.index()]);
             unread += before.unwrap_or(0) + after.unwrap_or(0);
@@ -211,8 +218,8 @@ impl AsyncPlan {
         let of_layer = |spec: &LayerSpec| {
             layer_bytes(backend, model, spec) + frozen_bytes(backend, model, spec) * kept
         };
-        let line: Bytes = specs.iter().map(of_layer).sum();
-        line * u64::from(self.program.replica_count) + remembered
+        let versions: Bytes = specs.iter().map(of_layer).sum();
+        versions * u64::from(self.program.replica_count) + remembered
     }
 }
 
@@ -280,6 +287,7 @@ pub(super) fn context<'c, B: Backend>(
     timer: Option<&'c LayerTimer>,
 ) -> PassContext<'c, B> {
     let shape = setup.plan.batch.microbatch;
-    let (place, angles) = (SlicePosition::WHOLE, angles.as_ref());
+    let place = SlicePosition::WHOLE;
+    let angles = angles.as_ref();
     PassContext { backend, model: &setup.model, shape, place, angles, timer }
 }

@@ -2,8 +2,9 @@
 //!
 //! A state machine like [`crate::stage::StageEngine`], and smaller, because nothing is ever taken
 //! back: it never blocks, its owner moves its outputs, and the same program gives the same
-//! bits in whatever order frames arrive. On a device it waits once an update, for sums of squares: what
-//! passes read is kept, predicted and averaged there, and boundary tensors go as parcels.
+//! bits in whatever order frames arrive. On a device it waits once an update, for sums of squares:
+//! what passes read is kept, predicted and averaged there, and boundary tensors go as tensor
+//! handles.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -30,11 +31,11 @@ use crate::stage::SlotPool;
 /// A boundary tensor on its way from stage to stage.
 #[derive(Clone, Debug)]
 pub struct AsyncFrame {
-    /// Activation or gradient.
+    /// Whether the tensor is an activation or a gradient.
     pub flow: Flow,
     /// The pass that reads it.
     pub pass: Pass,
-    /// `rows` by `width`.
+    /// The tensor, `rows` by `width`.
     pub tensor: TensorHandle,
 }
 
@@ -61,8 +62,8 @@ pub enum AsyncOutput {
         /// The tensor, with the pass that reads it.
         frame: AsyncFrame,
     },
-    /// The sum of cross-entropies over a microbatch, from the stage with the head; of a device with the
-    /// next update, which is waited for anyway.
+    /// The sum of cross-entropies over a microbatch, from the stage with the head; of a device with
+    /// the next update, which is waited for anyway.
     Loss {
         /// Index of the microbatch in the run.
         microbatch: MicrobatchIndex,
@@ -73,10 +74,10 @@ pub enum AsyncOutput {
     Update(AsyncUpdate),
 }
 
-/// What came of running the next operation.
+/// The outcome of [`AsyncStage::run_next`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum AsyncProgress {
-    /// This operation ran.
+    /// This operation of the program ran.
     Ran(AsyncOp),
     /// It waits for a frame.
     Blocked,
@@ -86,11 +87,11 @@ pub enum AsyncProgress {
     Faulted(DeviceFault),
 }
 
-/// Where a stage stands.
+/// The position of a stage in its program.
 enum ProgramPosition {
     /// At this operation of its list.
     List(usize),
-    /// In a region whose order it finds.
+    /// In a region whose order is found at run time.
     Found(Box<DynamicRegion>),
 }
 
@@ -107,7 +108,7 @@ pub struct AsyncStage<B: Backend, S> {
     backend: B,
     source: S,
     /// By chunk and pipeline.
-    lines: BTreeMap<(ChunkIndex, u32), WeightVersions<B>>,
+    weights: BTreeMap<(ChunkIndex, u32), WeightVersions<B>>,
     memory: BTreeMap<ChunkIndex, ChunkSlots<B::Buffer>>,
     /// The chunks' layers of the reference model (AvgPipe); else empty.
     references: BTreeMap<ChunkIndex, Vec<B::Buffer>>,
@@ -119,7 +120,7 @@ pub struct AsyncStage<B: Backend, S> {
     result: Option<(Flow, Pass, TensorHandle)>,
     /// Losses that a device still computes: no more than microbatches are alive or in an update.
     losses: VecDeque<(MicrobatchIndex, Loss)>,
-    course: ProgramPosition,
+    position: ProgramPosition,
     outbox: VecDeque<AsyncOutput>,
     /// Of a device that runs later what is enqueued: its clock, and what passes took by it so far.
     timer: LayerTimer,
@@ -137,18 +138,21 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         backend: B,
         source: S,
     ) -> Result<Self, AllocateError> {
-        let (plan, model) = (&setup.plan, &setup.model);
+        let plan = &setup.plan;
+        let model = &setup.model;
         let sizes = PassSizes::whole(model, plan.batch.microbatch);
-        let (live, specs) = (plan.program.live_passes(), model_layers(model));
+        let live = plan.program.live_passes();
+        let specs = model_layers(model);
         let counted = plan.stage_memory(&backend, model, stage);
         let counted = claim_stage(&backend, counted, &plan.device_claim(model, stage))?;
         let mut allocated = Bytes(0);
-        let mut make = |space: BufferSize| {
-            allocated += Bytes(space.bytes(&backend));
-            space.allocate(&backend)
+        let mut make = |size: BufferSize| {
+            allocated += Bytes(size.bytes(&backend));
+            size.allocate(&backend)
         };
         let scratch = sizes.scratch(&mut make)?;
-        let (mut lines, mut memory) = (BTreeMap::new(), BTreeMap::new());
+        let mut weights = BTreeMap::new();
+        let mut memory = BTreeMap::new();
         let mut references = BTreeMap::new();
         for (chunk, layers) in plan.chunks_of(stage) {
             let slots = 0..live[chunk.index()];
@@ -162,11 +166,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             for replica in 0..plan.program.replica_count {
                 let delay = correction_delay(&plan.program, chunk);
                 let kept_max = plan.program.kept_max(chunk);
-                let line = WeightVersionsPlan { setup: &setup, specs, replica, kept_max, delay };
-                lines.insert((chunk, replica), WeightVersions::new(&backend, &line)?);
+                let plan = WeightVersionsPlan { setup: &setup, specs, replica, kept_max, delay };
+                weights.insert((chunk, replica), WeightVersions::new(&backend, &plan)?);
             }
             if plan.program.kind == AsyncKind::AvgPipe {
-                references.insert(chunk, lines[&(chunk, 0)].reference(&backend)?);
+                references.insert(chunk, weights[&(chunk, 0)].reference(&backend)?);
             }
         }
         let angles = rotary_angles(&backend, model, plan.batch.microbatch)?;
@@ -174,11 +178,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             allocated += Bytes(backend.buffer_bytes(backend.len(angles)));
         }
         allocated +=
-            lines.values().map(|line: &WeightVersions<B>| line.allocated_bytes(&backend)).sum();
-        let references_taken = references.values().flatten();
-        allocated += references_taken.map(|w| Bytes(backend.buffer_bytes(backend.len(w)))).sum();
+            weights.values().map(|of: &WeightVersions<B>| of.allocated_bytes(&backend)).sum();
+        let of_references = references.values().flatten();
+        allocated += of_references.map(|w| Bytes(backend.buffer_bytes(backend.len(w)))).sum();
         assert_eq!(allocated, counted.device(), "the plan claims what is allocated");
-        let course = first_course(&plan.program, stage);
+        let position = first_position(&plan.program, stage);
         // A device that is behind has a clock of its own, and this one is not read.
         let clock = backend.is_asynchronous().then(|| LayerTimer::new(Box::new(|| 0.0)));
         let timer = clock.unwrap_or_default();
@@ -186,7 +190,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             stage,
             backend,
             source,
-            lines,
+            weights,
             memory,
             references,
             scratch,
@@ -195,7 +199,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             frames_max: frames_max(&setup.plan.program, stage),
             result: None,
             losses: VecDeque::new(),
-            course,
+            position,
             outbox: VecDeque::new(),
             timer,
             worked_us: 0.0,
@@ -225,14 +229,15 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
         self.backend.fault()
     }
 
-    /// What passes took by the device's own clock, as far as updates have waited for them. Nothing where
-    /// an operation is done when it returns.
+    /// What passes took by the device's own clock, as far as updates have waited for them. Nothing
+    /// where an operation is done when it returns.
     #[must_use]
     pub fn worked_us(&self) -> Option<f64> {
         self.backend.is_asynchronous().then_some(self.worked_us)
     }
 
-    /// What should happen elsewhere, in order. Nothing leaves a device that gave up.
+    /// The next output for the stage's owner to deliver, in order. Nothing leaves a device that
+    /// gave up.
     pub fn poll_output(&mut self) -> Option<AsyncOutput> {
         if self.backend.fault().is_some() {
             self.outbox.clear();
@@ -242,11 +247,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
 
     /// Runs the next operation.
     pub fn run_next(&mut self) -> AsyncProgress {
-        let progress = self.run_course();
+        let progress = self.run_next_op();
         self.backend.fault().map_or(progress, AsyncProgress::Faulted)
     }
 
-    fn run_course(&mut self) -> AsyncProgress {
+    fn run_next_op(&mut self) -> AsyncProgress {
         let Some(op) = self.next_op() else {
             return if self.is_finished() {
                 AsyncProgress::Finished
@@ -260,7 +265,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             return AsyncProgress::Blocked;
         }
         self.run(op);
-        match &mut self.course {
+        match &mut self.position {
             ProgramPosition::List(position) => *position += 1,
             ProgramPosition::Found(region) => region.finish_op(),
         }
@@ -275,7 +280,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// Whether every operation has run.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        match &self.course {
+        match &self.position {
             ProgramPosition::List(position) => *position == self.ops().len(),
             ProgramPosition::Found(region) => region.is_done(),
         }
@@ -284,7 +289,7 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     /// The order that a dynamic region found; `None` if the stage has a list.
     #[must_use]
     pub fn found(&self) -> Option<&[AsyncOp]> {
-        match &self.course {
+        match &self.position {
             ProgramPosition::List(_) => None,
             ProgramPosition::Found(region) => Some(region.executed_ops()),
         }
@@ -294,14 +299,14 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     #[must_use]
     pub fn state(&self) -> AsyncState {
         let mut state = AsyncState::default();
-        for ((chunk, replica), line) in &self.lines {
-            let images = line.newest.layers().iter().map(|layer| layer.image(&self.backend));
+        for ((chunk, replica), versions) in &self.weights {
+            let images = versions.newest.layers().iter().map(|layer| layer.image(&self.backend));
             let layers = images.map(|image| (*replica, image)).collect();
             let ids = self.setup.plan.chunks[chunk.index()].layers();
             let reference = self.references.get(chunk).filter(|_| *replica == 0);
             let whole = |w| self.backend.download(BufferView::new(w, 0..self.backend.len(w)));
             let reference = ids.zip(reference.into_iter().flatten().map(whole)).collect();
-            state.extend(AsyncState { layers, reference, updates: line.updates });
+            state.extend(AsyncState { layers, reference, updates: versions.updates });
         }
         state
     }
@@ -311,11 +316,11 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     }
 
     fn next_op(&mut self) -> Option<AsyncOp> {
-        if let ProgramPosition::List(position) = self.course {
+        if let ProgramPosition::List(position) = self.position {
             return self.ops().get(position).copied();
         }
-        let ProgramPosition::Found(region) = &mut self.course else {
-            unreachable!("looked at above")
+        let ProgramPosition::Found(region) = &mut self.position else {
+            unreachable!("a list was handled above")
         };
         if region.next_op().is_none() {
             let arrived = self.inbox.keys().map(|(flow, pass)| (*flow, pass.microbatch));
@@ -339,27 +344,34 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
                 // The update waits for the same passes.
                 let spans = self.timer.take(&self.backend).spans;
                 self.worked_us += spans.iter().map(|span| span.end_us - span.start_us).sum::<f64>();
-                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
-                let updated = line.step(&self.setup, &self.backend);
-                assert_eq!(updated.version, version, "versions are counted one by one");
+                let versions =
+                    self.weights.get_mut(&(chunk, version.replica)).expect("a chunk here");
+                let update = versions.step(&self.setup, &self.backend);
+                assert_eq!(update.version, version, "versions are counted one by one");
                 self.queue_losses();
-                self.outbox.push_back(AsyncOutput::Update(updated));
+                self.outbox.push_back(AsyncOutput::Update(update));
             }
             AsyncOp::Predict(chunk, rule, version) => {
-                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
-                line.predict(&self.setup, &self.backend, rule, version);
+                let versions =
+                    self.weights.get_mut(&(chunk, version.replica)).expect("a chunk here");
+                versions.predict(&self.setup, &self.backend, rule, version);
             }
             AsyncOp::Stash(chunk, version) => {
-                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
-                line.stash(&self.backend);
+                let versions =
+                    self.weights.get_mut(&(chunk, version.replica)).expect("a chunk here");
+                versions.stash(&self.backend);
             }
             AsyncOp::Free(chunk, version) => {
-                self.lines.get_mut(&(chunk, version.replica)).expect("a line here").free(version);
+                self.weights
+                    .get_mut(&(chunk, version.replica))
+                    .expect("a chunk here")
+                    .free(version);
             }
             AsyncOp::Average(chunk, version) => {
-                let line = self.lines.get_mut(&(chunk, version.replica)).expect("a line here");
+                let versions =
+                    self.weights.get_mut(&(chunk, version.replica)).expect("a chunk here");
                 let reference = self.references.get_mut(&chunk).expect("there is a reference");
-                line.average(&self.backend, reference, self.setup.knobs.elastic_alpha);
+                versions.average(&self.backend, reference, self.setup.knobs.elastic_alpha);
             }
             AsyncOp::Dynamic(..) => unreachable!("a region is run as what it finds"),
         }
@@ -381,10 +393,10 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     }
 
     fn forward(&mut self, pass: Pass, version: WeightVersion) {
-        let (batch, operand) =
-            (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Forward, pass)));
+        let batch = self.batch(pass.microbatch);
+        let operand = self.inbox.remove(&(Flow::Forward, pass));
         let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
-        let chunk = self.lines[&(pass.chunk, version.replica)].reading(version);
+        let chunk = self.weights[&(pass.chunk, version.replica)].reading(version);
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.acquire(pass.microbatch);
         if let Some(input) = operand {
@@ -405,14 +417,14 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
     }
 
     fn backward(&mut self, pass: Pass, version: WeightVersion) {
-        let (batch, operand) =
-            (self.batch(pass.microbatch), self.inbox.remove(&(Flow::Backward, pass)));
+        let batch = self.batch(pass.microbatch);
+        let operand = self.inbox.remove(&(Flow::Backward, pass));
         let context = context(&self.setup, &self.backend, &self.angles, Some(&self.timer));
-        let line = self.lines.get_mut(&(pass.chunk, version.replica)).expect("a line here");
+        let versions = self.weights.get_mut(&(pass.chunk, version.replica)).expect("a chunk here");
         let memory = self.memory.get_mut(&pass.chunk).expect("a chunk here");
         let stash = memory.stashes.get(pass.microbatch);
         let mut logits = memory.logits.as_mut().map(|slots| slots.get(pass.microbatch));
-        let chunk = line.reading(version);
+        let chunk = versions.reading(version);
         if let Some(gradient) = operand {
             chunk.take_gradient(&self.backend, gradient, stash);
         }
@@ -423,12 +435,13 @@ impl<B: Backend, S: BatchSource> AsyncStage<B, S> {
             self.result = Some((Flow::Backward, pass, output));
         }
         // The gradient of the weights reads operands alone, so it goes where the next update is.
-        let accumulate = if line.accumulated == 0 { Accumulate::Start } else { Accumulate::Add };
-        line.accumulated += 1;
+        let accumulate =
+            if versions.accumulated == 0 { Accumulate::Start } else { Accumulate::Add };
+        versions.accumulated += 1;
         if let Some(logits) = logits {
-            line.newest.head_weights(&context, stash, logits, accumulate);
+            versions.newest.head_weights(&context, stash, logits, accumulate);
         }
-        line.newest.backward_weights(&context, &batch, stash, accumulate);
+        versions.newest.backward_weights(&context, &batch, stash, accumulate);
         memory.stashes.release(pass.microbatch);
         if let Some(slots) = &mut memory.logits {
             slots.release(pass.microbatch);
@@ -480,7 +493,7 @@ fn correction_delay(program: &AsyncProgram, chunk: ChunkIndex) -> f64 {
     }
 }
 
-fn first_course(program: &AsyncProgram, stage: StageIndex) -> ProgramPosition {
+fn first_position(program: &AsyncProgram, stage: StageIndex) -> ProgramPosition {
     match program.stages[stage.index()][..] {
         [AsyncOp::Dynamic(chunk, dynamic)] => {
             let microbatches = u32::try_from(program.microbatches_total()).expect("checked");

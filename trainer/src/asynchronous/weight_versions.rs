@@ -1,5 +1,5 @@
-//! A line of weight versions: a chunk's newest weights with all that trains them, and what is kept
-//! beside them.
+//! The weight versions of a chunk: its newest weights with all that trains them, and the versions
+//! that are kept beside them.
 //!
 //! Versions are kept, predicted, corrected and averaged in the device's memory, in the order of its
 //! work: the host waits for nothing but the sums of squares of an update.
@@ -29,8 +29,8 @@ pub(super) struct WeightVersions<B: Backend> {
     kept: BTreeMap<WeightVersion, Chunk<B>>,
     /// Memory for as many more versions as the plan claims.
     free: Vec<Chunk<B>>,
-    /// What corrections are made of (PipeMare).
-    changes: Option<WeightDeltas<B::Buffer>>,
+    /// The mean changes that corrections are computed from (PipeMare).
+    deltas: Option<WeightDeltas<B::Buffer>>,
     /// How far back the correction goes, in updates; 0 if there is none.
     delay: f64,
 }
@@ -70,7 +70,7 @@ pub(super) fn change_bytes<B: ByteCounts>(backend: &B, specs: &[LayerSpec]) -> B
     Bytes(all.map(|len| backend.buffer_bytes(len)).sum())
 }
 
-/// What a line is made of.
+/// What the weight versions of a chunk are made from.
 pub(super) struct WeightVersionsPlan<'a> {
     pub setup: &'a AsyncSetup,
     pub specs: &'a [LayerSpec],
@@ -96,10 +96,10 @@ impl<B: Backend> WeightVersions<B> {
             Ok(Chunk::new(layers.collect::<Result<_, _>>()?))
         };
         let free = (0..kept_max).map(|_| frozen()).collect::<Result<_, _>>()?;
-        let changes = (delay > 0.0).then(|| WeightDeltas::new(backend, specs)).transpose()?;
+        let deltas = (delay > 0.0).then(|| WeightDeltas::new(backend, specs)).transpose()?;
         let version = WeightVersion { replica, ..WeightVersion::new(0) };
         let kept = BTreeMap::new();
-        Ok(Self { newest, version, updates: 0, accumulated: 0, kept, free, changes, delay })
+        Ok(Self { newest, version, updates: 0, accumulated: 0, kept, free, deltas, delay })
     }
 
     /// The weights that a pass reads.
@@ -154,8 +154,8 @@ impl<B: Backend> WeightVersions<B> {
                     backend.weights_along(w, m, (lr * distance) as f32, to)
                 }
                 WeightPrediction::Delta => {
-                    let changes = self.changes.as_ref().expect("a correction has a delay");
-                    backend.weights_along(w, &changes.means[index], distance as f32, to);
+                    let deltas = self.deltas.as_ref().expect("a correction has a delay");
+                    backend.weights_along(w, &deltas.means[index], distance as f32, to);
                 }
             });
         }
@@ -204,8 +204,8 @@ impl<B: Backend> WeightVersions<B> {
         AsyncUpdate { version: self.version, lr, norm, coefficient: is_finite.then_some(clip) }
     }
 
-    /// What an update's learning rate is multiplied with: that of a warm-up is not late, and annealing
-    /// begins behind it.
+    /// What an update's learning rate is multiplied with: that of a warm-up is not late, and
+    /// annealing begins behind it.
     fn rate_share(&self, setup: &AsyncSetup, update: u32) -> f64 {
         match update.checked_sub(setup.plan.program.variant.warm_up()) {
             Some(update) => annealed_share(self.delay, update, setup.knobs.anneal_updates),
@@ -216,15 +216,15 @@ impl<B: Backend> WeightVersions<B> {
     fn apply_update(&mut self, backend: &B, update: &OptimizerUpdate<'_>, at: Step) {
         let decay = delta_decay(self.delay);
         for (index, layer) in self.newest.layers_mut().iter_mut().enumerate() {
-            let Some(changes) = &mut self.changes else {
+            let Some(deltas) = &mut self.deltas else {
                 replay(backend, layer, update, at);
                 continue;
             };
             let len = layer.spec.len();
-            let before = changes.before.get_mut(&len).expect("there is one for each length");
+            let before = deltas.before.get_mut(&len).expect("there is one for each length");
             backend.copy(BufferView::new(&layer.w, 0..len), BufferViewMut::new(before, 0..len));
             replay(backend, layer, update, at);
-            backend.track_change(before, &layer.w, decay, &mut changes.means[index]);
+            backend.track_change(before, &layer.w, decay, &mut deltas.means[index]);
         }
     }
 
@@ -232,8 +232,8 @@ impl<B: Backend> WeightVersions<B> {
         let decay = delta_decay(self.delay);
         for (index, layer) in self.newest.layers_mut().iter_mut().enumerate() {
             skip(layer, at);
-            if let Some(changes) = &mut self.changes {
-                backend.track_change(&layer.w, &layer.w, decay, &mut changes.means[index]);
+            if let Some(deltas) = &mut self.deltas {
+                backend.track_change(&layer.w, &layer.w, decay, &mut deltas.means[index]);
             }
         }
     }
@@ -245,7 +245,7 @@ impl<B: Backend> WeightVersions<B> {
         }
     }
 
-    /// A model that the newest version and those of other lines pull, which begins as this one.
+    /// A model that the newest version and those of other pipelines pull, which begins as this one.
     pub(super) fn reference(&self, backend: &B) -> Result<Vec<B::Buffer>, AllocateError> {
         let copied = |layer: &LayerState<B>| {
             let all = 0..layer.spec.len();
@@ -257,12 +257,12 @@ impl<B: Backend> WeightVersions<B> {
         self.newest.layers().iter().map(copied).collect()
     }
 
-    /// What the line has taken, counted from what is there.
+    /// Bytes that all versions have allocated, counted from their buffers.
     pub(super) fn allocated_bytes(&self, backend: &B) -> Bytes {
         let chunks = std::iter::once(&self.newest).chain(&self.free).chain(self.kept.values());
         let layers = chunks.flat_map(Chunk::layers);
-        let changes = self.changes.iter().flat_map(WeightDeltas::buffers);
-        let changes = changes.map(|buffer| Bytes(backend.buffer_bytes(backend.len(buffer))));
-        layers.map(|layer| layer.allocated_bytes(backend)).chain(changes).sum()
+        let deltas = self.deltas.iter().flat_map(WeightDeltas::buffers);
+        let deltas = deltas.map(|buffer| Bytes(backend.buffer_bytes(backend.len(buffer))));
+        layers.map(|layer| layer.allocated_bytes(backend)).chain(deltas).sum()
     }
 }

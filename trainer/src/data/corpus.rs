@@ -34,9 +34,9 @@ pub enum CorpusError {
          {held_out}, a window takes {needed}"
     )]
     Short {
-        /// Bytes for training.
+        /// Bytes that remain for training.
         found: usize,
-        /// Bytes held out.
+        /// Bytes that are held out.
         held_out: usize,
         /// Bytes of a window.
         needed: usize,
@@ -58,7 +58,7 @@ pub enum CorpusError {
 pub struct CorpusConfig {
     /// The shape of a microbatch.
     pub shape: MicrobatchShape,
-    /// Microbatches a step.
+    /// Number of microbatches of a step.
     pub microbatch_count: u32,
     /// The share of the text that is held out, from its end.
     pub held_out_share: f64,
@@ -73,21 +73,23 @@ impl Corpus {
     ///
     /// # Errors
     /// If it is empty, shorter than a window, or has bytes that the model does not know.
-    pub fn new(text: Vec<u8>, cut: &CorpusConfig) -> Result<Self, CorpusError> {
+    pub fn new(text: Vec<u8>, config: &CorpusConfig) -> Result<Self, CorpusError> {
         if text.is_empty() {
             return Err(CorpusError::Empty);
         }
-        let outside = |byte: &u8| u32::from(*byte) >= cut.vocabulary;
+        let outside = |byte: &u8| u32::from(*byte) >= config.vocabulary;
         if let Some(offset) = text.iter().position(outside) {
-            let (byte, vocabulary) = (text[offset], cut.vocabulary);
+            let byte = text[offset];
+            let vocabulary = config.vocabulary;
             return Err(CorpusError::Vocabulary { byte, offset, vocabulary });
         }
-        let held_out = (text.len() as f64 * cut.held_out_share).round() as usize;
+        let held_out = (text.len() as f64 * config.held_out_share).round() as usize;
         let held_out_start = text.len() - held_out.min(text.len());
-        let windows = |bytes: usize| (bytes.saturating_sub(1) / cut.shape.sequence_len) as u64;
+        let windows = |bytes: usize| (bytes.saturating_sub(1) / config.shape.sequence_len) as u64;
         let training_windows = windows(held_out_start);
         if training_windows == 0 {
-            let (found, needed) = (held_out_start, cut.shape.sequence_len + 1);
+            let found = held_out_start;
+            let needed = config.shape.sequence_len + 1;
             return Err(CorpusError::Short { found, held_out, needed });
         }
         Ok(Self {
@@ -95,9 +97,9 @@ impl Corpus {
             held_out_start,
             held_out_windows: windows(held_out),
             tokens: text,
-            shape: cut.shape,
-            microbatch_count: cut.microbatch_count,
-            seed: cut.seed,
+            shape: config.shape,
+            microbatch_count: config.microbatch_count,
+            seed: config.seed,
         })
     }
 
@@ -113,7 +115,7 @@ impl Corpus {
         self.training_windows
     }
 
-    /// Windows held out.
+    /// Number of windows that are held out.
     #[must_use]
     pub fn held_out_windows(&self) -> u64 {
         self.held_out_windows
@@ -125,7 +127,8 @@ impl Corpus {
         let sequences = self.shape.sequences as u64;
         let microbatch = step.0 * u64::from(self.microbatch_count) + u64::from(microbatch.0);
         let read = microbatch * sequences + sequence as u64;
-        let (epoch, position) = (read / self.training_windows, read % self.training_windows);
+        let epoch = read / self.training_windows;
+        let position = read % self.training_windows;
         // An epoch's number beyond 2^32 would repeat an order; that many epochs are not read.
         let order = Permutation::new(self.training_windows, self.seed, epoch as u32);
         (epoch, order.at(position))

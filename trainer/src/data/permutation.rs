@@ -47,7 +47,8 @@ impl Permutation {
 
     fn network(&self, x: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
-        let (mut left, mut right) = (x >> self.half_bits, x & mask);
+        let mut left = x >> self.half_bits;
+        let mut right = x & mask;
         for round in 0..ROUNDS {
             let [low, high, ..] = self.stream.block(right << 2 | round);
             let mixed = (u64::from(high) << 32 | u64::from(low)) & mask;

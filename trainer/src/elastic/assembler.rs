@@ -12,9 +12,10 @@ const FLOAT_LEN: usize = 4;
 
 /// Puts a layer together from its encoded bytes, in order, in pieces of any size.
 ///
-/// Weights and moments are allocated once, at their final length, when the header is there and announces
-/// as many bytes as are expected; each byte is copied once, to where it belongs, and hashed on its way. So
-/// a layer that arrives takes what it takes in training, and nothing of its length beside.
+/// Weights and moments are allocated once, at their final length, when the header is there and
+/// announces as many bytes as are expected; each byte is copied once, to where it belongs, and
+/// hashed on its way. So a layer that arrives takes what it takes in training, and nothing of its
+/// length beside.
 #[derive(Debug)]
 pub struct LayerAssembler {
     digester: ImageDigester,
@@ -22,7 +23,7 @@ pub struct LayerAssembler {
     pending: Vec<u8>,
     /// How many of weights and the two moments are kept.
     kept: usize,
-    body: Option<LayerPayload>,
+    payload: Option<LayerPayload>,
 }
 
 /// The weights of a layer, whose moments were not read.
@@ -38,8 +39,8 @@ pub struct LoadedWeights {
     pub digest: Digest,
 }
 
-/// A layer of a checkpoint as it was read: where it was read, its digest was computed as well, so that no
-/// device waits for that.
+/// A layer of a checkpoint as it was read: where it was read, its digest was computed as well, so
+/// that no device waits for that.
 #[derive(Clone, Debug)]
 pub struct LoadedLayer {
     /// The layer, with its weights and moments.
@@ -78,15 +79,15 @@ impl LayerAssembler {
         Self::keeping(3, ImageDigester::new(expected))
     }
 
-    /// The same, for a reader that needs no moments: the bytes up to [`super::weights_end`] are pushed, and
-    /// chaining values stand for the others.
+    /// The same, for a reader that needs no moments: the bytes up to [`super::weights_end`] are
+    /// pushed, and chaining values stand for the others.
     #[must_use]
     pub fn of_weights(expected: u64) -> Self {
         Self::keeping(1, ImageDigester::of_weights(expected))
     }
 
     fn keeping(kept: usize, digester: ImageDigester) -> Self {
-        Self { digester, pending: Vec::with_capacity(FLOAT_LEN), kept, body: None }
+        Self { digester, pending: Vec::with_capacity(FLOAT_LEN), kept, payload: None }
     }
 
     /// Bytes that were pushed so far.
@@ -95,17 +96,17 @@ impl LayerAssembler {
         self.digester.found()
     }
 
-    /// Takes the bytes that follow those pushed before.
+    /// Appends the bytes that follow those pushed before.
     ///
     /// # Errors
     /// If what is there cannot become the layer that is expected. Nothing more may be pushed then.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         let Some((header, floats)) = self.digester.push_floats(bytes)? else { return Ok(()) };
-        let body = match &mut self.body {
-            Some(body) => body,
-            None => self.body.insert(LayerPayload::new(header, self.kept)?),
+        let payload = match &mut self.payload {
+            Some(payload) => payload,
+            None => self.payload.insert(LayerPayload::new(header, self.kept)?),
         };
-        body.push(&mut self.pending, floats);
+        payload.push(&mut self.pending, floats);
         Ok(())
     }
 
@@ -118,7 +119,7 @@ impl LayerAssembler {
     /// If it was made for the weights alone.
     pub fn finish(self) -> Result<(LayerImage, Digest), ImageError> {
         let digest = self.digester.finish()?;
-        let LayerPayload { header, parts, .. } = self.body.expect("its header came");
+        let LayerPayload { header, parts, .. } = self.payload.expect("its header came");
         let LayerHeader { layer, version, .. } = header;
         let [w, m, v] = <[HostFloats; 3]>::try_from(parts).expect("the moments were kept");
         Ok((LayerImage { layer, version, w, m, v }, digest))
@@ -134,7 +135,7 @@ impl LayerAssembler {
     /// Never: whose bytes are all there has a header.
     pub fn finish_weights(self, behind: &[ChainingValue]) -> Result<LoadedWeights, ImageError> {
         let digest = self.digester.finish_before(behind)?;
-        let LayerPayload { header, mut parts, .. } = self.body.expect("its header came");
+        let LayerPayload { header, mut parts, .. } = self.payload.expect("its header came");
         let LayerHeader { layer, version, .. } = header;
         Ok(LoadedWeights { layer, version, w: parts.swap_remove(0), digest })
     }
@@ -143,13 +144,13 @@ impl LayerAssembler {
 impl LayerPayload {
     fn new(header: LayerHeader, kept: usize) -> Result<Self, ImageError> {
         let len = header.len;
-        let no_room = |_| ImageError::Memory { expected: header.image_bytes() };
-        let part = |_| HostFloats::zeroed(len as usize).map_err(no_room);
+        let refusal = |_| ImageError::Memory { expected: header.image_bytes() };
+        let part = |_| HostFloats::zeroed(len as usize).map_err(refusal);
         let parts = (0..kept).map(part).collect::<Result<_, _>>()?;
         Ok(Self { header, parts, filled: 0 })
     }
 
-    /// Takes bytes of floats, of which the first `pending` came before.
+    /// Appends bytes of floats, of which the first `pending` came before.
     fn push(&mut self, pending: &mut Vec<u8>, mut bytes: &[u8]) {
         if !pending.is_empty() {
             fill(pending, &mut bytes, FLOAT_LEN);
@@ -169,7 +170,8 @@ impl LayerPayload {
         let (mut floats, _) = bytes.as_chunks::<FLOAT_LEN>();
         let len = self.header.len as usize;
         while !floats.is_empty() {
-            let (index, start) = (self.filled / len, self.filled % len);
+            let index = self.filled / len;
+            let start = self.filled % len;
             let (now, later) = floats.split_at(floats.len().min(len - start));
             if let Some(part) = self.parts.get_mut(index) {
                 let to = &mut part.as_mut_slice()[start..start + now.len()];

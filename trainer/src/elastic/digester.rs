@@ -6,15 +6,15 @@ use super::image::{HEADER_LEN, ImageError, LayerHeader};
 use super::weights::{ChainingValue, WeightsHasher, weights_end};
 use crate::digest::LayerHasher;
 
-/// Computes the digest of a layer from its encoded bytes, pushed in order, in pieces of any size. It
-/// holds the header and the state of a hash function, whatever the layer.
+/// Computes the digest of a layer from its encoded bytes, pushed in order, in pieces of any size.
+/// It holds the header and the state of a hash function, whatever the layer.
 #[derive(Debug)]
 pub struct ImageDigester {
     /// Bytes of the encoded layer.
     image: u64,
     /// Bytes of it that are pushed.
     expected: u64,
-    /// Bytes pushed.
+    /// Bytes that were pushed so far.
     found: u64,
     /// The header, until it is whole.
     pending: Vec<u8>,
@@ -24,7 +24,7 @@ pub struct ImageDigester {
 /// What the digest is computed from.
 #[derive(Debug)]
 enum DigestInput {
-    /// All bytes.
+    /// All bytes of the encoded layer.
     Whole(LayerHasher),
     /// The weights, and chaining values of what lies behind them.
     Weights(WeightsHasher),
@@ -52,7 +52,8 @@ impl ImageDigester {
     /// Hashes the bytes that follow those pushed before.
     ///
     /// # Errors
-    /// If they are not the bytes of a layer of the expected length. Nothing more may be pushed then.
+    /// If they are not the bytes of a layer of the expected length. Nothing more may be pushed
+    /// then.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         self.push_floats(bytes).map(|_| ())
     }
@@ -70,19 +71,20 @@ impl ImageDigester {
             fill(&mut self.pending, &mut bytes, HEADER_LEN);
             let Some(header) = self.pending.first_chunk() else { return Ok(None) };
             let header = LayerHeader::decode(header)?;
-            let (expected, found) = (header.image_bytes(), self.image);
+            let expected = header.image_bytes();
+            let found = self.image;
             if expected != found {
                 return Err(ImageError::Length { expected, found });
             }
-            let hashed = if self.expected == self.image {
+            let input = if self.expected == self.image {
                 DigestInput::Whole(LayerHasher::new(header.layer, header.version))
             } else {
                 DigestInput::Weights(WeightsHasher::new(header))
             };
-            self.begun = Some((header, hashed));
+            self.begun = Some((header, input));
         }
-        let Some((header, hashed)) = &mut self.begun else { return Ok(None) };
-        match hashed {
+        let Some((header, input)) = &mut self.begun else { return Ok(None) };
+        match input {
             DigestInput::Whole(hasher) => hasher.update(bytes),
             DigestInput::Weights(hasher) => hasher.update(bytes),
         }
@@ -97,7 +99,8 @@ impl ImageDigester {
         self.finish_before(&[])
     }
 
-    /// The digest, once all bytes were pushed that are: `behind` are the chaining values of the others.
+    /// The digest, once all bytes were pushed that are: `behind` are the chaining values of the
+    /// others.
     pub(super) fn finish_before(self, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
         let Self { expected, found, begun, .. } = self;
         let begun = begun.filter(|_| expected == found);
@@ -134,9 +137,12 @@ mod tests {
     #[test]
     fn the_digest_is_that_of_the_decoded_layer_whatever_the_pieces() {
         let floats = |start: u32| (start..start + 7).map(|i| i as f32 * 0.25).collect();
-        let (w, m, v) = (floats(1), floats(40), floats(900));
+        let w = floats(1);
+        let m = floats(40);
+        let v = floats(900);
         let image = LayerImage { layer: LayerId(3), version: Step(9), w, m, v };
-        let (bytes, expected) = (image.encode(), layer_digest(&image));
+        let bytes = image.encode();
+        let expected = layer_digest(&image);
         let len = bytes.len() as u64;
         for piece in 1..=bytes.len() {
             assert_eq!(digest(&bytes, piece, len), Ok(expected), "pieces of {piece}");
@@ -144,7 +150,8 @@ mod tests {
         let mut flipped = bytes.clone();
         *flipped.last_mut().expect("bytes") ^= 1;
         assert_ne!(digest(&flipped, 5, len), Ok(expected));
-        let (short, long) = (&bytes[..bytes.len() - 1], [bytes.as_slice(), &[0]].concat());
+        let short = &bytes[..bytes.len() - 1];
+        let long = [bytes.as_slice(), &[0]].concat();
         assert_eq!(
             digest(short, 5, len),
             Err(ImageError::Length { expected: len, found: len - 1 })

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// What fits into a frame.
+/// How much fits into a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameLimits {
     /// Parts, at least one.
@@ -11,31 +11,33 @@ pub struct FrameLimits {
     pub floats: usize,
 }
 
-/// What a gradient travels in: 16 MiB at most, so that neither end holds more of it than that, and a
-/// boundary tensor waits for no more than that on its way.
+/// What a gradient travels in: 16 MiB at most, so that neither end holds more of it than that, and
+/// a boundary tensor waits for no more than that on its way.
 pub const GRADIENT_FRAME_LIMITS: FrameLimits = FrameLimits { parts: 64, floats: 4 << 20 };
 
-/// A part of a frame.
+/// A run of floats of one tensor, as a part of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorFragment {
-    /// Of which tensor, by its place.
+    /// Index of the tensor among those that are split.
     pub tensor: usize,
-    /// Which of its floats.
+    /// The range of the tensor's floats.
     pub floats: Range<usize>,
 }
 
 /// The frames in which tensors of these lengths travel, in order: each as full as it can be, so
 /// that a tensor is cut only where a frame ends. One at least.
 #[must_use]
-pub fn split_into_frames(lengths: &[usize], room: FrameLimits) -> Vec<Vec<TensorFragment>> {
-    let (mut frames, mut frame, mut left) = (Vec::new(), Vec::new(), room.floats);
+pub fn split_into_frames(lengths: &[usize], limits: FrameLimits) -> Vec<Vec<TensorFragment>> {
+    let mut frames = Vec::new();
+    let mut frame = Vec::new();
+    let mut left = limits.floats;
     for (tensor, &length) in lengths.iter().enumerate() {
         let mut begin = 0;
         // A tensor without floats has a part of its own, too.
         while begin < length || (length == 0 && begin == 0) {
-            if frame.len() == room.parts || left == 0 {
+            if frame.len() == limits.parts || left == 0 {
                 frames.push(std::mem::take(&mut frame));
-                left = room.floats;
+                left = limits.floats;
             }
             let end = length.min(begin + left);
             frame.push(TensorFragment { tensor, floats: begin..end });
@@ -57,7 +59,7 @@ mod tests {
     /// Frames as texts: `0:0..4 1:0..2`.
     fn check(lengths: &[usize], parts: usize, floats: usize, expected: &[&str]) {
         let frames = split_into_frames(lengths, FrameLimits { parts, floats });
-        let text = |part: &TensorFragment| format!("{}:{:?}", part.tensor, part.floats);
+        let text = |fragment: &TensorFragment| format!("{}:{:?}", fragment.tensor, fragment.floats);
         let texts: Vec<String> = frames
             .iter()
             .map(|frame| frame.iter().map(text).collect::<Vec<_>>().join(" "))

@@ -22,7 +22,8 @@ pub struct LayerGradient {
 }
 
 impl LayerGradient {
-    /// Waits until it is here. What has ended the device that copied it, if anything has: then it is none.
+    /// Waits until it is here. What has ended the device that copied it, if anything has: then it
+    /// is none.
     #[must_use]
     pub fn wait(&self) -> Option<DeviceFault> {
         let _here: &[f32] = &self.g;
@@ -57,15 +58,16 @@ impl GradientPart {
 
     /// The messages that gradients travel in, in order, one at least.
     #[must_use]
-    pub fn messages(gradients: &[Arc<LayerGradient>], room: FrameLimits) -> Vec<Vec<Self>> {
+    pub fn messages(gradients: &[Arc<LayerGradient>], limits: FrameLimits) -> Vec<Vec<Self>> {
         let lengths: Vec<usize> = gradients.iter().map(|gradient| gradient.g.len()).collect();
-        let part = |part: super::TensorFragment| Self {
-            gradient: gradients[part.tensor].clone(),
-            first: part.floats.start,
-            range: part.floats,
+        let part = |fragment: super::TensorFragment| Self {
+            gradient: gradients[fragment.tensor].clone(),
+            first: fragment.floats.start,
+            range: fragment.floats,
         };
-        let message = |parts: Vec<super::TensorFragment>| parts.into_iter().map(part).collect();
-        split_into_frames(&lengths, room).into_iter().map(message).collect()
+        let message =
+            |fragments: Vec<super::TensorFragment>| fragments.into_iter().map(part).collect();
+        split_into_frames(&lengths, limits).into_iter().map(message).collect()
     }
 
     /// Id of the layer that the gradient belongs to.
@@ -110,7 +112,8 @@ impl GradientPart {
         self.gradient.g.is_pending()
     }
 
-    /// Waits until it is here. What has ended the device that copied it, if anything has: then it is none.
+    /// Waits until it is here. What has ended the device that copied it, if anything has: then it
+    /// is none.
     #[must_use]
     pub fn wait(&self) -> Option<DeviceFault> {
         self.gradient.wait()
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_travel_in_messages_of_bounded_length_and_parts_say_where_they_stand() {
+    fn gradients_travel_in_messages_of_bounded_length_and_parts_name_their_offsets() {
         let gradients = [gradient(0, &[1.0, 2.0, 3.0]), gradient(1, &[4.0, 5.0])];
         let messages = GradientPart::messages(&gradients, FrameLimits { parts: 8, floats: 2 });
         let shown = |part: &GradientPart| (part.layer().0, part.first(), part.floats().to_vec());

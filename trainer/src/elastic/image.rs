@@ -42,7 +42,7 @@ pub enum ImageError {
     Length {
         /// Bytes that the header announces.
         expected: u64,
-        /// Bytes there are.
+        /// Number of bytes that were given.
         found: u64,
     },
     /// Chaining values of the moments are missing, or too many.
@@ -50,7 +50,7 @@ pub enum ImageError {
     Values {
         /// Subtrees behind the weights.
         expected: usize,
-        /// Values there are.
+        /// Number of chaining values that were given.
         found: usize,
     },
     /// Another version of the program wrote them.
@@ -96,8 +96,8 @@ impl LayerImage {
         [&self.w, &self.m, &self.v].into_iter().any(HostFloats::is_pending)
     }
 
-    /// Waits until all of it is here. What has ended the device that copied it, if anything has: then it
-    /// is no state.
+    /// Waits until all of it is here. What has ended the device that copied it, if anything has:
+    /// then it is no state.
     #[must_use]
     pub fn wait(&self) -> Option<DeviceFault> {
         let parts = [&self.w, &self.m, &self.v];
@@ -158,7 +158,8 @@ impl LayerHeader {
         }
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let layer = LayerId(u32::from_le_bytes(std::array::from_fn(|i| header[1 + i])));
-        let (version, len) = (Step(word(5)), word(13));
+        let version = Step(word(5));
+        let len = word(13);
         if len > FLOATS_MAX {
             return Err(ImageError::Size { found: len });
         }
@@ -186,8 +187,8 @@ pub fn layer_digest(image: &LayerImage) -> Digest {
     crate::digest::image_digest(image)
 }
 
-/// The fingerprint of a layer at a version: what its holders compare. Slow: a device adds it up where the
-/// layer lies.
+/// The fingerprint of a layer at a version: what its holders compare. Slow: a device adds it up
+/// where the layer lies.
 #[must_use]
 pub fn layer_fingerprint(image: &LayerImage) -> Fingerprint {
     let LayerImage { layer, version, w, m, v } = image;

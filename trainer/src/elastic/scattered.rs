@@ -11,14 +11,14 @@ const FLOAT_LEN: usize = 4;
 
 /// Puts a layer together from its encoded bytes, each of which is written once, in any order.
 ///
-/// Weights and moments are allocated once, at their final length, and their memory is taken page by page as
-/// it is written. Nothing is hashed: the receiver has verified the chunks.
+/// Weights and moments are allocated once, at their final length, and their memory is taken page by
+/// page as it is written. Nothing is hashed: the receiver has verified the chunks.
 #[derive(Debug)]
 pub struct ScatteredLayer {
     header: [u8; HEADER_LEN],
     /// w, m, v, as encoded.
     parts: [HostFloats; 3],
-    /// Bytes written.
+    /// Bytes that were written so far.
     found: u64,
 }
 
@@ -28,8 +28,8 @@ impl ScatteredLayer {
     /// # Errors
     /// If there is no memory for it.
     pub fn new(len: usize) -> Result<Self, ImageError> {
-        let no_room = |_| ImageError::Memory { expected: image_bytes(len) };
-        let part = || HostFloats::zeroed(len).map_err(no_room);
+        let refusal = |_| ImageError::Memory { expected: image_bytes(len) };
+        let part = || HostFloats::zeroed(len).map_err(refusal);
         Ok(Self { header: [0; HEADER_LEN], parts: [part()?, part()?, part()?], found: 0 })
     }
 
@@ -38,11 +38,13 @@ impl ScatteredLayer {
     /// # Errors
     /// If they lie beyond the end of the layer.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ImageError> {
-        let (expected, end) = (self.expected(), offset.saturating_add(bytes.len() as u64));
+        let expected = self.expected();
+        let end = offset.saturating_add(bytes.len() as u64);
         if end > expected {
             return Err(ImageError::Length { expected, found: end });
         }
-        let (written, mut begin) = (offset as usize..end as usize, 0);
+        let written = offset as usize..end as usize;
+        let mut begin = 0;
         let [w, m, v] = &mut self.parts;
         let floats = [w, m, v].map(|part| bytemuck::cast_slice_mut(part.as_mut_slice()));
         for to in std::iter::once(self.header.as_mut_slice()).chain(floats) {
@@ -58,7 +60,8 @@ impl ScatteredLayer {
     /// # Errors
     /// If some are missing, or its header announces another layer.
     pub fn finish(self) -> Result<LayerImage, ImageError> {
-        let (expected, found) = (self.expected(), self.found);
+        let expected = self.expected();
+        let found = self.found;
         if expected != found {
             return Err(ImageError::Length { expected, found });
         }
@@ -107,7 +110,9 @@ mod tests {
 
     fn image(len: usize) -> LayerImage {
         let part = |start: usize| (start..start + len).map(|i| i as f32 * 0.5).collect();
-        let (w, m, v) = (part(1), part(100), part(1000));
+        let w = part(1);
+        let m = part(100);
+        let v = part(1000);
         LayerImage { layer: LayerId(3), version: Step(9), w, m, v }
     }
 

@@ -15,7 +15,7 @@ use crate::optimizer::{OptimizerConfig, OptimizerUpdate, replay, skip, square_su
 use crate::plan::claim_copy;
 use crate::stage::{BackendExecutor, InitialWeights, StageSetup, StashStore};
 
-/// The real thing: a transformer on a device.
+/// The stage factory that trains a transformer on a device.
 pub struct BackendStageFactory<F> {
     /// Shape of the model.
     pub model: ModelConfig,
@@ -29,7 +29,7 @@ pub struct BackendStageFactory<F> {
     pub device: F,
     /// What layers are drawn and hashed by before the device has them.
     pub host: HostThreads,
-    /// Makes the second store of a stage, if what leaves its device goes to another place than the
+    /// Makes the second store of a stage, if offloaded passes go to another place than the
     /// host's memory.
     pub store: Option<StashStoreFactory>,
     /// What layers of a stage are timed by, if they are.
@@ -54,7 +54,7 @@ pub trait BackendFactory {
     type Backend: Backend;
 
     /// A handle for this use.
-    fn make(&self, wanted: DeviceUse) -> Self::Backend;
+    fn make(&self, device_use: DeviceUse) -> Self::Backend;
 
     /// What ended the device, whichever handle found it.
     fn fault(&self) -> Option<DeviceFault>;
@@ -64,8 +64,8 @@ pub trait BackendFactory {
 impl<B: Backend, F: Fn(DeviceUse) -> B> BackendFactory for F {
     type Backend = B;
 
-    fn make(&self, wanted: DeviceUse) -> B {
-        self(wanted)
+    fn make(&self, device_use: DeviceUse) -> B {
+        self(device_use)
     }
 
     fn fault(&self) -> Option<DeviceFault> {
@@ -102,9 +102,10 @@ impl<F: BackendFactory> StageFactory for BackendStageFactory<F> {
         layers: &[Arc<LayerImage>],
     ) -> Result<Self::Executor, AllocateError> {
         let backend = self.device.make(DeviceUse::Stage);
-        let bench = BackendExecutor::resumed(setup, stage, backend, layers, self.store.as_ref())?;
+        let executor =
+            BackendExecutor::resumed(setup, stage, backend, layers, self.store.as_ref())?;
         let timer = self.clock.map(|clock| LayerTimer::new(clock())).unwrap_or_default();
-        Ok(bench.with_timer(timer))
+        Ok(executor.with_timer(timer))
     }
 
     fn copy(&self, image: &LayerImage) -> Result<Self::Copy, AllocateError> {
@@ -112,7 +113,8 @@ impl<F: BackendFactory> StageFactory for BackendStageFactory<F> {
         let spec = model_layers(&self.model)[image.layer.index()].clone();
         claim_copy(&backend, &spec)?;
         let layer = LayerState::replayed(&backend, &self.model, spec, image)?;
-        let (optimizer, step_count) = (self.optimizer.clone(), self.step_count);
+        let optimizer = self.optimizer.clone();
+        let step_count = self.step_count;
         let held = GradientProgress::default();
         Ok(BackendCopy { backend, layer, optimizer, step_count, held })
     }
@@ -147,7 +149,8 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
     }
 
     fn hold(&mut self, part: &GradientPart) -> Result<(), CopyRefusal> {
-        let (expected, found) = (self.version(), part.turn().step);
+        let expected = self.version();
+        let found = part.turn().step;
         if expected != found {
             return Err(CopyRefusal::OtherStep { expected, found });
         }
@@ -169,7 +172,8 @@ impl<B: Backend> LayerCopy for BackendCopy<B> {
     }
 
     fn apply(&mut self, seal: &Seal) -> Result<(), CopyRefusal> {
-        let (expected, found) = (self.version(), seal.turn.step);
+        let expected = self.version();
+        let found = seal.turn.step;
         if expected != found {
             return Err(CopyRefusal::OtherStep { expected, found });
         }

@@ -1,9 +1,10 @@
 //! The weights of a layer proved by the digest of all of it, without its moments.
 //!
-//! The digest of a layer is the root of a BLAKE3 tree over layer, version, weights and moments. A reader with
-//! the weights, and the chaining values of the subtrees behind them, computes the same root: no other
-//! weights can be given with values that lead to it (the specification of BLAKE3, sections 2.1 and 5.1).
-//! So a model is exported without two thirds of a checkpoint's bytes being sent.
+//! The digest of a layer is the root of a BLAKE3 tree over layer, version, weights and moments. A
+//! reader with the weights, and the chaining values of the subtrees behind them, computes the same
+//! root: no other weights can be given with values that lead to it (the specification of BLAKE3,
+//! sections 2.1 and 5.1). So a model is exported without two thirds of a checkpoint's bytes being
+//! sent.
 
 use std::io;
 use std::ops::Range;
@@ -26,8 +27,8 @@ const ENCODED_MORE: u64 = (HEADER_LEN - HASHED_HEAD_LEN) as u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainingValue(pub [u8; 32]);
 
-/// Of an encoded layer of `image` bytes, how many come before the first subtree without a weight: what is
-/// read for the weights.
+/// Of an encoded layer of `image` bytes, how many come before the first subtree without a weight:
+/// what is read for the weights.
 #[must_use]
 pub fn weights_end(image: u64) -> u64 {
     ENCODED_MORE + tree(float_count(image)).cut
@@ -41,7 +42,8 @@ pub fn moment_subtrees(image: u64) -> Vec<Range<u64>> {
     behind.map(|range| range.start + ENCODED_MORE..range.end + ENCODED_MORE).collect()
 }
 
-/// The chaining value of one of [`moment_subtrees`], whose bytes `read` reads from the offset that it is given.
+/// The chaining value of one of [`moment_subtrees`], whose bytes `read` reads from the offset that
+/// it is given.
 ///
 /// # Errors
 /// If they cannot be read.
@@ -65,7 +67,7 @@ pub fn moment_value(
 #[derive(Debug)]
 pub(super) struct WeightsHasher {
     tree: HashSubtrees,
-    /// Before the cut.
+    /// Ranges of bytes before the cut, one for each subtree.
     ranges: Vec<Range<u64>>,
     /// Of those that are whole.
     values: Vec<[u8; 32]>,
@@ -103,7 +105,8 @@ impl WeightsHasher {
     /// The digest of the layer whose subtrees behind the weights have these values.
     pub(super) fn finish_before(self, behind: &[ChainingValue]) -> Result<Digest, ImageError> {
         let Self { tree, ranges, values, .. } = self;
-        let (expected, found) = (tree.ranges().len() - ranges.len(), behind.len());
+        let expected = tree.ranges().len() - ranges.len();
+        let found = behind.len();
         if expected != found {
             return Err(ImageError::Values { expected, found });
         }
@@ -132,7 +135,9 @@ mod tests {
 
     fn image(len: usize) -> LayerImage {
         let part = |scale: f32| (0..len).map(|i| scale * i as f32).collect();
-        let (w, m, v) = (part(1.0), part(-0.5), part(0.25));
+        let w = part(1.0);
+        let m = part(-0.5);
+        let v = part(0.25);
         LayerImage { layer: LayerId(5), version: Step(1 << 40), w, m, v }
     }
 
@@ -162,7 +167,8 @@ mod tests {
         let large = SUBTREE_BYTES as usize / 4;
         for len in [0, 1, 80, 84, 85, 170, 253, 254, 509, 1000, 4093, 100_000, large + 3] {
             let image = image(len);
-            let (bytes, expected) = (image.encode(), layer_digest(&image));
+            let bytes = image.encode();
+            let expected = layer_digest(&image);
             let behind = values(&bytes);
             for piece in [7, 1024, 1 << 19] {
                 assert_eq!(read(&bytes, piece, &behind), Ok(expected), "{len} floats by {piece}");
@@ -173,7 +179,8 @@ mod tests {
     #[test]
     fn other_weights_moments_and_values_are_found() {
         let image = image(5000);
-        let (bytes, expected) = (image.encode(), layer_digest(&image));
+        let bytes = image.encode();
+        let expected = layer_digest(&image);
         let behind = values(&bytes);
         assert!(behind.len() > 1);
         let mut flipped = bytes.clone();
@@ -185,7 +192,8 @@ mod tests {
         let mut swapped = behind.clone();
         swapped.swap(0, 1);
         assert_ne!(read(&bytes, 1024, &swapped), Ok(expected));
-        let (short, len) = (&behind[1..], behind.len());
+        let short = &behind[1..];
+        let len = behind.len();
         let wrong = ImageError::Values { expected: len, found: len - 1 };
         assert_eq!(read(&bytes, 1024, short), Err(wrong));
         let small = image_bytes(3);

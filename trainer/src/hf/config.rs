@@ -1,4 +1,4 @@
-//! `config.json`.
+//! The `config.json` of a Hugging Face model.
 
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ pub enum ConfigError {
         key: &'static str,
         /// What it should be.
         expected: &'static str,
-        /// What stands there.
+        /// The value that the key has.
         found: String,
     },
     /// A key has a value that is not supported.
@@ -126,7 +126,8 @@ fn parse_gpt2(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
     keys.only("activation_function", "\"gelu_new\"", tanh_gelu)?;
     keys.only_false("scale_attn_by_inverse_layer_idx")?;
     keys.only("scale_attn_weights", "true", |value| value == &json!(true))?;
-    let (width, heads) = (keys.size("n_embd")?, keys.size("n_head")?);
+    let width = keys.size("n_embd")?;
+    let heads = keys.size("n_head")?;
     Ok(ModelConfig {
         family: Family::Gpt2,
         blocks: keys.blocks("n_layer")?,
@@ -152,7 +153,8 @@ fn parse_llama(keys: &ConfigKeys<'_>) -> Result<ModelConfig, ConfigError> {
     let rope = keys.0.get("rope_parameters").and_then(Value::as_object).unwrap_or(&empty);
     let rope = ConfigKeys(rope);
     rope.only("rope_type", "\"default\"", |value| value == "default")?;
-    let (width, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
+    let width = keys.size("hidden_size")?;
+    let heads = keys.size("num_attention_heads")?;
     Ok(ModelConfig {
         family: Family::Llama,
         blocks: keys.blocks("num_hidden_layers")?,

@@ -221,7 +221,8 @@ impl FileTensor<'_> {
 
     /// Writes its elements, [`WRITTEN_AT_ONCE`] at a time or a row of more.
     fn write(&self, to: &mut dyn io::Write) -> io::Result<()> {
-        let (rows, width) = (self.shape[0], self.shape.get(1).copied().unwrap_or(1));
+        let rows = self.shape[0];
+        let width = self.shape.get(1).copied().unwrap_or(1);
         let step = (WRITTEN_AT_ONCE / width.max(1)).clamp(1, rows.max(1));
         let mut elements = vec![[0; 4]; step * width];
         for start in (0..rows).step_by(step) {
@@ -268,11 +269,13 @@ pub fn write_safetensors(
     layers: &[impl AsRef<[f32]>],
     to: &mut dyn io::Write,
 ) -> io::Result<()> {
-    let (tensors, mut offset) = (file_tensors(model, layers), 0);
+    let tensors = file_tensors(model, layers);
+    let mut offset = 0;
     let info = |(name, tensor): (&String, &FileTensor<'_>)| {
         let start = offset;
         offset += 4 * tensor.len();
-        let (shape, data_offsets) = (tensor.shape.clone(), (start, offset));
+        let shape = tensor.shape.clone();
+        let data_offsets = (start, offset);
         (name.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets })
     };
     let infos = tensors.iter().map(info).collect();
@@ -294,7 +297,7 @@ pub fn import_safetensors(model: &ModelConfig, file: &[u8]) -> Result<Vec<Vec<f3
     let tensors = SafeTensors::deserialize(file)?;
     let mut layers = Vec::new();
     for spec in model_layers(model) {
-        // A few bytes of `config.json` may announce any size: room is made for what is there.
+        // A few bytes of `config.json` may announce any size: memory is allocated for what is there.
         let sources: Vec<TensorSource> =
             spec.tensors.iter().map(|tensor| source(model, &spec, tensor)).collect();
         sources.iter().try_for_each(|source| view(&tensors, source).map(drop))?;
@@ -319,7 +322,8 @@ fn view<'a>(
     let view = tensors.tensor(&source.name).or_else(|_| tensors.tensor(bare));
     let view = view.map_err(|_| ImportError::Missing { name: name() })?;
     if view.shape() != source.shape {
-        let (expected, found) = (source.shape.clone(), view.shape().to_vec());
+        let expected = source.shape.clone();
+        let found = view.shape().to_vec();
         return Err(ImportError::Shape { name: name(), expected, found });
     }
     if view.dtype() != Dtype::F32 {
@@ -403,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_fit_says_which_tensor() {
+    fn a_file_that_does_not_fit_is_refused_with_its_tensor() {
         let model = model(Family::Llama);
         let layers: Vec<_> =
             model_layers(&model).iter().map(|spec| initial_weights(spec, 1)).collect();

@@ -1,8 +1,8 @@
-//! What a part of a pass takes on a device.
+//! The size of a buffer that a pass needs on a device.
 
 use zbelastic_kernels::{AllocateError, Backend, ByteCounts};
 
-/// So many numbers, and what they are: a device may hold activations in a smaller type.
+/// A number of elements, and what they are: a device may hold activations in a smaller type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferSize {
     /// Activations and their gradients: rows, a token each ([`Backend::allocate_rows`]).
@@ -20,7 +20,7 @@ impl BufferSize {
         }
     }
 
-    /// Bytes of as much that is away, where an activation takes `row_bytes`.
+    /// Bytes of as much that is offloaded, where an activation takes `row_bytes`.
     #[must_use]
     pub const fn offloaded_bytes(self, row_bytes: u64) -> u64 {
         match self {
@@ -29,7 +29,7 @@ impl BufferSize {
         }
     }
 
-    /// Room for none of the same.
+    /// A size of zero, of the same kind.
     #[must_use]
     pub const fn emptied(self) -> Self {
         match self {

@@ -24,8 +24,8 @@ pub fn count_bytes<B: ByteCounts, R>(
     build: impl FnOnce(&mut dyn FnMut(BufferSize) -> Result<(), std::convert::Infallible>) -> R,
 ) -> Bytes {
     let mut bytes = 0;
-    let mut count = |space: BufferSize| {
-        bytes += space.bytes(backend);
+    let mut count = |size: BufferSize| {
+        bytes += size.bytes(backend);
         Ok(())
     };
     build(&mut count);
@@ -91,7 +91,8 @@ impl<B: Backend> Chunk<B> {
         gradient: TensorHandle,
         stash: &mut PassStash<B::Buffer>,
     ) {
-        let (len, to) = (gradient.len(), &mut stash.residuals[self.layers.len()]);
+        let len = gradient.len();
+        let to = &mut stash.residuals[self.layers.len()];
         backend.import_tensor(gradient, BufferViewMut::new(to, 0..len));
     }
 
@@ -156,7 +157,8 @@ impl<B: Backend> Chunk<B> {
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate() {
             let (before, after) = residuals.split_at_mut(index + 1);
-            let (x, y) = (&before[index], &mut after[0]);
+            let x = &before[index];
+            let y = &mut after[0];
             match layer {
                 LayerStash::Embed => embed_forward(context, state, batch, y),
                 LayerStash::Attention(stash) => {
@@ -238,7 +240,8 @@ impl<B: Backend> Chunk<B> {
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter().zip(layers).enumerate().rev() {
             let (before, after) = residuals.split_at_mut(index + 1);
-            let (x, gradient) = (&mut before[index], &after[0]);
+            let x = &mut before[index];
+            let gradient = &after[0];
             match layer {
                 LayerStash::Embed => {}
                 LayerStash::Attention(stash) => {
@@ -274,7 +277,8 @@ impl<B: Backend> Chunk<B> {
         let PassStash { residuals, layers } = stash;
         for (index, (state, layer)) in self.layers.iter_mut().zip(layers).enumerate().rev() {
             let (before, after) = residuals.split_at_mut(index + 1);
-            let (x, gradient) = (&mut before[index], &after[0]);
+            let x = &mut before[index];
+            let gradient = &after[0];
             open(context, state, accumulate);
             match layer {
                 LayerStash::Embed => embed_weights(context, state, batch, gradient, accumulate),
@@ -378,7 +382,8 @@ fn earlier_slices<'s, T>(
     earlier.iter_mut().map(of_slice).collect()
 }
 
-/// Rotary angles of every position, as [`Backend::rotate`] takes them, if the model's family has them.
+/// Rotary angles of every position, as [`Backend::rotate`] takes them, if the model's family has
+/// them.
 ///
 /// # Errors
 /// If the device's memory does not hold them.

@@ -26,7 +26,7 @@ pub struct ModelConfig {
     pub blocks: u32,
     /// Floats of a token in the residual stream.
     pub width: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
@@ -77,7 +77,7 @@ pub enum ModelError {
     /// Heads do not divide the width, and no head width is given.
     #[error("{heads} heads do not divide a width of {width}")]
     Heads {
-        /// Query heads.
+        /// Number of query heads.
         heads: u32,
         /// Floats of a token in the residual stream.
         width: u32,
@@ -85,9 +85,9 @@ pub enum ModelError {
     /// Key heads do not divide the query heads.
     #[error("{kv_heads} key and value heads do not divide {heads} query heads")]
     KvHeads {
-        /// Key heads.
+        /// Number of heads that keys and values have.
         kv_heads: u32,
-        /// Query heads.
+        /// Number of query heads.
         heads: u32,
     },
     /// Rotary embedding turns pairs.
@@ -107,9 +107,9 @@ pub enum ModelError {
     /// GPT-2 shares keys with no other head.
     #[error("the gpt2 family has as many key heads as query heads: {heads}, found {kv_heads}")]
     GroupedGpt2 {
-        /// Query heads.
+        /// Number of query heads.
         heads: u32,
-        /// Key heads.
+        /// Number of heads that keys and values have.
         kv_heads: u32,
     },
     /// A layer that could not be written.
@@ -149,7 +149,9 @@ impl ModelConfig {
         ];
         let zero = sizes.into_iter().filter(|(_, size)| *size == 0);
         let mut errors: Vec<_> = zero.map(|(name, _)| ModelError::Zero { name }).collect();
-        let (heads, kv_heads, head_width) = (self.heads, self.kv_heads, self.head_width);
+        let heads = self.heads;
+        let kv_heads = self.kv_heads;
+        let head_width = self.head_width;
         if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
             errors.push(ModelError::KvHeads { kv_heads, heads });
         }

@@ -13,7 +13,7 @@ pub fn initial_weights(spec: &LayerSpec, seed: u64) -> Vec<f32> {
     weights
 }
 
-/// The same, written where they are wanted, on all threads of the host.
+/// The same, written to `weights`, on all threads of the host.
 ///
 /// # Panics
 /// If `weights` is not as long as the layer.
@@ -25,7 +25,8 @@ pub fn draw_weights(host: &HostThreads, spec: &LayerSpec, seed: u64, weights: &m
             TensorInit::Constant(x) => to.fill(x),
             TensorInit::Normal(deviation) => {
                 let stream = RandomStream::new(seed, RandomPurpose::Weights, tensor.index.0);
-                let (key, subject) = (stream.key(), stream.subject());
+                let key = stream.key();
+                let subject = stream.subject();
                 host.draw(NormalDraws { key, subject, deviation }, to);
             }
         }
@@ -39,7 +40,8 @@ mod tests {
     #[test]
     fn weights_are_those_of_their_stream_pair_by_pair() {
         let stream = RandomStream::new(u64::MAX / 3, RandomPurpose::Weights, 9);
-        let (key, subject) = (stream.key(), stream.subject());
+        let key = stream.key();
+        let subject = stream.subject();
         let mut found = vec![0.0; 20_001];
         HostThreads::one().draw(NormalDraws { key, subject, deviation: 0.02 }, &mut found);
         for (position, pair) in found.chunks(2).enumerate() {

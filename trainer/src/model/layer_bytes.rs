@@ -7,8 +7,8 @@ use super::config::ModelConfig;
 use super::parts::{LayerParts, NonMatrixLayout};
 use super::tensors::LayerSpec;
 
-/// What a layer takes that is trained: weights, candidate, both moments, gradient, and its matrices in
-/// the form products read.
+/// What a layer takes that is trained: weights, candidate, both moments, gradient, and its matrices
+/// in the form products read.
 #[must_use]
 pub fn layer_bytes<B: ByteCounts>(backend: &B, model: &ModelConfig, spec: &LayerSpec) -> Bytes {
     const BUFFERS: u64 = 4;

@@ -1,11 +1,11 @@
 //! What the layers of a stage take, pass by pass, by a clock of the stage's owner.
 //!
-//! Passes call the timer where one layer ends and the next begins, and what lies between two such
-//! moments is the layer's. Nothing is computed otherwise for it, and without a clock nothing is
+//! Passes call the timer where one layer ends and the next begins, and the time between two such
+//! calls is the layer's. Nothing is computed otherwise for it, and without a clock nothing is
 //! read.
 //!
-//! A device that runs later what is enqueued notes the moments by its own clock, and is waited for
-//! when they are read. A moment noted is a little work for it, so only some turns are timed there.
+//! A device that runs later what is enqueued records timestamps by its own clock, and is waited for
+//! when they are read. A timestamp is a little work for it, so only some turns are timed there.
 
 use std::cell::{Cell, RefCell};
 
@@ -74,7 +74,7 @@ pub enum LayerOp {
     WeightGradient,
     /// What WE may run: W of the head's matrix.
     EarlyWeightGradient,
-    /// The forward pass made again (R).
+    /// The recomputation of the forward pass (R).
     Recompute,
     /// The half of an update that computes the candidate.
     Candidate,
@@ -108,8 +108,8 @@ impl TimeTotal {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerTimes([[TimeTotal; LayerOp::COUNT]; LayerClass::COUNT]);
 
-/// Nothing takes so many microseconds, three thousand years, and no clock shows so few but none at all.
-/// What is computed with those in between is finite.
+/// Nothing takes so many microseconds, three thousand years, and no clock shows so few but none at
+/// all. What is computed with those in between is finite.
 const US_MAX: f64 = 1e17;
 const US_MIN: f64 = 1e-9;
 
@@ -152,13 +152,14 @@ pub struct Span {
 /// What was timed since the last [`LayerTimer::take`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTimings {
-    /// What layers took; none without a clock, and of a device that is behind if this turn was not timed.
+    /// What layers took; none without a clock, and of a device that is behind if this turn was not
+    /// timed.
     pub layers: Option<LayerTimes>,
     /// Operations of a device that is behind.
     pub spans: Vec<Span>,
 }
 
-/// What a device has noted a moment for.
+/// What a device has recorded a timestamp for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum TimerMark {
     /// An operation begins; what it reads is there.
@@ -169,8 +170,8 @@ enum TimerMark {
     End,
 }
 
-/// Of a device that is behind: turns at the beginning whose layers are timed, and after them one of so
-/// many.
+/// Of a device that is behind: turns at the beginning whose layers are timed, and after them one of
+/// so many.
 const FIRST_TURNS: u32 = 8;
 const TURNS_BETWEEN: u32 = 16;
 
@@ -180,7 +181,7 @@ pub struct LayerTimer {
     clock: Option<LayerClock>,
     border_us: Cell<f64>,
     times: RefCell<LayerTimes>,
-    /// What a device has noted moments for.
+    /// What a device has recorded timestamps for, in order.
     marks: RefCell<Vec<TimerMark>>,
     /// Whether an operation has begun there.
     is_open: Cell<bool>,
@@ -243,39 +244,40 @@ impl LayerTimer {
         }
         let is_timed = self.is_timed();
         self.turns.set(self.turns.get().wrapping_add(1));
-        let (noted, moments) = (self.marks.take(), backend.read_timestamps());
+        let marks = self.marks.take();
+        let timestamps = backend.read_timestamps();
         self.spans.set(0);
         self.is_open.set(false);
         // Of a device that failed there are fewer, and nothing to be learned.
-        if noted.len() != moments.len() {
+        if marks.len() != timestamps.len() {
             return StageTimings::default();
         }
-        let layers = is_timed.then(|| layers_between(&noted, &moments));
-        StageTimings { layers, spans: spans_between(&noted, &moments) }
+        let layers = is_timed.then(|| layers_between(&marks, &timestamps));
+        StageTimings { layers, spans: spans_between(&marks, &timestamps) }
     }
 
-    /// Whether layers of this turn are timed on a device that is behind: then each part of theirs is to be
-    /// done alone.
+    /// Whether layers of this turn are timed on a device that is behind: then each part of theirs
+    /// is to be done alone.
     pub fn is_timed(&self) -> bool {
         let turn = self.turns.get();
         self.clock.is_some() && (turn < FIRST_TURNS || turn.is_multiple_of(TURNS_BETWEEN))
     }
 
-    /// Whether the device noted it.
-    fn mark<B: Backend>(&self, backend: &B, noted: TimerMark) -> bool {
-        let is_noted = backend.record_timestamp();
-        if is_noted {
-            self.marks.borrow_mut().push(noted);
+    /// Records a timestamp, and returns whether the device did.
+    fn mark<B: Backend>(&self, backend: &B, mark: TimerMark) -> bool {
+        let is_recorded = backend.record_timestamp();
+        if is_recorded {
+            self.marks.borrow_mut().push(mark);
         }
-        is_noted
+        is_recorded
     }
 }
 
-/// What lies between each moment and the one before it, where a layer's part ended.
-fn layers_between(noted: &[TimerMark], moments: &[f64]) -> LayerTimes {
+/// The time between each timestamp and the one before it, where a layer's part ended.
+fn layers_between(marks: &[TimerMark], timestamps: &[f64]) -> LayerTimes {
     let mut times = LayerTimes::default();
-    for (noted, pair) in noted.iter().skip(1).zip(moments.windows(2)) {
-        match noted {
+    for (mark, pair) in marks.iter().skip(1).zip(timestamps.windows(2)) {
+        match mark {
             TimerMark::Layer(class, part) => times.add(*class, *part, pair[1] - pair[0]),
             TimerMark::Begin | TimerMark::End => {}
         }
@@ -284,13 +286,14 @@ fn layers_between(noted: &[TimerMark], moments: &[f64]) -> LayerTimes {
 }
 
 /// From each begin to the end behind it.
-fn spans_between(noted: &[TimerMark], moments: &[f64]) -> Vec<Span> {
-    let (mut spans, mut start_us) = (Vec::new(), f64::NAN);
-    for (noted, moment) in noted.iter().zip(moments) {
-        match noted {
-            TimerMark::Begin => start_us = *moment,
+fn spans_between(marks: &[TimerMark], timestamps: &[f64]) -> Vec<Span> {
+    let mut spans = Vec::new();
+    let mut start_us = f64::NAN;
+    for (mark, timestamp) in marks.iter().zip(timestamps) {
+        match mark {
+            TimerMark::Begin => start_us = *timestamp,
             TimerMark::Layer(..) => {}
-            TimerMark::End => spans.push(Span { start_us, end_us: *moment }),
+            TimerMark::End => spans.push(Span { start_us, end_us: *timestamp }),
         }
     }
     spans
@@ -324,11 +327,15 @@ mod tests {
         assert_eq!(spent(LayerClass::Mlp), TimeTotal { count: 2, us: 8.0 });
         assert_eq!(spent(LayerClass::Mlp).mean_us(), Some(4.0));
         assert_eq!(spent(LayerClass::Head).mean_us(), None);
-        assert_eq!(timer.take(&cpu).layers, Some(LayerTimes::default()), "each time is told once");
+        assert_eq!(
+            timer.take(&cpu).layers,
+            Some(LayerTimes::default()),
+            "each time is returned once"
+        );
     }
 
     #[test]
-    fn without_a_clock_nothing_is_told() {
+    fn without_a_clock_nothing_is_timed() {
         let cpu = CpuBackend::new(1).expect("one thread");
         let timer = LayerTimer::default();
         timer.begin(&cpu);
@@ -338,14 +345,19 @@ mod tests {
 
     #[test]
     fn times_that_cannot_be_are_not_sound() {
-        let told = |us: f64| {
+        let is_sound = |us: f64| {
             let mut times = LayerTimes::default();
             times.add(LayerClass::Mlp, LayerOp::Commit, us);
             times.is_sound()
         };
-        assert!(told(0.0) && told(5.0) && LayerTimes::default().is_sound());
-        assert!(!told(-1.0) && !told(f64::NAN) && !told(f64::INFINITY) && !told(f64::MAX));
-        assert!(!told(5e-324), "shorter than any clock shows");
+        assert!(is_sound(0.0) && is_sound(5.0) && LayerTimes::default().is_sound());
+        assert!(
+            !is_sound(-1.0)
+                && !is_sound(f64::NAN)
+                && !is_sound(f64::INFINITY)
+                && !is_sound(f64::MAX)
+        );
+        assert!(!is_sound(5e-324), "shorter than any clock shows");
         let mut never = LayerTimes::default();
         never.0[0][0].us = 1.0;
         assert!(!never.is_sound(), "what was never done took no time");

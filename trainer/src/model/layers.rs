@@ -78,7 +78,7 @@ pub struct PassContext<'a, B: Backend> {
     pub place: SlicePosition,
     /// Rotary angles of its positions, if the family has them.
     pub angles: Option<&'a B::Buffer>,
-    /// The timer that notes where layers begin and end.
+    /// The timer that is called where layers begin and end.
     pub timer: Option<&'a LayerTimer>,
 }
 
@@ -196,7 +196,7 @@ impl<'a> PassSizes<'a> {
         })
     }
 
-    /// Keys and values.
+    /// Floats of the keys and values of a slice.
     fn key_values(&self) -> usize {
         self.rows() * (self.model.qkv_matrix().outputs - self.model.query_width())
     }

@@ -57,7 +57,7 @@ pub enum LayerParts {
     },
     /// Ranges of the head.
     Head {
-        /// The final normalisation.
+        /// Parameters of the normalisation before the head.
         norm: NormParts,
         /// The output matrix, whose result are the logits.
         head: LinearParts,
@@ -89,7 +89,8 @@ impl LayerParts {
             }
             LayerKind::Head => {
                 let norm = cursor.norm(model);
-                let (shape, weight) = (model.head_matrix(), cursor.take(1));
+                let shape = model.head_matrix();
+                let weight = cursor.take(1);
                 Self::Head { norm, head: LinearParts { shape, weight, bias: None } }
             }
         }

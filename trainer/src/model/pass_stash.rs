@@ -35,10 +35,10 @@ impl<T> PassStash<T> {
         layers: LayerRange,
         make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Self, E> {
-        spaces(sizes, layers).try_map(&mut |_, space| make(space))
+        buffer_sizes(sizes, layers).try_map(&mut |_, size| make(size))
     }
 
-    /// The same with what `recompute` keeps, and nothing of what it makes again.
+    /// The same with what `recompute` keeps, and nothing of what it recomputes.
     ///
     /// # Errors
     /// Those of `make`.
@@ -48,13 +48,13 @@ impl<T> PassStash<T> {
         recompute: Recompute,
         make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let remade = recompute.parts(sizes.is_cut);
+        let recomputed = recompute.parts(sizes.is_cut);
         let kept =
-            |part, space: BufferSize| if remade.contain(part) { space.emptied() } else { space };
-        spaces(sizes, layers).try_map(&mut |part, space| make(kept(part, space)))
+            |part, size: BufferSize| if recomputed.contain(part) { size.emptied() } else { size };
+        buffer_sizes(sizes, layers).try_map(&mut |part, size| make(kept(part, size)))
     }
 
-    /// The same with what `recompute` makes again, and nothing else.
+    /// The same with what `recompute` recomputes, and nothing else.
     ///
     /// # Errors
     /// Those of `make`.
@@ -64,10 +64,10 @@ impl<T> PassStash<T> {
         recompute: Recompute,
         make: &mut impl FnMut(BufferSize) -> Result<T, E>,
     ) -> Result<Self, E> {
-        let remade = recompute.parts(sizes.is_cut);
+        let recomputed = recompute.parts(sizes.is_cut);
         let again =
-            |part, space: BufferSize| if remade.contain(part) { space } else { space.emptied() };
-        spaces(sizes, layers).try_map(&mut |part, space| make(again(part, space)))
+            |part, size: BufferSize| if recomputed.contain(part) { size } else { size.emptied() };
+        buffer_sizes(sizes, layers).try_map(&mut |part, size| make(again(part, size)))
     }
 
     /// What the attention layer with this index, counted in the chunk, keeps.
@@ -83,10 +83,10 @@ impl<T> PassStash<T> {
         }
     }
 
-    /// Exchanges what is made again: gives it to a stash without, or takes it back.
-    pub fn swap_recomputed(&mut self, other: &mut Self, remade: RecomputedParts) {
+    /// Swaps the buffers of what is recomputed between two stashes, of which one has them.
+    pub fn swap_recomputed(&mut self, other: &mut Self, recomputed: RecomputedParts) {
         for ((part, own), (_, other)) in self.parts_mut().into_iter().zip(other.parts_mut()) {
-            if remade.contain(part) {
+            if recomputed.contain(part) {
                 std::mem::swap(own, other);
             }
         }
@@ -146,14 +146,14 @@ const fn residual_part(index: usize, last: usize) -> StashPart {
     }
 }
 
-/// How many floats each part has.
-fn spaces(sizes: &PassSizes<'_>, layers: LayerRange) -> PassStash<BufferSize> {
+/// The size of each part's buffer.
+fn buffer_sizes(sizes: &PassSizes<'_>, layers: LayerRange) -> PassStash<BufferSize> {
     let is_inner = |boundary: u32| boundary > 0 && boundary < sizes.model.layer_count();
     let residual =
         |boundary| BufferSize::Rows(if is_inner(boundary) { sizes.residual() } else { 0 });
     let ids = layers.ids();
     let of_layer = |layer| {
-        let make = &mut |space| Ok::<BufferSize, std::convert::Infallible>(space);
+        let make = &mut |size| Ok::<BufferSize, std::convert::Infallible>(size);
         let stash = match sizes.model.layer_kind(LayerId(layer)) {
             LayerKind::Embed => Ok(LayerStash::Embed),
             LayerKind::Attention { .. } => sizes.attention(make).map(LayerStash::Attention),
@@ -169,7 +169,8 @@ fn spaces(sizes: &PassSizes<'_>, layers: LayerRange) -> PassStash<BufferSize> {
     }
 }
 
-/// What F left in a pass's stash, and in its logits if it has some, part by part: what leaves with it.
+/// What F left in a pass's stash, and in its logits if it has some, part by part: what is
+/// offloaded with it.
 pub fn offload_parts<'s, B: Backend>(
     backend: &B,
     stash: &'s mut PassStash<B::Buffer>,
@@ -206,14 +207,14 @@ pub fn download_parts<B: Backend>(backend: &B, parts: &mut [&mut B::Buffer]) -> 
 /// # Panics
 /// If there are more floats or fewer.
 pub fn upload_parts<B: Backend>(backend: &B, floats: &[f32], parts: &mut [&mut B::Buffer]) {
-    let mut rest = floats;
+    let mut remaining = floats;
     for buffer in parts {
-        let (part, behind) = rest.split_at(backend.len(buffer));
+        let (part, behind) = remaining.split_at(backend.len(buffer));
         backend.order_after_copies(buffer);
         backend.upload(part, BufferViewMut::new(buffer, 0..part.len()));
-        rest = behind;
+        remaining = behind;
     }
-    assert!(rest.is_empty(), "what comes back is what left");
+    assert!(remaining.is_empty(), "what is uploaded is what was downloaded");
 }
 
 /// What [`offload_parts`] are, part by part.
@@ -224,18 +225,18 @@ pub fn offload_sizes(
     recompute: Recompute,
     has_logits: bool,
 ) -> Vec<BufferSize> {
-    let mut stash = spaces(sizes, layers);
-    let remade = recompute.parts(sizes.is_cut);
+    let mut stash = buffer_sizes(sizes, layers);
+    let recomputed = recompute.parts(sizes.is_cut);
     let parts = stash.parts_mut();
-    let left = parts.iter().filter(|(part, _)| part.is_left_by_forward());
-    let left = left.filter(|(part, _)| !remade.contain(*part));
-    let mut left: Vec<BufferSize> = left.map(|(_, space)| **space).collect();
+    let offloaded = parts.iter().filter(|(part, _)| part.is_left_by_forward());
+    let offloaded = offloaded.filter(|(part, _)| !recomputed.contain(*part));
+    let mut sizes_offloaded: Vec<BufferSize> = offloaded.map(|(_, size)| **size).collect();
     if has_logits {
-        let make = &mut |space: BufferSize| Ok::<BufferSize, std::convert::Infallible>(space);
+        let make = &mut |size: BufferSize| Ok::<BufferSize, std::convert::Infallible>(size);
         let Ok(mut logits) = sizes.logits(make);
-        left.extend(logits.list().into_iter().map(|space| *space));
+        sizes_offloaded.extend(logits.list().into_iter().map(|size| *size));
     }
-    left
+    sizes_offloaded
 }
 
 pub(super) fn download<B: Backend>(backend: &B, buffer: &B::Buffer) -> Vec<f32> {

@@ -1,22 +1,22 @@
-//! What passes give up between F and B, and make again.
+//! What passes free between F and B, and recompute.
 //!
 //! A pass keeps its parts in two pieces of memory: what is *kept* from F to W, and what is *made
-//! again*, which is there from F to DROP and from R to W only. R runs the operations of F on the same
-//! weights and operands, so it makes the same bits.
+//! again*, which is there from F to DROP and from R to W only. R runs the operations of F on the
+//! same weights and operands, so it makes the same bits.
 //!
-//! A slice of a microbatch keeps what the others attend to, whatever is configured ([`RecomputedParts`]):
-//! so R of one slice finds the keys and values of those before it.
+//! A slice of a microbatch keeps what the others attend to, whatever is configured
+//! ([`RecomputedParts`]): so R of one slice finds the keys and values of those before it.
 
 use serde::{Deserialize, Serialize};
 
-/// What R makes again.
+/// Which activations R recomputes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Recompute {
     /// Nothing: everything is kept.
     #[default]
     None,
-    /// Everything but the chunk's input, and of slices what others of their microbatch read: queries,
-    /// keys and values.
+    /// Everything but the chunk's input, and of slices what others of their microbatch read:
+    /// queries, keys and values.
     Full,
     /// The results of these operations of each layer.
     Selective(RecomputedOps),
@@ -29,7 +29,7 @@ pub struct RecomputedOps {
     pub norm: bool,
     /// Attention between its two products: R runs as long as F for that part.
     pub attention: bool,
-    /// GELU or SwiGLU.
+    /// The activation function of the MLP: GELU or SwiGLU.
     pub activation: bool,
 }
 
@@ -82,7 +82,7 @@ impl StashPart {
 }
 
 impl Recompute {
-    /// Whether DROP gives up anything.
+    /// Whether DROP frees anything.
     #[must_use]
     pub fn is_any(self) -> bool {
         match self {
@@ -92,7 +92,7 @@ impl Recompute {
         }
     }
 
-    /// Whether the head's logits are made again.
+    /// Whether the head's logits are recomputed.
     #[must_use]
     pub const fn recomputes_logits(self) -> bool {
         match self {
@@ -101,14 +101,14 @@ impl Recompute {
         }
     }
 
-    /// What of passes is made again; `is_cut` is whether they are over slices.
+    /// What of passes is recomputed; `is_cut` is whether they are over slices.
     #[must_use]
     pub const fn parts(self, is_cut: bool) -> RecomputedParts {
         RecomputedParts { recompute: self, is_cut }
     }
 }
 
-/// Which parts of a pass are made again: what is configured, without what other slices of its
+/// Which parts of a pass are recomputed: what is configured, without what other slices of its
 /// microbatch read or write. Later slices read keys and values, in F, in R and in B, and add to the
 /// gradients of these before the slice itself goes backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ enum LiveWeights {
     Candidate,
 }
 
-/// What a layer is for, which decides what it has room for.
+/// What a layer is for, which decides the memory that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LayerRole {
     /// Passes and optimistic updates: everything.
@@ -33,10 +33,10 @@ enum LayerRole {
     Frozen,
 }
 
-/// What comes of a state that a commit leaves.
+/// What is done with a state that a commit leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterCommit {
-    /// Nothing that its commit needs to know.
+    /// Nothing that changes how the commit runs.
     Nothing,
     /// The state that the commit leaves is attested.
     Attest,
@@ -45,10 +45,10 @@ pub enum AfterCommit {
 /// Weights, candidate, moments and gradient of one layer on a device.
 ///
 /// A step writes the *pre-image* `w`, `m`, `v` by [`Self::commit_candidate`] or
-/// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores everything.
-/// Beside steps [`Self::write_weights`] does, for versions of weights. On a device whose candidates are
-/// forms ([`Backend::packed_weights_optimizer`]) those of matrices are the forms that passes read, and only what lies
-/// in no matrix has a place of its own.
+/// [`Self::update_in_place`] alone; the candidate lies beside it, so that dropping it restores
+/// everything. Beside steps [`Self::write_weights`] does, for versions of weights. On a device
+/// whose candidates are packed weights ([`Backend::packed_weights_optimizer`]) those of matrices
+/// are the packed weights that passes read, and only what lies in no matrix has a place of its own.
 pub struct LayerState<B: Backend> {
     /// The layer's id and kind, and its tensors in order.
     pub spec: LayerSpec,
@@ -68,8 +68,8 @@ pub struct LayerState<B: Backend> {
     pub g: B::Buffer,
     matrices: Vec<B::Matrix>,
     live: LiveWeights,
-    /// The update whose candidate lies in forms and was not requested yet. While it does, the forms must not
-    /// be read: [`Self::undo_unasked`].
+    /// The update whose candidate lies in the packed weights and was not requested yet. While it
+    /// does, they must not be read: [`Self::undo_computed_ahead`].
     computed_ahead: Option<Vec<AdamWRange>>,
     version: Step,
     /// Those of the state's fingerprint, if the pass that wrote the state left them.
@@ -91,8 +91,8 @@ impl<B: Backend> LayerState<B> {
         Self::with_role(backend, model, spec, start, LayerRole::Trained)
     }
 
-    /// The layer of an image, to be trained. What of the image lies where the device reads it is not copied
-    /// until it is written, or the image is gone.
+    /// The layer of an image, to be trained. What of the image lies where the device reads it is
+    /// not copied until it is written, or the image is gone.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -114,30 +114,32 @@ impl<B: Backend> LayerState<B> {
         model: &ModelConfig,
         spec: LayerSpec,
         InitialState { w, m, v, version }: InitialState<B>,
-        room: LayerRole,
+        role: LayerRole,
     ) -> Result<Self, AllocateError> {
         let parts = LayerParts::new(model, &spec);
-        let rest = rest(backend, &parts, &spec);
-        let of_candidate = rest.as_ref().map_or(spec.len(), NonMatrixLayout::floats);
+        let non_matrix = non_matrix_layout(backend, &parts, &spec);
+        let of_candidate = non_matrix.as_ref().map_or(spec.len(), NonMatrixLayout::floats);
         let candidate =
-            backend.allocate(if room == LayerRole::Trained { of_candidate } else { 0 })?;
-        let g = backend.allocate(if room == LayerRole::Frozen { 0 } else { spec.len() })?;
+            backend.allocate(if role == LayerRole::Trained { of_candidate } else { 0 })?;
+        let g = backend.allocate(if role == LayerRole::Frozen { 0 } else { spec.len() })?;
         let allocate = |linear: &super::parts::LinearParts| backend.allocate_matrix(linear.shape);
-        let read = parts.matrices().into_iter().filter(|_| room != LayerRole::Replayed);
+        let read = parts.matrices().into_iter().filter(|_| role != LayerRole::Replayed);
         let matrices = read.map(allocate).collect::<Result<_, _>>()?;
-        let (live, unasked, sums) = (LiveWeights::State, None, None);
+        let live = LiveWeights::State;
+        let computed_ahead = None;
+        let sums = None;
         let mut state = Self {
             spec,
             parts,
             w,
             candidate,
-            non_matrix: rest,
+            non_matrix,
             m,
             v,
             g,
             matrices,
             live,
-            computed_ahead: unasked,
+            computed_ahead,
             version,
             sums,
         };
@@ -160,8 +162,8 @@ impl<B: Backend> LayerState<B> {
         Self::with_role(backend, model, spec, start, LayerRole::Frozen)
     }
 
-    /// The layer of an image on which the optimizer is replayed and no pass is run: it has no candidate, and
-    /// no matrix in the form products read. It is taken as [`Self::of_image`] takes it.
+    /// The layer of an image on which the optimizer is replayed and no pass is run: it has no
+    /// candidate, and no packed weights. The image is adopted as [`Self::of_image`] adopts it.
     ///
     /// # Errors
     /// If the device's memory does not hold it.
@@ -178,7 +180,7 @@ impl<B: Backend> LayerState<B> {
         Self::with_role(backend, model, spec, start, LayerRole::Replayed)
     }
 
-    /// What this layer has taken, counted from what is there.
+    /// Bytes that this layer has allocated, counted from its buffers.
     #[must_use]
     pub fn allocated_bytes(&self, backend: &B) -> Bytes {
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
@@ -217,8 +219,8 @@ impl<B: Backend> LayerState<B> {
         match (self.live, &self.non_matrix) {
             (LiveWeights::State, _) => BufferView::new(&self.w, range.clone()),
             (LiveWeights::Candidate, None) => BufferView::new(&self.candidate, range.clone()),
-            (LiveWeights::Candidate, Some(rest)) => {
-                BufferView::new(&self.candidate, rest.place(range))
+            (LiveWeights::Candidate, Some(layout)) => {
+                BufferView::new(&self.candidate, layout.place(range))
             }
         }
     }
@@ -238,10 +240,11 @@ impl<B: Backend> LayerState<B> {
     }
 
     /// Computes candidate weights from the untouched state and puts them in force. `runs` cover the
-    /// layer, each with its numbers. One that was computed before it was requested is there already.
+    /// layer, each with its numbers. One that was computed before it was requested is there
+    /// already.
     pub(crate) fn compute_candidate(&mut self, backend: &B, runs: &[AdamWRange]) {
         self.live = LiveWeights::Candidate;
-        if self.computed_ahead.take().is_some_and(|unasked| unasked == runs) {
+        if self.computed_ahead.take().is_some_and(|ahead| ahead == runs) {
             return;
         }
         let Self { parts, w, candidate, m, v, g, matrices, .. } = self;
@@ -256,12 +259,12 @@ impl<B: Backend> LayerState<B> {
     }
 
     /// The next candidate is computed whole, to the same bits, whatever is there of it.
-    pub(crate) fn forget_unasked(&mut self) {
+    pub(crate) fn forget_computed_ahead(&mut self) {
         self.computed_ahead = None;
     }
 
-    /// What a device needs to compute the candidate with the sums of squares, before it is requested. Once
-    /// it has, forms are no longer those of the state.
+    /// What a device needs to compute the candidate with the sums of squares, before it is
+    /// requested. Once it has, packed weights are no longer those of the state.
     ///
     /// # Panics
     /// If a candidate is in force.
@@ -270,16 +273,16 @@ impl<B: Backend> LayerState<B> {
         runs: Vec<AdamWRange>,
     ) -> LayerCandidate<'_, B::Buffer, B::Matrix> {
         assert_eq!(self.live, LiveWeights::State, "a candidate in force is not computed again");
-        let Self { spec, parts, w, candidate, m, v, g, matrices, computed_ahead: unasked, .. } =
-            self;
+        let Self { spec, parts, w, candidate, m, v, g, matrices, computed_ahead, .. } = self;
         let tensors = spec.tensors.iter().map(|tensor| tensor.range.clone()).collect();
-        let (runs, state) = (&*unasked.insert(runs), UpdateState { w, m, v, g });
+        let runs = &*computed_ahead.insert(runs);
+        let state = UpdateState { w, m, v, g };
         let matrices = placed(parts, matrices);
         LayerCandidate { runs, state, rest: candidate, matrices, tensors }
     }
 
     /// Undoes a candidate that was computed and not requested: before passes read weights.
-    pub(crate) fn undo_unasked(&mut self, backend: &B) {
+    pub(crate) fn undo_computed_ahead(&mut self, backend: &B) {
         if self.computed_ahead.is_some() {
             self.put_state_in_force(backend);
         }
@@ -315,17 +318,17 @@ impl<B: Backend> LayerState<B> {
         self.version = step.next();
     }
 
-    /// The sealed state as it travels; never the candidate. What lies on the host is copied when it is
-    /// written while the image is there, and not before.
+    /// The sealed state as it travels; never the candidate. What lies on the host is copied when it
+    /// is written while the image is there, and not before.
     #[must_use]
     pub fn image(&self, backend: &B) -> LayerImage {
         let [w, m, v] = [&self.w, &self.m, &self.v].map(|part| backend.share(part));
         LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
     }
 
-    /// The same on its way: a device goes on meanwhile.
+    /// The same, on its way to the host: the device goes on meanwhile.
     #[must_use]
-    pub fn carried_image(&mut self, backend: &B) -> LayerImage {
+    pub fn pending_image(&mut self, backend: &B) -> LayerImage {
         let [w, m, v] =
             [&mut self.w, &mut self.m, &mut self.v].map(|part| backend.begin_download(part));
         LayerImage { layer: self.spec.layer, version: self.version, w, m, v }
@@ -336,17 +339,19 @@ impl<B: Backend> LayerState<B> {
         backend.order_after_copies(&mut self.g);
     }
 
-    /// What is written to weights and moments from now on comes after the copies that still read them.
+    /// What is written to weights and moments from now on comes after the copies that still read
+    /// them.
     fn settle_state(&mut self, backend: &B) {
         [&mut self.w, &mut self.m, &mut self.v]
             .into_iter()
             .for_each(|part| backend.order_after_copies(part));
     }
 
-    /// The candidate becomes the state's weights, and the moments of the same step the state's; what the
-    /// passes read stays what it was. `runs` are those that the candidate was computed of.
+    /// The candidate becomes the state's weights, and the moments of the same step the state's;
+    /// what the passes read stays what it was. `runs` are those that the candidate was computed of.
     ///
-    /// Where a state is attested next, the device adds up its fingerprint in the same pass if it can.
+    /// Where a state is attested next, the device adds up its fingerprint in the same pass if it
+    /// can.
     ///
     /// # Panics
     /// If the candidate is not in force.
@@ -373,8 +378,8 @@ impl<B: Backend> LayerState<B> {
         self.live = LiveWeights::State;
     }
 
-    /// The sums of the sealed state's fingerprint; never the candidate's. Those that a commit left are
-    /// there; otherwise the device goes over the state.
+    /// The sums of the sealed state's fingerprint; never the candidate's. Those that a commit left
+    /// are there; otherwise the device goes over the state.
     pub(crate) fn state_sums(&self, backend: &B) -> StateSums {
         let Self { w, m, v, .. } = self;
         self.sums.clone().unwrap_or_else(|| backend.state_sums(w, m, v))
@@ -396,11 +401,11 @@ struct InitialState<B: Backend> {
 
 impl<B: Backend> InitialState<B> {
     /// These weights, and moments of zero where there are any.
-    fn of_weights(backend: &B, weights: &[f32], room: LayerRole) -> Result<Self, AllocateError> {
+    fn of_weights(backend: &B, weights: &[f32], role: LayerRole) -> Result<Self, AllocateError> {
         let mut w = backend.allocate(weights.len())?;
         backend.upload(weights, BufferViewMut::new(&mut w, 0..weights.len()));
         let moments =
-            || backend.allocate(if room == LayerRole::Frozen { 0 } else { weights.len() });
+            || backend.allocate(if role == LayerRole::Frozen { 0 } else { weights.len() });
         Ok(Self { w, m: moments()?, v: moments()?, version: Step(0) })
     }
 
@@ -409,13 +414,19 @@ impl<B: Backend> InitialState<B> {
         assert_eq!(spec.layer, *layer, "a layer is restored as itself");
         let are_its = [w, m, v].iter().all(|part| part.len() == spec.len());
         assert!(are_its, "an image is as long as its layer");
-        let (w, m, v) = (backend.adopt(w)?, backend.adopt(m)?, backend.adopt(v)?);
+        let w = backend.adopt(w)?;
+        let m = backend.adopt(m)?;
+        let v = backend.adopt(v)?;
         Ok(Self { w, m, v, version: *version })
     }
 }
 
 /// Where what lies in no matrix lies in a candidate, on a device where nothing else does.
-fn rest<B: Backend>(backend: &B, parts: &LayerParts, spec: &LayerSpec) -> Option<NonMatrixLayout> {
+fn non_matrix_layout<B: Backend>(
+    backend: &B,
+    parts: &LayerParts,
+    spec: &LayerSpec,
+) -> Option<NonMatrixLayout> {
     backend.packed_weights_optimizer().map(|_| NonMatrixLayout::new(parts, spec))
 }
 
@@ -432,13 +443,13 @@ fn for_each_run<M>(
     runs: &[AdamWRange],
     mut update: impl FnMut(AdamWRange, &mut [MatrixPart<'_, M>]),
 ) {
-    let mut forms = placed(parts, matrices).into_iter().peekable();
+    let mut matrices = placed(parts, matrices).into_iter().peekable();
     for run in runs {
         let mut within = Vec::new();
-        while let Some(part) = forms.next_if(|part| part.range.end <= run.range.end) {
+        while let Some(part) = matrices.next_if(|part| part.range.end <= run.range.end) {
             within.push(part);
         }
         update(run.clone(), &mut within);
     }
-    assert!(forms.peek().is_none(), "the runs cover every matrix");
+    assert!(matrices.peek().is_none(), "the runs cover every matrix");
 }

@@ -19,7 +19,7 @@ pub enum TensorInit {
     Normal(f64),
 }
 
-/// One parameter tensor.
+/// One parameter tensor of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// The name a person meets: `layers.2.mlp.up`, or with `.bias` behind it.

@@ -10,7 +10,7 @@ use zbelastic_types::Step;
 pub enum LrDecay {
     /// Half a cosine (Loshchilov and Hutter, arXiv 1608.03983).
     Cosine,
-    /// Linearly to [`OptimizerConfig::lr_min`].
+    /// The learning rate falls linearly to [`OptimizerConfig::lr_min`].
     Linear,
     /// It does not fall.
     Constant,
@@ -22,7 +22,7 @@ pub enum LrDecay {
 pub enum WeightDecayScope {
     /// Matrices and embeddings, not biases and normalisations.
     Matrices,
-    /// Every tensor.
+    /// Every tensor of the model.
     All,
 }
 
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn learning_rate_rises_then_falls_as_told() {
+    fn learning_rate_rises_then_falls_as_configured() {
         let check = |decay, step, expected: f64| {
             let found = config(decay).lr_at(Step(step), 12);
             assert!((found - expected).abs() < 1e-12, "{decay:?} at {step}: {found}");

@@ -22,8 +22,8 @@ pub fn square_sums<'a, B: Backend + 'a>(
     tensor_sums(indices, backend.sum_squares_of_each(&parts))
 }
 
-/// The same, and the candidates that an open gate would compute, from one read of the gradient. They are
-/// not in force before [`compute_candidate`] is called for the same update.
+/// The same, and the candidates that an open gate would compute, from one read of the gradient.
+/// They are not in force before [`compute_candidate`] is called for the same update.
 pub fn square_sums_ahead<'a, B: Backend + 'a>(
     optimizer: &dyn PackedWeightsOptimizer<B::Buffer, B::Matrix>,
     layers: impl IntoIterator<Item = &'a mut LayerState<B>>,
@@ -44,7 +44,8 @@ fn tensor_sums(indices: Vec<TensorIndex>, sums: Vec<SquareSum>) -> Vec<TensorSum
     indices.into_iter().zip(sums).map(sum).collect()
 }
 
-/// What a gradient of this norm is multiplied with, where it need not be agreed on with other stages.
+/// What a gradient of this norm is multiplied with, where it need not be agreed on with other
+/// stages.
 #[must_use]
 pub fn clip_coefficient(clip_norm: Option<f64>, norm: f64) -> f32 {
     let coefficient = clip_norm.map_or(1.0, |clip_norm| clip_norm / (norm + 1e-6));
@@ -58,7 +59,7 @@ pub struct OptimizerUpdate<'a> {
     pub config: &'a OptimizerConfig,
     /// Learning rate of this update.
     pub lr: f64,
-    /// Its number, counted from 1.
+    /// Number of the update among those applied, counted from 1.
     pub number: u64,
     /// Coefficient that gradients are multiplied with to clip their norm.
     pub clip: f32,
@@ -115,7 +116,7 @@ pub fn commit<B: Backend>(
     layer.commit_candidate(backend, &runs, then);
 }
 
-/// Takes an update whose verdict is known: one pass, and the bits of candidate and commit.
+/// Applies an update whose verdict is known: one pass, and the bits of candidate and commit.
 ///
 /// # Panics
 /// If the layer is not at `step` (rule R8), or a candidate is in force.

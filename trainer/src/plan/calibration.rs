@@ -1,11 +1,12 @@
 //! What passes were found to take, as a pace: how fast each stage's machine is, and what the work
 //! takes on a machine of speed 1.
 //!
-//! A stage reports what its passes took as a whole, and what the layers of each class took of that. So a
-//! layer that takes longer than it is counted (the head beside a large softmax, the embedding, which is
-//! no product at all) is distinguished from a machine that is slow. Where layers were not timed, speeds
-//! follow from the work of a stage as it is counted, and how F, B and W compare is common to all: then
-//! such a layer makes its stage look slow, and the next plan gives the stage less to do.
+//! A stage reports what its passes took as a whole, and what the layers of each class took of that.
+//! So a layer that takes longer than it is counted (the head beside a large softmax, the embedding,
+//! which is no product at all) is distinguished from a machine that is slow. Where layers were not
+//! timed, speeds follow from the work of a stage as it is counted, and how F, B and W compare is
+//! common to all: then such a layer makes its stage look slow, and the next plan gives the stage
+//! less to do.
 
 use super::layer_costs::{TimedLayers, costs_at_speed_one};
 use super::rates::{MachineSample, rates, speeds};
@@ -70,18 +71,14 @@ impl StageSample {
         model: &ModelConfig,
         shape: MicrobatchShape,
         layers: impl Iterator<Item = u32>,
-        (said, times): (f64, StageTimes),
+        (reported_speed, times): (f64, StageTimes),
     ) -> Self {
-        let (works, specs) = (layer_work(model, shape), model_layers(model));
-        let (work, layer_counts) = (LayerWork::default(), [0.0; LayerClass::COUNT]);
-        let mut sample = Self {
-            work,
-            weights: 0.0,
-            layers: layer_counts,
-            copied: 0.0,
-            reported_speed: said,
-            times,
-        };
+        let works = layer_work(model, shape);
+        let specs = model_layers(model);
+        let work = LayerWork::default();
+        let layer_counts = [0.0; LayerClass::COUNT];
+        let mut sample =
+            Self { work, weights: 0.0, layers: layer_counts, copied: 0.0, reported_speed, times };
         for layer in layers {
             sample.work = sample.work + works[layer as usize];
             sample.weights += specs[layer as usize].len() as f64;
@@ -99,7 +96,7 @@ impl StageSample {
         self
     }
 
-    /// Whether something can be read from it: it was given work, and took time.
+    /// Whether the sample can be used: the stage was given work, and took time.
     fn is_informative(&self) -> bool {
         let times =
             [self.times.passes(), self.times.update, self.times.copies, self.reported_speed];
@@ -120,8 +117,8 @@ impl StageSample {
 
     fn by_class(&self) -> Option<(MachineSample, TimedLayers)> {
         let layers = TimedLayers::new(self.layers, &self.times)?;
-        let (work, took) = layers.columns();
-        Some((MachineSample { reported_speed: self.reported_speed, work, times: took }, layers))
+        let (work, times) = layers.columns();
+        Some((MachineSample { reported_speed: self.reported_speed, work, times }, layers))
     }
 }
 
@@ -138,32 +135,34 @@ pub struct Calibration {
     pub update_us: f64,
     /// What copies take of what they are counted to take, if there were any.
     pub copies_us: Option<f64>,
-    /// What a layer takes; where that is not known, what is counted takes as long as the fields above give.
+    /// What a layer takes; where that is not known, what is counted takes as long as the fields
+    /// above give.
     pub classes: ClassCosts,
 }
 
-/// What work takes, and by stage the speed it was done at: `None` for a stage whose sample cannot be used.
-/// Of stages as fast as they report, half are above speed and half below; a machine's speed is given in
-/// the unit in which machines report theirs. `None` if no sample can be used.
+/// What work takes, and by stage the speed it was done at: `None` for a stage whose sample cannot
+/// be used. Of stages as fast as they report, half are above speed and half below; a machine's
+/// speed is given in the unit in which machines report theirs. `None` if no sample can be used.
 #[must_use]
 pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>>)> {
-    let telling: Vec<&StageSample> = stages.iter().filter(|stage| stage.is_informative()).collect();
-    let counted: Vec<MachineSample> = telling.iter().map(|stage| stage.as_counted()).collect();
-    let timed: Option<Vec<_>> = telling.iter().map(|stage| stage.by_class()).collect();
+    let informative: Vec<&StageSample> =
+        stages.iter().filter(|stage| stage.is_informative()).collect();
+    let counted: Vec<MachineSample> = informative.iter().map(|stage| stage.as_counted()).collect();
+    let timed: Option<Vec<_>> = informative.iter().map(|stage| stage.by_class()).collect();
     let (columns, layers): (Vec<MachineSample>, Vec<TimedLayers>) = match timed {
         Some(timed) => timed.into_iter().unzip(),
         None => (counted.clone(), Vec::new()),
     };
     let mut found = speeds(&columns);
-    let as_said = telling.iter().zip(&found).map(|(stage, speed)| speed / stage.reported_speed);
-    let middle = median(as_said.collect())?;
+    let ratios = informative.iter().zip(&found).map(|(stage, speed)| speed / stage.reported_speed);
+    let middle = median(ratios.collect())?;
     found.iter_mut().for_each(|speed| *speed /= middle);
-    let updates = telling.iter().zip(&found);
+    let updates = informative.iter().zip(&found);
     let update =
         |(stage, speed): (&&StageSample, &f64)| stage.times.update * speed / stage.weights.max(1.0);
     let update_us = median(updates.map(update).collect())?;
     let [f_us, b_us, w_us] = rates(&counted, &found)[..] else { return None };
-    let copies_us = copies_us(telling.iter().copied().zip(found.iter().copied()));
+    let copies_us = copies_us(informative.iter().copied().zip(found.iter().copied()));
     let layers: Vec<(TimedLayers, f64)> = layers.into_iter().zip(found.iter().copied()).collect();
     let classes = costs_at_speed_one(&layers);
     let mut found = found.into_iter();
@@ -175,10 +174,10 @@ pub fn calibrate(stages: &[StageSample]) -> Option<(Calibration, Vec<Option<f64>
 /// What copies take of what they are counted to take.
 fn copies_us<'a>(stages: impl Iterator<Item = (&'a StageSample, f64)>) -> Option<f64> {
     let copying = stages.filter(|(stage, _)| stage.copied > 0.0);
-    let (counted, took) = copying.fold((0.0, 0.0), |(counted, took), (stage, speed)| {
-        (counted + stage.copied, took + stage.times.copies * speed)
+    let (counted, measured) = copying.fold((0.0, 0.0), |(counted, measured), (stage, speed)| {
+        (counted + stage.copied, measured + stage.times.copies * speed)
     });
-    (counted > 0.0).then(|| took / counted)
+    (counted > 0.0).then(|| measured / counted)
 }
 
 /// The middle one; of an even number the upper of the two, so that of two machines the slower one
@@ -190,15 +189,20 @@ fn median(mut numbers: Vec<f64>) -> Option<f64> {
 
 /// Speeds closer than this share to what a machine reports count as that: what is measured of a
 /// machine that others use too varies by as much.
-const AS_SAID: f64 = 0.15;
+const REPORTED_SPEED_TOLERANCE: f64 = 0.15;
 /// The share by which rounded speeds lie apart beyond.
 const SPEEDS_APART: f64 = 0.1;
 
 /// A speed with what is noise taken away, relative to what a machine reports of itself.
 #[must_use]
 pub fn rounded_speed(speed: f64) -> f64 {
-    let (far, step) = (speed.ln(), SPEEDS_APART.ln_1p());
-    if far.abs() < AS_SAID.ln_1p() { 1.0 } else { ((far / step).round() * step).exp() }
+    let far = speed.ln();
+    let step = SPEEDS_APART.ln_1p();
+    if far.abs() < REPORTED_SPEED_TOLERANCE.ln_1p() {
+        1.0
+    } else {
+        ((far / step).round() * step).exp()
+    }
 }
 
 impl Calibration {
@@ -213,8 +217,8 @@ impl Calibration {
     }
 
     /// The same, with classes of layers left as they were known before where what is found of them
-    /// differs from that by no more than machines vary: what a plan is made with does not follow noise.
-    /// All may have become slower alike, so a class is held against the halves of blocks.
+    /// differs from that by no more than machines vary: what a plan is made with does not follow
+    /// noise. All may have become slower alike, so a class is held against the halves of blocks.
     #[must_use]
     pub fn steadied(self, before: Option<&Self>) -> Self {
         let Some(before) = before else { return self };
@@ -227,7 +231,7 @@ impl Calibration {
         let steady = |(found, was): (&Option<LayerCost>, &Option<LayerCost>)| {
             let (found, was) = ((*found)?, was.or(*found)?);
             let share = found.work.total() / (was.work.total() * scale).max(f64::MIN_POSITIVE);
-            let is_as_before = share.ln().abs() < AS_SAID.ln_1p();
+            let is_as_before = share.ln().abs() < REPORTED_SPEED_TOLERANCE.ln_1p();
             let work = if is_as_before { was.work.scaled(scale) } else { found.work };
             Some(LayerCost { work, ..found })
         };
@@ -249,7 +253,7 @@ impl Pace {
         let specs = model_layers(model);
         let found = |layer: usize| classes[LayerClass::of(specs[layer].kind).index()];
         let counted = layer_work(model, shape).into_iter().enumerate();
-        let took = |(layer, work): (usize, LayerWork)| match found(layer) {
+        let time = |(layer, work): (usize, LayerWork)| match found(layer) {
             Some(cost) => cost.work,
             None => calibration.of_counted(work),
         };
@@ -257,20 +261,22 @@ impl Pace {
             Some(cost) => cost.update,
             None => specs[layer].len() as f64 * update_us,
         };
-        let layers = counted.map(took).collect();
+        let layers = counted.map(time).collect();
         let updates = (0..specs.len()).map(update).collect();
-        let remakes = (0..specs.len()).map(|layer| found(layer)?.recompute).collect();
+        let recomputes = (0..specs.len()).map(|layer| found(layer)?.recompute).collect();
         // Copies of a run that has none are as long beside F as they are counted to be.
         let copy_us = calibration.copies_us.unwrap_or(*f_us);
         let counted = Pace::estimated(model, shape);
         let copies = counted.copies.iter().map(|copy| copy * copy_us).collect();
-        Self { layers, updates, copies, recomputes: remakes, speeds, link, ..counted }
+        Self { layers, updates, copies, recomputes, speeds, link, ..counted }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{AS_SAID, Calibration, StageSample, StageTimes, calibrate, rounded_speed};
+    use super::{
+        Calibration, REPORTED_SPEED_TOLERANCE, StageSample, StageTimes, calibrate, rounded_speed,
+    };
     use crate::plan::LayerWork;
 
     fn work(size: f64) -> LayerWork {
@@ -302,10 +308,10 @@ mod tests {
     }
 
     fn check(stages: &[StageSample], speeds: &[f64], calibration: Calibration) {
-        let (found, found_speeds) = calibrate(stages).expect("they tell something");
+        let (found, found_speeds) = calibrate(stages).expect("the samples can be used");
         let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a}, expected {b}");
         for (found, speed) in found_speeds.iter().zip(speeds) {
-            near(found.expect("it tells something"), *speed);
+            near(found.expect("the sample can be used"), *speed);
         }
         near(found.f_us, calibration.f_us);
         near(found.b_us, calibration.b_us);
@@ -329,21 +335,21 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_machine_is_told_from_one_with_much_to_do() {
+    fn a_slow_machine_is_distinguished_from_one_with_much_work() {
         let stages = [timed(6.0, 1.0), timed(2.0, 0.5), timed(4.0, 1.0)];
-        let (_, speeds) = calibrate(&stages).expect("they tell something");
+        let (_, speeds) = calibrate(&stages).expect("the samples can be used");
         let [one, slow, other] = speeds[..] else { panic!("three stages") };
         assert_eq!(one, other);
-        let ratio = slow.expect("it tells") / one.expect("it tells");
+        let ratio = slow.expect("the sample can be used") / one.expect("the sample can be used");
         assert!((ratio - 0.5).abs() < 1e-9, "{ratio}");
         let stages = [timed(3.0, 1.0), timed(3.0, 0.25)];
-        let (_, speeds) = calibrate(&stages).expect("they tell something");
+        let (_, speeds) = calibrate(&stages).expect("the samples can be used");
         assert_eq!(speeds, [Some(1.0), Some(0.25)], "of two, the slower one is slow");
     }
 
     /// Stages that differ in what they have most of, as one with the head does, and in speed.
     #[test]
-    fn speeds_and_what_passes_cost_are_told_apart() {
+    fn speeds_and_costs_of_passes_are_distinguished() {
         let shaped = |work: [f64; 3], speed: f64| {
             let [f, b, w] = work;
             let times = StageTimes { f: f / speed, b: 2.0 * b / speed, w: 5.0 * w / speed, ..ZERO };
@@ -362,9 +368,9 @@ mod tests {
             shaped([1.0, 1.5, 1.0], 0.3),
             shaped([2.0, 2.0, 3.0], 1.0),
         ];
-        let (found, speeds) = calibrate(&stages).expect("they tell something");
+        let (found, speeds) = calibrate(&stages).expect("the samples can be used");
         for (found, speed) in speeds.iter().zip([1.0, 0.3, 1.0]) {
-            let found = found.expect("it tells something");
+            let found = found.expect("the sample can be used");
             assert!((found / speed - 1.0).abs() < 1e-3, "{found}, expected {speed}");
         }
         assert!((found.w_us / found.f_us / 5.0 - 1.0).abs() < 1e-3, "{found:?}");
@@ -381,9 +387,9 @@ mod tests {
     };
 
     #[test]
-    fn a_machine_as_fast_as_it_says_is_the_measure_of_others() {
-        let said = |said, stage| StageSample { reported_speed: said, ..stage };
-        let stages = [said(2.0, timed(4.0, 2.0)), said(1.0, timed(4.0, 1.0))];
+    fn a_machine_as_fast_as_it_reports_is_the_measure_of_others() {
+        let reporting = |reported_speed, stage| StageSample { reported_speed, ..stage };
+        let stages = [reporting(2.0, timed(4.0, 2.0)), reporting(1.0, timed(4.0, 1.0))];
         check(&stages, &[2.0, 1.0], ALIKE);
     }
 
@@ -395,7 +401,7 @@ mod tests {
             StageSample { times: StageTimes { f, bw: b + w, update, ..ZERO }, ..stage }
         };
         let stages = [fused(timed(3.0, 1.0)), fused(timed(3.0, 0.5))];
-        let (found, speeds) = calibrate(&stages).expect("they tell something");
+        let (found, speeds) = calibrate(&stages).expect("the samples can be used");
         assert_eq!(speeds, [Some(1.0), Some(0.5)]);
         assert!((found.b_us / found.w_us - 1.0).abs() < 1e-9, "{found:?}");
     }
@@ -408,7 +414,8 @@ mod tests {
         wrong.times.f = f64::NAN;
         for stage in [nothing, idle, wrong] {
             assert_eq!(calibrate(&[stage]), None);
-            let (found, speeds) = calibrate(&[stage, timed(2.0, 1.0)]).expect("one tells");
+            let (found, speeds) =
+                calibrate(&[stage, timed(2.0, 1.0)]).expect("one sample can be used");
             assert_eq!((found, speeds), (ALIKE, vec![None, Some(1.0)]));
         }
     }
@@ -420,9 +427,9 @@ mod tests {
             assert!((found - expected).abs() < 1e-9, "{speed}: {found}, expected {expected}");
         };
         check(1.0, 1.0);
-        check(1.0 + 0.99 * AS_SAID, 1.0);
-        check(1.0 / (1.0 + 0.99 * AS_SAID), 1.0);
-        check(1.0 + 1.01 * AS_SAID, 1.1);
+        check(1.0 + 0.99 * REPORTED_SPEED_TOLERANCE, 1.0);
+        check(1.0 / (1.0 + 0.99 * REPORTED_SPEED_TOLERANCE), 1.0);
+        check(1.0 + 1.01 * REPORTED_SPEED_TOLERANCE, 1.1);
         check(0.5, 1.1_f64.powi(-7));
         check(2.0, 1.1_f64.powi(7));
         for speed in [0.1, 0.3, 0.7, 1.3, 4.0] {

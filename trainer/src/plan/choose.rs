@@ -16,12 +16,12 @@ use super::{
 };
 use crate::model::{LayerRange, ModelConfig};
 
-/// The schedules that are worth trying where none is named: those that are the fastest somewhere, or
-/// take least memory. The others come close to one of these, or are made for what is not predicted
-/// here (traffic of weights, offloading, overlap within a layer), and each one that is tried takes a
-/// plan and a simulation. For three models of 8 to 32 blocks, each with a small and a large vocabulary,
-/// on 2, 4 and 8 stages with 8 and 32 microbatches, none of the others was faster than the best of
-/// these, and to try them all took a quarter longer.
+/// The schedules that are worth trying where none is named: those that are the fastest somewhere,
+/// or take least memory. The others come close to one of these, or are made for what is not
+/// predicted here (traffic of weights, offloading, overlap within a layer), and each one that is
+/// tried takes a plan and a simulation. For three models of 8 to 32 blocks, each with a small and a
+/// large vocabulary, on 2, 4 and 8 stages with 8 and 32 microbatches, none of the others was faster
+/// than the best of these, and to try them all took a quarter longer.
 pub const AUTO_KINDS: [ScheduleKind; 10] = [
     ScheduleKind::GPipe,
     ScheduleKind::OneFOneB,
@@ -46,8 +46,8 @@ pub struct ChooseRequest<'a> {
     pub kinds: &'a [ScheduleKind],
     /// Chunks a stage holds; if none are given, as many as each schedule has by itself.
     pub chunks_per_stage: Option<u32>,
-    /// Slices of a microbatch under schedules that cut them; if none are given, as many as each has by
-    /// itself.
+    /// Slices of a microbatch under schedules that cut them; if none are given, as many as each has
+    /// by itself.
     pub slice_count: Option<u32>,
     /// Stages of the pipeline.
     pub stage_count: u32,
@@ -76,7 +76,7 @@ impl<'a> ChooseRequest<'a> {
 pub struct ConsideredSchedule {
     /// Kind of the schedule.
     pub kind: ScheduleKind,
-    /// What came of it.
+    /// What it is predicted to do, or why it is out of the question.
     pub outcome: Result<PlanPrediction, ScheduleRefusal>,
 }
 
@@ -198,8 +198,8 @@ fn consider<B: ByteCounts>(
     let own = request.memory.applied(Plan::with_chunks(of_kind, chunks)?);
     let others = solved_plans(backend, request, &own).into_iter();
     let others: Vec<Plan> = others.map(|plan| request.memory.applied(plan)).collect();
-    let relieved = memory_limited_plans(backend, request, &own, &others);
-    let plans = std::iter::once(own).chain(others).chain(relieved);
+    let memory_limited = memory_limited_plans(backend, request, &own, &others);
+    let plans = std::iter::once(own).chain(others).chain(memory_limited);
     let judged = plans.map(|plan| judge(backend, request, plan));
     let better = |a: Result<PlanWithMemory, ScheduleRefusal>,
                   b: Result<PlanWithMemory, ScheduleRefusal>| match (a, b) {

@@ -1,5 +1,5 @@
-//! What a stage takes of a device beside buffers: scratch of the operations of its passes and updates, and
-//! rooms for boundary tensors. Processors take both as they come.
+//! What a stage takes of a device beside buffers: scratch of the operations of its passes and
+//! updates, and staging buffers for boundary tensors. Processors take both as they come.
 
 use zbelastic_kernels::{RowsShape, ScratchOperation, StagingReservation};
 use zbelastic_schedule::{LivePasses, live_passes_of};
@@ -15,7 +15,7 @@ use crate::model::{
 pub struct DeviceClaim {
     /// Operations that take scratch, each once.
     pub operations: Vec<ScratchOperation>,
-    /// Rooms for boundary tensors, by their length.
+    /// Staging buffers for boundary tensors, by their length.
     pub staging_buffers: Vec<StagingReservation>,
 }
 
@@ -27,15 +27,16 @@ pub fn device_claim(model: &ModelConfig, plan: &Plan, stage: StageIndex) -> Devi
     let layers: Vec<&LayerSpec> = layers.map(|layer| &specs[layer as usize]).collect();
     let mut operations = vec![ScratchOperation::Timestamps, squares(layers.iter().copied())];
     operations.extend(layers.iter().map(|spec| state_sums(spec)));
-    let (cut, mut rooms) = (plan.cut(model), Vec::new());
+    let cut = plan.cut(model);
+    let mut staging_buffers = Vec::new();
     for len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, len);
         add_operations(&mut operations, &sizes, &layers);
         let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == len);
         let unread = unread_of(model, plan, stage, &live);
-        rooms.extend(StagingReservation::for_unread(sizes.residual(), unread));
+        staging_buffers.extend(StagingReservation::for_unread(sizes.residual(), unread));
     }
-    DeviceClaim { operations, staging_buffers: rooms }
+    DeviceClaim { operations, staging_buffers }
 }
 
 /// Adds the operations of these layers' passes of one length, each once.
@@ -51,8 +52,8 @@ fn add_operations(
     }
 }
 
-/// What a stage takes beside buffers that trains these layers without steps, with so many boundary tensors
-/// that are not read yet.
+/// What a stage takes beside buffers that trains these layers without steps, with so many boundary
+/// tensors that are not read yet.
 #[must_use]
 pub fn asynchronous_claim(
     sizes: &PassSizes<'_>,
@@ -61,8 +62,9 @@ pub fn asynchronous_claim(
 ) -> DeviceClaim {
     let mut operations = vec![ScratchOperation::Timestamps, squares(layers.iter().copied())];
     add_operations(&mut operations, sizes, layers);
-    let rooms = StagingReservation::for_unread(sizes.residual(), unread).into_iter().collect();
-    DeviceClaim { operations, staging_buffers: rooms }
+    let staging_buffers =
+        StagingReservation::for_unread(sizes.residual(), unread).into_iter().collect();
+    DeviceClaim { operations, staging_buffers }
 }
 
 /// Sums of squares of all gradients of these layers.
@@ -78,7 +80,8 @@ pub(super) fn state_sums(spec: &LayerSpec) -> ScratchOperation {
 
 /// The operations of a layer's passes of one length.
 fn layer_operations(sizes: &PassSizes<'_>, spec: &LayerSpec) -> Vec<ScratchOperation> {
-    let (model, shape) = (sizes.model, sizes.shape);
+    let model = sizes.model;
+    let shape = sizes.shape;
     let rows = |width| RowsShape { count: shape.rows(), width };
     let parts = LayerParts::new(model, spec);
     let biased = parts.matrices().into_iter().filter(|linear| linear.bias.is_some());
@@ -102,8 +105,9 @@ fn layer_operations(sizes: &PassSizes<'_>, spec: &LayerSpec) -> Vec<ScratchOpera
     operations
 }
 
-/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that is not read
-/// yet is of a pass that is alive where it was made; a gradient is of one that is alive where it goes.
+/// Boundary tensors that may be on their way from a stage, or to it, at once. An activation that is
+/// not read yet is of a pass that is alive where it was made; a gradient is of one that is alive
+/// where it goes.
 fn unread_of(model: &ModelConfig, plan: &Plan, stage: StageIndex, live: &[LivePasses]) -> usize {
     let unread = |chunk: ChunkIndex| {
         let live = live[chunk.index()];

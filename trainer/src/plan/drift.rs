@@ -1,15 +1,15 @@
 //! Whether a plan still fits what its work is found to take, and whether another one is worth it.
 //!
 //! A plan is made for a pace. What its stages are found to take differs from that, and mostly it
-//! does not matter: all of them may have become slower alike, or one that waits anyway takes longer.
-//! How much that may be is the plan's *slack*: the share by which a stage's times may grow before
-//! the step is predicted to take longer. So what is found is simulated, with the plan as it is. If a
-//! step takes longer than it should, all stages being as the one that has kept its times best, the
-//! drift is beyond the slack; and if the best plan for what is found takes so much less that it pays
-//! in the steps that are left, that one should run.
+//! does not matter: all of them may have become slower alike, or one that waits anyway takes
+//! longer. How much that may be is the plan's *slack*: the share by which a stage's times may grow
+//! before the step is predicted to take longer. So what is found is simulated, with the plan as it
+//! is. If a step takes longer than it should, all stages being as the one that has kept its times
+//! best, the drift is beyond the slack; and if the best plan for what is found takes so much less
+//! that it pays in the steps that are left, that one should run.
 //!
-//! Pure: times come in, a judgement with its reason comes out. How often it is called, and how often
-//! it must come to the same before it is acted on, is the caller's.
+//! Pure: times come in, a judgement with its reason comes out. How often it is called, and how
+//! often it must come to the same before it is acted on, is the caller's.
 
 use zbelastic_types::StageIndex;
 
@@ -39,7 +39,7 @@ pub struct ReplanStakes {
 pub enum DriftSource {
     /// The passes of this stage.
     Stage(StageIndex),
-    /// Messages between stages.
+    /// The messages that boundary tensors travel in between stages.
     Link,
 }
 
@@ -82,8 +82,8 @@ impl DriftJudgement {
     }
 }
 
-/// Judges a plan that was made for one pace by another, that was found. `best` is called for what the
-/// best plan for it takes from step to step, if it comes to that; `None` if there is none.
+/// Judges a plan that was made for one pace by another, that was found. `best` is called for what
+/// the best plan for it takes from step to step, if it comes to that; `None` if there is none.
 ///
 /// # Panics
 /// If a pace is not of this plan's model, or has times that are none.
@@ -153,7 +153,8 @@ fn most(plan: &Plan, pace: &Pace, grown: impl Fn(f64) -> Pace) -> f64 {
     if fits(SLACK_MAX) {
         return SLACK_MAX;
     }
-    let (mut fitting, mut beyond) = (0.0, SLACK_MAX);
+    let mut fitting = 0.0;
+    let mut beyond = SLACK_MAX;
     for _ in 0..HALVINGS {
         let middle = (fitting + beyond) / 2.0;
         if fits(middle) {
@@ -201,8 +202,8 @@ impl<'a> PaceComparison<'a> {
         }
         let expected = Pace {
             layers: planned.layers.iter().map(|work| work.scaled(least)).collect(),
-            // What an update, R, a copy or a verdict takes is the same whichever stage holds the layers: it
-            // does not drift.
+            // What an update, R, a copy or a verdict takes is the same whichever stage holds the
+            // layers: it does not drift.
             updates: found.updates.clone(),
             recomputes: found.recomputes.clone(),
             copies: found.copies.clone(),

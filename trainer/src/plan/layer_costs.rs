@@ -1,7 +1,8 @@
 //! What a layer of each class takes, as stages have timed it: beside what it is counted to take.
 //!
-//! What lies between two layers of a pass belongs to none of them (an operand is copied in, a result
-//! out), so what layers were found to take is stretched to what their stage's passes took as a whole.
+//! What lies between two layers of a pass belongs to none of them (an operand is copied in, a
+//! result out), so what layers were found to take is stretched to what their stage's passes took as
+//! a whole.
 
 use super::{LayerWork, StageTimes};
 use crate::model::{LayerClass, LayerOp, LayerTimes};
@@ -26,7 +27,8 @@ pub fn class_costs(times: &LayerTimes, slice_count: u32) -> ClassCosts {
     LayerClass::ALL.map(|class| {
         let once = |part| times.spent(class, part).mean_us();
         let pass = |part| once(part).map(|us| us * f64::from(slice_count));
-        let (f, b) = (pass(LayerOp::Forward)?, pass(LayerOp::InputGradient)?);
+        let f = pass(LayerOp::Forward)?;
+        let b = pass(LayerOp::InputGradient)?;
         let late = pass(LayerOp::WeightGradient)?;
         let w_early = pass(LayerOp::EarlyWeightGradient).unwrap_or(0.0);
         let halves = [LayerOp::Candidate, LayerOp::Commit].map(once);
@@ -57,11 +59,13 @@ impl TimedLayers {
         let sum = |of: fn(&LayerWork) -> f64| -> f64 {
             counts.iter().zip(&costs).map(|(count, cost)| count * of(&cost.work)).sum()
         };
-        let (forward, backward) = (sum(|work| work.f), sum(|work| work.b + work.w));
+        let forward = sum(|work| work.f);
+        let backward = sum(|work| work.b + work.w);
         if forward <= 0.0 || backward <= 0.0 {
             return None;
         }
-        let (f, b_and_w) = (times.f / forward, (times.b + times.w + times.bw) / backward);
+        let f = times.f / forward;
+        let b_and_w = (times.b + times.w + times.bw) / backward;
         for LayerCost { work, .. } in &mut costs {
             *work = LayerWork {
                 f: work.f * f,
@@ -87,13 +91,14 @@ impl TimedLayers {
 pub(super) fn costs_at_speed_one(stages: &[(TimedLayers, f64)]) -> ClassCosts {
     LayerClass::ALL.map(|class| {
         let of_class = |(layers, speed): &(TimedLayers, f64)| {
-            let (count, cost) = (layers.counts[class.index()], layers.costs[class.index()]);
+            let count = layers.counts[class.index()];
+            let cost = layers.costs[class.index()];
             (count > 0.0).then_some((count, cost, *speed))
         };
         let timed: Vec<(f64, LayerCost, f64)> = stages.iter().filter_map(of_class).collect();
         let mean = |of: &dyn Fn(&LayerCost) -> Option<f64>| {
-            let told = timed.iter().filter_map(|(n, cost, speed)| Some((*n, of(cost)? * speed)));
-            let (count, sum) = told.fold((0.0, 0.0), |(n, sum), (m, us)| (n + m, sum + m * us));
+            let known = timed.iter().filter_map(|(n, cost, speed)| Some((*n, of(cost)? * speed)));
+            let (count, sum) = known.fold((0.0, 0.0), |(n, sum), (m, us)| (n + m, sum + m * us));
             (count > 0.0).then(|| sum / count)
         };
         Some(LayerCost {
@@ -116,7 +121,7 @@ mod tests {
     #[test]
     fn a_layers_cost_is_the_mean_of_what_was_spent_on_it() {
         let mut times = LayerTimes::default();
-        let told = [
+        let spent = [
             (LayerOp::Forward, 2.0),
             (LayerOp::Forward, 4.0),
             (LayerOp::InputGradient, 5.0),
@@ -125,7 +130,7 @@ mod tests {
             (LayerOp::Candidate, 10.0),
             (LayerOp::Commit, 20.0),
         ];
-        for (part, us) in told {
+        for (part, us) in spent {
             times.add(LayerClass::Head, part, us);
         }
         times.add(LayerClass::Mlp, LayerOp::Forward, 1.0);

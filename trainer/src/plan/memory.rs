@@ -19,7 +19,7 @@ use crate::model::{
 /// Memory that a stage claims, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageMemory {
-    /// Weights, candidate, moments, gradient, and the matrices in the form products read.
+    /// Weights, candidate, moments, gradient, and the packed weights that products read.
     pub state: Bytes,
     /// What passes keep between F and W, for as many microbatches as are alive at once.
     pub stash: Bytes,
@@ -27,13 +27,13 @@ pub struct StageMemory {
     pub scratch: Bytes,
     /// Boundary tensors in flight to this stage, and the gradients of twins.
     pub messages: Bytes,
-    /// Copies of other stages' layers, the largest that it may have to keep; on a processor their gradients
-    /// on their way here too.
+    /// Copies of other stages' layers, the largest that it may have to keep; on a processor their
+    /// gradients on their way here too.
     pub copies: Bytes,
-    /// What a device takes beside: scratch of single operations, the workspace of products, and the rest
-    /// of the pages that it hands out.
+    /// What a device takes beside: scratch of single operations, the workspace of products, and the
+    /// rest of the pages that it hands out.
     pub fixed: Bytes,
-    /// The most that is away in the second store at once. It is not part of any sum here.
+    /// The most that is offloaded to the second store at once. It is not part of any sum here.
     pub offload: Bytes,
 }
 
@@ -47,15 +47,15 @@ impl StageMemory {
     /// The claim of a stage that takes this much, and `beside` buffers.
     #[must_use]
     pub fn claim<'a>(&self, beside: &'a DeviceClaim) -> MemoryClaim<'a> {
-        let DeviceClaim { operations, staging_buffers: rooms } = beside;
-        MemoryClaim { buffers: self.device().0, operations, staging: rooms }
+        let DeviceClaim { operations, staging_buffers } = beside;
+        MemoryClaim { buffers: self.device().0, operations, staging: staging_buffers }
     }
 
     /// What is claimed of a device that took `opening` bytes before, as a person would name it.
     #[must_use]
     pub fn parts(&self, opening: u64) -> Vec<(&'static str, u64)> {
         vec![
-            ("weights, their forms, gradients and moments", self.state.0),
+            ("weights, packed weights, gradients and moments", self.state.0),
             ("what passes keep", self.stash.0),
             ("gradients within a pass", self.scratch.0),
             ("boundary tensors", self.messages.0),
@@ -68,7 +68,7 @@ impl StageMemory {
         Bytes(self.total().0 - (self.stash + self.messages).0)
     }
 
-    /// Every part but what is away.
+    /// Every part but what is offloaded.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.device() + self.messages + self.copies + self.fixed
@@ -166,15 +166,16 @@ pub(super) fn microbatch_memory<B: ByteCounts>(
     cut.slices().map(of_slice).reduce(sum).expect("a cut has a slice")
 }
 
-/// What of a layer's part of a pass leaves, if nothing of it was given up.
+/// What of a layer's part of a pass is offloaded, if nothing of it was dropped.
 pub(super) fn offload_bytes(sizes: &PassSizes<'_>, layer: u32) -> Bytes {
     let has_head = layer + 1 == sizes.model.layer_count();
     let layers = LayerRange::new(layer, layer + 1);
-    let left = offload_sizes(sizes, layers, Recompute::None, has_head);
-    Bytes::of_f32(left.iter().map(|space| space.count()).sum())
+    let sizes = offload_sizes(sizes, layers, Recompute::None, has_head);
+    Bytes::of_f32(sizes.iter().map(|size| size.count()).sum())
 }
 
-/// What of a pass leaves at most: less than all of it if every pass that leaves was dropped before.
+/// What of a pass is offloaded at most: less than all of it if every pass that is offloaded was
+/// dropped before.
 fn offload_sizes_max(
     program: &Program,
     sizes: &PassSizes<'_>,
@@ -190,30 +191,30 @@ fn offload_sizes_max(
     offload_sizes(sizes, layers, dropped, has_head && !dropped.recomputes_logits())
 }
 
-/// Room for the passes of one length over a chunk that are away at once.
+/// The memory for passes of one length over a chunk that are offloaded at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadClaim {
     /// Index of the chunk.
     pub chunk: ChunkIndex,
     /// Tokens of a sequence that a pass is over.
     pub slice_len: usize,
-    /// Passes that are away at once, at most.
+    /// Passes that are offloaded at once, at most.
     pub count: u32,
-    /// What leaves with one at most, in numbers.
+    /// Numbers that are offloaded with one pass, at most.
     pub pass_len: usize,
     /// The same in the types that the device keeps them in.
     pub pass_bytes: Bytes,
 }
 
 impl OffloadClaim {
-    /// Bytes of all passes that are away at once.
+    /// Bytes of all passes that are offloaded at once.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         self.pass_bytes * u64::from(self.count)
     }
 }
 
-/// What of `stage` is away at once under `plan`, at most.
+/// What of `stage` is offloaded at once under `plan`, at most.
 #[must_use]
 pub fn offload_claims<B: ByteCounts>(
     backend: &B,
@@ -221,30 +222,33 @@ pub fn offload_claims<B: ByteCounts>(
     plan: &Plan,
     stage: StageIndex,
 ) -> Vec<OffloadClaim> {
-    let (cut, mut places) = (plan.cut(model), Vec::new());
+    let cut = plan.cut(model);
+    let mut claims = Vec::new();
     for slice_len in cut.lens() {
         let sizes = cut.sizes(model, plan.batch.microbatch, slice_len);
         let live = live_passes_of(&plan.program, |slice| cut.len_of(slice) == slice_len);
-        let leaving = plan.chunks_of(stage).filter(|(chunk, _)| live[chunk.index()].offloaded > 0);
-        places.extend(leaving.map(|(chunk, layers)| {
-            let left = offload_sizes_max(&plan.program, &sizes, layers, plan.recompute);
-            let bytes = left.iter().map(|space| space.offloaded_bytes(backend.row_bytes())).sum();
+        let offloading =
+            plan.chunks_of(stage).filter(|(chunk, _)| live[chunk.index()].offloaded > 0);
+        claims.extend(offloading.map(|(chunk, layers)| {
+            let pass_sizes = offload_sizes_max(&plan.program, &sizes, layers, plan.recompute);
+            let bytes =
+                pass_sizes.iter().map(|size| size.offloaded_bytes(backend.row_bytes())).sum();
             OffloadClaim {
                 chunk,
                 slice_len,
                 count: live[chunk.index()].offloaded,
-                pass_len: left.iter().map(|space| space.count()).sum(),
+                pass_len: pass_sizes.iter().map(|size| size.count()).sum(),
                 pass_bytes: Bytes(bytes),
             }
         }));
     }
-    places
+    claims
 }
 
 /// What `stage` takes under `plan`, without copies of others.
 ///
-/// Slots, scratch memory and waiting frames have the length of a slice: where lengths differ, each has
-/// its own, for as many passes as are alive of that length.
+/// Slots, scratch memory and waiting frames have the length of a slice: where lengths differ, each
+/// has its own, for as many passes as are alive of that length.
 #[must_use]
 pub fn stage_memory<B: ByteCounts>(
     backend: &B,
@@ -253,7 +257,8 @@ pub fn stage_memory<B: ByteCounts>(
     stage: StageIndex,
 ) -> StageMemory {
     let specs = model_layers(model);
-    let (mut state, mut messages) = (Bytes(0), Bytes(0));
+    let mut state = Bytes(0);
+    let mut messages = Bytes(0);
     for (chunk, layers) in plan.chunks_of(stage) {
         for layer in layers.ids() {
             state += layer_bytes(backend, model, &specs[layer as usize]);
@@ -289,7 +294,8 @@ pub fn stage_memory<B: ByteCounts>(
 }
 
 impl StageMemory {
-    /// The same on a device, where messages lie in rooms, and gradients of twins on the host.
+    /// The same on a device, where messages lie in staging buffers, and gradients of twins on the
+    /// host.
     pub(crate) fn on_device<B: ByteCounts>(self, backend: &B, beside: &DeviceClaim) -> Self {
         let messages = Bytes(backend.staging_bytes(&beside.staging_buffers));
         let taken = backend.claim_bytes(&self.claim(beside)) + backend.opening_bytes();
@@ -302,8 +308,8 @@ fn copy_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     Bytes(backend.claim_bytes(&copy_claim(backend, spec, &copy_operations(spec))))
 }
 
-/// What the gradient of a copied layer takes until it lies in the copy: all of it may arrive during one pass.
-/// It waits in the host's memory.
+/// What the gradient of a copied layer takes until it lies in the copy: all of it may arrive during
+/// one pass. It waits in the host's memory.
 fn arriving_bytes<B: ByteCounts>(backend: &B, spec: &LayerSpec) -> Bytes {
     match backend.sizes() {
         DeviceSizes::Processors => Bytes::of_f32(spec.len()),
@@ -372,20 +378,16 @@ impl StageMemory {
         live: LivePasses,
     ) {
         let recompute = plan.recompute;
-        let LivePasses {
-            slots,
-            early_slots,
-            recomputed_slots: remade_slots,
-            recomputed_early_slots: remade_early_slots,
-            offloaded: away,
-        } = live;
+        let LivePasses { slots, early_slots, recomputed_slots, recomputed_early_slots, offloaded } =
+            live;
         let early_slots =
-            if recompute.recomputes_logits() { remade_early_slots } else { early_slots };
+            if recompute.recomputes_logits() { recomputed_early_slots } else { early_slots };
         let pass = pass_memory(backend, sizes, layers, recompute);
         self.stash += pass.stash * u64::from(slots)
-            + pass.recomputed * u64::from(remade_slots)
+            + pass.recomputed * u64::from(recomputed_slots)
             + pass.logits * u64::from(early_slots);
-        // A pass that is away has read its activation, and its gradient may come before it does.
-        self.messages += pass.message * u64::from(slots + away);
+        // A pass that is offloaded has read its activation, and its gradient may come before it
+        // does.
+        self.messages += pass.message * u64::from(slots + offloaded);
     }
 }

@@ -1,4 +1,5 @@
-//! Plans that keep less where a limit requires it: passes are made again, or leave, as few as do it.
+//! Plans that keep less where a memory limit requires it: as few passes as do it are recomputed, or
+//! offloaded.
 
 use zbelastic_kernels::ByteCounts;
 use zbelastic_schedule::{
@@ -25,17 +26,18 @@ pub enum PassExtent {
 /// What passes do to keep less, and which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPolicy {
-    /// What DROP gives up and R makes again.
+    /// What DROP frees and R recomputes.
     pub recompute: Recompute,
-    /// Which passes are made again.
+    /// Which passes are recomputed.
     pub recomputed: PassExtent,
-    /// Which passes leave: those of a schedule that offloads, or, under any, those that must.
+    /// Which passes are offloaded: those of a schedule that offloads, or, under any, those that
+    /// must.
     pub offloaded: PassExtent,
 }
 
 impl MemoryPolicy {
-    /// The plan with passes made again, if that is what all do. Otherwise it stores what DROP would give
-    /// up, and has no DROP.
+    /// The plan with passes recomputed, if all are. Otherwise it stores what DROP would free, and
+    /// has no DROP.
     pub(super) fn applied(&self, plan: Plan) -> Plan {
         match self.recomputed {
             PassExtent::Everywhere => plan.with_recompute(self.recompute),
@@ -51,20 +53,21 @@ impl MemoryPolicy {
         self.recomputed == PassExtent::Everywhere && self.recompute.is_any()
     }
 
-    /// PipeOffload's selective schedule lets leave what a limit requires, whatever `offloaded` is.
+    /// PipeOffload's selective schedule offloads what a limit requires, whatever `offloaded` is.
     fn may_offload(&self, plan: &Plan) -> bool {
         let is_selective = plan.program.kind == ScheduleKind::PoSelective;
         (self.offloaded == PassExtent::WhereNeeded || is_selective) && plan.program.slice_count == 1
     }
 }
 
-/// How often limits are corrected by what slots and messages take beyond what is counted here: each pass
-/// that leaves for it leaves a message behind, so it takes some rounds.
+/// How often limits are corrected by what slots and messages take beyond what is counted here: each
+/// pass that is offloaded for it leaves a message behind, so it takes some rounds.
 const ROUNDS_MAX: u32 = 16;
 
-/// Plans over the same chunks that stay within the limits of their stages, if any limit is there and
-/// passes may do something about it: the plan's own order and one that is solved for. A solver knows no
-/// passes that are made again whatever memory there is, so for these it is the `others` instead.
+/// Plans over the same chunks that stay within the limits of their stages, if any limit is there
+/// and passes may do something about it: the plan's own order and one that is solved for. A solver
+/// knows no passes that are recomputed whatever memory there is, so for these it is the `others`
+/// instead.
 pub(super) fn memory_limited_plans<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
@@ -90,17 +93,17 @@ pub(super) fn memory_limited_plans<B: ByteCounts>(
 
 /// Copies that a schedule has for other times or limits are planned anew.
 fn replan_copies(problem: &ScheduleProblem, order: &Program) -> Option<Program> {
-    let may_leave = !problem.memory_savings.offloads.is_empty();
-    if may_leave {
+    let may_offload = !problem.memory_savings.offloads.is_empty();
+    if may_offload {
         fit_memory_limits(problem, &order.without_copies())
     } else {
         fit_memory_limits(problem, order)
     }
 }
 
-/// A plan within the limits. What is counted for a pass leaves out the message that one that is away may
-/// wait for, and that slots of different chunks are full at different times: where the plan takes more
-/// than that, so much less is to be kept.
+/// A plan within the limits. What is counted for a pass leaves out the message that one that is
+/// offloaded may wait for, and that slots of different chunks are full at different times: where
+/// the plan takes more than that, so much less is to be kept.
 fn within_limits<B: ByteCounts>(
     backend: &B,
     request: ChooseRequest<'_>,
@@ -139,27 +142,27 @@ fn memory_problem<B: ByteCounts>(
     let times = request.pace.chunk_times(own.placement(), &own.chunks);
     let plain = passes.problem(request, own, &times);
     let limits = passes.pass_budgets.iter().zip(&plain.limits);
-    let limits = limits.map(|(room, plain)| room.unwrap_or(*plain)).collect();
+    let limits = limits.map(|(budget, plain)| budget.unwrap_or(*plain)).collect();
     let costs = request.pace.memory_costs(own);
-    let remake = |(times, memory): (&MemoryTimes, &PassMemory)| {
+    let recompute = |(times, memory): (&MemoryTimes, &PassMemory)| {
         let PassMemory { stash, logits, message, .. } = *memory;
         let logits = if own.recompute.recomputes_logits() { Bytes(0) } else { logits };
         RecomputeCost { time: times.recompute, after_drop: (stash + logits + message).0 as f64 }
     };
-    let trip =
+    let transfer =
         |times: &MemoryTimes| OffloadTransfer { offload: times.offload, reload: times.reload };
-    let relief = MemorySavings {
+    let memory_savings = MemorySavings {
         recomputes: if request.memory.may_drop() {
-            costs.chunks.iter().zip(&passes.chunks).map(remake).collect()
+            costs.chunks.iter().zip(&passes.chunks).map(recompute).collect()
         } else {
             Vec::new()
         },
         offloads: if request.memory.may_offload(own) {
-            costs.chunks.iter().map(trip).collect()
+            costs.chunks.iter().map(transfer).collect()
         } else {
             Vec::new()
         },
         lanes: costs.lanes,
     };
-    ScheduleProblem { limits, memory_savings: relief, ..plain }
+    ScheduleProblem { limits, memory_savings, ..plain }
 }

@@ -11,9 +11,9 @@ use super::memory::offload_bytes;
 use super::{LayerWork, Plan, TokenWork, layer_work};
 use crate::model::{LayerRange, MicrobatchShape, ModelConfig, PassSizes, Recompute};
 
-/// Floating-point operations in the time in which a byte leaves or comes back, before that is measured: one
-/// core of a shared machine did 43 to 67 GFLOP/s in F of a layer's halves and copied 1.9 to 5.7 GB/s, which
-/// makes 11 to 36.
+/// Floating-point operations in the time in which a byte is offloaded or reloaded, before that is
+/// measured: one core of a shared machine did 43 to 67 GFLOP/s in F of a layer's halves and copied
+/// 1.9 to 5.7 GB/s, which makes 11 to 36.
 const COPY_FLOP_PER_BYTE: u32 = 20;
 
 /// How long things take, in one unit.
@@ -23,10 +23,11 @@ pub struct Pace {
     pub layers: Vec<LayerWork>,
     /// By layer: the update, on a stage of speed 1.
     pub updates: Vec<f64>,
-    /// By layer: what its part of a pass takes to leave, and again to come back, on a stage of speed 1.
+    /// By layer: what its part of a pass takes to be offloaded, and again to be reloaded, on a
+    /// stage of speed 1.
     pub copies: Vec<f64>,
-    /// By layer: what R of it takes, on a stage of speed 1; nothing where it follows from F, because it
-    /// was not timed.
+    /// By layer: what R of it takes, on a stage of speed 1; nothing where it follows from F,
+    /// because it was not timed.
     pub recomputes: Vec<Option<f64>>,
     /// By stage, how many times faster it is than one of speed 1; stages beyond have speed 1.
     pub speeds: Vec<f64>,
@@ -125,9 +126,9 @@ impl Pace {
         cut.slices().map(|slice| self.token.share(&cut, slice)).collect()
     }
 
-    /// What R takes, as it was timed, or else F again, or attention alone, because what else is made again without a product
-    /// takes next to nothing. What is copied is copied whole, whether or not parts of it were given up, by
-    /// the stage itself: a stage is a thread on a processor.
+    /// What R takes, as it was timed, or else F again, or attention alone, because what else is
+    /// recomputed without a product takes next to nothing. What is copied is copied whole, whether
+    /// or not parts of it were dropped, by the stage itself: a stage is a thread on a processor.
     pub(super) fn memory_costs(&self, plan: &Plan) -> MemoryCosts {
         let again = |layer: u32| {
             let LayerWork { f, w, .. } = self.layers[layer as usize];

@@ -5,9 +5,9 @@ use zbelastic_types::{ChunkIndex, StageIndex};
 
 use crate::model::LayerRange;
 
-/// Cuts layers with this much work into the placement's chunks of one replica, so that the stage that takes longest
-/// takes as short as can be; among such cuts, one whose longest chunk is short. A stage of speed 2
-/// does its work in half the time; `speeds` has one entry a stage.
+/// Cuts layers with this much work into the placement's chunks of one replica, so that the stage
+/// that takes longest takes as short as can be; among such cuts, one whose longest chunk is short.
+/// A stage of speed 2 does its work in half the time; `speeds` has one entry a stage.
 ///
 /// Begins with equal shares and shifts one or two runs of boundaries by a layer as long as that
 /// helps. Deterministic: the first best move is taken. Not always the lightest cut there is, but
@@ -23,11 +23,11 @@ pub fn partition(work: &[f64], placement: &Placement, speeds: &[f64]) -> Vec<Lay
     let stage_of = |chunk| placement.stage_of(ChunkIndex(chunk)).expect("a chunk has a stage");
     let chunks = 0..placement.chunk_count();
     let speeds: Vec<f64> = chunks.map(|chunk| speeds[stage_of(chunk).index()]).collect();
-    let cutting = PartitionSearch { work, placement, speeds };
-    let mut ends = cutting.equal_shares();
-    let mut best = cutting.burden(&ends);
-    while let Some((moved, lighter)) = cutting.best_move(&ends, best) {
-        (ends, best) = (moved, lighter);
+    let search = PartitionSearch { work, placement, speeds };
+    let mut ends = search.equal_shares();
+    let mut best = search.cost(&ends);
+    while let Some((moved, cost)) = search.best_move(&ends, best) {
+        (ends, best) = (moved, cost);
     }
     let starts = std::iter::once(0).chain(ends.iter().copied());
     starts.zip(&ends).map(|(start, end)| LayerRange::new(start as u32, *end as u32)).collect()
@@ -39,7 +39,7 @@ type PartitionCost = (f64, f64, f64);
 
 /// The work that is to be cut, and the chunks and speeds that it is cut for.
 struct PartitionSearch<'a> {
-    /// By layer.
+    /// Work of each layer, in model order.
     work: &'a [f64],
     placement: &'a Placement,
     /// By chunk, those of every replica: of its stage.
@@ -54,7 +54,9 @@ impl PartitionSearch<'_> {
         let speeds = &self.speeds[..chunk_count];
         let (total, speed): (f64, f64) = (work.iter().sum(), speeds.iter().sum());
         let mut ends = Vec::with_capacity(chunk_count);
-        let (mut end, mut done, mut target) = (0, 0.0, 0.0);
+        let mut end = 0;
+        let mut done = 0.0;
+        let mut target = 0.0;
         for (chunk, share) in (1..).zip(speeds) {
             target += total * share / speed;
             let last = work.len() - (chunk_count - chunk);
@@ -69,7 +71,7 @@ impl PartitionSearch<'_> {
         ends
     }
 
-    fn burden(&self, ends: &[usize]) -> PartitionCost {
+    fn cost(&self, ends: &[usize]) -> PartitionCost {
         let Self { work, placement, speeds } = self;
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let sums: Vec<f64> =
@@ -100,9 +102,9 @@ impl PartitionSearch<'_> {
                 if !is_legal(&moved) {
                     continue;
                 }
-                let burden = self.burden(&moved);
-                if burden < best.as_ref().map_or(now, |(_, burden)| *burden) {
-                    best = Some((moved, burden));
+                let cost = self.cost(&moved);
+                if cost < best.as_ref().map_or(now, |(_, cost)| *cost) {
+                    best = Some((moved, cost));
                 }
             }
         }
@@ -161,9 +163,9 @@ mod tests {
         partition(work, placement, speeds).iter().map(|range| range.ids().end as usize).collect()
     }
 
-    fn burden(work: &[f64], placement: &Placement, ends: &[usize]) -> PartitionCost {
+    fn cost(work: &[f64], placement: &Placement, ends: &[usize]) -> PartitionCost {
         let speeds = vec![1.0; placement.chunk_count() as usize];
-        PartitionSearch { work, placement, speeds }.burden(ends)
+        PartitionSearch { work, placement, speeds }.cost(ends)
     }
 
     #[test]
@@ -197,7 +199,7 @@ mod tests {
     fn a_vee_weighs_both_chunks_of_a_stage() {
         let work = [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 4.0];
         let placement = Placement::vee(2);
-        let (busiest, _, _) = burden(&work, &placement, &ends(&work, &placement));
+        let (busiest, _, _) = cost(&work, &placement, &ends(&work, &placement));
         assert_eq!(busiest, 5.0, "ten in all: the head's four and one more on the first stage");
     }
 
@@ -208,7 +210,7 @@ mod tests {
             let start = ends.last().copied().unwrap_or(0);
             if left == 1 {
                 ends.push(work.len());
-                *best = best.min(burden(work, placement, ends).0);
+                *best = best.min(cost(work, placement, ends).0);
                 ends.pop();
                 return;
             }
@@ -236,7 +238,7 @@ mod tests {
                 2 => Placement::cross(stages),
                 _ => Placement::vee(stages),
             };
-            let (found, _, _) = burden(&work, &placement, &ends(&work, &placement));
+            let (found, _, _) = cost(&work, &placement, &ends(&work, &placement));
             prop_assert!(found <= least(&work, &placement) * 1.1);
         }
     }

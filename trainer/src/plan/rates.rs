@@ -1,8 +1,8 @@
 //! Speeds of machines, and what work costs, read from each other.
 //!
-//! Work is given in columns: F, B and W as they are counted, or F, B and W of each class of layers. A
-//! column that one machine alone works on does not show how fast that is: whether it is slow or its
-//! work is heavy cannot be seen. So a speed is read from the columns that others work on too; a
+//! Work is given in columns: F, B and W as they are counted, or F, B and W of each class of layers.
+//! A column that one machine alone works on does not show how fast that is: whether it is slow or
+//! its work is heavy cannot be seen. So a speed is read from the columns that others work on too; a
 //! machine that shares none with any other is as fast as it reports.
 
 /// What a machine did, column by column.
@@ -14,8 +14,8 @@ pub(super) struct MachineSample {
     pub(super) times: Vec<f64>,
 }
 
-/// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers that
-/// agree; were they to agree at all, a few leave nothing that could be measured.
+/// Rounds in which rates and speeds are read from each other. Each brings them nearer to numbers
+/// that agree; were they to agree at all, a few leave nothing that could be measured.
 const ROUNDS: u32 = 12;
 
 /// How fast each machine was.
@@ -27,24 +27,24 @@ pub(super) fn speeds(machines: &[MachineSample]) -> Vec<f64> {
     for _ in 0..=ROUNDS {
         let rates = rates(machines, &speeds);
         let speed = |machine: &MachineSample| {
-            let took: f64 = shared.iter().map(|column| machine.times[*column]).sum();
+            let time: f64 = shared.iter().map(|column| machine.times[*column]).sum();
             let as_others: f64 = shared.iter().map(|c| machine.work[*c] * rates[*c]).sum();
-            if took > 0.0 && as_others > 0.0 { as_others / took } else { machine.reported_speed }
+            if time > 0.0 && as_others > 0.0 { as_others / time } else { machine.reported_speed }
         };
         speeds = machines.iter().map(speed).collect();
     }
     speeds
 }
 
-/// What a unit of each column's work takes on a machine of speed 1, when machines are so fast: without
-/// their speeds a slow one with much W makes W look slow.
+/// What a unit of each column's work takes on a machine of speed 1, when machines are so fast:
+/// without their speeds a slow one with much W makes W look slow.
 pub(super) fn rates(machines: &[MachineSample], speeds: &[f64]) -> Vec<f64> {
     let count = machines.iter().map(|machine| machine.work.len()).min().unwrap_or(0);
     let rate = |column: usize| {
         let each = machines.iter().zip(speeds);
-        let took: f64 = each.map(|(machine, speed)| machine.times[column] * speed).sum();
+        let time: f64 = each.map(|(machine, speed)| machine.times[column] * speed).sum();
         let work: f64 = machines.iter().map(|machine| machine.work[column]).sum();
-        took / work.max(f64::MIN_POSITIVE)
+        time / work.max(f64::MIN_POSITIVE)
     };
     (0..count).map(rate).collect()
 }
@@ -53,13 +53,13 @@ pub(super) fn rates(machines: &[MachineSample], speeds: &[f64]) -> Vec<f64> {
 mod tests {
     use super::{MachineSample, rates, speeds};
 
-    fn machine(said: f64, speed: f64, work: [f64; 3], costs: [f64; 3]) -> MachineSample {
-        let took = work.iter().zip(costs).map(|(work, cost)| work * cost / speed).collect();
-        MachineSample { reported_speed: said, work: work.to_vec(), times: took }
+    fn machine(reported_speed: f64, speed: f64, work: [f64; 3], costs: [f64; 3]) -> MachineSample {
+        let times = work.iter().zip(costs).map(|(work, cost)| work * cost / speed).collect();
+        MachineSample { reported_speed, work: work.to_vec(), times }
     }
 
     #[test]
-    fn work_that_one_machine_has_alone_is_told_from_a_slow_machine() {
+    fn work_that_one_machine_has_alone_is_distinguished_from_a_slow_machine() {
         let costs = [2.0, 3.0, 50.0];
         let machines = [
             machine(1.0, 1.0, [2.0, 2.0, 0.0], costs),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_nothing_is_as_fast_as_it_says() {
+    fn a_machine_that_shares_no_column_is_as_fast_as_it_reports() {
         let costs = [2.0, 3.0, 50.0];
         let machines =
             [machine(2.0, 0.1, [1.0, 0.0, 0.0], costs), machine(3.0, 0.1, [0.0, 1.0, 1.0], costs)];

@@ -1,14 +1,14 @@
 //! Where sequences are cut into slices.
 //!
-//! A slice is a unit of arithmetic, so a cut follows from the configuration alone: from the model, the
-//! length of sequences, how many slices there are and by what they are alike. It is computed in
-//! integers, from counted work and not from measured times, and so it is the same on every machine, on
-//! every number of stages and under every pace. What is written here is a part of the definition of the
-//! arithmetic: another cut trains to other bits.
+//! A slice is a unit of arithmetic, so a cut follows from the configuration alone: from the model,
+//! the length of sequences, how many slices there are and by what they are alike. It is computed in
+//! integers, from counted work and not from measured times, and so it is the same on every machine,
+//! on every number of stages and under every pace. What is written here is a part of the definition
+//! of the arithmetic: another cut trains to other bits.
 //!
-//! By time: a token costs the same products wherever it stands, and attention to all tokens before it,
-//! so that later slices, if they are to take as long as earlier ones, have fewer tokens (Sun et al.,
-//! *Seq1F1B*, NAACL 2025, section 3.4, "computation-wise partition").
+//! By time: a token costs the same products wherever it stands, and attention to all tokens before
+//! it, so that later slices, if they are to take as long as earlier ones, have fewer tokens (Sun et
+//! al., *Seq1F1B*, NAACL 2025, section 3.4, "computation-wise partition").
 
 use std::ops::Range;
 
@@ -28,12 +28,12 @@ pub enum SliceBalance {
     Time,
 }
 
-/// Slices of equal time that a sequence may have. Each may have a length of its own, and with it slots,
-/// scratch memory and a class of frames.
+/// Slices of equal time that a sequence may have. Each may have a length of its own, and with it
+/// slots, scratch memory and a class of frames.
 pub const SLICES_OF_EQUAL_TIME_MAX: u32 = 1024;
 
-/// Whether sequences of `sequence_len` tokens can be cut into so many slices: of equally many tokens if
-/// they come out even, of equal time if each has a token and there are not too many.
+/// Whether sequences of `sequence_len` tokens can be cut into so many slices: of equally many
+/// tokens if they come out even, of equal time if each has a token and there are not too many.
 #[must_use]
 pub const fn is_legal_cut(by: SliceBalance, sequence_len: usize, slice_count: u32) -> bool {
     let count = slice_count as usize;
@@ -55,8 +55,8 @@ impl SliceCut {
     /// The cut of sequences of `sequence_len` tokens into `slice_count` slices.
     ///
     /// # Errors
-    /// If slices of equally many tokens do not come out even, or there are fewer tokens than slices, or
-    /// more slices of equal time than may be.
+    /// If slices of equally many tokens do not come out even, or there are fewer tokens than
+    /// slices, or more slices of equal time than may be.
     pub fn new(
         by: SliceBalance,
         work: TokenWork,
@@ -142,14 +142,14 @@ impl SliceCut {
     }
 }
 
-/// The forward work of a sequence's first tokens, in multiplications and additions: that of the whole
-/// model, as the paper has it. Of B and W each slice takes the same share.
+/// The forward work of a sequence's first tokens, in multiplications and additions: that of the
+/// whole model, as the paper has it. Of B and W each slice takes the same share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenWork {
     /// Of the products, for each token.
     products: u128,
-    /// Of attention: for the first n tokens of a sequence so much times n squared, half of a square of
-    /// scores and half of one of weighted values.
+    /// Of attention: for the first n tokens of a sequence so much times n squared, half of a square
+    /// of scores and half of one of weighted values.
     attention: u128,
 }
 
@@ -184,19 +184,20 @@ impl TokenWork {
     }
 }
 
-/// Each end is where the work before it is nearest to its part of the whole, the earlier one of two; no
-/// slice is empty.
+/// Each end is where the work before it is nearest to its part of the whole, the earlier one of
+/// two; no slice is empty.
 fn ends_of_equal_time(work: TokenWork, sequence_len: usize, count: usize) -> Vec<usize> {
     let whole = work.of_first(sequence_len);
     let mut ends = Vec::with_capacity(count);
     let mut before = 0;
     for slice in 1..=count {
         // Both sides of the comparison times the number of slices, so that nothing is rounded.
-        let wanted = whole * slice as u128;
+        let target = whole * slice as u128;
         let found = |tokens: usize| work.of_first(tokens) * count as u128;
-        let off = |tokens: usize| found(tokens).abs_diff(wanted);
-        let (first, last) = (before + 1, sequence_len - (count - slice));
-        let reached = first_reaching(first, last, |tokens| found(tokens) >= wanted);
+        let off = |tokens: usize| found(tokens).abs_diff(target);
+        let first = before + 1;
+        let last = sequence_len - (count - slice);
+        let reached = first_reaching(first, last, |tokens| found(tokens) >= target);
         let is_before_nearer = reached > first && off(reached - 1) <= off(reached);
         let end = if is_before_nearer { reached - 1 } else { reached };
         ends.push(end);
@@ -205,10 +206,11 @@ fn ends_of_equal_time(work: TokenWork, sequence_len: usize, count: usize) -> Vec
     ends
 }
 
-/// The first number from `first` to `last` for which `is_reached`, which then holds for all behind it;
-/// `last` if there is none.
+/// The first number from `first` to `last` for which `is_reached`, which then holds for all behind
+/// it; `last` if there is none.
 fn first_reaching(first: usize, last: usize, is_reached: impl Fn(usize) -> bool) -> usize {
-    let (mut low, mut high) = (first, last);
+    let mut low = first;
+    let mut high = last;
     while low < high {
         let middle = low + (high - low) / 2;
         if is_reached(middle) {
@@ -248,7 +250,7 @@ mod tests {
         cut.slices().map(|slice| cut.len_of(slice)).collect()
     }
 
-    /// These numbers are a part of the arithmetic: whoever changes them changes the bits of runs.
+    /// These numbers are a part of the arithmetic: a change to them changes the bits of runs.
     #[test]
     fn cuts_are_those_of_the_version_before() {
         let work = TokenWork::new(&GPT2_SMALL);
@@ -273,8 +275,8 @@ mod tests {
                     SliceCut::new(SliceBalance::Time, work, len, count as u32).expect("legal");
                 let mut before = 0;
                 for slice in 1..=count {
-                    let wanted = work.of_first(len) * slice as u128;
-                    let off = |end: &usize| (work.of_first(*end) * count as u128).abs_diff(wanted);
+                    let target = work.of_first(len) * slice as u128;
+                    let off = |end: &usize| (work.of_first(*end) * count as u128).abs_diff(target);
                     let nearest = (before + 1..=len - (count - slice)).min_by_key(off);
                     let tokens = cut.tokens(SliceIndex(slice as u32 - 1));
                     assert_eq!(Some(tokens.end), nearest, "{work:?} {len} {count}");

@@ -29,7 +29,8 @@ pub(super) fn solved_plans<B: ByteCounts>(
     let early: Vec<ChunkTimes> = times.iter().map(with_early_first).collect();
     let mut orders = Vec::new();
     for times in [&times, &early] {
-        // Where a stage does not hold one microbatch there is no order, and the own plan is judged as it is.
+        // Where a stage does not hold one microbatch there is no order, and the own plan is judged
+        // as it is.
         orders.extend(solve(&memory.problem(request, own, times)).map(|found| found.program));
     }
     for kind in by_hand {
@@ -44,12 +45,12 @@ pub(super) fn solved_plans<B: ByteCounts>(
 }
 
 /// Passes of a step up to which an order over a vee is solved for. With so many (8 stages, 16
-/// microbatches) a search that does not reach the bound takes 20 ms, with four times as many 250: longer
-/// than a cluster that lost a stage should stand still.
+/// microbatches) a search that does not reach the bound takes 20 ms, with four times as many 250:
+/// longer than a cluster that lost a stage should stand still.
 const VEE_PASSES_MAX: u64 = 256;
 
-/// Schedules whose orders are tried beside those that are solved for; `None` for a plan whose order is
-/// not solved for.
+/// Schedules whose orders are tried beside those that are solved for; `None` for a plan whose order
+/// is not solved for.
 fn also_tried(plan: &Plan) -> Option<&'static [ScheduleKind]> {
     match plan.program.kind {
         ScheduleKind::ZbAuto => Some(&[ScheduleKind::ZbH1, ScheduleKind::ZbH2]),
@@ -129,9 +130,9 @@ impl PlanPassMemory {
         times: &[ChunkTimes],
     ) -> ScheduleProblem {
         let costs = |(times, memory): (&ChunkTimes, &PassMemory)| {
-            // What is made again counts as if it were kept: an order for that is good without it.
-            let PassMemory { stash, recomputed: remade, logits, message } = *memory;
-            let kept = (stash + remade + message).0 as f64;
+            // What is recomputed counts as if it were kept: an order for that is good without it.
+            let PassMemory { stash, recomputed, logits, message } = *memory;
+            let kept = (stash + recomputed + message).0 as f64;
             ChunkCosts {
                 f: times.f,
                 b: times.b,
@@ -143,10 +144,10 @@ impl PlanPassMemory {
         let chunks: Vec<ChunkCosts> = times.iter().zip(&self.chunks).map(costs).collect();
         let placement = own.placement().clone();
         let depth = f64::from(depth(placement.shape()) * request.stage_count);
-        let limit = |(stage, room): (u32, &Option<f64>)| {
+        let limit = |(stage, budget): (u32, &Option<f64>)| {
             let held = placement.chunks_of(StageIndex(stage));
             let whole: f64 = held.map(|chunk| chunks[chunk.index()].after_forward).sum();
-            room.unwrap_or(f64::INFINITY).min(depth * whole)
+            budget.unwrap_or(f64::INFINITY).min(depth * whole)
         };
         let limits = (0..).zip(&self.pass_budgets).map(limit).collect();
         ScheduleProblem {

@@ -28,7 +28,7 @@ use crate::stage::{
     EngineProgress, Event, Output, StageEngine, StageExecutor, StageSetup, WaitReason,
 };
 
-/// A stage with everything that runs there.
+/// A stage of a plan that this worker runs: its engine, and the copies of other stages kept here.
 pub struct ActiveStage<M: StageFactory, S> {
     plan: Arc<PlanRecord>,
     spec: Arc<JobSpec>,
@@ -43,24 +43,24 @@ pub struct ActiveStage<M: StageFactory, S> {
     /// Ticks the verdict has been waited for.
     waited_ticks: u32,
     is_waiting: bool,
-    /// A version that is written when it is sealed, by order.
+    /// A version that a command names, written when it is sealed.
     save_at: Option<Step>,
-    /// News for the seat that was not passed on yet.
+    /// Events for the worker session that were not moved to the outbox yet.
     events: VecDeque<WorkerEvent>,
 }
 
 impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     pub(super) fn new(
         (setup, model, source): (&RuntimeSetup, &M, S),
-        order: LoadCommand,
+        command: LoadCommand,
         images: &BTreeMap<LayerId, Arc<LayerImage>>,
     ) -> Result<Self, AllocateError> {
-        let LoadCommand { plan, stage, spec, turn, updates, is_pending: _ } = order;
+        let LoadCommand { plan, stage, spec, turn, updates, is_pending: _ } = command;
         let image = |layer: LayerId| Arc::clone(&images[&layer]);
         let stage_setup = Arc::new(stage_setup(&setup.stage, &plan, &spec));
         let trained: Vec<_> = plan.layers_at(stage).map(image).collect();
-        let bench = model.executor(&stage_setup, stage, &trained)?;
-        let engine = StageEngine::resume(stage_setup, stage, bench, source, turn, updates);
+        let executor = model.executor(&stage_setup, stage, &trained)?;
+        let engine = StageEngine::resume(stage_setup, stage, executor, source, turn, updates);
         let mut copies = Vec::new();
         for of in plan.copied_by(stage) {
             let layers = plan.layers_of(of).map(|layer| model.copy(&image(layer)));
@@ -179,7 +179,8 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         }
     }
 
-    /// Moves outputs and news to the outbox. Yields a version that was sealed and is to be written.
+    /// Moves outputs and events to the outbox. Yields a version that was sealed and is to be
+    /// written.
     pub(super) fn collect(&mut self, outbox: &mut VecDeque<RuntimeOutput>) -> Option<Step> {
         let mut written = None;
         while let Some(output) = self.engine.poll_output() {
@@ -205,9 +206,9 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
                 Output::Sealed { version } => {
                     let ticks = std::mem::take(&mut self.waited_ticks);
                     self.events.push_back(WorkerEvent::VerdictWaited { ticks });
-                    let is_ordered = self.save_at.take_if(|at| *at <= version) == Some(version);
-                    let is_wanted = self.spec.checkpoints(version) || is_ordered;
-                    written = is_wanted.then_some(version);
+                    let is_commanded = self.save_at.take_if(|at| *at <= version) == Some(version);
+                    let is_due = self.spec.checkpoints(version) || is_commanded;
+                    written = is_due.then_some(version);
                 }
                 Output::Partial { to, partial } => {
                     outbox.push_back(self.to_stage(to, PeerBody::Partial(partial)));
@@ -240,12 +241,12 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     }
 
     /// Stores which layers are to be copied ahead from here.
-    pub(super) fn set_pre_copy(&mut self, rehearsal: Option<Arc<PreCopyPlan>>) {
-        self.standby_peers.set_pre_copy(rehearsal);
+    pub(super) fn set_pre_copy(&mut self, pre_copy: Option<Arc<PreCopyPlan>>) {
+        self.standby_peers.set_pre_copy(pre_copy);
         self.engine.set_sends_gradients(!self.standby_peers.is_empty());
     }
 
-    /// A worker requests to follow a layer.
+    /// A worker requests to keep a layer on standby.
     pub(super) fn admit_standby(
         &mut self,
         found: Generation,
@@ -265,8 +266,8 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         Ok(())
     }
 
-    /// Sends layers to the workers that wait for them, as they are sealed now; and with them the gradient
-    /// that is frozen, if one is, because it was sent before they requested the layer.
+    /// Sends layers to the workers that wait for them, as they are sealed now; and with them the
+    /// gradient that is frozen, if one is, because it was sent before they requested the layer.
     fn serve_standby_peers(&mut self, outbox: &mut VecDeque<RuntimeOutput>) {
         if self.standby_peers.is_empty() || !self.is_running || self.engine.is_committing() {
             return;
@@ -290,11 +291,13 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
         gradients: &[Arc<LayerGradient>],
         outbox: &mut VecDeque<RuntimeOutput>,
     ) {
-        let (of, messages) = (self.stage, GradientPart::messages(gradients, self.gradient_limits));
+        let of = self.stage;
+        let messages = GradientPart::messages(gradients, self.gradient_limits);
         let count = messages.len() as u32;
         for (index, parts) in (0..).zip(messages) {
             for to in &self.plan.copies[of.index()] {
-                let (number, parts) = (MessageNumber { index, count }, parts.clone());
+                let number = MessageNumber { index, count };
+                let parts = parts.clone();
                 let body = PeerBody::Gradients { turn, of, number, parts };
                 outbox.push_back(self.to_stage(*to, body));
             }
@@ -324,7 +327,8 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     }
 
     fn to_node(&self, to: NodeId, body: PeerBody) -> RuntimeOutput {
-        let (generation, sender) = (self.plan.generation, self.holder());
+        let generation = self.plan.generation;
+        let sender = self.holder();
         RuntimeOutput::Peer { to, frame: PeerFrame { generation, sender, body } }
     }
 
@@ -343,15 +347,15 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     }
 
     /// Carries out a seal that waits for its gate, so that what is sealed is counted as held. What
-    /// ran ahead of it is given up: a request for an inventory precedes a change of plans. Without such
-    /// a seal the program runs on, because its own report may be sealed yet.
+    /// ran ahead of it is dropped: a request for an inventory precedes a change of plans. Without
+    /// such a seal the program runs on, because its own report may be sealed yet.
     pub(super) fn settle_for_inventory(&mut self) {
         if self.engine.has_seal_waiting() {
             self.abandon_unsealed();
         }
     }
 
-    /// Carries out what is sealed and gives up what is not. The program cannot go on after this.
+    /// Carries out what is sealed and drops what is not. The program cannot go on after this.
     pub(super) fn abandon_unsealed(&mut self) {
         self.engine.abandon_unsealed();
         self.is_running = false;
@@ -365,21 +369,21 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
     }
 
     pub(super) fn inventory(&self) -> impl Iterator<Item = HeldLayer> + '_ {
-        let bench = self.engine.executor();
-        let version = bench.version();
-        let trained = bench.digests().into_iter().chain(bench.twin_digests());
+        let executor = self.engine.executor();
+        let version = executor.version();
+        let trained = executor.digests().into_iter().chain(executor.twin_digests());
         let own = trained.map(move |(layer, digest)| (layer, version, digest));
         let copied = self.copies().map(|copy| (copy.layer(), copy.version(), copy.digest()));
         own.chain(copied).map(|(layer, version, digest)| HeldLayer { layer, version, digest })
     }
 
-    /// Gives up what is not sealed. A layer that is here twice, as a copy and trained, is left at its
-    /// newest version: a copy that lacks a gradient stays behind.
+    /// Drops what is not sealed. A layer that is here twice, as a copy and trained, is left at
+    /// its newest version: a copy that lacks a gradient stays behind.
     pub(super) fn into_images(self) -> Vec<Arc<LayerImage>> {
         let copies: Vec<_> = self.copies.iter().flat_map(StageCopy::images).collect();
-        let bench = self.engine.into_executor();
+        let executor = self.engine.into_executor();
         let mut newest = BTreeMap::new();
-        for image in bench.images().into_iter().chain(bench.twin_images()).chain(copies) {
+        for image in executor.images().into_iter().chain(executor.twin_images()).chain(copies) {
             let known = newest.get(&image.layer).map(|known: &Arc<LayerImage>| known.version);
             if known.is_none_or(|known| known < image.version) {
                 newest.insert(image.layer, Arc::new(image));
@@ -391,11 +395,14 @@ impl<M: StageFactory, S: BatchSource + Clone> ActiveStage<M, S> {
 
 /// The run's setup under a plan of the log.
 fn stage_setup(base: &StageSetup, plan: &PlanRecord, spec: &JobSpec) -> StageSetup {
-    let (batch, recompute) = (base.plan.batch, base.plan.recompute);
-    let (slices, expected) = (plan.program.slice_count, base.plan.program.slice_count);
+    let batch = base.plan.batch;
+    let recompute = base.plan.recompute;
+    let slices = plan.program.slice_count;
+    let expected = base.plan.program.slice_count;
     assert_eq!(slices, expected, "a plan cuts sequences as the job does: it is arithmetic");
     let replicas = |of: &Program| of.placement.replica_count();
-    let (found, expected) = (replicas(&plan.program), replicas(&base.plan.program));
+    let found = replicas(&plan.program);
+    let expected = replicas(&base.plan.program);
     assert_eq!(found, expected, "a plan has as many replicas as the job: they are arithmetic");
     let plan_of_run = Plan {
         generation: plan.generation,

@@ -49,7 +49,8 @@ impl<C: LayerCopy> StageCopy<C> {
         self.layers.iter().map(|copy| (copy.layer(), copy.fingerprint())).collect()
     }
 
-    /// Takes parts of a gradient, which come in order; yields what is to be reported once all of it is held.
+    /// Accepts parts of a gradient, which come in order; yields what is to be reported once all of
+    /// it is held.
     pub(super) fn handle_gradients(
         &mut self,
         (turn, number): (Turn, MessageNumber),
@@ -66,8 +67,8 @@ impl<C: LayerCopy> StageCopy<C> {
         self.hold(turn, &parts, attests)
     }
 
-    /// Keeps parts of a later turn, in place of those of another one: an owner is one step ahead at most. No
-    /// message is kept twice, so that no more of it lies here than a stage's gradient.
+    /// Keeps parts of a later turn, in place of those of another one: an owner is one step ahead at
+    /// most. No message is kept twice, so that no more of it lies here than a stage's gradient.
     fn keep_early(&mut self, turn: Turn, index: u32, parts: Vec<GradientPart>) {
         let early = self.early.take().filter(|early| (early.turn, early.next) == (turn, index));
         let begun = (index == 0).then(|| EarlyGradient { turn, next: 0, parts: Vec::new() });
@@ -169,11 +170,11 @@ mod tests {
         }
 
         fn image(&self) -> LayerImage {
-            unreachable!("nobody asks")
+            unreachable!("no test calls it")
         }
 
         fn digest(&self) -> Digest {
-            unreachable!("nobody asks")
+            unreachable!("no test calls it")
         }
     }
 
@@ -200,14 +201,14 @@ mod tests {
         (0..).zip(messages).map(|(index, m)| (MessageNumber { index, count }, m)).collect()
     }
 
-    /// Hands over the messages of a step with these indices; yields whether the last made it whole.
+    /// Delivers the messages of a step with these indices; yields whether the last made it whole.
     fn deliver(copy: &mut StageCopy<CountingCopy>, step: u64, indices: &[usize]) -> Option<bool> {
         let all = messages(step);
-        let told = indices.iter().map(|index| {
+        let results = indices.iter().map(|index| {
             let (number, parts) = all[*index].clone();
             copy.handle_gradients((turn(step), number), parts, false)
         });
-        told.last().and_then(|told| told.ok().map(|held| held.is_some()))
+        results.last().and_then(|result| result.ok().map(|held| held.is_some()))
     }
 
     fn seal(step: u64) -> Seal {

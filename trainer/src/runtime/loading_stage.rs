@@ -1,4 +1,5 @@
-//! Getting the layers of a plan: from the shelf, from others, from a checkpoint, from the seed.
+//! Getting the layers of a plan: from the idle layers, from others, from a checkpoint, from the
+//! seed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,27 +19,28 @@ use crate::elastic::{LayerImage, LoadedLayer, StageFactory};
 
 /// Ticks until a layer that does not come is requested again; twice as many each time.
 const RETRY_TICKS: u32 = 3;
-/// How often they are doubled.
+/// How often these ticks are doubled.
 const RETRY_DOUBLINGS: u32 = 3;
-/// How often a layer is requested, with none coming, until the host reports that it does not come: each
-/// node that a plan names for it gets one request.
+/// How often a layer is requested, with none coming, until the runtime reports that it does not
+/// come: each node that a plan names for it gets one request.
 const REQUESTS_IN_VAIN: u32 = SOURCES_MAX as u32;
-/// Ticks that so many requests take. A host is given no tick while an operation runs or a layer is on its
-/// way. That no layer came in these is reported to the leader, which sees whether the nodes that are
-/// requested to send it get on: only where none does is the layer given up (rule R10), and until then
-/// it is requested again.
+/// Ticks that so many requests take. A runtime is given no tick while an operation runs or a layer
+/// is on its way. That no layer came in these is reported to the leader, which sees whether the
+/// nodes that are requested to send it get on: only where none does is the layer given up (rule
+/// R10), and until then it is requested again.
 const SILENCE_TICKS_MAX: u32 = ticks_of_requests(REQUESTS_IN_VAIN);
 
 /// Ticks until a layer that was requested so often is requested again.
-const fn ticks_after(asks: u32) -> u32 {
-    RETRY_TICKS << if asks < RETRY_DOUBLINGS { asks } else { RETRY_DOUBLINGS }
+const fn ticks_after(attempts: u32) -> u32 {
+    RETRY_TICKS << if attempts < RETRY_DOUBLINGS { attempts } else { RETRY_DOUBLINGS }
 }
 
 const fn ticks_of_requests(count: u32) -> u32 {
-    let (mut ticks, mut asks) = (0, 0);
-    while asks < count {
-        ticks += ticks_after(asks);
-        asks += 1;
+    let mut ticks = 0;
+    let mut attempts = 0;
+    while attempts < count {
+        ticks += ticks_after(attempts);
+        attempts += 1;
     }
     ticks
 }
@@ -56,8 +58,8 @@ pub(super) struct LoadingStage {
     command: LoadCommand,
     me: Holder,
     images: BTreeMap<LayerId, Arc<LayerImage>>,
-    /// The digests of those that arrived, hashed while others were on their way, and of those that were here and
-    /// hashed for the plan.
+    /// The digests of those that arrived, hashed while others were on their way, and of those that
+    /// were here and hashed for the plan.
     digests: BTreeMap<LayerId, Digest>,
     awaited: BTreeMap<LayerId, AwaitedLayer>,
     tick: u32,
@@ -67,13 +69,13 @@ pub(super) struct LoadingStage {
     offered: BTreeMap<LayerId, Arc<LayerImage>>,
 }
 
-/// What came of a layer that arrived.
+/// How far a stage is loaded after a layer that arrived.
 pub(super) enum LoadProgress {
-    /// Others are missing.
+    /// Other layers of the plan are missing.
     Waiting,
-    /// All are there.
+    /// All layers of the plan are there.
     Complete,
-    /// It cannot be had.
+    /// This layer cannot be read or fetched.
     Failed(LayerId),
 }
 
@@ -115,7 +117,8 @@ impl LoadingStage {
                 let others: Vec<NodeId> =
                     nodes.iter().copied().filter(|node| *node != self.me.node).collect();
                 let to = *others.get(awaited.attempts as usize % others.len().max(1))?;
-                let (generation, sender) = (self.command.plan.generation, self.me);
+                let generation = self.command.plan.generation;
+                let sender = self.me;
                 let body = PeerBody::Fetch { layer, version };
                 Some(RuntimeOutput::Peer { to, frame: PeerFrame { generation, sender, body } })
             }
@@ -126,17 +129,17 @@ impl LoadingStage {
         }
     }
 
-    /// Requests again what has not come from other nodes, and reports it if nothing does. A read is answered,
-    /// so it is requested once, and waited for however long a layer takes to be read.
+    /// Requests again what has not come from other nodes, and reports it if nothing does. A read is
+    /// answered, so it is requested once, and waited for however long a layer takes to be read.
     pub(super) fn retry_requests(&mut self) -> Vec<RuntimeOutput> {
         self.tick += 1;
-        let is_asked = |(_, awaited): &(&LayerId, &AwaitedLayer)| match awaited.source {
+        let is_of_nodes = |(_, awaited): &(&LayerId, &AwaitedLayer)| match awaited.source {
             LayerSource::Nodes(_) => true,
             LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
         };
-        let asked = self.awaited.iter().find(is_asked).map(|(layer, _)| *layer);
+        let requested = self.awaited.iter().find(is_of_nodes).map(|(layer, _)| *layer);
         if self.tick - self.arrived >= SILENCE_TICKS_MAX
-            && let Some(layer) = asked
+            && let Some(layer) = requested
         {
             let generation = self.command.plan.generation;
             self.arrived = self.tick;
@@ -156,8 +159,9 @@ impl LoadingStage {
         layers.into_iter().filter_map(|layer| self.request(layer)).collect()
     }
 
-    /// S3: a layer is accepted for the plan that requested it, from the nodes that it names. Whether its bits
-    /// are the right ones is decided from the log, when all have reported what they loaded.
+    /// S3: a layer is accepted for the plan that requested it, from the nodes that it names.
+    /// Whether its bits are the right ones is decided from the log, when all have reported what
+    /// they loaded.
     pub(super) fn check_sent(
         &self,
         found: Generation,
@@ -168,7 +172,8 @@ impl LoadingStage {
         if expected != found {
             return Err(PeerFrameRefusal::OtherGeneration { expected, found });
         }
-        let (layer, version) = (image.layer, image.version);
+        let layer = image.layer;
+        let version = image.version;
         let is_from = |awaited: &AwaitedLayer| match &awaited.source {
             LayerSource::Nodes(nodes) => nodes.contains(&sender.node),
             LayerSource::Checkpoint { .. } | LayerSource::Initial => false,
@@ -187,8 +192,8 @@ impl LoadingStage {
         image: Arc<LayerImage>,
         digest: Option<Digest>,
     ) -> LoadProgress {
-        let is_wanted = image.version == self.version();
-        if !is_wanted || self.awaited.remove(&image.layer).is_none() {
+        let is_expected = image.version == self.version();
+        if !is_expected || self.awaited.remove(&image.layer).is_none() {
             return LoadProgress::Waiting;
         }
         self.arrived = self.tick;
@@ -219,15 +224,15 @@ impl LoadingStage {
 }
 
 impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
-    pub(super) fn begin_loading(&mut self, order: LoadCommand) {
+    pub(super) fn begin_loading(&mut self, command: LoadCommand) {
         self.stop();
-        let plan = order.plan.clone();
-        let me = plan.stages[order.stage.index()];
+        let plan = command.plan.clone();
+        let me = plan.stages[command.stage.index()];
         self.me = Some(me);
-        let mut layers: Vec<LayerId> = plan.layers_of(order.stage).collect();
-        layers.extend(copied_layers(&plan, order.stage));
+        let mut layers: Vec<LayerId> = plan.layers_of(command.stage).collect();
+        layers.extend(copied_layers(&plan, command.stage));
         let mut loading = LoadingStage {
-            command: order,
+            command,
             me,
             images: BTreeMap::new(),
             digests: BTreeMap::new(),
@@ -246,7 +251,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// A layer that was followed, or is at hand, is there; another one is requested.
+    /// A layer that is on standby or held here is there; another one is requested.
     fn begin_layer(&mut self, loading: &mut LoadingStage, layer: LayerId, source: &LayerSource) {
         if let Some(image) = self.take_standby(loading, layer, source) {
             loading.images.insert(layer, image);
@@ -256,7 +261,7 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             loading.digests.extend(reported.map(|digest| (layer, digest)));
             loading.images.insert(layer, image);
         } else {
-            // What is followed needs no request unless its last update does not come.
+            // A layer on standby needs no request unless its last update does not come.
             let is_near = self.is_on_standby(loading, layer, source);
             let due = if is_near { RETRY_TICKS } else { 0 };
             let awaited = AwaitedLayer { source: source.clone(), attempts: 0, due };
@@ -265,38 +270,39 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    /// A layer that was followed for this plan, if it is where the plan begins: a plan names the nodes
-    /// that followed it.
+    /// A layer that was kept on standby for this plan, if it is at the version that the plan begins
+    /// with: a plan names the nodes that kept it.
     fn take_standby(
         &mut self,
         loading: &LoadingStage,
         layer: LayerId,
         source: &LayerSource,
     ) -> Option<Arc<LayerImage>> {
-        let following = self.standby.as_mut().filter(|_| names(source, loading.me.node))?;
-        following.take(layer, loading.version()).map(Arc::new)
+        let standby = self.standby.as_mut().filter(|_| names(source, loading.me.node))?;
+        standby.take(layer, loading.version()).map(Arc::new)
     }
 
     fn is_on_standby(&self, loading: &LoadingStage, layer: LayerId, source: &LayerSource) -> bool {
-        let following = self.standby.as_ref().filter(|_| names(source, loading.me.node));
-        following.is_some_and(|following| following.is_near(layer, loading.version()))
+        let standby = self.standby.as_ref().filter(|_| names(source, loading.me.node));
+        standby.is_some_and(|standby| standby.is_near(layer, loading.version()))
     }
 
-    /// Moves to the plan that loads those followed layers that have reached its first version since.
+    /// Moves to the plan that loads those layers on standby that have reached its first version
+    /// since.
     pub(super) fn load_standby(&mut self) {
-        let (RuntimePhase::Loading(loading), Some(following)) =
-            (&mut self.phase, &mut self.standby)
+        let (RuntimePhase::Loading(loading), Some(standby)) = (&mut self.phase, &mut self.standby)
         else {
             return;
         };
-        let (me, version) = (loading.me.node, loading.version());
+        let me = loading.me.node;
+        let version = loading.version();
         let awaited = loading.awaited.iter().filter(|(_, awaited)| names(&awaited.source, me));
         let layers: Vec<LayerId> = awaited.map(|(layer, _)| *layer).collect();
-        let mut arrival = LoadProgress::Waiting;
-        for image in layers.into_iter().filter_map(|layer| following.take(layer, version)) {
-            arrival = loading.handle_image(Arc::new(image), None);
+        let mut progress = LoadProgress::Waiting;
+        for image in layers.into_iter().filter_map(|layer| standby.take(layer, version)) {
+            progress = loading.handle_image(Arc::new(image), None);
         }
-        self.after_loading(arrival);
+        self.after_loading(progress);
     }
 
     /// A layer that needs no request: its own if the plan names this node, or from the seed.
@@ -315,10 +321,10 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         }
     }
 
-    pub(super) fn after_loading(&mut self, arrival: LoadProgress) {
+    pub(super) fn after_loading(&mut self, progress: LoadProgress) {
         let RuntimePhase::Loading(loading) = &self.phase else { return };
         let generation = loading.command.plan.generation;
-        match arrival {
+        match progress {
             LoadProgress::Waiting => {}
             LoadProgress::Failed(layer) => {
                 let cause = LoadFault::Source;
@@ -333,12 +339,13 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         else {
             return;
         };
-        let LoadingStage { command: order, images, digests, offered, .. } = *loading;
-        // It has served, and the station needs the memory.
+        let LoadingStage { command, images, digests, offered, .. } = *loading;
+        // It has served, and the active stage needs the memory.
         self.standby = None;
-        let (generation, version, is_pending) =
-            (order.plan.generation, order.turn.step, order.is_pending);
-        let own: Vec<LayerId> = order.plan.layers_of(order.stage).collect();
+        let generation = command.plan.generation;
+        let version = command.turn.step;
+        let is_pending = command.is_pending;
+        let own: Vec<LayerId> = command.plan.layers_of(command.stage).collect();
         let digest = |image: &Arc<LayerImage>| {
             let known = digests.get(&image.layer).copied();
             (image.layer, known.unwrap_or_else(|| self.model.digest(image)))
@@ -348,9 +355,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         self.idle_layers = offered;
         self.idle_layers.extend(images.iter().map(|(layer, image)| (*layer, image.clone())));
         let parts = (&self.setup, &self.model, self.source.clone());
-        match ActiveStage::new(parts, order, &images) {
-            Ok(station) => {
-                self.phase = RuntimePhase::Active(Box::new(station));
+        match ActiveStage::new(parts, command, &images) {
+            Ok(active) => {
+                self.phase = RuntimePhase::Active(Box::new(active));
                 self.report(WorkerEvent::Loaded { generation, layers, copies });
                 if is_pending {
                     self.write(version);
@@ -358,7 +365,8 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             }
             Err(error) => {
                 self.refusal = Some(error);
-                let (layer, cause) = (own[0], LoadFault::Memory);
+                let layer = own[0];
+                let cause = LoadFault::Memory;
                 self.report(WorkerEvent::LoadFailed { generation, layer, cause });
             }
         }

@@ -1,4 +1,4 @@
-//! Frames among workers.
+//! The frames that workers send each other, and how the runtime handles those that arrive.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub enum PeerBody {
         /// Floats of the gradient, each part with its layer.
         parts: Vec<GradientPart>,
     },
-    /// Requests a layer.
+    /// Requests a layer at a version from a worker that may hold it.
     Fetch {
         /// Id of the layer in model order.
         layer: LayerId,
@@ -63,13 +63,13 @@ pub enum PeerBody {
         /// The layer's sealed state.
         image: Arc<LayerImage>,
     },
-    /// A gradient, for a worker that follows the layers.
+    /// A gradient, for a worker that keeps the layers on standby.
     StandbyUpdate {
         /// Turn that the gradients were computed in.
         turn: Turn,
         /// The seal that led to it, if the plan has one.
         before: Option<Seal>,
-        /// One for each layer that is followed there.
+        /// One for each layer that is on standby there.
         gradients: Vec<Arc<LayerGradient>>,
     },
     /// A chunk's gradient over the microbatches of its replica, for its twin.
@@ -79,20 +79,20 @@ pub enum PeerBody {
 /// Which of the messages that a gradient is split into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageNumber {
-    /// Counted from 0.
+    /// Index of the message among those of its gradient, from 0.
     pub index: u32,
-    /// How many there are.
+    /// Number of messages that the gradient is split into.
     pub count: u32,
 }
 
-/// Why a frame was dropped. The host stays as it was.
+/// Why a frame was dropped. The runtime stays as it was.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PeerFrameRefusal {
-    /// This host has no stage.
-    #[error("no stage here")]
+    /// This worker runs no stage, or loads none.
+    #[error("this worker runs no stage")]
     NoStage,
     /// It belongs to another plan (invariant S3).
-    #[error("of generation {found}, here runs {expected}")]
+    #[error("of generation {found}, generation {expected} runs here")]
     OtherGeneration {
         /// Generation of the plan that is in force here.
         expected: Generation,
@@ -161,15 +161,15 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
                     return Err(PeerFrameRefusal::WrongShape { layer: image.layer });
                 }
                 let digest = self.model.digest(&image);
-                let arrival = loading.handle_image(image, Some(digest));
-                self.after_loading(arrival);
+                let progress = loading.handle_image(image, Some(digest));
+                self.after_loading(progress);
                 Ok(())
             }
             PeerBody::StandbyRequest { layer } => {
-                let RuntimePhase::Active(station) = &mut self.phase else {
+                let RuntimePhase::Active(active) = &mut self.phase else {
                     return Err(PeerFrameRefusal::NoStage);
                 };
-                station.admit_standby(frame.generation, frame.sender, layer)?;
+                active.admit_standby(frame.generation, frame.sender, layer)?;
                 self.collect();
                 Ok(())
             }
@@ -177,11 +177,11 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
             | PeerBody::Prefix(_)
             | PeerBody::Partial(_)
             | PeerBody::Gradients { .. } => {
-                let RuntimePhase::Active(station) = &mut self.phase else {
+                let RuntimePhase::Active(active) = &mut self.phase else {
                     return Err(PeerFrameRefusal::NoStage);
                 };
-                check_sender(station.plan(), &frame)?;
-                station.handle_peer(frame.body)?;
+                check_sender(active.plan(), &frame)?;
+                active.handle_peer(frame.body)?;
                 self.collect();
                 Ok(())
             }
@@ -194,9 +194,9 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         layer: LayerId,
         version: Step,
     ) -> Result<(), PeerFrameRefusal> {
-        let shelved = || self.idle_layers.get(&layer).filter(|i| i.version == version).cloned();
+        let idle = || self.idle_layers.get(&layer).filter(|i| i.version == version).cloned();
         let found = match &self.phase {
-            RuntimePhase::Idle | RuntimePhase::Active(_) => shelved(),
+            RuntimePhase::Idle | RuntimePhase::Active(_) => idle(),
             RuntimePhase::Loading(loading) => loading.offer(layer, version),
         };
         let (Some(image), Some(sender)) = (found, self.me) else {
@@ -214,7 +214,8 @@ fn check_sender(
     plan: &zbelastic_consensus::plan::PlanRecord,
     frame: &PeerFrame,
 ) -> Result<(), PeerFrameRefusal> {
-    let (expected, found) = (plan.generation, frame.generation);
+    let expected = plan.generation;
+    let found = frame.generation;
     if expected != found && !mutant::is(Mutant::M2TurnUnchecked) {
         return Err(PeerFrameRefusal::OtherGeneration { expected, found });
     }

@@ -2,7 +2,7 @@
 //!
 //! A layer comes once, as its owner has sealed it. From then on its owner sends the gradient of
 //! each turn, and with it the seal that led to that turn, so that no other message is needed for
-//! the layer to stay one step behind. What is followed is used by the plan that it was followed
+//! the layer to stay one step behind. A layer on standby is used by the plan that it was copied
 //! for and by no other; if it is not there in time, the layer is fetched as always.
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ const UPDATES_MAX: usize = 4;
 /// Seals that wait for gradients; the oldest goes.
 const SEALS_MAX: usize = 8;
 
-/// A layer that is followed.
+/// A layer that is kept on standby.
 struct StandbyLayer<C> {
     owner: Holder,
     /// The layer, and the turn whose seal it applies next.
@@ -47,7 +47,8 @@ struct StandbyLayer<C> {
 
 impl<C: LayerCopy> StandbyLayer<C> {
     fn new(owner: Holder) -> Self {
-        let (copy, updates) = (None, BTreeMap::new());
+        let copy = None;
+        let updates = BTreeMap::new();
         Self { owner, copy, is_given_up: false, attempts: 0, due: 0, updates }
     }
 
@@ -65,7 +66,8 @@ impl<C: LayerCopy> StandbyLayer<C> {
         }
     }
 
-    /// Applies the seals whose gradients are here. A layer whose gradient does not fit is requested anew.
+    /// Applies the seals whose gradients are here. A layer whose gradient does not fit is requested
+    /// anew.
     fn advance(&mut self, seals: &BTreeMap<Turn, Seal>) {
         let Some((mut copy, mut open)) = self.copy.take() else { return };
         while let Some(seal) = seals.get(&open) {
@@ -87,7 +89,7 @@ impl<C: LayerCopy> StandbyLayer<C> {
     }
 }
 
-/// What is followed during a plan.
+/// The layers that are kept on standby during a plan.
 pub(super) struct StandbyLayers<C> {
     pre_copy: Arc<PreCopyPlan>,
     me: Holder,
@@ -98,32 +100,26 @@ pub(super) struct StandbyLayers<C> {
 }
 
 impl<C: LayerCopy> StandbyLayers<C> {
-    /// What `me` is to follow, if anything; what was followed `before` is not fetched again.
-    fn new(me: Holder, rehearsal: Arc<PreCopyPlan>, before: Option<Self>) -> Option<Self> {
-        let before = before.filter(|before| before.pre_copy.generation == rehearsal.generation);
+    /// The layers that `me` is to keep on standby, if any; those kept `before` are not fetched
+    /// again.
+    fn new(me: Holder, pre_copy: Arc<PreCopyPlan>, before: Option<Self>) -> Option<Self> {
+        let before = before.filter(|before| before.pre_copy.generation == pre_copy.generation);
         let (mut known, seals, tick) = match before {
             Some(before) => (before.layers, before.seals, before.tick),
             None => (BTreeMap::new(), BTreeMap::new(), 0),
         };
         let mut layers = BTreeMap::new();
-        for follow in rehearsal.followed_by(me) {
-            let kept = known.remove(&follow.layer).filter(|kept| kept.owner == follow.owner);
-            layers.insert(follow.layer, kept.unwrap_or_else(|| StandbyLayer::new(follow.owner)));
+        for planned in pre_copy.followed_by(me) {
+            let kept = known.remove(&planned.layer).filter(|kept| kept.owner == planned.owner);
+            layers.insert(planned.layer, kept.unwrap_or_else(|| StandbyLayer::new(planned.owner)));
         }
-        let is_told = false;
-        (!layers.is_empty()).then_some(Self {
-            pre_copy: rehearsal,
-            me,
-            layers,
-            seals,
-            tick,
-            is_reported: is_told,
-        })
+        let is_reported = false;
+        (!layers.is_empty()).then_some(Self { pre_copy, me, layers, seals, tick, is_reported })
     }
 
     /// The layers, as far as they are here.
     pub(super) fn copies(&self) -> impl Iterator<Item = &C> {
-        self.layers.values().filter_map(|followed| Some(&followed.copy.as_ref()?.0))
+        self.layers.values().filter_map(|standby_layer| Some(&standby_layer.copy.as_ref()?.0))
     }
 
     /// A layer at this version, taken out.
@@ -139,7 +135,7 @@ impl<C: LayerCopy> StandbyLayers<C> {
 
     /// Whether a layer is about to be at this version: what is missing is on its way.
     pub(super) fn is_near(&self, layer: LayerId, version: Step) -> bool {
-        let copy = self.layers.get(&layer).and_then(|followed| followed.copy.as_ref());
+        let copy = self.layers.get(&layer).and_then(|standby_layer| standby_layer.copy.as_ref());
         copy.is_some_and(|(copy, _)| copy.version().next() == version)
     }
 
@@ -148,86 +144,93 @@ impl<C: LayerCopy> StandbyLayers<C> {
         if self.seals.len() > SEALS_MAX {
             self.seals.pop_first();
         }
-        self.layers.values_mut().for_each(|followed| followed.advance(&self.seals));
+        self.layers.values_mut().for_each(|standby_layer| standby_layer.advance(&self.seals));
     }
 
     /// Requests the layers that have not come, few at a time.
     fn request_missing(&mut self) -> Vec<RuntimeOutput> {
-        let (generation, sender, now) = (self.pre_copy.generation, self.me, self.tick);
-        let wanted = self.layers.iter_mut().filter(|(_, followed)| followed.is_missing());
-        let due = wanted.take(REQUESTS_MAX).filter(|(_, followed)| followed.due <= now);
-        let ask = |(layer, followed): (&LayerId, &mut StandbyLayer<C>)| {
-            followed.due = now + (RETRY_TICKS << followed.attempts.min(RETRY_DOUBLINGS));
-            followed.attempts += 1;
+        let generation = self.pre_copy.generation;
+        let sender = self.me;
+        let now = self.tick;
+        let missing =
+            self.layers.iter_mut().filter(|(_, standby_layer)| standby_layer.is_missing());
+        let due = missing.take(REQUESTS_MAX).filter(|(_, standby_layer)| standby_layer.due <= now);
+        let request = |(layer, standby_layer): (&LayerId, &mut StandbyLayer<C>)| {
+            standby_layer.due = now + (RETRY_TICKS << standby_layer.attempts.min(RETRY_DOUBLINGS));
+            standby_layer.attempts += 1;
             let body = PeerBody::StandbyRequest { layer: *layer };
             let frame = PeerFrame { generation, sender, body };
-            RuntimeOutput::Peer { to: followed.owner.node, frame }
+            RuntimeOutput::Peer { to: standby_layer.owner.node, frame }
         };
-        due.map(ask).collect()
+        due.map(request).collect()
     }
 
-    /// The news what is followed, once nothing more is to come: what memory does not hold is left out.
+    /// The event that names the layers on standby, once no more are to come: those that memory does
+    /// not hold are left out.
     fn take_event(&mut self) -> Option<WorkerEvent> {
-        let is_over = self.layers.values().all(|followed| !followed.is_missing());
+        let is_over = self.layers.values().all(|standby_layer| !standby_layer.is_missing());
         if !is_over || self.is_reported {
             return None;
         }
         self.is_reported = true;
-        let here = self.layers.iter().filter(|(_, followed)| followed.copy.is_some());
+        let here = self.layers.iter().filter(|(_, standby_layer)| standby_layer.copy.is_some());
         let layers = here.map(|(layer, _)| *layer).collect();
         Some(WorkerEvent::Following { generation: self.pre_copy.generation, layers })
     }
 
-    /// S3: what is followed comes from the worker that trains it, under the plan in force.
+    /// S3: a layer on standby comes from the worker that trains it, under the plan in force.
     fn check_sender(&self, frame: &PeerFrame, layer: LayerId) -> Result<(), PeerFrameRefusal> {
-        let (expected, found) = (self.pre_copy.generation, frame.generation);
+        let expected = self.pre_copy.generation;
+        let found = frame.generation;
         if expected != found {
             return Err(PeerFrameRefusal::OtherGeneration { expected, found });
         }
         let sender = frame.sender;
-        let is_owner = self.layers.get(&layer).is_some_and(|followed| followed.owner == sender);
+        let is_owner =
+            self.layers.get(&layer).is_some_and(|standby_layer| standby_layer.owner == sender);
         if is_owner { Ok(()) } else { Err(PeerFrameRefusal::Stranger { sender }) }
     }
 }
 
 impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
-    /// Layers that are followed, as far as they are here.
+    /// Layers that are kept on standby, as far as they are here.
     pub fn standby_copies(&self) -> impl Iterator<Item = &M::Copy> {
         self.standby.iter().flat_map(StandbyLayers::copies)
     }
 
-    pub(super) fn begin_pre_copy(&mut self, me: Holder, rehearsal: Option<Arc<PreCopyPlan>>) {
-        if let RuntimePhase::Active(station) = &mut self.phase {
-            station.set_pre_copy(rehearsal.clone());
+    pub(super) fn begin_pre_copy(&mut self, me: Holder, pre_copy: Option<Arc<PreCopyPlan>>) {
+        if let RuntimePhase::Active(active) = &mut self.phase {
+            active.set_pre_copy(pre_copy.clone());
         }
         let before = self.standby.take();
-        self.standby = rehearsal.and_then(|rehearsal| StandbyLayers::new(me, rehearsal, before));
+        self.standby = pre_copy.and_then(|pre_copy| StandbyLayers::new(me, pre_copy, before));
         self.drive_standby();
     }
 
     pub(super) fn tick_standby(&mut self) {
-        if let Some(following) = &mut self.standby {
-            following.tick += 1;
+        if let Some(standby) = &mut self.standby {
+            standby.tick += 1;
         }
         self.drive_standby();
     }
 
-    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads them.
+    /// Requests what is missing, reports when nothing is, and moves layers to a plan that loads
+    /// them.
     fn drive_standby(&mut self) {
         match &self.phase {
             RuntimePhase::Idle | RuntimePhase::Active(_) => {
-                let Some(following) = &mut self.standby else { return };
-                self.outbox.extend(following.request_missing());
-                let news = following.take_event();
-                self.outbox.extend(news.map(RuntimeOutput::Event));
+                let Some(standby) = &mut self.standby else { return };
+                self.outbox.extend(standby.request_missing());
+                let event = standby.take_event();
+                self.outbox.extend(event.map(RuntimeOutput::Event));
             }
             RuntimePhase::Loading(_) => self.load_standby(),
         }
     }
 
     pub(super) fn settle_standby(&mut self, seal: &Seal) {
-        if let Some(following) = &mut self.standby {
-            following.settle(seal);
+        if let Some(standby) = &mut self.standby {
+            standby.settle(seal);
         }
     }
 
@@ -238,21 +241,22 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         open: Turn,
         image: &Arc<LayerImage>,
     ) -> Result<(), PeerFrameRefusal> {
-        let following = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
-        let (layer, version) = (image.layer, image.version);
-        following.check_sender(frame, layer)?;
+        let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+        let layer = image.layer;
+        let version = image.version;
+        standby.check_sender(frame, layer)?;
         if !self.model.fits(image) {
             return Err(PeerFrameRefusal::WrongShape { layer });
         }
-        let followed = following.layers.get_mut(&layer).expect("its owner was looked up");
-        if !followed.is_missing() || version != open.step {
+        let standby_layer = standby.layers.get_mut(&layer).expect("its owner was looked up");
+        if !standby_layer.is_missing() || version != open.step {
             return Err(PeerFrameRefusal::Unrequested { layer, version, sender: frame.sender });
         }
         match self.model.copy(image) {
-            Ok(copy) => followed.copy = Some((copy, open)),
-            Err(_) => followed.is_given_up = true,
+            Ok(copy) => standby_layer.copy = Some((copy, open)),
+            Err(_) => standby_layer.is_given_up = true,
         }
-        followed.advance(&following.seals);
+        standby_layer.advance(&standby.seals);
         self.drive_standby();
         Ok(())
     }
@@ -264,24 +268,27 @@ impl<M: StageFactory, S: BatchSource + Clone> WorkerRuntime<M, S> {
         (turn, before): (Turn, Option<Seal>),
         gradients: &[Arc<LayerGradient>],
     ) -> Result<(), PeerFrameRefusal> {
-        let following = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
+        let standby = self.standby.as_mut().ok_or(PeerFrameRefusal::NoStage)?;
         for gradient in gradients.iter() {
-            following.check_sender(frame, gradient.layer)?;
+            standby.check_sender(frame, gradient.layer)?;
         }
         for gradient in gradients.iter() {
-            let followed = following.layers.get_mut(&gradient.layer);
-            followed.expect("its owner was looked up").hold(turn, gradients);
+            let standby_layer = standby.layers.get_mut(&gradient.layer);
+            standby_layer.expect("its owner was looked up").hold(turn, gradients);
         }
         match before {
-            Some(seal) => following.settle(&seal),
-            None => following.layers.values_mut().for_each(|f| f.advance(&following.seals)),
+            Some(seal) => standby.settle(&seal),
+            None => standby
+                .layers
+                .values_mut()
+                .for_each(|standby_layer| standby_layer.advance(&standby.seals)),
         }
         self.drive_standby();
         Ok(())
     }
 }
 
-/// The workers that follow layers of a stage, and whether each layer was sent.
+/// The workers that keep layers of a stage on standby, and whether each layer was sent.
 #[derive(Default)]
 pub(super) struct StandbyPeers {
     pre_copy: Option<Arc<PreCopyPlan>>,
@@ -289,13 +296,14 @@ pub(super) struct StandbyPeers {
 }
 
 impl StandbyPeers {
-    pub(super) fn set_pre_copy(&mut self, rehearsal: Option<Arc<PreCopyPlan>>) {
-        self.pre_copy = rehearsal;
-        let Self { pre_copy: rehearsal, served } = self;
-        served.retain(|(holder, layer), _| is_named(rehearsal.as_deref(), *holder, *layer));
+    pub(super) fn set_pre_copy(&mut self, pre_copy: Option<Arc<PreCopyPlan>>) {
+        self.pre_copy = pre_copy;
+        let Self { pre_copy, served } = self;
+        served.retain(|(holder, layer), _| is_named(pre_copy.as_deref(), *holder, *layer));
     }
 
-    /// A worker requests to follow a layer. If it requests it again, the layer is sent again.
+    /// A worker requests to keep a layer on standby. If it requests it again, the layer is sent
+    /// again.
     pub(super) fn admit(&mut self, holder: Holder, layer: LayerId) -> Result<(), PeerFrameRefusal> {
         if !is_named(self.pre_copy.as_deref(), holder, layer) {
             return Err(PeerFrameRefusal::Stranger { sender: holder });
@@ -318,7 +326,7 @@ impl StandbyPeers {
         served.collect()
     }
 
-    /// For each node that follows, its layers.
+    /// For each node that was sent layers, which it was sent.
     pub(super) fn served(&self) -> BTreeMap<NodeId, Vec<LayerId>> {
         let mut nodes: BTreeMap<NodeId, Vec<LayerId>> = BTreeMap::new();
         for ((holder, layer), _) in self.served.iter().filter(|(_, is_served)| **is_served) {
@@ -328,7 +336,7 @@ impl StandbyPeers {
     }
 }
 
-fn is_named(rehearsal: Option<&PreCopyPlan>, holder: Holder, layer: LayerId) -> bool {
-    let mut follows = rehearsal.into_iter().flat_map(|rehearsal| rehearsal.followed_by(holder));
-    follows.any(|follow| follow.layer == layer)
+fn is_named(pre_copy: Option<&PreCopyPlan>, holder: Holder, layer: LayerId) -> bool {
+    let mut planned = pre_copy.into_iter().flat_map(|pre_copy| pre_copy.followed_by(holder));
+    planned.any(|planned| planned.layer == layer)
 }

@@ -61,7 +61,7 @@ pub struct BackendExecutor<B: Backend> {
 }
 
 impl<B: Backend> BackendExecutor<B> {
-    /// The bench of a stage at the beginning of a run.
+    /// The executor of a stage at the beginning of a run.
     ///
     /// # Errors
     /// If the device's memory does not hold what the plan claims.
@@ -70,8 +70,8 @@ impl<B: Backend> BackendExecutor<B> {
         Self::build(setup, stage, backend, layers, OffloadTarget::of_device)
     }
 
-    /// The bench of a stage that goes on with layers that travelled here, in the order of chunks. What of
-    /// them lies where the device reads it is not copied until it is written.
+    /// The executor of a stage that goes on with layers that travelled here, in the order of
+    /// chunks. What of them lies where the device reads it is not copied until it is written.
     ///
     /// # Errors
     /// If the device's memory does not hold what the plan claims.
@@ -91,14 +91,14 @@ impl<B: Backend> BackendExecutor<B> {
             stage,
             backend,
             layers,
-            |backend: &B, places: &[OffloadClaim]| match make {
-                Some(make) => Ok(OffloadTarget::in_store(make, places)),
-                None => OffloadTarget::of_device(backend, places),
+            |backend: &B, claims: &[OffloadClaim]| match make {
+                Some(make) => Ok(OffloadTarget::in_store(make, claims)),
+                None => OffloadTarget::of_device(backend, claims),
             },
         )
     }
 
-    /// The same with a second store of floats for what is away, made for the bytes that they take.
+    /// The same with a second store, made for the bytes of the floats that are offloaded.
     ///
     /// # Errors
     /// If the device's memory does not hold what the plan claims.
@@ -108,7 +108,7 @@ impl<B: Backend> BackendExecutor<B> {
         backend: B,
         make: impl FnOnce(Bytes) -> Box<dyn StashStore>,
     ) -> Result<Self, AllocateError> {
-        let in_store = |_: &B, places: &[OffloadClaim]| Ok(OffloadTarget::in_store(make, places));
+        let in_store = |_: &B, claims: &[OffloadClaim]| Ok(OffloadTarget::in_store(make, claims));
         Self::build(setup, stage, backend, StageLayers::Initial(&setup.weights), in_store)
     }
 
@@ -117,7 +117,7 @@ impl<B: Backend> BackendExecutor<B> {
         stage: StageIndex,
         backend: B,
         mut layers: StageLayers<'_>,
-        elsewhere: impl FnOnce(&B, &[OffloadClaim]) -> Result<OffloadTarget<B>, AllocateError>,
+        make_target: impl FnOnce(&B, &[OffloadClaim]) -> Result<OffloadTarget<B>, AllocateError>,
     ) -> Result<Self, AllocateError> {
         let StageSetup { model, plan, .. } = setup;
         let (cut, microbatch) = (plan.cut(model), plan.batch.microbatch);
@@ -125,9 +125,9 @@ impl<B: Backend> BackendExecutor<B> {
         let beside = device_claim(&setup.model, &setup.plan, stage);
         let claim = claim_stage(&backend, counted, &beside)?;
         let mut allocated = Bytes(0);
-        let mut make = |space: BufferSize| {
-            allocated += Bytes(space.bytes(&backend));
-            space.allocate(&backend)
+        let mut make = |size: BufferSize| {
+            allocated += Bytes(size.bytes(&backend));
+            size.allocate(&backend)
         };
         let mut scratch = BTreeMap::new();
         let mut pools: BTreeMap<ChunkIndex, BTreeMap<usize, PassPool<B>>> = BTreeMap::new();
@@ -157,15 +157,15 @@ impl<B: Backend> BackendExecutor<B> {
         let of_angles = angles.iter().map(|angles| backend.buffer_bytes(backend.len(angles)));
         allocated += Bytes(of_angles.sum());
         assert_eq!(allocated, claim.stash + claim.scratch, "the plan claims what is allocated");
-        let layers = chunks.values().flat_map(|bench: &ChunkWorkspace<B>| bench.chunk.layers());
+        let layers = chunks.values().flat_map(|of: &ChunkWorkspace<B>| of.chunk.layers());
         let state: Bytes = layers.map(|layer| layer.allocated_bytes(&backend)).sum();
         assert_eq!(state, claim.state, "the plan claims what layers take");
         let loss_scale = (1.0 / plan.batch.tokens() as f64) as f32;
-        let places = offload_claims(&backend, model, plan, stage);
+        let claims = offload_claims(&backend, model, plan, stage);
         let (model, shape) = (model.clone(), microbatch);
         let placement = plan.placement().clone();
         let (optimizer, step_count) = (setup.optimizer.clone(), setup.step_count);
-        let elsewhere = elsewhere(&backend, &places)?;
+        let offload_target = make_target(&backend, &claims)?;
         Ok(Self {
             backend,
             model,
@@ -177,7 +177,7 @@ impl<B: Backend> BackendExecutor<B> {
             angles,
             result: None,
             recompute: plan.recompute,
-            offload_target: elsewhere,
+            offload_target,
             optimizer,
             step_count,
             loss_scale,
@@ -216,7 +216,7 @@ impl<B: Backend> BackendExecutor<B> {
     fn layers_of_replica(&self, is_it: fn(u32) -> bool) -> impl Iterator<Item = &LayerState<B>> {
         let chunks =
             self.chunks.iter().filter(move |(chunk, _)| is_it(self.placement.replica_of(**chunk)));
-        chunks.flat_map(|(_, bench)| bench.chunk.layers())
+        chunks.flat_map(|(_, workspace)| workspace.chunk.layers())
     }
 
     /// How many microbatches of a step a chunk sees.
@@ -227,13 +227,13 @@ impl<B: Backend> BackendExecutor<B> {
     /// The device, and the layers of first replicas on this stage.
     fn first_replica_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
         let Self { backend, chunks, placement, .. } = self;
-        let spoken = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
-        (backend, spoken.flat_map(|(_, bench)| bench.chunk.layers_mut()))
+        let first = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
+        (backend, first.flat_map(|(_, workspace)| workspace.chunk.layers_mut()))
     }
 
     /// The device, and the layers to be updated.
     fn update_layers(&mut self) -> (&B, impl Iterator<Item = &mut LayerState<B>>) {
-        let layers = self.chunks.values_mut().flat_map(|bench| bench.chunk.layers_mut());
+        let layers = self.chunks.values_mut().flat_map(|workspace| workspace.chunk.layers_mut());
         (&self.backend, layers)
     }
 
@@ -250,9 +250,9 @@ impl<B: Backend> BackendExecutor<B> {
             angles: self.angles.get(pass.slice.index()),
             timer: Some(&self.timer),
         };
-        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        let workspace = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
         let scratch = self.scratch.get_mut(&shape.sequence_len);
-        (context, bench, scratch.expect("each length has scratch memory"))
+        (context, workspace, scratch.expect("each length has scratch memory"))
     }
 }
 
@@ -304,12 +304,12 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         let chunks: Vec<ChunkIndex> = self.chunks.keys().copied().collect();
         for chunk in chunks {
             let expected = self.microbatches_of(chunk, microbatch_count) * self.cut.slice_count();
-            let bench = self.chunks.get_mut(&chunk).expect("listed above");
-            assert_eq!(bench.accumulated, expected, "every microbatch is in the gradient");
-            if bench.chunk.has_head() {
-                assert_eq!(bench.head_accumulated, expected, "in the head's as well");
+            let workspace = self.chunks.get_mut(&chunk).expect("listed above");
+            assert_eq!(workspace.accumulated, expected, "every microbatch is in the gradient");
+            if workspace.chunk.has_head() {
+                assert_eq!(workspace.head_accumulated, expected, "in the head's as well");
             }
-            (bench.accumulated, bench.head_accumulated) = (0, 0);
+            (workspace.accumulated, workspace.head_accumulated) = (0, 0);
         }
     }
 
@@ -323,25 +323,25 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
     }
 
     /// Not where updates are timed: each part is timed alone.
-    fn square_sums_ahead(&mut self, order: UpdateRequest) -> Vec<TensorSum> {
+    fn square_sums_ahead(&mut self, request: UpdateRequest) -> Vec<TensorSum> {
         if self.backend.packed_weights_optimizer().is_none() || self.timer.is_timed() {
             return self.square_sums();
         }
         let config = self.optimizer.clone();
-        let update = self.update(&config, order);
+        let update = self.update(&config, request);
         let Self { backend, chunks, placement, .. } = self;
-        let optimizer = backend.packed_weights_optimizer().expect("asked above");
+        let optimizer = backend.packed_weights_optimizer().expect("checked above");
         let own = chunks.iter_mut().filter(|(chunk, _)| placement.replica_of(**chunk) == 0);
-        let layers = own.flat_map(|(_, bench)| bench.chunk.layers_mut());
+        let layers = own.flat_map(|(_, workspace)| workspace.chunk.layers_mut());
         square_sums_ahead::<B>(optimizer, layers, &update)
     }
 
-    fn compute_candidate(&mut self, order: UpdateRequest) {
+    fn compute_candidate(&mut self, request: UpdateRequest) {
         // The report and the step may lie in two turns, of which the second is timed.
         let is_timed = self.timer.is_timed();
-        self.with_update(order, LayerOp::Candidate, |backend, layer, update| {
+        self.with_update(request, LayerOp::Candidate, |backend, layer, update| {
             if is_timed {
-                layer.forget_unasked();
+                layer.forget_computed_ahead();
             }
             compute_candidate(backend, layer, update);
         });
@@ -352,12 +352,12 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         layers.for_each(|layer| drop_candidate(backend, layer));
     }
 
-    fn commit(&mut self, order: UpdateRequest) {
-        self.commit_then(order, AfterCommit::Nothing);
+    fn commit(&mut self, request: UpdateRequest) {
+        self.commit_then(request, AfterCommit::Nothing);
     }
 
-    fn commit_to_attest(&mut self, order: UpdateRequest) {
-        self.commit_then(order, AfterCommit::Attest);
+    fn commit_to_attest(&mut self, request: UpdateRequest) {
+        self.commit_then(request, AfterCommit::Attest);
     }
 
     fn skip(&mut self, step: Step) {
@@ -379,7 +379,7 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
     fn pending_image(&mut self, layer: LayerId) -> Option<LayerImage> {
         let (backend, mut layers) = self.first_replica_layers();
         let found = layers.find(|found| found.spec.layer == layer);
-        found.map(|layer| layer.carried_image(backend))
+        found.map(|layer| layer.pending_image(backend))
     }
 
     fn twin_images(&self) -> Vec<LayerImage> {
@@ -387,12 +387,12 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
     }
 
     fn attested(&self) -> Vec<LayerFingerprint> {
-        let told = [|replica| replica == 0, |replica| replica > 0]
+        let layers = [|replica| replica == 0, |replica| replica > 0]
             .map(|is_it| self.layers_with_sums(is_it));
-        let tell = |(layer, sums): &(&LayerState<B>, StateSums)| {
+        let fingerprint = |(layer, sums): &(&LayerState<B>, StateSums)| {
             (layer.spec.layer, layer.fingerprint_of(sums))
         };
-        told.iter().flatten().map(tell).collect()
+        layers.iter().flatten().map(fingerprint).collect()
     }
 
     fn gradients(&mut self) -> Vec<(LayerId, HostFloats)> {
@@ -416,11 +416,11 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         let batch = &self.part_of(batch, pass);
         let (backend, chunks) = (&self.backend, &mut self.chunks);
         let layers = chunks.get_mut(&pass.chunk).into_iter().flat_map(|it| it.chunk.layers_mut());
-        layers.for_each(|layer| layer.undo_unasked(backend));
-        let (context, bench, _) = self.context(pass);
-        bench.open(part(pass));
+        layers.for_each(|layer| layer.undo_computed_ahead(backend));
+        let (context, workspace, _) = self.context(pass);
+        workspace.open(part(pass));
         let PassWorkingSet { chunk, stash, earlier, logits } =
-            bench.working(context.backend, part(pass));
+            workspace.working(context.backend, part(pass));
         if let Some(input) = input {
             chunk.take_input(context.backend, input, stash);
         }
@@ -441,15 +441,15 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
     ) -> Option<Loss> {
         let loss = self.forward(pass, batch, input);
         let slices = self.cut.slice_count();
-        let (_, bench, _) = self.context(pass);
-        if bench.chunk.has_head() {
-            bench.close_logits(part(pass));
+        let (_, workspace, _) = self.context(pass);
+        if workspace.chunk.has_head() {
+            workspace.close_logits(part(pass));
         }
-        // A step may need room for no more than one pass's share of what is made again.
-        bench.release_recomputed(part(pass));
+        // A step may claim slots for no more than the recomputed activations of one pass.
+        workspace.release_recomputed(part(pass));
         if pass.slice.0 + 1 == slices {
             let parts = (0..slices).map(|slice| (pass.microbatch, SliceIndex(slice)));
-            parts.for_each(|part| bench.close(part));
+            parts.for_each(|part| workspace.close(part));
         }
         loss
     }
@@ -457,9 +457,9 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
     fn backward_input(&mut self, pass: Pass, batch: &TokenBatch, gradient: Option<TensorHandle>) {
         let batch = &self.part_of(batch, pass);
         let loss = (&**batch, self.loss_scale);
-        let (context, bench, scratch) = self.context(pass);
+        let (context, workspace, scratch) = self.context(pass);
         let PassWorkingSet { chunk, stash, mut earlier, logits } =
-            bench.working(context.backend, part(pass));
+            workspace.working(context.backend, part(pass));
         if let Some(gradient) = gradient {
             chunk.take_gradient(context.backend, gradient, stash);
         }
@@ -473,28 +473,28 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
     /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass) {
         let place = self.place_in_order(pass);
-        let (context, bench, _) = self.context(pass);
-        let accumulate = next_in_order(place, &mut bench.head_accumulated);
+        let (context, workspace, _) = self.context(pass);
+        let accumulate = next_in_order(place, &mut workspace.head_accumulated);
         let PassWorkingSet { chunk, stash, logits, .. } =
-            bench.working(context.backend, part(pass));
+            workspace.working(context.backend, part(pass));
         let logits = logits.expect("the head's chunk has logits until here");
         chunk.head_weights(&context, stash, logits, accumulate);
-        bench.close_logits(part(pass));
+        workspace.close_logits(part(pass));
     }
 
     /// W of what is left, after which the stash is not read any more.
     fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch) {
         let place = self.place_in_order(pass);
         let batch = &self.part_of(batch, pass);
-        let (_, bench, _) = self.context(pass);
-        if bench.chunk.has_head() && bench.head_accumulated == place {
+        let (_, workspace, _) = self.context(pass);
+        if workspace.chunk.has_head() && workspace.head_accumulated == place {
             self.head_weights(pass);
         }
-        let (context, bench, _) = self.context(pass);
-        let accumulate = next_in_order(place, &mut bench.accumulated);
-        let PassWorkingSet { chunk, stash, .. } = bench.working(context.backend, part(pass));
+        let (context, workspace, _) = self.context(pass);
+        let accumulate = next_in_order(place, &mut workspace.accumulated);
+        let PassWorkingSet { chunk, stash, .. } = workspace.working(context.backend, part(pass));
         chunk.backward_weights(&context, batch, stash, accumulate);
-        bench.close(part(pass));
+        workspace.close(part(pass));
     }
 
     fn drop_activations(&mut self, pass: Pass) {
@@ -503,23 +503,23 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
 
     fn recompute(&mut self, pass: Pass, batch: &TokenBatch) {
         let (batch, recompute) = (&self.part_of(batch, pass), self.recompute);
-        let (context, bench, _) = self.context(pass);
-        bench.reopen(part(pass));
+        let (context, workspace, _) = self.context(pass);
+        workspace.reopen(part(pass));
         let PassWorkingSet { chunk, stash, earlier, logits } =
-            bench.working(context.backend, part(pass));
+            workspace.working(context.backend, part(pass));
         chunk.recompute(&context, batch, recompute, &earlier, stash, logits);
     }
 
     fn offload(&mut self, pass: Pass) -> Result<(), StashStoreError> {
         let of = (pass, self.cut.len_of(pass.slice));
-        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
-        self.offload_target.offload(&self.backend, bench, of)
+        let workspace = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        self.offload_target.offload(&self.backend, workspace, of)
     }
 
     fn reload(&mut self, pass: Pass) -> Result<(), StashStoreError> {
         let of = (pass, self.cut.len_of(pass.slice));
-        let bench = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
-        self.offload_target.reload(&self.backend, bench, of)
+        let workspace = self.chunks.get_mut(&pass.chunk).expect("a pass of this stage's chunks");
+        self.offload_target.reload(&self.backend, workspace, of)
     }
 
     fn partial_len(&self, chunk: ChunkIndex) -> usize {
@@ -537,9 +537,9 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
         assert_eq!(own.len(), twin.len(), "twins have the same layers");
         let (first, second) = if is_first { (&own[..], twin) } else { (twin, &own[..]) };
         let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
-        let bench = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
+        let workspace = self.chunks.get_mut(&chunk).expect("a chunk of this stage");
         let mut start = 0;
-        for layer in bench.chunk.layers_mut() {
+        for layer in workspace.chunk.layers_mut() {
             let end = start + layer.spec.len();
             layer.settle_gradient(&self.backend);
             let to = BufferViewMut::new(&mut layer.g, 0..end - start);
@@ -565,13 +565,13 @@ impl<B: Backend> StageExecutor for BackendExecutor<B> {
 }
 
 impl<B: Backend> BackendExecutor<B> {
-    /// Layers with the sums of their states, in the order of layers. The sums are not waited for yet.
+    /// Layers with the sums of their states, in the order of layers. The sums are not waited for.
     fn layers_with_sums(&self, is_it: fn(u32) -> bool) -> Vec<(&LayerState<B>, StateSums)> {
         let layers = self.layers_of_replica(is_it);
-        let told = layers.map(|layer| (layer, layer.state_sums(&self.backend)));
-        let mut told: Vec<_> = told.collect();
-        told.sort_unstable_by_key(|(layer, _)| layer.spec.layer);
-        told
+        let with_sums = layers.map(|layer| (layer, layer.state_sums(&self.backend)));
+        let mut with_sums: Vec<_> = with_sums.collect();
+        with_sums.sort_unstable_by_key(|(layer, _)| layer.spec.layer);
+        with_sums
     }
 
     fn gradient_of(&self, layer: &LayerState<B>) -> Vec<f32> {

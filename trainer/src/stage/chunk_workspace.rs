@@ -1,5 +1,5 @@
-//! A chunk with the memory its passes work in, taken and given back where the program says. Slices of
-//! one length share a pool of slots; where sequences are cut evenly or not at all there is one.
+//! A chunk with the memory its passes work in, acquired and released as the program runs. Slices
+//! of one length share a pool of slots; where sequences are cut evenly or not at all there is one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::model::{
 };
 use crate::plan::SliceCut;
 
-/// What of a pass is away.
+/// What of a pass was offloaded beside its stash.
 #[derive(Clone, Copy, Debug)]
 struct OffloadedPass {
-    has_remade: bool,
+    has_recomputed: bool,
     has_logits: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct ChunkWorkspace<B: Backend> {
     cut: SliceCut,
     offloaded: BTreeMap<MicrobatchSlice, OffloadedPass>,
     /// Whether a copy may still use memory of passes.
-    has_left: bool,
+    has_offloaded: bool,
     /// Weight gradients added so far this step: the order rule.
     pub(super) accumulated: u32,
     pub(super) head_accumulated: u32,
@@ -49,25 +49,25 @@ pub(super) struct ChunkWorkspace<B: Backend> {
 impl<B: Backend> ChunkWorkspace<B> {
     /// A chunk with pools for each length of `cut`.
     pub(super) fn new(chunk: Chunk<B>, pools: BTreeMap<usize, PassPool<B>>, cut: SliceCut) -> Self {
-        let away = BTreeMap::new();
-        let has_left = false;
-        Self { chunk, pools, cut, offloaded: away, has_left, accumulated: 0, head_accumulated: 0 }
+        let offloaded = BTreeMap::new();
+        let has_offloaded = false;
+        Self { chunk, pools, cut, offloaded, has_offloaded, accumulated: 0, head_accumulated: 0 }
     }
 
     fn pool(&mut self, part: MicrobatchSlice) -> &mut PassPool<B> {
         self.pools.get_mut(&self.cut.len_of(part.1)).expect("each length has a pool")
     }
 
-    /// Slots that passes hold, here and elsewhere.
+    /// Slots that passes hold on the device, and passes that are offloaded.
     pub(super) fn slots_in_use(&self) -> usize {
         self.pools.values().map(PassPool::slots_in_use).sum::<usize>() + self.offloaded.len()
     }
 
     /// The chunk, and what a pass works in, once no copy uses that any more.
     pub(super) fn working(&mut self, backend: &B, part: MicrobatchSlice) -> PassWorkingSet<'_, B> {
-        let has_left = self.has_left;
+        let has_offloaded = self.has_offloaded;
         let mut working = self.held(part);
-        if has_left {
+        if has_offloaded {
             let PassWorkingSet { stash, earlier, logits, .. } = &mut working;
             earlier.iter_mut().for_each(|stash| settle(backend, stash, None));
             settle(backend, stash, logits.as_deref_mut());
@@ -76,7 +76,9 @@ impl<B: Backend> ChunkWorkspace<B> {
     }
 
     fn held(&mut self, part: MicrobatchSlice) -> PassWorkingSet<'_, B> {
-        let (first, mut held, mut logits) = ((part.0, SliceIndex(0)), Vec::new(), None);
+        let first = (part.0, SliceIndex(0));
+        let mut held = Vec::new();
+        let mut logits = None;
         for PassPool { stashes, logits: of_pool, .. } in self.pools.values_mut() {
             held.extend(stashes.held(first..=part));
             logits = logits.or_else(|| of_pool.find(part));
@@ -89,12 +91,12 @@ impl<B: Backend> ChunkWorkspace<B> {
         PassWorkingSet { chunk: &mut self.chunk, stash, earlier, logits }
     }
 
-    /// F begins.
+    /// Acquires the slots of a pass, as F begins.
     pub(super) fn open(&mut self, part: MicrobatchSlice) {
         self.pool(part).open(part);
     }
 
-    /// W is done.
+    /// Releases the slots of a pass, once W is done.
     pub(super) fn close(&mut self, part: MicrobatchSlice) {
         self.pool(part).close(part);
     }
@@ -104,22 +106,22 @@ impl<B: Backend> ChunkWorkspace<B> {
         self.pool(part).logits.release(part);
     }
 
-    /// What can be made again is not read any more: its memory is free.
+    /// Releases the slot of what can be recomputed: it is not read any more.
     pub(super) fn release_recomputed(&mut self, part: MicrobatchSlice) {
         self.pool(part).release_recomputed(part);
     }
 
-    /// What R makes again is given up.
+    /// Releases the slots of what R recomputes, as DROP runs.
     pub(super) fn drop_recomputed(&mut self, part: MicrobatchSlice) {
         self.pool(part).drop_recomputed(part);
     }
 
-    /// R begins.
+    /// Acquires again the slots that DROP released, as R begins.
     pub(super) fn reopen(&mut self, part: MicrobatchSlice) {
         self.pool(part).reopen(part);
     }
 
-    /// What leaves with a pass, or has left, part by part.
+    /// The buffers that are offloaded with a pass, or were, part by part.
     pub(super) fn offload_parts(
         &mut self,
         backend: &B,
@@ -129,26 +131,27 @@ impl<B: Backend> ChunkWorkspace<B> {
         offload_parts(backend, stash, logits)
     }
 
-    /// A pass has left: its slots are free.
+    /// Releases the slots of a pass that was offloaded.
     pub(super) fn release_offloaded(&mut self, part: MicrobatchSlice) {
         let pool = self.pool(part);
-        let has_remade = pool.release_recomputed(part);
+        let has_recomputed = pool.release_recomputed(part);
         let has_logits = pool.logits.find(part).is_some();
         if has_logits {
             pool.logits.release(part);
         }
         pool.stashes.release(part);
-        self.offloaded.insert(part, OffloadedPass { has_remade, has_logits });
-        self.has_left = true;
+        self.offloaded.insert(part, OffloadedPass { has_recomputed, has_logits });
+        self.has_offloaded = true;
     }
 
-    /// A pass takes slots again for what left.
+    /// Acquires slots again for what of a pass was offloaded.
     pub(super) fn acquire_reloaded(&mut self, part: MicrobatchSlice) {
         let left = self.offloaded.remove(&part);
-        let OffloadedPass { has_remade, has_logits } = left.expect("what comes back was away");
+        let OffloadedPass { has_recomputed, has_logits } =
+            left.expect("what is reloaded was offloaded");
         let pool = self.pool(part);
         pool.stashes.acquire(part);
-        if has_remade {
+        if has_recomputed {
             pool.acquire_recomputed(part);
         }
         if has_logits {
@@ -164,8 +167,8 @@ impl<B: Backend> ChunkWorkspace<B> {
     }
 }
 
-/// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last to
-/// the first, whenever W runs. `place` counts them, those of one replica.
+/// The order rule: gradients add up in microbatch order, and slices of a microbatch from the last
+/// to the first, whenever W runs. `place` counts them, those of one replica.
 pub(super) fn next_in_order(place: u32, accumulated: &mut u32) -> Accumulate {
     assert_eq!(place, *accumulated, "W adds microbatches in order, and slices in reverse");
     *accumulated += 1;

@@ -93,7 +93,7 @@ pub enum Output {
         /// Sum of squares of the gradients of this stage and those before it.
         prefix: Prefix,
     },
-    /// This stage's gradient, for the workers that keep its copy or follow its layers.
+    /// This stage's gradient, for the workers that keep its copy or its layers on standby.
     Gradients {
         /// Turn that the gradients were computed in.
         turn: Turn,
@@ -115,11 +115,11 @@ pub enum Output {
     /// The loss on held-out text, from the stage that holds the head. Nothing sealed later can
     /// change it (rule R5); after a change of plans it may be reported twice.
     Evaluated {
-        /// After so many steps.
+        /// Steps done before the evaluation.
         steps_done: u64,
-        /// Sum of cross-entropies.
+        /// Sum of the cross-entropies of all held-out tokens, in nats.
         loss_sum: f64,
-        /// Over so many tokens.
+        /// Number of held-out tokens that the sum is over.
         token_count: u64,
     },
     /// A chunk's gradient over the microbatches of its replica, for the stage of its twin.
@@ -148,7 +148,7 @@ pub enum EventRefusal {
 /// The outcome of [`StageEngine::run_next`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineProgress {
-    /// This was run.
+    /// An operation, an evaluation pass or a verdict was carried out.
     Ran(EngineActivity),
     /// Nothing can be run until this arrives.
     Blocked(WaitReason),
@@ -188,7 +188,7 @@ pub enum EngineActivity {
 pub enum WaitReason {
     /// A boundary tensor that has not arrived.
     Frame {
-        /// Activation or gradient.
+        /// Whether the tensor is an activation or a gradient.
         flow: Flow,
         /// The pass that reads it.
         pass: Pass,
@@ -242,8 +242,8 @@ pub struct StageEngine<W: StageExecutor, S> {
     /// Cross-entropies of the step's microbatches, slice by slice.
     pub(super) losses: Vec<Option<Loss>>,
     pub(super) halt_after: Option<Step>,
-    /// Whether other workers follow layers of this stage.
-    pub(super) is_followed: bool,
+    /// Whether other workers keep layers of this stage on standby.
+    pub(super) has_standby_peers: bool,
 }
 
 /// What a gate found and the operations behind it carry out.
@@ -268,8 +268,8 @@ impl<B: Backend, S: BatchSource> StageEngine<BackendExecutor<B>, S> {
         backend: B,
         source: S,
     ) -> Result<Self, AllocateError> {
-        let bench = BackendExecutor::new(&setup, stage, backend)?;
-        Ok(Self::begin_run(setup, stage, bench, source))
+        let executor = BackendExecutor::new(&setup, stage, backend)?;
+        Ok(Self::begin_run(setup, stage, executor, source))
     }
 
     /// The layers of first replicas on this stage, in model order within each chunk.
@@ -286,10 +286,10 @@ impl<B: Backend, S: BatchSource> StageEngine<BackendExecutor<B>, S> {
 
 impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// A stage at the beginning of a run, with layers that are there.
-    pub fn begin_run(setup: Arc<StageSetup>, stage: StageIndex, bench: W, source: S) -> Self {
+    pub fn begin_run(setup: Arc<StageSetup>, stage: StageIndex, executor: W, source: S) -> Self {
         let generation = setup.plan.generation;
         let turn = Turn { generation, step: Step(0), attempt: Attempt(0) };
-        Self::resume(setup, stage, bench, source, turn, 0)
+        Self::resume(setup, stage, executor, source, turn, 0)
     }
 
     /// A stage that goes on with `turn` after `updates` updates, with layers that are there.
@@ -299,17 +299,17 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     pub fn resume(
         setup: Arc<StageSetup>,
         stage: StageIndex,
-        bench: W,
+        executor: W,
         source: S,
         turn: Turn,
         updates: u64,
     ) -> Self {
-        assert_eq!(bench.version(), turn.step, "a step begins with the version of its number");
-        let chunk_count = bench.chunk_indices().len();
+        assert_eq!(executor.version(), turn.step, "a step begins with the version of its number");
+        let chunk_count = executor.chunk_indices().len();
         let parts = (setup.plan.batch.microbatch_count * setup.plan.program.slice_count) as usize;
         let passes = chunk_count * parts;
         let slices = (0..setup.plan.program.slice_count).map(SliceIndex);
-        let frame_lens = slices.map(|slice| bench.frame_len(slice)).collect();
+        let frame_lens = slices.map(|slice| executor.frame_len(slice)).collect();
         let inbox = FrameInbox::new(frame_lens, passes * FRAMES_PER_PASS);
         let phase = first_phase(&setup, turn);
         Self {
@@ -317,7 +317,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             losses: vec![None; parts],
             stage,
             source,
-            executor: bench,
+            executor,
             turn,
             replayed: (turn.step, 0),
             was_gate_open: true,
@@ -330,7 +330,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             seal: None,
             pending: None,
             halt_after: None,
-            is_followed: false,
+            has_standby_peers: false,
             setup,
         }
     }
@@ -350,8 +350,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     }
 
     /// Sets whether gradients are sent although no worker keeps a copy.
-    pub fn set_sends_gradients(&mut self, is_followed: bool) {
-        self.is_followed = is_followed;
+    pub fn set_sends_gradients(&mut self, has_standby_peers: bool) {
+        self.has_standby_peers = has_standby_peers;
     }
 
     /// Whether a gate has found a seal that is not carried out yet: state and open turn do not
@@ -367,7 +367,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         self.half.is_reported() && self.pending.is_none()
     }
 
-    /// Carries out what is sealed and gives up what is not. The program cannot go on after this.
+    /// Carries out what is sealed and drops what is not. The program cannot go on after this.
     pub fn abandon_unsealed(&mut self) {
         self.executor.drop_passes();
         self.carry_out_last();
@@ -421,8 +421,9 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         }
     }
 
-    /// What should happen elsewhere, in order, until none is left. Nothing leaves a device that gave
-    /// up: what it computed last may be anything, and would be taken for a bad step.
+    /// The next output for the engine's owner to deliver, in order, until none is left. Nothing
+    /// leaves a device that gave up: what it computed last may be anything, and would be taken for
+    /// a bad step.
     pub fn poll_output(&mut self) -> Option<Output> {
         if self.executor.fault().is_some() {
             self.outbox.clear();
@@ -471,7 +472,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             return EngineProgress::Blocked(wait);
         }
         self.executor.flush();
-        // A gate may have sent the engine elsewhere; then that is where it goes on.
+        // A gate may have moved the engine to another phase or turn; then it goes on there.
         if let EnginePhase::Program { cursor: now } = &mut self.phase
             && *now == cursor
             && self.turn == turn
@@ -531,18 +532,18 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         &mut self,
         flow: Flow,
         pass: Pass,
-        lap: PassMode,
+        mode: PassMode,
         tensor: TensorHandle,
     ) {
         let to = self.setup.plan.placement().stage_of(pass.chunk);
         let to = to.expect("a chunk that is sent to stands somewhere");
-        let frame = Frame { turn: self.turn, mode: lap, flow, pass, tensor };
+        let frame = Frame { turn: self.turn, mode, flow, pass, tensor };
         self.outbox.push_back(Output::Frame { to, frame });
     }
 }
 
-/// The phase that a stage begins in. The stages of the plan before may have stopped short of the evaluation
-/// at this version; so it is made, once more if they had not.
+/// The phase that a stage begins in. The stages of the plan before may have stopped short of the
+/// evaluation at this version; so it is made, once more if they had not.
 fn first_phase(setup: &StageSetup, turn: Turn) -> EnginePhase {
     match turn.step.0.checked_sub(1) {
         Some(before) if setup.evaluates_at(turn.step) => {

@@ -48,7 +48,8 @@ impl Evaluation {
 impl StageSetup {
     /// Whether held-out text is read at this version.
     pub(super) fn evaluates_at(&self, version: Step) -> bool {
-        let (done, every) = (version.0, self.evaluate_every);
+        let done = version.0;
+        let every = self.evaluate_every;
         done == self.step_count || (every > 0 && done > 0 && done.is_multiple_of(every))
     }
 }
@@ -85,7 +86,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else {
             unreachable!("called while evaluating")
         };
-        let (next, after) = (evaluation.next, evaluation.after);
+        let next = evaluation.next;
+        let after = evaluation.after;
         let first = match &evaluation.passes {
             Some(passes) => passes.front().copied(),
             None => {
@@ -161,8 +163,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         placement.stage_of(ChunkIndex(0)) != placement.stage_of(placement.last_chunk())
     }
 
-    /// Sends the first chunk a receipt that the last one is done with a microbatch, if a later one waits
-    /// for it.
+    /// Sends the first chunk a receipt that the last one is done with a microbatch, if a later one
+    /// waits for it.
     fn give_receipt(&mut self, microbatch: MicrobatchIndex) {
         let super::engine::EnginePhase::Evaluating(evaluation) = &self.phase else { return };
         let window = self.setup.plan.batch.microbatch_count;
@@ -195,10 +197,11 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let chunk = self.setup.plan.placement().chunk_after(pass.chunk, Flow::Forward);
         let reader = Pass { chunk: chunk.expect("what has no loss has a reader"), ..pass };
         if self.executor.has_chunk(reader.chunk) {
-            let (lap, flow) = (PassMode::Evaluation, Flow::Forward);
-            let frame = Frame { turn: self.turn, mode: lap, flow, pass: reader, tensor };
-            let kept = self.inbox.insert(self.turn, frame);
-            assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+            let mode = PassMode::Evaluation;
+            let flow = Flow::Forward;
+            let frame = Frame { turn: self.turn, mode, flow, pass: reader, tensor };
+            let accepted = self.inbox.insert(self.turn, frame);
+            assert_eq!(accepted, Ok(()), "a frame of this stage is accepted at once");
         } else {
             self.send_frame(Flow::Forward, reader, PassMode::Evaluation, tensor);
         }

@@ -23,8 +23,8 @@ pub struct UpdateRequest {
     pub clip: f32,
 }
 
-/// The passes and updates of one stage. [`super::BackendExecutor`] does them on a device; a simulation may do
-/// them on hashes. The engine decides what runs when.
+/// The passes and updates of one stage. [`super::BackendExecutor`] does them on a device; a
+/// simulation may do them on hashes. The engine decides what runs when.
 ///
 /// Weights that passes read are those of the state, or the candidate's between
 /// [`Self::compute_candidate`] and [`Self::drop_candidate`] or [`Self::commit`].
@@ -49,8 +49,8 @@ pub trait StageExecutor {
     /// The end of an operation: what was put off to be enqueued on a device at once is enqueued.
     fn flush(&mut self) {}
 
-    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is enqueued, and
-    /// is timed by its own clock.
+    /// Operations whose times [`Self::spans`] would return: of a device that runs later what is
+    /// enqueued, and is timed by its own clock.
     fn spans_recorded(&self) -> usize {
         0
     }
@@ -60,8 +60,8 @@ pub trait StageExecutor {
         Vec::new()
     }
 
-    /// What the device's clock shows once all that was enqueued is done, if there is one. There must be
-    /// nothing left for [`Self::spans`] to return.
+    /// What the device's clock shows once all that was enqueued is done, if there is one. There
+    /// must be nothing left for [`Self::spans`] to return.
     fn device_now_us(&self) -> Option<f64> {
         None
     }
@@ -91,13 +91,14 @@ pub trait StageExecutor {
     /// W of the head's matrix, after which the logits are not read any more.
     fn head_weights(&mut self, pass: Pass);
 
-    /// W of what is left, after which the stash is not read any more. Microbatches add up in their order.
+    /// W of what is left, after which the stash is not read any more. Microbatches add up in their
+    /// order.
     fn backward_weights(&mut self, pass: Pass, batch: &TokenBatch);
 
-    /// DROP: what R makes again is given up.
+    /// DROP: frees the activations that R recomputes.
     fn drop_activations(&mut self, pass: Pass);
 
-    /// R: makes it again. The batch is that of F.
+    /// R: recomputes the activations that DROP freed. The batch is that of F.
     fn recompute(&mut self, pass: Pass, batch: &TokenBatch);
 
     /// OFFLOAD: what the pass keeps goes to the second store, and its slots are free.
@@ -109,7 +110,7 @@ pub trait StageExecutor {
     /// RELOAD: it takes slots and is back, to the same bits.
     ///
     /// # Errors
-    /// If the store does not give it back: then it is still away.
+    /// If the store does not give it back: then it stays offloaded.
     fn reload(&mut self, pass: Pass) -> Result<(), StashStoreError>;
 
     /// Begins to bring a boundary tensor that arrived to where it is computed with.
@@ -146,24 +147,25 @@ pub trait StageExecutor {
     /// replicas of a layer the first one's counts, here and in what is read of the state.
     fn square_sums(&mut self) -> Vec<TensorSum>;
 
-    /// The same, where an open gate would compute the candidate of `order` next: a device that gains by it
-    /// computes it as well. It is in force from [`Self::compute_candidate`] on, and not before.
-    fn square_sums_ahead(&mut self, _order: UpdateRequest) -> Vec<TensorSum> {
+    /// The same, where an open gate would compute the candidate of `request` next: a device that
+    /// gains by it computes it as well. It is in force from [`Self::compute_candidate`] on, and not
+    /// before.
+    fn square_sums_ahead(&mut self, _request: UpdateRequest) -> Vec<TensorSum> {
         self.square_sums()
     }
 
     /// Computes candidate weights from the untouched state and puts them in force.
-    fn compute_candidate(&mut self, order: UpdateRequest);
+    fn compute_candidate(&mut self, request: UpdateRequest);
 
     /// Puts the state's weights back in force.
     fn drop_candidate(&mut self);
 
     /// Makes the candidate the state: moments, then weights; one version on.
-    fn commit(&mut self, order: UpdateRequest);
+    fn commit(&mut self, request: UpdateRequest);
 
     /// The same, where [`Self::attested`] reports the state that it leaves in the next step.
-    fn commit_to_attest(&mut self, order: UpdateRequest) {
-        self.commit(order);
+    fn commit_to_attest(&mut self, request: UpdateRequest) {
+        self.commit(request);
     }
 
     /// Leaves the state as it is, one version on.
@@ -188,7 +190,7 @@ pub trait StageExecutor {
     /// The frozen gradient of each layer, on its way: the first reader waits for it.
     fn gradients(&mut self) -> Vec<(LayerId, HostFloats)>;
 
-    /// That of one layer, if it is here.
+    /// The frozen gradient of one layer, if it is here.
     fn gradient(&mut self, layer: LayerId) -> Option<HostFloats> {
         self.gradients().into_iter().find_map(|(of, g)| (of == layer).then_some(g))
     }
@@ -203,8 +205,8 @@ pub trait StageExecutor {
         digests_of(&self.twin_images())
     }
 
-    /// The fingerprints of the state that a report carries now and then: of the layers of first replicas,
-    /// then of those of second ones, each in the order of layers.
+    /// The fingerprints of the state that a report carries now and then: of the layers of first
+    /// replicas, then of those of second ones, each in the order of layers.
     fn attested(&self) -> Vec<LayerFingerprint> {
         let mut attested = fingerprints_of(&self.images());
         attested.extend(fingerprints_of(&self.twin_images()));

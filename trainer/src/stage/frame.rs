@@ -15,14 +15,14 @@ pub enum PassMode {
     Training,
 }
 
-/// A boundary tensor with the turn, the lap and the pass that it belongs to.
+/// A boundary tensor with the turn, the mode and the pass that it belongs to.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// The turn it was computed in; a receiver drops those of a turn that was dropped (rule R6).
     pub turn: Turn,
     /// Whether it belongs to a step or to an evaluation.
     pub mode: PassMode,
-    /// Activation or gradient.
+    /// Whether the tensor is an activation or a gradient.
     pub flow: Flow,
     /// The pass that reads it.
     pub pass: Pass,

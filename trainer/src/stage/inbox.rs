@@ -12,7 +12,7 @@ use super::frame::{Frame, PassMode};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoundaryFrameRefusal {
     /// It was computed in a turn that is over or was dropped.
-    #[error("a frame of {found}, now is {expected}")]
+    #[error("a frame of {found}, the open turn is {expected}")]
     Stale {
         /// Turn that is open here.
         expected: Turn,
@@ -26,7 +26,7 @@ pub enum BoundaryFrameRefusal {
         pass: Pass,
         /// Floats the plan predicts.
         expected: usize,
-        /// Floats there are.
+        /// Number of floats that arrived.
         found: usize,
     },
     /// Its pass is not on this stage.
@@ -49,7 +49,7 @@ type FrameKey = (Turn, PassMode, Flow, Pass);
 pub(super) struct FrameInbox {
     frames: BTreeMap<FrameKey, TensorHandle>,
     limit: usize,
-    /// By slice.
+    /// Floats of a frame, by the slice that it is of.
     frame_lens: Vec<usize>,
 }
 
@@ -68,21 +68,22 @@ impl FrameInbox {
 
     /// Stores a frame that was checked.
     pub(super) fn put(&mut self, frame: Frame) {
-        let Frame { turn, mode: lap, flow, pass, tensor } = frame;
-        self.frames.insert((turn, lap, flow, pass), tensor);
+        let Frame { turn, mode, flow, pass, tensor } = frame;
+        self.frames.insert((turn, mode, flow, pass), tensor);
     }
 
     /// Whether a frame belongs.
     pub(super) fn check(&self, now: Turn, frame: &Frame) -> Result<(), BoundaryFrameRefusal> {
-        let Frame { turn, mode: lap, flow, pass, tensor } = frame;
-        let (turn, pass) = (*turn, *pass);
+        let Frame { turn, mode, flow, pass, tensor } = frame;
+        let turn = *turn;
+        let pass = *pass;
         if turn < now {
             return Err(BoundaryFrameRefusal::Stale { expected: now, found: turn });
         }
         let frame_len = self.frame_lens.get(pass.slice.index());
         let frame_len = *frame_len.ok_or(BoundaryFrameRefusal::Elsewhere { pass })?;
         // Nothing flows back from held-out text but receipts, which are empty.
-        let expected = match (lap, flow) {
+        let expected = match (mode, flow) {
             (PassMode::Evaluation, Flow::Backward) => 0,
             (PassMode::Evaluation, Flow::Forward) | (PassMode::Training, _) => frame_len,
         };
@@ -97,19 +98,19 @@ impl FrameInbox {
     }
 
     /// Whether a frame is there.
-    pub(super) fn has(&self, turn: Turn, lap: PassMode, flow: Flow, pass: Pass) -> bool {
-        self.frames.contains_key(&(turn, lap, flow, pass))
+    pub(super) fn has(&self, turn: Turn, mode: PassMode, flow: Flow, pass: Pass) -> bool {
+        self.frames.contains_key(&(turn, mode, flow, pass))
     }
 
     /// Removes a frame and returns it.
     pub(super) fn take(
         &mut self,
         turn: Turn,
-        lap: PassMode,
+        mode: PassMode,
         flow: Flow,
         pass: Pass,
     ) -> Option<TensorHandle> {
-        self.frames.remove(&(turn, lap, flow, pass))
+        self.frames.remove(&(turn, mode, flow, pass))
     }
 
     /// Drops everything of turns before `now`.

@@ -21,7 +21,7 @@ pub enum InitialWeights {
 }
 
 impl InitialWeights {
-    /// The weights of a layer.
+    /// The initial weights of a layer, tensor after tensor.
     ///
     /// # Panics
     /// If there is no memory for them.
@@ -42,14 +42,18 @@ impl InitialWeights {
         weights
     }
 
-    /// A layer before the first step, drawn on the host's threads. Its moments are zeros that take no memory until they are written.
+    /// A layer before the first step, drawn on the host's threads. Its moments are zeros that take
+    /// no memory until they are written.
     ///
     /// # Panics
     /// If there is no memory for it.
     #[must_use]
     pub fn image_of(&self, host: &HostThreads, spec: &LayerSpec) -> LayerImage {
-        let zeros = || HostFloats::zeroed(spec.len()).expect("pages that nobody has written");
-        let (layer, version, w) = (spec.layer, Step(0), self.of_layer_on(host, spec));
+        let zeros =
+            || HostFloats::zeroed(spec.len()).expect("memory for pages that were not written yet");
+        let layer = spec.layer;
+        let version = Step(0);
+        let w = self.of_layer_on(host, spec);
         LayerImage { layer, version, w, m: zeros(), v: zeros() }
     }
 }

@@ -134,7 +134,10 @@ impl FromStr for Injection {
     type Err = InjectionParseError;
 
     fn from_str(text: &str) -> Result<Self, InjectionParseError> {
-        let (mut step, mut tensor, mut what, mut attempts) = (None, None, None, None);
+        let mut step = None;
+        let mut tensor = None;
+        let mut what = None;
+        let mut attempts = None;
         for part in text.split(',').map(str::trim) {
             let Some((key, value)) = part.split_once('=') else {
                 return Err(InjectionParseError::Form { part: part.to_owned() });
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_injection_says_why() {
+    fn a_text_that_is_no_injection_is_refused_with_the_reason() {
         let check = |text: &str, is_expected: fn(&InjectionParseError) -> bool| {
             let error = text.parse::<Injection>().expect_err("illegal");
             assert!(is_expected(&error), "{text}: {error}");

@@ -1,5 +1,5 @@
-//! Where passes lie while they are away: in memory that the device copies by itself, beside its
-//! work, or in a second store that takes and gives floats while the stage waits.
+//! Where passes lie while they are offloaded: in memory that the device copies by itself, beside
+//! its work, or in a second store that takes and gives floats while the stage waits.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,18 @@ use super::stash_store::{MemoryStashStore, StashStore, StashStoreError};
 use crate::model::{download_parts, upload_parts};
 use crate::plan::OffloadClaim;
 
-/// Places for passes of one length over a chunk, each known by its first byte.
+/// Slots for offloaded passes of one length over a chunk, each known by its first byte.
 pub(super) struct OffloadSlots {
     slots: SlotPool<u64, MicrobatchSlice>,
-    /// Numbers that one of them holds.
+    /// Numbers that one slot holds.
     len: usize,
 }
 
-/// Where passes lie while they are away.
+/// Where passes lie while they are offloaded.
 pub(super) enum OffloadTarget<B: Backend> {
-    /// The device's own way. Places are as many as the plan claims, and do not move.
-    Device { away: B::OffloadBuffer, places: BTreeMap<(ChunkIndex, usize), OffloadSlots> },
-    /// Anything else.
+    /// The device's own way. Slots are as many as the plan claims, and do not move.
+    Device { buffer: B::OffloadBuffer, pools: BTreeMap<(ChunkIndex, usize), OffloadSlots> },
+    /// A second store that takes and gives floats.
     Store(Box<dyn StashStore>),
 }
 
@@ -32,22 +32,23 @@ impl<B: Backend> OffloadTarget<B> {
     /// The device's own way, if it has one and something leaves; else the host's memory.
     pub(super) fn of_device(backend: &B, claimed: &[OffloadClaim]) -> Result<Self, AllocateError> {
         let bytes = claimed.iter().map(OffloadClaim::bytes).sum::<Bytes>();
-        let away = if bytes > Bytes(0) { backend.reserve_offload(bytes.0)? } else { None };
-        let Some(away) = away else {
+        let buffer = if bytes > Bytes(0) { backend.reserve_offload(bytes.0)? } else { None };
+        let Some(buffer) = buffer else {
             return Ok(Self::Store(Box::new(MemoryStashStore::new(floats_of(claimed)))));
         };
-        let (mut places, mut start) = (BTreeMap::new(), 0);
+        let mut pools = BTreeMap::new();
+        let mut start = 0;
         for claim in claimed {
             let starts = (0..u64::from(claim.count)).map(|i| start + i * claim.pass_bytes.0);
             let slots = SlotPool::new(starts.collect());
-            places.insert(
+            pools.insert(
                 (claim.chunk, claim.slice_len),
                 OffloadSlots { slots, len: claim.pass_len },
             );
             start += claim.bytes().0;
         }
         assert_eq!(start, bytes.0, "as many bytes as the plan claims");
-        Ok(Self::Device { away, places })
+        Ok(Self::Device { buffer, pools })
     }
 
     /// A second store made for what the plan claims, as floats.
@@ -62,25 +63,25 @@ impl<B: Backend> OffloadTarget<B> {
     pub(super) fn offload(
         &mut self,
         backend: &B,
-        bench: &mut ChunkWorkspace<B>,
+        workspace: &mut ChunkWorkspace<B>,
         (pass, slice_len): (Pass, usize),
     ) -> Result<(), StashStoreError> {
         let part = (pass.microbatch, pass.slice);
         match self {
-            Self::Device { away, places } => {
-                let mut left = bench.offload_parts(backend, part);
-                let places = places.get_mut(&(pass.chunk, slice_len)).expect("claimed by the plan");
-                let len: usize = left.iter().map(|buffer| backend.len(buffer)).sum();
-                assert!(len <= places.len, "{len} numbers leave, the plan claims {}", places.len);
-                let start = *places.slots.acquire(part);
-                backend.offload(&mut left, away, start);
+            Self::Device { buffer, pools } => {
+                let mut parts = workspace.offload_parts(backend, part);
+                let pool = pools.get_mut(&(pass.chunk, slice_len)).expect("claimed by the plan");
+                let len: usize = parts.iter().map(|buffer| backend.len(buffer)).sum();
+                assert!(len <= pool.len, "{len} numbers leave, the plan claims {}", pool.len);
+                let start = *pool.slots.acquire(part);
+                backend.offload(&mut parts, buffer, start);
             }
             Self::Store(store) => {
-                let floats = download_parts(backend, &mut bench.offload_parts(backend, part));
+                let floats = download_parts(backend, &mut workspace.offload_parts(backend, part));
                 store.put(pass, &floats)?;
             }
         }
-        bench.release_offloaded(part);
+        workspace.release_offloaded(part);
         Ok(())
     }
 
@@ -88,33 +89,34 @@ impl<B: Backend> OffloadTarget<B> {
     pub(super) fn reload(
         &mut self,
         backend: &B,
-        bench: &mut ChunkWorkspace<B>,
+        workspace: &mut ChunkWorkspace<B>,
         (pass, slice_len): (Pass, usize),
     ) -> Result<(), StashStoreError> {
         let part = (pass.microbatch, pass.slice);
         match self {
-            Self::Device { away, places } => {
-                let places = places.get_mut(&(pass.chunk, slice_len)).expect("claimed by the plan");
-                let start = *places.slots.get(part);
-                bench.acquire_reloaded(part);
-                backend.reload(away, start, &mut bench.offload_parts(backend, part));
-                // What leaves next for this place comes after this copy: the device sees to it.
-                places.slots.release(part);
+            Self::Device { buffer, pools } => {
+                let pool = pools.get_mut(&(pass.chunk, slice_len)).expect("claimed by the plan");
+                let start = *pool.slots.get(part);
+                workspace.acquire_reloaded(part);
+                backend.reload(buffer, start, &mut workspace.offload_parts(backend, part));
+                // What is offloaded next into this slot comes after this copy: the device orders
+                // them.
+                pool.slots.release(part);
             }
             Self::Store(store) => {
                 let floats = store.take(pass)?;
-                bench.acquire_reloaded(part);
-                upload_parts(backend, &floats, &mut bench.offload_parts(backend, part));
+                workspace.acquire_reloaded(part);
+                upload_parts(backend, &floats, &mut workspace.offload_parts(backend, part));
             }
         }
         Ok(())
     }
 
-    /// The turn was dropped: nothing is away.
+    /// The turn was dropped: nothing is offloaded any more.
     pub(super) fn clear(&mut self) {
         match self {
-            Self::Device { places, .. } => {
-                places.values_mut().for_each(|places| places.slots.release_all());
+            Self::Device { pools, .. } => {
+                pools.values_mut().for_each(|pool| pool.slots.release_all());
             }
             Self::Store(store) => store.clear(),
         }

@@ -31,7 +31,7 @@ pub struct PartialGradient {
 pub struct PartialLength {
     /// Numbers of the gradient.
     pub floats: usize,
-    /// Number of cross-entropies.
+    /// Number of cross-entropies: one for each microbatch of the replica, or none.
     pub losses: usize,
 }
 
@@ -39,7 +39,7 @@ pub struct PartialLength {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartialRefusal {
     /// It was computed in a turn that is over or was dropped.
-    #[error("a gradient of {found}, now is {expected}")]
+    #[error("a gradient of {found}, the open turn is {expected}")]
     Stale {
         /// Turn that is open here.
         expected: Turn,
@@ -53,7 +53,7 @@ pub enum PartialRefusal {
         chunk: ChunkIndex,
         /// Lengths that the plan predicts.
         expected: PartialLength,
-        /// Lengths that arrived.
+        /// Lengths of the gradient that arrived.
         found: PartialLength,
     },
     /// Its chunk is not on this stage, or has no twin.
@@ -85,7 +85,8 @@ impl PartialInbox {
         expected: Option<PartialLength>,
     ) -> Result<(), PartialRefusal> {
         let PartialGradient { turn, chunk, floats, losses } = &partial;
-        let (turn, chunk) = (*turn, *chunk);
+        let turn = *turn;
+        let chunk = *chunk;
         let expected = expected.ok_or(PartialRefusal::Elsewhere { chunk })?;
         if turn < now {
             return Err(PartialRefusal::Stale { expected: now, found: turn });

@@ -1,8 +1,8 @@
 //! Memory for passes of one length over a chunk: as many slots as the plan claims.
 //!
-//! A pass takes a slot for what it keeps, one for what is made again, and one for logits, which is as
-//! large as all the rest. What is made again lies in memory of its own, which is exchanged with the
-//! empty parts of the stash, so that passes read one stash whatever was made again.
+//! A pass takes a slot for what it keeps, one for what is recomputed, and one for logits, which is
+//! as large as all the rest. What is recomputed lies in memory of its own, which is exchanged with
+//! the empty parts of the stash, so that passes read one stash whatever was recomputed.
 
 use zbelastic_kernels::Backend;
 use zbelastic_schedule::LivePasses;
@@ -32,25 +32,19 @@ impl<B: Backend> PassPool<B> {
         recompute: Recompute,
         make: &mut impl FnMut(BufferSize) -> Result<B::Buffer, E>,
     ) -> Result<Self, E> {
-        let LivePasses {
-            slots,
-            early_slots,
-            recomputed_slots: remade_slots,
-            recomputed_early_slots: remade_early_slots,
-            ..
-        } = live;
-        let remade_slots = if recompute.is_any() { remade_slots } else { 0 };
+        let LivePasses { slots, early_slots, recomputed_slots, recomputed_early_slots, .. } = live;
+        let recomputed_slots = if recompute.is_any() { recomputed_slots } else { 0 };
         let early_slots =
-            if recompute.recomputes_logits() { remade_early_slots } else { early_slots };
+            if recompute.recomputes_logits() { recomputed_early_slots } else { early_slots };
         let logits = if has_head { early_slots } else { 0 };
         let stash = |_| PassStash::build_kept(sizes, layers, recompute, make);
         let stashes = (0..slots).map(stash).collect::<Result<_, _>>()?;
-        let remade = |_| PassStash::build_recomputed(sizes, layers, recompute, make);
-        let remade = (0..remade_slots).map(remade).collect::<Result<_, _>>()?;
+        let stash = |_| PassStash::build_recomputed(sizes, layers, recompute, make);
+        let recomputed = (0..recomputed_slots).map(stash).collect::<Result<_, _>>()?;
         let logits = (0..logits).map(|_| sizes.logits(make)).collect::<Result<_, _>>()?;
         Ok(Self {
             stashes: SlotPool::new(stashes),
-            recomputed: SlotPool::new(remade),
+            recomputed: SlotPool::new(recomputed),
             logits: SlotPool::new(logits),
             has_head,
             recompute,
@@ -63,7 +57,7 @@ impl<B: Backend> PassPool<B> {
         self.stashes.in_use_count() + self.logits.in_use_count()
     }
 
-    /// F begins.
+    /// Acquires the slots of a pass, as F begins.
     pub(super) fn open(&mut self, part: MicrobatchSlice) {
         self.stashes.acquire(part);
         self.acquire_recomputed(part);
@@ -72,13 +66,13 @@ impl<B: Backend> PassPool<B> {
         }
     }
 
-    /// W is done.
+    /// Releases the slots of a pass, once W is done.
     pub(super) fn close(&mut self, part: MicrobatchSlice) {
         self.release_recomputed(part);
         self.stashes.release(part);
     }
 
-    /// What R makes again is given up.
+    /// Releases the slots of what R recomputes, as DROP runs.
     pub(super) fn drop_recomputed(&mut self, part: MicrobatchSlice) {
         self.release_recomputed(part);
         if self.has_head && self.recompute.recomputes_logits() {
@@ -86,7 +80,7 @@ impl<B: Backend> PassPool<B> {
         }
     }
 
-    /// R begins.
+    /// Acquires again the slots that DROP released, as R begins.
     pub(super) fn reopen(&mut self, part: MicrobatchSlice) {
         self.acquire_recomputed(part);
         if self.has_head && self.recompute.recomputes_logits() {
@@ -105,15 +99,16 @@ impl<B: Backend> PassPool<B> {
 
     pub(super) fn acquire_recomputed(&mut self, part: MicrobatchSlice) {
         if self.recompute.is_any() {
-            let remade = self.recomputed.acquire(part);
-            self.stashes.get(part).swap_recomputed(remade, self.recomputed_parts);
+            let recomputed = self.recomputed.acquire(part);
+            self.stashes.get(part).swap_recomputed(recomputed, self.recomputed_parts);
         }
     }
 
-    /// What can be made again is not read any more: its memory is free. Returns whether there was any.
+    /// Releases the slot of what can be recomputed: it is not read any more. Returns whether there
+    /// was one.
     pub(super) fn release_recomputed(&mut self, part: MicrobatchSlice) -> bool {
-        let Some(remade) = self.recomputed.find(part) else { return false };
-        self.stashes.get(part).swap_recomputed(remade, self.recomputed_parts);
+        let Some(recomputed) = self.recomputed.find(part) else { return false };
+        self.stashes.get(part).swap_recomputed(recomputed, self.recomputed_parts);
         self.recomputed.release(part);
         true
     }

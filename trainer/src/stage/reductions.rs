@@ -27,8 +27,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             }
             Reduction::Local => {
                 let partial = self.partial_of(chunk);
-                let kept = self.accept_partial(partial);
-                assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+                let accepted = self.accept_partial(partial);
+                assert_eq!(accepted, Ok(()), "a gradient of this stage is accepted at once");
             }
             Reduction::Add => {
                 let partial = self.partials.take(chunk, self.turn);
@@ -58,7 +58,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     /// What `chunk` has of the gradient, for its twin.
     fn partial_of(&self, chunk: ChunkIndex) -> PartialGradient {
         let placement = self.setup.plan.placement();
-        let twin = placement.twin_of(chunk).expect("only a chunk with a twin tells its gradient");
+        let twin = placement.twin_of(chunk).expect("only a chunk with a twin sends its gradient");
         let loss = |microbatch: MicrobatchIndex| {
             let loss = self.losses[microbatch.index()].as_ref();
             loss.expect("every microbatch of the replica has a loss").wait()

@@ -1,4 +1,4 @@
-//! The operations of a program, each run on the workbench.
+//! The operations of a program, each run by the stage executor.
 
 use zbelastic_consensus::mutant::{self, Mutant};
 use zbelastic_kernels::TensorHandle;
@@ -93,8 +93,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
                 let tensor = self.executor.take_result(flow, pass);
                 let frame =
                     Frame { turn: self.turn, mode: PassMode::Training, flow, pass: reader, tensor };
-                let kept = self.inbox.insert(self.turn, frame);
-                assert_eq!(kept, Ok(()), "a hand-over on the spot is taken in");
+                let accepted = self.inbox.insert(self.turn, frame);
+                assert_eq!(accepted, Ok(()), "a frame of this stage is accepted at once");
             }
         }
         None

@@ -24,7 +24,7 @@ impl<T, K: Copy + Ord + Debug> SlotPool<T, K> {
         let count = self.slots.len();
         let free = self.slots.iter_mut().find(|(holder, _)| holder.is_none());
         let (holder, stash) =
-            free.unwrap_or_else(|| panic!("the plan claims {count} slots, all are taken"));
+            free.unwrap_or_else(|| panic!("the plan claims {count} slots, all are in use"));
         *holder = Some(microbatch);
         stash
     }

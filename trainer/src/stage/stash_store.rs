@@ -1,4 +1,4 @@
-//! Where what a pass keeps lies while it is away.
+//! Where what a pass keeps lies while it is offloaded.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,13 +6,13 @@ use std::io;
 use zbelastic_schedule::Pass;
 use zbelastic_types::Bytes;
 
-/// A second store: what a stage's passes keep goes there between F and B, and comes back to the same
-/// bits. It holds no more than the limit that it was made with.
+/// A second store: what a stage's passes keep goes there between F and B, and comes back to the
+/// same bits. It holds no more than the limit that it was made with.
 pub trait StashStore: Send {
     /// Stores what `pass` keeps.
     ///
     /// # Errors
-    /// If there is no room, or the medium fails. What was there stays, and nothing of this pass.
+    /// If the store is full, or the medium fails. What was there stays, and nothing of this pass.
     fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StashStoreError>;
 
     /// Returns what `pass` keeps, and forgets it.
@@ -56,41 +56,41 @@ pub enum StashStoreError {
     },
 }
 
-/// Room in bytes: what is put into it is counted before.
+/// A limit in bytes: what is stored is reserved in it before.
 #[derive(Clone, Copy, Debug)]
 pub struct ByteBudget {
     limit: Bytes,
-    taken: Bytes,
+    reserved: Bytes,
 }
 
 impl ByteBudget {
-    /// A room for `limit` bytes, none of them taken.
+    /// A budget of `limit` bytes, none of them reserved.
     #[must_use]
     pub const fn new(limit: Bytes) -> Self {
-        Self { limit, taken: Bytes(0) }
+        Self { limit, reserved: Bytes(0) }
     }
 
-    /// Takes a place in it.
+    /// Reserves so many bytes.
     ///
     /// # Errors
-    /// If it would be more than the limit; then nothing is taken.
+    /// If it would be more than the limit; then nothing is reserved.
     pub fn reserve(&mut self, bytes: Bytes) -> Result<(), StashStoreError> {
-        let needed = self.taken + bytes;
+        let needed = self.reserved + bytes;
         if needed > self.limit {
             return Err(StashStoreError::Full { needed, limit: self.limit });
         }
-        self.taken = needed;
+        self.reserved = needed;
         Ok(())
     }
 
-    /// Gives a place back.
+    /// Gives so many bytes back.
     pub fn release(&mut self, bytes: Bytes) {
-        self.taken = Bytes(self.taken.0 - bytes.0);
+        self.reserved = Bytes(self.reserved.0 - bytes.0);
     }
 
-    /// Gives all of it back.
+    /// Gives all bytes back.
     pub fn clear(&mut self) {
-        self.taken = Bytes(0);
+        self.reserved = Bytes(0);
     }
 }
 
@@ -113,7 +113,7 @@ impl StashStore for MemoryStashStore {
     fn put(&mut self, pass: Pass, floats: &[f32]) -> Result<(), StashStoreError> {
         self.budget.reserve(Bytes::of_f32(floats.len()))?;
         let before = self.held.insert(pass, floats.to_vec());
-        assert!(before.is_none(), "a pass leaves once");
+        assert!(before.is_none(), "a pass is offloaded once");
         Ok(())
     }
 
@@ -137,14 +137,15 @@ mod tests {
     use super::{MemoryStashStore, StashStore, StashStoreError};
 
     #[test]
-    fn what_leaves_comes_back_once_and_takes_room_until_then() {
+    fn what_is_put_is_taken_once_and_reserves_bytes_until_then() {
         let mut store = MemoryStashStore::new(Bytes::of_f32(3));
-        let (first, second) = (Pass::new(0, 0), Pass::new(0, 1));
+        let first = Pass::new(0, 0);
+        let second = Pass::new(0, 1);
         assert_eq!(store.put(first, &[1.0, -0.0]), Ok(()));
         let full = StashStoreError::Full { needed: Bytes(16), limit: Bytes(12) };
         assert_eq!(store.put(second, &[1.0, 2.0]), Err(full));
         assert_eq!(store.put(second, &[3.0]), Ok(()));
-        let found = store.take(first).expect("it left");
+        let found = store.take(first).expect("it was put");
         assert_eq!(found.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), [0x3f80_0000, 1 << 31]);
         assert_eq!(store.take(first), Err(StashStoreError::Missing { pass: first }));
         store.clear();

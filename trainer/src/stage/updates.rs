@@ -41,7 +41,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
     fn freeze_and_report(&mut self) {
         self.executor.freeze(self.setup.plan.batch.microbatch_count);
         assert_eq!(self.executor.slots_in_use(), 0, "the last W freed the last slot");
-        let (step, setup) = (self.turn.step, self.setup.clone());
+        let step = self.turn.step;
+        let setup = self.setup.clone();
         let replays = if self.replayed.0 == step { self.replayed.1 } else { 0 };
         for injection in setup.injections.iter().filter(|i| i.strikes(step, replays)) {
             self.executor.inject(injection);
@@ -55,14 +56,15 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
             losses.fold(0.0, |sum, loss| sum + loss.wait())
         });
         let report = self.half.report(self.stage, sums, loss_sum);
-        self.queue_gradients(setup.copies_wanted || self.is_followed);
+        self.queue_gradients(setup.copies_wanted || self.has_standby_peers);
         let state = if setup.attests(step) { self.executor.attested() } else { Vec::new() };
         self.outbox.push_back(Output::Report { report: report.clone(), state });
         self.report = Some(report);
     }
 
-    /// The sums to report. Where the gate of the step before was open, this one's is taken to open as well:
-    /// it does not depend on that whether a candidate is in force, only whether it is there already.
+    /// The sums to report. Where the gate of the step before was open, this one's is taken to open
+    /// as well: it does not depend on that whether a candidate is in force, only whether it is
+    /// there already.
     fn sum_squares(&mut self) -> Vec<TensorSum> {
         let is_ahead = self.setup.plan.program.window == Some(Window::One) && self.seal.is_none();
         if is_ahead && self.was_gate_open {
@@ -134,7 +136,7 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let Some(pending) = self.apply_seal() else { return Some(WaitReason::Seal(open)) };
         let SealApplication { candidate, drops_ahead, next, .. } = pending.application;
         assert!(!drops_ahead && next == self.turn, "what was overruled never reaches its gate");
-        assert_eq!(candidate, CandidateAction::Stay, "who went ahead has a candidate");
+        assert_eq!(candidate, CandidateAction::Stay, "a stage that went ahead has a candidate");
         self.pending = Some(pending);
         None
     }
@@ -162,7 +164,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
 
     /// Begins the turn that a verdict leads to.
     fn go_back(&mut self, pending: PendingSeal) {
-        let (step, next) = (pending.seal.turn.step, pending.application.next);
+        let step = pending.seal.turn.step;
+        let next = pending.application.next;
         if next.step == step {
             let before = if self.replayed.0 == step { self.replayed.1 } else { 0 };
             self.replayed = (step, before + 1);
@@ -266,8 +269,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         self.executor.flush();
     }
 
-    /// The sealed state of a layer on its way, and its gradient if one is frozen: what was sent before
-    /// the layer was requested.
+    /// The sealed state of a layer on its way, and its gradient if one is frozen: what was sent
+    /// before the layer was requested.
     pub(crate) fn pending_layer(
         &mut self,
         layer: LayerId,
@@ -277,9 +280,9 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         Some((image, frozen))
     }
 
-    /// Sends the gradient to the workers that keep this stage's copy, or follow its layers.
-    fn queue_gradients(&mut self, is_wanted: bool) {
-        if !is_wanted {
+    /// Queues the gradient for the workers that keep this stage's copy, or its layers on standby.
+    fn queue_gradients(&mut self, is_needed: bool) {
+        if !is_needed {
             return;
         }
         let turn = self.turn;
@@ -294,7 +297,8 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         match application.candidate {
             CandidateAction::Stay | CandidateAction::None => {}
             CandidateAction::Compute { coefficient: clip } => {
-                let (step, number) = (seal.turn.step, seal.updates_after);
+                let step = seal.turn.step;
+                let number = seal.updates_after;
                 self.executor.compute_candidate(UpdateRequest { step, number, clip });
             }
             CandidateAction::Drop => self.executor.drop_candidate(),
@@ -307,11 +311,11 @@ impl<W: StageExecutor, S: BatchSource> StageEngine<W, S> {
         let step = seal.turn.step;
         match application.commit {
             Some(clip) => {
-                let order = UpdateRequest { step, number: seal.updates_after, clip };
+                let request = UpdateRequest { step, number: seal.updates_after, clip };
                 if self.setup.attests(step.next()) {
-                    self.executor.commit_to_attest(order);
+                    self.executor.commit_to_attest(request);
                 } else {
-                    self.executor.commit(order);
+                    self.executor.commit(request);
                 }
             }
             None if seal.verdict.is_final() => self.executor.skip(step),

@@ -1,5 +1,5 @@
-//! Asynchronous runs on backends of any kind, and what they are held against: the runs that every kind of
-//! backend is tried with, and checks of one of them.
+//! Asynchronous runs on backends of any kind, and what they are held against: the runs that every
+//! kind of backend is tried with, and checks of one of them.
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -32,7 +32,8 @@ pub type RunSize = (u32, u32, u32);
 /// Where backends come from.
 pub trait BackendProvider {
     type Backend: Backend<Buffer: Send, Matrix: Send> + Send;
-    /// Runs on one thread that are held against the reference: their ways, and seeds of their orders.
+    /// Runs on one thread that are held against the reference: their ways, and seeds of their
+    /// orders.
     const ALONE: &'static [(u32, u64)];
 
     /// One for a stage. A way, from 0 on, changes no bit of what it computes.
@@ -148,7 +149,8 @@ fn stages<P: BackendProvider>(
     setup: &AsyncSetup,
     way: u32,
 ) -> Vec<CorpusStage<P::Backend>> {
-    let (shared, corpus) = (Arc::new(setup.clone()), text(setup));
+    let shared = Arc::new(setup.clone());
+    let corpus = text(setup);
     let stages = (0..setup.plan.program.placement.stage_count()).map(StageIndex);
     stages
         .map(|stage| {
@@ -192,7 +194,8 @@ pub fn run_alone<P: BackendProvider>(
 ) -> AsyncPipelineOutcome {
     let mut stages = stages(place, setup, way);
     let draws = RandomStream::new(seed, RandomPurpose::Sampling, 7);
-    let (mut losses, mut idle) = (Vec::new(), 0);
+    let mut losses = Vec::new();
+    let mut idle = 0;
     for turn in 0.. {
         let stage = draws.block(turn)[0] as usize % stages.len();
         idle = if matches!(stages[stage].run_next(), AsyncProgress::Ran(_)) { 0 } else { idle + 1 };
@@ -231,7 +234,7 @@ pub fn run_in_threads<P: BackendProvider>(place: &P, setup: &AsyncSetup) -> Asyn
                         let progress = stage.run_next();
                         deliver(stage, senders, &mut losses);
                         if progress == AsyncProgress::Blocked {
-                            stage.handle(mailbox.recv().expect("somebody sends"));
+                            stage.handle(mailbox.recv().expect("a stage sends"));
                         }
                     }
                     losses
@@ -251,7 +254,7 @@ fn deliver<B: Backend>(
     while let Some(output) = stage.poll_output() {
         match output {
             AsyncOutput::Frame { to: stage, frame } => {
-                to[stage.index()].try_send(frame).expect("a mailbox has room for what is planned");
+                to[stage.index()].try_send(frame).expect("a mailbox holds what is planned");
             }
             AsyncOutput::Loss { microbatch, loss_sum } => losses.push((microbatch.0, loss_sum)),
             AsyncOutput::Update(_) => {}
@@ -281,7 +284,8 @@ pub fn check_against_serial<P: BackendProvider>(place: &P, setup: &AsyncSetup) {
     assert_eq!(run_in_threads(place, setup).state.digest(), digest, "{case} in threads");
 }
 
-/// Every run of `setup` equals a replay of the order that it found, and so does a run of that as a list.
+/// Every run of `setup` equals a replay of the order that it found, and so does a run of that as a
+/// list.
 pub fn check_against_replay<P: BackendProvider>(place: &P, setup: &AsyncSetup) {
     let alone = P::ALONE.iter().map(|(way, seed)| run_alone(place, setup, *way, *seed));
     for run in alone.chain([run_in_threads(place, setup)]) {

@@ -258,7 +258,8 @@ impl<B: Backend> StageCluster<B> {
         }
     }
 
-    /// A processor keeps a copy of each layer. The setup is that of the stages, which send gradients.
+    /// A processor keeps a copy of each layer. The setup is that of the stages, which send
+    /// gradients.
     pub fn witnessed(mut self, setup: &StageSetup) -> Self {
         assert!(setup.copies_wanted, "copies follow gradients");
         let device = |_: DeviceUse| CpuBackend::new(1).expect("one thread");
@@ -335,10 +336,10 @@ impl<B: Backend> StageCluster<B> {
             assert!(idle < 10_000, "the cluster stands still");
         }
         (0..self.engines.len()).for_each(|stage| self.read_gradients(stage, &mut outcome));
-        let told: Vec<_> =
+        let digests: Vec<_> =
             self.engines.iter().flat_map(|engine| engine.executor().digests()).collect();
-        let layers: BTreeMap<_, _> = told.iter().copied().collect();
-        assert_eq!(told.len(), layers.len(), "one stage speaks for each layer");
+        let layers: BTreeMap<_, _> = digests.iter().copied().collect();
+        assert_eq!(digests.len(), layers.len(), "one stage reports each layer");
         for image in self.engines.iter().flat_map(|engine| engine.executor().twin_images()) {
             assert_eq!(layers[&image.layer], layer_digest(&image), "layer {}", image.layer);
             outcome.twins += 1;
@@ -375,8 +376,8 @@ impl<B: Backend> StageCluster<B> {
                     assert!(gradients.iter().all(|gradient| gradient.turn == turn));
                     let gradients: Vec<_> = gradients.into_iter().map(Arc::new).collect();
                     // As on a network, in messages that end anywhere within a layer.
-                    let room = FrameLimits { parts: 3, floats: 997 };
-                    for part in GradientPart::messages(&gradients, room).into_iter().flatten() {
+                    let limits = FrameLimits { parts: 3, floats: 997 };
+                    for part in GradientPart::messages(&gradients, limits).into_iter().flatten() {
                         if let Some(copy) = self.copies.get_mut(&part.layer()) {
                             copy.hold(&part).expect("of the open turn");
                         }
@@ -395,18 +396,18 @@ impl<B: Backend> StageCluster<B> {
     fn check_attested(
         &self,
         stage: usize,
-        told: &[LayerFingerprint],
+        reported: &[LayerFingerprint],
         outcome: &mut PipelineOutcome,
     ) {
-        if told.is_empty() {
+        if reported.is_empty() {
             return;
         }
-        let bench = self.engines[stage].executor();
-        let mut images = bench.images();
+        let executor = self.engines[stage].executor();
+        let mut images = executor.images();
         images.sort_unstable_by_key(|image| image.layer);
-        images.extend(bench.twin_images());
-        assert_eq!(told.len(), images.len(), "all layers are told");
-        for ((layer, found), image) in told.iter().zip(&images) {
+        images.extend(executor.twin_images());
+        assert_eq!(reported.len(), images.len(), "all layers are reported");
+        for ((layer, found), image) in reported.iter().zip(&images) {
             let version = image.version;
             assert_eq!((*layer, *found), (image.layer, layer_fingerprint(image)), "at {version}");
             outcome.attested += 1;
@@ -417,7 +418,7 @@ impl<B: Backend> StageCluster<B> {
         }
     }
 
-    /// Reads what a stage sent a step ago: as late as a courier may be.
+    /// Reads what a stage sent a step ago: as late as delivery may be.
     fn read_gradients(&mut self, stage: usize, outcome: &mut PipelineOutcome) {
         for gradient in self.carried.remove(&stage).into_iter().flatten() {
             let LayerGradient { layer, turn, ref g } = *gradient;

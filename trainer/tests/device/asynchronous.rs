@@ -1,5 +1,5 @@
-//! Asynchronous schedules on devices: the bits of their references on one device, in both precisions, for
-//! every partition that processors are tried with.
+//! Asynchronous schedules on devices: the bits of their references on one device, in both
+//! precisions, for every partition that processors are tried with.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,16 +97,17 @@ fn an_update_that_is_not_finite_is_left_out_as_in_the_reference() {
 /// An operation, and which of the calls are its.
 type RecordedOp = (AsyncOp, Range<usize>);
 
-/// The calls of the devices of a run, and where in them each operation that is no update begins and ends;
-/// none where there is no C++ compiler.
+/// The calls of the devices of a run, and where in them each operation that is no update begins and
+/// ends; none where there is no C++ compiler.
 fn recorded_ops(setup: &AsyncSetup) -> Option<(Vec<DeviceCall>, Vec<RecordedOp>)> {
     let log = Arc::new(CallLog::default());
-    let (shared, text) = (Arc::new(setup.clone()), text(setup));
+    let shared = Arc::new(setup.clone());
+    let text = text(setup);
     let stage = |stage| {
         let inner = EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, 8 << 30)?;
         let backend = CudaBackend::new(LoggedDevice::new(inner, &log, stage as usize));
         let stage = AsyncStage::new(shared.clone(), StageIndex(stage), backend, text.clone());
-        Some(stage.expect("there is room"))
+        Some(stage.expect("memory holds it"))
     };
     let stage_count = setup.plan.program.placement.stage_count();
     let mut stages = (0..stage_count).map(stage).collect::<Option<Vec<_>>>()?;
@@ -165,7 +166,7 @@ fn nothing_leaves_an_asynchronous_stage_whose_device_gave_up() {
         let backend = CudaBackend::new(device.clone());
         let text = text(&setup);
         let stage = AsyncStage::new(Arc::new(setup), StageIndex(0), backend, text);
-        let mut stage = stage.expect("there is room");
+        let mut stage = stage.expect("memory holds it");
         for _ in 0..operations {
             assert!(matches!(stage.run_next(), AsyncProgress::Ran(_)));
         }

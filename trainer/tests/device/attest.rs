@@ -1,5 +1,5 @@
-//! What stages on a device report of their state: added up where it lies, whatever became of the step
-//! before, and what a processor's copies have.
+//! What stages on a device report of their state: added up where it lies, whatever became of the
+//! step before, and what a processor's copies have.
 
 use zbelastic_consensus::validation::NonfinitePolicy;
 use zbelastic_kernels::cuda::source::Precision;
@@ -20,7 +20,8 @@ fn attesting(
     nonfinite: NonfinitePolicy,
     more: impl Fn(&mut StageSetup),
 ) -> Option<PipelineOutcome> {
-    let (model, precision) = (tiny_model(Family::Llama), Precision::Bf16);
+    let model = tiny_model(Family::Llama);
+    let precision = Precision::Bf16;
     let _compiler = two(precision)?;
     let plan = plan(&model, ScheduleKind::ZbH1, STAGES, window);
     let mut setup = setup(model, plan, STEPS);
@@ -51,13 +52,14 @@ fn a_device_attests_the_state_that_lies_there_and_at_processors() {
     }
 }
 
-/// A step that is left out leaves a state that no commit added up, or not lately, and one that is run
-/// again finds the state that was reported before.
+/// A step that is left out leaves a state that no commit added up, or not lately, and one that is
+/// run again finds the state that was reported before.
 #[test]
-fn steps_that_are_left_out_or_run_again_change_nothing_that_is_told() {
+fn steps_that_are_left_out_or_run_again_change_nothing_that_is_reported() {
     let layers = model_layers(&tiny_model(Family::Llama)).len();
-    let (skip, replay) = (NonfinitePolicy::Skip, NonfinitePolicy::Replay);
-    for (every, step, policy, told) in
+    let skip = NonfinitePolicy::Skip;
+    let replay = NonfinitePolicy::Replay;
+    for (every, step, policy, reported) in
         [(1, 2, skip, 6), (2, 2, skip, 3), (2, 4, skip, 3), (1, 3, replay, 7), (2, 3, replay, 4)]
     {
         let injected = |setup: &mut StageSetup| {
@@ -66,6 +68,6 @@ fn steps_that_are_left_out_or_run_again_change_nothing_that_is_told() {
         };
         let Some(outcome) = attesting(every, Window::One, policy, injected) else { return };
         assert_eq!(outcome.verdicts("skip") + outcome.verdicts("replay"), 1);
-        assert_eq!(outcome.witnessed, told * layers, "every {every}, {step}");
+        assert_eq!(outcome.witnessed, reported * layers, "every {every}, {step}");
     }
 }

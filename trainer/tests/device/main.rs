@@ -173,8 +173,9 @@ fn a_device_of_this_machine_lets_passes_go_and_comes_to_the_same_bits() {
     give_up_make_again_and_cut::<CudaDevices>();
 }
 
-/// All of it through the driver's own calls, on machines made of processors, which run what is enqueued on
-/// streams as late as they may and in orders drawn by chance: a wait that is missing reads NaNs.
+/// All of it through the driver's own calls, on machines made of processors, which run what is
+/// enqueued on streams as late as they may and in orders drawn by chance: a wait that is missing
+/// reads NaNs.
 #[test]
 fn an_emulated_driver_trains_to_its_own_bits() {
     if !EmulatedToolkit::is_possible() {
@@ -191,9 +192,9 @@ fn an_emulated_driver_trains_to_its_own_bits() {
     }
 }
 
-/// Verdicts that drop candidates put the state's weights back in force, and those that clip compute them
-/// again; a step is left out. Candidates lie in the forms that passes read, so a form that is not brought
-/// back shows.
+/// Verdicts that drop candidates put the state's weights back in force, and those that clip compute
+/// them again; a step is left out. Candidates lie in the packed weights that passes read, so one
+/// that is not brought back shows.
 #[test]
 fn candidates_in_forms_are_dropped_without_a_trace() {
     for (family, precision) in [(Family::Gpt2, Precision::Bf16), (Family::Llama, Precision::F32)] {
@@ -221,7 +222,7 @@ fn candidates_in_forms_are_dropped_without_a_trace() {
     }
 }
 
-/// A step before the verdict takes room for norms, biases and tables, and none for matrices.
+/// A step before the verdict takes memory for norms, biases and tables, and none for matrices.
 #[test]
 fn optimism_takes_no_memory_for_matrices() {
     let model = tiny_model(Family::Gpt2);
@@ -237,12 +238,17 @@ fn optimism_takes_no_memory_for_matrices() {
         let rest = if is_table { spec.len() } else { spec.len() - matrices };
         let state = layer_bytes(&device, &model, &spec);
         let in_place = replayed_bytes(&device, &spec);
-        let forms: u64 = LayerParts::new(&model, &spec)
+        let packed_weights: u64 = LayerParts::new(&model, &spec)
             .matrices()
             .into_iter()
             .map(|linear| device.matrix_bytes(linear.shape))
             .sum();
-        assert_eq!(state.0, in_place.0 + forms + device.buffer_bytes(rest), "{:?}", spec.kind);
+        assert_eq!(
+            state.0,
+            in_place.0 + packed_weights + device.buffer_bytes(rest),
+            "{:?}",
+            spec.kind
+        );
     }
 }
 
@@ -251,10 +257,11 @@ fn halves_are_given_up_made_again_and_cut() {
     give_up_make_again_and_cut::<EmulatedDevices>();
 }
 
-/// Passes that are made again or leave give up activations and get them back as they were; slices read
-/// keys and values of others.
+/// Passes that are made again or leave give up activations and get them back as they were; slices
+/// read keys and values of others.
 fn give_up_make_again_and_cut<P: DeviceProvider>() {
-    let (model, precision) = (tiny_model(Family::Llama), Precision::Bf16);
+    let model = tiny_model(Family::Llama);
+    let precision = Precision::Bf16;
     let Some([one, other]) = P::two(precision) else { return };
     let (expected, _) = serial(&model, alone(&model), one);
     let of_kind = |kind| plan(&model, kind, 2, Window::One);
@@ -299,7 +306,7 @@ fn given_up_after(operations: usize) -> Option<(EngineProgress, Vec<Output>)> {
     let device = EmulatedDevice::new(Precision::F32, device::LaneOrder::Forwards, 8 << 30)?;
     let backend = CudaBackend::new(device.clone());
     let mut engine =
-        StageEngine::new(setup, StageIndex(0), backend, corpus()).expect("there is room");
+        StageEngine::new(setup, StageIndex(0), backend, corpus()).expect("memory holds it");
     for _ in 0..operations {
         assert!(matches!(engine.run_next(), EngineProgress::Ran(_)));
     }

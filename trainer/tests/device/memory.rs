@@ -1,4 +1,5 @@
-//! What plans count of a device's memory is what a run takes of it: never less, and next to nothing more.
+//! What plans count of a device's memory is what a run takes of it: never less, and next to nothing
+//! more.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use zbelastic_types::{Attempt, Bytes, Generation, LayerId, StageIndex, Step};
 use crate::common::{BATCH, StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
 use crate::device::{EmulatedDevice, LaneOrder};
 
-/// What a count may be above what is taken, as a share: rooms that were never needed.
+/// What a count may be above what is taken, as a share: staging buffers that were never needed.
 const SURPLUS_MAX: f64 = 0.02;
 
 const ROOM_BYTES: u64 = 8 << 30;
@@ -47,7 +48,8 @@ fn check(model: &ModelConfig, plan: &Plan, precision: Precision, seed: u64) {
         cluster.run()
     };
     for (stage, (memory, device)) in memory.iter().zip(&devices).enumerate() {
-        let (counted, taken) = (memory.total().0, device.peak_allocated_bytes());
+        let counted = memory.total().0;
+        let taken = device.peak_allocated_bytes();
         let what = format!("{:?} {precision:?} stage {stage}", plan.program.kind);
         assert!(taken <= counted, "{what}: {taken} taken, {counted} counted");
         let surplus = (counted - taken) as f64 / taken as f64;
@@ -96,7 +98,8 @@ fn passes_made_again_away_and_cut_take_what_is_counted() {
 /// What is beside buffers is little, but for the workspace.
 #[test]
 fn what_is_beside_buffers_is_a_few_percent() {
-    // Rooms for boundary tensors, and a product on its way through the slope of GELU, are the most of it.
+    // Staging buffers for boundary tensors, and a product on its way through the slope of GELU, are
+    // the most of it.
     const BESIDE_MAX: f64 = 0.08;
     let model = ModelConfig {
         blocks: 12,
@@ -157,7 +160,7 @@ fn a_copy_takes_what_is_counted() {
     let mut copies = Vec::new();
     for layer in layers {
         let image = maker.initial(layer);
-        let mut copy = maker.copy(&image).expect("room");
+        let mut copy = maker.copy(&image).expect("memory");
         let turn = Turn { generation: Generation(1), step: Step(0), attempt: Attempt(0) };
         let gradient = LayerGradient { turn, layer, g: vec![1.0; image.w.len()].into() };
         copy.hold(&GradientPart::whole(Arc::new(gradient))).expect("its own");
@@ -170,31 +173,32 @@ fn a_copy_takes_what_is_counted() {
     assert_eq!(Bytes(taken), of(1)[0].copies);
 }
 
-/// What is reported where a stage has no room: what for, part by part, and nothing is taken.
+/// What is reported where memory does not hold a stage: what for, part by part, and nothing is
+/// taken.
 #[test]
-fn a_stage_without_room_names_its_parts() {
+fn a_stage_that_memory_does_not_hold_is_refused_part_by_part() {
     let model = tiny_model(Family::Gpt2);
     let plan = plan(&model, ScheduleKind::OneFOneB, 2, Window::Zero);
     let needed = counted(&model, &plan, Precision::F32)[0];
-    let room = needed.total().0 - DeviceSizes::WORKSPACE_BYTES;
-    let build = |room_bytes| {
-        let device = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, room_bytes)?;
+    let needed_bytes = needed.total().0 - DeviceSizes::WORKSPACE_BYTES;
+    let build = |memory_bytes| {
+        let device = EmulatedDevice::new(Precision::F32, LaneOrder::Forwards, memory_bytes)?;
         let setup = setup(model.clone(), plan.clone(), 1);
         Some((
             BackendExecutor::new(&setup, StageIndex(0), CudaBackend::new(device.clone())),
             device,
         ))
     };
-    let Some((bench, _)) = build(room) else { return };
-    assert!(bench.is_ok_and(|bench| bench.backend().fault().is_none()), "just enough");
-    let (bench, device) = build(room - 1).expect("there is a compiler");
-    let error = bench.err().expect("a byte too little");
-    assert_eq!(error.bytes, room);
-    assert_eq!(error.shortage.map(|room| room.free_bytes), Some(room - 1));
+    let Some((executor, _)) = build(needed_bytes) else { return };
+    assert!(executor.is_ok_and(|executor| executor.backend().fault().is_none()), "just enough");
+    let (executor, device) = build(needed_bytes - 1).expect("there is a compiler");
+    let error = executor.err().expect("a byte too little");
+    assert_eq!(error.bytes, needed_bytes);
+    assert_eq!(error.shortage.map(|shortage| shortage.free_bytes), Some(needed_bytes - 1));
     let parts = error.parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    assert_eq!(parts, room, "its parts are all of it");
+    assert_eq!(parts, needed_bytes, "its parts are all of it");
     let text = error.to_string();
-    let state = format!("({} for weights, their forms, gradients and moments, ", needed.state.0);
+    let state = format!("({} for weights, packed weights, gradients and moments, ", needed.state.0);
     for word in [&state[..], "for what passes keep", "for boundary tensors", "schedule.max_mem"] {
         assert!(text.contains(word), "no {word} in: {text}");
     }

@@ -1,4 +1,5 @@
-//! That whatever the streams of devices share has an order: whole runs, written down and gone through.
+//! That whatever the streams of devices share has an order: whole runs, written down and gone
+//! through.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use zbelastic_types::{LayerId, StageIndex, Step};
 use crate::common::{StageCluster, corpus, offloaded, plan, policy, setup, tiny_model};
 use crate::device::{EmulatedDevice, LaneOrder};
 use crate::races::{CallLog, DeviceCall, LoggedDevice, WaitKind, first_race, waits};
-use crate::times::bench_after_a_step;
+use crate::times::executor_after_a_step;
 
 /// The bits of gradients.
 type GradientBits = BTreeMap<(Turn, LayerId), Vec<u32>>;
@@ -105,7 +106,7 @@ fn what_arrives_is_there_before_it_is_read() {
         // Goes out when it has been computed, and the host waits for it.
         (Some(Stream::Download), Stream::Compute, false),
         (None, Stream::Download, false),
-        // Comes in when its room has been read, and the work waits for it.
+        // Comes in when its buffer has been read, and the work waits for it.
         (Some(Stream::Upload), Stream::Compute, false),
         (Some(Stream::Compute), Stream::Upload, false),
         // A loss is read when it is there.
@@ -161,23 +162,24 @@ fn gradients_that_leave_are_read_before_they_are_written_over() {
     assert!(of(1).1 == found, "the bits of one stage");
 }
 
-/// States leave for a worker that follows the stage while the step goes on, and are those that it began with.
+/// States leave for a worker that keeps the stage on standby while the step goes on, and are those
+/// that it began with.
 #[test]
 fn states_that_leave_are_read_before_a_commit_writes_over_them() {
     let Some(device) = EmulatedDevice::new(Precision::Bf16, LaneOrder::Forwards, 8 << 30) else {
         return;
     };
     let log = Arc::new(CallLog::default());
-    let mut bench = bench_after_a_step(CudaBackend::new(LoggedDevice::new(device, &log, 0)));
-    let before = bench.images();
+    let mut executor = executor_after_a_step(CudaBackend::new(LoggedDevice::new(device, &log, 0)));
+    let before = executor.images();
     let layers: Vec<LayerId> = before.iter().map(|image| image.layer).collect();
-    let carried: Vec<LayerImage> =
-        layers.into_iter().filter_map(|layer| bench.pending_image(layer)).collect();
-    let order = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
-    bench.compute_candidate(order);
-    bench.commit(order);
-    assert_eq!(carried.len(), before.len());
-    for (found, expected) in carried.iter().zip(&before) {
+    let pending: Vec<LayerImage> =
+        layers.into_iter().filter_map(|layer| executor.pending_image(layer)).collect();
+    let request = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
+    executor.compute_candidate(request);
+    executor.commit(request);
+    assert_eq!(pending.len(), before.len());
+    for (found, expected) in pending.iter().zip(&before) {
         let parts = |image: &LayerImage| [&image.w, &image.m, &image.v].map(|part| part.to_vec());
         assert!(parts(found) == parts(expected), "{}", found.layer);
     }

@@ -12,7 +12,7 @@ use crate::device::{EmulatedDevice, LaneOrder};
 
 /// Whatever runs in which order, and a device that gave up is distinguished from a strange text.
 #[test]
-fn a_sample_is_drawn_on_a_device_or_its_fault_is_told() {
+fn a_sample_is_drawn_on_a_device_or_its_fault_is_returned() {
     for family in [Family::Gpt2, Family::Llama] {
         let model = tiny_model(family);
         let weights = InitialWeights::Drawn { seed: 3 };
@@ -21,7 +21,7 @@ fn a_sample_is_drawn_on_a_device_or_its_fault_is_told() {
         let drawn = |order, gives_up| {
             let device = EmulatedDevice::new(Precision::Bf16, order, 1 << 30)?;
             let backend = CudaBackend::new(device.clone());
-            let mut sampler = Sampler::new(backend, &model, 8, &layers).expect("room");
+            let mut sampler = Sampler::new(backend, &model, 8, &layers).expect("memory");
             if gives_up {
                 device.fail();
             }

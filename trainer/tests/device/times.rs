@@ -20,14 +20,16 @@ use crate::races::{CallLog, DeviceCall, LoggedDevice};
 use crate::two;
 
 /// A whole model's step up to its verdict, with a clock of the host's that must not be read.
-pub fn bench_after_a_step<D: Device>(backend: CudaBackend<D>) -> BackendExecutor<CudaBackend<D>> {
+pub fn executor_after_a_step<D: Device>(
+    backend: CudaBackend<D>,
+) -> BackendExecutor<CudaBackend<D>> {
     let model = tiny_model(Family::Llama);
     let plan = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero);
     let setup = Arc::new(setup(model, plan, 2));
     let timer = LayerTimer::new(Box::new(|| unreachable!("the device is behind this clock")));
-    let bench =
+    let executor =
         BackendExecutor::new(&setup, StageIndex(0), backend).expect("it fits").with_timer(timer);
-    let mut engine = StageEngine::begin_run(setup, StageIndex(0), bench, corpus());
+    let mut engine = StageEngine::begin_run(setup, StageIndex(0), executor, corpus());
     while matches!(engine.run_next(), EngineProgress::Ran(_)) {}
     engine.into_executor()
 }
@@ -40,10 +42,11 @@ static CLOCK: Mutex<()> = Mutex::new(());
 fn every_layer_is_timed_by_the_clock_of_its_device() {
     let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let Some([one, _]) = two(Precision::F32) else { return };
-    let mut bench = bench_after_a_step(one);
-    bench.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
-    let times = bench.times().layers.expect("the first turn is timed");
-    let (model, count) = (tiny_model(Family::Llama), BATCH.microbatch_count);
+    let mut executor = executor_after_a_step(one);
+    executor.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
+    let times = executor.times().layers.expect("the first turn is timed");
+    let model = tiny_model(Family::Llama);
+    let count = BATCH.microbatch_count;
     for class in LayerClass::ALL {
         let is_it = |spec: &&LayerSpec| LayerClass::of(spec.kind) == class;
         let layers = model_layers(&model).iter().filter(is_it).count() as u32;
@@ -65,40 +68,43 @@ fn every_layer_is_timed_by_the_clock_of_its_device() {
 fn every_operation_has_a_span_of_its_devices_clock() {
     let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let Some([one, _]) = two(Precision::F32) else { return };
-    let mut bench = bench_after_a_step(one);
+    let mut executor = executor_after_a_step(one);
     let model = tiny_model(Family::Llama);
     let program = plan(&model, ScheduleKind::ZbH1, 1, Window::Zero).program;
     let is_computed = |op: &&Op| matches!(op, Op::Compute(..));
     let count = program.ops(StageIndex(0)).iter().filter(is_computed).count();
-    assert_eq!(bench.spans_recorded(), count);
-    let spans = bench.spans();
-    assert_eq!((spans.len(), bench.spans_recorded()), (count, 0));
+    assert_eq!(executor.spans_recorded(), count);
+    let spans = executor.spans();
+    assert_eq!((spans.len(), executor.spans_recorded()), (count, 0));
     let is_in_order = |pair: &[Span]| pair[0].end_us <= pair[1].start_us;
     assert!(spans.windows(2).all(is_in_order), "one stream: {spans:?}");
     // Each layer that is timed lies between the two moments, and a moment takes a microsecond here.
     assert!(spans.iter().all(|span| span.end_us - span.start_us >= 2.0), "{spans:?}");
-    let now_us = bench.device_now_us().expect("it has a clock");
+    let now_us = executor.device_now_us().expect("it has a clock");
     assert!(now_us > spans[count - 1].end_us);
-    bench.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
-    bench.flush();
-    assert_eq!(bench.spans().len(), 1, "each is told once");
+    executor.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
+    executor.flush();
+    assert_eq!(executor.spans().len(), 1, "each is returned once");
 }
 
-/// Each moment is a little work for a device: most turns go without.
+/// Each timestamp is a little work for a device: most turns go without.
 #[test]
 fn after_the_first_turns_one_of_many_is_timed() {
     let _alone = CLOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let Some([one, _]) = two(Precision::F32) else { return };
-    let mut bench = bench_after_a_step(one);
+    let mut executor = executor_after_a_step(one);
     let mut turn = || {
-        bench.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
-        let times = bench.times().layers;
+        executor.compute_candidate(UpdateRequest { step: Step(0), number: 1, clip: 1.0 });
+        let times = executor.times().layers;
         times.map(|times| times.spent(LayerClass::Head, LayerOp::Candidate).count)
     };
-    let told: Vec<_> = (0..34).map(|_| turn()).collect();
-    let timed: Vec<usize> = (0..34).filter(|turn| told[*turn].is_some()).collect();
+    let counts: Vec<_> = (0..34).map(|_| turn()).collect();
+    let timed: Vec<usize> = (0..34).filter(|turn| counts[*turn].is_some()).collect();
     assert_eq!(timed, [0, 1, 2, 3, 4, 5, 6, 7, 16, 32]);
-    assert!(told.iter().flatten().all(|count| *count == 1), "each time is told once: {told:?}");
+    assert!(
+        counts.iter().flatten().all(|count| *count == 1),
+        "each time is returned once: {counts:?}"
+    );
 }
 
 /// The candidate that came with the sums of squares of a report lies in no span of the step's.
@@ -110,18 +116,20 @@ fn a_candidate_is_computed_where_it_is_timed() {
     };
     let log = Arc::new(CallLog::default());
     let backend = CudaBackend::with_graphs(LoggedDevice::new(device, &log, 0), GraphMode::Off);
-    let mut bench = bench_after_a_step(backend);
-    let order = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
+    let mut executor = executor_after_a_step(backend);
+    let request = UpdateRequest { step: Step(0), number: 1, clip: 1.0 };
     let mut candidates = || {
         let count = |calls: &[DeviceCall]| {
-            let is_one = |call: &&DeviceCall| matches!(call, DeviceCall::Work { what, .. } if *what == "adamw_candidate");
+            let name = "adamw_candidate";
+            let is_one =
+                |call: &&DeviceCall| matches!(call, DeviceCall::Work { what, .. } if *what == name);
             calls.iter().filter(is_one).count()
         };
         let before = count(&log.calls());
-        bench.square_sums_ahead(order);
-        let _turn_ended = bench.times();
-        bench.compute_candidate(order);
-        bench.drop_candidate();
+        executor.square_sums_ahead(request);
+        let _turn_ended = executor.times();
+        executor.compute_candidate(request);
+        executor.drop_candidate();
         count(&log.calls()) - before
     };
     let computed: Vec<bool> = (0..18).map(|_| candidates() > 0).collect();

@@ -155,7 +155,8 @@ fn check_iteration(
         for (tensor, g) in stage.tensors.iter_mut().zip(given) {
             tensor.g = bench.buffer(&floats(g));
             let found = bench.backend.sum_squares(BufferView::new(&tensor.g, 0..bits(g).len()));
-            let (square_sum, nonfinite) = (found.sum, found.nonfinite);
+            let square_sum = found.sum;
+            let nonfinite = found.nonfinite;
             sums.push(TensorSum { tensor: tensor.index, square_sum, nonfinite });
         }
         let stage_index = StageIndex(index as u32);

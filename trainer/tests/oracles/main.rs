@@ -1,7 +1,7 @@
-//! Figures made by others: models of transformers, and PyTorch's AdamW. A few travel with the package; all
-//! of those in the folder that `ZBELASTIC_ORACLES` names are run beside them. Without the folder, and for
-//! what is not supported yet, a test is counted as ignored; with `ZBELASTIC_ORACLES_REQUIRED=1` a missing
-//! folder fails.
+//! Figures made by others: models of transformers, and PyTorch's AdamW. A few travel with the
+//! package; all of those in the folder that `ZBELASTIC_ORACLES` names are run beside them. Without
+//! the folder, and for what is not supported yet, a test is counted as ignored; with
+//! `ZBELASTIC_ORACLES_REQUIRED=1` a missing folder fails.
 
 mod adamw;
 mod models;
@@ -17,7 +17,7 @@ type Compare = fn(&Path);
 struct Kind {
     name: &'static str,
     compare: Compare,
-    /// Whether what the case asks for is supported; if not, its test is ignored.
+    /// Whether what the case requires is supported; if not, its test is ignored.
     is_supported: fn(&Path) -> bool,
 }
 
@@ -32,7 +32,8 @@ const ADAMW: Kind = Kind {
     is_supported: |_| true,
 };
 
-/// The cases of a kind below `folder`: each folder in its folder, or its one file. None where neither is there.
+/// The cases of a kind below `folder`: each folder in its folder, or its one file. None where
+/// neither is there.
 fn cases(kind: &Kind, folder: &Path) -> Vec<PathBuf> {
     let path = folder.join(kind.name);
     if path.is_file() {
@@ -57,7 +58,8 @@ fn trial(kind: &Kind, origin: &str, path: PathBuf) -> Trial {
     trial.with_ignored_flag(!is_supported)
 }
 
-/// The cases of the folder, or one test in their place that is ignored, or fails where they are required.
+/// The cases of the folder, or one test in their place that is ignored, or fails where they are
+/// required.
 fn folder_trials(kind: &Kind, folder: &Path, is_required: bool) -> Vec<Trial> {
     let found = cases(kind, folder);
     if !found.is_empty() {

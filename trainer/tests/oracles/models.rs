@@ -50,7 +50,8 @@ impl OracleRun {
         let file = std::fs::read(folder.join("expected.safetensors")).expect("readable");
         let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
         let mut floats = BTreeMap::new();
-        let (mut ids, mut ids_shape) = (Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut ids_shape = Vec::new();
         for (name, view) in tensors.tensors() {
             let words = view.data().as_chunks::<4>().0;
             if name == "input_ids" {
@@ -74,7 +75,8 @@ fn setup(model: &ModelConfig, weights: Vec<Vec<f32>>, shape: &[usize]) -> StageS
     let microbatch = MicrobatchShape { sequences: 1, sequence_len: shape[2] - 1 };
     let batch =
         BatchShape { microbatch, microbatch_count: shape[1] as u32, cut_by: SliceBalance::Tokens };
-    let (kind, window) = (ScheduleKind::ZbH1, Window::One);
+    let kind = ScheduleKind::ZbH1;
+    let window = Window::One;
     let request = PlanRequest {
         model,
         batch,
@@ -128,7 +130,8 @@ fn compare(what: &str, found: &[f32], expected: &[f32], error_max: f32) {
     }
 }
 
-/// Whether the weights of the model in the folder `path` can be imported. Those of a tied head cannot yet.
+/// Whether the weights of the model in the folder `path` can be imported. Those of a tied head
+/// cannot yet.
 pub fn is_importable(path: &Path) -> bool {
     !model_of(path).tied
 }

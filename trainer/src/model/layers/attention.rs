@@ -52,7 +52,8 @@ impl<T> AttentionStash<T> {
         state: &LayerState<B>,
     ) {
         let LayerParts::Attention { qkv, .. } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
+        let backend = context.backend;
+        let rows = context.shape.rows();
         let bias = qkv.bias.as_ref().map(|bias| state.view(bias));
         let plain = ForwardEpilogue::Plain;
         backend.linear_forward(rows, &self.normed.y, state.matrix(0), bias, plain, &mut self.qkv);
@@ -88,7 +89,8 @@ impl<T> AttentionStash<T> {
         scratch: &mut PassScratch<T>,
     ) {
         let LayerParts::Attention { norm, .. } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
+        let backend = context.backend;
+        let rows = context.shape.rows();
         let shape = context.attention_shape();
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.queries };
         backend.linear_backward_input(rows, gradient, state.matrix(1), to);
@@ -107,7 +109,8 @@ impl<T> AttentionStash<T> {
         }
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
         backend.linear_backward_input(rows, &self.qkv, state.matrix(0), to);
-        let (through, skip) = (&scratch.rows, Some(gradient));
+        let through = &scratch.rows;
+        let skip = Some(gradient);
         norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
     }
 

@@ -1,4 +1,4 @@
-//! The embedding.
+//! The embedding layer: F and W, of token and position embeddings.
 
 use std::ops::Range;
 

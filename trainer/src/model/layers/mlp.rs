@@ -18,10 +18,12 @@ impl<T> MlpStash<T> {
         y: &mut T,
     ) {
         let LayerParts::Mlp { norm, up, down } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
+        let backend = context.backend;
+        let rows = context.shape.rows();
         norm_forward(context, state, norm, x, &mut self.normed);
         let bias = up.bias.as_ref().map(|bias| state.view(bias));
-        let (matrix, normed) = (state.matrix(0), &self.normed.y);
+        let matrix = state.matrix(0);
+        let normed = &self.normed.y;
         match context.model.family {
             Family::Gpt2 => {
                 let gelu = ForwardEpilogue::Gelu { before: &mut self.before };
@@ -47,7 +49,8 @@ impl<T> MlpStash<T> {
         scratch: &mut PassScratch<T>,
     ) {
         let LayerParts::Mlp { norm, .. } = &state.parts else { unreachable!() };
-        let (backend, rows) = (context.backend, context.shape.rows());
+        let backend = context.backend;
+        let rows = context.shape.rows();
         match context.model.family {
             Family::Gpt2 => {
                 let before_then_gradient = &mut self.before;
@@ -63,7 +66,8 @@ impl<T> MlpStash<T> {
         }
         let to = BackwardEpilogue::Plain { gradient: &mut scratch.rows };
         backend.linear_backward_input(rows, &self.before, state.matrix(0), to);
-        let (through, skip) = (&scratch.rows, Some(gradient));
+        let through = &scratch.rows;
+        let skip = Some(gradient);
         norm_backward(context, state, norm, through, skip, &mut self.normed, x_then_gradient);
     }
 

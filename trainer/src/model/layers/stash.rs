@@ -1,4 +1,4 @@
-//! The parts of what a layer's pass keeps, and those that are made again without a product.
+//! The parts of what a layer's pass keeps, and those that are recomputed without a product.
 
 use zbelastic_kernels::Backend;
 
@@ -106,7 +106,8 @@ impl<T> MlpStash<T> {
             norm_forward(context, state, norm, x, &mut self.normed);
         }
         if ops.activation {
-            let (backend, rows) = (context.backend, context.hidden_rows());
+            let backend = context.backend;
+            let rows = context.hidden_rows();
             match context.model.family {
                 Family::Gpt2 => backend.gelu_forward(rows, &self.before, &mut self.hidden),
                 Family::Llama => backend.swiglu_forward(rows, &self.before, &mut self.hidden),

@@ -8,29 +8,29 @@ use crate::optimizer::{OptimizerConfig, OptimizerUpdate, commit};
 use crate::stage::executor::UpdateRequest;
 
 impl<B: Backend> BackendExecutor<B> {
-    pub(super) fn commit_then(&mut self, order: UpdateRequest, then: AfterCommit) {
-        self.with_update(order, LayerOp::Commit, |backend, layer, update| {
-            commit(backend, layer, update, order.step, then);
+    pub(super) fn commit_then(&mut self, request: UpdateRequest, then: AfterCommit) {
+        self.with_update(request, LayerOp::Commit, |backend, layer, update| {
+            commit(backend, layer, update, request.step, then);
         });
     }
 
     pub(super) fn update<'c>(
         &self,
         config: &'c OptimizerConfig,
-        order: UpdateRequest,
+        request: UpdateRequest,
     ) -> OptimizerUpdate<'c> {
-        let UpdateRequest { step, number, clip } = order;
+        let UpdateRequest { step, number, clip } = request;
         OptimizerUpdate { config, lr: config.lr_at(step, self.step_count), number, clip }
     }
 
     pub(super) fn with_update(
         &mut self,
-        order: UpdateRequest,
+        request: UpdateRequest,
         part: LayerOp,
         mut change: impl FnMut(&B, &mut LayerState<B>, &OptimizerUpdate<'_>),
     ) {
         let config = self.optimizer.clone();
-        let update = self.update(&config, order);
+        let update = self.update(&config, request);
         let timer = std::mem::take(&mut self.timer);
         let (backend, layers) = self.update_layers();
         timer.begin(backend);

@@ -1,5 +1,5 @@
-//! A worker while the layers of a plan are on their way: what it reports it holds, which layers it accepts
-//! from which sender, and what it writes.
+//! A worker while the layers of a plan are on their way: what it reports it holds, which layers it
+//! accepts from which sender, and what it writes.
 
 mod common;
 
@@ -86,91 +86,99 @@ fn load(plan: &PlanRecord, node: u64) -> RuntimeInput {
     })))
 }
 
-fn inventory(host: &mut CpuWorker) -> BTreeSet<LayerId> {
-    host.handle(RuntimeInput::Command(WorkerCommand::TakeInventory { index: 1 }))
-        .expect("an order");
-    let told = std::iter::from_fn(|| host.poll_output()).find_map(|output| {
+fn inventory(runtime: &mut CpuWorker) -> BTreeSet<LayerId> {
+    runtime
+        .handle(RuntimeInput::Command(WorkerCommand::TakeInventory { index: 1 }))
+        .expect("a command");
+    let layers = std::iter::from_fn(|| runtime.poll_output()).find_map(|output| {
         let RuntimeOutput::Event(WorkerEvent::Inventory { layers, .. }) = output else {
             return None;
         };
         Some(layers)
     });
-    let told = told.expect("it answers");
-    assert_eq!(told, host.inventory(), "whatever it remembers of an earlier one");
-    told.into_iter().map(|held| held.layer).collect()
+    let layers = layers.expect("it reports an inventory");
+    assert_eq!(layers, runtime.inventory(), "whatever it keeps of an earlier one");
+    layers.into_iter().map(|held| held.layer).collect()
 }
 
 type CpuWorker = WorkerRuntime<BackendStageFactory<fn(DeviceUse) -> CpuBackend>, Arc<Corpus>>;
 
-fn host() -> CpuWorker {
+fn runtime() -> CpuWorker {
     let model = common::tiny_model(Family::Llama);
     let setup = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let stage = common::setup(model.clone(), setup, 4);
-    let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
+    let optimizer = stage.optimizer.clone();
+    let weights = stage.weights.clone();
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let (host, store, clock, step_count) = (HostThreads::one(), None, None, 4);
-    let compute =
+    let host = HostThreads::one();
+    let store = None;
+    let clock = None;
+    let step_count = 4;
+    let factory =
         BackendStageFactory { model, optimizer, step_count, weights, device, host, store, clock };
     WorkerRuntime::new(
         RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
-        compute,
+        factory,
         common::corpus(),
     )
 }
 
-fn outputs(host: &mut CpuWorker) -> Vec<RuntimeOutput> {
-    std::iter::from_fn(|| host.poll_output()).collect()
+fn outputs(runtime: &mut CpuWorker) -> Vec<RuntimeOutput> {
+    std::iter::from_fn(|| runtime.poll_output()).collect()
 }
 
 /// Worker 3 held the last stage and the copy of the one before it, and moves to the first stage.
 /// No other worker may have that copy any more; a plan that is made now must know of it.
 #[test]
-fn a_worker_that_loads_tells_of_layers_that_it_will_not_need() {
-    let mut host = host();
+fn a_worker_that_loads_reports_layers_that_it_will_not_need() {
+    let mut runtime = runtime();
     let before = plan(1, [1, 2, 3], LayerSource::Initial);
-    host.handle(load(&before, 3)).expect("an order");
-    host.handle(RuntimeInput::Command(WorkerCommand::Run { generation: Generation(1) }))
-        .expect("an order");
-    let held = inventory(&mut host);
+    runtime.handle(load(&before, 3)).expect("a command");
+    runtime
+        .handle(RuntimeInput::Command(WorkerCommand::Run { generation: Generation(1) }))
+        .expect("a command");
+    let held = inventory(&mut runtime);
     let copied: BTreeSet<LayerId> = before.layers_of(StageIndex(1)).collect();
     assert!(held.is_superset(&copied));
-    assert_eq!(inventory(&mut host), held, "asked again");
+    assert_eq!(inventory(&mut runtime), held, "requested again");
 
     let all = LayerSource::Nodes(vec![NodeId(1), NodeId(2), NodeId(3)]);
-    host.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("an order");
-    host.handle(load(&plan(2, [3, 2, 1], all), 3)).expect("an order");
-    assert_eq!(inventory(&mut host), held);
+    runtime.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("a command");
+    runtime.handle(load(&plan(2, [3, 2, 1], all), 3)).expect("a command");
+    assert_eq!(inventory(&mut runtime), held);
 }
 
-/// A layer is in memory once, in every phase of a host: loaded, in training, as a copy and stopped.
+/// A layer is in memory once, in every phase of a runtime: loaded, in training, as a copy and
+/// stopped.
 #[test]
-fn a_layer_is_not_copied_when_it_changes_hands() {
-    let mut host = host();
-    host.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("an order");
+fn a_layer_is_not_copied_when_its_owner_in_memory_changes() {
+    let mut runtime = runtime();
+    runtime.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("a command");
     let places = |images: Vec<LayerImage>| -> BTreeSet<*const f32> {
         let parts = images.iter().flat_map(|image| [&image.w, &image.m, &image.v]);
         parts.map(|part| part.as_ptr()).collect()
     };
-    let shelved = |host: &CpuWorker| {
-        places(host.idle_layers().values().map(|image| LayerImage::clone(image)).collect())
+    let idle = |runtime: &CpuWorker| {
+        places(runtime.idle_layers().values().map(|image| LayerImage::clone(image)).collect())
     };
-    let loaded = shelved(&host);
-    let station = host.active_stage().expect("all layers are from the seed");
-    let mut held = places(station.engine().executor().images());
-    held.extend(places(station.copies().map(LayerCopy::image).collect()));
+    let loaded = idle(&runtime);
+    let active = runtime.active_stage().expect("all layers are from the seed");
+    let mut held = places(active.engine().executor().images());
+    held.extend(places(active.copies().map(LayerCopy::image).collect()));
     assert_eq!(held, loaded);
-    host.handle(RuntimeInput::Command(WorkerCommand::Run { generation: Generation(1) }))
-        .expect("an order");
-    host.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("an order");
-    assert_eq!(shelved(&host), loaded);
+    runtime
+        .handle(RuntimeInput::Command(WorkerCommand::Run { generation: Generation(1) }))
+        .expect("a command");
+    runtime.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("a command");
+    assert_eq!(idle(&runtime), loaded);
 }
 
 /// What a checkpoint or a peer holds of a version stays that version while the layer goes on.
 #[test]
 fn an_image_stays_as_it_was_while_its_layer_goes_on() {
-    let mut host = host();
-    host.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("an order");
-    let image = host.idle_layers().values().next().expect("it is loaded").clone();
+    let mut runtime = runtime();
+    runtime.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 3)).expect("a command");
+    let image = runtime.idle_layers().values().next().expect("it is loaded").clone();
     let before = image.encode();
     let apart = LayerImage::decode(&before).expect("an image");
     let after = [&*image, &apart].map(|image| {
@@ -216,7 +224,7 @@ fn holder(node: u64) -> Holder {
     Holder { node: NodeId(node), incarnation: Incarnation(node) }
 }
 
-fn frames(host: &mut CpuWorker) -> Vec<(NodeId, PeerFrame)> {
+fn frames(runtime: &mut CpuWorker) -> Vec<(NodeId, PeerFrame)> {
     let frame = |output| match output {
         RuntimeOutput::Peer { to, frame } => Some((to, frame)),
         RuntimeOutput::Event(_)
@@ -224,88 +232,99 @@ fn frames(host: &mut CpuWorker) -> Vec<(NodeId, PeerFrame)> {
         | RuntimeOutput::Write { .. }
         | RuntimeOutput::Evaluated { .. } => None,
     };
-    outputs(host).into_iter().filter_map(frame).collect()
+    outputs(runtime).into_iter().filter_map(frame).collect()
 }
 
 /// Worker 4 is to get what worker 1 holds, and has requested it; the answers are on their way.
 fn handover() -> (CpuWorker, Vec<PeerFrame>) {
-    let (mut giver, mut taker) = (host(), host());
-    giver.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)).expect("an order");
-    giver.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("an order");
-    outputs(&mut giver);
+    let mut holder_of_layers = runtime();
+    let mut loader = runtime();
+    holder_of_layers.handle(load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)).expect("a command");
+    holder_of_layers.handle(RuntimeInput::Command(WorkerCommand::Stop)).expect("a command");
+    outputs(&mut holder_of_layers);
     let second = plan(2, [4, 2, 3], LayerSource::Nodes(vec![NodeId(1)]));
-    taker.handle(load(&second, 4)).expect("an order");
-    for (to, frame) in frames(&mut taker) {
+    loader.handle(load(&second, 4)).expect("a command");
+    for (to, frame) in frames(&mut loader) {
         assert_eq!((to, frame.sender), (NodeId(1), holder(4)));
-        giver.handle(RuntimeInput::Peer(frame)).expect("it has the layer");
+        holder_of_layers.handle(RuntimeInput::Peer(frame)).expect("it has the layer");
     }
-    let answers = frames(&mut giver).into_iter().map(|(to, frame)| {
-        assert_eq!((to, frame.sender), (NodeId(4), holder(1)), "whoever answers says who it is");
+    let answers = frames(&mut holder_of_layers).into_iter().map(|(to, frame)| {
+        assert_eq!(
+            (to, frame.sender),
+            (NodeId(4), holder(1)),
+            "a worker that answers names itself"
+        );
         frame
     });
-    (taker, answers.collect())
+    (loader, answers.collect())
 }
 
-fn is_loaded(host: &mut CpuWorker) -> bool {
-    outputs(host).iter().any(|o| matches!(o, RuntimeOutput::Event(WorkerEvent::Loaded { .. })))
+fn is_loaded(runtime: &mut CpuWorker) -> bool {
+    outputs(runtime).iter().any(|o| matches!(o, RuntimeOutput::Event(WorkerEvent::Loaded { .. })))
 }
 
 #[test]
-fn a_plan_is_loaded_from_those_who_hold_its_layers() {
-    let (mut taker, answers) = handover();
+fn a_plan_is_loaded_from_the_workers_that_hold_its_layers() {
+    let (mut loader, answers) = handover();
     for frame in answers {
-        assert!(!is_loaded(&mut taker));
-        taker.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
+        assert!(!is_loaded(&mut loader));
+        loader.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
     }
-    assert!(is_loaded(&mut taker));
+    assert!(is_loaded(&mut loader));
 }
 
-/// S3, for layers: what does not belong leaves the host as it was, and the layer is still awaited.
+/// S3, for layers: what does not belong leaves the runtime as it was, and the layer is still
+/// awaited.
 #[test]
-fn a_layer_that_nobody_asked_that_sender_for_is_not_taken_in() {
-    let (mut taker, answers) = handover();
+fn a_layer_that_was_not_requested_from_its_sender_is_refused() {
+    let (mut loader, answers) = handover();
     let good = answers[0].clone();
     let PeerBody::Layer(image) = &good.body else { panic!("{good:?}") };
     let with =
         |image: LayerImage| PeerFrame { body: PeerBody::Layer(Arc::new(image)), ..good.clone() };
-    let (layer, version, later) = (image.layer, image.version, image.version.next());
-    let unasked = |sender, version| PeerFrameRefusal::Unrequested { layer, version, sender };
-    let (expected, found) = (Generation(2), Generation(1));
+    let layer = image.layer;
+    let version = image.version;
+    let later = image.version.next();
+    let unrequested = |sender, version| PeerFrameRefusal::Unrequested { layer, version, sender };
+    let expected = Generation(2);
+    let found = Generation(1);
     let w = image.w[1..].to_vec().into();
     let refused = [
         (
             PeerFrame { generation: found, ..good.clone() },
             PeerFrameRefusal::OtherGeneration { expected, found },
         ),
-        (PeerFrame { sender: holder(3), ..good.clone() }, unasked(holder(3), version)),
-        (with(LayerImage { version: later, ..(**image).clone() }), unasked(holder(1), later)),
+        (PeerFrame { sender: holder(3), ..good.clone() }, unrequested(holder(3), version)),
+        (with(LayerImage { version: later, ..(**image).clone() }), unrequested(holder(1), later)),
         (with(LayerImage { w, ..(**image).clone() }), PeerFrameRefusal::WrongShape { layer }),
     ];
     for (frame, refusal) in refused {
-        assert_eq!(taker.handle(RuntimeInput::Peer(frame)), Err(refusal));
+        assert_eq!(loader.handle(RuntimeInput::Peer(frame)), Err(refusal));
     }
     for frame in answers {
-        taker.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
+        loader.handle(RuntimeInput::Peer(frame)).expect("it is awaited");
     }
-    assert!(is_loaded(&mut taker));
-    let late = taker.handle(RuntimeInput::Peer(good));
+    assert!(is_loaded(&mut loader));
+    let late = loader.handle(RuntimeInput::Peer(good));
     assert_eq!(late, Err(PeerFrameRefusal::NoStage));
 }
 
 #[test]
-fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
-    let (mut taker, _) = handover();
-    let mut asked = Vec::new();
+fn a_layer_is_requested_ever_more_seldom_and_given_up_when_nothing_comes() {
+    let (mut loader, _) = handover();
+    let mut requested = Vec::new();
     for tick in 1..=141 {
-        taker.handle(RuntimeInput::Tick).expect("a tick");
-        for output in outputs(&mut taker) {
+        loader.handle(RuntimeInput::Tick).expect("a tick");
+        for output in outputs(&mut loader) {
             match output {
-                RuntimeOutput::Peer { .. } if asked.last() != Some(&tick) => asked.push(tick),
+                RuntimeOutput::Peer { .. } if requested.last() != Some(&tick) => {
+                    requested.push(tick)
+                }
                 RuntimeOutput::Peer { .. } => {}
                 RuntimeOutput::Event(WorkerEvent::LoadFailed { layer, cause, .. }) => {
                     // 3, 6 and 12 ticks, and five times 24: each of eight sources gets a request.
                     assert_eq!((tick, layer, cause), (141, LayerId(0), LoadFault::Source));
-                    assert_eq!(asked[..5], [3, 9, 21, 45, 69]);
+                    assert_eq!(requested[..5], [3, 9, 21, 45, 69]);
                     return;
                 }
                 other @ (RuntimeOutput::Event(_)
@@ -318,46 +337,52 @@ fn a_layer_is_asked_for_ever_more_seldom_and_given_up_when_nothing_comes() {
     panic!("it is never given up");
 }
 
-/// A layer of gigabytes takes longer to be read than a node is waited for, and its checkpoint is sound.
+/// A layer of gigabytes takes longer to be read than a node is waited for, and its checkpoint is
+/// sound.
 #[test]
 fn a_read_is_waited_for_however_long_it_takes() {
-    let (mut reader, digest) = (host(), Digest([7; 32]));
+    let mut reader = runtime();
+    let digest = Digest([7; 32]);
     let source = LayerSource::Checkpoint { version: Step(0), digest };
-    reader.handle(load(&plan(2, [4, 2, 3], source), 4)).expect("an order");
-    let asked = outputs(&mut reader);
-    let reads = asked.iter().filter(|output| matches!(output, RuntimeOutput::Read { .. })).count();
-    assert!(reads > 0 && reads == asked.iter().filter(|o| !is_event(o)).count(), "{asked:?}");
+    reader.handle(load(&plan(2, [4, 2, 3], source), 4)).expect("a command");
+    let requests = outputs(&mut reader);
+    let reads =
+        requests.iter().filter(|output| matches!(output, RuntimeOutput::Read { .. })).count();
+    assert!(reads > 0 && reads == requests.iter().filter(|o| !is_event(o)).count(), "{requests:?}");
     for _ in 0..10_000 {
         reader.handle(RuntimeInput::Tick).expect("a tick");
-        assert!(outputs(&mut reader).is_empty(), "it is asked for once, and waited for");
+        assert!(outputs(&mut reader).is_empty(), "it is requested once, and waited for");
     }
     // The read failed: that is reported at once.
     let RuntimeOutput::Read { version, layer, .. } =
-        *asked.iter().find(|o| !is_event(o)).expect("one")
+        *requests.iter().find(|o| !is_event(o)).expect("one")
     else {
         panic!("a read")
     };
     reader.handle(RuntimeInput::Read { version, layer, read: None }).expect("an answer");
-    let told = outputs(&mut reader);
-    assert!(matches!(told[..], [RuntimeOutput::Event(WorkerEvent::LoadFailed { .. })]), "{told:?}");
+    let reported = outputs(&mut reader);
+    assert!(
+        matches!(reported[..], [RuntimeOutput::Event(WorkerEvent::LoadFailed { .. })]),
+        "{reported:?}"
+    );
 }
 
 fn is_event(output: &RuntimeOutput) -> bool {
     matches!(output, RuntimeOutput::Event(_))
 }
 
-/// Two states of one version are two things; only the one that was ordered last is reported.
+/// Two states of one version are two things; only the one that was requested last is reported.
 #[test]
-fn what_was_written_of_another_state_is_not_told_as_durable() {
-    let mut host = host();
-    let RuntimeInput::Command(WorkerCommand::Load(mut order)) =
+fn what_was_written_of_another_state_is_not_reported_as_durable() {
+    let mut runtime = runtime();
+    let RuntimeInput::Command(WorkerCommand::Load(mut command)) =
         load(&plan(1, [1, 2, 3], LayerSource::Initial), 1)
     else {
-        panic!("an order to load")
+        panic!("a command to load")
     };
-    order.is_pending = true;
-    host.handle(RuntimeInput::Command(WorkerCommand::Load(order))).expect("an order");
-    let writes: Vec<_> = outputs(&mut host)
+    command.is_pending = true;
+    runtime.handle(RuntimeInput::Command(WorkerCommand::Load(command))).expect("a command");
+    let writes: Vec<_> = outputs(&mut runtime)
         .into_iter()
         .filter_map(|output| {
             let RuntimeOutput::Write { image, generation } = output else { return None };
@@ -370,9 +395,9 @@ fn what_was_written_of_another_state_is_not_told_as_durable() {
             let generation = Generation(generation.0 + plans_later);
             let durable = is_durable.then_some(digest);
             let input = RuntimeInput::Written { version, layer, generation, durable };
-            host.handle(input).expect("an answer");
+            runtime.handle(input).expect("an answer");
         }
-        outputs(&mut host)
+        outputs(&mut runtime)
     };
     assert!(written(1, true).is_empty());
     assert!(written(1, false).is_empty(), "nor does its failure count");

@@ -1,5 +1,5 @@
-//! A worker that follows layers while another trains them: real kernels, and a test that seals.
-//! What is followed must be what is trained, bit for bit, whatever order messages come in.
+//! A worker that keeps layers on standby while another trains them: real kernels, and a test that
+//! seals. A layer on standby must be what is trained, bit for bit, whatever order messages come in.
 
 mod common;
 
@@ -33,7 +33,7 @@ use zbelastic_types::{
 const STEPS: u64 = 12;
 const GENERATION: Generation = Generation(1);
 const OWNER: u64 = 1;
-const FOLLOWER: u64 = 2;
+const STANDBY: u64 = 2;
 /// Operations until a run counts as stuck.
 const OPERATIONS_MAX: usize = 20_000;
 
@@ -79,14 +79,15 @@ fn holder(node: u64) -> Holder {
     Holder { node: NodeId(node), incarnation: Incarnation(node) }
 }
 
-fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
+fn runtime(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
     let model = common::tiny_model(Family::Llama);
     let plan = common::plan(&model, ScheduleKind::ZbH1, 1, Window::One);
     let mut stage = common::setup(model.clone(), plan, STEPS);
     stage.injections = injection.into_iter().map(|i| i.parse().expect("legal")).collect();
-    let (optimizer, weights) = (stage.optimizer.clone(), stage.weights.clone());
+    let optimizer = stage.optimizer.clone();
+    let weights = stage.weights.clone();
     let device: fn(DeviceUse) -> CpuBackend = |_| CpuBackend::new(1).expect("one thread");
-    let compute = BackendStageFactory {
+    let factory = BackendStageFactory {
         model,
         optimizer,
         step_count: STEPS,
@@ -98,7 +99,7 @@ fn host(injection: Option<&str>, is_full: Rc<Cell<bool>>) -> TightWorker {
     };
     WorkerRuntime::new(
         RuntimeSetup { stage, gradient_limits: FrameLimits { parts: 2, floats: 100 } },
-        TightStageFactory { model: compute, is_full },
+        TightStageFactory { model: factory, is_full },
         common::corpus(),
     )
 }
@@ -148,30 +149,32 @@ fn load(plan: PlanRecord, updates: u64) -> RuntimeInput {
         stages_max: 1,
     };
     let turn = Turn { generation: plan.generation, attempt: Attempt(0), step: plan.from_step };
-    let (plan, spec, stage) = (Arc::new(plan), Arc::new(spec), StageIndex(0));
-    let order = LoadCommand { plan, stage, spec, turn, updates, is_pending: false };
-    RuntimeInput::Command(WorkerCommand::Load(Box::new(order)))
+    let plan = Arc::new(plan);
+    let spec = Arc::new(spec);
+    let stage = StageIndex(0);
+    let command = LoadCommand { plan, stage, spec, turn, updates, is_pending: false };
+    RuntimeInput::Command(WorkerCommand::Load(Box::new(command)))
 }
 
-fn order(host: &mut TightWorker, order: WorkerCommand) {
-    host.handle(RuntimeInput::Command(order)).expect("an order");
+fn send(runtime: &mut TightWorker, command: WorkerCommand) {
+    runtime.handle(RuntimeInput::Command(command)).expect("a command");
 }
 
-/// An owner that trains, a follower, and the leader and ledger that seal.
+/// An owner that trains, a worker with standby layers, and the leader and ledger that seal.
 struct OwnerAndStandby {
     owner: TightWorker,
-    follower: TightWorker,
-    /// Whether the follower's memory takes no more copies.
+    standby: TightWorker,
+    /// Whether the memory of the standby worker takes no more copies.
     is_full: Rc<Cell<bool>>,
     ledger: Ledger,
     leader: LeaderHalf,
     seals: Vec<Seal>,
-    /// Frames on their way to the follower.
+    /// Frames on their way to the standby worker.
     frames: Vec<PeerFrame>,
-    /// Layers that the follower reported as followed.
+    /// Layers that the standby worker reported to keep.
     reported_layers: Vec<LayerId>,
     floats_ahead: usize,
-    /// What the owner wants written, in order.
+    /// The layers that the owner has written, in order.
     written: Vec<(Step, LayerId, Digest)>,
 }
 
@@ -182,13 +185,15 @@ impl OwnerAndStandby {
         let policy = common::policy(Some(clip_norm), NonfinitePolicy::Replay);
         let leader = LeaderHalf::new(&ledger, model_size(&model).0, policy);
         let is_full = Rc::new(Cell::new(false));
-        let (mut owner, follower) = (host(injection, Rc::default()), host(None, is_full.clone()));
-        owner.handle(load(plan(GENERATION, OWNER, 0, LayerSource::Initial), 0)).expect("an order");
-        order(&mut owner, WorkerCommand::Run { generation: GENERATION });
-        let (seals, frames) = (Vec::new(), Vec::new());
+        let mut owner = runtime(injection, Rc::default());
+        let standby = runtime(None, is_full.clone());
+        owner.handle(load(plan(GENERATION, OWNER, 0, LayerSource::Initial), 0)).expect("a command");
+        send(&mut owner, WorkerCommand::Run { generation: GENERATION });
+        let seals = Vec::new();
+        let frames = Vec::new();
         Self {
             owner,
-            follower,
+            standby,
             is_full,
             ledger,
             leader,
@@ -205,19 +210,18 @@ impl OwnerAndStandby {
     }
 
     fn begin_pre_copy(&mut self) {
-        let follow =
-            |layer| FollowedLayer { layer, follower: holder(FOLLOWER), owner: holder(OWNER) };
-        let follows = (0..self.layers()).map(|layer| follow(LayerId(layer))).collect();
-        let rehearsal = Some(Arc::new(PreCopyPlan { generation: GENERATION, layers: follows }));
-        let of =
-            |node, rehearsal| WorkerCommand::PreCopy { holder: holder(node), pre_copy: rehearsal };
-        order(&mut self.owner, of(OWNER, rehearsal.clone()));
-        order(&mut self.follower, of(FOLLOWER, rehearsal));
+        let planned =
+            |layer| FollowedLayer { layer, follower: holder(STANDBY), owner: holder(OWNER) };
+        let layers = (0..self.layers()).map(|layer| planned(LayerId(layer))).collect();
+        let pre_copy = Some(Arc::new(PreCopyPlan { generation: GENERATION, layers }));
+        let of = |node, pre_copy| WorkerCommand::PreCopy { holder: holder(node), pre_copy };
+        send(&mut self.owner, of(OWNER, pre_copy.clone()));
+        send(&mut self.standby, of(STANDBY, pre_copy));
     }
 
-    /// What both put out is passed on; frames to the follower wait.
-    fn carry(&mut self) {
-        for output in std::iter::from_fn(|| self.follower.poll_output()).collect::<Vec<_>>() {
+    /// Delivers the outputs of both; frames to the standby worker wait.
+    fn deliver(&mut self) {
+        for output in std::iter::from_fn(|| self.standby.poll_output()).collect::<Vec<_>>() {
             match output {
                 RuntimeOutput::Peer { frame, .. } => {
                     self.owner.handle(RuntimeInput::Peer(frame)).expect("it is served");
@@ -244,7 +248,7 @@ impl OwnerAndStandby {
                     if let Some(proposal) = counted.expect("in turn") {
                         self.ledger.apply(&proposal.seal).expect("in turn");
                         self.seals.push(proposal.seal);
-                        order(&mut self.owner, WorkerCommand::ApplySeal(proposal.seal));
+                        send(&mut self.owner, WorkerCommand::ApplySeal(proposal.seal));
                     }
                 }
                 RuntimeOutput::Write { image, .. } => {
@@ -264,11 +268,11 @@ impl OwnerAndStandby {
                 return;
             }
             assert!(!matches!(self.owner.run_next(), Some(EngineProgress::Finished)), "it ended");
-            self.carry();
+            self.deliver();
             let mut frames = std::mem::take(&mut self.frames);
             deliver(&mut frames);
             for frame in frames {
-                let _ = self.follower.handle(RuntimeInput::Peer(frame));
+                let _ = self.standby.handle(RuntimeInput::Peer(frame));
             }
             self.check();
         }
@@ -279,28 +283,29 @@ impl OwnerAndStandby {
         self.owner.active_stage().expect("it trains").engine().executor().version()
     }
 
-    /// The digests that the owner had at each version are those of the follower.
+    /// The digests that the owner had at each version are those of the standby worker.
     fn check(&mut self) {
-        let bench = self.owner.active_stage().expect("it trains").engine().executor();
-        let (version, expected) = (bench.version(), bench.digests());
+        let executor = self.owner.active_stage().expect("it trains").engine().executor();
+        let version = executor.version();
+        let expected = executor.digests();
         let expected: BTreeMap<LayerId, Digest> = expected.into_iter().collect();
-        let attested: BTreeMap<_, _> = bench.attested().into_iter().collect();
-        for copy in self.follower.standby_copies().filter(|copy| copy.version() == version) {
+        let attested: BTreeMap<_, _> = executor.attested().into_iter().collect();
+        for copy in self.standby.standby_copies().filter(|copy| copy.version() == version) {
             assert_eq!(copy.digest(), expected[&copy.layer()], "at version {version}");
             assert_eq!(copy.fingerprint(), attested[&copy.layer()], "at version {version}");
         }
     }
 
-    /// Versions of what is followed.
+    /// Versions of the layers on standby.
     fn versions(&self) -> Vec<u64> {
-        self.follower.standby_copies().map(|copy| copy.version().0).collect()
+        self.standby.standby_copies().map(|copy| copy.version().0).collect()
     }
 }
 
 fn in_order(_: &mut Vec<PeerFrame>) {}
 
 #[test]
-fn what_is_followed_is_what_is_trained_whatever_the_verdict() {
+fn what_is_on_standby_is_what_is_trained_whatever_the_verdict() {
     for (clip_norm, injection) in [
         (1e9, None),
         (0.5, None),
@@ -328,7 +333,7 @@ fn what_is_followed_is_what_is_trained_whatever_the_verdict() {
 }
 
 #[test]
-fn layers_that_come_behind_their_updates_are_followed_all_the_same() {
+fn layers_that_come_behind_their_updates_are_kept_all_the_same() {
     let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
     pair.begin_pre_copy();
@@ -336,9 +341,10 @@ fn layers_that_come_behind_their_updates_are_followed_all_the_same() {
     assert_eq!(pair.versions(), vec![6; pair.layers() as usize]);
 }
 
-/// A follower that lacks an update waits for it while few others wait behind it, then gets the layer again.
+/// A worker that lacks an update of a standby layer waits for it while few others wait behind it,
+/// then gets the layer again.
 #[test]
-fn who_falls_behind_begins_anew() {
+fn a_standby_layer_that_falls_behind_is_sent_again() {
     let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(1, in_order);
     pair.begin_pre_copy();
@@ -354,20 +360,21 @@ fn who_falls_behind_begins_anew() {
     assert_eq!(pair.floats_ahead, 2 * once);
 }
 
-/// At the boundary the follower has received the last seal, and needs no other node.
+/// At the boundary the standby worker has received the last seal, and needs no other node.
 #[test]
-fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
+fn a_plan_begins_with_its_standby_layers_and_nothing_moves() {
     let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
     pair.begin_pre_copy();
     pair.train_until(5, in_order);
     let last = *pair.seals.last().expect("steps are sealed");
-    order(&mut pair.follower, WorkerCommand::ApplySeal(last));
-    let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(FOLLOWER)]);
-    let (next, updates) = (GENERATION.next(), pair.ledger.updates());
+    send(&mut pair.standby, WorkerCommand::ApplySeal(last));
+    let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(STANDBY)]);
+    let next = GENERATION.next();
+    let updates = pair.ledger.updates();
     let from = pair.ledger.open_turn().step.0;
-    pair.follower.handle(load(plan(next, FOLLOWER, from, nodes), updates)).expect("an order");
-    let outputs: Vec<_> = std::iter::from_fn(|| pair.follower.poll_output()).collect();
+    pair.standby.handle(load(plan(next, STANDBY, from, nodes), updates)).expect("a command");
+    let outputs: Vec<_> = std::iter::from_fn(|| pair.standby.poll_output()).collect();
     assert!(
         !outputs.iter().any(|output| matches!(output, RuntimeOutput::Peer { .. })),
         "nothing moves"
@@ -375,27 +382,28 @@ fn a_plan_begins_with_what_was_followed_and_nothing_moves() {
     let is_loaded =
         |output: &RuntimeOutput| matches!(output, RuntimeOutput::Event(WorkerEvent::Loaded { .. }));
     assert!(outputs.iter().any(is_loaded));
-    assert_eq!(pair.follower.standby_copies().count(), 0, "it has served");
+    assert_eq!(pair.standby.standby_copies().count(), 0, "it has served");
     while pair.version() < Step(from) {
         pair.owner.run_next();
-        pair.carry();
+        pair.deliver();
     }
-    let digests =
-        |host: &TightWorker| host.active_stage().expect("a stage").engine().executor().digests();
-    assert_eq!(digests(&pair.follower), digests(&pair.owner));
+    let digests = |runtime: &TightWorker| {
+        runtime.active_stage().expect("a stage").engine().executor().digests()
+    };
+    assert_eq!(digests(&pair.standby), digests(&pair.owner));
 }
 
-/// Two versions are being written. The third waits for room, as long as it is the sealed one: the
-/// last one of a run, and the one that it is held at, stay to be written.
+/// Two versions are being written. The third waits until one is done, as long as it is the sealed
+/// one: the last one of a run, and the one that it is held at, stay to be written.
 #[test]
-fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes_on() {
+fn a_version_whose_write_is_deferred_is_written_later_unless_the_run_goes_on() {
     for goes_on in [false, true] {
         let mut pair = OwnerAndStandby::new(0.5, None);
         for version in 1..=3 {
             pair.train_until(version, in_order);
             let version = Step(version);
-            order(&mut pair.owner, WorkerCommand::Save { generation: GENERATION, version });
-            pair.carry();
+            send(&mut pair.owner, WorkerCommand::Save { generation: GENERATION, version });
+            pair.deliver();
         }
         let versions = |pair: &OwnerAndStandby| {
             pair.written.iter().map(|(version, ..)| version.0).collect::<BTreeSet<_>>()
@@ -407,29 +415,30 @@ fn a_version_that_there_is_no_room_to_write_is_written_later_unless_the_run_goes
         let first: Vec<_> =
             pair.written.iter().copied().filter(|(version, ..)| *version == Step(1)).collect();
         for (version, layer, digest) in first {
-            let (generation, durable) = (GENERATION, Some(digest));
+            let generation = GENERATION;
+            let durable = Some(digest);
             let written = RuntimeInput::Written { version, layer, generation, durable };
             pair.owner.handle(written).expect("it is awaited");
         }
-        pair.carry();
+        pair.deliver();
         let expected = if goes_on { BTreeSet::from([1, 2]) } else { BTreeSet::from([1, 2, 3]) };
         assert_eq!(versions(&pair), expected);
     }
 }
 
-/// What memory does not hold is given up: it is not requested again, what follows it is dropped,
-/// and it comes when the plan begins. What is held is used all the same.
+/// What memory does not hold is given up: it is not requested again, the updates behind it are
+/// dropped, and it comes when the plan begins. What is held is used all the same.
 #[test]
 fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
     let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
     pair.begin_pre_copy();
     // The first layers come, then memory is full.
-    while pair.follower.standby_copies().count() == 0 {
+    while pair.standby.standby_copies().count() == 0 {
         pair.owner.run_next();
-        pair.carry();
+        pair.deliver();
         for frame in std::mem::take(&mut pair.frames) {
-            let _ = pair.follower.handle(RuntimeInput::Peer(frame));
+            let _ = pair.standby.handle(RuntimeInput::Peer(frame));
         }
     }
     pair.is_full.set(true);
@@ -440,24 +449,25 @@ fn what_memory_does_not_hold_is_fetched_when_the_plan_begins() {
     let model = common::tiny_model(Family::Llama);
     let floats: usize = model_layers(&model).iter().map(|layer| layer.len()).sum();
     assert_eq!(pair.floats_ahead, 3 * floats, "each layer came once");
-    let held: Vec<LayerId> = pair.follower.standby_copies().map(LayerCopy::layer).collect();
-    assert_eq!(pair.reported_layers, held, "what is not followed is left out");
+    let held: Vec<LayerId> = pair.standby.standby_copies().map(LayerCopy::layer).collect();
+    assert_eq!(pair.reported_layers, held, "a layer that is not kept is left out");
     let last = *pair.seals.last().expect("steps are sealed");
-    order(&mut pair.follower, WorkerCommand::ApplySeal(last));
-    let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(FOLLOWER)]);
-    let (next, updates) = (GENERATION.next(), pair.ledger.updates());
+    send(&mut pair.standby, WorkerCommand::ApplySeal(last));
+    let nodes = LayerSource::Nodes(vec![NodeId(OWNER), NodeId(STANDBY)]);
+    let next = GENERATION.next();
+    let updates = pair.ledger.updates();
     let from = pair.ledger.open_turn().step.0;
-    pair.follower.handle(load(plan(next, FOLLOWER, from, nodes), updates)).expect("an order");
-    let fetched = fetched(&mut pair.follower);
+    pair.standby.handle(load(plan(next, STANDBY, from, nodes), updates)).expect("a command");
+    let fetched = fetched(&mut pair.standby);
     let expected: Vec<LayerId> =
         (0..pair.layers()).map(LayerId).filter(|layer| !held.contains(layer)).collect();
     assert_eq!(fetched, expected);
 }
 
-/// Layers that a host requests from others.
-fn fetched(host: &mut TightWorker) -> Vec<LayerId> {
-    let outputs = std::iter::from_fn(|| host.poll_output());
-    let asked = outputs.filter_map(|output| match output {
+/// Layers that a worker requests from others.
+fn fetched(runtime: &mut TightWorker) -> Vec<LayerId> {
+    let outputs = std::iter::from_fn(|| runtime.poll_output());
+    let requested = outputs.filter_map(|output| match output {
         RuntimeOutput::Peer {
             frame: PeerFrame { body: PeerBody::Fetch { layer, .. }, .. },
             ..
@@ -468,23 +478,23 @@ fn fetched(host: &mut TightWorker) -> Vec<LayerId> {
         | RuntimeOutput::Write { .. }
         | RuntimeOutput::Evaluated { .. } => None,
     });
-    asked.collect()
+    requested.collect()
 }
 
-/// A plan that does not name the follower is not the one it was followed for.
+/// A plan that does not name the standby worker is not the one the layers were kept for.
 #[test]
-fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
+fn a_plan_that_does_not_name_the_standby_worker_is_loaded_as_always() {
     let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
     pair.begin_pre_copy();
     pair.train_until(5, in_order);
     let last = *pair.seals.last().expect("steps are sealed");
-    order(&mut pair.follower, WorkerCommand::ApplySeal(last));
+    send(&mut pair.standby, WorkerCommand::ApplySeal(last));
     let nodes = LayerSource::Nodes(vec![NodeId(OWNER)]);
     let from = pair.ledger.open_turn().step.0;
-    let input = load(plan(GENERATION.next(), FOLLOWER, from, nodes), pair.ledger.updates());
-    pair.follower.handle(input).expect("an order");
-    let outputs: Vec<_> = std::iter::from_fn(|| pair.follower.poll_output()).collect();
+    let input = load(plan(GENERATION.next(), STANDBY, from, nodes), pair.ledger.updates());
+    pair.standby.handle(input).expect("a command");
+    let outputs: Vec<_> = std::iter::from_fn(|| pair.standby.poll_output()).collect();
     let fetches = |output: &&RuntimeOutput| match output {
         RuntimeOutput::Peer { frame, .. } => matches!(frame.body, PeerBody::Fetch { .. }),
         RuntimeOutput::Event(_)
@@ -495,18 +505,21 @@ fn a_plan_that_does_not_name_the_follower_is_loaded_as_always() {
     assert_eq!(outputs.iter().filter(fetches).count() as u32, pair.layers());
 }
 
-/// S3, for what is copied ahead: from its owner, under its plan, of its size; and a stage serves named
-/// followers alone.
+/// S3, for what is copied ahead: from its owner, under its plan, of its size; and a stage serves
+/// named workers alone.
 #[test]
-fn what_does_not_belong_is_not_followed_and_strangers_are_not_served() {
+fn what_does_not_belong_is_not_kept_and_strangers_are_not_served() {
     let mut pair = OwnerAndStandby::new(0.5, None);
     pair.train_until(2, in_order);
     pair.begin_pre_copy();
-    pair.carry();
+    pair.deliver();
     let good = pair.frames[0].clone();
     let PeerBody::StandbyLayer { open, image } = &good.body else { panic!("{good:?}") };
-    let (layer, version, open) = (image.layer, image.version, *open);
-    let (expected, found) = (GENERATION, GENERATION.next());
+    let layer = image.layer;
+    let version = image.version;
+    let open = *open;
+    let expected = GENERATION;
+    let found = GENERATION.next();
     let mut shorter = (**image).clone();
     shorter.w = shorter.w[1..].to_vec().into();
     let body = PeerBody::StandbyLayer { open, image: Arc::new(shorter) };
@@ -522,24 +535,24 @@ fn what_does_not_belong_is_not_followed_and_strangers_are_not_served() {
         (PeerFrame { body, ..good.clone() }, PeerFrameRefusal::WrongShape { layer }),
     ];
     for (frame, refusal) in refused {
-        assert_eq!(pair.follower.handle(RuntimeInput::Peer(frame)), Err(refusal));
+        assert_eq!(pair.standby.handle(RuntimeInput::Peer(frame)), Err(refusal));
     }
-    pair.follower.handle(RuntimeInput::Peer(good.clone())).expect("it is awaited");
+    pair.standby.handle(RuntimeInput::Peer(good.clone())).expect("it is awaited");
     let sender = good.sender;
-    let again = pair.follower.handle(RuntimeInput::Peer(good));
+    let again = pair.standby.handle(RuntimeInput::Peer(good));
     assert_eq!(again, Err(PeerFrameRefusal::Unrequested { layer, version, sender }));
 
     let stranger = holder(3);
-    let wanted = |generation, sender| {
+    let request = |generation, sender| {
         RuntimeInput::Peer(PeerFrame {
             generation,
             sender,
             body: PeerBody::StandbyRequest { layer },
         })
     };
-    let refused = pair.owner.handle(wanted(GENERATION, stranger));
+    let refused = pair.owner.handle(request(GENERATION, stranger));
     assert_eq!(refused, Err(PeerFrameRefusal::Stranger { sender: stranger }));
-    let refused = pair.owner.handle(wanted(found, holder(FOLLOWER)));
+    let refused = pair.owner.handle(request(found, holder(STANDBY)));
     assert_eq!(refused, Err(PeerFrameRefusal::OtherGeneration { expected, found }));
-    assert_eq!(pair.follower.handle(wanted(GENERATION, stranger)), Err(PeerFrameRefusal::NoStage));
+    assert_eq!(pair.standby.handle(request(GENERATION, stranger)), Err(PeerFrameRefusal::NoStage));
 }
